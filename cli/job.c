@@ -51,14 +51,47 @@ static fc_code choose_split(job *j, bool sharded, fc_error *err) {
     return FC_OK;
 }
 
+/* Parses GLOB=TYPE. The glob may have "=", the type has none. */
+static fc_code parse_dtype_rule(const char *text, fc_arena *arena, fc_dtype_rule *rule, fc_error *err) {
+    const char *type = strrchr(text, '=');
+    if (!type || type == text) {
+        return fc_fail(err, FC_EUSAGE, "--dtype-for: '%s' is not GLOB=TYPE, such as '*.norm.weight=f32'", text);
+    }
+    rule->keep = strcmp(type + 1, "keep") == 0;
+    if (!rule->keep && !fc_dtype_find(type + 1, strlen(type + 1), &rule->dtype)) {
+        return fc_fail(err, FC_EUSAGE, "--dtype-for: '%s': there is no dtype '%s'", text, type + 1);
+    }
+    if (!rule->keep && fc_dtype_get(rule->dtype)->cls != FC_CLASS_FLOAT) {
+        return fc_fail(err, FC_EUSAGE,
+                       "--dtype-for: '%s': %s is not a floating-point type; only those can be converted", text,
+                       type + 1);
+    }
+    rule->glob = fc_arena_strndup(arena, text, (size_t)(type - text));
+    return rule->glob ? FC_OK : fc_no_memory(err, NULL);
+}
+
+/* --dtype and --dtype-for */
+static fc_code choose_dtypes(job *j, fc_error *err) {
+    const option_list *list = &j->o->dtype_for;
+    fc_selection *s = &j->how.selection;
+    s->cast = option_given(j->o, OPT_DTYPE);
+    s->dtype = j->o->dtype;
+    fc_dtype_rule *rules = fc_arena_calloc(j->arena, list->count + 1, sizeof *rules);
+    fc_code rc = rules ? FC_OK : fc_no_memory(err, NULL);
+    for (size_t i = 0; rc == FC_OK && i < list->count; i++) {
+        rc = parse_dtype_rule(list->items[i], j->arena, &rules[i], err);
+    }
+    s->dtype_rules = rules;
+    s->ndtype_rules = list->count;
+    return rc;
+}
+
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     const options *o = j->o;
     j->how.selection.include = o->include.items;
     j->how.selection.exclude = o->exclude.items;
     j->how.selection.strip_prefix = o->strip_prefix;
     j->how.selection.rename = o->rename.items;
-    j->how.selection.cast = option_given(o, OPT_DTYPE);
-    j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
     j->how.force = o->force;
     j->how.trust_objects = o->trust_objects;
@@ -66,15 +99,16 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;
     j->how.move.progress = j->call->progress;
-    fc_code rc = target_format(o, spec != NULL, &j->how.format, err);
+    j->arena = fc_arena_new();
+    fc_code rc = j->arena ? choose_dtypes(j, err) : fc_no_memory(err, NULL);
+    rc = rc == FC_OK ? target_format(o, spec != NULL, &j->how.format, err) : rc;
     rc = rc == FC_OK ? choose_split(j, spec != NULL, err) : rc;
     if (rc == FC_OK && spec) {
         rc = fc_layout_mesh(spec, &j->mesh, err);
         j->how.selection.mesh = &j->mesh;
     }
     if (rc == FC_OK && spec && o->tp > 0) {
-        j->arena = fc_arena_new();
-        rc = j->arena ? fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err);
         j->how.selection.tp_plan = j->plan;
     }
     return rc;
@@ -119,6 +153,9 @@ static fc_code convert(job *j, fc_error *err) {
 /* The folder of an accelerate run also has the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
+    if (j->how.format->writer.set_parts) { /* a target for both */
+        return;
+    }
     const fc_checkpoint *source = j->source;
     bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
                 strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;
@@ -139,13 +176,17 @@ static void report_mesh(const job *j) {
 static void print_text(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
-    size_t data_files = r->files - (r->index != NULL);
+    size_t data_files = r->files - r->indexes;
     text_name(out, j->o->output ? j->o->output : "the target");
-    text_printf(out, "%s %zu %s, %zu %s, %s in %zu %s %s%s%s", j->o->dry_run ? " would hold" : ":", r->selected.tensors,
+    text_printf(out, "%s %zu %s, %zu %s, %s in %zu %s %s", j->o->dry_run ? " would hold" : ":", r->selected.tensors,
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), data_files,
-                j->how.format->name, data_files == 1 ? "file" : "files", r->index ? " and " : "",
-                r->index ? r->index : "");
+                j->how.format->name, data_files == 1 ? "file" : "files");
+    if (r->indexes == 1) {
+        text_printf(out, " and %s", r->index);
+    } else if (r->indexes > 1) {
+        text_printf(out, " and %zu %s", r->indexes, r->index);
+    }
     if (j->o->compress && !j->o->dry_run) {
         double ratio = r->data_bytes > 0 ? (double)r->stored_bytes / (double)r->data_bytes : 1;
         text_printf(out, ", compressed to %s (%.1f %%)", text_bytes(low, r->stored_bytes), 100 * ratio);

@@ -1,12 +1,13 @@
 /*
  * The build step that writes the man pages (here) and the shell completions (completions.c) from the tables of
  * commands and options.
- * Usage: fsdpckpt_manual man [COMMAND] | bash | zsh | fish > FILE
+ * Usage: fsdpckpt_manual man [COMMAND] | bash | zsh | fish | python > FILE
  */
 #include "build_info.h"
 #include "command.h"
 #include "completions.h"
 #include "help.h"
+#include "python_api.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -172,7 +173,11 @@ static bool write_kind(text_out *out, const char *kind, const char *name) {
     static const struct {
         const char *name;
         void (*write)(text_out *out);
-    } kinds[] = {{"man", write_man}, {"bash", completions_bash}, {"zsh", completions_zsh}, {"fish", completions_fish}};
+    } kinds[] = {{"man", write_man},
+                 {"bash", completions_bash},
+                 {"zsh", completions_zsh},
+                 {"fish", completions_fish},
+                 {"python", python_api}};
     const command *c = name ? command_find(name) : NULL;
     if (c && strcmp(kind, "man") == 0) {
         write_man_command(out, c);
@@ -195,7 +200,7 @@ int main(int argc, char **argv) {
     }
     text_out_init(out, STDOUT_FILENO);
     if (argc < 2 || argc > 3 || !write_kind(out, argv[1], argc == 3 ? argv[2] : NULL)) {
-        fputs("usage: fsdpckpt_manual man [COMMAND] | bash | zsh | fish\n", stderr);
+        fputs("usage: fsdpckpt_manual man [COMMAND] | bash | zsh | fish | python\n", stderr);
     } else {
         status = text_flush(out) == 0 ? 0 : 4;
     }

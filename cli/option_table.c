@@ -25,8 +25,9 @@ const option_row option_table[OPT_COUNT] = {
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",
                 .offset = FIELD(to),
-                .help = "format of DST: dcp, h5, pt or safetensors (default: from the extension of DST, see 'fsdpckpt "
-                        "--help'; h5 for a directory of one file per rank without an extension)"},
+                .help =
+                    "format of DST: accelerate, dcp, h5, pt or safetensors (default: from the extension of DST, see "
+                    "'fsdpckpt --help'; h5 for a directory of one file per rank without an extension)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
@@ -79,6 +80,12 @@ const option_row option_table[OPT_COUNT] = {
                    .offset = FIELD(dtype),
                    .help = "convert floating-point tensors to TYPE: f64, f32, f16, bf16, f8_e4m3fn, f8_e5m2 ... (or "
                            "PyTorch's names)"},
+    [OPT_DTYPE_FOR] = {.name = "dtype-for",
+                       .kind = KIND_LIST,
+                       .arg = "GLOB=TYPE",
+                       .offset = FIELD(dtype_for),
+                       .help = "like --dtype, for the names in SRC that match GLOB; 'keep' as TYPE keeps their type "
+                               "(repeatable; the last match decides, and it goes before --dtype)"},
     [OPT_COMPRESS] = {.name = "compress",
                       .kind = KIND_LEVEL,
                       .arg = "LEVEL",
@@ -299,8 +306,9 @@ const option_row option_table[OPT_COUNT] = {
 };
 
 const option_group option_groups[OPTION_GROUPS] = {
-    {"Target", TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_MAX_SHARD_SIZE) |
-                   TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_RANK) | TAKES(OPT_SEAL)},
+    {"Target", TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_COMPRESS) |
+                   TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_RANK) |
+                   TAKES(OPT_SEAL)},
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) |

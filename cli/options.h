@@ -24,6 +24,7 @@ typedef enum option_id {
     OPT_STRIP_PREFIX,
     OPT_RENAME,
     OPT_DTYPE,
+    OPT_DTYPE_FOR,
     OPT_COMPRESS,
     OPT_MAX_SHARD_SIZE,
     OPT_FORCE,
@@ -78,9 +79,9 @@ typedef enum option_id {
 /** The options that every command takes that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
-     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
-     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) |                   \
-     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
+     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_COMPRESS) |     \
+     TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) |                   \
+     TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -142,7 +143,7 @@ typedef struct options {
     int64_t rank;                   /**< valid if OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
     uint64_t max_shard_size;        /**< 0: not given */
-    option_list include, exclude, rename;
+    option_list include, exclude, rename, dtype_for;
     fc_dtype dtype; /**< valid if OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */

@@ -76,9 +76,10 @@ static fc_code unshard(fc_fsdp_handle *h, fc_error *err) {
 
 fc_code fc_fsdp_unshard(fc_fsdp_unit *unit, fc_error *err) {
     fc_code rc = FC_OK;
-    for (fc_fsdp_handle *h = unit->handles; h && rc == FC_OK; h = h->next) {
-        rc = unshard(h, err);
+    for (fc_fsdp_handle *h = unit->handles; h; h = h->next) {
+        FC_TRY_GOTO(unshard(h, err), rc, out);
     }
+out:
     return rc == FC_OK ? FC_OK : fc_context(err, rc, "unit '%s': unshard", unit->name);
 }
 

@@ -145,24 +145,15 @@ static fc_code build(dcp_builder *b) {
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
         return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
     }
-    fc_code rc = set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION));
-    if (rc == FC_OK) {
-        rc = fc_dcp_build_tensors(b, root);
-    }
-    if (rc == FC_OK) {
-        rc = fc_dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE));
-    }
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION)));
+    FC_TRY(fc_dcp_build_tensors(b, root));
+    FC_TRY(fc_dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE)));
     b->checkpoint->tensors = b->tensors;
     b->checkpoint->ntensors = b->ntensors;
-    rc = fc_dcp_finish_files(b);
-    rc = rc == FC_OK ? fc_dcp_place_in_safetensors(b) : rc;
-    if (rc == FC_OK && !is_rank_metadata(fc_base_name(b->metadata_path))) { /* ranks must list a value as the same */
-        rc = fc_dcp_refuse_classes(b);
-    }
-    return rc;
+    FC_TRY(fc_dcp_finish_files(b));
+    FC_TRY(fc_dcp_place_in_safetensors(b));
+    /* the metadata of ranks is compared first: they must list a value as the same */
+    return is_rank_metadata(fc_base_name(b->metadata_path)) ? FC_OK : fc_dcp_refuse_classes(b);
 }
 
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
@@ -183,18 +174,14 @@ out:
 
 fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err) {
     const char *metadata = NULL;
-    fc_code rc = locate(checkpoint, directory, &metadata, err);
-    if (rc == FC_OK) {
-        rc = metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, err)
-                      : fc_dcp_open_ranks(checkpoint, options, *directory, err);
+    FC_TRY(locate(checkpoint, directory, &metadata, err));
+    FC_TRY(metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, err)
+                    : fc_dcp_open_ranks(checkpoint, options, *directory, err));
+    checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
+    if (!checkpoint->state) {
+        return fc_no_memory(err, checkpoint->path);
     }
-    if (rc == FC_OK) {
-        checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
-        if (!checkpoint->state) {
-            rc = fc_no_memory(err, checkpoint->path);
-        }
-    }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {

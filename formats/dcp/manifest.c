@@ -194,16 +194,14 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
 }
 
 fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_chunk *chunk, const char *reason) {
-    fc_code rc = refuse(b, tensor, reason);
-    rc = rc == FC_OK ? make_object(b, tensor) : rc;
-    if (rc == FC_OK) {
-        fc_chunk *one = (fc_chunk *)(uintptr_t)tensor->chunks;
-        const int64_t *dims = one->dims;
-        *one = *chunk;
-        one->dims = dims;
-        *(int64_t *)(uintptr_t)tensor->shape = ((int64_t *)(uintptr_t)dims)[1] = (int64_t)chunk->length;
-    }
-    return rc;
+    FC_TRY(refuse(b, tensor, reason));
+    FC_TRY(make_object(b, tensor));
+    fc_chunk *one = (fc_chunk *)(uintptr_t)tensor->chunks;
+    const int64_t *dims = one->dims;
+    *one = *chunk;
+    one->dims = dims;
+    *(int64_t *)(uintptr_t)tensor->shape = ((int64_t *)(uintptr_t)dims)[1] = (int64_t)chunk->length;
+    return FC_OK;
 }
 
 static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
@@ -214,14 +212,14 @@ static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_TENSOR_STORAGE)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
     }
-    fc_code rc = read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES));
-    if (rc == FC_OK && !t->object) {
-        rc = read_shape(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_SIZE));
+    FC_TRY(read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES)));
+    if (!t->object) {
+        FC_TRY(read_shape(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_SIZE)));
     }
-    if (rc == FC_OK && t->object) {
+    if (t->object) {
         return make_object(b, t);
     }
-    return rc == FC_OK ? read_chunks(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_CHUNKS)) : rc;
+    return read_chunks(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_CHUNKS));
 }
 
 static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {

@@ -89,24 +89,21 @@ static void write_properties(metadata_out *m, fc_dtype dtype) {
 static fc_code write_chunk(metadata_out *m, const dcp_item *item, fc_error *err) {
     int64_t dims[2 * FC_MAX_DIMS];
     int ndim = m->target->tensors[item->tensor].source->ndim;
-    fc_code rc = fc_dcp_item_box(m->target, item, dims, err);
-    if (rc == FC_OK) {
-        metadata_class(m, "ChunkStorageMetadata");
-        begin_instance(m);
-        fc_torch_pickle_often(&m->w, "offsets");
-        write_size(m, ndim, dims);
-        fc_torch_pickle_often(&m->w, "sizes");
-        write_size(m, ndim, dims + ndim);
-        end_instance(m);
-    }
-    return rc;
+    FC_TRY(fc_dcp_item_box(m->target, item, dims, err));
+    metadata_class(m, "ChunkStorageMetadata");
+    begin_instance(m);
+    fc_torch_pickle_often(&m->w, "offsets");
+    write_size(m, ndim, dims);
+    fc_torch_pickle_often(&m->w, "sizes");
+    write_size(m, ndim, dims + ndim);
+    end_instance(m);
+    return FC_OK;
 }
 
 /* What state_dict_metadata says of a tensor; `*next` is its first item and becomes that of the next one. */
 static fc_code write_tensor(metadata_out *m, uint32_t tensor, size_t *next, fc_error *err) {
     const fc_target_tensor *t = &m->target->tensors[tensor];
     size_t outer = m->batched;
-    fc_code rc = FC_OK;
     if (t->source->object) {
         metadata_class(m, "BytesStorageMetadata");
         fc_torch_pickle_tuple(&m->w, 0);
@@ -122,28 +119,27 @@ static fc_code write_tensor(metadata_out *m, uint32_t tensor, size_t *next, fc_e
     write_size(m, t->source->ndim, t->source->shape);
     fc_torch_pickle_often(&m->w, "chunks");
     begin_batches(m, FC_PICKLE_EMPTY_LIST);
-    for (; rc == FC_OK && *next < m->nitems && m->items[*next].tensor == tensor; (*next)++) {
-        rc = write_chunk(m, &m->items[*next], err);
+    for (; *next < m->nitems && m->items[*next].tensor == tensor; (*next)++) {
+        FC_TRY(write_chunk(m, &m->items[*next], err));
         next_in_batch(m, FC_PICKLE_APPENDS);
     }
     fc_torch_pickle_op(&m->w, FC_PICKLE_APPENDS);
     end_instance(m);
     m->batched = outer;
-    return rc;
+    return FC_OK;
 }
 
 static fc_code write_tensors(metadata_out *m, fc_error *err) {
     size_t next = 0;
-    fc_code rc = FC_OK;
     begin_batches(m, FC_PICKLE_EMPTY_DICT);
-    for (size_t i = 0; rc == FC_OK && i < m->target->ntensors; i++) {
+    for (size_t i = 0; i < m->target->ntensors; i++) {
         fc_torch_pickle_str(&m->w, m->target->tensors[i].name);
         m->names[i] = fc_torch_pickle_put(&m->w);
-        rc = write_tensor(m, (uint32_t)i, &next, err);
+        FC_TRY(write_tensor(m, (uint32_t)i, &next, err));
         next_in_batch(m, FC_PICKLE_SETITEMS);
     }
     fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
-    return rc;
+    return FC_OK;
 }
 
 static void write_path(metadata_out *m, const fc_path *path, uint32_t name) {
@@ -217,34 +213,33 @@ static void write_place(metadata_out *m, const dcp_item *item) {
 }
 
 static fc_code write_places(metadata_out *m, fc_error *err) {
-    fc_code rc = FC_OK;
     size_t number = 0;
     begin_batches(m, FC_PICKLE_EMPTY_DICT);
-    for (size_t i = 0; rc == FC_OK && i < m->nitems; i++) {
+    for (size_t i = 0; i < m->nitems; i++) {
         number = i > 0 && m->items[i - 1].tensor == m->items[i].tensor ? number + 1 : 0;
-        rc = write_index(m, &m->items[i], number, err);
+        FC_TRY(write_index(m, &m->items[i], number, err));
         write_place(m, &m->items[i]);
         next_in_batch(m, FC_PICKLE_SETITEMS);
     }
     fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
-    return rc;
+    return FC_OK;
 }
 
 static fc_code write_root(metadata_out *m, fc_error *err) {
     metadata_class(m, "Metadata");
     begin_instance(m);
     fc_torch_pickle_str(&m->w, "state_dict_metadata");
-    fc_code rc = write_tensors(m, err);
+    FC_TRY(write_tensors(m, err));
     fc_torch_pickle_str(&m->w, "planner_data");
     write_paths(m);
     fc_torch_pickle_str(&m->w, "storage_data");
-    rc = rc == FC_OK ? write_places(m, err) : rc;
+    FC_TRY(write_places(m, err));
     fc_torch_pickle_str(&m->w, "storage_meta");
     fc_torch_pickle_op(&m->w, FC_PICKLE_NONE);
     fc_torch_pickle_str(&m->w, "version");
     fc_torch_pickle_str(&m->w, "1.0.0"); /* torch's name of this way to write */
     end_instance(m);
-    return rc;
+    return FC_OK;
 }
 
 static fc_code write_file(metadata_out *m, const char *path, fc_error *err) {
@@ -253,8 +248,10 @@ static fc_code write_file(metadata_out *m, const char *path, fc_error *err) {
         return fc_fail_errno(err, errno, "%s: cannot be made", path);
     }
     fc_torch_pickle_begin_file(&m->w, 4, fd, path);
-    fc_code rc = write_root(m, err);
-    rc = rc == FC_OK ? fc_torch_pickle_end(&m->w, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(write_root(m, err), rc, out);
+    rc = fc_torch_pickle_end(&m->w, err);
+out:
     fc_torch_pickle_free(&m->w);
     if (close(fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: closing failed", path);

@@ -55,12 +55,14 @@ fc_code fc_dcp_count_ranks(const char *directory, size_t *ranks, fc_error *err) 
     fc_dir dir;
     size_t rank;
     *ranks = 0;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         if (parse_name(name, &rank) && rank >= *ranks) {
             *ranks = rank + 1;
         }
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -186,11 +188,9 @@ static fc_code read_piece(const merger *m, const listed *l, uint64_t at, unsigne
     const char *path = m->parts[l->rank].files[chunk->file].path;
     int fd;
     uint64_t file_size;
-    fc_code rc = fc_open_input(path, &fd, &file_size, m->err);
-    if (rc == FC_OK) {
-        rc = fc_pread_full(fd, buf, size, chunk->offset + at, path, m->err);
-        close(fd);
-    }
+    FC_TRY(fc_open_input(path, &fd, &file_size, m->err));
+    fc_code rc = fc_pread_full(fd, buf, size, chunk->offset + at, path, m->err);
+    close(fd);
     return rc;
 }
 
@@ -201,11 +201,8 @@ static fc_code compare_objects(const merger *m, const listed *a, const listed *b
     *same = length == (b->tensor->nchunks ? b->tensor->chunks[0].length : 0);
     for (uint64_t at = 0; *same && at < length && !m->options->headers_only; at += COMPARE) {
         size_t size = length - at < COMPARE ? (size_t)(length - at) : COMPARE;
-        fc_code rc = read_piece(m, a, at, x, size);
-        rc = rc == FC_OK ? read_piece(m, b, at, y, size) : rc;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_piece(m, a, at, x, size));
+        FC_TRY(read_piece(m, b, at, y, size));
         *same = memcmp(x, y, size) == 0;
     }
     return FC_OK;

@@ -58,8 +58,11 @@ static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *
         return FC_OK;
     }
     fc_progress_begin(p->b->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, 1);
-    fc_code rc = fc_st_header_read_at(p->arena, path, chunk->offset, headers_only, &p->headers[chunk->file], p->b->err);
-    rc = rc == FC_OK ? fc_progress_count(p->b->options->progress, 1, p->b->err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_st_header_read_at(p->arena, path, chunk->offset, headers_only, &p->headers[chunk->file], p->b->err),
+                rc, out);
+    rc = fc_progress_count(p->b->options->progress, 1, p->b->err);
+out:
     return rc == FC_OK
                ? rc
                : fc_context(p->b->err, rc, "the safetensors part that tensor %.256s is in, from offset %" PRIu64 " on",
@@ -113,9 +116,9 @@ static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_c
 
 static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
     const st_header *header;
-    fc_code rc = find_header(p, tensor, chunk, &header);
-    if (rc != FC_OK || !header) {
-        return rc;
+    FC_TRY(find_header(p, tensor, chunk, &header));
+    if (!header) {
+        return FC_OK;
     }
     const st_entry *e = fc_st_header_find(header, tensor->name);
     /* torch gathers the tensors of a file by their names, so of several pieces of one tensor it writes the last. */
@@ -129,12 +132,10 @@ static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
                                                     "SerializationFormat.SAFETENSORS",
                                                     name));
     }
-    rc = check_entry(p, tensor, chunk, e);
-    if (rc == FC_OK) {
-        chunk->offset = header->data + e->begin;
-        chunk->detail = DCP_IN_PLACE;
-    }
-    return rc;
+    FC_TRY(check_entry(p, tensor, chunk, e));
+    chunk->offset = header->data + e->begin;
+    chunk->detail = DCP_IN_PLACE;
+    return FC_OK;
 }
 
 static fc_code place_all(placing *p) {

@@ -104,21 +104,22 @@ static fc_code lay_out(dcp_writer *w, const dcp_item *item, uint64_t *data, fc_e
     *data = 0;
     fc_torch_pickle_free(&w->pickler);
     fc_torch_pickle_begin(&w->pickler, 2);
-    fc_code rc = FC_OK;
     if (t->source->object) {
-        rc = fc_torch_write_object(w->target, t, &w->pickler, err);
+        FC_TRY(fc_torch_write_object(w->target, t, &w->pickler, err));
     } else {
-        rc = fc_dcp_item_box(w->target, item, dims, err);
+        FC_TRY(fc_dcp_item_box(w->target, item, dims, err));
         const fc_box box = {t->source->ndim, dims, dims + t->source->ndim};
         fc_torch_tensor_out out = {.dtype = t->dtype, .ndim = box.ndim, .sizes = box.sizes};
-        out.numel = rc == FC_OK ? (uint64_t)fc_box_volume(&box) : 0;
+        out.numel = (uint64_t)fc_box_volume(&box);
         bytes = out.numel * fc_dtype_size(t->dtype);
         fc_torch_pickle_tensor(&w->pickler, &out);
     }
-    rc = rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;
-    rc = rc == FC_OK ? fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err) : rc;
-    rc = rc == FC_OK && !t->source->object ? fc_torch_zip_add_data(&w->zip, bytes, data, err) : rc;
-    return rc == FC_OK ? fc_torch_zip_end(&w->zip, err) : rc;
+    FC_TRY(fc_torch_pickle_end(&w->pickler, err));
+    FC_TRY(fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err));
+    if (!t->source->object) {
+        FC_TRY(fc_torch_zip_add_data(&w->zip, bytes, data, err));
+    }
+    return fc_torch_zip_end(&w->zip, err);
 }
 
 static bool align(uint64_t *at, uint64_t to) {
@@ -179,15 +180,17 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     w->scratch = fc_arena_new();
     fc_dcp_file_name(file->rank, name);
     file->path = w->scratch ? fc_arena_printf(w->scratch, "%s/%s", w->staging, name) : NULL;
-    fc_code rc = file->path ? FC_OK : fc_no_memory(err, w->staging);
+    if (!file->path) {
+        return fc_no_memory(err, w->staging);
+    }
     w->part_first = w->nitems;
-    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+    for (size_t i = 0; i < file->nitems; i++) {
         file->items[i].offset = 0;
         if (is_stored(w->target, file, &file->items[i])) {
-            rc = add_item(w, file, &file->items[i], &end, err);
+            FC_TRY(add_item(w, file, &file->items[i], &end, err));
         }
     }
-    return rc == FC_OK ? make_file(file->path, end, err) : rc;
+    return make_file(file->path, end, err);
 }
 
 /* What is around the data, now that its CRC is known. */
@@ -198,11 +201,11 @@ static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, 
     if (is_archive(t)) {
         return FC_OK;
     }
-    fc_code rc = lay_out(w, stored, &data, err);
-    if (rc == FC_OK && !t->source->object) {
+    FC_TRY(lay_out(w, stored, &data, err));
+    if (!t->source->object) {
         fc_torch_zip_set_crc32(&w->zip, 0, crc32);
     }
-    return rc == FC_OK ? fc_torch_zip_write(&w->zip, fd, path, stored->offset, err) : rc;
+    return fc_torch_zip_write(&w->zip, fd, path, stored->offset, err);
 }
 
 fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
@@ -213,11 +216,12 @@ fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_err
         return fc_fail_errno(err, errno, "%s: cannot be opened again", file->path);
     }
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < file->nitems && stored < last; i++) {
+    for (size_t i = 0; i < file->nitems && stored < last; i++) {
         if (file->items[i].tensor == stored->tensor) {
-            rc = seal_item(w, stored++, file->items[i].crc32, fd, file->path, err);
+            FC_TRY_GOTO(seal_item(w, stored++, file->items[i].crc32, fd, file->path, err), rc, out);
         }
     }
+out:
     if (close(fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: closing failed", file->path);
     }

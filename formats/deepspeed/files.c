@@ -119,16 +119,18 @@ static fc_code find_steps(const char *directory, char path[PATH_MAX], size_t *co
     fc_dir dir;
     fc_error failed = {FC_OK, ""};
     *count = 0;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && failed.code == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; failed.code == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
         if (strncmp(name, "global_step", 11) == 0 && step_at(directory, name, found, &failed)) {
             strcpy(path, found);
             ++*count;
         }
     }
-    if (rc == FC_OK && failed.code != FC_OK) {
+    if (failed.code != FC_OK) {
         rc = fc_fail(err, failed.code, "%s", failed.message);
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -226,24 +228,23 @@ static fc_code other_model_rank(ds_files *files, const char *name, ds_role role,
 static fc_code list_files(ds_files *files, found_file **list, size_t *count, fc_error *err) {
     size_t capacity = 0;
     fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, files->directory, err);
-    for (const char *found; rc == FC_OK && (found = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, files->directory, err), rc, out);
+    for (const char *found; (found = fc_dir_next(&dir)) != NULL;) {
         uint32_t rank, model_rank;
         ds_role role = role_of(found, &rank, &model_rank);
         if (role == DS_OTHER) {
             continue;
         }
         if (role >= DS_LAYER || model_rank > 0) {
-            rc = other_model_rank(files, found, role, model_rank, err);
+            FC_TRY_GOTO(other_model_rank(files, found, role, model_rank, err), rc, out);
             continue;
         }
         char *name = fc_grow(list, &capacity, *count + 1, sizeof **list) ? strdup(found) : NULL;
-        if (name) {
-            (*list)[(*count)++] = (found_file){name, role, rank};
-        } else {
-            rc = fc_no_memory(err, files->directory);
-        }
+        FC_TRY_GOTO(name ? FC_OK : fc_no_memory(err, files->directory), rc, out);
+        (*list)[(*count)++] = (found_file){name, role, rank};
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 

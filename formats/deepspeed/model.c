@@ -163,10 +163,8 @@ static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
     if (!t) {
         return fc_ds_no_memory(m->b);
     }
-    fc_code rc = fc_torch_tensor_decode(m->f->p, fc_ds_get(m->f->p, m->fragments, name), &piece, m->b->err);
-    if (rc != FC_OK) {
-        return fc_context(m->b->err, rc, "%s: frozen parameter %.256s", m->f->path, name);
-    }
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_ds_get(m->f->p, m->fragments, name), &piece, m->b->err),
+                   m->b->err, "%s: frozen parameter %.256s", m->f->path, name);
     t->dtype = piece.dtype;
     return read_shape(m, name, shape, &t->ndim, &t->shape, &t->numel);
 }
@@ -442,19 +440,22 @@ static fc_code add_aliases(ds_builder *b, const torch_file *f, fc_pv shared) {
         qsort_r(order, count, sizeof *order, by_name, b->tensors);
     }
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(b, f, pairs[i]), *other = name ? text_of(b, f, pairs[i + 1]) : NULL;
         const char *full = other ? fc_arena_printf(b->checkpoint->arena, "model.%s", other) : NULL;
         const ds_tensor *t = full ? find(b, order, count, full) : NULL;
         if (t) {
-            rc = add_alias(b, name, (size_t)(t - b->tensors));
+            FC_TRY_GOTO(add_alias(b, name, (size_t)(t - b->tensors)), rc, out);
         } else {
-            rc = full ? fc_fail(b->err, FC_ECORRUPT,
-                                "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
-                                f->path, name, other)
-                      : failed(b);
+            FC_TRY_GOTO(full
+                            ? fc_fail(b->err, FC_ECORRUPT,
+                                      "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
+                                      f->path, name, other)
+                            : failed(b),
+                        rc, out);
         }
     }
+out:
     free(order);
     return rc;
 }

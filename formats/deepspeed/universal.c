@@ -68,12 +68,13 @@ static fc_code list_param(listing *l, const char *name) {
     }
     FC_TRY(fc_dir_open(&dir, path, l->err));
     fc_code rc = FC_OK;
-    for (const char *file; rc == FC_OK && (file = fc_dir_next(&dir)) != NULL;) {
+    for (const char *file; (file = fc_dir_next(&dir)) != NULL;) {
         size_t n = strlen(file);
         if (n > 3 && strcmp(file + n - 3, ".pt") == 0) {
-            rc = add_file(l, param, file, n - 3);
+            FC_TRY_GOTO(add_file(l, param, file, n - 3), rc, out);
         }
     }
+out:
     return fc_dir_close(&dir, rc, l->err);
 }
 
@@ -84,10 +85,12 @@ static fc_code list_params(listing *l) {
     if (!fits) {
         return fc_fail_errno(l->err, ENAMETOOLONG, "%s/%s: cannot be listed", l->files->directory, folder);
     }
-    fc_code rc = fc_dir_open(&dir, path, l->err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = list_param(l, name);
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, l->err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(list_param(l, name), rc, out);
     }
+out:
     return fc_dir_close(&dir, rc, l->err);
 }
 
@@ -169,25 +172,29 @@ bool fc_ds_has_universal(const ds_files *files, const char *name) {
 /* ---- the values ---- */
 
 static fc_code open_state(const ds_builder *b, torch_file *f) {
-    fc_code rc = fc_torch_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err);
-    if (rc == FC_OK && fc_pv_typeof(f->p->root) != FC_PV_DICT) {
-        rc = fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a dict", f->path);
+    FC_TRY(fc_torch_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err));
+    if (fc_pv_typeof(f->p->root) != FC_PV_DICT) {
+        fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a dict", f->path);
         fc_torch_file_close(f);
+        return FC_ECORRUPT;
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_ds_read_universal_stage(ds_builder *b) {
     torch_file f;
     int64_t count = 0;
     FC_TRY(open_state(b, &f));
-    fc_code rc = fc_ds_stage_of(b, &f, f.p->root, &b->stage);
-    if (rc == FC_OK && b->stage == 3) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_ds_stage_of(b, &f, f.p->root, &b->stage), rc, out);
+    if (b->stage == 3) {
         if (!fc_ds_int(f.p, fc_ds_get(f.p, f.p->root, "partition_count"), &count) || count < 1 || count > UINT32_MAX) {
             rc = fc_fail(b->err, FC_ECORRUPT, "%s: partition_count is missing", f.path);
+            goto out;
         }
         b->ranks = (size_t)count;
     }
+out:
     fc_torch_file_close(&f);
     return rc;
 }
@@ -237,10 +244,7 @@ static fc_code add_value(ds_builder *b, const torch_file *f, const ds_value *val
         return is_master ? fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a tensor", f->path)
                          : fc_ds_add_value(b, f, path, count, v);
     }
-    fc_code rc = fc_torch_tensor_decode(f->p, v, &t, b->err);
-    if (rc != FC_OK) {
-        return fc_context(b->err, rc, "%s", f->path);
-    }
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(f->p, v, &t, b->err), b->err, "%s", f->path);
     bool whole = !param || inner || t.ndim != 1; /* not a flat tensor of the parameter's elements */
     if (!whole && !same_shape(param, &t)) {
         return add_flat(b, f, path, count, param, v);
@@ -293,11 +297,13 @@ static fc_code add_steps(ds_builder *b, const torch_file *f) {
 
 fc_code fc_ds_read_universal_state(ds_builder *b) {
     torch_file f;
+    fc_code rc = FC_OK;
     FC_TRY(open_state(b, &f));
-    fc_code rc = b->stage == 3 ? add_steps(b, &f) : FC_OK;
-    if (rc == FC_OK) {
-        rc = fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups"));
+    if (b->stage == 3) {
+        FC_TRY_GOTO(add_steps(b, &f), rc, out);
     }
+    rc = fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups"));
+out:
     fc_torch_file_close(&f);
     return rc;
 }

@@ -97,10 +97,10 @@ static fc_code add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, bool our
     const char *path = checkpoint->files[0].path;
     fc_h5_chunks chunks = {.arena = checkpoint->arena};
     FC_TRY(ours ? fc_h5_check_dtype(d, path, err) : FC_OK);
-    fc_code rc = fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err);
-    if (rc == FC_OK) {
-        rc = fc_h5_name_tensor(checkpoint->arena, d, ours, path, tensor, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err), rc, out);
+    FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, d, ours, path, tensor, err), rc, out);
+out:
     tensor->chunks = chunks.items;
     tensor->nchunks = chunks.count;
     return rc == FC_OK ? fc_h5_fill_tensor(checkpoint, d, tensor, err) : rc;

@@ -168,16 +168,14 @@ static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const
    that the tables mean. */
 static fc_code listed_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                              fc_extent *out, fc_error *err) {
-    fc_code rc = fc_h5_check_identity(checkpoint, chunk->file, err);
-    if (rc == FC_OK) {
-        *out = (fc_extent){.codec = FC_CODEC_RAW,
-                           .file = chunk->file,
-                           .offset = chunk->offset,
-                           .length = chunk->length,
-                           .decoded = chunk->length};
-        fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides);
-    }
-    return rc;
+    FC_TRY(fc_h5_check_identity(checkpoint, chunk->file, err));
+    *out = (fc_extent){.codec = FC_CODEC_RAW,
+                       .file = chunk->file,
+                       .offset = chunk->offset,
+                       .length = chunk->length,
+                       .decoded = chunk->length};
+    fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides);
+    return FC_OK;
 }
 
 fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
@@ -329,29 +327,29 @@ static void make_box_job(void *context, const fc_h5_request *request, int input,
                        .may_open = state->follow_external};
 }
 
-fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
+/* Starts the process that reads and decodes a chunk. */
+static fc_code start_reading(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, const char *path,
+                             uint64_t bytes, fc_h5_child *child, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
-    const fc_chunk *chunk = &tensor->chunks[index];
-    const char *path = checkpoint->files[stored_of(checkpoint, chunk)->file].path;
     const fc_h5_job like = {.timeout_ms = 0};
+    const fc_h5_request request = {&tensor->chunks[index], bytes, tensor->ndim};
     uint64_t file_size;
-    int input = -1;
+    int input;
+    FC_TRY(fc_open_input(path, &input, &file_size, err));
+    fc_code rc = fc_h5_child_start_by(&state->starter, child, &request, input, &like, err);
+    close(input);
+    return rc;
+}
+
+fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
+    const char *path = checkpoint->files[stored_of(checkpoint, &tensor->chunks[index])->file].path;
     fc_extent extent = {.decoded = 0};
     fc_error death, *reason = err ? err : &death;
-    fc_code rc = fc_h5_extent(checkpoint, tensor, index, &extent, err);
-    rc = rc == FC_OK ? fc_open_input(path, &input, &file_size, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
-    const fc_h5_request request = {chunk, extent.decoded, tensor->ndim};
     fc_h5_child child;
     fc_h5_in in = {.child = &child, .budget = UINT64_MAX};
-    rc = fc_h5_child_start_by(&state->starter, &child, &request, input, &like, err);
-    close(input);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = receive_box(&in, path, buf, extent.decoded, reason);
+    FC_TRY(fc_h5_extent(checkpoint, tensor, index, &extent, err));
+    FC_TRY(start_reading(checkpoint, tensor, index, path, extent.decoded, &child, err));
+    fc_code rc = receive_box(&in, path, buf, extent.decoded, reason);
     bool broken = rc != FC_OK && reason->message[0] == '\0';
     fc_h5_in_free(&in);
     fc_error end;

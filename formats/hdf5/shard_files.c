@@ -47,8 +47,9 @@ fc_code fc_h5_check_links(const fc_checkpoint *checkpoint, const char *directory
 fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *err) {
     char expected[64];
     fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         long long rank = -1, of = -1;
         int end = -1;
         if (sscanf(name, "shard-%lld-of-%lld.h5%n", &rank, &of, &end) != 2 || end < 0 || name[end]) {
@@ -58,7 +59,9 @@ fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *er
         if (of != ranks || rank < 0 || rank >= ranks || strcmp(expected, name) != 0) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here: index.h5 is of %lld shards; move it away",
                          directory, name, (long long)ranks);
+            goto out;
         }
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }

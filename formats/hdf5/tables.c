@@ -309,19 +309,21 @@ static fc_code read_tensors(tables *t, fc_error *err) {
     fc_h5_dataset *datasets = fc_arena_calloc(checkpoint->arena, count, sizeof *datasets);
     t->tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *t->tensors);
     t->chunks = fc_arena_calloc(checkpoint->arena, (size_t)rows_of(t, FC_H5_T_BOXES), sizeof *t->chunks);
-    fc_code rc = datasets && t->tensors && t->chunks ? FC_OK : no_memory(t->path, err);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = read_row(t, i, &datasets[i], err);
-        rc = rc == FC_OK ? fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err) : rc;
-        rc = rc == FC_OK ? fc_h5_fill_tensor(checkpoint, &datasets[i], &t->tensors[i], err) : rc;
-        if (rc == FC_OK && !t->tensors[i].object) {
+    fc_code rc;
+    FC_TRY_GOTO(datasets && t->tensors && t->chunks ? FC_OK : no_memory(t->path, err), rc, out);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY_GOTO(read_row(t, i, &datasets[i], err), rc, out);
+        FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err), rc, out);
+        FC_TRY_GOTO(fc_h5_fill_tensor(checkpoint, &datasets[i], &t->tensors[i], err), rc, out);
+        if (!t->tensors[i].object) {
             t->tensors[i].placements = t->parsed[t->rows[i].placements];
         }
-        rc = rc == FC_OK ? read_boxes(t, &t->tensors[i], t->rows[i].boxes, err) : rc;
+        FC_TRY_GOTO(read_boxes(t, &t->tensors[i], t->rows[i].boxes, err), rc, out);
     }
-    if (rc == FC_OK && t->next != rows_of(t, FC_H5_T_BOXES)) {
-        rc = damaged(t, err, "boxes", t->next);
+    if (t->next != rows_of(t, FC_H5_T_BOXES)) {
+        FC_TRY_GOTO(damaged(t, err, "boxes", t->next), rc, out);
     }
+out:
     checkpoint->tensors = t->tensors;
     checkpoint->ntensors = count;
     return rc == FC_OK ? fc_h5_check_names(checkpoint->arena, t->tensors, count, false, t->path, err) : rc;
@@ -330,12 +332,9 @@ static fc_code read_tensors(tables *t, fc_error *err) {
 static fc_code read_all(tables *t, fc_error *err) {
     fc_h5_state *state = t->checkpoint->state;
     const size_t ranks = (size_t)rows_of(t, FC_H5_T_FILES);
-    fc_code rc = read_mesh(t, err);
-    rc = rc == FC_OK ? read_placements(t, err) : rc;
-    rc = rc == FC_OK ? read_tensors(t, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(read_mesh(t, err));
+    FC_TRY(read_placements(t, err));
+    FC_TRY(read_tensors(t, err));
     t->checkpoint->producer = copy_text(t, t->manifest->producer[0], t->manifest->producer[1]);
     state->known = fc_arena_calloc(t->checkpoint->arena, ranks, sizeof *state->known);
     state->files = t->files;
@@ -345,26 +344,33 @@ static fc_code read_all(tables *t, fc_error *err) {
 
 fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err) {
     tables t = {.checkpoint = checkpoint, .path = path};
-    index_file *f = calloc(1, sizeof *f);
+    index_file f = {.path = path};
     fc_h5_manifest_row manifest;
     uint64_t at;
     *used = false;
-    if (!f) {
-        return no_memory(path, err);
+    FC_TRY(fc_open_input(path, &f.fd, &f.size, err));
+    *used = find_manifest(&f, &at, &manifest);
+    fc_code rc = FC_OK;
+    if (*used) {
+        FC_TRY_GOTO(load(&t, &f, at, manifest.bytes, err), rc, out);
+        rc = read_all(&t, err);
     }
-    f->path = path;
-    fc_code rc = fc_open_input(path, &f->fd, &f->size, err);
-    if (rc == FC_OK) {
-        *used = find_manifest(f, &at, &manifest);
-        rc = *used ? load(&t, f, at, manifest.bytes, err) : FC_OK;
-        rc = rc == FC_OK && *used ? read_all(&t, err) : rc;
-        close(f->fd);
-    }
-    free(f);
+out:
+    close(f.fd);
     return rc;
 }
 
 /* ---- the files ---- */
+
+static fc_code read_identity(const char *path, const fc_h5_file_row *row, uint64_t *found, fc_error *err) {
+    uint64_t size;
+    int fd;
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    fc_code rc = size == row->size ? fc_pread_full(fd, found, sizeof *found, row->header_crc64_at, path, err)
+                                   : fc_h5_other_size(path, size, row->size, err);
+    close(fd);
+    return rc;
+}
 
 fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
@@ -373,23 +379,17 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
     }
     const fc_h5_file_row *row = &state->files[index - 1];
     const char *path = checkpoint->files[index].path;
-    uint64_t size, found = 0;
-    int fd;
-    FC_TRY(fc_open_input(path, &fd, &size, err));
-    fc_code rc = size == row->size ? fc_pread_full(fd, &found, sizeof found, row->header_crc64_at, path, err)
-                                   : fc_h5_other_size(path, size, row->size, err);
-    close(fd);
-    if (rc == FC_OK && found != row->header_crc64) {
-        rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
-                     ", in index.h5 it is %016" PRIx64
-                     ": files of two runs are mixed here, or it is damaged: restore it",
-                     path, found, row->header_crc64);
+    uint64_t found = 0;
+    FC_TRY(read_identity(path, row, &found, err));
+    if (found != row->header_crc64) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
+                       ", in index.h5 it is %016" PRIx64
+                       ": files of two runs are mixed here, or it is damaged: restore it",
+                       path, found, row->header_crc64);
     }
-    if (rc == FC_OK) {
-        atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
-    }
-    return rc;
+    atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
+    return FC_OK;
 }
 
 fc_code fc_h5_other_size(const char *path, uint64_t size, uint64_t expected, fc_error *err) {

@@ -100,16 +100,18 @@ static fc_code header_crc(file *f, const extent *data, size_t count, const fc_h5
                           fc_error *err) {
     uint64_t at = 0, sum = 0;
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (data[i].offset > at) {
-            rc = add_range(f, at, data[i].offset, &sum, err);
+            FC_TRY_GOTO(add_range(f, at, data[i].offset, &sum, err), rc, out);
         }
         uint64_t end = data[i].offset + data[i].length; /* within the file, as the reader has checked */
         at = end > at ? end : at;
     }
-    rc = rc == FC_OK ? add_range(f, at, f->size, &sum, err) : rc;
-    rc = rc == FC_OK ? add_range(f, field->value, field->value + 8, &sum, err) : rc; /* twice: takes it out */
-    rc = rc == FC_OK ? add_range(f, field->check, field->check + 4, &sum, err) : rc;
+    FC_TRY_GOTO(add_range(f, at, f->size, &sum, err), rc, out);
+    /* twice: takes it out */
+    FC_TRY_GOTO(add_range(f, field->value, field->value + 8, &sum, err), rc, out);
+    rc = add_range(f, field->check, field->check + 4, &sum, err);
+out:
     *crc = fc_crc64_finish(sum, f->size);
     return rc;
 }
@@ -136,13 +138,15 @@ static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file
         return FC_OK; /* of another program, or of an older fsdpckpt: not covered */
     }
     recorded = little(p);
-    fc_code rc = header_crc(f, data, count, &field, &found, err);
-    if (rc == FC_OK && found != recorded) {
+    fc_code rc;
+    FC_TRY_GOTO(header_crc(f, data, count, &field, &found, err), rc, out);
+    if (found != recorded) {
         fc_report_defect(findings, &place,
                          "%s: its headers are damaged: their CRC-64 is %016" PRIx64 ", recorded is %016" PRIx64
                          ": a name, a shape, an attribute or the place of data may be wrong: restore the file",
                          f->path, found, recorded);
     }
+out:
     report->headers_digested++;
     return rc;
 }
@@ -151,10 +155,12 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
                      fc_error *err) {
     extents all = {0};
     file f = {.fd = -1, .piece = malloc(PIECE), .viewed = malloc(PIECE)};
-    fc_code rc = f.piece && f.viewed ? list_extents(checkpoint, &all, err) : fc_no_memory(err, checkpoint->path);
+    fc_code rc;
+    FC_TRY_GOTO(f.piece && f.viewed ? list_extents(checkpoint, &all, err) : fc_no_memory(err, checkpoint->path), rc,
+                out);
     size_t next = 0;
-    rc = rc == FC_OK ? fc_h5_verify_tables(checkpoint, findings, err) : rc;
-    for (uint32_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
+    FC_TRY_GOTO(fc_h5_verify_tables(checkpoint, findings, err), rc, out);
+    for (uint32_t i = 0; i < checkpoint->nfiles; i++) {
         fc_error found;
         size_t first = next;
         while (next < all.count && all.items[next].file == i) {
@@ -174,6 +180,7 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
             fc_report_defect(findings, &place, "%s", found.message);
         }
     }
+out:
     free(f.piece);
     free(f.viewed);
     free(all.items);

@@ -4,6 +4,7 @@
  */
 #include "hdf5/reader.h"
 
+#include "base/try.h"
 #include "fsdpckpt/verify.h"
 #include "hdf5/h5.h"
 #include "hdf5/verify.h"
@@ -105,13 +106,15 @@ fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings 
     const char *directory =
         walked.state ? fc_arena_strndup(arena, index, strlen(index) - sizeof "/index.h5" + 1) : NULL;
     fc_error why;
-    fc_code rc = directory ? FC_OK : fc_no_memory(err, checkpoint->path);
-    if (rc == FC_OK && fc_h5_walk_sharded(&walked, directory, &why) == FC_OK) {
+    fc_code rc;
+    FC_TRY_GOTO(directory ? FC_OK : fc_no_memory(err, checkpoint->path), rc, out);
+    if (fc_h5_walk_sharded(&walked, directory, &why) == FC_OK) {
         compare(checkpoint, &walked, findings);
-    } else if (rc == FC_OK) {
+    } else {
         const fc_defect place = {.file = checkpoint->files[0].name};
         fc_report_defect(findings, &place, "%s", why.message);
     }
+out:
     fc_arena_free(arena);
     return rc;
 }

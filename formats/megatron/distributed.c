@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
@@ -200,40 +201,46 @@ static bool find_all(const mg_reader *r, const mg_part *part, mg_flat *flats, in
 static fc_code read_part(mg_reader *r, const mg_part *part, bool *known) {
     mg_flat *flats = calloc(r->chunks, sizeof *flats);
     int64_t *starts = calloc(part->end - part->first + 1, sizeof *starts);
-    fc_code rc = flats && starts ? FC_OK : fc_mg_no_memory(r);
-    *known = rc == FC_OK && find_all(r, part, flats, starts);
-    for (size_t i = part->first; rc == FC_OK && *known && i < part->end; i++) {
+    fc_code rc;
+    *known = false;
+    FC_TRY_GOTO(flats && starts ? FC_OK : fc_mg_no_memory(r), rc, out);
+    *known = find_all(r, part, flats, starts);
+    for (size_t i = part->first; *known && i < part->end; i++) {
         const mg_value param = r->values[i]; /* a copy: the list moves as it grows */
         if (has_parameter(r, part, i, param.chunk)) {
-            rc = add_states(r, &param, &flats[param.chunk], starts[i - part->first]);
+            FC_TRY_GOTO(add_states(r, &param, &flats[param.chunk], starts[i - part->first]), rc, out);
         }
     }
+out:
     free(flats);
     free(starts);
     return rc;
 }
 
-fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
-    uint32_t index = r->rank + (uint32_t)r->grid.count;
+/* Reads the parts of a file. A part of an unknown layout ends it, and is noted. */
+static fc_code read_parts(mg_reader *r, const torch_file *f, size_t first, size_t end) {
+    const fc_pv *parts = &f->p->root;
     size_t members = 1;
     bool known = true;
-    torch_file f;
-    fc_code rc = fc_torch_file_open(r->checkpoint->files[index].path, index, &f, r->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    const fc_pv *parts = &f.p->root;
-    if (fc_pv_typeof(f.p->root) == FC_PV_LIST) {
-        parts = fc_pickle_items(f.p, f.p->root, &members);
+    if (fc_pv_typeof(f->p->root) == FC_PV_LIST) {
+        parts = fc_pickle_items(f->p, f->p->root, &members);
         known = members > 1;
     }
-    for (size_t i = 0; rc == FC_OK && known && i < members; i++) {
-        const mg_part part = {&f, parts[i], i, members, first, end};
+    for (size_t i = 0; known && i < members; i++) {
+        const mg_part part = {f, parts[i], i, members, first, end};
         if (fc_pv_typeof(parts[i]) != FC_PV_NONE) {
-            rc = read_part(r, &part, &known);
+            FC_TRY(read_part(r, &part, &known));
         }
     }
-    r->undistributed = known || rc != FC_OK ? r->undistributed : other_layout;
+    r->undistributed = known ? r->undistributed : other_layout;
+    return FC_OK;
+}
+
+fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
+    uint32_t index = r->rank + (uint32_t)r->grid.count;
+    torch_file f;
+    FC_TRY(fc_torch_file_open(r->checkpoint->files[index].path, index, &f, r->err));
+    fc_code rc = read_parts(r, &f, first, end);
     fc_torch_file_close(&f);
     return rc;
 }

@@ -102,25 +102,29 @@ static fc_code count_numbered(mg_reader *r, const torch_leaves *leaves) {
     fc_arena *scratch = fc_arena_new();
     fc_name_table *table = scratch ? fc_name_table_new(scratch, leaves->count + 1) : NULL;
     int64_t *counts = table ? fc_arena_calloc(scratch, leaves->count + 1, sizeof *counts) : NULL, number;
-    fc_code rc = counts ? FC_OK : fc_mg_no_memory(r);
-    for (size_t i = 0; rc == FC_OK && i < leaves->count; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(counts ? FC_OK : fc_mg_no_memory(r), rc, out);
+    for (size_t i = 0; i < leaves->count; i++) {
         const char *key = without_number(scratch, leaves->items[i].name, &number);
         if (!key) {
             rc = fc_mg_no_memory(r);
+            goto out;
         } else if (*key) {
             counts[fc_name_table_put(table, key, strlen(key), i)]++;
         }
     }
-    for (size_t i = 0; rc == FC_OK && i < leaves->count; i++) {
+    for (size_t i = 0; i < leaves->count; i++) {
         const char *key = without_number(scratch, leaves->items[i].name, &number);
         int64_t count = key && *key ? counts[fc_name_table_find(table, key, strlen(key))] : 0;
-        rc = !key ? fc_mg_no_memory(r) : *key ? set_count(r, count, leaves->items[i].name) : FC_OK;
-        if (rc == FC_OK && *key && number >= count) {
+        FC_TRY_GOTO(!key ? fc_mg_no_memory(r) : *key ? set_count(r, count, leaves->items[i].name) : FC_OK, rc, out);
+        if (*key && number >= count) {
             rc = fc_fail(r->err, FC_ECORRUPT,
                          "%s: %.256s: the number of its expert exceeds the number of experts, %" PRId64, r->f.path,
                          leaves->items[i].name, count);
+            goto out;
         }
     }
+out:
     fc_arena_free(scratch);
     return rc;
 }

@@ -5,6 +5,7 @@
 #include "megatron/megatron.h"
 
 #include "base/name_table.h"
+#include "base/try.h"
 
 #include <string.h>
 
@@ -39,19 +40,22 @@ static fc_code find_gate(mg_reader *r, mg_value *v, const mg_value *second, cons
 fc_code fc_mg_find_gates(mg_reader *r, size_t first) {
     fc_arena *scratch = fc_arena_new();
     fc_name_table *table = scratch ? fc_name_table_new(scratch, r->nvalues - first + 1) : NULL;
-    fc_code rc = table ? FC_OK : fc_mg_no_memory(r);
-    for (size_t i = first; rc == FC_OK && i < r->nvalues; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(table ? FC_OK : fc_mg_no_memory(r), rc, out);
+    for (size_t i = first; i < r->nvalues; i++) {
         fc_name_table_put(table, r->values[i].name, strlen(r->values[i].name), i);
     }
-    for (size_t i = first; rc == FC_OK && i < r->nvalues; i++) {
+    for (size_t i = first; i < r->nvalues; i++) {
         const char *other;
         if (!name_second(scratch, &r->values[i], &other)) {
             rc = fc_mg_no_memory(r);
+            goto out;
         } else if (other) {
             size_t found = fc_name_table_find(table, other, strlen(other));
-            rc = find_gate(r, &r->values[i], found != FC_NO_NAME ? &r->values[found] : NULL, other);
+            FC_TRY_GOTO(find_gate(r, &r->values[i], found != FC_NO_NAME ? &r->values[found] : NULL, other), rc, out);
         }
     }
+out:
     fc_arena_free(scratch);
     return rc;
 }

@@ -79,10 +79,12 @@ bool fc_mg_has_ranks(const char *directory, fc_error *err) {
     if (stat(directory, &st) != 0 || !S_ISDIR(st.st_mode)) {
         return false;
     }
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && !found && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; !found && (name = fc_dir_next(&dir)) != NULL;) {
         found = parse(directory, name, &rank);
     }
+out:
     return fc_dir_close(&dir, rc, err) == FC_OK && found;
 }
 
@@ -90,8 +92,9 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
     size_t capacity = 0;
     fc_dir dir;
     found_rank rank;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         if (!parse(directory, name, &rank)) {
             continue;
         }
@@ -99,8 +102,10 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
             (*out)[(*count)++] = rank;
         } else {
             rc = fc_no_memory(err, directory);
+            goto out;
         }
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -159,33 +164,34 @@ static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t c
 
 static fc_code check_links(const fc_checkpoint *checkpoint, fc_error *err) {
     char root[PATH_MAX];
-    fc_code rc = FC_OK;
     if (!realpath(checkpoint->path, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
     }
-    for (size_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
-        rc = fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err);
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        FC_TRY(fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, mg_grid *out, fc_error *err) {
     found_rank *ranks = NULL;
     size_t count = 0;
+    fc_code rc;
     *out = (mg_grid){0};
-    fc_code rc = list(checkpoint->path, &ranks, &count, err);
-    if (rc == FC_OK && count == 0) {
+    FC_TRY_GOTO(list(checkpoint->path, &ranks, &count, err), rc, out);
+    if (count == 0) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: the files of the ranks are missing", checkpoint->path);
-    } else if (rc == FC_OK) {
-        qsort(ranks, count, sizeof *ranks, by_place);
-        rc = check_names(checkpoint->path, ranks, count, err);
+        goto out;
     }
-    if (rc == FC_OK) {
-        rc = take(checkpoint, ranks, count, out, err);
+    qsort(ranks, count, sizeof *ranks, by_place);
+    FC_TRY_GOTO(check_names(checkpoint->path, ranks, count, err), rc, out);
+    FC_TRY_GOTO(take(checkpoint, ranks, count, out, err), rc, out);
+    if (!options->follow_external) {
+        rc = check_links(checkpoint, err);
     }
+out:
     free(ranks);
-    FC_TRY(rc);
-    return options->follow_external ? FC_OK : check_links(checkpoint, err);
+    return rc;
 }
 
 /* ---- the meaning of the numbers ---- */

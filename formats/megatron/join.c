@@ -254,7 +254,6 @@ static fc_code check_stage(const mg_reader *r, mg_value *const *values, size_t c
 
 static fc_code check_group(const mg_reader *r, const group *g) {
     const mg_value *first = g->values[0];
-    fc_code rc = FC_OK;
     for (size_t i = 0; i < g->count; i++) {
         const mg_value *v = g->values[i];
         if (!v->piece || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
@@ -263,24 +262,25 @@ static fc_code check_group(const mg_reader *r, const group *g) {
         }
     }
     /* Of the ranks with the same state of a distributed optimizer, only one saves it, so its files are not checked. */
-    for (size_t i = 0, used = 0; rc == FC_OK && i < g->count && first->file < r->grid.count; i += used) {
-        rc = check_stage(r, g->values + i, g->count - i, &used);
+    for (size_t i = 0, used = 0; i < g->count && first->file < r->grid.count; i += used) {
+        FC_TRY(check_stage(r, g->values + i, g->count - i, &used));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Copies should be equal. If no rule says that the values are copies and they differ, they cannot be joined. */
 static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value *b, bool *differ) {
     bool same;
-    fc_code rc = compare(r, a, b, &same);
-    if (rc == FC_OK && !same && a->cut.rule == MG_UNKNOWN) {
-        rc = fc_fail(r->err, FC_EUNSUPPORTED,
-                     "%s: tensor %.256s: it differs from that in %s, and the dimension along which Megatron shards it "
-                     "is unknown; give the path of one rank's file, or save with Megatron's --ckpt-format torch_dist",
-                     fc_mg_file(r, b->file), a->name, fc_mg_file(r, a->file));
+    FC_TRY(compare(r, a, b, &same));
+    if (!same && a->cut.rule == MG_UNKNOWN) {
+        return fc_fail(r->err, FC_EUNSUPPORTED,
+                       "%s: tensor %.256s: it differs from that in %s, and the dimension along which Megatron shards "
+                       "it is unknown; give the path of one rank's file, or save with Megatron's --ckpt-format "
+                       "torch_dist",
+                       fc_mg_file(r, b->file), a->name, fc_mg_file(r, a->file));
     }
-    *differ = *differ || (rc == FC_OK && !same);
-    return rc;
+    *differ |= !same;
+    return FC_OK;
 }
 
 /* Assigns the values to the shards of the tensor. Several values of one shard are copies, including those that a later
@@ -289,25 +289,24 @@ static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
     const mg_reader *r = j->r;
     mg_value *first = g->values[0];
     size_t parts = (size_t)parts_of(r, first), ncells = parts * (size_t)blocks_of(r, first);
-    fc_code rc = FC_OK;
     memset(j->cells, 0, ncells * sizeof *j->cells);
-    for (size_t i = 0; rc == FC_OK && i < g->count; i++) {
+    for (size_t i = 0; i < g->count; i++) {
         const mg_place *p = place_of(r, g->values[i]);
         size_t block = first->grouped > 0 ? (size_t)p->expert : 0;
         mg_value **cell = &j->cells[block * parts + (size_t)p->tensor % parts];
         if (*cell) {
-            rc = check_copy(r, *cell, g->values[i], differ);
+            FC_TRY(check_copy(r, *cell, g->values[i], differ));
         } else {
             *cell = g->values[i];
         }
     }
-    for (size_t i = 0; rc == FC_OK && i < ncells; i++) {
+    for (size_t i = 0; i < ncells; i++) {
         if (!j->cells[i]) {
-            rc = fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: shard %zu of %zu is missing from all files",
-                         r->checkpoint->path, first->name, i % parts + 1, parts);
+            return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: shard %zu of %zu is missing from all files",
+                           r->checkpoint->path, first->name, i % parts + 1, parts);
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code join_shared(joiner *j, const group *g) {
@@ -349,8 +348,7 @@ static int by_order(const void *a, const void *b) {
 
 static fc_code join_groups(joiner *j, mg_value **sorted) {
     size_t n = j->r->nvalues;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < n;) {
+    for (size_t i = 0; i < n;) {
         size_t end = i + 1;
         bool shared = sorted[i]->shared;
         while (end < n && strcmp(sorted[end]->name, sorted[i]->name) == 0) {
@@ -358,10 +356,10 @@ static fc_code join_groups(joiner *j, mg_value **sorted) {
             end++;
         }
         const group g = {sorted + i, end - i};
-        rc = shared ? join_shared(j, &g) : join_loose(j, &g);
+        FC_TRY(shared ? join_shared(j, &g) : join_loose(j, &g));
         i = end;
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code finish(const joiner *j) {
@@ -374,11 +372,9 @@ static fc_code finish(const joiner *j) {
     for (size_t i = 0; i < j->nmade; i++) {
         tensors[i] = j->made[i].tensor;
     }
-    fc_code rc = fc_find_same_name(tensors, j->nmade, &name, j->r->err);
-    if (rc != FC_OK || name) {
-        return rc != FC_OK
-                   ? rc
-                   : fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: the name %.256s appears twice", checkpoint->path, name);
+    FC_TRY(fc_find_same_name(tensors, j->nmade, &name, j->r->err));
+    if (name) {
+        return fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: the name %.256s appears twice", checkpoint->path, name);
     }
     checkpoint->tensors = tensors;
     checkpoint->ntensors = j->nmade;

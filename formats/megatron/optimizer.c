@@ -227,14 +227,14 @@ static fc_code assign(mg_optimizer *o, const char **reason) {
     size_t sizes[MOST_GROUPS] = {0};
     fc_pv *states = calloc(o->nparams + 1, sizeof *states);
     bool *taken = calloc(o->nparams + 1, sizeof *taken);
-    fc_code rc = states && taken ? FC_OK : fc_mg_no_memory(o->r);
-    if (rc == FC_OK) {
-        *reason = o->ngroups > MOST_GROUPS ? "it has too many groups of parameters" : assign_groups(o, sizes);
-        if (!*reason && !list_states(o, states)) {
-            *reason = "the numbers of its states differ from those of its parameters";
-        }
-        *reason = *reason ? *reason : assign_states(o, sizes, states, taken);
+    fc_code rc;
+    FC_TRY_GOTO(states && taken ? FC_OK : fc_mg_no_memory(o->r), rc, out);
+    *reason = o->ngroups > MOST_GROUPS ? "it has too many groups of parameters" : assign_groups(o, sizes);
+    if (!*reason && !list_states(o, states)) {
+        *reason = "the numbers of its states differ from those of its parameters";
     }
+    *reason = *reason ? *reason : assign_states(o, sizes, states, taken);
+out:
     free(states);
     free(taken);
     return rc;
@@ -283,6 +283,7 @@ static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
 /* The numbers of a group's parameters are replaced by their names. */
 static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *path, const char *name) {
     mg_reader *r = o->r;
+    const torch_file kept = r->f;
     torch_name_list names;
     fc_torch_name_list_begin(&names);
     for (size_t i = 0; i < o->nparams; i++) {
@@ -290,13 +291,12 @@ static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *pat
             fc_torch_name_list_add(&names, o->params[i].name);
         }
     }
-    fc_code rc = fc_torch_name_list_end(&names, &r->f, r->err);
-    if (rc == FC_OK) {
-        const torch_file kept = r->f;
-        r->f = names.f;
-        rc = fc_mg_add_leaf(r, name, path, names.f.p->root) ? FC_OK : r->err->code;
-        r->f = kept;
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_torch_name_list_end(&names, &r->f, r->err), rc, out);
+    r->f = names.f;
+    rc = fc_mg_add_leaf(r, name, path, names.f.p->root) ? FC_OK : r->err->code;
+    r->f = kept;
+out:
     fc_torch_name_list_free(&names);
     return rc;
 }
@@ -391,25 +391,24 @@ static fc_code read_all(mg_optimizer *optimizers, const fc_pv *values, size_t me
     mg_reader *r = optimizers->r;
     const char *reason = NULL;
     size_t stateless = 0;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && !reason && i < members; i++) {
+    for (size_t i = 0; !reason && i < members; i++) {
         mg_optimizer *o = &optimizers[i];
         o->r = r;
         o->member = i;
         o->first_group = i > 0 ? o[-1].first_group + o[-1].ngroups : 0;
-        rc = prepare(o, values[i], members, first, end, &reason);
+        FC_TRY(prepare(o, values[i], members, first, end, &reason));
         stateless += is_stateless(o);
     }
     reason = !reason && stateless > 0 && stateless < members ? "only some of its optimizers have a state" : reason;
-    *named = rc == FC_OK && !reason && stateless == 0;
+    *named = !reason && stateless == 0;
     if (reason && stateless < members) {
         r->unnamed = reason;
         r->unnamed_file = r->rank;
     }
-    for (size_t i = 0; rc == FC_OK && *named && i < members; i++) {
-        rc = add_all(&optimizers[i]);
+    for (size_t i = 0; *named && i < members; i++) {
+        FC_TRY(add_all(&optimizers[i]));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t end) {
@@ -424,8 +423,9 @@ fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t
         r->unnamed = "it consists of an unsupported number of optimizers";
         r->unnamed_file = r->rank;
     } else {
-        rc = read_all(optimizers, list ? list : &optimizer, list ? members : 1, first, end, &named);
+        FC_TRY_GOTO(read_all(optimizers, list ? list : &optimizer, list ? members : 1, first, end, &named), rc, out);
     }
+out:
     for (size_t i = 0; i < MOST_OPTIMIZERS; i++) {
         free(optimizers[i].params);
     }

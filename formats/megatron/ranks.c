@@ -145,23 +145,24 @@ static fc_code read_members(mg_reader *r, bool count) {
 /* Opens the file of a rank. On failure nothing stays open. */
 static fc_code open_file(mg_reader *r, uint32_t rank) {
     r->rank = rank;
-    fc_code rc = fc_torch_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err);
-    if (rc == FC_OK && fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
-        rc = fc_fail(r->err, FC_ECORRUPT, "%s: it does not hold a dict: this is not a file of a Megatron checkpoint",
-                     r->f.path);
+    FC_TRY(fc_torch_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err));
+    if (fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
+        fc_fail(r->err, FC_ECORRUPT, "%s: it does not hold a dict: this is not a file of a Megatron checkpoint",
+                r->f.path);
         fc_torch_file_close(&r->f);
+        return FC_ECORRUPT;
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Reads what the first file determines for all files. */
 static fc_code read_first(mg_reader *r) {
     FC_TRY(open_file(r, 0));
     fc_mg_read_args(&r->f, &r->args);
-    fc_code rc = count_chunks(r);
-    if (rc == FC_OK) {
-        rc = fc_mg_arrange(r->checkpoint, &r->args, &r->grid, r->err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(count_chunks(r), rc, out);
+    FC_TRY_GOTO(fc_mg_arrange(r->checkpoint, &r->args, &r->grid, r->err), rc, out);
+out:
     fc_torch_file_close(&r->f);
     return rc;
 }
@@ -173,11 +174,10 @@ static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote
         mg_args args;
         fc_mg_read_args(&r->f, &args);
         *wrote = args.rank;
-        rc = fc_mg_check_alike(r, &args);
+        FC_TRY_GOTO(fc_mg_check_alike(r, &args), rc, out);
     }
-    if (rc == FC_OK) {
-        rc = read_members(r, count);
-    }
+    FC_TRY_GOTO(read_members(r, count), rc, out);
+out:
     fc_torch_file_close(&r->f);
     return rc;
 }

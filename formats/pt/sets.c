@@ -6,6 +6,7 @@
 #include "pt/ranks.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "io/directory.h"
 
 #include <errno.h>
@@ -182,21 +183,20 @@ static fc_code list_names(const char *directory, fc_arena *arena, char ***out, s
 fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err) {
     char **names = NULL;
     size_t nnames = 0;
-    fc_code rc = list_names(directory, arena, &names, &nnames, err);
+    fc_code rc;
     *count = 0;
-    *out = rc == FC_OK ? fc_arena_calloc(arena, MOST_SETS, sizeof **out) : NULL;
-    if (rc == FC_OK && !*out) {
-        rc = fc_no_memory(err, directory);
-    }
-    for (size_t i = 0; rc == FC_OK && i < nnames; i++) {
+    *out = NULL;
+    FC_TRY_GOTO(list_names(directory, arena, &names, &nnames, err), rc, out);
+    *out = fc_arena_calloc(arena, MOST_SETS, sizeof **out);
+    FC_TRY_GOTO(*out ? FC_OK : fc_no_memory(err, directory), rc, out);
+    for (size_t i = 0; i < nnames; i++) {
         pt_rank_name name;
         if (fc_pt_parse_rank_name(names[i], &name)) {
-            rc = add_to_sets(directory, names[i], &name, arena, *out, count, err);
+            FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
         }
     }
+    qsort(*out, *count, sizeof **out, by_name);
+out:
     free(names);
-    if (rc == FC_OK) {
-        qsort(*out, *count, sizeof **out, by_name);
-    }
     return rc;
 }

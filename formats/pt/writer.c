@@ -138,12 +138,9 @@ static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_co
         if (!fc_grow(&w->inners, &w->inners_capacity, w->ninners + 1, sizeof *w->inners)) {
             return fc_no_memory(err, w->staging);
         }
-        fc_code rc = fc_torch_storage_decode(item->pickle, copy->storages[i], &t, err);
-        rc = rc == FC_OK ? fc_torch_item_record(item, &t, &entry, err) : rc;
-        rc = rc == FC_OK ? fc_zip_read(&item->zip, entry, &in.bytes, err) : rc;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_torch_storage_decode(item->pickle, copy->storages[i], &t, err));
+        FC_TRY(fc_torch_item_record(item, &t, &entry, err));
+        FC_TRY(fc_zip_read(&item->zip, entry, &in.bytes, err));
         in.size = entry->size;
         w->inners[w->ninners++] = in;
     }
@@ -155,11 +152,14 @@ static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *
                             fc_error *err) {
     fc_torch_item item = {0};
     const fc_checkpoint *source = w->target->source;
-    const char *path = object->nchunks ? source->files[object->chunks[0].file].path : source->path; /* for messages */
+    bool in_file = object->nchunks > 0 && source->nfiles > 0; /* for messages */
+    const char *path = in_file ? source->files[object->chunks[0].file].path : source->path;
     FC_TRY(fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, &item, err));
     fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
-    fc_code rc = fc_pickle_copy_value(&copy, item.pickle->root, err);
-    rc = rc == FC_OK ? keep_inners(w, &item, &copy, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_pickle_copy_value(&copy, item.pickle->root, err), rc, out);
+    rc = keep_inners(w, &item, &copy, err);
+out:
     fc_pickle_copy_free(&copy);
     fc_torch_item_close(&item);
     return rc;
@@ -203,8 +203,10 @@ static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_
 static fc_code write_pickle(pt_writer *w, fc_error *err) {
     pt_tree tree;
     fc_torch_pickle_begin(&w->pickler, 2);
-    fc_code rc = fc_pt_tree_build(w->target, w->file, &tree, err);
-    rc = rc == FC_OK ? fc_pt_tree_write(&tree, &w->pickler, write_leaf, w, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_pt_tree_build(w->target, w->file, &tree, err), rc, out);
+    rc = fc_pt_tree_write(&tree, &w->pickler, write_leaf, w, err);
+out:
     fc_pt_tree_free(&tree);
     return rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;
 }
@@ -212,24 +214,24 @@ static fc_code write_pickle(pt_writer *w, fc_error *err) {
 /* Lays the archive out and gives the engine the offsets of the data. */
 static fc_code lay_out(pt_writer *w, fc_error *err) {
     fc_target_file *file = w->file;
-    fc_code rc = fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err);
-    for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
+    FC_TRY(fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err));
+    for (size_t i = 0; i < file->nitems; i++) {
         fc_target_item *item = &file->items[i];
         bool object = w->target->tensors[item->tensor].source->object;
         if (!object && w->ties[i].root == i) {
-            rc = fc_torch_zip_add_data(&w->zip, fc_target_item_bytes(w->target, item), &item->offset, err);
+            FC_TRY(fc_torch_zip_add_data(&w->zip, fc_target_item_bytes(w->target, item), &item->offset, err));
         } else {
             item->owned = false; /* it is in the pickle, or in another's record */
             item->offset = 0;
         }
     }
-    for (size_t i = 0; i < w->ninners && rc == FC_OK; i++) {
-        rc = fc_torch_zip_add_bytes(&w->zip, w->inners[i].bytes, w->inners[i].size, err);
+    for (size_t i = 0; i < w->ninners; i++) {
+        FC_TRY(fc_torch_zip_add_bytes(&w->zip, w->inners[i].bytes, w->inners[i].size, err));
     }
-    if (rc == FC_OK && w->layout) {
-        rc = fc_torch_zip_add(&w->zip, FC_PT_LAYOUT, w->layout, strlen(w->layout), err);
+    if (w->layout) {
+        FC_TRY(fc_torch_zip_add(&w->zip, FC_PT_LAYOUT, w->layout, strlen(w->layout), err));
     }
-    return rc == FC_OK ? fc_torch_zip_end(&w->zip, err) : rc;
+    return fc_torch_zip_end(&w->zip, err);
 }
 
 static fc_code make_file(const pt_writer *w, fc_error *err) {

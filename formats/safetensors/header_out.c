@@ -136,12 +136,15 @@ static fc_code add_tables(const header_builder *m) {
     for (size_t i = 0; good && i < m->out->count; i++) {
         good = describe(m, &m->file->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
     }
-    fc_code rc = good ? FC_OK : out_of_memory(m);
+    fc_code rc;
+    FC_TRY_GOTO(good ? FC_OK : out_of_memory(m), rc, out);
     for (int i = 0; i < 4; i++) {
-        bool needed = json_object_size(tables[i]) > 0 || (i >= 2 && m->target->mesh->ndim > 0);
-        if (rc == FC_OK && needed) {
-            rc = set_json(m, keys[i], json_incref(tables[i]));
+        if (json_object_size(tables[i]) > 0 || (i >= 2 && m->target->mesh->ndim > 0)) {
+            FC_TRY_GOTO(set_json(m, keys[i], json_incref(tables[i])), rc, out);
         }
+    }
+out:
+    for (int i = 0; i < 4; i++) {
         json_decref(tables[i]);
     }
     return rc;

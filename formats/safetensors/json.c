@@ -80,13 +80,13 @@ fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
     if (json->at >= json->size || json->text[json->at] != '"') {
         return fc_st_json_fail(json, json->at, "a name in quotation marks is missing", err);
     }
-    fc_code rc = fc_st_json_value(json, key, err);
-    if (rc == FC_OK && !take(json, ':')) {
+    FC_TRY(fc_st_json_value(json, key, err));
+    if (!take(json, ':')) {
         json_decref(*key);
         *key = NULL;
         return fc_st_json_fail(json, json->at, "':' is missing", err);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_st_json_end(st_json *json, fc_error *err) {
@@ -103,10 +103,10 @@ fc_code fc_st_json_object(st_json *json, st_json_member *member, void *context, 
         if (!key) {
             return FC_OK;
         }
-        fc_code rc = fc_st_json_value(json, &value, err);
-        if (rc == FC_OK) {
-            rc = member(context, json_string_value(key), value, err);
-        }
+        fc_code rc;
+        FC_TRY_GOTO(fc_st_json_value(json, &value, err), rc, next);
+        rc = member(context, json_string_value(key), value, err);
+    next:
         json_decref(key);
         json_decref(value);
         FC_TRY(rc);

@@ -180,7 +180,7 @@ static fc_code build_tensor(const st_reader *o, const group *g, fc_tensor *t, fc
     }
     FC_TRY(add_chunks(o, g, shape, t, err));
     uint64_t bytes;
-    if ((!fc_numel(t->ndim, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes))) {
+    if (!fc_numel(t->ndim, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the product of its sizes overflows", path_of(o, g->items),
                        t->name);
     }
@@ -219,16 +219,16 @@ fc_code fc_st_build_tensors(st_reader *o, size_t extra, fc_error *err) {
     }
     occurrence *all = calloc(total + 1, sizeof *all);
     group *groups = calloc(total + 1, sizeof *groups);
-    fc_code rc = all && groups ? FC_OK : fc_no_memory(err, o->checkpoint->path);
-    for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
+    fc_code rc;
+    FC_TRY_GOTO(all && groups ? FC_OK : fc_no_memory(err, o->checkpoint->path), rc, out);
+    for (size_t f = 0; f < o->files.nfiles; f++) {
         for (size_t i = 0; i < o->headers[f].nentries; i++, n++) {
             all[n] = (occurrence){&o->headers[f].entries[i], (uint32_t)f, n};
         }
     }
-    if (rc == FC_OK) {
-        qsort(all, n, sizeof *all, by_name);
-        rc = build_groups(o, all, n, groups, extra, err);
-    }
+    qsort(all, n, sizeof *all, by_name);
+    FC_TRY_GOTO(build_groups(o, all, n, groups, extra, err), rc, out);
+out:
     free(all);
     free(groups);
     return rc;

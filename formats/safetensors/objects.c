@@ -150,7 +150,7 @@ static fc_code read_object(st_reader *o, const member *m, fc_error *err) {
     object_parser p = {.arena = o->checkpoint->arena, .file = path, .key = m->pair->key};
     st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
     FC_TRY(fc_st_json_members(&json, parse_member, &p, err));
-    if ((!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
+    if (!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json))) {
         return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: encoding, data or json is missing or invalid", path,
                        m->pair->key);
     }
@@ -160,16 +160,19 @@ static fc_code read_object(st_reader *o, const member *m, fc_error *err) {
 static fc_code read_objects(st_reader *o, fc_error *err) {
     member *members;
     size_t n;
-    fc_code rc = gather(o, is_object, &members, &n) ? FC_OK : fc_no_memory(err, o->checkpoint->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(gather(o, is_object, &members, &n) ? FC_OK : fc_no_memory(err, o->checkpoint->path), rc, out);
+    for (size_t i = 0; i < n; i++) {
         if (i == 0 || strcmp(members[i].pair->key, members[i - 1].pair->key) != 0) {
-            rc = read_object(o, &members[i], err);
+            FC_TRY_GOTO(read_object(o, &members[i], err), rc, out);
         } else if (strcmp(members[i].pair->value, members[i - 1].pair->value) != 0) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: the object differs from that in %s",
                          o->files.files[members[i].file].path, members[i].pair->key,
                          o->files.files[members[i - 1].file].name);
+            goto out;
         }
     }
+out:
     free(members);
     return rc;
 }

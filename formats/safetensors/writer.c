@@ -198,10 +198,12 @@ static fc_code write_header(const char *path, const st_header_out *header, fc_er
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: the file cannot be created", path);
     }
-    fc_code rc = fc_pwrite_full(fd, header->text, header->size, 0, path, err);
-    if (rc == FC_OK && ftruncate(fd, (off_t)size) != 0) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_pwrite_full(fd, header->text, header->size, 0, path, err), rc, out);
+    if (ftruncate(fd, (off_t)size) != 0) {
         rc = fc_fail_errno(err, errno, "%s: the file cannot be extended to %" PRIu64 " bytes", path, size);
     }
+out:
     if (close(fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: the file cannot be closed", path);
     }
@@ -217,10 +219,10 @@ fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     }
     FC_TRY(set_path(w, file, err));
     file->path = w->path;
-    fc_code rc = fc_st_header_make(&w->common, file, file->rank == 0, &header, err);
-    if (rc == FC_OK) {
-        rc = write_header(w->path, &header, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_st_header_make(&w->common, file, file->rank == 0, &header, err), rc, out);
+    FC_TRY_GOTO(write_header(w->path, &header, err), rc, out);
+out:
     free(w->order);
     w->order = header.order;
     w->count = header.count;
@@ -249,11 +251,10 @@ fc_code fc_st_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
     fc_st_digits(fc_st_digest_of(w->header, w->header_size, w->digest), w->header + w->digest);
     fc_code rc = FC_OK;
     if (w->digests) {
-        rc = fc_pwrite_full(fd, digests, w->count * ST_DIGITS, w->digests, file->path, err);
+        FC_TRY_GOTO(fc_pwrite_full(fd, digests, w->count * ST_DIGITS, w->digests, file->path, err), rc, out);
     }
-    if (rc == FC_OK) {
-        rc = fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, file->path, err);
-    }
+    FC_TRY_GOTO(fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, file->path, err), rc, out);
+out:
     if (close(fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: the file cannot be closed", file->path);
     }

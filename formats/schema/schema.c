@@ -61,12 +61,12 @@ static fc_code parse(const char *path, json_t **root, fc_error *err) {
     char *text = NULL;
     size_t size = 0;
     json_error_t wrong;
-    fc_code rc = fc_read_whole(path, "a schema", MAX_BYTES, &text, &size, err);
-    if (rc == FC_OK) {
-        size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-        *root = json_loadb(text + mark, size - mark, JSON_REJECT_DUPLICATES, &wrong);
-        rc = *root ? FC_OK : syntax_fail(path, &wrong, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_read_whole(path, "a schema", MAX_BYTES, &text, &size, err), rc, out);
+    size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    *root = json_loadb(text + mark, size - mark, JSON_REJECT_DUPLICATES, &wrong);
+    FC_TRY_GOTO(*root ? FC_OK : syntax_fail(path, &wrong, err), rc, out);
+out:
     free(text);
     return rc;
 }

@@ -270,10 +270,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     bool plain = has_plain_keys(w->p, pairs, n);
     fc_pv cls = fc_pickle_container_of(w->p, v)->cls;
     bool ordinary = !cls || fc_torch_is_global(w->p, cls, "collections", "OrderedDict");
-    fc_code rc = n > 0 && (!plain || !ordinary) ? holds_tensor(w, v, &found) : FC_OK;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(n > 0 && (!plain || !ordinary) ? holds_tensor(w, v, &found) : FC_OK);
     if (n == 0 && w->depth == 0) {
         return FC_OK;
     }
@@ -285,12 +282,12 @@ static fc_code walk_dict(walker *w, fc_pv v) {
                        "%s: %.256s: a dict of tensors with keys that are neither strings (without NUL) nor integers",
                        w->f->path, w->depth ? spell(w) : "the state dict");
     }
-    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         fc_path_element element;
-        rc = fc_torch_key_element(w->f, pairs[i], w->leaves->arena, &element, w->err);
-        rc = rc == FC_OK ? walk_below(w, element, pairs[i + 1]) : rc;
+        FC_TRY(fc_torch_key_element(w->f, pairs[i], w->leaves->arena, &element, w->err));
+        FC_TRY(walk_below(w, element, pairs[i + 1]));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* A list is taken apart where it holds a dict, or a tensor anywhere: a little more than DCP does, which looks into
@@ -405,26 +402,26 @@ static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth)
         return bad_module(w);
     }
     w->visits--;
-    fc_code rc = walk_members(w, state, "_parameters", prefix);
-    rc = rc == FC_OK ? walk_members(w, state, "_buffers", prefix) : rc;
-    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
+    FC_TRY(walk_members(w, state, "_parameters", prefix));
+    FC_TRY(walk_members(w, state, "_buffers", prefix));
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = member_name(w, prefix, pairs[i]);
         const char *below = name ? fc_arena_printf(w->leaves->arena, "%s.", name) : NULL;
         if (fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE) {
-            rc =
-                below && is_module(w->p, pairs[i + 1]) ? walk_module(w, pairs[i + 1], below, depth + 1) : bad_module(w);
+            FC_TRY(below && is_module(w->p, pairs[i + 1]) ? walk_module(w, pairs[i + 1], below, depth + 1)
+                                                          : bad_module(w));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code take_module(walker *w, fc_pv v) {
     char name[256] = "a class of another file";
     torch_leaves *l = w->leaves;
     size_t before = l->count;
-    fc_code rc = walk_module(w, v, "", 0);
-    if (rc != FC_OK || l->count == before) { /* nothing in it: an activation, a loss */
-        return rc == FC_OK && w->depth > 0 ? add_leaf(w, v, TORCH_OBJECT) : rc;
+    FC_TRY(walk_module(w, v, "", 0));
+    if (l->count == before) { /* nothing in it: an activation, a loss */
+        return w->depth > 0 ? add_leaf(w, v, TORCH_OBJECT) : FC_OK;
     }
     fc_pv cls = class_of(w->p, v);
     if (cls) {
@@ -472,12 +469,13 @@ fc_code fc_torch_flatten(const torch_file *f, const fc_path *prefix, torch_leave
     bool module = leaves->alone && is_module(f->p, f->p->root);
     if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module &&
         kind_of(f->p, f->p->root) == TORCH_OBJECT) {
-        rc = refuse_whole(&w, f->p->root);
+        FC_TRY_GOTO(refuse_whole(&w, f->p->root), rc, out);
     }
     for (size_t i = 0; prefix && i < prefix->count && i < MAX_DEPTH / 2; i++) {
         w.path[w.depth++] = prefix->elements[i];
     }
-    rc = rc == FC_OK ? walk(&w, f->p->root) : rc;
+    rc = walk(&w, f->p->root);
+out:
     fc_pv_map_free(&w.clean);
     fc_pv_map_free(&w.marked);
     free(w.stack);

@@ -67,20 +67,21 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     return rc;
 }
 
-/* Reads what every archive has: the folder, the byte order, the pickle. */
-static fc_code read_item(fc_torch_item *item, fc_error *err) {
-    fc_code rc = FC_OK;
+static fc_code read_records(fc_torch_item *item, fc_error *err) {
     const char *slash = strchr(item->zip.entries[0].name, '/');
     if (!slash) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": not an archive of torch.save: record %s has no folder",
-                     item->zip.path, item->zip.offset, item->zip.entries[0].name);
-    } else {
-        item->prefix = (size_t)(slash - item->zip.entries[0].name);
-        rc = read_byteorder(item, err);
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: offset %" PRIu64 ": not an archive of torch.save: record %s has no folder", item->zip.path,
+                       item->zip.offset, item->zip.entries[0].name);
     }
-    if (rc == FC_OK) {
-        rc = read_pickle(item, err);
-    }
+    item->prefix = (size_t)(slash - item->zip.entries[0].name);
+    FC_TRY(read_byteorder(item, err));
+    return read_pickle(item, err);
+}
+
+/* Reads what every archive has: the folder, the byte order, the pickle. After a failure the item is closed. */
+static fc_code read_item(fc_torch_item *item, fc_error *err) {
+    fc_code rc = read_records(item, err);
     if (rc != FC_OK) {
         fc_torch_item_close(item);
     }
@@ -342,16 +343,12 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
         }
         out->dtype = (fc_dtype)dtype;
     }
-    fc_code rc = decode_storage(p, args[0], typed, out, err);
-    if (rc == FC_OK) {
-        rc = fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is no number", err);
-    }
-    if (rc == FC_OK) {
-        rc = decode_sizes(p, args[2], args[3], out, err);
-    }
-    if (rc == FC_OK) {
-        rc = check_reach(out, offset, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(decode_storage(p, args[0], typed, out, err), rc, out);
+    FC_TRY_GOTO(fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is no number", err), rc, out);
+    FC_TRY_GOTO(decode_sizes(p, args[2], args[3], out, err), rc, out);
+    FC_TRY_GOTO(check_reach(out, offset, err), rc, out);
+out:
     size_t flags = typed ? 6 : 7;
     return rc == FC_OK && n > flags ? read_flags(p, args[flags], out, err) : rc;
 }
@@ -376,11 +373,11 @@ fc_code fc_torch_item_record(const fc_torch_item *item, const fc_torch_tensor *t
 
 fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
                               fc_error *err) {
-    fc_code rc = fc_torch_item_record(item, tensor, out, err);
-    if (rc == FC_OK && (*out)->method != FC_ZIP_STORED) {
+    FC_TRY(fc_torch_item_record(item, tensor, out, err));
+    if ((*out)->method != FC_ZIP_STORED) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: offset %" PRIu64 ": record %s is compressed; unpack and save the checkpoint again",
                        item->zip.path, (*out)->data, (*out)->name);
     }
-    return rc;
+    return FC_OK;
 }

@@ -24,31 +24,30 @@ static fc_code damaged(const torch_file *f, uint64_t at, const char *what, fc_er
 static fc_code next_pickle(const torch_file *f, uint64_t *at, uint64_t most, fc_pickle **out, fc_error *err) {
     uint64_t left = f->size - *at;
     fc_pickle_source source = {f->path, *at, left < most ? left : most, f->fd, NULL};
-    fc_code rc = fc_pickle_load(&source, FC_PICKLE_ITEM, out, err);
-    if (rc == FC_OK) {
-        *at += (*out)->size;
+    FC_TRY(fc_pickle_load(&source, FC_PICKLE_ITEM, out, err));
+    *at += (*out)->size;
+    return FC_OK;
+}
+
+/* Reads one of the three small pickles before the value; the second one is the protocol's number. */
+static fc_code read_small(torch_file *f, bool is_protocol, uint64_t *at, fc_error *err) {
+    fc_pickle *p;
+    int64_t number;
+    uint64_t start = *at;
+    fc_code rc = FC_OK;
+    FC_TRY(next_pickle(f, at, MAX_SMALL, &p, err));
+    if (is_protocol && (!fc_pickle_int(p, p->root, &number) || number != PROTOCOL)) {
+        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a protocol of torch.save that is not %d", f->path,
+                     start, PROTOCOL);
     }
+    fc_pickle_free(p);
     return rc;
 }
 
 /* The three small pickles before the value. */
 static fc_code read_head(torch_file *f, uint64_t *at, fc_error *err) {
     for (int i = 0; i < 3; i++) {
-        fc_pickle *p;
-        int64_t number;
-        uint64_t start = *at;
-        fc_code rc = next_pickle(f, at, MAX_SMALL, &p, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
-        if (i == 1 && (!fc_pickle_int(p, p->root, &number) || number != PROTOCOL)) {
-            rc = fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a protocol of torch.save that is not %d",
-                         f->path, start, PROTOCOL);
-        }
-        fc_pickle_free(p);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_small(f, i == 1, at, err));
     }
     return FC_OK;
 }

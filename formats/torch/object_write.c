@@ -6,6 +6,7 @@
 #include "torch/object_write.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/move.h"
 
@@ -94,11 +95,12 @@ fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *o
     unsigned char *bytes = NULL;
     const char *json = NULL;
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? read_bytes(target, source, arena, &bytes, err) : fc_no_memory(err, NULL);
-    rc = rc == FC_OK ? fc_checkpoint_object_json(target->source, source, arena, &json, err) : rc;
-    if (rc == FC_OK && strcmp(source->object->encoding, FC_OBJECT_VALUE) == 0) {
+    fc_code rc;
+    FC_TRY_GOTO(arena ? read_bytes(target, source, arena, &bytes, err) : fc_no_memory(err, NULL), rc, out);
+    FC_TRY_GOTO(fc_checkpoint_object_json(target->source, source, arena, &json, err), rc, out);
+    if (strcmp(source->object->encoding, FC_OBJECT_VALUE) == 0) {
         write_decoding(w, json);
-    } else if (rc == FC_OK) {
+    } else {
         fc_torch_pickle_op(w, FC_PICKLE_EMPTY_DICT);
         fc_torch_pickle_str(w, "encoding");
         fc_torch_pickle_str(w, source->object->encoding);
@@ -110,6 +112,7 @@ fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *o
         fc_torch_pickle_bytes(w, bytes, (size_t)source->shape[0]);
         fc_torch_pickle_op(w, FC_PICKLE_SETITEM);
     }
+out:
     fc_arena_free(arena);
     return rc;
 }

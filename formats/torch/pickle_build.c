@@ -191,15 +191,15 @@ static bool is_data_factory(const fc_pickle *p, fc_pv factory) {
 /* A dict that remembers how it came to be; its factory, which is code, is a name here like any other. */
 static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv factory, fc_pv *out) {
     size_t n;
-    fc_code rc = make_container(vm, callee, FC_PV_DICT, init, out);
-    if (rc == FC_OK && strcmp(fc_pickle_bytes(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], &n), "dict") != 0) {
+    FC_TRY(make_container(vm, callee, FC_PV_DICT, init, out));
+    if (strcmp(fc_pickle_bytes(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], &n), "dict") != 0) {
         vm->p->containers[fc_pv_payload(*out)].cls = callee;
         vm->p->containers[fc_pv_payload(*out)].factory = factory;
     }
-    if (rc == FC_OK && !is_data_factory(vm->p, factory)) {
+    if (!is_data_factory(vm->p, factory)) {
         fc_pickle_note_risk(vm->p, FC_RISK_UNKNOWN, fc_pv_typeof(factory) == FC_PV_GLOBAL ? factory : callee);
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Text whose characters are all below 256, as bytes. */
@@ -358,11 +358,11 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
         *out = fc_pv_make(FC_PV_OBJECT, at);
         return FC_OK;
     }
-    fc_code rc = fc_pickle_reduce(vm, cls, args, out);
-    if (rc == FC_OK && fc_pv_typeof(*out) == FC_PV_CALL) {
+    FC_TRY(fc_pickle_reduce(vm, cls, args, out));
+    if (fc_pv_typeof(*out) == FC_PV_CALL) {
         p->cells[fc_pv_payload(*out) + 5] |= 1;
     }
-    return rc;
+    return FC_OK;
 }
 
 /* OrderedDict and Counter have attributes, dict and defaultdict do not. */

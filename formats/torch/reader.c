@@ -71,10 +71,8 @@ static fc_code make_tensor(const fc_checkpoint *checkpoint, const torch_file *f,
 static fc_code make_tensors(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaves *leaves,
                             fc_tensor *tensors, fc_error *err) {
     for (size_t i = 0; i < leaves->count; i++) {
-        fc_code rc = make_tensor(checkpoint, f, &leaves->items[i], &tensors[i], err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "%s: %.256s", f->path, leaves->items[i].name);
-        }
+        FC_TRY_CONTEXT(make_tensor(checkpoint, f, &leaves->items[i], &tensors[i], err), err, "%s: %.256s", f->path,
+                       leaves->items[i].name);
     }
     return FC_OK;
 }

@@ -309,22 +309,15 @@ fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t len
     if (bytes) {
         zip->head = (fc_zip_window){bytes, offset, (size_t)length};
     } else if (length <= WHOLE) {
-        rc = fc_zip_load(zip, &zip->head, 0, length, err);
+        FC_TRY_GOTO(fc_zip_load(zip, &zip->head, 0, length, err), rc, out);
     } else {
-        rc = fc_zip_load(zip, &zip->tail, length - EDGE, EDGE, err);
-        if (rc == FC_OK) {
-            rc = fc_zip_load(zip, &zip->head, 0, EDGE, err);
-        }
+        FC_TRY_GOTO(fc_zip_load(zip, &zip->tail, length - EDGE, EDGE, err), rc, out);
+        FC_TRY_GOTO(fc_zip_load(zip, &zip->head, 0, EDGE, err), rc, out);
     }
-    if (rc == FC_OK) {
-        rc = read_end(zip, &dir, err);
-    }
-    if (rc == FC_OK) {
-        rc = read_central(zip, &dir, err);
-    }
-    if (rc == FC_OK) {
-        rc = check_records(zip, err);
-    }
+    FC_TRY_GOTO(read_end(zip, &dir, err), rc, out);
+    FC_TRY_GOTO(read_central(zip, &dir, err), rc, out);
+    FC_TRY_GOTO(check_records(zip, err), rc, out);
+out:
     if (rc != FC_OK) {
         fc_zip_close(zip);
     }

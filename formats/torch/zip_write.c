@@ -130,11 +130,9 @@ static fc_code add_data(fc_torch_zip *zip, fc_torch_zip_record record, fc_error 
 }
 
 fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err) {
-    fc_code rc = add_data(zip, (fc_torch_zip_record){.size = size}, err);
-    if (rc == FC_OK) {
-        *offset = zip->records[zip->nrecords - 1].data;
-    }
-    return rc;
+    FC_TRY(add_data(zip, (fc_torch_zip_record){.size = size}, err));
+    *offset = zip->records[zip->nrecords - 1].data;
+    return FC_OK;
 }
 
 fc_code fc_torch_zip_add_bytes(fc_torch_zip *zip, const void *bytes, uint64_t size, fc_error *err) {
@@ -285,14 +283,14 @@ static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_er
 }
 
 static fc_code write_record(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
-    fc_code rc = write_local(zip, r, out, err);
-    if (rc == FC_OK && r->bytes) {
-        rc = write_bytes(r->bytes, r->size, out, err);
-    } else if (rc == FC_OK) {
-        rc = flush(out, err);
+    FC_TRY(write_local(zip, r, out, err));
+    if (r->bytes) {
+        FC_TRY(write_bytes(r->bytes, r->size, out, err));
+    } else {
+        FC_TRY(flush(out, err));
         out->at += r->size;
     }
-    return rc == FC_OK ? write_descriptor(r, out, err) : rc;
+    return write_descriptor(r, out, err);
 }
 
 static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {

@@ -1,6 +1,6 @@
 /*
- * Error propagation: FC_TRY where a function has nothing to clean up, FC_TRY_GOTO where it has. A function that cleans
- * up declares `fc_code rc = FC_OK;`, ends in a label, and returns rc.
+ * Error propagation: FC_TRY where a function has nothing to clean up (FC_TRY_CONTEXT where the error needs context),
+ * FC_TRY_GOTO where it has. A function that cleans up ends in the label `out`, releases there, and returns rc.
  */
 #ifndef FSDPCKPT_BASE_TRY_H
 #define FSDPCKPT_BASE_TRY_H
@@ -17,6 +17,15 @@
         const fc_code fc_try_code = (call);                                                                            \
         if (fc_try_code != FC_OK) {                                                                                    \
             return fc_try_code;                                                                                        \
+        }                                                                                                              \
+    } while (0)
+
+/** FC_TRY for a call whose error needs context: the arguments after `err` are those of fc_context's printf. */
+#define FC_TRY_CONTEXT(call, err, ...)                                                                                 \
+    do {                                                                                                               \
+        const fc_code fc_try_code = (call);                                                                            \
+        if (fc_try_code != FC_OK) {                                                                                    \
+            return fc_context(err, fc_try_code, __VA_ARGS__);                                                          \
         }                                                                                                              \
     } while (0)
 

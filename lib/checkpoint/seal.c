@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/seal.h"
 
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 
 #include <errno.h>
@@ -63,8 +64,8 @@ fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *o
         out->files[i].name = checkpoint->files[i].name;
         out->files[i].path = checkpoint->files[i].path;
     }
-    fc_code rc = seal_path(checkpoint, arena, &out->path, err);
-    return rc == FC_OK && header ? name_header(checkpoint, arena, &out->files[checkpoint->nfiles], err) : rc;
+    FC_TRY(seal_path(checkpoint, arena, &out->path, err));
+    return header ? name_header(checkpoint, arena, &out->files[checkpoint->nfiles], err) : FC_OK;
 }
 
 /* ---- reading ---- */
@@ -184,23 +185,21 @@ static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error
 fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
     const char *path;
     struct stat st;
-    fc_code rc = seal_path(checkpoint, checkpoint->arena, &path, err);
-    if (rc != FC_OK || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
-        return rc;
+    FC_TRY(seal_path(checkpoint, checkpoint->arena, &path, err));
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
+        return FC_OK;
     }
     if (st.st_size > MOST_BYTES) {
         return fc_fail(err, FC_ECORRUPT, "%s: too large for a seal; remove it, or seal the checkpoint again", path);
     }
     fc_seal *seal = fc_arena_calloc(checkpoint->arena, 1, sizeof *seal);
-    rc = seal ? fc_seal_new(checkpoint, checkpoint->arena, seal, err) : fc_no_memory(err, checkpoint->path);
-    FILE *f = rc == FC_OK ? fopen(path, "rbe") : NULL;
-    if (rc == FC_OK && !f) {
+    FC_TRY(seal ? fc_seal_new(checkpoint, checkpoint->arena, seal, err) : fc_no_memory(err, checkpoint->path));
+    FILE *f = fopen(path, "rbe");
+    if (!f) {
         return fc_fail_errno(err, errno, "%s", path);
     }
-    if (f) {
-        rc = parse(checkpoint, seal, f, err);
-        fclose(f);
-    }
+    fc_code rc = parse(checkpoint, seal, f, err);
+    fclose(f);
     checkpoint->seal = rc == FC_OK ? seal : NULL;
     return rc;
 }

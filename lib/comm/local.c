@@ -247,33 +247,32 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
     }
     local_world w = {.size = size};
     fc_device *device = NULL;
-    fc_code rc = fc_device_cpu(&device, err);
+    FC_TRY(fc_device_cpu(&device, err));
     local_group *g = fc_local_group_new(&w, size);
     runner *runners = calloc((size_t)size, sizeof *runners);
     w.gone = calloc((size_t)size, sizeof *w.gone);
-    if (rc == FC_OK && (!g || !runners || !w.gone)) {
+    fc_code rc = FC_OK;
+    if (!g || !runners || !w.gone) {
         rc = fc_fail(err, FC_ENOMEM, "out of memory for %d ranks", size);
+        goto out;
     }
-    if (rc == FC_OK) {
-        pthread_mutex_init(&w.lock, NULL);
-        pthread_cond_init(&w.wake, NULL);
-        for (int r = 0; r < size; r++) {
-            g->members[r] = r;
-            runners[r] = (runner){.comm = functions, .work = work, .context = context};
-            runners[r].comm.rank = r;
-            runners[r].comm.size = size;
-            runners[r].comm.device = device;
-            runners[r].comm.state = g;
-        }
-        rc = run_all(&w, runners, err);
-        pthread_cond_destroy(&w.wake);
-        pthread_mutex_destroy(&w.lock);
+    pthread_mutex_init(&w.lock, NULL);
+    pthread_cond_init(&w.wake, NULL);
+    for (int r = 0; r < size; r++) {
+        g->members[r] = r;
+        runners[r] = (runner){.comm = functions, .work = work, .context = context};
+        runners[r].comm.rank = r;
+        runners[r].comm.size = size;
+        runners[r].comm.device = device;
+        runners[r].comm.state = g;
     }
+    rc = run_all(&w, runners, err);
+    pthread_cond_destroy(&w.wake);
+    pthread_mutex_destroy(&w.lock);
+out:
     free(w.gone);
     free(runners);
     fc_local_group_free(g);
-    if (device) {
-        device->destroy(device);
-    }
+    device->destroy(device);
     return rc;
 }

@@ -159,14 +159,16 @@ fc_code fc_local_enter(fc_comm *comm, const local_slot *mine, fc_error *err) {
     local_group *g = comm->state;
     g->slots[comm->rank] = *mine;
     FC_TRY(meet(comm, false, err));
-    fc_code rc = compare_calls(g, err);
-    if (rc == FC_OK && (mine->kind == LOCAL_REDUCE_SCATTER || mine->kind == LOCAL_ALL_REDUCE)) {
-        rc = fc_arith_check(mine->dtype, mine->op, err);
+    fc_code rc;
+    FC_TRY_GOTO(compare_calls(g, err), rc, out);
+    if (mine->kind == LOCAL_REDUCE_SCATTER || mine->kind == LOCAL_ALL_REDUCE) {
+        FC_TRY_GOTO(fc_arith_check(mine->dtype, mine->op, err), rc, out);
     }
-    if (rc == FC_OK && (mine->root < 0 || mine->root >= g->size)) {
+    if (mine->root < 0 || mine->root >= g->size) {
         rc = fc_fail(err, FC_EUSAGE, "%s: rank %d does not exist among %d ranks", kind_names[mine->kind], mine->root,
                      g->size);
     }
+out:
     if (rc != FC_OK) { /* the same on all ranks */
         fc_code met = meet(comm, true, NULL);
         rc = met != FC_OK ? met : rc;

@@ -6,6 +6,7 @@
  * to the threads that move data, and lets it read the flag `cancel`. Transfers of more than INT_MAX bytes take several
  * calls.
  */
+#include "base/try.h"
 #include "comm/module.h"
 #include "comm/mpi_state.h"
 
@@ -117,10 +118,7 @@ static fc_code exchange(fc_comm *comm, const char *send, size_t send_bytes, int 
         if (code != MPI_SUCCESS) {
             return fc_mpi_fail(comm, "all_gather", code, err);
         }
-        fc_code rc = fc_mpi_wait_all(comm, "all_gather", 2, requests, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_mpi_wait_all(comm, "all_gather", 2, requests, err));
     }
     return FC_OK;
 }
@@ -128,12 +126,11 @@ static fc_code exchange(fc_comm *comm, const char *send, size_t send_bytes, int 
 /* A ring: in each step, every rank passes the block that it received last to its right neighbour. */
 static fc_code gather_in_ring(fc_comm *comm, char *recv, const size_t *counts, const size_t *displs, fc_error *err) {
     int n = comm->size, right = (comm->rank + 1) % n, left = (comm->rank + n - 1) % n;
-    fc_code rc = FC_OK;
-    for (int step = 0; rc == FC_OK && step < n - 1; step++) {
+    for (int step = 0; step < n - 1; step++) {
         int out = (comm->rank + n - step) % n, in = (comm->rank + n - step - 1) % n;
-        rc = exchange(comm, recv + displs[out], counts[out], right, recv + displs[in], counts[in], left, err);
+        FC_TRY(exchange(comm, recv + displs[out], counts[out], right, recv + displs[in], counts[in], left, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Gathers with one MPI call. All counts and offsets must fit in an int. */
@@ -241,34 +238,37 @@ static void mpi_free(fc_comm *comm) {
     free(comm);
 }
 
-/* MPI does not accept negative colors, so the first rank of a color replaces it. */
-static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
-    mpi_state *s = comm->state;
+/* MPI does not accept negative colors: `*first` is the first rank of this rank's color, and stands for it. */
+static fc_code first_of_color(fc_comm *comm, int color, int *first, fc_error *err) {
     int *colors = malloc((size_t)comm->size * sizeof *colors);
-    *out = NULL;
     if (!colors) {
         comm->broken = true;
         return fc_no_memory(err, "split");
     }
-    fc_code rc = fc_mpi_all_gather(comm, &color, colors, sizeof color, NULL, err);
-    int first = 0;
-    while (rc == FC_OK && colors[first] != color) {
-        first++;
+    fc_code rc;
+    FC_TRY_GOTO(fc_mpi_all_gather(comm, &color, colors, sizeof color, NULL, err), rc, out);
+    for (*first = 0; colors[*first] != color;) {
+        ++*first;
     }
+out:
     free(colors);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    return rc;
+}
+
+/* MPI does not accept negative colors, so the first rank of a color replaces it. */
+static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
+    mpi_state *s = comm->state;
+    int first = 0;
+    *out = NULL;
+    FC_TRY(first_of_color(comm, color, &first, err));
     MPI_Comm part = MPI_COMM_NULL;
     int code = MPI_Comm_split(s->mpi, first, comm->rank, &part);
     if (code != MPI_SUCCESS) {
         return fc_mpi_fail(comm, "split", code, err);
     }
-    rc = comm_new(part, false, s->call_bytes, comm->device, out, err);
-    if (rc == FC_OK) {
-        (*out)->cancel = comm->cancel;
-    }
-    return rc;
+    FC_TRY(comm_new(part, false, s->call_bytes, comm->device, out, err));
+    (*out)->cancel = comm->cancel;
+    return FC_OK;
 }
 
 static const fc_comm functions = {
@@ -321,10 +321,7 @@ static fc_code new_mpi(fc_device *device, fc_comm **out, fc_error *err) {
         return fc_fail(err, FC_EUNSUPPORTED, "mpi: memory of %s is not supported: use nccl, or host memory",
                        device->name);
     }
-    fc_code rc = start_mpi(&started, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(start_mpi(&started, err));
     int code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
     if (code != MPI_SUCCESS) {
         return fc_fail(err, FC_EIO, "mpi: MPI_Comm_dup failed with %d", code);

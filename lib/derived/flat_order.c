@@ -197,26 +197,25 @@ fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *ta
     }
     sorted_tensor *all = calloc(target->ntensors + 1, sizeof *all);
     fc_target_tensor *sorted = fc_arena_calloc(arena, target->ntensors, sizeof *sorted);
-    fc_code rc = all && sorted ? list_model(&o) : fc_no_memory(o.err, o.model->path);
-    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
-        rc = find_place(&o, target, i, &all[i]);
+    fc_code rc;
+    FC_TRY_GOTO(all && sorted ? list_model(&o) : fc_no_memory(o.err, o.model->path), rc, out);
+    for (size_t i = 0; i < target->ntensors; i++) {
+        FC_TRY_GOTO(find_place(&o, target, i, &all[i]), rc, out);
     }
-    for (size_t i = 0; rc == FC_OK && i < model->ntensors; i++) {
+    for (size_t i = 0; i < model->ntensors; i++) {
         if (is_ordered(o.tensors[i], o.tensors[i]->name) && !o.found[o.same_as[i]]) {
             rc = fc_fail(err, FC_EUSAGE, "%s: '%.256s' is missing but %s has it; give the schema of the right model",
                          target->source->path, o.tensors[i]->name, model->path);
+            goto out;
         }
     }
-    if (rc == FC_OK) {
-        qsort(all, target->ntensors, sizeof *all, by_order);
-        rc = check_ties(&o, target->source, all, target->ntensors);
+    qsort(all, target->ntensors, sizeof *all, by_order);
+    FC_TRY_GOTO(check_ties(&o, target->source, all, target->ntensors), rc, out);
+    for (size_t i = 0; i < target->ntensors; i++) {
+        sorted[i] = all[i].tensor;
     }
-    if (rc == FC_OK) {
-        for (size_t i = 0; i < target->ntensors; i++) {
-            sorted[i] = all[i].tensor;
-        }
-        target->tensors = sorted;
-    }
+    target->tensors = sorted;
+out:
     free(all);
     return rc;
 }

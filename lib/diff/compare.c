@@ -85,7 +85,6 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     const fc_tensor *a = item->a, *b = item->b;
     int64_t elements;
     bool decided = true;
-    fc_code rc = FC_OK;
     item->numbers = fc_values_are_numbers(a->dtype, b->dtype);
     if (!fc_numel(a->ndim, a->shape, &elements)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %s: the shape has more than 2^63 elements", c->a->path,
@@ -101,12 +100,12 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     } else if (elements == 0) {
         item->result = FC_COMPARE_SAME;
     } else {
-        rc = try_digests(c, item, &decided, err);
+        FC_TRY(try_digests(c, item, &decided, err));
     }
-    if (rc == FC_OK && !decided) {
+    if (!decided) {
         c->to_read[c->nto_read++] = index;
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Renames apply to both sides. A rule that changes nothing on either side is an error. */
@@ -120,13 +119,14 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     FC_TRY_GOTO(fc_names_make(c->b, s, rename, c->arena, b, err), rc, out);
     const fc_checkpoint *any = c->a->ntensors ? c->a : c->b;
     const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
-    rc = fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err);
-out:
-    fc_rename_free(rename);
-    if (rc == FC_OK && a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
+    FC_TRY_GOTO(fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err),
+                rc, out);
+    if (a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
         rc = fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
                      a->left_out + b->left_out);
     }
+out:
+    fc_rename_free(rename);
     return rc;
 }
 

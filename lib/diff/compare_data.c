@@ -83,20 +83,21 @@ static uint32_t larger_element(const fc_compared *item) {
     return a > b ? a : b;
 }
 
+static fc_code cover_both(const job *j, const fc_compared *item, pair *p, fc_error *err) {
+    FC_TRY_CONTEXT(fc_coverage_within(j->a, item->a, NULL, &p->a, err), err, "%s", j->a->path);
+    FC_TRY_CONTEXT(fc_coverage_within(j->b, item->b, NULL, &p->b, err), err, "%s", j->b->path);
+    return FC_OK;
+}
+
 /* Proves that both sides cover the tensor exactly once before any of it is compared. Called with the lock held. */
 static fc_code open_pair(job *j, fc_compared *item, fc_error *err) {
     pair *p = calloc(1, sizeof *p);
     if (!p) {
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", item->name);
     }
-    fc_code rc = fc_coverage_within(j->a, item->a, NULL, &p->a, err);
-    if (rc != FC_OK) {
-        rc = fc_context(err, rc, "%s", j->a->path);
-    } else if ((rc = fc_coverage_within(j->b, item->b, NULL, &p->b, err)) != FC_OK) {
-        rc = fc_context(err, rc, "%s", j->b->path);
-    }
     p->item = item;
     p->users = 1;
+    fc_code rc = cover_both(j, item, p, err);
     if (rc != FC_OK) {
         drop(p);
         return rc;
@@ -146,40 +147,51 @@ static fc_code compare_tile(worker *w, const pair *p, const fc_tile *tile, fc_de
     return FC_OK;
 }
 
+/* The next tile, under the lock; `*p` is NULL after the last one. */
+static fc_code take_locked(job *j, pair **p, fc_tile *tile, fc_error *err) {
+    pthread_mutex_lock(&j->lock);
+    fc_code rc = take_tile(j, p, tile, err);
+    pthread_mutex_unlock(&j->lock);
+    return rc;
+}
+
+/* Compares a tile, adds what it found to the item, and gives the pair back. */
+static fc_code compare_taken(worker *w, pair *p, const fc_tile *tile, fc_error *err) {
+    job *j = w->job;
+    fc_deviation found = {0};
+    const uint64_t bytes =
+        (uint64_t)tile->count * (fc_dtype_size(p->item->a->dtype) + fc_dtype_size(p->item->b->dtype));
+    fc_code rc = compare_tile(w, p, tile, &found, err);
+    pthread_mutex_lock(&j->lock);
+    fc_deviation_add(&p->item->deviation, &found);
+    j->bytes += bytes;
+    const bool object = p->item->a->object != NULL; /* objects with different bytes may have equal values */
+    drop(p);
+    pthread_mutex_unlock(&j->lock);
+    FC_TRY(rc);
+    if (found.different > 0 && j->options->quick && !object) {
+        atomic_store(&j->stop, true);
+    }
+    if (j->options->move.progress) {
+        atomic_fetch_add_explicit(&j->options->move.progress->done, bytes, memory_order_relaxed);
+    }
+    return FC_OK;
+}
+
 static fc_code compare_tiles(worker *w, fc_error *err) {
     job *j = w->job;
     fc_progress *progress = j->options->move.progress;
     while (!atomic_load_explicit(&j->stop, memory_order_relaxed)) {
         pair *p;
         fc_tile tile;
-        fc_deviation found = {0};
         if (progress && atomic_load_explicit(&progress->cancel, memory_order_relaxed)) {
             return fc_fail(err, FC_EINTERRUPTED, "interrupted");
         }
-        pthread_mutex_lock(&j->lock);
-        fc_code rc = take_tile(j, &p, &tile, err);
-        pthread_mutex_unlock(&j->lock);
-        if (rc != FC_OK || !p) {
-            return rc;
+        FC_TRY(take_locked(j, &p, &tile, err));
+        if (!p) {
+            return FC_OK;
         }
-        uint64_t bytes = (uint64_t)tile.count * (fc_dtype_size(p->item->a->dtype) + fc_dtype_size(p->item->b->dtype));
-        rc = compare_tile(w, p, &tile, &found, err);
-        pthread_mutex_lock(&j->lock);
-        fc_deviation_add(&p->item->deviation, &found);
-        j->bytes += bytes;
-        bool object = p->item->a->object != NULL;
-        drop(p);
-        pthread_mutex_unlock(&j->lock);
-        if (rc != FC_OK) {
-            return rc;
-        }
-        if (found.different > 0 && j->options->quick &&
-            !object) { /* objects with different bytes may have equal values */
-            atomic_store(&j->stop, true);
-        }
-        if (progress) {
-            atomic_fetch_add_explicit(&progress->done, bytes, memory_order_relaxed);
-        }
+        FC_TRY(compare_taken(w, p, &tile, err));
     }
     return FC_OK;
 }

@@ -4,6 +4,7 @@
  * plane by plane.
  */
 #include "engine/decode_lean.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -61,36 +62,34 @@ fc_code fc_decode_lean(const fc_extent *extent, fc_stored_fn read, void *context
     }
     fc_code rc = FC_OK;
     int got = Z_OK;
-    while (got == Z_OK && rc == FC_OK) {
+    while (got == Z_OK) {
         if (z.avail_in == 0 && at < extent->length) {
             size_t n = extent->length - at < half ? (size_t)(extent->length - at) : half;
-            rc = read(context, at, window, n, err);
+            FC_TRY_GOTO(read(context, at, window, n, err), rc, out);
             z.next_in = window;
             z.avail_in = (uInt)n;
             at += n;
         }
-        if (rc == FC_OK) {
-            z.next_out = window + half;
-            z.avail_out = (uInt)half;
-            got = inflate(&z, Z_NO_FLUSH);
-            size_t n = half - z.avail_out;
-            if (n > extent->decoded - done) {
-                rc = fc_fail(err, FC_ECORRUPT,
-                             "the compressed data expands to more than the %" PRIu64 " bytes of the chunk",
-                             extent->decoded);
-            } else {
-                put(window + half, done, n, count, shuffled ? element : 0, out);
-                done += n;
-            }
+        z.next_out = window + half;
+        z.avail_out = (uInt)half;
+        got = inflate(&z, Z_NO_FLUSH);
+        size_t n = half - z.avail_out;
+        if (n > extent->decoded - done) {
+            rc =
+                fc_fail(err, FC_ECORRUPT, "the compressed data expands to more than the %" PRIu64 " bytes of the chunk",
+                        extent->decoded);
+            goto out;
         }
+        put(window + half, done, n, count, shuffled ? element : 0, out);
+        done += n;
     }
+    if (got == Z_MEM_ERROR) {
+        rc = fc_fail(err, FC_ENOMEM, "out of memory while inflating");
+    } else if (got != Z_STREAM_END || done != extent->decoded) {
+        rc = fc_fail(err, FC_ECORRUPT, "the compressed data is damaged after %" PRIu64 " of %" PRIu64 " bytes", done,
+                     extent->decoded);
+    }
+out:
     inflateEnd(&z);
-    if (rc == FC_OK && got == Z_MEM_ERROR) {
-        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
-    }
-    if (rc == FC_OK && (got != Z_STREAM_END || done != extent->decoded)) {
-        return fc_fail(err, FC_ECORRUPT, "the compressed data is damaged after %" PRIu64 " of %" PRIu64 " bytes", done,
-                       extent->decoded);
-    }
     return rc;
 }

@@ -295,11 +295,13 @@ static fc_code copy_plain(fc_source *source, const fc_tensor *tensor, size_t chu
     if (source->crc) {
         fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
     }
-    fc_code rc = read_strided(source, input, extent->offset, start, copy, out, err);
-    if (rc == FC_OK && source->crc && source->walk.layout != FC_CRC_NONE) {
+    fc_code rc;
+    FC_TRY_GOTO(read_strided(source, input, extent->offset, start, copy, out, err), rc, out);
+    if (source->crc && source->walk.layout != FC_CRC_NONE) {
         source->walk.bytes = (uint64_t)fc_strided_bytes(copy);
         fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
     }
+out:
     source->walk.wanted = false;
     return rc;
 }
@@ -383,9 +385,9 @@ static fc_code place_overlap(fill *f, const fc_overlap *overlap, const fc_extent
         volume *= overlap->sizes[d];
     }
     unsigned char *out = f->out + at * type->size;
-    fc_code rc = copy_overlap(f->source, tensor, overlap->chunk, extent, start, &copy, out, placed, err);
-    if (rc != FC_OK || !*placed) {
-        return rc;
+    FC_TRY(copy_overlap(f->source, tensor, overlap->chunk, extent, start, &copy, out, placed, err));
+    if (!*placed) {
+        return FC_OK;
     }
     if (extent->swap) {
         fc_strided_swap(&copy, out, type->swap_size);
@@ -407,25 +409,27 @@ static fc_code try_overlap(fill *f, const fc_overlap *overlap, const fc_extent *
     return fc_context(err, rc, "tensor %s, chunk %s", f->tensor->name, fc_box_to_text(&box).s);
 }
 
-/* Tries the claimed chunks in their order. Copied ones leave the list. */
+/* Tries one claimed chunk. `*placed`: its data is copied. */
+static fc_code try_claim(fill *f, uint32_t chunk, bool *placed, fc_error *err) {
+    fc_overlap overlap = {.chunk = chunk};
+    fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[chunk]);
+    fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
+    const fc_extent *extent;
+    FC_TRY(resolve(f->source, f->tensor, chunk, &extent, err));
+    return try_overlap(f, &overlap, extent, placed, err);
+}
+
+/* Tries the claimed chunks in their order. Copied ones leave the list; after an error the others stay, to be released.
+ */
 static fc_code try_claimed(fill *f, fc_error *err) {
     int before = f->nclaimed;
     f->nclaimed = 0;
     fc_code rc = FC_OK;
     for (int i = 0; i < before; i++) {
-        fc_overlap overlap = {.chunk = f->claimed[i]};
-        fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[overlap.chunk]);
-        fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
-        const fc_extent *extent;
         bool placed = false;
-        if (rc == FC_OK) {
-            rc = resolve(f->source, f->tensor, overlap.chunk, &extent, err);
-        }
-        if (rc == FC_OK) {
-            rc = try_overlap(f, &overlap, extent, &placed, err);
-        }
-        if (!placed) { /* also after an error: the claim is still to be released */
-            f->claimed[f->nclaimed++] = overlap.chunk;
+        rc = rc != FC_OK ? rc : try_claim(f, f->claimed[i], &placed, err);
+        if (!placed) {
+            f->claimed[f->nclaimed++] = f->claimed[i];
         }
     }
     return rc;
@@ -464,6 +468,12 @@ static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error 
     return FC_OK;
 }
 
+/* Copies everything that the coverage has of the box. */
+static fc_code place_all(fill *f, const fc_coverage *coverage, fc_error *err) {
+    FC_TRY(fc_coverage_visit(coverage, f->box, visit_overlap, f, err));
+    return place_claimed(f, err);
+}
+
 fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
                        unsigned char *out, fc_error *err) {
     fill f = {.source = source, .tensor = tensor, .box = box, .out = out};
@@ -471,10 +481,7 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
     if (!fc_row_major_strides(box->ndim, box->sizes, f.strides)) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the box %s is too large", tensor->name, fc_box_to_text(box).s);
     }
-    fc_code rc = fc_coverage_visit(coverage, box, visit_overlap, &f, err);
-    if (rc == FC_OK) {
-        rc = place_claimed(&f, err);
-    }
+    fc_code rc = place_all(&f, coverage, err);
     for (int i = 0; i < f.nclaimed; i++) { /* after an error */
         fc_decoded_release(source->decoded, tensor, f.claimed[i], 0);
     }

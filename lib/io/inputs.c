@@ -1,9 +1,10 @@
 /*
- * Whether a target that is about to be replaced is, or contains, what it is made of. Names do not tell: links, bind
- * mounts and file systems that ignore case give one file several. Device and inode do.
+ * Finds out whether a target that is about to be replaced is, or contains, one of its sources. Links, bind mounts and
+ * file systems that ignore case give a file several names, so this compares device and inode.
  */
 #include "fsdpckpt/io.h"
 
+#include "base/try.h"
 #include "io/directory.h"
 
 #include <errno.h>
@@ -18,7 +19,7 @@ typedef struct identity {
     ino_t inode;
 } identity;
 
-/* A target, and what is directly in it, in order. */
+/* A target and its direct entries, sorted. */
 typedef struct place {
     identity self;
     identity *entries;
@@ -33,7 +34,7 @@ static int compare(const void *a, const void *b) {
 
 static bool add(place *p, const struct stat *st) {
     if (p->count == p->capacity) {
-        size_t capacity = 2 * p->capacity + 16; /* of what is in memory already: it cannot overflow */
+        size_t capacity = 2 * p->capacity + 16; /* cannot overflow, since the list is already in memory */
         identity *grown = reallocarray(p->entries, capacity, sizeof *grown);
         if (!grown) {
             return false;
@@ -63,7 +64,7 @@ static fc_code list(place *p, const char *path, fc_error *err) {
     return rc;
 }
 
-/* Whether the target is one of the directories above `path`. */
+/* Whether the target is a parent directory of `path`. */
 static bool is_above(const place *p, const char *path) {
     char real[PATH_MAX];
     struct stat st;
@@ -91,18 +92,21 @@ static bool holds(const place *p, const char *path) {
 fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err) {
     struct stat st;
     if (stat(target, &st) != 0) {
-        return FC_OK; /* nothing is replaced; what else is wrong the commit says */
+        return FC_OK; /* nothing is replaced; the commit reports other errors */
     }
     place p = {.self = {st.st_dev, st.st_ino}};
-    fc_code rc = S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK;
-    for (const char *const *input = inputs; rc == FC_OK && *input; input++) {
+    fc_code rc;
+    FC_TRY_GOTO(S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK, rc, out);
+    for (const char *const *input = inputs; *input; input++) {
         if (holds(&p, *input)) {
-            rc = S_ISDIR(st.st_mode)
-                     ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target", target,
-                               *input)
-                     : fc_fail(err, FC_EUSAGE, "%s: is %s that is read: name another target", target, what);
+            FC_TRY_GOTO(S_ISDIR(st.st_mode)
+                            ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target",
+                                      target, *input)
+                            : fc_fail(err, FC_EUSAGE, "%s: is %s that is read: name another target", target, what),
+                        rc, out);
         }
     }
+out:
     free(p.entries);
     return rc;
 }

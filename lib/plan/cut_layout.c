@@ -230,20 +230,22 @@ static fc_code find_cuts(search *s, fc_error *err) {
     fc_cut_scratch scratch = {0};
     fc_cut cut;
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < s->count; i++) {
+    for (size_t i = 0; i < s->count; i++) {
         const fc_tensor *t = s->tensors[i];
         if (t->object || t->nchunks == 0) {
             continue;
         }
         if (!fc_cut_recognise(t, &scratch, &cut)) {
             rc = fc_no_memory(err, s->source->path);
+            goto out;
         } else if (!cut.grid || cut.ncut > 2) {
-            rc = refuse(s, t, err);
+            FC_TRY_GOTO(refuse(s, t, err), rc, out);
         } else if (cut.ncut > 0) {
             s->cuts[s->ncuts++] = (cut_tensor){i, cut.ncut, {cut.dims[0], cut.dims[1]}};
             s->most_chunks = (int64_t)scratch.ncells > s->most_chunks ? (int64_t)scratch.ncells : s->most_chunks;
         }
     }
+out:
     fc_cut_scratch_free(&scratch);
     return rc;
 }

@@ -70,10 +70,8 @@ static fc_code add_boxes(const fc_target *target, const fc_target_tensor *t, uin
         fc_mesh_coordinate(mesh, fc_layout_owner(mesh, t->placements, coordinate, t->owner_offset), coordinate);
     }
     do {
-        fc_code rc = fc_local_box(source->ndim, source->shape, mesh, t->placements, coordinate, offsets, sizes, err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "tensor '%s'", t->name);
-        }
+        FC_TRY_CONTEXT(fc_local_box(source->ndim, source->shape, mesh, t->placements, coordinate, offsets, sizes, err),
+                       err, "tensor '%s'", t->name);
         uint64_t bytes, *load = &loads[fc_mesh_rank(mesh, coordinate)];
         if (!fc_mul_u64((uint64_t)fc_box_volume(&box), fc_dtype_size(t->dtype), &bytes) ||
             !fc_mul_u64(bytes, times, &bytes) || !fc_add_u64(*load, bytes, load)) {

@@ -91,10 +91,7 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
         fc_path path;
         bool changed;
         if (rename) {
-            fc_code rc = fc_rename_apply(rename, t, arena, &name, &path, &changed, err);
-            if (rc != FC_OK) {
-                return fc_context(err, rc, "%s", checkpoint->path);
-            }
+            FC_TRY_CONTEXT(fc_rename_apply(rename, t, arena, &name, &path, &changed, err), err, "%s", checkpoint->path);
         }
         FC_TRY(add_name(&s, checkpoint, t, name, out, err));
     }

@@ -12,7 +12,7 @@
 #include <string.h>
 
 /*
- * The styles of transformers (ALL_PARALLEL_STYLES, versions 4.48 to 5). Many differ only in how activations travel,
+ * The styles of transformers (ALL_PARALLEL_STYLES, versions 4.48 to 5.23). Many differ only in how activations travel,
  * which does not affect a checkpoint: "_rep" and "_gather_output" gather the output, "local_" keeps plain tensors.
  */
 static const struct {
@@ -39,6 +39,10 @@ static const struct {
     {"moe_tp_experts", FC_TP_REPLICATE, FC_TP_LINEAR},
     {"moe_identity_expert", FC_TP_REPLICATE, FC_TP_LINEAR},
     {"ep_router", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"ep_dispatch_experts", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"all_reduce", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"local_params", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"mla_kv_a_proj", FC_TP_REPLICATE, FC_TP_LINEAR},
     /* Each rank holds a slice of gate next to a slice of up. These are two boxes, which no DTensor can describe. */
     {"packed_colwise", FC_TP_NONE, FC_TP_LINEAR},
     {"packed_rowwise", FC_TP_NONE, FC_TP_LINEAR},

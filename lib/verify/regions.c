@@ -191,10 +191,12 @@ static fc_code check_coverage(region_lister *l, fc_error *err) {
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
     fc_coverage *coverage = NULL;
     fc_error found;
-    fc_code rc = fc_coverage_within(l->checkpoint, tensor, NULL, &coverage, &found);
-    if (rc == FC_OK && tensor->nchunks > 0) {
-        rc = fc_coverage_visit(coverage, &whole, mark, l->counts, &found);
+    fc_code rc;
+    FC_TRY_GOTO(fc_coverage_within(l->checkpoint, tensor, NULL, &coverage, &found), rc, out);
+    if (tensor->nchunks > 0) {
+        FC_TRY_GOTO(fc_coverage_visit(coverage, &whole, mark, l->counts, &found), rc, out);
     }
+out:
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
 }
@@ -213,26 +215,40 @@ static fc_code judge_object(region_lister *l, const fc_tensor *object, fc_error 
     return FC_OK;
 }
 
+/* Reads an object and judges what it does. */
+static fc_code read_and_judge(region_lister *l, const fc_tensor *object, fc_arena *scratch, fc_error *found) {
+    const char *json;
+    FC_TRY(fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, found));
+    return judge_object(l, object, found);
+}
+
 static fc_code check_object(region_lister *l, fc_error *err) {
     const fc_tensor *object = &l->checkpoint->tensors[l->number];
-    const char *json;
     fc_error found;
     fc_arena *scratch = fc_arena_new();
     if (!scratch) {
         return fc_no_memory(err, l->checkpoint->path);
     }
-    fc_code rc = fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, &found);
+    fc_code rc = read_and_judge(l, object, scratch, &found);
     fc_arena_free(scratch);
-    if (rc == FC_OK) {
-        rc = judge_object(l, object, &found);
-    }
     return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
+}
+
+/* What to read of the tensor whose counts are allocated. */
+static fc_code list_regions(region_lister *l, const fc_tensor *tensor, fc_error *err) {
+    fc_error found;
+    fc_code digest = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, &l->out->whole[l->number], &found);
+    FC_TRY(digest == FC_OK ? FC_OK : note(l, NULL, digest, &found, err));
+    FC_TRY(check_coverage(l, err));
+    for (size_t i = 0; i < tensor->nchunks;) {
+        FC_TRY(add_chunk(l, i, &i, err));
+    }
+    /* The bytes of a broken object may be unreadable, which is already reported. */
+    return tensor->object && !l->out->broken[l->number] ? check_object(l, err) : FC_OK;
 }
 
 static fc_code list_tensor(region_lister *l, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
-    fc_digest *whole = &l->out->whole[l->number];
-    fc_error found;
     if (tensor->object && tensor->object->refusal) { /* intact, as far as the format's own check can tell */
         l->report->objects++;
         l->report->undigested++;
@@ -245,20 +261,7 @@ static fc_code list_tensor(region_lister *l, fc_error *err) {
     if (!l->counts) {
         return fc_no_memory(err, l->checkpoint->path);
     }
-    fc_code rc = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, whole, &found);
-    if (rc != FC_OK) {
-        rc = note(l, NULL, rc, &found, err);
-    }
-    if (rc == FC_OK) {
-        rc = check_coverage(l, err);
-    }
-    for (size_t i = 0; rc == FC_OK && i < tensor->nchunks;) {
-        rc = add_chunk(l, i, &i, err);
-    }
-    /* The bytes of a broken object may be unreadable, which is already reported. */
-    if (rc == FC_OK && tensor->object && !l->out->broken[l->number]) {
-        rc = check_object(l, err);
-    }
+    fc_code rc = list_regions(l, tensor, err);
     free(l->counts);
     /* Objects of DCP and torch.save count as undigested here; the format's own check covers their records. */
     l->report->tensors += !tensor->object;
@@ -335,21 +338,24 @@ out:
     return rc;
 }
 
+/* The size of a sealed file, which must be the size that the seal records if that is to be compared. */
+static fc_code size_of_sealed(const fc_sealed_file *sealed, bool compare, uint64_t *size, fc_error *err) {
+    int fd;
+    FC_TRY(fc_open_input(sealed->path, &fd, size, err));
+    close(fd);
+    return !compare || *size == sealed->bytes
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: has %" PRIu64 " bytes but had %" PRIu64 " when it was sealed",
+                         sealed->path, *size, sealed->bytes);
+}
+
 static fc_code add_file(fc_regions *out, uint32_t number, fc_sealed_file *sealed, bool compare, fc_findings *findings,
                         fc_error *err) {
     const fc_defect place = {.file = sealed->name};
     fc_region *r = &out->items[out->count];
     fc_error found;
     uint64_t size;
-    int fd;
-    fc_code rc = fc_open_input(sealed->path, &fd, &size, &found);
-    if (rc == FC_OK) {
-        close(fd);
-        if (compare && size != sealed->bytes) {
-            rc = fc_fail(&found, FC_ECORRUPT, "%s: has %" PRIu64 " bytes but had %" PRIu64 " when it was sealed",
-                         sealed->path, size, sealed->bytes);
-        }
-    }
+    fc_code rc = size_of_sealed(sealed, compare, &size, &found);
     if (rc != FC_OK) {
         fc_report_defect(findings, &place, "%s", found.message);
         return rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;

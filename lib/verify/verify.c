@@ -250,13 +250,13 @@ static bool take(verifier *v, tile *t) {
 
 static fc_code read_bytes(worker *w, tile *t, fc_error *err) {
     const fc_region *r = t->of->region;
-    fc_code rc = fc_source_bytes(w->source, r->file, r->offset + t->at, w->buffer, t->size, err);
-    if (rc == FC_OK && r->kind == FC_REGION_FILE) {
+    FC_TRY(fc_source_bytes(w->source, r->file, r->offset + t->at, w->buffer, t->size, err));
+    if (r->kind == FC_REGION_FILE) {
         t->sums.item = fc_crc64_shift(fc_crc64_bare(w->buffer, t->size), r->length - t->at - t->size);
-    } else if (rc == FC_OK) {
+    } else {
         t->sums.item32 = fc_crc32_shift(fc_crc32_bare(w->buffer, t->size), r->length - t->at - t->size);
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code read_tile(worker *w, tile *t, fc_error *err) {
@@ -288,18 +288,21 @@ static void give_back(verifier *v, tile *t, fc_code rc, const fc_error *err) {
     }
 }
 
+static fc_code begin_work(worker *w, fc_error *err) {
+    const verifier *v = w->v;
+    FC_TRY(
+        fc_source_new(v->checkpoint, v->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(v->threads), &w->source, err));
+    w->buffer = fc_pages_new(v->tile_bytes);
+    return w->buffer ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", v->tile_bytes);
+}
+
 /* A worker thread. */
 static void *work(void *context) {
     verifier *v = context;
     worker w = {.v = v};
     fc_error err;
     tile t;
-    fc_code rc =
-        fc_source_new(v->checkpoint, v->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(v->threads), &w.source, &err);
-    w.buffer = rc == FC_OK ? fc_pages_new(v->tile_bytes) : NULL;
-    if (rc == FC_OK && !w.buffer) {
-        rc = fc_fail(&err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", v->tile_bytes);
-    }
+    fc_code rc = begin_work(&w, &err);
     pthread_mutex_lock(&v->lock);
     if (rc != FC_OK) {
         stop(v, rc, &err);
@@ -395,32 +398,47 @@ out:
     return rc;
 }
 
-/* Digests a header file that the manifest does not list. */
-static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
+static fc_code digest_open_header(int fd, const char *path, uint64_t size, uint64_t *crc, fc_error *err) {
     enum { BUFFER = 64 << 10 };
-    const fc_defect place = {.file = file->name};
-    fc_error found;
-    uint64_t size = 0, crc = 0;
-    int fd = -1;
     unsigned char *buffer = malloc(BUFFER);
-    if (!buffer) {
-        return fc_no_memory(err, file->path);
-    }
-    fc_code rc = fc_open_input(file->path, &fd, &size, &found);
-    for (uint64_t at = 0; rc == FC_OK && at < size; at += BUFFER) {
+    fc_code rc;
+    *crc = 0;
+    FC_TRY_GOTO(buffer ? FC_OK : fc_no_memory(err, path), rc, out);
+    for (uint64_t at = 0; at < size; at += BUFFER) {
         size_t n = size - at < BUFFER ? (size_t)(size - at) : BUFFER;
-        rc = fc_pread_full(fd, buffer, n, at, file->path, &found);
-        crc = rc == FC_OK ? fc_crc64(crc, buffer, n) : 0;
+        FC_TRY_GOTO(fc_pread_full(fd, buffer, n, at, path, err), rc, out);
+        *crc = fc_crc64(*crc, buffer, n);
     }
-    if (fd >= 0) {
-        close(fd);
-    }
+out:
     free(buffer);
-    if (rc == FC_OK && v->new_seal) {
+    return rc;
+}
+
+/* Digests a header file that the manifest does not list: into a new seal, or compared with the seal. */
+static fc_code check_header_file(verifier *v, fc_sealed_file *file, fc_error *err) {
+    uint64_t size, crc;
+    int fd;
+    FC_TRY(fc_open_input(file->path, &fd, &size, err));
+    fc_code rc = digest_open_header(fd, file->path, size, &crc, err);
+    close(fd);
+    FC_TRY(rc);
+    if (v->new_seal) {
         file->bytes = size;
         file->crc64 = crc;
-    } else if (rc == FC_OK && (size != file->bytes || crc != file->crc64)) {
-        rc = fc_fail(&found, FC_ECORRUPT, "%s: changed since it was sealed, or damaged", file->path);
+        return FC_OK;
+    }
+    return size == file->bytes && crc == file->crc64
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: changed since it was sealed, or damaged", file->path);
+}
+
+/* Digests a header file that the manifest does not list. */
+static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
+    const fc_defect place = {.file = file->name};
+    fc_error found;
+    fc_code rc = check_header_file(v, file, &found);
+    if (rc == FC_ENOMEM) {
+        return fc_fail(err, rc, "%s", found.message);
     }
     if (rc != FC_OK) {
         fc_report_defect(v->findings, &place, "%s", found.message);
@@ -459,19 +477,21 @@ static fc_code verify_all(const fc_checkpoint *checkpoint, const fc_verify_optio
     if (!seal && checkpoint->seal) {
         seal = (fc_seal *)(uintptr_t)checkpoint->seal; /* read-only: no new seal is made */
     }
-    fc_code rc = fc_regions_new(checkpoint, options->seal != NULL, findings, out, &regions, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_regions_new(checkpoint, options->seal != NULL, findings, out, &regions, err), rc, out);
     const uint64_t before = findings->count;
-    if (rc == FC_OK && seal) {
+    if (seal) {
         verifier v = fresh;
-        rc = verify_files(&v, seal, &options->move, out, err);
+        FC_TRY_GOTO(verify_files(&v, seal, &options->move, out, err), rc, out);
         out->sealed = true;
     }
     /* Intact sealed files hold intact data. Otherwise find out which tensors are damaged. */
-    if (rc == FC_OK && (!seal || options->seal || findings->count > before)) {
+    if (!seal || options->seal || findings->count > before) {
         verifier v = fresh;
         v.regions = &regions;
-        rc = pass(&v, &options->move, true, out, err);
+        FC_TRY_GOTO(pass(&v, &options->move, true, out, err), rc, out);
     }
+out:
     fc_regions_free(&regions);
     return rc;
 }

@@ -5,6 +5,7 @@
 #include "fsdpckpt/wrap_policy.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 
@@ -106,16 +107,15 @@ fc_code fc_wrap_units(const fc_wrap_targets *targets, fc_arena *arena, fc_units 
     collector c = {.arena = arena,
                    .units = fc_arena_calloc(arena, most, sizeof *c.units),
                    .place = calloc(tree->nmodules, sizeof *c.place)};
-    fc_code rc = unit && parameters && names && c.units && c.place ? fc_wrap_apply(targets, add_unit, &c, err)
-                                                                   : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        fc_wrap_unit_of(targets, unit);
-        rc = count(tree, unit, &c, err);
-    }
-    if (rc == FC_OK) {
-        fill(tree, unit, &c, parameters, names);
-        *out = (fc_units){c.units, c.count};
-    }
+    fc_code rc;
+    FC_TRY_GOTO(unit && parameters && names && c.units && c.place ? fc_wrap_apply(targets, add_unit, &c, err)
+                                                                  : fc_no_memory(err, NULL),
+                rc, out);
+    fc_wrap_unit_of(targets, unit);
+    FC_TRY_GOTO(count(tree, unit, &c, err), rc, out);
+    fill(tree, unit, &c, parameters, names);
+    *out = (fc_units){c.units, c.count};
+out:
     free(unit);
     free(c.place);
     return rc;

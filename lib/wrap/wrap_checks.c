@@ -5,6 +5,7 @@
 #include "fsdpckpt/wrap_policy.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -95,26 +96,26 @@ fc_code fc_wrap_check_frozen(const fc_wrap_targets *targets, fc_wrap_warn warn, 
     const fc_module_tree *tree = targets->tree;
     uint32_t *unit = calloc(tree->nmodules, sizeof *unit), *order = calloc(tree->nmodules, sizeof *order);
     split *splits = calloc(tree->nmodules, sizeof *splits);
-    fc_code rc = unit && order && splits ? FC_OK : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        fc_wrap_unit_of(targets, unit);
-        fc_module_post_order(tree, order);
-        for (uint32_t i = 0; i < tree->nparameters; i++) {
-            const fc_parameter *p = &tree->parameters[i];
-            split *s = &splits[unit[p->module]];
-            if (is_managed(p, i)) {
-                *(p->frozen ? &s->frozen : &s->trained) += 1;
-                add(&s->total, p->numel);
-                add(&s->with_grads, p->frozen ? 0 : p->numel);
-            }
+    fc_code rc;
+    FC_TRY_GOTO(unit && order && splits ? FC_OK : fc_no_memory(err, NULL), rc, out);
+    fc_wrap_unit_of(targets, unit);
+    fc_module_post_order(tree, order);
+    for (uint32_t i = 0; i < tree->nparameters; i++) {
+        const fc_parameter *p = &tree->parameters[i];
+        split *s = &splits[unit[p->module]];
+        if (is_managed(p, i)) {
+            *(p->frozen ? &s->frozen : &s->trained) += 1;
+            add(&s->total, p->numel);
+            add(&s->with_grads, p->frozen ? 0 : p->numel);
         }
     }
-    for (uint32_t i = 0; rc == FC_OK && i < tree->nmodules; i++) {
+    for (uint32_t i = 0; i < tree->nmodules; i++) {
         const split *s = &splits[order[i]];
         if (s->frozen > 0 && s->trained > 0) {
-            rc = report_split(targets, unit, order[i], s, warn, user, err);
+            FC_TRY_GOTO(report_split(targets, unit, order[i], s, warn, user, err), rc, out);
         }
     }
+out:
     free(unit);
     free(order);
     free(splits);

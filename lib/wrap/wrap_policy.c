@@ -153,13 +153,13 @@ fc_code fc_wrap_by_size(fc_wrap_targets *targets, int64_t least, const char *con
     sizes s = {calloc(tree->nmodules, sizeof *s.numel), calloc(tree->nmodules, sizeof *s.wrapped),
                calloc(tree->nmodules, sizeof *s.recursed), calloc(tree->nparameters + 1, sizeof *s.latest),
                calloc(tree->nmodules, sizeof *s.order)};
-    fc_code rc = s.numel && s.wrapped && s.recursed && s.latest && s.order
-                     ? count_elements(tree, s.numel, s.latest, err)
-                     : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        fc_module_post_order(tree, s.order);
-        size_decisions(targets, least, force_leaf ? force_leaf : leaves, exclude ? exclude : excluded, &s);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(s.numel && s.wrapped && s.recursed && s.latest && s.order ? count_elements(tree, s.numel, s.latest, err)
+                                                                          : fc_no_memory(err, NULL),
+                rc, out);
+    fc_module_post_order(tree, s.order);
+    size_decisions(targets, least, force_leaf ? force_leaf : leaves, exclude ? exclude : excluded, &s);
+out:
     free(s.numel);
     free(s.wrapped);
     free(s.recursed);

@@ -1,6 +1,6 @@
-"""What the tests of the command share: running it, copies of checkpoints, damaged ones. Python's own library only.
+"""Runs the command and makes copies of checkpoints, intact and damaged. Uses only Python's standard library.
 
-FSDPCKPT is the binary, FSDPCKPT_CORPUS the folder of good checkpoints.
+The environment variable FSDPCKPT names the binary, FSDPCKPT_CORPUS the directory of good checkpoints.
 """
 
 import collections
@@ -20,7 +20,7 @@ import unittest
 
 BINARY = os.environ["FSDPCKPT"]
 CORPUS = os.environ["FSDPCKPT_CORPUS"]
-HANG = 600  # seconds: a net against hangs, far beyond what a busy machine needs
+HANG = 600  # seconds; only a hang takes this long, even on a busy machine
 
 
 def corpus(name):
@@ -30,7 +30,8 @@ def corpus(name):
 
 
 def preload(library):
-    """The environment that preloads a library. Its folder goes another way: LD_PRELOAD cannot name one with blanks."""
+    """The environment that preloads a library. LD_PRELOAD cannot hold a path with blanks, so it gets only the file name, and
+        LD_LIBRARY_PATH gets the directory."""
     folders = [os.path.dirname(library), os.environ.get("LD_LIBRARY_PATH", "")]
     return {"LD_PRELOAD": os.path.basename(library), "LD_LIBRARY_PATH": ":".join(filter(None, folders))}
 
@@ -51,14 +52,15 @@ class Case(unittest.TestCase):
                               cwd=self.dir, env=full, timeout=timeout, text=True, errors="replace")
 
     def ok(self, *args, **kwargs):
-        """Exit status 0, nothing on stderr. The corpus' vocabularies are of odd sizes, so what TP says of that may be."""
+        """Runs the command and expects exit status 0 and nothing on stderr. Warnings that a dimension does not divide evenly by
+                tp are ignored: the vocabularies in the corpus have odd sizes."""
         p = self.run_tool(*args, **kwargs)
         told = [line for line in p.stderr.splitlines() if " does not divide evenly by tp " not in line]
         self.assertEqual((p.returncode, told), (0, []), args)
         return p.stdout
 
     def fails(self, status, *args, contains=(), **kwargs):
-        """One line on stderr, the exit status, nothing on stdout."""
+        """Runs the command and expects this exit status, one line on stderr and nothing on stdout."""
         p = self.run_tool(*args, **kwargs)
         self.assertEqual(p.returncode, status, (args, p.stdout, p.stderr))
         self.assertEqual(p.stderr.count("\n"), 1, p.stderr)
@@ -72,14 +74,14 @@ class Case(unittest.TestCase):
         return p.stderr
 
     def copy(self, name, to="ckpt"):
-        """A copy that a test may damage."""
+        """A copy of a checkpoint of the corpus, for a test to damage."""
         target = self.path(to)
         shutil.copytree(corpus(name), target)
         return target
 
     @contextlib.contextmanager
     def flipped(self, path, place):
-        """One bit of a file is another until the end of the block."""
+        """Flips one bit of a file for the duration of the `with` block."""
         def turn():
             with open(path, "r+b") as f:
                 f.seek(place)
@@ -92,7 +94,7 @@ class Case(unittest.TestCase):
         turn()
 
     def flipped_chunk(self, ckpt, tensor, number):
-        """One bit of its elements."""
+        """Flips one bit of the elements of chunk `number` of a tensor."""
         chunk = json.loads(self.ok("inspect", ckpt, "--tensor", tensor, "--json"))["chunks"][number]
         files = json.loads(self.ok("inspect", ckpt, "--json"))["files"]
         path = self.path(ckpt)
@@ -104,14 +106,14 @@ class Case(unittest.TestCase):
 
 
 class Inert:
-    """Stands for any class or function of a pickle; remembers how it was made, so that it is written the same way."""
+    """Stands for any class or function in a pickle. It remembers how it was made and pickles itself the same way."""
 
     def __new__(cls, *args):
         self = object.__new__(cls)
         self.args, self.called, self.state = args, False, None
         return self
 
-    def __init__(self, *args):  # only a call comes here (REDUCE); NEWOBJ does not
+    def __init__(self, *args):  # REDUCE calls this, NEWOBJ does not
         self.called = True
 
     def __setstate__(self, state):
@@ -135,7 +137,7 @@ class Inert:
 
 
 class _Dtype:
-    """torch.float32 and its like are pickled as globals, not as calls."""
+    """A dtype such as torch.float32, which is pickled as a global, not as a call."""
 
     def __init__(self, name):
         self.name = name
@@ -145,7 +147,7 @@ class _Dtype:
 
 
 def _stand_in(module, name):
-    """Puts a class (or a dtype) named module.name where pickle will find it again."""
+    """Registers a class (or a dtype) as module.name, so that pickle finds it by that name."""
     parts = module.split(".")
     for i in range(len(parts)):
         sys.modules.setdefault(".".join(parts[: i + 1]), types.ModuleType(".".join(parts[: i + 1])))
@@ -200,8 +202,8 @@ def storage_key(data, name, index):
 
 
 def _zip_stored(entries, sparse):
-    """The parts of a zip of stored entries (name, bytes), one of which, of `sparse` = (name, size), is a hole.
-    CRCs are 0, as torch writes them when told not to compute any. Yields bytes, or an int for a hole."""
+    """Builds a zip archive of stored entries (name, bytes) and one entry `sparse` = (name, size) that is a hole. Yields bytes,
+        or an int for a hole. CRCs are 0, as torch writes them when it is configured not to compute any."""
     central, offset = b"", 0
     for name, data in entries + [sparse]:
         size = data if isinstance(data, int) else len(data)
@@ -226,7 +228,7 @@ class _Storage:
 
 
 def make_large(path, elements):
-    """A checkpoint of one float32 tensor "w" whose data is a hole in a sparse file: large to convert, not on disk."""
+    """A checkpoint of one float32 tensor "w" in a sparse file: it takes long to convert but no space on disk."""
     os.mkdir(path)
     try:
         buf = io.BytesIO()

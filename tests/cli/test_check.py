@@ -1,4 +1,4 @@
-"""check on real checkpoints: exit status, JSON, JUnit, annotations, options. What it finds is in CHECK_MESSAGES.md."""
+"""check: exit status, JSON, JUnit and GitHub output, options. tests/oracle/check_messages.py tests each finding."""
 
 import json
 import os
@@ -20,12 +20,12 @@ class Check(harness.Case):
             json.dump(schema, f)
 
     def found(self, *args, status=1):
-        """Exit 1, nothing on stderr."""
+        """Runs check, expects this exit status and nothing on stderr, and returns stdout."""
         p = self.run_tool("check", *args)
         self.assertEqual((p.returncode, p.stderr), (status, ""), p.stdout)
         return p.stdout
 
-    def test_good_ones_are_good(self):
+    def test_intact_checkpoints_have_no_findings(self):
         for name in sorted(n for n in os.listdir(harness.CORPUS) if n.startswith(("dcp-", "h5-"))):
             path = os.path.join(harness.CORPUS, name)
             text = self.ok("check", path)
@@ -53,7 +53,7 @@ class Check(harness.Case):
         text = self.found("ckpt", "--against", harness.corpus(MESH))
         self.assertEqual(text.count("file is missing"), len([n for n in os.listdir(harness.corpus(MESH)) if "distcp" in n]))
 
-    def test_everything_in_one_run(self):
+    def test_one_run_lists_all_findings(self):
         def edit(schema):
             schema["tensors"][0]["dtype"] = "int64"
             schema["tensors"][1]["shape"] = [3, 3]
@@ -76,12 +76,12 @@ class Check(harness.Case):
         self.assertEqual((missing["name"], missing["expected"]), ("absent", "float32[2]"))
         self.assertEqual(self.found("ckpt", "--schema", "model.json", "-q"), "")
 
-    def test_warnings_alone_are_no_failure(self):
+    def test_warnings_alone_exit_with_0(self):
         text = self.ok("check", harness.corpus(MESH), "--dp", "3")
         self.assertIn("warning: ", text)
         self.assertIn(": headers are valid: 0 errors, ", text)
 
-    def test_damaged_is_found_and_absent_is_not(self):
+    def test_damage_is_a_finding_and_a_missing_path_is_an_error(self):
         copy = self.copy(MESH)
         os.truncate(os.path.join(copy, ".metadata"), 100)
         self.assertIn("error: ckpt/.metadata: ", self.found("ckpt"))
@@ -91,7 +91,7 @@ class Check(harness.Case):
         self.fails(3, "check", harness.corpus(MESH), "--against", "nowhere", contains=["nowhere: no such file"])
         self.fails(3, "check", harness.corpus(MESH), "--against", "ckpt", contains=[".metadata"])
 
-    def test_junit(self):
+    def test_junit_report(self):
         def edit(schema):
             schema["tensors"].append({"name": "a<b>&\"c'\u0001\ufffe", "dtype": "float32", "shape": [2]})
 
@@ -108,14 +108,14 @@ class Check(harness.Case):
         self.assertIn("a<b>&\"c'", failed[0].find("failure").text)
         told = [c.get("name") for c in cases if c.find("system-out") is not None]
         self.assertIn("uneven", told)
-        # A report is replaced by the next; without a reference and a mesh there are fewer cases, all passed.
+        # A new report replaces the old one. Without a reference and a mesh it has fewer cases, and all of them pass.
         self.ok("check", harness.corpus(MESH), "--junit", "r.xml")
         again = xml.parse(self.path("r.xml")).getroot()
         self.assertEqual(again.get("failures"), "0")
         self.assertLess(int(again.get("tests")), len(cases))
         self.assertEqual(sorted(self.listing()), ["model.json", "r.xml"])
 
-    def test_junit_replaces_nothing_else(self):
+    def test_junit_replaces_only_a_junit_report(self):
         self.schema()
         shutil.copy(self.path("model.json"), self.path("model"))
         with open(self.path("model")) as f:
@@ -127,7 +127,7 @@ class Check(harness.Case):
         self.ok("check", harness.corpus(MESH), "--junit", "model", "--force")
         xml.parse(self.path("model"))
 
-    def test_github(self):
+    def test_github_annotations(self):
         names = ["50%", "two\nlines\r", "a:b,c", "esc\u001b[31m"]
 
         def edit(schema):
@@ -136,7 +136,7 @@ class Check(harness.Case):
         self.schema(edit=edit, to="a,b:c%.json")
         text = self.found(harness.corpus(MESH), "--schema", "a,b:c%.json", "--github")
         lines = text.splitlines()
-        self.assertEqual(len(lines), len(names) + 1)  # and the summary
+        self.assertEqual(len(lines), len(names) + 1)  # one more line for the summary
         for line in lines[:-1]:
             properties, message = line[2:].split("::", 1)
             command, properties = properties.split(" ", 1)
@@ -158,7 +158,7 @@ class Check(harness.Case):
         told = json.loads(self.found(harness.corpus(MESH), "--schema", "model.json", "--json"))
         self.assertEqual(told["findings"][0]["name"], "a\u001b[2J\nb")
 
-    def test_usage(self):
+    def test_wrong_arguments_are_refused(self):
         self.schema()
         source = harness.corpus(MESH)
         self.fails(2, "check", source, "--schema", source, contains=["--schema", "--against"])
@@ -169,8 +169,8 @@ class Check(harness.Case):
         self.fails(2, "check", source, "--strip-prefix", "nothing.", contains=["no name has the prefix"])
         self.fails(2, "check", source, source, contains=["one argument too many"])
 
-    def test_options_that_are_suggested_mend(self):
-        """What check says to convert with: after that it fits."""
+    def test_suggested_options_repair_the_findings(self):
+        """A conversion with the options that check suggests gives a checkpoint that fits the schema."""
         def edit(schema):
             for t in schema["tensors"]:
                 t["name"] = t["name"].removeprefix("model.")
@@ -183,12 +183,12 @@ class Check(harness.Case):
         self.assertEqual(options, ["--strip-prefix", "model.", "--dtype", "bf16"])
         self.ok("consolidate", harness.corpus(MESH), "-o", "new.h5", "-q", *options)
         self.ok("check", "new.h5", "--schema", "model.json")
-        # --strip-prefix also shows what would remain.
+        # With --strip-prefix, check reports what that option alone would not repair.
         told = json.loads(self.found(harness.corpus(MESH), "--schema", "model.json", "--json", *options[:2]))
         self.assertEqual([f["kind"] for f in told["findings"]], ["dtype"])
         self.assertEqual(len(told["findings"][0]["names"]), told["findings"][0]["count"])
 
-    def test_allow_and_selection(self):
+    def test_allowed_and_excluded_names_are_not_reported(self):
         self.schema(STATE)
         source = harness.corpus(STATE)
         self.ok("consolidate", source, "-o", "m.h5", "-q", "--exclude", "optim.*")
@@ -198,7 +198,7 @@ class Check(harness.Case):
         self.ok("check", source, "--against", "m.h5", "--allow-unexpected", "optim.*")
         self.ok("check", source, "--against", "m.h5", "--include", "model.*")
 
-    def test_sharded_files(self):
+    def test_missing_and_truncated_shard_files_are_found(self):
         self.ok("reshard", harness.corpus(MESH), "-o", "s", "--dp", "4", "-q")
         shutil.copytree(self.path("s"), self.path("t"))
         os.unlink(self.path("t", "shard-00001-of-00004.h5"))

@@ -1,5 +1,4 @@
-"""The examples of docs/ci: their commands are taken from the files and run, on a checkpoint that fits and on one that
-does not."""
+"""Runs the commands of the examples in docs/ci, taken from the files, on a checkpoint that fits and on one that does not."""
 
 import json
 import os
@@ -24,7 +23,7 @@ def indent(line):
 
 
 def block(lines, start):
-    """The lines below `start` that are indented deeper, without their indentation."""
+    """The lines after `start` that are indented more than it, without that indentation."""
     inside = []
     for line in lines[start + 1:]:
         if line.strip() and indent(line) <= indent(lines[start]):
@@ -35,7 +34,7 @@ def block(lines, start):
 
 
 def workflow():
-    """The environment and the steps (name, script) of the workflow; no YAML library is at hand, nor needed."""
+    """The environment and the steps (name, script) of the workflow. Python has no YAML parser, and this needs none."""
     lines = read("github-actions.yml").splitlines()
     env, steps, name = {}, [], None
     for i, line in enumerate(lines):
@@ -51,7 +50,7 @@ def workflow():
 
 
 def hooks():
-    """{id: (entry, files, whether names are passed)}"""
+    """{id: (entry, files, whether file names are passed)} of the pre-commit hooks."""
     found = {}
     for part in re.split(r"^      - id: ", read("pre-commit-config.yaml"), flags=re.M)[1:]:
         entries = dict(re.findall(r"^        (\w+): (.*)$", part, flags=re.M))
@@ -71,7 +70,7 @@ class Examples(harness.Case):
             f.write(self.ok("schema", "runs/latest"))
 
     def spoil(self):
-        """The model changed: the schema has another layer."""
+        """Adds a layer to the schema, as if the model had changed."""
         with open(self.path("model.json")) as f:
             schema = json.load(f)
         schema["tensors"].append({"name": "model.layers.1.w1.weight", "dtype": "float32", "shape": [10, 6]})
@@ -84,7 +83,7 @@ class Examples(harness.Case):
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def steps(self):
-        """{name: (exit status, output)} of the workflow's own commands; GitHub runs them with bash -e."""
+        """{name: (exit status, output)} of the steps that run fsdpckpt, with `bash -e` as on GitHub."""
         env, steps = workflow()
         done = {}
         for name, script in steps:
@@ -100,7 +99,7 @@ class Examples(harness.Case):
         self.assertTrue(names, "the hook does not look at %s" % (changed,))
         return self.shell(shlex.split(entry) + (names if pass_names else []))
 
-    def test_workflow_passes(self):
+    def test_workflow_passes_for_a_good_checkpoint(self):
         done = self.steps()
         self.assertEqual(len(done), 3, done)
         for name, (status, output) in done.items():
@@ -109,7 +108,7 @@ class Examples(harness.Case):
         self.assertEqual(xml.parse(self.path("checkpoint.xml")).getroot().get("failures"), "0")
         self.assertTrue(os.path.exists(self.path("release.h5")))
 
-    def test_workflow_fails(self):
+    def test_workflow_fails_if_the_model_changed(self):
         self.spoil()
         done = self.steps()
         status, output = done.pop("The checkpoint fits the model")
@@ -118,7 +117,7 @@ class Examples(harness.Case):
         self.assertEqual(xml.parse(self.path("checkpoint.xml")).getroot().get("failures"), "1")
         self.assertEqual({status for status, _ in done.values()}, {0})
 
-    def test_release_that_differs_fails(self):
+    def test_workflow_fails_if_the_release_differs(self):
         _, steps = workflow()
         name, script = steps[-1]
         self.assertIn("diff", script)
@@ -127,7 +126,7 @@ class Examples(harness.Case):
         self.assertEqual(p.returncode, 1, p.stdout)
         self.assertIn("dtype: float32", p.stdout)
 
-    def test_hooks(self):
+    def test_hooks_report_a_schema_that_no_longer_fits(self):
         self.assertEqual(set(hooks()), {"checkpoints-fit", "schema-fits"})
         self.ok("consolidate", "runs/latest", "-o", "good.h5", "-q")
         self.ok("consolidate", "runs/latest", "-o", "bad.h5", "-q", "--exclude", "model.norm.*")

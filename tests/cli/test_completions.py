@@ -1,4 +1,4 @@
-"""Completions as the shells themselves compute them, and the man pages."""
+"""Runs the completions in bash, zsh and fish, and renders the man pages."""
 
 import os
 import re
@@ -65,7 +65,7 @@ class Completions(harness.Case):
     def check(self, ask):
         for words, wanted, absent in (
             (("fsdpckpt", "resh"), {"reshard"}, {"diff"}),
-            (("fsdpckpt", "consolidate", "ckpt", "--to", ""), {"dcp", "h5", "pt", "safetensors"}, {"npy"}),
+            (("fsdpckpt", "consolidate", "ckpt", "--to", ""), {"accelerate", "dcp", "h5", "pt", "safetensors"}, {"npy"}),
             (("fsdpckpt", "extract", "ckpt", "--to", ""), {"npy", "json", "raw"}, {"dcp"}),
             (("fsdpckpt", "consolidate", "ckpt", "--dtype", ""), {"bf16", "f32", "f8_e4m3fn"}, {"i64"}),
             (("fsdpckpt", "reshard", "ckpt", "--tp-plan", "a"), {"auto"}, set()),
@@ -87,8 +87,8 @@ class Completions(harness.Case):
         self.assertIn("h5", self.bash("fsdpckpt", "reshard", "ckpt", "--to", "=", "h"))
 
     @unittest.skipUnless(shutil.which("bash"), "no bash")
-    def test_names_are_not_run(self):
-        """No tensor name may make a shell execute anything."""
+    def test_tensor_names_are_never_executed(self):
+        """A tensor name with shell syntax is completed as text."""
         evil = ["$(touch owned)", "`touch owned`", "; touch owned", "a b'c\"d", "*"]
         for name in evil:
             shutil.rmtree(self.path("bad"), True)
@@ -109,7 +109,7 @@ class Completions(harness.Case):
     def test_zsh(self):
         self.check(self.zsh)
 
-    def test_every_command_has_a_page(self):
+    def test_every_command_has_a_man_page(self):
         commands = re.findall(r"^  (\w+) ", self.ok("--help").split("Commands:\n")[1].split("\n\n")[0], re.M)
         pages = ["fsdpckpt.1"] + ["fsdpckpt-%s.1" % c for c in commands]
         for page in pages:

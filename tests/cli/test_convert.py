@@ -1,4 +1,4 @@
-"""consolidate and reshard: targets, options, summaries. That the bytes are right is the oracle's business."""
+"""consolidate and reshard: targets, options, summaries. tests/oracle compares the bytes."""
 
 import json
 import os
@@ -14,14 +14,14 @@ class Convert(harness.Case):
     def names(self, target):
         return {t["name"] for t in json.loads(self.ok("inspect", target, "--json"))["tensors"]}
 
-    def test_consolidate_says_what_it_did(self):
+    def test_consolidate_prints_a_summary(self):
         text = self.ok("consolidate", harness.corpus(MESH), "-o", "m.h5")
         self.assertRegex(text, r"^m\.h5: 11 tensors, 0 objects, [\d.]+ kB in 1 h5 file, [\d.]+ s, .*/s\n$")
         self.assertEqual(self.listing(), ["m.h5"])
         self.assertIn("full: no tensor is cut", self.ok("inspect", "m.h5"))
         self.assertEqual(self.names("m.h5"), self.names(harness.corpus(MESH)))
 
-    def test_reshard_says_what_tp_cut(self):
+    def test_reshard_counts_the_tensors_that_tp_cuts(self):
         text = self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "4", "--tp", "2")
         self.assertRegex(text, r"^out: \d+ tensors, .* in 8 h5 files and index.h5, ")
         self.assertRegex(text, r"\nTP cuts [1-9]\d* of \d+ tensors \(plan auto\)\n$")
@@ -30,7 +30,7 @@ class Convert(harness.Case):
         self.assertEqual(files, ["index.h5"] + [f"shard-{i:05d}-of-00008.h5" for i in range(8)])
         self.assertRegex(self.ok("inspect", "out"), r"8 ranks")
 
-    def test_reshard_only_dp_has_no_plan(self):
+    def test_reshard_without_tp_names_no_plan(self):
         self.assertNotIn("TP cuts", self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "3"))
 
     def test_json_summary(self):
@@ -39,7 +39,7 @@ class Convert(harness.Case):
         self.assertGreater(got["tp_cut"], 0)
         self.assertGreater(got["data_bytes"], 0)
 
-    def test_quiet(self):
+    def test_quiet_prints_nothing(self):
         self.assertEqual(self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "-q"), "")
 
     def test_verbose_goes_to_stderr(self):
@@ -54,7 +54,7 @@ class Convert(harness.Case):
                 told = f"fsdpckpt: {source}: PyTorch distributed checkpoint (DCP), "
                 self.assertEqual((p.returncode, p.stderr[:len(told)], p.stderr.count("\n")), (0, told, 1))
 
-    def test_compress_says_the_ratio(self):
+    def test_compress_prints_the_ratio(self):
         packed = os.path.join(harness.CORPUS, "h5-packed.h5")
         text = self.ok("consolidate", packed, "-o", "m.h5", "--compress", "1")
         self.assertRegex(text, r"^m\.h5: 3 tensors, .* in 1 h5 file, compressed to [\d.]+ kB \([\d.]+ %\), ")
@@ -66,7 +66,7 @@ class Convert(harness.Case):
         self.assertIn("before compression", dry)
         self.assertNotIn("n.h5", self.listing())
 
-    def test_compress_needs_a_format_that_can(self):
+    def test_compress_is_refused_for_formats_without_it(self):
         for target in ("m.pt", "m.safetensors"):
             self.fails(5, "consolidate", harness.corpus(FSDP2), "-o", target, "--compress", "1",
                        contains=["the format '", "has no compression: only HDF5 targets are compressed"])
@@ -81,7 +81,7 @@ class Convert(harness.Case):
         self.assertGreater(got["memory"], 0)
         self.assertGreater(got["header_bytes"], 0)
         self.assertGreaterEqual(got["largest_file"], got["smallest_file"])
-        # Without -o it is still the target that is spoken of, not the source.
+        # Without -o the summary still describes the target, not the source.
         for command, files in ((["consolidate"], "1 h5 file"), (["convert", "--to", "dcp"], "2 dcp files and .metadata"),
                                (["reshard", "--dp", "3"], "3 h5 files and index.h5")):
             text = self.ok(*command, harness.corpus("dcp-torch2.15.0-fsdp1-optim"), "--dry-run")
@@ -99,21 +99,21 @@ class Convert(harness.Case):
         got = json.loads(self.ok("convert", source, "-o", "d", "--to", "dcp", "--json"))
         self.assertEqual(got["format"], "dcp")
 
-    def test_a_name_of_another_format_is_told(self):
+    def test_a_misleading_target_name_is_reported(self):
         source = harness.corpus(FSDP2)
         p = self.run_tool("consolidate", source, "-o", "out.h5", "--to", "pt")
         self.assertEqual(p.stderr, "fsdpckpt: out.h5 is of the format pt, in spite of its name\n")
         p = self.run_tool("reshard", source, "-o", "dir.h5", "--dp", "2")
         self.assertIn("dir.h5 is a directory of 3 files, in spite of its name", p.stderr)
 
-    def test_an_index_only_where_there_are_several_files(self):
+    def test_only_several_files_get_an_index(self):
         source = harness.corpus(FSDP2)
         self.ok("consolidate", source, "-o", "one", "--to", "safetensors", "--max-shard-size", "1GB")
         self.assertEqual(os.listdir(self.path("one")), ["model.safetensors"])
         self.ok("consolidate", source, "-o", "two", "--to", "safetensors", "--max-shard-size", "2KB")
         self.assertIn("model.safetensors.index.json", os.listdir(self.path("two")))
 
-    def test_existing_targets_are_kept(self):
+    def test_only_force_replaces_a_target(self):
         self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")
         with open(self.path("m.h5"), "rb") as f:
             before = f.read()
@@ -134,7 +134,7 @@ class Convert(harness.Case):
         self.assertEqual(os.listdir(self.path("precious")), ["thesis.tex"])
         self.assertEqual(self.listing(), ["m.h5", "out", "precious"])
 
-    def test_force_keeps_the_files_of_the_source(self):
+    def test_force_does_not_replace_a_file_of_the_source(self):
         """Replacing one file of several would destroy the rest of the checkpoint."""
         ckpt = self.copy(FSDP2)
         self.ok("reshard", ckpt, "-o", "out", "--dp", "2")
@@ -151,7 +151,7 @@ class Convert(harness.Case):
         self.ok("consolidate", ckpt, "-o", "one.h5")
         self.ok("consolidate", "one.h5", "-o", "one.h5", "--force")
 
-    def test_failed_force_keeps_the_old_one(self):
+    def test_failed_run_with_force_keeps_the_old_target(self):
         self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")
         with open(self.path("m.h5"), "rb") as f:
             before = f.read()
@@ -170,7 +170,7 @@ class Convert(harness.Case):
                 contents.append(f.read())
         self.assertEqual(contents[0], contents[1])
 
-    def test_names_and_types_are_chosen(self):
+    def test_names_and_dtype_are_chosen(self):
         all_names = self.names(harness.corpus(MESH))
         self.ok("consolidate", harness.corpus(MESH), "-o", "a.h5", "--include", "*.weight", "--exclude", "*norm*",
                 "--strip-prefix", "model.", "--dtype", "bf16")
@@ -181,7 +181,7 @@ class Convert(harness.Case):
         self.fails(2, "consolidate", harness.corpus(MESH), "-o", "b.h5", "--include", "nothing*", contains=["nothing*"])
         self.assertEqual(self.listing(), ["a.h5"])
 
-    def test_include_is_counted(self):
+    def test_left_out_values_are_counted(self):
         self.assertRegex(self.ok("consolidate", harness.corpus(MESH), "-o", "a.h5", "--exclude", "model.norm.*"),
                          r"\n2 left out by --include and --exclude\n")
 
@@ -192,13 +192,13 @@ class Convert(harness.Case):
         self.ok("consolidate", harness.corpus(FSDP2), "-o", "d.h5")
         self.assertEqual(self.names("c.h5"), self.names("d.h5"))
 
-    def test_small_memory_and_many_threads(self):
+    def test_memory_and_threads_do_not_change_the_output(self):
         self.ok("consolidate", harness.corpus(MESH), "-o", "a.h5", "-j16", "--memory", "1M")
         self.ok("consolidate", harness.corpus(MESH), "-o", "b.h5", "-j", "1", "--memory=1G")
         with open(self.path("a.h5"), "rb") as a, open(self.path("b.h5"), "rb") as b:
             self.assertEqual(a.read(), b.read())
 
-    def test_plan_of_one_s_own(self):
+    def test_tp_plan_from_a_file(self):
         with open(self.path("plan.json"), "w") as f:
             json.dump({"layers.*.feed_forward.w1": "colwise"}, f)
         text = self.ok("reshard", harness.corpus(MESH), "-o", "out", "--tp", "2", "--tp-plan", "plan.json")
@@ -209,8 +209,8 @@ class Convert(harness.Case):
         os.mkdir(self.path("plans"))
         self.fails(4, "check", harness.corpus(MESH), "--tp", "2", "--tp-plan", "plans", contains=["plans: Is a directory"])
 
-    def test_uneven_tp_is_told(self):
-        """The same words as check's, on stderr; what FSDP's ranks share unevenly is normal and not told."""
+    def test_uneven_tp_is_reported(self):
+        """reshard prints on stderr what check prints. An uneven split over dp is normal and is not reported."""
         with open(self.path("plan.json"), "w") as f:
             json.dump({"layers.*.feed_forward.w1": "colwise"}, f)
         source, mesh = harness.corpus(MESH), ("--dp", "5", "--tp", "3", "--tp-plan", "plan.json")
@@ -230,12 +230,12 @@ class Convert(harness.Case):
         os.umask(umask)
         self.assertEqual(stat.S_IMODE(os.stat(self.path("m.h5")).st_mode), 0o666 & ~umask)
 
-    def test_missing_parent(self):
+    def test_target_in_a_missing_directory_is_refused(self):
         self.fails(2, "consolidate", harness.corpus(FSDP2), "-o", "no/such/m.h5", contains=["no/such"])
 
-    def test_target_without_permission(self):
+    def test_target_in_a_read_only_directory_is_refused(self):
         if os.geteuid() == 0:
-            self.skipTest("root may write everywhere")
+            self.skipTest("root can write everywhere")
         os.mkdir(self.path("locked"), 0o500)
         self.fails(4, "consolidate", harness.corpus(FSDP2), "-o", "locked/m.h5", contains=["locked"])
 

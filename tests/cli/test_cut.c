@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* One tensor of two dimensions; `boxes` holds row, column, rows, columns, rank for each chunk. */
+/* A tensor of two dimensions. `boxes` has (row, column, rows, columns, rank) of each chunk. */
 typedef struct sample {
     fc_tensor tensor;
     int64_t shape[2];
@@ -66,14 +66,14 @@ static void tp_major_order_is_strided(void **state) {
     (void)state;
     sample s;
     int64_t boxes[8][5];
-    static const int64_t offsets[] = {0, 32, 8, 40, 16, 48, 24, 56}; /* as torch wrote it: 64 rows, dp 4 × tp 2 */
+    static const int64_t offsets[] = {0, 32, 8, 40, 16, 48, 24, 56}; /* as torch wrote them: 64 rows, dp 4 × tp 2 */
     for (int i = 0; i < 8; i++) {
         const int64_t box[5] = {offsets[i], 0, 8, 4, i};
         memcpy(boxes[i], box, sizeof box);
     }
     fill(&s, 64, 4, 8, boxes);
     check_text(&s, "8×1", "[_StridedShard(0, 2), Shard(0)]");
-    s.chunks[3].rank = 5; /* two ranks the wrong way round: no placement gives this order */
+    s.chunks[3].rank = 5; /* two ranks swapped: no placement gives this order */
     s.chunks[5].rank = 3;
     check_text(&s, "8×1", "");
 }
@@ -92,11 +92,11 @@ static void replicas_are_copies(void **state) {
     sample s;
     fill(&s, 4, 4, 4, boxes);
     check_text(&s, "2×1, 2 copies", "");
-    fill(&s, 4, 4, 3, boxes); /* one half twice, the other once */
+    fill(&s, 4, 4, 3, boxes); /* one half has two copies, the other one */
     check_text(&s, "irregular, 3 chunks", "");
 }
 
-static void holes_and_overlaps_are_no_grid(void **state) {
+static void holes_and_overlaps_are_not_a_grid(void **state) {
     (void)state;
     static const int64_t hole[][5] = {{0, 0, 1, 4, 0}, {2, 0, 2, 4, 1}};
     static const int64_t overlap[][5] = {{0, 0, 3, 4, 0}, {2, 0, 2, 4, 1}};
@@ -152,7 +152,7 @@ static void summary_names_the_mesh(void **state) {
     assert_string_equal(summary.styles[1].text, "[Shard(0), Shard(1)] over 2 × 2");
 }
 
-/* Chunks in any order, many of them: the same answer, and quickly. */
+/* Many chunks in an arbitrary order give the same layout, in reasonable time. */
 static void many_chunks_in_any_order(void **state) {
     (void)state;
     enum { N = 200000 };
@@ -164,7 +164,7 @@ static void many_chunks_in_any_order(void **state) {
     assert_non_null(dims);
     assert_non_null(chunks);
     for (size_t i = 0; i < N; i++) {
-        size_t k = i * 7919 % N; /* coprime: every chunk once */
+        size_t k = i * 7919 % N; /* coprime to N, so every chunk comes once */
         dims[2 * i] = (int64_t)k * 3;
         dims[2 * i + 1] = 3;
         chunks[i].dims = &dims[2 * i];
@@ -185,7 +185,7 @@ int main(void) {
         cmocka_unit_test(tp_major_order_is_strided),
         cmocka_unit_test(two_dimensions),
         cmocka_unit_test(replicas_are_copies),
-        cmocka_unit_test(holes_and_overlaps_are_no_grid),
+        cmocka_unit_test(holes_and_overlaps_are_not_a_grid),
         cmocka_unit_test(whole_scalar_and_empty),
         cmocka_unit_test(summary_names_the_mesh),
         cmocka_unit_test(many_chunks_in_any_order),

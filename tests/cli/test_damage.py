@@ -1,5 +1,5 @@
-"""One flipped bit in data of which the source records a CRC: every command that reads it whole must notice, not only
-verify. (Conversions of torch's archives: test_errors.py; headers: test_verify.py.)"""
+"""Flips one bit in data for which the source records a CRC. Not only verify but every command that reads this data must
+report it. (Conversions of DCP archives are in test_errors.py, headers in test_verify.py.)"""
 
 import json
 import os
@@ -14,21 +14,21 @@ INTEGER = "nested.tensors.0"
 
 class Damage(harness.Case):
     def sources(self, *chosen):
-        """The same checkpoint in all or some formats, with the word that reports a flipped bit in TENSOR."""
+        """{name: word}: one checkpoint in all or some formats, and a word of the message about a flipped bit in TENSOR."""
         self.copy(TRAIN, "dcp")
         self.ok("consolidate", "dcp", "-o", "full.pt", "-q")
         self.ok("consolidate", "dcp", "-o", "full.h5", "-q")
         self.ok("reshard", "dcp", "-o", "sharded", "--dp", "3", "-q")
         self.ok("consolidate", "dcp", "-o", "full.safetensors", "-q")
-        self.ok("reshard", "dcp", "-o", "pieces", "--to", "safetensors", "--dp", "3", "-q")
+        self.ok("reshard", "dcp", "-o", "shards", "--to", "safetensors", "--dp", "3", "-q")
         kinds = {"dcp": "CRC-32", "full.pt": "CRC-32", "full.h5": "digest", "sharded": "digest",
-                 "full.safetensors": "digest", "pieces": "CRC-64"}
+                 "full.safetensors": "digest", "shards": "CRC-64"}
         return {name: what for name, what in kinds.items() if name in (chosen or kinds)}
 
     def says(self, source, tensor, what):
         return [f"tensor {tensor}", what, "damaged", "fsdpckpt verify", os.path.basename(source)]
 
-    def test_extract(self):
+    def test_extract_reports_damage(self):
         for source, what in self.sources().items():
             clean = self.ok("extract", source, TENSOR, "-o", "clean", "--force", "-q")
             self.ok("extract", source, TENSOR, "--dtype", "f64", "-o", "clean", "--force", "-q")
@@ -36,13 +36,13 @@ class Damage(harness.Case):
                 for args in ((), ("--dtype", "f64"), ("--to", "npy")):
                     self.fails(3, "extract", source, TENSOR, "-o", "x", *args, contains=self.says(source, TENSOR, what))
                     self.assertNotIn("x", self.listing())
-                with open(self.path("stdout"), "wb") as out:  # what is gone is gone; the exit status tells
+                with open(self.path("stdout"), "wb") as out:  # what was sent stays sent; only the status tells
                     self.fails(3, "extract", source, TENSOR, stdout=out, contains=self.says(source, TENSOR, what))
                 self.ok("extract", source, "model.norm.weight", "-o", "other", "--force")
             self.assertEqual(clean, "")
 
-    def test_average(self):
-        for source, what in self.sources("dcp", "sharded", "pieces").items():
+    def test_average_reports_damage(self):
+        for source, what in self.sources("dcp", "sharded", "shards").items():
             with self.subTest(source=source):
                 others = [harness.corpus(TRAIN), source], [source, harness.corpus(TRAIN)]
                 for pair in others:
@@ -51,7 +51,7 @@ class Damage(harness.Case):
                             self.fails(3, "average", *pair, "-o", "out", "--to", "h5", "--exclude", "optim*", *args,
                                        contains=self.says(source, TENSOR, what))
                         self.assertNotIn("out", self.listing())
-                with self.flipped_chunk(source, INTEGER, 0):  # damage, no difference that --take-first would settle
+                with self.flipped_chunk(source, INTEGER, 0):  # damage is not a difference that --take-first could settle
                     for pair in others:
                         self.fails(3, "average", *pair, "-o", "out.h5", contains=self.says(source, INTEGER, what))
                     self.fails(3, "average", source, harness.corpus(TRAIN), "-o", "out.pt", "--take-first",
@@ -59,8 +59,8 @@ class Damage(harness.Case):
                     self.ok("average", harness.corpus(TRAIN), source, "-o", "out.h5", "--take-first", "-q", "--force")
                 self.ok("average", *pair, "-o", "out.h5", "-q", "--force")
 
-    def test_diff(self):
-        for source, what in self.sources("dcp", "full.pt", "full.h5", "pieces").items():
+    def test_diff_reports_damage(self):
+        for source, what in self.sources("dcp", "full.pt", "full.h5", "shards").items():
             with self.subTest(source=source):
                 for pair in ((harness.corpus(TRAIN), source), (source, harness.corpus(TRAIN)), (source, source)):
                     with self.flipped_chunk(source, TENSOR, 0):
@@ -75,8 +75,8 @@ class Damage(harness.Case):
                         self.ok("diff", *pair, "--data", "--exclude", TENSOR)
                     self.assertIsNone(json.loads(self.ok("diff", *pair, "--data", "--json"))["damage"])
 
-    def test_casts(self):
-        """What is cast has another digest than its source: that of what was read counts. So does that of a piece."""
+    def test_casts_and_compression_report_damage(self):
+        """The digest of the target differs after a cast, so the digest of the data that was read must be compared."""
         for source, what in self.sources().items():
             with self.flipped_chunk(source, TENSOR, 0), self.subTest(source=source):
                 for args in (("--to", "pt"), ("--to", "h5", "--compress", "1", "-j", "3", "--memory", "1M")):
@@ -86,11 +86,11 @@ class Damage(harness.Case):
                     self.assertNotIn("out", self.listing())
             self.ok("consolidate", source, "-o", "out.h5", "--dtype", "bf16", "-q", "--force")
 
-    def test_flat_parameters(self):
-        """Units are assembled from their parameters; objects are unchanged."""
+    def test_flattening_reports_damage(self):
+        """Flat parameters are computed from the parameters of the source, which are compared before the commit."""
         given = ("--to", "pt", "--policy", "blocks", "--schema", "order.pt", "--exclude", "optim*", "--exclude", "nested*",
                  "--exclude", "list*")
-        sources = self.sources("dcp", "full.h5", "pieces")
+        sources = self.sources("dcp", "full.h5", "shards")
         self.ok("consolidate", "dcp", "-o", "order.pt", "--include", "model.*", "-q")
         for source, what in sources.items():
             for args in (("--dp", "2"), ("--dp", "3", "--dtype", "bf16")):
@@ -100,8 +100,8 @@ class Damage(harness.Case):
                         self.assertNotIn("out", self.listing())
                     self.ok("reshard", source, "-o", "flat", *given, *args, "-q", "--force")
 
-    def test_flat_sources(self):
-        """The opposite direction, with objects next to the parameters."""
+    def test_unflattening_reports_damage(self):
+        """Parameters are computed from flat ones. The source also has objects."""
         self.copy(TRAIN, "dcp")
         self.ok("consolidate", "dcp", "-o", "order.pt", "--include", "model.*", "-q")
         self.ok("reshard", "dcp", "-o", "flat", "--to", "pt", "--dp", "2", "--policy", "blocks", "--schema", "order.pt",

@@ -1,4 +1,4 @@
-"""diff on real checkpoints: exit status, formats, options, damage. The numbers are tests/oracle/diff.py's."""
+"""diff on real checkpoints: exit status, formats, options, damage. tests/oracle/diff.py tests the numbers."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Diff(harness.Case):
         return name
 
     def plain(self, name):
-        """The same without any digest, as another program writes it."""
+        """A safetensors file without digests, as other programs write it."""
         path = self.path(self.full(name))
         with open(path, "rb") as f:
             (size,) = struct.unpack("<Q", f.read(8))
@@ -36,14 +36,14 @@ class Diff(harness.Case):
         return name
 
     def patch(self, path, tensor, index, data):
-        """Overwrites bytes of an uncompressed tensor, from element `index` on."""
+        """Overwrites bytes of an uncompressed tensor, starting at element `index`."""
         told = json.loads(self.ok("inspect", path, "--tensor", tensor, "--json"))
         size = {"float32": 4, "int64": 8}[told["dtype"]]
         with open(self.path(path), "r+b") as f:
             f.seek(told["chunks"][0]["data_offset"] + index * size)
             f.write(data)
 
-    def test_every_layout_of_the_same_is_equal(self):
+    def test_all_layouts_of_a_checkpoint_are_equal(self):
         source = harness.corpus(TRAIN)
         self.full("full.h5", TRAIN)
         self.full("packed.h5", TRAIN, "--compress", "1")
@@ -52,11 +52,11 @@ class Diff(harness.Case):
         for a in (source, "full.h5", "packed.h5", "dp", "hsdp"):
             for b in (source, "full.h5", "packed.h5", "dp", "hsdp"):
                 self.assertIn(": equal: 64 the same", self.ok("diff", a, b, "--data"))
-        # Other versions of torch write other bytes of the same objects.
+        # Other versions of torch write the same objects as different bytes.
         self.assertIn(": equal: ", self.ok("diff", source, harness.corpus("dcp-torch2.8.0-train"), "-v"))
 
-    def test_objects(self):
-        # Every torch.save has an id of its own: other bytes, the same value, in files with digests as well.
+    def test_objects_are_compared_by_value(self):
+        # Every torch.save writes a new id, so equal values have different bytes, also in files with digests.
         a, b = harness.corpus(TRAIN), harness.corpus("dcp-torch2.3.1-train")
         self.full("a.h5", TRAIN)
         self.full("b.h5", "dcp-torch2.3.1-train")
@@ -71,7 +71,7 @@ class Diff(harness.Case):
         (item,) = json.loads(self.differs("epoch.h5", "step.h5", "--json"))["items"]
         self.assertEqual((item["value_a"], item["value_b"]), (0, 1234))
 
-    def test_digests_answer_without_data(self):
+    def test_equal_digests_save_reading_the_data(self):
         self.full("a.h5", TRAIN)
         self.ok("reshard", harness.corpus(TRAIN), "-o", "s", "--dp", "3", "-q")
         told = json.loads(self.ok("diff", "a.h5", "s", "--json"))
@@ -83,13 +83,13 @@ class Diff(harness.Case):
         self.assertEqual(p.returncode, 3)
         self.assertIn("model.norm.weight", p.stdout)
         self.assertIn("a.h5: tensor model.norm.weight: damaged: the digest of its data is ", p.stderr)
-        # NaN differs from itself under a tolerance: only the data tells.
+        # With a tolerance NaN differs from itself, so the digests are not enough and the data is read.
         told = json.loads(self.ok("diff", "s", "s", "--rtol", "0", "--json", "--include", "model.*"))
         self.assertGreater(told["bytes_read"], 0)
         told = json.loads(self.ok("diff", "s", "s", "--rtol", "0", "--equal-nan", "--json", "--include", "model.*"))
         self.assertEqual(told["bytes_read"], 0)
 
-    def test_one_byte(self):
+    def test_one_different_element_is_found(self):
         a, b = self.plain("a.safetensors"), self.plain("b.safetensors")
         self.patch(b, "model.layers.0.feed_forward.w1.weight", 13, struct.pack("<f", 1e10))
         text = self.differs(a, b, "--data")
@@ -104,11 +104,11 @@ class Diff(harness.Case):
         self.assertEqual(told["bytes_read"], 2 * json.loads(self.ok("inspect", a, "--json"))["totals"]["bytes"])
         self.ok("diff", a, b, "--data", "--exclude", "*.w1.*")
         self.ok("diff", a, b, "--data", "--include", "*.bias")
-        # The second is the reference: what is little is near to 1e10 relative to that, and not the other way round.
+        # The tolerance is relative to the second checkpoint: a small value is close to 1e10, but 1e10 is not close to it.
         self.ok("diff", a, b, "--data", "--rtol", "1.001")
         self.differs(b, a, "--data", "--rtol", "1.001")
 
-    def test_names(self):
+    def test_names_are_selected_and_stripped(self):
         self.full("a.h5")
         self.full("b.h5", MESH, "--strip-prefix", "model.")
         self.full("c.h5", MESH, "--exclude", "*.bias")
@@ -119,7 +119,7 @@ class Diff(harness.Case):
         told = json.loads(self.differs("a.h5", "c.h5", "--json"))
         self.assertTrue(all(i["result"] == "only-a" and i["b"] is None for i in told["items"]))
         self.assertEqual(told["only_a"], len(told["items"]))
-        # Globs match names with the prefix or without, on both sides.
+        # On both sides, globs match names with the prefix and names without it.
         for glob in ("model.layers.*", "layers.*"):
             text = self.ok("diff", "a.h5", "b.h5", "--strip-prefix", "model.", "--include", glob)
             self.assertIn(": equal: 6 the same (6 by digest), 10 left out\n", text)
@@ -128,7 +128,7 @@ class Diff(harness.Case):
         self.fails(2, "diff", "a.h5", "c.h5", "--strip-prefix", "x.", contains=["a.h5 and c.h5: no name has the prefix 'x.'"])
         self.fails(2, "diff", "a.h5", "c.h5", "--include", "nothing", contains=["nothing is left"])
 
-    def test_dtypes(self):
+    def test_different_dtypes_are_compared_with_a_tolerance(self):
         self.full("a.h5")
         self.full("b.h5", MESH, "--dtype", "bf16")
         self.assertIn("; --rtol or --atol compares the values", self.differs("a.h5", "b.h5"))
@@ -137,14 +137,14 @@ class Diff(harness.Case):
         self.assertIn(": equal within the tolerance: ", text)
         self.differs("a.h5", "b.h5", "--rtol", "1e-9", "-q")
 
-    def test_bad_numbers(self):
+    def test_wrong_tolerances_are_refused(self):
         a = self.full()
         for bad in ("-1", "nan", "inf", "1e999", "x", "1x", "", "0x10", " 1"):
             self.fails(2, "diff", a, a, "--rtol=" + bad, contains=["--rtol: "])
         for good in ("0", "1", "1.5", ".5", "1e-5", "1E3"):
             self.ok("diff", a, a, "--atol", good, "--equal-nan")
 
-    def test_damage(self):
+    def test_unreadable_sources_are_refused(self):
         source, copy = harness.corpus(MESH), self.copy(MESH)
         os.unlink(harness.largest_shard(copy))
         self.fails(3, "diff", source, "ckpt", contains=["ckpt/", "missing"])
@@ -162,12 +162,12 @@ class Diff(harness.Case):
             self.assertEqual(self.differs(a, b, "--data", *options), want)
         self.fails(2, "diff", a, b, "--memory", "100K", "--data", contains=["1 MiB is the least; raise --memory"])
 
-    def test_interrupt(self):
+    def test_sigint_stops_it(self):
         harness.make_large(self.path("a"), 900 << 20)
         harness.make_large(self.path("b"), 900 << 20)
         p = subprocess.Popen([harness.BINARY, "diff", "a", "b", "--progress", "always", "-j", "1", "--rtol", "0"], cwd=self.dir,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        os.read(p.stderr.fileno(), 1)  # progress: it is at work
+        os.read(p.stderr.fileno(), 1)  # progress output shows that diff has started
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=harness.HANG)
         self.assertEqual((p.returncode, out), (130, ""))

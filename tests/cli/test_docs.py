@@ -1,14 +1,12 @@
-"""The documentation: the commands in README.md and docs/*.md run as they are written, the links lead somewhere, and the
-picture is what the command draws.
+"""Runs the commands of README.md and docs/*.md as they are written, follows the links, and redraws the picture.
 
-Each block ```sh follows a comment that says how to run it, in a directory of its own:
+Before each ```sh block, a comment says how to run it. Each block runs in an empty directory.
 
     <!-- run with ckpt=good/dcp-torch2.15.0-train model.pt=pt/legacy.pt; needs jq; first COMMAND -->
     <!-- not run: needs a network -->
 
-`run with` copies checkpoints of tests/corpus under the names of the example; `needs` names programs without which the block
-is left out; `first` is a command that prepares the directory. The environment variable FSDPCKPT_DOCS_VERBOSE=1 shows the
-output of each block.
+`run with` copies checkpoints of tests/corpus to the names that the block uses. `needs` lists programs; without them the block
+is skipped. `first` is a command that prepares the directory. FSDPCKPT_DOCS_VERBOSE=1 prints the output of each block.
 """
 
 import glob
@@ -56,7 +54,7 @@ def without_code(text):
 
 class Commands(harness.Case):
     def prepare(self, how):
-        """An empty directory with the checkpoints of the comment, and the command in PATH."""
+        """Makes a directory with the checkpoints that the comment names, and puts the command in PATH."""
         shutil.rmtree(self.dir, True)
         os.makedirs(self.path("bin"))
         os.symlink(harness.BINARY, self.path("bin", "fsdpckpt"))
@@ -73,7 +71,7 @@ class Commands(harness.Case):
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def run_block(self, where, comment, script):
-        """Whether the block was run."""
+        """Runs one block. Returns False if it was skipped."""
         how = parse(comment)
         self.assertIsNotNone(how, "%s: no comment says how to run this block: %r" % (where, comment))
         if "not run" in how or not all(shutil.which(program) for program in how.get("needs", "").split()):
@@ -105,7 +103,7 @@ class Commands(harness.Case):
 
 
 class Pages(harness.Case):
-    def test_links_lead_somewhere(self):
+    def test_links_have_targets(self):
         for page in PAGES:
             for target in re.findall(r"\]\(([^)\s]+)\)", without_code(read(page))):
                 if re.match(r"[a-z]+:", target):

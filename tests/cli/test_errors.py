@@ -1,4 +1,4 @@
-"""Damaged and wrong inputs: one clear line, the right exit status, no output left behind."""
+"""Damaged and unsuitable inputs: each gives one clear line and the right exit status, and leaves no output."""
 
 import io
 import json
@@ -33,8 +33,8 @@ class Errors(harness.Case):
         os.unlink(gone)
         self.refused(3, ckpt, [os.path.basename(gone)])
 
-    def test_checkpoints_below(self):
-        """A trainer's folder: the checkpoints are one level below."""
+    def test_checkpoints_one_level_down_are_listed(self):
+        """A trainer's output directory is not a checkpoint; the message lists the checkpoints in it."""
         folder = self.path("run")
         for name in ("step-100", "step-200"):
             shutil.copytree(harness.corpus(FSDP2), os.path.join(folder, name))
@@ -43,8 +43,8 @@ class Errors(harness.Case):
         shutil.copy(os.path.join(harness.CORPUS, os.pardir, "README.md"), os.path.join(folder, "other.pt"))
         self.refused(3, folder, ["not a checkpoint", ": rng.pt, step-100, step-200;"])
 
-    def test_files_beside(self):
-        """Files that do not belong to the checkpoint are not converted, and a note reports it."""
+    def test_foreign_files_in_the_directory_are_reported(self):
+        """Files that are not part of the checkpoint are not converted, and a note lists them."""
         ckpt = self.copy(FSDP2)
         for name in ("rng_state_1.pt", "rng_state_0.pt", "config.json"):
             with open(os.path.join(ckpt, name), "wb") as f:
@@ -54,8 +54,8 @@ class Errors(harness.Case):
         self.assertIn("2 files in the same directory are not part of the checkpoint and are not read, the first is "
                       "rng_state_0.pt", result.stderr)
 
-    def test_names_of_files_are_made_safe(self):
-        """Notes next to the result quote names, too."""
+    def test_hostile_file_names_are_escaped(self):
+        """Notes quote file names too."""
         ckpt = self.copy(FSDP2)
         with open(os.path.join(ckpt, "a\x1b[31mb\nc.pt"), "wb") as f:
             f.write(b"x")
@@ -68,8 +68,8 @@ class Errors(harness.Case):
         os.unlink(self.path("shards", "index.h5"))
         self.refused(3, "shards", ["index.h5: the file is missing", "copy it again"])
 
-    def test_no_file_called_minus(self):
-        """A target that cannot be written to standard output does not become a file called -."""
+    def test_no_file_is_called_dash(self):
+        """A target that cannot go to standard output does not become a file called "-"."""
         source = harness.corpus(FSDP2)
         self.fails(2, "inspect", source, "--html", "-", contains=["./-"])
         self.fails(2, "check", source, "--junit", "-", contains=["./-"])
@@ -87,8 +87,8 @@ class Errors(harness.Case):
         os.truncate(shard, 0)
         self.refused(3, ckpt, [os.path.basename(shard)])
 
-    def test_damaged_object(self):
-        """Whatever the target, the message names the file that the object is in."""
+    def test_damaged_object_is_reported_with_its_file(self):
+        """The message names the source file that the object is in, for every target format."""
         ckpt = self.copy("dcp-torch2.15.0-train")
         with open(os.path.join(ckpt, "expected.json"), encoding="utf-8") as f:
             item = json.load(f)["objects"]["optim.param_groups.0.lr"]
@@ -101,7 +101,7 @@ class Errors(harness.Case):
                            contains=["object optim.param_groups.0.lr: ", item["file"]])
 
     def records(self, path, offset=0, length=None):
-        """The place and size of every record with a CRC of the archive at a range of a file."""
+        """(name, offset, size) of every record with a CRC in the archive that occupies a range of a file."""
         with open(path, "rb") as f:
             f.seek(offset)
             data = f.read() if length is None else f.read(length)
@@ -112,7 +112,7 @@ class Errors(harness.Case):
                     yield info.filename, offset + info.header_offset + 30 + name + extra, info.file_size
 
     def test_damaged_records_of_objects(self):
-        """One bit of any record of an object, those of tensors within it, too: none of its bytes is copied."""
+        """A flipped bit in any record of an object, also in that of a tensor inside it, stops the conversion."""
         ckpt = self.copy("dcp-torch2.15.0-objects-torch")
         with open(os.path.join(ckpt, "expected.json"), encoding="utf-8") as f:
             objects = json.load(f)["objects"]
@@ -135,7 +135,7 @@ class Errors(harness.Case):
                                contains=["back.pt", "CRC-32"])
 
     def test_damaged_data(self):
-        """One bit of a tensor's bytes: the archive's CRC-32 reports it in every conversion."""
+        """The archive's CRC-32 reveals a flipped bit of a tensor in every conversion."""
         ckpt = self.copy(FSDP2)
         for args in (("consolidate", "--to", "h5"), ("consolidate", "--to", "pt"), ("reshard", "--dp", "3"),
                      ("consolidate", "--to", "h5", "--compress", "1"), ("convert", "--to", "dcp")):
@@ -144,9 +144,8 @@ class Errors(harness.Case):
                            contains=["model.tok_embeddings.weight", "CRC-32", "verify"])
                 self.assertFalse(os.path.exists(self.path("out")))
 
-    def test_damaged_columns(self):
-        """Chunks that are no rows of their tensor, and what is cast, cut anew or stored transposed: the message tells
-        the chunk."""
+    def test_damaged_chunk_is_named(self):
+        """The message names the chunk, even if chunks are blocks of columns, and if the target casts, cuts or transposes them."""
         cases = (("dcp-torch2.15.0-2d-dp2tp2", "model.layers.0.attention.wo.weight", 4),
                  ("dcp-torch2.15.0-sharded-tensor-2d", "grid", 4), ("dcp-torch2.15.0-shard-shard", "s0s1", 4),
                  ("dcp-torch2.15.0-strided", "t", 1))
@@ -166,7 +165,7 @@ class Errors(harness.Case):
     def cut_tensor(self, data):
         return next(n for n, m in data.state_dict_metadata.items() if len(getattr(m, "chunks", [])) > 1)
 
-    def test_hole(self):
+    def test_uncovered_elements_are_refused(self):
         ckpt = self.copy(FSDP2)
         name = []
 
@@ -178,7 +177,7 @@ class Errors(harness.Case):
         harness.edit_metadata(ckpt, edit)
         self.refused(3, ckpt, [name[0]], inspect=False)
 
-    def test_overlap(self):
+    def test_overlapping_chunks_are_refused(self):
         ckpt = self.copy(FSDP2)
         name = []
 
@@ -196,7 +195,7 @@ class Errors(harness.Case):
         harness.edit_metadata(ckpt, edit)
         self.refused(3, ckpt, [name[0]], inspect=False)
 
-    def test_chunk_outside_of_its_tensor(self):
+    def test_chunk_outside_of_its_tensor_is_refused(self):
         ckpt = self.copy(FSDP2)
         name = []
 
@@ -218,7 +217,7 @@ class Errors(harness.Case):
         self.refused(3, ckpt, ["os.system"])
         self.assertFalse(os.path.exists(marker))
 
-    def test_path_that_leaves_the_checkpoint(self):
+    def test_path_out_of_the_checkpoint_is_refused(self):
         ckpt = self.copy(FSDP2)
 
         def edit(data):
@@ -243,7 +242,7 @@ class Errors(harness.Case):
             f.write(random.Random(1).randbytes(100000))
         self.refused(3, "noise", ["noise", "not a checkpoint"])
 
-    def test_things_that_are_no_files_do_not_hang(self):
+    def test_devices_and_pipes_do_not_hang(self):
         os.mkfifo(self.path("pipe"))
         self.refused(3, "pipe", ["pipe"])
         self.refused(3, "/dev/null", ["/dev/null"])
@@ -263,7 +262,7 @@ class Errors(harness.Case):
                     f.write(good[:size])
                 self.refused(3, ckpt, [".metadata"])
         with open(os.path.join(ckpt, ".metadata"), "wb") as f:
-            f.write(b"\x80\x04N.")  # a pickle of None
+            f.write(b"\x80\x04N.")  # the pickle of None
         self.refused(3, ckpt, [".metadata"])
 
     def test_damaged_hdf5(self):
@@ -283,7 +282,7 @@ class Errors(harness.Case):
         self.refused(3, "shards", ["shard-00001-of-00002.h5"])
 
     def test_links_out_of_hdf5_shards(self):
-        """A link within the directory is fine; one that leads out of it is not, for a shard as for index.h5."""
+        """A link may point into the directory but not out of it. The same rule holds for shards and for index.h5."""
         self.ok("reshard", harness.corpus(FSDP2), "-o", "shards", "--dp", "2")
         os.mkdir(self.path("shards", "sub"))
         for name in ("shard-00001-of-00002.h5", "index.h5"):
@@ -302,7 +301,7 @@ class Errors(harness.Case):
                 os.rename(self.path(name), link)
 
     def test_closed_descriptors(self):
-        """Started with stdin, stdout and stderr closed: no file may take their place."""
+        """When the command starts with stdin, stdout and stderr closed, no file may get their descriptors."""
         self.ok("reshard", harness.corpus(FSDP2), "-o", "shards", "--dp", "2")
         self.ok("consolidate", "shards", "-o", "good.h5")
         close = [lambda fds=fds: [os.close(fd) for fd in fds] for fds in ((0, 1, 2), (2,), (1,), (0,))]
@@ -334,7 +333,7 @@ class Errors(harness.Case):
         self.refused(2, ckpt, ["the checkpoint has no tensors and no objects"], inspect=False)
         self.ok("inspect", ckpt)
 
-    def test_plan_that_matches_nothing(self):
+    def test_tp_plan_that_matches_nothing_is_refused(self):
         source = harness.corpus("dcp-torch2.15.0-uneven")
         error = self.fails(2, "reshard", source, "-o", "out", "--tp", "2")
         self.assertIn("plan 'auto'", error)
@@ -346,7 +345,7 @@ class Errors(harness.Case):
                    contains=["plan.json"])
         self.assertEqual(self.listing(), ["plan.json"])
 
-    def test_plan_that_is_no_plan(self):
+    def test_wrong_tp_plans_are_refused(self):
         for text in ("", "[1]", '{"a": 1}', '{"a": "sideways"}', "{"):
             with open(self.path("plan.json"), "w") as f:
                 f.write(text)

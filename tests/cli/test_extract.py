@@ -1,4 +1,4 @@
-"""extract, convert and --rename: options, targets, messages. That the bytes are right is the oracle's business."""
+"""extract, convert and --rename: options, targets, messages. tests/oracle compares the bytes."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class Extract(harness.Case):
         with open(self.path("stdout"), "rb") as f:
             return f.read()
 
-    def test_forms(self):
+    def test_output_formats(self):
         source = harness.corpus(TRAIN)
         raw = self.raw(source, TENSOR)
         self.assertEqual(len(raw), 40)
@@ -35,7 +35,7 @@ class Extract(harness.Case):
         with open(self.path("amp.json"), encoding="utf-8") as f:
             self.assertEqual(f.read(), "true\n")
 
-    def test_targets_are_atomic_and_kept(self):
+    def test_only_force_replaces_a_target(self):
         source = harness.corpus(TRAIN)
         self.ok("extract", source, TENSOR, "-o", "x")
         self.fails(2, "extract", source, TENSOR, "-o", "x", contains=["x: exists", "--force"])
@@ -50,13 +50,13 @@ class Extract(harness.Case):
         self.fails(2, "extract", damaged, TENSOR, "-o", os.path.join(damaged, "__0_0.distcp"), "-f",
                    contains=["is a file of the check"])
 
-    def test_names(self):
+    def test_wrong_names_and_formats_are_explained(self):
         source = harness.corpus(TRAIN)
         self.fails(2, "extract", source, "w1.bias", contains=["did you mean 'model.layers.0.w1.bias'"])
         self.fails(2, "extract", source, "betas", "--to", "npy", contains=["is an object, not a tensor", "--to json"])
         self.fails(2, "extract", source, TENSOR, "--to", "json", contains=["is a tensor, not an object"])
         self.fails(2, "extract", source, TENSOR, "--to", "h5", contains=["choose raw, npy, or json for objects"])
-        for name in ("w.pt", "w.h5", "w.safetensors"):  # not raw bytes under such a name, unless they are asked for
+        for name in ("w.pt", "w.h5", "w.safetensors"):  # raw bytes get such a name only with --to raw
             self.fails(2, "extract", source, TENSOR, "-o", name,
                        contains=[f"extract: {name}: the extension names", f"--include '{TENSOR}' -o {name}"])
         self.assertNotIn("w.pt", self.listing())
@@ -68,7 +68,7 @@ class Extract(harness.Case):
         self.assertEqual(self.raw(source, "net.layers.0.w1.bias", "--rename", "s/^model/net/"), raw)
         self.assertEqual(len(self.raw(source, TENSOR, "--dtype", "f64")), 2 * len(raw))
 
-    def test_a_closed_pipe_is_no_error(self):
+    def test_a_closed_pipe_is_not_an_error(self):
         command = "'%s' extract '%s' %s | true" % (harness.BINARY, harness.corpus(TRAIN), TENSOR)
         p = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False)
         self.assertEqual((p.returncode, p.stderr), (0, b""))
@@ -89,21 +89,21 @@ class Convert(harness.Case):
         self.ok("convert", "full.h5", "-o", "full", "--to", "dcp")
         self.assertEqual(sorted(os.listdir(self.path("full"))), [".metadata", "__0_0.distcp"])
 
-    def test_what_follows_no_mesh_is_refused(self):
+    def test_layout_without_a_mesh_is_refused(self):
         source = harness.corpus("dcp-torch2.15.0-sharded-tensor-2d")
         text = self.fails(5, "convert", source, "-o", "out", "--to", "h5", contains=["tensor '", "chunks", "fsdpckpt reshard"])
         self.assertEqual(self.listing(), [])
         name = text.split("tensor '")[1].split("'")[0]
         self.assertNotIn("tensor '%s'" % name, self.run_tool("convert", source, "-o", "x.h5", "--exclude", name).stderr)
 
-    def test_output_depends_on_input_only(self):
+    def test_output_is_the_same_every_time(self):
         for out in ("a", "b"):
             self.ok("convert", harness.corpus(TRAIN), "-o", out, "--to", "dcp", "-j", "1" if out == "a" else "4")
         for name in os.listdir(self.path("a")):
             with open(self.path("a", name), "rb") as a, open(self.path("b", name), "rb") as b:
                 self.assertEqual(a.read(), b.read(), name)
 
-    def test_force_knows_the_files(self):
+    def test_force_replaces_only_checkpoints(self):
         self.ok("convert", harness.corpus(TRAIN), "-o", "out", "--to", "dcp")
         self.fails(2, "convert", harness.corpus(TRAIN), "-o", "out", "--to", "dcp", contains=["exists"])
         self.ok("convert", harness.corpus(TRAIN), "-o", "out", "--to", "dcp", "--force")

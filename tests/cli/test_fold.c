@@ -1,5 +1,5 @@
 /*
- * Folding names that differ in numbers only: which names share a line, and what it is called.
+ * Folding names that differ only in numbers: which names share a line, and the pattern of that line.
  */
 #include "fold.h"
 
@@ -35,7 +35,7 @@ static void add(names *n, uint32_t kind, const char *name) {
     n->items[n->count++] = (fold_name){copy, kind};
 }
 
-/* Folds, checks each line's pattern, and that no name is lost. */
+/* Folds the names, then checks the pattern of each line and that no name is lost. */
 static void check(names *n, size_t count, const char *const *patterns) {
     size_t total = 0;
     assert_true(fold_names(n->items, n->count, n->arena, &n->lines, &n->nlines));
@@ -76,7 +76,7 @@ static void layers_become_one_line(void **state) {
     CHECK(&n, "embed.weight", "layers.{0..31}.wq.weight", "layers.{0..31}.wk.weight", "norm.weight");
 }
 
-static void what_differs_is_apart(void **state) {
+static void different_tensors_get_lines_of_their_own(void **state) {
     (void)state;
     names n;
     begin(&n);
@@ -84,7 +84,7 @@ static void what_differs_is_apart(void **state) {
     CHECK(&n, "layers.{0..2,4..31}.mlp.weight", "layers.3.mlp.weight");
 }
 
-static void sets_are_written_shortly(void **state) {
+static void consecutive_numbers_become_ranges(void **state) {
     (void)state;
     static const struct {
         int numbers[8], count;
@@ -128,7 +128,7 @@ static void nested_numbers_fold_to_products(void **state) {
     CHECK(&n, "layers.{0..3}.experts.{0..7}.w");
     begin(&n);
     experts(&n, 0, 4, 8);
-    experts(&n, 4, 6, 16); /* layers with more experts are not of the same product */
+    experts(&n, 4, 6, 16); /* these layers have more experts, so they fold separately */
     CHECK(&n, "layers.{0..3}.experts.{0..7}.w", "layers.{4,5}.experts.{0..15}.w");
     begin(&n);
     experts(&n, 0, 3, 2);
@@ -143,8 +143,8 @@ static void only_numbers_between_dots_vary(void **state) {
     add(&n, 0, "w1.weight");
     add(&n, 0, "w2.weight");
     add(&n, 0, "layers.0.w");
-    add(&n, 0, "layers.00.w"); /* not how a number is written: another name */
-    add(&n, 0, "layers.*.w");  /* nor what the fold uses inside */
+    add(&n, 0, "layers.00.w"); /* a number has no leading zero, so this is a different name */
+    add(&n, 0, "layers.*.w");  /* the fold uses * internally */
     add(&n, 0, "layers.1234567890.w");
     add(&n, 0, "");
     add(&n, 0, ".");
@@ -179,7 +179,7 @@ static void many_numbers_in_a_name(void **state) {
     other[strlen(other) - 1] = '1';
     add(&n, 0, name);
     add(&n, 0, other);
-    CHECK(&n, name, other); /* the last number is beyond those that may vary */
+    CHECK(&n, name, other); /* the last number is one more than may vary */
 }
 
 static void components_hold_folds(void **state) {
@@ -193,10 +193,14 @@ static void components_hold_folds(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_become_one_line),         cmocka_unit_test(what_differs_is_apart),
-        cmocka_unit_test(sets_are_written_shortly),       cmocka_unit_test(nested_numbers_fold_to_products),
-        cmocka_unit_test(only_numbers_between_dots_vary), cmocka_unit_test(numbers_at_the_ends_vary),
-        cmocka_unit_test(many_numbers_in_a_name),         cmocka_unit_test(components_hold_folds),
+        cmocka_unit_test(layers_become_one_line),
+        cmocka_unit_test(different_tensors_get_lines_of_their_own),
+        cmocka_unit_test(consecutive_numbers_become_ranges),
+        cmocka_unit_test(nested_numbers_fold_to_products),
+        cmocka_unit_test(only_numbers_between_dots_vary),
+        cmocka_unit_test(numbers_at_the_ends_vary),
+        cmocka_unit_test(many_numbers_in_a_name),
+        cmocka_unit_test(components_hold_folds),
     };
     return cmocka_run_group_tests_name("fold", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-"""--force: what it must not replace, by content and by identity; and what a run that was killed leaves."""
+"""--force: what it refuses to replace, by content and by identity, and how a later run cleans up after a killed one."""
 
 import json
 import os
@@ -12,7 +12,7 @@ TRAIN = "dcp-torch2.15.0-train"
 
 
 def snapshot(path):
-    """Every file below path with its content."""
+    """{path: content} of every file under a directory."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -23,19 +23,19 @@ def snapshot(path):
 
 class Force(harness.Case):
     def refused(self, *args, contains=()):
-        """Exit status 2, and nothing has changed."""
+        """Expects exit status 2 and that no file has changed."""
         before = snapshot(self.dir)
         self.fails(2, *args, "--force", contains=contains)
         self.assertEqual(snapshot(self.dir), before)
 
-    def test_target_contains_the_source(self):
+    def test_target_that_contains_the_source_is_refused(self):
         self.ok("reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "2", "-q")
         self.refused("reshard", "run/index.h5", "-o", "run", "--dp", "3", contains=["run: is or contains run/index.h5"])
         os.symlink("run", self.path("link"))
         self.refused("reshard", "link/index.h5", "-o", "run", "--dp", "3", contains=["is or contains"])
         self.refused("reshard", "run/index.h5", "-o", "link/../run", "--dp", "3", contains=["is or contains"])
 
-    def test_source_may_become_the_target_only_whole(self):
+    def test_source_is_replaced_only_by_an_unmodified_copy(self):
         self.ok("reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "2", "-q")
         name = "model.*"
         self.refused("reshard", "run", "-o", "run", "--dp", "3", "--include", name, contains=["is or contains"])
@@ -47,13 +47,13 @@ class Force(harness.Case):
         self.ok("consolidate", "whole.h5", "-o", "whole.h5", "--force", "-q")
         self.ok("diff", "run", "whole.h5", "-q")
 
-    def test_sources_of_an_average_stay(self):
+    def test_sources_of_an_average_are_not_replaced(self):
         self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
         self.ok("consolidate", harness.corpus(TRAIN), "-o", "b.h5", "-q")
         for target in ("a.h5", "b.h5"):
             self.refused("average", "a.h5", "b.h5", "-o", target, contains=["that is read"])
 
-    def test_other_inputs_stay(self):
+    def test_other_inputs_are_not_replaced(self):
         self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
         self.ok("schema", "a.h5", "-o", "model.json")
         self.ok("check", "a.h5", "--schema", "model.json", "--junit", "report.xml", "-q")
@@ -65,7 +65,7 @@ class Force(harness.Case):
         self.refused("extract", "a.h5", tensor, "-o", "hard.bin", contains=["that is read"])
         self.refused("check", "a.h5", "--against", "hard.xml", "--junit", "hard.xml", contains=["that is read"])
 
-    def test_foreign_files_stay(self):
+    def test_foreign_files_are_not_replaced(self):
         os.makedirs(self.path("out", "shard-00000-of-00001.h5"))
         with open(self.path("out", "shard-00000-of-00001.h5", "thesis.tex"), "w") as f:
             f.write("years")
@@ -84,7 +84,7 @@ class Force(harness.Case):
         self.ok("reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "2", "-q")
         mount = ["unshare", "-rm", "sh", "-c", 'mount --bind run run && exec "$@"', "sh"]
         if subprocess.run([*mount, "true"], cwd=self.dir, capture_output=True).returncode != 0:
-            self.skipTest("no mount name spaces here")
+            self.skipTest("mount namespaces are not available")
         p = subprocess.run([*mount, harness.BINARY, "reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "3", "--force",
                             "--dry-run"], cwd=self.dir, capture_output=True, text=True)
         self.assertEqual(p.returncode, 2, p.stderr)
@@ -92,7 +92,7 @@ class Force(harness.Case):
 
 
 class Leftovers(harness.Case):
-    def test_killed_run_is_cleaned_up_after(self):
+    def test_files_of_a_killed_run_are_removed(self):
         harness.make_large(self.path("big"), 1 << 28)
         for force in ((), ("--force",)):
             p = subprocess.Popen([harness.BINARY, "consolidate", "big", "-o", "m.h5", "-j1", *force], cwd=self.dir,

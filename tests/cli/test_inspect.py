@@ -1,4 +1,4 @@
-"""inspect: what it shows of checkpoints that torch wrote, in all its ways."""
+"""inspect: its text, tree, JSON and HTML for checkpoints that torch wrote."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ def expected(name):
 
 
 class Inspect(harness.Case):
-    def test_slashes_of_completion_are_not_shown(self):
+    def test_messages_have_no_trailing_slash_of_the_argument(self):
         self.ok("reshard", harness.corpus("dcp-torch2.15.0-fsdp2"), "-o", "out/", "--dp", "2")
         for args in (["verify", "out//"], ["check", "out/"], ["diff", "out/", "out///"], ["inspect", "out//"]):
             self.assertNotIn("out/", self.ok(*args))
@@ -34,14 +34,14 @@ class Inspect(harness.Case):
         for name in (".metadata", "__0_0.distcp"):
             self.fails(2, "inspect", copy, "--html", os.path.join(copy, name), "--force", contains=["is a file of"])
 
-    def test_json_says_what_torch_said(self):
+    def test_json_agrees_with_torch(self):
         for name in sorted(os.listdir(harness.CORPUS)):
             if not os.path.isdir(os.path.join(harness.CORPUS, name)) or name.startswith("ds-"):
-                continue  # the truth of DeepSpeed's is what its zero_to_fp32 gives, a part: oracle.deepspeed compares
+                continue  # for DeepSpeed this has only the result of zero_to_fp32; oracle.deepspeed compares it
             with self.subTest(name=name):
                 want = expected(name)
                 p = self.run_tool("inspect", harness.corpus(name), "--json")
-                if p.returncode == 5:  # said clearly to be unsupported
+                if p.returncode == 5:  # reported as unsupported
                     self.assertEqual(p.stderr.count("\n"), 1)
                     continue
                 self.assertEqual((p.returncode, p.stderr), (0, ""))
@@ -66,7 +66,7 @@ class Inspect(harness.Case):
         self.assertRegex(self.ok("inspect", harness.corpus(FSDP2)), r"Layout +\d ranks, Shard\(0\)\n")
 
     def schema(self, tensors, name="model.json"):
-        """A model without data: names, each with a shape."""
+        """Writes a schema with these names and shapes."""
         with open(self.path(name), "w") as f:
             json.dump({"fsdpckpt": "schema", "version": 1, "tensors": [
                 {"name": n, "dtype": "bf16", "shape": shape} for n, shape in tensors]}, f)
@@ -88,7 +88,7 @@ class Inspect(harness.Case):
         self.assertIn("layers.{0..31}  (96 tensors, 1.31 MB)", tree)
         self.assertIn("(32 tensors, 1.05 MB)", tree)
 
-    def test_what_differs_is_not_folded(self):
+    def test_different_tensors_are_not_folded(self):
         shapes = [[8, 8]] * 8
         shapes[3] = [8, 16]
         text = self.ok("inspect", self.schema([(f"h.{i}.w", s) for i, s in enumerate(shapes)]))
@@ -122,23 +122,23 @@ class Inspect(harness.Case):
         self.fails(2, "inspect", "model.json", "--include", "nothing*", contains=["leave out all 38 values"])
         self.fails(2, "inspect", "model.json", "--sort", "color", contains=["--sort"])
 
-    def test_depth_sums_up(self):
+    def test_depth_sums_the_values_that_it_hides(self):
         self.layers(12)
         text = self.ok("inspect", "model.json", "--depth", "2")
         self.assertRegex(text, r"\nlayers\.\{0\.\.11\} +36 +493 kB\n")
         self.assertRegex(self.ok("inspect", "model.json", "--depth", "1"), r"\nlayers +36 +493 kB\n")
         self.assertIn("layers  (36 tensors, 493 kB)\n", self.ok("inspect", "model.json", "--depth", "1", "--tree"))
         self.fails(2, "inspect", "model.json", "--depth", "2", "--json", contains=["--depth"])
-        hsdp = harness.corpus("dcp-torch2.15.0-hsdp")  # the summary is that of all tensors
+        hsdp = harness.corpus("dcp-torch2.15.0-hsdp")  # the summary still counts all tensors
         self.assertEqual(*(self.ok("inspect", hsdp, *depth).split("\nCheckpoint ")[1] for depth in ((), ("--depth", "1"))))
 
-    def test_a_line_of_the_list_names_a_tensor(self):
+    def test_folded_name_selects_its_first_tensor(self):
         self.layers(4)
         text = self.ok("inspect", "model.json", "--tensor", "layers.{0..3}.norm.weight")
         self.assertTrue(text.startswith("layers.0.norm.weight\n"), text)
 
     def test_replicas_are_named(self):
-        """HSDP 2 × 2 stores each box once; torch's ranks are row-major, so rank r + 2 holds what rank r holds."""
+        """HSDP 2 × 2 stores each box once. torch numbers ranks in row-major order, so rank r + 2 holds the same as rank r."""
         for source in (harness.corpus("dcp-torch2.15.0-hsdp"),
                        os.path.join(harness.CORPUS, "..", "pt", "hsdp-torch2.15.0")):
             everything = json.loads(self.ok("inspect", source, "--json"))
@@ -151,7 +151,7 @@ class Inspect(harness.Case):
             self.assertIn("│ ranks 0, 2 │", text)
             self.assertIn("│ ranks 1, 3 │", text)
 
-    def test_ranks_are_added_up(self):
+    def test_sizes_of_ranks(self):
         for name, ranks in ((FSDP2, 4), (MESH, 8), ("dcp-torch2.15.0-hsdp-tp", 8), ("dcp-torch2.15.0-uneven", None)):
             got = json.loads(self.ok("inspect", harness.corpus(name), "--json"))
             stored = {}
@@ -167,10 +167,10 @@ class Inspect(harness.Case):
                 names, size = stored.get(r["rank"], (set(), 0))
                 self.assertEqual((r["stored_tensors"], r["stored_bytes"]), (len(names), size), name)
             self.assertEqual(sum(r["stored_bytes"] for r in got["ranks"]), got["totals"]["bytes"])
-        # What HSDP ranks hold: replicas hold the same, and the two ranks of one replica hold all of the model.
+        # With HSDP, replicas hold the same, and the two ranks of a replica hold the whole model.
         got = json.loads(self.ok("inspect", harness.corpus("dcp-torch2.15.0-hsdp"), "--json"))
         held = [r["held_bytes"] for r in got["ranks"]]
-        freqs = 32  # a buffer of 8 float32 that is not cut: each rank has it
+        freqs = 32  # a buffer of 8 float32 values that is not cut, so each rank has a copy
         self.assertEqual(held[:2], held[2:])
         self.assertEqual(held[0] + held[1] - freqs, got["totals"]["bytes"])
 
@@ -187,7 +187,7 @@ class Inspect(harness.Case):
         self.assertEqual([c["rank"] for c in one["chunks"]], list(range(8)))
 
     def test_data_offset_finds_the_bytes(self):
-        """The offset that --tensor --json names is where torch put the elements."""
+        """The offset in `--tensor --json` is where torch wrote the elements."""
         want = expected(FSDP2)
         checked = 0
         for fqn, t in want["tensors"].items():
@@ -204,14 +204,14 @@ class Inspect(harness.Case):
             checked += 1
         self.assertGreater(checked, 0)
 
-    def test_unknown_tensor_is_helped(self):
+    def test_unknown_tensor_gets_a_suggestion(self):
         error = self.fails(2, "inspect", harness.corpus(MESH), "--tensor", "model.norm.wieght")
         self.assertIn("did you mean 'model.norm.weight'", error)
         error = self.fails(2, "inspect", harness.corpus(MESH), "--tensor", "wq.weight")
         self.assertIn("'model.layers.0.attention.wq.weight'", error)
         self.fails(2, "inspect", harness.corpus(MESH), "--tensor", "zzzz", contains=["no tensor or object 'zzzz'"])
 
-    def test_tree(self):
+    def test_tree_shows_modules(self):
         text = self.ok("inspect", harness.corpus("dcp-torch2.15.0-train"), "--tree")
         self.assertIn("├─ model  (", text)
         self.assertIn("tok_embeddings.weight  float32  11×6", text)
@@ -219,7 +219,7 @@ class Inspect(harness.Case):
         self.assertNotIn("\t", names)
         self.assertNotIn("\x1b", names)
 
-    def test_objects(self):
+    def test_objects_are_shown_with_values(self):
         values = {o["name"]: o for o in json.loads(
             self.ok("inspect", harness.corpus("dcp-torch2.15.0-train"), "--json"))["objects"]}
         self.assertTrue(values)
@@ -227,7 +227,7 @@ class Inspect(harness.Case):
         self.assertIn("VALUE", self.ok("inspect", harness.corpus("dcp-torch2.15.0-train")))
 
     def test_large_pickle_is_not_read(self):
-        """An object of 200 MB that a deflated archive of 200 kB claims: no memory for it, and its bytes stay whole."""
+        """A deflated archive of 200 kB claims to hold an object of 200 MB. It is not unpacked, and is copied unchanged."""
         ckpt = self.copy("dcp-torch2.15.0-train")
         with zipfile.ZipFile(os.path.join(ckpt, "bomb"), "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("archive/byteorder", b"little")
@@ -277,7 +277,7 @@ class Inspect(harness.Case):
         self.assertLess(os.path.getsize(self.path("page.html")), 60_000)
         self.assertEqual(len(json.loads(self.ok("inspect", "model.json", "--json"))["tensors"]), 1001)
 
-    def test_quiet_only_answers(self):
+    def test_quiet_sets_only_the_exit_status(self):
         self.assertEqual(self.ok("inspect", "-q", harness.corpus(FSDP2)), "")
 
 

@@ -1,5 +1,5 @@
 /*
- * What inspect says of ranks: lists of them, and groups that have the same.
+ * The lists of ranks that inspect prints, and the groups of ranks that hold the same.
  */
 #include "inspect.h"
 
@@ -18,7 +18,7 @@ static void check_list(const char *expected, size_t size, size_t count, const ui
     assert_in_range(strlen(buf), 0, size - 1);
 }
 
-static void lists_have_runs(void **state) {
+static void consecutive_ranks_are_printed_as_a_range(void **state) {
     (void)state;
     check_list("rank 7", 64, 1, (const uint32_t[]){7});
     check_list("ranks 0, 4", 64, 2, (const uint32_t[]){0, 4});
@@ -27,7 +27,7 @@ static void lists_have_runs(void **state) {
     check_list("ranks 1, 3, 5, 7, …", 24, 9, (const uint32_t[]){1, 3, 5, 7, 9, 11, 13, 15, 17});
 }
 
-static void ranks_that_are_alike_are_one_group(void **state) {
+static void ranks_with_equal_loads_are_one_group(void **state) {
     (void)state;
     rank_groups groups;
     rank_load loads[1024];
@@ -44,7 +44,7 @@ static void ranks_that_are_alike_are_one_group(void **state) {
     assert_string_equal(groups.text[1], "rank 3: 1.00 kB, 1 tensor");
 }
 
-static void many_differences_are_a_span(void **state) {
+static void many_different_loads_are_printed_as_a_span(void **state) {
     (void)state;
     rank_groups groups;
     rank_load loads[1024];
@@ -62,8 +62,8 @@ static void many_differences_are_a_span(void **state) {
     assert_string_equal(groups.text[0], "ranks 0-1023: 1.00 kB, 0 to 9 tensors each");
 }
 
-/* Every second rank: the list of a group is longer than its text has room for. */
-static void long_groups_are_cut(void **state) {
+/* Every second rank is in the other group, so each list is longer than the buffer for it. */
+static void long_lists_are_shortened(void **state) {
     (void)state;
     rank_groups groups;
     rank_load loads[1024];
@@ -79,10 +79,10 @@ static void long_groups_are_cut(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lists_have_runs),
-        cmocka_unit_test(ranks_that_are_alike_are_one_group),
-        cmocka_unit_test(many_differences_are_a_span),
-        cmocka_unit_test(long_groups_are_cut),
+        cmocka_unit_test(consecutive_ranks_are_printed_as_a_range),
+        cmocka_unit_test(ranks_with_equal_loads_are_one_group),
+        cmocka_unit_test(many_different_loads_are_printed_as_a_span),
+        cmocka_unit_test(long_lists_are_shortened),
     };
     return cmocka_run_group_tests_name("inspect_ranks", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP in the middle of a conversion: one line, exit status 130, no partial output. And progress."""
+"""SIGINT, SIGTERM and SIGHUP during a conversion: one line, exit status 130, no partial output, no progress line left."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ class Interrupt(harness.Case):
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def wait_for_staging(self, p, names):
-        """Waits until a file appears next to the source, which means that the job is writing."""
+        """Waits for a new file next to the source, which shows that the job is writing."""
         end = time.monotonic() + harness.HANG
         while p.poll() is None and time.monotonic() < end:
             if self.listing() != names:
@@ -24,7 +24,7 @@ class Interrupt(harness.Case):
         return False
 
     def test_signals_leave_nothing(self):
-        harness.make_large(self.path("big"), 1 << 28)  # 1 GiB, a hole
+        harness.make_large(self.path("big"), 1 << 28)  # 1 GiB, sparse
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             for args in (("consolidate", "big", "-o", "m.h5", "-j1"), ("reshard", "big", "-o", "out", "--dp", "4")):
                 with self.subTest(signal=number, command=args[0]):
@@ -37,7 +37,7 @@ class Interrupt(harness.Case):
                     self.assertEqual(out, "")
                     self.assertEqual(self.listing(), ["big"])
 
-    def test_nohup_is_respected(self):
+    def test_ignored_sighup_stays_ignored(self):
         harness.make_large(self.path("big"), 1 << 26)
         p = subprocess.Popen([harness.BINARY, "consolidate", "big", "-o", "m.h5", "-j1", "-q"], cwd=self.dir,
                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
@@ -56,7 +56,7 @@ class Interrupt(harness.Case):
         self.assertIn("File too large", p.stderr)
         self.assertEqual(self.listing(), ["big"])
 
-    def test_interrupted_force_keeps_the_old_one(self):
+    def test_interrupted_run_with_force_keeps_the_old_target(self):
         harness.make_large(self.path("big"), 1 << 28)
         self.ok("consolidate", harness.corpus("dcp-torch2.15.0-fsdp2"), "-o", "m.h5")
         with open(self.path("m.h5"), "rb") as f:

@@ -47,7 +47,7 @@ static void table_is_complete(void **state) {
     }
 }
 
-static void every_way_to_write_an_option(void **state) {
+static void options_may_be_written_in_several_ways(void **state) {
     (void)state;
     options o;
     fc_error err;
@@ -132,7 +132,7 @@ static void sizes_have_units(void **state) {
     }
 }
 
-/* As Hugging Face counts: a GB is 10^9 bytes. */
+/* As in Hugging Face's libraries, a GB is 10^9 bytes. */
 static void shard_sizes_are_decimal(void **state) {
     (void)state;
     static const struct {
@@ -207,11 +207,11 @@ static size_t distance(const char *a, const char *b, size_t limit) {
     return suggest_distance(a, strlen(a), b, strlen(b), limit);
 }
 
-static void distances(void **state) {
+static void edit_distances(void **state) {
     (void)state;
     assert_int_equal(distance("force", "force", 3), 0);
     assert_int_equal(distance("forse", "force", 3), 1);
-    assert_int_equal(distance("froce", "force", 3), 1); /* a swap is one mistake */
+    assert_int_equal(distance("froce", "force", 3), 1); /* a swap counts as one edit */
     assert_int_equal(distance("orce", "force", 3), 1);
     assert_int_equal(distance("", "abc", 3), 3);
     assert_int_equal(distance("abcdef", "uvwxyz", 3), 4);
@@ -223,15 +223,11 @@ static void distances(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_complete),
-        cmocka_unit_test(every_way_to_write_an_option),
-        cmocka_unit_test(values_are_checked),
-        cmocka_unit_test(sizes_have_units),
-        cmocka_unit_test(shard_sizes_are_decimal),
-        cmocka_unit_test(dtypes_have_two_names),
-        cmocka_unit_test(mistakes_are_explained),
-        cmocka_unit_test(help_wins_over_mistakes_after_it),
-        cmocka_unit_test(distances),
+        cmocka_unit_test(table_is_complete),       cmocka_unit_test(options_may_be_written_in_several_ways),
+        cmocka_unit_test(values_are_checked),      cmocka_unit_test(sizes_have_units),
+        cmocka_unit_test(shard_sizes_are_decimal), cmocka_unit_test(dtypes_have_two_names),
+        cmocka_unit_test(mistakes_are_explained),  cmocka_unit_test(help_wins_over_mistakes_after_it),
+        cmocka_unit_test(edit_distances),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

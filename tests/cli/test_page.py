@@ -1,6 +1,6 @@
-"""The page of inspect --html in a headless Chromium: what it shows, its pictures, search, phone width, hostile names.
+"""The page of inspect --html in a headless Chromium: content, pictures, search, phone width and hostile names.
 
-Skipped (77) where there is no Chromium.
+Skipped (77) without Chromium.
 """
 
 import html.parser
@@ -53,7 +53,7 @@ class Page(harness.Case):
             return f.read()
 
     def browse(self, fragment=None, *flags):
-        """The page's elements after its script ran."""
+        """The elements of the page after its script has run."""
         address = "file://" + urllib.parse.quote(self.path("page.html"))
         if fragment:
             address += "#" + urllib.parse.urlencode(fragment)
@@ -77,7 +77,7 @@ class Page(harness.Case):
         page = self.browse({"open": name, "rank": 5})
         svg = [e for e in page.all("svg") if "rank" in e[1].get("aria-label", "") and "have" in e[1]["aria-label"]]
         self.assertEqual(len(svg), 1)
-        # torch: ranks are row-major on replicate 2 × dp 2 × tp 2; dp cuts rows, tp columns.
+        # torch numbers ranks in row-major order on replicate 2 × dp 2 × tp 2. dp cuts rows, tp cuts columns.
         self.assertEqual(svg[0][1]["aria-label"],
                          "ranks 0, 4 have [0:4, 0:4]; ranks 1, 5 have [0:4, 4:8]; "
                          "ranks 2, 6 have [4:8, 0:4]; ranks 3, 7 have [4:8, 4:8]")
@@ -107,7 +107,7 @@ class Page(harness.Case):
             self.assertNotIn("\u202e", text)
             self.assertIn("bidi\\u202etxt.gnp", text)
 
-    def test_the_policy_stops_any_other_script(self):
+    def test_content_policy_blocks_foreign_scripts(self):
         text = self.page(harness.corpus("dcp-torch2.15.0-fsdp2"))
         with open(self.path("page.html"), "w", encoding="utf-8") as f:
             f.write(text.replace("</main>", "</main><script>document.title='owned'</script>"))
@@ -115,10 +115,10 @@ class Page(harness.Case):
                             "--user-data-dir=" + self.path("chromium"), "file://" + self.path("page.html")],
                            capture_output=True, text=True, timeout=240)
         self.assertNotIn("<title>owned", p.stdout)
-        self.assertIn('class="mesh"', p.stdout)  # and the page's own did run
+        self.assertIn('class="mesh"', p.stdout)  # the page's own script ran
 
     def test_phone_width(self):
-        """Nothing is wider than a phone: only pictures scroll, within their own boxes."""
+        """The page is no wider than a phone. Only pictures scroll, each in its own box."""
         probe = "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth;</script></body>"
         for source in (harness.corpus("dcp-torch2.15.0-hsdp-tp"), self.schema([("x" * 200, [4] * 8), ("a.b." + "y" * 90, [4])])):
             text = self.page(source)

@@ -1,7 +1,7 @@
-"""Progress: one line that fits the window and is gone at the end; few lines in a log; JSON lines; colours; the clock.
+"""Progress: one line that fits the window and disappears at the end, few lines in a log, JSON lines, colours, the clock.
 
-Nothing here depends on how fast the machine is: what must last is as large as it takes (a hole in a file), and is
-stopped when it has shown what it should.
+Nothing here depends on the speed of the machine. A job that must last gets a sparse file of any size and is stopped when it
+has shown enough.
 """
 
 import fcntl
@@ -18,11 +18,11 @@ import unicodedata
 import harness
 
 PHASES = ["opening", "planning", "copying", "checking", "syncing"]
-SECONDS = 120  # against hangs
+SECONDS = 120  # only a hang takes this long
 
 
 def write_safetensors(path, name, data_bytes):
-    """One float32 tensor that is a hole."""
+    """Writes a file with one float32 tensor whose data is a hole."""
     header = json.dumps({name: {"dtype": "F32", "shape": [data_bytes // 4], "data_offsets": [0, data_bytes]}}).encode()
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(header)) + header)
@@ -40,13 +40,13 @@ def width_of(text):
 
 
 class Terminal:
-    """A process with its own terminal, and the lines on its screen; the last line may be rewritten."""
+    """A process on a terminal of its own, and the lines on its screen. The last line may be rewritten."""
 
     def __init__(self, args, cwd, columns, env=None):
         self.columns = columns
         self.lines, self.column = [""], 0
-        self.raw = ""        # everything that was written
-        self.drawn = []      # (columns of the window, what stood on the line) whenever a line was rewritten
+        self.raw = ""        # all output
+        self.drawn = []      # (columns of the window, text of the line) each time a line was rewritten
         self.pending = b""
         pid, self.fd = pty.fork()
         if pid == 0:
@@ -63,7 +63,7 @@ class Terminal:
         self.pid = pid
 
     def resize(self, columns):
-        """From here on lines may still be of the old size until the first of the new one."""
+        """Changes the width. Lines may still have the old width until the first one with the new width."""
         self.columns = columns
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
@@ -92,7 +92,7 @@ class Terminal:
         assert ready, "silence"
         try:
             new = os.read(self.fd, 65536)
-        except OSError:  # how Linux says that nobody writes any more
+        except OSError:  # Linux reports the end of a terminal as EIO
             new = b""
         data = self.pending + new
         cut = len(data)
@@ -103,7 +103,7 @@ class Terminal:
             text, self.pending = data.decode(), b""
         except UnicodeDecodeError:
             text, self.pending = data[:cut].decode(), data[cut:]
-        # A sequence that is cut in two waits for its other half.
+        # An incomplete escape sequence waits for the rest.
         tail = re.search(r"(\x1b(\[[0-9;]*)?|\r)$", text) if new else None
         if tail:
             self.pending = text[tail.start():].encode() + self.pending
@@ -119,7 +119,7 @@ class Terminal:
             assert self.read(), (self.raw[-500:], "ended")
 
     def finish(self):
-        """@return the exit status."""
+        """Waits for the end. Returns the exit status."""
         while self.read():
             pass
         _, status = os.waitpid(self.pid, 0)
@@ -134,7 +134,7 @@ class Screen(harness.Case):
     def on_terminal(self, *args, columns=80, env=None):
         return Terminal(args, self.dir, columns, env)
 
-    def test_phases_come_in_order_and_the_line_goes(self):
+    def test_phases_come_in_order_and_the_line_disappears(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         t = self.on_terminal("reshard", "ckpt", "-o", "out", "--dp", "3", "--progress", "always")
         self.assertEqual(t.finish(), 0)
@@ -146,7 +146,7 @@ class Screen(harness.Case):
             self.assertLess(width_of(line), columns)
 
     def test_the_line_fits_when_the_window_changes(self):
-        write_safetensors(self.path("big.safetensors"), "w", 1 << 42)  # as long as we want
+        write_safetensors(self.path("big.safetensors"), "w", 1 << 42)  # lasts until it is interrupted
         for env in ({}, {"LC_ALL": "C"}):
             with self.subTest(env=env):
                 t = self.on_terminal("verify", "big.safetensors", columns=120, env=env)
@@ -164,7 +164,7 @@ class Screen(harness.Case):
                 self.assertEqual(t.finish(), 130)
                 self.assertEqual([line.replace("^C", "") for line in t.screen()], ["fsdpckpt: interrupted"])
 
-    def test_interrupted_while_it_opens(self):
+    def test_interrupt_while_opening(self):
         write_many(self.path("many"), 10000)
         before = self.listing()
         for command in (("consolidate", "many", "-o", "m.h5"), ("check", "many"), ("inspect", "many")):
@@ -176,7 +176,7 @@ class Screen(harness.Case):
                 self.assertEqual([line.replace("^C", "") for line in t.screen()], ["fsdpckpt: interrupted"])
                 self.assertEqual(self.listing(), before)
 
-    def test_other_lines_do_not_share_the_line(self):
+    def test_other_messages_get_lines_of_their_own(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         t = self.on_terminal("consolidate", "ckpt", "-o", "m.h5", "-v", "--progress", "always", columns=200)
         self.assertEqual(t.finish(), 0)
@@ -185,7 +185,7 @@ class Screen(harness.Case):
         for line in lines:
             self.assertTrue(line.startswith(("fsdpckpt: ", "m.h5: ")), lines)
 
-    def test_output_ends_the_line(self):
+    def test_output_clears_the_line(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         t = self.on_terminal("inspect", "ckpt", "--progress", "always")
         self.assertEqual(t.finish(), 0)
@@ -201,7 +201,7 @@ class Screen(harness.Case):
         self.assertNotIn("\x1b", t.raw)
         self.assertIn("fsdpckpt: copying ", t.raw)
 
-    def test_color(self):
+    def test_colors_follow_the_options(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         for env, options, colored in (({}, (), True), ({"NO_COLOR": "1"}, (), False), ({"NO_COLOR": ""}, (), True),
                                       ({}, ("--color", "never"), False), ({"TERM": "dumb"}, (), False),
@@ -213,23 +213,23 @@ class Screen(harness.Case):
 
 
 class Log(harness.Case):
-    def test_a_short_job_says_nothing(self):
+    def test_a_short_job_logs_nothing(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         self.ok("reshard", "ckpt", "-o", "out", "--dp", "3")  # stderr is empty
 
-    def test_plain_lines(self):
+    def test_a_log_gets_a_line_per_phase(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         p = self.run_tool("reshard", "ckpt", "-o", "out", "--dp", "3", "--progress", "always")
         self.assertEqual(p.returncode, 0, p.stderr)
         lines = p.stderr.splitlines()
         self.assertNotIn("\r", p.stderr)
         self.assertNotIn("\x1b", p.stderr)
-        # One for each phase; on a machine that takes seconds for it, one each two seconds more.
+        # One line for each phase; on a slow machine, another every two seconds.
         self.assertEqual([w for i, w in enumerate(line.split()[1] for line in lines)
                           if i == 0 or lines[i - 1].split()[1] != w], PHASES)
         self.assertIn("fsdpckpt: syncing 4 files", lines)
 
-    def test_quiet_is_quiet(self):
+    def test_quiet_logs_nothing(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         self.assertEqual(self.ok("consolidate", "ckpt", "-o", "m.h5", "-q", "--progress", "always"), "")
 
@@ -262,7 +262,7 @@ class Log(harness.Case):
                 self.assertEqual(items[-1]["phase"], last)
                 self.assertEqual(items[-1]["done"], items[-1]["total"] or items[-1]["done"])
 
-    def test_the_seconds_are_those_of_the_whole_command(self):
+    def test_seconds_include_the_whole_command(self):
         write_many(self.path("many"), 3000)
         start = time.monotonic()
         p = self.run_tool("consolidate", "many", "-o", "m.h5", "--json", "--progress", "json")
@@ -271,7 +271,7 @@ class Log(harness.Case):
         items = [json.loads(line) for line in p.stderr.splitlines()]
         seconds = json.loads(p.stdout)["seconds"]
         self.assertLessEqual(seconds, wall)
-        rounded = 0.001  # progress has milliseconds
+        rounded = 0.001  # progress is rounded to milliseconds
         self.assertGreaterEqual(seconds + rounded, next(i for i in items if i["phase"] == "syncing")["seconds"])
         self.assertGreater(next(i for i in items if i["phase"] == "planning")["seconds"], items[0]["seconds"])
 
@@ -280,7 +280,7 @@ class Color(harness.Case):
     def plain_env(self, **more):
         return {"NO_COLOR": "", "CLICOLOR_FORCE": "", "TERM": "xterm", **more}
 
-    def test_pipes_and_files_have_none(self):
+    def test_pipes_and_files_get_no_colors(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         os.remove(harness.largest_shard(self.path("ckpt")))
         red = "\x1b[1;31m"
@@ -297,7 +297,7 @@ class Color(harness.Case):
                 self.assertEqual(p.returncode, 3)
                 self.assertEqual(p.stderr.startswith(f"{red}fsdpckpt:\x1b[0m "), colored, p.stderr)
 
-    def test_programs_get_none(self):
+    def test_json_gets_no_colors(self):
         self.copy("dcp-torch2.15.0-fsdp2")
         os.remove(harness.largest_shard(self.path("ckpt")))
         p = self.run_tool("check", "ckpt", "--json", "--color", "always", "--junit", "report.xml")

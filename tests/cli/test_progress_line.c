@@ -1,5 +1,5 @@
 /*
- * What progress looks like, with a clock of the test's own: no line is wider than it may be, whatever happens.
+ * The text of progress lines, with a simulated clock. No line may be wider than the terminal.
  */
 #include "progress_line.h"
 #include "text.h"
@@ -29,7 +29,7 @@ static const char *on_terminal(const progress_meter *meter, unsigned width, bool
     return line;
 }
 
-/* Columns on the screen: UTF-8 characters without the sequences that set colours. */
+/* The width on the screen: UTF-8 characters, not counting the sequences that set colours. */
 static size_t columns_of(const char *s) {
     char plain[PROGRESS_LINE_MAX];
     size_t n = 0;
@@ -44,7 +44,7 @@ static size_t columns_of(const char *s) {
     return text_name_width(plain);
 }
 
-static void what_a_line_says(void **state) {
+static void line_has_rate_and_remaining_time(void **state) {
     (void)state;
     progress_meter m = meter_at(FC_PHASE_COPYING, FC_COUNTED_BYTES, 500000000, 2000000000, 100000000);
     assert_string_equal(on_terminal(&m, 79, false, false),
@@ -64,7 +64,7 @@ static void the_bar_takes_one_column_a_character(void **state) {
     assert_string_equal(on_terminal(&m, 40, true, true), "\x1b[1msyncing\x1b[0m 50% 5 of 10 files 0:10 so far");
 }
 
-static void no_line_is_wider_than_it_may_be(void **state) {
+static void no_line_is_wider_than_the_terminal(void **state) {
     (void)state;
     static const uint64_t numbers[] = {0, 1, 999, 123456, 999499999999, UINT64_MAX};
     static const double rates[] = {0, 0.5, 1e3, 1e12, 1e19};
@@ -84,15 +84,15 @@ static void no_line_is_wider_than_it_may_be(void **state) {
     }
 }
 
-static void hundred_percent_is_when_all_is_done(void **state) {
+static void only_a_finished_job_shows_100_percent(void **state) {
     (void)state;
     progress_meter m = meter_at(FC_PHASE_COPYING, FC_COUNTED_BYTES, 9999, 10000, 0);
     assert_non_null(strstr(on_terminal(&m, 79, false, false), " 99% "));
-    m.state.done = 10001; /* estimates may be short */
+    m.state.done = 10001; /* the total is an estimate and may be too small */
     assert_non_null(strstr(on_terminal(&m, 79, false, false), " 100% 10.0 kB of 10.0 kB "));
 }
 
-static void lines_of_a_log(void **state) {
+static void log_lines(void **state) {
     (void)state;
     progress_meter m = meter_at(FC_PHASE_COPYING, FC_COUNTED_BYTES, 0, 2000000000, 0);
     progress_line_log(&m, line);
@@ -108,7 +108,7 @@ static void lines_of_a_log(void **state) {
     assert_string_equal(line, "fsdpckpt: checking\n");
 }
 
-static void the_rate_follows_slowly(void **state) {
+static void the_rate_is_smoothed(void **state) {
     (void)state;
     progress_meter m = {.rate = 0};
     fc_progress_state s = {.phase = FC_PHASE_COPYING, .total = 1000, .number = 2};
@@ -119,10 +119,10 @@ static void the_rate_follows_slowly(void **state) {
     assert_true(m.rate == 100 && progress_meter_left(&m) == 9);
     progress_meter_see(&m, &s, 7); /* a stall */
     assert_true(m.rate < 100 && m.rate > 50);
-    progress_meter_see(&m, &s, 7); /* twice at one time */
+    progress_meter_see(&m, &s, 7); /* no time has passed */
     assert_true(m.rate < 100 && m.rate > 50);
     s = (fc_progress_state){.phase = FC_PHASE_SYNCING, .unit = FC_COUNTED_FILES, .total = 3, .number = 4};
-    progress_meter_see(&m, &s, 8); /* another phase: bytes per second say nothing of files */
+    progress_meter_see(&m, &s, 8); /* a new phase counts files, so the rate in bytes is dropped */
     assert_true(m.rate == 0 && m.began == 8);
 }
 
@@ -139,7 +139,7 @@ static size_t lines_within(progress_kind kind, double seconds) {
     return count;
 }
 
-static void how_often_there_is_a_line(void **state) {
+static void lines_come_at_the_chosen_interval(void **state) {
     (void)state;
     assert_int_equal(lines_within(PROGRESS_KIND_TERMINAL, 1), 0);
     assert_int_equal(lines_within(PROGRESS_KIND_TERMINAL, 2), 10);
@@ -154,13 +154,13 @@ static void how_often_there_is_a_line(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_line_says),
+        cmocka_unit_test(line_has_rate_and_remaining_time),
         cmocka_unit_test(the_bar_takes_one_column_a_character),
-        cmocka_unit_test(no_line_is_wider_than_it_may_be),
-        cmocka_unit_test(hundred_percent_is_when_all_is_done),
-        cmocka_unit_test(lines_of_a_log),
-        cmocka_unit_test(the_rate_follows_slowly),
-        cmocka_unit_test(how_often_there_is_a_line),
+        cmocka_unit_test(no_line_is_wider_than_the_terminal),
+        cmocka_unit_test(only_a_finished_job_shows_100_percent),
+        cmocka_unit_test(log_lines),
+        cmocka_unit_test(the_rate_is_smoothed),
+        cmocka_unit_test(lines_come_at_the_chosen_interval),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-"""A source that changes while it is read: never a mixed checkpoint, but one line and exit status 3."""
+"""If a source changes while it is read, the command prints one line and exits with 3 instead of mixing old and new data."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import harness
 
 class Races(harness.Case):
     def changed_meanwhile(self, change, *args):
-        """The command is stopped while it writes, the source is changed, and the command goes on."""
+        """Stops the command while it writes, changes the source, and lets the command continue."""
         p = subprocess.Popen([harness.BINARY, *args], cwd=self.dir, stderr=subprocess.PIPE, text=True)
         while not any(n.startswith(".m.h5.fsdpckpt-") for n in self.listing()):
             self.assertIsNone(p.poll(), "finished too early")

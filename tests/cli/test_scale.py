@@ -1,4 +1,4 @@
-"""bench/scale_plan against a sum over the boxes that `reshard --dry-run --rank` says, rank by rank."""
+"""Compares bench/scale_plan with the sum of the boxes that `reshard --dry-run --rank` lists for each rank."""
 
 import json
 import os
@@ -17,7 +17,7 @@ class Scale(harness.Case):
         return [json.loads(self.ok("reshard", source, *args, "--dry-run", "--rank", r, "--json")) for r in range(ranks)]
 
     def stored(self, plans):
-        """{tensor: [(rank, offsets, sizes)]} of the boxes that are stored."""
+        """{tensor: [(rank, offsets, sizes)]} of the stored boxes."""
         out = {}
         for p in plans:
             for v in p["values"]:
@@ -25,7 +25,7 @@ class Scale(harness.Case):
                     out.setdefault(v["name"], []).append((p["rank"], v["offsets"], v["sizes"], v["bytes"]))
         return out
 
-    def test_messages(self):
+    def test_message_counts_agree(self):
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", harness.corpus(MODEL)))
         for source, target in (("8", "4x2"), ("4x2", "8"), ("3", "2x2"), ("2x2", "5"), ("8", "8"), ("16", "3x4")):

@@ -1,4 +1,4 @@
-"""schema, and planning with it: round trips, the plan of one rank, and refused inputs."""
+"""schema: its output, reading it again, the plan of one rank for a schema, refused inputs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ class Schema(harness.Case):
             f.write(text)
         return json.loads(text)
 
-    def test_says_what_inspect_says(self):
+    def test_schema_agrees_with_inspect(self):
         schema = self.schema(harness.corpus(STATE))
         self.assertEqual((schema["fsdpckpt"], schema["schema"]), ("schema", 1))
         seen = json.loads(self.ok("inspect", harness.corpus(STATE), "--json"))
@@ -26,14 +26,14 @@ class Schema(harness.Case):
         self.assertEqual([o["name"] for o in schema["objects"]], [o["name"] for o in seen["objects"]])
         self.assertGreater(len(schema["objects"]), 0)
 
-    def test_reads_itself(self):
+    def test_schema_of_a_schema_is_the_same(self):
         self.schema(harness.corpus(STATE))
         self.schema("model.json", "again.json")
         with open(self.path("model.json")) as a, open(self.path("again.json")) as b:
             self.assertEqual(a.read(), b.read())
 
     def test_reads_schemas_of_earlier_builds(self):
-        """They have "version" in place of "schema"."""
+        """They have "version" instead of "schema"."""
         schema = self.schema(harness.corpus(STATE))
         old = dict(schema, version=schema["schema"])
         del old["schema"]
@@ -50,7 +50,7 @@ class Schema(harness.Case):
         self.ok("reshard", harness.corpus(MESH), "-o", "b", "--dp", "2", "--tp", "2", "--replicas", "2")
         self.assertEqual(self.ok("schema", "a"), self.ok("schema", "b"))
 
-    def test_needs_no_data_files(self):
+    def test_schema_needs_no_data_files(self):
         copy = self.copy(MESH)
         want = self.ok("schema", copy)
         for name in os.listdir(copy):
@@ -76,7 +76,7 @@ class Schema(harness.Case):
                 "--strip-prefix", "model.", "-q")
         self.fails(2, "schema", source, "--include", "nothing.*", contains=["the glob 'nothing.*' to include matches none"])
 
-    def test_file_is_complete_or_not_there(self):
+    def test_failed_run_writes_no_file(self):
         self.schema(harness.corpus(STATE))
         self.fails(2, "schema", harness.corpus(MESH), "-o", "model.json", contains=["model.json: exists; --force"])
         self.ok("schema", harness.corpus(MESH), "-o", "model.json", "--force")
@@ -87,7 +87,7 @@ class Schema(harness.Case):
         self.ok("inspect", copy)
         self.assertEqual(self.listing(), ["ckpt", "model.json"])
 
-    def test_is_inspected(self):
+    def test_inspect_reads_a_schema(self):
         self.schema(harness.corpus(STATE))
         text = self.ok("inspect", "model.json")
         self.assertIn("schema", text)
@@ -99,13 +99,13 @@ class Schema(harness.Case):
         self.ok("inspect", "model.json", "--tensor", got["tensors"][0]["name"])
         self.ok("inspect", "model.json", "--html", "page.html")
 
-    def test_holds_nothing_to_convert(self):
+    def test_schema_cannot_be_converted(self):
         self.schema(harness.corpus(MESH))
         for args in (["consolidate", "model.json", "-o", "m.h5"], ["reshard", "model.json", "-o", "out", "--dp", "2"]):
             self.fails(2, *args, contains=["model.json: a schema", "--dry-run"])
         self.assertEqual(self.listing(), ["model.json"])
 
-    def test_wrong_schema(self):
+    def test_wrong_schemas_are_explained(self):
         with open(self.path("bad.json"), "w") as f:
             f.write('{"fsdpckpt": "schema", "schema": 1,\n "tensors": [{"name": "w", "dtype": "f32"}]}')
         self.fails(3, "inspect", "bad.json", contains=["bad.json: tensor 'w' has no \"shape\""])
@@ -168,7 +168,7 @@ class Plan(harness.Case):
                         self.assertTrue(low <= o and o + s <= low + size)
             self.assertEqual(plan["read_bytes"], plan["stored_bytes"])
 
-    def test_text(self):
+    def test_plan_as_text(self):
         text = self.ok("reshard", harness.corpus(MESH), "--dp", "3", "--dry-run", "--rank", "2")
         lines = text.splitlines()
         self.assertEqual(lines[0], "rank 2 of 3: dp 2")
@@ -176,14 +176,14 @@ class Plan(harness.Case):
         self.assertRegex(lines[2], r"^ +\d+ bytes  from __\d_0\.distcp \[6:8\]$")
         self.assertRegex(lines[-1], r"^holds 11 tensors, 0 objects, .*; stores 11 boxes, .*, from \d+ reads, ")
 
-    def test_refused(self):
+    def test_wrong_ranks_and_meshes_are_refused(self):
         self.fails(2, "reshard", "model.json", "--dp", "4", "--dry-run", "--rank", "4", contains=["--rank 4", "0 to 3"])
         self.fails(2, "reshard", "model.json", "--dp", "4", "--rank", "1", "-o", "x", contains=["--dry-run"])
         self.fails(2, "reshard", "model.json", "--dp", "4", "--rank", "-1", "--dry-run", contains=["--rank", "from 0 to"])
         self.fails(2, "reshard", harness.corpus(MESH), "--dp", "2", "-o", "x", "--memory", "100K", contains=["1 MiB is the least; raise --memory"])
         self.assertEqual(self.listing(), ["model.json"])
 
-    def test_large_mesh(self):
+    def test_plan_for_a_large_mesh(self):
         plan = self.plan("model.json", (1 << 20) - 1, "--dp", "131072", "--tp", "8")
         self.assertEqual(plan["ranks"], 1 << 20)
         whole = json.loads(self.ok("reshard", "model.json", "--dp", "131072", "--tp", "8", "--dry-run", "--json"))

@@ -1,5 +1,5 @@
 /*
- * Text: names from hostile files, widths, sizes, and JSON.
+ * Text output: hostile names, widths, sizes and JSON.
  */
 #include "json_out.h"
 #include "text.h"
@@ -17,14 +17,14 @@
 
 #include <cmocka.h>
 
-static text_out out; /* too large for a stack under sanitizers */
+static text_out out; /* static because it is too large for the stack under sanitizers */
 static char written[4096];
 
 static void start(void) {
     text_out_init(&out, -1);
 }
 
-/* What was written so far, without a descriptor: it is all in the buffer. */
+/* Returns the text written so far. Without a descriptor it all stays in the buffer. */
 static const char *finish(void) {
     assert_int_equal(out.error, 0);
     assert_true(out.used < sizeof written);
@@ -50,7 +50,7 @@ static void hostile_names_are_escaped(void **state) {
     check_name("\xe2\x80\xaegpj", "\\u202egpj", 9); /* right-to-left override */
     check_name("bad\xff\xc0\x80", "bad\\xff\\xc0\\x80", 15);
     check_name("cut\xe6\x97", "cut\\xe6\\x97", 11);
-    check_name("\xed\xa0\x80", "\\xed\\xa0\\x80", 12);   /* a surrogate is no UTF-8 */
+    check_name("\xed\xa0\x80", "\\xed\\xa0\\x80", 12);   /* UTF-8 has no surrogates */
     check_name("\xf3\xa0\x80\xa1x", "\\U000e0021x", 11); /* tag characters are invisible */
     check_name("", "", 0);
 }

@@ -1,4 +1,4 @@
-"""units: FSDP units of checkpoints and schemas by policy, and refused inputs."""
+"""units: the FSDP units of checkpoints and schemas for each policy, and refused inputs."""
 
 import json
 
@@ -31,7 +31,7 @@ class Units(harness.Case):
             self.assertEqual(out["left_out"], len(seen["tensors"]) - len(model) + len(seen["objects"]))
             self.assertEqual([u["root"] for u in out["units"]], [False] * (len(out["units"]) - 1) + [True])
             self.assertEqual(out["units"][0]["module"], "model.layers.0")
-            self.assertEqual(out["units"][-1]["module"], "model")  # the key of the state dict, not a module
+            self.assertEqual(out["units"][-1]["module"], "model")  # the top-level key of the state dict, not a module
             self.assertEqual(out["bytes"], sum(u["bytes"] for u in out["units"]))
             for u in out["units"]:
                 self.assertEqual(u["numel"], sum(p["numel"] for p in u["parameters"]))
@@ -42,7 +42,7 @@ class Units(harness.Case):
         a, b = self.units("model.json"), self.units(harness.corpus(STATE))
         self.assertEqual(a["units"], b["units"])
 
-    def test_text(self):
+    def test_text_output(self):
         source = self.schema("embed.weight", "layers.0.a.weight", "layers.0.a.bias", "layers.1.a.weight", "bn.running_mean")
         lines = self.ok("units", source).splitlines()
         self.assertEqual(lines[0], "layers.0: 2 parameters, 16 elements, 64 bytes")
@@ -70,12 +70,12 @@ class Units(harness.Case):
         self.assertEqual(self.units(source, "--ignore", "layers.0")["ignored"], ["layers.0.a.weight", "layers.0.b.weight"])
         self.assertEqual(names("--include", "layers.1.*"), ["layers.1", ""])
 
-    def test_idle_rules_are_told(self):
+    def test_rules_without_a_match_are_reported(self):
         source = self.schema("layers.0.a.weight")
         policy = self.write("policy.json", {"layer.*": True})
         self.assertIn("1 rules match nothing, the first is 'layer.*'", self.ok("units", source, "--policy", policy))
 
-    def test_refused(self):
+    def test_wrong_policies_are_refused(self):
         source = self.schema("embed.weight", "head.weight", "layers.0.a.weight")
         self.fails(2, "units", source, "--policy", "class:Block", contains=["no module has the class Block", "--classes"])
         self.fails(2, "units", source, "--policy", "class:", contains=["needs the name of a class"])

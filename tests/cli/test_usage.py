@@ -1,4 +1,4 @@
-"""Help, version, usage errors, exit statuses."""
+"""Help, version, usage errors and exit statuses."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import harness
 
 
 class Usage(harness.Case):
-    def test_help(self):
+    def test_help_of_every_command(self):
         text = self.ok("--help")
         self.assertEqual(text, self.ok("-h"))
         self.assertEqual(text, self.ok("help"))
@@ -20,22 +20,22 @@ class Usage(harness.Case):
             self.assertIn("--quiet", help_text)
             self.assertEqual(help_text, self.ok("help", command))
             self.assertLessEqual(max(map(len, help_text.splitlines())), 90)
-        for absent in ("merge ", "export ", "load "):  # commands that do not exist are not promised
+        for absent in ("merge ", "export ", "load "):  # help names no command that does not exist
             self.assertNotIn(f"\n  {absent}", text)
-        self.assertIn("--strip-prefix model.\n", self.ok("consolidate", "--help"))  # the longest example is whole
+        self.assertIn("--strip-prefix model.\n", self.ok("consolidate", "--help"))  # the longest example is not cut
         self.assertIn("--tp-plan", self.ok("reshard", "--help"))
         self.assertNotIn("--replicas", self.ok("consolidate", "--help"))
 
-    def test_help_says_what_an_option_means_here(self):
+    def test_help_explains_options_for_each_command(self):
         def meaning(command, option):
             lines = self.ok(command, "--help").split("\nExamples:\n")[0]
             terms = re.split(r"\n(?=  -|      --)", "\n" + lines)[1:]
             return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
 
         formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("the extension of -o):\n")[1].split("'fsd")[0], re.M)
-        self.assertEqual(sorted(formats), ["dcp", "h5", "pt", "safetensors"])
+        self.assertEqual(sorted(formats), ["accelerate", "dcp", "h5", "pt", "safetensors"])
         for command in ("consolidate", "reshard", "convert", "average"):
-            self.assertIn("format of DST: dcp, h5, pt or safetensors", meaning(command, "to"))
+            self.assertIn("format of DST: accelerate, dcp, h5, pt or safetensors", meaning(command, "to"))
             self.assertNotIn("npy", meaning(command, "to"))
         self.assertIn("raw (the default), npy, or json", meaning("extract", "to"))
         for command in ("extract", "schema"):
@@ -113,17 +113,17 @@ class Usage(harness.Case):
         p = self.run_tool()
         self.assertEqual((p.returncode, p.stdout, p.stderr), (2, "", self.ok("--help")))
 
-    def test_help_in_any_place(self):
+    def test_help_may_stand_anywhere(self):
         text = self.ok("reshard", "--help")
         for args in (("help", "reshard"), ("reshard", "help"), ("-h", "reshard"), ("--help", "reshard"),
                      ("reshard", "ckpt", "--frob", "-h"), ("reshard", "--dtype", "-h"), ("-q", "reshard", "-o", "--help")):
             self.assertEqual(self.ok(*args), text, args)
         self.assertEqual(self.ok("help", "help"), self.ok("--help"))
         self.assertEqual(self.ok("version"), self.ok("--version"))
-        os.mkdir(self.path("help"))  # then it is a name like any other
+        os.mkdir(self.path("help"))  # now "help" is also the name of a directory
         self.fails(3, "inspect", "help", contains=["help: not a checkpoint"])
 
-    def test_options_in_front_of_the_command(self):
+    def test_options_before_the_command(self):
         source = harness.corpus("dcp-torch2.15.0-fsdp2")
         self.assertEqual(self.ok("--json", "inspect", source), self.ok("inspect", source, "--json"))
         self.ok("-qo", "inspect", "consolidate", source, "--to", "pt")
@@ -131,7 +131,7 @@ class Usage(harness.Case):
         self.assertEqual(self.listing(), ["inspect", "x.h5"])
 
     def test_words_of_other_tools(self):
-        """What people type first: the answer names what to type instead, or does it."""
+        """Commands and options of similar tools either work or get a suggestion."""
         source = harness.corpus("dcp-torch2.15.0-fsdp2")
         os.mkdir(self.path("ckpt"))
         for args, text in (
@@ -170,9 +170,9 @@ class Usage(harness.Case):
             types = {t["dtype"] for t in json.loads(self.ok("inspect", "x.h5", "--json"))["tensors"]}
             self.assertEqual(types, {"float16"})
 
-    def test_unsupported_targets(self):
+    def test_formats_without_a_writer_are_refused(self):
         source = harness.corpus("dcp-torch2.15.0-fsdp2")
-        self.fails(5, "consolidate", source, "-o", "x", "--to", "deepspeed", contains=["can only be read", "can be written: dcp, h5"])
+        self.fails(5, "consolidate", source, "-o", "x", "--to", "deepspeed", contains=["can only be read", "can be written: accelerate, dcp, h5"])
         self.assertEqual(self.listing(), [])
 
     def test_escape_sequences_do_not_reach_the_terminal(self):
@@ -187,7 +187,7 @@ class Usage(harness.Case):
             with open("/dev/full", "w") as full:
                 self.fails(4, *args, stdout=full, contains=["standard output", "No space left"])
 
-    def test_quiet_leaves_json(self):
+    def test_quiet_keeps_the_json(self):
         source, target = harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), self.path("full.h5")
         self.ok("consolidate", source, "-o", target, "-q")
         for args in (("inspect", source), ("check", source), ("verify", target), ("diff", source, target),
@@ -195,7 +195,7 @@ class Usage(harness.Case):
             self.assertEqual(self.ok(*args, "-q"), "", args)
             self.assertEqual(self.ok(*args, "-q", "--json"), self.ok(*args, "--json"), args)
             json.loads(self.ok(*args, "-q", "--json"))
-        # All differences, not the first alone.
+        # All differences are listed, not only the first.
         other = harness.corpus("dcp-torch2.15.0-train")
         p = self.run_tool("diff", source, other, "-q", "--json")
         self.assertEqual((p.returncode, p.stdout), (1, self.run_tool("diff", source, other, "--json").stdout))

@@ -1,4 +1,4 @@
-"""verify: its report on intact checkpoints, and that it reports every defect with file, offset and tensor."""
+"""verify: the report on intact checkpoints, and every defect with file, offset and tensor; seals."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def flip(path, at, bit=0):
 
 
 def at(path, record):
-    """Where the bytes of the first zip record of that name begin."""
+    """The offset of the data of the first zip record with this name."""
     with open(path, "rb") as f:
         data = f.read()
     name = data.find(b"/" + record)
@@ -35,13 +35,13 @@ class Verify(harness.Case):
         return json.loads(p.stdout)
 
     def extents(self, source):
-        """(file, offset, bytes, tensor) of everything that is stored."""
+        """(file, offset, bytes, tensor) of all stored data."""
         seen = json.loads(self.ok("inspect", source, "--json"))
         files = [f["name"] if isinstance(f, dict) else f for f in seen["files"]]
         return [(files[c["file"]] if isinstance(c["file"], int) else c["file"], c["offset"], c["length"], t["name"])
                 for t in seen["tensors"] for c in t["chunks"] if c["length"]]
 
-    def test_whole_checkpoints(self):
+    def test_intact_checkpoints_have_no_defects(self):
         self.ok("reshard", harness.corpus(MESH), "-o", "2d", "--dp", "2", "--tp", "2")
         self.ok("consolidate", "2d", "-o", "full.h5", "--compress", "1")
         for source, files in (("2d", 5), ("full.h5", 1)):
@@ -52,15 +52,15 @@ class Verify(harness.Case):
         self.assertTrue(text.endswith("no defects\n"))
         self.assertEqual(self.ok("verify", "2d", "-q"), "")
 
-    def test_dcp_says_what_is_not_covered(self):
+    def test_dcp_report_lists_files_without_digests(self):
         text = self.ok("verify", harness.corpus(STATE))
         self.assertIn("not covered: .metadata", text)
         r = self.report(harness.corpus(STATE))
         self.assertEqual((r["defects"], r["without_digest"]), ([], 0))
         self.assertGreater(r["objects"], 0)
 
-    def test_every_defect_is_told(self):
-        """One bit in the data of each stored box: as many defects, each with its place."""
+    def test_every_defect_is_reported(self):
+        """One flipped bit in each stored box gives one defect per box, each with its file and offset."""
         self.ok("reshard", harness.corpus(MESH), "-o", "2d", "--dp", "2", "--tp", "2")
         broken = self.extents("2d")
         self.assertGreater(len(broken), 10)
@@ -73,21 +73,21 @@ class Verify(harness.Case):
             self.assertIn(f"2d/{d['file']}: offset {d['offset']}: tensor {d['tensor']}, box ", d["message"])
         self.assertIn(f"{len(broken)} defects\n", self.run_tool("verify", "2d").stdout)
 
-    def test_headers(self):
+    def test_damaged_hdf5_headers(self):
         self.ok("reshard", harness.corpus(MESH), "-o", "2d", "--dp", "2", "--tp", "2")
         with open(self.path("2d", "index.h5"), "rb") as f:
-            producer = f.read().find(b"fsdpckpt 0")  # a string: HDF5 has no checksum of it
+            producer = f.read().find(b"fsdpckpt 0")  # HDF5 has no checksum for this string
         flip(self.path("2d", "index.h5"), producer)
         r = self.report("2d", 1)
         self.assertEqual([(d["file"], d["offset"], d["tensor"]) for d in r["defects"]], [("index.h5", None, None)])
         self.assertIn("its headers are damaged", r["defects"][0]["message"])
         flip(self.path("2d", "index.h5"), producer)
-        with open(self.path("2d", "shard-00001-of-00004.h5"), "r+b") as f:  # behind everything
+        with open(self.path("2d", "shard-00001-of-00004.h5"), "r+b") as f:  # after the end of the HDF5 data
             f.seek(-1, 2)
             f.truncate()
         self.assertEqual(self.run_tool("verify", "2d").returncode, 3)
 
-    def test_dcp_records_and_pickles(self):
+    def test_damaged_dcp_records(self):
         shutil.copytree(harness.corpus(STATE), self.path("ckpt"))
         file, _, _, tensor = self.extents("ckpt")[0]
         path = self.path("ckpt", file)
@@ -104,7 +104,7 @@ class Verify(harness.Case):
             flip(path, at(path, record))
             flip(path, chunk["data_offset"])
 
-    def test_torch_save(self):
+    def test_damaged_torch_save_records(self):
         self.ok("consolidate", harness.corpus(STATE), "-o", "model.pt")
         r = self.report("model.pt")
         self.assertEqual((r["defects"], r["without_digest"]), ([], 0))
@@ -115,8 +115,8 @@ class Verify(harness.Case):
         self.assertEqual({(d["offset"], d["tensor"]) for d in r["defects"]},
                          {(offset, tensor), (at(self.path("model.pt"), b"version"), None)})
 
-    def test_seal(self):
-        """Beside the checkpoint, which stays as it is; every byte is then covered, and conversions are checked."""
+    def test_seal_covers_every_byte(self):
+        """The seal is a file next to the checkpoint, which stays unchanged. verify then covers every byte."""
         shutil.copytree(harness.corpus(STATE), self.path("ckpt"))
         before = sorted((n, os.stat(self.path("ckpt", n)).st_mtime_ns) for n in os.listdir(self.path("ckpt")))
         counted = self.report("ckpt")
@@ -132,7 +132,7 @@ class Verify(harness.Case):
         self.assertTrue(self.report("ckpt")["sealed"])
         with open(self.path("ckpt.fsdpckpt-seal.json")) as f:
             sealed = json.load(f)
-        old = dict(sealed, version=sealed["schema"])  # as earlier builds wrote it
+        old = dict(sealed, version=sealed["schema"])  # as earlier versions wrote it
         del old["schema"]
         with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
             json.dump(old, f)
@@ -151,7 +151,7 @@ class Verify(harness.Case):
             f.write(b"x")
         self.assertIn("when it was sealed", self.run_tool("verify", "ckpt").stdout)
 
-    def test_a_seal_guards_conversions(self):
+    def test_conversions_compare_with_the_seal(self):
         shutil.copytree(harness.corpus(STATE), self.path("ckpt"))
         self.ok("verify", "ckpt", "--seal")
         self.ok("consolidate", "ckpt", "-o", "good.h5")
@@ -165,19 +165,19 @@ class Verify(harness.Case):
         flip(self.path("plain.safetensors"), offset)
         self.fails(3, "consolidate", "plain.safetensors", "-o", "bad.h5",
                    contains=["plain.safetensors: tensor " + tensor, "seal.json"])
-        self.assertEqual(self.run_tool("verify", "ckpt", "--seal", "--force").returncode, 1)  # damaged is not sealed
+        self.assertEqual(self.run_tool("verify", "ckpt", "--seal", "--force").returncode, 1)  # a damaged checkpoint is not sealed
         with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
             f.write('{"fsdpckpt": "seal", "version": 1, "files": []}')
         self.fails(3, "verify", "ckpt", contains=["ckpt.fsdpckpt-seal.json", "remove it"])
 
-    def test_a_replaced_target_loses_its_seal(self):
+    def test_replacing_a_target_removes_its_seal(self):
         self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")
         self.ok("verify", "full.h5", "--seal")
         self.ok("consolidate", harness.corpus(STATE), "-o", "full.h5", "--force")
         self.assertEqual(os.listdir(self.dir), ["full.h5"])
         self.ok("verify", "full.h5")
 
-    def test_what_cannot_be_opened(self):
+    def test_unreadable_checkpoints_are_refused(self):
         self.fails(3, "verify", "nowhere", contains=["nowhere"])
         self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")
         os.truncate(self.path("full.h5"), 3000)
@@ -192,7 +192,7 @@ class Verify(harness.Case):
             return json.loads(f.read(size)), 8 + size
 
     def rewrite(self, path, change):
-        """As another program would write it."""
+        """Rewrites the header of a safetensors file as another program would."""
         header, data = self.header(path)
         change(header)
         with open(self.path(path), "rb") as f:
@@ -203,13 +203,13 @@ class Verify(harness.Case):
             f.write(len(text).to_bytes(8, "little") + text + rest)
 
     def flat(self):
-        """Files with flat names: of another program, and of ours."""
+        """One safetensors file from another program and one that fsdpckpt wrote."""
         self.ok("consolidate", harness.corpus(MESH), "-o", "foreign.safetensors")
         self.rewrite("foreign.safetensors", lambda h: h.update(__metadata__={"who": "me", "format": "np"}))
         self.ok("consolidate", "foreign.safetensors", "-o", "model.safetensors", "-q")
 
-    def test_safetensors_headers(self):
-        """A bit of a name: valid JSON, and another tensor."""
+    def test_damaged_safetensors_headers(self):
+        """A flipped bit in a name leaves valid JSON but names another tensor."""
         self.flat()
         r = self.report("model.safetensors")
         self.assertEqual((r["defects"], r["without_digest"], r["files_with_header_digest"]), ([], 0, 1))
@@ -223,10 +223,10 @@ class Verify(harness.Case):
                      ("reshard", "--dp", "2", "-o", "x")):
             self.fails(3, args[0], "model.safetensors", *args[1:], contains=["model.safetensors: the header is damaged"])
         self.assertIn("the header is damaged", self.run_tool("check", "model.safetensors").stdout)
-        self.ok("inspect", "model.safetensors")  # to look at what it is is no harm
+        self.ok("inspect", "model.safetensors")  # inspect still shows what is in it
 
     def test_safetensors_of_another_program(self):
-        """What it wrote is kept; our members appear once; a header that it rewrote does not count as damaged if it says so."""
+        """Its metadata is kept, and ours is added once. If it rewrites our header, the digests there no longer count."""
         self.flat()
         r = self.report("foreign.safetensors")
         self.assertEqual((r["defects"], r["files_with_header_digest"]), ([], 0))
@@ -254,7 +254,7 @@ class Verify(harness.Case):
         self.ok("consolidate", "b.safetensors", "-o", "y.h5", "-q")
         self.assertIn("has fsdpckpt.version but no", self.report("b.safetensors", 1)["defects"][0]["message"])
 
-    def test_several_files_that_cannot_be_opened(self):
+    def test_every_unreadable_file_is_reported(self):
         """Each is reported on its own line."""
         self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "8")
         shutil.copytree(harness.corpus(MESH), self.path("dcp"))
@@ -272,8 +272,8 @@ class Verify(harness.Case):
                     self.assertTrue(line.startswith(f"fsdpckpt: {source}/{name}: "), line)
                     self.assertIn(what, line)
 
-    def test_what_an_index_says(self):
-        """Of ours the headers tell it, too; of others' only names and places count."""
+    def test_wrong_index_is_reported(self):
+        """An index that fsdpckpt wrote is compared with all headers; for other programs' only names and files count."""
         self.ok("consolidate", harness.corpus(MESH), "-o", "hf", "--to", "safetensors", "--max-shard-size", "5000", "-q")
         path = self.path("hf", "model.safetensors.index.json")
         with open(path, encoding="utf-8") as f:
@@ -306,7 +306,7 @@ class Verify(harness.Case):
                         self.assertIn(text, p.stdout + p.stderr)
         index(metadata={**good["metadata"], "note": "by hand"})
         self.ok("verify", "hf")
-        for name in files:  # another program's files
+        for name in files:  # remove our metadata, as if another program had written the files
             with open(self.path("hf", name), "rb") as f:
                 size = int.from_bytes(f.read(8), "little")
                 header, data = json.loads(f.read(size)), f.read()
@@ -320,8 +320,8 @@ class Verify(harness.Case):
         self.assertIn(f"is {total + 4}, but the tensors take {total} bytes", self.ok("inspect", "hf"))
         self.ok("verify", "hf")
 
-    def test_several_damaged_headers(self):
-        """Each file is reported on its own line; check does so if it reads the headers of the files."""
+    def test_every_damaged_header_is_reported(self):
+        """verify reports each file on its own line. So does check, in formats whose headers it reads."""
         self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "4", "-q")
         self.ok("reshard", harness.corpus(MESH), "-o", "st", "--to", "safetensors", "--dp", "4", "-q")
         self.ok("reshard", harness.corpus(MESH), "-o", "pt", "--to", "pt", "--dp", "4", "-q")
@@ -339,7 +339,7 @@ class Verify(harness.Case):
                     flip(name, place(name), 1)
                 names = [os.path.relpath(name, self.path()) for name in names]
                 p = self.run_tool("verify", source)
-                if source == "h5":  # index.h5 says what the files hold: it opens, and each file's headers are a defect
+                if source == "h5":  # index.h5 describes the files, so the checkpoint opens, and each damaged header is one defect
                     self.assertEqual((p.returncode, p.stderr), (1, ""))
                     for name in names:
                         self.assertIn(f"{name}: its headers are damaged", p.stdout)
@@ -355,15 +355,15 @@ class Verify(harness.Case):
         lines = self.run_tool("verify", "pt").stderr.splitlines()
         self.assertEqual([line.split(": ")[1][-4:] for line in lines], ["1.pt", "2.pt", "3.pt"], lines)
 
-    def test_a_view_by_many_threads(self):
-        """Each chunk is read by a process, which must not wait for locks of other threads: under AddressSanitizer one
-        run in three did."""
+    def test_many_threads_read_a_view(self):
+        """Processes read the chunks of a view. They must not wait for locks of other threads: under AddressSanitizer, one run in
+                three hung."""
         self.ok("view", harness.corpus(MESH), "-o", "v.h5", "-q")
         for _ in range(8):
             self.ok("verify", "v.h5", "--follow-external", "-j", "16", "-q")
 
-    def test_a_view_onto_missing_data(self):
-        """One defect a tensor, none of which counts as covered, or as read."""
+    def test_view_of_missing_data(self):
+        """Each tensor is one defect, and none counts as covered or as read."""
         shutil.copytree(harness.corpus(MESH), self.path("ckpt"))
         self.ok("view", "ckpt", "-o", "v.h5", "-q")
         before = json.loads(self.ok("verify", "v.h5", "--follow-external", "--json"))

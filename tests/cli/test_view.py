@@ -1,4 +1,4 @@
-"""view: what the command says and refuses. What the view holds is tests/oracle/view.py's, which has h5py."""
+"""view: its output and refusals. tests/oracle/view.py reads views with h5py."""
 
 import json
 import os
@@ -10,7 +10,7 @@ STATE = "dcp-torch2.15.0-fsdp1-optim"
 
 
 class View(harness.Case):
-    def test_says_what_a_reader_must_set(self):
+    def test_output_names_the_variable_that_readers_need(self):
         text = self.ok("view", harness.corpus(MESH), "-o", "v.h5")
         self.assertIn("v.h5: 11 tensors, 5.70 kB viewed in 8 files, and 0 objects; 0 bytes copied\n", text)
         self.assertIn("2 tensors are assembled from 4 chunks\n", text)
@@ -22,7 +22,7 @@ class View(harness.Case):
         with open(self.path("v.h5"), "rb") as a, open(self.path("x.h5"), "rb") as b:
             self.assertEqual(a.read(), b.read())
 
-    def test_selects(self):
+    def test_view_of_selected_tensors(self):
         out = json.loads(self.ok("view", harness.corpus(STATE), "-o", "v.h5", "--include", "model.*", "--strip-prefix",
                                  "model.", "--json"))
         self.assertEqual((out["objects"], out["copied_bytes"]), (0, 0))
@@ -30,7 +30,7 @@ class View(harness.Case):
         self.assertEqual(len(seen["tensors"]), out["tensors"])
         self.assertIn("norm.weight", [t["name"] for t in seen["tensors"]])
 
-    def test_our_own_reader_asks_for_the_checkpoint(self):
+    def test_views_are_followed_only_on_request(self):
         self.ok("view", harness.corpus(MESH), "-o", "v.h5", "-q")
         self.fails(2, "inspect", "v.h5", contains=["v.h5: a view", "--follow-external"])
         self.ok("consolidate", "v.h5", "-o", "a.h5", "--follow-external", "-q")
@@ -38,7 +38,7 @@ class View(harness.Case):
         with open(self.path("a.h5"), "rb") as a, open(self.path("b.h5"), "rb") as b:
             self.assertEqual(a.read(), b.read())
 
-    def test_followed_files_must_be_whole(self):
+    def test_files_behind_a_view_must_be_complete(self):
         copy = self.copy(MESH)
         self.ok("view", copy, "-o", "v.h5", "-q")
         shard = harness.largest_shard(copy)
@@ -48,7 +48,7 @@ class View(harness.Case):
         self.fails(3, "consolidate", "v.h5", "-o", "a.h5", "--follow-external", contains=["missing"])
         self.assertEqual(self.listing(), ["ckpt", "v.h5"])
 
-    def test_refused(self):
+    def test_unsuitable_targets_are_refused(self):
         self.fails(2, "view", harness.corpus(MESH), contains=["--output"])
         with open(self.path("v.h5"), "w") as f:
             f.write("mine")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Every single bit flip of a checkpoint of ours is noticed by verify, or changes nothing: bitflip.py FSDPCKPT FLIP_TOOL
+"""verify notices every flipped bit of our checkpoints, or the flip changes nothing that is read: bitflip.py FSDPCKPT FLIP_TOOL
 
-Small checkpoints in the layouts full, 2D and compressed, and in safetensors. A bit that goes unnoticed must be harmless: h5py then still
-reads the same from the file. By default a sample of bits, other ones in each byte; FSDPCKPT_ALL_BITS=1 tries all.
+Small checkpoints: full, 2D, compressed, and safetensors. An unnoticed bit must be harmless: h5py still reads the same data. By
+default this tries a sample of bits, at varying places in the byte; FSDPCKPT_ALL_BITS=1 tries all.
 """
 import json
 import os
@@ -21,7 +21,7 @@ except ImportError:
 
 fsdpckpt, flip_tool = sys.argv[1:3]
 ALL = os.environ.get("FSDPCKPT_ALL_BITS") == "1"
-SAMPLE = 80  # bits a file
+SAMPLE = 80  # bits per file
 
 
 def run(*args):
@@ -29,7 +29,7 @@ def run(*args):
 
 
 def contents(path):
-    """All that h5py reads: names, attributes, types, raw bytes."""
+    """Everything that h5py reads: names, attributes, types, raw bytes."""
     seen = []
 
     def visit(name, o):
@@ -66,7 +66,7 @@ def is_harmless(path, bit, before):
 
 def try_file(checkpoint, path):
     bits = 8 * os.path.getsize(path)
-    step = 1 if ALL else max(1, bits // SAMPLE) | 1  # odd: another bit of the byte each time
+    step = 1 if ALL else max(1, bits // SAMPLE) | 1  # odd, so that it tries every bit of the byte in turn
     out = run(flip_tool, checkpoint, path, "0", str(step)).split("\n")
     missed = [int(x) for x in out if x.isdigit()]
     before = contents(path)
@@ -80,15 +80,15 @@ def try_file(checkpoint, path):
 
 
 def try_safetensors(checkpoint, path):
-    """Here no bit at all may go unnoticed."""
+    """Every flipped bit must be noticed."""
     out = run(flip_tool, checkpoint, path, "0", "1" if ALL else "29").split()
     print(f"{os.path.basename(path)}: {out[-1]} bits, {len(out) - 2} UNNOTICED")
     return len(out) == 2 and int(out[-1]) > 300
 
 
 def try_index(checkpoint):
-    """Hugging Face's index has no digest, but the files' headers say all that it says: every bit is tried. What goes
-    unnoticed must be the same JSON (a hexadecimal digit of an escape in capitals)."""
+    """Hugging Face's index has no digest, but verify compares it with the headers. This tries every bit. An unnoticed flip must
+        leave the same JSON, such as a hexadecimal digit of an escape in upper case."""
     path = f"{checkpoint}/model.safetensors.index.json"
     before = json.load(open(path))
     out = run(flip_tool, checkpoint, path, "0", "1").split("\n")
@@ -105,7 +105,7 @@ def try_index(checkpoint):
 
 
 def try_indexes(d):
-    """An index, and one with what another program's index said beyond the sizes."""
+    """An index with only sizes, and one with further members that another program wrote."""
     source = f"{d}/foreign"
     os.mkdir(source)
     state = {"layers.0.weight": torch.randn(3, 4), "layers.1\x1f.weight": torch.randn(3, 4), "bias": torch.ones(3).bool()}

@@ -2,11 +2,11 @@
 
 usage: boxes.py PATH_OF_BOX_TOOL
 
-The expected boxes come from the function that DCP records them with, _compute_local_shape_and_global_offset. It gives
-a size and a first offset even where a _StridedShard leaves rows that are not contiguous; its index lists tell. There,
-fc_local_box must refuse, except for the placements FSDP makes on top of TP: then all ranks of that FSDP coordinate
+The expected boxes come from torch's _compute_local_shape_and_global_offset, which DCP uses to record them. It returns a size
+and a first offset even where a _StridedShard leaves rows that are not contiguous; torch's index lists show these cases. There
+fc_local_box must refuse, except for the placements that FSDP makes on top of TP: then all ranks with that FSDP coordinate
 must have what FSDP holds in memory, torch.chunk of torch.chunk.
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import itertools
@@ -34,7 +34,7 @@ def split_factor(p):
 
 
 def contiguous(shape, mesh, placements, coordinate):
-    """Whether torch's index lists are intervals in every dimension."""
+    """Returns True if torch's index lists are intervals in every dimension."""
     local, indices = list(shape), {}
     for m, p in enumerate(placements):
         if is_cut(p):
@@ -45,7 +45,7 @@ def contiguous(shape, mesh, placements, coordinate):
 
 
 def fsdp_position(placements, mesh, dim):
-    """The mesh dimension whose _StridedShard says that the later ones cut `dim` first; None when there is none."""
+    """The mesh dimension whose _StridedShard shows that later ones cut `dim` first, or None."""
     cuts = [m for m, p in enumerate(placements) if is_cut(p) and p.dim == dim]
     strided = [m for m in cuts if split_factor(placements[m]) > 1]
     if len(strided) != 1:
@@ -57,7 +57,7 @@ def fsdp_position(placements, mesh, dim):
 def held_by_fsdp(size, placements, mesh, coordinate, dim, at):
     rows = torch.arange(size)
 
-    def piece(t, count, index):
+    def chunk_of(t, count, index):
         chunks = torch.chunk(t, count) if t.numel() else ()
         return chunks[index] if index < len(chunks) else t[:0]
 
@@ -65,15 +65,15 @@ def held_by_fsdp(size, placements, mesh, coordinate, dim, at):
     for m, p in enumerate(placements):
         if is_cut(p) and p.dim == dim and m != at:
             if m < at:
-                rows = piece(rows, mesh[m], coordinate[m])
+                rows = chunk_of(rows, mesh[m], coordinate[m])
             else:
                 flat = flat * mesh[m] + coordinate[m]
-    rows = piece(piece(rows, placements[at].split_factor, flat), mesh[at], coordinate[at])
+    rows = chunk_of(chunk_of(rows, placements[at].split_factor, flat), mesh[at], coordinate[at])
     return (int(rows[0]), rows.numel()) if rows.numel() else (size, 0)
 
 
 def expected(shape, mesh, placements):
-    """A box or None for every rank."""
+    """The box of every rank, or None where there is none."""
     coordinates = list(itertools.product(*[range(n) for n in mesh]))
     boxes = {}
     for c in coordinates:
@@ -105,7 +105,7 @@ def text_of(placements):
 
 
 def fixed_cases():
-    """The layouts people use, on sizes even, uneven and too small."""
+    """The usual layouts, with sizes that divide evenly, that do not, and that are smaller than the mesh."""
     S, R = Shard, Replicate()
     for rows, columns in itertools.product([0, 1, 2, 3, 5, 7, 8, 9, 18, 28, 64, 97], [1, 4, 7]):
         for n in (1, 2, 3, 8):
@@ -171,7 +171,7 @@ def main(tool):
             if held != math.prod(shape):
                 failures += 1
                 print(f"{line}: the distinct boxes hold {held} elements of {math.prod(shape)}")
-    print(f"{len(cases)} layouts, {ranks} boxes ({refused} are none and refused), {failures} differ")
+    print(f"{len(cases)} layouts, {ranks} boxes ({refused} refused because they are not boxes), {failures} differ")
     return 1 if failures else 0
 
 

@@ -4,7 +4,7 @@ usage: cast.py PATH_OF_CAST_TOOL
 
 All values of the 8- and 16-bit types; for float32 and float64 every sign and exponent with edge and random mantissas,
 the neighbourhood of every value and rounding tie of the narrower types, and millions of random bit patterns.
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import subprocess
@@ -42,7 +42,7 @@ def to_bits(tensor):
 
 
 def every_exponent(exponent_bits, mantissa_bits, rng, per_exponent):
-    """Each sign and exponent with mantissas at the edges, single bits, runs of ones, and random ones."""
+    """Each sign and exponent with mantissas at the limits, with single bits, runs of ones, and random bits."""
     one = 1
     edges = {0, (one << mantissa_bits) - 1, one << (mantissa_bits - 1)}
     for i in range(mantissa_bits):
@@ -56,7 +56,7 @@ def every_exponent(exponent_bits, mantissa_bits, rng, per_exponent):
 
 
 def near_narrow_values(name, dtype):
-    """Every value of a narrow type, the midpoint to the next one, and the neighbours of both."""
+    """Every value of a narrow type, the midpoints between them, and the neighbours of all of these."""
     size = torch.empty(0, dtype=getattr(torch, name)).element_size()
     bits = np.arange(1 << (8 * size), dtype=np.uint32).astype(UINT[size])
     values = np.unique(from_bits(bits, name).to(torch.float64).numpy())
@@ -79,7 +79,7 @@ def inputs(name, rng):
     parts += [near_narrow_values(n, dtype) for n in TYPES if n not in ("float32", "float64")]
     parts.append(rng.integers(0, 1 << 8 * size, 2_000_000, dtype=UINT[size]))
     if size == 8:
-        # Most random doubles overflow a float: also millions within its range, subnormal results included.
+        # Most random doubles overflow a float, so add millions within its range, including subnormal results.
         with np.errstate(all="ignore"):
             narrow = rng.integers(0, 1 << 32, 1_000_000, dtype=np.uint32).view(np.float32).astype(np.float64)
         parts.append(narrow.view(np.uint64) ^ rng.integers(0, 1 << 30, narrow.size, dtype=np.uint64))
@@ -87,7 +87,7 @@ def inputs(name, rng):
 
 
 def expected(tensor, name):
-    """torch's answer by its scalar conversions: a strided source keeps it off the AVX loop, whose bfloat16 NaN differs."""
+    """torch's scalar conversion. A strided source avoids its AVX loop, whose bfloat16 NaN differs."""
     strided = torch.stack([tensor, tensor], 1)[:, 0]
     return to_bits(strided.to(getattr(torch, name)))
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Every message of check and diff, as it is printed: each defect is made with real torch and h5py, and the lines must be
-those of docs/CHECK_MESSAGES.md.
+"""Every message of check and diff. Real torch and h5py make each defect, and the printed lines must be those of
+docs/CHECK_MESSAGES.md.
 
 usage: check_messages.py FSDPCKPT CORPUS DOCUMENT [--write]        exit 77 without torch
 
-With --write the document is made anew; read it before it is committed: as somebody at three in the morning would.
+--write updates the document. Read it before you commit it, as somebody at three in the morning would.
 """
 import difflib
 import functools
@@ -39,7 +39,7 @@ PROGRAM, CORPUS, DOCUMENT = map(os.path.abspath, sys.argv[1:4])
 # ---- what is saved ----
 
 def model(**changes):
-    """A small Llama. `changes` by name, with _ for a dot: None leaves a tensor out."""
+    """The state dict of a small Llama. `changes` replaces tensors by name, with _ for a dot; None leaves one out."""
     g = torch.Generator().manual_seed(1)
     shapes = {"embed_tokens.weight": (64, 16), "norm.weight": (16,), "lm_head.weight": (64, 16)}
     for i in range(2):
@@ -64,7 +64,7 @@ def save(state, path="ckpt"):
 
 
 def training(state, skip=(), groups=True):
-    """A training checkpoint: the model, AdamW's state by parameter name, the list of parameters, a step."""
+    """A training checkpoint: the model, AdamW's state by parameter name, the parameter groups, a step."""
     names = [n for n in state if "norm" not in n]
     optim = {n: {"step": torch.tensor(3.0), "exp_avg": torch.zeros_like(state[n]), "exp_avg_sq": torch.zeros_like(state[n])}
              for n in names if n not in skip}
@@ -80,7 +80,7 @@ def schema_of(path, name="model.json"):
 
 
 def against(state, reference):
-    """ckpt and model.json."""
+    """Saves ckpt, and the schema model.json to check it against."""
     save(reference, "reference")
     schema_of("reference")
     shutil.rmtree("reference")
@@ -107,8 +107,8 @@ def edit_metadata(edit, path="ckpt"):
 # ---- check: the checkpoint alone ----
 
 def cut_metadata():
-    """The offset in the message depends on each byte before it, and these on the Python that pickled them: the corpus has
-    the same bytes everywhere."""
+    """The offset in the message depends on every byte before it, and so on the Python that pickled them. The corpus has the
+        same bytes everywhere."""
     corpus("dcp-torch2.15.0-fsdp2")
     os.truncate("ckpt/.metadata", 900)
 
@@ -207,7 +207,7 @@ def unknown_object():
 
 
 def running_file():
-    """A call whose result is thrown away again."""
+    """A call whose result is dropped."""
     torch.save({"weight": torch.zeros(4)}, "whole.pt")
     with zipfile.ZipFile("whole.pt") as source, zipfile.ZipFile("model.pt", "w") as target:
         for name in source.namelist():
@@ -322,7 +322,7 @@ def one_name():
 
 
 def consolidated(state, name):
-    """HDF5 of ours, with the digest of each tensor."""
+    """An HDF5 file of ours, which has the digest of each tensor."""
     save(state, "source")
     tool("consolidate", "source", "-o", name, "-q")
     shutil.rmtree("source")
@@ -379,7 +379,7 @@ def plan(rules):
 
 LLAMA_PLAN = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
-# (what is wrong, the command, what makes it)
+# (defect, command, function that makes it)
 CHECKS = [
     ("# The checkpoint alone", None, None),
     ("The save died while `.metadata` was written", "check ckpt", cut_metadata),
@@ -540,7 +540,7 @@ def lines_of(command):
 
 
 def kinds_of(command):
-    """What was found, by the JSON; and all that is looked for, by the JUnit report."""
+    """(kinds that were found, from the JSON; all kinds, from the JUnit report)."""
     p = subprocess.run([PROGRAM, *command.split(), "--json", "--junit", "report.xml"], capture_output=True, text=True)
     findings = json.loads(p.stdout)["findings"]
     found = {f["kind"] for f in findings}
@@ -549,7 +549,7 @@ def kinds_of(command):
 
 
 def mend(command, findings):
-    """The options that are suggested, all of them: after a conversion with them, none of that is found."""
+    """A conversion with all suggested options must give a checkpoint without these findings."""
     _, source, *options = command.split()
     suggested = [f for f in findings if "option" in f]
     if not suggested:
@@ -590,7 +590,7 @@ Each message of `fsdpckpt check` and `fsdpckpt diff`, with a defect that trigger
 
 
 def comparable(text):
-    """Lines without what any change of our HDF5 headers changes: how long a whole file would be."""
+    """The lines without the length of the complete file, which changes with our HDF5 headers."""
     return re.sub(r"(stored_eof = |its header says )\d+", r"\1N", text).splitlines()
 
 
@@ -618,7 +618,7 @@ def main():
                                          lineterm="", n=1))
     silent = known - seen
     if silent:
-        problems.append("no defect triggers: %s" % ", ".join(sorted(silent)))
+        problems.append("no defect has the kind %s" % ", ".join(sorted(silent)))
     print("\n".join(problems))
     print("%d defects, %d kinds of findings, %d problems" % (count, len(known), len(problems)))
     return 1 if problems else 0

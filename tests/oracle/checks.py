@@ -1,5 +1,5 @@
-"""What tests share. Those that go on after a failure count it (check, run, refused, finish); in others a case ends with
-it (must, must_run)."""
+"""Functions that tests share. check, run and refused count a failure and continue, and finish reports the count; must and
+must_run end the case with an exception."""
 import os
 import re
 import subprocess
@@ -20,7 +20,7 @@ def run(*argv, ok=0):
 
 
 def refused(program, source, what, *words, status=3):
-    """One line that has the words, and no target."""
+    """Expects one line on stderr with these words, and no target."""
     out = source + ".h5"
     r = subprocess.run([program, "consolidate", source, "-o", out, "-q"], capture_output=True, text=True)
     check(r.returncode == status and all(w in r.stderr for w in words) and r.stderr.count("\n") == 1,
@@ -45,7 +45,7 @@ def must_run(*argv, ok=(0,)):
 
 
 def record_damage_is_found(program, checkpoint, file):
-    """verify notices a record of a DCP file that holds no tensor."""
+    """verify notices damage in a record of a DCP file that holds no tensor."""
     path = os.path.join(checkpoint, file)
     with open(path, "r+b") as f:
         at = re.search(rb"serialization_id.*?([0-9]{30})", f.read(), re.S).start(1)
@@ -61,6 +61,6 @@ def record_damage_is_found(program, checkpoint, file):
 
 
 def finish(name):
-    """The exit status."""
+    """Prints the number of failures and returns the exit status."""
     print("%s: %d failed" % (name, len(failures)))
     return 1 if failures else 0

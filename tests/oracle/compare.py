@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Says whether an HDF5 file holds exactly what a checkpoint's expected.json says.
+"""Checks that an HDF5 file holds exactly what a checkpoint's expected.json describes.
 
-Only stock h5py and numpy: nothing of fsdpckpt or of torch, so an error in either cannot hide here.
-The truth comes from tests/corpus/make_dcp.py, which took it from the model before it was cut.
+Only stock h5py and numpy read the file, so an error in fsdpckpt or torch cannot hide here. expected.json comes from
+tests/corpus/make_dcp.py, which computes it from the model before it is sharded.
 
     compare.py OUT.h5 CASE/expected.json            a full file
     compare.py OUT_DIR CASE/expected.json           a sharded directory: its index.h5
-    compare.py OUT.h5 CASE/expected.json --subset   only what the file has (after --include)
-    compare.py OUT_DIR CASE/expected.json --boxes   also: what each shard file holds lies where it says
+    compare.py OUT.h5 CASE/expected.json --subset   tensors may be missing from the file (after --include)
+    compare.py OUT_DIR CASE/expected.json --boxes   also compares the boxes in each shard file with index.h5
 
-Checks for each tensor: name, shape, dtype, and the sha256 of the bits, read with no conversion.
-For each object: an opaque dataset with the item's bytes as they were in the checkpoint, and the
-attribute `json`.  Nothing more and nothing less may be in the file.  One line a mismatch; exit 1.
+Compares the name, shape and dtype of each tensor, and the sha256 of its bits, read without conversion. An object is an opaque
+dataset with its original bytes, and the attribute `json`. The file may hold nothing else. Prints one line per mismatch and
+exits with 1.
 """
 import argparse
 import hashlib
@@ -30,9 +30,9 @@ FLOATS = {
     "bfloat16": (2, 15, 7, 8, 0, 7, 127),
     "float8_e5m2": (1, 7, 2, 5, 0, 2, 15),
 }
-# What no HDF5 float means: the bits as uint8.
+# Types that no HDF5 float can express are stored as uint8.
 BITS = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
-# What an HDF5 type cannot say about them is said by the attribute.
+# For these the attribute has what the HDF5 type cannot express.
 NEED_ATTRIBUTE = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
                   "float8_e8m0fnu", "float4_e2m1fn_x2"]
 INTEGERS = {"int64": (8, True), "int32": (4, True), "int16": (2, True), "int8": (1, True),
@@ -62,7 +62,7 @@ def text(value):
 
 
 def is_float(t, name):
-    """None where t is the HDF5 float for the torch dtype, else what it is."""
+    """Returns None if t is the HDF5 float for the torch dtype, else a description of t."""
     if t.get_class() != h5py.h5t.FLOAT:
         return "class %d, not a float" % t.get_class()
     spos, epos, esize, mpos, msize = t.get_fields()
@@ -75,12 +75,12 @@ def is_float(t, name):
 
 
 def ours(f):
-    """Whether the file promises docs/HDF5_SCHEMA.md; another program's file may leave attributes out."""
+    """Returns True if the file follows docs/HDF5_SCHEMA.md. Files of other programs may lack attributes."""
     return "fsdpckpt_schema" in f.attrs
 
 
 def list_problem(f, elements):
-    """A list level of the state dict is a group that says so."""
+    """A list in the state dict is a group with an attribute that marks it as a list."""
     for i, element in enumerate(elements):
         if isinstance(element, int) and i:
             group = f[h5_path(elements[:i])]
@@ -126,7 +126,7 @@ def dtype_problem(dataset, name):
 
 
 def raw_bits(dataset):
-    """The elements' bytes in row-major order, through a memory type equal to the file's: nothing is converted."""
+    """The bytes of the elements in row-major order. The memory type is the file's own, so nothing is converted."""
     if dataset.shape is None:
         return b""
     size = dataset.id.get_type().get_size()
@@ -175,7 +175,7 @@ def object_problem(dataset, want, original):
 
 
 def same(a, b):
-    """Equal with the same types: 1, 1.0 and True are three values."""
+    """Equal values of equal types: 1, 1.0 and True differ."""
     if type(a) is not type(b):
         return False
     if isinstance(a, list):
@@ -188,7 +188,7 @@ def same(a, b):
 
 
 def walk(group, prefix=""):
-    """Every dataset below the group by its literal link path; h5py's visititems would decode names."""
+    """Every dataset below a group with its literal link path. (h5py's visititems would decode the names.)"""
     for name in group:
         link = group.get(name, getlink=True)
         path = prefix + "/" + name
@@ -215,7 +215,7 @@ def original_bytes(case_dir, want):
 
 
 def check_boxes(directory, expected, complain):
-    """Each shard file's own datasets: the attributes say where its part lies in the full tensor."""
+    """Compares the boxes in each shard file with their place in the full tensor, which the attributes give."""
     shards = sorted(f for f in os.listdir(directory) if f.startswith("shard-") and f.endswith(".h5"))
     if not shards:
         complain("no shard-*.h5 beside index.h5")
@@ -240,7 +240,7 @@ def check_boxes(directory, expected, complain):
                         complain("%s: %s: %s at %s leaves %s" % (shard, fqn, sizes, offsets, want["shape"]))
                         continue
                     if path not in index:
-                        continue  # the caller has said so
+                        continue  # the caller reports this
                     if raw_bits(dataset) != window(index[path], offsets, sizes):
                         complain("%s: %s: not the bytes of the box %s + %s" % (shard, fqn, offsets, sizes))
 
@@ -256,7 +256,7 @@ def window(dataset, offsets, sizes):
 
 
 def compare(target, expected_path, subset=False, boxes=False):
-    """All mismatches as a list of lines."""
+    """Returns all mismatches, one line each."""
     problems = []
     with open(expected_path, encoding="utf-8") as f:
         expected = json.load(f)
@@ -284,7 +284,7 @@ def compare(target, expected_path, subset=False, boxes=False):
         view = text(f.attrs.get("layout", "")) == "view"
         for where, dataset in walk(f):
             if view and where.startswith("/%pieces/"):
-                continue  # what virtual datasets are made of
+                continue  # source datasets of virtual ones
             seen.add(where)
             if where not in wanted:
                 complain("%r: in the file, not in the checkpoint" % where)
@@ -318,9 +318,9 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("target", help="a .h5 file, or a sharded directory with index.h5")
     ap.add_argument("expected", help="expected.json of the case")
-    ap.add_argument("--subset", action="store_true", help="tensors that the file does not have are fine")
-    ap.add_argument("--boxes", action="store_true", help="check each shard file's boxes against index.h5 too")
-    ap.add_argument("-q", "--quiet", action="store_true", help="no line when all is equal")
+    ap.add_argument("--subset", action="store_true", help="allow tensors to be missing from the file")
+    ap.add_argument("--boxes", action="store_true", help="also compare the boxes in each shard file with index.h5")
+    ap.add_argument("-q", "--quiet", action="store_true", help="print nothing if everything is equal")
     args = ap.parse_args()
     problems, checked = compare(args.target, args.expected, args.subset, args.boxes)
     for line in problems:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compressed targets and compressed sources, against stock h5py.
 
-A checkpoint that torch writes (every dtype, shapes with edges, noise that does not shrink) is consolidated and resharded
-with --compress: h5py must read the bits of the uncompressed file, through chunks, shuffle and gzip; what is written must
-not depend on the number of threads; and converted back it must be the uncompressed file, byte for byte. Then files that
-h5py compressed, in various chunk shapes and pipelines, are converted to both.
+torch writes a checkpoint with every dtype, shapes with incomplete chunks, and noise that cannot be compressed. It is
+consolidated and resharded with --compress. h5py must read the same bits as from the uncompressed file, through chunks, shuffle
+and gzip. The output must not depend on the number of threads, and a conversion back must give the uncompressed file byte for
+byte. Then both commands convert files that h5py compressed with various chunk shapes and filters.
 
 usage: compress.py FSDPCKPT        exit 77 without torch or h5py
 """
@@ -30,7 +30,7 @@ except ImportError as e:
 from checks import Failure, must, must_run
 from convert import MESHES
 
-LEAST = 16 << 10  # bytes from which a tensor is compressed
+LEAST = 16 << 10  # bytes; smaller tensors are not compressed
 DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",
           "complex64", "complex128"]
@@ -38,7 +38,7 @@ SHAPES = [(40003,), (301, 257), (3, 1, 20000), (17, 5, 3, 101), (7, 300001), (5,
 
 
 def values(shape, dtype, kind):
-    """Gaussian weights, noise, or zeros with some ones."""
+    """Gaussian weights, noise, or zeros with a few ones."""
     torch_dtype = getattr(torch, dtype)
     size = torch.empty(0, dtype=torch_dtype).element_size()
     count = int(np.prod(shape))
@@ -102,7 +102,7 @@ def must_be_equal(a, b):
 
 
 def check_storage(found, level):
-    """Chunked with shuffle and gzip from LEAST bytes on; noise is not larger than it was."""
+    """Tensors of at least LEAST bytes are chunked with shuffle and gzip. Noise must not become larger."""
     compressed = 0
     for name, (shape, data, how) in found.items():
         if len(data) < LEAST or how["object"] or shape == ():
@@ -130,7 +130,7 @@ def targets(program, home):
     for level in (9, 6, 1):
         one, four = os.path.join(home, "one.h5"), os.path.join(home, "four.h5")
         option = ["--compress", str(level), "--force"]
-        if level == 9:  # ten times as slow as 6, by the same code: once
+        if level == 9:  # the same code as 6 but ten times as slow, so one run is enough
             must_run(program, "consolidate", source, "-o", one, "-q", *option)
             check_storage(must_hold_the_same(one, reference), level)
             continue

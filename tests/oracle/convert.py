@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The main job on every checkpoint of the corpus, which real PyTorch wrote.
+"""consolidate and reshard on every checkpoint of the corpus, all written by real PyTorch.
 
-For each: consolidate, and compare every byte with what torch said before it saved. Then reshard to each mesh, read
-index.h5 and each shard's boxes with stock h5py, and consolidate back. Where the corpus has the checkpoint that torch
-made for a 2D mesh, the boxes of our 2D layout must be those that torch recorded.
+Consolidates each and compares every byte with the values that torch had before it saved. Then reshards it to each mesh, reads
+index.h5 and the boxes of each shard with stock h5py, and consolidates it back. Where torch has saved the same model on a 2D
+mesh, the boxes of our 2D layout must be the ones that torch recorded.
 
 usage: convert.py FSDPCKPT CORPUS [GLOB]        exit 77 without h5py
 """
@@ -32,7 +32,7 @@ MESHES = [
     ["--tp", "4"],
     ["--replicas", "2", "--dp", "2", "--tp", "2"],
 ]
-# What tests/corpus/make_dcp.py parallelizes: names as in a plan of Hugging Face.
+# The modules that tests/corpus/make_dcp.py parallelizes, named as in a Hugging Face plan.
 TORCH_PLAN = {
     "layers.*.attention.wq": "colwise",
     "layers.*.attention.wo": "rowwise",
@@ -57,7 +57,7 @@ def must_equal(target, expected, boxes=False):
 
 
 def plan_for(program, source, mesh, home):
-    """The built-in plan where it cuts something, else one that cuts every matrix: small odd checkpoints too."""
+    """The built-in plan if it cuts anything, else one that cuts every matrix, for small unusual checkpoints."""
     if "--tp" not in mesh:
         return []
     if must_run(program, "reshard", source, "-o", os.path.join(home, "never"), "--dry-run", "-q", *mesh,
@@ -67,7 +67,7 @@ def plan_for(program, source, mesh, home):
 
 
 def boxes_of(directory):
-    """{(fqn, offsets, sizes)} that the shard files store; copies are not stored."""
+    """{(fqn, offsets, sizes)} of the boxes in the shard files. Replicas are stored once."""
     found = set()
     for path in sorted(glob.glob(os.path.join(directory, "shard-*.h5"))):
         with h5py.File(path, "r") as f:
@@ -79,7 +79,7 @@ def boxes_of(directory):
 
 
 def check_torch_boxes(program, full, case, expected, home):
-    """Our layout for torch's mesh and plan against the chunks that torch wrote."""
+    """Compares our layout for torch's mesh and plan with the chunks that torch wrote."""
     out = os.path.join(home, "boxes")
     mesh = TORCH_MESHES[case]
     plan = ["--tp-plan", os.path.join(home, "torch.json")] if "--tp" in mesh else []
@@ -88,7 +88,7 @@ def check_torch_boxes(program, full, case, expected, home):
     theirs = set()
     for fqn, want in expected["tensors"].items():
         if fqn == "model.freqs":
-            # A buffer: fully_shard leaves those whole, and nothing in a checkpoint tells a buffer from a parameter.
+            # A buffer: fully_shard does not cut buffers, but a checkpoint does not distinguish them from parameters.
             ours = {box for box in ours if box[0] != compare.h5_path(want["path"])}
             continue
         for chunk in want["chunks"]:
@@ -107,7 +107,7 @@ def check_case(program, source, home):
     full = os.path.join(home, "full.h5")
     must_run(program, "consolidate", source, "-o", full, "-q")
     checked = must_equal(full, expected_path)
-    # HDF5 keeps the members of a group together, torch may not: compare what has been through HDF5 once.
+    # HDF5 keeps the members of a group together and torch may not, so compare files that went through HDF5 once.
     again = os.path.join(home, "again.h5")
     must_run(program, "consolidate", full, "-o", again, "-q")
     for mesh in MESHES:
@@ -116,7 +116,7 @@ def check_case(program, source, home):
             plan = plan_for(program, source, mesh, home)
             made = must_run(program, "reshard", source, "-o", out, "-q", *mesh, *plan, ok=(0, 2))
             if "cuts none of the" in made.stderr:
-                continue  # this checkpoint has nothing to cut: scalars and objects
+                continue  # only scalars and objects: nothing to cut
             if made.returncode != 0:
                 raise Failure(made.stderr.strip())
             must_equal(out, expected_path, boxes=True)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The DCP reader against torch: every checkpoint of tests/corpus/good, bit by bit.
 
-dcp_tool prints the manifest and the extents; this script fetches the bytes at those extents, assembles the full
-tensors and compares name, path, element type, shape, boxes and SHA-256 with expected.json, which torch made before
-it saved. Objects: the verbatim bytes, and the JSON decoding against Python's own value where it has a plain form.
+dcp_tool prints the manifest and the extents. This script reads the bytes at those extents, assembles the full tensors, and
+compares name, path, dtype, shape, boxes and SHA-256 with expected.json, which torch made before it saved. For objects it
+compares the original bytes and, where the value has a plain form, the decoded JSON with Python's value.
 
     dcp_extents.py DCP_TOOL CORPUS [CASE...]
 """
@@ -25,7 +25,7 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn
 
 
 def plain(value):
-    """What the JSON decoding says, as a Python value; ValueError where it has no plain one."""
+    """The Python value of the decoded JSON. Raises ValueError if it has no plain form."""
     if isinstance(value, list):
         return [plain(v) for v in value]
     if not isinstance(value, dict):
@@ -56,7 +56,7 @@ def plain(value):
 
 
 def element(chunk, dtype, data):
-    """The chunk's elements as an array of raw bytes, last axis = one element."""
+    """The elements of a chunk as an array of raw bytes; the last axis is one element."""
     size = SIZES[dtype]
     raw = np.frombuffer(data, np.uint8)[chunk["first"]:]
     view = np.lib.stride_tricks.as_strided(raw, chunk["sizes"] + [size], [s * size for s in chunk["strides"]] + [1])
@@ -100,7 +100,7 @@ def check_tensor(directory, tensor, want):
     for key in ("dtype", "shape", "path"):
         assert tensor[key] == want[key], f"{key}: {tensor[key]} instead of {want[key]}"
     got, wanted = boxes(tensor["chunks"]), boxes(want["chunks"])
-    # The truth may name for each replica the one file that holds it.
+    # expected.json may name the file of each replica.
     assert [b[:2] for b in got] == [b[:2] for b in wanted], f"boxes: {got} instead of {wanted}"
     for chunk in tensor["chunks"]:
         assert chunk["file"].startswith(f"__{chunk['rank']}_"), "rank"
@@ -146,12 +146,12 @@ def check(tool, directory):
 
 
 def check_protocols(tool, directory):
-    """The same metadata, pickled again by torch in each protocol, gives the same manifest."""
+    """The same metadata, pickled again in each protocol, gives the same manifest."""
     import pickle
     import shutil
     import tempfile
     try:
-        import torch.distributed.checkpoint  # noqa: F401: the classes that the pickle names
+        import torch.distributed.checkpoint  # noqa: F401: imports the classes that the pickle names
     except ImportError:
         return
     with open(os.path.join(directory, ".metadata"), "rb") as f:
@@ -176,7 +176,7 @@ def main():
                 check_protocols(tool, os.path.join(corpus, case))
             t, o = check(tool, os.path.join(corpus, case))
             tensors, objects = tensors + t, objects + o
-        except Exception as e:  # one line for each case that fails, not only for the first
+        except Exception as e:  # report every case that fails, not only the first
             failed += 1
             print(f"FAIL {case}: {e!r}"[:600])
     print(f"{len(cases)} checkpoints, {tensors} tensors, {objects} objects, {failed} failed")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Our DCP, loaded by dcp.load into real models on other meshes.
+"""DCP checkpoints that fsdpckpt wrote, loaded by dcp.load into real models on other meshes.
 
-A model and its AdamW state are saved with torch.save, converted to DCP in several layouts, and loaded by four processes
-into FSDP2, TP, 2D FSDP+TP and HSDP models and their optimizers. Every element must be the one that was saved.
+A model and its AdamW state are saved with torch.save and converted to DCP in several layouts. Four processes load each into
+FSDP2, TP, 2D FSDP+TP and HSDP models and their optimizers. Every element must be the one that was saved.
 
 usage: dcp_load.py FSDPCKPT        exit 77 without torch or gloo
 """
@@ -75,14 +75,14 @@ def cut(kind):
     if kind != "tp":
         fully_shard(model, mesh=mesh if kind == "hsdp" else mesh["dp"])
     optimizer = optimizer_of(model)
-    for p in model.parameters(): # so that the optimizer has a state to load into
+    for p in model.parameters(): # gives the optimizer a state to load into
         p.grad = torch.zeros_like(p)
     optimizer.step()
     return model, optimizer
 
 
 def whole(value):
-    """With each tensor gathered, which all ranks do in the same order."""
+    """Gathers each tensor. All ranks do so in the same order."""
     if isinstance(value, dict):
         return {key: whole(of) for key, of in value.items()}
     if isinstance(value, list):
@@ -101,7 +101,7 @@ def load(rank, home, port):
             model, optimizer = cut(kind)
             weights, states = get_state_dict(model, optimizer)
             state = {"model": weights, "optim": states, "epoch": 0}
-            before = list(differences(truth, whole(state))) # all of them: a load that does nothing must not pass
+            before = list(differences(truth, whole(state))) # everything, so a load that does nothing fails
             dcp.load(state, checkpoint_id=os.path.join(home, layout))
             set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
             weights, states = get_state_dict(model, optimizer)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""DCP as FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS) writes it: one safetensors file behind
-the objects of each data file. torch 2.15 cannot load what it writes so; converted, it can.
+"""DCP written by FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS): each data file has its objects first and
+then a safetensors file. torch 2.15 cannot load its own output in this form, but it can load our conversion of it.
 
-usage: dcp_safetensors.py FSDPCKPT        exit 77 without torch, gloo or such a writer
+usage: dcp_safetensors.py FSDPCKPT        exit 77 without torch, gloo or this writer
 """
 import json
 import os
@@ -43,9 +43,9 @@ def save(state, path, alone=True, **options):
 
 
 def values():
-    """What torch can save so: it refuses complex128, tensors that share memory and those that are not contiguous."""
+    """Values that torch can save in this form: not complex128, shared memory, or tensors that are not contiguous."""
     g = torch.Generator().manual_seed(5)
-    state = {"a": torch.rand(6, 5, generator=g), "b": torch.rand(6, 5, generator=g), # of one size: not tied
+    state = {"a": torch.rand(6, 5, generator=g), "b": torch.rand(6, 5, generator=g), # the same size, but not tied
              "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 4), "one": torch.rand(1, generator=g),
              "slice": torch.rand(40, generator=g)[7:19], "narrow": torch.rand(8, 9, generator=g)[:, 2:6],
              "complex": torch.randn(4, 2, dtype=torch.complex64, generator=g),
@@ -114,18 +114,18 @@ def sharded(program, home):
     run(program, "check", source)
 
 
-def two_pieces(_rank, _world, path):
-    """torch gathers a rank's tensors by name, and so writes the last of two pieces."""
+def two_chunks(_rank, _world, path):
+    """torch collects the tensors of a rank by name, so of two chunks of a tensor it writes only the last."""
     shards = [Shard(torch.full((2, 3), float(i)), ShardMetadata([2 * i, 0], [2, 3], "rank:0/cpu")) for i in range(2)]
     save({"lost": init_from_local_shards(shards, 4, 3), "kept": torch.arange(5.)}, path, alone=False)
 
 
 def lost(program, home):
     source, out = os.path.join(home, "lost"), os.path.join(home, "kept.pt")
-    gloo.run(1, two_pieces, source)
+    gloo.run(1, two_chunks, source)
     with open(os.path.join(source, "__0_0.distcp"), "rb") as f:
         if f.read().count(struct.pack("<6f", *[0.] * 6)) > 0:
-            print("note: this torch loses no piece")
+            print("note: this torch loses no chunk")
             return
     refused(program, source, "a lost piece", "lost:", "a piece of it was lost when it was saved", "__0_0.distcp",
             "--exclude 'lost'", status=5)
@@ -144,7 +144,7 @@ def many(program, home):
 
 
 class Damaged:
-    """A copy of a checkpoint, its data file taken apart."""
+    """A copy of a checkpoint whose data file is split into its parts, to be changed and written."""
     def __init__(self, source, home, name):
         self.folder = os.path.join(home, name)
         shutil.copytree(source, self.folder)
@@ -185,7 +185,7 @@ def field(**fields):
 
 
 def info(**fields):
-    """Changes what .metadata says of v."""
+    """Changes what .metadata records about tensor v."""
     def change(d):
         for k, i in d.metadata.storage_data.items():
             if k.fqn == "v":
@@ -251,7 +251,7 @@ def main():
     program = os.path.abspath(sys.argv[1])
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="fc-dcp-st-") as home:
-        sharded(program, home) # forks, so before torch has threads
+        sharded(program, home) # forks, so it must run before torch starts threads
         lost(program, home)
         every_way(program, home)
         many(program, home)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""ZeRO checkpoints that DeepSpeed wrote, against what its engine held before it saved (tests/corpus/make_deepspeed.py).
+"""ZeRO checkpoints that DeepSpeed wrote, compared with its engine before it saved (tests/corpus/make_deepspeed.py).
 
-Consolidated (safetensors, read by its library), resharded and consolidated back; objects; files that are missing,
-swapped or of another run; what ds_to_universal.py makes of a checkpoint.
+They are consolidated (and read with the safetensors library), resharded and consolidated back. Also objects; missing, swapped
+and foreign files; and the output of ds_to_universal.py.
 
 usage: deepspeed_read.py FSDPCKPT CORPUS       exit 77 without torch or safetensors
 """
@@ -46,14 +46,14 @@ def good_case(program, case, home):
     check(not extra or not zero, "%s: more than there is: %s" % (case, extra))
     steps = [n for n in found if n.endswith(".step")]
     check(not zero or len(steps) == sum(n.endswith(".exp_avg") for n in found), case + ": a step for each parameter")
-    # Another cut, and back.
+    # To another layout and back.
     shards = os.path.join(home, "shards")
     run(program, "reshard", case, "-o", shards, "--dp", "3", "-q")
     again = os.path.join(home, "again.safetensors")
     run(program, "consolidate", shards, "-o", again, "-q", "--force")
     check(tensors_of(again) == found, case + ": resharded and back: not equal")
     shutil.rmtree(shards)
-    # Objects, and what torch makes of the whole.
+    # Objects, and the whole checkpoint loaded by torch.
     pt = os.path.join(home, "model.pt")
     run(program, "consolidate", case, "-o", pt, "-q", "--force", "--exclude", "deepspeed.zero.*", "--exclude",
         "optim.loss_scaler")
@@ -129,7 +129,7 @@ def swap(a, b):
 
 
 class StandIn:
-    """Stands for DeepSpeed's classes, whose objects are loaded and saved again as they were."""
+    """Stands for DeepSpeed's classes. Objects are loaded and saved again unchanged."""
 
     def __new__(cls, *arguments):
         made = object.__new__(cls)
@@ -154,7 +154,7 @@ def stand_in_for_deepspeed():
 
 
 def from_device(path, device):
-    """The same file as a run on GPUs writes it: only the place that storages name is another."""
+    """Rewrites a file as a run on GPUs would: only the device of the storages changes."""
     state = torch.load(path, weights_only=False)
     tag, torch.serialization.location_tag = torch.serialization.location_tag, lambda storage: device
     torch.save(state, path)
@@ -190,7 +190,7 @@ def swapped_ranks(program, corpus, home):
 
 
 def odd_keys(program, corpus, home):
-    """Keys of dicts beside the weights: integers are kept, others are refused in a line."""
+    """Keys of dicts that hold other values: integers are kept, others are refused with one line."""
     case = os.path.join(home, "keys")
     stand_in_for_deepspeed()
     for name, file, where in (("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
@@ -211,7 +211,7 @@ def odd_keys(program, corpus, home):
 
 
 def universal(program, corpus, home):
-    """What is missing or of another parameter; and several model-parallel ranks, whose parameters are whole here."""
+    """Missing and swapped files; and several model-parallel ranks, whose parameters are whole in this format."""
     case = os.path.join(home, "universal")
     step = os.path.join(case, "global_step2_universal")
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """diff against numpy and torch: every dtype, special values, tolerances, layouts, formats.
 
-Two state dicts are saved by torch.distributed.checkpoint, one of them then converted to other layouts; what diff says of
-each tensor (how many elements differ, the first of them, the largest errors and where, NaN) must be what numpy computes.
+torch.distributed.checkpoint saves two state dicts, and one of them is converted to other layouts. For each tensor, diff must
+report what numpy computes: how many elements differ, the first of them, the largest errors and where they are, NaNs.
 
 usage: diff.py FSDPCKPT        exit 77 without torch
 """
@@ -49,7 +49,7 @@ def run(*args, status=0):
 
 
 def bits(t):
-    """The elements as unsigned integers (complex: bytes of each)."""
+    """The elements as unsigned integers; complex elements as bytes."""
     n = t.element_size()
     raw = np.frombuffer(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes(), np.uint8)
     return raw.reshape(-1, n)
@@ -80,7 +80,7 @@ def isclose(a, b, rtol, atol, equal_nan):
 
 
 def expected(ta, tb, tolerance, equal_nan):
-    """What diff should say of one tensor: (different, first, max_abs, max_rel, nan_both, nan_one)."""
+    """What diff should report for one tensor: (different, first, max_abs, max_rel, nan_both, nan_one)."""
     a, b = values(ta), values(tb)
     numbers = a.dtype != object
     nan_a, nan_b = (np.isnan(a), np.isnan(b)) if numbers else (np.zeros(a.shape, bool),) * 2
@@ -136,7 +136,7 @@ def random_bits(dtype, generator):
 
 
 def nearby(t, generator):
-    """A tensor near `t` in some elements, far in others, and with the special values against each other."""
+    """A tensor that is close to `t` in some elements, far from it in others, and pairs up all special values."""
     out = t.clone()
     if t.dtype.is_floating_point or t.dtype.is_complex:
         wide = torch.complex128 if t.dtype.is_complex else torch.float64
@@ -175,7 +175,7 @@ def make_states(generator):
         a[name + ".same"] = b[name + ".same"] = random_bits(dtype, generator)
     flags = torch.rand(SHAPE, generator=generator) < 0.5
     a["bool.near"], b["bool.near"] = flags, flags ^ (torch.rand(SHAPE, generator=generator) < 0.01)
-    # 448 and 416 are neighbours in e4m3fn; a tool that converts it as if IEEE calls both NaN, and equal.
+    # 448 and 416 are neighbours in e4m3fn; a tool that treats the type as IEEE takes both for NaN and calls them equal.
     a["fp8.neighbours"] = torch.full(SHAPE, 448.0).to(torch.float8_e4m3fn)
     b["fp8.neighbours"] = torch.full(SHAPE, 416.0).to(torch.float8_e4m3fn)
     return a, b
@@ -197,7 +197,7 @@ def compare_states(path_a, path_b, a, b, context):
 
 
 def check_mixed(home):
-    """Other dtypes of the same values: a difference without a tolerance, none within it."""
+    """The same values in other dtypes differ without a tolerance, and are equal within one."""
     generator = torch.Generator().manual_seed(5)
     wide = torch.randn(SHAPE, generator=generator)
     for i, narrow in enumerate([torch.bfloat16, torch.float16, torch.float64, torch.float8_e5m2]):
@@ -217,7 +217,7 @@ def check_mixed(home):
 
 
 def check_testing(home):
-    """Where the tolerance is in one dtype, torch.testing.assert_close agrees."""
+    """For tensors of one dtype, torch.testing.assert_close agrees."""
     generator = torch.Generator().manual_seed(6)
     a = torch.randn(SHAPE, generator=generator, dtype=torch.float64)
     b = a * (1 + 1e-6 * torch.randn(SHAPE, generator=generator, dtype=torch.float64))
@@ -234,7 +234,7 @@ def check_testing(home):
 
 
 def check_tiles(home):
-    """A tensor of many tiles, compared by several threads: what each finds becomes one answer."""
+    """Several threads compare a tensor of many tiles. Their results are combined into one."""
     generator = torch.Generator().manual_seed(8)
     a = torch.randn(1200, 500, generator=generator)
     pa = os.path.join(home, "many-a")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The digests in our HDF5 files against a CRC-64 of torch's own bytes: digest.py FSDPCKPT
+"""Digests in our HDF5 files against a CRC-64 of torch's own bytes: digest.py FSDPCKPT
 
-The whole tensor's in full files and in index.h5, the local box's in shard files, that of the headers in every file;
-plain, cut in rows and columns, compressed and cast. A damaged source is refused by a conversion that can know it.
+Digests of whole tensors in full files and in index.h5, of local boxes in shard files, and of the headers of every file; for
+uncut tensors, cuts in rows and columns, compression and casts. Where a conversion can detect a damaged source, it refuses it.
 """
 import glob
 import os
@@ -57,7 +57,7 @@ def datasets(f):
 
 
 def check_headers(path):
-    """The attribute is the CRC of the file with data, itself and one checksum as 0; which one, the file alone says."""
+    """The attribute is the CRC of the file with data, the attribute itself and one checksum set to 0. Finds that checksum."""
     with h5py.File(path, "r") as f:
         value = int(f.attrs["header_crc64"])
         extents = []
@@ -108,7 +108,7 @@ def check_shards(folder):
 
 
 def damage(path, name):
-    """A bit of the data of a dataset, whichever way it is stored."""
+    """Flips a bit of the data of a dataset, contiguous or chunked."""
     with h5py.File(path, "r") as f:
         ds = f[name]
         at = ds.id.get_chunk_info(0).byte_offset if ds.chunks else ds.id.get_offset()
@@ -137,7 +137,7 @@ def main():
         check_whole("cast.h5", torch.bfloat16)
         for folder in ("rows", "both", "tight"):
             check_shards(folder)
-        few = ("--include", "yes", "--include", "rows")  # each byte costs Python some time, often
+        few = ("--include", "yes", "--include", "rows")  # Python's CRC is slow
         run("consolidate", "src", "-o", "few.h5", *few)
         run("reshard", "src", "-o", "few", "--dp", "2", *few)
         run("consolidate", "src", "-o", "long.h5", "--include", "long", "--compress", "1")

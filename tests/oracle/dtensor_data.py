@@ -3,7 +3,7 @@ pre_load_state_dict, on 2D and HSDP meshes.
 
 usage: dtensor_data.py PATH_OF_DTENSOR_TOOL
 
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import json
@@ -31,7 +31,7 @@ PLACEMENTS = {"Shard(0)": Shard(0), "Shard(1)": Shard(1), "Replicate()": Replica
 
 
 def even(shape, placement, ranks):
-    """What torch can chunk: DTensor.from_local infers the shape from the local part."""
+    """Only such cuts can be compared: DTensor.from_local infers the shape from the local tensor."""
     return not placement.startswith("Shard") or shape[int(placement[6])] % ranks == 0
 
 
@@ -79,8 +79,8 @@ def run_case(case, rank, mesh):
         "gathered": flat(fsdp._all_gather_dtensor(chunked, chunked.device_mesh)),
     }
     dp = mesh["dp"]
-    # For a DTensor, _chunk_tensor takes ranks of the TP group for global ones and fails on all groups but the first: its
-    # inner half alone.
+    # For a DTensor, _chunk_tensor takes ranks of the TP group for global ranks and fails in all groups but the first, so this
+    # calls only its inner half.
     chunk = fsdp._create_chunk_sharded_tensor if case["tp"] else fsdp._chunk_tensor
     local = tensor.to_local() if case["tp"] else tensor
     made = chunk(local, dp.get_local_rank(), dp.size(), 1, dp.get_group())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""extract: every tensor of torch's checkpoints as NumPy reads it, and as raw bytes; the header is numpy.save's own.
+"""extract: every tensor of torch's checkpoints, read by NumPy and as raw bytes. The .npy header equals that of numpy.save.
 
 usage: extract.py FSDPCKPT CORPUS      exit 77 without torch or numpy
 """

@@ -1,9 +1,9 @@
-"""Optimizer state in FSDP1's LOCAL_STATE_DICT, out: fsdpckpt makes rank files of a checkpoint that torch saved whole,
-real FSDP on gloo resumes from them, and its optimizer has byte for byte what it had before.
+"""Writing optimizer state in FSDP1's LOCAL_STATE_DICT. fsdpckpt makes shard files of a checkpoint that torch saved whole, real
+FSDP on gloo resumes from them, and its optimizer state is byte for byte what it was before.
 
 usage: flat_optim.py FSDPCKPT
 
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import json
@@ -12,7 +12,7 @@ import pathlib
 import sys
 import tempfile
 
-from flat_state import CASES, PROGRAM, command, make, on_ranks, wrap  # exits with 77 where torch is missing
+from flat_state import CASES, PROGRAM, command, make, on_ranks, wrap  # exits with 77 without torch
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import StateDictType
 from checks import check, finish, run
 from torch_values import by_name, check_equal, kept
 
-# What the optimizer is, for each of the cases of flat_state.
+# The optimizer for each case of flat_state.
 OPTIMIZERS = {"blocks": "adam", "tied": "adam", "tiny": "adam", "ignored": "adam", "double": "groups",
               "root": "sgd"}
 
@@ -38,11 +38,11 @@ def optimizer_of(kind, model):
 
 
 def step(rank, model, optimizer, seed):
-    """As training leaves it: gradients of padding are 0."""
+    """One step as in training: gradients of padding are 0."""
     torch.manual_seed(seed + rank)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-        if hasattr(p, "_shard_numel_padded"):  # a flat one
+        if hasattr(p, "_shard_numel_padded"):  # a flat parameter
             p.grad = torch.randn_like(p)
             p.grad[p.numel() - p._shard_numel_padded:] = 0
     optimizer.step()
@@ -54,7 +54,7 @@ def whole(model):
 
 
 def train(rank, world, home, case):
-    """What torch has after a step, whole and of each rank, and after another one."""
+    """Saves torch's state after one step, whole and per rank, and after another step."""
     model = wrap(case, make(case), world)
     optimizer = optimizer_of(OPTIMIZERS[case], model)
     step(rank, model, optimizer, 1)
@@ -65,7 +65,7 @@ def train(rank, world, home, case):
         local = {"model": model.state_dict(), "optim": optimizer.state_dict(), "epoch": 7}
         torch.save(local, f"{home}/{case}.local/model_world_size_{world}_rank_{rank}.pt")
     if rank == 0:
-        if case == "tied":  # which a whole state dict of FSDP does not tell
+        if case == "tied":  # FSDP's full state dict does not record ties
             state["model"]["head.weight"] = state["model"]["emb.weight"]
         torch.save({**state, "epoch": 7}, f"{home}/{case}.pt")
     step(rank, model, optimizer, 100)
@@ -75,8 +75,8 @@ def train(rank, world, home, case):
 
 
 def resume(rank, world, home, case, out, ordered):
-    """Another model takes the rank's file and goes on. FSDP.optim_state_dict sorts a parameter's state, and safetensors
-    has only sorted names: the order of keys is the optimizer's own where the source has it."""
+    """Loads a rank's file into a new model and takes a step. FSDP.optim_state_dict sorts the state of a parameter, and
+        safetensors sorts names, so the order of keys is the optimizer's only if the source kept it."""
     torch.manual_seed(rank + 50)
     fresh = make(case)
     with torch.no_grad():
@@ -100,16 +100,16 @@ def resume(rank, world, home, case, out, ordered):
 
 
 def numbered(state, case):
-    """As the optimizer of the plain model has it."""
+    """The state as the optimizer of the plain model has it, by number."""
     names = [name for name, _ in make(case).named_parameters()]
     groups = [{**g, "params": list(range(len(names)))} for g in state["optim"]["param_groups"]]
-    model = {name: state["model"][name] for name in make(case).state_dict()}  # FSDP puts ignored ones first
+    model = {name: state["model"][name] for name in make(case).state_dict()}  # FSDP puts ignored parameters first
     return {**state, "model": model, "optim": {"state": {names.index(k): v for k, v in state["optim"]["state"].items()},
                                                "param_groups": groups}}
 
 
 def flattened(state):
-    """As flatten_optimizer_state_dict of torch's state dict API leaves it."""
+    """The state as flatten_optimizer_state_dict=True of torch's state dict API writes it."""
     flat = {f"state.{name}.{key}": value for name, values in state["optim"]["state"].items()
             for key, value in values.items()}
     for group in state["optim"]["param_groups"]:
@@ -119,7 +119,7 @@ def flattened(state):
 
 
 def sources(home, case, schema):
-    """The same checkpoint in the forms in which programs leave it."""
+    """The same checkpoint in all forms that programs write."""
     state = torch.load(f"{home}/{case}.pt")
     yield [f"{home}/{case}.pt"]
     if case == "tied":
@@ -161,10 +161,10 @@ def case_out(home, case):
         command("reshard", *source, "-o", out, "--to", "pt", "--dp", world, *policy_of(case, home), "--force")
         files = [pathlib.Path(f"{out}/model_world_size_{world}_rank_{r}.pt").read_bytes() for r in range(world)]
         ordered = source[0].endswith(".local")
-        if files not in tried or ordered:  # forms whose objects come in another order make other files
+        if files not in tried or ordered:  # the order of the objects differs between the forms, so the files do too
             on_ranks(world, resume, home, case, out, ordered)
         tried.append(files)
-    # And it is read again.
+    # fsdpckpt reads its own files.
     if not CASES[case][2].get("ignore") and OPTIMIZERS[case] != "groups":
         command("consolidate", f"{home}/{case}.out", "-o", f"{home}/back.pt", *schema, "--force")
         back, given = torch.load(f"{home}/back.pt"), torch.load(f"{home}/{case}.pt")
@@ -174,7 +174,7 @@ def case_out(home, case):
 
 
 def refusals(home):
-    """What FSDP1's optimizer cannot have is one line."""
+    """State that FSDP1's optimizer cannot have is refused with one line."""
     state, schema = torch.load(f"{home}/blocks.pt"), ["--schema", f"{home}/blocks.json"]
     names = list(state["optim"]["state"])
 
@@ -207,7 +207,7 @@ def refusals(home):
     plain = numbered(state, "blocks")
     plain["optim"]["param_groups"] = [{**group, "params": [0, 1, 2]}]
     refused(plain, "numbers 3 parameters")
-    # Parameters without any state: zeros, as FSDP.optim_state_dict_to_load makes them, but not for a step.
+    # Parameters without any state get zeros, as from FSDP.optim_state_dict_to_load, except for the step.
     refused({**state, "optim": {**state["optim"], "state": {names[2]: state["optim"]["state"][names[2]]}}}, "step")
     only = {names[2]: {"exp_avg": state["optim"]["state"][names[2]]["exp_avg"]}}
     torch.save({**state, "optim": {**state["optim"], "state": only}}, f"{home}/what.pt")
@@ -219,7 +219,7 @@ def refusals(home):
 
 
 def main():
-    optimizer = torch.optim.AdamW([torch.ones(1, requires_grad=True)])  # forked ranks have what it imports
+    optimizer = torch.optim.AdamW([torch.ones(1, requires_grad=True)])  # imports modules once, before ranks are forked
     optimizer.zero_grad()
     with tempfile.TemporaryDirectory() as home:
         with open(f"{home}/classes.json", "w") as f:

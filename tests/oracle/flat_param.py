@@ -1,9 +1,9 @@
-"""Flat parameters against torch's FlatParamHandle: order, alignment, shared and strided parameters, what each rank's
-shard holds of which parameter, and its bytes.
+"""Flat parameters against torch's FlatParamHandle: order, alignment, shared and strided parameters, and which elements of
+which parameter each rank's shard holds, with their bytes.
 
 usage: flat_param.py PATH_OF_FSDP_TOOL
 
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import json
@@ -23,7 +23,7 @@ except ImportError as e:
     sys.exit(77)
 
 WORLD = 4
-# (shape, strides or None) each, or the index of the parameter that it is.
+# Each parameter is (shape, strides or None), or the index of an earlier parameter that it is tied to.
 CASES = {
     "one": [((7,), None)],
     "less than ranks": [((1,), None)],

@@ -1,9 +1,9 @@
-"""FSDP1's LOCAL_STATE_DICT. In: real FSDP on gloo saves flat parameters with torch.save and dcp.save, fsdpckpt takes
-them apart with --schema, and torch compares every byte with the model's. Out: fsdpckpt makes them, and FSDP loads them.
+"""FSDP1's LOCAL_STATE_DICT. Reading: real FSDP on gloo saves flat parameters with torch.save and dcp.save, fsdpckpt unflattens
+them with --schema, and torch compares every byte with the model. Writing: fsdpckpt makes such files, and FSDP loads them.
 
 usage: flat_state.py FSDPCKPT
 
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import json
@@ -36,7 +36,7 @@ PROGRAM = sys.argv[1]
 
 
 class Block(nn.Module):
-    """Sizes that no number of ranks divides; names whose alphabetical order is another."""
+    """Sizes that no number of ranks divides, and names that are not in alphabetical order."""
 
     def __init__(self):
         super().__init__()
@@ -64,14 +64,14 @@ class Tied(Model):
 
 
 class Deep(Model):
-    """Blocks whose numbers have one digit or two."""
+    """Blocks with numbers of one and two digits, which sort differently as text."""
 
     def __init__(self):
         super().__init__(11)
 
 
 class Tiny(nn.Module):
-    """Fewer elements than ranks: ranks without any."""
+    """Fewer elements than ranks, so some ranks hold none."""
 
     def __init__(self):
         super().__init__()
@@ -97,11 +97,11 @@ CASES = {
 }
 
 
-THOROUGH = ("blocks", "tied", "tiny")  # these in every way; the others in one
+THOROUGH = ("blocks", "tied", "tiny")  # these tested in all forms, the others in one
 
 
 def command(*argv, ok=0):
-    """What the command says on stderr."""
+    """Runs the command. Returns its stderr."""
     return run(PROGRAM, *map(str, argv), ok=ok).stderr
 
 
@@ -112,7 +112,7 @@ def counted(rank, world, function, *args):
 
 
 def on_ranks(world, function, *args):
-    """gloo.run, with the failures that ranks counted."""
+    """gloo.run, plus the failures that the ranks counted."""
     results = gloo.run(world, counted, function, *args)
     failures.extend(text for _, failed in results for text in failed)
     return [result for result, _ in results]
@@ -139,17 +139,17 @@ def wrap(case, model, world):
 
 
 def save(rank, world, home, case):
-    """One rank: the same model everywhere, flat parameters to files."""
+    """Runs on each rank: makes the same model and saves its flat parameters."""
     model = wrap(case, make(case), world)
     out = pathlib.Path(home) / case
     out.mkdir(exist_ok=True)
-    if CASES[case][2].get("zeroed"):  # no longer what FSDP pads with
+    if CASES[case][2].get("zeroed"):  # no longer FSDP's own padding
         for module in FSDP.fsdp_modules(model):
             flat = module._handle.flat_param.data
             flat[flat == 42] = 0
     with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
         state = model.state_dict()
-        if CASES[case][2].get("compile"):  # the name that torch.compile puts before all
+        if CASES[case][2].get("compile"):  # the prefix that torch.compile adds to all names
             state = {f"_orig_mod.{key}": value for key, value in state.items()}
         torch.save(state, out / f"model_world_size_{world}_rank_{rank}.pt")
         dcp.save({"model": state}, checkpoint_id=f"{home}/{case}.dcp")
@@ -158,7 +158,7 @@ def save(rank, world, home, case):
 
 
 def save_optimizer(rank, world, out, model):
-    """Flat parameters and the state_dict() of their optimizer after a step; and the truth."""
+    """Saves the flat parameters and the state_dict() of their optimizer after a step, and the expected values."""
     out.mkdir(exist_ok=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     torch.manual_seed(rank)
@@ -208,7 +208,7 @@ def case_in(home, case):
     if case in THOROUGH:
         resharded(home, case, wanted)
     if CASES[case][2].get("use_orig_params"):
-        # Beside flat parameters torch stores some rank's part of each parameter, which may be as large as a buffer.
+        # torch also stores some rank's part of each parameter, which may have the size of a buffer.
         ok = 5 if CASES[case][2].get("zeroed") else 0
         text = command("consolidate", f"{home}/{case}.dcp", "-o", f"{home}/{case}.out.pt", "--schema", schema, ok=ok)
         if ok == 0:
@@ -234,14 +234,14 @@ def optimizer_in(home, case):
     check(set(truth["optim"]["state"]) == set(got["optim"]["state"]), f"{case} {set(got['optim']['state'])}")
     for name, values in truth["optim"]["state"].items():
         check(set(values) == {"step", "exp_avg", "exp_avg_sq"}, f"{case} {name} {set(values)}")
-        # torch's optim_state_dict sorts them; the ranks' files have the optimizer's own order
+        # torch's optim_state_dict sorts the keys; the shard files keep the optimizer's order
         check_equal(values, by_name(got["optim"]["state"][name]), f"{case} {name}")
     check_equal(kept(truth["model"]), got["model"], case)
-    # Without a schema it stays flat, and whole.
+    # Without a schema the parameters stay flat, each in one tensor.
     command("consolidate", f"{home}/{case}.opt", "-o", f"{home}/out.pt", "--force")
     flat = torch.load(f"{home}/out.pt")
     check(flat["optim"]["state"][0]["exp_avg"].shape == flat["model"]["_flat_param"].shape, f"{case} flat state")
-    # The optimizer's files are of a run of more ranks.
+    # The optimizer's files come from a run with more ranks.
     mixed = pathlib.Path(f"{home}/{case}.mixed")
     shutil.copytree(f"{home}/{case}.opt", mixed)
     own = sorted(mixed.glob("optim_*"))
@@ -254,7 +254,7 @@ def optimizer_in(home, case):
 
 
 def load(rank, world, home, case, out):
-    """One rank: loads its file into a model of other values. Returns the whole model's."""
+    """Runs on each rank: loads its file into a model with other values. Returns the full model's values."""
     torch.manual_seed(rank + 100)
     cls, _, how = CASES[case]
     fresh = cls().double() if how.get("double") else cls()
@@ -262,7 +262,7 @@ def load(rank, world, home, case, out):
     path = f"{out}/model_world_size_{world}_rank_{rank}.pt"
     with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
         model.load_state_dict(torch.load(path, weights_only=False))
-        # What torch saves of it is what was loaded: the same keys, types and shards.
+        # torch saves the same keys, types and shards again.
         again, given = model.state_dict(), torch.load(path, weights_only=False)
         check(sorted(again) == sorted(given), f"{case} {sorted(again)} {sorted(given)}")
         for name, value in again.items():
@@ -281,7 +281,7 @@ def load(rank, world, home, case, out):
 
 
 def case_out(home, case):
-    """Files that fsdpckpt makes of the whole model, loaded by FSDP on every rank."""
+    """fsdpckpt makes shard files of the full model, and FSDP loads them on every rank."""
     wanted = make(case).state_dict()
     world, how = CASES[case][1:]
     out = f"{home}/{case}.out"
@@ -309,7 +309,7 @@ def case_out(home, case):
 
 
 def replicas(home):
-    """HYBRID_SHARD: the second half of ranks holds what the first one does, as torch 2.0 saved it; later ones fail."""
+    """HYBRID_SHARD: the second half of the ranks holds the same as the first. Only torch 2.0 could save this."""
     case = pathlib.Path(__file__).parent.parent / "corpus" / "pt" / "fsdp1-hybrid-local-torch2.0.1"
     truth = torch.load(case / "full.pt")
     torch.save(truth["model"], f"{home}/hybrid.pt")
@@ -320,7 +320,7 @@ def replicas(home):
 
 
 def refusals(home):
-    """What is not known, and what does not fit, is one line."""
+    """Unknown and mismatching input is refused with one line."""
     source, whole = f"{home}/blocks", torch.load(f"{home}/blocks.whole.pt")
 
     def refused(told, *words, code=2):
@@ -352,7 +352,7 @@ def refusals(home):
     text = command("consolidate", source, "-o", f"{home}/flat.pt")
     check("schema" in text, text)
     check("_flat_param" in torch.load(f"{home}/flat.pt"), "without a schema they stay")
-    # A tie that the file has lost is told in a schema.
+    # The schema restores a tie that the file has lost.
     source = f"{home}/tied"
     told = json.loads(pathlib.Path(f"{home}/tied.json").read_text())
     for entry in told["tensors"]:
@@ -379,7 +379,7 @@ def refusals_out(home):
     told["tensors"] = [t for t in told["tensors"] if t["name"] != "norm.bias"]
     pathlib.Path(f"{home}/told.json").write_text(json.dumps(told))
     refused(f"{home}/blocks.safetensors", "--dp", 2, *flat, "--schema", f"{home}/told.json", words=("norm.bias",))
-    # What is nested stays so; objects and integers go along; more ranks than elements.
+    # Nesting, objects and integers are kept. There are more ranks than elements.
     torch.save({"model": state, "step": 7}, f"{home}/more.pt")
     command("reshard", f"{home}/more.pt", "-o", f"{home}/nested", "--dp", 5, *flat)
     command("consolidate", f"{home}/nested", "-o", f"{home}/out.pt", "--schema", f"{home}/blocks.json", "--force")
@@ -388,7 +388,7 @@ def refusals_out(home):
 
 
 def main():
-    # What an optimizer imports takes seconds, and forked ranks have it from here.
+    # An optimizer's imports take seconds, so make them once before forking.
     p = nn.Parameter(torch.ones(1))
     p.grad = torch.ones(1)
     torch.optim.AdamW([p]).step()

@@ -1,7 +1,7 @@
-"""Scenarios of FSDP training, run by PyTorch's FSDP on gloo. fsdp_tool runs the same; see fsdp_step.py.
+"""Scenarios of FSDP training, run by PyTorch's FSDP on gloo. fsdp_tool runs the same scenarios; see fsdp_step.py.
 
-A unit's forward adds up its parameters times given coefficients, so that the gradients are those coefficients, exactly:
-what is compared is FSDP, not arithmetic of models.
+The forward of a unit sums its parameters times given coefficients, so the gradients are exactly those coefficients. This
+compares FSDP, not the arithmetic of models.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ def _decompress(state, grad):
     grad.data = grad.data.to(state.parameter_type)
 
 
-default_hooks._decompress = _decompress  # torch's own ends in record_stream, which the processor does not have
-torch.Tensor.pin_memory = lambda self, *args: self  # nor does it page-lock without a GPU
+default_hooks._decompress = _decompress  # torch's version calls record_stream, which the CPU does not support
+torch.Tensor.pin_memory = lambda self, *args: self  # without a GPU, torch cannot pin memory
 torch.cpu.Stream.synchronize = lambda self: None
 
 
@@ -44,7 +44,7 @@ def tensor_of(text, dtype, shape):
 
 
 class Unit(nn.Module):
-    """The parameters of a unit; `coefficients` and `seen` are set from outside."""
+    """The parameters of a unit. The caller sets `coefficients` and `seen`."""
 
     def __init__(self, spec):
         super().__init__()
@@ -115,7 +115,7 @@ def wrap(scenario, groups):
 
 
 class Trace:
-    """The order in which FSDP gathers, reduces and frees, as the tool tells it."""
+    """The order in which FSDP gathers, reduces and frees, in the tool's notation."""
 
     def __init__(self, handles):
         self.names = {id(h): n for h, n in handles.items()}

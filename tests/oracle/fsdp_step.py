@@ -1,9 +1,9 @@
-"""The FSDP step against PyTorch's FSDP on gloo: parameters seen by the forward, gradient shards and their dtype, the
-order of gathers, reductions and frees, all bit for bit.
+"""The FSDP step against PyTorch's FSDP on gloo. The parameters that the forward sees, the gradient shards and their dtype, and
+the order of gathers, reductions and frees must all be equal, bit for bit.
 
 usage: fsdp_step.py PATH_OF_FSDP_TOOL
 
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import json
@@ -26,7 +26,7 @@ UNITS = [[(3, 5), (7,)], [(4, 4), (4,)], [(5, 3), (1,), (2, 2, 2)], [(9,)]]
 
 
 def values(rng, shape, dtype, exact):
-    """Random; with `exact` such that sums over ranks are exact in any order and dtype."""
+    """Random values. With `exact`, their sums over ranks are exact in any order and dtype."""
     count = torch.Size(shape).numel()
     if exact:
         return torch.tensor([rng.randint(-16, 16) / 4 for _ in range(count)]).to(dtype).reshape(shape)
@@ -34,7 +34,7 @@ def values(rng, shape, dtype, exact):
 
 
 def scenario(name, world, rng, *, steps="z", root_params=True, frozen=(), order=None, skip=(), **options):
-    """`steps`: z zero the gradients and run, a accumulate on top of them, n without synchronisation."""
+    """In `steps`, z clears the gradients first, a accumulates on them, and n runs without synchronisation."""
     shapes = UNITS if root_params else [[]] + UNITS[1:]
     compute = DTYPES.get(options.get("param_dtype"), torch.float32)
     units = [{
@@ -66,7 +66,7 @@ def all_scenarios():
 
     for world in (2, 3, 4):
         for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
-            # What NO_SHARD adds to was divided by the ranks: on 3 of them sums are not exact any more.
+            # NO_SHARD accumulates on averaged gradients, so with 3 ranks the sums are no longer exact.
             add(strategy.lower(), world, strategy=strategy, steps="zz" if strategy == "NO_SHARD" and world > 2 else "zza")
     mixed = [("bfloat16", None), ("bfloat16", "float32"), (None, "bfloat16"), ("float16", "float16")]
     for param, reduce in mixed:
@@ -115,7 +115,7 @@ def differences(mine, theirs, path=""):
 def main():
     scenarios = all_scenarios()
     wanted = gloo.run(WORLD, fsdp_scenarios.run_all, scenarios)
-    # When autograd runs the hooks depends on when views were made: the tool makes its calls in the same order.
+    # The order of autograd's hooks depends on when views were made. The tool calls in the same order.
     for i, s in enumerate(scenarios):
         for step, calls in zip(s["steps"], wanted[0][i][1]):
             step["calls"] = calls

@@ -1,6 +1,6 @@
-"""Runs a function on ranks that are forked processes with a gloo process group. What the FSDP oracles share.
+"""Runs a function on forked processes that form a gloo process group, for the FSDP oracles.
 
-Importing torch takes longer than all of a test; forked ranks import it once.
+Importing torch takes longer than a whole test, so it is imported once, before the fork.
 """
 
 import os
@@ -23,7 +23,7 @@ def _rank(function, rank, world, directory, args):
 
 
 def run(world, function, *args):
-    """[function(rank, world, *args) for every rank]; an exception of one is raised here."""
+    """Returns [function(rank, world, *args) for every rank]. Raises an exception if a rank failed."""
     children, results = [], []
     with tempfile.TemporaryDirectory() as directory:
         for rank in range(world):

@@ -1,9 +1,9 @@
-"""Damaged HDF5 files must give a clean answer: success or one line, in time and in bounded memory, and no crash.
+"""Damaged HDF5 files must give success or one line of error, in limited time and memory, and never a crash.
 
     h5_hostile.py H5_DUMP H5_MAKE [SEED [ROUNDS]]
 
-Small valid files of many kinds, and files of a sharded directory, are damaged at random (bytes, integers, truncation, pieces of others), biased towards
-metadata. libhdf5 crashes on some of them; only its reader process may die of that.
+Small valid files of many kinds, single and sharded, are damaged at random: bytes, integers, truncation, parts of other files,
+mostly in the metadata. libhdf5 crashes on some of them; only its reader process may die of that.
 """
 import os
 import random
@@ -24,8 +24,8 @@ DUMP = os.path.abspath(sys.argv[1])
 MAKE = os.path.abspath(sys.argv[2])
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 ROUNDS = int(sys.argv[4]) if len(sys.argv) > 4 else 250
-SECONDS = 600  # a net against hangs; libhdf5 hangs on some files, and is stopped after 60 s without progress
-MEMORY = 400 << 10  # KiB of the parent; sanitizers and a few inline objects included
+SECONDS = 600  # only a hang takes this long; libhdf5 hangs on some files and is stopped after 60 s without progress
+MEMORY = 400 << 10  # KiB of the parent, including sanitizers and a few inline objects
 
 
 def make(path, kind):
@@ -92,7 +92,7 @@ class Tally:
         self.statuses, self.deaths, self.bad, self.largest = {}, {}, 0, 0
 
     def run(self, what, options, source, out, files):
-        """Dumps `source` and judges the answer; `files` are (path, bytes) to keep when it is a bad one."""
+        """Dumps `source` and checks the outcome. On failure it keeps `files`, a list of (path, bytes)."""
         try:
             p = subprocess.run([DUMP, *options, source, out], capture_output=True, timeout=SECONDS,
                                env={**os.environ, "H5_DUMP_MEMORY": "1"})

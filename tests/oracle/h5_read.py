@@ -1,9 +1,9 @@
-"""Files that h5py writes must open with every dataset's bytes as h5py reads them.
+"""Files that h5py writes must open, and every dataset must have the bytes that h5py reads.
 
     h5_read.py H5_DUMP [SEED [FILES]]
 
-Random files of every layout, filter, byte order and type that we claim to read, then the special cases one by one.
-The expected bytes are read by h5py in the file's own type, so that nothing is converted on that side either.
+Tests random files with every layout, filter, byte order and type that we claim to read, then special cases one by one. h5py
+reads the expected bytes in the file's own type, so it converts nothing either.
 """
 import itertools
 import json
@@ -106,7 +106,7 @@ def random_shape(rng):
 
 
 def pipeline(rng, dcpl, shape, is_integer):
-    """Adds a random layout; returns the codecs that a chunk of it may have."""
+    """Sets a random layout and filters. Returns the codecs that a chunk may then have."""
     kind = rng.choice(["contiguous", "compact", "chunked", "chunked", "chunked", "library"])
     if kind == "compact" and np.prod(shape) < 4000:
         dcpl.set_layout(h5py.h5d.COMPACT)
@@ -160,7 +160,7 @@ def add_dataset(rng, group, name):
             data = np.zeros_like(data)  # compressible: some chunks shrink, some do not
         dsid.write(h5py.h5s.ALL, h5py.h5s.ALL, data.copy(), type_)
     elif shape and 0 not in shape and "compact" not in codecs:
-        # only a corner: the other chunks stay unallocated
+        # writes only a corner, so the other chunks stay unallocated
         part = tuple(rng.randint(1, s) for s in shape)
         start = tuple(rng.randint(0, s - p) for s, p in zip(shape, part))
         fspace = h5py.h5s.create_simple(shape)
@@ -345,7 +345,7 @@ def names_and_sizes(d):
     check(rc == 5 and "nested more than 256 deep" in err, f"deep: {rc} {err}")
     with h5py.File(path, "w") as f:
         g = f
-        for i in range(40):  # 2^40 ways through empty groups
+        for i in range(40):  # 2^40 paths through empty groups
             n = g.create_group("a")
             g["b"] = n
             g = n

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What stock h5py shows of every value of every dtype: never a wrong number. torch saves all values, this program
-converts them to a full file and to shards, and h5py shows either the same values, in a wider float if need be, or the
-bits as uint8.
+"""Every value of every dtype in stock h5py, which must never show a wrong number. torch saves all values and fsdpckpt converts
+them to a full file and to shards. h5py shows the same values, if necessary in a wider float, or the bits as uint8.
 
 usage: h5_values.py FSDPCKPT       exit 77 without torch or h5py
-FSDPCKPT_H5PY_PYTHONS: further Pythons, separated by ":", whose h5py (of another HDF5) must show the same.
+FSDPCKPT_H5PY_PYTHONS: more Pythons, separated by ":", whose h5py (with another HDF5) must show the same.
 """
 import os
 import subprocess
@@ -22,7 +21,7 @@ BITS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
 
 
 def compare(home):
-    """Compares what h5py shows with expected.npz. Needs h5py and numpy only."""
+    """Compares the values in h5py with expected.npz. Needs only h5py and numpy."""
     expected = np.load(os.path.join(home, "expected.npz"))
     bad = 0
     for name in ("full.h5", "sharded/index.h5"):
@@ -66,7 +65,7 @@ def make(tool, home):
         elif name in ("bfloat16", "float8_e5m2"):
             expected[name] = t.to(torch.float32).numpy()
         elif name == "complex32":
-            continue  # h5py shows a compound of two float16, which is not numpy's
+            continue  # numpy has no such type; h5py shows a compound of two float16
         else:
             expected[name] = t.numpy()
     torch.save(tensors, os.path.join(home, "values.pt"))

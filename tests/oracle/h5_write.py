@@ -1,7 +1,7 @@
-"""Stock h5py and h5dump read what the HDF5 writer wrote: h5_write.py PATH_OF_h5_make
+"""The output of the HDF5 writer, read by stock h5py and h5dump: h5_write.py PATH_OF_h5_make
 
-Every value of the made-up checkpoint (tests/support/h5_make.h) is read from the full file, from every shard file and
-from index.h5, on several meshes, and compared bit for bit with bytes computed here.
+Every value of the synthetic checkpoint (tests/support/h5_make.h) is read from the full file, from every shard file and from
+index.h5, on several meshes, and compared bit for bit with bytes computed here.
 """
 import ctypes
 import glob
@@ -24,12 +24,12 @@ except ImportError as e:
 MAKE = os.path.abspath(sys.argv[1])
 WIDTH = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "uint64": 8,
          "uint32": 4, "uint16": 2, "complex32": 4, "complex64": 8, "complex128": 16}
-# What h5py shows of a dataset, for those types it knows by name.
+# The numpy dtype that h5py shows, for types that it knows.
 NUMPY = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2",
          "int8": "i1", "uint64": "<u8", "uint32": "<u4", "uint16": "<u2", "uint8": "u1", "bool": "bool",
          "complex64": "<c8", "complex128": "<c16", "float8_e4m3fn": "u1", "float8_e4m3fnuz": "u1", "float8_e5m2fnuz": "u1",
          "float8_e8m0fnu": "u1", "float4_e2m1fn_x2": "u1", "object": "V1"}
-# h5py widens the custom floats; exact for these two, whose every value is a float32.
+# h5py widens custom floats. For these two that is exact, since every value is also a float32.
 WIDENED = {"bfloat16": ml_dtypes.bfloat16, "float8_e5m2": ml_dtypes.float8_e5m2}
 
 
@@ -65,7 +65,7 @@ def make(out, mesh):
 
 
 def bits(ds):
-    """The stored bits, without any conversion by HDF5 (the recipe of docs/HDF5_SCHEMA.md)."""
+    """The stored bits, without conversion by HDF5 (as described in docs/HDF5_SCHEMA.md)."""
     raw = np.empty(ds.shape, np.dtype(f"V{ds.id.get_type().get_size()}"))
     if raw.size:
         ds.id.read(h5py.h5s.ALL, h5py.h5s.ALL, raw, ds.id.get_type())
@@ -73,7 +73,7 @@ def bits(ds):
 
 
 def check_native(ds, expected, where, dtype):
-    """What a person gets from ds[()] without any recipe."""
+    """Checks what a user gets from plain ds[()]."""
     if dtype in NUMPY:
         check(ds.dtype == np.dtype(NUMPY[dtype]), f"{where}: h5py calls it {ds.dtype}")
         check(ds[()].tobytes() == expected.tobytes(), f"{where}: ds[()]")
@@ -101,7 +101,7 @@ def check_value(ds, v, expected, where):
 
 
 def check_groups(f, values):
-    """Lists say so, in index order; dict keys come back in the order of the source."""
+    """Lists are marked and in index order. Dict keys come back in the order of the source."""
     wanted = {}
     for v in values:
         for depth in range(len(v.keys)):
@@ -135,7 +135,7 @@ def check_full(path, values):
 
 
 def predefined(names):
-    """The ids of predefined types, and H5Tencode, from the libhdf5 that h5py itself runs on."""
+    """The ids of predefined types, and H5Tencode, from the libhdf5 that h5py uses."""
     for path in glob.glob(os.path.join(os.path.dirname(h5py.__file__), "..", "h5py.libs", "libhdf5-*.so*")):
         lib = ctypes.CDLL(path)
         try:
@@ -155,7 +155,7 @@ def predefined(names):
 
 
 def check_predefined_types(path):
-    """Our float types are HDF5 2.0's own, bit for bit, where this h5py's library has them."""
+    """Our float types equal those of HDF5 2.0 bit for bit, if the library of this h5py has them."""
     floats = {"float16": "IEEE_F16LE", "bfloat16": "FLOAT_BFLOAT16LE", "float8_e5m2": "FLOAT_F8E5M2"}
     ids, encode_type = predefined(floats.values())
     if ids is None:
@@ -204,7 +204,7 @@ def check_shard(f, rank, values, mesh, held):
 
 
 def check_coverage(values, held, mesh):
-    """Stored boxes: every element of every tensor exactly once over all files."""
+    """The stored boxes of all files cover every element of every tensor exactly once."""
     for v in values:
         if v.is_object:
             continue
@@ -243,7 +243,7 @@ def check_sharded(directory, values, mesh):
 
 
 def absent(dtype):
-    """The bits that say that a shard file is missing: never those of a weight."""
+    """The fill value that marks a missing shard file. No weight has these bits."""
     fixed = {"bool": b"\xff", "object": b"\xff", "float4_e2m1fn_x2": b"\xff", "float8_e4m3fnuz": b"\x80",
              "float8_e5m2fnuz": b"\x80"}
     if dtype in fixed:
@@ -263,7 +263,7 @@ def is_nan(bits, dtype):
 
 
 def check_missing_shard(directory, values, mesh):
-    """What a program that knows only HDF5 reads where a shard file was lost."""
+    """A program that knows only HDF5 reads the fill value where a shard file is missing."""
     world = math.prod(s for _, s in mesh)
     seen = set()
     os.remove(os.path.join(directory, f"shard-00000-of-{world:05d}.h5"))
@@ -283,7 +283,7 @@ def check_missing_shard(directory, values, mesh):
 
 
 def check_part_missing(directory, v):
-    """Only the rows of the lost rank are lost."""
+    """Only the rows of the missing rank are lost."""
     os.remove(os.path.join(directory, "shard-00001-of-00003.h5"))
     with h5py.File(os.path.join(directory, "index.h5")) as f:
         got, want = bits(f[v.path]), v.bits
@@ -294,7 +294,7 @@ def check_part_missing(directory, v):
 
 
 def check_strided(directory):
-    """dp 4 × tp 2, dimension 0 cut by both: the order that PyTorch 2.15 was seen to record, on 16 rows."""
+    """dp 4 × tp 2, both cutting dimension 0 of 16 rows. The expected order is what PyTorch 2.15 records."""
     got = []
     for r in range(8):
         with h5py.File(os.path.join(directory, f"shard-{r:05d}-of-00008.h5")) as f:
@@ -304,9 +304,9 @@ def check_strided(directory):
 
 
 def check_h5dump(path, v):
-    """The command-line tool of Debian's HDF5 reads the same (a float32 dataset, as raw binary)."""
+    """h5dump reads the same (a float32 dataset, as raw binary)."""
     if not shutil.which("h5dump"):
-        print("note: no h5dump here")
+        print("note: h5dump is not installed")
         return
     out = path + ".bin"
     done = subprocess.run(["h5dump", "-d", v.path, "-b", "LE", "-o", out, path], capture_output=True, text=True)

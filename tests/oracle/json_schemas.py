@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Every JSON document of the command against its published schema (docs/schemas), on the checkpoints of the corpus.
+"""Validates every JSON document of the command with its published schema (docs/schemas), on the corpus.
 
 usage: json_schemas.py FSDPCKPT CORPUS SCHEMAS        exit 77 without the package jsonschema
 
-The published schemas permit members that they do not know, as later versions add some. Here these are an error, and so is
-a member that a schema describes and no document has.
+The published schemas permit unknown members, since later versions may add some. Here these are an error, and so is a member
+that a schema describes but no document has.
 """
 import copy
 import glob
@@ -28,7 +28,7 @@ MESH = os.path.join(CORPUS, "good", "dcp-torch2.15.0-2d-dp4tp2")
 
 
 def strict(schema):
-    """The schema, so that members it does not describe are an error."""
+    """The schema with additionalProperties: false, so that unknown members are an error."""
     if isinstance(schema, list):
         return [strict(s) for s in schema]
     if not isinstance(schema, dict):
@@ -81,7 +81,7 @@ class Documents:
         return document
 
     def run(self, kind, *args, ok=(0,), cwd=None):
-        """The document that a command prints; None when it fails and prints none."""
+        """Runs a command. Returns the document that it prints, or None if it fails without one."""
         p = subprocess.run([PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd, text=True)
         if p.returncode != 0 and not p.stdout:
             return None
@@ -89,7 +89,7 @@ class Documents:
         return self.check(p.stdout, kind, " ".join(args))
 
     def progress(self, *args, cwd):
-        """Each line of --progress json."""
+        """Validates each line of --progress json."""
         p = subprocess.run([PROGRAM, *args, "--progress", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
                            text=True)
         assert p.returncode == 0, (args, p.returncode, p.stderr)
@@ -116,7 +116,7 @@ def sources():
 
 
 def read_only(documents, source):
-    """Every command that only reads, on one checkpoint."""
+    """Runs every command that only reads on one checkpoint."""
     seen = documents.run("inspect", "inspect", source, "--json", ok=(0, 3, 5))
     if seen is None:
         return 0
@@ -141,7 +141,7 @@ def write(path, value):
 
 
 def written(documents, work):
-    """What needs a target, findings, or files of its own."""
+    """Documents of commands that write, and of findings, seals and policies."""
     at = lambda name: os.path.join(work, name)
     tool = lambda *args: subprocess.run([PROGRAM, *args], check=True, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     documents.must("conversion", "consolidate", TRAIN, "-o", at("full.h5"), "--compress", "1", "--json")
@@ -152,7 +152,7 @@ def written(documents, work):
     documents.must("inspect", "inspect", at("mesh"), "--json")
     documents.progress("reshard", TRAIN, "-o", at("shown"), "--dp", "2", cwd=work)
 
-    # A seal, and what uses it.
+    # A seal, and verify with it.
     tool("verify", "--seal", "dcp", "-q")
     with open(at("dcp.fsdpckpt-seal.json"), encoding="utf-8") as f:
         documents.check(f.read(), "seal", "the seal")
@@ -211,7 +211,7 @@ def written(documents, work):
 
 
 def must_refuse(documents):
-    """The validators refuse a document that lacks a member, has one too many, or has one of another type."""
+    """The validators refuse a document with a missing, additional or wrongly typed member."""
     good = json.loads(subprocess.run([PROGRAM, "inspect", TRAIN, "--json"], check=True, capture_output=True, text=True).stdout)
     for spoil in (lambda d: d.pop("totals"), lambda d: d.update(surprise=1), lambda d: d["tensors"][0].update(shape="10"),
                   lambda d: d["tensors"][0]["chunks"][0].pop("offset"), lambda d: d.update(schema=2)):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch Lightning's sharded checkpoints: a DCP directory and meta.pt, written here by torch as Lightning's
-FSDPStrategy.save_checkpoint does, and read back by torch from what they are converted to.
+"""PyTorch Lightning's sharded checkpoints: a DCP directory and meta.pt. torch writes them here as Lightning's
+FSDPStrategy.save_checkpoint does, and loads our conversions of them.
 
 usage: lightning_read.py FSDPCKPT       exit 77 without torch
 """
@@ -21,7 +21,7 @@ from torch_values import must_equal
 
 
 class Hyper:
-    """A class that only the training program knows."""
+    """A class that only the training program has."""
 
     def __init__(self):
         self.width = 3
@@ -55,7 +55,7 @@ def main():
         assert "PyTorch Lightning" in run(program, "inspect", source).stdout
         assert run(program, "verify", source).returncode == 0
         record_damage_is_found(program, source, "__0_0.distcp")
-        # A file of that name that is another program's: the checkpoint is read as before, and a line says so.
+        # A meta.pt of another program is not read; a note reports it.
         for other in ({"model": {"layer.weight": 1}}, 5):
             torch.save(other, os.path.join(source, "meta.pt"))
             assert run(program, "verify", source).returncode == 0

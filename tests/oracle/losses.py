@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What today's tools lose in silence is kept here, or refused with one line.
+"""Data that other tools lose silently is kept here, or refused with one line.
 
-torch's HF consolidation exits 0 with zeros for a missing shard file and shortens a tensor whose last piece is missing,
-makes 0.0 of 0-dim tensors and crashes on bool; others write tied weights twice or drop one, drop nested optimizer state,
-or read a replicated tensor as pieces.
+torch's HF consolidation exits with 0 but writes zeros for a missing shard file, shortens a tensor whose last chunk is missing,
+turns 0-dimensional tensors into 0.0 and crashes on bool. Other tools write tied weights twice or drop one, drop nested
+optimizer state, or read a replicated tensor as chunks.
 
 usage: losses.py FSDPCKPT CORPUS      exit 77 without torch, h5py or safetensors
 """
@@ -46,7 +46,7 @@ class Losses:
         return out
 
     def refused(self, source, what, names):
-        """Exit 3, one line that names the file or the tensor, and no target."""
+        """Expects exit status 3, one line that names the file or the tensor, and no target."""
         for form in TARGETS:
             out = self.new("x")
             result = self.run("consolidate", source, "-o", out, "--to", form)
@@ -60,12 +60,12 @@ class Losses:
     def missing_files(self):
         for case in ("dcp-torch2.15.0-fsdp2", "st-torch2.15.0-1d", "st-torch2.15.0-2d"):
             files = sorted(f for f in os.listdir(os.path.join(self.corpus, case)) if f.endswith((".distcp", "tensors")))
-            for gone in (files[1], files[-1]): # in the middle, and the last: a trailing hole
+            for gone in (files[1], files[-1]): # one in the middle, and the last one
                 copy = self.new(case)
                 shutil.copytree(os.path.join(self.corpus, case), copy)
                 os.remove(os.path.join(copy, gone))
                 if case == "st-torch2.15.0-1d" and gone == files[-1]:
-                    self.warned(copy) # nothing in these files says how many there were, or how long the tensors
+                    self.warned(copy) # these files record neither the number of files nor the size of the tensors
                 else:
                     self.refused(copy, "%s without %s" % (case, gone), [gone, "tensor"])
         for form in ("h5", "pt", "safetensors"):
@@ -118,7 +118,7 @@ class Losses:
                 check(False, "replicated tensors as %s: %s" % (form, e))
 
     def foreign_objects(self):
-        """What torch has no word for reaches dcp.load as a dict of its name, its decoding and its bytes."""
+        """dcp.load gets a value that torch cannot express as a dict of its type name, decoded value and bytes."""
         plain, described = self.new("plain.h5"), self.new("described.safetensors")
         with h5py.File(plain, "w") as f:
             f["w"] = numpy.arange(6.0)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Every source format x layout -> every target format, loaded by the format's own library, all bytes equal.
+"""Converts every source format and layout to every target format, loads it with the format's own library, and compares all bytes.
 
-The sources are checkpoints that torch saved (tests/corpus) and their conversions; the truth is what torch says they
-hold, checked against the sums it took before it saved. Then back again: A -> B -> A has the same content. And
-consolidate and reshard between the formats.
+The sources are checkpoints that torch saved (tests/corpus) and conversions of them. The expected values come from torch's own
+loader, checked against the sums taken before saving. Also A -> B -> A gives the same content, and consolidate and reshard work
+between all formats.
 
 usage: matrix.py FSDPCKPT CORPUS [LAYOUT]      exit 77 without torch, h5py or safetensors
 """
@@ -42,7 +42,7 @@ def truth_of(case):
 
 
 def check_items(path):
-    """Each item of a DCP of ours: where it begins, and the CRCs of its archive. torch looks at neither."""
+    """Checks where each item of our DCP begins and the CRCs of its archive. torch checks neither."""
     for index, info in reference.dcp.FileSystemReader(path).read_metadata().storage_data.items():
         with open(os.path.join(path, info.relative_path), "rb") as f:
             f.seek(info.offset)
@@ -80,7 +80,7 @@ class Matrix:
             check_items(path)
         try:
             reference.compare_leaves(reference.load(form, path, self.truth), self.truth, form == "safetensors")
-        except Exception as e: # whatever the library raises is our failure
+        except Exception as e: # any exception of the library is our failure
             raise Failure("%s: %s: %s" % (what, type(e).__name__, e))
         self.count += 1
         remove(path)
@@ -94,7 +94,7 @@ class Matrix:
                 self.check(a, back, "%s -> %s -> %s" % (a, b, a))
 
     def recut_all(self, options, plan):
-        """The other commands, from each format to each: full, then cut anew."""
+        """The other commands between all formats: consolidate, then reshard."""
         for a in NAMES:
             for b in NAMES:
                 full = self.make("full", b, "consolidate", self.sources[a], full=True)
@@ -113,7 +113,7 @@ def remove(path):
 
 
 def can_fail():
-    """One bit, one size, one name: each is found."""
+    """The comparison finds a wrong bit, size or name."""
     good = {"a": ("tensor", "int8", (2,), b"\0\1"), "b": ("object", "1")}
     for bad in ({"a": ("tensor", "int8", (2,), b"\0\3")}, {"a": ("tensor", "int8", (2, 1), b"\0\1")},
                 {"b": ("object", "1.0")}, {"c": ("object", "1")}):
@@ -131,7 +131,7 @@ def main():
     for layout, case, options in LAYOUTS:
         if len(sys.argv) > 3 and layout != sys.argv[3]:
             continue
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None # a thousand fsyncs are not what is tested
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None # saves a thousand fsyncs, which are not tested here
         home = tempfile.mkdtemp(prefix="fc-matrix-", dir=memory)
         plan = os.path.join(home, "plan.json")
         with open(plan, "w", encoding="utf-8") as f:

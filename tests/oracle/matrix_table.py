@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What converts to what: the matrix test runs this table, and docs/FORMATS.md shows it.
+"""The table of conversions, which the matrix test runs and docs/FORMATS.md shows.
 
-    matrix_table.py docs/FORMATS.md           exit 1 when the table in the page differs
+    matrix_table.py docs/FORMATS.md           exit 1 if the table in the page differs
     matrix_table.py --write docs/FORMATS.md   update the table in the page
 """
 import sys
@@ -14,7 +14,7 @@ FORMATS = [
     ("safetensors", "safetensors", "one file, `model.safetensors.index.json`, or one file per rank"),
 ]
 
-# name, the checkpoint of tests/corpus/good that torch made, how it is asked for when it is not the source's own
+# name, checkpoint of tests/corpus/good, options that select the layout unless the source has it
 LAYOUTS = [
     ("full", "dcp-torch2.15.0-shapes", None),
     ("FSDP", "dcp-torch2.15.0-train", ["--dp", "2"]),
@@ -28,7 +28,7 @@ BEGIN, END = "<!-- matrix: made by tests/oracle/matrix_table.py -->\n", "<!-- en
 
 
 def table():
-    """The text between the marks."""
+    """The text between the two marks in the page."""
     sharded = ", ".join(name for name, _, _ in LAYOUTS[1:])
     lines = ["| from \\ to | " + " | ".join("`--to %s`" % name for name, _, _ in FORMATS) + " |",
              "|---" * (len(FORMATS) + 1) + "|"]
@@ -42,7 +42,7 @@ def table():
 
 
 def split(text):
-    """What is before, between and after the marks."""
+    """Splits the page into the text before, between and after the marks."""
     before, rest = text.split(BEGIN, 1)
     between, after = rest.split(END, 1)
     return before + BEGIN, between, END + after
@@ -58,7 +58,7 @@ def main():
         with open(path, "w", encoding="utf-8") as f:
             f.write(before + table() + after)
         return 0
-    print("%s: its table differs from %s: run that with --write" % (path, sys.argv[0]))
+    print("%s: the table differs from that of %s; run it with --write" % (path, sys.argv[0]))
     return 1
 
 

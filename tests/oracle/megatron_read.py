@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Megatron checkpoints: torch_dist as megatron-core wrote it (tests/corpus/make_megatron.py), and a file a
-model-parallel rank: of one, which torch writes here as Megatron's save_checkpoint lays it out, and of several, by
-megatron-core (tests/corpus/make_megatron_ranks.py).
+"""Megatron checkpoints: torch_dist by megatron-core (tests/corpus/make_megatron.py), one file per model-parallel rank by
+megatron-core (tests/corpus/make_megatron_ranks.py), and the file of a single rank, which torch writes here in the layout of
+Megatron's save_checkpoint.
 
 usage: megatron_read.py FSDPCKPT CORPUS RANKS       exit 77 without torch or safetensors
 """
@@ -55,7 +55,7 @@ def torch_dist(program, case, home):
 
 
 def rank_files(program, home):
-    """One model-parallel rank: with the objects that Megatron puts there."""
+    """A single model-parallel rank, with the objects that Megatron stores."""
     case = os.path.join(home, "legacy")
     rank = os.path.join(case, "iter_0000010", "mp_rank_00")
     os.makedirs(rank)
@@ -93,7 +93,7 @@ def rank_files(program, home):
 
 
 def several_ranks(program, case, home):
-    """Parameters and the optimizer's state are what dist_checkpointing of megatron-core makes of them."""
+    """Parameters and optimizer state equal those of megatron-core's dist_checkpointing."""
     with open(os.path.join(case, "expected.json")) as f:
         expected = json.load(f)
     want = {n: (t["shape"], t["sha256"]) for n, t in expected["tensors"].items()}
@@ -123,7 +123,7 @@ def several_ranks(program, case, home):
               any(n.startswith("rng_state.0.torch_rng_state.mp_rank_01") for n in names), "a rank's own: %s" % list(names))
 
 
-LEGACY = {  # of a layer: name, shape, the dimension that is cut
+LEGACY = {  # (name, shape, dimension that is cut) of a layer's parameters
     "input_layernorm.weight": ((6,), None), "self_attention.query_key_value.weight": ((12, 6), 0),
     "self_attention.query_key_value.bias": ((12,), 0), "self_attention.dense.weight": ((6, 4), 1),
     "self_attention.dense.bias": ((6,), None), "mlp.dense_h_to_4h.weight": ((8, 6), 0),
@@ -131,7 +131,7 @@ LEGACY = {  # of a layer: name, shape, the dimension that is cut
 
 
 def legacy_ranks(program, home):
-    """Megatron-LM's older names, nested dicts, tp 2 in 2 stages; a rank's parameters are views of one buffer."""
+    """Megatron-LM's older names in nested dicts, tp 2 and 2 stages. The parameters of a rank are views of one buffer."""
     tp, stages, layers = 2, 2, 3
     case, out = os.path.join(home, "older"), os.path.join(home, "older.safetensors")
     full, embedding = {}, "language_model.embedding.word_embeddings.weight"
@@ -199,7 +199,7 @@ def legacy_ranks(program, home):
 
 
 def edited(case, home, name, change):
-    """A copy whose rank files went through `change`."""
+    """A copy in which `change` has edited each rank's file."""
     copy = os.path.join(home, name)
     shutil.copytree(case, copy)
     for folder, _, files in os.walk(copy):
@@ -216,7 +216,7 @@ FC1, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.input_la
 
 
 def hostile_ranks(program, case, home):
-    """tp 2, pipeline 2: inconsistent ranks are rejected with one line; differences that are allowed are noted."""
+    """tp 2, pipeline 2: inconsistent ranks are refused with one line, and permitted differences give a note."""
     def cut_short(rank, state):
         if rank == "mp_rank_01_000":
             state["model"][FC1] = state["model"][FC1][:, :-1].clone()
@@ -307,8 +307,8 @@ EXTRA = "decoder.layers.0.mlp.experts.linear_fc1._extra_state"
 
 
 def other_names(program, case, home):
-    """Transformer Engine's grouped linear layers have a parameter an expert, whose number ends its name; SwitchMLP was
-    the first class with experts."""
+    """Transformer Engine's grouped linear layers have one parameter per expert, whose name ends with its number. SwitchMLP was
+        the first class with experts."""
     def te(key):
         parts = key.split(".")
         if "local_experts" not in parts or parts[-1] == "_extra_state":
@@ -336,7 +336,7 @@ def other_names(program, case, home):
 
 
 def experts_optimizer(program, case, home):
-    """The groups of the experts' optimizer follow those of the other; what it has besides is apart."""
+    """The groups of the experts' optimizer follow those of the main one; its other values stay separate."""
     def scaled(rank, state):
         for i, optimizer in enumerate(state["optimizer"]):
             optimizer["grad_scaler"] = {"scale": torch.full((1,), i + 1.0)}
@@ -441,7 +441,7 @@ def hostile_experts(program, ranks, home):
 
 
 def distributed_optimizer(program, case, home):
-    """The layout of distrib_optim.pt is inferred and checked; an unknown layout is left out with a note."""
+    """The layout of distrib_optim.pt is inferred and checked. State in an unknown layout is left out with a note."""
     def note_of(source):
         listed = json.loads(run(program, "inspect", source, "--json").stdout)
         return listed.get("note") or "", {t["name"] for t in listed["tensors"]}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What training programs put beside plain tensors, saved here by torch: modules pickled whole, which are read as
-torch's own state_dict() of them, and tensors that are none of this program's (sparse, quantized, nested, of classes and
-types of their own), which are told with a reason and must not keep the other values from being converted.
+"""Unusual values that training programs save, written here by torch. A module that is pickled whole is read as its state_dict().
+Tensors that are not supported (sparse, quantized, nested, subclasses, custom types) are listed with the reason, and the other
+values can still be converted.
 
 usage: odd_values.py FSDPCKPT       exit 77 without torch
 """
@@ -36,7 +36,7 @@ GOOD = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
 
 
 class Net(nn.Module):
-    """Tied, frozen and missing parameters; both kinds of buffers; modules in lists, dicts and under hooks."""
+    """Tied, frozen and absent parameters, both kinds of buffers, modules in lists and dicts, modules with hooks."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def modules(program, home):
         got = torch.load(target, weights_only=True)
         must_equal(want, got)
         assert got["embed.weight"].data_ptr() == got["heads.a.weight"].data_ptr()
-    # As one value of a run's, beside others.
+    # A module as one of several values in a checkpoint.
     torch.save({"model": net, "ema": nn.DataParallel(net), "loss": nn.ReLU(), "epoch": 3}, home / "run.pt")
     told = run(program, "reshard", home / "run.pt", "-o", home / "shards", "--dp", "2", "--to", "dcp").stderr
     assert "2 modules were pickled whole" in told, told
@@ -92,7 +92,7 @@ def odd_tensors():
 
 
 def refused(program, source, name, reason, home):
-    """One line with name, reason and what to do; nothing is written."""
+    """Expects one line with the name, the reason and what to do, and no target."""
     for command in ("consolidate", "convert"):
         r = run(program, command, source, "-o", home / "never.h5", ok=(5,))
         assert name in r.stderr and reason in r.stderr and "--exclude '%s'" % name in r.stderr, r.stderr
@@ -111,7 +111,7 @@ def the_rest_comes_through(program, source, name, home):
     run(program, "reshard", source, "-o", home / "h5", "--dp", "2", "--exclude", name, "-q", "--force")
     run(program, "check", source)
     run(program, "schema", source)
-    if (home / source).is_file() or name == "quantized":  # of DCP's others, only the item tells what they are
+    if (home / source).is_file() or name == "quantized":  # for others in DCP, only the data shows what they are
         told = run(program, "verify", source).stdout
         assert "of 3 of 3" in told or name.startswith("deep"), told
     assert name in run(program, "inspect", source).stdout
@@ -131,7 +131,7 @@ def odd_tensors_of_torch_save(program, home):
 
 
 class Int8(torch.Tensor):
-    """A quantized weight as torchao makes them: a dense float tensor to everybody, of which bytes and a scale are kept."""
+    """A quantized weight as in torchao: it looks like a dense float tensor but stores bytes and a scale."""
     @staticmethod
     def __new__(cls, codes, _scale):
         return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
@@ -173,7 +173,7 @@ def quantized_shards(program, home):
 
 
 def quantized_in_dcp(program, home):
-    """.metadata does not tell them from others; their archives are too short."""
+    """.metadata shows no difference from other tensors, but their archives are too short."""
     source, out = home / "int8", home / "int8.pt"
     large, small = (Int8(torch.ones(n, n, dtype=torch.int8), torch.ones(n, 1)) for n in (64, 2))
     dcp.save({**GOOD, "large": large, "small": small}, checkpoint_id=source)
@@ -187,7 +187,7 @@ def quantized_in_dcp(program, home):
     assert "large" in told and "Int8" in told and "--exclude 'large'" in told and "first of 2" in told, told
     run(program, "consolidate", source, "-o", out, "-q", "--exclude", "large", "--exclude", "small")
     assert torch.equal(torch.load(out, weights_only=True)["w"], GOOD["w"])
-    dcp.save({**GOOD, "small": small}, checkpoint_id=home / "alone")  # not short: found when its bytes are asked for
+    dcp.save({**GOOD, "small": small}, checkpoint_id=home / "alone")  # not too short, so found only when its bytes are read
     refused(program, home / "alone", "small", "Int8", home)
 
 
@@ -201,7 +201,7 @@ def odd_tensors_of_dcp(program, home):
 
 
 def odd_containers(program, home):
-    """Dicts with keys that are no names are one value; a list of tensors is a DCP checkpoint that torch can load."""
+    """A dict whose keys are not names is one value. A list of tensors becomes a DCP checkpoint that torch can load."""
     by = {(0, 1): torch.ones(2), (1, 2): torch.zeros(2), None: [torch.ones(1)]}
     torch.save({**GOOD, "by": by}, home / "keys.pt")
     run(program, "reshard", home / "keys.pt", "-o", home / "keys", "--dp", "2", "-q")
@@ -216,7 +216,7 @@ def odd_containers(program, home):
 
 
 def small_files(program, home):
-    """A file smaller than what is made of one of its objects is not truncated."""
+    """A file may be smaller than the decoded form of one of its objects; it is not reported as truncated."""
     torch.save({"iter": 5}, home / "small.pt")
     run(program, "check", home / "small.pt")
     dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=home / "lightning")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""torch.save files in and out, against PyTorch itself.
+"""Reading and writing torch.save files, compared with PyTorch itself.
 
-In: files that torch writes in every way it can (zip and legacy, nested, tied, strided, lazy views, every dtype), and
-those that other tools make of them (deflated, another byte order, protocol 4, 4 GiB and more). Out: what torch.load
-gives back with weights_only=True and with mmap=True must be what was saved, to the bit, to the identity of storages and
-to the type of each key; CRCs right, data at multiples of 64. Then each DCP checkpoint of the corpus against torch's own
-dcp_to_torch_save, and what must be refused. Files a rank are in pt_ranks.py.
+Reading: files that torch writes in all its ways (zip and legacy, nested, tied, strided, lazy views, every dtype), and files as
+other tools write them (deflated, other byte order, protocol 4, 4 GiB and more). Writing: torch.load with weights_only=True and
+with mmap=True must return what was saved, to the bit, with the same shared storages and key types; CRCs must be right and data
+aligned to 64 bytes. Then each DCP checkpoint of the corpus is compared with torch's dcp_to_torch_save, and unsupported input
+must be refused. Directories with one file per rank are in pt_ranks.py.
 
 usage: pt.py FSDPCKPT CORPUS        exit 77 without torch
 """
@@ -37,11 +37,11 @@ from torch_values import kept, must_equal
 DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz", "float8_e8m0fnu", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
           "bool", "complex32", "complex64", "complex128"]
-UNTYPED = ("float8", "uint64", "uint32", "uint16", "complex32")  # torch cannot load its own legacy files of these
+UNTYPED = ("float8", "uint64", "uint32", "uint16", "complex32")  # torch cannot load its own legacy files with these
 
 
 def well_formed(path):
-    """CRCs that fit, and data at multiples of 64."""
+    """Checks that CRCs are right and data is aligned to 64 bytes."""
     with zipfile.ZipFile(path) as archive:
         must(archive.testzip() is None, path, "has a wrong CRC")
         with open(path, "rb") as f:
@@ -118,7 +118,7 @@ def round_trip(program, home, name, source, value, **more):
 
 
 def rewrite(source, target, change, method=zipfile.ZIP_STORED):
-    """The archive with records changed by another tool, unaligned."""
+    """Rewrites an archive with changed records and without alignment, as another tool might."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", method) as new:
         for info in old.infolist():
             new.writestr(info.filename, change(info.filename.split("/", 1)[1], old.read(info)))
@@ -126,7 +126,7 @@ def rewrite(source, target, change, method=zipfile.ZIP_STORED):
 
 
 def big_endian(value, source, target):
-    """As a big-endian machine writes it: each number of each storage the other way round."""
+    """Writes the file as a big-endian machine would, with the bytes of each number reversed."""
     sizes = {}
 
     class Pickler(pickle.Unpickler):
@@ -190,7 +190,7 @@ def reads_what_torch_writes(program, home, corpus):
 
 
 def more_than_4_gib(program, home, corpus):
-    """A sparse file above 4 GiB, of which one small tensor behind the hole is taken."""
+    """Extracts one small tensor that lies after the hole in a sparse file of more than 4 GiB."""
     path, large = home / "large.pt", 4_400_000_000
     head = (corpus / "pt" / "layout-zip64.bin").read_bytes()
     with open(path, "wb") as f:
@@ -198,7 +198,7 @@ def more_than_4_gib(program, home, corpus):
         f.seek(large + 832)
         f.write(head[832:])
     with open(path, "r+b") as f:
-        f.seek(4400000960)  # data/1, which the fixture has
+        f.seek(4400000960)  # the offset of data/1 in this file
         must(f.read(16) == struct.pack("<4f", 0, 1, 2, 3), "the fixture is not laid out as expected")
     listed = must_run(program, "inspect", path).stdout
     must("4400000000" in listed.replace(",", ""), listed)
@@ -208,7 +208,7 @@ def more_than_4_gib(program, home, corpus):
 
 
 def many(program, home, corpus):
-    """Ten thousand tensors and names that nest in every way."""
+    """Ten thousand tensors, and names that nest in every way."""
     value = {"layers": {i: {"w": torch.full((3,), float(i)), "n": i} for i in range(5000)},
              "list": [torch.full((2,), float(i)) for i in range(5000)]}
     round_trip(program, home, "many", save(value, home / "many.pt"), value)
@@ -223,7 +223,7 @@ def writes_what_torch_converts(program, home, corpus):
         well_formed(target)
         try:
             format_utils.dcp_to_torch_save(source, reference)
-        except BaseException:  # noqa: BLE001: what this version of torch cannot read itself
+        except BaseException:  # noqa: BLE001: this version of torch cannot read it either
             torch.load(target, weights_only=False)
             continue
         theirs = torch.load(reference, weights_only=False)
@@ -264,7 +264,7 @@ def refusals(program, home, corpus):
 
 
 def damage_in_shared_records(program, home, corpus):
-    """A record that several tensors share, or none fills, has a CRC that conversions compare all the same."""
+    """Conversions compare the CRC of a record even if several tensors share it or none fills it."""
     base = torch.arange(1000, dtype=torch.float32)
     cases = {
         "slices": {"b": base[500:900].view(20, 20), "a": base[:300], "c": base[300:302]},
@@ -288,7 +288,7 @@ def damage_in_shared_records(program, home, corpus):
             for command, *way in ways:
                 text = must_run(program, command, path, *way, "--force", "-q", ok=(3,)).stderr
                 must("CRC-32" in text and text.count("\n") == 1, name, at, command, text)
-    # What would cost far more reading than was asked for is left to verify.
+    # A comparison that would read far more than was requested is left to verify.
     path = save({"a": torch.zeros(1 << 20)[:10]}, f"{home}/large.pt")
     with open(path, "r+b") as f:
         f.seek(2 << 20)
@@ -298,9 +298,9 @@ def damage_in_shared_records(program, home, corpus):
 
 
 def nesting_survives_other_formats(program, home, corpus):
-    """Through HDF5 nothing of the nesting is lost; through DCP what DCP itself loses: integer keys become text."""
+    """HDF5 keeps all nesting. DCP turns integer keys into text."""
     value = nested()
-    del value[-3]  # a dict with keys of both kinds has text keys in HDF5
+    del value[-3]  # a dict with integer and text keys gets text keys in HDF5
     source = save(value, home / "nested.pt")
     must_run(program, "consolidate", source, "-o", home / "x.h5", "-q")
     must_run(program, "consolidate", home / "x.h5", "-o", home / "h5.pt", "-q")
@@ -325,7 +325,7 @@ def objects_that_hold_tensors(program, home, corpus):
 
 
 def run_tests(tests):
-    """Each in a folder of its own, whatever became of the others. Returns the exit status."""
+    """Runs each test in its own folder, even after a failure. Returns the exit status."""
     program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
     failed = 0
     for test in tests:

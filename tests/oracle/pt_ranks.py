@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""torch.save files a rank, in and out: those of the corpus against the tensors that torch gathered, names of every
-kind, plain parts of tensor-parallel ranks, Hugging Face's index, DCP's metadata of each rank; those we write against
-torch's own cuts; and what must be refused.
+"""Directories of torch.save files, one per rank. Reading: those of the corpus against the tensors that torch gathered, all styles
+of file names, plain tensors of tensor-parallel ranks, Hugging Face's index, DCP with metadata per rank. Writing: against torch's own
+cuts. Unsupported input must be refused.
 
 usage: pt_ranks.py FSDPCKPT CORPUS        exit 77 without torch
 """
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from pt import load, refused, run_tests, save, well_formed  # exits with 77 where torch is missing
+from pt import load, refused, run_tests, save, well_formed  # exits with 77 without torch
 
 import torch
 
@@ -29,7 +29,7 @@ def flat(value, path=()):
     return {k: v for key, below in items for k, v in flat(below, path + (str(key),)).items()}
 
 
-def reads_files_a_rank(program, home, corpus):
+def reads_one_file_per_rank(program, home, corpus):
     cases = [c for c in sorted(glob.glob(str(corpus / "pt" / "*-torch*"))) if "-hybrid-" not in c]  # flat_state.py's
     must(len(cases) >= 7, "there are", len(cases), "cases")
     for case in cases:
@@ -54,7 +54,7 @@ def reads_files_a_rank(program, home, corpus):
 
 
 def reads_ranks_by_other_names(program, home, corpus):
-    """Names that do not say how many ranks there are."""
+    """File names that do not contain the number of ranks."""
     case = corpus / "pt" / "fsdp2-torch2.15.0"
     truth = flat(torch.load(case / "full.pt", weights_only=False)["model"])
     for i, name in enumerate(("rank%d.pth", "rank_%02d.pt", "model_rank_%d.pt", "ep0-ba10-rank%d.pt", "pytorch_model_fsdp_rank%d.bin")):
@@ -86,7 +86,7 @@ def reads_ranks_by_other_names(program, home, corpus):
 
 
 def reads_tensor_parallel_ranks(program, home, corpus):
-    """Plain parts of ranks, which a plan puts together: uneven, empty, and equal on all ranks."""
+    """A TP plan assembles plain tensors of the ranks: cut unevenly, empty, or equal on all ranks."""
     attention = "model.layers.0.self_attn."
     whole = {attention + "q_proj.weight": torch.randn(10, 6), attention + "q_proj.bias": torch.zeros(10),
              attention + "k_proj.weight": torch.randn(2, 6).to(torch.bfloat16),
@@ -156,7 +156,7 @@ def reads_tensor_parallel_ranks(program, home, corpus):
 
 
 def reads_an_index(program, home, corpus):
-    """Hugging Face's folder of a model: pytorch_model-00001-of-00002.bin and their index, or one file."""
+    """A Hugging Face model folder: pytorch_model-00001-of-00002.bin … with an index, or one file."""
     model = home / "model"
     model.mkdir()
     shared = torch.randn(4, 3)
@@ -187,7 +187,7 @@ def reads_an_index(program, home, corpus):
 
 
 def reads_metadata_of_ranks(program, home, corpus):
-    """DCP without a .metadata: put together from the metadata of every rank, or refused where one is missing."""
+    """DCP without .metadata is assembled from the metadata of all ranks, and refused if one is missing."""
     source = corpus / "dcp-ranks-torch2.15.0"
     must_run(program, "consolidate", source, "-o", home / "dcp.pt", "-q")
     want, got = flat(torch.load(source / "full.pt")), flat(load(home / "dcp.pt"))
@@ -201,12 +201,12 @@ def reads_metadata_of_ranks(program, home, corpus):
     (broken / "__1.metadata").unlink()
     result = must_run(program, "inspect", broken, ok=(3,))
     must("__1.metadata" in result.stderr and "missing" in result.stderr, result.stderr)
-    (broken / "__2.metadata").unlink()  # that there was a third rank is written nowhere, but that rows are missing is
+    (broken / "__2.metadata").unlink()  # no file records that there was a third rank, but the missing rows show
     result = must_run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
     must("model." in result.stderr, result.stderr)
 
 
-def writes_files_a_rank(program, home, corpus):
+def writes_one_file_per_rank(program, home, corpus):
     value = {"layers.0.self_attn.q_proj.weight": torch.randn(10, 6), "layers.0.self_attn.o_proj.weight": torch.randn(6, 10),
              "norm.weight": torch.randn(7), "scalar": torch.tensor(2.5), "few": torch.arange(2), "none": torch.zeros(0, 2),
              "b": torch.tensor([True, False, True]), "step": 3, "nest": {"state": {0: torch.randn(5, 2)}}}
@@ -238,7 +238,7 @@ def writes_files_a_rank(program, home, corpus):
         must_equal(value, load(home / "back.pt"), "from dp 5 from " + " ".join(mesh))
 
 
-def refuses_files_a_rank(program, home, corpus):
+def refuses_one_file_per_rank(program, home, corpus):
     case = corpus / "pt" / "fsdp2-torch2.15.0"
     broken = home / "broken"
     broken.mkdir()
@@ -251,7 +251,7 @@ def refuses_files_a_rank(program, home, corpus):
     result = must_run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
     must("weight" in result.stderr, result.stderr)
     (broken / "model_world_size_2_rank_0.pt").write_bytes(b"")
-    # In the order of names, whatever the file system's is.
+    # In the order of names, not in that of the file system.
     refused(program, broken, 3, "called alike, model_world_size_2_rank_<rank>.pt and model_world_size_3_rank_<rank>.pt:")
     differ = home / "differ"
     differ.mkdir()
@@ -266,5 +266,5 @@ def refuses_files_a_rank(program, home, corpus):
 
 
 if __name__ == "__main__":
-    sys.exit(run_tests([reads_files_a_rank, reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index,
-                        reads_metadata_of_ranks, writes_files_a_rank, refuses_files_a_rank]))
+    sys.exit(run_tests([reads_one_file_per_rank, reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index,
+                        reads_metadata_of_ranks, writes_one_file_per_rank, refuses_one_file_per_rank]))

@@ -1,8 +1,7 @@
-"""Loads a checkpoint of any format with the library that the format is from, never with fsdpckpt.
+"""Loads a checkpoint of any format with the format's own library, never with fsdpckpt.
 
-Each loader gives {name: leaf}: the state dict taken apart to its leaves, names joined with dots; a leaf is
-("tensor", dtype, shape, bytes) or ("object", repr). So a list that one format keeps whole and another takes apart is
-the same in both.
+Each loader returns {name: leaf}, with the path to each leaf of the state dict joined by dots. A leaf is ("tensor", dtype,
+shape, bytes) or ("object", repr). So a list gives the same result whether a format keeps it whole or not.
 """
 import glob
 import io
@@ -91,7 +90,7 @@ def box_of(whole, offsets, sizes):
 
 
 def check_rank(local, boxes, truth, rank, covered):
-    """One rank's own file: every tensor it holds is the part of the whole that it says it is."""
+    """Checks that every tensor in the file of a rank equals its box of the full tensor."""
     for name, whole in truth.items():
         if whole[0] != "tensor":
             continue
@@ -100,7 +99,7 @@ def check_rank(local, boxes, truth, rank, covered):
         _, dtype, sizes, raw = local[name]
         offsets = tuple(boxes[name])
         if dtype != whole[1] or raw != box_of(whole, offsets, sizes):
-            raise Wrong("rank %d: %s is not the part at %s of the whole" % (rank, name, offsets))
+            raise Wrong("rank %d: %s differs from the full tensor at %s" % (rank, name, offsets))
         covered.setdefault(name, {})[(offsets, sizes)] = 1
 
 
@@ -109,7 +108,7 @@ def check_cover(truth, covered):
         if whole[0] == "tensor":
             found = sum(torch.Size(sizes).numel() for _, sizes in covered[name])
             if found != torch.Size(whole[2]).numel():
-                raise Wrong("%s: the ranks' parts have %d elements, the whole %d" %
+                raise Wrong("%s: the ranks hold %d elements, the full tensor %d" %
                             (name, found, torch.Size(whole[2]).numel()))
 
 
@@ -122,7 +121,7 @@ def load_pt(path, truth):
         file = os.path.join(path, "model_world_size_%d_rank_%d.pt" % (len(files), rank))
         local = flatten(torch.load(file, weights_only=True, mmap=True), "", {})
         with zipfile.ZipFile(file) as z:
-            bad = z.testzip() # also every CRC
+            bad = z.testzip() # checks every CRC
             layout = json.loads(z.read(next(n for n in z.namelist() if n.endswith("fsdpckpt_layout.json"))))
         if bad:
             raise Wrong("%s: the CRC of %s is wrong" % (file, bad))
@@ -133,7 +132,7 @@ def load_pt(path, truth):
 
 
 def load_safetensors(path, truth):
-    """Tensors only: what else there is lies in __metadata__, where no library looks."""
+    """Loads only tensors; other values are in __metadata__, which no library interprets."""
     if os.path.isfile(path):
         with safe_open(path, "pt") as f:
             return {name: leaf(f.get_tensor(name)) for name in f.keys()}
@@ -157,7 +156,7 @@ def load(form, path, truth):
 
 
 def compare_leaves(found, truth, tensors_only=False):
-    """Raises at the first difference. Empty containers are in no flattened state dict."""
+    """Raises at the first difference. Empty containers do not count, since a flattened state dict has none."""
     def kept(leaves):
         return {n: v for n, v in leaves.items()
                 if v[0] == "tensor" or (not tensors_only and v[1] not in ("{}", "[]", "()", "OrderedDict()"))}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What we write as safetensors, read by the safetensors library and by torch's HuggingFaceStorageReader.
+"""safetensors files that fsdpckpt writes, read by the safetensors library and by torch's HuggingFaceStorageReader.
 
- - Every DCP checkpoint of the corpus, consolidated: the bytes of each tensor are those that torch had before it saved
-   (expected.json), objects and nesting are there, and the way back (to HDF5) gives everything.
- - Against the library's own save_file: the same tensors make the same header entries and the same data.
- - --max-shard-size: each file loads, the index is what transformers looks into, sizes are kept.
- - reshard: each file opens alone with the rank's local tensors; dcp.load gives the whole.
- - Files missing, renamed, mixed, cut: refused with the name of what is wrong, where torch says nothing.
+ - Every DCP checkpoint of the corpus, consolidated: each tensor has the bytes that torch had before it saved (expected.json),
+   objects and nesting are kept, and a conversion to HDF5 restores everything.
+ - Against save_file of the library: the same tensors give the same header entries and the same data.
+ - --max-shard-size: each file loads, transformers finds its names in the index, sizes stay within the limit.
+ - reshard: each file loads alone with the rank's local tensors, and dcp.load gives the full ones.
+ - Missing, renamed, mixed and truncated files, which torch accepts silently, are refused with the name of the file.
 
 usage: safetensors_write.py FSDPCKPT CORPUS       exit 77 without torch or safetensors
 """
@@ -79,7 +79,7 @@ def corpus_case(program, case, home):
 
 
 def against_save_file(program, home):
-    """Everything that the library can save, and ten thousand tensors."""
+    """All dtypes and shapes that the library can save, and ten thousand tensors."""
     tensors = {}
     g = torch.Generator().manual_seed(5)
     for dtype in "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8".split():
@@ -135,7 +135,7 @@ def split(program, home):
 
 
 def sharded(program, case, mesh, home):
-    """Each rank's file by itself, and all of them through torch."""
+    """Loads the file of each rank alone, and all of them through torch."""
     with open(os.path.join(case, "expected.json")) as f:
         expected = json.load(f)
     out = os.path.join(home, "sharded")
@@ -165,7 +165,7 @@ def sharded(program, case, mesh, home):
 
 
 def damaged(program, home):
-    """Where torch's own tools give zeros, or less, and exit 0."""
+    """Damage for which torch's own tools write zeros or less and exit with 0."""
     out = sharded(program, os.path.join(CORPUS, "dcp-torch2.15.0-fsdp2"), ["--dp", "4"], home)
     name = "shard-%05d-model-00001-of-00001.safetensors"
     for rank in range(4):
@@ -182,7 +182,7 @@ def damaged(program, home):
         f.truncate(os.path.getsize(b) - 3)
     refused(program, out, "shard 2 cut", "shard-00002", "truncated")
     shutil.rmtree(out)
-    # torch's files say neither the number of ranks nor shapes; a hole they do show.
+    # torch's files record neither the number of ranks nor the shapes, but a missing box is detected.
     case = os.path.join(home, "hole")
     for source, lost in (("st-torch2.15.0-1d", 2), ("st-torch2.15.0-2d", 3), ("st-torch2.15.0-2d", 4)):
         shutil.copytree(os.path.join(CORPUS, source), case)
@@ -195,7 +195,7 @@ def damaged(program, home):
     os.remove(os.path.join(case, "model.safetensors.index.json"))
     refused(program, case, "a numbered file missing", "00002-of-00003")
     shutil.rmtree(case)
-    # One byte of data changed: the digest tells, when it is read.
+    # A changed byte of data is detected when it is read and compared with the digest.
     path = os.path.join(home, "flip.safetensors")
     run(program, "consolidate", os.path.join(CORPUS, "dcp-torch2.15.0-fsdp2"), "-o", path, "-q")
     with open(path, "r+b") as f:
@@ -207,7 +207,7 @@ def damaged(program, home):
 
 
 def links_and_metadata(program, home):
-    """The cache of huggingface_hub, whose files are links out of the directory; members of __metadata__ that differ."""
+    """huggingface_hub's cache, where files are links out of the directory; and files whose __metadata__ differs."""
     hub = os.path.join(home, "models--a--b")
     snapshot, blobs = os.path.join(hub, "snapshots", "0123"), os.path.join(hub, "blobs")
     os.makedirs(snapshot), os.makedirs(blobs)

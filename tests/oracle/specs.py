@@ -2,7 +2,7 @@
 
 usage: specs.py PATH_OF_SPEC_TOOL
 
-Exit status 77 when torch is missing.
+Exit status 77 without torch.
 """
 
 import random
@@ -65,7 +65,7 @@ def cut_grid(rng, shape):
 
 
 def overlap_cases(count):
-    """Grids, whole or with one box moved, grown, dropped or repeated: the message must name torch's two shards."""
+    """Grids, intact or with one box moved, enlarged, dropped or repeated. The message must name torch's two shards."""
     rng = random.Random(5)
     for _ in range(count):
         shape = [rng.randint(2, 9) for _ in range(rng.randint(1, 3))]
@@ -117,8 +117,7 @@ def chunk_tensor_cases(rank):
         yield f"chunk_tensor {numbers(shape)} {RANKS} 4 {rank}", describe(st)
     mesh = init_device_mesh("cpu", (DP, TP), mesh_dim_names=("dp", "tp"))
     for shape in SHAPES:
-        # -2 stands for a plain tensor, -1 for a replicated DTensor. An uneven TP cut makes torch move data, which the
-        # fake group cannot do.
+        # -2 is a plain tensor, -1 a replicated DTensor. torch moves data for an uneven TP cut, which the fake group cannot.
         for dim in range(-2, len(shape)):
             if dim >= 0 and shape[dim] % TP:
                 continue
@@ -132,11 +131,11 @@ def chunk_tensor_cases(rank):
 
 
 def agrees(got, want):
-    """Equal texts; for an error, the same two shards in an overlap, else the same beginning."""
+    """Texts must be equal. Errors must name the same two shards if they overlap, else begin the same."""
     if not isinstance(want, Exception):
         return got == want
     want = str(want)
-    if "NVIDIA" in want:  # torch asks for a GPU when a rank has no shard inside its shard: no answer to compare with
+    if "NVIDIA" in want:  # here torch needs a GPU, so there is nothing to compare with
         return True
     if got == "!3":
         return want.endswith("overlap") or "exceeds tensor dim" in want or want.startswith("Total volume")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The checker must be able to fail: each damage below, done to a good file, has to be found.
+"""compare.py must be able to fail: it has to find each damage that is done here to a good file.
 
-Needs h5py and numpy only.  The good file and its truth are made here, by hand, so that this also
-says what compare.py takes for right.
+Needs only h5py and numpy. The good file and its expected.json are made here by hand, which also documents what compare.py
+accepts.
 """
 import hashlib
 import json
@@ -144,7 +144,7 @@ class Compare(unittest.TestCase):
         self.assertIn("no attribute dtype", problems[0])
 
     def test_uint8_bits(self):
-        """e8m0 and its like are uint8 with a name; a signed byte is not."""
+        """Types such as e8m0 are stored as uint8 with a name; int8 is not accepted for them."""
         for code, good in (("u1", True), ("i1", False)):
             with h5py.File(self.h5, "w") as f:
                 put(f, "e", h5py.h5t.py_create(np.dtype(code)), b"\x7f\xff", (2,), dtype="float8_e8m0fnu")
@@ -184,7 +184,7 @@ class Compare(unittest.TestCase):
         self.assertIn("cannot open", problems[0])
 
     def sharded(self, offsets=(1, 0), damage=0):
-        """Two shard files of one row each, and index.h5 with a virtual dataset over them."""
+        """Writes two shard files of one row each, and index.h5 with a virtual dataset over them."""
         target = os.path.join(self.dir.name, "out")
         os.makedirs(target)
         for r in range(2):

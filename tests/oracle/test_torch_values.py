@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What torch_values.py takes for equal, and that it notices each thing that it says it compares.
+"""Tests that torch_values.py accepts equal values and notices every difference that it claims to compare.
 
 usage: test_torch_values.py        exit 77 without torch
 """
@@ -24,7 +24,7 @@ class Hyper:
 
 
 class Named(collections.UserDict):
-    """Its equality does not look at all that it has."""
+    """A class whose __eq__ ignores an attribute."""
 
 
 def named(label):
@@ -68,7 +68,7 @@ ALIKE = [
 
 
 class TorchValues(unittest.TestCase):
-    def test_what_differs(self):
+    def test_differences_are_found(self):
         for want, got in DIFFERENT:
             for a, b in ((want, got), (got, want), ({"k": [want]}, {"k": [got]})):
                 with self.subTest(want=a, got=b):
@@ -76,16 +76,16 @@ class TorchValues(unittest.TestCase):
                     with self.assertRaises(checks.Failure):
                         must_equal(a, b)
 
-    def test_what_is_equal(self):
+    def test_equal_values_are_accepted(self):
         for make in ALIKE:
             with self.subTest(value=make()):
                 self.assertEqual(list(differences(make(), make())), [])
 
-    def test_every_difference_is_told(self):
+    def test_every_difference_is_listed(self):
         told = list(differences({"a": [1, 2], "b": torch.ones(1)}, {"a": [1, 3], "b": torch.zeros(1)}, "x"))
         self.assertEqual([line.split(":")[0] for line in told], ["x['a'][1]", "x['b']"])
 
-    def test_a_strided_tensor_is_its_elements(self):
+    def test_strides_do_not_matter(self):
         must_equal(torch.arange(6)[::2], torch.tensor([0, 2, 4]))
 
     def test_failures_are_counted(self):
@@ -95,11 +95,11 @@ class TorchValues(unittest.TestCase):
         self.assertEqual(checks.failures, ["x[0]: 1 became 3"])
         checks.failures.clear()
 
-    def test_by_name_only_the_order_is_lost(self):
+    def test_by_name_ignores_only_the_order(self):
         value = {"b": [{"d": 1, "c": 2}], "a": collections.OrderedDict(f=1, e=2), 3: 4}
         must_equal({3: 4, "a": value["a"], "b": [{"c": 2, "d": 1}]}, by_name(value))
 
-    def test_what_is_kept(self):
+    def test_kept_describes_our_output(self):
         value = ordered(_metadata=1)
         value["deep"] = [(torch.nn.Parameter(torch.ones(2)), collections.OrderedDict(), collections.Counter("a"))]
         must_equal({"a": torch.ones(1), "deep": [(torch.ones(2), collections.OrderedDict(), collections.Counter("a"))]},

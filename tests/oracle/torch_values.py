@@ -1,8 +1,8 @@
-"""Whether two values of Python are one: what torch gave, and what was read back. Nothing counts as equal that a program
-could tell apart by type, by bits or by the order of a dict's keys.
+"""Compares a value from torch with one that was read back. Values are equal only if no program could tell them apart by type, by
+bits or by the order of a dict's keys.
 
-`differences` tells what differs; `kept` makes of a value what our output has of it where docs/TORCH_SAVE.md says that a
-type is not kept, so that the comparison itself makes no exceptions.
+`differences` lists what differs. Where docs/TORCH_SAVE.md says that we do not keep a type, `kept` converts the expected value
+to our form first, so the comparison itself needs no exceptions.
 """
 import collections
 import struct
@@ -15,13 +15,13 @@ from checks import check, must
 
 
 def bits(tensor):
-    """Bytes of elements in the order of rows, NaN and the sign of zero included."""
+    """The bytes of the elements in row-major order, including NaN bits and the sign of zero."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def typed(values):
-    """1, 1.0 and True are one key of a dict and one member of a set, but three values."""
+    """Keys with their types: for a dict or a set, 1, 1.0 and True are the same key."""
     return [(type(v), v) for v in values]
 
 
@@ -30,7 +30,7 @@ def short(value):
 
 
 def differences(want, got, path=""):
-    """Yields a line for each leaf, or container, that is not what it was."""
+    """Yields a line for each leaf or container that differs."""
     if type(want) is not type(got):
         yield "%s: %s became %s: %s" % (path, type(want).__name__, type(got).__name__, short(got))
     elif isinstance(want, torch.Tensor):
@@ -69,12 +69,12 @@ def differences(want, got, path=""):
 
 
 def has_attributes(value):
-    """Classes and functions are what they are by name."""
+    """Classes and functions are compared by name, not by attributes."""
     return hasattr(value, "__dict__") and not isinstance(value, (type, types.FunctionType))
 
 
 def attributes(want, got, path):
-    """An object's own; a dict and a list have none, but what inherits from them may."""
+    """Compares the attributes of objects. A plain dict or list has none, but a subclass may."""
     if has_attributes(want):
         yield from differences(vars(want), vars(got), path + ".__dict__")
     if isinstance(want, collections.defaultdict):
@@ -82,7 +82,7 @@ def attributes(want, got, path):
 
 
 def must_equal(want, got, path=""):
-    """Ends the case at the first difference."""
+    """Fails the case at the first difference."""
     for difference in differences(want, got, str(path)):
         must(False, difference)
 
@@ -94,15 +94,15 @@ def check_equal(want, got, path=""):
 
 
 def by_name(value):
-    """Dicts in one order of their keys, to compare what has lost its own."""
+    """Sorts the keys of dicts, for values that have lost their order."""
     if type(value) is dict:
         return {key: by_name(value[key]) for key in sorted(value, key=lambda k: (type(k).__name__, k))}
     return type(value)(map(by_name, value)) if type(value) in (list, tuple) else value
 
 
 def kept(value):
-    """What is left of types in files that we write: an OrderedDict is a dict, but an empty one, which is not taken apart,
-    and a Parameter is its tensor."""
+    """What our files keep of a value's types: a non-empty OrderedDict becomes a dict, and a Parameter becomes its tensor. An
+        empty OrderedDict is stored whole and stays one."""
     if type(value) is dict or type(value) is collections.OrderedDict and value:
         return {key: kept(of) for key, of in value.items()}
     if type(value) in (list, tuple):

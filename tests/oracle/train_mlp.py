@@ -1,10 +1,10 @@
-"""examples/train_mlp against PyTorch's FSDP with AdamW on gloo, step by step: losses, gradient shards and parameters.
-It saves sharded HDF5, fsdpckpt changes the mesh, it resumes on another number of ranks, as PyTorch does with its state.
+"""examples/train_mlp against PyTorch's FSDP with AdamW on gloo, step by step: losses, gradient shards and parameters. It saves
+sharded HDF5, fsdpckpt reshards that, and it resumes on another number of ranks. PyTorch resumes from its own state.
 
 usage: train_mlp.py TRAIN_MLP FSDPCKPT LAUNCH
 
-The model here adds in the same order as examples/mlp.c, so all of it is bit for bit the same, except for sums over four
-ranks, whose order is gloo's own. Exit status 77 when torch, h5py or mpirun is missing.
+The model here adds in the same order as examples/mlp.c, so everything is equal bit for bit, except sums over four ranks, whose
+order gloo chooses. Exit status 77 without torch, h5py or mpirun.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ LAYERS = {"layers.0": (12, 20), "layers.1": (20, 20), "head": (20, 5)}
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, None: None}
 
 
-# torch's vectorised square root is one unit off now and then (0.7 % of AdamW's); through double it is the rounded one.
+# torch's vectorised float square root is off by one unit in 0.7 % of AdamW's calls; through double it is exact.
 _sqrt = torch.Tensor.sqrt
 torch.Tensor.sqrt = lambda self: _sqrt(self.double()).to(self.dtype)
 
@@ -56,7 +56,7 @@ class Random:
 
 
 class Linear(torch.autograd.Function):
-    """x wᵀ + b, summed in float32 in the order of the indices, rounded once."""
+    """x wᵀ + b, summed in float32 in index order and rounded once."""
 
     @staticmethod
     def forward(ctx, x, w, b):
@@ -132,13 +132,13 @@ def batch(config, step, micro, rank):
 
 
 def flat_of(handle, params):
-    """What the state of these parameters is in a handle: flattened and cut as they are."""
+    """The state of these parameters, flattened and cut as the handle does."""
     flat = handle.flatten_tensors(params, handle._aligned_numel)
     return handle._get_shard(flat, handle.rank, handle.world_size)[0] if handle.uses_sharded_strategy else flat
 
 
 def gathered(handle, shard):
-    """The parameters' tensors from the shards of all ranks."""
+    """Assembles the parameters from the shards of all ranks."""
     flat = shard
     if handle.uses_sharded_strategy:
         flat = torch.empty(shard.numel() * handle.world_size)
@@ -152,7 +152,7 @@ def raw(tensor):
 
 
 def train(config, groups, rank, start):
-    """@return records of the steps, and the state behind them."""
+    """Returns the records of the steps, and the state after them."""
     first, params, moments = start or (0, first_params(), None)
     model = Model({n: [p.clone() for p in ps] for n, ps in params.items()})
     hybrid = config["replicas"] > 1
@@ -191,7 +191,7 @@ def train(config, groups, rank, start):
         record.update({f"grad.{n}": raw(p.grad) for n, p in zip(LAYERS, flats)})
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        model.zero_grad(set_to_none=True)  # with use_orig_params the gradients have views of their own
+        model.zero_grad(set_to_none=True)  # with use_orig_params the gradients are separate views
         record.update({f"param.{n}": raw(p) for n, p in zip(LAYERS, flats)})
         records.append(record)
     state = (
@@ -275,7 +275,7 @@ def numbers(text):
 
 
 def compare(mine, theirs, exact):
-    """The first difference, or None."""
+    """Returns the first difference, or None."""
     if len(mine) != len(theirs):
         return f"{len(mine)} steps, not {len(theirs)}"
     for a, b in zip(mine, theirs):
@@ -291,7 +291,7 @@ def compare(mine, theirs, exact):
 
 
 def check_file(path, state, exact):
-    """Stock h5py sees the whole state in the index of the shards."""
+    """Stock h5py reads the complete state from index.h5."""
     step, params, moments = state
     with h5py.File(f"{path}/index.h5") as f:
         for name, tensors in params.items():
@@ -308,7 +308,7 @@ def check_file(path, state, exact):
 
 
 def check_dcp(fsdpckpt, path, state):
-    """torch loads what the training saved, after a conversion to its own format."""
+    """torch loads the saved state after a conversion to DCP."""
     step, params, moments = state
     subprocess.run([fsdpckpt, "convert", path, "-o", f"{path}-dcp", "--to", "dcp", "-q"], check=True)
     wanted, got = {}, {"model": {}, "optim": {"state": {}}}
@@ -334,7 +334,7 @@ def main():
     wanted = gloo.run(WORLD, all_torch, runs)
     failures = converted = 0
     for i, phases in enumerate(runs):
-        # Sums over four ranks at once are in gloo's order; over two by two they are not more than one addition.
+        # gloo chooses the order of sums over four ranks. Over two by two ranks each sum is a single addition.
         exact = all(c["world"] // c["replicas"] <= 2 for c in phases)
         with tempfile.TemporaryDirectory() as directory:
             resume = None

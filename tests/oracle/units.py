@@ -1,6 +1,6 @@
-"""FSDP units: what `fsdpckpt units` makes of a model's names against torch's own policies on the real modules.
+"""The FSDP units that `fsdpckpt units` derives from names, against torch's own policies on real modules.
 
-units.py FSDPCKPT: models are nn.Modules; the command sees their names, shapes and classes only.
+units.py FSDPCKPT: the models are nn.Modules, and the command sees only names, shapes and classes.
 """
 
 import atexit
@@ -40,7 +40,7 @@ def check(got, want, what):
 
 
 def names_of(model):
-    """The same tensor and the same module under all of their names."""
+    """All names of each tensor and of each module."""
     params, modules = {}, {}
     for name, p in model.named_parameters(remove_duplicate=False):
         params.setdefault(id(p), []).append(name)
@@ -50,7 +50,7 @@ def names_of(model):
 
 
 def describe(model, frozen=(), ignored=()):
-    """A schema of the state dict, and what the names do not say."""
+    """A schema of the state dict, and the --classes file with what names do not show."""
     buffers = {n for n, _ in model.named_buffers(remove_duplicate=False)}
     tensors = [{"name": n, "dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
                for n, t in model.state_dict(keep_vars=True).items()]
@@ -93,13 +93,13 @@ def modules_in_order(out):
 
 
 def known(model, names):
-    """Those of the modules that a state dict shows: a ReLU has no names in it."""
+    """The modules that appear in a state dict. A ReLU, for example, does not."""
     prefixes = {n[:i] for n in model.state_dict() for i, c in enumerate(n) if c == "."}
     return [n for n in names if n in prefixes]
 
 
 def applied(model, targets):
-    """The targets in the order of torch's post-order pass."""
+    """The target modules in the order of torch's post-order pass."""
     names = {id(m): n for n, m in model.named_modules()}
     order = []
     wrap._post_order_apply(model, lambda m: order.append(names[id(m)]) if m in targets and m is not model else None)
@@ -113,7 +113,7 @@ def sized(model, **kwargs):
 
     def record(module):
         order.append(names[id(module)])
-        return module  # the tree stays as it was
+        return module  # the tree stays unchanged
 
     def policy(module, recurse, nonwrapped_numel):
         return wrap.size_based_auto_wrap_policy(module, recurse, nonwrapped_numel, **kwargs)
@@ -217,7 +217,7 @@ def custom():
 
 
 def compare_sized(model, least, what):
-    """@return whether the units split a shared parameter, which must be refused."""
+    """Returns True if the units split a shared parameter, which must be refused."""
     want = sized(model, min_num_params=least)
     groups = [g for g in names_of(model)[0].values() if len(g) > 1]
     unit = lambda name: max((u for u in want if name.startswith(u + ".")), key=len, default="")
@@ -249,7 +249,7 @@ def mixed_precision():
                                                   {"mixed_precision": "yes"}, targets)
     out = units("--policy", policy_file({"class:ModuleDict": True, "$fp32_classes": ["_BatchNorm", "MultiheadAttention"],
                                          "$root": {"mixed_precision": {"param_dtype": "bfloat16"}}}))
-    # BatchNorm1d without affine parameters has buffers: it is a unit as well.
+    # BatchNorm1d without affine parameters still has buffers, so it is also a unit.
     check(modules_in_order(out), applied(model, targets), "mixed precision override")
     names = {n: m for n, m in model.named_modules()}
     for u in out["units"][:-1]:
@@ -261,7 +261,7 @@ def mixed_precision():
 
 
 def managed(model, targets):
-    """torch's own: the parameters that each unit would manage."""
+    """The parameters that each unit would manage, according to torch."""
     seen, held = set(), {}
     for name, module in _get_post_order_named_modules(model):
         if module in targets or module is model:
@@ -312,7 +312,7 @@ def shared():
         check(p.returncode, 0 if good else 2, p.stderr)
         if not good:
             check("'embed.weight' and 'head.weight'" in p.stderr and "'the root'" in p.stderr, True, p.stderr)
-    # A module in two places: visited once, where it is first.
+    # A module in two places is visited once, at the first.
     model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "c": nn.Linear(3, 3)})
     model["b"] = nn.Sequential(model["a"][0], nn.Linear(4, 4))
     describe(model)
@@ -320,7 +320,7 @@ def shared():
     out = units("--policy", "class:Linear")
     check(modules_in_order(out), applied(model, targets), "a shared module")
     want = managed(model, targets)
-    want["a.0"] = [n.replace("b.0", "a.0") for n in want.pop("b.0")]  # torch reaches it from the end
+    want["a.0"] = [n.replace("b.0", "a.0") for n in want.pop("b.0")]  # torch visits the modules from the end
     check({u["module"]: sorted(p["name"] for p in u["parameters"]) for u in out["units"]}, want, "its parameters")
     describe(model)
     p = run("--policy", policy_file({"a": True}))
@@ -328,7 +328,7 @@ def shared():
 
 
 def saved():
-    """Real files: tied weights share their storage in a .pt, and that is seen without being said."""
+    """Real files: in a .pt file, tied weights share their storage and are detected without further input."""
     model = Transformer(tied=True)
     torch.save(model.state_dict(), os.path.join(DIR, "model.pt"))
     p = subprocess.run([TOOL, "units", "model.pt", "--json"], cwd=DIR, text=True, stdout=subprocess.PIPE, check=True)
@@ -345,7 +345,7 @@ def saved():
 
 
 def real_fsdp():
-    """The flat parameters that FSDP itself makes, in its order."""
+    """Compares with the flat parameters that FSDP makes, in its order."""
     dist.init_process_group("gloo", init_method=f"file://{DIR}/rendezvous", rank=0, world_size=1)
     for tied in (False, True):
         model = Transformer(tied=tied)
@@ -364,7 +364,7 @@ def real_fsdp():
                 fqns = [n.replace("_fsdp_wrapped_module.", "") for n in fqns]
                 want[prefix] = [f"{prefix}.{n}" if prefix else n for n in fqns]
             got = {u["module"]: [p["name"] for p in u["parameters"]] for u in out["units"]}
-            # FSDP lists a shared parameter under one name, that of the first module; so do we.
+            # FSDP lists a shared parameter under the name in the first module, and so do we.
             check(got, want, f"flat parameters, {classes}, tied {tied}")
     dist.destroy_process_group()
 

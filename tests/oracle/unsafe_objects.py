@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Objects that run code when PyTorch loads them: found by check, verify and inspect in every format, never written into
-a format that runs them on load, and kept as bytes by HDF5 and safetensors. Each attack really runs in torch.load. Objects
-of harmless classes pass, and load in torch as what they were. Pickles that torch cannot load are damage.
+"""Objects that run code when PyTorch loads them. check, verify and inspect report them in every format. They are never written
+into a format that runs them on load; HDF5 and safetensors keep them as bytes. Each attack here really runs in torch.load. Objects of
+harmless classes are converted and load in torch unchanged. Pickles that torch cannot load are reported as damage.
 
 usage: unsafe_objects.py FSDPCKPT      exit 77 without torch
 """
@@ -47,7 +47,7 @@ def run(*argv):
 # ---- attacks: each leaves a file called `mark` behind when it is loaded ----
 
 class Reduced:
-    """Pickles as the call that it is given."""
+    """Pickles as the given call."""
 
     def __init__(self, *how):
         self.how = how
@@ -56,7 +56,7 @@ class Reduced:
         return self.how
 
     def __call__(self):
-        """Pickle asks that what it calls is callable: so the result of one call can be the function of another."""
+        """pickle requires a callable, so this lets the result of one call be the function of the next."""
 
 
 def system(mark):
@@ -79,7 +79,7 @@ def attacks(mark):
 
 
 def runs(path, mark):
-    """Whether torch.load runs the attack."""
+    """Returns True if torch.load runs the attack."""
     try:
         torch.load(path, weights_only=False)
     except Exception:
@@ -93,7 +93,7 @@ def runs(path, mark):
 
 
 def must_be_caught(source, name, what, word):
-    """Every command says it, and only containers of data are written."""
+    """Every command reports the object, and only HDF5 and safetensors are written."""
     r = run("check", source)
     check(r.returncode == 1 and name in r.stdout and "may be hostile" in r.stdout, "%s: check: %s" % (what, r))
     r = run("verify", source)
@@ -135,7 +135,7 @@ def attack_everywhere(home):
 
 
 def with_pickle(path, change, extra=None):
-    """Replaces data.pkl of an archive of torch.save."""
+    """Replaces data.pkl in a torch.save archive."""
     with zipfile.ZipFile(path) as z:
         records = [(n, z.read(n)) for n in z.namelist()]
     with zipfile.ZipFile(path, "w") as z:
@@ -146,7 +146,7 @@ def with_pickle(path, change, extra=None):
 
 
 def dropped_call(home):
-    """A call whose result is thrown away is in no object; the file runs it all the same."""
+    """A call whose result is dropped is in no object, but torch.load still runs it."""
     mark = os.path.join(home, "mark")
     path = os.path.join(home, "dropped.pt")
     torch.save({"w": torch.ones(4)}, path)
@@ -163,7 +163,7 @@ def dropped_call(home):
 
 
 def wrapped_call(home):
-    """torch's own function for subclasses of tensors calls what it is given."""
+    """torch's function that rebuilds tensor subclasses calls any function that it gets."""
     mark = os.path.join(home, "mark")
     path = os.path.join(home, "wrapped.pt")
     torch.save({"w": torch.ones(4), "evil": Reduced(torch._tensor._rebuild_from_type_v2,
@@ -177,7 +177,7 @@ def wrapped_call(home):
 
 
 def hooked_tensor(home):
-    """A call in the pickle of a tensor of a DCP checkpoint, where no value keeps its result."""
+    """A call in the pickle of a DCP tensor, where no value keeps its result."""
     mark = os.path.join(home, "mark")
     folder = os.path.join(home, "hooked")
     dcp.save({"w": torch.ones(4)}, checkpoint_id=folder)
@@ -207,7 +207,7 @@ def hooked_tensor(home):
 
 
 def torchscript_object(home):
-    """torch.load compiles what is in an archive with the record constants.pkl."""
+    """torch.load compiles the code in an archive that has the record constants.pkl."""
     folder = os.path.join(home, "script")
     dcp.save({"w": torch.ones(4), "o": "text"}, checkpoint_id=folder)
     metadata = dcp.FileSystemReader(folder).read_metadata()
@@ -226,7 +226,7 @@ def torchscript_object(home):
     must_be_caught(folder, "o", "TorchScript in DCP", "torch.jit.load")
 
 
-# ---- classes that are merely unknown ----
+# ---- unknown but harmless classes ----
 
 class Mine:
     def __init__(self):
@@ -255,7 +255,7 @@ def unknown_class(home):
 
 
 def look_alikes(home):
-    """OLMo-core has a _StorageInfo of its own; others have subclasses under other names."""
+    """OLMo-core has its own _StorageInfo; other programs have subclasses with other names."""
     from torch.distributed.checkpoint import filesystem
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 

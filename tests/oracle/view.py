@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Views: every tensor of every checkpoint of the corpus, read by stock h5py through a view of it, is what torch said
-before it saved; and nothing but objects was copied.
+"""Views: stock h5py reads every tensor of the corpus through a view, with the values that torch had before it saved. Only objects
+are copied into the view.
 
 usage: view.py FSDPCKPT CORPUS        exit 77 without h5py
 """
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-os.environ["HDF5_EXTFILE_PREFIX"] = "${ORIGIN}"  # before libhdf5 is loaded: newer ones ask once
+os.environ["HDF5_EXTFILE_PREFIX"] = "${ORIGIN}"  # set before libhdf5 is loaded, since newer versions read it only once
 try:
     import h5py
     import numpy as np
@@ -65,7 +65,7 @@ def corpus(home):
 
 
 def deepspeed(home):
-    """ZeRO: parameters that lie in pieces of the ranks' flat arrays."""
+    """ZeRO: parameters that are spread over segments of the ranks' flat arrays."""
     global checked
     for case in sorted(glob.glob(os.path.join(CORPUS, "ds-*"))):
         with open(os.path.join(case, "expected.json")) as f:
@@ -83,7 +83,7 @@ def deepspeed(home):
 
 
 def two_dimensions(home):
-    """Shard(0) is one external dataset, what TP cuts along dimension 1 a virtual one of as many pieces as TP ranks."""
+    """Shard(0) gives one external dataset. A TP cut along dimension 1 gives a virtual dataset with one source per TP rank."""
     target = os.path.join(home, "2d.h5")
     out = view(os.path.join(CORPUS, "dcp-torch2.15.0-2d-dp4tp2"), target)
     assert (out["assembled"], out["pieces"]) == (2, 4), out
@@ -96,7 +96,7 @@ def two_dimensions(home):
 
 
 def other_sources(home):
-    """What fsdpckpt writes: sharded HDF5, a compressed one, a checkpoint that is one file."""
+    """Checkpoints of fsdpckpt: sharded HDF5, compressed HDF5, a single file."""
     case = os.path.join(CORPUS, "dcp-torch2.15.0-2d-dp4tp2")
     expected = os.path.join(case, "expected.json")
     for mesh in (["--dp", "3", "--tp", "2"], ["--tp", "4"], ["--replicas", "2", "--dp", "5"]):
@@ -141,7 +141,7 @@ def cannot_be_viewed(home):
 
 
 def torch_files(home):
-    """What torch.save leaves: views of one storage, strided and expanded, lazily conjugated, every shape."""
+    """torch.save files: views of one storage, strided, expanded and lazily conjugated tensors, every shape."""
     try:
         import torch
     except ImportError:
@@ -169,7 +169,7 @@ def torch_files(home):
 
 
 def moved(home):
-    """The two can be moved together; one without the other is an error of libhdf5 and not zeros."""
+    """View and checkpoint can be moved together. If one is missing, libhdf5 reports an error instead of reading zeros."""
     case = "dcp-torch2.15.0-2d-dp4tp2"
     there = os.path.join(home, "there")
     shutil.copytree(os.path.join(CORPUS, case), os.path.join(there, "data", "ckpt"))
@@ -195,7 +195,7 @@ def moved(home):
 
 
 def tools(home):
-    """The programs of HDF5 itself, of the version that is installed."""
+    """The installed HDF5 command-line tools read a view."""
     if not shutil.which("h5dump"):
         return
     target = os.path.join(home, "2d.h5")
@@ -213,7 +213,7 @@ def tools(home):
 
 
 def large(home):
-    """More than 2 GiB: in segments that one read() gives whole. The file is a hole but for a mark."""
+    """A tensor of more than 2 GiB is split into segments that one read() can return. The file is sparse except for a mark."""
     source = os.path.join(home, "large.h5")
     count = 5 << 28
     with h5py.File(source, "w") as f:

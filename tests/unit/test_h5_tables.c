@@ -1,7 +1,7 @@
 /*
- * The tables of index.h5: what is in them is what opens, what is not so is an error, and no bytes of theirs, however
- * hostile, make this process read outside of what it has. The CRC-64 of the tables is set anew after each change, as
- * somebody would who means harm.
+ * The tables of index.h5. A checkpoint opens with exactly their content, inconsistent tables are refused, and no bytes
+ * in them, however hostile, make this process read out of bounds. After each change the CRC-64 of the tables is
+ * updated, as an attacker would do.
  */
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/digest.h"
@@ -24,7 +24,7 @@
 typedef struct made {
     char path[64], index[96], shard[96];
     unsigned char *bytes, *good;
-    size_t size, tables; /* where the tables begin */
+    size_t size, tables; /* offset of the tables */
 } made;
 
 static void load(made *m) {
@@ -84,7 +84,7 @@ static void *row_of(made *m, fc_h5_table table, size_t number, size_t size) {
     return m->bytes + m->tables + manifest->tables[table][0] + number * size;
 }
 
-/* Writes index.h5 as it is in memory, with the right CRC-64 of its tables. */
+/* Writes index.h5 from memory, with the right CRC-64 of its tables. */
 static void put(made *m) {
     fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)(m->bytes + m->tables);
     const uint64_t bytes = ((const fc_h5_manifest_row *)(m->good + m->tables))->bytes;
@@ -110,7 +110,7 @@ static void expect(const made *m, const char *part) {
     }
 }
 
-/* Opens it, and asks for the bytes of every chunk: none may be outside of its file. @return whether it opens. */
+/* Opens it and resolves every chunk, which must lie within its file. @return whether it opens. */
 static bool try(const made *m) {
     fc_checkpoint *c = NULL;
     fc_error err = {0};
@@ -137,7 +137,7 @@ static bool try(const made *m) {
     return true;
 }
 
-static void lies_are_errors(void **state) {
+static void wrong_tables_are_refused(void **state) {
     made *m = *state;
     assert_true(try(m));
 #define LIE(table, type, number, change, part)                                                                         \
@@ -180,7 +180,7 @@ static void lies_are_errors(void **state) {
     assert_true(try(m));
 }
 
-/* Any bytes may be there. */
+/* Any byte may change. */
 static void mutations_are_survived(void **state) {
     made *m = *state;
     const size_t bytes = (size_t)((const fc_h5_manifest_row *)(m->good + m->tables))->bytes;
@@ -210,7 +210,7 @@ static void a_flipped_bit_is_found(void **state) {
     expect(m, "its tables are damaged: their CRC-64 is ");
 }
 
-static void another_file_is_not_read(void **state) {
+static void links_to_other_files_are_refused(void **state) {
     made *m = *state;
     const fc_h5_file_row *row = row_of(m, FC_H5_T_FILES, 1, sizeof *row);
     FILE *f = fopen(m->shard, "r+b");
@@ -272,10 +272,10 @@ static void verify_compares_tables_with_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(lies_are_errors, make, clean),
+        cmocka_unit_test_setup_teardown(wrong_tables_are_refused, make, clean),
         cmocka_unit_test_setup_teardown(mutations_are_survived, make, clean),
         cmocka_unit_test_setup_teardown(a_flipped_bit_is_found, make, clean),
-        cmocka_unit_test_setup_teardown(another_file_is_not_read, make, clean),
+        cmocka_unit_test_setup_teardown(links_to_other_files_are_refused, make, clean),
         cmocka_unit_test_setup_teardown(verify_compares_tables_with_files, make, clean),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

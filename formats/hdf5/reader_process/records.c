@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "base/text.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -403,14 +404,13 @@ fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_
     fc_code rc = read_records(in, arena, path, size, file, err);
     fc_h5_dataset *datasets = file->datasets;
     file->datasets = NULL;
-    if (rc == FC_OK) {
-        file->datasets = fc_arena_calloc(arena, file->ndatasets, sizeof *datasets);
-        if (!file->datasets) {
-            rc = fc_no_memory(err, path);
-        } else if (file->ndatasets > 0) {
-            memcpy(file->datasets, datasets, file->ndatasets * sizeof *datasets);
-        }
+    FC_TRY_GOTO(rc, rc, out);
+    file->datasets = fc_arena_calloc(arena, file->ndatasets, sizeof *datasets);
+    FC_TRY_GOTO(file->datasets ? FC_OK : fc_no_memory(err, path), rc, out);
+    if (file->ndatasets > 0) {
+        memcpy(file->datasets, datasets, file->ndatasets * sizeof *datasets);
     }
+out:
     free(datasets);
     return rc;
 }

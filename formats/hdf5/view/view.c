@@ -199,54 +199,62 @@ out:
 /* The digest that the source has on record; none is computed, as no data is read. */
 static fc_code add_digest(const view *v, fc_h5_out *out, hid_t id, const fc_tensor *t, fc_error *err) {
     fc_digest digest;
-    fc_code rc = fc_checkpoint_digest(v->target->source, t, FC_WHOLE_TENSOR, &digest, err);
-    return rc == FC_OK && digest.kind == FC_DIGEST_CRC64
+    FC_TRY(fc_checkpoint_digest(v->target->source, t, FC_WHOLE_TENSOR, &digest, err));
+    return digest.kind == FC_DIGEST_CRC64
                ? fc_h5_out_crc(out, id, fc_h5_attribute_get(FC_H5_A_CRC64)->name, digest.value, err)
-               : rc;
+               : FC_OK;
+}
+
+/* Creates the dataset of a value, without attributes. */
+static fc_code make_dataset(view *v, fc_h5_out *out, uint32_t index, hid_t *id, fc_error *err) {
+    const fc_tensor *t = v->target->tensors[index].source;
+    fc_h5_viewed *value = &v->values[index];
+    uint32_t node = v->w->tree.leaves[index], first = v->next_piece;
+    switch (value->kind) {
+    case FC_H5_VIEW_EXTERNAL:
+        return fc_h5_out_external(out, node, t->dtype, t->ndim, t->shape, value->bases->segments,
+                                  value->bases->nsegments, id, err);
+    case FC_H5_VIEW_ASSEMBLED:
+        v->next_piece += (uint32_t)value->nbases;
+        return add_assembled(v, out, index, first, id, err);
+    default:
+        return fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, id, &value->offset, err);
+    }
 }
 
 static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
     const fc_target_tensor *tensor = &v->target->tensors[index];
-    const fc_tensor *t = tensor->source;
-    fc_h5_viewed *value = &v->values[index];
-    uint32_t node = v->w->tree.leaves[index];
     hid_t id = H5I_INVALID_HID;
     fc_code rc;
-    switch (value->kind) {
-    case FC_H5_VIEW_EXTERNAL:
-        rc = fc_h5_out_external(out, node, t->dtype, t->ndim, t->shape, value->bases->segments, value->bases->nsegments,
-                                &id, err);
-        break;
-    case FC_H5_VIEW_ASSEMBLED:
-        rc = add_assembled(v, out, index, v->next_piece, &id, err);
-        v->next_piece += (uint32_t)value->nbases;
-        break;
-    default:
-        rc = fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, &id, &value->offset, err);
-    }
+    FC_TRY_GOTO(make_dataset(v, out, index, &id, err), rc, out);
     fc_h5_holder holder = fc_h5_held(out, id);
-    rc = rc == FC_OK ? fc_h5_value_attributes(v->w, &holder, tensor, err) : rc;
-    rc = rc == FC_OK ? add_digest(v, out, id, t, err) : rc;
+    FC_TRY_GOTO(fc_h5_value_attributes(v->w, &holder, tensor, err), rc, out);
+    rc = add_digest(v, out, id, tensor->source, err);
+out:
     if (id >= 0) {
         H5Dclose(id);
     }
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
+static fc_code add_piece(view *v, fc_h5_out *out, fc_dtype dtype, const fc_h5_base *base, fc_error *err) {
+    hid_t id = H5I_INVALID_HID;
+    fc_code rc = fc_h5_out_external(out, v->next_piece++, dtype, base->ndim, base->shape, base->segments,
+                                    base->nsegments, &id, err);
+    if (id >= 0) {
+        H5Dclose(id);
+    }
+    return rc;
+}
+
 static fc_code add_pieces(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
     const fc_tensor *t = v->target->tensors[index].source;
     const fc_h5_viewed *value = &v->values[index];
-    fc_code rc = FC_OK;
-    for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases && rc == FC_OK; b++) {
-        const fc_h5_base *base = &value->bases[b];
-        hid_t id = H5I_INVALID_HID;
-        rc = fc_h5_out_external(out, v->next_piece++, t->dtype, base->ndim, base->shape, base->segments,
-                                base->nsegments, &id, err);
-        if (id >= 0) {
-            H5Dclose(id);
-        }
+    for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases; b++) {
+        FC_TRY_CONTEXT(add_piece(v, out, t->dtype, &value->bases[b], err), err, "tensor \"%s\"",
+                       v->target->tensors[index].name);
     }
-    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", v->target->tensors[index].name);
+    return FC_OK;
 }
 
 static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *err) {
@@ -256,15 +264,17 @@ static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *
     FC_TRY(fc_h5_out_open(out, &v->w->tree, v->path, estimate, err));
     v->w->layout = FC_H5_VIEW_LAYOUT;
     fc_h5_holder root = fc_h5_held(out, out->file);
-    fc_code rc = fc_h5_root_attributes(v->w, &root, -1, err);
-    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
-        rc = name_segments(v, &v->values[order[i]], err);
-        rc = rc == FC_OK ? add_value(v, out, order[i], err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_root_attributes(v->w, &root, -1, err), rc, out);
+    for (size_t i = 0; i < v->target->ntensors; i++) {
+        FC_TRY_GOTO(name_segments(v, &v->values[order[i]], err), rc, out);
+        FC_TRY_GOTO(add_value(v, out, order[i], err), rc, out);
     }
     v->next_piece = first;
-    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
-        rc = add_pieces(v, out, order[i], err);
+    for (size_t i = 0; i < v->target->ntensors; i++) {
+        FC_TRY_GOTO(add_pieces(v, out, order[i], err), rc, out);
     }
+out:
     rc = fc_h5_out_close(out, rc, err);
     return rc == FC_OK ? fc_h5_out_finish_file(out, NULL, 0, err) : rc;
 }
@@ -311,11 +321,13 @@ static fc_code write_view(view *v, fc_error *err) {
     fc_h5_estimate estimate = {0};
     FC_TRY(fc_h5_create(v->target, v->path, &writer, err));
     v->w = writer.state;
-    fc_code rc = count_up(v, &estimate, err);
-    rc = rc == FC_OK ? add_piece_nodes(v, v->report->pieces, err) : rc;
-    rc = rc == FC_OK ? name_files(v, err) : rc;
-    rc = rc == FC_OK ? write_headers(v, &estimate, err) : rc;
-    rc = rc == FC_OK ? copy_values(v, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(count_up(v, &estimate, err), rc, out);
+    FC_TRY_GOTO(add_piece_nodes(v, v->report->pieces, err), rc, out);
+    FC_TRY_GOTO(name_files(v, err), rc, out);
+    FC_TRY_GOTO(write_headers(v, &estimate, err), rc, out);
+    rc = copy_values(v, err);
+out:
     fc_h5_destroy(&writer);
     return rc;
 }
@@ -348,13 +360,14 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
     /* A view that replaced what it is a view of would be of nothing. */
     FC_TRY(fc_checkpoint_spare(source, path, false, err));
     view v = {.target = &target, .arena = fc_arena_new(), .report = report};
-    fc_code rc =
-        v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err) : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
-        rc = v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err);
-    }
-    rc = rc == FC_OK ? commit_view(&v, path, options, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err)
+                        : fc_no_memory(err, NULL),
+                rc, out);
+    v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
+    FC_TRY_GOTO(v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err), rc, out);
+    rc = commit_view(&v, path, options, err);
+out:
     fc_arena_free(v.arena);
     return rc;
 }

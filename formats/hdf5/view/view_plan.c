@@ -65,13 +65,11 @@ static fc_code locate(void *context, const fc_overlap *piece, fc_error *err) {
     plan *p = context;
     located *l = &p->chunks[p->nchunks];
     l->dims = p->tensor->chunks[piece->chunk].dims;
-    fc_code rc = fc_checkpoint_extent(p->source, p->tensor, piece->chunk, &l->extent, err);
-    if (rc == FC_OK) {
-        p->why = p->why ? p->why : reason(&l->extent, p->tensor->dtype);
-        l->contiguous = fc_is_row_major(p->tensor->ndim, l->dims + p->tensor->ndim, l->extent.strides);
-        p->nchunks++;
-    }
-    return rc;
+    FC_TRY(fc_checkpoint_extent(p->source, p->tensor, piece->chunk, &l->extent, err));
+    p->why = p->why ? p->why : reason(&l->extent, p->tensor->dtype);
+    l->contiguous = fc_is_row_major(p->tensor->ndim, l->dims + p->tensor->ndim, l->extent.strides);
+    p->nchunks++;
+    return FC_OK;
 }
 
 /* Columns together, in each the chunks from top to bottom; strided ones after the others. */
@@ -324,16 +322,14 @@ static fc_code add_strided(plan *p, const located *l, fc_error *err) {
         return FC_OK;
     }
     fc_h5_base *base = NULL;
-    fc_code rc = new_base(p, 1, &span, segments_of(bytes) + 1, &base, err);
-    if (rc == FC_OK) {
-        add_bytes(base, e->file, e->offset + e->first, bytes);
-    }
+    FC_TRY(new_base(p, 1, &span, segments_of(bytes) + 1, &base, err));
+    add_bytes(base, e->file, e->offset + e->first, bytes);
     fc_h5_run run = {.extent = span};
     (void)is_run(&c, mask, &run);
-    for (int64_t n = 0; n < runs && rc == FC_OK; n++) {
-        rc = add_run(p, l, &c, mask, n, run, err);
+    for (int64_t n = 0; n < runs; n++) {
+        FC_TRY(add_run(p, l, &c, mask, n, run, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- one tensor ---- */
@@ -389,19 +385,23 @@ static fc_code plan_tensor(const fc_target *target, const fc_tensor *t, fc_arena
     if (t->object) {
         return FC_OK;
     }
-    fc_code rc = find_chunks(&p, err);
-    rc = rc == FC_OK && !p.why ? plan_pieces(&p, err) : rc;
-    free(p.chunks);
-    if (rc == FC_OK && !p.why) {
+    fc_code rc;
+    FC_TRY_GOTO(find_chunks(&p, err), rc, out);
+    if (!p.why) {
+        FC_TRY_GOTO(plan_pieces(&p, err), rc, out);
+    }
+    if (!p.why) {
         *out = (fc_h5_viewed){.kind = is_whole(&p) ? FC_H5_VIEW_EXTERNAL : FC_H5_VIEW_ASSEMBLED,
                               .bases = p.bases,
                               .nbases = p.nbases,
                               .patches = p.patches,
                               .npatches = p.npatches};
     }
-    if (rc == FC_OK && (uint64_t)fc_box_volume(&whole) * p.element > COPY_BYTES) {
+    if ((uint64_t)fc_box_volume(&whole) * p.element > COPY_BYTES) {
         *why = p.why;
     }
+out:
+    free(p.chunks);
     return rc;
 }
 
@@ -425,13 +425,10 @@ static void refuse(refusals *r, const char *name, const char *why) {
 
 fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err) {
     refusals refused = {0};
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < target->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < target->ntensors; i++) {
         const char *why;
-        rc = plan_tensor(target, target->tensors[i].source, arena, &out[i], &why, err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "%s", target->source->path);
-        }
+        FC_TRY_CONTEXT(plan_tensor(target, target->tensors[i].source, arena, &out[i], &why, err), err, "%s",
+                       target->source->path);
         if (why) {
             refuse(&refused, target->tensors[i].name, why);
         }

@@ -31,16 +31,17 @@ static fc_code set_mesh(const fc_h5_writer *w, fc_h5_holder *root, fc_error *err
 }
 
 fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank, fc_error *err) {
-    fc_code rc = fc_h5_set_number(root, FC_H5_A_SCHEMA, FC_H5_SCHEMA, err);
-    rc = rc == FC_OK ? fc_h5_set_text(root, FC_H5_A_PRODUCER, FC_H5_PRODUCER, err) : rc;
-    rc = rc == FC_OK ? fc_h5_set_text(root, FC_H5_A_LAYOUT, w->layout, err) : rc;
-    if (rc == FC_OK && w->target->mesh->ndim > 0) {
-        rc = set_mesh(w, root, err);
+    FC_TRY(fc_h5_set_number(root, FC_H5_A_SCHEMA, FC_H5_SCHEMA, err));
+    FC_TRY(fc_h5_set_text(root, FC_H5_A_PRODUCER, FC_H5_PRODUCER, err));
+    FC_TRY(fc_h5_set_text(root, FC_H5_A_LAYOUT, w->layout, err));
+    if (w->target->mesh->ndim > 0) {
+        FC_TRY(set_mesh(w, root, err));
     }
-    if (rc == FC_OK && rank >= 0) {
-        rc = fc_h5_set_number(root, FC_H5_A_RANK, (uint64_t)rank, err);
+    if (rank >= 0) {
+        FC_TRY(fc_h5_set_number(root, FC_H5_A_RANK, (uint64_t)rank, err));
     }
-    return rc == FC_OK ? fc_h5_set_number(root, FC_H5_A_HEADER_CRC64, 0, err) : rc; /* set when all else is there */
+    /* set when all else is there */
+    return fc_h5_set_number(root, FC_H5_A_HEADER_CRC64, 0, err);
 }
 
 fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,
@@ -79,24 +80,24 @@ bool fc_h5_needs_fqn(const fc_target_tensor *tensor) {
 
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                                fc_error *err) {
-    fc_code rc = fc_h5_set_text(value, FC_H5_A_DTYPE, fc_dtype_get(tensor->dtype)->torch_name, err);
-    if (rc == FC_OK && fc_h5_needs_fqn(tensor)) {
-        rc = fc_h5_set_text(value, FC_H5_A_FQN, tensor->name, err);
+    FC_TRY(fc_h5_set_text(value, FC_H5_A_DTYPE, fc_dtype_get(tensor->dtype)->torch_name, err));
+    if (fc_h5_needs_fqn(tensor)) {
+        FC_TRY(fc_h5_set_text(value, FC_H5_A_FQN, tensor->name, err));
     }
-    if (rc == FC_OK && tensor->source->object) {
-        rc = set_object(w, value, tensor, err);
-    } else if (rc == FC_OK && w->target->mesh->ndim > 0) {
-        rc = set_placements(w, value, tensor, err);
+    if (tensor->source->object) {
+        FC_TRY(set_object(w, value, tensor, err));
+    } else if (w->target->mesh->ndim > 0) {
+        FC_TRY(set_placements(w, value, tensor, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy,
                              fc_error *err) {
     size_t ndim = (size_t)tensor->source->ndim;
-    fc_code rc = fc_h5_set_ints(value, FC_H5_A_GLOBAL_SHAPE, ndim, tensor->source->shape, err);
-    rc = rc == FC_OK ? fc_h5_set_ints(value, FC_H5_A_OFFSETS, ndim, item->dims, err) : rc;
-    return rc == FC_OK && copy ? fc_h5_set_number(value, FC_H5_A_OWNER, item->owner, err) : rc;
+    FC_TRY(fc_h5_set_ints(value, FC_H5_A_GLOBAL_SHAPE, ndim, tensor->source->shape, err));
+    FC_TRY(fc_h5_set_ints(value, FC_H5_A_OFFSETS, ndim, item->dims, err));
+    return copy ? fc_h5_set_number(value, FC_H5_A_OWNER, item->owner, err) : FC_OK;
 }
 
 void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings) {

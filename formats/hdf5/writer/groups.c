@@ -3,6 +3,7 @@
  */
 #include "hdf5/writer/groups.h"
 
+#include "base/try.h"
 #include "hdf5/writer/set.h"
 
 #include <stdlib.h>
@@ -31,9 +32,8 @@ void fc_h5_groups_free(fc_h5_groups *groups) {
 fc_code fc_h5_groups_find(fc_h5_groups *groups, fc_h5_image *image, fc_error *err) {
     const fc_h5_node *nodes = groups->tree->nodes;
     fc_h5_holder holder = {.image = image, .messages = &groups->kinds};
-    fc_code rc = FC_OK;
     groups->made[0] = 1; /* the root is there even without members */
-    for (uint32_t n = (uint32_t)groups->tree->count; n-- > 0 && rc == FC_OK;) {
+    for (uint32_t n = (uint32_t)groups->tree->count; n-- > 0;) {
         if (!groups->made[n]) {
             continue;
         }
@@ -44,11 +44,11 @@ fc_code fc_h5_groups_find(fc_h5_groups *groups, fc_h5_image *image, fc_error *er
         }
         if (!nodes[n].is_value && nodes[n].kind) {
             groups->kind_at[n] = groups->kinds.size;
-            rc = fc_h5_set_text(&holder, FC_H5_A_KIND, fc_h5_group_kind_text(nodes[n].kind), err);
+            FC_TRY(fc_h5_set_text(&holder, FC_H5_A_KIND, fc_h5_group_kind_text(nodes[n].kind), err));
             groups->kind_size = groups->kinds.size - groups->kind_at[n];
         }
     }
-    return rc == FC_OK && groups->kinds.failed ? fc_no_memory(err, image->path) : rc;
+    return groups->kinds.failed ? fc_no_memory(err, image->path) : FC_OK;
 }
 
 /* The members of group `n`, into `members`, which has room for them. */

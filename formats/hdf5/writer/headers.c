@@ -138,12 +138,15 @@ fc_code fc_h5_headers_finish(const char *path, const fc_h5_blocks *blocks, const
     if (h.fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be opened", path);
     }
-    fc_code rc = load(&h, &file_size, err);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = set_field(&h, patches[i].object, fc_h5_attribute_get(FC_H5_A_CRC64)->name, patches[i].crc64, err);
+    fc_code rc;
+    FC_TRY_GOTO(load(&h, &file_size, err), rc, out);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY_GOTO(set_field(&h, patches[i].object, fc_h5_attribute_get(FC_H5_A_CRC64)->name, patches[i].crc64, err),
+                    rc, out);
     }
-    rc = rc == FC_OK ? seal_headers(&h, file_size, err) : rc;
-    rc = rc == FC_OK ? write_back(&h, err) : rc;
+    FC_TRY_GOTO(seal_headers(&h, file_size, err), rc, out);
+    rc = write_back(&h, err);
+out:
     if (close(h.fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: cannot be written", path);
     }

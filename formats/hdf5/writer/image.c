@@ -225,11 +225,7 @@ static void add_space(fc_h5_buffer *to, int ndim, const int64_t *shape) {
 
 fc_code fc_h5_image_shape(fc_h5_image *image, fc_dtype dtype, int ndim, const int64_t *shape, fc_error *err) {
     if (!image->types[dtype].bytes) {
-        fc_code rc =
-            encode_type(image, fc_h5_type_new(dtype), &image->types[dtype].bytes, &image->types[dtype].size, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(encode_type(image, fc_h5_type_new(dtype), &image->types[dtype].bytes, &image->types[dtype].size, err));
     }
     add_space(&image->objects, ndim, shape);
     add_type(&image->objects, image->types[dtype].bytes, image->types[dtype].size);
@@ -240,13 +236,11 @@ fc_code fc_h5_image_list_shape(fc_h5_image *image, hid_t type, uint64_t count, f
     const int64_t shape[1] = {(int64_t)count};
     unsigned char *bytes;
     size_t size;
-    fc_code rc = encode_type(image, type, &bytes, &size, err);
-    if (rc == FC_OK) {
-        add_space(&image->objects, 1, shape);
-        add_type(&image->objects, bytes, size);
-        free(bytes);
-    }
-    return rc;
+    FC_TRY(encode_type(image, type, &bytes, &size, err));
+    add_space(&image->objects, 1, shape);
+    add_type(&image->objects, bytes, size);
+    free(bytes);
+    return FC_OK;
 }
 
 /* When space is allocated and fill values are written, as libhdf5 encodes them. */
@@ -342,11 +336,13 @@ fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err) {
 }
 
 fc_code fc_h5_image_create(fc_h5_image *image, fc_error *err) {
-    fc_code rc = open_file(image, O_CREAT | O_EXCL, err);
-    if (rc == FC_OK && ftruncate(image->fd, (off_t)image->file_size) != 0) {
+    fc_code rc;
+    FC_TRY_GOTO(open_file(image, O_CREAT | O_EXCL, err), rc, out);
+    if (ftruncate(image->fd, (off_t)image->file_size) != 0) {
         rc = fc_fail_errno(err, errno, "%s: cannot be extended to %llu bytes", image->path,
                            (unsigned long long)image->file_size);
     }
+out:
     return close_file(image, rc, err);
 }
 
@@ -399,12 +395,14 @@ fc_code fc_h5_image_write(fc_h5_image *image, uint64_t *header_crc64, fc_error *
     if (header_crc64) {
         *header_crc64 = digest;
     }
-    fc_code rc = open_file(image, O_CREAT, err);
-    rc = rc == FC_OK ? fc_pwrite_full(image->fd, image->heap.data, image->heap.size, image->heap_at, image->path, err)
-                     : rc;
-    rc = rc == FC_OK
-             ? fc_pwrite_full(image->fd, image->objects.data, image->objects.size, image->objects_at, image->path, err)
-             : rc;
-    rc = rc == FC_OK ? fc_pwrite_full(image->fd, superblock, sizeof superblock, 0, image->path, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(open_file(image, O_CREAT, err), rc, out);
+    FC_TRY_GOTO(fc_pwrite_full(image->fd, image->heap.data, image->heap.size, image->heap_at, image->path, err), rc,
+                out);
+    FC_TRY_GOTO(
+        fc_pwrite_full(image->fd, image->objects.data, image->objects.size, image->objects_at, image->path, err), rc,
+        out);
+    rc = fc_pwrite_full(image->fd, superblock, sizeof superblock, 0, image->path, err);
+out:
     return close_file(image, rc, err);
 }

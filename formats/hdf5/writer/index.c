@@ -53,17 +53,14 @@ static fc_code map_boxes(making *m, const fc_target_tensor *tensor, const char *
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS], covered = 0;
     const fc_box whole = {t->ndim, t->shape, t->shape}, box = {t->ndim, offsets, sizes};
     do {
-        fc_code rc = fc_local_box(t->ndim, t->shape, walk.mesh, walk.placements, walk.coordinate, offsets, sizes, err);
-        int64_t volume = rc == FC_OK ? fc_box_volume(&box) : 0;
-        if (rc == FC_OK && volume > 0) {
+        FC_TRY(fc_local_box(t->ndim, t->shape, walk.mesh, walk.placements, walk.coordinate, offsets, sizes, err));
+        int64_t volume = fc_box_volume(&box);
+        if (volume > 0) {
             char file[FC_H5_SHARD_NAME];
             fc_h5_shard_name(m->w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
                              file);
             fc_h5_list_add(&m->list, file, source, t->ndim, offsets, sizes);
             covered += volume;
-        }
-        if (rc != FC_OK) {
-            return rc;
         }
     } while (next_box(&walk));
     /* What no mapping covers would read as the fill value without a word. */
@@ -86,17 +83,17 @@ static fc_code map_value(making *m, uint32_t index, fc_error *err) {
     const fc_target_tensor *tensor = &m->w->target->tensors[index];
     fc_arena *scratch = fc_arena_new();
     const char *source = scratch ? fc_h5_tree_path(&m->w->tree, m->w->tree.leaves[index], scratch) : NULL;
-    fc_code rc = source ? FC_OK : fc_no_memory(err, m->image.path);
+    fc_code rc;
+    FC_TRY_GOTO(source ? FC_OK : fc_no_memory(err, m->image.path), rc, out);
     fc_h5_list_begin(&m->list);
-    if (rc == FC_OK && tensor->source->object) {
+    if (tensor->source->object) {
         map_object(m, tensor->source, source);
-    } else if (rc == FC_OK) {
-        rc = map_boxes(m, tensor, source, err);
+    } else {
+        FC_TRY_GOTO(map_boxes(m, tensor, source, err), rc, out);
     }
-    if (rc == FC_OK) {
-        const fc_h5_heap_id list = fc_h5_list_end(&m->list, &m->image);
-        fc_h5_image_virtual(&m->image, tensor->dtype, &list);
-    }
+    const fc_h5_heap_id list = fc_h5_list_end(&m->list, &m->image);
+    fc_h5_image_virtual(&m->image, tensor->dtype, &list);
+out:
     fc_arena_free(scratch);
     return rc;
 }
@@ -108,17 +105,19 @@ static fc_code add_value(making *m, uint32_t index, fc_error *err) {
     const fc_box whole = {t->ndim, t->shape, t->shape};
     fc_h5_holder holder = {.image = &m->image, .messages = &m->image.objects};
     const size_t start = fc_h5_object_begin(&m->image, 0);
-    fc_code rc = fc_h5_image_shape(&m->image, tensor->dtype, t->ndim, t->shape, err);
-    if (rc == FC_OK && fc_box_volume(&whole) > 0) {
-        rc = map_value(m, index, err);
-    } else if (rc == FC_OK) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_image_shape(&m->image, tensor->dtype, t->ndim, t->shape, err), rc, out);
+    if (fc_box_volume(&whole) > 0) {
+        FC_TRY_GOTO(map_value(m, index, err), rc, out);
+    } else {
         fc_h5_image_contiguous(&m->image, 0);
     }
-    rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
-    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_CRC64, m->digests[index], err) : rc;
+    FC_TRY_GOTO(fc_h5_value_attributes(w, &holder, tensor, err), rc, out);
+    FC_TRY_GOTO(fc_h5_set_number(&holder, FC_H5_A_CRC64, m->digests[index], err), rc, out);
     fc_h5_object_end(&m->image, start);
     m->groups.made[w->tree.leaves[index]] = start + 1;
-    rc = rc == FC_OK ? fc_h5_image_flush_heap(&m->image, err) : rc;
+    rc = fc_h5_image_flush_heap(&m->image, err);
+out:
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
@@ -129,16 +128,26 @@ typedef struct root {
 } root;
 
 static fc_code add_root(making *m, root *r, fc_error *err) {
-    const bool tables = !m->w->written.compressed;
     fc_h5_holder holder = {.image = &m->image, .messages = &r->messages};
-    fc_code rc = fc_h5_root_attributes(m->w, &holder, -1, err);
+    FC_TRY(fc_h5_root_attributes(m->w, &holder, -1, err));
     r->crc64 = holder.last;
-    rc = rc == FC_OK ? fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values, err) : rc;
-    rc = rc == FC_OK && tables ? fc_h5_set_number(&holder, FC_H5_A_TABLES, 0, err) : rc;
-    r->tables = holder.last;
-    rc = rc == FC_OK && tables ? fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err) : rc;
-    r->tables_at = holder.last;
-    return rc == FC_OK && r->messages.failed ? fc_no_memory(err, m->image.path) : rc;
+    FC_TRY(fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values, err));
+    if (!m->w->written.compressed) {
+        FC_TRY(fc_h5_set_number(&holder, FC_H5_A_TABLES, 0, err));
+        r->tables = holder.last;
+        FC_TRY(fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err));
+        r->tables_at = holder.last;
+    }
+    return r->messages.failed ? fc_no_memory(err, m->image.path) : FC_OK;
+}
+
+/* Adds the tables of the manifest, and where they are to the root. `*at`: their start in the objects. */
+static fc_code add_tables(making *m, root *r, size_t *at, fc_error *err) {
+    uint64_t group = 0;
+    FC_TRY(fc_h5_tables_add(m->w, m->digests, &m->image, &group, at, err));
+    fc_h5_store(r->messages.data + r->tables, group, 8);
+    fc_h5_store(r->messages.data + r->tables_at, m->image.objects_at + *at, 8);
+    return FC_OK;
 }
 
 /* What comes after the values: the tables, the groups, and the file is there. */
@@ -146,23 +155,20 @@ static fc_code finish(making *m, fc_error *err) {
     const bool tables = !m->w->written.compressed;
     root r = {{NULL, 0, 0, false}, 0, 0, 0};
     size_t at = 0;
-    uint64_t group = 0;
-    fc_code rc = add_root(m, &r, err);
-    rc = rc == FC_OK ? fc_h5_groups_find(&m->groups, &m->image, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(add_root(m, &r, err), rc, out);
+    FC_TRY_GOTO(fc_h5_groups_find(&m->groups, &m->image, err), rc, out);
     fc_h5_image_close_heap(&m->image);
-    if (rc == FC_OK && tables) {
-        rc = fc_h5_tables_add(m->w, m->digests, &m->image, &group, &at, err);
+    if (tables) {
+        FC_TRY_GOTO(add_tables(m, &r, &at, err), rc, out);
     }
-    if (rc == FC_OK && tables) {
-        fc_h5_store(r.messages.data + r.tables, group, 8);
-        fc_h5_store(r.messages.data + r.tables_at, m->image.objects_at + at, 8);
-    }
-    rc = rc == FC_OK ? fc_h5_groups_make(&m->groups, &m->image, &r.messages, r.crc64, err) : rc;
-    rc = rc == FC_OK ? fc_h5_image_lay_out(&m->image, err) : rc;
-    if (rc == FC_OK && tables) {
+    FC_TRY_GOTO(fc_h5_groups_make(&m->groups, &m->image, &r.messages, r.crc64, err), rc, out);
+    FC_TRY_GOTO(fc_h5_image_lay_out(&m->image, err), rc, out);
+    if (tables) {
         fc_h5_tables_seal(&m->image, at);
     }
-    rc = rc == FC_OK ? fc_h5_image_write(&m->image, NULL, err) : rc;
+    rc = fc_h5_image_write(&m->image, NULL, err);
+out:
     free(r.messages.data);
     return rc;
 }
@@ -172,11 +178,13 @@ fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *er
     const char *path = NULL;
     FC_TRY(fc_h5_staged_path(w, "index.h5", &path, err));
     fc_h5_image_open(&m.image, path);
-    fc_code rc = fc_h5_groups_new(&w->tree, path, &m.groups, err);
-    for (uint32_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
-        rc = add_value(&m, w->tree.order[i], err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_groups_new(&w->tree, path, &m.groups, err), rc, out);
+    for (uint32_t i = 0; i < w->target->ntensors; i++) {
+        FC_TRY_GOTO(add_value(&m, w->tree.order[i], err), rc, out);
     }
-    rc = rc == FC_OK ? finish(&m, err) : rc;
+    rc = finish(&m, err);
+out:
     fc_h5_groups_free(&m.groups);
     fc_h5_list_free(&m.list);
     fc_h5_image_free(&m.image);

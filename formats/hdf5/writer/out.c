@@ -106,15 +106,19 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
     fc_code rc = FC_OK;
     if (!out->made || !out->stack || !out->stack_nodes || !out->chain) {
         rc = fc_no_memory(err, path);
+        goto out;
     } else if (out->driver < 0) {
         rc = fail(out, err, "preparing");
+        goto out;
     }
-    rc = rc == FC_OK ? make_shared_ids(out, err) : rc;
-    rc = rc == FC_OK ? create_file(out, estimate, err) : rc;
-    if (rc == FC_OK && tree->nodes[0].kind) {
-        rc = fc_h5_out_text(out, out->file, fc_h5_attribute_get(FC_H5_A_KIND)->name,
-                            fc_h5_group_kind_text(tree->nodes[0].kind), err);
+    FC_TRY_GOTO(make_shared_ids(out, err), rc, out);
+    FC_TRY_GOTO(create_file(out, estimate, err), rc, out);
+    if (tree->nodes[0].kind) {
+        FC_TRY_GOTO(fc_h5_out_text(out, out->file, fc_h5_attribute_get(FC_H5_A_KIND)->name,
+                                   fc_h5_group_kind_text(tree->nodes[0].kind), err),
+                    rc, out);
     }
+out:
     return rc == FC_OK ? rc : fc_h5_out_close(out, rc, err);
 }
 
@@ -237,23 +241,19 @@ static fc_code make_dataset(fc_h5_out *out, uint32_t node, fc_dtype dtype, int n
                             hid_t *id, fc_error *err) {
     hid_t parent, type = type_of(out, dtype);
     *id = H5I_INVALID_HID;
-    fc_code rc = enter_parent(out, node, &parent, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(enter_parent(out, node, &parent, err));
     hid_t space = space_of(ndim, shape);
     if (space >= 0 && type >= 0) {
         out->channel.reserving = props == out->stored_props;
         *id = H5Dcreate2(parent, out->tree->nodes[node].link, type, space, out->link_props, props, H5P_DEFAULT);
         out->channel.reserving = false;
     }
-    if (*id < 0 || out->channel.errnum != 0) {
-        rc = fail(out, err, "creating the dataset");
-    }
+    bool made = *id >= 0 && out->channel.errnum == 0;
+    fc_code rc = made ? FC_OK : fail(out, err, "creating the dataset");
     if (space >= 0) {
         H5Sclose(space);
     }
-    if (rc != FC_OK && *id >= 0) {
+    if (!made && *id >= 0) {
         H5Dclose(*id);
         *id = H5I_INVALID_HID;
     }
@@ -267,17 +267,18 @@ fc_code fc_h5_out_stored(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim
         empty |= shape[i] == 0;
     }
     *offset = 0;
-    fc_code rc = make_dataset(out, node, dtype, ndim, shape, empty ? out->empty_props : out->stored_props, id, err);
-    if (rc == FC_OK && !empty) {
-        haddr_t at = H5Dget_offset(*id);
-        *offset = at;
-        if (at == HADDR_UNDEF) {
-            rc = fail(out, err, "reserving space");
-            H5Dclose(*id);
-            *id = H5I_INVALID_HID;
-        }
+    FC_TRY(make_dataset(out, node, dtype, ndim, shape, empty ? out->empty_props : out->stored_props, id, err));
+    if (empty) {
+        return FC_OK;
     }
-    return rc;
+    *offset = H5Dget_offset(*id);
+    if (*offset == HADDR_UNDEF) {
+        fc_code rc = fail(out, err, "reserving space");
+        H5Dclose(*id);
+        *id = H5I_INVALID_HID;
+        return rc;
+    }
+    return FC_OK;
 }
 
 fc_code fc_h5_out_chunked(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape,
@@ -294,8 +295,10 @@ fc_code fc_h5_out_chunked(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndi
         (fc_h5_filters(fc_dtype_size(dtype)) > 1 && H5Pset_shuffle(props) < 0) ||
         H5Pset_deflate(props, (unsigned)level) < 0) {
         rc = fail(out, err, "preparing a compressed dataset");
+        goto out;
     }
-    rc = rc == FC_OK ? make_dataset(out, node, dtype, ndim, shape, props, id, err) : rc;
+    rc = make_dataset(out, node, dtype, ndim, shape, props, id, err);
+out:
     if (props >= 0) {
         H5Pclose(props);
     }

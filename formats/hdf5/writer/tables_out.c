@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
+#include "base/try.h"
 #include "hdf5/writer/tables_out.h"
 
 #include <stddef.h>
@@ -87,22 +88,20 @@ static fc_code add_mesh(tables *t) {
 /* The row of a tensor's placements: alike lists share one. */
 static fc_code placements_row(tables *t, const fc_target_tensor *tensor, uint32_t *row, fc_error *err) {
     char text[FC_H5_PLACEMENTS] = "";
-    fc_code rc = fc_h5_placements_text(t->w, tensor, "index.h5", text, err);
-    for (*row = 0; rc == FC_OK && *row < t->nplacements; ++*row) {
+    FC_TRY(fc_h5_placements_text(t->w, tensor, "index.h5", text, err));
+    for (*row = 0; *row < t->nplacements; ++*row) {
         if (strcmp(t->placements[*row], text) == 0) {
             return FC_OK;
         }
     }
-    if (rc == FC_OK && !fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements)) {
-        rc = no_memory(err);
+    if (!fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements)) {
+        return no_memory(err);
     }
-    if (rc == FC_OK) {
-        fc_h5_placements_row r = {t->rows[FC_H5_T_TEXT].size, strlen(text)};
-        memcpy(t->placements[t->nplacements++], text, sizeof text);
-        add_text(t, text);
-        fc_h5_add_bytes(&t->rows[FC_H5_T_PLACEMENTS], &r, sizeof r);
-    }
-    return rc;
+    fc_h5_placements_row r = {t->rows[FC_H5_T_TEXT].size, strlen(text)};
+    memcpy(t->placements[t->nplacements++], text, sizeof text);
+    add_text(t, text);
+    fc_h5_add_bytes(&t->rows[FC_H5_T_PLACEMENTS], &r, sizeof r);
+    return FC_OK;
 }
 
 /* The kind of the group that each element of the path is in; the path without its leading "/" is `elements` long. */
@@ -119,13 +118,11 @@ static uint32_t add_kinds(tables *t, uint32_t node) {
 static fc_code add_object(tables *t, const fc_target_tensor *tensor, fc_h5_tensor_row *row, fc_arena *scratch,
                           fc_error *err) {
     const char *json = NULL;
-    fc_code rc = fc_checkpoint_object_json(t->w->target->source, tensor->source, scratch, &json, err);
-    if (rc == FC_OK) {
-        row->encoding = add_text(t, tensor->source->object->encoding);
-        row->json = add_text(t, json);
-        row->placements = FC_H5_NO_PLACEMENTS;
-    }
-    return rc;
+    FC_TRY(fc_checkpoint_object_json(t->w->target->source, tensor->source, scratch, &json, err));
+    row->encoding = add_text(t, tensor->source->object->encoding);
+    row->json = add_text(t, json);
+    row->placements = FC_H5_NO_PLACEMENTS;
+    return FC_OK;
 }
 
 static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint64_t *first_box, fc_arena *scratch,
@@ -140,12 +137,11 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
                             .box = first_box[0],
                             .boxes = first_box[1] - first_box[0],
                             .crc64 = crc64};
-    fc_code rc = path ? FC_OK : no_memory(err);
-    if (rc == FC_OK && !source->object) {
-        rc = placements_row(t, tensor, &row.placements, err); /* its text comes before the row's own */
+    if (!path) {
+        return no_memory(err);
     }
-    if (rc != FC_OK) {
-        return rc;
+    if (!source->object) {
+        FC_TRY(placements_row(t, tensor, &row.placements, err)); /* its text comes before the row's own */
     }
     const char *dtype = fc_dtype_get(tensor->dtype)->torch_name;
     memcpy(row.dtype, dtype, strlen(dtype));
@@ -153,10 +149,12 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
     row.path = add_text(t, path + 1);
     row.kinds = add_kinds(t, node);
     row.fqn = fc_h5_needs_fqn(tensor) ? add_text(t, tensor->name) : 0;
-    rc = source->object ? add_object(t, tensor, &row, scratch, err) : FC_OK;
+    if (source->object) {
+        FC_TRY(add_object(t, tensor, &row, scratch, err));
+    }
     fc_h5_add_bytes(&t->rows[FC_H5_T_DIMS], source->shape, (size_t)source->ndim * sizeof(int64_t));
     fc_h5_add_bytes(&t->rows[FC_H5_T_TENSORS], &row, sizeof row);
-    return rc;
+    return FC_OK;
 }
 
 /* Tensors come in the order of the tree; `first` gets the first box of each, and the end. */
@@ -192,13 +190,18 @@ static fc_code sort_boxes(tables *t, uint64_t *first, fc_error *err) {
 static fc_code add_tensors(tables *t, const uint64_t *digests, fc_error *err) {
     const fc_h5_writer *w = t->w;
     uint64_t *first = calloc(w->target->ntensors + 1, sizeof *first);
-    fc_code rc = first ? sort_boxes(t, first, err) : no_memory(err);
-    for (size_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
+    fc_arena *scratch = NULL;
+    fc_code rc;
+    FC_TRY_GOTO(first ? sort_boxes(t, first, err) : no_memory(err), rc, out);
+    for (size_t i = 0; i < w->target->ntensors; i++) {
         const uint32_t tensor = w->tree.order[i];
-        fc_arena *scratch = fc_arena_new();
-        rc = scratch ? add_tensor(t, tensor, digests[tensor], first + i, scratch, err) : no_memory(err);
         fc_arena_free(scratch);
+        scratch = fc_arena_new();
+        FC_TRY_GOTO(scratch ? add_tensor(t, tensor, digests[tensor], first + i, scratch, err) : no_memory(err), rc,
+                    out);
     }
+out:
+    fc_arena_free(scratch);
     free(first);
     return rc;
 }
@@ -330,20 +333,17 @@ static fc_code add_datasets(const tables *t, fc_h5_image *image, size_t at, cons
                                                          "placements", "boxes", "text",    "manifest"};
     fc_h5_member members[FC_H5_T_COUNT + 1];
     const uint64_t start = image->objects_at + at;
-    fc_code rc = FC_OK;
-    for (int i = 0; rc == FC_OK && i < FC_H5_T_COUNT; i++) {
+    for (int i = 0; i < FC_H5_T_COUNT; i++) {
         members[i].link = names[i];
-        rc = add_dataset(image, row_type((fc_h5_table)i), start + manifest->tables[i][0], manifest->tables[i][1],
-                         t->rows[i].size, &members[i].address, err);
+        FC_TRY(add_dataset(image, row_type((fc_h5_table)i), start + manifest->tables[i][0], manifest->tables[i][1],
+                           t->rows[i].size, &members[i].address, err));
     }
     members[FC_H5_T_COUNT].link = names[FC_H5_T_COUNT];
-    rc = rc == FC_OK
-             ? add_dataset(image, manifest_type(), start, 1, sizeof *manifest, &members[FC_H5_T_COUNT].address, err)
-             : rc;
+    FC_TRY(add_dataset(image, manifest_type(), start, 1, sizeof *manifest, &members[FC_H5_T_COUNT].address, err));
     fc_h5_group group = {.members = members, .count = FC_H5_T_COUNT + 1};
-    rc = rc == FC_OK ? fc_h5_image_group(image, &group, err) : rc;
+    FC_TRY(fc_h5_image_group(image, &group, err));
     *address = group.address;
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, uint64_t *group, size_t *at,
@@ -355,25 +355,26 @@ fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *
     memcpy(manifest.magic, FC_H5_TABLES_MAGIC, sizeof manifest.magic);
     add_text(&t, FC_H5_PRODUCER);
     fc_h5_add_bytes(&t.rows[FC_H5_T_FILES], w->written.files, w->written.nfiles * sizeof *w->written.files);
-    fc_code rc = add_mesh(&t);
-    rc = rc == FC_OK ? add_tensors(&t, digests, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(add_mesh(&t), rc, out);
+    FC_TRY_GOTO(add_tensors(&t, digests, err), rc, out);
     fc_h5_pad(to, FC_H5_TABLES_ALIGN);
     *at = to->size;
     fc_h5_add_zeros(to, sizeof manifest);
-    for (int i = 0; rc == FC_OK && i < FC_H5_T_COUNT; i++) {
+    for (int i = 0; i < FC_H5_T_COUNT; i++) {
         fc_h5_add_zeros(to, (FC_H5_TABLES_ALIGN - (to->size - *at) % FC_H5_TABLES_ALIGN) % FC_H5_TABLES_ALIGN);
         manifest.tables[i][0] = to->size - *at;
         manifest.tables[i][1] = count_rows(&t, (fc_h5_table)i);
         fc_h5_add_bytes(to, t.rows[i].data, t.rows[i].size);
         if (t.rows[i].failed || to->failed) {
             rc = no_memory(err);
+            goto out;
         }
     }
-    if (rc == FC_OK) {
-        manifest.bytes = to->size - *at;
-        memcpy(to->data + *at, &manifest, sizeof manifest);
-        rc = add_datasets(&t, image, *at, &manifest, group, err);
-    }
+    manifest.bytes = to->size - *at;
+    memcpy(to->data + *at, &manifest, sizeof manifest);
+    FC_TRY_GOTO(add_datasets(&t, image, *at, &manifest, group, err), rc, out);
+out:
     for (int i = 0; i < FC_H5_T_COUNT; i++) {
         free(t.rows[i].data);
     }

@@ -157,14 +157,9 @@ static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
         if (!link) {
             return fc_no_memory(err, NULL);
         }
-        fc_code rc = mark_kind(b, at, kind_of(&elements[i]), tensor, new_group, err);
+        FC_TRY(mark_kind(b, at, kind_of(&elements[i]), tensor, new_group, err));
         size_t before = b->tree->count;
-        if (rc == FC_OK) {
-            rc = step(b, &at, link, tensor, i + 1 == count, err);
-        }
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(step(b, &at, link, tensor, i + 1 == count, err));
         new_group = b->tree->count > before;
     }
     b->tree->leaves[tensor] = at;

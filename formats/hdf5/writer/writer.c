@@ -71,24 +71,27 @@ static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_target_item *item, f
     const uint32_t node = w->tree.leaves[item->tensor];
     hid_t id = H5I_INVALID_HID;
     item->offset = 0;
-    fc_code rc;
+    fc_code rc = FC_OK;
     if (copy) {
-        rc = add_copy(w, out, item, &id, err);
+        FC_TRY_GOTO(add_copy(w, out, item, &id, err), rc, out);
     } else if (item->chunk) {
         item->offset = w->ordinal++; /* items come in the order of the tree, and so shall their chunks */
-        rc = fc_h5_out_chunked(out, node, tensor->dtype, ndim, box.sizes, item->chunk, w->target->compress, &id, err);
+        FC_TRY_GOTO(
+            fc_h5_out_chunked(out, node, tensor->dtype, ndim, box.sizes, item->chunk, w->target->compress, &id, err),
+            rc, out);
     } else {
-        rc = fc_h5_out_stored(out, node, tensor->dtype, ndim, box.sizes, &id, &item->offset, err);
+        FC_TRY_GOTO(fc_h5_out_stored(out, node, tensor->dtype, ndim, box.sizes, &id, &item->offset, err), rc, out);
     }
     fc_h5_holder holder = fc_h5_held(out, id);
-    rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
-    if (rc == FC_OK && w->target->mesh->ndim > 0 && !tensor->source->object) {
-        rc = fc_h5_box_attributes(&holder, tensor, item, copy, err);
+    FC_TRY_GOTO(fc_h5_value_attributes(w, &holder, tensor, err), rc, out);
+    if (w->target->mesh->ndim > 0 && !tensor->source->object) {
+        FC_TRY_GOTO(fc_h5_box_attributes(&holder, tensor, item, copy, err), rc, out);
     }
-    if (rc == FC_OK && !copy) {
-        rc = fc_h5_set_number(&holder, FC_H5_A_CRC64, 0, err);
-        rc = rc == FC_OK ? fc_h5_out_address(out, id, &patch->object, err) : rc;
+    if (!copy) {
+        FC_TRY_GOTO(fc_h5_set_number(&holder, FC_H5_A_CRC64, 0, err), rc, out);
+        FC_TRY_GOTO(fc_h5_out_address(out, id, &patch->object, err), rc, out);
     }
+out:
     if (id >= 0) {
         H5Dclose(id);
     }
@@ -98,14 +101,16 @@ static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_target_item *item, f
 /* The items in the order of the tree; a part may lack some tensors. */
 static fc_code add_items(fc_h5_writer *w, fc_h5_out *out, fc_target_file *file, fc_error *err) {
     fc_target_item **of_tensor = calloc(w->target->ntensors + 1, sizeof(fc_target_item *));
-    fc_code rc = of_tensor ? FC_OK : fc_no_memory(err, out->path);
-    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(of_tensor ? FC_OK : fc_no_memory(err, out->path), rc, out);
+    for (size_t i = 0; i < file->nitems; i++) {
         of_tensor[file->items[i].tensor] = &file->items[i];
     }
-    for (size_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
+    for (size_t i = 0; i < w->target->ntensors; i++) {
         fc_target_item *item = of_tensor[w->tree.order[i]];
-        rc = item ? add_item(w, out, item, &w->patches[item - file->items], err) : FC_OK;
+        FC_TRY_GOTO(item ? add_item(w, out, item, &w->patches[item - file->items], err) : FC_OK, rc, out);
     }
+out:
     free(of_tensor);
     return rc;
 }
@@ -132,6 +137,13 @@ fc_code fc_h5_create(const fc_target *target, const char *staging, fc_writer *wr
     return FC_OK;
 }
 
+/* Writes the headers into the open file. */
+static fc_code add_headers(fc_h5_writer *w, fc_target_file *file, fc_error *err) {
+    fc_h5_holder root = fc_h5_held(&w->out, w->out.file);
+    FC_TRY(fc_h5_root_attributes(w, &root, w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1, err));
+    return add_items(w, &w->out, file, err);
+}
+
 /* Through libhdf5: the full file, and any with compressed tensors. */
 static fc_code reserve_by_library(fc_h5_writer *w, fc_target_file *file, bool chunked, fc_error *err) {
     fc_h5_estimate estimate = {0};
@@ -144,14 +156,11 @@ static fc_code reserve_by_library(fc_h5_writer *w, fc_target_file *file, bool ch
     fc_h5_out_release(&w->out);
     free(w->patches);
     w->patches = calloc(file->nitems + 1, sizeof *w->patches);
-    fc_code rc = w->patches ? FC_OK : fc_no_memory(err, file->path);
-    rc = rc == FC_OK ? fc_h5_out_open(&w->out, &w->tree, file->path, &estimate, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
+    if (!w->patches) {
+        return fc_no_memory(err, file->path);
     }
-    fc_h5_holder root = fc_h5_held(&w->out, w->out.file);
-    rc = fc_h5_root_attributes(w, &root, w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1, err);
-    rc = rc == FC_OK ? add_items(w, &w->out, file, err) : rc;
+    FC_TRY(fc_h5_out_open(&w->out, &w->tree, file->path, &estimate, err));
+    fc_code rc = add_headers(w, file, err);
     w->open = rc == FC_OK && chunked;
     return w->open ? rc : fc_h5_out_close(&w->out, rc, err);
 }
@@ -160,21 +169,17 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = writer->state;
     const bool sharded = w->target->mesh->ndim > 0;
     bool chunked = false;
-    fc_code rc = FC_OK;
     file->path = w->staging;
     if (sharded) {
         char name[FC_H5_SHARD_NAME];
         fc_h5_shard_name(w, file->rank, name);
-        rc = fc_h5_staged_path(w, name, &file->path, err);
+        FC_TRY(fc_h5_staged_path(w, name, &file->path, err));
     }
     for (size_t i = 0; i < file->nitems; i++) {
         chunked |= file->items[i].chunk != NULL;
     }
     w->imaged = sharded && !chunked;
     w->written.compressed |= chunked;
-    if (rc != FC_OK) {
-        return rc;
-    }
     return w->imaged ? fc_h5_shard_reserve(w, file, err) : reserve_by_library(w, file, chunked, err);
 }
 

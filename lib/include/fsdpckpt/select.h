@@ -12,6 +12,13 @@
 extern "C" {
 #endif
 
+/** The dtype of the floating-point tensors of the source that match a glob. */
+typedef struct fc_dtype_rule {
+    const char *glob; /**< over FQNs */
+    bool keep;        /**< they keep their dtype; `dtype` is ignored */
+    fc_dtype dtype;
+} fc_dtype_rule;
+
 /** Which values of a source to take, and how to cut them. */
 typedef struct fc_selection {
     const fc_mesh *mesh;              /**< NULL or ndim 0: a full target */
@@ -23,12 +30,16 @@ typedef struct fc_selection {
     bool keep_layout; /**< keep the layout of the source (fc_cut_layout); mesh and tp_plan are ignored */
     bool cast;        /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
+    const fc_dtype_rule *dtype_rules; /**< each goes before `cast`; the last one that matches decides */
+    size_t ndtype_rules;
     int compress;        /**< deflate level 1 … 9; 0: no compression */
     bool self_contained; /**< as in fc_target */
     bool flat_state;     /**< as in fc_target */
     /** With flat_state: returns whether a tensor is cut over the ranks; every other one is whole in each file. */
     bool (*is_cut)(const fc_checkpoint *source, const fc_tensor *tensor);
     uint64_t max_file_bytes; /**< as in fc_target */
+    /** fc_format_writer.set_parts of the target's format; NULL: the target has one part. */
+    fc_code (*set_parts)(fc_target_tensor *tensors, size_t count, fc_error *err);
 } fc_selection;
 
 /** How many values fc_target_new selected. */
@@ -43,8 +54,9 @@ typedef struct fc_selected {
 /**
  * Selects values of `source`, renames them and gives each its placements.
  * @param arena owns the result, and must outlive `out`.
- * @return FC_EUSAGE if nothing is selected; if a glob of `include`, the prefix or a rule of `rename` matches nothing;
- * if two names become equal; or if the mesh has a tp dimension above 1 and the plan cuts no tensor.
+ * @return FC_EUSAGE if nothing is selected; if a glob of `include`, the prefix, a rule of `rename` or one of
+ * `dtype_rules` matches nothing; if two names become equal; or if the mesh has a tp dimension above 1 and the plan cuts
+ * no tensor. FC_EUNSUPPORTED if a cast would change quantized codes or their scales.
  */
 fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_target *out,
                       fc_selected *counts, fc_error *err);

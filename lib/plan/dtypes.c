@@ -1,0 +1,187 @@
+/*
+ * Chooses the dtype of each value of a target: see dtypes.h.
+ *
+ * Quantized weights are stored as codes and scales: weight = code × scale. A cast of one of the two gives other
+ * weights. Codes and scales are recognised by names that quantizers use, and by the codes' dtype.
+ */
+#include "plan/dtypes.h"
+
+#include "base/name_table.h"
+#include "base/try.h"
+
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The ends of the names of codes and of their scales, after the same beginning. */
+static const struct {
+    const char *codes, *scales;
+} conventions[] = {
+    {"", "_scale_inv"},            /* DeepSeek: blocks of 128 x 128 */
+    {"", "_scale"},                /* compressed-tensors, FBGEMM, ModelOpt: per tensor or channel */
+    {".weight", ".scale"},         /* DeepSeek's inference code */
+    {".weight", ".scales"},        /* MLX */
+    {".weight", ".scale_weight"},  /* ComfyUI */
+    {"_blocks", "_scales"},        /* MXFP4 of GPT-OSS */
+    {"_packed", "_scale"},         /* compressed-tensors: four bits */
+    {".qweight", ".scales"},       /* GPTQ, AWQ */
+    {".weight", ".SCB"},           /* bitsandbytes: eight bits */
+    {".weight", ".weight.absmax"}, /* bitsandbytes: four bits */
+};
+enum { CONVENTIONS = sizeof conventions / sizeof *conventions };
+
+/* Codes have few bits, or are packed into integers. */
+static bool can_be_codes(const fc_tensor *t) {
+    switch (fc_dtype_get(t->dtype)->cls) {
+    case FC_CLASS_FLOAT:
+        return fc_dtype_size(t->dtype) == 1;
+    case FC_CLASS_PACKED:
+    case FC_CLASS_SIGNED:
+    case FC_CLASS_UNSIGNED:
+        return !t->object;
+    default:
+        return false;
+    }
+}
+
+/* Finds the scales of codes called `name`. @return FC_NO_NAME when there are none. */
+static size_t find_scales(const fc_name_table *names, const char *name, char *buf, size_t size) {
+    size_t len = strlen(name);
+    for (int i = 0; i < CONVENTIONS; i++) {
+        size_t end = strlen(conventions[i].codes);
+        if (len < end || strcmp(name + len - end, conventions[i].codes) != 0) {
+            continue;
+        }
+        int used = snprintf(buf, size, "%.*s%s", (int)(len - end), name, conventions[i].scales);
+        size_t found = used > 0 && (size_t)used < size ? fc_name_table_find(names, buf, (size_t)used) : FC_NO_NAME;
+        if (found != FC_NO_NAME) {
+            return found;
+        }
+    }
+    return FC_NO_NAME;
+}
+
+/* What the selection says about one value. */
+typedef struct wish {
+    bool cast; /* to `dtype` */
+    fc_dtype dtype;
+} wish;
+
+/* The last rule that matches decides; without one, fc_selection.cast. Sets `used` for all rules that match. */
+static wish wish_for(const fc_selection *selection, const char *name, bool *used) {
+    wish w = {selection->cast, selection->dtype};
+    for (size_t i = 0; i < selection->ndtype_rules; i++) {
+        const fc_dtype_rule *rule = &selection->dtype_rules[i];
+        if (fnmatch(rule->glob, name, 0) == 0) {
+            used[i] = true;
+            w = (wish){!rule->keep, rule->dtype};
+        }
+    }
+    return w;
+}
+
+/* The state of a search for codes that would be parted from their scales. */
+typedef struct search {
+    const fc_checkpoint *source;
+    const fc_target_tensor **target_of; /* per value of the source; NULL: left out */
+    bool *touched;                      /* per value of the source: a cast is asked for */
+    fc_name_table *names;               /* of the source */
+    const char *codes;                  /* the first pair */
+    const fc_tensor *scales;
+    size_t count;
+} search;
+
+/* Packed codes are no floating-point numbers, so the cast would pass over them; the result would not be a cast model.
+ */
+static void look_at(search *s, const fc_target_tensor *w) {
+    char buf[1024];
+    if (!can_be_codes(w->source)) {
+        return;
+    }
+    size_t at = find_scales(s->names, w->source->name, buf, sizeof buf);
+    if (at == FC_NO_NAME || s->source->tensors[at].object) {
+        return;
+    }
+    bool is_float = fc_dtype_get(w->source->dtype)->cls == FC_CLASS_FLOAT;
+    bool codes = is_float ? w->dtype != w->source->dtype : s->touched[w->source - s->source->tensors];
+    const fc_target_tensor *scales = s->target_of[at];
+    if (!codes && !(scales && scales->dtype != scales->source->dtype)) {
+        return;
+    }
+    if (s->count++ == 0) {
+        s->codes = w->source->name;
+        s->scales = &s->source->tensors[at];
+    }
+}
+
+static fc_code refuse(const search *s, fc_error *err) {
+    char more[64] = "";
+    if (s->count > 1) {
+        snprintf(more, sizeof more, "; it is the first of %zu such tensors", s->count);
+    }
+    fc_code rc = fc_fail(err, FC_EUNSUPPORTED,
+                         "%s: tensor %.256s holds quantized codes, and %.256s their scales: a cast of either would "
+                         "change the weights%s",
+                         s->source->path, s->codes, s->scales->name, more);
+    return fc_advise(err, rc, FC_HINT_KEEP_DTYPE, NULL);
+}
+
+static fc_code check_scales(const fc_checkpoint *source, const fc_target_tensor *tensors, size_t count, bool *touched,
+                            fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    search s = {.source = source, .touched = touched};
+    s.names = arena ? fc_name_table_new(arena, source->ntensors) : NULL;
+    s.target_of = s.names ? fc_arena_calloc(arena, source->ntensors, sizeof *s.target_of) : NULL;
+    if (!s.target_of) {
+        fc_arena_free(arena);
+        return fc_no_memory(err, source->path);
+    }
+    for (size_t i = 0; i < source->ntensors; i++) {
+        fc_name_table_put(s.names, source->tensors[i].name, strlen(source->tensors[i].name), i);
+    }
+    for (size_t i = 0; i < count; i++) {
+        s.target_of[tensors[i].source - source->tensors] = &tensors[i];
+    }
+    for (size_t i = 0; i < count; i++) {
+        look_at(&s, &tensors[i]);
+    }
+    fc_code rc = s.count > 0 ? refuse(&s, err) : FC_OK;
+    fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code check_used(const fc_selection *selection, const bool *used, const fc_tensor *example,
+                          const fc_checkpoint *source, fc_error *err) {
+    for (size_t i = 0; i < selection->ndtype_rules; i++) {
+        if (!used[i]) {
+            return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' of a dtype matches none of the names; one is '%s'",
+                           source->path, selection->dtype_rules[i].glob, example->name);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_choose_dtypes(const fc_checkpoint *source, const fc_selection *selection, fc_target_tensor *tensors,
+                         size_t count, fc_error *err) {
+    if (!selection->cast && selection->ndtype_rules == 0) {
+        for (size_t i = 0; i < count; i++) {
+            tensors[i].dtype = tensors[i].source->dtype;
+        }
+        return FC_OK;
+    }
+    bool *touched = calloc(source->ntensors + 1, sizeof *touched);
+    bool *used = calloc(selection->ndtype_rules + 1, sizeof *used);
+    fc_code rc = touched && used ? FC_OK : fc_no_memory(err, source->path);
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        const fc_tensor *t = tensors[i].source;
+        const wish w = wish_for(selection, t->name, used);
+        touched[t - source->tensors] = w.cast;
+        tensors[i].dtype = w.cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT ? w.dtype : t->dtype;
+    }
+    rc = rc == FC_OK ? check_used(selection, used, tensors->source, source, err) : rc;
+    rc = rc == FC_OK ? check_scales(source, tensors, count, touched, err) : rc;
+    free(touched);
+    free(used);
+    return rc;
+}

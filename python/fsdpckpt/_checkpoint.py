@@ -1,0 +1,362 @@
+"""An open checkpoint: a read-only mapping from names to tensors, which read their bytes when they are asked for."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+from . import _native, _objects
+from ._dtypes import numpy_dtype
+from ._index import read_axes, select
+from ._placements import Mesh, MeshLike, Placement, Replicate, parts_of, placement_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    Array = np.ndarray[Any, Any]
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor that is stored in one place."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str | None
+    rank: int | None
+    nbytes: int
+
+
+class Tensor:
+    """A tensor of an open checkpoint. It has no data: indexing and conversion read it."""
+
+    __slots__ = ("_checkpoint", "_index", "name", "shape", "torch_dtype", "_nchunks")
+
+    name: str
+    shape: tuple[int, ...]
+    torch_dtype: str
+
+    def __init__(self, checkpoint: Checkpoint, index: int, entry: tuple[str, str, tuple[int, ...], int]) -> None:
+        self._checkpoint = checkpoint
+        self._index = index
+        self.name, self.torch_dtype, self.shape, self._nchunks = entry
+
+    # ---- what the headers say ----
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype in NumPy, with ml_dtypes for bfloat16 and the 8-bit floats."""
+        return numpy_dtype(self.torch_dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that the checkpoint is sharded over; None if it is not."""
+        return self._checkpoint.mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...] | None:
+        """One placement per dimension of the mesh; None without a mesh."""
+        return self._checkpoint._placements(self._index)
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The boxes that are stored, and where."""
+        return tuple(Chunk(*parts) for parts in self._checkpoint._handle().chunks(self._index))
+
+    # ---- reading ----
+
+    def __getitem__(self, index: Any) -> Array:
+        """Reads a part: integers, slices with steps, Ellipsis and None, as in NumPy."""
+        import numpy as np
+
+        selection = select(index, self.shape)
+        out = np.empty([axis.length for axis in selection.axes], self.dtype)
+        read_axes(selection.axes, self.shape, out, self._read)
+        part: Array = out[selection.view]
+        return part
+
+    def numpy(self) -> Array:
+        """Reads the whole tensor, and compares it with its recorded digests."""
+        return self[...]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("a tensor of a checkpoint has no array: reading it makes a copy")
+        array = self[...]
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def torch(self, index: Any = ...) -> torch.Tensor:
+        """Reads the tensor, or a part of it, as a tensor of PyTorch."""
+        import torch
+
+        out = torch.empty(self.shape if index is ... else (), dtype=getattr(torch, self.torch_dtype))
+        if index is ... and out.numel():
+            self._read_to([0] * self.ndim, list(self.shape), out.data_ptr())
+        elif index is not ...:
+            array = self[index]
+            flat = torch.from_numpy(array.copy().reshape(-1).view("u1"))
+            out = flat.view(out.dtype).reshape(array.shape)
+        return out
+
+    def local(
+        self,
+        rank: int,
+        mesh: MeshLike | None = None,
+        placements: Sequence[object] | None = None,
+        *,
+        tp_plan: str | None = None,
+    ) -> Array:
+        """Reads the part of one rank.
+
+        Without a mesh, this is the part that the rank has in this checkpoint. With a mesh of the dimensions
+        "replicate", "dp" and "tp", it is the part that `reshard` would give it; `placements` says otherwise.
+        """
+        offsets, sizes = self.local_box(rank, mesh, placements, tp_plan=tp_plan)
+        return self[tuple(slice(o, o + n) for o, n in zip(offsets, sizes))]
+
+    def local_box(
+        self,
+        rank: int,
+        mesh: MeshLike | None = None,
+        placements: Sequence[object] | None = None,
+        *,
+        tp_plan: str | None = None,
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The offsets and sizes of what `local` reads."""
+        on = self.mesh if mesh is None else Mesh.of(mesh)
+        if on is None:
+            on = Mesh(("dp",), (1,))
+        pairs = tuple(zip(on.names, on.shape))
+        if placements is not None:
+            parts = tuple(parts_of(placement) for placement in placements)
+        elif mesh is None:
+            parts = tuple(parts_of(placement) for placement in self.placements or (Replicate(),))
+        else:
+            parts = _native.placements(self.name, self.ndim, pairs, tp_plan)
+        return _native.local_box(self.shape, pairs, parts, rank)
+
+    def _read_to(self, offsets: list[int], sizes: list[int], address: int) -> None:
+        """Reads a box to a place in memory, which the caller keeps."""
+        self._checkpoint._handle().read(self._index, offsets, sizes, address)
+
+    def _read(self, offsets: list[int], sizes: list[int], out: Array) -> None:
+        self._read_to(offsets, sizes, out.__array_interface__["data"][0])
+
+    # ---- for people and other programs ----
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        parts = f", {self._nchunks} chunks" if self._nchunks > 1 else ""
+        return f"<Tensor {self.name!r} {self.torch_dtype} {list(self.shape)}{parts}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _tensor_of, (self._checkpoint, self.name)
+
+
+def _tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
+    return checkpoint[name]
+
+
+class Objects(Mapping[str, Any]):
+    """The values of a checkpoint that are not tensors, decoded when they are asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, indices: dict[str, int]) -> None:
+        self._checkpoint = checkpoint
+        self._indices = indices
+
+    def __getitem__(self, name: str) -> Any:
+        return _objects.decode(self._checkpoint._handle().object_json(self._indices[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def raw(self, name: str) -> bytes:
+        """The original bytes of an object, such as the archive that torch.save made."""
+        import numpy as np
+
+        index = self._indices[name]
+        handle = self._checkpoint._handle()
+        size = handle.entries()[index][2][0]
+        out = np.empty(size, "u1")
+        handle.read(index, [0], [size], out.__array_interface__["data"][0])
+        return out.tobytes()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} objects of {self._checkpoint.path}>"
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """An open checkpoint; `fsdpckpt.open` makes one."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path = os.fspath(path)
+        self._options = options
+        self._lock = threading.Lock()
+        self._closed = False
+        self._open()
+
+    def _open(self) -> None:
+        self._native = _native.Checkpoint(self.path, **self._options)
+        self._pid = os.getpid()
+        self.format, self.producer, self.note = self._native.about()
+        self._tensors: dict[str, Tensor] = {}
+        objects: dict[str, int] = {}
+        for index, (name, dtype, shape, chunks) in enumerate(self._native.entries()):
+            if dtype is None:
+                objects[name] = index
+            else:
+                self._tensors[name] = Tensor(self, index, (name, dtype, shape, chunks))
+        self.objects = Objects(self, objects)
+        self._layout: tuple[Mesh | None, list[tuple[Placement, ...]]] | None = None
+
+    def _handle(self) -> _native.Checkpoint:
+        """The open checkpoint; a forked process opens its own, because it shares descriptors with its parent."""
+        if self._pid != os.getpid() and not self._closed:
+            self._native = _native.Checkpoint(self.path, **self._options)
+            self._pid = os.getpid()
+        return self._native
+
+    # ---- the mapping ----
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._tensors:
+            return self._tensors[name]
+        if name in self.objects:
+            raise KeyError(f"{name}: an object, not a tensor; .objects['{name}'] decodes it")
+        raise KeyError(f"{name}: no such tensor{_suggest(name, self._tensors)}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    # ---- the layout ----
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that the checkpoint is sharded over, recorded or recognised from its chunks; None if there is none."""
+        return self._find_layout()[0]
+
+    def _find_layout(self) -> tuple[Mesh | None, list[tuple[Placement, ...]]]:
+        with self._lock:
+            if self._layout is None:
+                try:
+                    pairs, placements = self._handle().layout()
+                except NotImplementedError:  # chunks that follow no mesh
+                    pairs, placements = (), []
+                mesh = Mesh(tuple(n for n, _ in pairs), tuple(s for _, s in pairs)) if pairs else None
+                self._layout = mesh, [tuple(placement_of(p) for p in row) for row in placements]
+            return self._layout
+
+    def _placements(self, index: int) -> tuple[Placement, ...] | None:
+        mesh, placements = self._find_layout()
+        return placements[index] if mesh else None
+
+    # ---- its life ----
+
+    def close(self) -> None:
+        """Closes it. Reads that other threads have begun finish."""
+        self._closed = True
+        if self._pid == os.getpid():
+            self._native.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (os.path.abspath(self.path), self._options)
+
+    def __repr__(self) -> str:
+        objects = f", {len(self.objects)} objects" if self.objects else ""
+        return f"<Checkpoint {self.path!r} ({self.format}): {len(self)} tensors{objects}>"
+
+    def _repr_html_(self) -> str:
+        from ._html import page
+
+        return page(self)
+
+
+def _suggest(name: object, names: Mapping[str, Tensor]) -> str:
+    import difflib
+
+    some = itertools.islice(names, 10_000)  # it is slow
+    near = difflib.get_close_matches(name, some, 1) if isinstance(name, str) else []
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _reopen(path: str, options: dict[str, Any]) -> Checkpoint:
+    return Checkpoint(path, **options)
+
+
+def open(
+    path: Path,
+    *,
+    include: Sequence[str] | str | None = None,
+    exclude: Sequence[str] | str | None = None,
+    strip_prefix: str | None = None,
+    rename: Sequence[str] | str | None = None,
+    schema: Path | None = None,
+    tp_plan: str | None = None,
+    follow_external: bool = False,
+) -> Checkpoint:
+    """Opens a checkpoint of any format and layout. Only its headers are read.
+
+    The options are those of the command (`fsdpckpt consolidate --help`): `include` and `exclude` are globs over names,
+    `strip_prefix` and `rename` change names, `schema` names the parameters in FSDP1's flat parameters, `tp_plan` says
+    how tensor parallelism cut the tensors in rank files that do not record it.
+    """
+
+    def texts(value: Sequence[str] | str | None) -> Sequence[str] | None:
+        return [value] if isinstance(value, str) else value
+
+    return Checkpoint(
+        path,
+        include=texts(include),
+        exclude=texts(exclude),
+        strip_prefix=strip_prefix,
+        rename=texts(rename),
+        schema=None if schema is None else os.fspath(schema),
+        tp_plan=tp_plan,
+        follow_external=follow_external,
+    )

@@ -1,0 +1,320 @@
+/*
+ * The type Checkpoint: an open checkpoint with a selection of its values. Several threads may read at once; the one
+ * that closes it does not wait for them, the last of them frees it. All counting happens under the interpreter lock.
+ */
+#include "native.h"
+
+#include "fsdpckpt/cut.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/layout.h"
+#include "fsdpckpt/move.h"
+#include "fsdpckpt/select.h"
+#include "fsdpckpt/unflatten.h"
+
+#include <string.h>
+
+typedef struct checkpoint_object {
+    PyObject_HEAD fc_checkpoint *checkpoint; /* NULL: closed */
+    fc_arena *arena;                         /* owns the selection */
+    fc_target target;                        /* the selected values */
+    size_t users;                            /* calls that work without the interpreter lock */
+    bool closed;
+} checkpoint_object;
+
+static void release(checkpoint_object *self) {
+    if (self->closed && self->users == 0) {
+        fc_checkpoint_close(self->checkpoint);
+        fc_arena_free(self->arena);
+        self->checkpoint = NULL;
+        self->arena = NULL;
+    }
+}
+
+/* Ends the use that a call began. */
+static void done_with(checkpoint_object *self) {
+    self->users--;
+    release(self);
+}
+
+/* @return whether it is open; if not, an exception is set. */
+static bool is_open(const checkpoint_object *self) {
+    if (self->closed) {
+        PyErr_SetString(PyExc_ValueError, "I/O operation on a closed checkpoint");
+    }
+    return !self->closed;
+}
+
+/* @return value `index`, or NULL with an exception set. */
+static const fc_target_tensor *value_at(const checkpoint_object *self, Py_ssize_t index) {
+    if (!is_open(self)) {
+        return NULL;
+    }
+    if (index < 0 || (size_t)index >= self->target.ntensors) {
+        PyErr_SetString(PyExc_IndexError, "no such value");
+        return NULL;
+    }
+    return &self->target.tensors[index];
+}
+
+/* ---- opening ---- */
+
+typedef struct open_request {
+    const char *path, *schema, *tp_plan;
+    int headers_only, follow_external;
+    fc_selection selection;
+} open_request;
+
+static fc_code open_source(const open_request *r, fc_arena *arena, fc_checkpoint **out, fc_error *err) {
+    fc_open_options how = {
+        .headers_only = r->headers_only != 0, .follow_external = r->follow_external != 0, .teller = native_teller()};
+    fc_checkpoint *model = NULL;
+    fc_code rc = r->tp_plan ? fc_tp_plan_load(r->tp_plan, arena, &how.tp_plan, err) : FC_OK;
+    if (rc == FC_OK && r->schema) {
+        const fc_open_options names = {
+            .headers_only = true, .follow_external = how.follow_external, .teller = native_teller()};
+        rc = fc_checkpoint_open_model(r->schema, &names, NULL, &model, err);
+    }
+    rc = rc == FC_OK ? fc_checkpoint_open_model(r->path, &how, model, out, err) : rc;
+    fc_checkpoint_close(model);
+    return rc;
+}
+
+/* Opens the checkpoint and selects values. Runs without the interpreter lock. */
+static fc_code open_request_run(const open_request *r, checkpoint_object *self, fc_error *err) {
+    fc_selected counts;
+    fc_code rc = open_source(r, self->arena, &self->checkpoint, err);
+    if (rc == FC_OK && self->checkpoint->ntensors > 0) {
+        rc = fc_target_new(self->checkpoint, &r->selection, self->arena, &self->target, &counts, err);
+    }
+    return rc;
+}
+
+static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {
+    static char *names[] = {"path",    "headers_only", "follow_external", "schema", "tp_plan",
+                            "include", "exclude",      "strip_prefix",    "rename", NULL};
+    checkpoint_object *self = (checkpoint_object *)object;
+    open_request r = {.path = NULL};
+    PyObject *path = NULL, *include = Py_None, *exclude = Py_None, *rename = Py_None;
+    if (self->arena) {
+        PyErr_SetString(PyExc_RuntimeError, "the checkpoint is open already");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppzzOOzO", names, PyUnicode_FSConverter, &path,
+                                     &r.headers_only, &r.follow_external, &r.schema, &r.tp_plan, &include, &exclude,
+                                     &r.selection.strip_prefix, &rename)) {
+        return -1;
+    }
+    r.path = PyBytes_AsString(path);
+    self->arena = fc_arena_new();
+    bool ready = self->arena || (PyErr_NoMemory(), false);
+    ready = ready && r.path && native_strings(include, self->arena, &r.selection.include) &&
+            native_strings(exclude, self->arena, &r.selection.exclude) &&
+            native_strings(rename, self->arena, &r.selection.rename);
+    if (ready) {
+        fc_error err = {.code = FC_OK};
+        fc_code rc;
+        Py_BEGIN_ALLOW_THREADS rc = open_request_run(&r, self, &err);
+        Py_END_ALLOW_THREADS ready = rc == FC_OK || native_raise(&err);
+    }
+    Py_DECREF(path);
+    return ready ? 0 : -1;
+}
+
+static void checkpoint_dealloc(PyObject *object) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    self->closed = true;
+    release(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *checkpoint_close(PyObject *object, PyObject *unused) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    (void)unused;
+    self->closed = true;
+    release(self);
+    Py_RETURN_NONE;
+}
+
+/* ---- what the headers say ---- */
+
+static PyObject *entry(const fc_target_tensor *value) {
+    const fc_tensor *t = value->source;
+    /* A key of a state dict may be any Python string, with lone surrogates, too. */
+    PyObject *name = PyUnicode_DecodeUTF8(value->name, (Py_ssize_t)strlen(value->name), "surrogatepass");
+    return Py_BuildValue("(NzNn)", name, t->object ? NULL : fc_dtype_get(t->dtype)->torch_name,
+                         native_tuple(t->ndim, t->shape), (Py_ssize_t)t->nchunks);
+}
+
+static PyObject *checkpoint_entries(PyObject *object, PyObject *unused) {
+    const checkpoint_object *self = (const checkpoint_object *)object;
+    (void)unused;
+    PyObject *list = is_open(self) ? PyList_New((Py_ssize_t)self->target.ntensors) : NULL;
+    for (size_t i = 0; list && i < self->target.ntensors; i++) {
+        PyObject *made = entry(&self->target.tensors[i]);
+        if (!made || PyList_SetItem(list, (Py_ssize_t)i, made) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+static PyObject *checkpoint_about(PyObject *object, PyObject *unused) {
+    const checkpoint_object *self = (const checkpoint_object *)object;
+    (void)unused;
+    if (!is_open(self)) {
+        return NULL;
+    }
+    const fc_checkpoint *c = self->checkpoint;
+    return Py_BuildValue("(sNN)", c->format->name, native_text(c->producer), native_text(c->note));
+}
+
+static PyObject *chunk_tuple(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk) {
+    fc_box box = fc_chunk_box(tensor, chunk);
+    const char *file = chunk->file < checkpoint->nfiles ? checkpoint->files[chunk->file].name : NULL;
+    PyObject *rank = chunk->rank == FC_NO_RANK ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(chunk->rank);
+    return Py_BuildValue("(NNNNK)", native_tuple(box.ndim, box.offsets), native_tuple(box.ndim, box.sizes),
+                         native_text(file), rank, (unsigned long long)chunk->length);
+}
+
+static PyObject *checkpoint_chunks(PyObject *object, PyObject *args) {
+    const checkpoint_object *self = (const checkpoint_object *)object;
+    Py_ssize_t index;
+    const fc_target_tensor *value = PyArg_ParseTuple(args, "n", &index) ? value_at(self, index) : NULL;
+    PyObject *list = value ? PyList_New((Py_ssize_t)value->source->nchunks) : NULL;
+    for (size_t i = 0; list && i < value->source->nchunks; i++) {
+        PyObject *made = chunk_tuple(self->checkpoint, value->source, &value->source->chunks[i]);
+        if (!made || PyList_SetItem(list, (Py_ssize_t)i, made) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+/* ---- how it is sharded ---- */
+
+static fc_code find_layout(checkpoint_object *self, fc_mesh *mesh, fc_placement **placements, fc_error *err) {
+    size_t count = self->target.ntensors;
+    const fc_tensor **tensors = fc_arena_calloc(self->arena, count + 1, sizeof *tensors);
+    if (!tensors) {
+        return fc_no_memory(err, self->checkpoint->path);
+    }
+    for (size_t i = 0; i < count; i++) {
+        tensors[i] = self->target.tensors[i].source;
+    }
+    return fc_cut_layout(self->checkpoint, count, tensors, self->arena, mesh, placements, err);
+}
+
+static PyObject *layout_tuple(const checkpoint_object *self, const fc_mesh *mesh, const fc_placement *placements) {
+    PyObject *list = PyList_New((Py_ssize_t)self->target.ntensors);
+    for (size_t i = 0; list && i < self->target.ntensors; i++) {
+        const fc_placement *own = placements ? placements + i * (size_t)mesh->ndim : NULL;
+        PyObject *made = own ? native_placements(mesh->ndim, own) : PyTuple_New(0);
+        if (!made || PyList_SetItem(list, (Py_ssize_t)i, made) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+    }
+    return list ? Py_BuildValue("(NN)", native_mesh_pairs(mesh), list) : NULL;
+}
+
+static PyObject *checkpoint_layout(PyObject *object, PyObject *unused) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    fc_mesh mesh = {.ndim = 0};
+    fc_placement *placements = NULL;
+    fc_error err = {.code = FC_OK};
+    (void)unused;
+    if (!is_open(self)) {
+        return NULL;
+    }
+    fc_code rc = self->target.ntensors > 0 ? find_layout(self, &mesh, &placements, &err) : FC_OK;
+    return rc == FC_OK ? layout_tuple(self, &mesh, placements) : native_raise(&err);
+}
+
+/* ---- reading ---- */
+
+static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    Py_ssize_t index;
+    PyObject *offsets, *sizes;
+    unsigned long long address;
+    int64_t from[FC_MAX_DIMS], counts[FC_MAX_DIMS];
+    if (!PyArg_ParseTuple(args, "nOOK", &index, &offsets, &sizes, &address)) {
+        return NULL;
+    }
+    const fc_target_tensor *value = value_at(self, index);
+    int ndim = value ? native_integers(offsets, FC_MAX_DIMS, from) : -1;
+    if (ndim < 0 || native_integers(sizes, FC_MAX_DIMS, counts) != ndim) {
+        return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "offsets and sizes differ"), NULL);
+    }
+    const fc_tensor *t = value->source;
+    const fc_box box = {ndim, from, counts};
+    if (ndim != t->ndim || !fc_box_within(&box, t->shape)) {
+        PyErr_SetString(PyExc_IndexError, "the box is outside of the tensor");
+        return NULL;
+    }
+    fc_error err = {.code = FC_OK};
+    fc_code rc;
+    self->users++;
+    Py_BEGIN_ALLOW_THREADS rc = fc_read_box(self->checkpoint, t, &box, t->dtype, (void *)(uintptr_t)address, &err);
+    Py_END_ALLOW_THREADS done_with(self);
+    return rc == FC_OK ? Py_NewRef(Py_None) : native_raise(&err);
+}
+
+static PyObject *checkpoint_object_json(PyObject *object, PyObject *args) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    Py_ssize_t index;
+    const fc_target_tensor *value = PyArg_ParseTuple(args, "n", &index) ? value_at(self, index) : NULL;
+    if (!value || !value->source->object) {
+        return value ? (PyErr_SetString(PyExc_TypeError, "not an object"), NULL) : NULL;
+    }
+    fc_arena *arena = fc_arena_new();
+    if (!arena) {
+        return PyErr_NoMemory();
+    }
+    const char *json = NULL;
+    fc_error err = {.code = FC_OK};
+    fc_code rc;
+    self->users++;
+    Py_BEGIN_ALLOW_THREADS rc = fc_checkpoint_object_json(self->checkpoint, value->source, arena, &json, &err);
+    Py_END_ALLOW_THREADS done_with(self);
+    PyObject *text = rc == FC_OK ? PyUnicode_FromString(json) : native_raise(&err);
+    fc_arena_free(arena);
+    return text;
+}
+
+static PyMethodDef methods[] = {
+    {"close", checkpoint_close, METH_NOARGS, "Closes it; calls that are reading finish first."},
+    {"about", checkpoint_about, METH_NOARGS, "(format, producer, note)"},
+    {"entries", checkpoint_entries, METH_NOARGS, "[(name, dtype or None for an object, shape, number of chunks), ...]"},
+    {"chunks", checkpoint_chunks, METH_VARARGS, "[(offsets, sizes, file, rank, bytes), ...] of value i"},
+    {"layout", checkpoint_layout, METH_NOARGS, "(((name, size), ...), [((kind, dim, split_factor), ...), ...])"},
+    {"read", checkpoint_read, METH_VARARGS, "Reads the box (offsets, sizes) of value i to an address."},
+    {"object_json", checkpoint_object_json, METH_VARARGS, "Object i as JSON text."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "An open checkpoint."},
+    {Py_tp_init, checkpoint_init},
+    {Py_tp_dealloc, checkpoint_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "fsdpckpt._native.Checkpoint",
+    .basicsize = sizeof(checkpoint_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};
+
+int native_add_checkpoint(PyObject *module) {
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    int rc = type ? PyModule_AddObjectRef(module, "Checkpoint", type) : -1;
+    Py_XDECREF(type);
+    return rc;
+}

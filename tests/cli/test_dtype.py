@@ -1,0 +1,101 @@
+"""--dtype and --dtype-for: which tensors they cast, and quantized weights that they must not touch."""
+
+import json
+import struct
+
+import harness
+
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "I32": 4, "I8": 1}
+
+
+def write_safetensors(path, tensors):
+    """{name: (dtype, shape)}; the data is zeros."""
+    header, offset = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = SIZES[dtype]
+        for n in shape:
+            size *= n
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + bytes(offset))
+
+
+NORM = {"model.norm.weight": ("BF16", (8,)), "model.layers.0.input_layernorm.weight": ("BF16", (8,))}
+# What quantizers write: name of the codes, of the scales, and the tensors.
+QUANTIZED = {
+    "deepseek": ("q.weight", "q.weight_scale_inv", ("F8_E4M3", (128, 128)), ("F32", (1, 1))),
+    "compressed-tensors": ("q.weight", "q.weight_scale", ("F8_E4M3", (4, 4)), ("F32", (4, 1))),
+    "per-tensor": ("q.weight", "q.weight_scale", ("F8_E4M3", (4, 4)), ("F32", ())),
+    "int8": ("q.weight", "q.weight_scale", ("I8", (4, 4)), ("BF16", (4, 1))),
+    "experts": ("experts.down_proj", "experts.down_proj_scale_inv", ("F8_E4M3", (2, 4, 4)), ("F32", (2, 1, 1))),
+    "gpt-oss": ("experts.down_proj_blocks", "experts.down_proj_scales", ("U8", (2, 4, 1, 16)), ("U8", (2, 4, 1))),
+    "mxfp4 with its type": ("e.w_blocks", "e.w_scales", ("U8", (2, 4, 1, 16)), ("F8_E8M0", (2, 4, 1))),
+    "gptq": ("q.qweight", "q.scales", ("I32", (1, 4)), ("F16", (1, 4))),
+    "bitsandbytes": ("q.weight", "q.weight.absmax", ("U8", (8, 1)), ("F32", (1,))),
+}
+
+
+class Dtype(harness.Case):
+    def dtypes(self, path):
+        return {t["name"]: t["dtype"] for t in json.loads(self.ok("inspect", path, "--json"))["tensors"]}
+
+    def test_codes_and_scales_are_not_parted(self):
+        for what, (codes, scales, codes_are, scales_are) in QUANTIZED.items():
+            with self.subTest(what):
+                write_safetensors(self.path("q.safetensors"), {**NORM, codes: codes_are, scales: scales_are})
+                for command in (("consolidate", "-o", "m.h5"), ("reshard", "-o", "out", "--dp", "2"),
+                                ("convert", "-o", "m.pt")):
+                    self.fails(5, command[0], "q.safetensors", *command[1:], "--dtype", "bf16", contains=[
+                        f"q.safetensors: tensor {codes} holds quantized codes, and {scales} their scales",
+                        "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep'"])
+                self.assertEqual(self.listing(), ["q.safetensors"])
+
+    def test_every_pair_counts(self):
+        pairs = {f"l.{i}.weight{end}": kind for i in range(3) for end, kind in (("", ("F8_E4M3", (4, 4))),
+                                                                                ("_scale_inv", ("F32", (1, 1))))}
+        write_safetensors(self.path("q.safetensors"), pairs)
+        self.fails(5, "consolidate", "q.safetensors", "-o", "m.h5", "--dtype", "f32", contains=["the first of 3 such"])
+
+    def test_quantized_weights_convert_and_keep(self):
+        write_safetensors(self.path("q.safetensors"), {**NORM, "q.weight": ("F8_E4M3", (4, 4)),
+                                                       "q.weight_scale_inv": ("F32", (1, 1))})
+        self.ok("consolidate", "q.safetensors", "-o", "same.safetensors")
+        self.assertEqual(self.dtypes("same.safetensors"), self.dtypes("q.safetensors"))
+        self.ok("consolidate", "q.safetensors", "-o", "m.safetensors", "--dtype", "f32", "--dtype-for", "q.*=keep")
+        self.assertEqual(self.dtypes("m.safetensors"),
+                         {**dict.fromkeys(NORM, "float32"), "q.weight": "float8_e4m3fn", "q.weight_scale_inv": "float32"})
+        # The scales alone are cast to another type: refused, too.
+        self.fails(5, "consolidate", "q.safetensors", "-o", "n.h5", "--dtype", "bf16", "--dtype-for", "q.weight=keep",
+                   contains=["q.weight holds quantized codes"])
+        # Codes without scales are ordinary numbers.
+        self.ok("consolidate", "q.safetensors", "-o", "norms.h5", "--dtype", "f32", "--exclude", "q.*")
+        write_safetensors(self.path("plain.safetensors"), {"q.weight": ("F8_E4M3", (4, 4))})
+        self.ok("consolidate", "plain.safetensors", "-o", "plain.h5", "--dtype", "bf16")
+        self.assertEqual(self.dtypes("plain.h5"), {"q.weight": "bfloat16"})
+
+    def test_dtype_for(self):
+        write_safetensors(self.path("m.safetensors"), {**NORM, "a.weight": ("BF16", (4, 4)), "n": ("I32", (2,))})
+        self.ok("consolidate", "m.safetensors", "-o", "a.h5", "--dtype-for", "*norm.weight=f32")
+        self.assertEqual(self.dtypes("a.h5"), {**dict.fromkeys(NORM, "float32"), "a.weight": "bfloat16", "n": "int32"})
+        self.ok("consolidate", "m.safetensors", "-o", "b.h5", "--dtype", "f16", "--dtype-for", "*norm*=f64",
+                "--dtype-for", "model.norm.*=keep")
+        self.assertEqual(self.dtypes("b.h5"), {"model.norm.weight": "bfloat16", "a.weight": "float16", "n": "int32",
+                                               "model.layers.0.input_layernorm.weight": "float64"})
+        # The names are those of the source.
+        self.ok("consolidate", "m.safetensors", "-o", "c.h5", "--strip-prefix", "model.", "--dtype-for",
+                "model.norm.weight=f32")
+        self.assertEqual(self.dtypes("c.h5")["norm.weight"], "float32")
+
+    def test_dtype_for_is_checked(self):
+        write_safetensors(self.path("m.safetensors"), NORM)
+        for rule, why in (("bf16", "'bf16' is not GLOB=TYPE"), ("=bf16", "is not GLOB=TYPE"),
+                          ("a=int8", "int8 is not a floating-point type"), ("a=b", "there is no dtype 'b'"),
+                          ("nothing*=f32", "the glob 'nothing*' of a dtype matches none of the names")):
+            self.fails(2, "consolidate", "m.safetensors", "-o", "m.h5", "--dtype-for", rule, contains=[why])
+
+
+if __name__ == "__main__":
+    harness.main()
