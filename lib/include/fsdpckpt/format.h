@@ -114,7 +114,7 @@ typedef struct fc_format_writer {
      * calls `reserve` and `finish_file` with these items only. NULL: each shard is one file. */
     size_t (*split)(fc_writer *writer, const fc_target_file *shard, size_t first);
     /** Writes the headers of one file and sets file->path and the items' offsets. Files come in rank order. When it
-     *  returns, the file has its final length and the writer has no descriptor open on it, except as finish_file says.
+     *  returns, the file has its final length, unless items are chunked, and the writer has no descriptor open on it.
      */
     fc_code (*reserve)(fc_writer *writer, fc_target_file *file, fc_error *err);
     /**
@@ -128,7 +128,7 @@ typedef struct fc_format_writer {
     fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err);
     /** Writes the digests of the owned items into the room that `reserve` left for them, once all data of the file is
-     *  written. A file with chunked items stays open until then. NULL: there is nothing to write. */
+     *  written. A file with chunked items gets its final length. NULL: there is nothing to write. */
     fc_code (*finish_file)(fc_writer *writer, const fc_target_file *file, fc_error *err);
     /** Writes what spans all files, e.g. index.h5, once they are finished.
      *  @param digests CRC-64 of each of target->tensors as a whole. */
