@@ -59,8 +59,8 @@ void fc_torch_file_close(torch_file *f);
 
 /**
  * Counts `bytes` of names and objects that are made from the pickle. They are about as long as the pickle, unless they
- * share parts of it: every value within a dict repeats the keys on the way to it, and every object its own copy of what it
- * shares with others. So a small pickle could unfold to more than any memory holds.
+ * share parts of it: every value within a dict repeats the keys on the way to it, and every object its own copy of what
+ * it shares with others. So a small pickle could unfold to more than any memory holds.
  * @return FC_EUNSUPPORTED when the pickle unfolds to much more than its own size; then for any further bytes, too.
  */
 fc_code fc_torch_unfold(const torch_file *f, uint64_t bytes, fc_error *err);
