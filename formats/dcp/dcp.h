@@ -32,6 +32,7 @@ typedef struct dcp_builder {
     const char *metadata_path; /* for messages */
     fc_tensor *tensors;        /* in the arena; the tag of an FQN's string is its index here, plus 1 */
     size_t ntensors;
+    uint64_t nchunks;
     dcp_file *files; /* malloc'ed; the second tag of a path's string is its index here, plus 1 */
     size_t nfiles, files_capacity;
     fc_error *err;
