@@ -144,6 +144,23 @@ void fc_check_objects(fc_check_run *c) {
     }
 }
 
+/* Adds a finding for a value that cannot be read, although the others can. */
+static void check_readable(fc_check_run *c, const fc_tensor *tensor) {
+    fc_error why;
+    fc_extent extent;
+    if (tensor->object && tensor->object->refusal) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
+                                      .name = tensor->name,
+                                      .detail = tensor->object->refusal,
+                                      .option = fc_check_text(c, "--exclude %s", fc_check_quote(c, tensor->name))});
+    } else if (tensor->object && tensor->object->damaged &&
+               fc_checkpoint_extent(c->checkpoint, tensor, 0, &extent, &why) != FC_OK) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,
+                                      .name = tensor->name,
+                                      .detail = fc_check_text(c, "%s", why.message)});
+    }
+}
+
 void fc_check_coverage(fc_check_run *c) {
     if (c->checkpoint->format->layout_only) {
         return;
@@ -152,12 +169,7 @@ void fc_check_coverage(fc_check_run *c) {
         fc_coverage *coverage = NULL;
         fc_error why;
         const fc_tensor *tensor = c->names.items[i].tensor;
-        if (tensor->object && tensor->object->refusal) {
-            fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
-                                          .name = tensor->name,
-                                          .detail = tensor->object->refusal,
-                                          .option = fc_check_text(c, "--exclude %s", fc_check_quote(c, tensor->name))});
-        }
+        check_readable(c, tensor);
         if (fc_coverage_within(c->checkpoint, tensor, NULL, &coverage, &why) != FC_OK) {
             fc_check_add(c, &(fc_finding){.kind = FC_FOUND_COVERAGE,
                                           .name = tensor->name,
