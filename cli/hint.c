@@ -23,6 +23,7 @@ static const struct {
     [FC_HINT_LAYOUT] = {NULL, "use 'fsdpckpt reshard' with --dp, --tp or --replicas, or 'consolidate'"},
     [FC_HINT_DRY_RUN] = {NULL, "--dry-run plans the conversion"},
     [FC_HINT_KEEP_DTYPE] = {NULL, "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep'"},
+    [FC_HINT_CONFIG] = {NULL, "give it with --config"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };
 

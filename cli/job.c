@@ -7,6 +7,7 @@
 #include "plan_rank.h"
 #include "progress.h"
 #include "ranks.h"
+#include "recipe.h"
 #include "signals.h"
 #include "source.h"
 #include "target.h"
@@ -301,6 +302,21 @@ static fc_code warn_uneven(const job *j, fc_error *err) {
     return rc;
 }
 
+/* --recipe: replaces the source by what the recipe makes of it. Selection and renaming apply before that. */
+static fc_code apply_recipe(job *j, fc_error *err) {
+    fc_selection *s = &j->how.selection;
+    if (!j->o->recipe) {
+        return recipe_check_options(j->o, err);
+    }
+    if (option_given(j->o, OPT_POLICY)) {
+        return fc_fail(err, FC_EUSAGE, "--recipe cannot be combined with --policy; convert in two steps");
+    }
+    fc_code rc = recipe_apply(j->o, s, &j->source, &j->left_out, err);
+    s->include = s->exclude = s->rename = NULL;
+    s->strip_prefix = NULL;
+    return rc;
+}
+
 /* Opens the source of a conversion. */
 typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
@@ -342,6 +358,7 @@ static fc_code do_local(job *j, text_out *out, fc_error *err) {
     fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
     if (rc == FC_OK) {
         rc = gathered ? source_open(j->call, fc_commit_path(gathered), false, &j->source, err) : FC_OK;
+        rc = rc == FC_OK && j->source ? apply_recipe(j, err) : rc;
         if (rc == FC_OK && j->source) {
             rc = do_job(j, out, err);
         }
@@ -357,6 +374,7 @@ static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout,
     fc_code rc = prepare(&j, spec, err);
     if (rc == FC_OK && !o->local) {
         rc = open(call, &j.source, err);
+        rc = rc == FC_OK ? apply_recipe(&j, err) : rc;
         rc = rc == FC_OK && option_given(o, OPT_POLICY) ? flatten(&j, err) : rc;
     }
     if (!option_given(o, OPT_RANK)) { /* printing a plan needs no clean-up */

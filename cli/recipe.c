@@ -1,0 +1,60 @@
+/*
+ * --recipe, --reverse and --config: see recipe.h.
+ */
+#include "recipe.h"
+
+#include "fsdpckpt/recipe.h"
+
+#include <string.h>
+#include <unistd.h>
+
+fc_code recipe_check_options(const options *o, fc_error *err) {
+    if (!o->recipe && (o->reverse || o->config)) {
+        return fc_fail(err, FC_EUSAGE, "--%s needs --recipe", o->reverse ? "reverse" : "config");
+    }
+    return FC_OK;
+}
+
+/* Finds the config.json next to the source: in its folder, or in the folder of its file. @return NULL: there is none.
+ */
+static fc_code find_config(const options *o, const fc_checkpoint *source, fc_arena *arena, const char **out,
+                           fc_error *err) {
+    const char *slash = strrchr(source->path, '/');
+    char *in = fc_arena_printf(arena, "%s/config.json", source->path);
+    char *next = fc_arena_printf(arena, "%.*sconfig.json", slash ? (int)(slash + 1 - source->path) : 0, source->path);
+    if (!in || !next) {
+        return fc_no_memory(err, source->path);
+    }
+    *out = o->config ? o->config : access(in, F_OK) == 0 ? in : access(next, F_OK) == 0 ? next : NULL;
+    return FC_OK;
+}
+
+static fc_code apply(const options *o, const fc_selection *selection, fc_arena *arena, fc_checkpoint **source,
+                     size_t *left_out, fc_error *err) {
+    const fc_selection some = {.include = selection->include,
+                               .exclude = selection->exclude,
+                               .strip_prefix = selection->strip_prefix,
+                               .rename = selection->rename};
+    fc_recipe_options how = {.reverse = o->reverse};
+    const fc_recipe *recipe = NULL;
+    fc_checkpoint *made = NULL;
+    fc_target target;
+    fc_selected counts;
+    fc_code rc = find_config(o, *source, arena, &how.config, err);
+    rc = rc == FC_OK ? fc_recipe_load(o->recipe, &how, arena, &recipe, err) : rc;
+    rc = rc == FC_OK ? fc_target_new(*source, &some, arena, &target, &counts, err) : rc;
+    rc = rc == FC_OK ? fc_recipe_apply(*source, &target, recipe, &made, err) : rc;
+    if (rc == FC_OK) {
+        *source = made;
+        *left_out = counts.left_out;
+    }
+    return rc;
+}
+
+fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpoint **source, size_t *left_out,
+                     fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    fc_code rc = arena ? apply(o, selection, arena, source, left_out, err) : fc_no_memory(err, NULL);
+    fc_arena_free(arena);
+    return rc;
+}
