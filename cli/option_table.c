@@ -90,7 +90,8 @@ const option_row option_table[OPT_COUNT] = {
                     .arg = "RECIPE",
                     .offset = FIELD(recipe),
                     .help = "give the selected tensors the names and layouts of another program: the name of a shipped "
-                            "recipe, such as torchtitan-llama3, or a JSON file. --include, --exclude, --strip-prefix "
+                            "recipe (see 'fsdpckpt recipes'), a JSON file, or auto, the only shipped one that fits. "
+                            "--include, --exclude, --strip-prefix "
                             "and --rename come before it, --dtype-for after it"},
     [OPT_REVERSE] = {.name = "reverse",
                      .kind = KIND_FLAG,

@@ -33,7 +33,7 @@ static fc_code no_memory(const builder *b) {
 static fc_code evaluate_conditions(builder *b) {
     b->applies = fc_arena_calloc(b->scratch, b->recipe->nrules + 1, sizeof *b->applies);
     if (!b->applies) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->recipe->label);
     }
     for (size_t i = 0; i < b->recipe->nrules; i++) {
         const char *when = b->recipe->rules[i].when, *unknown = NULL;
@@ -61,6 +61,20 @@ static size_t find_rule(const builder *b, const char *name, size_t *pattern, fc_
         }
     }
     return SIZE_MAX;
+}
+
+fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err) {
+    builder b = {.recipe = recipe, .scratch = fc_arena_new(), .err = err};
+    fc_code rc = b.scratch ? evaluate_conditions(&b) : fc_no_memory(err, NULL);
+    *all = rc == FC_OK;
+    for (size_t i = 0; i < target->ntensors && *all; i++) {
+        fc_recipe_bindings bindings;
+        size_t pattern;
+        *all = target->tensors[i].source->object ||
+               find_rule(&b, target->tensors[i].name, &pattern, &bindings) != SIZE_MAX;
+    }
+    fc_arena_free(b.scratch);
+    return rc;
 }
 
 /* @return how many characters two names have in common at their beginning and at their end. */

@@ -374,7 +374,7 @@ fc_code fc_recipe_parse(const char *label, const char *text, size_t len, const f
 fc_code fc_recipe_load(const char *name_or_path, const fc_recipe_options *options, fc_arena *arena,
                        const fc_recipe **out, fc_error *err) {
     json_t *root = NULL;
-    char known[512] = "known are";
+    char known[512] = "known are 'auto',";
     *out = NULL;
     for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
         size_t used = strlen(known);

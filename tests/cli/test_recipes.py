@@ -108,6 +108,30 @@ class Shipped(harness.Case):
                 self.ok("consolidate", to, "-o", f"{to}.pt", "--recipe", "torchtitan-llama3", "--config", here)
 
 
+class Commands(harness.Case):
+    def test_list_and_print(self):
+        names = [line.split()[0] for line in self.ok("recipes").splitlines()]
+        self.assertLessEqual({recipe for _, recipe, _ in CASES}, set(names))
+        for name in names:
+            self.assertEqual(json.loads(self.ok("recipes", name))["fsdpckpt"], "recipe")
+        self.fails(2, "recipes", "none", contains=["there is no shipped recipe 'none'"])
+
+    def test_auto(self):
+        for side, options, recipe in (("nanogpt/from", (), "nanogpt"), ("meta-llama/from", (), "meta-llama"),
+                                      ("torchtitan-qwen3-moe/to", ("--reverse",), "torchtitan-qwen3")):
+            source = os.path.join(RECIPES, side + ".safetensors")
+            run = ("consolidate", source, "-o", "m.h5", "--force", "--recipe", "auto", *options)
+            p = self.run_tool(*run)
+            self.assertEqual((p.returncode, p.stderr), (0, f"fsdpckpt: {source}: the recipe is {recipe}\n"))
+            self.assertEqual(self.run_tool(*run, "-q").stderr, "")
+        for side, options, why in (
+                ("torchtitan-llama3/from", (), "several recipes fit the names of all its tensors: 'torchtitan-llama3', "),
+                ("nanogpt/to", (), "no shipped recipe fits"),  # its names do not tell which side it is
+                ("nanogpt/to", ("--reverse",), "no shipped recipe fits"), ("nanogpt/from", ("--reverse",), "no shipped recipe")):
+            self.fails(2, "consolidate", os.path.join(RECIPES, side + ".safetensors"), "-o", "n.h5", "--recipe", "auto",
+                       *options, contains=[why])
+
+
 class Language(harness.Case):
     def write(self, rules, **more):
         with open(self.path("r.json"), "w", encoding="utf-8") as f:

@@ -46,12 +46,18 @@ extern const fc_shipped_recipe fc_shipped_recipes[];
 const char *fc_recipe_description(const fc_recipe *recipe);
 
 /**
+ * Sets `*all` to whether rules of the recipe take all tensors of `target`.
+ * @return FC_EUSAGE for a condition that cannot be computed; FC_ENOMEM.
+ */
+fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err);
+
+/**
  * Makes the checkpoint that `recipe` makes of the values of `target`, under their names there. Objects that no rule
  * takes stay as they are.
  * @param target of `source`; its mesh and dtypes are not used. It need not outlive the call.
  * @param source belongs to the new checkpoint if there is one, else to the caller.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
- * @return FC_EUSAGE if a rule takes no part of a name, shapes do not fit, or a size is unknown; FC_ECORRUPT if chunks
+ * @return FC_EUSAGE if no rule takes a tensor, shapes do not fit, or a size is unknown; FC_ECORRUPT if chunks
  *         do not cover a tensor.
  */
 fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc_recipe *recipe, fc_checkpoint **out,
