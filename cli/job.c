@@ -154,6 +154,9 @@ static fc_code convert(job *j, fc_error *err) {
 /* The folder of an accelerate run also has the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
+    if (j->how.format->writer.set_parts) { /* a target for both */
+        return;
+    }
     const fc_checkpoint *source = j->source;
     bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
                 strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;
@@ -174,13 +177,17 @@ static void report_mesh(const job *j) {
 static void print_text(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
-    size_t data_files = r->files - (r->index != NULL);
+    size_t data_files = r->files - r->indexes;
     text_name(out, j->o->output ? j->o->output : "the target");
-    text_printf(out, "%s %zu %s, %zu %s, %s in %zu %s %s%s%s", j->o->dry_run ? " would hold" : ":", r->selected.tensors,
+    text_printf(out, "%s %zu %s, %zu %s, %s in %zu %s %s", j->o->dry_run ? " would hold" : ":", r->selected.tensors,
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), data_files,
-                j->how.format->name, data_files == 1 ? "file" : "files", r->index ? " and " : "",
-                r->index ? r->index : "");
+                j->how.format->name, data_files == 1 ? "file" : "files");
+    if (r->indexes == 1) {
+        text_printf(out, " and %s", r->index);
+    } else if (r->indexes > 1) {
+        text_printf(out, " and %zu %s", r->indexes, r->index);
+    }
     if (j->o->compress && !j->o->dry_run) {
         double ratio = r->data_bytes > 0 ? (double)r->stored_bytes / (double)r->data_bytes : 1;
         text_printf(out, ", compressed to %s (%.1f %%)", text_bytes(low, r->stored_bytes), 100 * ratio);

@@ -25,8 +25,9 @@ const option_row option_table[OPT_COUNT] = {
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",
                 .offset = FIELD(to),
-                .help = "format of DST: dcp, h5, pt or safetensors (default: from the extension of DST, see 'fsdpckpt "
-                        "--help'; h5 for a directory of one file per rank without an extension)"},
+                .help =
+                    "format of DST: accelerate, dcp, h5, pt or safetensors (default: from the extension of DST, see "
+                    "'fsdpckpt --help'; h5 for a directory of one file per rank without an extension)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",

@@ -18,6 +18,10 @@
 /* `text` as the content of a Python string or docstring: nothing in it ends the string. */
 static void put_text(text_out *out, const char *text) {
     for (; *text; text++) {
+        if (text[0] == '-' && text[1] == '-' && islower((unsigned char)text[2])) {
+            text++; /* an option is a keyword argument here */
+            continue;
+        }
         if (*text == '\\' || *text == '"') {
             text_puts(out, "\\");
         }
@@ -121,6 +125,17 @@ static void put_body(text_out *out, const command *c) {
     text_printf(out, "},\n        progress,\n        json=%s,\n    )\n", c->takes & TAKES(OPT_JSON) ? "True" : "False");
 }
 
+/* The options without an argument, by which messages of the command become ones about keyword arguments. */
+static void put_flags(text_out *out) {
+    text_puts(out, "\nFLAGS = frozenset(\n    {\n");
+    for (int id = 0; id < OPT_COUNT; id++) {
+        if (option_table[id].kind == KIND_FLAG) {
+            text_printf(out, "        \"%s\",\n", option_table[id].name);
+        }
+    }
+    text_puts(out, "    }\n)\n");
+}
+
 /* `extract` is left out: a tensor of an open checkpoint does the same. */
 static bool is_function(const command *c) {
     return strcmp(c->name, "extract") != 0;
@@ -137,6 +152,7 @@ void python_api(text_out *out) {
         }
     }
     text_puts(out, "]\n");
+    put_flags(out);
     for (const command *const *c = command_table; *c; c++) {
         if (is_function(*c)) {
             put_signature(out, *c);

@@ -7,8 +7,8 @@ install(TARGETS fsdpckpt fsdpckpt-train EXPORT fsdpckpt
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY lib/include/fsdpckpt train/include/fsdpckpt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
-# The pkg-config modules that the library was built with. Who links the static library needs them all, with or without
-# pkg-config --static: only a shared one brings them along by itself.
+# The pkg-config modules that the library was built with. A program that links the static library needs them all, with or
+# without pkg-config --static, because only a shared library records its own dependencies.
 get_target_property(type fsdpckpt TYPE)
 if(type STREQUAL "STATIC_LIBRARY")
   set(FSDPCKPT_PRIVATE "")

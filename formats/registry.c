@@ -3,6 +3,7 @@
  */
 #include "registry.h"
 
+#include "torch/item.h"
 #include "torch/verdict.h"
 
 #include <string.h>
@@ -21,7 +22,8 @@ const fc_format *const *fc_formats(void) {
 }
 
 const fc_object_encoding *fc_object_encoding_find(const char *name) {
-    static const fc_object_encoding torch_save = {"torch.save", fc_torch_verdict, fc_torch_verdict_memory};
+    static const fc_object_encoding torch_save = {"torch.save", fc_torch_verdict, fc_torch_verdict_memory,
+                                                  fc_torch_json_memory};
     return strcmp(name, torch_save.name) == 0 ? &torch_save : NULL;
 }
 

@@ -1,6 +1,5 @@
-# Sourced by scripts/demo and scripts/test: installs what they need where it is missing.
-# Leaves the repository's root as the working directory. PYTHON becomes a Python with torch and h5py, or "", and
-# NO_PYTHON then says why.
+# Sourced by scripts/demo and scripts/test. Installs missing packages and changes to the root of the repository. Sets PYTHON to a
+# Python with torch and h5py; or to "", and then NO_PYTHON to the reason.
 # shellcheck shell=bash disable=SC2034
 
 set -euo pipefail
@@ -10,13 +9,13 @@ export PYTHONDONTWRITEBYTECODE=1
 BUILD_PACKAGES="build-essential cmake git libhdf5-dev libisal-dev libjansson-dev libseccomp-dev libxxhash-dev ninja-build
     pkg-config python3 python3-dev zlib1g-dev libcmocka-dev hdf5-tools libopenmpi-dev openmpi-bin"
 TEST_PACKAGES="clang clang-format clang-tidy libclang-rt-14-dev"
-VENV_GIB=7 # of disk space: .venv has 5.5 GB, pip needs room for the largest package
+VENV_GIB=7 # of disk space: 5.5 GB for .venv, the rest for pip's temporary files
 
 say() {
     printf '== %s\n' "$*"
 }
 
-# Runs a command quietly; its output appears only when it fails.
+# Runs a command and prints its output only if it fails.
 quietly() {
     local log
     log=$(mktemp)
@@ -29,8 +28,8 @@ quietly() {
     rm -f "$log"
 }
 
-# Whether this user may install packages. Sets ROOT to what goes before the command. sudo may ask for a password where
-# somebody can type it.
+# Returns whether this user may install packages. Sets ROOT to the prefix of the command. sudo may ask for a password on a
+# terminal.
 may_install() {
     ROOT=()
     if [ "$(id -u)" -eq 0 ]; then
@@ -42,7 +41,7 @@ may_install() {
     [ -t 0 ] && [ -t 2 ] && id -nG | grep -qwE 'sudo|wheel|admin' && sudo -v
 }
 
-# Installs Debian packages. A person who may not is shown the line that an administrator types.
+# Installs Debian packages, or prints the command for an administrator.
 setup_packages() {
     local missing=() package
     if ! command -v dpkg-query >/dev/null; then
@@ -60,7 +59,7 @@ setup_packages() {
     fi
     local apt="apt-get install --no-install-recommends"
     if ! may_install; then
-        echo "Debian packages are missing, and this user may not install them. An administrator types:" >&2
+        echo "Debian packages are missing, and this user may not install them. An administrator can run:" >&2
         echo "    $apt ${missing[*]}" >&2
         echo "Then start $0 again; it needs no other rights." >&2
         exit 1
@@ -70,12 +69,12 @@ setup_packages() {
     quietly "${ROOT[@]}" apt-get update -qq -o DPkg::Lock::Timeout=300 || say "trying without new package lists"
     # shellcheck disable=SC2086
     if ! quietly "${ROOT[@]}" $apt "${missing[@]}"; then
-        echo "The packages could not be installed: is there a network, and space on the disk?" >&2
+        echo "The packages could not be installed. Check the network and the disk space." >&2
         exit 1
     fi
 }
 
-# The package that .venv needs, where .venv is to be made and python3 is Debian's.
+# Prints the package that is needed to make .venv, if .venv is missing and python3 is Debian's.
 venv_package() {
     if [ -z "${FSDPCKPT_PYTHON:-}${FSDPCKPT_NO_TORCH:-}" ] && ! [ -x .venv/bin/python ] &&
         ! python3 -c 'import ensurepip' 2>/dev/null; then
@@ -83,12 +82,12 @@ venv_package() {
     fi
 }
 
-# has_modules PYTHON [MODULE]: whether the oracle tests can run, and whether the module is there too.
+# has_modules PYTHON [MODULE]: returns whether the oracle tests can run, and whether the module is installed.
 has_modules() {
     "$1" -c "import torch, numpy, h5py, safetensors, ml_dtypes${2:+, $2}" >/dev/null 2>&1
 }
 
-# Makes .venv. Prints why not.
+# Makes .venv, or prints the reason why it cannot.
 make_venv() {
     local free
     free=$(df --output=avail -k . | tail -n 1)
@@ -108,8 +107,8 @@ make_venv() {
     fi
 }
 
-# Real PyTorch and h5py, from $FSDPCKPT_PYTHON, else from .venv, which is made once, unless $1 is "existing".
-# FSDPCKPT_NO_TORCH=1 does without. pip goes its usual ways: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and the like work.
+# Finds a Python with PyTorch and h5py: $FSDPCKPT_PYTHON, else .venv, which it makes unless $1 is "existing".
+# FSDPCKPT_NO_TORCH=1 uses none. pip reads its usual environment, such as PIP_FIND_LINKS and PIP_EXTRA_INDEX_URL.
 setup_python() {
     PYTHON=
     NO_PYTHON=

@@ -108,20 +108,26 @@ static fc_code wait_for_reductions(fc_fsdp *fsdp, fc_error *err) {
     return FC_OK;
 }
 
+/* Ends the backward of one handle: its parameters are resharded, and its gradient is the optimizer's. */
+static fc_code finalize_handle(const fc_fsdp *fsdp, fc_fsdp_handle *h, fc_error *err) {
+    if (h->use_unsharded) {
+        FC_TRY(fc_fsdp_reshard(h, fc_fsdp_should_free_in_backward(h), err));
+    }
+    return h->layout.requires_grad && fsdp->sync_gradients ? fc_fsdp_prepare_for_optim(h, err) : FC_OK;
+}
+
 /* A unit whose output the loss did not use has no post-backward, but its parameters may be unsharded. */
 static fc_code finalize_unit(fc_fsdp_unit *unit, fc_error *err) {
     fc_code rc = FC_OK;
-    for (fc_fsdp_handle *h = unit->handles; h && rc == FC_OK; h = h->next) {
-        if (h->use_unsharded) {
-            rc = fc_fsdp_reshard(h, fc_fsdp_should_free_in_backward(h), err);
-        }
+    for (fc_fsdp_handle *h = unit->handles; h; h = h->next) {
+        FC_TRY_GOTO(finalize_handle(unit->fsdp, h, err), rc, out);
         h->registered = false;
-        if (rc == FC_OK && h->layout.requires_grad && unit->fsdp->sync_gradients) {
-            rc = fc_fsdp_prepare_for_optim(h, err);
+        if (h->layout.requires_grad && unit->fsdp->sync_gradients) {
             h->post_backward_called = false;
         }
         h->state = FC_HANDLE_IDLE;
     }
+out:
     unit->state = FC_STATE_IDLE;
     unit->ran_pre_backward = unit->needs_pre_backward_unshard = unit->prefetched = false;
     unit->post_forward_index = NOT_IN_ORDER;

@@ -156,9 +156,9 @@ fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh
     const fc_device_mesh *root = mesh ? mesh->root : NULL;
     fc_dtensor wanted;
     fc_fsdp_tensor whole;
-    fc_code rc = plan_chunk(tensor, root, &wanted, err);
-    if (rc != FC_OK || !root) { /* without a mesh, plan_chunk fails */
-        return rc;
+    FC_TRY(plan_chunk(tensor, root, &wanted, err));
+    if (!root) { /* plan_chunk fails without a mesh */
+        return FC_OK;
     }
     fc_placement replicate[FC_MAX_MESH_DIMS] = {{FC_REPLICATE, 0, 0}};
     if (tensor->is_dtensor) {

@@ -135,10 +135,21 @@ static fc_code new_gradients(fc_fsdp_handle *h, fc_error *err) {
     return FC_OK;
 }
 
+/* Lays out the flat parameter of a new handle. */
+static fc_code lay_out(fc_fsdp_handle *h, const fc_fsdp_param_init *params, size_t count, fc_flat_desc *descs,
+                       fc_array *locals, fc_error *err) {
+    const fc_fsdp *fsdp = h->unit->fsdp;
+    FC_TRY(describe(h, params, count, descs, locals, err));
+    if (count > 0) {
+        choose_dtypes(h, descs[0].dtype);
+    }
+    return fc_flat_layout_new(descs, count, fsdp->shard->size, fsdp->options.use_orig_params, h->compute_dtype,
+                              fsdp->arena, &h->layout, err);
+}
+
 fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
                            fc_error *err) {
-    fc_fsdp *fsdp = unit->fsdp;
-    fc_arena *arena = fsdp->arena;
+    fc_arena *arena = unit->fsdp->arena;
     fc_fsdp_handle *h = fc_arena_calloc(arena, 1, sizeof *h);
     fc_flat_desc *descs = fc_arena_calloc(arena, count, sizeof *descs);
     fc_array *locals = fc_arena_calloc(arena, count, sizeof *locals);
@@ -150,17 +161,7 @@ fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params,
     if (!h || !descs || !locals || !h->extensions || !h->is_grad_none) {
         return fc_no_memory(err, unit->name);
     }
-    fc_code rc = describe(h, params, count, descs, locals, err);
-    if (rc == FC_OK) {
-        if (count > 0) {
-            choose_dtypes(h, descs[0].dtype);
-        }
-        rc = fc_flat_layout_new(descs, count, fsdp->shard->size, fsdp->options.use_orig_params, h->compute_dtype, arena,
-                                &h->layout, err);
-    }
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "unit '%s'", unit->name);
-    }
+    FC_TRY_CONTEXT(lay_out(h, params, count, descs, locals, err), err, "unit '%s'", unit->name);
     if (!fc_fsdp_is_sharded(unit)) {
         h->layout.world_size = 1;
         h->layout.shard_numel = h->layout.numel;

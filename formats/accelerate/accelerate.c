@@ -1,11 +1,10 @@
 /*
  * Reads what Hugging Face's accelerate, and its Trainer, save of an FSDP run with SHARDED_STATE_DICT: a folder with one
- * DCP checkpoint for the model (model.*) and one for the optimizer (optimizer.*). The two are joined into one manifest
- * over the files of both, so that DCP's functions can read it.
+ * DCP checkpoint for each model (model.*) and one for each optimizer (optimizer.*). They are joined into one manifest
+ * over the files of all, so that DCP's functions can read it.
  */
-#include "fsdpckpt/format.h"
+#include "accelerate/accelerate.h"
 
-#include "base/file_name.h"
 #include "base/try.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
@@ -13,42 +12,41 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
-/* Versions of accelerate use two names for the model's folder. A number follows: that of the prepared model. */
-static const char *const models[] = {"pytorch_model_fsdp", "pytorch_model"};
-static const char optimizer[] = "optimizer";
+/* Before 0.27 the folder of a model was called like this. */
+static const char old_model[] = "pytorch_model";
 
-enum { MODELS = sizeof models / sizeof *models, PARTS = 2 };
-
-/* Whether the folder has a DCP checkpoint called `head`_`number`. */
-static bool has_part(const char *directory, const char *head, int number) {
-    char name[64], path[PATH_MAX];
-    snprintf(name, sizeof name, "%s_%d/.metadata", head, number);
-    return fc_find_in(directory, name, path);
+/* Whether the checkpoint has this folder, and a DCP checkpoint in it. */
+static fc_code look_for(const char *directory, const char *folder, bool *found, fc_error *err) {
+    struct stat st;
+    char path[PATH_MAX];
+    bool fits = snprintf(path, sizeof path, "%s/%s/.metadata", directory, folder) < PATH_MAX;
+    *found = fits && stat(path, &st) == 0;
+    return !fits || *found || errno == ENOENT || errno == ENOTDIR
+               ? FC_OK
+               : fc_fail_errno(err, errno, "%s: cannot be examined", path);
 }
 
-static const char *model_of(const char *directory) {
-    for (size_t i = 0; i < MODELS; i++) {
-        if (has_part(directory, models[i], 0)) {
-            return models[i];
-        }
+/* Finds the folder of a part. */
+static fc_code find_folder(const char *directory, uint32_t part, char folder[ACCELERATE_NAME], bool *found,
+                           fc_error *err) {
+    fc_accelerate_folder(part, folder);
+    FC_TRY(look_for(directory, folder, found, err));
+    if (*found || part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER) {
+        return FC_OK;
     }
-    return NULL;
+    snprintf(folder, ACCELERATE_NAME, "%s_%u", old_model, (unsigned)(part / ACCELERATE_KINDS));
+    return look_for(directory, folder, found, err);
 }
 
 static bool accelerate_probe(const fc_probe *probe) {
-    return probe->is_directory && model_of(probe->path);
-}
-
-/* Several models or optimizers would have the same names. */
-static fc_code check_single(const fc_checkpoint *checkpoint, const char *head, fc_error *err) {
-    if (has_part(checkpoint->path, head, 1)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s_1 exists as well as %s_0; open each of these folders on its own",
-                       checkpoint->path, head, head);
-    }
-    return FC_OK;
+    char folder[ACCELERATE_NAME];
+    bool found = false;
+    return probe->is_directory && find_folder(probe->path, 0, folder, &found, probe->err) == FC_OK && found;
 }
 
 /* Like a file, a folder must not be a link out of the checkpoint. */
@@ -62,28 +60,49 @@ static fc_code check_folder(const fc_checkpoint *checkpoint, const char *path, c
                                             : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
 }
 
-/* Reads the DCP checkpoint `head`_0 into `part`. The names of its files become relative to the joint folder. */
-static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, const fc_open_options *options,
-                         fc_checkpoint *part, fc_error *err) {
-    fc_arena *arena = checkpoint->arena;
-    const char *name = fc_arena_printf(arena, "%s_0", head);
-    const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, name ? name : "");
-    const char *metadata = fc_arena_printf(arena, "%s/.metadata", path ? path : "");
-    if (!name || !path || !metadata) {
-        return fc_no_memory(err, checkpoint->path);
-    }
-    *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
-    FC_TRY(check_folder(checkpoint, path, name, options, err));
-    FC_TRY(fc_dcp_load(part, options, path, metadata, err));
-    FC_TRY(fc_note_other_files(part, path, err));       /* needs names that are relative to the part's own folder */
+/* Makes the names of a part's files relative to the joint folder. */
+static fc_code name_files(fc_checkpoint *part, const char *folder, fc_error *err) {
     fc_file *files = (fc_file *)(uintptr_t)part->files; /* ours while the manifest is built */
     for (size_t i = 0; i < part->nfiles; i++) {
-        files[i].name = fc_arena_printf(arena, "%s/%s", name, files[i].name);
+        files[i].name = fc_arena_printf(part->arena, "%s/%s", folder, files[i].name);
         if (!files[i].name) {
-            return fc_no_memory(err, checkpoint->path);
+            return fc_no_memory(err, part->path);
         }
     }
     return FC_OK;
+}
+
+/* Gives the values of a model after the first, and of its optimizer, names of their own. */
+static fc_code name_values(fc_checkpoint *part, uint32_t number, fc_error *err) {
+    const char *head = fc_accelerate_head(number);
+    const char *own = fc_arena_printf(part->arena, "%s_%u", head, (unsigned)(number / ACCELERATE_KINDS));
+    fc_tensor *tensors = (fc_tensor *)(uintptr_t)part->tensors;
+    size_t length = strlen(head);
+    for (size_t i = 0; own && number >= ACCELERATE_KINDS && i < part->ntensors; i++) {
+        fc_tensor *t = &tensors[i];
+        bool headed = strncmp(t->name, head, length) == 0 && t->name[length] == '.';
+        if (headed && !fc_accelerate_rename(part->arena, length, own, &t->name, &t->path)) {
+            own = NULL;
+        }
+    }
+    return own ? FC_OK : fc_no_memory(err, part->path);
+}
+
+/* Reads the DCP checkpoint of a part. */
+static fc_code read_part(const fc_checkpoint *checkpoint, uint32_t number, const char *folder,
+                         const fc_open_options *options, fc_checkpoint *part, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
+    const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, folder);
+    const char *metadata = fc_arena_printf(arena, "%s/.metadata", path ? path : "");
+    if (!path || !metadata) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
+    FC_TRY(check_folder(checkpoint, path, folder, options, err));
+    FC_TRY(fc_dcp_load(part, options, path, metadata, err));
+    FC_TRY(fc_note_other_files(part, path, err)); /* needs names that are relative to the part's own folder */
+    FC_TRY(name_files(part, folder, err));
+    return name_values(part, number, err);
 }
 
 /* Appends the tensors of a part. `base` is the index of the part's first file. */
@@ -127,24 +146,38 @@ static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_
     checkpoint->ntensors = ntensors;
     FC_TRY(fc_find_same_name(tensors, ntensors, &twice, err));
     if (twice) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: %.256s is in the folders of both the model and the optimizer; open each of these folders "
-                       "on its own",
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s is in two of its folders; open each of these on its own",
                        checkpoint->path, twice);
     }
     return FC_OK;
 }
 
-static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    fc_checkpoint parts[PARTS] = {0};
-    size_t n = 0;
-    const char *model = model_of(checkpoint->path);
-    FC_TRY(check_single(checkpoint, model, err));
-    FC_TRY(check_single(checkpoint, optimizer, err));
-    FC_TRY(read_part(checkpoint, model, options, &parts[n++], err));
-    if (has_part(checkpoint->path, optimizer, 0)) {
-        FC_TRY(read_part(checkpoint, optimizer, options, &parts[n++], err));
+/* Reads the parts of all models, up to the first number that has none. */
+static fc_code read_parts(const fc_checkpoint *checkpoint, const fc_open_options *options, fc_checkpoint *parts,
+                          size_t *nparts, fc_error *err) {
+    char folder[ACCELERATE_NAME];
+    size_t before = 1;
+    for (uint32_t number = 0; number < ACCELERATE_PARTS && before > 0; number += ACCELERATE_KINDS) {
+        before = *nparts;
+        for (uint32_t part = number; part < number + ACCELERATE_KINDS; part++) {
+            bool found;
+            FC_TRY(find_folder(checkpoint->path, part, folder, &found, err));
+            if (found) {
+                FC_TRY(read_part(checkpoint, part, folder, options, &parts[(*nparts)++], err));
+            }
+        }
+        before = *nparts - before;
     }
+    return FC_OK;
+}
+
+static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    size_t n = 0;
+    fc_checkpoint *parts = fc_arena_calloc(checkpoint->arena, ACCELERATE_PARTS, sizeof *parts);
+    if (!parts) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    FC_TRY(read_parts(checkpoint, options, parts, &n, err));
     FC_TRY(join(checkpoint, parts, n, err));
     checkpoint->producer = "accelerate";
     checkpoint->keeps_order = true;
@@ -159,6 +192,11 @@ static void accelerate_close(fc_checkpoint *checkpoint) {
 }
 
 static const char *const extensions[] = {NULL};
+static const fc_own_file own_files[] = {{"pytorch_model_fsdp_*/.metadata", FC_CONTENT_PICKLE},
+                                        {"pytorch_model_fsdp_*/__*_*.distcp", FC_CONTENT_ZIP},
+                                        {"optimizer_*/.metadata", FC_CONTENT_PICKLE},
+                                        {"optimizer_*/__*_*.distcp", FC_CONTENT_ZIP},
+                                        {NULL}};
 
 const fc_format fc_format_accelerate = {
     .name = "accelerate",
@@ -180,5 +218,20 @@ const fc_format fc_format_accelerate = {
             .verify = fc_dcp_verify,
             .verify_chunk = fc_dcp_verify_chunk,
             .unverified = DCP_UNVERIFIED,
+        },
+    .writer =
+        {
+            .own_files = own_files,
+            .wants_crc32 = true,
+            .holds_pickles = true,
+            .is_directory = fc_accelerate_is_directory,
+            .set_parts = fc_accelerate_set_parts,
+            .files = fc_accelerate_files,
+            .index = fc_accelerate_index,
+            .create = fc_accelerate_create,
+            .reserve = fc_accelerate_reserve,
+            .finish_file = fc_accelerate_finish_file,
+            .finish = fc_accelerate_finish,
+            .destroy = fc_accelerate_destroy,
         },
 };

@@ -33,26 +33,30 @@ static bool is_in_archive(const fc_tensor *tensor) {
     return !tensor->object && tensor->nchunks > 0 && !fc_dcp_in_safetensors(tensor, &tensor->chunks[0]);
 }
 
+/* Whether the tensor of an archive is refused. A damaged or missing archive is reported when it is read. */
+static bool is_refused(int fd, const char *path, const fc_chunk *chunk, fc_error *why) {
+    fc_torch_item item;
+    fc_torch_tensor ignored;
+    if (fc_torch_item_open(fd, path, chunk->offset, chunk->length, &item, NULL) != FC_OK) {
+        return false;
+    }
+    fc_code rc = fc_torch_tensor_decode(item.pickle, item.pickle->root, &ignored, why);
+    fc_torch_item_close(&item);
+    return rc == FC_EUNSUPPORTED;
+}
+
 /* @return whether the archive's tensor is refused. A damaged or missing archive is reported when it is read. */
 static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *why) {
     const fc_chunk *chunk = &tensor->chunks[0];
     const char *path = checkpoint->files[chunk->file].path;
-    fc_torch_item item;
-    fc_torch_tensor ignored;
     uint64_t size;
     int fd;
     if (fc_open_input(path, &fd, &size, NULL) != FC_OK) {
         return false;
     }
-    fc_code rc = fc_torch_item_open(fd, path, chunk->offset, chunk->length, &item, NULL);
-    if (rc == FC_OK) {
-        rc = fc_torch_tensor_decode(item.pickle, item.pickle->root, &ignored, why);
-        fc_torch_item_close(&item);
-    } else {
-        rc = FC_OK;
-    }
+    bool refused = is_refused(fd, path, chunk, why);
     close(fd);
-    return rc == FC_EUNSUPPORTED;
+    return refused;
 }
 
 /* Keeps the places of all chunks, which verify checks. */

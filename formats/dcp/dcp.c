@@ -145,24 +145,15 @@ static fc_code build(dcp_builder *b) {
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
         return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
     }
-    fc_code rc = set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION));
-    if (rc == FC_OK) {
-        rc = fc_dcp_build_tensors(b, root);
-    }
-    if (rc == FC_OK) {
-        rc = fc_dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE));
-    }
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION)));
+    FC_TRY(fc_dcp_build_tensors(b, root));
+    FC_TRY(fc_dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE)));
     b->checkpoint->tensors = b->tensors;
     b->checkpoint->ntensors = b->ntensors;
-    rc = fc_dcp_finish_files(b);
-    rc = rc == FC_OK ? fc_dcp_place_in_safetensors(b) : rc;
-    if (rc == FC_OK && !is_rank_metadata(fc_base_name(b->metadata_path))) { /* ranks must list a value as the same */
-        rc = fc_dcp_refuse_classes(b);
-    }
-    return rc;
+    FC_TRY(fc_dcp_finish_files(b));
+    FC_TRY(fc_dcp_place_in_safetensors(b));
+    /* the metadata of ranks is compared first: they must list a value as the same */
+    return is_rank_metadata(fc_base_name(b->metadata_path)) ? FC_OK : fc_dcp_refuse_classes(b);
 }
 
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,

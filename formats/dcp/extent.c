@@ -21,10 +21,8 @@ static bool same_sizes(const fc_tensor *tensor, const fc_chunk *chunk, const fc_
 static fc_code find_storage(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_item *item,
                             fc_torch_tensor *t, const fc_zip_entry **storage, fc_error *err) {
     const char *path = item->zip.path;
-    fc_code rc = fc_torch_tensor_decode(item->pickle, item->pickle->root, t, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "%s: offset %" PRIu64, path, chunk->offset);
-    }
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(item->pickle, item->pickle->root, t, err), err, "%s: offset %" PRIu64, path,
+                   chunk->offset);
     if (t->dtype != tensor->dtype) {
         return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item holds %s, .metadata says %s", path,
                        chunk->offset, fc_dtype_get(t->dtype)->torch_name, fc_dtype_get(tensor->dtype)->torch_name);
@@ -161,26 +159,16 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
 
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err) {
-    enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* it is for people and scripts; the bytes stay whole */
-    static const char omitted[] = "{\"$omitted\":\"too large\"}";
     if (object->nchunks == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: object %.256s has no bytes", checkpoint->path, object->name);
     }
     const fc_chunk *chunk = &object->chunks[0];
     fc_torch_item item;
     int fd;
-    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
-    if (rc == FC_OK) {
-        rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
-        if (rc == FC_OK) {
-            uint64_t budget = item.pickle_size < LARGE / RATIO ? SMALL + RATIO * item.pickle_size : LARGE;
-            rc = fc_torch_json(item.pickle, item.pickle->root, budget, arena, json, err);
-            fc_torch_item_close(&item);
-        } else if (rc == FC_EUNSUPPORTED && item.pickle_size > FC_TORCH_MAX_PICKLE) {
-            *json = fc_arena_strndup(arena, omitted, strlen(omitted));
-            rc = *json ? FC_OK : fc_no_memory(err, NULL);
-        }
-        fc_dcp_release(checkpoint, chunk->file);
-    }
-    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
+    FC_TRY_CONTEXT(fc_dcp_acquire(checkpoint, chunk->file, &fd, err), err, "object %.256s", object->name);
+    fc_code rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
+    rc = fc_torch_json_item(&item, rc, arena, json, err);
+    fc_dcp_release(checkpoint, chunk->file);
+    FC_TRY_CONTEXT(rc, err, "object %.256s", object->name);
+    return FC_OK;
 }

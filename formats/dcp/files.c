@@ -232,30 +232,38 @@ static open_file *free_slot(dcp_state *state) {
     return &state->open[state->nopen++];
 }
 
+/* Opens a file into a free slot. Called with the lock held. */
+static fc_code open_slot(dcp_state *state, const char *path, uint32_t file, open_file **out, fc_error *err) {
+    uint64_t size;
+    open_file *o = free_slot(state);
+    if (!o) {
+        return fc_no_memory(err, path);
+    }
+    fc_code rc = fc_open_input(path, &o->fd, &size, err);
+    if (rc != FC_OK) {
+        o->fd = -1;
+        o->last_use = 0;
+        return rc;
+    }
+    o->file = file;
+    o->users = 0;
+    state->slots[file] = (uint32_t)(o - state->open) + 1;
+    *out = o;
+    return FC_OK;
+}
+
 fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err) {
     dcp_state *state = checkpoint->state;
-    const char *path = checkpoint->files[file].path;
     fc_code rc = FC_OK;
     pthread_mutex_lock(&state->lock);
     open_file *o = state->slots[file] ? &state->open[state->slots[file] - 1] : NULL;
     if (!o) {
-        uint64_t size;
-        o = free_slot(state);
-        rc = o ? fc_open_input(path, &o->fd, &size, err) : fc_no_memory(err, path);
-        if (rc == FC_OK) {
-            o->file = file;
-            o->users = 0;
-            state->slots[file] = (uint32_t)(o - state->open) + 1;
-        } else if (o) {
-            o->fd = -1;
-            o->last_use = 0;
-        }
+        FC_TRY_GOTO(open_slot(state, checkpoint->files[file].path, file, &o, err), rc, out);
     }
-    if (rc == FC_OK) {
-        o->users++;
-        o->last_use = ++state->clock;
-        *fd = o->fd;
-    }
+    o->users++;
+    o->last_use = ++state->clock;
+    *fd = o->fd;
+out:
     pthread_mutex_unlock(&state->lock);
     return rc;
 }

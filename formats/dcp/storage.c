@@ -151,16 +151,14 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
     }
     chunk->offset = (uint64_t)offset;
     chunk->length = (uint64_t)length;
-    fc_code rc = fc_dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length,
-                                 &chunk->file);
-    if (rc == FC_OK) {
-        chunk->rank = b->files[chunk->file].rank;
-    }
-    if (rc == FC_OK && t->object) { /* an object is as long as its item */
+    FC_TRY(fc_dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length,
+                           &chunk->file));
+    chunk->rank = b->files[chunk->file].rank;
+    if (t->object) { /* an object is as long as its item */
         *(int64_t *)(uintptr_t)t->shape = length;
         ((int64_t *)(uintptr_t)chunk->dims)[1] = length;
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {

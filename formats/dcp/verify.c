@@ -8,32 +8,40 @@
 #include "fsdpckpt/verify.h"
 #include "torch/item.h"
 
+/* Checks the records of the item at an open file. */
+static fc_code check_open_item(int fd, const fc_checkpoint *checkpoint, const fc_tensor *object, const fc_chunk *chunk,
+                               struct fc_findings *findings, bool *covered, fc_error *err) {
+    const fc_file *file = &checkpoint->files[chunk->file];
+    const fc_defect place = {.file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->offset};
+    fc_torch_item archive;
+    fc_error found;
+    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
+    fc_code rc = fc_torch_item_open_read(fd, file->path, chunk->offset, chunk->length, bytes, &archive, &found);
+    if (rc != FC_OK) {
+        *covered = false; /* reported already, with the object's decoding, unless nobody decodes it */
+        if (object->object->refusal && rc == FC_ECORRUPT) {
+            fc_report_defect(findings, &place, "tensor %.256s: %s", object->name, found.message);
+        }
+        return rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;
+    }
+    rc = fc_torch_check_records(&archive, true, &place, findings, covered, err);
+    fc_torch_item_close(&archive);
+    return rc;
+}
+
 /* Opens the item of a chunk and checks its records. */
 static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *object, const fc_chunk *chunk,
                           struct fc_findings *findings, bool *covered, fc_error *err) {
     const fc_file *file = &checkpoint->files[chunk->file];
     const fc_defect place = {.file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->offset};
-    fc_torch_item archive;
     fc_error found;
     int fd;
-    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, &found);
-    if (rc != FC_OK) {
+    if (fc_dcp_acquire(checkpoint, chunk->file, &fd, &found) != FC_OK) {
         fc_report_defect(findings, &place, "%s", found.message);
         *covered = false;
         return FC_OK;
     }
-    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
-    rc = fc_torch_item_open_read(fd, file->path, chunk->offset, chunk->length, bytes, &archive, &found);
-    if (rc == FC_OK) {
-        rc = fc_torch_check_records(&archive, true, &place, findings, covered, err);
-        fc_torch_item_close(&archive);
-    } else {
-        *covered = false; /* reported already, with the object's decoding, unless nobody decodes it */
-        if (object->object->refusal && rc == FC_ECORRUPT) {
-            fc_report_defect(findings, &place, "tensor %.256s: %s", object->name, found.message);
-        }
-        rc = rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;
-    }
+    fc_code rc = check_open_item(fd, checkpoint, object, chunk, findings, covered, err);
     fc_dcp_release(checkpoint, chunk->file);
     return rc;
 }
@@ -41,15 +49,16 @@ static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *obje
 fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     const fc_chunk *chunk = &object->chunks[0];
     fc_torch_item archive;
+    fc_code rc;
     int fd;
     FC_TRY(fc_dcp_acquire(checkpoint, chunk->file, &fd, err));
     unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
-    fc_code rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
-                                         &archive, err);
-    if (rc == FC_OK) {
-        rc = fc_torch_check_archive(&archive, err);
-        fc_torch_item_close(&archive);
-    }
+    FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
+                                        &archive, err),
+                rc, out);
+    rc = fc_torch_check_archive(&archive, err);
+    fc_torch_item_close(&archive);
+out:
     fc_dcp_release(checkpoint, chunk->file);
     if (rc == FC_EUNSUPPORTED) { /* a pickle that is not read is copied all the same: it is no worse than before */
         return FC_OK;

@@ -50,10 +50,10 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
     const size_t ntensors = checkpoint->ntensors;
     size_t more = 0;
     fc_tensor *added = NULL;
-    fc_code rc = fc_torch_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, err);
-    fc_tensor *all = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, ntensors + more, sizeof *all) : NULL;
+    FC_TRY(fc_torch_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, err));
+    fc_tensor *all = fc_arena_calloc(checkpoint->arena, ntensors + more, sizeof *all);
     if (!all) {
-        return rc == FC_OK ? fc_no_memory(err, checkpoint->path) : rc;
+        return fc_no_memory(err, checkpoint->path);
     }
     if (ntensors > 0) {
         memcpy(all, old, ntensors * sizeof *all);
@@ -63,7 +63,7 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
     }
     checkpoint->tensors = all;
     checkpoint->ntensors = ntensors + more;
-    rc = check_unique(checkpoint, name, err);
+    fc_code rc = check_unique(checkpoint, name, err);
     if (rc != FC_OK) {
         checkpoint->tensors = old;
         checkpoint->ntensors = ntensors;
@@ -71,19 +71,27 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
     return rc;
 }
 
+/* Adds the file's values. `*why`: the reason why an optional file, of another program, is not read. */
+static fc_code add_optional(fc_checkpoint *checkpoint, const char *name, bool optional, const char **why,
+                            fc_error *err) {
+    const char *path = NULL;
+    FC_TRY(add_file(checkpoint, name, &path, err));
+    fc_code rc = add_values(checkpoint, name, path, err);
+    if (rc != FC_EUNSUPPORTED || !optional) {
+        return rc;
+    }
+    *why = fc_arena_printf(checkpoint->arena, "the file %s is not read: %s", name, err->message);
+    return *why ? FC_OK : fc_no_memory(err, checkpoint->path);
+}
+
 fc_code fc_dcp_open_with_file(fc_checkpoint *checkpoint, const char *name, bool optional,
                               const fc_open_options *options, fc_error *err) {
-    const char *path = NULL, *why = NULL, *directory = NULL;
-    fc_code rc = fc_dcp_open(checkpoint, options, &directory, err);
-    rc = rc == FC_OK ? add_file(checkpoint, name, &path, err) : rc;
-    rc = rc == FC_OK ? add_values(checkpoint, name, path, err) : rc;
-    if (rc == FC_EUNSUPPORTED && path && optional) { /* another program's file, of the same name */
-        why = fc_arena_printf(checkpoint->arena, "the file %s is not read: %s", name, err->message);
-        rc = why ? FC_OK : fc_no_memory(err, checkpoint->path);
-    }
-    rc = rc == FC_OK ? fc_note_other_files(checkpoint, directory, err) : rc;
+    const char *why = NULL, *directory = NULL;
+    FC_TRY(fc_dcp_open(checkpoint, options, &directory, err));
+    FC_TRY(add_optional(checkpoint, name, optional, &why, err));
+    FC_TRY(fc_note_other_files(checkpoint, directory, err));
     checkpoint->note = why ? why : checkpoint->note;
-    return rc;
+    return FC_OK;
 }
 
 void fc_dcp_close_with_file(fc_checkpoint *checkpoint) {

@@ -156,10 +156,7 @@ fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, f
     if (!fc_torch_is_tensor(f->p, v)) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is not a tensor", f->path, what);
     }
-    fc_code rc = fc_torch_find_extent(f, v, t, b->checkpoint->arena, piece, b->err);
-    if (rc != FC_OK) {
-        return fc_context(b->err, rc, "%s", f->path);
-    }
+    FC_TRY_CONTEXT(fc_torch_find_extent(f, v, t, b->checkpoint->arena, piece, b->err), b->err, "%s", f->path);
     if (t->ndim != 1 || (t->sizes[0] > 1 && t->strides[0] != 1)) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is not a contiguous tensor of one dimension", f->path, what);
     }

@@ -163,10 +163,8 @@ static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
     if (!t) {
         return fc_ds_no_memory(m->b);
     }
-    fc_code rc = fc_torch_tensor_decode(m->f->p, fc_ds_get(m->f->p, m->fragments, name), &piece, m->b->err);
-    if (rc != FC_OK) {
-        return fc_context(m->b->err, rc, "%s: frozen parameter %.256s", m->f->path, name);
-    }
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_ds_get(m->f->p, m->fragments, name), &piece, m->b->err),
+                   m->b->err, "%s: frozen parameter %.256s", m->f->path, name);
     t->dtype = piece.dtype;
     return read_shape(m, name, shape, &t->ndim, &t->shape, &t->numel);
 }

@@ -152,10 +152,7 @@ static fc_code read_keys(const rank_file *r, size_t group) {
             return fail_file(r, "a name in the optimizer's state is not a string");
         }
         if (fc_torch_is_tensor(r->f.p, pairs[i + 1])) {
-            const fc_code rc = fc_torch_tensor_decode(r->f.p, pairs[i + 1], &t, r->b->err);
-            if (rc != FC_OK) {
-                return fc_context(r->b->err, rc, "%s", r->f.path);
-            }
+            FC_TRY_CONTEXT(fc_torch_tensor_decode(r->f.p, pairs[i + 1], &t, r->b->err), r->b->err, "%s", r->f.path);
         }
         FC_TRY(add_key(r->b, group, name, t.ndim == 1));
     }

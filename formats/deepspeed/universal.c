@@ -244,10 +244,7 @@ static fc_code add_value(ds_builder *b, const torch_file *f, const ds_value *val
         return is_master ? fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a tensor", f->path)
                          : fc_ds_add_value(b, f, path, count, v);
     }
-    fc_code rc = fc_torch_tensor_decode(f->p, v, &t, b->err);
-    if (rc != FC_OK) {
-        return fc_context(b->err, rc, "%s", f->path);
-    }
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(f->p, v, &t, b->err), b->err, "%s", f->path);
     bool whole = !param || inner || t.ndim != 1; /* not a flat tensor of the parameter's elements */
     if (!whole && !same_shape(param, &t)) {
         return add_flat(b, f, path, count, param, v);
@@ -300,11 +297,13 @@ static fc_code add_steps(ds_builder *b, const torch_file *f) {
 
 fc_code fc_ds_read_universal_state(ds_builder *b) {
     torch_file f;
+    fc_code rc = FC_OK;
     FC_TRY(open_state(b, &f));
-    fc_code rc = b->stage == 3 ? add_steps(b, &f) : FC_OK;
-    if (rc == FC_OK) {
-        rc = fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups"));
+    if (b->stage == 3) {
+        FC_TRY_GOTO(add_steps(b, &f), rc, out);
     }
+    rc = fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups"));
+out:
     fc_torch_file_close(&f);
     return rc;
 }

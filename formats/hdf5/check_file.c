@@ -21,12 +21,23 @@ static uint64_t read_u64(const unsigned char *bytes) {
     return value;
 }
 
+/* The superblock of the file. */
+static fc_code read_superblock(const char *path, unsigned char head[SUPERBLOCK], uint64_t *size, fc_error *err) {
+    int fd;
+    FC_TRY(fc_open_input(path, &fd, size, err));
+    fc_code rc =
+        *size < SUPERBLOCK
+            ? fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it has %" PRIu64 " bytes; copy it again", path, *size)
+            : fc_pread_full(fd, head, SUPERBLOCK, 0, path, err);
+    close(fd);
+    return rc;
+}
+
 fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     static const unsigned char signature[] = "\x89HDF\r\n\x1a\n";
     const char *path = checkpoint->files[index].path;
     unsigned char head[SUPERBLOCK] = {0};
     uint64_t size;
-    int fd;
     const fc_h5_state *state = checkpoint->state;
     if (state->files) {
         return fc_h5_check_identity(checkpoint, index, err);
@@ -34,16 +45,7 @@ fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
     if (strncmp(checkpoint->files[index].name, "shard-", 6) != 0) {
         return FC_OK; /* read by libhdf5 a moment ago, or no HDF5 file at all (external storage) */
     }
-    FC_TRY(fc_open_input(path, &fd, &size, err));
-    if (size < SUPERBLOCK) {
-        close(fd);
-        return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it has %" PRIu64 " bytes; copy it again", path, size);
-    }
-    fc_code rc = fc_pread_full(fd, head, sizeof head, 0, path, err);
-    close(fd);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(read_superblock(path, head, &size, err));
     if (memcmp(head, signature, sizeof signature - 1) != 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it begins with other bytes; copy it again", path);
     }

@@ -40,11 +40,4 @@ const char *fc_h5_index(const fc_target *target);
 fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
 
-/**
- * libhdf5 has no locks. The two ways in which threads meet in it: the writer places chunks while a worker forks a
- * reader, whose copy of the library must not be in the middle of something.
- */
-void fc_h5_lock(void);
-void fc_h5_unlock(void);
-
 #endif

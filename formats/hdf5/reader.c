@@ -126,9 +126,8 @@ static const fc_h5_stored *stored_of(const fc_checkpoint *checkpoint, const fc_c
 }
 
 /* What a stored chunk's bytes are: raw, or to be run through the filters. */
-static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, const char *path, fc_extent *out,
-                               fc_error *err) {
-    uint32_t mask = (uint32_t)chunk->detail;
+static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, uint32_t mask, const char *path,
+                               fc_extent *out, fc_error *err) {
     uint64_t whole = d->element, extra = 0;
     bool deflated = false, any = false;
     for (int k = 0; k < d->ndim; k++) {
@@ -164,6 +163,22 @@ static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const
                      tensor->name);
 }
 
+/* The row of the box that a chunk of a listed checkpoint is, or is a part of. */
+static uint64_t box_of(const fc_chunk *chunk) {
+    return chunk->detail & FC_H5_COMPRESSED ? (chunk->detail & ~FC_H5_COMPRESSED) >> FC_H5_MASK_BITS : chunk->detail;
+}
+
+/* A dataset of the shard file, as its headers would describe it. */
+static fc_h5_dataset listed_dataset(const fc_h5_state *state, const fc_tensor *tensor, const fc_chunk *chunk) {
+    const fc_h5_grid_row *grid = &state->grids[state->boxes[box_of(chunk)].grid];
+    fc_h5_dataset d = *(const fc_h5_dataset *)tensor->detail;
+    d.chunk = state->dims + grid->dims;
+    memcpy(d.filters, grid->filters, sizeof d.filters);
+    for (d.nfilters = 0; d.nfilters < sizeof d.filters && d.filters[d.nfilters]; d.nfilters++) {
+    }
+    return d;
+}
+
 /* Of a checkpoint that was opened from tables: everything about a box has been checked but whether its file is the one
    that the tables mean. */
 static fc_code listed_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
@@ -174,6 +189,11 @@ static fc_code listed_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
                        .offset = chunk->offset,
                        .length = chunk->length,
                        .decoded = chunk->length};
+    if (chunk->detail & FC_H5_COMPRESSED) {
+        const fc_h5_dataset d = listed_dataset(checkpoint->state, tensor, chunk);
+        const uint32_t mask = chunk->detail & ((1u << FC_H5_MASK_BITS) - 1);
+        return filtered_extent(&d, chunk, mask, checkpoint->files[chunk->file].path, out, err);
+    }
     fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides);
     return FC_OK;
 }
@@ -205,7 +225,7 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     fc_row_major_strides(tensor->ndim, sizes, out->strides);
     bool fill = d->where == FC_H5_NOWHERE || (d->where == FC_H5_IN_CHUNKS && chunk->length == 0);
     if (d->where == FC_H5_IN_CHUNKS && !fill) {
-        return filtered_extent(d, chunk, path, out, err);
+        return filtered_extent(d, chunk, (uint32_t)chunk->detail, path, out, err);
     }
     if (fill) {
         memset(out->strides, 0, sizeof out->strides);
@@ -225,41 +245,58 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
 
 /* ---- digests ---- */
 
+static bool same_dataset(const fc_checkpoint *checkpoint, const fc_chunk *a, const fc_chunk *b) {
+    const fc_h5_state *state = checkpoint->state;
+    return state->boxes ? box_of(a) == box_of(b) : stored_of(checkpoint, a) == stored_of(checkpoint, b);
+}
+
 /* The chunks of `tensor` that are in the same dataset as chunk `index`: they follow each other. */
 static void find_group(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out) {
-    const fc_h5_stored *stored = stored_of(checkpoint, &tensor->chunks[index]);
+    const fc_chunk *chunks = tensor->chunks;
     size_t first = index, end = index + 1;
-    while (first > 0 && stored_of(checkpoint, &tensor->chunks[first - 1]) == stored) {
+    while (first > 0 && same_dataset(checkpoint, &chunks[first - 1], &chunks[index])) {
         first--;
     }
-    while (end < tensor->nchunks && stored_of(checkpoint, &tensor->chunks[end]) == stored) {
+    while (end < tensor->nchunks && same_dataset(checkpoint, &chunks[end], &chunks[index])) {
         end++;
     }
+    out->kind = FC_DIGEST_GROUP;
     out->first = first;
     out->count = end - first;
-    out->offsets = stored->base;
-    out->sizes = stored->dataset->shape;
+}
+
+static void listed_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out) {
+    const fc_h5_state *state = checkpoint->state;
+    const fc_chunk *chunk = &tensor->chunks[index];
+    out->kind = FC_DIGEST_CRC64;
+    out->value = state->boxes[box_of(chunk)].crc64;
+    if (chunk->detail & FC_H5_COMPRESSED) {
+        find_group(checkpoint, tensor, index, out);
+        out->offsets = state->box_dims[box_of(chunk)];
+        out->sizes = out->offsets + tensor->ndim;
+    }
 }
 
 fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                      fc_error *err) {
     const bool whole = index == FC_WHOLE_TENSOR;
     const fc_h5_state *state = checkpoint->state;
+    (void)err;
     if (!whole && state->boxes) {
-        out->kind = FC_DIGEST_CRC64;
-        out->value = state->boxes[tensor->chunks[index].detail].crc64;
+        listed_digest(checkpoint, tensor, index, out);
         return FC_OK;
     }
-    const fc_h5_dataset *d = whole ? tensor->detail : stored_of(checkpoint, &tensor->chunks[index])->dataset;
-    (void)err;
+    const fc_h5_stored *stored = whole ? NULL : stored_of(checkpoint, &tensor->chunks[index]);
+    const fc_h5_dataset *d = whole ? tensor->detail : stored->dataset;
     if (!d->has_crc64 || d->kind == FC_H5_UNREADABLE) {
         return FC_OK;
     }
     out->kind = FC_DIGEST_CRC64;
     out->value = d->crc64;
     if (!whole && d->where == FC_H5_IN_CHUNKS) {
-        out->kind = FC_DIGEST_GROUP;
         find_group(checkpoint, tensor, index, out);
+        out->offsets = stored->base;
+        out->sizes = d->shape;
     }
     return FC_OK;
 }
@@ -327,29 +364,29 @@ static void make_box_job(void *context, const fc_h5_request *request, int input,
                        .may_open = state->follow_external};
 }
 
-fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
+/* Starts the process that reads and decodes a chunk. */
+static fc_code start_reading(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, const char *path,
+                             uint64_t bytes, fc_h5_child *child, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
-    const fc_chunk *chunk = &tensor->chunks[index];
-    const char *path = checkpoint->files[stored_of(checkpoint, chunk)->file].path;
     const fc_h5_job like = {.timeout_ms = 0};
+    const fc_h5_request request = {&tensor->chunks[index], bytes, tensor->ndim};
     uint64_t file_size;
-    int input = -1;
+    int input;
+    FC_TRY(fc_open_input(path, &input, &file_size, err));
+    fc_code rc = fc_h5_child_start_by(&state->starter, child, &request, input, &like, err);
+    close(input);
+    return rc;
+}
+
+fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
+    const char *path = checkpoint->files[stored_of(checkpoint, &tensor->chunks[index])->file].path;
     fc_extent extent = {.decoded = 0};
     fc_error death, *reason = err ? err : &death;
-    fc_code rc = fc_h5_extent(checkpoint, tensor, index, &extent, err);
-    rc = rc == FC_OK ? fc_open_input(path, &input, &file_size, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
-    const fc_h5_request request = {chunk, extent.decoded, tensor->ndim};
     fc_h5_child child;
     fc_h5_in in = {.child = &child, .budget = UINT64_MAX};
-    rc = fc_h5_child_start_by(&state->starter, &child, &request, input, &like, err);
-    close(input);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = receive_box(&in, path, buf, extent.decoded, reason);
+    FC_TRY(fc_h5_extent(checkpoint, tensor, index, &extent, err));
+    FC_TRY(start_reading(checkpoint, tensor, index, path, extent.decoded, &child, err));
+    fc_code rc = receive_box(&in, path, buf, extent.decoded, reason);
     bool broken = rc != FC_OK && reason->message[0] == '\0';
     fc_h5_in_free(&in);
     fc_error end;

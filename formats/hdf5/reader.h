@@ -26,12 +26,19 @@ typedef struct fc_h5_state {
     fc_h5_stored *stored;
     size_t nstored, stored_cap;
     bool follow_external;
-    /* Of a checkpoint that was opened from the tables of index.h5 (tables.c); fc_chunk.detail is the row of its box: */
+    /* Of a checkpoint that was opened from the tables of index.h5 (tables.c); fc_chunk.detail is the row of its box; of
+     * a compressed one with 4 bits of filter mask behind it, and FC_H5_COMPRESSED: */
     const struct fc_h5_file_row *files; /**< by rank; NULL: it was walked */
     const struct fc_h5_box_row *boxes;
-    atomic_bool *known;    /**< by rank: the file has the identity that index.h5 says */
-    fc_h5_starter starter; /**< where some dataset is read through libhdf5 */
+    const struct fc_h5_grid_row *grids;
+    const int64_t *dims;      /**< the table of that name */
+    const int64_t **box_dims; /**< of compressed boxes: offsets and sizes; NULL: none is compressed */
+    atomic_bool *known;       /**< by rank: the file has the identity that index.h5 says */
+    fc_h5_starter starter;    /**< where some dataset is read through libhdf5 */
 } fc_h5_state;
+
+#define FC_H5_COMPRESSED (UINT64_C(1) << 63)
+enum { FC_H5_MASK_BITS = 4 };
 
 /** A chunk list being made. */
 typedef struct fc_h5_chunks {

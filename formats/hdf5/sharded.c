@@ -115,13 +115,8 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
     const char *path = checkpoint->files[0].path;
     size_t extra = file->nattributes > 0;
     (void)number;
-    fc_code rc = check_schema(&file->root, path, err);
-    if (rc == FC_OK) {
-        rc = read_mesh(&file->root, path, &checkpoint->mesh, err);
-    }
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_schema(&file->root, path, err));
+    FC_TRY(read_mesh(&file->root, path, &checkpoint->mesh, err));
     o->ranks = file->root.world_size;
     o->count = file->ndatasets;
     o->tensors = fc_arena_calloc(arena, o->count + extra, sizeof *o->tensors);
@@ -131,20 +126,20 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
     if (!o->tensors || !o->chunks || !o->datasets || !o->by_path) {
         return no_memory(o, err);
     }
-    for (size_t i = 0; rc == FC_OK && i < o->count; i++) {
+    for (size_t i = 0; i < o->count; i++) {
         o->chunks[i].arena = arena;
         o->datasets[i] = &file->datasets[i];
         o->by_path[i] = i;
-        rc = add_index_entry(o, &file->datasets[i], &o->tensors[i], err);
+        FC_TRY(add_index_entry(o, &file->datasets[i], &o->tensors[i], err));
     }
     qsort_r(o->by_path, o->count, sizeof *o->by_path, compare_paths, o);
-    if (rc == FC_OK && extra) {
-        rc = fc_h5_add_attributes(checkpoint, file, &o->tensors[o->count], err);
+    if (extra) {
+        FC_TRY(fc_h5_add_attributes(checkpoint, file, &o->tensors[o->count], err));
     }
     checkpoint->tensors = o->tensors;
     checkpoint->ntensors = o->count + extra;
     checkpoint->producer = file->root.producer;
-    return rc == FC_OK ? fc_h5_check_names(arena, o->tensors, o->count + extra, extra != 0, path, err) : rc;
+    return fc_h5_check_names(arena, o->tensors, o->count + extra, extra != 0, path, err);
 }
 
 /* ---- shard files ---- */
@@ -187,11 +182,9 @@ static fc_code check_box(const opening *o, const fc_tensor *tensor, const fc_h5_
                        path, d->path);
     }
     fc_mesh_coordinate(&o->checkpoint->mesh, rank, coordinate);
-    fc_code rc = fc_local_box(tensor->ndim, tensor->shape, &o->checkpoint->mesh, tensor->placements, coordinate,
-                              offsets, sizes, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "%s: dataset /%s", path, d->path);
-    }
+    FC_TRY_CONTEXT(fc_local_box(tensor->ndim, tensor->shape, &o->checkpoint->mesh, tensor->placements, coordinate,
+                                offsets, sizes, err),
+                   err, "%s: dataset /%s", path, d->path);
     const fc_box box = {d->ndim, offsets, sizes};
     bool empty = fc_box_volume(&box) == 0;
     if (!same_numbers(d->ndim, d->shape, sizes) || (!empty && !same_numbers(d->ndim, d->offsets, offsets))) {
@@ -401,14 +394,16 @@ static fc_code finish_listed(opening *o, const fc_open_options *options, fc_erro
 }
 
 static fc_code finish_walked(opening *o, const char *path, const fc_open_options *options, fc_error *err) {
-    fc_code rc = fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, read_index, o, err);
-    rc = rc == FC_OK ? fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err) : rc;
-    rc = rc == FC_OK && !options->follow_external ? fc_h5_check_links(o->checkpoint, o->directory, err) : rc;
-    if (rc != FC_OK || options->headers_only) {
-        return rc == FC_OK ? compute_all_boxes(o, err) : rc;
+    FC_TRY(fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, read_index, o, err));
+    FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
+    if (!options->follow_external) {
+        FC_TRY(fc_h5_check_links(o->checkpoint, o->directory, err));
     }
-    rc = fc_h5_check_directory(o->directory, o->ranks, err);
-    return rc == FC_OK ? read_shards(o, err) : rc;
+    if (options->headers_only) {
+        return compute_all_boxes(o, err);
+    }
+    FC_TRY(fc_h5_check_directory(o->directory, o->ranks, err));
+    return read_shards(o, err);
 }
 
 /* @param walk do not use the tables. */
@@ -426,17 +421,16 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
     }
     checkpoint->files = index;
     checkpoint->nfiles = 1;
-    fc_code rc = options->follow_external ? FC_OK : fc_h5_check_links(o.checkpoint, o.directory, err);
-    if (rc == FC_OK && access(index->path, F_OK) != 0 && errno == ENOENT) { /* a shard was what was found */
-        rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: the file is missing: it says what the shard files beside it make together: copy it again",
-                     index->path);
+    if (!options->follow_external) {
+        FC_TRY(fc_h5_check_links(o.checkpoint, o.directory, err));
     }
-    if (rc == FC_OK && !walk) {
-        rc = fc_h5_open_tables(checkpoint, index->path, &listed, err);
+    if (access(index->path, F_OK) != 0 && errno == ENOENT) { /* a shard was what was found */
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: the file is missing: it says what the shard files beside it make together: copy it again",
+                       index->path);
     }
-    if (rc != FC_OK) {
-        return rc;
+    if (!walk) {
+        FC_TRY(fc_h5_open_tables(checkpoint, index->path, &listed, err));
     }
     return listed ? finish_listed(&o, options, err) : finish_walked(&o, index->path, options, err);
 }

@@ -6,7 +6,7 @@
  * Tables that are not there, or are those of an index that another program changed, are no error: then index.h5 and the
  * shard files are walked. Tables that are there and damaged are one.
  */
-#include "hdf5/tables.h"
+#include "hdf5/tables_in.h"
 
 #include "base/checked.h"
 #include "base/text.h"
@@ -14,7 +14,6 @@
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
-#include "hdf5/reader.h"
 #include "hdf5/schema.h"
 #include "hdf5/writer/tree.h"
 
@@ -24,10 +23,6 @@
 #include <unistd.h>
 
 enum { MAX_RANKS = 1 << 20, VIEW = 64 << 10 };
-
-static fc_code no_memory(const char *path, fc_error *err) {
-    return fc_no_memory(err, path);
-}
 
 /* ---- finding them ---- */
 
@@ -79,49 +74,21 @@ static bool find_manifest(index_file *f, uint64_t *at, fc_h5_manifest_row *manif
 
 /* ---- reading them ---- */
 
-/* The tables in memory: pointers into one run of bytes of the checkpoint's arena. */
-typedef struct tables {
-    fc_checkpoint *checkpoint;
-    const char *path;
-    const fc_h5_manifest_row *manifest;
-    const fc_h5_file_row *files;
-    const fc_h5_mesh_row *mesh;
-    const fc_h5_tensor_row *rows;
-    const int64_t *dims;
-    const fc_h5_placements_row *placements;
-    const fc_h5_box_row *boxes;
-    const char *text;
-    const fc_placement **parsed; /* of each row of `placements` */
-    fc_tensor *tensors;
-    fc_chunk *chunks; /* of all tensors, a chunk for each box */
-    uint64_t next;    /* box */
-} tables;
-
-static fc_code damaged(const tables *t, fc_error *err, const char *what, uint64_t row) {
-    return fc_fail(err, FC_ECORRUPT,
-                   "%s: its tables are damaged: %s, row %" PRIu64 ": restore index.h5, or make the checkpoint anew",
-                   t->path, what, row);
-}
-
-static uint64_t rows_of(const tables *t, fc_h5_table table) {
-    return t->manifest->tables[table][1];
-}
-
 /* Where a table is, after a check that it lies within the bytes. */
-static const void *table_at(const tables *t, fc_h5_table table, uint64_t row_size) {
+static const void *table_at(const fc_h5_tables *t, fc_h5_table table, uint64_t row_size) {
     const uint64_t at = t->manifest->tables[table][0];
     uint64_t size;
-    if (at % 8 != 0 || at < sizeof *t->manifest || !fc_mul_u64(rows_of(t, table), row_size, &size) ||
+    if (at % 8 != 0 || at < sizeof *t->manifest || !fc_mul_u64(fc_h5_rows(t, table), row_size, &size) ||
         !fc_range_within(at, size, t->manifest->bytes)) {
         return NULL;
     }
     return (const unsigned char *)t->manifest + at;
 }
 
-static fc_code load(tables *t, index_file *f, uint64_t at, uint64_t bytes, fc_error *err) {
+static fc_code load(fc_h5_tables *t, index_file *f, uint64_t at, uint64_t bytes, fc_error *err) {
     unsigned char *data = bytes <= SIZE_MAX ? fc_arena_alloc(t->checkpoint->arena, (size_t)bytes) : NULL;
     if (!data) {
-        return no_memory(t->path, err);
+        return fc_no_memory(err, t->path);
     }
     FC_TRY(fc_pread_full(f->fd, data, (size_t)bytes, at, t->path, err));
     fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)data; /* the arena aligns to 16 */
@@ -142,23 +109,25 @@ static fc_code load(tables *t, index_file *f, uint64_t at, uint64_t bytes, fc_er
     t->dims = table_at(t, FC_H5_T_DIMS, sizeof *t->dims);
     t->placements = table_at(t, FC_H5_T_PLACEMENTS, sizeof *t->placements);
     t->boxes = table_at(t, FC_H5_T_BOXES, sizeof *t->boxes);
+    t->grids = table_at(t, FC_H5_T_GRIDS, sizeof *t->grids);
+    t->h5_chunks = table_at(t, FC_H5_T_CHUNKS, sizeof *t->h5_chunks);
     t->text = table_at(t, FC_H5_T_TEXT, 1);
-    return manifest->bytes == bytes && t->files && t->mesh && t->rows && t->dims && t->placements && t->boxes && t->text
-               ? FC_OK
-               : damaged(t, err, "manifest", 0);
+    const bool ok = manifest->bytes == bytes && t->files && t->mesh && t->rows && t->dims && t->placements &&
+                    t->boxes && t->grids && t->h5_chunks && t->text;
+    return ok ? FC_OK : fc_h5_tables_damaged(t, err, "manifest", 0);
 }
 
 /* A copy of `size` bytes of the table `text`, or NULL: they are not there, or not plain text, or memory is out. */
-static const char *copy_text(const tables *t, uint64_t at, uint64_t size) {
-    if (!fc_range_within(at, size, rows_of(t, FC_H5_T_TEXT)) || !fc_is_plain_text(t->text + at, (size_t)size)) {
+static const char *copy_text(const fc_h5_tables *t, uint64_t at, uint64_t size) {
+    if (!fc_range_within(at, size, fc_h5_rows(t, FC_H5_T_TEXT)) || !fc_is_plain_text(t->text + at, (size_t)size)) {
         return NULL;
     }
     return fc_arena_strndup(t->checkpoint->arena, t->text + at, (size_t)size);
 }
 
-static fc_code read_mesh(tables *t, fc_error *err) {
+static fc_code read_mesh(fc_h5_tables *t, fc_error *err) {
     fc_mesh *mesh = &t->checkpoint->mesh;
-    const uint64_t ndim = rows_of(t, FC_H5_T_MESH);
+    const uint64_t ndim = fc_h5_rows(t, FC_H5_T_MESH);
     int64_t ranks = 1;
     bool ok = ndim >= 1 && ndim <= FC_MAX_MESH_DIMS;
     *mesh = (fc_mesh){.ndim = ok ? (int)ndim : 0};
@@ -172,22 +141,22 @@ static fc_code read_mesh(tables *t, fc_error *err) {
             mesh->sizes[i] = row->size;
         }
     }
-    return ok && (uint64_t)ranks == rows_of(t, FC_H5_T_FILES) ? FC_OK : damaged(t, err, "mesh", 0);
+    return ok && (uint64_t)ranks == fc_h5_rows(t, FC_H5_T_FILES) ? FC_OK : fc_h5_tables_damaged(t, err, "mesh", 0);
 }
 
-static fc_code read_placements(tables *t, fc_error *err) {
+static fc_code read_placements(fc_h5_tables *t, fc_error *err) {
     fc_arena *arena = t->checkpoint->arena;
-    const uint64_t count = rows_of(t, FC_H5_T_PLACEMENTS);
+    const uint64_t count = fc_h5_rows(t, FC_H5_T_PLACEMENTS);
     const int n = t->checkpoint->mesh.ndim;
     t->parsed = fc_arena_calloc(arena, (size_t)count + 1, sizeof *t->parsed);
     if (!t->parsed) {
-        return no_memory(t->path, err);
+        return fc_no_memory(err, t->path);
     }
     for (uint64_t i = 0; i < count; i++) {
         const char *text = copy_text(t, t->placements[i].text, t->placements[i].size);
         fc_placement *list = text ? fc_arena_calloc(arena, (size_t)n, sizeof *list) : NULL;
         if (!list || !fc_placements_parse(text, n, list)) {
-            return damaged(t, err, "placements", i);
+            return fc_h5_tables_damaged(t, err, "placements", i);
         }
         t->parsed[i] = list;
     }
@@ -201,10 +170,10 @@ static fc_dtype find_dtype(const char name[16]) {
 }
 
 /* The texts of a row: a length of 0 is none, except for kinds, which are bytes. */
-static bool read_texts(const tables *t, const fc_h5_tensor_row *row, fc_h5_dataset *d) {
+static bool read_texts(const fc_h5_tables *t, const fc_h5_tensor_row *row, fc_h5_dataset *d) {
     uint64_t at = row->text, end = 0;
     const bool ok = fc_add_u64(at, (uint64_t)row->path + row->kinds + row->fqn + row->encoding, &end) &&
-                    fc_range_within(end, row->json, rows_of(t, FC_H5_T_TEXT));
+                    fc_range_within(end, row->json, fc_h5_rows(t, FC_H5_T_TEXT));
     if (!ok) {
         return false;
     }
@@ -231,7 +200,7 @@ static bool kinds_are_known(const fc_h5_dataset *d) {
 }
 
 /* A row as the dataset of index.h5 that it stands for. */
-static fc_code read_row(const tables *t, uint64_t number, fc_h5_dataset *d, fc_error *err) {
+static fc_code read_row(const fc_h5_tables *t, uint64_t number, fc_h5_dataset *d, fc_error *err) {
     const fc_h5_tensor_row *row = &t->rows[number];
     const bool object = row->placements == FC_H5_NO_PLACEMENTS;
     int64_t numel;
@@ -244,10 +213,10 @@ static fc_code read_row(const tables *t, uint64_t number, fc_h5_dataset *d, fc_e
                          .nglobal_shape = -1,
                          .noffsets = -1};
     bool ok = d->dtype != FC_DTYPE_COUNT && object == (d->dtype == FC_OPAQUE) && row->ndim <= FC_MAX_DIMS &&
-              fc_range_within(row->dims, row->ndim, rows_of(t, FC_H5_T_DIMS)) &&
+              fc_range_within(row->dims, row->ndim, fc_h5_rows(t, FC_H5_T_DIMS)) &&
               (object ? row->ndim == 1 && row->encoding > 0
-                      : row->placements < rows_of(t, FC_H5_T_PLACEMENTS) && row->encoding == 0) &&
-              row->box == t->next && fc_range_within(row->box, row->boxes, rows_of(t, FC_H5_T_BOXES));
+                      : row->placements < fc_h5_rows(t, FC_H5_T_PLACEMENTS) && row->encoding == 0) &&
+              row->box == t->next && fc_range_within(row->box, row->boxes, fc_h5_rows(t, FC_H5_T_BOXES));
     if (ok) {
         d->element = fc_dtype_size(d->dtype);
         d->ndim = (int)row->ndim;
@@ -259,58 +228,19 @@ static fc_code read_row(const tables *t, uint64_t number, fc_h5_dataset *d, fc_e
     uint64_t total;
     ok = ok && fc_numel(d->ndim, d->shape, &numel) && fc_mul_u64((uint64_t)numel, d->element, &total) &&
          (numel == 0) == (row->boxes == 0) && read_texts(t, row, d) && kinds_are_known(d);
-    return ok ? FC_OK : damaged(t, err, "tensors", number);
+    return ok ? FC_OK : fc_h5_tables_damaged(t, err, "tensors", number);
 }
 
-/* The box of `rank`, into `dims`: what the placements give it, an object whole. */
-static bool box_of(const tables *t, const fc_tensor *tensor, uint64_t rank, int64_t *dims) {
-    int64_t coordinate[FC_MAX_MESH_DIMS];
-    if (tensor->object) {
-        dims[0] = 0;
-        dims[1] = tensor->shape[0];
-        return true;
-    }
-    fc_mesh_coordinate(&t->checkpoint->mesh, (int64_t)rank, coordinate);
-    return fc_local_box(tensor->ndim, tensor->shape, &t->checkpoint->mesh, tensor->placements, coordinate, dims,
-                        dims + tensor->ndim, NULL) == FC_OK;
-}
-
-static fc_code read_boxes(tables *t, fc_tensor *tensor, uint64_t count, fc_error *err) {
-    const size_t ndim = (size_t)tensor->ndim;
-    int64_t *dims = fc_arena_calloc(t->checkpoint->arena, (size_t)count, 2 * ndim * sizeof *dims);
-    if (!dims && count > 0) {
-        return no_memory(t->path, err);
-    }
-    tensor->chunks = t->chunks + t->next;
-    tensor->nchunks = (size_t)count;
-    for (uint64_t i = 0; i < count; i++, t->next++, dims += 2 * ndim) {
-        const fc_h5_box_row *row = &t->boxes[t->next];
-        const fc_box box = {tensor->ndim, dims, dims + ndim};
-        uint64_t bytes;
-        if (row->rank >= rows_of(t, FC_H5_T_FILES) || (i > 0 && row->rank <= row[-1].rank) ||
-            (tensor->object && i > 0) || !box_of(t, tensor, row->rank, dims) ||
-            !fc_mul_u64((uint64_t)fc_box_volume(&box), fc_dtype_size(tensor->dtype), &bytes) || bytes == 0 ||
-            bytes != row->length || !fc_range_within(row->offset, row->length, t->files[row->rank].size)) {
-            return damaged(t, err, "boxes", t->next);
-        }
-        t->chunks[t->next] = (fc_chunk){.dims = dims,
-                                        .offset = row->offset,
-                                        .length = row->length,
-                                        .file = (uint32_t)row->rank + 1,
-                                        .rank = (uint32_t)row->rank,
-                                        .detail = t->next};
-    }
-    return FC_OK;
-}
-
-static fc_code read_tensors(tables *t, fc_error *err) {
+static fc_code read_tensors(fc_h5_tables *t, fc_error *err) {
     fc_checkpoint *checkpoint = t->checkpoint;
-    const size_t count = (size_t)rows_of(t, FC_H5_T_TENSORS);
+    const size_t count = (size_t)fc_h5_rows(t, FC_H5_T_TENSORS);
     fc_h5_dataset *datasets = fc_arena_calloc(checkpoint->arena, count, sizeof *datasets);
     t->tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *t->tensors);
-    t->chunks = fc_arena_calloc(checkpoint->arena, (size_t)rows_of(t, FC_H5_T_BOXES), sizeof *t->chunks);
+    t->chunks =
+        fc_arena_calloc(checkpoint->arena, (size_t)fc_h5_rows(t, FC_H5_T_BOXES) + (size_t)fc_h5_rows(t, FC_H5_T_CHUNKS),
+                        sizeof *t->chunks);
     fc_code rc;
-    FC_TRY_GOTO(datasets && t->tensors && t->chunks ? FC_OK : no_memory(t->path, err), rc, out);
+    FC_TRY_GOTO(datasets && t->tensors && t->chunks ? FC_OK : fc_no_memory(err, t->path), rc, out);
     for (size_t i = 0; i < count; i++) {
         FC_TRY_GOTO(read_row(t, i, &datasets[i], err), rc, out);
         FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err), rc, out);
@@ -318,35 +248,37 @@ static fc_code read_tensors(tables *t, fc_error *err) {
         if (!t->tensors[i].object) {
             t->tensors[i].placements = t->parsed[t->rows[i].placements];
         }
-        FC_TRY_GOTO(read_boxes(t, &t->tensors[i], t->rows[i].boxes, err), rc, out);
+        FC_TRY_GOTO(fc_h5_tables_boxes(t, &t->tensors[i], t->rows[i].boxes, err), rc, out);
     }
-    if (t->next != rows_of(t, FC_H5_T_BOXES)) {
-        FC_TRY_GOTO(damaged(t, err, "boxes", t->next), rc, out);
+    if (t->next != fc_h5_rows(t, FC_H5_T_BOXES)) {
+        FC_TRY_GOTO(fc_h5_tables_damaged(t, err, "boxes", t->next), rc, out);
     }
+    rc = fc_h5_check_names(checkpoint->arena, t->tensors, count, false, t->path, err);
 out:
     checkpoint->tensors = t->tensors;
     checkpoint->ntensors = count;
-    return rc == FC_OK ? fc_h5_check_names(checkpoint->arena, t->tensors, count, false, t->path, err) : rc;
+    return rc;
 }
 
-static fc_code read_all(tables *t, fc_error *err) {
+static fc_code read_all(fc_h5_tables *t, fc_error *err) {
     fc_h5_state *state = t->checkpoint->state;
-    const size_t ranks = (size_t)rows_of(t, FC_H5_T_FILES);
-    fc_code rc = read_mesh(t, err);
-    rc = rc == FC_OK ? read_placements(t, err) : rc;
-    rc = rc == FC_OK ? read_tensors(t, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    const size_t ranks = (size_t)fc_h5_rows(t, FC_H5_T_FILES);
+    FC_TRY(read_mesh(t, err));
+    FC_TRY(read_placements(t, err));
+    FC_TRY(fc_h5_tables_grids(t, err));
+    FC_TRY(read_tensors(t, err));
     t->checkpoint->producer = copy_text(t, t->manifest->producer[0], t->manifest->producer[1]);
     state->known = fc_arena_calloc(t->checkpoint->arena, ranks, sizeof *state->known);
     state->files = t->files;
     state->boxes = t->boxes;
-    return state->known ? FC_OK : no_memory(t->path, err);
+    state->grids = t->grids;
+    state->dims = t->dims;
+    state->box_dims = t->box_dims;
+    return state->known ? FC_OK : fc_no_memory(err, t->path);
 }
 
 fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err) {
-    tables t = {.checkpoint = checkpoint, .path = path};
+    fc_h5_tables t = {.checkpoint = checkpoint, .path = path};
     index_file f = {.path = path};
     fc_h5_manifest_row manifest;
     uint64_t at;
@@ -365,6 +297,16 @@ out:
 
 /* ---- the files ---- */
 
+static fc_code read_identity(const char *path, const fc_h5_file_row *row, uint64_t *found, fc_error *err) {
+    uint64_t size;
+    int fd;
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    fc_code rc = size == row->size ? fc_pread_full(fd, found, sizeof *found, row->header_crc64_at, path, err)
+                                   : fc_h5_other_size(path, size, row->size, err);
+    close(fd);
+    return rc;
+}
+
 fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     if (!state->files || index == 0 || atomic_load_explicit(&state->known[index - 1], memory_order_acquire)) {
@@ -372,23 +314,17 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
     }
     const fc_h5_file_row *row = &state->files[index - 1];
     const char *path = checkpoint->files[index].path;
-    uint64_t size, found = 0;
-    int fd;
-    FC_TRY(fc_open_input(path, &fd, &size, err));
-    fc_code rc = size == row->size ? fc_pread_full(fd, &found, sizeof found, row->header_crc64_at, path, err)
-                                   : fc_h5_other_size(path, size, row->size, err);
-    close(fd);
-    if (rc == FC_OK && found != row->header_crc64) {
-        rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
-                     ", in index.h5 it is %016" PRIx64
-                     ": files of two runs are mixed here, or it is damaged: restore it",
-                     path, found, row->header_crc64);
+    uint64_t found = 0;
+    FC_TRY(read_identity(path, row, &found, err));
+    if (found != row->header_crc64) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
+                       ", in index.h5 it is %016" PRIx64
+                       ": files of two runs are mixed here, or it is damaged: restore it",
+                       path, found, row->header_crc64);
     }
-    if (rc == FC_OK) {
-        atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
-    }
-    return rc;
+    atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
+    return FC_OK;
 }
 
 fc_code fc_h5_other_size(const char *path, uint64_t size, uint64_t expected, fc_error *err) {

@@ -13,7 +13,7 @@
 #include <assert.h>
 #include <stdint.h>
 
-enum { FC_H5_TABLES_VERSION = 1, FC_H5_TABLES_ALIGN = 64 };
+enum { FC_H5_TABLES_VERSION = 2, FC_H5_TABLES_ALIGN = 64 };
 
 #define FC_H5_TABLES_MAGIC "fsdptabl"
 
@@ -25,6 +25,8 @@ typedef enum fc_h5_table {
     FC_H5_T_DIMS,
     FC_H5_T_PLACEMENTS,
     FC_H5_T_BOXES,
+    FC_H5_T_GRIDS,
+    FC_H5_T_CHUNKS,
     FC_H5_T_TEXT,
     FC_H5_T_COUNT
 } fc_h5_table;
@@ -77,14 +79,32 @@ typedef struct fc_h5_placements_row {
 /** `boxes`: stored boxes that are not empty; those of a tensor in the order of their ranks. Which box it is follows
  * from the placements and the rank. */
 typedef struct fc_h5_box_row {
-    uint64_t offset, length; /**< bytes, in the file */
+    uint64_t offset, length; /**< bytes, in the file; of a compressed box rows, in the table `chunks` */
     uint64_t crc64;
-    uint64_t rank; /**< whose file */
+    uint32_t rank; /**< whose file */
+    uint32_t grid; /**< row of the table `grids`; FC_H5_NO_GRID: not compressed */
 } fc_h5_box_row;
+
+#define FC_H5_NO_GRID UINT32_MAX
+
+/** `grids`: how compressed boxes are cut into HDF5 chunks, each distinct way once. */
+typedef struct fc_h5_grid_row {
+    uint64_t dims; /**< sizes of an HDF5 chunk: the first number in the table `dims` */
+    uint32_t ndim;
+    uint8_t filters[4]; /**< HDF5's numbers in the order in which they are applied, padded with 0 */
+} fc_h5_grid_row;
+
+/** `chunks`: HDF5 chunks; those of a box follow each other in row-major order. */
+typedef struct fc_h5_chunk_row {
+    uint64_t offset; /**< bytes, in the file */
+    uint32_t length;
+    uint32_t mask; /**< bit i is set: filter i was skipped */
+} fc_h5_chunk_row;
 
 static_assert(sizeof(fc_h5_manifest_row) == 56 + 16 * FC_H5_T_COUNT && sizeof(fc_h5_file_row) == 24 &&
                   sizeof(fc_h5_mesh_row) == 24 && sizeof(fc_h5_tensor_row) == 88 &&
-                  sizeof(fc_h5_placements_row) == 16 && sizeof(fc_h5_box_row) == 32,
+                  sizeof(fc_h5_placements_row) == 16 && sizeof(fc_h5_box_row) == 32 && sizeof(fc_h5_grid_row) == 16 &&
+                  sizeof(fc_h5_chunk_row) == 16,
               "rows have no padding");
 
 #endif

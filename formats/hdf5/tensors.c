@@ -254,9 +254,19 @@ static fc_code new_stored(fc_checkpoint *checkpoint, const fc_h5_stored *stored,
     return FC_OK;
 }
 
+/* The boxes of a tensor that libhdf5 decodes. One that is too large for that is unreadable. */
+static void add_decoded(adding *a, fc_h5_dataset *d) {
+    if (!add_library_boxes(a)) {
+        d->code = FC_EUNSUPPORTED;
+        d->message = "too large to be decoded box by box";
+        make_unreadable(d);
+        a->base = NULL;
+        add_whole(a, 0, 0);
+    }
+}
+
 fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t file, const int64_t *base, uint32_t rank,
                          fc_h5_chunks *chunks, fc_error *err) {
-    const char *path = checkpoint->files[file].path;
     adding a = {.chunks = chunks, .d = d, .base = base, .file = file, .rank = rank};
     if (d->kind == FC_H5_UNREADABLE) {
         make_unreadable(d);
@@ -265,24 +275,15 @@ fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t f
         return FC_OK;
     }
     fc_h5_stored stored = {d, base, file};
-    fc_code rc = new_stored(checkpoint, &stored, &a.index, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(new_stored(checkpoint, &stored, &a.index, err));
     if (d->kind == FC_H5_TENSOR && d->where == FC_H5_IN_CHUNKS) {
-        rc = add_stored_chunks(&a, path, err);
+        FC_TRY(add_stored_chunks(&a, checkpoint->files[file].path, err));
     } else if (d->kind == FC_H5_TENSOR && d->where == FC_H5_BY_LIBRARY) {
-        if (!add_library_boxes(&a)) {
-            d->code = FC_EUNSUPPORTED;
-            d->message = "too large to be decoded box by box";
-            make_unreadable(d);
-            a.base = NULL;
-            add_whole(&a, 0, 0);
-        }
+        add_decoded(&a, d);
     } else {
         add_whole(&a, d->offset, d->where == FC_H5_AT_OFFSET ? d->length : 0);
     }
-    return a.failed ? no_memory(err) : rc;
+    return a.failed ? no_memory(err) : FC_OK;
 }
 
 /* ---- names ---- */
@@ -346,10 +347,7 @@ static const char *join(fc_arena *arena, const fc_path *path, char separator) {
 
 fc_code fc_h5_name_tensor(fc_arena *arena, const fc_h5_dataset *d, bool ours, const char *file, fc_tensor *tensor,
                           fc_error *err) {
-    fc_code rc = split_path(arena, d, ours, &tensor->path, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "%s: dataset /%s", file, d->path);
-    }
+    FC_TRY_CONTEXT(split_path(arena, d, ours, &tensor->path, err), err, "%s: dataset /%s", file, d->path);
     tensor->name = ours && d->fqn ? d->fqn : join(arena, &tensor->path, '.');
     return tensor->name ? FC_OK : no_memory(err);
 }

@@ -32,6 +32,18 @@ static bool same_digest(const fc_checkpoint *a, const fc_tensor *x, const fc_che
            p.kind == q.kind && p.value == q.value;
 }
 
+/* How the bytes of a chunk become elements. A chunk that cannot be resolved is reported with its tensor. */
+static bool same_encoding(const fc_checkpoint *a, const fc_tensor *x, const fc_checkpoint *b, const fc_tensor *y,
+                          size_t index) {
+    fc_extent p, q;
+    if (fc_h5_extent(a, x, index, &p, NULL) != FC_OK || fc_h5_extent(b, y, index, &q, NULL) != FC_OK) {
+        return true;
+    }
+    return p.codec == q.codec && p.decoded == q.decoded && p.filters.count == q.filters.count &&
+           p.filters.mask == q.filters.mask && memcmp(p.filters.ids, q.filters.ids, p.filters.count) == 0 &&
+           (x->ndim == 0 || memcmp(p.strides, q.strides, (size_t)x->ndim * sizeof *p.strides) == 0);
+}
+
 static bool same_placements(int n, const fc_placement *a, const fc_placement *b) {
     bool same = !a == !b;
     for (int i = 0; same && a && i < n; i++) {
@@ -67,6 +79,9 @@ static const char *difference(const fc_checkpoint *a, const fc_tensor *x, const 
         if (p->file != q->file || p->offset != q->offset || p->length != q->length ||
             (ndim > 0 && memcmp(p->dims, q->dims, 2 * ndim * sizeof *p->dims) != 0)) {
             return "the places of its boxes";
+        }
+        if (!same_encoding(a, x, b, y, i)) {
+            return "the encoding of a box";
         }
         if (!same_digest(a, x, b, y, i)) {
             return "the digest of a box";

@@ -217,27 +217,30 @@ out:
     return rc;
 }
 
-fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
-    uint32_t index = r->rank + (uint32_t)r->grid.count;
+/* Reads the parts of a file. A part of an unknown layout ends it, and is noted. */
+static fc_code read_parts(mg_reader *r, const torch_file *f, size_t first, size_t end) {
+    const fc_pv *parts = &f->p->root;
     size_t members = 1;
     bool known = true;
-    torch_file f;
-    fc_code rc = fc_torch_file_open(r->checkpoint->files[index].path, index, &f, r->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    const fc_pv *parts = &f.p->root;
-    if (fc_pv_typeof(f.p->root) == FC_PV_LIST) {
-        parts = fc_pickle_items(f.p, f.p->root, &members);
+    if (fc_pv_typeof(f->p->root) == FC_PV_LIST) {
+        parts = fc_pickle_items(f->p, f->p->root, &members);
         known = members > 1;
     }
-    for (size_t i = 0; rc == FC_OK && known && i < members; i++) {
-        const mg_part part = {&f, parts[i], i, members, first, end};
+    for (size_t i = 0; known && i < members; i++) {
+        const mg_part part = {f, parts[i], i, members, first, end};
         if (fc_pv_typeof(parts[i]) != FC_PV_NONE) {
-            rc = read_part(r, &part, &known);
+            FC_TRY(read_part(r, &part, &known));
         }
     }
-    r->undistributed = known || rc != FC_OK ? r->undistributed : other_layout;
+    r->undistributed = known ? r->undistributed : other_layout;
+    return FC_OK;
+}
+
+fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
+    uint32_t index = r->rank + (uint32_t)r->grid.count;
+    torch_file f;
+    FC_TRY(fc_torch_file_open(r->checkpoint->files[index].path, index, &f, r->err));
+    fc_code rc = read_parts(r, &f, first, end);
     fc_torch_file_close(&f);
     return rc;
 }

@@ -176,20 +176,22 @@ static fc_code check_links(const fc_checkpoint *checkpoint, fc_error *err) {
 fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, mg_grid *out, fc_error *err) {
     found_rank *ranks = NULL;
     size_t count = 0;
+    fc_code rc;
     *out = (mg_grid){0};
-    fc_code rc = list(checkpoint->path, &ranks, &count, err);
-    if (rc == FC_OK && count == 0) {
+    FC_TRY_GOTO(list(checkpoint->path, &ranks, &count, err), rc, out);
+    if (count == 0) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: the files of the ranks are missing", checkpoint->path);
-    } else if (rc == FC_OK) {
-        qsort(ranks, count, sizeof *ranks, by_place);
-        rc = check_names(checkpoint->path, ranks, count, err);
+        goto out;
     }
-    if (rc == FC_OK) {
-        rc = take(checkpoint, ranks, count, out, err);
+    qsort(ranks, count, sizeof *ranks, by_place);
+    FC_TRY_GOTO(check_names(checkpoint->path, ranks, count, err), rc, out);
+    FC_TRY_GOTO(take(checkpoint, ranks, count, out, err), rc, out);
+    if (!options->follow_external) {
+        rc = check_links(checkpoint, err);
     }
+out:
     free(ranks);
-    FC_TRY(rc);
-    return options->follow_external ? FC_OK : check_links(checkpoint, err);
+    return rc;
 }
 
 /* ---- the meaning of the numbers ---- */

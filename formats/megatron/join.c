@@ -271,15 +271,16 @@ static fc_code check_group(const mg_reader *r, const group *g) {
 /* Copies should be equal. If no rule says that the values are copies and they differ, they cannot be joined. */
 static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value *b, bool *differ) {
     bool same;
-    fc_code rc = compare(r, a, b, &same);
-    if (rc == FC_OK && !same && a->cut.rule == MG_UNKNOWN) {
-        rc = fc_fail(r->err, FC_EUNSUPPORTED,
-                     "%s: tensor %.256s: it differs from that in %s, and the dimension along which Megatron shards it "
-                     "is unknown; give the path of one rank's file, or save with Megatron's --ckpt-format torch_dist",
-                     fc_mg_file(r, b->file), a->name, fc_mg_file(r, a->file));
+    FC_TRY(compare(r, a, b, &same));
+    if (!same && a->cut.rule == MG_UNKNOWN) {
+        return fc_fail(r->err, FC_EUNSUPPORTED,
+                       "%s: tensor %.256s: it differs from that in %s, and the dimension along which Megatron shards "
+                       "it is unknown; give the path of one rank's file, or save with Megatron's --ckpt-format "
+                       "torch_dist",
+                       fc_mg_file(r, b->file), a->name, fc_mg_file(r, a->file));
     }
-    *differ = *differ || (rc == FC_OK && !same);
-    return rc;
+    *differ |= !same;
+    return FC_OK;
 }
 
 /* Assigns the values to the shards of the tensor. Several values of one shard are copies, including those that a later
@@ -371,11 +372,9 @@ static fc_code finish(const joiner *j) {
     for (size_t i = 0; i < j->nmade; i++) {
         tensors[i] = j->made[i].tensor;
     }
-    fc_code rc = fc_find_same_name(tensors, j->nmade, &name, j->r->err);
-    if (rc != FC_OK || name) {
-        return rc != FC_OK
-                   ? rc
-                   : fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: the name %.256s appears twice", checkpoint->path, name);
+    FC_TRY(fc_find_same_name(tensors, j->nmade, &name, j->r->err));
+    if (name) {
+        return fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: the name %.256s appears twice", checkpoint->path, name);
     }
     checkpoint->tensors = tensors;
     checkpoint->ntensors = j->nmade;

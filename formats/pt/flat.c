@@ -17,33 +17,31 @@ static bool is_flat(const torch_leaf *leaf) {
     return leaf->kind == TORCH_SHARDED_TENSOR && fc_is_flat_key(leaf->name, &module);
 }
 
-fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
-    fc_code rc = FC_OK;
-    m->nflat = 0;
-    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
-        const torch_leaf *leaf = &leaves->items[i];
-        pt_shard own;
-        fc_torch_tensor t = {0};
-        torch_extent *extent = NULL;
-        if (!is_flat(leaf)) {
-            continue;
-        }
-        rc = fc_pt_sharded_shard(&m->f, leaf->v, 0, &own, m->err);
-        if (rc == FC_OK && own.local) {
-            rc = fc_torch_find_extent(&m->f, own.local, &t, m->scratch, &extent, m->err);
-            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
-        }
-        if (rc == FC_OK && extent) {
-            rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)
-                     ? FC_OK
-                     : fc_no_memory(m->err, m->checkpoint->path);
-        }
-        if (rc == FC_OK && extent) {
-            m->flat[m->nflat++] = extent->record.offset;
-        }
-        rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%.256s", leaf->name);
+/* Notes where the storage of a flat parameter is, if this rank holds any of it. */
+static fc_code note_flat(pt_merger *m, const torch_leaf *leaf) {
+    pt_shard own;
+    fc_torch_tensor t = {0};
+    torch_extent *extent = NULL;
+    FC_TRY(fc_pt_sharded_shard(m->f, leaf->v, 0, &own, m->err));
+    if (!own.local) {
+        return FC_OK;
     }
-    return rc;
+    FC_TRY_CONTEXT(fc_torch_find_extent(m->f, own.local, &t, m->scratch, &extent, m->err), m->err, "%s", m->f->path);
+    if (!fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)) {
+        return fc_no_memory(m->err, m->checkpoint->path);
+    }
+    m->flat[m->nflat++] = extent->record.offset;
+    return FC_OK;
+}
+
+fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
+    m->nflat = 0;
+    for (size_t i = 0; i < leaves->count; i++) {
+        if (is_flat(&leaves->items[i])) {
+            FC_TRY_CONTEXT(note_flat(m, &leaves->items[i]), m->err, "%.256s", leaves->items[i].name);
+        }
+    }
+    return FC_OK;
 }
 
 static fc_code add_cut(pt_merger *m, int64_t ranks) {
@@ -66,7 +64,7 @@ fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks)
         if (!is_flat(&leaves->items[i])) {
             continue;
         }
-        FC_TRY(fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &own, m->err));
+        FC_TRY(fc_pt_sharded_shard(m->f, leaves->items[i].v, 0, &own, m->err));
         m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
         if (m->rank == 0) {
             FC_TRY(add_cut(m, ranks));
@@ -88,7 +86,7 @@ void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {
         if (path->count >= 3 && strcmp(path->elements[path->count - 1].key, "params") == 0 &&
             strcmp(path->elements[path->count - 3].key, "param_groups") == 0 &&
             fc_pv_typeof(leaves->items[i].v) == FC_PV_LIST) {
-            fc_pickle_items(m->f.p, leaves->items[i].v, &count);
+            fc_pickle_items(m->f->p, leaves->items[i].v, &count);
             groups++;
         }
     }
@@ -105,6 +103,19 @@ static bool is_some_shard(const pt_merger *m, int64_t size) {
     return false;
 }
 
+/* Fills in the shard of this rank: the part of the flat parameter `cut` that is not padding. */
+static void place_state(const pt_merger *m, const pt_flat *cut, pt_shard *out) {
+    int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
+    out->shape[0] = cut->numel;
+    if (offset < 0) { /* padding alone */
+        out->local = 0;
+        return;
+    }
+    out->offsets[0] = offset;
+    out->sizes[0] = left < cut->shard ? left : cut->shard;
+    out->padding = cut->shard - out->sizes[0];
+}
+
 fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err) {
     const fc_path_element *e = leaf->path.count >= 3 ? &leaf->path.elements[leaf->path.count - 3] : NULL;
     fc_torch_tensor t = {0};
@@ -115,9 +126,9 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
         return FC_OK;
     }
     unsigned long long number = strtoull(e[1].key, NULL, 10);
-    fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, err);
-    if (rc != FC_OK || t.ndim != 1) {
-        return rc;
+    FC_TRY(fc_torch_tensor_decode(m->f->p, leaf->v, &t, err));
+    if (t.ndim != 1) {
+        return FC_OK;
     }
     const pt_flat *cut = e[1].key[0] != '-' && number < m->ncuts ? &m->cuts[number] : NULL;
     if (!m->numbers_fit && is_some_shard(m, t.sizes[0])) {
@@ -125,7 +136,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
             err, FC_EUNSUPPORTED,
             "%s: optimizer state of flat parameters, numbered with other parameters or in several groups: "
             "nothing says which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
-            m->f.path);
+            m->f->path);
     }
     if (!m->numbers_fit || !cut || t.sizes[0] != cut->shard) {
         return FC_OK;
@@ -135,17 +146,9 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
                        "%s: optimizer state of flat parameters that %" PRId64
                        " ranks saved, and this file is of a rank beyond: the files are of two checkpoints; name one of "
                        "their sets",
-                       m->f.path, cut->ranks);
+                       m->f->path, cut->ranks);
     }
-    int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
     *is = true;
-    out->shape[0] = cut->numel;
-    if (offset < 0) { /* padding alone */
-        out->local = 0;
-        return FC_OK;
-    }
-    out->offsets[0] = offset;
-    out->sizes[0] = left < cut->shard ? left : cut->shard;
-    out->padding = cut->shard - out->sizes[0];
+    place_state(m, cut, out);
     return FC_OK;
 }

@@ -47,16 +47,15 @@ bool fc_pt_find_index(const char *directory, char path[PATH_MAX]) {
 
 static fc_code read_files(opening *o) {
     const st_files *files = &o->files;
-    fc_code rc = FC_OK;
     fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, files->nfiles);
-    for (size_t f = 0; rc == FC_OK && f < files->nfiles; f++) {
-        rc =
-            fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err);
-        rc = rc == FC_OK ? rc : fc_context(o->err, rc, "%s", files->index->path);
+    for (size_t f = 0; f < files->nfiles; f++) {
+        FC_TRY_CONTEXT(
+            fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err),
+            o->err, "%s", files->index->path);
         o->total += o->counts[f];
-        rc = rc == FC_OK ? fc_progress_count(o->progress, 1, o->err) : rc;
+        FC_TRY(fc_progress_count(o->progress, 1, o->err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* All of them, in the order of the files; no name may be in two. */
@@ -114,10 +113,14 @@ fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_o
     if (!o.files.directory || !path) {
         return fc_no_memory(o.err, o.checkpoint->path);
     }
-    fc_code rc = fc_st_index_read(checkpoint->arena, path, &o.files, err);
-    rc = rc == FC_OK && !options->follow_external ? fc_st_check_links(&o.files, err) : rc;
-    rc = rc == FC_OK ? open_files(&o) : rc;
-    checkpoint->nfiles += rc == FC_OK; /* the index */
+    fc_code rc;
+    FC_TRY_GOTO(fc_st_index_read(checkpoint->arena, path, &o.files, err), rc, out);
+    if (!options->follow_external) {
+        FC_TRY_GOTO(fc_st_check_links(&o.files, err), rc, out);
+    }
+    FC_TRY_GOTO(open_files(&o), rc, out);
+    checkpoint->nfiles++; /* the index */
+out:
     fc_st_files_free(&o.files);
     return rc;
 }

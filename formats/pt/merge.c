@@ -43,7 +43,7 @@ static bool grow_slots(pt_merger *m) {
     return true;
 }
 
-/* The names of later ranks' leaves live only while their file is read. */
+/* The names of leaves live only while their file is read. */
 static bool keep_name(const pt_merger *m, pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
@@ -72,7 +72,7 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
     }
     pt_value *v = &m->values[m->count];
     *v = (pt_value){.name = name, .path = *path};
-    if (m->rank > 0 && !keep_name(m, v)) {
+    if (!keep_name(m, v)) {
         return NULL;
     }
     *slot = (uint32_t)++m->count;
@@ -96,6 +96,19 @@ static fc_code rank_path(pt_merger *m, const torch_leaf *leaf, const char **name
     return last->key ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
+/* Adds an object that differs from rank 0's under a name of the rank. */
+static fc_code add_rank_object(pt_merger *m, const torch_leaf *leaf, pt_value **out) {
+    const char *name;
+    fc_path path;
+    bool made;
+    FC_TRY(rank_path(m, leaf, &name, &path));
+    *out = value_of(m, name, &path, &made);
+    if (!*out) {
+        return fc_no_memory(m->err, m->checkpoint->path);
+    }
+    return made ? FC_OK : fc_fail(m->err, FC_EUNSUPPORTED, "the ranks' values differ, and %.256s is another", name);
+}
+
 static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
     torch_object *object = NULL;
     bool made;
@@ -103,28 +116,17 @@ static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_object_new(&m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_torch_object_new(m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err));
     if (!made && v->object && fc_torch_same_object(v->object, object)) {
         return FC_OK;
     }
     if (!made) {
-        const char *name;
-        fc_path path;
-        rc = rank_path(m, leaf, &name, &path);
-        v = rc == FC_OK ? value_of(m, name, &path, &made) : NULL;
-        if (!v || !made) {
-            return rc != FC_OK ? rc
-                   : v ? fc_fail(m->err, FC_EUNSUPPORTED, "the ranks' values differ, and %.256s is another", name)
-                       : fc_no_memory(m->err, m->checkpoint->path);
-        }
-        rc = fc_torch_object_new(&m->f, leaf->v, m->checkpoint->arena, &object, m->err);
+        FC_TRY(add_rank_object(m, leaf, &v));
+        FC_TRY(fc_torch_object_new(m->f, leaf->v, m->checkpoint->arena, &object, m->err));
     }
     v->object = object;
-    v->file = m->f.index;
-    return rc;
+    v->file = m->f->index;
+    return FC_OK;
 }
 
 /* ---- tensors ---- */
@@ -158,24 +160,55 @@ static bool is_empty(const pt_shard *shard) {
     return false;
 }
 
-static bool has_box(const pt_value *v, const pt_shard *shard) {
-    size_t bytes = (size_t)v->ndim * sizeof(int64_t);
-    for (size_t i = 0; i < v->nchunks; i++) {
-        const int64_t *dims = v->chunks[i].dims;
-        if (memcmp(dims, shard->offsets, bytes) == 0 && memcmp(dims + v->ndim, shard->sizes, bytes) == 0) {
-            return true;
+/* The slot of a box of a value in the table of all boxes, or the free slot where it belongs. */
+static pt_box *find_box(const pt_merger *m, pt_box *slots, size_t nslots, uint32_t value, const int64_t *dims) {
+    size_t bytes = 2 * (size_t)m->values[value].ndim * sizeof *dims;
+    size_t i = (size_t)XXH3_64bits_withSeed(dims, bytes, value) & (nslots - 1);
+    while (slots[i].used) {
+        const pt_box *slot = &slots[i];
+        if (slot->value == value && memcmp(m->values[value].chunks[slot->chunk].dims, dims, bytes) == 0) {
+            break;
+        }
+        i = (i + 1) & (nslots - 1);
+    }
+    return &slots[i];
+}
+
+static bool grow_boxes(pt_merger *m) {
+    size_t nslots = m->nboxes ? m->nboxes * 2 : 1024;
+    pt_box *slots = calloc(nslots, sizeof *slots);
+    for (size_t i = 0; slots && i < m->nboxes; i++) {
+        const pt_box *box = &m->boxes[i];
+        if (box->used) {
+            *find_box(m, slots, nslots, box->value, m->values[box->value].chunks[box->chunk].dims) = *box;
         }
     }
-    return false;
+    if (slots) {
+        free(m->boxes);
+        m->boxes = slots;
+        m->nboxes = nslots;
+    }
+    return slots != NULL;
+}
+
+static bool has_box(const pt_merger *m, const pt_value *v, const pt_shard *shard) {
+    int64_t dims[2 * FC_MAX_DIMS];
+    memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
+    memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
+    return m->nboxes > 0 && find_box(m, m->boxes, m->nboxes, (uint32_t)(v - m->values), dims)->used;
 }
 
 static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
-    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
+    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks) ||
+        ((m->nchunks + 1) * 2 >= m->nboxes && !grow_boxes(m))) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
+    const uint32_t value = (uint32_t)(v - m->values);
+    *find_box(m, m->boxes, m->nboxes, value, dims) = (pt_box){value, (uint32_t)v->nchunks, true};
+    m->nchunks++;
     v->chunks[v->nchunks++] = (fc_chunk){.dims = dims,
                                          .offset = extent->record.offset,
                                          .length = extent->record.stored,
@@ -192,7 +225,7 @@ static fc_code check_local(const pt_merger *m, const pt_shard *shard, const fc_t
     }
     return same ? FC_OK
                 : fc_fail(m->err, FC_ECORRUPT, "%s: its local part has another shape than its placements give the rank",
-                          m->f.path);
+                          m->f->path);
 }
 
 /* Adds a rank's shard of the value called leaf->name. */
@@ -212,16 +245,16 @@ static fc_code add_shard(pt_merger *m, const torch_leaf *leaf, const pt_shard *s
         return FC_OK;
     }
     /* A box that another rank's file has as well needs no chunk. */
-    bool wanted = made || (!v->object && same_shape(v, shard) && !is_empty(shard) && !has_box(v, shard));
-    fc_code rc =
-        fc_torch_find_extent(&m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err);
-    rc = rc == FC_OK ? check_local(m, shard, &t) : fc_context(m->err, rc, "%s", m->f.path);
-    rc = rc == FC_OK && made ? describe(m, v, shard, t.dtype) : rc;
-    if (rc != FC_OK) {
-        return rc;
+    bool wanted = made || (!v->object && same_shape(v, shard) && !is_empty(shard) && !has_box(m, v, shard));
+    FC_TRY_CONTEXT(
+        fc_torch_find_extent(m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err),
+        m->err, "%s", m->f->path);
+    FC_TRY(check_local(m, shard, &t));
+    if (made) {
+        FC_TRY(describe(m, v, shard, t.dtype));
     }
     if (v->object || v->plain || v->dtype != t.dtype || !same_shape(v, shard)) {
-        return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f.path);
+        return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f->path);
     }
     return wanted && !is_empty(shard) ? add_chunk(m, v, shard, extent) : FC_OK;
 }
@@ -265,6 +298,21 @@ fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks) {
     return rc;
 }
 
+/* Appends this rank's shard to those of the ranks before along `dim`. */
+static fc_code extend_along(const pt_merger *m, pt_value *v, const fc_torch_tensor *t, int dim, pt_shard *shard) {
+    shard->offsets[dim] = v->parts > 0 && v->ndim == t->ndim ? v->shape[dim] : 0;
+    shard->shape[dim] = shard->offsets[dim];
+    bool fits = v->parts == m->rank && v->dtype == t->dtype && same_shape(v, shard);
+    if (!fits || !fc_add_i64(v->shape[dim], t->sizes[dim], &v->shape[dim]) ||
+        !fc_torch_shape_fits(v->dtype, v->ndim, v->shape)) {
+        return fc_fail(m->err, FC_ECORRUPT,
+                       "%s: its part does not fit those of the ranks before, with which it would be cut along "
+                       "dimension %d, as the plan says",
+                       m->f->path, dim);
+    }
+    return FC_OK;
+}
+
 /* A plain tensor that the plan says is cut along `dim`: the ranks' shards follow one another. */
 static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     fc_torch_tensor t = {0};
@@ -274,32 +322,43 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &extent, m->err);
-    if (rc != FC_OK) {
-        return fc_context(m->err, rc, "%s", m->f.path);
-    }
+    FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, m->checkpoint->arena, &extent, m->err), m->err, "%s",
+                   m->f->path);
     pt_shard shard = {.ndim = t.ndim,
                       .mesh = {.ndim = 1, .sizes = {1}, .names = {"tp"}},
                       .placements = {{.kind = FC_SHARD, .dim = dim}}};
     memcpy(shard.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     if (made) {
-        rc = describe(m, v, &shard, t.dtype);
+        FC_TRY(describe(m, v, &shard, t.dtype));
         m->checkpoint->tp_joined++;
     } else {
-        shard.offsets[dim] = v->parts > 0 && v->ndim == t.ndim ? v->shape[dim] : 0;
-        shard.shape[dim] = shard.offsets[dim];
-        bool fits = v->parts == m->rank && v->dtype == t.dtype && same_shape(v, &shard);
-        if (!fits || !fc_add_i64(v->shape[dim], t.sizes[dim], &v->shape[dim]) ||
-            !fc_torch_shape_fits(v->dtype, v->ndim, v->shape)) {
-            return fc_fail(m->err, FC_ECORRUPT,
-                           "%s: its part does not fit those of the ranks before, with which it would be cut along "
-                           "dimension %d, as the plan says",
-                           m->f.path, dim);
-        }
+        FC_TRY(extend_along(m, v, &t, dim, &shard));
     }
     v->parts = m->rank + 1;
-    return rc == FC_OK && !is_empty(&shard) ? add_chunk(m, v, &shard, extent) : rc;
+    return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
+}
+
+/* Compares a plain tensor with that of rank 0, of which `v` was made. */
+static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_shard *shard, fc_dtype dtype,
+                             const torch_extent *extent) {
+    bool same = false;
+    if (v->object || !v->plain || v->dtype != dtype || !same_shape(v, shard)) {
+        return fc_fail(m->err, FC_EUNSUPPORTED,
+                       "%s: a plain tensor whose type or shape is another on another rank: nothing says how the "
+                       "ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
+                       m->f->path);
+    }
+    if (v->nchunks == 0) {
+        return FC_OK;
+    }
+    const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
+    FC_TRY(fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err));
+    return same ? FC_OK
+                : fc_fail(m->err, FC_EUNSUPPORTED,
+                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor does anything say "
+                          "how the ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
+                          m->f->path);
 }
 
 /* A plain tensor without a layout must be equal on every rank, or the ranks cannot be merged. */
@@ -307,15 +366,13 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     pt_shard shard = {0};
-    bool made, same = false;
+    bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err);
-    if (rc != FC_OK) {
-        return fc_context(m->err, rc, "%s", m->f.path);
-    }
+    FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err),
+                   m->err, "%s", m->f->path);
     if (is_flat_view(m, &t, extent) && (made || (v->plain && v->ndim == 1))) {
         v->plain = v->view = m->checkpoint->flat_views = true;
         v->ndim = 1;
@@ -327,35 +384,19 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     shard.ndim = t.ndim;
     memcpy(shard.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
-    if (made) {
-        v->plain = true;
-        rc = describe(m, v, &shard, t.dtype);
-        return rc == FC_OK && !is_empty(&shard) ? add_chunk(m, v, &shard, extent) : rc;
+    if (!made) {
+        return compare_plain(m, v, &shard, t.dtype, extent);
     }
-    if (v->object || !v->plain || v->dtype != t.dtype || !same_shape(v, &shard)) {
-        return fc_fail(m->err, FC_EUNSUPPORTED,
-                       "%s: a plain tensor whose type or shape is another on another rank: nothing says how the "
-                       "ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
-                       m->f.path);
-    }
-    if (v->nchunks == 0) {
-        return FC_OK;
-    }
-    const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
-    rc = fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err);
-    return rc != FC_OK || same ? rc
-                               : fc_fail(m->err, FC_EUNSUPPORTED,
-                                         "%s: a plain tensor that differs from that of rank 0: neither a copy, nor "
-                                         "does anything say how the ranks' parts fit together; if tensor "
-                                         "parallelism cut it, consolidate with --tp-plan",
-                                         m->f.path);
+    v->plain = true;
+    FC_TRY(describe(m, v, &shard, t.dtype));
+    return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
 }
 
 static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
     pt_shard shard;
-    size_t n = fc_pt_sharded_count(&m->f, leaf->v);
+    size_t n = fc_pt_sharded_count(m->f, leaf->v);
     for (size_t i = 0; i < n; i++) {
-        FC_TRY(fc_pt_sharded_shard(&m->f, leaf->v, i, &shard, m->err));
+        FC_TRY(fc_pt_sharded_shard(m->f, leaf->v, i, &shard, m->err));
         FC_TRY(add_shard(m, leaf, &shard));
     }
     return FC_OK;
@@ -365,39 +406,45 @@ static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
 static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
     fc_torch_tensor t = {0};
     fc_tp_style style;
-    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f.p, leaf->v, &t, m->err), m->err, "%s", m->f.path);
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, leaf->v, &t, m->err), m->err, "%s", m->f->path);
     *dim = fc_tp_plan_dim(m->tp_plan, leaf->name, t.ndim, &style);
     return FC_OK;
 }
 
+/* A tensor of the rank: what it is follows from the optimizer's numbers, our layout record, or the TP plan. */
+static fc_code merge_tensor(pt_merger *m, const torch_leaf *leaf) {
+    pt_shard shard;
+    if (m->numbered) {
+        bool is = false;
+        FC_TRY(fc_pt_state_shard(m, leaf, &shard, &is, m->err));
+        if (is) {
+            return add_shard(m, leaf, &shard);
+        }
+    }
+    if (m->layout->root) {
+        FC_TRY(fc_pt_layout_shard(m->layout, m->f, m->rank, leaf->name, leaf->v, &shard, m->err));
+        if (shard.ndim >= 0) {
+            return add_shard(m, leaf, &shard);
+        }
+    }
+    int dim = -1;
+    if (m->tp_plan) {
+        FC_TRY(find_cut(m, leaf, &dim));
+    }
+    return dim >= 0 ? add_part(m, leaf, dim) : add_plain(m, leaf);
+}
+
 fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
     pt_shard shard;
-    fc_code rc;
     switch (leaf->kind) {
     case TORCH_OBJECT:
         return add_object(m, leaf);
     case TORCH_DTENSOR:
-        rc = fc_pt_dtensor_shard(&m->f, leaf->v, &shard, m->err);
-        return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
+        FC_TRY(fc_pt_dtensor_shard(m->f, leaf->v, &shard, m->err));
+        return add_shard(m, leaf, &shard);
     case TORCH_SHARDED_TENSOR:
         return add_sharded(m, leaf);
     default:
-        break;
+        return merge_tensor(m, leaf);
     }
-    if (m->numbered) {
-        bool is = false;
-        rc = fc_pt_state_shard(m, leaf, &shard, &is, m->err);
-        if (rc != FC_OK || is) {
-            return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
-        }
-    }
-    if (m->layout.root) {
-        rc = fc_pt_layout_shard(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &shard, m->err);
-        if (rc != FC_OK || shard.ndim >= 0) {
-            return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
-        }
-    }
-    int dim = -1;
-    rc = m->tp_plan ? find_cut(m, leaf, &dim) : FC_OK;
-    return rc != FC_OK ? rc : dim >= 0 ? add_part(m, leaf, dim) : add_plain(m, leaf);
 }

@@ -36,18 +36,27 @@ typedef struct pt_flat {
     int64_t *offsets;     /* in the arena: of each rank's shard; -1: it has none */
 } pt_flat;
 
+/* A slot of the table of all boxes, which finds boxes that several ranks have. */
+typedef struct pt_box {
+    uint32_t value, chunk; /* a chunk of values[value] */
+    bool used;
+} pt_box;
+
 typedef struct pt_merger {
     fc_checkpoint *checkpoint;
     const char *directory;
-    fc_arena *scratch; /* of one file */
+    fc_arena *scratch; /* of the current file */
     pt_value *values;
     size_t count, capacity;
     uint32_t *slots; /* hash table: name → index + 1 */
     size_t nslots;
-    torch_file f; /* the current one */
+    pt_box *boxes;       /* hash table of the boxes of all values; malloc'ed */
+    size_t nboxes;       /* slots */
+    size_t nchunks;      /* of all values */
+    const torch_file *f; /* the current one */
     int64_t rank;
-    pt_layout layout;
-    uint64_t *flat; /* file offsets of the storages of the file's flat parameters; malloc'ed */
+    const pt_layout *layout; /* of the current file */
+    uint64_t *flat;          /* file offsets of the storages of the file's flat parameters; malloc'ed */
     size_t nflat, flat_capacity;
     pt_flat *cuts; /* the flat parameters of the last set that has some, in its order; malloc'ed */
     size_t ncuts, cuts_capacity;

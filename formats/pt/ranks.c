@@ -3,6 +3,7 @@
  * what they hold.
  */
 #include "base/try.h"
+#include "engine/open_files.h"
 #include "pt/merge.h"
 
 #include <errno.h>
@@ -14,35 +15,98 @@
 
 /* ---- files ---- */
 
-static fc_code add_file(pt_merger *m, const pt_set *set, size_t first, int64_t rank, const fc_path *prefix) {
-    torch_leaves leaves = {.arena = m->checkpoint->arena};
-    uint32_t index = (uint32_t)first + (uint32_t)rank;
-    const fc_file *file = &m->checkpoint->files[index];
-    m->rank = rank;
-    m->scratch = fc_arena_new();
-    fc_code rc =
-        m->scratch ? fc_torch_file_open(file->path, index, &m->f, m->err) : fc_no_memory(m->err, m->checkpoint->path);
-    if (rc == FC_OK) {
-        leaves.arena = rank == 0 ? m->checkpoint->arena : m->scratch;
-        rc = fc_pt_layout_load(&m->f, rank, set->ranks, &m->layout, m->err);
-        rc = rc == FC_OK ? fc_torch_flatten(&m->f, prefix, &leaves, m->err) : rc;
-        rc = rc == FC_OK ? fc_torch_check_names(file->path, &leaves, m->err) : rc;
-        rc = rc == FC_OK ? fc_pt_find_flat(m, &leaves) : rc;
-        rc = rc == FC_OK ? fc_pt_note_cuts(m, &leaves, set->ranks) : rc;
-        if (rc == FC_OK) {
-            fc_pt_match_numbers(m, &leaves);
-        }
-        for (size_t i = 0; i < leaves.count && rc == FC_OK; i++) {
-            rc = fc_pt_merge_leaf(m, &leaves.items[i]);
-            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s: %.256s", m->directory, leaves.items[i].name);
-        }
-        fc_pt_layout_free(&m->layout);
-        fc_torch_file_close(&m->f);
+/* Whether the files of a set are parts of one whole: model and optimizer, and what is called otherwise unless the name
+   tells of something that each rank has for itself. */
+static bool is_merged(const pt_set *set) {
+    static const char *const own[] = {"extra", "rng", "random", "data"};
+    bool merged = strstr(set->head, "_world_size_") == NULL;
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        merged = merged && strstr(set->name, own[i]) == NULL;
     }
-    free(leaves.items);
-    fc_arena_free(m->scratch);
-    m->scratch = NULL;
-    return rc;
+    return merged || strstr(set->name, "model") || strstr(set->name, "optim");
+}
+
+/* One rank's file while it is merged. */
+typedef struct rank_file {
+    fc_arena *scratch; /* what the file holds */
+    torch_file f;
+    pt_layout layout;
+    torch_leaves leaves;
+} rank_file;
+
+/* A set while its files are read. */
+typedef struct set_reader {
+    pt_merger *m;
+    const pt_set *set;
+    const fc_open_options *options;
+    size_t first; /* index of its first file */
+    bool several; /* there are other sets */
+} set_reader;
+
+/* What precedes the names of a file of a set: the set's, if there are several; and the rank, for a set of which nothing
+ * is known (verl's extra_state: random number generators and schedulers, each rank's own). */
+static fc_code make_prefix(const set_reader *r, fc_arena *arena, int64_t rank, fc_path *out, fc_error *err) {
+    const pt_set *set = r->set;
+    fc_path_element *elements = fc_arena_calloc(arena, 2, sizeof *elements);
+    size_t n = 0;
+    if (!elements) {
+        return fc_no_memory(err, r->m->checkpoint->path);
+    }
+    if (r->several && set->name[0]) {
+        elements[n++].key = set->name;
+    }
+    if (!is_merged(set)) {
+        elements[n].key = fc_arena_printf(arena, "rank_%" PRId64, rank);
+        if (!elements[n++].key) {
+            return fc_no_memory(err, r->m->checkpoint->path);
+        }
+    }
+    *out = (fc_path){elements, n};
+    return FC_OK;
+}
+
+static fc_code open_file(void *context, size_t index, void *slot, fc_error *err) {
+    const set_reader *r = context;
+    rank_file *file = slot;
+    const char *path = r->m->checkpoint->files[r->first + index].path;
+    fc_path prefix;
+    file->f.fd = -1;
+    file->scratch = fc_arena_new();
+    if (!file->scratch) {
+        return fc_no_memory(err, path);
+    }
+    file->leaves.arena = file->scratch;
+    FC_TRY(make_prefix(r, file->scratch, (int64_t)index, &prefix, err));
+    FC_TRY(fc_torch_file_open(path, (uint32_t)(r->first + index), &file->f, err));
+    FC_TRY(fc_pt_layout_load(&file->f, (int64_t)index, r->set->ranks, &file->layout, err));
+    FC_TRY(fc_torch_flatten(&file->f, &prefix, &file->leaves, err));
+    return fc_torch_check_names(path, &file->leaves, err);
+}
+
+static fc_code merge_file(void *context, size_t index, void *slot, fc_error *err) {
+    const set_reader *r = context;
+    rank_file *file = slot;
+    pt_merger *m = r->m;
+    m->rank = (int64_t)index;
+    m->scratch = file->scratch;
+    m->f = &file->f;
+    m->layout = &file->layout;
+    FC_TRY(fc_pt_find_flat(m, &file->leaves));
+    FC_TRY(fc_pt_note_cuts(m, &file->leaves, r->set->ranks));
+    fc_pt_match_numbers(m, &file->leaves);
+    for (size_t i = 0; i < file->leaves.count; i++) {
+        FC_TRY_CONTEXT(fc_pt_merge_leaf(m, &file->leaves.items[i]), err, "%s: %.256s", m->directory,
+                       file->leaves.items[i].name);
+    }
+    return fc_progress_count(r->options->progress, 1, err);
+}
+
+static void close_file(void *slot) {
+    rank_file *file = slot;
+    fc_pt_layout_free(&file->layout);
+    fc_torch_file_close(&file->f);
+    free(file->leaves.items);
+    fc_arena_free(file->scratch);
 }
 
 static fc_code check_missing(const pt_merger *m, const pt_set *set, size_t first) {
@@ -89,54 +153,23 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
     return FC_OK;
 }
 
-/* Whether the files of a set are parts of one whole: model and optimizer, and what is called otherwise unless the name
-   tells of something that each rank has for itself. */
-static bool is_merged(const pt_set *set) {
-    static const char *const own[] = {"extra", "rng", "random", "data"};
-    bool merged = strstr(set->head, "_world_size_") == NULL;
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        merged = merged && strstr(set->name, own[i]) == NULL;
-    }
-    return merged || strstr(set->name, "model") || strstr(set->name, "optim");
-}
-
-/* What precedes the names of a file of a set: the set's, if there are several; and the rank, for a set of which nothing
- * is known (verl's extra_state: random number generators and schedulers, each rank's own). */
-static fc_code make_prefix(const pt_merger *m, const pt_set *set, bool several, int64_t rank, fc_path *out) {
-    fc_arena *arena = m->checkpoint->arena;
-    fc_path_element *elements = fc_arena_calloc(arena, 2, sizeof *elements);
-    size_t n = 0;
-    if (!elements) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
-    if (several && set->name[0]) {
-        elements[n++].key = set->name;
-    }
-    if (!is_merged(set)) {
-        elements[n].key = fc_arena_printf(arena, "rank_%" PRId64, rank);
-        if (!elements[n++].key) {
-            return fc_no_memory(m->err, m->checkpoint->path);
-        }
-    }
-    *out = (fc_path){elements, n};
-    return FC_OK;
-}
-
 static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
     size_t first = m->checkpoint->nfiles, first_value = m->count;
-    fc_code rc = name_files(m, set, files + first);
     m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
-    m->checkpoint->nfiles += rc == FC_OK ? (size_t)set->ranks : 0;
-    rc = rc == FC_OK ? check_missing(m, set, first) : rc;
-    rc = rc == FC_OK ? check_links(m, options, first, (size_t)set->ranks) : rc;
+    FC_TRY(name_files(m, set, files + first));
+    m->checkpoint->nfiles += (size_t)set->ranks;
+    FC_TRY(check_missing(m, set, first));
+    FC_TRY(check_links(m, options, first, (size_t)set->ranks));
+    set_reader r = {m, set, options, first, several};
+    const fc_file_opener how = {.count = (size_t)set->ranks,
+                                .slot_size = sizeof(rank_file),
+                                .context = &r,
+                                .open = open_file,
+                                .take = merge_file,
+                                .close = close_file};
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, (uint64_t)set->ranks);
-    for (int64_t r = 0; r < set->ranks && rc == FC_OK; r++) {
-        fc_path prefix;
-        rc = make_prefix(m, set, several, r, &prefix);
-        rc = rc == FC_OK ? add_file(m, set, first, r, &prefix) : rc;
-        rc = rc == FC_OK ? fc_progress_count(options->progress, 1, m->err) : rc;
-    }
-    return rc == FC_OK ? fc_pt_check_parts(m, first_value, set->ranks) : rc;
+    FC_TRY(fc_open_files(&how, m->err));
+    return fc_pt_check_parts(m, first_value, set->ranks);
 }
 
 /* ---- the manifest ---- */
@@ -221,15 +254,24 @@ static fc_code note_joined(const pt_merger *m) {
     return c->note ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
+/* Merges the sets, or the only one that is to be read. */
+static fc_code add_sets(pt_merger *m, const pt_set *sets, size_t nsets, const char *only,
+                        const fc_open_options *options, fc_file *files) {
+    for (size_t i = 0; i < nsets; i++) {
+        if (!only || strcmp(only, sets[i].name) == 0) {
+            FC_TRY(add_set(m, &sets[i], !only && nsets > 1, options, files));
+        }
+    }
+    FC_TRY(finish(m));
+    return m->checkpoint->tp_joined > 0 ? note_joined(m) : FC_OK;
+}
+
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
-    pt_merger m = {.checkpoint = checkpoint, .directory = directory, .f = {.fd = -1}, .err = err};
+    pt_merger m = {.checkpoint = checkpoint, .directory = directory, .err = err};
     pt_set *sets = NULL;
     size_t nsets = 0, total = 0;
-    fc_code rc = fc_pt_find_sets(directory, checkpoint->arena, &sets, &nsets, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pt_find_sets(directory, checkpoint->arena, &sets, &nsets, err));
     for (size_t i = 0; i < nsets; i++) {
         total += (size_t)sets[i].ranks;
     }
@@ -238,13 +280,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         return fc_no_memory(m.err, m.checkpoint->path);
     }
     checkpoint->files = files;
-    for (size_t i = 0; i < nsets && rc == FC_OK; i++) {
-        if (!only || strcmp(only, sets[i].name) == 0) {
-            rc = add_set(&m, &sets[i], !only && nsets > 1, options, files);
-        }
-    }
-    rc = rc == FC_OK ? finish(&m) : rc;
-    rc = rc == FC_OK && checkpoint->tp_joined > 0 ? note_joined(&m) : rc;
+    fc_code rc = add_sets(&m, sets, nsets, only, options, files);
     for (size_t i = 0; i < m.count; i++) {
         free(m.values[i].chunks);
     }
@@ -252,5 +288,6 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     free(m.flat);
     free(m.cuts);
     free(m.slots);
+    free(m.boxes);
     return rc;
 }

@@ -207,11 +207,13 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_erro
     if (out->ndim < 0 || fc_pv_typeof(spec) != FC_PV_CALL || !local) {
         return damaged(f, "it is no DTensor as torch.save writes it", err);
     }
-    fc_code rc = read_mesh(f, field(p, spec, "mesh"), &out->mesh, coordinate, &takes_part, err);
-    rc = rc == FC_OK ? read_placements(f, field(p, spec, "placements"), &out->mesh, out->placements, err) : rc;
-    rc = rc == FC_OK && !fc_pt_shard_sane(out) ? damaged(f, "its size or its placements are impossible", err) : rc;
-    if (rc != FC_OK || !takes_part) {
-        return rc;
+    FC_TRY(read_mesh(f, field(p, spec, "mesh"), &out->mesh, coordinate, &takes_part, err));
+    FC_TRY(read_placements(f, field(p, spec, "placements"), &out->mesh, out->placements, err));
+    if (!fc_pt_shard_sane(out)) {
+        return damaged(f, "its size or its placements are impossible", err);
+    }
+    if (!takes_part) {
+        return FC_OK;
     }
     out->local = local;
     return fc_local_box(out->ndim, out->shape, &out->mesh, out->placements, coordinate, out->offsets, out->sizes, err);

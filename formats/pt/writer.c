@@ -152,7 +152,8 @@ static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *
                             fc_error *err) {
     fc_torch_item item = {0};
     const fc_checkpoint *source = w->target->source;
-    const char *path = object->nchunks ? source->files[object->chunks[0].file].path : source->path; /* for messages */
+    bool in_file = object->nchunks > 0 && source->nfiles > 0; /* for messages */
+    const char *path = in_file ? source->files[object->chunks[0].file].path : source->path;
     FC_TRY(fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, &item, err));
     fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
     fc_code rc;

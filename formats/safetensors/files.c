@@ -86,31 +86,34 @@ static bool add_name(listing *l, fc_arena *arena, const char *name) {
     return l->names[l->count++] != NULL;
 }
 
+static fc_code add_listed(fc_arena *arena, const char *directory, const char *name, listing *out, fc_error *err) {
+    if (fc_ends_with(name, ST_EXTENSION) && name[0] != '.') {
+        return add_name(out, arena, name) ? FC_OK : fc_no_memory(err, directory);
+    }
+    if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
+        bool usual = strcmp(name, ST_INDEX_NAME) == 0;
+        out->indexes++;
+        if (usual || !out->index) {
+            out->index = usual ? ST_INDEX_NAME : fc_arena_strndup(arena, name, strlen(name));
+            return out->index ? FC_OK : fc_no_memory(err, directory);
+        }
+    }
+    return FC_OK;
+}
+
 /* @param out the caller frees out->names, also after a failure. */
 static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_error *err) {
     fc_dir dir;
-    bool enough = true;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && enough && (name = fc_dir_next(&dir)) != NULL;) {
-        if (fc_ends_with(name, ST_EXTENSION) && name[0] != '.') {
-            enough = add_name(out, arena, name);
-        } else if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
-            bool usual = strcmp(name, ST_INDEX_NAME) == 0;
-            out->indexes++;
-            if (usual || !out->index) {
-                out->index = usual ? ST_INDEX_NAME : fc_arena_strndup(arena, name, strlen(name));
-                enough = out->index != NULL;
-            }
-        }
-    }
-    rc = fc_dir_close(&dir, rc, err);
-    if (rc != FC_OK || !enough) {
-        return rc != FC_OK ? rc : fc_no_memory(err, directory);
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(add_listed(arena, directory, name, out, err), rc, out);
     }
     if (out->count > 1) {
         qsort(out->names, out->count, sizeof *out->names, by_name);
     }
-    return FC_OK;
+out:
+    return fc_dir_close(&dir, rc, err);
 }
 
 static bool is_data_or_index(const char *name) {
@@ -320,9 +323,8 @@ fc_code fc_st_check_links(const st_files *f, fc_error *err) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", f->directory);
     }
     for (size_t i = 0; i < f->nfiles; i++) {
-        fc_code rc = fc_check_link(f->files[i].path, f->files[i].name, root, err);
-        if (rc != FC_OK && !is_hub_blob(f->files[i].path, root)) {
-            return rc;
+        if (!is_hub_blob(f->files[i].path, root)) {
+            FC_TRY(fc_check_link(f->files[i].path, f->files[i].name, root, err));
         }
     }
     return FC_OK;

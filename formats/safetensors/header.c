@@ -150,18 +150,18 @@ static fc_code read_pair_member(void *context, const char *key, json_t *value, f
     return read_pair(context, key, value);
 }
 
+/* The reference implementation accepts null for an empty object. */
+static fc_code read_null(header_reader *r) {
+    json_t *value = NULL;
+    size_t at = r->json.at;
+    FC_TRY(fc_st_json_value(&r->json, &value, r->err));
+    bool null = json_is_null(value);
+    json_decref(value);
+    return null ? FC_OK : fc_st_json_fail(&r->json, at, "__metadata__ is not a JSON object", r->err);
+}
+
 static fc_code read_metadata(header_reader *r) {
-    if (!fc_st_json_at_object(&r->json)) { /* the reference implementation accepts null for an empty object */
-        json_t *value = NULL;
-        size_t at = r->json.at;
-        fc_code rc = fc_st_json_value(&r->json, &value, r->err);
-        if (rc == FC_OK && !json_is_null(value)) {
-            rc = fc_st_json_fail(&r->json, at, "__metadata__ is not a JSON object", r->err);
-        }
-        json_decref(value);
-        return rc;
-    }
-    return fc_st_json_object(&r->json, read_pair_member, r, r->err);
+    return fc_st_json_at_object(&r->json) ? fc_st_json_object(&r->json, read_pair_member, r, r->err) : read_null(r);
 }
 
 static int by_key(const void *a, const void *b) {
@@ -271,30 +271,38 @@ static fc_code check_offsets(const header_reader *r, bool headers_only) {
     return FC_OK;
 }
 
-static fc_code parse(header_reader *r) {
-    fc_code rc = fc_st_json_enter(&r->json, r->err);
-    bool metadata = false;
-    for (bool first = true; rc == FC_OK; first = false) {
-        json_t *key = NULL, *value = NULL;
-        rc = fc_st_json_key(&r->json, first, &key, r->err);
-        if (rc != FC_OK || !key) {
-            break;
-        }
-        const char *name = json_string_value(key);
-        if (strcmp(name, "__metadata__") == 0) {
-            rc = metadata ? fc_st_json_fail(&r->json, r->json.at, "__metadata__ appears twice", r->err)
-                          : read_metadata(r);
-            metadata = true;
-        } else {
-            rc = fc_st_json_value(&r->json, &value, r->err);
-            if (rc == FC_OK) {
-                rc = read_entry(r, name, value);
-            }
-        }
-        json_decref(key);
-        json_decref(value);
+static fc_code read_tensor(header_reader *r, const char *name) {
+    json_t *value = NULL;
+    FC_TRY(fc_st_json_value(&r->json, &value, r->err));
+    fc_code rc = read_entry(r, name, value);
+    json_decref(value);
+    return rc;
+}
+
+static fc_code read_member(header_reader *r, const char *name, bool *metadata) {
+    if (strcmp(name, "__metadata__") != 0) {
+        return read_tensor(r, name);
     }
-    return rc == FC_OK ? fc_st_json_end(&r->json, r->err) : rc;
+    if (*metadata) {
+        return fc_st_json_fail(&r->json, r->json.at, "__metadata__ appears twice", r->err);
+    }
+    *metadata = true;
+    return read_metadata(r);
+}
+
+static fc_code parse(header_reader *r) {
+    bool metadata = false;
+    FC_TRY(fc_st_json_enter(&r->json, r->err));
+    for (bool first = true;; first = false) {
+        json_t *key = NULL;
+        FC_TRY(fc_st_json_key(&r->json, first, &key, r->err));
+        if (!key) {
+            return fc_st_json_end(&r->json, r->err);
+        }
+        fc_code rc = read_member(r, json_string_value(key), &metadata);
+        json_decref(key);
+        FC_TRY(rc);
+    }
 }
 
 /* @param size bytes from the start of the file to the data. */

@@ -70,6 +70,14 @@ fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, 
                              fc_error *err);
 void fc_st_header_free(st_header *header);
 
+/**
+ * Copies the strings and arrays of a header to another arena, and drops the members of `__metadata__` that have been
+ * applied to the entries.
+ * @param before a header that `arena` has already, with which equal strings are shared; may be NULL.
+ * @return false when out of memory. (header_keep.c)
+ */
+bool fc_st_header_keep(fc_arena *arena, st_header *header, const st_header *before);
+
 /** Finds an entry by name. @return NULL if there is none. */
 st_entry *fc_st_header_find(const st_header *header, const char *name);
 

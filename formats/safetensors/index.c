@@ -117,29 +117,34 @@ static fc_code keep_metadata(const index_reader *r, json_t *value, fc_error *err
     return r->out->index_metadata ? FC_OK : fc_no_memory(err, r->path);
 }
 
+static fc_code read_member(index_reader *r, st_json *json, const char *key, bool *mapped, fc_error *err) {
+    if (strcmp(key, "weight_map") == 0) {
+        if (*mapped) {
+            return fc_st_json_fail(json, json->at, "weight_map appears twice", err);
+        }
+        *mapped = true;
+        return fc_st_json_object(json, add_mapped, r, err);
+    }
+    json_t *value = NULL;
+    FC_TRY(fc_st_json_value(json, &value, err));
+    fc_code rc = strcmp(key, "metadata") == 0 ? keep_metadata(r, value, err) : FC_OK;
+    json_decref(value);
+    return rc;
+}
+
 static fc_code parse(index_reader *r, st_json *json, fc_error *err) {
     bool mapped = false;
-    fc_code rc = fc_st_json_enter(json, err);
-    for (bool first = true; rc == FC_OK; first = false) {
-        json_t *key = NULL, *value = NULL;
-        rc = fc_st_json_key(json, first, &key, err);
-        if (rc != FC_OK || !key) {
+    FC_TRY(fc_st_json_enter(json, err));
+    for (bool first = true;; first = false) {
+        json_t *key = NULL;
+        FC_TRY(fc_st_json_key(json, first, &key, err));
+        if (!key) {
             break;
         }
-        if (strcmp(json_string_value(key), "weight_map") == 0) {
-            rc = mapped ? fc_st_json_fail(json, json->at, "weight_map appears twice", err)
-                        : fc_st_json_object(json, add_mapped, r, err);
-            mapped = true;
-        } else {
-            rc = fc_st_json_value(json, &value, err);
-            if (rc == FC_OK && strcmp(json_string_value(key), "metadata") == 0) {
-                rc = keep_metadata(r, value, err);
-            }
-        }
+        fc_code rc = read_member(r, json, json_string_value(key), &mapped, err);
         json_decref(key);
-        json_decref(value);
+        FC_TRY(rc);
     }
-    FC_TRY(rc);
     FC_TRY(fc_st_json_end(json, err));
     return r->count > 0 ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the weight_map is missing or empty", r->path);
 }

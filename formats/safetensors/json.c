@@ -103,10 +103,10 @@ fc_code fc_st_json_object(st_json *json, st_json_member *member, void *context, 
         if (!key) {
             return FC_OK;
         }
-        fc_code rc = fc_st_json_value(json, &value, err);
-        if (rc == FC_OK) {
-            rc = member(context, json_string_value(key), value, err);
-        }
+        fc_code rc;
+        FC_TRY_GOTO(fc_st_json_value(json, &value, err), rc, next);
+        rc = member(context, json_string_value(key), value, err);
+    next:
         json_decref(key);
         json_decref(value);
         FC_TRY(rc);

@@ -6,6 +6,7 @@
 
 #include "base/try.h"
 #include "checkpoint/other_files.h"
+#include "engine/open_files.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 
@@ -212,6 +213,42 @@ static fc_code st_check_header(const fc_checkpoint *checkpoint, size_t index, fc
     return rc;
 }
 
+/* The header of one file before it is copied to the memory of the checkpoint. */
+typedef struct new_header {
+    fc_arena *arena;
+    st_header header;
+} new_header;
+
+static fc_code open_header(void *context, size_t index, void *slot, fc_error *err) {
+    const st_reader *o = context;
+    new_header *new = slot;
+    const char *path = o->files.files[index].path;
+    struct stat st;
+    if (o->files.index && stat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+        return fail_missing(o, index, err);
+    }
+    new->arena = fc_arena_new();
+    return new->arena ? fc_st_header_read(new->arena, path, o->options->headers_only, &new->header, err)
+                      : fc_no_memory(err, path);
+}
+
+static fc_code take_header(void *context, size_t index, void *slot, fc_error *err) {
+    st_reader *o = context;
+    new_header *new = slot;
+    if (!fc_st_header_keep(o->checkpoint->arena, &new->header, index > 0 ? &o->headers[index - 1] : NULL)) {
+        return fc_no_memory(err, o->checkpoint->path);
+    }
+    o->headers[index] = new->header;
+    new->header = (st_header){0};
+    return fc_progress_count(o->options->progress, 1, err);
+}
+
+static void close_header(void *slot) {
+    new_header *new = slot;
+    fc_st_header_free(&new->header);
+    fc_arena_free(new->arena);
+}
+
 static fc_code read_headers(st_reader *o, fc_error *err) {
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
@@ -219,16 +256,14 @@ static fc_code read_headers(st_reader *o, fc_error *err) {
     if (!o->headers) {
         return fc_no_memory(err, o->checkpoint->path);
     }
+    const fc_file_opener how = {.count = o->files.nfiles,
+                                .slot_size = sizeof(new_header),
+                                .context = o,
+                                .open = open_header,
+                                .take = take_header,
+                                .close = close_header};
     fc_progress_begin(o->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, o->files.nfiles);
-    for (size_t f = 0; f < o->files.nfiles; f++) {
-        const char *path = o->files.files[f].path;
-        struct stat st;
-        if (o->files.index && stat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
-            return fail_missing(o, f, err);
-        }
-        FC_TRY(fc_st_header_read(o->checkpoint->arena, path, o->options->headers_only, &o->headers[f], err));
-        FC_TRY(fc_progress_count(o->options->progress, 1, err));
-    }
+    FC_TRY(fc_open_files(&how, err));
     if (!o->files.index) {
         return FC_OK;
     }
@@ -271,9 +306,7 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
     }
     free(o.headers);
     fc_st_files_free(&o.files);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(rc);
     checkpoint->nfiles += o.files.index != NULL;
     checkpoint->tensors = o.tensors;
     checkpoint->ntensors = o.ntensors;

@@ -48,29 +48,33 @@ static fc_code open_zip(torch_file *f, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_error *err) {
+/* Reads the manifest of the open file, whose first bytes say which kind of file it is. */
+static fc_code read_contents(torch_file *f, fc_error *err) {
     unsigned char head[512];
-    *f = (torch_file){.path = path, .index = index, .fd = -1};
-    fc_code rc = fc_open_input(path, &f->fd, &f->size, err);
-    if (rc != FC_OK) {
-        f->fd = -1;
-        return rc;
-    }
     size_t n = f->size < sizeof head ? (size_t)f->size : sizeof head;
-    rc = fc_pread_full(f->fd, head, n, 0, path, err);
-    if (rc == FC_OK && fc_torch_is_zip(head, n)) {
-        rc = open_zip(f, err);
-    } else if (rc == FC_OK && fc_torch_is_legacy(head, n)) {
-        rc = fc_torch_legacy_open(f, err);
-    } else if (rc == FC_OK && fc_torch_is_tar(head, n)) {
-        rc = fc_fail(err, FC_EUNSUPPORTED,
-                     "%s: a tar file of torch before 0.1.10 (2017), whose storages need that program; load it and save "
-                     "it again with any PyTorch since",
-                     path);
-    } else if (rc == FC_OK) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: not a file of torch.save: it begins like neither a zip file nor a pickle",
-                     path);
+    FC_TRY(fc_pread_full(f->fd, head, n, 0, f->path, err));
+    if (fc_torch_is_zip(head, n)) {
+        return open_zip(f, err);
     }
+    if (fc_torch_is_legacy(head, n)) {
+        return fc_torch_legacy_open(f, err);
+    }
+    if (fc_torch_is_tar(head, n)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a tar file of torch before 0.1.10 (2017), whose storages need that program; load it and "
+                       "save it again with any PyTorch since",
+                       f->path);
+    }
+    return fc_fail(err, FC_ECORRUPT, "%s: not a file of torch.save: it begins like neither a zip file nor a pickle",
+                   f->path);
+}
+
+fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_error *err) {
+    *f = (torch_file){.path = path, .index = index, .fd = -1};
+    int fd;
+    FC_TRY(fc_open_input(path, &fd, &f->size, err));
+    f->fd = fd;
+    fc_code rc = read_contents(f, err);
     if (rc != FC_OK) {
         fc_torch_file_close(f);
     }
@@ -110,12 +114,9 @@ fc_code fc_torch_file_storage(const torch_file *f, const fc_torch_tensor *tensor
 
 fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, torch_extent **out,
                              fc_error *err) {
-    fc_code rc = fc_torch_tensor_decode(f->p, v, t, err);
-    if (rc == FC_OK && !fc_torch_shape_fits(t->dtype, t->ndim, t->sizes)) {
-        rc = fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is impossible");
-    }
-    if (rc != FC_OK) {
-        return rc;
+    FC_TRY(fc_torch_tensor_decode(f->p, v, t, err));
+    if (!fc_torch_shape_fits(t->dtype, t->ndim, t->sizes)) {
+        return fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is impossible");
     }
     torch_extent *extent = fc_arena_calloc(arena, 1, sizeof *extent + (size_t)t->ndim * sizeof *extent->strides);
     if (!extent) {

@@ -406,9 +406,9 @@ static fc_code take_module(walker *w, fc_pv v) {
     char name[256] = "a class of another file";
     torch_leaves *l = w->leaves;
     size_t before = l->count;
-    fc_code rc = walk_module(w, v, "", 0);
-    if (rc != FC_OK || l->count == before) { /* nothing in it: an activation, a loss */
-        return rc == FC_OK && w->depth > 0 ? add_leaf(w, v, TORCH_OBJECT) : rc;
+    FC_TRY(walk_module(w, v, "", 0));
+    if (l->count == before) { /* nothing in it: an activation, a loss */
+        return w->depth > 0 ? add_leaf(w, v, TORCH_OBJECT) : FC_OK;
     }
     fc_pv cls = class_of(w->p, v);
     if (cls) {

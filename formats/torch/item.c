@@ -67,20 +67,21 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     return rc;
 }
 
-/* Reads what every archive has: the folder, the byte order, the pickle. */
-static fc_code read_item(fc_torch_item *item, fc_error *err) {
-    fc_code rc = FC_OK;
+static fc_code read_records(fc_torch_item *item, fc_error *err) {
     const char *slash = strchr(item->zip.entries[0].name, '/');
     if (!slash) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": not an archive of torch.save: record %s has no folder",
-                     item->zip.path, item->zip.offset, item->zip.entries[0].name);
-        goto out;
-    } else {
-        item->prefix = (size_t)(slash - item->zip.entries[0].name);
-        FC_TRY_GOTO(read_byteorder(item, err), rc, out);
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: offset %" PRIu64 ": not an archive of torch.save: record %s has no folder", item->zip.path,
+                       item->zip.offset, item->zip.entries[0].name);
     }
-    FC_TRY_GOTO(read_pickle(item, err), rc, out);
-out:
+    item->prefix = (size_t)(slash - item->zip.entries[0].name);
+    FC_TRY(read_byteorder(item, err));
+    return read_pickle(item, err);
+}
+
+/* Reads what every archive has: the folder, the byte order, the pickle. After a failure the item is closed. */
+static fc_code read_item(fc_torch_item *item, fc_error *err) {
+    fc_code rc = read_records(item, err);
     if (rc != FC_OK) {
         fc_torch_item_close(item);
     }

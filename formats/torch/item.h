@@ -108,4 +108,12 @@ fc_code fc_torch_check_archive(fc_torch_item *archive, fc_error *err);
  */
 fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *arena, const char **json, fc_error *err);
 
+/** The same of the value of an archive, which it closes. `opened` is the outcome of opening it: a pickle that was too
+ *  large is {"$omitted": "too large"}. */
+fc_code fc_torch_json_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err);
+
+/** The same of an archive in memory; takes over the malloc'ed `bytes`. */
+fc_code fc_torch_json_memory(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena,
+                             const char **json, fc_error *err);
+
 #endif

@@ -55,6 +55,25 @@ static fc_code find_storages(const torch_file *f, const fc_pickle_copy *copy, fc
     return FC_OK;
 }
 
+/* Copies the pickle of the value, and lays out the archive of it and its storages. */
+static fc_code make_archive(const torch_file *f, fc_pv v, fc_pickle_copy *copy, fc_torch_zip *zip, fc_arena *arena,
+                            torch_object *object, fc_error *err) {
+    fc_torch_pickler *w = copy->w;
+    FC_TRY(fc_pickle_copy_value(copy, v, err));
+    FC_TRY(fc_torch_pickle_end(w, err));
+    FC_TRY(find_storages(f, copy, arena, object, err));
+    unsigned char *pickle = fc_arena_alloc(arena, w->size);
+    if (!pickle) {
+        return fc_no_memory(err, NULL);
+    }
+    memcpy(pickle, w->bytes, w->size);
+    object->pickle = pickle;
+    object->size = w->size;
+    FC_TRY(lay_out(object, zip, err));
+    object->length = zip->length;
+    return FC_OK;
+}
+
 fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch_object **out, fc_error *err) {
     fc_torch_pickler w;
     fc_torch_zip zip = {0};
@@ -64,20 +83,7 @@ fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch
         return fc_no_memory(err, NULL);
     }
     fc_torch_pickle_begin(&w, 2);
-    fc_code rc = fc_pickle_copy_value(&copy, v, err);
-    rc = rc == FC_OK ? fc_torch_pickle_end(&w, err) : rc;
-    rc = rc == FC_OK ? find_storages(f, &copy, arena, object, err) : rc;
-    unsigned char *pickle = rc == FC_OK ? fc_arena_alloc(arena, w.size) : NULL;
-    if (rc == FC_OK && !pickle) {
-        rc = fc_no_memory(err, NULL);
-    }
-    if (rc == FC_OK) {
-        memcpy(pickle, w.bytes, w.size);
-        object->pickle = pickle;
-        object->size = w.size;
-        rc = lay_out(object, &zip, err);
-        object->length = zip.length;
-    }
+    fc_code rc = make_archive(f, v, &copy, &zip, arena, object, err);
     fc_torch_zip_free(&zip);
     fc_pickle_copy_free(&copy);
     fc_torch_pickle_free(&w);
@@ -119,38 +125,43 @@ fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *are
     return make_tensor(object, NULL, 1, file, arena, t, err); /* not empty, so that reading it reports the reason */
 }
 
+static fc_code read_stored(int fd, const char *path, const torch_record *record, unsigned char *out, fc_error *err) {
+    FC_TRY(fc_pread_full(fd, out, (size_t)record->size, record->offset, path, err));
+    if (record->crc != 0 && fc_crc32(0, out, (size_t)record->size) != record->crc) {
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": damaged: its CRC-32 does not match", path,
+                       record->offset);
+    }
+    return FC_OK;
+}
+
+static fc_code read_deflated(int fd, const char *path, uint64_t size, const torch_record *record, unsigned char *out,
+                             fc_error *err) {
+    unsigned char *bytes = NULL;
+    fc_zip zip = {.path = path, .fd = fd, .length = size};
+    const fc_zip_entry entry = {.name = "of a tensor",
+                                .data = record->offset,
+                                .stored = record->stored,
+                                .size = record->size,
+                                .crc = record->crc,
+                                .method = record->method};
+    fc_code rc;
+    FC_TRY_GOTO(fc_zip_read(&zip, &entry, &bytes, err), rc, out);
+    memcpy(out, bytes, (size_t)record->size);
+out:
+    free(bytes);
+    fc_zip_close(&zip);
+    return rc;
+}
+
 /* The bytes of a record, inflated, into `out`. */
 static fc_code read_record(const fc_checkpoint *checkpoint, const torch_record *record, unsigned char *out,
                            fc_error *err) {
     const char *path = checkpoint->files[record->file].path;
     int fd;
     uint64_t size;
-    fc_code rc = fc_open_input(path, &fd, &size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (record->method == FC_ZIP_STORED) {
-        rc = fc_pread_full(fd, out, (size_t)record->size, record->offset, path, err);
-        if (rc == FC_OK && record->crc != 0 && fc_crc32(0, out, (size_t)record->size) != record->crc) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": damaged: its CRC-32 does not match", path,
-                         record->offset);
-        }
-    } else {
-        unsigned char *bytes = NULL;
-        fc_zip zip = {.path = path, .fd = fd, .length = size};
-        fc_zip_entry entry = {.name = "of a tensor",
-                              .data = record->offset,
-                              .stored = record->stored,
-                              .size = record->size,
-                              .crc = record->crc,
-                              .method = record->method};
-        rc = fc_zip_read(&zip, &entry, &bytes, err);
-        if (rc == FC_OK) {
-            memcpy(out, bytes, (size_t)record->size);
-        }
-        free(bytes);
-        fc_zip_close(&zip);
-    }
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    fc_code rc = record->method == FC_ZIP_STORED ? read_stored(fd, path, record, out, err)
+                                                 : read_deflated(fd, path, size, record, out, err);
     close(fd);
     return rc;
 }

@@ -24,6 +24,7 @@
  * Input: a value of a loaded pickle. Output: text in the caller's arena. Values may be shared or contain themselves,
  * so depth and size are bounded.
  */
+#include "base/try.h"
 #include "torch/item.h"
 
 #include "base/base64.h"
@@ -430,4 +431,25 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
     }
     *json = copy;
     return FC_OK;
+}
+
+fc_code fc_torch_json_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err) {
+    enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* it is for people and scripts; the bytes stay whole */
+    static const char omitted[] = "{\"$omitted\":\"too large\"}";
+    if (opened == FC_EUNSUPPORTED && item->pickle_size > FC_TORCH_MAX_PICKLE) {
+        *json = fc_arena_strndup(arena, omitted, strlen(omitted));
+        return *json ? FC_OK : fc_no_memory(err, NULL);
+    }
+    FC_TRY(opened);
+    uint64_t budget = item->pickle_size < LARGE / RATIO ? SMALL + RATIO * item->pickle_size : LARGE;
+    fc_code rc = fc_torch_json(item->pickle, item->pickle->root, budget, arena, json, err);
+    fc_torch_item_close(item);
+    return rc;
+}
+
+fc_code fc_torch_json_memory(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena,
+                             const char **json, fc_error *err) {
+    fc_torch_item item;
+    fc_code rc = fc_torch_item_open_memory(bytes, length, path, &item, err);
+    return fc_torch_json_item(&item, rc, arena, json, err);
 }

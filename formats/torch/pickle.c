@@ -140,10 +140,10 @@ static fc_code push_string(fc_pickle_vm *vm, uint64_t n) {
 
 /* Integers that fit 64 bits become FC_PV_INT or eight bytes; longer ones keep their bytes. */
 static fc_code push_long(fc_pickle_vm *vm, uint64_t n) {
-    fc_code rc = push_text(vm, FC_PV_BIGINT, n);
     int64_t value;
-    if (rc != FC_OK || !fc_pickle_int(vm->p, vm->stack[vm->depth - 1], &value)) {
-        return rc;
+    FC_TRY(push_text(vm, FC_PV_BIGINT, n));
+    if (!fc_pickle_int(vm->p, vm->stack[vm->depth - 1], &value)) {
+        return FC_OK;
     }
     vm->p->ntext = (size_t)fc_pv_payload(vm->stack[--vm->depth]) * 8;
     fc_pv v;
@@ -215,38 +215,33 @@ static fc_code persistent_id(fc_pickle_vm *vm) {
     return FC_OK;
 }
 
+/* The value that an opcode makes of two. */
+static fc_code combine(fc_pickle_vm *vm, int op, fc_pv first, fc_pv second, fc_pv *v) {
+    switch (op) {
+    case OP_REDUCE:
+        return fc_pickle_reduce(vm, first, second, v);
+    case OP_NEWOBJ:
+        return fc_pickle_newobj(vm, first, second, v);
+    case OP_STACK_GLOBAL:
+        return fc_pickle_global_op(vm, first, second, v);
+    case OP_BUILD:
+        *v = first;
+        return fc_pickle_build(vm, first, second);
+    default: /* OP_APPEND */
+        *v = first;
+        return fc_pickle_extend(vm, first, &second, 1, FC_PV_LIST);
+    }
+}
+
 /* The opcodes that take two values and leave one. */
 static fc_code binary(fc_pickle_vm *vm, int op) {
     fc_pv v;
-    fc_code rc = has(vm, 2);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(has(vm, 2));
     fc_pv second = vm->stack[vm->depth - 1], first = vm->stack[vm->depth - 2];
     vm->depth--;
-    switch (op) {
-    case OP_REDUCE:
-        rc = fc_pickle_reduce(vm, first, second, &v);
-        break;
-    case OP_NEWOBJ:
-        rc = fc_pickle_newobj(vm, first, second, &v);
-        break;
-    case OP_STACK_GLOBAL:
-        rc = fc_pickle_global_op(vm, first, second, &v);
-        break;
-    case OP_BUILD:
-        v = first;
-        rc = fc_pickle_build(vm, first, second);
-        break;
-    default: /* OP_APPEND */
-        v = first;
-        rc = fc_pickle_extend(vm, first, &second, 1, FC_PV_LIST);
-        break;
-    }
-    if (rc == FC_OK) {
-        vm->stack[vm->depth - 1] = v;
-    }
-    return rc;
+    FC_TRY(combine(vm, op, first, second, &v));
+    vm->stack[vm->depth - 1] = v;
+    return FC_OK;
 }
 
 static bool is_empty_dict(const fc_pickle *p, fc_pv v) {
@@ -270,9 +265,9 @@ static fc_code newobj_ex(fc_pickle_vm *vm) {
 static fc_code marked(fc_pickle_vm *vm, int op) {
     const fc_pv *items = NULL;
     size_t n = 0;
-    fc_code rc = pop_mark(vm, &items, &n);
-    if (rc != FC_OK || op == OP_POP_MARK) {
-        return rc;
+    FC_TRY(pop_mark(vm, &items, &n));
+    if (op == OP_POP_MARK) {
+        return FC_OK;
     }
     if (op == OP_TUPLE) {
         return push_tuple(vm, items, n);
@@ -393,26 +388,26 @@ static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
     }
 }
 
+/* The value that is left at the end. */
+static fc_code take_root(fc_pickle_vm *vm) {
+    FC_TRY(has(vm, 1));
+    if (vm->depth != 1 || vm->nmarks != 0) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: values are left over at its end");
+    }
+    vm->p->root = vm->stack[0];
+    vm->p->size = fc_pickle_position(&vm->reader);
+    return FC_OK;
+}
+
 static fc_code run(fc_pickle_vm *vm) {
     fc_pickle_rewind(&vm->reader);
     for (;;) {
         uint64_t argument = 0;
-        fc_code rc = fc_pickle_next(&vm->reader, &argument);
-        if (rc == FC_OK && vm->reader.op == OP_STOP) {
-            rc = has(vm, 1);
-            if (rc == FC_OK && (vm->depth != 1 || vm->nmarks != 0)) {
-                rc = fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: values are left over at its end");
-            }
-            vm->p->root = rc == FC_OK ? vm->stack[0] : 0;
-            vm->p->size = fc_pickle_position(&vm->reader);
-            return rc;
+        FC_TRY(fc_pickle_next(&vm->reader, &argument));
+        if (vm->reader.op == OP_STOP) {
+            return take_root(vm);
         }
-        if (rc == FC_OK) {
-            rc = execute(vm, vm->reader.op, argument);
-        }
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(execute(vm, vm->reader.op, argument));
     }
 }
 
@@ -432,10 +427,10 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
         goto out;
     }
     fc_pickle_rewind(&vm.reader);
-    rc = fc_pickle_scan(&vm.reader, &vm.memo);
-    if (rc == FC_OK) {
-        rc = run(&vm);
-    }
+    FC_TRY_GOTO(fc_pickle_scan(&vm.reader, &vm.memo), rc, out);
+    FC_TRY_GOTO(run(&vm), rc, out);
+    *out = vm.p;
+    vm.p = NULL;
 out:
     free(vm.memo.used);
     free(vm.memo.before);
@@ -443,11 +438,7 @@ out:
     free(vm.stack);
     free(vm.marks);
     free(vm.reader.buffer);
-    if (rc == FC_OK) {
-        *out = vm.p;
-    } else {
-        fc_pickle_free(vm.p);
-    }
+    fc_pickle_free(vm.p);
     return rc;
 }
 

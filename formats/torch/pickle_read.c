@@ -273,19 +273,14 @@ fc_code fc_pickle_scan(fc_pickle_reader *r, fc_pickle_memo *memo) {
     size_t capacity = 0;
     for (;;) {
         uint64_t argument = 0;
-        fc_code rc = fc_pickle_next(r, &argument);
-        if (rc == FC_OK && r->op_position == 0 && r->op != OP_PROTO) {
-            rc = fc_pickle_fail(r, FC_ECORRUPT, "not a pickle of protocol 2 to 5");
+        FC_TRY(fc_pickle_next(r, &argument));
+        if (r->op_position == 0 && r->op != OP_PROTO) {
+            return fc_pickle_fail(r, FC_ECORRUPT, "not a pickle of protocol 2 to 5");
         }
-        if (rc == FC_OK && r->op == OP_STOP) {
+        if (r->op == OP_STOP) {
             return index_memo(r, memo);
         }
-        if (rc == FC_OK) {
-            rc = scan_opcode(r, memo, argument, &capacity);
-        }
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(scan_opcode(r, memo, argument, &capacity));
         if (memo->words >= 4) { /* 256 entries: what BINGET can name */
             skip_common(r, memo);
         }

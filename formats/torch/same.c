@@ -1,6 +1,7 @@
 /*
  * Compares the values of two ranks' files: by the CRC-32s of the archives where these decide, else byte by byte.
  */
+#include "base/try.h"
 #include "torch/torch_file.h"
 
 #include <stdlib.h>
@@ -40,16 +41,20 @@ static fc_code compare_bytes(const fc_checkpoint *checkpoint, const torch_extent
     unsigned char *x = malloc(2 * (size_t)PIECE);
     int fd_a = -1, fd_b = -1;
     uint64_t size;
-    fc_code rc = x ? FC_OK : fc_no_memory(err, checkpoint->path);
-    rc = rc == FC_OK ? fc_open_input(path_a, &fd_a, &size, err) : rc;
-    rc = rc == FC_OK ? fc_open_input(path_b, &fd_b, &size, err) : rc;
-    bool equal = rc == FC_OK;
+    fc_code rc;
+    *same = false;
+    FC_TRY_GOTO(x ? FC_OK : fc_no_memory(err, checkpoint->path), rc, out);
+    FC_TRY_GOTO(fc_open_input(path_a, &fd_a, &size, err), rc, out);
+    FC_TRY_GOTO(fc_open_input(path_b, &fd_b, &size, err), rc, out);
+    bool equal = true;
     for (uint64_t at = 0; equal && at < span; at += PIECE) {
         size_t n = span - at < PIECE ? (size_t)(span - at) : PIECE;
-        rc = fc_pread_full(fd_a, x, n, a->record.offset + a->first + at, path_a, err);
-        rc = rc == FC_OK ? fc_pread_full(fd_b, x + PIECE, n, b->record.offset + b->first + at, path_b, err) : rc;
-        equal = rc == FC_OK && memcmp(x, x + PIECE, n) == 0;
+        FC_TRY_GOTO(fc_pread_full(fd_a, x, n, a->record.offset + a->first + at, path_a, err), rc, out);
+        FC_TRY_GOTO(fc_pread_full(fd_b, x + PIECE, n, b->record.offset + b->first + at, path_b, err), rc, out);
+        equal = memcmp(x, x + PIECE, n) == 0;
     }
+    *same = equal;
+out:
     if (fd_a >= 0) {
         close(fd_a);
     }
@@ -57,7 +62,6 @@ static fc_code compare_bytes(const fc_checkpoint *checkpoint, const torch_extent
         close(fd_b);
     }
     free(x);
-    *same = equal;
     return rc;
 }
 

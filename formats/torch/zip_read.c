@@ -3,6 +3,7 @@
  * inflated and checked.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "torch/zip_private.h"
 
@@ -122,8 +123,19 @@ static fc_code read_stored(const fc_zip *zip, const fc_zip_entry *entry, unsigne
     return FC_OK;
 }
 
-fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err) {
+/* The data of a record, as it was before compression. */
+static fc_code read_data(fc_zip *zip, const fc_zip_entry *entry, unsigned char *out, fc_error *err) {
     const unsigned char *stored;
+    if (entry->method == FC_ZIP_STORED) {
+        FC_TRY(read_stored(zip, entry, out, err));
+    } else {
+        FC_TRY(fc_zip_view(zip, entry->data - zip->offset, entry->stored, &stored, err));
+        FC_TRY(inflate_record(zip, entry, stored, out, err));
+    }
+    return crc_matches(entry, out) ? FC_OK : record_damaged(zip, entry, "its CRC does not match", err);
+}
+
+fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err) {
     *bytes = NULL;
     if (entry->method == FC_ZIP_DEFLATED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
         return record_damaged(zip, entry, "its declared size is impossible", err);
@@ -135,18 +147,7 @@ fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **byte
     if (!out) {
         return fc_no_memory(err, zip->path);
     }
-    fc_code rc;
-    if (entry->method == FC_ZIP_STORED) {
-        rc = read_stored(zip, entry, out, err);
-    } else {
-        rc = fc_zip_view(zip, entry->data - zip->offset, entry->stored, &stored, err);
-        if (rc == FC_OK) {
-            rc = inflate_record(zip, entry, stored, out, err);
-        }
-    }
-    if (rc == FC_OK && !crc_matches(entry, out)) {
-        rc = record_damaged(zip, entry, "its CRC does not match", err);
-    }
+    fc_code rc = read_data(zip, entry, out, err);
     if (rc != FC_OK) {
         free(out);
         return rc;

@@ -1,5 +1,5 @@
 /*
- * Which files a checkpoint was opened from. See identity.h.
+ * Records the identity of files and compares it later. See identity.h.
  */
 #include "checkpoint/identity.h"
 

@@ -1,6 +1,6 @@
 /*
- * Which files a checkpoint was opened from. Data is read through later opens by name: a file that was replaced or
- * rewritten since would give values of another checkpoint under the names of this one.
+ * Records which files a checkpoint was opened from. Data is read later, through names. If a file was replaced or
+ * rewritten in the meantime, this would give values of another checkpoint under the names of this one.
  */
 #ifndef FSDPCKPT_CHECKPOINT_IDENTITY_H
 #define FSDPCKPT_CHECKPOINT_IDENTITY_H
@@ -11,13 +11,13 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** Notes device, inode, size and times of each of the checkpoint's files. A missing file has none. */
+/** Records device, inode, size and times of each file of the checkpoint. A missing file has none. */
 fc_code fc_identities_take(fc_checkpoint *checkpoint, fc_error *err);
 
-/** Checks that the open file `fd` is still file `index` as it was: FC_ECORRUPT. */
+/** Checks that the open file `fd` is still file `index`, unchanged. @return FC_ECORRUPT if not. */
 fc_code fc_identity_check(const fc_checkpoint *checkpoint, size_t index, int fd, fc_error *err);
 
-/** The same for all files by name, after the last byte was read. */
+/** Does the same for all files by name. Call it after the last byte was read. */
 fc_code fc_identities_check(const fc_checkpoint *checkpoint, fc_error *err);
 
 #endif

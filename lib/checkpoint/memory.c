@@ -9,6 +9,7 @@
 #include "base/try.h"
 #include "fsdpckpt/format.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* fc_tensor.detail is an array of our copies of the caller's chunks, and fc_chunk.detail is an index into it. */
@@ -26,6 +27,22 @@ static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
     return FC_OK;
 }
 
+static fc_code memory_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                  const char **json, fc_error *err) {
+    const fc_memory_chunk *from = object->detail;
+    size_t size = (size_t)object->shape[0];
+    unsigned char *bytes = malloc(size + 1);
+    if (!bytes) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    if (size > 0) {
+        memcpy(bytes, from->data, size);
+    }
+    const fc_object_encoding *encoding = fc_object_encoding_find(object->object->encoding);
+    fc_code rc = encoding->json_memory(bytes, size, checkpoint->path, arena, json, err);
+    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
+}
+
 static bool no_probe(const fc_probe *probe) {
     (void)probe;
     return false;
@@ -38,6 +55,7 @@ static const fc_format memory = {
         {
             .probe = no_probe,
             .extent = memory_extent,
+            .object_json = memory_object_json,
         },
 };
 
@@ -117,8 +135,29 @@ static fc_code copy_path(const fc_memory_tensor *t, const char *name, fc_arena *
     return FC_OK;
 }
 
-static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor *out, fc_error *err) {
+static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_object **out, fc_error *err) {
+    const fc_object_encoding *encoding = t->encoding ? fc_object_encoding_find(t->encoding) : NULL;
+    if ((t->encoding != NULL) != (t->dtype == FC_OPAQUE) || (t->encoding && (t->ndim != 1 || t->nchunks != 1))) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: an object is opaque and has one dimension and one chunk", t->name);
+    }
+    if (t->encoding && !encoding) {
+        return fc_fail(err, FC_EUSAGE, "object %s: its encoding '%s' is unknown", t->name, t->encoding);
+    }
+    if (encoding) {
+        fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
+        if (!object) {
+            return no_memory(t->name, err);
+        }
+        object->encoding = encoding->name;
+        *out = object;
+    }
+    return FC_OK;
+}
+
+/* `next` is a place that no chunk has yet: with places of their own, no two chunks pass for the same bytes. */
+static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_error *err) {
     int64_t elements;
+    const fc_object *object = NULL;
     if (t->ndim < 0 || t->ndim > FC_MAX_DIMS || !fc_numel(t->ndim, t->shape, &elements)) {
         return fc_fail(err, FC_EUSAGE, "tensor %s: its shape is invalid or too large", t->name);
     }
@@ -129,10 +168,13 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
     if (!name || !shape || !chunks || !own) {
         return no_memory(t->name, err);
     }
+    FC_TRY(add_object(t, arena, &object, err));
     size_t count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
         bool kept = false;
         FC_TRY(add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err));
+        chunks[count].offset = *next;
+        *next += kept ? chunks[count].length : 0;
         count += kept;
     }
     *out = (fc_tensor){.name = name,
@@ -141,8 +183,17 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
                        .shape = shape,
                        .chunks = chunks,
                        .nchunks = count,
+                       .object = object,
                        .detail = own};
     return copy_path(t, name, arena, &out->path, err);
+}
+
+static fc_code add_named(const fc_memory_tensor *tensor, fc_arena *arena, size_t number, uint64_t *next,
+                         fc_name_table *names, fc_tensor *made, fc_error *err) {
+    FC_TRY(add_tensor(tensor, arena, next, made, err));
+    return fc_name_table_put(names, made->name, strlen(made->name), number) == number
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE, "tensor %s: the name is used twice", made->name);
 }
 
 static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *tensors, size_t count, fc_error *err) {
@@ -152,14 +203,9 @@ static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *te
     if (!made || !names) {
         return fc_no_memory(err, checkpoint->path);
     }
+    uint64_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        fc_code rc = add_tensor(&tensors[i], arena, &made[i], err);
-        if (rc == FC_OK && fc_name_table_put(names, made[i].name, strlen(made[i].name), i) != i) {
-            rc = fc_fail(err, FC_EUSAGE, "tensor %s: the name is used twice", made[i].name);
-        }
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "%s", checkpoint->path);
-        }
+        FC_TRY_CONTEXT(add_named(&tensors[i], arena, i, &next, names, &made[i], err), err, "%s", checkpoint->path);
     }
     checkpoint->tensors = made;
     checkpoint->ntensors = count;
@@ -172,18 +218,15 @@ fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tenso
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
     const char *path = checkpoint ? fc_arena_strndup(arena, label, strlen(label)) : NULL;
-    if (!path) {
-        fc_arena_free(arena);
-        return fc_no_memory(err, label);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(path ? FC_OK : fc_no_memory(err, label), rc, failed);
     checkpoint->format = &memory;
     checkpoint->path = path;
     checkpoint->arena = arena;
-    fc_code rc = add_tensors(checkpoint, tensors, count, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(checkpoint);
-        return rc;
-    }
+    FC_TRY_GOTO(add_tensors(checkpoint, tensors, count, err), rc, failed);
     *out = checkpoint;
     return FC_OK;
+failed:
+    fc_arena_free(arena); /* there is nothing else to close yet */
+    return rc;
 }

@@ -153,15 +153,7 @@ static void report_damaged(const fc_checkpoint *checkpoint, const fc_open_option
     }
 }
 
-fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
-    static const fc_open_options defaults = {0};
-    const fc_format *format = NULL;
-    *out = NULL;
-    fc_code rc = fc_commit_recover(path, options ? &options->teller : NULL, err);
-    rc = rc == FC_OK ? find_format(path, &format, err) : rc;
-    if (rc != FC_OK || !format) {
-        return rc;
-    }
+static fc_code new_checkpoint(const fc_format *format, const char *path, fc_checkpoint **out, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
     const char *copy = checkpoint ? clean_path(arena, path) : NULL;
@@ -172,14 +164,33 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     checkpoint->format = format;
     checkpoint->path = copy;
     checkpoint->arena = arena;
-    fc_progress_begin(options ? options->progress : NULL, FC_PHASE_OPENING, FC_COUNTED_FILES, 0);
-    rc = format->reader.open(checkpoint, options ? options : &defaults, err);
-    rc = rc == FC_OK && !(options && options->headers_only) ? fc_identities_take(checkpoint, err) : rc;
-    rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
+    *out = checkpoint;
+    return FC_OK;
+}
+
+static fc_code read_manifest(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, 0);
+    FC_TRY(checkpoint->format->reader.open(checkpoint, options, err));
+    if (!options->headers_only) {
+        FC_TRY(fc_identities_take(checkpoint, err));
+    }
+    return fc_seal_load(checkpoint, err);
+}
+
+fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
+    static const fc_open_options defaults = {0};
+    const fc_open_options *how = options ? options : &defaults;
+    const fc_format *format = NULL;
+    fc_checkpoint *checkpoint = NULL;
+    *out = NULL;
+    FC_TRY(fc_commit_recover(path, options ? &options->teller : NULL, err));
+    FC_TRY(find_format(path, &format, err));
+    FC_TRY(new_checkpoint(format, path, &checkpoint, err));
+    fc_code rc = read_manifest(checkpoint, how, err);
+    if (rc == FC_ECORRUPT && how->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
+        report_damaged(checkpoint, how);
+    }
     if (rc != FC_OK) {
-        if (rc == FC_ECORRUPT && options && options->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
-            report_damaged(checkpoint, options);
-        }
         fc_checkpoint_close(checkpoint);
         return rc;
     }
@@ -192,7 +203,7 @@ static bool is_same_file(const struct stat *a, const char *path) {
     return stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
 }
 
-/* Whether the target may take the place of the whole checkpoint: one file of several must stay with the others. */
+/* Whether the target may replace the whole checkpoint. One file of several must stay with the others. */
 static bool replaces_whole(const fc_checkpoint *checkpoint, const struct stat *target) {
     return is_same_file(target, checkpoint->path) &&
            (S_ISDIR(target->st_mode) || (!checkpoint->format->header_name && checkpoint->nfiles <= 1));
@@ -253,7 +264,7 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
     return checkpoint->format->reader.object_json(checkpoint, object, arena, json, err);
 }
 
-/* A format's own digest is of the bytes as written; a seal's is of the bytes when they were sealed. */
+/* A format's own digest describes the bytes as written, a seal's the bytes when they were sealed. */
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {
     *out = (fc_digest){.kind = FC_DIGEST_NONE};

@@ -6,6 +6,7 @@
 
 #include "base/file_name.h"
 #include "base/name_table.h"
+#include "base/try.h"
 #include "io/directory.h"
 
 #include <limits.h>
@@ -22,10 +23,31 @@ bool fc_holds_data(const char *name) {
     return found && name[0] != '.';
 }
 
+/* Counts the files with data that the checkpoint does not list. `first`: the first in order of names, so that the note
+ * does not depend on the file system. */
+static fc_code count_unknown(const char *directory, const fc_name_table *known, char first[NAME_MAX + 1], size_t *count,
+                             fc_error *err) {
+    fc_dir dir;
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        struct stat st;
+        if (!fc_holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
+            fstatat(dirfd(dir.dir), name, &st, 0) != 0 || st.st_size == 0) { /* an empty file of a rank without data */
+            continue;
+        }
+        if ((*count)++ == 0 || strcmp(name, first) < 0) {
+            snprintf(first, NAME_MAX + 1, "%s", name);
+        }
+    }
+out:
+    return fc_dir_close(&dir, rc, err);
+}
+
 fc_code fc_note_other_files(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_name_table *known = fc_name_table_new(arena, checkpoint->nfiles + 1);
-    char first[NAME_MAX + 1] = ""; /* in order of names, so that the note does not depend on the file system */
+    char first[NAME_MAX + 1] = "";
     size_t count = 0;
     if (!known) {
         return fc_no_memory(err, directory);
@@ -33,21 +55,9 @@ fc_code fc_note_other_files(fc_checkpoint *checkpoint, const char *directory, fc
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         fc_name_table_put(known, checkpoint->files[i].name, strlen(checkpoint->files[i].name), i);
     }
-    fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        struct stat st;
-        if (!fc_holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
-            fstatat(dirfd(dir.dir), name, &st, 0) != 0 || st.st_size == 0) { /* an empty file of a rank without data */
-            continue;
-        }
-        if (count++ == 0 || strcmp(name, first) < 0) {
-            snprintf(first, sizeof first, "%s", name);
-        }
-    }
-    rc = fc_dir_close(&dir, rc, err);
-    if (rc != FC_OK || count == 0) {
-        return rc;
+    FC_TRY(count_unknown(directory, known, first, &count, err));
+    if (count == 0) {
+        return FC_OK;
     }
     const char *before = checkpoint->note ? checkpoint->note : "", *and = checkpoint->note ? "; " : "";
     if (count == 1) {

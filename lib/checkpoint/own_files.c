@@ -1,5 +1,5 @@
 /*
- * Which files in a directory are ours, by the formats' own lists of names and contents.
+ * Decides which files in a directory are ours, by the names and contents that the formats list.
  */
 #include "fsdpckpt/format.h"
 
@@ -9,7 +9,8 @@ bool fc_is_own_file(const char *name, const unsigned char *head, size_t size) {
     bool own = false;
     for (const fc_format *const *format = fc_formats(); *format && !own; format++) {
         for (const fc_own_file *file = (*format)->writer.own_files; file && file->glob && !own; file++) {
-            own = fnmatch(file->glob, name, 0) == 0 && (size == 0 || fc_is_content(file->content, head, size));
+            own =
+                fnmatch(file->glob, name, FNM_PATHNAME) == 0 && (size == 0 || fc_is_content(file->content, head, size));
         }
     }
     return own;

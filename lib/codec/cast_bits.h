@@ -108,7 +108,7 @@ FC_ELEMENT uint32_t fc_bits_of_e8m0fnu(uint8_t byte) {
 
 FC_ELEMENT double fc_f64_of_bits(uint32_t bits) {
 #ifdef __CUDACC__
-    if ((bits & 0x7fffffff) > 0x7f800000) { /* as above */
+    if ((bits & 0x7fffffff) > 0x7f800000) { /* a NaN, as above */
         uint64_t wide =
             (uint64_t)(bits & 0x80000000) << 32 | (uint64_t)0x7ff80000 << 32 | (uint64_t)(bits & 0x3fffff) << 29;
         double nan;

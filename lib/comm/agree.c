@@ -36,7 +36,7 @@ out:
     return rc;
 }
 
-/* If all ranks fail alike, for example because a file is missing, the message names no rank. */
+/* Whether all ranks failed with the same message, for example for a missing file. It then names no rank. */
 static bool are_equal(const outcome *all, int size) {
     for (int r = 1; r < size; r++) {
         if (all[r].code != all[0].code || strcmp(all[r].message, all[0].message) != 0) {
@@ -53,9 +53,30 @@ static fc_code fail_for_rank(int rank, const outcome *theirs, bool alike, fc_err
     return fc_advise(err, code, (fc_hint)theirs->hint, theirs->about);
 }
 
+/* Whether a rank has failed. Nearly always none has, and then no messages need to be sent. */
+static fc_code find_failure(fc_comm *comm, fc_code mine, bool *failed, fc_error *err) {
+    uint64_t worst = (uint64_t)mine;
+    *failed = true;
+    if (!comm->device->is_host) {
+        return FC_OK;
+    }
+    FC_TRY(comm->all_reduce(comm, &worst, 1, FC_U64, FC_REDUCE_MAX, NULL, err));
+    *failed = worst != FC_OK;
+    return FC_OK;
+}
+
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
     if (comm->size == 1 || (comm->broken && mine != FC_OK)) {
         return mine;
+    }
+    bool failed;
+    fc_error lost = {0}; /* `err` keeps this rank's own message */
+    fc_code reached = find_failure(comm, mine, &failed, &lost);
+    if (reached != FC_OK || !failed) {
+        if (reached != FC_OK && err) {
+            *err = lost;
+        }
+        return reached;
     }
     outcome own = {.code = (int32_t)mine};
     if (mine != FC_OK) {

@@ -117,10 +117,7 @@ static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_aren
                             fc_error *err) {
     size_t n = (size_t)comm->size, mine = size + 1, total = 0;
     size_t *counts = fc_arena_calloc(arena, 2 * n, sizeof *counts);
-    fc_code rc = fc_comm_agree(comm, counts ? FC_OK : fc_no_memory(err, NULL), err);
-    if (rc != FC_OK || !counts) {
-        return rc;
-    }
+    FC_TRY(fc_comm_agree(comm, counts ? FC_OK : fc_no_memory(err, NULL), err));
     FC_TRY(comm->all_gather(comm, &mine, counts, sizeof mine, NULL, err));
     *displs = counts + n;
     for (size_t r = 0; r < n; r++) {
@@ -140,29 +137,33 @@ static size_t count_lines(const char *text) {
     return n;
 }
 
+static fc_code add_all_files(file_list *l, int ranks, char *all, const size_t *displs, fc_arena *arena, fc_error *err) {
+    for (int r = 0; r < ranks; r++) {
+        l->capacity += count_lines(all + displs[r]);
+    }
+    l->files = fc_arena_calloc(arena, l->capacity + 1, sizeof *l->files);
+    l->table = fc_name_table_new(arena, l->capacity + 1);
+    if (!l->files || !l->table) {
+        return fc_no_memory(err, NULL);
+    }
+    for (int r = 0; r < ranks; r++) {
+        FC_TRY(add_files(l, r, all + displs[r], err));
+    }
+    return FC_OK;
+}
+
 fc_code fc_list_files(fc_comm *comm, const char *source, fc_arena *arena, fc_sent_file **out, size_t *count,
                       fc_error *err) {
     char *own = NULL, *all = NULL;
     size_t size = 0, *displs = NULL;
     file_list l = {0};
-    fc_code rc = fc_comm_agree(comm, list_own_files(source, &own, &size, err), err);
-    if (rc == FC_OK && own) {
-        rc = gather_lists(comm, own, size, arena, &displs, &all, err);
-    }
-    free(own);
-    if (rc != FC_OK || !displs || !all) {
-        return rc;
-    }
-    for (int r = 0; r < comm->size; r++) {
-        l.capacity += count_lines(all + displs[r]);
-    }
-    l.files = fc_arena_calloc(arena, l.capacity + 1, sizeof *l.files);
-    l.table = fc_name_table_new(arena, l.capacity + 1);
-    rc = l.files && l.table ? FC_OK : fc_no_memory(err, NULL);
-    for (int r = 0; rc == FC_OK && r < comm->size; r++) {
-        rc = add_files(&l, r, all + displs[r], err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_comm_agree(comm, list_own_files(source, &own, &size, err), err), rc, out);
+    FC_TRY_GOTO(gather_lists(comm, own, size, arena, &displs, &all, err), rc, out);
+    FC_TRY_GOTO(fc_comm_agree(comm, add_all_files(&l, comm->size, all, displs, arena, err), err), rc, out);
     *out = l.files;
     *count = l.count;
-    return fc_comm_agree(comm, rc, err);
+out:
+    free(own);
+    return rc;
 }

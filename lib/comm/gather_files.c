@@ -142,23 +142,25 @@ static fc_code transfer_files(const transfer *t, const fc_sent_file *files, size
     return FC_OK;
 }
 
+/* Transfers through the pair of rank 0 and `rank`. A pair on a GPU needs a block of its memory. */
+static fc_code gather_through(transfer *t, fc_device *device, const fc_sent_file *files, size_t count, int rank,
+                              fc_error *err) {
+    fc_code mine = device->is_host ? FC_OK : device->alloc(device, BLOCK_BYTES, &t->memory, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_comm_agree(t->pair, mine, err), rc, out);
+    rc = transfer_files(t, files, count, rank, err);
+out:
+    device->release(device, t->memory);
+    return rc;
+}
+
 /* Transfers the files that the list assigns to `rank`. The other ranks only take part in the split. */
 static fc_code gather_from_rank(fc_comm *data, const char *source, const char *into, const fc_sent_file *files,
                                 size_t count, int rank, unsigned char *buf, fc_error *err) {
     bool takes_part = data->rank == 0 || data->rank == rank;
     transfer t = {.source = source, .into = into, .buf = buf};
     FC_TRY(data->split(data, takes_part, &t.pair, err));
-    fc_code rc = FC_OK;
-    if (takes_part) {
-        if (!data->device->is_host) {
-            rc = data->device->alloc(data->device, BLOCK_BYTES, &t.memory, err);
-        }
-        rc = fc_comm_agree(t.pair, rc, err);
-        if (rc == FC_OK) {
-            rc = transfer_files(&t, files, count, rank, err);
-        }
-        data->device->release(data->device, t.memory);
-    }
+    fc_code rc = takes_part ? gather_through(&t, data->device, files, count, rank, err) : FC_OK;
     t.pair->free(t.pair);
     return rc;
 }
@@ -172,25 +174,34 @@ static bool sends_any(const fc_sent_file *files, size_t count, int rank) {
     return false;
 }
 
+/* Copies rank 0's own files, and receives the others'. */
+static fc_code gather_one(fc_comm *control, fc_comm *data, const char *source, const char *into,
+                          const fc_sent_file *files, size_t count, int rank, unsigned char *buf, fc_error *err) {
+    if (rank > 0) {
+        return sends_any(files, count, rank) ? gather_from_rank(data, source, into, files, count, rank, buf, err)
+                                             : FC_OK;
+    }
+    for (size_t i = 0; control->rank == 0 && i < count; i++) {
+        if (files[i].rank == 0) {
+            FC_TRY(take_own(source, into, &files[i], buf, err));
+        }
+    }
+    return FC_OK;
+}
+
 fc_code fc_gather_files(fc_comm *control, fc_comm *data, const char *source, const char *into, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     unsigned char *buf = malloc(BLOCK_BYTES);
     fc_sent_file *files = NULL;
     size_t count = 0;
-    fc_code rc = arena && buf ? FC_OK : fc_no_memory(err, NULL);
-    rc = fc_comm_agree(control, rc, err);
-    if (rc == FC_OK && arena) {
-        rc = fc_list_files(control, source, arena, &files, &count, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_comm_agree(control, arena && buf ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
+    FC_TRY_GOTO(fc_list_files(control, source, arena, &files, &count, err), rc, out);
+    for (int rank = 0; rank < control->size; rank++) {
+        fc_code mine = gather_one(control, data, source, into, files, count, rank, buf, err);
+        FC_TRY_GOTO(fc_comm_agree(control, mine, err), rc, out);
     }
-    for (int rank = 0; rc == FC_OK && rank < control->size; rank++) {
-        for (size_t i = 0; rank == 0 && control->rank == 0 && rc == FC_OK && i < count; i++) {
-            rc = files[i].rank == 0 ? take_own(source, into, &files[i], buf, err) : FC_OK;
-        }
-        if (rank > 0 && sends_any(files, count, rank)) {
-            rc = gather_from_rank(data, source, into, files, count, rank, buf, err);
-        }
-        rc = fc_comm_agree(control, rc, err);
-    }
+out:
     free(buf);
     fc_arena_free(arena);
     return rc;

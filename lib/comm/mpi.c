@@ -321,10 +321,7 @@ static fc_code new_mpi(fc_device *device, fc_comm **out, fc_error *err) {
         return fc_fail(err, FC_EUNSUPPORTED, "mpi: memory of %s is not supported: use nccl, or host memory",
                        device->name);
     }
-    fc_code rc = start_mpi(&started, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(start_mpi(&started, err));
     int code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
     if (code != MPI_SUCCESS) {
         return fc_fail(err, FC_EIO, "mpi: MPI_Comm_dup failed with %d", code);

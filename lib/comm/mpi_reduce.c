@@ -102,13 +102,14 @@ static fc_code reduce_segments(fc_comm *comm, const char *send, const segments *
         comm->broken = true; /* the other ranks wait for this rank's contribution */
         return rc;
     }
-    for (size_t at = 0; rc == FC_OK && at < of->most; at += x.round) {
-        rc = exchange_round(comm, &x, send, of, at, element, err);
+    for (size_t at = 0; at < of->most; at += x.round) {
+        FC_TRY_GOTO(exchange_round(comm, &x, send, of, at, element, err), rc, out);
         size_t count = elements_in_round(of->count[comm->rank], at, x.round);
-        if (rc == FC_OK && count > 0) {
+        if (count > 0) {
             fc_arith_reduce(dtype, op, x.inputs, comm->size, out + at * element, count);
         }
     }
+out:
     exchange_free(&x); /* safe after a failure: MPI writes to it only during calls, and there are no more */
     return rc;
 }
@@ -118,14 +119,16 @@ static fc_code give_up(fc_comm *comm, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "a reduction over %d ranks: out of memory", comm->size);
 }
 
+/* Whether the ranks can reduce this at all. */
+static fc_code check_reduction(const fc_comm *comm, fc_dtype dtype, fc_reduce op, fc_error *err) {
+    return comm->broken ? fc_mpi_gave_up(comm, err) : fc_arith_check(dtype, op, err);
+}
+
 fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
                               fc_stream *stream, fc_error *err) {
     (void)stream;
     segments of;
-    fc_code rc = comm->broken ? fc_mpi_gave_up(comm, err) : fc_arith_check(dtype, op, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_reduction(comm, dtype, op, err));
     if (!segments_new(&of, comm->size)) {
         return give_up(comm, err);
     }
@@ -134,7 +137,7 @@ fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_
         of.count[r] = count;
     }
     of.most = count;
-    rc = reduce_segments(comm, send, &of, recv, dtype, op, err);
+    fc_code rc = reduce_segments(comm, send, &of, recv, dtype, op, err);
     free(of.first);
     return rc;
 }
@@ -164,10 +167,8 @@ out:
 fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
                           fc_error *err) {
     segments of;
-    fc_code rc = comm->broken ? fc_mpi_gave_up(comm, err) : fc_arith_check(dtype, op, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    fc_code rc;
+    FC_TRY(check_reduction(comm, dtype, op, err));
     size_t n = (size_t)comm->size, element = fc_dtype_size(dtype), segment = (count + n - 1) / n;
     if (count <= SMALL_BYTES / element / n) {
         return all_reduce_small(comm, data, count, dtype, op, err);
@@ -181,14 +182,13 @@ fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtyp
     }
     of.most = segment;
     char *own = (char *)data + of.first[comm->rank] * element;
-    rc = reduce_segments(comm, data, &of, own, dtype, op, err);
+    FC_TRY_GOTO(reduce_segments(comm, data, &of, own, dtype, op, err), rc, out);
     for (size_t r = 0; r < n; r++) { /* from elements to bytes */
         of.first[r] *= element;
         of.count[r] *= element;
     }
-    if (rc == FC_OK) {
-        rc = fc_mpi_all_gather_v(comm, own, data, of.count, of.first, stream, err);
-    }
+    rc = fc_mpi_all_gather_v(comm, own, data, of.count, of.first, stream, err);
+out:
     free(of.first);
     return rc;
 }

@@ -75,27 +75,35 @@ static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor,
     return FC_OK;
 }
 
-/* `first`: the chunk was not read before. */
+/* Reads the box of input `i` into `x`. `first`: the chunk was not read before. */
+static fc_code read_input(const fc_average *a, size_t i, const fc_tensor *input, const fc_box *box, const arithmetic *w,
+                          void *x, void *out, bool first, fc_error *err) {
+    FC_TRY_CONTEXT(read_values(a->sources[i], input, box, w, x, out, first ? a->crcs[i] : NULL, err), err, "%s",
+                   a->sources[i]->path);
+    return FC_OK;
+}
+
 static fc_code average_chunk(const fc_average *a, const fc_tensor *tensor, const fc_box *box, bool first, void *out,
                              fc_error *err) {
     const fc_average_inputs *of = tensor->detail;
     arithmetic w = arithmetic_of(tensor->dtype);
     size_t count = (size_t)fc_box_volume(box) * w.components, bytes = count * fc_dtype_size(w.compute);
     void *sum = malloc(bytes), *x = malloc(bytes);
-    fc_code rc = sum && x ? FC_OK : fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
-    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
-        rc = read_values(a->sources[i], of->inputs[i], box, &w, x, out, first ? a->crcs[i] : NULL, err);
-        if (rc != FC_OK) {
-            rc = fc_context(err, rc, "%s", a->sources[i]->path);
-        } else if (w.compute == FC_F64) {
+    fc_code rc = FC_OK;
+    if (!sum || !x) {
+        rc = fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
+        goto out;
+    }
+    for (size_t i = 0; i < a->count; i++) {
+        FC_TRY_GOTO(read_input(a, i, of->inputs[i], box, &w, x, out, first, err), rc, out);
+        if (w.compute == FC_F64) {
             accumulate_double(a, i, sum, x, count);
         } else {
             accumulate_float(a, i, sum, x, count);
         }
     }
-    if (rc == FC_OK) {
-        fc_cast(w.compute, sum, w.stored, out, count);
-    }
+    fc_cast(w.compute, sum, w.stored, out, count);
+out:
     free(sum);
     free(x);
     return rc;

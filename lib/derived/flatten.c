@@ -299,15 +299,14 @@ static fc_code find_params(const fc_flattener *b, const fc_unit *u, fc_flat_valu
     return FC_OK;
 }
 
-static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratch, fc_flat_layout *layout) {
+static fc_code describe_unit(const fc_flattener *b, const fc_unit *u, fc_arena *scratch, fc_flat_layout *layout) {
     const fc_flat_desc *descs = NULL;
-    fc_code rc = fc_unit_flat_descs(b->tree, u, scratch, &descs, b->err);
-    if (rc == FC_OK) {
-        rc = fc_flat_layout_new(descs, u->nnames, b->ranks, false, FC_F32, b->out->arena, layout, b->err);
-    }
-    if (rc != FC_OK) {
-        return fc_context(b->err, rc, "%s: unit '%s'", b->source->path, u->fqn);
-    }
+    FC_TRY(fc_unit_flat_descs(b->tree, u, scratch, &descs, b->err));
+    return fc_flat_layout_new(descs, u->nnames, b->ranks, false, FC_F32, b->out->arena, layout, b->err);
+}
+
+static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratch, fc_flat_layout *layout) {
+    FC_TRY_CONTEXT(describe_unit(b, u, scratch, layout), b->err, "%s: unit '%s'", b->source->path, u->fqn);
     if (layout->nparams != u->nparameters) {
         return fc_fail(b->err, FC_EUNSUPPORTED,
                        "%s: unit '%s' shares parameters with another unit, which is not supported", b->source->path,

@@ -227,23 +227,32 @@ static fc_code assign_numbers(const fc_flattener *f, fc_optim *o, const json_t *
     return fc_advise(f->err, rc, FC_HINT_BUFFERS, NULL);
 }
 
+/* Sorts a group's parameters, which are names, numbers, or none. */
+static fc_code assign_list(const fc_flattener *f, fc_optim *o, const json_t *list, const char *name, size_t group,
+                           size_t groups) {
+    if (!json_is_array(list)) {
+        return fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' is not a list of parameters", f->source->path, name);
+    }
+    if (json_array_size(list) == 0) {
+        return FC_OK;
+    }
+    if (!json_is_string(json_array_get(list, 0))) {
+        FC_TRY(assign_all(f, o, groups));
+        return o->numbered ? assign_numbers(f, o, list) : FC_OK;
+    }
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *parameter = json_string_value(json_array_get(list, i));
+        FC_TRY(assign_group(f, o, parameter ? parameter : "", parameter ? strlen(parameter) : 0, group));
+    }
+    return FC_OK;
+}
+
 /* Reads one group's list of parameters. */
 static fc_code read_list(const fc_flattener *f, fc_optim *o, const fc_target_tensor *w, size_t group, size_t groups) {
     const char *json = NULL;
-    fc_code rc = fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err);
-    json_t *list = rc == FC_OK ? json_loads(json, 0, NULL) : NULL;
-    if (rc == FC_OK && !json_is_array(list)) {
-        rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' is not a list of parameters", f->source->path, w->name);
-    }
-    bool names = rc == FC_OK && json_is_string(json_array_get(list, 0));
-    for (size_t i = 0; rc == FC_OK && names && i < json_array_size(list); i++) {
-        const char *name = json_string_value(json_array_get(list, i));
-        rc = assign_group(f, o, name ? name : "", name ? strlen(name) : 0, group);
-    }
-    if (rc == FC_OK && !names && json_array_size(list) > 0) {
-        rc = assign_all(f, o, groups);
-        rc = rc == FC_OK && o->numbered ? assign_numbers(f, o, list) : rc;
-    }
+    FC_TRY(fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err));
+    json_t *list = json_loads(json, 0, NULL);
+    fc_code rc = assign_list(f, o, list, w->name, group, groups);
     json_decref(list);
     return rc;
 }

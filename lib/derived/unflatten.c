@@ -34,10 +34,7 @@ static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *ten
         return fc_checkpoint_extent(source, o->tensor, index, out, err);
     }
     const fc_flat_place *p = &o->places[index];
-    fc_code rc = fc_checkpoint_extent(source, o->tensor, p->chunk, out, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "tensor %.256s", tensor->name);
-    }
+    FC_TRY_CONTEXT(fc_checkpoint_extent(source, o->tensor, p->chunk, out, err), err, "tensor %.256s", tensor->name);
     /* The elements are some of the shard's, which fit its bytes, so nothing can overflow. */
     int64_t stride = out->strides[0];
     out->first += (uint64_t)(p->at * stride) * fc_dtype_size(tensor->dtype);
@@ -358,23 +355,29 @@ static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
     return check_names(b);
 }
 
-static fc_code build(builder *b, const fc_checkpoint *model) {
+static fc_code keep_tensors(const builder *b, fc_error *err) {
     fc_checkpoint *out = b->out;
-    const fc_checkpoint *source = b->source;
-    fc_arena *scratch = fc_arena_new();
-    b->gone = scratch ? fc_arena_calloc(scratch, source->ntensors, sizeof *b->gone) : NULL;
-    fc_code rc = b->gone ? fill(b, model, scratch) : fc_no_memory(b->err, b->source->path);
-    fc_tensor *kept = rc == FC_OK ? fc_arena_calloc(out->arena, b->count, sizeof *kept) : NULL;
-    if (rc == FC_OK && !kept) {
-        rc = fc_no_memory(b->err, b->source->path);
+    fc_tensor *kept = fc_arena_calloc(out->arena, b->count, sizeof *kept);
+    if (!kept) {
+        return fc_no_memory(err, b->source->path);
     }
-    if (rc == FC_OK && b->count > 0) {
+    if (b->count > 0) {
         memcpy(kept, b->tensors, b->count * sizeof *kept);
     }
+    out->tensors = kept;
+    out->ntensors = b->count;
+    return FC_OK;
+}
+
+static fc_code build(builder *b, const fc_checkpoint *model) {
+    fc_arena *scratch = fc_arena_new();
+    b->gone = scratch ? fc_arena_calloc(scratch, b->source->ntensors, sizeof *b->gone) : NULL;
+    fc_code rc;
+    FC_TRY_GOTO(b->gone ? fill(b, model, scratch) : fc_no_memory(b->err, b->source->path), rc, out);
+    rc = keep_tensors(b, b->err);
+out:
     free(b->tensors);
     fc_arena_free(scratch);
-    out->tensors = kept;
-    out->ntensors = kept ? b->count : 0;
     return rc;
 }
 
@@ -445,15 +448,17 @@ fc_code fc_checkpoint_open_model(const char *path, const fc_open_options *option
     *out = NULL;
     FC_TRY(fc_checkpoint_open(path, options, &source, err));
     const fc_tensor *flat = fc_flat_parameter(source, &count);
-    if (!flat) {
-        *out = source;
+    fc_code rc;
+    if (flat && model) {
+        FC_TRY_GOTO(fc_unflatten(source, model, out, err), rc, failed);
         return FC_OK;
     }
-    fc_code rc = model ? fc_unflatten(source, model, out, err) : note_flat_parameters(source, flat, count, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(source);
-    } else if (!model) {
-        *out = source;
+    if (flat) {
+        FC_TRY_GOTO(note_flat_parameters(source, flat, count, err), rc, failed);
     }
+    *out = source;
+    return FC_OK;
+failed:
+    fc_checkpoint_close(source);
     return rc;
 }

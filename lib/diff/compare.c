@@ -119,13 +119,14 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     FC_TRY_GOTO(fc_names_make(c->b, s, rename, c->arena, b, err), rc, out);
     const fc_checkpoint *any = c->a->ntensors ? c->a : c->b;
     const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
-    rc = fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err);
-out:
-    fc_rename_free(rename);
-    if (rc == FC_OK && a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
+    FC_TRY_GOTO(fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err),
+                rc, out);
+    if (a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
         rc = fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
                      a->left_out + b->left_out);
     }
+out:
+    fc_rename_free(rename);
     return rc;
 }
 

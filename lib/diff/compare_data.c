@@ -83,20 +83,21 @@ static uint32_t larger_element(const fc_compared *item) {
     return a > b ? a : b;
 }
 
+static fc_code cover_both(const job *j, const fc_compared *item, pair *p, fc_error *err) {
+    FC_TRY_CONTEXT(fc_coverage_within(j->a, item->a, NULL, &p->a, err), err, "%s", j->a->path);
+    FC_TRY_CONTEXT(fc_coverage_within(j->b, item->b, NULL, &p->b, err), err, "%s", j->b->path);
+    return FC_OK;
+}
+
 /* Proves that both sides cover the tensor exactly once before any of it is compared. Called with the lock held. */
 static fc_code open_pair(job *j, fc_compared *item, fc_error *err) {
     pair *p = calloc(1, sizeof *p);
     if (!p) {
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", item->name);
     }
-    fc_code rc = fc_coverage_within(j->a, item->a, NULL, &p->a, err);
-    if (rc != FC_OK) {
-        rc = fc_context(err, rc, "%s", j->a->path);
-    } else if ((rc = fc_coverage_within(j->b, item->b, NULL, &p->b, err)) != FC_OK) {
-        rc = fc_context(err, rc, "%s", j->b->path);
-    }
     p->item = item;
     p->users = 1;
+    fc_code rc = cover_both(j, item, p, err);
     if (rc != FC_OK) {
         drop(p);
         return rc;

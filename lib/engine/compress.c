@@ -5,6 +5,9 @@
  * it. So each compressed chunk goes into the slot of its number. The worker that fills the next slot in turn assigns
  * offsets to it and to all ready slots after it, which takes microseconds. Any worker then writes chunks that have
  * offsets. A worker waits only when every slot holds a chunk that comes after one still being compressed.
+ *
+ * If several ranks compress the file, the slots hold this rank's chunks of two rounds (rounds.h). The calling thread,
+ * which alone may talk to other ranks, exchanges a round when all its chunks are ready.
  */
 #include "fsdpckpt/move.h"
 
@@ -13,7 +16,9 @@
 #include "codec/codec.h"
 #include "codec/shuffle.h"
 #include "engine/chunks.h"
+#include "engine/compress_sizes.h"
 #include "engine/queue.h"
+#include "engine/rounds.h"
 #include "engine/source.h"
 #include "engine/threads.h"
 #include "engine/tuning.h"
@@ -27,10 +32,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    MOST_SURVEYED = 64,
-    RESERVE_BYTES = 64 << 20,
-};
+enum { RESERVE_BYTES = 64 << 20 };
 
 typedef enum slot_state {
     SLOT_FREE,   /* or being filled by the worker that has the job of its number */
@@ -48,33 +50,22 @@ typedef struct slot {
     uint64_t offset;
 } slot;
 
-/* The largest chunk, and how the memory is divided. */
-typedef struct sizes {
-    size_t chunk;    /* bytes, in the target's dtype */
-    size_t source;   /* bytes, in the source's dtype */
-    bool casts;      /* some item changes its dtype */
-    bool decodes;    /* some item's source is itself compressed */
-    uint64_t chunks; /* at least this many */
-    int threads;
-    int slots;
-    int run;          /* chunks that a worker takes at once, at most */
-    uint64_t decoded; /* bytes for decoded chunks of the source */
-} sizes;
-
 typedef struct compressor {
     const fc_target *target;
     const fc_target_file *file;
     fc_writer *writer;
     fc_progress *progress;          /* may be NULL */
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
-    sizes sizes;
+    fc_compress_sizes sizes;
     fc_decoded *decoded;
     pthread_mutex_t lock; /* guards all fields below, and the writer */
     pthread_cond_t freed; /* signals that a slot became free, or that all workers stop */
     fc_chunks chunks;
     slot *slots;
-    uint64_t turn;  /* number of the next chunk to get an offset */
-    uint64_t first; /* all chunks before this one are written */
+    fc_rounds rounds; /* of several ranks; its `comm` is NULL for one process */
+    pthread_t leader; /* the thread that exchanges rounds */
+    uint64_t turn;    /* number of the next chunk to get an offset */
+    uint64_t first;   /* all chunks before this one are written */
     uint64_t stored;
     int ahead;         /* descriptor for reserving space, or -1 */
     uint64_t reserved; /* where the reserved space ends, in bytes */
@@ -121,18 +112,65 @@ static void reserve_ahead(compressor *p, uint64_t end) {
     }
 }
 
+/* Whether all chunks of this rank in the round are compressed. */
+static bool is_round_ready(compressor *p) {
+    if (p->rounds.done == p->rounds.count) {
+        return false;
+    }
+    const uint64_t own = fc_rounds_own(&p->rounds);
+    for (uint64_t i = 0; i < own; i++) {
+        const slot *s = slot_of(p, p->turn + i);
+        if (s->state != SLOT_READY || s->job.number != p->turn + i) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool is_leader(const compressor *p) {
+    return p->rounds.comm && pthread_equal(pthread_self(), p->leader);
+}
+
+/* Exchanges a round, or this rank's error if it has one: then no round is left. Called by the leader with the lock
+ * held; releases it meanwhile. */
+static void exchange_round(compressor *p) {
+    const uint64_t own = p->stop ? 0 : fc_rounds_own(&p->rounds), first = fc_rounds_first(&p->rounds);
+    fc_error err = p->error;
+    for (uint64_t i = 0; i < own; i++) {
+        const slot *s = slot_of(p, p->turn + i);
+        p->rounds.sizes[first + i] = fc_round_size(s->size, s->raw);
+    }
+    const fc_code mine = p->code;
+    pthread_mutex_unlock(&p->lock);
+    fc_code rc = fc_rounds_exchange(&p->rounds, mine, p->writer, &err);
+    pthread_mutex_lock(&p->lock);
+    if (rc != FC_OK) {
+        p->rounds.done = p->rounds.count;
+        fail(p, rc, &err);
+        return;
+    }
+    for (uint64_t i = 0; i < own; i++, p->turn++) {
+        slot_of(p, p->turn)->offset = p->rounds.offsets[first + i];
+        slot_of(p, p->turn)->state = SLOT_PLACED;
+    }
+    reserve_ahead(p, p->rounds.end);
+    pthread_cond_broadcast(&p->freed);
+}
+
 /* Assigns offsets to the chunks that are ready, in their order. Called with the lock held. */
 static fc_code assign_offsets(compressor *p, fc_error *err) {
+    if (p->rounds.comm) {
+        pthread_cond_broadcast(&p->freed); /* the leader may wait for this chunk */
+        return FC_OK;
+    }
     for (;;) {
         slot *s = slot_of(p, p->turn);
         if (s->state != SLOT_READY || s->job.number != p->turn) {
             return FC_OK;
         }
-        fc_code rc =
-            p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "tensor %s", s->job.of->target->name);
-        }
+        FC_TRY_CONTEXT(
+            p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err),
+            err, "tensor %s", s->job.of->target->name);
         s->state = SLOT_PLACED;
         p->turn++;
         reserve_ahead(p, s->offset + s->size);
@@ -185,7 +223,9 @@ static slot *take_slot(worker *w, uint64_t number, fc_error *err) {
     fc_code rc = FC_OK;
     pthread_mutex_lock(&p->lock);
     while (!p->stop && number >= p->first + (uint64_t)p->sizes.slots) {
-        if (!write_one(w, &rc, err)) {
+        if (is_leader(p) && is_round_ready(p)) {
+            exchange_round(p);
+        } else if (!write_one(w, &rc, err)) {
             pthread_cond_wait(&p->freed, &p->lock);
         } else if (rc != FC_OK) {
             fail(p, rc, err);
@@ -244,6 +284,9 @@ static fc_code hand_over(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
     s->state = SLOT_READY;
     job->of = NULL;
     fc_code rc = assign_offsets(p, err);
+    if (is_leader(p) && is_round_ready(p)) {
+        exchange_round(p);
+    }
     while (rc == FC_OK && !p->stop && write_one(w, &rc, err)) {
     }
     pthread_mutex_unlock(&p->lock);
@@ -268,43 +311,74 @@ static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err
     return hand_over(w, job, s, err);
 }
 
+/* Takes the next run of jobs. `*count` is 0 at the end. */
+static fc_code take_jobs(compressor *p, fc_chunk_job *jobs, int *count, fc_error *err) {
+    *count = 0;
+    pthread_mutex_lock(&p->lock);
+    fc_code rc = p->stop ? FC_OK : fc_chunks_take(&p->chunks, jobs, count, err);
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+static void give_back_jobs(compressor *p, fc_chunk_job *jobs, int count) {
+    pthread_mutex_lock(&p->lock);
+    for (int i = 0; i < count; i++) {
+        fc_chunks_give_back(&jobs[i]);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
 /* Takes runs of jobs until none is left. */
 static fc_code do_jobs(worker *w, fc_error *err) {
-    compressor *p = w->compressor;
     fc_chunk_job jobs[FC_RUN_CHUNKS];
+    fc_code rc = FC_OK;
     for (bool stopped = false;;) {
-        int count = 0;
-        pthread_mutex_lock(&p->lock);
-        fc_code rc = p->stop ? FC_OK : fc_chunks_take(&p->chunks, jobs, &count, err);
-        pthread_mutex_unlock(&p->lock);
+        int count;
+        FC_TRY(take_jobs(w->compressor, jobs, &count, err));
         for (int i = 0; i < count && rc == FC_OK && !stopped; i++) {
             rc = do_job(w, &jobs[i], &stopped, err);
         }
-        pthread_mutex_lock(&p->lock);
-        for (int i = 0; i < count; i++) {
-            fc_chunks_give_back(&jobs[i]);
-        }
-        pthread_mutex_unlock(&p->lock);
-        if (rc != FC_OK || count == 0 || stopped) {
-            return rc;
+        give_back_jobs(w->compressor, jobs, count);
+        FC_TRY(rc);
+        if (count == 0 || stopped) {
+            return FC_OK;
         }
     }
 }
 
-/* The buffer holds a chunk before the cast, or the result when nothing is cast. */
-static size_t read_size(const sizes *s) {
-    return s->source > s->chunk ? s->source : s->chunk;
+/* Exchanges the rounds that are left, and writes what gets a place. After an error on this rank, the others must still
+ * learn of it. */
+static fc_code end_rounds(worker *w, fc_code rc, fc_error *err) {
+    compressor *p = w->compressor;
+    pthread_mutex_lock(&p->lock);
+    for (bool idle = false; !idle;) {
+        if (rc != FC_OK) {
+            fail(p, rc, err);
+        }
+        const bool left = p->rounds.done < p->rounds.count;
+        if (left && is_leader(p) && (p->stop || is_round_ready(p))) {
+            exchange_round(p);
+        } else if (p->stop || write_one(w, &rc, err)) {
+            idle = p->stop && !(left && is_leader(p));
+        } else if (left) {
+            pthread_cond_wait(&p->freed, &p->lock);
+        } else {
+            idle = true;
+        }
+    }
+    pthread_mutex_unlock(&p->lock);
+    return rc;
 }
 
 static fc_code worker_init(worker *w, fc_error *err) {
     const compressor *p = w->compressor;
-    const sizes *s = &p->sizes;
+    const fc_compress_sizes *s = &p->sizes;
     FC_TRY(fc_source_new(p->target->source, p->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(s->threads), &w->source,
                          err));
     fc_source_check_objects(w->source);
     FC_TRY(fc_output_open(&w->output, p->file->path, err));
     w->deflater = fc_deflater_new(p->target->compress);
-    w->read = fc_pages_new(read_size(s));
+    w->read = fc_pages_new(fc_compress_read_size(s));
     w->cast = s->casts ? fc_pages_new(s->chunk) : NULL;
     w->shuffled = fc_pages_new(s->chunk);
     if (!w->deflater || !w->read || (s->casts && !w->cast) || !w->shuffled) {
@@ -313,17 +387,21 @@ static fc_code worker_init(worker *w, fc_error *err) {
     return FC_OK;
 }
 
+static fc_code do_work(worker *w, fc_error *err) {
+    FC_TRY(worker_init(w, err));
+    return do_jobs(w, err);
+}
+
 /* A worker thread. Its error goes to the compressor. */
 static void *work(void *context) {
     compressor *p = context;
     worker w = {.compressor = p, .output = {.fd = -1, .direct = -1}};
     fc_error err;
-    fc_code rc = worker_init(&w, &err);
-    if (rc == FC_OK) {
-        rc = do_jobs(&w, &err);
+    fc_code rc = do_work(&w, &err);
+    if (p->rounds.comm) {
+        rc = end_rounds(&w, rc, &err);
     }
-    fc_code closed = fc_output_close(&w.output, rc == FC_OK ? &err : NULL);
-    rc = rc == FC_OK ? closed : rc;
+    rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
         pthread_mutex_lock(&p->lock);
         fail(p, rc, &err);
@@ -331,62 +409,10 @@ static void *work(void *context) {
     }
     fc_source_free(w.source);
     fc_deflater_free(w.deflater);
-    fc_pages_free(w.read, read_size(&p->sizes));
+    fc_pages_free(w.read, fc_compress_read_size(&p->sizes));
     fc_pages_free(w.cast, p->sizes.chunk);
     fc_pages_free(w.shuffled, p->sizes.chunk);
     return NULL;
-}
-
-/* Finds the largest chunk of the file, and whether anything must be cast or decoded. */
-static void survey(const fc_target *target, const fc_target_file *file, sizes *s) {
-    int looked_at = 0;
-    for (size_t i = 0; i < file->nitems; i++) {
-        const fc_target_item *item = &file->items[i];
-        if (!item->chunk) {
-            continue;
-        }
-        const fc_target_tensor *tensor = &target->tensors[item->tensor];
-        size_t chunk = fc_chunk_bytes(target, item, fc_dtype_size(tensor->dtype));
-        size_t source = fc_chunk_bytes(target, item, fc_dtype_size(tensor->source->dtype));
-        s->chunk = chunk > s->chunk ? chunk : s->chunk;
-        s->source = source > s->source ? source : s->source;
-        s->casts |= tensor->dtype != tensor->source->dtype;
-        s->chunks += fc_target_item_bytes(target, item) / chunk + 1;
-        /* A checkpoint's tensors are usually stored alike, and each look may read from the disk. */
-        if (!s->decodes && looked_at++ < MOST_SURVEYED) {
-            s->decodes = fc_gains_from_large_tiles(target->source, tensor->source);
-        }
-    }
-}
-
-/* Divides `memory`: workers' buffers, slots, and at least a quarter for decoded chunks. */
-static fc_code divide_memory(uint64_t memory, int threads, sizes *s, fc_error *err) {
-    const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() + read_size(s) +
-                          (s->casts ? s->chunk : 0) + s->chunk;
-    const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
-    const uint64_t least = each + 2 * s->chunk;
-    if (least > mine) {
-        fc_code rc =
-            fc_fail(err, FC_EUSAGE, "compression needs %" PRIu64 " bytes of memory, but only %" PRIu64 " are allowed",
-                    least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1, memory);
-        return fc_advise(err, rc, FC_HINT_MEMORY, NULL);
-    }
-    uint64_t fit = (mine - s->chunk) / (each + s->chunk);
-    s->threads = (uint64_t)threads < fit ? threads : (int)fit;
-    if ((uint64_t)s->threads > s->chunks) {
-        s->threads = (int)s->chunks;
-    }
-    uint64_t slots = (mine - (uint64_t)s->threads * each) / s->chunk;
-    uint64_t most = FC_RUN_CHUNKS * ((uint64_t)s->threads + 1);
-    s->slots = (int)(slots < most ? slots : most);
-    s->run = s->slots / (s->threads + 1);
-    s->decoded = memory - (uint64_t)s->threads * each - (uint64_t)s->slots * s->chunk;
-    return FC_OK;
-}
-
-/* Decoding keeps processors busy rather than disks, and every further worker takes memory from the decoded chunks. */
-static int default_threads(const sizes *s) {
-    return s->decodes ? fc_processors() + 1 : fc_default_threads();
 }
 
 static void compressor_free(compressor *p) {
@@ -397,44 +423,66 @@ static void compressor_free(compressor *p) {
         fc_pages_free(p->slots[i].bytes, p->sizes.chunk);
     }
     free(p->slots);
+    fc_rounds_free(&p->rounds);
     fc_chunks_destroy(&p->chunks);
     fc_decoded_free(p->decoded);
 }
 
-fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer,
+static fc_code prepare(compressor *p, const fc_move_options *options, fc_error *err) {
+    FC_TRY(fc_compress_divide(options->memory ? options->memory : FC_DEFAULT_MEMORY, options->threads, &p->sizes, err));
+    FC_TRY(fc_chunks_init(&p->chunks, p->target, p->file, p->sizes.run, err));
+    p->chunks.crc32 = options->crc32;
+    p->chunks.digests = options->digests;
+    p->decoded = fc_decoded_new(p->sizes.decoded);
+    p->slots = calloc((size_t)p->sizes.slots, sizeof *p->slots);
+    return p->decoded && p->slots ? FC_OK : fc_no_memory(err, p->file->path);
+}
+
+/* Shares the chunks among the ranks: two rounds fit into the slots, so that one is compressed while the other is
+ * written. */
+static fc_code share_chunks(compressor *p, fc_comm *comm, fc_code mine, fc_error *err) {
+    const int most = p->sizes.slots / 2;
+    FC_TRY(fc_rounds_init(&p->rounds, comm, mine, p->target, p->file, most > 0 ? (uint64_t)most : 1, err));
+    if (comm) {
+        p->chunks.share = (uint64_t)comm->rank;
+        p->chunks.shares = (uint64_t)comm->size;
+        p->chunks.band = p->rounds.band;
+    }
+    p->leader = pthread_self();
+    p->ahead = !comm || comm->rank == 0 ? open(p->file->path, O_WRONLY | O_CLOEXEC) : -1;
+    return FC_OK;
+}
+
+static void run(compressor *p) {
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->freed, NULL);
+    fc_threads_run(p->sizes.threads, work, p);
+    pthread_cond_destroy(&p->freed);
+    pthread_mutex_destroy(&p->lock);
+    if (p->ahead >= 0) {
+        close(p->ahead);
+    }
+}
+
+fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer, fc_comm *comm,
                          const fc_move_options *options, uint64_t *stored, fc_error *err) {
-    uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
-    compressor p = {.target = target, .file = file, .writer = writer, .progress = options ? options->progress : NULL};
-    p.recorded = options ? options->recorded : NULL;
+    compressor p = {
+        .target = target, .file = file, .writer = writer, .progress = options->progress, .recorded = options->recorded};
     *stored = 0;
-    survey(target, file, &p.sizes);
+    fc_compress_survey(target, file, &p.sizes);
     if (p.sizes.chunks == 0) {
         return FC_OK;
     }
-    int threads = options && options->threads > 0 ? options->threads : default_threads(&p.sizes);
-    FC_TRY(divide_memory(memory, threads < FC_MOST_THREADS ? threads : FC_MOST_THREADS, &p.sizes, err));
-    FC_TRY(fc_chunks_init(&p.chunks, target, file, p.sizes.run, err));
-    p.chunks.crc32 = options && options->crc32;
-    p.chunks.digests = options ? options->digests : NULL;
-    p.decoded = fc_decoded_new(p.sizes.decoded);
-    p.slots = calloc((size_t)p.sizes.slots, sizeof *p.slots);
-    if (!p.decoded || !p.slots) {
-        compressor_free(&p);
-        return fc_no_memory(err, file->path);
-    }
-    p.ahead = open(file->path, O_WRONLY | O_CLOEXEC);
-    pthread_mutex_init(&p.lock, NULL);
-    pthread_cond_init(&p.freed, NULL);
-    fc_threads_run(p.sizes.threads, work, &p);
-    pthread_cond_destroy(&p.freed);
-    pthread_mutex_destroy(&p.lock);
-    if (p.ahead >= 0) {
-        close(p.ahead);
+    fc_code rc = prepare(&p, options, err);
+    rc = share_chunks(&p, comm, rc, err);
+    if (rc == FC_OK) {
+        run(&p);
+        *stored = comm ? p.rounds.stored : p.stored;
+        rc = p.code;
+        if (rc != FC_OK && err) {
+            *err = p.error;
+        }
     }
     compressor_free(&p);
-    *stored = p.stored;
-    if (p.code != FC_OK && err) {
-        *err = p.error;
-    }
-    return p.code;
+    return rc;
 }

@@ -97,6 +97,14 @@ static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_conv
     return FC_OK;
 }
 
+static size_t count_parts(const fc_target *target) {
+    size_t parts = 1;
+    for (size_t i = 1; i < target->ntensors; i++) {
+        parts += target->tensors[i].part != target->tensors[i - 1].part;
+    }
+    return parts;
+}
+
 static fc_code measure(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
                        fc_error *err) {
     bool sharded = target->mesh->ndim > 0;
@@ -106,8 +114,8 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
         return fc_no_memory(err, target->source->path);
     }
     report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
-    report->files =
-        (options->format->writer.files ? options->format->writer.files(target) : ranks) + (report->index != NULL);
+    report->indexes = report->index ? count_parts(target) : 0;
+    report->files = (options->format->writer.files ? options->format->writer.files(target) : ranks) + report->indexes;
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
     rc = add_loads(target, loads, report, err);
@@ -135,17 +143,6 @@ static bool has_chunks(const fc_target_file *file) {
     return false;
 }
 
-static fc_code compress_items(const fc_target *target, const fc_target_file *file, fc_writer *writer,
-                              const fc_move_options *options, fc_convert_report *report, fc_error *err) {
-    uint64_t stored = 0, raw = 0;
-    fc_code rc = fc_compress_file(target, file, writer, options, &stored, err);
-    for (size_t i = 0; i < file->nitems; i++) {
-        raw += file->items[i].chunk ? fc_target_item_bytes(target, &file->items[i]) : 0;
-    }
-    report->stored_bytes = report->stored_bytes - raw + stored;
-    return rc;
-}
-
 /* A target being written. Only rank 0 has a `writer`. */
 typedef struct conversion {
     const fc_target *target;
@@ -166,38 +163,52 @@ static void choose_share(conversion *m, const fc_target_file *file) {
     }
 }
 
-/*
- * Writes one target file. Rank 0 writes the headers and everything compressed (which goes in order); all ranks move the
- * data.
- */
-static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
-    const fc_format *format = m->writer.format;
-    fc_code rc = m->leads ? format->writer.reserve(&m->writer, file, err) : FC_OK;
-    rc = fc_ranks_share_file(m->comm, rc, file, arena, err);
-    if (rc != FC_OK) {
-        return rc;
+/* Compresses the chunked items of a file. All ranks take part. */
+static fc_code compress_items(conversion *m, const fc_target_file *file, fc_error *err) {
+    uint64_t stored = 0, raw = 0;
+    fc_code rc = fc_compress_file(m->target, file, &m->writer, m->comm, &m->move, &stored, err);
+    for (size_t i = 0; i < file->nitems; i++) {
+        raw += file->items[i].chunk ? fc_target_item_bytes(m->target, &file->items[i]) : 0;
     }
+    m->report->stored_bytes = m->report->stored_bytes - raw + stored;
+    return rc;
+}
+
+/* Writes one target file. Rank 0 writes the headers; all ranks move or compress the data. */
+static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
+    const fc_format_writer *writer = &m->writer.format->writer;
+    fc_code reserved = m->leads ? writer->reserve(&m->writer, file, err) : FC_OK;
+    FC_TRY(fc_ranks_share_file(m->comm, reserved, file, arena, err));
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_item *item = &file->items[i];
         m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */
     }
     choose_share(m, file);
-    rc = fc_move_file(m->target, file, &m->move, err);
-    rc = fc_ranks_join_items(m->comm, rc, m->target, file, m->move.crc32, err);
-    if (rc == FC_OK && m->leads && has_chunks(file)) {
-        rc = compress_items(m->target, file, &m->writer, &m->move, m->report, err);
+    fc_code written = fc_move_file(m->target, file, &m->move, err);
+    if (has_chunks(file)) {
+        FC_TRY(fc_ranks_agree(m->comm, written, err));
+        written = compress_items(m, file, err);
     }
-    if (rc == FC_OK && m->leads && format->writer.finish_file) {
-        rc = format->writer.finish_file(&m->writer, file, err);
+    FC_TRY(fc_ranks_join_items(m->comm, written, m->target, file, m->move.crc32, err));
+    const bool finishes = m->leads && writer->finish_file;
+    return fc_ranks_agree(m->comm, finishes ? writer->finish_file(&m->writer, file, err) : FC_OK, err);
+}
+
+/* How many items of the shard, from `first` on, are of one part. */
+static size_t items_of_part(const fc_target *target, const fc_target_file *shard, size_t first) {
+    size_t end = first;
+    while (end < shard->nitems &&
+           target->tensors[shard->items[end].tensor].part == target->tensors[shard->items[first].tensor].part) {
+        end++;
     }
-    return fc_ranks_agree(m->comm, rc, err);
+    return end - first;
 }
 
 static fc_code write_files(conversion *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
     size_t first = 0;
     do { /* at least once: a rank that holds nothing still has a file */
-        size_t count = shard->nitems;
+        size_t count = items_of_part(m->target, shard, first);
         if (format->writer.split) {
             count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
             FC_TRY(fc_ranks_share_number(m->comm, FC_OK, &count, err));
@@ -227,20 +238,23 @@ out:
     return rc;
 }
 
+/* Joins and compares the sums of the chunks. */
+static fc_code check_chunks(const conversion *m, fc_error *err) {
+    FC_TRY(fc_source_crc_join(m->move.recorded, m->comm, err));
+    return fc_source_crc_check(m->move.recorded, m->comm, err);
+}
+
 /*
  * Compares what was read with what the source and its own inputs record. Chunks come first, because their errors name
  * the offset.
  */
 static fc_code check_source(const conversion *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
-    fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
-    if (rc == FC_OK) {
-        rc = fc_source_crc_check(m->move.recorded, m->comm, err);
-    }
+    fc_code checked = check_chunks(m, err);
     if (!source->format->reader.check_inputs) {
-        return rc;
+        return checked;
     }
-    FC_TRY(fc_ranks_agree(m->comm, rc, err));
+    FC_TRY(fc_ranks_agree(m->comm, checked, err));
     return source->format->reader.check_inputs(source, m->comm, err);
 }
 
@@ -262,6 +276,18 @@ static fc_code finish_digests(const conversion *m, uint64_t *digests, fc_error *
     return FC_OK;
 }
 
+/* Allocates what a conversion needs, and creates the writer on rank 0. */
+static fc_code prepare(conversion *m, const char *staging, fc_error *err) {
+    const fc_checkpoint *source = m->target->source;
+    m->move.digests = calloc(m->target->ntensors + 1, sizeof *m->move.digests);
+    m->unmoved = calloc(m->target->ntensors + 1, sizeof *m->unmoved);
+    if (!m->move.digests || !m->unmoved) {
+        return fc_no_memory(err, NULL);
+    }
+    FC_TRY(fc_source_crc_new(source, source->tensors, source->ntensors, &m->move.recorded, err));
+    return m->leads ? m->writer.format->writer.create(m->target, staging, &m->writer, err) : FC_OK;
+}
+
 static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
                          fc_convert_report *report, fc_error *err) {
     conversion m = {.target = target,
@@ -272,68 +298,72 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
                     .move = options->move,
                     .report = report};
     int64_t ranks = fc_mesh_ranks(target->mesh);
-    uint64_t *digests = calloc(target->ntensors + 1, sizeof *digests);
-    m.unmoved = calloc(target->ntensors + 1, sizeof *m.unmoved);
-    m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
     m.move.crc32 = options->format->writer.wants_crc32;
-    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        rc =
-            fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors, &m.move.recorded, err);
-    }
-    if (rc == FC_OK && m.leads) {
-        rc = options->format->writer.create(target, staging, &m.writer, err);
-    }
-    FC_TRY_GOTO(fc_ranks_agree(m.comm, rc, err), rc, out);
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare(&m, staging, err), err), rc, out);
     for (int64_t rank = 0; rank < ranks; rank++) {
         FC_TRY_GOTO(write_rank(&m, (uint32_t)rank, err), rc, out);
     }
     fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
-    FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, digests, target->ntensors, err), rc, out);
+    FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, m.move.digests, target->ntensors, err), rc, out);
     FC_TRY_GOTO(check_source(&m, err), rc, out);
-    FC_TRY_GOTO(finish_digests(&m, digests, err), rc, out);
+    FC_TRY_GOTO(finish_digests(&m, m.move.digests, err), rc, out);
     if (m.leads) {
-        rc = options->format->writer.finish(&m.writer, digests, err);
+        rc = options->format->writer.finish(&m.writer, m.move.digests, err);
     }
 out:
     if (m.leads) {
         options->format->writer.destroy(&m.writer);
     }
-    free(digests);
+    free(m.move.digests);
     free(m.unmoved);
     fc_source_crc_free(m.move.recorded);
     return rc;
 }
 
-/* Writes to a staging path that rank 0 has created. If all ranks succeed, rank 0 moves it to the target path. */
-static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc_convert_options *options,
-                            fc_convert_report *report, fc_code rc, fc_error *err) {
+/* Writes into the staging path that rank 0 has created. `begun`: how that went. */
+static fc_code fill_staging(const fc_target *target, const char *staging, const fc_convert_options *options,
+                            fc_convert_report *report, fc_code begun, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    const char *staging = commit ? fc_commit_path(commit) : NULL;
-    if (rc == FC_OK && !arena) {
-        rc = fc_no_memory(err, NULL);
-    }
-    rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
-    if (rc == FC_OK) {
-        rc = write_all(target, staging, options, report, err);
-    }
-    if (rc == FC_OK && is_cancelled(&options->move)) {
-        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
-    }
-    if (rc == FC_OK) {
-        rc = fc_identities_check(target->source, err);
-    }
-    rc = fc_ranks_agree(options->comm, rc, err);
-    if (rc == FC_OK && commit) {
-        fc_commit_count(commit, options->move.progress);
-        rc = fc_commit_finish(commit, err);
-    } else {
-        fc_commit_abort(commit);
-    }
+    fc_code mine = begun == FC_OK && !arena ? fc_no_memory(err, NULL) : begun;
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_share_path(options->comm, mine, &staging, arena, err), rc, out);
+    FC_TRY_GOTO(write_all(target, staging, options, report, err), rc, out);
+    rc = is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
+                                      : fc_identities_check(target->source, err);
+out:
     fc_arena_free(arena);
     return rc;
+}
+
+/* Writes to a staging path. If all ranks succeed, rank 0, which has the commit, moves it to the target path. */
+static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc_convert_options *options,
+                            fc_convert_report *report, fc_code begun, fc_error *err) {
+    fc_code mine = fill_staging(target, commit ? fc_commit_path(commit) : NULL, options, report, begun, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(options->comm, mine, err), rc, failed);
+    if (!commit) {
+        return FC_OK;
+    }
+    fc_commit_count(commit, options->move.progress);
+    return fc_commit_finish(commit, err);
+failed:
+    fc_commit_abort(commit);
+    return rc;
+}
+
+/* Rank 0 creates the staging path of the target; the others have none. */
+static fc_code begin_commit(const fc_commit_options *how, bool fits, const fc_convert_options *options,
+                            const fc_target *target, fc_commit **out, fc_error *err) {
+    if (!fits) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
+    }
+    if (options->dry_run) {
+        return how->path ? fc_commit_check(how, err) : FC_OK;
+    }
+    return fc_ranks_leads(options->comm) ? fc_commit_begin(how, out, err) : FC_OK;
 }
 
 static fc_code write_target(const fc_target *target, const char *path, const fc_convert_options *options,
@@ -353,24 +383,20 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                    .bytes = bytes,
                                    .is_own_file = fc_is_own_file,
                                    .teller = options->teller};
-    fc_code rc =
-        fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
+    if (!options->dry_run) {
+        fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
+                          report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
+    }
+    fc_code begun = begin_commit(&how, fits, options, target, &commit, err);
     if (options->dry_run) {
-        if (rc == FC_OK && path) {
-            rc = fc_commit_check(&how, err);
-        }
-        return fc_ranks_agree(options->comm, rc, err);
+        return fc_ranks_agree(options->comm, begun, err);
     }
-    fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
-                      report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
-    if (rc == FC_OK && fc_ranks_leads(options->comm)) {
-        rc = fc_commit_begin(&how, &commit, err);
-    }
-    rc = write_staged(target, commit, options, report, rc, err);
-    if (rc == FC_OK && commit) {
+    fc_code written = write_staged(target, commit, options, report, begun, err);
+    FC_TRY(fc_ranks_agree(options->comm, written, err));
+    if (commit) {
         fc_seal_forget(path);
     }
-    return fc_ranks_agree(options->comm, rc, err);
+    return FC_OK;
 }
 
 /* Rejects invalid requests before any data is read. */
@@ -428,6 +454,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
+    selection.set_parts = options->format->writer.set_parts;
     FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));

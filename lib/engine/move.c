@@ -152,27 +152,43 @@ static bool cancelled(const engine *e) {
     return e->progress && atomic_load_explicit(&e->progress->cancel, memory_order_relaxed);
 }
 
+/* Moves one batch. `*done`: there was none. */
+static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) {
+    engine *e = w->engine;
+    if (cancelled(e)) {
+        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
+    FC_TRY(fc_queue_take(&e->queue, batch, err));
+    *done = batch->count == 0;
+    if (*done) {
+        return FC_OK;
+    }
+    fc_code rc = move_batch(w, batch, err);
+    fc_queue_give_back(&e->queue, batch);
+    return rc;
+}
+
 static fc_code move_batches(worker *w, fc_error *err) {
     engine *e = w->engine;
     fc_batch *batch = malloc(sizeof *batch);
+    fc_code rc = FC_OK;
     if (!batch) {
         return fc_no_memory(err, e->file->path);
     }
-    fc_code rc = FC_OK;
-    while (rc == FC_OK && !atomic_load_explicit(&e->stop, memory_order_relaxed)) {
-        if (cancelled(e)) {
-            rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
-            break;
-        }
-        rc = fc_queue_take(&e->queue, batch, err);
-        if (rc != FC_OK || batch->count == 0) {
-            break;
-        }
-        rc = move_batch(w, batch, err);
-        fc_queue_give_back(&e->queue, batch);
+    for (bool done = false; !done && !atomic_load_explicit(&e->stop, memory_order_relaxed);) {
+        FC_TRY_GOTO(move_next(w, batch, &done, err), rc, out);
     }
+out:
     free(batch);
     return rc;
+}
+
+static fc_code do_work(worker *w, fc_error *err) {
+    const engine *e = w->engine;
+    FC_TRY(fc_source_new(e->target->source, e->decoded, e->budget.scratch, e->budget.files, &w->source, err));
+    fc_source_check_objects(w->source);
+    FC_TRY(fc_output_open(&w->output, e->file->path, err));
+    return move_batches(w, err);
 }
 
 /* A worker thread. Its error goes to the engine. */
@@ -180,16 +196,8 @@ static void *work(void *context) {
     engine *e = context;
     worker w = {.engine = e, .output = {.fd = -1, .direct = -1}};
     fc_error err;
-    fc_code rc = fc_source_new(e->target->source, e->decoded, e->budget.scratch, e->budget.files, &w.source, &err);
-    if (rc == FC_OK) {
-        fc_source_check_objects(w.source);
-        rc = fc_output_open(&w.output, e->file->path, &err);
-    }
-    if (rc == FC_OK) {
-        rc = move_batches(&w, &err);
-    }
-    fc_code closed = fc_output_close(&w.output, rc == FC_OK ? &err : NULL);
-    rc = rc == FC_OK ? closed : rc;
+    fc_code rc = do_work(&w, &err);
+    rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
         fail(e, rc, &err);
     }
@@ -253,6 +261,25 @@ static int choose_threads(const fc_move_options *options, uint64_t bytes) {
     return (uint64_t)threads > useful ? (int)useful : threads;
 }
 
+/* Runs the workers on an engine whose budget and cache are made. */
+static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *err) {
+    atomic_init(&e->stop, false);
+    pthread_mutex_init(&e->lock, NULL);
+    fc_queue_init(&e->queue, e->target, e->file, e->budget.tile, e->budget.large_tile);
+    e->queue.crc32 = options && options->crc32;
+    e->queue.digests = options ? options->digests : NULL;
+    if (options && options->shares > 1) {
+        fc_queue_share(&e->queue, options->share, options->shares);
+    }
+    fc_threads_run(e->budget.threads, work, e);
+    fc_queue_destroy(&e->queue);
+    pthread_mutex_destroy(&e->lock);
+    if (e->code != FC_OK && err) {
+        *err = e->error;
+    }
+    return e->code;
+}
+
 fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const fc_move_options *options,
                      fc_error *err) {
     uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
@@ -265,30 +292,14 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     e.recorded = options ? options->recorded : NULL;
     uint64_t bytes = owned_bytes(target, file, &e.casts);
     divide_memory(memory, choose_threads(options, bytes), e.casts, &e.budget);
+    if (!options || options->share == 0) { /* the first of the processes that write this file together */
+        FC_TRY(fc_output_allocate(file->path, err));
+    }
     e.decoded = fc_decoded_new(e.budget.decoded);
     if (!e.decoded) {
         return fc_no_memory(err, file->path);
     }
-    bool first = !options || options->share == 0; /* of the processes that write this file together */
-    fc_code rc = first ? fc_output_allocate(file->path, err) : FC_OK;
-    if (rc != FC_OK) {
-        fc_decoded_free(e.decoded);
-        return rc;
-    }
-    atomic_init(&e.stop, false);
-    pthread_mutex_init(&e.lock, NULL);
-    fc_queue_init(&e.queue, target, file, e.budget.tile, e.budget.large_tile);
-    e.queue.crc32 = options && options->crc32;
-    e.queue.digests = options ? options->digests : NULL;
-    if (options && options->shares > 1) {
-        fc_queue_share(&e.queue, options->share, options->shares);
-    }
-    fc_threads_run(e.budget.threads, work, &e);
-    fc_queue_destroy(&e.queue);
-    pthread_mutex_destroy(&e.lock);
+    fc_code rc = run_workers(&e, options, err);
     fc_decoded_free(e.decoded);
-    if (e.code != FC_OK && err) {
-        *err = e.error;
-    }
-    return e.code;
+    return rc;
 }

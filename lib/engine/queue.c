@@ -256,11 +256,11 @@ static bool next_fits(const fc_queue *queue, size_t room) {
 static fc_code take(fc_queue *queue, fc_batch *batch, fc_error *err) {
     size_t room = queue->tile_bytes;
     while (batch->count < FC_BATCH_TILES) {
+        if (!queue->current && (batch->count == 0 || next_fits(queue, room))) {
+            FC_TRY(open_next(queue, err));
+        }
         if (!queue->current) {
-            fc_code rc = batch->count == 0 || next_fits(queue, room) ? open_next(queue, err) : FC_OK;
-            if (rc != FC_OK || !queue->current) {
-                return rc;
-            }
+            return FC_OK;
         }
         /* Items may have been skipped, so the opened one can exceed `room`. It then waits for the next batch. */
         uint32_t element = element_size(&queue->target->tensors[queue->current->item->tensor]);

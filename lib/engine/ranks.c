@@ -13,9 +13,10 @@
 
 #include <string.h>
 
-/* Hashes names, dtypes, shapes and numbers of chunks, which distinguish checkpoints well enough. */
+/* Hashes what the headers say: names, dtypes, shapes, numbers of chunks and of files. */
 static uint64_t fingerprint(const fc_target *target) {
-    uint64_t print = target->ntensors;
+    const uint64_t counts[] = {target->ntensors, target->source->nfiles};
+    uint64_t print = XXH3_64bits(counts, sizeof counts);
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_tensor *t = target->tensors[i].source;
         uint64_t numbers[] = {(uint64_t)t->dtype, t->nchunks};
@@ -26,19 +27,24 @@ static uint64_t fingerprint(const fc_target *target) {
     return print;
 }
 
-fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err) {
-    fc_code rc = fc_ranks_agree(comm, mine, err);
-    if (rc != FC_OK || !comm) {
-        return rc;
-    }
+/* Compares this rank's tensors with those of rank 0. */
+static fc_code compare_with_leader(fc_comm *comm, const fc_target *target, fc_error *err) {
     uint64_t own = fingerprint(target), leader = own;
-    rc = comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err);
-    if (rc == FC_OK && own != leader) {
-        rc = fc_fail(err, FC_EUSAGE,
-                     "%s: this rank sees other tensors than rank 0; put the checkpoint on a shared file system",
-                     target->source->path);
+    FC_TRY(comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err));
+    return own == leader
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: this rank sees other tensors than rank 0; put the checkpoint on a shared file system",
+                         target->source->path);
+}
+
+fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err) {
+    FC_TRY(fc_ranks_agree(comm, mine, err));
+    if (!comm) {
+        return FC_OK;
     }
-    return fc_ranks_agree(comm, rc, err);
+    FC_TRY(fc_ranks_agree(comm, compare_with_leader(comm, target, err), err));
+    return comm->size > 1 ? fc_ranks_compare_files(comm, target->source, err) : FC_OK;
 }
 
 /* Sends rank 0's bytes to all ranks; the others get a copy from `arena`. */
@@ -97,13 +103,13 @@ fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, f
 }
 
 /*
- * Converts the digests of the items stored contiguously here to sums that combine by XOR, two numbers per item, or
+ * Converts the digests of the items stored here to sums that combine by XOR, two numbers per item, or
  * back.
  */
 static void convert_digests(const fc_target *target, fc_target_file *file, bool crc32, uint64_t *sums, bool back) {
     for (size_t i = 0; i < file->nitems; i++) {
         fc_target_item *item = &file->items[i];
-        if (!item->owned || item->chunk) {
+        if (!item->owned) {
             continue;
         }
         uint64_t bytes = fc_target_item_bytes(target, item);
@@ -124,18 +130,15 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
     }
     fc_arena *arena = fc_arena_new();
     uint64_t *sums = arena ? fc_arena_calloc(arena, file->nitems + 1, 2 * sizeof *sums) : NULL;
-    fc_code rc = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        rc = fc_output_sync(file->path, err); /* rank 0 cannot sync another machine's page cache */
-    }
-    rc = fc_ranks_agree(comm, rc, err);
-    if (rc == FC_OK) {
-        convert_digests(target, file, crc32, sums, false);
-        rc = comm->all_reduce(comm, sums, 2 * file->nitems, FC_U64, FC_REDUCE_XOR, NULL, err);
-    }
-    if (rc == FC_OK) {
-        convert_digests(target, file, crc32, sums, true);
-    }
+    fc_code ready = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
+    /* rank 0 cannot sync another machine's page cache */
+    fc_code synced = ready == FC_OK ? fc_output_sync(file->path, err) : ready;
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(comm, synced, err), rc, out);
+    convert_digests(target, file, crc32, sums, false);
+    FC_TRY_GOTO(comm->all_reduce(comm, sums, 2 * file->nitems, FC_U64, FC_REDUCE_XOR, NULL, err), rc, out);
+    convert_digests(target, file, crc32, sums, true);
+out:
     fc_arena_free(arena);
     return rc;
 }

@@ -22,8 +22,11 @@ static inline fc_code fc_ranks_agree(fc_comm *comm, fc_code mine, fc_error *err)
     return rc == FC_OK ? mine : rc;
 }
 
-/** Agrees, and checks that all ranks see the same checkpoint at `target->source`. */
+/** Agrees, and checks that all ranks see the same checkpoint: the same tensors in the same files. */
 fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err);
+
+/** Fails on all ranks unless they read the same files. All ranks have the same number of files. (same_files.c) */
+fc_code fc_ranks_compare_files(fc_comm *comm, const fc_checkpoint *source, fc_error *err);
 
 /**
  * Agrees, and sends rank 0's path to all ranks.
@@ -41,7 +44,7 @@ fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_er
  */
 fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, fc_arena *arena, fc_error *err);
 
-/** Agrees, syncs what this rank has written into the target file, and combines the digests of its contiguous items. */
+/** Agrees, syncs what this rank has written into the target file, and combines the digests of its items. */
 fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target, fc_target_file *file, bool crc32,
                             fc_error *err);
 

@@ -56,8 +56,9 @@ static fc_code read_box(const fc_checkpoint *checkpoint, box_reader *r, const fc
         return fc_fail(err, FC_EUSAGE, "tensor %s: reading %s as %s is not supported", tensor->name,
                        fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(r->dtype)->torch_name);
     }
-    fc_code rc = fc_coverage_within(checkpoint, tensor, box, &r->coverage, err);
-    if (rc != FC_OK || fc_box_volume(box) == 0) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_coverage_within(checkpoint, tensor, box, &r->coverage, err), rc, out);
+    if (fc_box_volume(box) == 0) {
         goto out;
     }
     r->raw = cast ? malloc(FC_TILE_BYTES) : NULL;

@@ -117,30 +117,36 @@ static fc_code sum_record(const fc_input *input, const run *of, const run *runs,
     return add_gap(input, of, at, of->length, buffer, sum, err);
 }
 
+static fc_code open_and_sum(const fc_record_crcs *records, const run *runs, size_t used, unsigned char *buffer,
+                            uint32_t *sum, fc_error *err) {
+    fc_input input;
+    fc_code rc;
+    FC_TRY(fc_input_open(&input, records->checkpoint->files[runs->file].path, err));
+    FC_TRY_GOTO(fc_identity_check(records->checkpoint, runs->file, input.fd, err), rc, out);
+    rc = sum_record(&input, runs, runs, used, buffer, sum, err);
+out:
+    fc_input_close(&input);
+    return rc;
+}
+
 static fc_code check_record(const fc_record_crcs *records, const run *runs, size_t count, unsigned char *buffer,
                             fc_error *err) {
-    fc_input input;
     uint32_t sum;
     uint64_t missing;
-    const char *path = records->checkpoint->files[runs->file].path;
     const size_t used = usable(runs, count, &missing);
     if (!is_affordable(runs, count, missing)) {
         return FC_OK;
     }
-    FC_TRY(fc_input_open(&input, path, err));
-    fc_code rc = fc_identity_check(records->checkpoint, runs->file, input.fd, err);
-    if (rc == FC_OK) {
-        rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
+    FC_TRY(open_and_sum(records, runs, used, buffer, &sum, err));
+    if (fc_crc32_finish(sum, runs->length) == runs->recorded) {
+        return FC_OK;
     }
-    fc_input_close(&input);
-    if (rc != FC_OK || fc_crc32_finish(sum, runs->length) == runs->recorded) {
-        return rc;
-    }
-    return fc_fail(
-        err, FC_ECORRUPT,
-        "%s: offset %" PRIu64 ": damaged: the CRC-32 of the %" PRIu64 " bytes that contain tensor %s is %08" PRIx32
-        " but the archive records %08" PRIx32 "; fsdpckpt verify lists all damage",
-        path, runs->offset, runs->length, runs->tensor->name, fc_crc32_finish(sum, runs->length), runs->recorded);
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: offset %" PRIu64 ": damaged: the CRC-32 of the %" PRIu64
+                   " bytes that contain tensor %s is %08" PRIx32 " but the archive records %08" PRIx32
+                   "; fsdpckpt verify lists all damage",
+                   records->checkpoint->files[runs->file].path, runs->offset, runs->length, runs->tensor->name,
+                   fc_crc32_finish(sum, runs->length), runs->recorded);
 }
 
 fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_error *err) {

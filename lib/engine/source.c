@@ -385,9 +385,9 @@ static fc_code place_overlap(fill *f, const fc_overlap *overlap, const fc_extent
         volume *= overlap->sizes[d];
     }
     unsigned char *out = f->out + at * type->size;
-    fc_code rc = copy_overlap(f->source, tensor, overlap->chunk, extent, start, &copy, out, placed, err);
-    if (rc != FC_OK || !*placed) {
-        return rc;
+    FC_TRY(copy_overlap(f->source, tensor, overlap->chunk, extent, start, &copy, out, placed, err));
+    if (!*placed) {
+        return FC_OK;
     }
     if (extent->swap) {
         fc_strided_swap(&copy, out, type->swap_size);
@@ -427,9 +427,7 @@ static fc_code try_claimed(fill *f, fc_error *err) {
     fc_code rc = FC_OK;
     for (int i = 0; i < before; i++) {
         bool placed = false;
-        if (rc == FC_OK) {
-            rc = try_claim(f, f->claimed[i], &placed, err);
-        }
+        rc = rc != FC_OK ? rc : try_claim(f, f->claimed[i], &placed, err);
         if (!placed) {
             f->claimed[f->nclaimed++] = f->claimed[i];
         }
@@ -470,6 +468,12 @@ static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error 
     return FC_OK;
 }
 
+/* Copies everything that the coverage has of the box. */
+static fc_code place_all(fill *f, const fc_coverage *coverage, fc_error *err) {
+    FC_TRY(fc_coverage_visit(coverage, f->box, visit_overlap, f, err));
+    return place_claimed(f, err);
+}
+
 fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
                        unsigned char *out, fc_error *err) {
     fill f = {.source = source, .tensor = tensor, .box = box, .out = out};
@@ -477,10 +481,7 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
     if (!fc_row_major_strides(box->ndim, box->sizes, f.strides)) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the box %s is too large", tensor->name, fc_box_to_text(box).s);
     }
-    fc_code rc = fc_coverage_visit(coverage, box, visit_overlap, &f, err);
-    if (rc == FC_OK) {
-        rc = place_claimed(&f, err);
-    }
+    fc_code rc = place_all(&f, coverage, err);
     for (int i = 0; i < f.nclaimed; i++) { /* after an error */
         fc_decoded_release(source->decoded, tensor, f.claimed[i], 0);
     }

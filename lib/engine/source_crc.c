@@ -192,9 +192,9 @@ fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_
 fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, uint64_t found,
                                fc_error *err) {
     fc_digest recorded;
-    fc_code rc = fc_checkpoint_digest(checkpoint, tensor, FC_WHOLE_TENSOR, &recorded, err);
-    if (rc != FC_OK || recorded.kind != FC_DIGEST_CRC64 || recorded.value == found) {
-        return rc;
+    FC_TRY(fc_checkpoint_digest(checkpoint, tensor, FC_WHOLE_TENSOR, &recorded, err));
+    if (recorded.kind != FC_DIGEST_CRC64 || recorded.value == found) {
+        return FC_OK;
     }
     return fc_fail(err, FC_ECORRUPT,
                    "%s: %s %s: damaged: the digest of its data is %016" PRIx64 " but %s records %016" PRIx64
@@ -278,21 +278,19 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     }
     const size_t chunks = crc->first[crc->count], count = chunks + crc->count;
     uint64_t any = atomic_load(&crc->any);
-    fc_code rc = comm->all_reduce(comm, &any, 1, FC_U64, FC_REDUCE_MAX, NULL, err);
-    if (rc != FC_OK || !any) {
-        return rc;
+    FC_TRY(comm->all_reduce(comm, &any, 1, FC_U64, FC_REDUCE_MAX, NULL, err));
+    if (!any) {
+        return FC_OK;
     }
     atomic_store(&crc->any, true);
     uint64_t *numbers = calloc(count + 1, 4 * sizeof *numbers);
-    rc = fc_comm_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err);
-    if (rc == FC_OK && numbers) {
-        const exchange all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
-        pack(crc, &all);
-        rc = join_numbers(comm, numbers, count, err);
-        if (rc == FC_OK) {
-            unpack(crc, &all);
-        }
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_comm_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
+    const exchange all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
+    pack(crc, &all);
+    FC_TRY_GOTO(join_numbers(comm, numbers, count, err), rc, out);
+    unpack(crc, &all);
+out:
     free(numbers);
     return rc;
 }

@@ -73,10 +73,8 @@ static fc_code read_and_decode(const fc_decode_plan *plan, const fc_extent *exte
 
 fc_code fc_decode_plan_read(const fc_decode_plan *plan, const fc_extent *extent, uint32_t element,
                             const fc_decode_buffers *buffers, unsigned char *out, fc_error *err) {
-    fc_code rc = read_and_decode(plan, extent, element, buffers, out, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "%s: offset %" PRIu64 ": a chunk of %" PRIu64 " stored bytes", buffers->input->path,
-                          extent->offset, extent->length);
-    }
+    FC_TRY_CONTEXT(read_and_decode(plan, extent, element, buffers, out, err), err,
+                   "%s: offset %" PRIu64 ": a chunk of %" PRIu64 " stored bytes", buffers->input->path, extent->offset,
+                   extent->length);
     return FC_OK;
 }

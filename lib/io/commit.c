@@ -1,6 +1,6 @@
 /*
- * The commit: a target is written in a staging directory next to it, synced, and renamed into place. What a reader
- * finds under the target's name is the old one or the complete new one, never something between.
+ * The commit: a target is written in a staging directory next to it, synced, and renamed into place. The target's name
+ * always leads to the old target or to the complete new one.
  */
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/progress.h"
@@ -82,7 +82,7 @@ static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *er
                              commit->parent)
                    : fc_fail_errno(err, errno, "%s: cannot be examined", commit->parent);
     }
-    if (bytes == 0 && fs.f_bavail == 0) { /* how much is needed is not known */
+    if (bytes == 0 && fs.f_bavail == 0) { /* the required space is unknown */
         return fc_fail(err, FC_EIO, "%s: no space: the file system is full", commit->target);
     }
     if (bytes / fs.f_frsize >= fs.f_bavail) {
@@ -95,7 +95,7 @@ static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *er
     return FC_OK;
 }
 
-/* The name of the target in its directory. */
+/* @return the name of the target in its directory. */
 static const char *name_of(const fc_commit *commit) {
     const char *slash = strrchr(commit->target, '/');
     return slash ? slash + 1 : commit->target;
@@ -112,7 +112,7 @@ static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_erro
     return resolve(commit, err);
 }
 
-/* @param clear whether to settle what dead runs left first. */
+/* @param clear whether to clean up after dead runs first. */
 static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out, fc_error *err) {
     fc_commit *commit = NULL;
     fc_code rc;
@@ -142,10 +142,10 @@ void fc_commit_abort(fc_commit *commit) {
     commit_free(commit);
 }
 
-/* The staging directory; and of a target directory, or of scratch, the directory to write to. */
+/* Makes the staging directory and, for a target directory or scratch, the directory in it to write to. */
 static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
     FC_TRY(fc_staging_make(commit->parent, name_of(commit), &commit->staging, err));
-    /* The mode of the staging directory is private; the target itself gets the mode that the umask gives. */
+    /* The staging directory is private. The target itself gets its mode from the umask. */
     if (is_directory && mkdir(commit->staging.new_path, 0777) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be made", commit->staging.new_path);
     }
@@ -196,28 +196,30 @@ static fc_code sync_path(int parent, const char *name, const char *shown, fc_err
     return rc;
 }
 
-/* The files of a directory whose turn it is to be synced, shared by the threads that do it. */
+/* The files of a directory that remain to be synced, shared by the syncing threads. */
 typedef struct sync_job {
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the following fields */
     fc_dir dir;
     fc_progress *progress; /* may be NULL */
     fc_code code;
     fc_error error;
 } sync_job;
 
-/* How many there will be; for people, so errors are left to those who sync. */
+/* Counts the files, only for progress. Errors are reported when the files are synced. */
 static uint64_t count_files(const char *path) {
     uint64_t count = 0;
+    char below[PATH_MAX];
     fc_dir dir;
     fc_code rc = fc_dir_open(&dir, path, NULL);
-    while (rc == FC_OK && fc_dir_next(&dir)) {
-        count++;
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        bool folder = fc_dir_is_folder(&dir, name) && snprintf(below, sizeof below, "%s/%s", path, name) < PATH_MAX;
+        count += 1 + (folder ? count_files(below) : 0);
     }
     (void)fc_dir_close(&dir, rc, NULL);
     return count;
 }
 
-/* The next file's name. @return false when there is none, or after an error. */
+/* Takes the name of the next file. @return false when there is none, or after an error. */
 static bool next_file(sync_job *job, char name[NAME_MAX + 1]) {
     pthread_mutex_lock(&job->lock);
     const char *next = job->code == FC_OK ? fc_dir_next(&job->dir) : NULL;
@@ -228,25 +230,36 @@ static bool next_file(sync_job *job, char name[NAME_MAX + 1]) {
     return next != NULL;
 }
 
+static fc_code sync_one(sync_job *job, const char *name, fc_error *err) {
+    FC_TRY(sync_path(dirfd(job->dir.dir), name, name, err));
+    return fc_progress_count(job->progress, 1, err);
+}
+
+/* Keeps the first error of all workers. */
+static void note_error(sync_job *job, fc_code code, const fc_error *err) {
+    pthread_mutex_lock(&job->lock);
+    if (job->code == FC_OK) {
+        job->code = code;
+        job->error = *err;
+    }
+    pthread_mutex_unlock(&job->lock);
+}
+
 static void *sync_files(void *context) {
     sync_job *job = context;
     char name[NAME_MAX + 1];
     while (next_file(job, name)) {
         fc_error err;
-        fc_code rc = sync_path(dirfd(job->dir.dir), name, name, &err);
-        rc = rc == FC_OK ? fc_progress_count(job->progress, 1, &err) : rc;
-        pthread_mutex_lock(&job->lock);
-        if (rc != FC_OK && job->code == FC_OK) {
-            job->code = rc;
-            job->error = err;
+        fc_code rc = sync_one(job, name, &err);
+        if (rc != FC_OK) {
+            note_error(job, rc, &err);
         }
-        pthread_mutex_unlock(&job->lock);
     }
     return NULL;
 }
 
-/* A target directory is flat: files, no directories below it. Several are synced at once, since a file system's journal
-   takes as long for one as for all that wait for it. */
+/* Syncs a directory and what is in it; of a folder in it, only the list of its files. Several files are synced at once,
+   because the file system's journal commits many as fast as one. */
 static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS - 1];
@@ -256,7 +269,7 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     pthread_mutex_init(&job.lock, NULL);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's: the new threads inherit the mask */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the new threads inherit the mask, so the caller gets all signals */
     while (started < THREADS - 1 && pthread_create(&threads[started], NULL, sync_files, &job) == 0) {
         started++;
     }
@@ -273,7 +286,28 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     return sync_path(AT_FDCWD, path, path, err);
 }
 
-/* Some file systems (NFS, some FUSE) know no flags of renameat2. */
+/* Syncs a target directory: first the files in its folders, then its own. */
+static fc_code sync_tree(const char *path, fc_progress *progress, fc_error *err) {
+    char below[PATH_MAX];
+    fc_dir dir;
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        if (!fc_dir_is_folder(&dir, name)) {
+            continue;
+        }
+        if (snprintf(below, sizeof below, "%s/%s", path, name) >= PATH_MAX) {
+            rc = fc_fail(err, FC_EUNSUPPORTED, "%s/%s: the path is too long", path, name);
+            goto out;
+        }
+        FC_TRY_GOTO(sync_tree(below, progress, err), rc, out);
+    }
+out:
+    FC_TRY(fc_dir_close(&dir, rc, err));
+    return sync_directory(path, progress, err);
+}
+
+/* Some file systems (NFS, some FUSE) do not support the flags of renameat2. */
 static bool flag_unknown(int errnum) {
     return errnum == EINVAL || errnum == ENOSYS || errnum == ENOTSUP;
 }
@@ -283,7 +317,7 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     if (renameat2(AT_FDCWD, made, AT_FDCWD, commit->target, RENAME_NOREPLACE) == 0) {
         return FC_OK;
     }
-    /* rename() puts a directory in the place of an empty one, and of nothing else. */
+    /* rename() replaces a directory only if that is empty. */
     if ((errno == EEXIST || flag_unknown(errno)) && commit->how.is_directory && rename(made, commit->target) == 0) {
         return FC_OK;
     }
@@ -297,8 +331,8 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     return fc_fail_errno(err, errno, "%s: rename into place", commit->target);
 }
 
-/* Two renames where one is not possible. Between them there is no target, but the staging directory says so, and the
-   next run finishes. If the second rename fails and cannot be undone, the staging directory stays for that, too. */
+/* Renames in two steps, where names cannot be exchanged. Between them there is no target, but the staging directory
+   records this and the next run finishes. It also stays if the second rename fails and cannot be undone. */
 static fc_code publish_in_two_steps(fc_commit *commit, fc_error *err) {
     const fc_staging *s = &commit->staging;
     FC_TRY(fc_staging_promise(s, err));
@@ -319,7 +353,7 @@ static fc_code publish_in_two_steps(fc_commit *commit, fc_error *err) {
     return rc;
 }
 
-/* Swaps the new directory with the old one, which then lies in the staging directory and goes with it. */
+/* Swaps the new directory with the old one, which is then removed with the staging directory. */
 static fc_code publish_directory(fc_commit *commit, fc_error *err) {
     if (renameat2(AT_FDCWD, fc_commit_path(commit), AT_FDCWD, commit->target, RENAME_EXCHANGE) == 0) {
         return FC_OK;
@@ -341,7 +375,7 @@ static fc_code publish(fc_commit *commit, fc_error *err) {
                : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
 }
 
-/* What was renamed is there for everyone, but not yet for certain on the disk. */
+/* Makes the rename durable. Other processes already see it. */
 static fc_code sync_parent(const fc_commit *commit, fc_error *err) {
     fc_code rc = sync_path(AT_FDCWD, commit->parent, commit->parent, err);
     return rc == FC_OK ? rc
@@ -359,7 +393,7 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     FC_TRY_GOTO(fc_keep_permissions(commit->target, made, err), rc, out);
     if (commit->how.is_directory) {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(made));
-        FC_TRY_GOTO(sync_directory(made, commit->progress, err), rc, out);
+        FC_TRY_GOTO(sync_tree(made, commit->progress, err), rc, out);
     } else {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, 1);
         FC_TRY_GOTO(sync_path(AT_FDCWD, made, made, err), rc, out);
@@ -374,7 +408,7 @@ out:
 
 /* ---- a target that is missing ---- */
 
-/* The first part of `path` that does not exist, links resolved. @return false where there is none. */
+/* Finds the first component of `path` that does not exist, with links resolved. @return false if all exist. */
 static bool find_missing(const char *path, char missing[PATH_MAX]) {
     struct stat st;
     return stat(path, &st) != 0 && errno == ENOENT && !realpath(path, missing) && errno == ENOENT;
@@ -390,7 +424,7 @@ fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *e
         if (i > 0) {
             nanosleep(&moment, NULL);
         }
-        *slash = '\0'; /* realpath gives an absolute path */
+        *slash = '\0'; /* realpath returns an absolute path */
         FC_TRY(fc_staging_clear(*missing ? missing : "/", slash + 1, teller, &busy, err));
     }
     return FC_OK;

@@ -1,5 +1,5 @@
 /*
- * Walking a directory with every error reported. See directory.h.
+ * Walks a directory and reports every error. See directory.h.
  */
 #include "io/directory.h"
 #include "base/try.h"
@@ -43,6 +43,11 @@ const char *fc_dir_next(fc_dir *dir) {
     return NULL;
 }
 
+bool fc_dir_is_folder(const fc_dir *dir, const char *name) {
+    struct stat st;
+    return fstatat(dirfd(dir->dir), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+}
+
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err) {
     if (dir->dir) {
         closedir(dir->dir);
@@ -73,12 +78,11 @@ out:
     return fc_dir_close(&dir, rc, err) == FC_OK && found;
 }
 
-/* Removes what is in the directory. @return false: it could not be read to its end. */
+/* Removes the entries of the directory. @return false if it could not be read to the end. */
 static bool remove_entries(int parent, const char *name) {
     fc_dir dir;
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    fc_code rc = fd < 0 ? FC_EIO : fc_dir_open_at(&dir, fd, name, NULL);
-    if (rc != FC_OK) {
+    if (fd < 0 || fc_dir_open_at(&dir, fd, name, NULL) != FC_OK) {
         return false;
     }
     for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {
@@ -92,7 +96,7 @@ void fc_remove_tree(int parent, const char *name) {
         return;
     }
     if (!remove_entries(parent, name)) {
-        remove_entries(parent, name); /* an error may pass; what stays is left to the next run */
+        remove_entries(parent, name); /* errors are ignored; the next run removes the rest */
     }
     unlinkat(parent, name, AT_REMOVEDIR);
 }

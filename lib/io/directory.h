@@ -1,6 +1,6 @@
 /*
- * Walking a directory: names one by one, and an error where the file system could not give all of them. readdir alone
- * reports an error like the end, and a checkpoint whose directory is read half looks like a smaller one.
+ * Walks a directory name by name, and reports an error if the file system could not list all names. readdir reports an
+ * error like the end, so half a directory would look like a smaller checkpoint.
  */
 #ifndef FSDPCKPT_IO_DIRECTORY_H
 #define FSDPCKPT_IO_DIRECTORY_H
@@ -24,29 +24,32 @@
  */
 typedef struct fc_dir {
     const char *path; /* borrowed; for messages */
-    DIR *dir;         /* NULL: not open */
-    int errnum;       /* what ended the walk early; 0: nothing */
+    DIR *dir;         /* NULL when not open */
+    int errnum;       /* the error that ended the walk early, or 0 */
 } fc_dir;
 
-/** Opens the directory `path`. On failure the other two may still be called. */
+/** Opens the directory `path`. After a failure, fc_dir_next and fc_dir_close may still be called. */
 fc_code fc_dir_open(fc_dir *dir, const char *path, fc_error *err);
 
-/** The same for an open descriptor, which this takes, also on failure. @param path for messages. */
+/** Does the same for an open descriptor, and owns it even after a failure. @param path for messages. */
 fc_code fc_dir_open_at(fc_dir *dir, int fd, const char *path, fc_error *err);
 
-/** The next name, without "." and "..". @return NULL at the end and after an error; valid until the next call. */
+/** @return the next name except "." and "..", valid until the next call; NULL at the end or after an error. */
 const char *fc_dir_next(fc_dir *dir);
 
-/** Closes it. @return `rc`, or where that is FC_OK what kept the walk from the end. */
+/** Returns whether the entry `name` is a directory, and not a link to one. */
+bool fc_dir_is_folder(const fc_dir *dir, const char *name);
+
+/** Closes it. @return `rc`, or if that is FC_OK, the error that ended the walk early. */
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err);
 
 /**
- * Returns whether a name in the directory `path` is one that `matches`. What is no directory has none.
- * @param err set if the directory cannot be listed or not be read to its end.
+ * Returns whether `matches` accepts a name in the directory `path`. False if `path` is not a directory.
+ * @param err set if the directory cannot be listed completely.
  */
 bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *err);
 
-/** Removes the file or tree `name` of the open directory `parent`, as far as that is possible; no link is followed. */
+/** Removes the file or tree `name` in the open directory `parent` as far as possible. Follows no links. */
 void fc_remove_tree(int parent, const char *name);
 
 #endif

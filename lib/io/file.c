@@ -1,6 +1,7 @@
 /*
  * Complete reads and writes on descriptors, with errors that name the file and the offset.
  */
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -14,7 +15,7 @@
 
 fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) {
     struct stat st;
-    /* O_NONBLOCK: opening a FIFO without a writer must not hang; it has no effect on regular files. */
+    /* With O_NONBLOCK, opening a FIFO without a writer does not hang. It has no effect on regular files. */
     int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f < 0) {
         return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path)
@@ -42,7 +43,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
         return FC_OK;
     }
     if (!realpath(path, target)) {
-        return FC_OK; /* who opens it says that it is missing */
+        return FC_OK; /* opening the file will report that it is missing */
     }
     if (strncmp(target, root, n) == 0 && (target[n] == '/' || (n == 1 && root[0] == '/'))) {
         return FC_OK;
@@ -54,7 +55,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
 
 fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
                        fc_error *err) {
-    if (access(given, F_OK) == 0 || errno != ENOENT) { /* whatever else is wrong with it opening it tells */
+    if (access(given, F_OK) == 0 || errno != ENOENT) { /* opening the file will report any other error */
         return FC_OK;
     }
     return fc_fail(err, FC_EUSAGE, "%s '%s': neither a file nor a known %s; %s, a file is JSON like %s", as, given,
@@ -83,27 +84,34 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
     return FC_OK;
 }
 
+static fc_code read_open(int fd, const char *path, size_t size, char **text, fc_error *err) {
+    char *bytes = malloc(size + 1);
+    if (!bytes) {
+        return fc_no_memory(err, path);
+    }
+    fc_code rc = fc_pread_full(fd, bytes, size, 0, path, err);
+    if (rc != FC_OK) {
+        free(bytes);
+        return rc;
+    }
+    *text = bytes;
+    return FC_OK;
+}
+
 fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **text, size_t *size, fc_error *err) {
     int fd;
     uint64_t bytes;
+    fc_code rc;
     *text = NULL;
-    fc_code rc = fc_open_input(path, &fd, &bytes, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_open_input(path, &fd, &bytes, err));
     if (bytes > most || bytes >= SIZE_MAX) {
         rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %" PRIu64 " bytes: %s of more than %" PRIu64 " is not read", path,
                      bytes, what, most);
     } else {
         *size = (size_t)bytes;
-        *text = malloc(*size + 1);
-        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_no_memory(err, path);
+        rc = read_open(fd, path, *size, text, err);
     }
     close(fd);
-    if (rc != FC_OK) {
-        free(*text);
-        *text = NULL;
-    }
     return rc;
 }
 

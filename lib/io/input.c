@@ -1,6 +1,6 @@
 /*
- * Reading past the page cache: from runs of any length at any offset to direct reads of the blocks around them. The
- * kernel is asked first what of them it has, so that a warm file is copied from memory as ever.
+ * Reads past the page cache: turns runs of any length and offset into direct reads of the blocks around them. It first
+ * asks the kernel which of them are cached, so that a warm file is still copied from memory.
  */
 #include "io/input.h"
 
@@ -24,7 +24,7 @@ void fc_input_close(fc_input *input) {
     input->fd = -1;
 }
 
-/* cachestat(2), of Linux 6.5: the same number on every architecture but alpha, and not yet in the C library's headers.
+/* cachestat(2) of Linux 6.5, not yet in the C library's headers. The number is the same on all architectures but alpha.
  */
 enum { CACHESTAT = 451 };
 struct cache_range {
@@ -34,7 +34,7 @@ struct cache_pages {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 };
 
-/* Whether the bytes are better read past the page cache: they are many, and less than half of them are in it. */
+/* Whether to read the bytes past the page cache: they are many, and less than half of them are cached. */
 static bool better_direct(fc_input *input, size_t size, uint64_t offset) {
     struct cache_range range = {offset, size};
     struct cache_pages pages = {0};
@@ -42,14 +42,14 @@ static bool better_direct(fc_input *input, size_t size, uint64_t offset) {
         return false;
     }
     if (syscall(CACHESTAT, input->fd, &range, &pages, 0) != 0) {
-        input->cache_only = true; /* older kernels, and files of other users */
+        input->cache_only = true; /* an older kernel, or a file of another user */
         return false;
     }
     return pages.cached < size / FC_INPUT_BLOCK / 2;
 }
 
-/* Reads blocks past the cache. @return how many bytes arrived: fewer than `size` at the end of the file, or where the
-   file system refuses. What is missing is read in the plain way, which also has the words for every error. */
+/* Reads blocks past the cache. @return the number of bytes read, which is less than `size` at the end of the file, or
+   if the file system refuses. The caller reads the rest through the cache and reports its errors. */
 static size_t read_direct(fc_input *input, unsigned char *out, size_t size, uint64_t offset) {
     int flags = fcntl(input->fd, F_GETFL);
     size_t done = 0;
@@ -76,7 +76,7 @@ static size_t round_up(size_t size) {
     return (size + FC_INPUT_BLOCK - 1) / FC_INPUT_BLOCK * FC_INPUT_BLOCK;
 }
 
-/* Reads the blocks around the bytes into `buffer`. @return how many of the bytes arrived. */
+/* Reads the blocks around the bytes into `buffer`. @return how many of the bytes were read. */
 static size_t read_around(fc_input *input, unsigned char *buffer, size_t size, uint64_t offset) {
     size_t lead = (size_t)(offset % FC_INPUT_BLOCK);
     size_t end = read_direct(input, buffer, round_up(lead + size), offset - lead);

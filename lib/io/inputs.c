@@ -1,6 +1,6 @@
 /*
- * Whether a target that is about to be replaced is, or contains, what it is made of. Names do not tell: links, bind
- * mounts and file systems that ignore case give one file several. Device and inode do.
+ * Finds out whether a target that is about to be replaced is, or contains, one of its sources. Links, bind mounts and
+ * file systems that ignore case give a file several names, so this compares device and inode.
  */
 #include "fsdpckpt/io.h"
 
@@ -19,7 +19,7 @@ typedef struct identity {
     ino_t inode;
 } identity;
 
-/* A target, and what is directly in it, in order. */
+/* A target and its direct entries, sorted. */
 typedef struct place {
     identity self;
     identity *entries;
@@ -34,7 +34,7 @@ static int compare(const void *a, const void *b) {
 
 static bool add(place *p, const struct stat *st) {
     if (p->count == p->capacity) {
-        size_t capacity = 2 * p->capacity + 16; /* of what is in memory already: it cannot overflow */
+        size_t capacity = 2 * p->capacity + 16; /* cannot overflow, since the list is already in memory */
         identity *grown = reallocarray(p->entries, capacity, sizeof *grown);
         if (!grown) {
             return false;
@@ -64,7 +64,7 @@ static fc_code list(place *p, const char *path, fc_error *err) {
     return rc;
 }
 
-/* Whether the target is one of the directories above `path`. */
+/* Whether the target is a parent directory of `path`. */
 static bool is_above(const place *p, const char *path) {
     char real[PATH_MAX];
     struct stat st;
@@ -92,7 +92,7 @@ static bool holds(const place *p, const char *path) {
 fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err) {
     struct stat st;
     if (stat(target, &st) != 0) {
-        return FC_OK; /* nothing is replaced; what else is wrong the commit says */
+        return FC_OK; /* nothing is replaced; the commit reports other errors */
     }
     place p = {.self = {st.st_dev, st.st_ino}};
     fc_code rc;

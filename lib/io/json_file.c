@@ -1,5 +1,5 @@
 /*
- * JSON files by a person: see json_file.h.
+ * Loads JSON files that people write. See json_file.h.
  */
 #include "io/json_file.h"
 
@@ -7,11 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Far above any plan or policy, far below what would hurt. */
+/* Far larger than any plan or policy, and small enough to parse. */
 enum { MAX_BYTES = 1 << 20 };
 
 /*
- * Not fc_read_whole: what a person names on the command line may be a pipe, such as <(jq .plan config.json).
+ * Does not use fc_read_whole, because the path may be a pipe, such as <(jq .plan config.json).
  * @param out receives the text, to be freed by the caller; NULL on failure.
  */
 static fc_code read_text(const char *path, const char *what, char **out, size_t *len, fc_error *err) {

@@ -1,6 +1,6 @@
 /*
- * A JSON file by a person (a TP plan, a wrap policy): read whole, refused when it is larger than such files are, with
- * the place of a mistake.
+ * Loads a JSON file that a person wrote: a TP plan or a wrap policy. A file that is larger than any of these is
+ * refused, and a mistake is reported with its position.
  */
 #ifndef FSDPCKPT_IO_JSON_FILE_H
 #define FSDPCKPT_IO_JSON_FILE_H
@@ -16,9 +16,9 @@
 #include <stdbool.h>
 
 /**
- * @param what    for messages: "a TP plan".
- * @param example of one, likewise.
- * @param out     receives the object, to be given to json_decref; NULL on failure.
+ * @param what    the kind of file, for messages: "a TP plan".
+ * @param example an example of such a file, for messages.
+ * @param out     receives the object, which the caller releases with json_decref; NULL on failure.
  * @return FC_EUSAGE when it is not a JSON object, FC_EIO when it cannot be read.
  */
 fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err);

@@ -1,9 +1,10 @@
 /*
- * Writing past the page cache: from runs of any length at any offset to direct writes of whole blocks, with what is
- * left over at both ends through the page cache. Falls back to the page cache alone where direct writes are refused.
+ * Writes past the page cache: turns runs of any length and offset into direct writes of whole blocks, and writes the
+ * rest at both ends through the page cache. If direct writes are refused, everything goes through the page cache.
  */
 #include "io/output.h"
 
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -23,7 +24,7 @@ fc_code fc_output_open(fc_output *output, const char *path, fc_error *err) {
     return output->fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be written", path) : FC_OK;
 }
 
-fc_code fc_output_close(fc_output *output, fc_error *err) {
+fc_code fc_output_close(fc_output *output, fc_code rc, fc_error *err) {
     int errnum = 0;
     if (output->fd >= 0 && close(output->fd) != 0) {
         errnum = errno;
@@ -32,10 +33,10 @@ fc_code fc_output_close(fc_output *output, fc_error *err) {
         errnum = errno;
     }
     output->fd = output->direct = NOT_OPENED;
-    return errnum ? fc_fail_errno(err, errnum, "%s: writing", output->path) : FC_OK;
+    return rc == FC_OK && errnum ? fc_fail_errno(err, errnum, "%s: writing", output->path) : rc;
 }
 
-/* tmpfs, some network and some FUSE file systems refuse O_DIRECT at open, or only when it is used. */
+/* tmpfs, some network and some FUSE file systems refuse O_DIRECT at open, or only at the first write. */
 static bool refuses_direct(int errnum) {
     return errnum == EINVAL || errnum == EOPNOTSUPP || errnum == ENOSYS;
 }
@@ -52,7 +53,7 @@ static fc_code open_direct(fc_output *output, fc_error *err) {
     return FC_OK;
 }
 
-/* Writes whole blocks. @return FC_OK with *done < size where direct writes turn out to be refused. */
+/* Writes whole blocks. @return FC_OK with *done < size if the file system refuses direct writes. */
 static fc_code write_direct(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, size_t *done,
                             fc_error *err) {
     *done = 0;
@@ -72,7 +73,7 @@ static fc_code write_direct(fc_output *output, const unsigned char *bytes, size_
         }
         *done += (size_t)n;
         if (*done < size && *done % output->block != 0) {
-            return FC_OK; /* a disk that is almost full stops anywhere: the page cache takes the rest, or says so */
+            return FC_OK; /* an almost full disk; writing the rest through the cache works or reports it */
         }
     }
     return FC_OK;
@@ -86,19 +87,20 @@ fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t si
         (size - head) / block * block < FC_OUTPUT_DIRECT_LEAST) {
         return fc_pwrite_full(output->fd, bytes, size, offset, output->path, err);
     }
-    fc_code rc = output->direct == NOT_OPENED ? open_direct(output, err) : FC_OK;
-    if (rc == FC_OK && head > 0) {
-        rc = fc_pwrite_full(output->fd, bytes, head, offset, output->path, err);
+    if (output->direct == NOT_OPENED) {
+        FC_TRY(open_direct(output, err));
+    }
+    if (head > 0) {
+        FC_TRY(fc_pwrite_full(output->fd, bytes, head, offset, output->path, err));
     }
     size_t body = (size - head) / block * block, done = 0;
-    if (rc == FC_OK && output->direct >= 0) {
-        rc = write_direct(output, bytes + head, body, offset + head, &done, err);
+    if (output->direct >= 0) {
+        FC_TRY(write_direct(output, bytes + head, body, offset + head, &done, err));
     }
     size_t written = head + done;
-    if (rc == FC_OK && written < size) {
-        rc = fc_pwrite_full(output->fd, bytes + written, size - written, offset + written, output->path, err);
-    }
-    return rc;
+    return written == size
+               ? FC_OK
+               : fc_pwrite_full(output->fd, bytes + written, size - written, offset + written, output->path, err);
 }
 
 fc_code fc_output_allocate(const char *path, fc_error *err) {

@@ -1,6 +1,6 @@
 /*
- * What --force may replace: files that this program could have written, known by name and content, and nothing else.
- * What the new target takes over: permissions and owner. See replace.h.
+ * Decides what --force may replace: only files that this program could have written, by name and content. Also gives
+ * the new target the permissions and the owner of the old one. See replace.h.
  */
 #include "io/replace.h"
 
@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -22,7 +23,7 @@ static bool starts_with(const unsigned char *head, size_t size, const char *magi
     return size >= length && memcmp(head, magic, length) == 0;
 }
 
-/* A length of 64 bits, then a JSON object. */
+/* A 64-bit length, then a JSON object. */
 static bool is_safetensors(const unsigned char *head, size_t size) {
     return size >= 9 && head[8] == '{' && head[5] == 0 && head[6] == 0 && head[7] == 0;
 }
@@ -52,7 +53,7 @@ bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
     return false;
 }
 
-/* The first bytes of a file of the open directory `parent`. */
+/* Reads the first bytes of a file in the open directory `parent`. */
 static fc_code read_head(int parent, const char *name, const char *shown, unsigned char *head, size_t *size,
                          fc_error *err) {
     struct stat st;
@@ -70,13 +71,13 @@ static fc_code read_head(int parent, const char *name, const char *shown, unsign
     return rc;
 }
 
-/* One file of any format that is a file: what a target of one file replaces. */
+/* Whether the content is that of a checkpoint in one file, which a target of one file may replace. */
 static bool is_checkpoint_file(const unsigned char *head, size_t size) {
     return size == 0 || fc_is_content(FC_CONTENT_HDF5, head, size) || fc_is_content(FC_CONTENT_ZIP, head, size) ||
            fc_is_content(FC_CONTENT_PICKLE, head, size) || fc_is_content(FC_CONTENT_SAFETENSORS, head, size);
 }
 
-/* ---- what is there ---- */
+/* ---- the old target ---- */
 
 static fc_code check_file(const char *path, fc_error *err) {
     unsigned char head[HEAD_SIZE];
@@ -90,38 +91,72 @@ static fc_code check_file(const char *path, fc_error *err) {
                                                                    path);
 }
 
-static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *name,
-                           fc_error *err) {
+/* What keeps a directory from being replaced. */
+static fc_code refuse_entry(const char *path, const char *name, fc_error *err) {
+    return fc_fail(err, FC_EUSAGE,
+                   "%s: replacing it would delete '%s', which this program does not write: move it away first", path,
+                   name);
+}
+
+/* @param name relative to the target, as in own_files. @param entry the same in `directory`. */
+static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
+                           const char *name, fc_error *err) {
     unsigned char head[HEAD_SIZE];
     size_t size = 0;
     struct stat st;
-    if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (fstatat(directory, entry, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
-    FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, name, name, head, &size, err) : FC_OK);
-    if (!(S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size))) {
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: replacing it would delete '%s', which this program does not write: move it away first",
-                       path, name);
-    }
-    return FC_OK;
+    FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, entry, name, head, &size, err) : FC_OK);
+    bool own = S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size);
+    return own ? FC_OK : refuse_entry(path, name, err);
 }
 
-/* An empty directory was made for the target, which takes its place: that needs no `force`. */
+/* Opens a folder of an open directory for a walk. */
+static fc_code open_folder(fc_dir *dir, int directory, const char *name, fc_error *err) {
+    int fd = openat(directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be opened", name) : fc_dir_open_at(dir, fd, name, err);
+}
+
+/* A folder in the target: targets have no deeper ones. */
+static fc_code check_folder(const fc_commit_options *how, const char *path, int directory, const char *folder,
+                            fc_error *err) {
+    char name[2 * NAME_MAX + 2];
+    fc_dir dir = {0};
+    size_t count = 0;
+    fc_code rc;
+    FC_TRY_GOTO(open_folder(&dir, directory, folder, err), rc, out);
+    for (const char *entry; (entry = fc_dir_next(&dir)) != NULL; count++) {
+        snprintf(name, sizeof name, "%s/%s", folder, entry);
+        FC_TRY_GOTO(check_entry(how, path, dirfd(dir.dir), entry, name, err), rc, out);
+    }
+out:
+    FC_TRY(fc_dir_close(&dir, rc, err));
+    return count > 0 ? FC_OK : refuse_entry(path, folder, err);
+}
+
+static fc_code check_child(const fc_commit_options *how, const char *path, const fc_dir *dir, const char *name,
+                           fc_error *err) {
+    if (!how->force) {
+        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+    }
+    return fc_dir_is_folder(dir, name) ? check_folder(how, path, dirfd(dir->dir), name, err)
+                                       : check_entry(how, path, dirfd(dir->dir), name, name, err);
+}
+
+/* An empty directory was made for the target, so replacing it does not need `force`. */
 static fc_code check_directory(const fc_commit_options *how, const char *path, fc_error *err) {
     fc_dir dir;
     fc_code rc;
     FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        FC_TRY_GOTO(how->force ? check_entry(how, path, dirfd(dir.dir), name, err)
-                               : fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL),
-                    rc, out);
+        FC_TRY_GOTO(check_child(how, path, &dir, name, err), rc, out);
     }
 out:
     return fc_dir_close(&dir, rc, err);
 }
 
-/* Where it is, a rename fails, and only after all the work. */
+/* A mount point cannot be renamed, which would fail only after all the work. */
 static fc_code check_mount(const char *path, fc_error *err) {
     struct statx st;
     if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) == 0 &&
@@ -158,16 +193,16 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
     return FC_OK;
 }
 
-/* ---- what is kept ---- */
+/* ---- permissions and owner ---- */
 
-/* Who may do what with a file. */
+/* The permissions and the owner of a file. */
 typedef struct permissions {
     mode_t mode;
     uid_t owner;
     gid_t group;
 } permissions;
 
-/* A group that cannot be kept gets no more than everybody has. */
+/* If the group cannot be kept, it gets no more permissions than everybody. */
 static fc_code apply(int parent, const char *name, const permissions *p, fc_error *err) {
     struct stat st;
     mode_t mode = p->mode;
@@ -185,33 +220,51 @@ static fc_code apply(int parent, const char *name, const permissions *p, fc_erro
     return rc;
 }
 
-/* What all files of the old directory have in common holds for all of the new one. */
-static fc_code common_permissions(const char *path, permissions *p, size_t *files, fc_error *err) {
-    fc_dir dir;
+/* The permissions that the files of a directory have in common, and those of it and its folders. */
+typedef struct content_permissions {
+    permissions file, folder;
+    size_t files;
+} content_permissions;
+
+static void add_permissions(permissions *p, const struct stat *st) {
+    *p = (permissions){p->mode & st->st_mode, st->st_uid, st->st_gid};
+}
+
+static fc_code common_permissions(int parent, const char *path, content_permissions *p, fc_error *err) {
+    fc_dir dir = {0};
     struct stat st;
-    *files = 0;
-    p->mode = 0777;
     fc_code rc;
-    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    FC_TRY_GOTO(open_folder(&dir, parent, path, err), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             rc = fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
             goto out;
+        }
+        if (S_ISDIR(st.st_mode)) {
+            add_permissions(&p->folder, &st);
+            FC_TRY_GOTO(common_permissions(dirfd(dir.dir), name, p, err), rc, out);
         } else {
-            *p = (permissions){p->mode & st.st_mode, st.st_uid, st.st_gid};
-            ++*files;
+            add_permissions(&p->file, &st);
+            p->files++;
         }
     }
 out:
     return fc_dir_close(&dir, rc, err);
 }
 
-static fc_code apply_to_files(const char *path, const permissions *p, fc_error *err) {
-    fc_dir dir;
+/* Gives new files what the old ones have in common, and new folders likewise. The content of a folder comes before the
+   folder, which may get another owner. */
+static fc_code apply_to_content(int parent, const char *path, const content_permissions *p, fc_error *err) {
+    fc_dir dir = {0};
     fc_code rc;
-    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    FC_TRY_GOTO(open_folder(&dir, parent, path, err), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        FC_TRY_GOTO(apply(dirfd(dir.dir), name, p, err), rc, out);
+        if (fc_dir_is_folder(&dir, name)) {
+            FC_TRY_GOTO(apply_to_content(dirfd(dir.dir), name, p, err), rc, out);
+            FC_TRY_GOTO(apply(dirfd(dir.dir), name, &p->folder, err), rc, out);
+        } else if (p->files > 0) {
+            FC_TRY_GOTO(apply(dirfd(dir.dir), name, &p->file, err), rc, out);
+        }
     }
 out:
     return fc_dir_close(&dir, rc, err);
@@ -219,19 +272,14 @@ out:
 
 fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
     struct stat st;
-    permissions files;
-    size_t count = 0;
-    fc_code rc = FC_OK;
     if (lstat(old, &st) != 0) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", old);
     }
-    if (S_ISDIR(st.st_mode)) {
-        FC_TRY_GOTO(common_permissions(old, &files, &count, err), rc, out);
-        if (count > 0) {
-            FC_TRY_GOTO(apply_to_files(made, &files, err), rc, out);
-        }
-    }
-out:
     const permissions own = {st.st_mode & 07777, st.st_uid, st.st_gid};
-    return rc == FC_OK ? apply(AT_FDCWD, made, &own, err) : rc;
+    if (S_ISDIR(st.st_mode)) {
+        content_permissions content = {.file.mode = 0777, .folder = own};
+        FC_TRY(common_permissions(AT_FDCWD, old, &content, err));
+        FC_TRY(apply_to_content(AT_FDCWD, made, &content, err));
+    }
+    return apply(AT_FDCWD, made, &own, err);
 }

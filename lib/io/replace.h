@@ -1,5 +1,5 @@
 /*
- * What --force may replace, and what the new target takes over from the old one.
+ * Which targets --force may replace, and what the new target takes over from the old one.
  */
 #ifndef FSDPCKPT_IO_REPLACE_H
 #define FSDPCKPT_IO_REPLACE_H
@@ -11,13 +11,13 @@
 #include "fsdpckpt/io.h"
 
 /**
- * Whether `path`, if it exists, may be replaced as `how` asks: FC_EUSAGE where it may not.
+ * Checks that `path`, if it exists, may be replaced with the options `how`. @return FC_EUSAGE if not.
  * @param path the target, resolved.
  */
 fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_error *err);
 
-/** Gives `made` the permissions and the owner of `old`, which it is about to replace: files, or directories of files.
- *  Nobody can read it afterwards who could not read the old one. */
+/** Gives `made` the permissions and the owner of `old`, which it is about to replace. Both are files, or directories of
+ *  files. Nobody gets access who could not read the old one. */
 fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err);
 
 #endif

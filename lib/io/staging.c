@@ -1,5 +1,5 @@
 /*
- * Staging directories: made and locked, and cleared after runs that died. See staging.h.
+ * Makes and locks staging directories, and clears those of dead runs. See staging.h.
  */
 #include "io/staging.h"
 
@@ -16,15 +16,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* How much of the target's name is kept, so that the suffix still fits into NAME_MAX. */
+/* Bytes of the target's name that are kept, so that the suffix still fits into NAME_MAX. */
 enum { MOST_NAME = 200, RANDOM = 6, TRIES = 16 };
 
 static const char suffix[] = ".fsdpckpt-";
 
 /* ---- making one ---- */
 
-/* Whether the lock of a staging directory could be taken. LOCK_GONE: another run removes the directory, or has.
-   LOCK_UNKNOWN: the file system has no locks. LOCK_FAILED: errno says why. */
+/* The result of locking a staging directory. LOCK_GONE: another run is removing or has removed the directory.
+   LOCK_UNKNOWN: the file system has no locks. LOCK_FAILED: errno has the reason. */
 typedef enum lock_state { LOCK_HELD, LOCK_BUSY, LOCK_GONE, LOCK_UNKNOWN, LOCK_FAILED } lock_state;
 
 static lock_state why_not_locked(int errnum) {
@@ -42,7 +42,7 @@ static lock_state take_lock(int directory, int flags, int *fd) {
     }
     lock_state state = flock(*fd, LOCK_EX | LOCK_NB) == 0 ? LOCK_HELD : why_not_locked(errno);
     if (state == LOCK_HELD && (fstat(*fd, &st) != 0 || st.st_nlink == 0)) {
-        state = LOCK_GONE; /* its last owner unlinked it before we had it */
+        state = LOCK_GONE; /* its last owner unlinked it before we had the lock */
     }
     if (state != LOCK_HELD) {
         int saved = errno;
@@ -74,7 +74,7 @@ static fc_code make_directory(const char *parent, const char *name, fc_staging *
     return FC_OK;
 }
 
-/* Without a lock the next run must not take it for that of a dead one: there is no file to lock, either. */
+/* Without locks, the lock file must not exist either, or the next run would take this run for dead. */
 static lock_state lock_new(fc_staging *s) {
     lock_state state = s->fd < 0 ? LOCK_GONE : take_lock(s->fd, O_CREAT, &s->lock);
     if (state == LOCK_UNKNOWN && unlinkat(s->fd, "lock", 0) != 0) {
@@ -83,7 +83,7 @@ static lock_state lock_new(fc_staging *s) {
     return state == LOCK_UNKNOWN ? LOCK_HELD : state;
 }
 
-/* Makes a directory and takes its lock. Another run may remove it before it is locked: then there is a next one. */
+/* Makes a directory and takes its lock. If another run removes it before it is locked, makes the next one. */
 static fc_code make_locked(const char *parent, const char *name, fc_staging *s, fc_error *err) {
     for (int i = 0; i < TRIES; i++) {
         FC_TRY(make_directory(parent, name, s, err));
@@ -145,7 +145,7 @@ void fc_staging_leave(fc_staging *s) {
     *s = FC_NO_STAGING;
 }
 
-/* The lock comes last: a run that finds none finds nothing else, either. */
+/* Removes the lock last, so that a directory without one is empty. */
 static void remove_content(int directory) {
     fc_remove_tree(directory, "new");
     fc_remove_tree(directory, "old");
@@ -160,25 +160,25 @@ void fc_staging_remove(fc_staging *s) {
     fc_staging_leave(s);
 }
 
-/* ---- after runs that died ---- */
+/* ---- clearing after dead runs ---- */
 
-/* A staging directory that another run left, or is at work in. */
+/* A staging directory of another run, which may be dead or still at work. */
 typedef struct leftover {
     int parent;       /* directory of the target */
-    const char *name; /* of the target */
+    const char *name; /* name of the target */
     const char *shown_parent;
-    const char *entry; /* its own name */
+    const char *entry; /* name of the staging directory */
     int fd;
     const fc_teller *teller;
-    bool *busy; /* out: a live run is between its two renames */
+    bool *busy; /* set to true if a live run is between its two renames */
 } leftover;
 
 static void tell(const leftover *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* One line that begins with the name of the target. */
+/* Reports one line that begins with the name of the target. */
 static void tell(const leftover *l, const char *format, ...) {
     char text[512];
-    fc_error line; /* which also makes it printable */
+    fc_error line; /* makes the line printable */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -189,14 +189,14 @@ static void tell(const leftover *l, const char *format, ...) {
     }
 }
 
-/* Whether `entry` is what mkdtemp makes of the name of a staging directory of `name`. */
+/* Whether `entry` is a name that mkdtemp can make for a staging directory of `name`. */
 static bool is_staging_name(const char *entry, const char *name) {
     char expected[MOST_NAME + sizeof suffix + 2];
     int length = snprintf(expected, sizeof expected, ".%.*s%s", MOST_NAME, name, suffix);
     return strncmp(entry, expected, (size_t)length) == 0 && strlen(entry + length) == RANDOM;
 }
 
-/* Clears `*only` where the directory holds anything but `names`. */
+/* Sets `*only` to false if the directory has other entries than `names`. */
 static fc_code holds_only(int parent, const char *directory, const char *const *names, bool *only, fc_error *err) {
     fc_dir dir;
     int fd = openat(parent, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -216,7 +216,7 @@ out:
     return fc_dir_close(&dir, rc, err);
 }
 
-/* Whether it is a staging directory of this target: one of a longer name may be called alike. */
+/* Checks that it is a staging directory of this target and not of one with a longer name. */
 static fc_code is_ours(const leftover *l, bool *ours, fc_error *err) {
     static const char *const top[] = {"lock", "new", "old", NULL};
     const char *const below[] = {l->name, NULL};
@@ -252,7 +252,7 @@ static fc_code finish(const leftover *l, fc_error *err) {
     return rc;
 }
 
-/* Of a directory whose owner is dead. `*keep`: it holds the only copy of something. */
+/* Finishes or undoes the work of a dead owner. `*keep` is set if the directory has the only copy of something. */
 static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
     struct stat st;
     bool has_new = exists_in(l->fd, "new", l->name), has_old = exists_in(l->fd, "old", l->name);
@@ -263,11 +263,9 @@ static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
         return FC_OK;
     }
     if (!in_place && has_new) {
-        fc_code rc = finish(l, err);
-        if (rc == FC_OK) {
-            tell(l, "an earlier run died while it replaced this; the replacement, which was complete, is put in place");
-        }
-        return rc;
+        FC_TRY(finish(l, err));
+        tell(l, "an earlier run died while it replaced this; the replacement, which was complete, is put in place");
+        return FC_OK;
     }
     *keep = true;
     tell(l,
@@ -276,15 +274,27 @@ static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
     return FC_OK;
 }
 
+/* Settles what a dead run left in a directory whose lock this one holds, and removes it unless it holds an only copy.
+ */
+static fc_code settle_and_remove(const leftover *l, fc_error *err) {
+    bool keep = true;
+    FC_TRY(settle(l, &keep, err));
+    if (!keep) {
+        remove_content(l->fd);
+        (void)unlinkat(l->parent, l->entry, AT_REMOVEDIR);
+    }
+    return FC_OK;
+}
+
 static fc_code clear_one(const leftover *l, fc_error *err) {
-    bool ours = false, keep = true;
+    bool ours = false;
     int lock = -1;
-    fc_code rc = is_ours(l, &ours, err);
-    if (rc != FC_OK || !ours) {
-        return rc;
+    FC_TRY(is_ours(l, &ours, err));
+    if (!ours) {
+        return FC_OK;
     }
     lock_state state = take_lock(l->fd, 0, &lock);
-    if (state == LOCK_GONE) { /* killed before it had one, if it is empty: then this can remove it */
+    if (state == LOCK_GONE) { /* an empty directory was killed before it had a lock, so remove it */
         state = unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN;
     }
     if (state == LOCK_UNKNOWN || state == LOCK_FAILED) {
@@ -295,16 +305,12 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
         *l->busy |= state == LOCK_BUSY && exists_in(l->fd, "old", ".");
         return FC_OK;
     }
-    rc = settle(l, &keep, err);
-    if (rc == FC_OK && !keep) {
-        remove_content(l->fd);
-        (void)unlinkat(l->parent, l->entry, AT_REMOVEDIR);
-    }
+    fc_code rc = settle_and_remove(l, err);
     close(lock);
     return rc;
 }
 
-/* Directories of other users are theirs to clear. */
+/* Directories of other users are left to them. */
 static fc_code look_at(leftover *l, fc_error *err) {
     struct stat st;
     l->fd = openat(l->parent, l->entry, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

@@ -131,6 +131,18 @@ static fc_code parse_rule(const char *text, rule *r, fc_error *err) {
     return check_groups(r, err);
 }
 
+static fc_code parse_rules(fc_rename *rename, const char *const *rules, size_t count, fc_error *err) {
+    locale_t before = uselocale(rename->locale);
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < count; i++) {
+        rename->nrules++;
+        FC_TRY_GOTO(parse_rule(rules[i], &rename->rules[i], err), rc, out);
+    }
+out:
+    uselocale(before);
+    return rc;
+}
+
 fc_code fc_rename_new(const fc_selection *selection, fc_rename **out, fc_error *err) {
     fc_rename *rename = calloc(1, sizeof *rename);
     size_t count = 0;
@@ -147,14 +159,7 @@ fc_code fc_rename_new(const fc_selection *selection, fc_rename **out, fc_error *
     }
     rename->prefix = selection->strip_prefix;
     rename->locale = count > 0 ? newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0) : (locale_t)0;
-    locale_t before = uselocale(rename->locale);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < count; i++) {
-        FC_TRY_GOTO(parse_rule(selection->rename[i], &rename->rules[i], err), rc, out);
-        rename->nrules++;
-    }
-out:
-    uselocale(before);
+    fc_code rc = parse_rules(rename, selection->rename, count, err);
     if (rc != FC_OK) {
         fc_rename_free(rename);
         return rc;

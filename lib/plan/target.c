@@ -102,6 +102,26 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
     return rc;
 }
 
+/* In the order of the parts, and of the source within each. */
+static int compare_parts(const void *a, const void *b) {
+    const fc_target_tensor *x = a, *y = b;
+    int by_source = (x->source > y->source) - (x->source < y->source);
+    return x->part != y->part ? (x->part < y->part ? -1 : 1) : by_source;
+}
+
+static fc_code arrange_parts(const fc_checkpoint *source, const fc_selection *selection, fc_target_tensor *tensors,
+                             size_t count, fc_error *err) {
+    if (!selection->set_parts) {
+        return FC_OK;
+    }
+    fc_code rc = selection->set_parts(tensors, count, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "%s", source->path);
+    }
+    qsort(tensors, count, sizeof *tensors, compare_parts);
+    return FC_OK;
+}
+
 static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
     for (int i = 0; i < mesh->ndim; i++) {
         if (strcmp(mesh->names[i], name) == 0) {
@@ -235,6 +255,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     memset(counts, 0, sizeof *counts);
     FC_TRY(check_includes(source, selection, err));
     FC_TRY(select_tensors(source, selection, arena, &tensors, counts, err));
+    FC_TRY(arrange_parts(source, selection, tensors, counts->tensors + counts->objects, err));
     out->source = source;
     out->mesh = selection->mesh ? selection->mesh : &no_mesh;
     out->tensors = tensors;
@@ -276,10 +297,9 @@ fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t ran
         return FC_OK;
     }
     fc_mesh_coordinate(target->mesh, rank, coordinate);
-    fc_code rc = fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "tensor '%s'", t->name);
-    }
+    FC_TRY_CONTEXT(
+        fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err), err,
+        "tensor '%s'", t->name);
     if (!is_empty(ndim, dims + ndim)) {
         item->owner = (uint32_t)fc_layout_owner(target->mesh, t->placements, coordinate, t->owner_offset);
         item->owned = item->owner == rank || target->self_contained;

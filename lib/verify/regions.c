@@ -234,10 +234,21 @@ static fc_code check_object(region_lister *l, fc_error *err) {
     return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
 }
 
+/* What to read of the tensor whose counts are allocated. */
+static fc_code list_regions(region_lister *l, const fc_tensor *tensor, fc_error *err) {
+    fc_error found;
+    fc_code digest = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, &l->out->whole[l->number], &found);
+    FC_TRY(digest == FC_OK ? FC_OK : note(l, NULL, digest, &found, err));
+    FC_TRY(check_coverage(l, err));
+    for (size_t i = 0; i < tensor->nchunks;) {
+        FC_TRY(add_chunk(l, i, &i, err));
+    }
+    /* The bytes of a broken object may be unreadable, which is already reported. */
+    return tensor->object && !l->out->broken[l->number] ? check_object(l, err) : FC_OK;
+}
+
 static fc_code list_tensor(region_lister *l, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
-    fc_digest *whole = &l->out->whole[l->number];
-    fc_error found;
     if (tensor->object && tensor->object->refusal) { /* intact, as far as the format's own check can tell */
         l->report->objects++;
         l->report->undigested++;
@@ -250,20 +261,7 @@ static fc_code list_tensor(region_lister *l, fc_error *err) {
     if (!l->counts) {
         return fc_no_memory(err, l->checkpoint->path);
     }
-    fc_code rc = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, whole, &found);
-    if (rc != FC_OK) {
-        rc = note(l, NULL, rc, &found, err);
-    }
-    if (rc == FC_OK) {
-        rc = check_coverage(l, err);
-    }
-    for (size_t i = 0; rc == FC_OK && i < tensor->nchunks;) {
-        rc = add_chunk(l, i, &i, err);
-    }
-    /* The bytes of a broken object may be unreadable, which is already reported. */
-    if (rc == FC_OK && tensor->object && !l->out->broken[l->number]) {
-        rc = check_object(l, err);
-    }
+    fc_code rc = list_regions(l, tensor, err);
     free(l->counts);
     /* Objects of DCP and torch.save count as undigested here; the format's own check covers their records. */
     l->report->tensors += !tensor->object;
@@ -340,21 +338,24 @@ out:
     return rc;
 }
 
+/* The size of a sealed file, which must be the size that the seal records if that is to be compared. */
+static fc_code size_of_sealed(const fc_sealed_file *sealed, bool compare, uint64_t *size, fc_error *err) {
+    int fd;
+    FC_TRY(fc_open_input(sealed->path, &fd, size, err));
+    close(fd);
+    return !compare || *size == sealed->bytes
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: has %" PRIu64 " bytes but had %" PRIu64 " when it was sealed",
+                         sealed->path, *size, sealed->bytes);
+}
+
 static fc_code add_file(fc_regions *out, uint32_t number, fc_sealed_file *sealed, bool compare, fc_findings *findings,
                         fc_error *err) {
     const fc_defect place = {.file = sealed->name};
     fc_region *r = &out->items[out->count];
     fc_error found;
     uint64_t size;
-    int fd;
-    fc_code rc = fc_open_input(sealed->path, &fd, &size, &found);
-    if (rc == FC_OK) {
-        close(fd);
-        if (compare && size != sealed->bytes) {
-            rc = fc_fail(&found, FC_ECORRUPT, "%s: has %" PRIu64 " bytes but had %" PRIu64 " when it was sealed",
-                         sealed->path, size, sealed->bytes);
-        }
-    }
+    fc_code rc = size_of_sealed(sealed, compare, &size, &found);
     if (rc != FC_OK) {
         fc_report_defect(findings, &place, "%s", found.message);
         return rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;

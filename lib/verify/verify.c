@@ -288,18 +288,21 @@ static void give_back(verifier *v, tile *t, fc_code rc, const fc_error *err) {
     }
 }
 
+static fc_code begin_work(worker *w, fc_error *err) {
+    const verifier *v = w->v;
+    FC_TRY(
+        fc_source_new(v->checkpoint, v->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(v->threads), &w->source, err));
+    w->buffer = fc_pages_new(v->tile_bytes);
+    return w->buffer ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", v->tile_bytes);
+}
+
 /* A worker thread. */
 static void *work(void *context) {
     verifier *v = context;
     worker w = {.v = v};
     fc_error err;
     tile t;
-    fc_code rc =
-        fc_source_new(v->checkpoint, v->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(v->threads), &w.source, &err);
-    w.buffer = rc == FC_OK ? fc_pages_new(v->tile_bytes) : NULL;
-    if (rc == FC_OK && !w.buffer) {
-        rc = fc_fail(&err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", v->tile_bytes);
-    }
+    fc_code rc = begin_work(&w, &err);
     pthread_mutex_lock(&v->lock);
     if (rc != FC_OK) {
         stop(v, rc, &err);

@@ -77,17 +77,14 @@ fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc
                                            .buffer = fc_is_buffer(w->name, w->dtype)};
         chosen[count++] = i;
     }
+    const char *path = target->source->path;
     if (count == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: no parameters: all of its %zu values are objects or optimizer state",
-                       target->source->path, target->ntensors);
+        return fc_fail(err, FC_EUSAGE, "%s: no parameters: all of its %zu values are objects or optimizer state", path,
+                       target->ntensors);
     }
-    fc_code rc = tie(target, chosen, count, specs, err);
-    if (rc == FC_OK) {
-        rc = fc_module_tree_build(specs, count, common_levels(target, chosen, count), info, arena, out, err);
-    }
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "%s", target->source->path);
-    }
+    FC_TRY_CONTEXT(tie(target, chosen, count, specs, err), err, "%s", path);
+    FC_TRY_CONTEXT(fc_module_tree_build(specs, count, common_levels(target, chosen, count), info, arena, out, err), err,
+                   "%s", path);
     for (size_t i = 0; i < out->nparameters; i++) {
         fc_parameter *p = (fc_parameter *)&out->parameters[i]; /* the builder just allocated them */
         p->spec = p->spec < count ? chosen[p->spec] : p->spec;

@@ -2,9 +2,9 @@
 
 >>> import fsdpckpt
 >>> with fsdpckpt.open(checkpoint) as ckpt:
-...     weight = ckpt["model.output.weight"]
-...     print(weight.shape, weight.torch_dtype, weight[0, :2].shape)
-(64, 24) bfloat16 (2,)
+...     weight = ckpt["model.tok_embeddings.weight"]
+...     print(weight.shape, weight.torch_dtype, weight[3:9, ::2].shape)
+(11, 6) float32 (6, 3)
 
 Jobs have the options of the command as keyword arguments:
 
@@ -15,12 +15,13 @@ True
 
 from ._checkpoint import Checkpoint, Chunk, Objects, Tensor, open
 from ._commands import *  # noqa: F403
-from ._commands import __all__ as _commands
+from ._commands import __all__ as _command_names
 from ._errors import CorruptError, Error, FsdpckptWarning, NotFoundError, SystemFailure, UnsupportedError, UsageError
 from ._native import version as __version__
 from ._objects import Foreign
 from ._placements import Mesh, Partial, Placement, Replicate, Shard, StridedShard
 from ._run import Report, Update
+from ._save import save
 
 __all__ = [
     "Checkpoint",
@@ -45,5 +46,6 @@ __all__ = [
     "UsageError",
     "__version__",
     "open",
+    "save",
 ]
-__all__ += _commands
+__all__ += _command_names

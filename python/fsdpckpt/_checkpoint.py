@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,9 +90,10 @@ class Tensor:
         import numpy as np
 
         selection = select(index, self.shape)
-        out = np.empty([axis.count for axis in selection.axes], self.dtype)
+        out = np.empty([axis.length for axis in selection.axes], self.dtype)
         read_axes(selection.axes, self.shape, out, self._read)
-        return out[selection.view]
+        part: Array = out[selection.view]
+        return part
 
     def numpy(self) -> Array:
         """Reads the whole tensor, and compares it with its recorded digests."""
@@ -244,7 +246,14 @@ class Checkpoint(Mapping[str, Tensor]):
     # ---- the mapping ----
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        if name in self._tensors:
+            return self._tensors[name]
+        if name in self.objects:
+            raise KeyError(f"{name}: an object, not a tensor; .objects['{name}'] decodes it")
+        raise KeyError(f"{name}: no such tensor{_suggest(name, self._tensors)}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -306,6 +315,14 @@ class Checkpoint(Mapping[str, Tensor]):
         from ._html import page
 
         return page(self)
+
+
+def _suggest(name: object, names: Mapping[str, Tensor]) -> str:
+    import difflib
+
+    some = itertools.islice(names, 10_000)  # it is slow
+    near = difflib.get_close_matches(name, some, 1) if isinstance(name, str) else []
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _reopen(path: str, options: dict[str, Any]) -> Checkpoint:

@@ -46,13 +46,15 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(_BYTES[name])
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, name))
+    made: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return made
 
 
 def torch_name(dtype: np.dtype[Any]) -> str:
     """The name of PyTorch's dtype for a NumPy dtype."""
-    if dtype.name in _NUMPY or dtype.name in _ML_DTYPES:
-        return dtype.name
+    name = str(dtype.name)
+    if name in _NUMPY or name in _ML_DTYPES:
+        return name
     if dtype == numpy_dtype("complex32"):
         return "complex32"
     raise TypeError(f"PyTorch has no dtype for NumPy's {dtype}")

@@ -16,9 +16,7 @@ class Error(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.path = _path(message)
-        self.tensor = _tensor(message)
-        self.offset = _offset(message)
+        self.path, self.tensor, self.offset = _contexts(message)
 
 
 class UsageError(Error, ValueError):
@@ -84,36 +82,62 @@ def make(code: int, message: str, hint: str = "", about: str = "") -> BaseExcept
         return MemoryError(message)
     if code == _INTERRUPTED:
         return KeyboardInterrupt()
-    if hint in _HINTS and "{about}" in _HINTS[hint] and not about:
-        hint = ""
-    text = f"{message}; {_HINTS[hint].format(about=about)}" if hint in _HINTS else message
-    kind = _CLASSES.get(code, Error)
-    made = kind(text)
-    if kind in (UsageError, SystemFailure, CorruptError) and made.path and not os.path.lexists(made.path):
-        return NotFoundError(text)
+    advice = _HINTS.get(hint, "") if about or "{about}" not in _HINTS.get(hint, "") else ""
+    text = in_python(message + (f"; {advice.format(about=about)}" if advice else ""))
+    made = _CLASSES.get(code, Error)(text)
+    if made.path and not os.path.lexists(made.path) and re.search(r"[Nn]o such file", text):
+        made = NotFoundError(text)
+    if made.tensor is None and hint == "exclude":
+        made.tensor = about or None
     return made
 
 
 def tell(line: str) -> None:
     """Passes on what the library tells without failing."""
-    warnings.warn(line, FsdpckptWarning, stacklevel=3)
+    warnings.warn(in_python(line), FsdpckptWarning, stacklevel=5)
 
 
-def _path(message: str) -> str | None:
-    """The file or directory that a message begins with: the longest prefix that is one, else what is before the colon."""
-    ends = [match.start() for match in re.finditer(": ", message)]
-    for end in reversed(ends):
-        if os.path.lexists(message[:end]):
-            return message[:end]
-    first = message[: ends[0]] if ends else ""
-    return first if "/" in first or "." in first else None
+def in_python(message: str) -> str:
+    """A message that names options of the command, with keyword arguments instead.
+
+    >>> in_python("ckpt: exists; --force replaces it, --strip-prefix model. renames")
+    'ckpt: exists; force=True replaces it, strip_prefix=model. renames'
+    """
+    from ._commands import FLAGS
+
+    def keyword(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return f"{name}=True{found[2]}" if found[1] in FLAGS else f"{name}="
+
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*[a-z])([ =]?)", keyword, message)
 
 
-def _tensor(message: str) -> str | None:
-    found = re.search(r"\btensor '([^']+)'|\btensor ([^\s:;,]+)|\bfor ([\w.\-/]+\.[\w.\-/]+);", message)
-    return next((group for group in found.groups() if group), None) if found else None
+# A message is "context: context: what is wrong", where a context is a path, "tensor NAME" or "offset N".
 
 
-def _offset(message: str) -> int | None:
-    found = re.search(r"\b(?:offset|byte|at byte) (\d+)\b", message)
-    return int(found.group(1)) if found else None
+def _contexts(message: str) -> tuple[str | None, str | None, int | None]:
+    path = tensor = offset = None
+    rest = message
+    while ": " in rest:
+        context, after = rest.split(": ", 1)
+        named = re.fullmatch(r"(tensor|object|dataset|offset) (.+)", context)
+        if named and named[1] == "offset" and named[2].isdigit():
+            offset = int(named[2])
+        elif named and named[1] != "offset":
+            tensor = named[2]
+        elif path is None:
+            path = _longest_path(rest) or context
+            after = rest[len(path) + 2 :]
+        else:
+            break
+        rest = after
+    if tensor is None:
+        found = re.search(r"\btensor '([^']+)'|\btensor ([^\s:;,]+)|[,;] for ([\w.\-/]+\.[\w.\-/]+)(?:;|$)", message)
+        tensor = next((group for group in found.groups() if group), None) if found else None
+    return path, tensor, offset
+
+
+def _longest_path(text: str) -> str | None:
+    """The longest beginning that is a file or directory: a name may contain a colon."""
+    ends = [match.start() for match in re.finditer(": ", text)]
+    return next((text[:end] for end in reversed(ends) if os.path.lexists(text[:end])), None)

@@ -19,15 +19,15 @@ _SLAB = 16 << 20
 
 
 class Axis(NamedTuple):
-    """`count` indices of one dimension, in ascending order."""
+    """`length` indices of one dimension, in ascending order."""
 
     start: int
     step: int
-    count: int
+    length: int
 
     @property
     def span(self) -> int:
-        return (self.count - 1) * self.step + 1 if self.count else 0
+        return (self.length - 1) * self.step + 1 if self.length else 0
 
 
 class Selection(NamedTuple):
@@ -41,7 +41,7 @@ def select(index: Any, shape: Sequence[int]) -> Selection:
     """Reads a basic index of NumPy: integers, slices, Ellipsis and None.
 
     >>> select((slice(3, 9), 0), (10, 4))
-    Selection(axes=(Axis(start=3, step=1, count=6), Axis(start=0, step=1, count=1)), view=(slice(None, None, None), 0))
+    Selection(axes=(Axis(start=3, step=1, length=6), Axis(start=0, step=1, length=1)), view=(slice(None, None, None), 0))
     """
     parts = list(index) if isinstance(index, tuple) else [index]
     used = sum(part is not None and part is not Ellipsis for part in parts)
@@ -88,16 +88,16 @@ def read_axes(
     """Fills `out` with the elements of all axes. `read` reads one box into a C-contiguous array."""
     if out.size == 0:
         return
-    stepped = [d for d, axis in enumerate(axes) if axis.step > 1 and axis.count > 1]
+    stepped = [d for d, axis in enumerate(axes) if axis.step > 1 and axis.length > 1]
     offsets = [axis.start for axis in axes]
     if not stepped:
-        _read_box(offsets, [axis.count for axis in axes], out, read)
+        _read_box(offsets, [axis.length for axis in axes], out, read)
         return
     first = stepped[0]
     skipped = (axes[first].step - 1) * prod(shape[first + 1 :]) * out.itemsize
     spans = [axis.span for axis in axes]
     if skipped >= _GAP:
-        _halve(first, axes, shape, out, read, axes[first].count)
+        _halve(first, axes, shape, out, read, axes[first].length)
     elif prod(spans) * out.itemsize > _SLAB:
         _halve(next(d for d, n in enumerate(out.shape) if n > 1), axes, shape, out, read, 2)
     else:

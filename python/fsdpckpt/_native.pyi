@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 version: str
 
@@ -31,3 +32,15 @@ def local_box(
     shape: Sequence[int], mesh: Pairs, placements: Placements, rank: int, /
 ) -> tuple[tuple[int, ...], tuple[int, ...]]: ...
 def placements(name: str, ndim: int, mesh: Pairs, tp_plan: str | None, /) -> Placements: ...
+def formats() -> list[tuple[str, list[str], bool]]: ...
+def save(
+    path: str,
+    format: str,
+    values: Sequence[tuple[object, ...]],
+    *,
+    force: bool = ...,
+    trust_objects: bool = ...,
+    compress: int = ...,
+    jobs: int = ...,
+    update: Callable[[str, str, int, int], object] | None = ...,
+) -> dict[str, Any]: ...

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, Literal, NamedTuple, Union
 
-from ._errors import Error, FsdpckptWarning, make
+from ._errors import Error, make, tell
 
 Path = Union[str, "os.PathLike[str]"]
 Text = Path
@@ -90,7 +90,11 @@ def run(
     """Runs a command, and raises what it reports."""
     line = [binary(), command, *(["--json"] if json else []), "--progress=json", "--color=never", *arguments(options)]
     line += ["--", *(os.fspath(operand) for operand in operands)]
-    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    # In a session of its own, the command gets Ctrl-C from here alone: a second one would kill it before it cleans up.
+    with subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
         return _finish(process, command, progress)
 
 
@@ -107,6 +111,7 @@ def _finish(process: subprocess.Popen[bytes], command: str, progress: Progress) 
             process.wait()
     except BaseException:
         process.send_signal(signal.SIGINT)
+        process.stderr.read()
         process.wait()
         raise
     finally:
@@ -114,7 +119,8 @@ def _finish(process: subprocess.Popen[bytes], command: str, progress: Progress) 
     if process.returncode not in (0, _FOUND):
         _fail(process.returncode, notes)
     members = json.loads(out[0]) if out and out[0].strip() else {}
-    _warn(notes)
+    for note in notes:
+        tell(note)
     return Report(command, members, process.returncode == 0, notes)
 
 
@@ -129,24 +135,10 @@ def _updates(stream: IO[bytes], notes: list[str]) -> Iterator[Update]:
             notes.append(line.removeprefix("fsdpckpt: "))
 
 
-def _warn(notes: Sequence[str]) -> None:
-    import warnings
-
-    for note in notes:
-        warnings.warn(note, FsdpckptWarning, stacklevel=5)
-
-
 def _fail(status: int, notes: Sequence[str]) -> None:
     if status < 0:
         raise Error(f"the command was ended by signal {-status}")
-    raise make(status, _in_python(notes[-1] if notes else f"the command failed with status {status}"))
-
-
-def _in_python(message: str) -> str:
-    """A message of the command with its options as keyword arguments."""
-    import re
-
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]+)", lambda found: found[1].replace("-", "_") + "=", message)
+    raise make(status, notes[-1] if notes else f"the command failed with status {status}")
 
 
 class _shown:

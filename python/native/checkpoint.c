@@ -11,6 +11,8 @@
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/unflatten.h"
 
+#include <string.h>
+
 typedef struct checkpoint_object {
     PyObject_HEAD fc_checkpoint *checkpoint; /* NULL: closed */
     fc_arena *arena;                         /* owns the selection */
@@ -139,7 +141,9 @@ static PyObject *checkpoint_close(PyObject *object, PyObject *unused) {
 
 static PyObject *entry(const fc_target_tensor *value) {
     const fc_tensor *t = value->source;
-    return Py_BuildValue("(szNn)", value->name, t->object ? NULL : fc_dtype_get(t->dtype)->torch_name,
+    /* A key of a state dict may be any Python string, with lone surrogates, too. */
+    PyObject *name = PyUnicode_DecodeUTF8(value->name, (Py_ssize_t)strlen(value->name), "surrogatepass");
+    return Py_BuildValue("(NzNn)", name, t->object ? NULL : fc_dtype_get(t->dtype)->torch_name,
                          native_tuple(t->ndim, t->shape), (Py_ssize_t)t->nchunks);
 }
 
@@ -164,15 +168,15 @@ static PyObject *checkpoint_about(PyObject *object, PyObject *unused) {
         return NULL;
     }
     const fc_checkpoint *c = self->checkpoint;
-    return Py_BuildValue("(szz)", c->format->name, c->producer, c->note);
+    return Py_BuildValue("(sNN)", c->format->name, native_text(c->producer), native_text(c->note));
 }
 
 static PyObject *chunk_tuple(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk) {
     fc_box box = fc_chunk_box(tensor, chunk);
     const char *file = chunk->file < checkpoint->nfiles ? checkpoint->files[chunk->file].name : NULL;
     PyObject *rank = chunk->rank == FC_NO_RANK ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(chunk->rank);
-    return Py_BuildValue("(NNzNK)", native_tuple(box.ndim, box.offsets), native_tuple(box.ndim, box.sizes), file, rank,
-                         (unsigned long long)chunk->length);
+    return Py_BuildValue("(NNNNK)", native_tuple(box.ndim, box.offsets), native_tuple(box.ndim, box.sizes),
+                         native_text(file), rank, (unsigned long long)chunk->length);
 }
 
 static PyObject *checkpoint_chunks(PyObject *object, PyObject *args) {

@@ -3,6 +3,7 @@
  */
 #include "native.h"
 
+#include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 
 static PyObject *local_box(PyObject *module, PyObject *args) {
@@ -60,8 +61,38 @@ static PyObject *placements(PyObject *module, PyObject *args) {
     return rc == FC_OK ? tuple : native_raise(&err);
 }
 
+static PyObject *extensions(const fc_format *format) {
+    PyObject *list = PyList_New(0);
+    for (const char *const *e = format->extensions; list && e && *e; e++) {
+        PyObject *text = PyUnicode_FromString(*e);
+        if (!text || PyList_Append(list, text) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+        Py_XDECREF(text);
+    }
+    return list;
+}
+
+static PyObject *formats(PyObject *module, PyObject *unused) {
+    PyObject *list = PyList_New(0);
+    (void)module;
+    (void)unused;
+    for (const fc_format *const *f = fc_formats(); list && *f; f++) {
+        PyObject *row = Py_BuildValue("(sNN)", (*f)->name, extensions(*f), PyBool_FromLong(fc_format_writes(*f)));
+        if (!row || PyList_Append(list, row) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
 static PyMethodDef functions[] = {
     {"local_box", local_box, METH_VARARGS, "(offsets, sizes) of a rank: shape, mesh, placements, rank"},
+    {"formats", formats, METH_NOARGS, "[(name, extensions, whether it can be written), ...]"},
+    {"save", NATIVE_KEYWORDS(native_save), METH_VARARGS | METH_KEYWORDS, "Writes values in memory as a checkpoint."},
     {"placements", placements, METH_VARARGS, "The placements of reshard: name, ndim, mesh, tp_plan"},
     {NULL, NULL, 0, NULL},
 };

@@ -36,6 +36,9 @@ fc_teller native_teller(void);
  */
 bool native_strings(PyObject *sequence, fc_arena *arena, const char *const **out);
 
+/** Decodes a path or a message, which may contain one, as Python decodes file names; NULL becomes None. */
+PyObject *native_text(const char *text);
+
 /** Copies a sequence of at most `most` integers. @return how many, or -1 with an exception set. */
 int native_integers(PyObject *sequence, int most, int64_t *out);
 

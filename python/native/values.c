@@ -5,6 +5,10 @@
 
 #include <string.h>
 
+PyObject *native_text(const char *text) {
+    return text ? PyUnicode_DecodeFSDefault(text) : Py_NewRef(Py_None);
+}
+
 /* ---- errors ---- */
 
 /* fc_error.hint as the word that fsdpckpt._errors knows. */
@@ -27,8 +31,9 @@ static const char *const hint_words[FC_HINT_COUNT] = {
 PyObject *native_raise(const fc_error *err) {
     const char *hint = (unsigned)err->hint < FC_HINT_COUNT && hint_words[err->hint] ? hint_words[err->hint] : "";
     PyObject *errors = PyImport_ImportModule("fsdpckpt._errors");
-    PyObject *made =
-        errors ? PyObject_CallMethod(errors, "make", "isss", (int)err->code, err->message, hint, err->about) : NULL;
+    PyObject *made = errors ? PyObject_CallMethod(errors, "make", "iNsN", (int)err->code, native_text(err->message),
+                                                  hint, native_text(err->about))
+                            : NULL;
     if (made) {
         PyErr_SetObject((PyObject *)Py_TYPE(made), made);
     }
@@ -41,7 +46,7 @@ static void tell(void *context, const char *line) {
     (void)context;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *errors = PyImport_ImportModule("fsdpckpt._errors");
-    PyObject *done = errors ? PyObject_CallMethod(errors, "tell", "s", line) : NULL;
+    PyObject *done = errors ? PyObject_CallMethod(errors, "tell", "N", native_text(line)) : NULL;
     if (!done) {
         PyErr_Clear(); /* warnings as errors: there is no call to end with it */
     }

@@ -65,7 +65,7 @@ class Completions(harness.Case):
     def check(self, ask):
         for words, wanted, absent in (
             (("fsdpckpt", "resh"), {"reshard"}, {"diff"}),
-            (("fsdpckpt", "consolidate", "ckpt", "--to", ""), {"dcp", "h5", "pt", "safetensors"}, {"npy"}),
+            (("fsdpckpt", "consolidate", "ckpt", "--to", ""), {"accelerate", "dcp", "h5", "pt", "safetensors"}, {"npy"}),
             (("fsdpckpt", "extract", "ckpt", "--to", ""), {"npy", "json", "raw"}, {"dcp"}),
             (("fsdpckpt", "consolidate", "ckpt", "--dtype", ""), {"bf16", "f32", "f8_e4m3fn"}, {"i64"}),
             (("fsdpckpt", "reshard", "ckpt", "--tp-plan", "a"), {"auto"}, set()),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import harness
 
@@ -61,7 +62,7 @@ class Target(harness.Case):
                 got = json.loads(self.ok("consolidate", self.source, "--to", word, "--dry-run", "--json"))
                 self.assertEqual(got["format"], name)
         for word, text in (("safetensr", "did you mean 'safetensors'?"), ("hd5", "did you mean 'h5'?"),
-                           ("pytroch", "did you mean 'pt'?"), ("dpc", "did you mean 'dcp'?"), ("gguf", "choose one of dcp, h5")):
+                           ("pytroch", "did you mean 'pt'?"), ("dpc", "did you mean 'dcp'?"), ("gguf", "choose one of accelerate, dcp, h5")):
             with self.subTest(word=word):
                 self.fails(2, "consolidate", self.source, "-o", "x", "--to", word, contains=[f"--to {word}: ", text])
         self.fails(5, "consolidate", self.source, "-o", "x", "--to", "megatron", contains=["can only be read"])
@@ -110,6 +111,74 @@ class Target(harness.Case):
             for name in right:
                 with self.subTest(command=command[0], name=name):
                     self.assertEqual(self.run_tool(*command, name).returncode, 0)
+
+    def test_accelerate_takes_models_and_optimizers_only(self):
+        train, to = harness.corpus("dcp-torch2.15.0-train"), ("--to", "accelerate")
+        state = ("--include", "model*.*", "--include", "optim*.*")
+        for extra in ((), ("--dry-run",)):
+            self.fails(2, "reshard", train, "-o", "x", *to, "--dp", "2", *extra, contains=[
+                "28 of the 64 values are called otherwise, the first is step; --include 'model*.*' --include 'optim*.*' leaves"])
+        self.ok("consolidate", train, "-o", "w.h5", "--include", "model.*", "--strip-prefix", "model.", "-q")
+        self.fails(2, "convert", "w.h5", "-o", "x", *to, contains=["the first is ", "--rename 's/^/model./' makes all of them"])
+        self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "optim.*", contains=[
+            "needs a model in pytorch_model_fsdp_0"])
+        self.fails(2, "consolidate", train, "-o", "x", *to, *state, "--rename", "s/^model/model_2/", contains=[
+            "needs a model in pytorch_model_fsdp_0"])
+        self.fails(2, "consolidate", train, "-o", "x", *to, *state, "--rename", "s/^(model)[.]norm/\\1_2.norm/", contains=[
+            "model_2.norm.weight needs a model in pytorch_model_fsdp_1"])
+        self.fails(2, "consolidate", train, "-o", "x", *to, *state, "--rename", "s/^optim[.]param/optimizer.param/", contains=[
+            "would both be in optimizer_0"])
+        self.assertEqual(self.listing(), ["w.h5"])
+        self.ok("consolidate", "w.h5", "-o", "hub", *to, "--rename", "s/^/model./")
+        self.assertEqual(os.listdir(self.path("hub")), ["pytorch_model_fsdp_0"])
+        self.ok("diff", "hub", "w.h5", "--rename", "s/^model[.]//", "--data")
+
+    def test_accelerate_has_a_checkpoint_for_each_model(self):
+        train, to = harness.corpus("dcp-torch2.15.0-train"), ("--to", "accelerate")
+        state = ("--include", "model.*", "--include", "optim.*")
+        files = ["__0_0.distcp", "__1_0.distcp", "__2_0.distcp", ".metadata"]
+        parts = ["optimizer_0", "pytorch_model_fsdp_0"]
+        text = self.ok("reshard", train, "-o", "one", *to, "--dp", "3", *state)
+        self.assertIn(" in 6 accelerate files and 2 .metadata, ", text)
+        self.assertEqual({p: sorted(os.listdir(self.path("one", p))) for p in sorted(os.listdir(self.path("one")))},
+                         {p: sorted(files) for p in parts})
+        self.assertEqual(self.format_of("one"), "accelerate")
+        self.ok("convert", train, "-o", "dcp", "--to", "dcp", "--rename", "s/^optim[.]/optimizer./", *state, "-q")
+        self.ok("diff", "one", "dcp", "--data")
+        self.ok("verify", "one")
+        self.ok("check", "one")
+        # Several models: each keeps the names that it has alone.
+        for part in parts:
+            shutil.copytree(self.path("one", part), self.path("one", part[:-1] + "1"))
+        for part in parts:
+            self.ok("diff", "one/" + part, "one/" + part[:-1] + "1", "--data")
+        names = [t["name"] for t in json.loads(self.ok("inspect", "one", "--json"))["tensors"]]
+        self.assertEqual([n for n in names if n.endswith(".norm.weight")], ["model.norm.weight", "model_1.norm.weight"])
+        self.assertIn("optimizer_1.state.norm.weight.exp_avg", names)
+        self.ok("reshard", "one", "-o", "two", *to, "--dp", "2", "-q")
+        self.assertEqual(sorted(os.listdir(self.path("two"))), sorted(p[:-1] + i for p in parts for i in "01"))
+        self.ok("diff", "one", "two", "--data")
+        for part in sorted(os.listdir(self.path("two"))):
+            self.ok("diff", "one/" + part, "two/" + part, "--data")
+        # The values of the two may come in any order; a part without tensors has a file of rank 0 only.
+        mixed = ("--rename", "s/^optim[.]state[.](.*)[.]step$/model.steps.\\1/", "--exclude", "optim.state.*.exp*")
+        self.ok("reshard", train, "-o", "mixed", *to, "--dp", "2", *state, *mixed, "-q")
+        self.assertEqual(sorted(os.listdir(self.path("mixed", "optimizer_0"))), [".metadata", "__0_0.distcp"])
+        self.ok("convert", train, "-o", "plain", "--to", "dcp", *state, *mixed, "--rename", "s/^optim[.]/optimizer./", "-q")
+        self.ok("diff", "mixed", "plain", "--data")
+
+    def test_accelerate_is_replaced_with_force(self):
+        train, to = harness.corpus("dcp-torch2.15.0-train"), ("--to", "accelerate", "--include", "model.*", "-q")
+        self.ok("reshard", train, "-o", "out", *to, "--dp", "3")
+        self.fails(2, "reshard", train, "-o", "out", *to, "--dp", "2", contains=["out: exists", "--force"])
+        self.ok("reshard", train, "-o", "out", *to, "--dp", "2", "--force")
+        self.assertEqual(len(os.listdir(self.path("out", "pytorch_model_fsdp_0"))), 3)
+        self.ok("reshard", "out", "-o", "out", *to, "--dp", "1", "--force")
+        self.fails(2, "reshard", "out", "-o", "out/pytorch_model_fsdp_0", "--to", "dcp", "--dp", "2", "--force",
+                   contains=["is or contains"])
+        with open(self.path("out", "random_states_0.pkl"), "w") as f:
+            f.write("theirs")
+        self.fails(2, "reshard", train, "-o", "out", *to, "--dp", "2", "--force", contains=["would delete 'random_states_0.pkl'"])
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ class Usage(harness.Case):
             return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
 
         formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("the extension of -o):\n")[1].split("'fsd")[0], re.M)
-        self.assertEqual(sorted(formats), ["dcp", "h5", "pt", "safetensors"])
+        self.assertEqual(sorted(formats), ["accelerate", "dcp", "h5", "pt", "safetensors"])
         for command in ("consolidate", "reshard", "convert", "average"):
-            self.assertIn("format of DST: dcp, h5, pt or safetensors", meaning(command, "to"))
+            self.assertIn("format of DST: accelerate, dcp, h5, pt or safetensors", meaning(command, "to"))
             self.assertNotIn("npy", meaning(command, "to"))
         self.assertIn("raw (the default), npy, or json", meaning("extract", "to"))
         for command in ("extract", "schema"):
@@ -172,7 +172,7 @@ class Usage(harness.Case):
 
     def test_formats_without_a_writer_are_refused(self):
         source = harness.corpus("dcp-torch2.15.0-fsdp2")
-        self.fails(5, "consolidate", source, "-o", "x", "--to", "deepspeed", contains=["can only be read", "can be written: dcp, h5"])
+        self.fails(5, "consolidate", source, "-o", "x", "--to", "deepspeed", contains=["can only be read", "can be written: accelerate, dcp, h5"])
         self.assertEqual(self.listing(), [])
 
     def test_escape_sequences_do_not_reach_the_terminal(self):

@@ -1,7 +1,7 @@
-"""The cases that are about cuts: FSDP1, ShardedTensor, FSDP2, TP, 2D, HSDP, uneven and empty shards.
+"""Cases about sharding: FSDP1, ShardedTensor, FSDP2, TP, 2D, HSDP, uneven and empty shards.
 
-A case is called on every rank and returns the state dict to save, or (state dict, extra) where extra
-may hold `truth` (the full tensors), `mesh`, `note`, and options for the planner and the writer.
+A case is called on every rank. It returns the state dict to save, or (state dict, extra). `extra` may hold `truth` (the full
+tensors), `mesh`, `note`, and options for the planner and the writer.
 """
 from dcp_torch import (
     Llama, Mini, Skip, V, case, cpu_as_current_device, dist, fsdp1_or_skip, fsdp1_sharded, fsdp1_wrap,
@@ -64,7 +64,7 @@ def _(rank, world):
             mesh = make_mesh((2, 2), ("dp", "tp"))
             model = parallelize(Llama(dim=8, hidden=16, seed=4), mesh["tp"])
             return fsdp1_sharded(fsdp1_wrap(model, device_mesh=mesh["dp"], use_orig_params=True))
-        # 2.1: FSDP's shards of TP's DTensors are ShardedTensors that hold DTensors; the planner unpacks them.
+        # In 2.1, FSDP's shards of TP's DTensors are ShardedTensors of DTensors, which the planner unpacks.
         from torch.distributed._tensor import DeviceMesh
         from torch.distributed.tensor.parallel import parallelize_module
         from torch.distributed.tensor.parallel.fsdp import enable_2d_with_fsdp
@@ -80,7 +80,7 @@ def _(rank, world):
 # ---------------------------------------------------------------- ShardedTensor by hand
 
 def chunk_sharded(full, rank, world):
-    """What FSDP1's own state dict hook calls for each parameter (fsdp/_shard_utils.py)."""
+    """Calls the function that FSDP1's state dict hook calls for each parameter (fsdp/_shard_utils.py)."""
     from torch.distributed.fsdp import _shard_utils as u
 
     pg = dist.distributed_c10d._get_default_group()
@@ -124,8 +124,8 @@ def _(rank, world):
 # ---------------------------------------------------------------- DTensor
 
 def shard(full, mesh, placements):
-    """A DTensor over `full`, cut by torch.  from_local with the global shape: no collective, so it
-    works for every dtype, uneven and empty shards included."""
+    """A DTensor over `full`, cut by torch. from_local with the global shape needs no collective, so it works for every dtype,
+        also with uneven and empty shards."""
     dt = need_dtensor()
     local = full
     coord = [(mesh.mesh == dist.get_rank()).nonzero()[0].tolist()][0]

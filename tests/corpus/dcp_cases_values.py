@@ -1,4 +1,4 @@
-"""The cases that are about values: objects, dtypes, shapes, names, strides, and ways of writing."""
+"""Cases about values: objects, dtypes, shapes, names, strides, and options of the writer."""
 import argparse
 import ctypes
 import io
@@ -85,7 +85,7 @@ DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 
 
 def savable():
-    """The dtypes this torch both has and can put through torch.save and back."""
+    """The dtypes that this torch has and can save and load again."""
     good, bad = [], []
     for name in DTYPES:
         try:
@@ -101,7 +101,7 @@ def savable():
 
 
 def sample(name, n=12):
-    """n elements of the dtype from raw bits, so that NaNs, infinities and denormals are in it."""
+    """n elements of the dtype from raw bits, including NaNs, infinities and subnormals."""
     dtype = getattr(torch, name)
     size = torch.empty(0, dtype=dtype).element_size()
     if name == "bool":
@@ -186,7 +186,7 @@ def _(rank, world):
         "expand0": torch.tensor(2.0).expand(2, 3), "perm": b.permute(3, 1, 0, 2), "offset": a.reshape(-1)[5:11],
         "cl": b.contiguous(memory_format=torch.channels_last), "bf": a.to(torch.bfloat16).t(),
         "diag": torch.arange(16.0).reshape(4, 4).diagonal(), "window": torch.arange(6.0).as_strided((4, 3), (1, 1)),
-        # torch's writer copies a view unless its storage has exactly its size; these three have
+        # torch's writer copies a view unless its storage has exactly the same size, as for these three
         "overlap": torch.arange(12.0).as_strided((4, 3), (1, 1), 3), "still": torch.arange(12.0).as_strided((4, 3), (0, 1), 5),
         "hole": torch.arange(6.0).as_strided((2, 3), (4, 0), 1),
         "sym1": a[:, :1].t(), "tbool": (a > 9).t(), "tempty": torch.zeros(3, 0).t(),

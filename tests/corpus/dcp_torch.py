@@ -1,5 +1,5 @@
-"""What the corpus makers share: torch's moving names, the small models, FSDP1 on a machine without
-a GPU, and the table of cases.  Imported first, since it sets the environment torch starts in."""
+"""Functions that the corpus makers share: names that moved between torch versions, small models, FSDP1 without a GPU, and the
+table of cases. Import it first, since it sets the environment for torch."""
 import contextlib
 import logging
 import math
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 try:
     import torch.distributed.checkpoint as dcp
-except ImportError:  # 1.13 keeps it in another room, and that room's name is in its pickles
+except ImportError:  # 1.13 has it in another module, whose name is in its pickles
     import torch.distributed._shard.checkpoint as dcp
 import torch.multiprocessing as mp
 import torch.nn as nn
@@ -31,7 +31,7 @@ CASES = OrderedDict()
 
 
 class Skip(Exception):
-    """This torch cannot make the case; the text says why."""
+    """This torch cannot make the case. The text is the reason."""
 
 
 def case(name, world, why):
@@ -131,7 +131,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """A few KB with the names of the real thing; 11 rows in the vocabulary so that no mesh divides it."""
+    """A model of a few kB with Llama's names. Its vocabulary has 11 rows, which no mesh divides."""
 
     def __init__(self, dim=8, hidden=24, layers=1, vocab=11, seed=0):
         super().__init__()
@@ -150,7 +150,7 @@ class Llama(nn.Module):
 
 
 class Mini(nn.Module):
-    """Six parameters, for the cases with optimizer state, where each costs four items a rank."""
+    """A model of six parameters for cases with optimizer state, where each parameter takes four items per rank."""
 
     def __init__(self, dim=6, hidden=10, vocab=11, seed=0):
         super().__init__()
@@ -161,13 +161,13 @@ class Mini(nn.Module):
 
 
 def original(seed, prefix="model.", **kwargs):
-    """The parameters and buffers as they were before anything cut them: the truth that owes nothing
-    to the code under test, nor to torch's gathering."""
+    """The parameters and buffers before anything cuts them. These values depend neither on the code under test nor on
+        torch's gathering."""
     return {prefix + k: v.detach().clone() for k, v in Llama(seed=seed, **kwargs).state_dict().items()}
 
 
 def train_step(model, optimizer):
-    """One step with known gradients; no forward pass, so it needs no stream and no collective."""
+    """One step with known gradients. Without a forward pass it needs no streams and no collectives."""
     torch.manual_seed(7)
     for p in model.parameters():
         if p.requires_grad:
@@ -201,9 +201,9 @@ def parallelize(model, mesh, layers=1):
 
 @contextlib.contextmanager
 def cpu_as_current_device():
-    """FSDP1 up to 2.1 asks CUDA (2.1: torch.cpu) for devices and streams with arguments that a CPU
-    does not have.  The state dict path itself is pure tensor code, so those questions are answered
-    with the CPU.  Nothing that decides names, cuts or files is touched."""
+    """FSDP1 up to 2.1 asks CUDA (2.1: torch.cpu) for devices and streams with arguments that a CPU does not have. Its state
+        dict code only handles tensors, so these calls are answered with the CPU. Nothing that affects names, cuts or files is
+        changed."""
     if V >= (2, 2):
         synchronize, torch.cuda.synchronize = torch.cuda.synchronize, lambda *a: None  # 2.3 calls it always
         try:
@@ -234,7 +234,7 @@ def cpu_as_current_device():
                        is_current_stream_capturing=lambda: False,
                        device_count=lambda: 8)
     def all_gather_base(output, tensor, group=None, **kwargs):
-        # Gloo of these versions gathers lists only; the same bytes in the same order.
+        # Gloo of these versions can only gather lists. The bytes and their order are the same.
         parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
         dist.all_gather(parts, tensor.contiguous(), group=group)
         output.copy_(torch.cat([p.reshape(-1) for p in parts]).reshape(output.shape))
@@ -242,7 +242,7 @@ def cpu_as_current_device():
     gathers = {k: getattr(dist, k) for k in ("_all_gather_base", "all_gather_into_tensor") if hasattr(dist, k)}
     for k in gathers:
         setattr(dist, k, all_gather_base)
-    torch.Tensor.record_stream = lambda *a: None  # hides the one of TensorBase
+    torch.Tensor.record_stream = lambda *a: None  # hides that of TensorBase
     saved = {k: getattr(room, k) for k in answers if hasattr(room, k)}
     real_device = torch.device
     for k, v in answers.items():
@@ -293,7 +293,7 @@ def need_orig_params():
 
 
 def fsdp1_sharded(model, optimizer=None):
-    """The SHARDED_STATE_DICT of FSDP1, and of its optimizer where asked for."""
+    """The SHARDED_STATE_DICT of FSDP1, and of its optimizer if given."""
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, StateDictType
 
     with FSDP.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):

@@ -1,7 +1,6 @@
 #!/bin/bash
-# Makes tests/corpus/good again: a virtual environment for each torch version from PyPI, its cases,
-# and then the next.  Each environment takes 3 to 6 GB (the Linux wheels bring CUDA) and is deleted
-# again unless KEEP=1.
+# Makes tests/corpus/good again: for each torch version from PyPI, a virtual environment and its cases. Each environment takes
+# 3 to 6 GB (the Linux wheels include CUDA) and is then deleted unless KEEP=1.
 #
 #   tests/corpus/make_all.sh [VERSION ...]       default: all of them
 #   WORK=/big/disk KEEP=1 OUT=/tmp/good tests/corpus/make_all.sh 2.5.1
@@ -14,8 +13,8 @@ out=${OUT:-$here/good}
 py310=${PYTHON310:-python3.10}
 py311=${PYTHON311:-python3.11}
 
-# What is kept for each version, "all" being 2.15.0's own.  Every version keeps what only it does
-# (see README.md); the whole stays below 3 MB.
+# The cases to keep for each version; "all" means those of 2.15.0. Each version keeps what no other one writes (see README.md).
+# The total stays below 3 MB.
 cases() {
 	case $1 in
 	1.13.1) echo fsdp1,fsdp1-optim,sharded-tensor,sharded-tensor-2d,objects,dtypes,shapes,names,strided ;;
@@ -35,14 +34,14 @@ for v in "$@"; do
 	venv=$work/venv-$v
 	if [ ! -e "$venv/ready" ]; then
 		case $v in 1.*) base=$py310 ;; *) base=$py311 ;; esac
-		numpy=numpy setuptools=setuptools  # 2.6 and later run with today's
+		numpy=numpy setuptools=setuptools  # 2.6 and later work with current versions
 		case $v in 1.* | 2.[0-5].*) numpy='numpy<2' setuptools='setuptools<70' ;; esac
 		"$base" -m venv "$venv"
 		"$venv/bin/pip" install -q --no-cache-dir "torch==$v" "$numpy" "$setuptools"
 		touch "$venv/ready"
 	fi
 	"$venv/bin/python" "$here/make_dcp.py" --strict --out "$out" --only "$list" 2>&1 | grep -v '^\[Gloo\]'
-	if [ "$v" = 2.3.1 ]; then # what it writes wrongly, see README.md
+	if [ "$v" = 2.3.1 ]; then # a checkpoint that it writes wrongly, see README.md
 		"$venv/bin/python" "$here/make_dcp.py" --out "$work/broken" --broken "${BAD:-$here/bad}" --only hsdp
 	fi
 	[ -n "${KEEP:-}" ] || rm -rf "$venv"

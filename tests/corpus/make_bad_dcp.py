@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes bad/dcp-* and unsupported/dcp-*: small DCP checkpoints that must be refused, each with expected-error.
 
-expected-error is "<exit status> <the whole message>", where {} stands for the folder of the case. Needs no torch: the
-pickles name torch's classes through stand-ins, and the archives are written byte by byte so that they can be wrong.
+expected-error is "<exit status> <the whole message>", where {} stands for the folder of the case. torch is not needed: the
+pickles get torch's class names from stand-ins, and the archives are written byte by byte so that they can be wrong.
 
     make_bad_dcp.py CORPUS
 """
@@ -100,7 +100,7 @@ class Record:
 
 
 def archive(records):
-    """A zip of stored records; `wrong` overrides what headers say: local_name, attributes, header, crc, deflate, says."""
+    """A zip of stored records. `wrong` overrides fields: local_name, attributes, header, crc, deflate, says."""
     out, central = b"", b""
     for r in records:
         at = len(out)
@@ -155,7 +155,7 @@ def case(kind, name, error):
 
 
 def simple(kind, name, error, data=None, **meta):
-    """A checkpoint of one tensor: the item's bytes, and what the metadata says."""
+    """A checkpoint of one tensor, with the given item bytes and metadata."""
     def make(folder):
         body = item() if data is None else data
         meta.setdefault("length", len(body))

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Makes the checkpoints that are too big to commit: real DCP output of torch, in little memory.
+"""Makes checkpoints that are too large to commit: real DCP output of torch, made with little memory.
 
     make_big.py data DIR --size 2G                   8 FSDP shards of bf16 tensors, LLaMA's names
     make_big.py data DIR --size 8G --tp 2 --dp 4     2D FSDP+TP, 8 ranks
     make_big.py data DIR --size 2G --expected        also DIR/expected.json (a pass over all bytes)
     make_big.py metadata DIR                         a .metadata of 1.02 million chunks, about 147 MB
 
-`data` forks one process a rank and runs torch.distributed.checkpoint.save in each.  A rank holds a
-buffer or two of random bits as big as its biggest shard; its tensors are windows of that, which torch's
-writer copies one at a time, so the whole job stays below a few hundred MB however big the result.
-`metadata` builds every rank's plan and results with torch's own classes, sends them through pickle
-as the gather of a real save does (that is what decides which strings the file repeats), and lets
-FileSystemWriter.finish write it.  There are no .distcp files: it is for readers of headers.
+`data` forks one process per rank and runs torch.distributed.checkpoint.save in each. A rank holds one or two buffers of random
+bits, each as large as its largest shard. Its tensors are windows of these, which torch's writer copies one at a time, so the
+job needs a few hundred MB for any size. `metadata` builds the plan and results of every rank with torch's own classes, pickles
+and unpickles them as the gather of a real save does (which determines the strings that the file repeats), and lets
+FileSystemWriter.finish write it. There are no .distcp files, since it is for readers of headers.
 """
 import argparse
 import hashlib
@@ -44,7 +43,7 @@ def parse_size(text):
 
 
 def llama(size, dims=None):
-    """[(fqn, shape)] of a LLaMA in bf16 of about that many bytes, never above it by more than a layer."""
+    """[(fqn, shape)] of a LLaMA in bf16 with about `size` bytes, at most one layer more."""
     if dims:
         dim, hidden, vocab = dims
     elif size >= 4 << 30:
@@ -71,7 +70,7 @@ def tp_dim(fqn):
 
 
 def box(fqn, shape, rank, dp, tp):
-    """(offsets, sizes) of the rank's part: TP first, then FSDP on dim 0; every size here divides."""
+    """(offsets, sizes) of the rank's box: TP first, then FSDP on dim 0. All sizes divide evenly."""
     d, t = divmod(rank, tp)
     offsets, sizes = [0] * len(shape), list(shape)
     cut = tp_dim(fqn) if tp > 1 else None
@@ -98,12 +97,12 @@ def rank_buffer(shapes, rank, dp, tp):
 
 
 def source(fqn, rank, tp):
-    """The rank whose buffer a part comes from: what TP replicates must be the same on all its ranks."""
+    """The rank whose buffer gives the data. Tensors that TP replicates must be equal on all its ranks."""
     return rank - rank % tp if tp_dim(fqn) is None else rank
 
 
 def window(buffer, number, sizes):
-    """The number-th tensor's part: shifted by four elements each, so that no two tensors are equal."""
+    """The window for tensor `number`. Each starts four elements later, so no two tensors are equal."""
     return buffer[4 * number:4 * number + numel(sizes)].view(sizes)
 
 
@@ -200,7 +199,7 @@ def make_data(args):
 
 
 def metadata_names(count):
-    """Short names: the file repeats each name for each rank, and 147 MB is the aim."""
+    """Short names, because the file repeats each name for each rank and must stay at 147 MB."""
     kinds = ["attn.wq", "attn.wk", "attn.wv", "attn.wo", "mlp.w1", "mlp.w2", "mlp.w3", "ln_1", "ln_2"]
     return ["layer.%d.%s" % (i // len(kinds), kinds[i % len(kinds)]) for i in range(count)]
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Makes the DCP corpus: small checkpoints written by the real torch.distributed.checkpoint.
 
-Runs under every torch from 1.13 to 2.15, on the CPU, with gloo; the ranks are forked from this
-process.  Each case becomes <out>/dcp-torch<version>-<case>/ with the checkpoint and, beside it,
-expected.json: for every tensor its dtype, global shape, path and the sha256 of the row-major
-little-endian bytes of the FULL tensor, gathered by torch BEFORE saving.  The result is then loaded
-back by torch in one process and must agree, so a fixture that torch itself cannot read never
-leaves here.  A case this torch cannot make is skipped with the reason on stdout.
+Runs under every torch from 1.13 to 2.15, on the CPU, with gloo; the ranks are forked from this process. Each case becomes
+<out>/dcp-torch<version>-<case>/ with the checkpoint and expected.json. For every tensor, expected.json has the dtype, the
+global shape, the path and the sha256 of the row-major little-endian bytes of the full tensor, which torch gathers before it
+saves. torch then loads the result in one process, and the values must agree, so every fixture is readable by torch. A case
+that this torch cannot make is skipped, with the reason on stdout.
 
     python make_dcp.py --out good                 # every case
     python make_dcp.py --out good --only tp,fsdp2 # some
@@ -66,7 +65,7 @@ def holds_tensors(value):
 
 
 def flat_by_hand(state_dict, prefix=""):
-    """1.13 flattens nothing: a nested dict would become one pickle.  So its users saved flat dicts."""
+    """1.13 does not flatten: a nested dict would become one pickle, so its users saved flat dicts."""
     out = {}
     for k, v in state_dict.items():
         if isinstance(v, dict) and holds_tensors(v):
@@ -77,7 +76,7 @@ def flat_by_hand(state_dict, prefix=""):
 
 
 def gather(value):
-    """The full tensor of a sharded value; a collective: every rank calls it in the same order."""
+    """The full tensor of a sharded value. This is a collective, so all ranks call it in the same order."""
     dt = dtensor_class()
     if dt is not None and isinstance(value, dt.DTensor):
         value = value.detach()
@@ -102,7 +101,7 @@ def gather(value):
 
 
 def worker(rank, name, world, target, port, answers):
-    """One rank: build, gather the truth, save."""
+    """Runs on each rank: builds the state, gathers the expected values, saves."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world),
                       LOCAL_RANK=str(rank))
@@ -134,7 +133,7 @@ def worker(rank, name, world, target, port, answers):
         sys.stdout.flush()
         answers.close()
         answers.join_thread()
-        os._exit(0)  # a rank whose peer skipped must not wait in gloo's destructor
+        os._exit(0)  # if another rank skipped the case, gloo's destructor would wait for it
 
 
 class NoSpelling(Exception):
@@ -142,7 +141,7 @@ class NoSpelling(Exception):
 
 
 def as_json(x):
-    """The value in the spelling of docs/HDF5_SCHEMA.md, "Objects"; written here a second time, on purpose."""
+    """The value as JSON as in docs/HDF5_SCHEMA.md, "Objects". This is a second implementation on purpose."""
     if x is None or isinstance(x, (bool, str)):
         return x
     if type(x) is int:
@@ -193,7 +192,7 @@ def save(state_dict, target, planner_options, writer_options):
 
 
 def load_again(target, metadata):
-    """The same checkpoint through torch's own reader, in this one process."""
+    """Loads the checkpoint with torch's own reader, in one process."""
     try:
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     except ImportError:
@@ -219,7 +218,7 @@ def load_again(target, metadata):
 
 
 def one_line_each(doc):
-    """JSON with a line for each tensor and object: small, and a diff names what changed."""
+    """JSON with one line per tensor and object: small, and a diff shows which one changed."""
     lines = []
     for key, value in doc.items():
         if key in ("tensors", "objects"):
@@ -320,7 +319,7 @@ def main():
     ap.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "good"))
     ap.add_argument("--only", default="", help="comma-separated case names")
     ap.add_argument("--list", action="store_true")
-    ap.add_argument("--broken", help="keep here, without expected.json, what torch wrote but does not read back")
+    ap.add_argument("--broken", help="keep checkpoints here that torch wrote but cannot read, without expected.json")
     ap.add_argument("--strict", action="store_true", help="exit 1 unless every case was made")
     args = ap.parse_args()
     if args.list:
@@ -336,7 +335,7 @@ def main():
     print("torch %s" % VERSION, flush=True)
     if args.broken:
         args.broken = os.path.abspath(args.broken)
-    os.chdir(args.out)  # torch writes the target's name into .metadata; a relative one names no machine
+    os.chdir(args.out)  # torch writes the name of the target into .metadata; a relative path reveals no machine
     results = [run_case(n, "", args.broken) for n in wanted]
     return 1 if args.strict and set(results) != {"made"} else 0
 

@@ -1,5 +1,5 @@
-"""Makes dcp-ranks-torch<version>/: a DCP save with use_collectives=False, in which each rank leaves its own metadata and
-nobody a .metadata; and full.pt, the truth.
+"""Makes dcp-ranks-torch<version>/: a DCP save with use_collectives=False, which writes metadata per rank and no .metadata; and
+full.pt with the expected values.
 
     python tests/corpus/make_dcp_ranks.py
 """

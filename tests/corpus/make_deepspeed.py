@@ -3,10 +3,10 @@
 
     make_deepspeed.py CORPUS [CASE...]          a Python with torch and deepspeed
 
-A case called *-universal is what ds_to_universal.py makes of the one before, with the same truth.
+A case called *-universal is the output of ds_to_universal.py for the case before it, with the same expected values.
 
-The truth is taken from the running engine before it saves (safe_get_full_fp32_param, safe_get_full_optimizer_state);
-what DeepSpeed's own zero_to_fp32 makes of the files must be the same; what it loses or has otherwise is told.
+The expected values are taken from the running engine before it saves (safe_get_full_fp32_param,
+safe_get_full_optimizer_state). DeepSpeed's own zero_to_fp32 must agree; values that it loses or changes are printed.
 """
 import argparse
 import hashlib
@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 
-# ranks, stage, dtype, more of the configuration
+# ranks, stage, dtype, further configuration
 CASES = {
     "zero0-bf16": (2, 0, "bf16", {}),
     "zero1-bf16": (2, 1, "bf16", {}),
@@ -37,7 +37,7 @@ UNIVERSAL = ("zero1-bf16-universal", "zero3-bf16-universal")
 
 
 class Model(nn.Module):
-    """Sizes that nothing divides, a scalar, three dimensions, buffers, frozen and tied parameters."""
+    """Sizes that do not divide evenly, a scalar, three dimensions, buffers, frozen and tied parameters."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ def record(tensors, name, t):
 def truth(engine, stage):
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
     tensors = {}
-    if stage in (1, 2):  # torch's AdamW makes its state in its first step, which is after DeepSpeed has looked for it
+    if stage in (1, 2):  # torch's AdamW makes its state in the first step, too late for DeepSpeed
         for group, flat in zip(engine.optimizer.bit16_groups, engine.optimizer.single_partition_of_fp32_groups):
             for p in group:
                 if p._hp_mapping is not None:
@@ -118,7 +118,7 @@ def run(rank, world, port, case, out):
 
 
 def check(out):
-    """zero_to_fp32 against the truth. It makes buffers float32, too."""
+    """Compares zero_to_fp32 with the expected values. It also converts buffers to float32."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     with open(os.path.join(out, "expected.json")) as f:
         expected = json.load(f)["tensors"]

@@ -1,6 +1,6 @@
 """Makes the HDF5 files of tests/corpus again, with h5py: make_h5.py [FOLDER]
 
-Not made here: bad/h5-segv-*.h5, found by tests/oracle/h5_hostile.py. libhdf5 1.10.8 dies of them with SIGSEGV.
+Not made here: bad/h5-segv-*.h5, which tests/oracle/h5_hostile.py found. libhdf5 1.10.8 crashes on them.
 """
 import os
 import sys
@@ -45,7 +45,7 @@ def main():
     with create("good/h5-userblock.h5", userblock_size=2048) as f:
         layouts(f)
     with create("good/h5-packed.h5") as f:
-        # Large enough to be compressed when written, and small as it is.
+        # Large enough to be compressed by a conversion, and small on disk.
         f.create_dataset("ids", data=np.arange(20000, dtype="<i4"), chunks=(6000,), compression=6, shuffle=True)
         f.create_dataset("layers.0.weight", data=(np.arange(90000) % 97).astype("<f2").reshape(300, 300),
                          chunks=(128, 200), compression=1, shuffle=True, fletcher32=True)

@@ -3,8 +3,8 @@
 
     make_megatron.py CORPUS          a Python with torch and megatron-core
 
-Tensors cut along rows, one of a stack of layers a rank (a prepended axis), replicated ones, sharded objects, and what
-goes into common.pt. Below iter_0000007, with latest_checkpointed_iteration.txt beside it.
+It has tensors cut along rows, a stack of layers with one layer per rank (a prepended axis), replicated tensors, sharded
+objects, and values in common.pt. latest_checkpointed_iteration.txt is next to iter_0000007.
 """
 import hashlib
 import json
@@ -31,7 +31,7 @@ def run(rank, port, out):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo")
-    # megatron-core asks for the GPU where it has none to copy from.
+    # megatron-core calls CUDA even if there is nothing to copy from a GPU.
     torch.cuda.synchronize = lambda *a, **k: None
     torch.cuda.current_device = lambda: "cpu"
     from megatron.core import dist_checkpointing

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes megatron-ranks/<case>: GPTModels of real megatron-core (gloo, CPU), saved as Megatron's `torch` format is: a file
-a model-parallel rank, with the dict that training.checkpointing writes. expected.json is the truth.
+"""Makes megatron-ranks/<case>: GPTModels of real megatron-core (gloo, CPU) saved in Megatron's `torch` format: one file per
+model-parallel rank, with the dict that training.checkpointing writes. expected.json has the expected values.
 
     make_megatron_ranks.py CORPUS [CASE...]      a Python with torch and megatron-core
 
-The truth is megatron-core's own: the same model and optimizer are also saved by dist_checkpointing, whose sharded state
-dicts say where each rank's part lies, and torch's DCP reader puts them together.
+The expected values are megatron-core's own. The same model and optimizer are also saved by dist_checkpointing, whose sharded
+state dicts record the box of each rank, and torch's DCP reader assembles them.
 """
 import argparse
 import hashlib
@@ -38,13 +38,13 @@ CASES = {
     "tp4-etp2": dict(MOE, tp=4, ep=1, etp=2, fp32=True),
     "tp2ep2-distributed": dict(MOE, tp=2, dp=2, distributed=True),
 }
-# The norms of the local layer spec get the names that Transformer Engine's fused layers have.
+# The norms of the local layer spec get the names of Transformer Engine's fused layers.
 FUSED = {"self_attention.linear_qkv.layer_norm_": "input_layernorm.",
          "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm."}
 
 
 def pretend_gpu():
-    """megatron-core asks for the GPU where the CPU would do."""
+    """megatron-core calls CUDA where the CPU would be enough."""
     torch.cuda.synchronize = lambda *a, **k: None
     torch.cuda.current_device = lambda: "cpu"
     torch.Tensor.cuda = lambda t, *a, **k: t
@@ -87,7 +87,7 @@ def build(case):
 
 
 def fill(chunks):
-    """Copies of a parameter are equal on all ranks; all else has values of its own."""
+    """Replicas of a parameter are equal on all ranks. All other values differ."""
     from megatron.core import parallel_state as ps
     stage = ps.get_pipeline_model_parallel_rank()
     g = torch.Generator().manual_seed(100 + ps.get_tensor_model_parallel_rank() +
@@ -111,7 +111,7 @@ def fill(chunks):
 
 
 def make_optimizer(case, chunks):
-    """As get_megatron_optimizer makes it without a distributed optimizer, one step taken."""
+    """The optimizer of get_megatron_optimizer without a distributed optimizer, after one step."""
     from megatron.core.optimizer import OptimizerConfig, _get_param_groups
     from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
     config = OptimizerConfig(optimizer="adam", lr=0.01, weight_decay=0.1, bf16=not case.get("fp32"))
@@ -124,7 +124,7 @@ def make_optimizer(case, chunks):
         optimizer = Float16OptimizerWithFloat16Params(inner, config, None, init)
     for group in inner.param_groups:
         for p in group["params"]:
-            p.grad = p.detach().float().sin().to(p.dtype) # a function of the value: copies stay equal
+            p.grad = p.detach().float().sin().to(p.dtype) # depends only on the value, so replicas stay equal
     inner.step()
     if not case.get("fp32"):
         optimizer._copy_main_params_to_model_params()
@@ -132,8 +132,8 @@ def make_optimizer(case, chunks):
 
 
 def make_chained(case, config, chunks):
-    """By get_megatron_optimizer: one for the experts beside one for the rest. The state of a distributed optimizer is
-    cut over the data-parallel ranks and gathered into distrib_optim.pt."""
+    """The optimizer of get_megatron_optimizer with separate ones for the experts and the rest. The state of a distributed
+        optimizer is cut over the data-parallel ranks and gathered into distrib_optim.pt."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     distributed = case.get("distributed", False)
@@ -155,7 +155,7 @@ def make_chained(case, config, chunks):
 
 
 def rank_state(case, config, chunks, optimizer):
-    """What training.checkpointing.generate_state_dict gives for --ckpt-format torch."""
+    """The result of training.checkpointing.generate_state_dict for --ckpt-format torch."""
     from megatron.core import parallel_state as ps
     args = argparse.Namespace(
         num_layers=case["layers"], hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=24,
@@ -187,7 +187,7 @@ def save_truth(chunks, optimizer, out):
 
 
 def ranks_of(case):
-    """Experts' ranks are of the data-parallel ones: there are at least so many that each expert is somewhere."""
+    """Expert ranks are data-parallel ranks, so there must be enough of these to hold all experts."""
     stage = max(case["tp"] * case.get("dp", 1), case.get("etp", case["tp"]) * case.get("ep", 1))
     return stage * case["pp"]
 
@@ -226,7 +226,7 @@ def run(rank, port, name, out, truth):
 
 
 def read_truth(truth, home, grouped):
-    """Megatron's names ("optimizer.state.exp_avg.<parameter>") to ours ("optim.state.<parameter>.exp_avg")."""
+    """Converts Megatron's names ("optimizer.state.exp_avg.<parameter>") to ours ("optim.state.<parameter>.exp_avg")."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
     dcp_to_torch_save(truth, os.path.join(home, "full.pt"))
     full = torch.load(os.path.join(home, "full.pt"), weights_only=False)
@@ -248,11 +248,11 @@ def read_truth(truth, home, grouped):
             name = "model." + name
         if ".experts.experts." not in name:
             add(name, t)
-        elif grouped: # it keeps its matrices as x @ weight wants them
+        elif grouped: # its matrices are stored for x @ weight
             add(name.replace(".experts.linear_fc1.weight", ".weight1").replace(".experts.linear_fc2.weight", ".weight2"),
                 t.transpose(1, 2))
         else:
-            for i, one in enumerate(t): # dist_checkpointing puts experts one behind the other
+            for i, one in enumerate(t): # dist_checkpointing concatenates the experts
                 add(name.replace(".experts.experts.", ".experts.local_experts.%d." % i), one)
     return found
 

@@ -1,8 +1,8 @@
-"""Makes pt/fsdp1-hybrid-local-torch<version>/: FSDP1's LOCAL_STATE_DICT of HYBRID_SHARD, two groups of two ranks that
-hold the same, and full.pt, the truth.
+"""Makes pt/fsdp1-hybrid-local-torch<version>/: FSDP1's LOCAL_STATE_DICT with HYBRID_SHARD, two groups of two ranks that hold the
+same, and full.pt with the expected values.
 
-Torch 2.0 saves it; later ones (to 2.15) fail on the ranks of the second group ("Global rank 0 does not exist in input
-process group"). Torch 2.0 in turn runs FSDP on GPUs alone: its checks for one are answered here, as nothing is computed.
+Only torch 2.0 can save this. Later versions (up to 2.15) fail on the ranks of the second group ("Global rank 0 does not exist in
+input process group"). torch 2.0 runs FSDP only on GPUs, so its checks for one are answered here; nothing is computed.
 
     python3.11 -m venv V && V/bin/pip install torch==2.0.1 'numpy<2'
     V/bin/python tests/corpus/make_pt_hybrid.py
@@ -31,7 +31,7 @@ def without_gpu():
 
 
 def truth(parts, shapes):
-    """Each parameter's state: it lies in that of the flat one behind those before it."""
+    """The state of each parameter, cut out of the flat parameter's state in order."""
     state, offset = {name: {"step": parts[0]["step"]} for name, _ in shapes}, 0
     for name, shape in shapes:
         for key in ("exp_avg", "exp_avg_sq"):
@@ -56,7 +56,7 @@ def work(rank, port):
                                  sharding_strategy=ShardingStrategy.HYBRID_SHARD)
     with FullyShardedDataParallel.state_dict_type(m, StateDictType.LOCAL_STATE_DICT):
         torch.save(m.state_dict(), out / f"model_world_size_{WORLD}_rank_{rank}.pt")
-    optimizer = torch.optim.AdamW(m.parameters(), lr=0.0)  # state, and the same parameters
+    optimizer = torch.optim.AdamW(m.parameters(), lr=0.0)  # makes state without changing the parameters
     torch.manual_seed(rank % 2)
     for p in m.parameters():
         p.grad = torch.randn_like(p)

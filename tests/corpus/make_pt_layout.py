@@ -1,8 +1,8 @@
-"""Makes pt/layout.pt and pt/layout-zip64.bin: the archive as PyTorch lays it out, for test_zip_write.c; and
-pt/legacy.pt, the same values in the format of before torch 1.6, for test_pt.c.
+"""Makes pt/layout.pt and pt/layout-zip64.bin, archives in PyTorch's layout for test_zip_write.c, and pt/legacy.pt, the same values
+in the format from before torch 1.6, for test_pt.c.
 
-layout.pt is a small torch.save file. layout-zip64.bin is one of 4.4 GB without the bytes of its large record (all of
-them zeros, from a sparse file): what lies before, 832 bytes, then what lies behind.
+layout.pt is a small torch.save file. layout-zip64.bin is a file of 4.4 GB without the bytes of its large record (all zeros, from
+a sparse file): the 832 bytes before them, then the bytes after them.
 
     python tests/corpus/make_pt_layout.py
 """
@@ -17,7 +17,7 @@ LARGE = 4_400_000_000
 
 
 class Sink:
-    """A file that forgets the large write and keeps the others."""
+    """A file that drops the large write and keeps the others."""
 
     def __init__(self):
         self.kept = []
@@ -40,7 +40,7 @@ def main():
         f.truncate(LARGE)
         storage = torch.UntypedStorage.from_file(f.name, False, LARGE)
         large = torch.tensor([], dtype=torch.uint8).set_(storage)
-        torch.serialization.set_crc32_options(False)  # of the large record alone would take a while
+        torch.serialization.set_crc32_options(False)  # the CRC of the large record would take long
         sink = Sink()
         torch.save({"a": large, "b": torch.arange(4.0), "c": torch.zeros(0)}, sink)
         (OUT / "layout-zip64.bin").write_bytes(b"".join(sink.kept))

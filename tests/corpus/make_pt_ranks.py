@@ -1,8 +1,8 @@
-"""Makes pt/<case>-torch<version>/: files a rank as trainers leave them, and full.pt, the truth.
+"""Makes pt/<case>-torch<version>/: one file per rank as trainers write them, and full.pt with the expected values.
 
-Each case is a model and its optimizer after one step, on gloo and the CPU, saved by every rank with torch.save as verl
-does: model_world_size_<N>_rank_<r>.pt, optim_world_size_…, extra_state_world_size_…. full.pt holds the full tensors
-under the names that fsdpckpt gives them (model.…, optim.…), gathered by torch.
+Each case is a model and its optimizer after one step, on gloo and the CPU. Every rank saves with torch.save as verl does:
+model_world_size_<N>_rank_<r>.pt, optim_world_size_…, extra_state_world_size_…. full.pt holds the full tensors, gathered by
+torch, under the names that fsdpckpt gives them (model.…, optim.…).
 
     python tests/corpus/make_pt_ranks.py [CASE ...]
 """
@@ -30,7 +30,7 @@ def model():
 
 
 def shard(case, m, world):
-    """Cuts the model as the case says."""
+    """Shards the model for the case."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if case.startswith("fsdp1"):
@@ -66,7 +66,7 @@ def shard(case, m, world):
 
 
 def whole(value):
-    """A value with its tensors gathered."""
+    """The value with all tensors gathered."""
     if hasattr(value, "full_tensor"):
         return value.full_tensor()
     if type(value).__name__ == "ShardedTensor":

@@ -3,8 +3,8 @@
 
     make_safetensors.py CORPUS [CASE...]
 
-The ranks are processes with gloo on the CPU. expected.json is as make_dcp.py writes it: the truth is taken from the
-full tensors before anything cuts them. Tensors come out equal each time.
+The ranks are processes with gloo on the CPU. expected.json is as in make_dcp.py: its values come from the full tensors before
+anything cuts them. Every run gives equal tensors.
 """
 import hashlib
 import json
@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def values(seed, shape, dtype=torch.float32):
-    """Every bit pattern that the generator gives: no dtype's values are preferred."""
+    """Random bit patterns, so all values of the dtype are equally likely."""
     g = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=g, dtype=torch.uint8).bool()
@@ -38,7 +38,7 @@ FSDP, TP = [Shard(0)], [Replicate()]
 
 
 def case_1d():
-    """FSDP over 4 ranks: even, uneven, fewer rows than ranks; what is not cut is stored by one of them."""
+    """FSDP over 4 ranks: even, uneven, fewer rows than ranks. One rank stores each uncut tensor."""
     return {"dp": 4}, {
         "model.embed.weight": (values(1, (11, 6), torch.bfloat16), [Shard(0)]),
         "model.w1.weight": (values(2, (8, 4)), [Shard(0)]),
@@ -63,7 +63,7 @@ def case_2d():
 
 
 def case_parts():
-    """Two files a rank, as fqn_to_index_mapping asks for."""
+    """Two files per rank, through fqn_to_index_mapping."""
     mapping = {"a.weight": 1, "b.weight": 2, "c.weight": 2}
     return {"dp": 2}, {
         "a.weight": (values(21, (6, 3)), [Shard(0)]),
@@ -73,7 +73,7 @@ def case_parts():
 
 
 def case_index():
-    """Written by rank 0 alone, in three files with Hugging Face's index."""
+    """Three files with Hugging Face's index, all written by rank 0."""
     mapping = {"a.weight": 1, "b.weight": 2, "c.weight": 3, "d.weight": 3}
     return {}, {
         "a.weight": (values(31, (6, 3)), None),
@@ -88,7 +88,7 @@ float4_e2m1fn_x2 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex6
 
 
 def case_dtypes():
-    """Every dtype that the library has, by safetensors.torch.save_file."""
+    """Every dtype that the library supports, written by safetensors.torch.save_file."""
     return None, {n: (values(40 + i, (3, 5), getattr(torch, n)), None) for i, n in enumerate(DTYPES)}, {}
 
 
@@ -105,7 +105,7 @@ CASES = {"1d": case_1d, "2d": case_2d, "parts": case_parts, "index": case_index,
 
 
 def local_part(full, mesh, placements):
-    """This rank's part: gloo cannot scatter bool and fp8, so it is cut here. With _StridedShard TP cuts first."""
+    """This rank's box. It is cut here because gloo cannot scatter bool and fp8. With _StridedShard, TP cuts first."""
     order = range(mesh.ndim) if not isinstance(placements[0], _StridedShard) else reversed(range(mesh.ndim))
     for i in order:
         if not isinstance(placements[i], Replicate):

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Kills a conversion that replaces its target at every system call in turn, until a run is reached that ends by itself.
+"""Kills a conversion that replaces its target at every system call in turn, until a run ends before it is killed.
 
-After each kill the target, opened by name, is the old one or the new one, complete. The next run on it replaces it,
-names what it found of the dead one in whole lines, and nothing else is left in the directory.
-
+After each kill, the name of the target leads to the complete old or the complete new one. The next run replaces it, reports
+in whole lines what it found, and leaves nothing else in the directory.
 usage: kill.py FSDPCKPT SHIM OLD NEW exchange|two-steps COMMAND [OPTION...]
 """
 import json
@@ -24,7 +23,7 @@ def main():
     target = os.path.join(home, "target" if command[0] == "reshard" else "target.h5")
     log = os.path.join(tempfile.gettempdir(), f"fc-kill-{os.getpid()}.log")
     options = ["-o", target, "-q", "-j1", *command[1:]]
-    folders = [os.path.dirname(shim), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot name one with blanks
+    folders = [os.path.dirname(shim), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot hold blanks
     base = dict(os.environ, LD_PRELOAD=os.path.basename(shim), LD_LIBRARY_PATH=":".join(filter(None, folders)),
                 **({"FAULT_NO_EXCHANGE": "1"} if way == "two-steps" else {}))
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Fails every system call and every allocation of a conversion in turn, until a run is reached that none fails in.
+"""Fails every system call or every allocation of a conversion in turn, until a run has no more calls to fail.
 
-Each failed run must end with exit status 3 or 4 and one line on stderr, leave the old target as it was, and leave
-nothing else behind; or succeed completely (a call whose failure does not matter, such as a read-ahead hint).
+Each failed run must exit with status 3 or 4, print one line on stderr, leave the old target unchanged and leave nothing else
+behind. Or it must succeed completely, if the call does not matter, such as a read-ahead hint.
 
 usage: run.py FSDPCKPT SHIM SOURCE sys|mem ERRNO COMMAND [OPTION...]
 """
@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 
-HANG = 600  # seconds: a net against hangs, far beyond what a busy machine needs
+HANG = 600  # seconds; only a hang takes this long, even on a busy machine
 
 
 def snapshot(path):
-    """Every file below path with its content."""
+    """{path: content} of every file under a directory."""
     found = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -36,7 +36,7 @@ def main():
     target = os.path.join(home, "target" if command[0] == "reshard" else "target.h5")
     log = os.path.join(tempfile.gettempdir(), f"fc-fault-{os.getpid()}.log")
     argv = [program, command[0], source, "-o", target, "-q", "-j1", *command[1:]]
-    folders = [os.path.dirname(shim), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot name one with blanks
+    folders = [os.path.dirname(shim), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot hold blanks
     try:
         made = run(argv)
         if made.returncode != 0:
@@ -58,9 +58,9 @@ def main():
                 return 1
             if not call:
                 if result.returncode != 0:
-                    print(where + f"no fault was injected, yet it failed: {result.stderr}")
+                    print(where + f"failed without a fault: {result.stderr}")
                     return 1
-                print(f"{n - 1} calls failed in turn, {failed} of them ended the command; the target stood each time")
+                print(f"{n - 1} calls failed in turn, {failed} of them ended the command; the target was never harmed")
                 return 0 if failed > 0 else 1
             if result.returncode != 0:
                 failed += 1

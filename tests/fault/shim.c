@@ -1,17 +1,19 @@
 /*
- * Fault injection from outside: preloaded into the command, it fails the n-th call of a family, counted over the
- * whole process (and anew in a child). The product itself has no hooks; libhdf5's system calls fail like our own.
+ * Fault injection by LD_PRELOAD. Fails the n-th call of a family, counted over the whole process (a child starts at 0).
+ * The command itself has no hooks for this, and libhdf5's system calls fail like our own.
  *
- *   FAULT_FAMILY=sys|mem|dir  which calls (dir: those of sys that list directories)       FAULT_AT=n  which of them,
- * from 1       FAULT_ERRNO=number FAULT_KILL=1          the process is killed there instead, as by kill -9
- *   FAULT_NO_EXCHANGE=1   renameat2 knows no flags, as on NFS
- *   FAULT_LOG=path        an existing file of 64 bytes that gets the name of the call that failed; it is mapped at
- *                         the start, so that a child confined by seccomp can still say so
+ *   FAULT_FAMILY=sys|mem|dir  which calls to fail (dir: only those of sys that list directories)
+ *   FAULT_AT=n                the number of the call, counted from 1
+ *   FAULT_ERRNO=number        the error of the call
+ *   FAULT_KILL=1              kills the process instead, as kill -9 does
+ *   FAULT_NO_EXCHANGE=1       renameat2 supports no flags, as on NFS
+ *   FAULT_LOG=path            an existing file of 64 bytes that gets the name of the failed call. It is mapped at the
+ *                             start, so that a child confined by seccomp can still write to it.
  *
- * mem fails only allocations made by the command itself: what libhdf5 does without memory is not ours to test. Where it
- * is linked statically, the executable's symbols tell its functions: their names begin with H5.
+ * mem fails only allocations of the command itself; libhdf5 without memory is not tested. If libhdf5 is linked
+ * statically, its functions are recognised by their symbols, which begin with H5.
  */
-/* Both names of each call are wanted: open and open64. */
+/* This file defines both names of each call, such as open and open64. */
 #undef _FILE_OFFSET_BITS
 
 #include <dirent.h>
@@ -39,7 +41,7 @@ static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
 static uintptr_t loaded_at;
-static const ElfW(Sym) * symbols; /* of the executable; they stay mapped */
+static const ElfW(Sym) * symbols; /* of the executable, which stays mapped */
 static size_t nsymbols;
 static const char *symbol_names;
 
@@ -59,7 +61,7 @@ static int find_text(struct dl_phdr_info *info, size_t size, void *unused) {
     return 1;
 }
 
-/* Without a symbol table all of the executable counts as ours. */
+/* Without a symbol table the whole executable counts as ours. */
 static void find_symbols(void) {
     struct stat st;
     int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
@@ -125,7 +127,7 @@ static bool fails(bool mem, const char *name) {
     return true;
 }
 
-/* A call that is no listing of a directory. */
+/* Returns whether a call that does not list a directory fails. */
 static bool call_fails(const char *name) {
     return !family_dir && fails(false, name);
 }
@@ -154,7 +156,7 @@ void *realloc(void *old, size_t size) {
     return called_by_us(__builtin_return_address(0)) && fails(true, "realloc") ? NULL : real(old, size);
 }
 
-/* dlsym itself allocates with calloc while we look calloc up: it gets memory that is never given back. */
+/* dlsym calls calloc while we look up calloc. It gets memory that is never freed. */
 void *calloc(size_t count, size_t size) {
     static _Alignas(16) char early[4096];
     static size_t used;
@@ -172,7 +174,7 @@ void *calloc(size_t count, size_t size) {
     return called_by_us(__builtin_return_address(0)) && fails(true, "calloc") ? NULL : real(count, size);
 }
 
-/* Memory only: a file that is mapped is input. */
+/* Only anonymous mappings are memory; a mapped file is input. */
 static bool mapping_fails(int flags, const void *from) {
     return flags & MAP_ANONYMOUS && called_by_us(from) && fails(true, "mmap");
 }
@@ -257,7 +259,7 @@ FAULTY(int, mkdirat, (int dir, const char *path, mode_t mode), (dir, path, mode)
 FAULTY(int, flock, (int fd, int operation), (fd, operation))
 FAULTY(int, fchmod, (int fd, mode_t mode), (fd, mode))
 
-/* Clean-up: whether it is done does not change what a run returns, so these are only places to be killed at. */
+/* Clean-up calls. Their failure does not change the result of a run, so they are only killed, never failed. */
 #define ONLY_KILLED(ret, name, params, call)                                                                           \
     ret name params;                                                                                                   \
     ret name params {                                                                                                  \
@@ -268,7 +270,7 @@ FAULTY(int, fchmod, (int fd, mode_t mode), (fd, mode))
 ONLY_KILLED(int, unlinkat, (int dir, const char *path, int flags), (dir, path, flags))
 ONLY_KILLED(int, rmdir, (const char *path), (path))
 
-/* A directory that cannot be listed, or not to its end. */
+/* Calls that list a directory. */
 #define FAULTY_POINTER(ret, name, params, call)                                                                        \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \

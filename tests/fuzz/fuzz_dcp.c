@@ -1,6 +1,6 @@
 /*
- * Fuzzes a whole DCP checkpoint of one data file. Input: four bytes that give the length of `.metadata`, then that,
- * then __0_0.distcp. Whatever opens must be consistent: chunks within shapes, extents within files.
+ * Fuzzes a whole DCP checkpoint with one data file. The input is the length of `.metadata` in four bytes, `.metadata`,
+ * and __0_0.distcp. If it opens, it must be consistent: chunks within shapes, extents within files.
  */
 #include "fsdpckpt/checkpoint.h"
 
@@ -23,7 +23,7 @@ static void put(const char *directory, const char *name, const uint8_t *data, si
     close(fd);
 }
 
-/* The last byte that the strides reach lies within the extent. */
+/* Checks that the last byte that the strides reach is within the extent. */
 static void check_extent(const fc_tensor *t, const fc_chunk *chunk, const fc_extent *e, size_t file_size) {
     uint64_t last = e->first + fc_dtype_size(t->dtype) - 1;
     for (int d = 0; d < t->ndim; d++) {
@@ -59,7 +59,7 @@ static void check_tensor(const fc_checkpoint *c, const fc_tensor *t, size_t file
 
 static char directory[] = "/dev/shm/fuzz-dcp-XXXXXX";
 
-/* Nothing is left in memory after the run; after a crash it may be looked at. */
+/* Removes the files after the run. After a crash they stay for inspection. */
 static void clean_up(void) {
     char path[sizeof directory + 32];
     snprintf(path, sizeof path, "%s/.metadata", directory);
@@ -90,7 +90,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         fc_checkpoint_close(c);
     } else if (strncmp(err.message, directory, strlen(directory)) != 0) {
-        abort(); /* every message names the file first */
+        abort(); /* every message must start with the file */
     }
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * Fuzzes the opening of torch.save files: of whole ones, and of a pickle alone, with storages put around it so that
- * what it says is reached. DTensors and ShardedTensors in it are looked into as if a rank's file held them.
+ * Fuzzes the opening of torch.save files: of whole files, and of a pickle in an archive with storages, which lets the
+ * fuzzer reach the code behind the pickle. DTensors and ShardedTensors are read as from a rank's file.
  */
 #include "pt/ranks.h"
 #include "torch/zip_write.h"
@@ -12,7 +12,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What the reader vouches for: pieces lie within their files, and objects can be made. */
+/* Checks what the reader guarantees: extents are within their files, and objects can be made. */
 static void check_tensors(const fc_checkpoint *checkpoint, uint64_t file_size) {
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
@@ -61,7 +61,7 @@ static void look_into_shares(const char *path) {
     fc_arena_free(leaves.arena);
 }
 
-/* An archive of the pickle with eight storages of 64 bytes. */
+/* Writes an archive with the pickle and eight storages of 64 bytes. */
 static bool wrap(int fd, const uint8_t *pickle, size_t size, uint64_t *length) {
     fc_torch_zip zip = {0};
     fc_error err;

@@ -1,5 +1,5 @@
 /*
- * Fuzzes a safetensors file. Whatever opens must be consistent: chunks within shapes, extents within the file.
+ * Fuzzes a safetensors file. If it opens, it must be consistent: chunks within shapes, extents within the file.
  */
 #include "fsdpckpt/checkpoint.h"
 
@@ -59,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         }
         fc_checkpoint_close(c);
     } else if (strncmp(err.message, path, strlen(path)) != 0) {
-        abort(); /* every message names the file first */
+        abort(); /* every message must start with the file */
     }
     return 0;
 }

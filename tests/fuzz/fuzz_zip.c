@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What the reader vouches for: every record lies within the archive, none overlaps the directory. */
+/* Checks what the reader guarantees: every record is within the archive, and none overlaps the directory. */
 static void check_records(fc_zip *zip) {
     for (size_t i = 0; i < zip->nentries; i++) {
         const fc_zip_entry *e = &zip->entries[i];

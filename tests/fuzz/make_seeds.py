@@ -21,7 +21,7 @@ def read(*path):
 
 
 def archives(data):
-    """The torch.save archives that follow one another in a .distcp."""
+    """The consecutive torch.save archives in a .distcp file."""
     at = 0
     while at < len(data):
         end = data.find(b"PK\5\6", at)
@@ -60,7 +60,7 @@ def main():
 
 
 def torch_files(corpus, out):
-    """Whole torch.save files, and the pickles in them: those of DTensors and ShardedTensors, too."""
+    """Whole torch.save files and their pickles, including DTensors and ShardedTensors."""
     for folder, _, names in sorted(os.walk(os.path.join(corpus, "pt"))):
         for name in sorted(names):
             if name.endswith(".pt"):

@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 cmake --install "$build" --prefix "$work/prefix" >"$work/log" || { cat "$work/log"; exit 1; }
-# The .pc file names the prefix of configure time: what --prefix changed is told to pkg-config.
+# The .pc file has the prefix of configure time, so pkg-config must be told about --prefix.
 PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name fsdpckpt.pc)")
 export PKG_CONFIG_PATH
 sed -i "s|^prefix=.*|prefix=$work/prefix|" "$PKG_CONFIG_PATH/fsdpckpt.pc" "$PKG_CONFIG_PATH/fsdpckpt-train.pc"
@@ -21,7 +21,7 @@ cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log
 cmake --build "$work/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 a=$("$work/build/by_cmake" "$checkpoint")
 b=$("$work/build/by_pkgconfig" "$checkpoint")
-# As a Makefile does it, without --static and with it. The shell reads what pkg-config has quoted.
+# As in a Makefile, without and with --static. eval removes the quotes of pkg-config.
 eval "cc \"\$here/consumer.c\" -o \"\$work/by_hand\" $(pkg-config --cflags --libs fsdpckpt)"
 LD_LIBRARY_PATH=$(pkg-config --variable=libdir fsdpckpt)
 export LD_LIBRARY_PATH
@@ -36,7 +36,7 @@ test -s "$work/prefix/share/fish/vendor_completions.d/fsdpckpt.fish"
 test -s "$work/prefix/share/man/man1/fsdpckpt-reshard.1"
 test -s "$work/prefix/share/bash-completion/completions/fsdpckpt"
 test -s "$work/prefix/share/zsh/site-functions/_fsdpckpt"
-# Modules are found from where the command lies now, not from where it was built for.
+# Modules are found relative to the command's present directory, not to its configured prefix.
 if [ -n "$(find "$work/prefix" -name libfsdpckpt-comm-mpi.so)" ] && command -v mpirun >/dev/null; then
     FSDPCKPT_MODULE_PATH= "$work/prefix/bin/fsdpckpt" consolidate "$checkpoint" -o "$work/x.h5" --dry-run -q --comm mpi
 fi

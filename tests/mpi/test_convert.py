@@ -45,9 +45,9 @@ class Convert(harness.Case):
         return subprocess.run([LAUNCH, str(ranks), harness.BINARY, *map(str, args)], cwd=self.dir, text=True, timeout=harness.HANG,
                               capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
 
-    def check_same(self, source, ranks, *args):
-        self.ok(args[0], source, "-o", "alone", "--to", "h5", "-q", *args[1:])
-        p = self.job(ranks, args[0], source, "-o", "together", "--to", "h5", *args[1:])
+    def check_same(self, source, ranks, *args, to="h5"):
+        self.ok(args[0], source, "-o", "alone", "--to", to, "-q", *args[1:])
+        p = self.job(ranks, args[0], source, "-o", "together", "--to", to, *args[1:])
         lines = [line for line in p.stderr.splitlines() if " does not divide evenly by tp " not in line]
         self.assertEqual((p.returncode, lines), (0, []))
         self.assertEqual(p.stdout.count("together: "), 1, p.stdout)
@@ -67,11 +67,20 @@ class Convert(harness.Case):
         self.check_same(source, 2, "consolidate")
         self.check_same(source, 4, "consolidate", "--dtype", "bf16", "-j", "1", "--memory", "1M")
         self.check_same(source, 3, "reshard", "--dp", "2")
+
+    def test_compressed(self):
+        """The ranks compress each file together, in one round or, with little memory, in many."""
+        source = self.large()
         self.check_same(source, 2, "consolidate", "--compress", "1")
+        self.check_same(source, 3, "consolidate", "--compress", "1", "-j", "1", "--memory", "8M")
+        self.check_same(source, 4, "reshard", "--dp", "2", "--compress", "6", "--dtype", "bf16")
+        self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 3, "reshard", "--dp", "2", "--compress", "1")
 
     def test_corpus(self):
         self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "consolidate")
         self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 5, "reshard", "--dp", "3", "--tp", "2")
+        self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "reshard", "--dp", "2", "--include", "model.*", "--include",
+                        "optim.*", to="accelerate")
 
     def test_messages_are_printed_once(self):
         source = harness.corpus("dcp-torch2.15.0-train")
@@ -164,9 +173,10 @@ class Convert(harness.Case):
         for rank in (0, 2):
             env = {**harness.preload(os.environ["FSDPCKPT_DYING"]), "DYING_RANK": str(rank), "DYING_AT": "3",
                    "DYING_HOW": "eio"}
-            p = self.job(3, "consolidate", source, "-o", "x.h5", "-j", "1", "--memory", "1M", env=env)
-            self.check_fails(4, p, f"rank {rank}: ", "x.h5: writing", "Input/output error")
-            self.assertEqual(self.listing(), ["ckpt"])
+            for options in (("--memory", "1M"), ("--memory", "8M", "--compress", "1")):
+                p = self.job(3, "consolidate", source, "-o", "x.h5", "-j", "1", *options, env=env)
+                self.check_fails(4, p, f"rank {rank}: ", "x.h5: writing", "Input/output error")
+                self.assertEqual(self.listing(), ["ckpt"])
 
     def test_a_rank_dies(self):
         """kill -9 while writing. If rank 0 dies, its staging directory stays, as it does with one process."""
@@ -178,6 +188,29 @@ class Convert(harness.Case):
             self.assertIn("signal 9", p.stderr)
             self.assertEqual(p.stdout, "")
             self.assertEqual([n for n in self.listing() if rank == 1 or not n.startswith(".")], ["ckpt"], rank)
+
+    def test_copies_by_rank(self):
+        """Each rank reads its own copy of the checkpoint. Copies of two steps have the same names and sizes."""
+        source = self.large()
+        for rank in range(2):
+            shutil.copytree(source, self.path(f"disk{rank}", "ckpt"))
+        p = self.local_job(2, "consolidate", "ckpt", "-o", self.path("x.h5"))
+        self.assertEqual((p.returncode, p.stderr), (0, ""))
+        self.ok("consolidate", source, "-o", "alone.h5", "-q")
+        with open(self.path("x.h5"), "rb") as f, open(self.path("alone.h5"), "rb") as g:
+            self.assertEqual(f.read(), g.read())
+        os.remove(self.path("x.h5"))
+        before = self.listing()
+        name = self.path("disk1", "ckpt", "__0_0.distcp")
+        with open(name, "rb") as f:
+            data = f.read()
+        with open(name, "wb") as f:
+            start = data.find(b"archive/data/0") + len("archive/data/0")
+            f.write(data[:start] + random.Random(2).randbytes(4 * ELEMENTS) + data[start + 4 * ELEMENTS:])
+        for args in (("consolidate",), ("consolidate", "--dtype", "bf16"), ("reshard", "--dp", "2", "--to", "dcp")):
+            p = self.local_job(2, args[0], "ckpt", "-o", self.path("x.h5" if len(args) < 5 else "x"), *args[1:])
+            self.check_fails(2, p, "rank 1: ckpt/__0_0.distcp: this rank sees another file than rank 0")
+            self.assertEqual(self.listing(), before)
 
     def split_by_rank(self, source, ranks):
         """Gives each rank a disk with its own data files. Rank 0 also has the headers; notes.txt is on all disks."""

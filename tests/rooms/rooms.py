@@ -3,9 +3,9 @@
 
 Usage: rooms.py SOURCE_DIR BUILD_DIR
 
-ROOMS lists the rooms from the lowest to the highest; a file may use its own room and those before it. docs/ARCHITECTURE.md
-describes what each is for. A public header belongs to the room that implements it, which HEADERS says where the room's
-private files do not.
+ROOMS lists the rooms from the lowest to the highest. A file may use its own room and lower ones. docs/ARCHITECTURE.md describes
+the purpose of each. A public header belongs to the room that implements it, found by its private files or, if these do not
+show it, in HEADERS.
 """
 
 import os
@@ -39,14 +39,14 @@ HEADERS = {
 }
 PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name in names.split()}
 
-# The library calls the tables of formats and of encodings, which are assembled above it.
+# The library calls the tables of formats and of encodings, which are defined in higher rooms.
 UPWARD_CALLS = {"fc_formats", "fc_object_encoding_find"}
 # Libraries that one room hides from all others.
 ONLY_IN = {r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h|nccl\.h|cuda\w*\.h": "lib/comm"}
 
 
 def room_of(path):
-    """The room of a source file: the deepest one of ROOMS that holds it."""
+    """The room of a source file: the deepest folder of ROOMS that contains it."""
     if "include/fsdpckpt/" in path:
         return PUBLIC.get(path[path.index("fsdpckpt/"):])
     if path in ("formats/registry.h", "formats/format_list.h"):  # each format checks its definition against it
@@ -80,7 +80,7 @@ def check_includes(root, problems):
     for path in files:
         room = room_of(path)
         if room is None:
-            problems.append(f"{path}: belongs to no room: tests/rooms/rooms.py lists them")
+            problems.append(f"{path}: belongs to no room; add its folder to ROOMS in tests/rooms/rooms.py")
             continue
         text = open(os.path.join(root, path), encoding="utf-8").read()
         for name in re.findall(r'^\s*#\s*include\s+["<]([^">]+)[">]', text, re.M):
@@ -95,12 +95,12 @@ def check_includes(root, problems):
         public = "include/fsdpckpt/" in path
         if path.endswith(".h") and not public and room != "cli" and path != "formats/format_list.h":
             if "#ifndef FSDPCKPT_PRIVATE" not in text:
-                problems.append(f"{path}: a private header that does not refuse to be included from outside")
+                problems.append(f"{path}: a private header without the guard against includes from outside")
     return len(files)
 
 
 def check_names(root, problems):
-    """No file of lib/ names a format: what a format is called is in its own folder."""
+    """No file of lib/ may contain the name of a format."""
     names = re.findall(r"^X\((\w+)\)", open(os.path.join(root, "formats/format_list.h"), encoding="utf-8").read(), re.M)
     pattern = re.compile(r"\bfc_format_(" + "|".join(names) + r")\b|\bfc_(h5|dcp|pt|st|ds|mg)_")
     for path in sources(root):
@@ -111,7 +111,7 @@ def check_names(root, problems):
 
 
 def objects(root, build):
-    """(room, path of the source, object file) of everything in the two libraries. A build keeps objects of deleted files."""
+    """(room, source, object file) of everything in the two libraries. Skips objects of deleted sources."""
     for base in ("CMakeFiles/fsdpckpt.dir", "train/CMakeFiles/fsdpckpt-train.dir"):
         top = os.path.join(build, base)
         for directory, _, names in os.walk(top):
@@ -147,7 +147,7 @@ def main():
     check_names(root, problems)
     calls = check_calls(root, build, problems)
     if files < 100 or calls < 1000:
-        problems.append(f"only {files} files and {calls} calls were seen: nothing was checked")
+        problems.append(f"only {files} files and {calls} calls were found, so nothing was checked")
     for problem in problems:
         print(problem)
     print(f"{files} files, {calls} uses of symbols, {len(problems)} problems")

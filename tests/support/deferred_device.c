@@ -332,7 +332,7 @@ static fc_code comm_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype
     return give(comm->device, stream, &t, err);
 }
 
-/* The counts belong to the caller, so it runs now, after the earlier work on the stream. */
+/* The counts belong to the caller, so this runs now, after the earlier work on the stream. */
 static fc_code comm_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts,
                                  const size_t *displs, fc_stream *stream, fc_error *err) {
     fc_comm *inner = comm->state;

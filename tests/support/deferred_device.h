@@ -9,9 +9,9 @@
 
 /** The options of the device. */
 typedef struct deferred_options {
-    unsigned seed;     /**< of the order */
-    bool ignore_waits; /**< events mean nothing: what a program without them would do */
-    bool remote;       /**< its memory is not the processor's: who follows a pointer of it crashes, as with a GPU */
+    unsigned seed;     /**< seed of the order */
+    bool ignore_waits; /**< ignores events, as a program without them would */
+    bool remote;       /**< uses addresses that the processor cannot access, as on a GPU; dereferencing them crashes */
 } deferred_options;
 
 /**

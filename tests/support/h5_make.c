@@ -1,5 +1,5 @@
 /*
- * Builds wanted manifests by hand and plays the engine's part; see h5_make.h.
+ * Builds targets by hand and writes their data in place of the engine; see h5_make.h.
  */
 #include "h5_make.h"
 #include "fsdpckpt/select.h"
@@ -157,7 +157,7 @@ static unsigned char byte_at(uint64_t i, uint32_t tensor, fc_dtype dtype) {
     return dtype == FC_BOOL ? byte & 1 : byte;
 }
 
-/* The bytes of a box, row-major, into a new buffer. */
+/* Returns the bytes of a box in row-major order, in a new buffer. */
 static unsigned char *box_bytes(const fc_tensor *t, uint32_t index, const int64_t *dims, size_t *size) {
     const fc_box box = {t->ndim, dims, dims + t->ndim};
     const size_t width = fc_dtype_size(t->dtype), count = (size_t)fc_box_volume(&box);
@@ -199,7 +199,7 @@ fc_code h5_made_fill(const h5_made *made, const fc_target_file *file, fc_error *
     return rc;
 }
 
-/* The digests of all values as wholes; the caller frees them. */
+/* Returns the digests of all whole values. The caller frees them. */
 static uint64_t *whole_digests(const h5_made *made) {
     uint64_t *digests = calloc(made->target.ntensors + 1, sizeof *digests);
     for (size_t i = 0; digests && i < made->target.ntensors; i++) {

@@ -1,7 +1,7 @@
 /*
- * A made-up checkpoint for testing the HDF5 writer: tensors of every kind on a given mesh, whose bytes
- * follow from the number of the tensor and the position of the element, so that any program can check them.
- * Byte i (row-major in the whole tensor) of tensor t is (i·131 + ⌊i/256⌋·7 + t·29) mod 256; of a bool, that mod 2.
+ * A synthetic checkpoint for tests of the HDF5 writer: tensors of every kind on a given mesh. Their bytes follow from
+ * the number of the tensor and the position of the element, so any program can check them. Byte i (row-major in the
+ * full tensor) of tensor t is (i·131 + ⌊i/256⌋·7 + t·29) mod 256; of a bool, that mod 2.
  */
 #ifndef FSDPCKPT_TESTS_H5_MAKE_H
 #define FSDPCKPT_TESTS_H5_MAKE_H
@@ -32,7 +32,8 @@ fc_target_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, i
 /** Adds an object of `bytes` bytes with the JSON text `json`. */
 void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *json);
 
-/** Adds the values of the oracle test: every dtype, odd names, lists, 0-dim, empty and uneven tensors, objects. */
+/** Adds the values of the oracle test: every dtype, unusual names, lists, 0-dimensional, empty and uneven tensors,
+ * objects. */
 void h5_made_zoo(h5_made *made);
 
 /** Makes the target file of `rank`, allocated from made->arena. */

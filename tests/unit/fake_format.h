@@ -1,6 +1,6 @@
 /*
- * A checkpoint made in memory for tests of the engine: random tensors, cut at random, stored at random: raw in files
- * with any strides, inline, filtered as HDF5 does, or decodable by the format only. Keeps the whole tensors as truth.
+ * A checkpoint in memory for tests of the engine: random tensors, cut at random and stored at random: raw in files with
+ * any strides, inline, filtered as in HDF5, or decodable only by the format. Keeps the full tensors to compare with.
  */
 #ifndef FAKE_FORMAT_H
 #define FAKE_FORMAT_H
@@ -114,7 +114,7 @@ static inline void fake_free(fake *f) {
     free(f);
 }
 
-/* Strides of an array of `sizes` in a random order of the dimensions, some with gaps. @return elements spanned. */
+/* Makes strides for `sizes` with the dimensions in random order and some gaps. @return elements spanned. */
 static inline int64_t fake_strides(int ndim, const int64_t *sizes, bool plain, int64_t *strides) {
     int order[FAKE_DIMS];
     for (int i = 0; i < ndim; i++) {
@@ -137,7 +137,7 @@ static inline uint64_t fake_append(fake *f, int file, const void *bytes, size_t 
     return at;
 }
 
-/* Deflates `size` bytes; sets the filters. */
+/* Deflates `size` bytes and sets the filters of the extent. */
 static inline void fake_filter(fake *f, fc_extent *extent, const unsigned char *bytes, size_t size) {
     uLongf length = compressBound(size);
     unsigned char *out = malloc(length);

@@ -1,6 +1,6 @@
 /*
- * A target for tests of the engine: random boxes of the tensors of fake_format.h, each at its place in one file, and
- * the check of every byte of that file.
+ * A target for tests of the engine: random boxes of the tensors of fake_format.h in one file, and the check of every
+ * byte of that file.
  */
 #ifndef FAKE_TARGET_H
 #define FAKE_TARGET_H
@@ -14,7 +14,7 @@
 
 enum { MOST_ITEMS = 256, FILL = 0x55 };
 
-/* A target of random boxes, each at its place in one file. */
+/* A target of random boxes in one file. */
 typedef struct fake_target {
     fc_target_tensor tensors[FAKE_TENSORS];
     fc_mesh mesh;
@@ -67,7 +67,7 @@ static inline void target_add_whole(fake_target *t, size_t tensor, uint64_t gap)
     target_add(t, tensor, origin, t->tensors[tensor].source->shape, gap);
 }
 
-/* Makes the file with its final length, as a writer does, filled so that a stray write shows. */
+/* Makes the file with its final length, as a writer does, and fills it so that a stray write is detected. */
 static inline void target_reserve(const fake_target *t) {
     unsigned char *bytes = malloc(t->size + 1);
     assert_non_null(bytes);
@@ -108,7 +108,7 @@ static inline void expect_item(const fake *f, const fake_target *t, const fc_tar
     free(plain);
 }
 
-/* The whole file: every item's bytes, and nothing written anywhere else. */
+/* Checks the whole file: the bytes of every item, and that nothing else was written. */
 static inline void target_check(const fake *f, const fake_target *t) {
     unsigned char *expected = malloc(t->size + 1), *found = malloc(t->size + 1);
     assert_true(expected && found);
@@ -124,7 +124,7 @@ static inline void target_check(const fake *f, const fake_target *t) {
     free(found);
 }
 
-/* `bytes` of the item's box at their places in the whole tensor, which is otherwise 0. */
+/* Returns a full tensor of zeros with `bytes` in the item's box. */
 static inline unsigned char *in_tensor(const fake_target *t, const fc_target_item *item, const unsigned char *bytes,
                                        size_t *size) {
     const fc_tensor *tensor = t->tensors[item->tensor].source;
@@ -148,7 +148,7 @@ static inline unsigned char *in_tensor(const fake_target *t, const fc_target_ite
     return whole;
 }
 
-/* The digests of all items with chunks, or of all without, and of the tensors as far as these items are counted. */
+/* Checks the digests of the items with chunks, or of those without, and what these items add to their tensors. */
 static inline void target_check_digests(const fake *f, const fake_target *t, bool chunked) {
     uint64_t sums[FAKE_TENSORS] = {0};
     for (size_t i = 0; i < t->file.nitems; i++) {

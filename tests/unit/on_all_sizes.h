@@ -1,5 +1,5 @@
 /*
- * A case of tests/support/comm_cases.h on 1 to 8 ranks that are threads. Included behind cmocka.h.
+ * Runs a case of tests/support/comm_cases.h on 1 to 8 ranks, which are threads. Include it after cmocka.h.
  */
 #ifndef TESTS_ON_ALL_SIZES_H
 #define TESTS_ON_ALL_SIZES_H

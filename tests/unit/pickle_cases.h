@@ -1,6 +1,6 @@
 /*
- * Pickles that Python 3.11 wrote (hexadecimal) and the JSON that they decode to: every kind of value in the protocols
- * that write it differently. For test_pickle.c.
+ * Pickles that Python 3.11 wrote (in hexadecimal) and the JSON that they decode to: every kind of value, in each
+ * protocol that writes it differently. For test_pickle.c.
  */
 static const struct {
     const char *name, *hex, *json;

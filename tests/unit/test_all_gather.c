@@ -12,20 +12,20 @@
 
 #include "on_all_sizes.h"
 
-static void even(void **state) {
+static void blocks_of_equal_size(void **state) {
     (void)state;
     on_all_sizes(case_all_gather);
 }
 
-static void uneven(void **state) {
+static void blocks_of_different_sizes(void **state) {
     (void)state;
     on_all_sizes(case_all_gather_v);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(even),
-        cmocka_unit_test(uneven),
+        cmocka_unit_test(blocks_of_equal_size),
+        cmocka_unit_test(blocks_of_different_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

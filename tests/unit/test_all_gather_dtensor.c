@@ -164,7 +164,7 @@ static fc_code wrong_calls(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
-static void refusals(void **state) {
+static void bad_calls_are_refused(void **state) {
     (void)state;
     run(4, wrong_calls, NULL);
 }
@@ -298,7 +298,7 @@ static void nested_sharded_tensors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(redistributes),         cmocka_unit_test(refusals),
+        cmocka_unit_test(redistributes),         cmocka_unit_test(bad_calls_are_refused),
         cmocka_unit_test(uneven_tp_is_refused),  cmocka_unit_test(uneven_strided_shards_are_refused),
         cmocka_unit_test(flatten_and_unflatten), cmocka_unit_test(nested_sharded_tensors),
     };

@@ -91,7 +91,7 @@ static void names_are_text(void **state) {
     assert_true(fc_is_plain_text("", 0));
     assert_true(fc_is_plain_text("w\xc3\xa4ight", 7));
     assert_false(fc_is_plain_text("a\0b", 3));
-    assert_false(fc_is_plain_text("\xed\xa0\x80", 3)); /* a surrogate, as Python has it in names of files */
+    assert_false(fc_is_plain_text("\xed\xa0\x80", 3)); /* a surrogate, which Python may use in file names */
     assert_false(fc_is_plain_text("\xc0\x80", 2));
     assert_false(fc_is_plain_text("w\xc3", 2));
 }

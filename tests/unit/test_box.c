@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-static void numel(void **state) {
+static void element_counts(void **state) {
     (void)state;
     int64_t n = -1;
     assert_true(fc_numel(0, NULL, &n));
@@ -26,7 +26,7 @@ static void numel(void **state) {
     assert_int_equal(fc_box_volume(&scalar), 1);
 }
 
-static void within(void **state) {
+static void boxes_within_boxes(void **state) {
     (void)state;
     const int64_t shape[] = {4, 6};
     fc_box box = {2, (int64_t[]){1, 2}, (int64_t[]){3, 4}};
@@ -47,7 +47,7 @@ static void within(void **state) {
     assert_true(fc_box_within(&scalar, NULL));
 }
 
-static void equal(void **state) {
+static void equal_boxes(void **state) {
     (void)state;
     fc_box a = {2, (int64_t[]){1, 2}, (int64_t[]){3, 4}};
     fc_box b = {2, (int64_t[]){1, 2}, (int64_t[]){3, 4}};
@@ -63,7 +63,7 @@ static void equal(void **state) {
     assert_true(fc_box_equal(&scalar, &scalar));
 }
 
-static void intersect(void **state) {
+static void intersections(void **state) {
     (void)state;
     int64_t offsets[2], sizes[2];
     fc_box a = {2, (int64_t[]){0, 0}, (int64_t[]){4, 4}};
@@ -71,7 +71,7 @@ static void intersect(void **state) {
     assert_true(fc_box_intersect(&a, &b, offsets, sizes));
     assert_memory_equal(offsets, ((int64_t[]){2, 1}), sizeof offsets);
     assert_memory_equal(sizes, ((int64_t[]){2, 2}), sizeof sizes);
-    b.offsets = (int64_t[]){4, 0}; /* touches, shares nothing */
+    b.offsets = (int64_t[]){4, 0}; /* touches without sharing an element */
     assert_false(fc_box_intersect(&a, &b, offsets, sizes));
     b.offsets = (int64_t[]){1, 1};
     b.sizes = (int64_t[]){0, 2};
@@ -80,7 +80,7 @@ static void intersect(void **state) {
     assert_true(fc_box_intersect(&scalar, &scalar, offsets, sizes));
 }
 
-static void strides(void **state) {
+static void row_major_strides(void **state) {
     (void)state;
     int64_t s[3];
     assert_true(fc_row_major_strides(3, (int64_t[]){2, 3, 4}, s));
@@ -91,7 +91,7 @@ static void strides(void **state) {
     assert_true(fc_row_major_strides(0, NULL, s));
 }
 
-static void row_major(void **state) {
+static void row_major_is_as_in_torch(void **state) {
     (void)state;
     assert_true(fc_is_row_major(0, NULL, NULL));
     assert_true(fc_is_row_major(3, (int64_t[]){2, 3, 4}, (int64_t[]){12, 4, 1}));
@@ -107,8 +107,9 @@ static void row_major(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numel),     cmocka_unit_test(within),  cmocka_unit_test(equal),
-        cmocka_unit_test(intersect), cmocka_unit_test(strides), cmocka_unit_test(row_major),
+        cmocka_unit_test(element_counts),    cmocka_unit_test(boxes_within_boxes),
+        cmocka_unit_test(equal_boxes),       cmocka_unit_test(intersections),
+        cmocka_unit_test(row_major_strides), cmocka_unit_test(row_major_is_as_in_torch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * fc_cast: the values that define each type's rounding, overflow, NaN and zero, and counts around the block size.
+ * fc_cast: the values that define rounding, overflow, NaN and zero of each dtype, and counts around the block size.
  * tests/oracle/cast.py compares millions more with torch.
  */
 #include "fsdpckpt/cast.h"
@@ -47,7 +47,7 @@ static void bf16_rounds_to_even(void **state) {
 
 static void f64_goes_through_f32(void **state) {
     (void)state;
-    /* 1 + 2^-8 + 2^-30: straight to bfloat16 it would round up; through float32 it is a tie, and even is down. */
+    /* 1 + 2^-8 + 2^-30 would round up directly to bfloat16. Through float32 it is a tie, which rounds down to even. */
     double value = 1 + ldexp(1, -8) + ldexp(1, -30);
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -79,12 +79,13 @@ static void fp8_overflow_nan_and_zero(void **state) {
     assert_int_equal(from_float(-NAN, FC_F8_E4M3FN) & 0x7f, 0x7f);
     assert_int_equal(from_float(-0.0f, FC_F8_E4M3FN), 0x80);
     assert_int_equal(from_float(57344.0f, FC_F8_E5M2), 0x7b);
-    assert_int_equal(from_float(61440.0f, FC_F8_E5M2), 0x7c); /* a tie with the first value beyond: infinity */
+    assert_int_equal(from_float(61440.0f, FC_F8_E5M2), 0x7c); /* halfway to the first value out of range: infinity */
     assert_int_equal(from_float(-1e9f, FC_F8_E5M2), 0xfc);
     assert_int_equal(from_float(240.0f, FC_F8_E4M3FNUZ), 0x7f);
     assert_int_equal(from_float(248.0f, FC_F8_E4M3FNUZ), 0x80);
     assert_int_equal(from_float(-0.0f, FC_F8_E4M3FNUZ), 0x00);
-    assert_int_equal(from_float(ldexpf(-1, -12), FC_F8_E4M3FNUZ), 0x00); /* rounds to zero: no sign, that is NaN */
+    assert_int_equal(from_float(ldexpf(-1, -12), FC_F8_E4M3FNUZ),
+                     0x00); /* rounds to zero without a sign, since -0 would be NaN */
     assert_int_equal(from_float(INFINITY, FC_F8_E5M2FNUZ), 0x80);
     assert_int_equal(from_float(-0.0f, FC_F8_E5M2FNUZ), 0x00);
     assert_true(to_float(FC_F8_E4M3FN, 0x01) == ldexpf(1, -9));
@@ -109,7 +110,7 @@ static const fc_dtype floats[] = {FC_F64,         FC_F32,     FC_F16,         FC
                                   FC_F8_E4M3FNUZ, FC_F8_E5M2, FC_F8_E5M2FNUZ, FC_F8_E8M0FNU};
 enum { FLOATS = sizeof floats / sizeof *floats };
 
-/* Whole blocks, tails and odd addresses give the same values as single elements, and nothing is written beyond them. */
+/* Whole blocks, tails and odd addresses give the same values as single elements. Nothing else is written. */
 static void any_count_and_alignment(void **state) {
     (void)state;
     static const size_t counts[] = {0, 1, 255, 256, 257, 1000};

@@ -104,7 +104,7 @@ static result check_with(const value *here, size_t nhere, const value *there, si
 #define CHECK(here, there) check_with(here, COUNT(here), there, COUNT(there), (fc_check_options){0})
 #define CHECK_ALONE(here) check_with(here, COUNT(here), NULL, 0, (fc_check_options){0})
 
-static void alike_is_silent(void **state) {
+static void equal_checkpoints_have_no_findings(void **state) {
     (void)state;
     const value a[] = {{"w", FC_F32, 2, {3, 4}, 0}, {"b", FC_BF16, 1, {3}, 0}, {"step", FC_OPAQUE, 1, {10}, 0}};
     const value b[] = {{"step", FC_OPAQUE, 1, {99}, 0}, {"b", FC_BF16, 1, {3}, 0}, {"w", FC_F32, 2, {3, 4}, 0}};
@@ -116,7 +116,7 @@ static void alike_is_silent(void **state) {
     assert_int_equal(r.report.errors + r.report.warnings, 0);
 }
 
-static void all_reasons_at_once(void **state) {
+static void all_findings_are_listed(void **state) {
     (void)state;
     const value a[] = {{"same", FC_F32, 1, {4}, 0},
                        {"shape", FC_F32, 1, {5}, 0},
@@ -137,7 +137,7 @@ static void all_reasons_at_once(void **state) {
     assert_int_equal(r.report.errors, 6);
 }
 
-static void renamed_by_digest(void **state) {
+static void equal_digests_reveal_renames(void **state) {
     (void)state;
     /*
      * The names have nothing in common, but the bytes do. Tensors of ones that occur twice on both sides are no
@@ -161,7 +161,7 @@ static void renamed_by_digest(void **state) {
                         "'s/^h\\./layers./'\n");
 }
 
-static void numbers_in_names_decide(void **state) {
+static void numbers_in_names_must_match(void **state) {
     (void)state;
     const value a[] = {{"blocks.1.w", FC_F32, 1, {4}, 0}, {"blocks.2.w", FC_F32, 1, {4}, 0}};
     const value b[] = {{"layers.2.w", FC_F32, 1, {4}, 0}, {"layers.3.w", FC_F32, 1, {4}, 0}};
@@ -171,7 +171,7 @@ static void numbers_in_names_decide(void **state) {
     assert_non_null(strstr(r.text, "blocks.2.w: possibly renamed: it is not in ref, and layers.2.w"));
 }
 
-static void prefixes(void **state) {
+static void a_missing_prefix_is_one_finding(void **state) {
     (void)state;
     const value plain[] = {{"a.w", FC_F32, 1, {4}, 0}, {"b.w", FC_F32, 1, {5}, 0}, {"c.w", FC_F32, 1, {6}, 0}};
     const value wrapped[] = {
@@ -209,7 +209,7 @@ static void strip_prefix_and_globs(void **state) {
     assert_non_null(strstr(r.err.message, "would both be renamed to 'w'"));
 }
 
-static void allowed(void **state) {
+static void allowed_names_are_not_reported(void **state) {
     (void)state;
     const value a[] = {{"w", FC_F32, 1, {4}, 0}, {"new.x", FC_F32, 1, {3}, 0}};
     const value b[] = {{"w", FC_F32, 1, {4}, 0}, {"old.y", FC_F32, 1, {9}, 0}, {"old.z", FC_F32, 1, {9}, 0}};
@@ -221,7 +221,7 @@ static void allowed(void **state) {
     assert_int_equal(r.report.allowed, 3);
 }
 
-static void hostile_names(void **state) {
+static void hostile_names_are_quoted(void **state) {
     (void)state;
     /* Braces in names are not expanded, and shell quoting survives. */
     const value a[] = {{"{name}{option}", FC_F32, 1, {4}, 0}, {"it's", FC_F32, 1, {5}, 0}};
@@ -244,7 +244,7 @@ static void hostile_names(void **state) {
     free(n);
 }
 
-static void optimizer_state(void **state) {
+static void optimizer_state_must_fit_its_parameter(void **state) {
     (void)state;
     const value a[] = {{"model.w", FC_F32, 1, {4}, 0},
                        {"model.v", FC_F32, 1, {4}, 0},
@@ -275,7 +275,7 @@ static void optimizer_state(void **state) {
     assert_null(strstr(CHECK_ALONE(compiled).text, "state-"));
 }
 
-static void meshes(void **state) {
+static void uneven_meshes_are_reported(void **state) {
     (void)state;
     const value a[] = {{"l.0.w", FC_F32, 2, {9, 8}, 0}, {"l.1.w", FC_F32, 2, {9, 8}, 0}, {"scalar", FC_F32, 0, {0}, 0},
                        {"empty", FC_F32, 1, {0}, 0},    {"even", FC_F32, 1, {8}, 0},     {"o", FC_OPAQUE, 1, {3}, 0}};
@@ -330,12 +330,18 @@ static void table_is_complete(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(alike_is_silent),   cmocka_unit_test(all_reasons_at_once),
-        cmocka_unit_test(renamed_by_digest), cmocka_unit_test(numbers_in_names_decide),
-        cmocka_unit_test(prefixes),          cmocka_unit_test(strip_prefix_and_globs),
-        cmocka_unit_test(allowed),           cmocka_unit_test(hostile_names),
-        cmocka_unit_test(optimizer_state),   cmocka_unit_test(meshes),
-        cmocka_unit_test(many_names),        cmocka_unit_test(table_is_complete),
+        cmocka_unit_test(equal_checkpoints_have_no_findings),
+        cmocka_unit_test(all_findings_are_listed),
+        cmocka_unit_test(equal_digests_reveal_renames),
+        cmocka_unit_test(numbers_in_names_must_match),
+        cmocka_unit_test(a_missing_prefix_is_one_finding),
+        cmocka_unit_test(strip_prefix_and_globs),
+        cmocka_unit_test(allowed_names_are_not_reported),
+        cmocka_unit_test(hostile_names_are_quoted),
+        cmocka_unit_test(optimizer_state_must_fit_its_parameter),
+        cmocka_unit_test(uneven_meshes_are_reported),
+        cmocka_unit_test(many_names),
+        cmocka_unit_test(table_is_complete),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

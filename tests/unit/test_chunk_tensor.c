@@ -138,7 +138,7 @@ static void devices_are_numbered_by_node(void **state) {
     fc_arena_free(arena);
 }
 
-static void bad_calls(void **state) {
+static void bad_calls_are_refused(void **state) {
     (void)state;
     fc_arena *arena = fc_arena_new();
     fc_process_group group = {.rank = 1, .size = 8, .device = {"cpu", -1}};
@@ -242,7 +242,7 @@ int main(void) {
         cmocka_unit_test(metadata_of_a_dtensor),
         cmocka_unit_test(plain_tensors),
         cmocka_unit_test(devices_are_numbered_by_node),
-        cmocka_unit_test(bad_calls),
+        cmocka_unit_test(bad_calls_are_refused),
         cmocka_unit_test(sharded_tensor),
         cmocka_unit_test(dtensor),
         cmocka_unit_test(data_of_the_chunks),

@@ -52,7 +52,7 @@ static void shuffle_equals_the_plain_loop(void **state) {
     }
 }
 
-/* Kinds of planes. */
+/* The kinds of test data. */
 typedef enum plane { NOISE, ZEROS, SKEWED, TEXT, ONE_NOISY_HALF, COUNTER, KINDS } plane;
 
 static void fill(plane kind, unsigned char *bytes, size_t size) {
@@ -62,13 +62,13 @@ static void fill(plane kind, unsigned char *bytes, size_t size) {
         case ZEROS:
             bytes[i] = 0;
             break;
-        case SKEWED: /* like exponents: few values, no repetitions */
+        case SKEWED: /* like exponents: few values, but no repeated strings */
             bytes[i] = (unsigned char)(60 - __builtin_ctz(r | 1 << 12) * 2 + (r >> 15 & 1));
             break;
         case TEXT:
             bytes[i] = (unsigned char)"layers.0.weight "[i % 16];
             break;
-        case COUNTER: /* all values equally often, and yet nothing but repetitions */
+        case COUNTER: /* all values are equally frequent, yet the data repeats */
             bytes[i] = (unsigned char)i;
             break;
         case ONE_NOISY_HALF:
@@ -86,7 +86,7 @@ static void expect_inflates_to(const unsigned char *stream, size_t length, const
     fc_error err;
     assert_non_null(out);
     memset(out, 0xee, size + CANARY);
-    assert_int_equal(uncompress(out, &got, stream, length), Z_OK); /* as any other program does it */
+    assert_int_equal(uncompress(out, &got, stream, length), Z_OK); /* with zlib, as any other program */
     assert_int_equal(got, size);
     assert_memory_equal(out, plain, size);
     memset(out, 0xee, size + CANARY);
@@ -128,7 +128,7 @@ static void streams_of_all_levels(void **state) {
     }
 }
 
-/* A plane of noise is stored, and does not spoil the codes of the plane after it. */
+/* A plane of noise is stored. The codes of the plane after it stay efficient. */
 static void noise_before_exponents(void **state) {
     (void)state;
     enum { SIZE = 1 << 20, HALF = SIZE / 2 };
@@ -148,7 +148,7 @@ static void noise_before_exponents(void **state) {
     free(alone);
 }
 
-/* The smallest size that byte codes can reach for bytes in random order: their entropy. */
+/* Returns the entropy of the bytes, the smallest size that codes for single bytes can reach. */
 static double least_bytes(const unsigned char *bytes, size_t size) {
     size_t counts[256] = {0};
     double bits = 0;
@@ -161,8 +161,8 @@ static double least_bytes(const unsigned char *bytes, size_t size) {
     return bits / 8;
 }
 
-/* Level 1 with ISA-L: exponents come to within 4 % of their entropy (zlib's level 1 makes half as much again of them,
-   ISA-L's own a quarter), and repetitions are found all the same. */
+/* Level 1 with ISA-L comes within 4 % of the entropy of exponents (zlib's level 1 needs half as much again, plain ISA-L
+   a quarter more) and still finds repetitions. */
 static void exponents_come_near_their_entropy(void **state) {
     (void)state;
 #ifndef FSDPCKPT_HAVE_ISAL
@@ -177,7 +177,7 @@ static void exponents_come_near_their_entropy(void **state) {
     size_t length = fc_deflate(d, plain, SIZE, 0, out, SIZE);
     assert_true((double)length < least_bytes(plain, SIZE) * 1.04);
     expect_inflates_to(out, length, plain, SIZE);
-    memcpy(plain + 1000, plain, 1000); /* the same thousand exponents again and again */
+    memcpy(plain + 1000, plain, 1000); /* the same thousand exponents, repeated */
     for (size_t at = 2000; at + 1000 <= SIZE; at += 1000) {
         memcpy(plain + at, plain, 1000);
     }
@@ -189,8 +189,8 @@ static void exponents_come_near_their_entropy(void **state) {
     free(out);
 }
 
-/* Level 1: equal rows that lie further apart than a short sample reaches, in a plane of exponents as in one of
-   mantissas, which is noise but for them. */
+/* Level 1 finds equal rows that are further apart than a short sample reaches, both in a plane of exponents and in one
+   of mantissas, which otherwise is noise. */
 static void equal_rows_far_apart(void **state) {
     (void)state;
     enum { ROW = 16 << 10, ROWS = 32, SIZE = ROW * ROWS };
@@ -201,7 +201,7 @@ static void equal_rows_far_apart(void **state) {
     for (int kind = 0; kind < 2; kind++) {
         fill(kind ? NOISE : SKEWED, plain, SIZE);
         size_t apart = fc_deflate(d, plain, SIZE, 0, out, SIZE);
-        apart = apart ? apart : SIZE;             /* noise does not fit */
+        apart = apart ? apart : SIZE;             /* no distance for noise */
         for (int row = 1; row < ROWS; row += 2) { /* each row twice */
             memcpy(plain + (size_t)row * ROW, plain + (size_t)(row - 1) * ROW, ROW);
         }
@@ -249,7 +249,7 @@ static void earlier_chunks_leave_no_trace(void **state) {
 }
 
 /* Nothing is written past the buffer, and a stream is either complete or missing. */
-static void too_little_room(void **state) {
+static void too_small_buffers_are_reported(void **state) {
     (void)state;
     enum { SIZE = 3000 };
     unsigned char plain[SIZE], out[SIZE + 300 + CANARY];
@@ -279,7 +279,7 @@ static void too_little_room(void **state) {
     }
 }
 
-static void damaged_streams(void **state) {
+static void damaged_streams_are_refused(void **state) {
     (void)state;
     enum { SIZE = 20000 };
     unsigned char *plain = malloc(SIZE), *stream = malloc(SIZE), *out = malloc(SIZE + CANARY), *bad = malloc(SIZE);
@@ -295,13 +295,13 @@ static void damaged_streams(void **state) {
         assert_int_equal(fc_inflate(stream, cut, out, SIZE, &err), FC_ECORRUPT);
     }
     assert_int_equal(fc_inflate(stream, length - 1, out, SIZE, &err), FC_ECORRUPT);
-    /* More or less than there is room for: a bomb ends at the buffer. */
+    /* Output larger or smaller than the buffer: a bomb ends at the buffer. */
     memset(out, 0xee, SIZE + CANARY);
     assert_int_equal(fc_inflate(stream, length, out, SIZE - 1, &err), FC_ECORRUPT);
     assert_non_null(strstr(err.message, "more than the 19999 bytes"));
     assert_int_equal(out[SIZE - 1], 0xee);
     assert_int_equal(fc_inflate(stream, length, out, SIZE + 1, &err), FC_ECORRUPT);
-    /* Adler-32 misses a flipped bit now and then: codes of a skewed alphabet fall into step again, with equal sums. */
+    /* Adler-32 may miss a flipped bit: the codes of a skewed alphabet can resynchronise with an equal sum. */
     int wrong = 0;
     for (int i = 0; i < 2000; i++) {
         memcpy(bad, stream, length);
@@ -322,14 +322,10 @@ static void damaged_streams(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shuffle_equals_the_plain_loop),
-        cmocka_unit_test(streams_of_all_levels),
-        cmocka_unit_test(too_little_room),
-        cmocka_unit_test(damaged_streams),
-        cmocka_unit_test(noise_before_exponents),
-        cmocka_unit_test(exponents_come_near_their_entropy),
-        cmocka_unit_test(equal_rows_far_apart),
-        cmocka_unit_test(earlier_chunks_leave_no_trace),
+        cmocka_unit_test(shuffle_equals_the_plain_loop),  cmocka_unit_test(streams_of_all_levels),
+        cmocka_unit_test(too_small_buffers_are_reported), cmocka_unit_test(damaged_streams_are_refused),
+        cmocka_unit_test(noise_before_exponents),         cmocka_unit_test(exponents_come_near_their_entropy),
+        cmocka_unit_test(equal_rows_far_apart),           cmocka_unit_test(earlier_chunks_leave_no_trace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ static void agreement(void **state) {
     on_all_sizes(case_agree);
 }
 
-static void refusals(void **state) {
+static void bad_calls_are_refused(void **state) {
     (void)state;
     on_all_sizes(case_refusals);
 }
@@ -168,7 +168,7 @@ static fc_code different_calls(fc_comm *comm, void *context, fc_error *err) {
     }
 }
 
-static void calls_that_differ(void **state) {
+static void different_calls_are_refused(void **state) {
     (void)state;
     for (int kind = 0; kind < 4; kind++) {
         fc_error err = {FC_OK, ""};
@@ -196,7 +196,7 @@ static fc_code cancelled(fc_comm *comm, void *context, fc_error *err) {
     return comm->barrier(comm, err);
 }
 
-static void cancelling(void **state) {
+static void cancel_ends_every_wait(void **state) {
     (void)state;
     assert_int_equal(fc_comm_run_local(4, cancelled, NULL, NULL), FC_EINTERRUPTED);
 }
@@ -208,7 +208,7 @@ static fc_code nothing(fc_comm *comm, void *context, fc_error *err) {
     return FC_OK;
 }
 
-static void sizes(void **state) {
+static void sizes_of_the_backend(void **state) {
     (void)state;
     assert_int_equal(fc_comm_run_local(0, nothing, NULL, NULL), FC_EUSAGE);
     assert_int_equal(fc_comm_run_local(-1, nothing, NULL, NULL), FC_EUSAGE);
@@ -221,14 +221,14 @@ int main(void) {
         cmocka_unit_test(broadcasts),
         cmocka_unit_test(splits),
         cmocka_unit_test(agreement),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(bad_calls_are_refused),
         cmocka_unit_test(a_failure_reaches_all),
         cmocka_unit_test(a_rank_returns_early),
         cmocka_unit_test(a_failure_crosses_groups),
         cmocka_unit_test(freed_memory_is_not_read),
-        cmocka_unit_test(calls_that_differ),
-        cmocka_unit_test(cancelling),
-        cmocka_unit_test(sizes),
+        cmocka_unit_test(different_calls_are_refused),
+        cmocka_unit_test(cancel_ends_every_wait),
+        cmocka_unit_test(sizes_of_the_backend),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

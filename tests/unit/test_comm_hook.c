@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 /* The values of torch's _get_gradient_predivide_factor. */
-static void factors(void **state) {
+static void predivide_factors_are_those_of_torch(void **state) {
     (void)state;
     static const struct {
         int64_t ranks;
@@ -106,7 +106,7 @@ static fc_code with_own_hook(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
-static void replaceable(void **state) {
+static void hooks_replace_the_reduction(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
     fc_code rc = fc_comm_run_local(3, with_own_hook, NULL, &err);
@@ -160,7 +160,7 @@ static fc_code hybrid_rank(fc_comm *world, void *context, fc_error *err) {
     return rc;
 }
 
-static void hybrid(void **state) {
+static void hsdp_reduces_over_both_groups(void **state) {
     (void)state;
     wanted_trace w = {FC_HYBRID_SHARD,
                       "PRE_DIVIDE:unit3 REDUCE_SCATTER:unit3 ALL_REDUCE:unit3 POST_DIVIDE:unit3 PRE_DIVIDE:unit2"};
@@ -242,7 +242,7 @@ static fc_code refused_options(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
-static void options(void **state) {
+static void options_are_checked(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
     fc_code rc = fc_comm_run_local(1, refused_options, NULL, &err);
@@ -252,9 +252,11 @@ static void options(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(factors), cmocka_unit_test(replaceable),
-        cmocka_unit_test(hybrid),  cmocka_unit_test(accumulation_is_checked),
-        cmocka_unit_test(options),
+        cmocka_unit_test(predivide_factors_are_those_of_torch),
+        cmocka_unit_test(hooks_replace_the_reduction),
+        cmocka_unit_test(hsdp_reduces_over_both_groups),
+        cmocka_unit_test(accumulation_is_checked),
+        cmocka_unit_test(options_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,7 +55,7 @@ static void all_refuse(const char *reason) {
 
 static const char *const names[] = {"mpi", "cuda", "nccl"};
 
-static void missing(void **state) {
+static void missing_modules_are_refused(void **state) {
     (void)state;
     fc_error err;
     fc_device *gpu;
@@ -64,7 +64,7 @@ static void missing(void **state) {
     assert_true(strstr(err.message, directory) || strstr(err.message, "does not contain it"));
 }
 
-static void damaged(void **state) {
+static void damaged_modules_are_refused(void **state) {
     (void)state;
     for (int i = 0; i < 3; i++) {
         FILE *f = fopen(module_path(names[i]), "w");
@@ -78,8 +78,8 @@ static void damaged(void **state) {
     }
 }
 
-/* A shared library that is no module. */
-static void foreign(void **state) {
+/* A shared library that is not a module. */
+static void other_libraries_are_refused(void **state) {
     (void)state;
     for (int i = 0; i < 3; i++) {
         assert_int_equal(symlink(FSDPCKPT_SOME_LIBRARY, module_path(names[i])), 0);
@@ -92,9 +92,9 @@ static void foreign(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(missing),
-        cmocka_unit_test(damaged),
-        cmocka_unit_test(foreign),
+        cmocka_unit_test(missing_modules_are_refused),
+        cmocka_unit_test(damaged_modules_are_refused),
+        cmocka_unit_test(other_libraries_are_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

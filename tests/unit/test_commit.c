@@ -1,5 +1,5 @@
 /*
- * lib/io: the commit by temporary name, what it refuses, and that nothing is left behind.
+ * lib/io: the commit through a staging directory, its refusals, and that nothing is left behind.
  */
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
@@ -65,7 +65,7 @@ static void put_in(const fc_commit *commit, const char *name, const char *text) 
     put(path, text);
 }
 
-/* What the teller was told last. */
+/* The last message that the commit reported. */
 static char told[1024];
 
 static void tell(void *unused, const char *line) {
@@ -96,7 +96,7 @@ static void new_file(void **state) {
     assert_int_equal(entries("."), 1);
 }
 
-/* The start of a file that --force replaces: HDF5. */
+/* The signature of HDF5, which makes a file one that --force replaces. */
 #define OURS "\x89HDF\r\n\x1a\n"
 
 static void existing_file_needs_force(void **state) {
@@ -160,7 +160,7 @@ static void directory_is_replaced_whole(void **state) {
     assert_int_equal(st.st_mode & 0777, 0777 & ~mask);
 }
 
-/* mkdir before the run, as many scripts do, is no reason to ask for --force. */
+/* Many scripts run mkdir first. An empty directory is replaced without --force. */
 static void empty_directory_gives_way(void **state) {
     (void)state;
     fc_commit *commit;
@@ -195,7 +195,7 @@ static void force_deletes_only_its_own_files(void **state) {
     assert_int_equal(entries("."), 1);
 }
 
-/* A name like ours is not enough: content and kind count, too. */
+/* A name like ours is not enough; the file's type and content are checked. */
 static void force_looks_into_files(void **state) {
     (void)state;
     fc_commit *commit;
@@ -204,7 +204,7 @@ static void force_looks_into_files(void **state) {
     assert_int_equal(mkdir("out/shard-00000-of-00001.h5", 0777), 0);
     put("out/shard-00000-of-00001.h5/thesis.tex", "years");
     assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "replacing it would delete 'shard-00000-of-00001.h5'"));
+    assert_non_null(strstr(err.message, "replacing it would delete 'shard-00000-of-00001.h5/thesis.tex'"));
     assert_content("out/shard-00000-of-00001.h5/thesis.tex", "years");
     assert_int_equal(mkdir("other", 0777), 0);
     put("other/index.h5", "not HDF5");
@@ -220,6 +220,88 @@ static void force_looks_into_files(void **state) {
     assert_int_equal(begin("letter.h5", false, true, 10, &commit, &err), FC_OK);
     fc_commit_abort(commit);
     assert_int_equal(entries("."), 3);
+}
+
+/* The start of a file that --force replaces in a folder of accelerate. */
+#define PICKLE "\x80\2"
+
+/* Makes the target "out" with a folder and a file in it. */
+static void put_folder(const char *folder, const char *file) {
+    char path[512];
+    snprintf(path, sizeof path, "out/%s", folder);
+    assert_int_equal(mkdir("out", 0777) == 0 || access("out", F_OK) == 0, true);
+    assert_int_equal(mkdir(path, 0777), 0);
+    if (file) {
+        snprintf(path, sizeof path, "out/%s/%s", folder, file);
+        put(path, PICKLE);
+    }
+}
+
+/* Targets of folders: what is in them must be ours, under the name that it has there. */
+static void force_looks_into_folders(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    put_folder("optimizer_0", ".metadata");
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
+    fc_commit_abort(commit);
+    const char *const foreign[][2] = {{"optimizer_0/notes", "optimizer_0/notes"},
+                                      {"optimizer_0/index.h5", "optimizer_0/index.h5"},
+                                      {"__0_0.metadata", "__0_0.metadata"}};
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        char path[512];
+        snprintf(path, sizeof path, "out/%s", foreign[i][0]);
+        put(path, OURS);
+        assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
+        assert_non_null(strstr(err.message, foreign[i][1]));
+        assert_int_equal(unlink(path), 0);
+    }
+    put_folder("mine", NULL);
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "'mine'"));
+    assert_int_equal(rmdir("out/mine"), 0);
+    assert_int_equal(mkdir("out/optimizer_0/deeper", 0777), 0);
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "'optimizer_0/deeper'"));
+    assert_int_equal(rmdir("out/optimizer_0/deeper"), 0);
+    assert_int_equal(symlink("optimizer_0", "out/optimizer_1"), 0);
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "'optimizer_1'"));
+}
+
+static mode_t mode_of(const char *path) {
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return st.st_mode & 07777;
+}
+
+/* Folders take over what the old target and its folders allowed, and files what the old files did, wherever they are.
+ */
+static void permissions_of_folders_are_kept(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    char path[512];
+    put_folder("optimizer_0", ".metadata");
+    put_folder("optimizer_1", ".metadata");
+    assert_int_equal(chmod("out", 0755), 0);
+    assert_int_equal(chmod("out/optimizer_0", 0750), 0);
+    assert_int_equal(chmod("out/optimizer_1", 0705), 0);
+    assert_int_equal(chmod("out/optimizer_0/.metadata", 0640), 0);
+    assert_int_equal(chmod("out/optimizer_1/.metadata", 0644), 0);
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
+    snprintf(path, sizeof path, "%s/pytorch_model_fsdp_0", fc_commit_path(commit));
+    assert_int_equal(mkdir(path, 0777), 0);
+    put_in(commit, "pytorch_model_fsdp_0/.metadata", "new");
+    put_in(commit, "top", "new");
+    assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
+    assert_content("out/pytorch_model_fsdp_0/.metadata", "new");
+    assert_int_equal(mode_of("out"), 0755);
+    assert_int_equal(mode_of("out/pytorch_model_fsdp_0"), 0700);
+    assert_int_equal(mode_of("out/pytorch_model_fsdp_0/.metadata"), 0640);
+    assert_int_equal(mode_of("out/top"), 0640);
+    assert_int_equal(entries("out"), 2);
+    assert_int_equal(entries("."), 1);
 }
 
 static void permissions_are_kept(void **state) {
@@ -246,7 +328,7 @@ static void permissions_are_kept(void **state) {
     assert_int_equal(stat("out", &st), 0);
     assert_int_equal(st.st_mode & 07777, 0710);
     assert_int_equal(stat("out/index.h5", &st), 0);
-    assert_int_equal(st.st_mode & 07777, 0600); /* what both files allowed */
+    assert_int_equal(st.st_mode & 07777, 0600); /* the permissions that both files had */
 }
 
 static void owner_is_kept(void **state) {
@@ -266,7 +348,7 @@ static void owner_is_kept(void **state) {
     assert_int_equal(st.st_gid, 23456);
 }
 
-/* What a run that was killed leaves: nobody holds its lock. */
+/* Makes the files of a killed run, whose lock nobody holds. */
 static void put_leftover(const char *name, const char *file, const char *text) {
     char path[512];
     mkdir(name, 0700);
@@ -285,7 +367,7 @@ static void leftovers_of_dead_runs_are_removed(void **state) {
     fc_commit *commit;
     fc_error err;
     put_leftover(".model.h5.fsdpckpt-dead00", "new/model.h5", "half");
-    put_leftover(".model.h5.fsdpckpt-others", "new/thesis.tex", "years"); /* not of this target */
+    put_leftover(".model.h5.fsdpckpt-others", "new/thesis.tex", "years"); /* belongs to another target */
     put_leftover(".model.h5.fsdpckpt-dead00-notes", "new/model.h5", "years");
     assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_OK);
     assert_non_null(strstr(told, "model.h5: an earlier run died while it wrote this; what it left behind, "
@@ -311,7 +393,7 @@ static void live_runs_are_left_alone(void **state) {
     assert_int_equal(entries("."), 1);
 }
 
-/* Killed between the two renames: the next run that needs the name puts the replacement in place. */
+/* After a kill between the two renames, the next run on the same target finishes the replacement. */
 static void interrupted_replacement_is_finished(void **state) {
     (void)state;
     fc_error err;
@@ -330,7 +412,7 @@ static void interrupted_replacement_is_finished(void **state) {
     assert_int_equal(entries("."), 2);
 }
 
-/* Somebody has made a new target since: nothing is thrown away. */
+/* If somebody has made a new target in the meantime, nothing is deleted. */
 static void old_target_is_not_thrown_away(void **state) {
     (void)state;
     fc_commit *commit;
@@ -482,6 +564,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(empty_directory_gives_way, enter, leave),
         cmocka_unit_test_setup_teardown(force_deletes_only_its_own_files, enter, leave),
         cmocka_unit_test_setup_teardown(force_looks_into_files, enter, leave),
+        cmocka_unit_test_setup_teardown(force_looks_into_folders, enter, leave),
+        cmocka_unit_test_setup_teardown(permissions_of_folders_are_kept, enter, leave),
         cmocka_unit_test_setup_teardown(permissions_are_kept, enter, leave),
         cmocka_unit_test_setup_teardown(owner_is_kept, enter, leave),
         cmocka_unit_test_setup_teardown(leftovers_of_dead_runs_are_removed, enter, leave),

@@ -157,7 +157,7 @@ static fc_code press(const fake *f, fake_target *t, counter *c, int threads, uin
     if (c->cancel_at_first) {
         c->cancel_at_first = &progress;
     }
-    fc_code rc = fc_compress_file(&t->target, &t->file, &writer, &options, &stored, err);
+    fc_code rc = fc_compress_file(&t->target, &t->file, &writer, NULL, &options, &stored, err);
     if (rc == FC_OK) {
         assert_int_equal(stored, c->end);
         check_order(t, c);
@@ -253,7 +253,7 @@ static fake_target *one_tensor(fake *f, int64_t chunks[][FAKE_DIMS]) {
     return t;
 }
 
-static void errors_stop_all(void **state) {
+static void an_error_stops_all_threads(void **state) {
     (void)state;
     int64_t chunks[1][FAKE_DIMS];
     fake *f = fake_new();
@@ -268,7 +268,7 @@ static void errors_stop_all(void **state) {
         assert_non_null(strstr(err.message, "the index is full"));
         memset(c, 0, sizeof *c);
         c->fail_at = MOST_CHUNKS;
-        c->cancel_at_first = (fc_progress *)c; /* replaced by the job's own */
+        c->cancel_at_first = (fc_progress *)c; /* replaced by the progress of the job */
         assert_int_equal(press(f, t, c, threads, 0, &err), FC_EINTERRUPTED);
     }
     c->cancel_at_first = NULL;
@@ -279,7 +279,7 @@ static void errors_stop_all(void **state) {
     fake_free(f);
 }
 
-static void damage_in_the_source(void **state) {
+static void damaged_sources_are_reported(void **state) {
     (void)state;
     int64_t chunks[1][FAKE_DIMS];
     fake *f = fake_new();
@@ -297,7 +297,7 @@ static void damage_in_the_source(void **state) {
     fake_free(f);
 }
 
-/* Chunks have at most 1 MiB: inner dimensions whole, one dimension divided evenly, ones before it. */
+/* Chunks have at most 1 MiB: whole inner dimensions, one dimension divided evenly, and size 1 in those before it. */
 static void chunk_sizes(void **state) {
     (void)state;
     int64_t chunk[FAKE_DIMS];
@@ -346,8 +346,8 @@ static void chunk_sizes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_threads_and_memory),
-        cmocka_unit_test(errors_stop_all),
-        cmocka_unit_test(damage_in_the_source),
+        cmocka_unit_test(an_error_stops_all_threads),
+        cmocka_unit_test(damaged_sources_are_reported),
         cmocka_unit_test(chunk_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,13 +58,13 @@ static int entries(void) {
     return n;
 }
 
-/* What the ranks do. */
+/* The work of the ranks. */
 typedef struct work {
     const char *target, *format; /* NULL: h5 */
     const fc_mesh *mesh;
     int compress;
-    fc_dtype cast; /* FC_OPAQUE: none */
-    int bad;       /* this rank sees another source, or has too little memory; -1: none */
+    fc_dtype cast; /* FC_OPAQUE for no cast */
+    int bad;       /* this rank has another source or too little memory; -1 for none */
     bool other_source, dry_run;
     fc_code codes[8];
 } work;
@@ -147,21 +147,21 @@ static void same_as_alone(work w) {
 
 static const fc_mesh two_by_two = {.ndim = 2, .sizes = {2, 2}, .names = {"replicate", "dp"}};
 
-static void full(void **state) {
+static void full_target_is_the_same(void **state) {
     (void)state;
     same_as_alone((work){.cast = FC_OPAQUE, .bad = -1});
     same_as_alone((work){.cast = FC_BF16, .bad = -1});
     same_as_alone((work){.cast = FC_OPAQUE, .compress = 1, .bad = -1});
 }
 
-static void sharded(void **state) {
+static void sharded_target_is_the_same(void **state) {
     (void)state;
     same_as_alone((work){.mesh = &two_by_two, .cast = FC_OPAQUE, .bad = -1});
     same_as_alone((work){.mesh = &two_by_two, .cast = FC_OPAQUE, .compress = 1, .bad = -1});
 }
 
-/* Formats that write some values in their own way report only to rank 0 which ones. */
-static void every_format(void **state) {
+/* Formats that store some values differently report these values only to rank 0. */
+static void every_format_is_the_same(void **state) {
     (void)state;
     static const char *const names[] = {"pt", "safetensors"};
     for (int i = 0; i < 2; i++) {
@@ -170,7 +170,7 @@ static void every_format(void **state) {
     }
 }
 
-static void one_rank_fails(void **state) {
+static void a_failing_rank_fails_all(void **state) {
     (void)state;
     char target[128];
     snprintf(target, sizeof target, "%s/target", directory);
@@ -189,7 +189,7 @@ static void one_rank_fails(void **state) {
     }
 }
 
-static void another_source(void **state) {
+static void different_sources_are_refused(void **state) {
     (void)state;
     char target[128];
     snprintf(target, sizeof target, "%s/target", directory);
@@ -201,7 +201,7 @@ static void another_source(void **state) {
     assert_int_equal(entries(), 0);
 }
 
-static void planned_only(void **state) {
+static void dry_run_writes_nothing(void **state) {
     (void)state;
     char target[128];
     snprintf(target, sizeof target, "%s/target", directory);
@@ -213,8 +213,9 @@ static void planned_only(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full),           cmocka_unit_test(sharded),        cmocka_unit_test(every_format),
-        cmocka_unit_test(one_rank_fails), cmocka_unit_test(another_source), cmocka_unit_test(planned_only),
+        cmocka_unit_test(full_target_is_the_same),       cmocka_unit_test(sharded_target_is_the_same),
+        cmocka_unit_test(every_format_is_the_same),      cmocka_unit_test(a_failing_rank_fails_all),
+        cmocka_unit_test(different_sources_are_refused), cmocka_unit_test(dry_run_writes_nothing),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

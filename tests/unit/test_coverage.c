@@ -64,7 +64,7 @@ static void hole_is_named(void **state) {
                      "the metadata is damaged");
 }
 
-static void no_chunk_at_all(void **state) {
+static void tensor_without_chunks_is_refused(void **state) {
     (void)state;
     fixture f;
     start(&f, 2, (int64_t[]){8, 6});
@@ -91,7 +91,7 @@ static void overlap_is_named(void **state) {
                                      "b.distcp) overlap");
 }
 
-/* The right total volume proves nothing: one element is covered twice, another never. */
+/* The total volume is right, but one element is covered twice and another never. */
 static void overlap_that_hides_a_hole(void **state) {
     (void)state;
     fixture f;
@@ -105,7 +105,7 @@ static void overlap_that_hides_a_hole(void **state) {
     assert_fails(&f, "tensor w: elements [0:1] are in no chunk and others in several: the metadata is damaged");
 }
 
-static void chunk_outside_the_tensor(void **state) {
+static void chunk_outside_the_tensor_is_refused(void **state) {
     (void)state;
     fixture f;
     start(&f, 1, (int64_t[]){8});
@@ -351,7 +351,7 @@ static void random_chunks_against_brute_force(void **state) {
     assert_true(good > 5000 && bad > 2000);
 }
 
-/* A pinwheel: no straight cut divides it, and the hole in its middle is one element. */
+/* No straight cut divides a pinwheel, and the hole in its middle is one element. */
 static void pinwheel(void **state) {
     (void)state;
     fixture f;
@@ -368,7 +368,7 @@ static void pinwheel(void **state) {
     fc_coverage_free(coverage);
 }
 
-/* 16,384 chunks as a grid, columns and rows. Comparing their 134 million pairs would take too long. */
+/* 16,384 chunks as a grid, columns and rows. Comparing all 134 million pairs would take too long. */
 static void large_grids(void **state) {
     (void)state;
     enum { CHUNKS = 16384 };
@@ -406,10 +406,10 @@ static void large_grids(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hole_is_named),
-        cmocka_unit_test(no_chunk_at_all),
+        cmocka_unit_test(tensor_without_chunks_is_refused),
         cmocka_unit_test(overlap_is_named),
         cmocka_unit_test(overlap_that_hides_a_hole),
-        cmocka_unit_test(chunk_outside_the_tensor),
+        cmocka_unit_test(chunk_outside_the_tensor_is_refused),
         cmocka_unit_test(replicas_are_kept_once),
         cmocka_unit_test(scalars_and_empty_tensors),
         cmocka_unit_test(visit_returns_the_callers_code),

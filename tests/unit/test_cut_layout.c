@@ -16,7 +16,7 @@
 
 enum { TENSORS = 4, MAX_CHUNKS = 64 };
 
-/* Four tensors: cut by columns, by rows, not at all by TP (a vector), and a scalar. */
+/* Four tensors: TP cuts one by columns and one by rows, but not the vector and the scalar. */
 typedef struct sample {
     int64_t shapes[TENSORS][2];
     int64_t dims[TENSORS][MAX_CHUNKS][4];
@@ -82,7 +82,7 @@ static void expect(const fc_layout_spec *spec, int64_t rows, const char *expecte
     sample s;
     char found[512];
     fc_error err = {FC_OK, ""};
-    for (uint32_t spread = 1; spread < 4; spread++) { /* whichever rank stored what is replicated */
+    for (uint32_t spread = 1; spread < 4; spread++) { /* any rank may store replicated data */
         make(&s, spec, rows, spread);
         if (find(&s, found, sizeof found, &err) != FC_OK) {
             fail_msg("%s", err.message);
@@ -97,7 +97,7 @@ static void meshes_are_found(void **state) {
     expect(&(fc_layout_spec){.dp = 4, .tp = 2}, 64,
            "dp 4 tp 2 [_StridedShard(0, 2), Shard(0)][Shard(0), Shard(1)][Shard(0), Replicate()][Replicate(), "
            "Replicate()]");
-    expect(&(fc_layout_spec){.dp = 3, .tp = 2}, 11, /* nothing divides */
+    expect(&(fc_layout_spec){.dp = 3, .tp = 2}, 11, /* no size divides evenly */
            "dp 3 tp 2 [_StridedShard(0, 2), Shard(0)][Shard(0), Shard(1)][Shard(0), Replicate()][Replicate(), "
            "Replicate()]");
     expect(&(fc_layout_spec){.replicas = 2, .dp = 3, .tp = 2}, 24,
@@ -106,7 +106,7 @@ static void meshes_are_found(void **state) {
     expect(&(fc_layout_spec){.tp = 4}, 8, "tp 4 [Shard(0)][Shard(1)][Replicate()][Replicate()]");
 }
 
-/* If the first replica of HSDP stored everything, as in older torch versions, the checkpoint looks like FSDP. */
+/* In older torch versions the first HSDP replica stores everything, so the checkpoint looks like FSDP. */
 static void replicas_that_stored_nothing_are_forgotten(void **state) {
     (void)state;
     sample s;
@@ -127,7 +127,7 @@ static void uncut_tensors_are_whole(void **state) {
     make(&s, &(fc_layout_spec){.dp = 1}, 8, 0);
     assert_int_equal(find(&s, found, sizeof found, NULL), FC_OK);
     assert_string_equal(found, "");
-    make(&s, &(fc_layout_spec){.dp = 4}, 8, 0); /* pieces of another program: no ranks */
+    make(&s, &(fc_layout_spec){.dp = 4}, 8, 0); /* chunks of another program, without ranks */
     for (size_t i = 0; i < TENSORS; i++) {
         for (size_t c = 0; c < s.tensors[i].nchunks; c++) {
             s.chunks[i][c].rank = FC_NO_RANK;
@@ -142,7 +142,7 @@ static void other_orders_keep_the_boxes(void **state) {
     sample s;
     char found[512];
     make(&s, &(fc_layout_spec){.dp = 4}, 8, 0);
-    for (size_t i = 0; i < TENSORS; i++) { /* ranks of a mesh that was made of [3, 2, 1, 0] */
+    for (size_t i = 0; i < TENSORS; i++) { /* the mesh was made from ranks [3, 2, 1, 0] */
         for (size_t c = 0; c < s.tensors[i].nchunks; c++) {
             s.chunks[i][c].rank = 3 - s.chunks[i][c].rank;
         }
@@ -165,7 +165,7 @@ static void tensor_without_a_mesh_is_named(void **state) {
                         "ckpt: tensor 'bcd': its 2 chunks are not the shards of a mesh (replicate x dp x tp), so the "
                         "layout cannot be kept");
     assert_int_equal(err.hint, FC_HINT_LAYOUT);
-    s.dims[1][1][0] += 1; /* and a hole */
+    s.dims[1][1][0] += 1; /* now there is also a hole */
     assert_int_equal(find(&s, found, sizeof found, &err), FC_EUNSUPPORTED);
 }
 

@@ -1,6 +1,6 @@
 /*
- * formats/dcp: every checkpoint of tests/corpus: the good ones open and all their extents resolve, the bad and
- * unsupported ones give exactly the message in expected-error. Bytes are compared by tests/oracle/dcp_extents.py.
+ * formats/dcp on every checkpoint of tests/corpus: good ones open and all their extents resolve; bad and unsupported
+ * ones give exactly the message in expected-error. tests/oracle/dcp_extents.py compares the bytes.
  */
 #include "dcp/dcp.h"
 #include "fsdpckpt/checkpoint.h"
@@ -21,7 +21,7 @@
 
 enum { PATH_SIZE = 1024 };
 
-/* Calls `check` for every dcp-* folder of the corpus; returns how many there were. */
+/* Calls `check` for every dcp-* folder of the corpus. Returns their number. */
 static int each_case(const char *kind, void (*check)(const char *path)) {
     char path[PATH_SIZE];
     int count = 0;
@@ -39,7 +39,7 @@ static int each_case(const char *kind, void (*check)(const char *path)) {
     return count;
 }
 
-/* Opens and resolves everything; the first error is the answer. */
+/* Opens the checkpoint and resolves all extents. Returns the first error. */
 static fc_code read_all(const char *path, fc_error *err) {
     fc_checkpoint *c;
     fc_code rc = fc_checkpoint_open(path, NULL, &c, err);
@@ -79,7 +79,7 @@ static void check_refused(const char *path) {
     *at = '\0';
     snprintf(want, sizeof want, "%s%s%s", line + 2, path, at + 2);
     fc_code rc = read_all(path, &err);
-    /* The library says that the tensor can be excluded; the command spells the option, as expected-error has it. */
+    /* The library only says that the tensor can be excluded. expected-error has the option, which the command adds. */
     char *option = strstr(want, "; --exclude 'w' leaves it out");
     assert_int_equal(err.hint, option ? FC_HINT_EXCLUDE : FC_HINT_NONE);
     if (option) {
@@ -132,7 +132,7 @@ static const fc_tensor *find(const fc_checkpoint *c, const char *name) {
     return NULL;
 }
 
-/* dp 4 × tp 2, colwise: the offsets of FACTS in rank order. */
+/* dp 4 × tp 2, colwise: torch's offsets in rank order. */
 static void strided_shards_of_2d(void **state) {
     (void)state;
     fc_checkpoint *c = open_good("dcp-torch2.15.0-2d-dp4tp2");
@@ -245,7 +245,7 @@ static void headers_only_needs_no_data(void **state) {
     assert_int_equal(fc_checkpoint_extent(c, &c->tensors[0], 0, &extent, &err), FC_ECORRUPT);
     char want[2 * PATH_SIZE];
     snprintf(want, sizeof want, "tensor w: %s/__0_0.distcp: the file is missing", path);
-    /* The library says that the tensor can be excluded; the command spells the option, as expected-error has it. */
+    /* The library only says that the tensor can be excluded. expected-error has the option, which the command adds. */
     char *option = strstr(want, "; --exclude 'w' leaves it out");
     assert_int_equal(err.hint, option ? FC_HINT_EXCLUDE : FC_HINT_NONE);
     if (option) {
@@ -268,7 +268,7 @@ static void copy_file(const char *from, const char *folder, const char *name) {
     fclose(out);
 }
 
-/* A link within the checkpoint is followed; one that leads out is not, not even where only headers are read. */
+/* Links within the checkpoint are followed. Links out of it are refused, even when only headers are read. */
 static void links_stay_within(void **state) {
     (void)state;
     char folder[] = "/tmp/fsdpckpt-test-XXXXXX", from[PATH_SIZE], link[PATH_SIZE];
@@ -327,7 +327,7 @@ static int open_descriptors(void) {
     return count;
 }
 
-/* Thousands of files, as torch 1.13 writes them, do not take thousands of descriptors; threads do not mix them up. */
+/* torch 1.13 writes thousands of files. Threads read them correctly with a limited number of descriptors. */
 static void descriptors_are_bounded(void **state) {
     (void)state;
     char folder[] = "/tmp/fsdpckpt-test-XXXXXX", path[MANY][64];

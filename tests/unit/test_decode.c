@@ -108,8 +108,8 @@ static const uint8_t pipelines[][3] = {{SHUFFLE, DEFLATE, FLETCHER32}, {DEFLATE,
                                        {SHUFFLE, FLETCHER32, DEFLATE}, {DEFLATE, FLETCHER32, SHUFFLE}};
 
 /*
- * Every order, number of filters and mask; then with damage, which must fail or give other bytes, but never overrun
- * (the sanitizers watch).
+ * Every order and number of filters and every mask. Then with damage, which must fail or give other bytes but never
+ * overrun the buffer (the sanitizers check that).
  */
 static void every_pipeline(void **state) {
     (void)state;
@@ -163,8 +163,8 @@ static fc_code read_memory(void *context, uint64_t at, unsigned char *bytes, siz
     return FC_OK;
 }
 
-/* Every supported pipeline with windows of any size; then with damage, which must not overrun. */
-static void lean_decoding_equals_the_other(void **state) {
+/* Every supported pipeline with windows of any size, then with damage, which must not overrun the buffer. */
+static void lean_decoding_gives_the_same_bytes(void **state) {
     (void)state;
     unsigned char in[SIZE], stored[2 * SIZE + 100], window[500];
     int taken = 0;
@@ -231,7 +231,7 @@ static void bomb_is_refused(void **state) {
     free(stored);
 }
 
-static void unknown_filter(void **state) {
+static void unknown_filter_is_refused(void **state) {
     (void)state;
     unsigned char bytes[4] = {0}, out[4];
     fc_extent extent = extent_of(4, 4, 1, (uint8_t[]){32}, 0);
@@ -454,7 +454,7 @@ static void workspace_is_kept(void **state) {
     fc_decoded_free(cache);
 }
 
-static void chunk_above_the_limit(void **state) {
+static void chunk_above_the_limit_is_refused(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
     fc_decoded *cache = fc_decoded_new(13000);
@@ -518,15 +518,15 @@ int main(void) {
         cmocka_unit_test(chunk_of_h5py),
         cmocka_unit_test(every_pipeline),
         cmocka_unit_test(bomb_is_refused),
-        cmocka_unit_test(unknown_filter),
+        cmocka_unit_test(unknown_filter_is_refused),
         cmocka_unit_test(workspace_is_kept),
         cmocka_unit_test(cache_keeps_what_fits),
         cmocka_unit_test(chunk_in_use_stays),
         cmocka_unit_test(claimed_chunk_stays),
         cmocka_unit_test(trying_does_not_wait),
-        cmocka_unit_test(chunk_above_the_limit),
+        cmocka_unit_test(chunk_above_the_limit_is_refused),
         cmocka_unit_test(used_up_chunk_goes_first),
-        cmocka_unit_test(lean_decoding_equals_the_other),
+        cmocka_unit_test(lean_decoding_gives_the_same_bytes),
         cmocka_unit_test(cache_under_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

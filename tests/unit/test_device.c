@@ -1,5 +1,5 @@
 /*
- * lib/comm/device_cpu.c: the device that others are compared with. Boxes element by element, sums and quotients against
+ * lib/comm/device_cpu.c, the device that others are compared with: boxes element by element, sums and quotients against
  * the definition, refusals.
  */
 #include "fsdpckpt/device.h"
@@ -56,8 +56,8 @@ static void memory_streams_events(void **state) {
     device->release(device, b);
 }
 
-/* A box of a random array, packed and unpacked again. */
-static void boxes(void **state) {
+/* Packs a box of a random array and unpacks it again. */
+static void boxes_are_packed_and_unpacked(void **state) {
     fc_device *device = *state;
     srand(1);
     for (int round = 0; round < 300; round++) {
@@ -107,7 +107,7 @@ static void boxes(void **state) {
     }
 }
 
-static void boxes_that_are_refused(void **state) {
+static void bad_boxes_are_refused(void **state) {
     fc_device *device = *state;
     unsigned char a[16] = {0}, b[16] = {1};
     fc_strided_box good = {2, {2, 2}, {2, 1}, 0}, other = good;
@@ -138,7 +138,7 @@ static void casts(void **state) {
     assert_string_equal(err.message, "cpu: float32 cannot be cast to int32");
 }
 
-/* bfloat16: 1 + 1/256 is a tie and stays 1; a third has the bits 3eab. */
+/* In bfloat16, 1 + 1/256 is a tie and stays 1, and a third has the bits 3eab. */
 static void sums_and_quotients(void **state) {
     fc_device *device = *state;
     enum { N = 1300 };
@@ -173,8 +173,8 @@ static void sums_and_quotients(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_streams_events),  cmocka_unit_test(boxes),
-        cmocka_unit_test(boxes_that_are_refused), cmocka_unit_test(casts),
+        cmocka_unit_test(memory_streams_events), cmocka_unit_test(boxes_are_packed_and_unpacked),
+        cmocka_unit_test(bad_boxes_are_refused), cmocka_unit_test(casts),
         cmocka_unit_test(sums_and_quotients),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

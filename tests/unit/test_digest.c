@@ -13,7 +13,7 @@
 
 enum { MOST = 5000 };
 
-/* The definition, bit by bit. */
+/* Computes the CRC bit by bit, from the definition. */
 static uint64_t slow_crc(uint64_t polynomial, uint64_t ones, const unsigned char *bytes, size_t size) {
     uint64_t crc = ones;
     for (size_t i = 0; i < size; i++) {
@@ -61,7 +61,7 @@ static void every_length(void **state) {
     }
 }
 
-/* A buffer cut anywhere: its CRC is continued, and combined from the CRCs of both runs. */
+/* A buffer is cut anywhere. Its CRC is continued over the cut, and combined from the CRCs of both runs. */
 static void cut_in_two(void **state) {
     (void)state;
     static unsigned char bytes[MOST];
@@ -78,7 +78,7 @@ static void cut_in_two(void **state) {
     }
 }
 
-/* Bare CRCs of runs add up in any order. */
+/* CRCs without pre- and postconditioning add up in any order. */
 static void many_runs(void **state) {
     (void)state;
     static unsigned char bytes[MOST];
@@ -100,7 +100,7 @@ static void many_runs(void **state) {
     }
 }
 
-/* Distances beyond any memory: shifts add up, and a prepared shift gives the same result. */
+/* Shifts over distances larger than any memory add up, and a prepared shift gives the same result. */
 static void far_shifts(void **state) {
     (void)state;
     srand(4);

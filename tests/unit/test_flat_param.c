@@ -28,7 +28,7 @@ static void refuse(const fc_flat_desc *descs, size_t count, int64_t ranks, bool 
     fc_arena_free(arena);
 }
 
-static void refusals(void **state) {
+static void bad_parameters_are_refused(void **state) {
     (void)state;
     static const int64_t three[] = {3}, zero[] = {0}, huge[] = {INT64_MAX / 2, 2}, negative[] = {-1};
     static const int64_t gaps[] = {2};
@@ -70,7 +70,7 @@ static void use_orig_params_allows_mixed_frozen(void **state) {
 }
 
 /* One element over five ranks: the other four hold only padding. */
-static void one_element(void **state) {
+static void most_ranks_hold_only_padding(void **state) {
     (void)state;
     fc_flat_desc scalar = desc("s", 0, NULL);
     fc_arena *arena = fc_arena_new();
@@ -160,7 +160,7 @@ static void there_and_back(int64_t ranks, bool orig) {
     cpu->destroy(cpu);
 }
 
-static void round_trips(void **state) {
+static void flattening_is_reversible(void **state) {
     (void)state;
     for (int64_t ranks = 1; ranks <= 40; ranks++) {
         there_and_back(ranks, false);
@@ -170,10 +170,10 @@ static void round_trips(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(bad_parameters_are_refused),
         cmocka_unit_test(use_orig_params_allows_mixed_frozen),
-        cmocka_unit_test(one_element),
-        cmocka_unit_test(round_trips),
+        cmocka_unit_test(most_ranks_hold_only_padding),
+        cmocka_unit_test(flattening_is_reversible),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

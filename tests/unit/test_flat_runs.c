@@ -1,6 +1,6 @@
 /*
- * Flat runs as boxes: every run of several small shapes is covered exactly and in order by boxes that are runs
- * themselves, and by as few as possible.
+ * Flat runs as boxes. For every run of several small shapes, the boxes cover the run exactly and in order, each is a
+ * run itself, and there are as few as possible.
  */
 #include "sharding/flat_runs.h"
 
@@ -14,7 +14,7 @@
 
 enum { MOST = 512 };
 
-/* The flat index of the `k`-th element of a box, in the box's row-major order. */
+/* Returns the flat index of element `k` of a box, counted in the box's row-major order. */
 static int64_t element(int ndim, const int64_t *shape, const int64_t *dims, int64_t k) {
     int64_t flat = 0, stride = 1;
     for (int d = ndim - 1; d >= 0; d--) {
@@ -25,7 +25,7 @@ static int64_t element(int ndim, const int64_t *shape, const int64_t *dims, int6
     return flat;
 }
 
-/* Whether elements [start, end) are one box, which is so if their bounding box has the same volume. */
+/* Returns whether elements [start, end) form a box, which is true if their bounding box has the same volume. */
 static bool is_box(int ndim, const int64_t *shape, int64_t start, int64_t end) {
     int64_t low[4], high[4], volume = 1;
     for (int64_t i = start; i < end; i++) {
@@ -43,7 +43,7 @@ static bool is_box(int ndim, const int64_t *shape, int64_t start, int64_t end) {
     return volume == end - start;
 }
 
-/* The smallest number of boxes, found by trying every way to cut the run. */
+/* Returns the smallest possible number of boxes, by trying every way to cut the run. */
 static int fewest(int ndim, const int64_t *shape, int64_t start, int64_t end) {
     int best[MOST];
     best[0] = 0;
@@ -98,7 +98,7 @@ static void every_run(void **state) {
     }
 }
 
-static void no_elements(void **state) {
+static void an_empty_run_has_no_boxes(void **state) {
     const int64_t shape[] = {3, 0, 2};
     fc_flat_run run;
     int64_t dims[6], start;
@@ -108,7 +108,7 @@ static void no_elements(void **state) {
     assert_false(fc_flat_run_start(&run, 3, shape, 0, 1));
 }
 
-static void bad_runs(void **state) {
+static void bad_runs_are_refused(void **state) {
     const int64_t shape[] = {3, 4}, huge[] = {INT64_MAX, 2}, negative[] = {3, -4};
     fc_flat_run run;
     (void)state;
@@ -136,8 +136,8 @@ static void large_numbers(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_run),
-        cmocka_unit_test(no_elements),
-        cmocka_unit_test(bad_runs),
+        cmocka_unit_test(an_empty_run_has_no_boxes),
+        cmocka_unit_test(bad_runs_are_refused),
         cmocka_unit_test(large_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

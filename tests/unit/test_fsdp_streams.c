@@ -108,7 +108,7 @@ static void check(const trial *t) {
     assert_true(differences(*t, true) > 0);
 }
 
-static void plain(void **state) {
+static void results_do_not_depend_on_the_order(void **state) {
     (void)state;
     trial t = {.steps = "sss"};
     check(&t);
@@ -117,7 +117,7 @@ static void plain(void **state) {
 }
 
 /* The processor cannot access the memory, and parameters are on the device only while they are used. */
-static void remote(void **state) {
+static void device_memory_is_not_accessed(void **state) {
     (void)state;
     trial t = {.steps = "snsn",
                .device = {.remote = true},
@@ -166,8 +166,10 @@ static void hybrid(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain),       cmocka_unit_test(remote),
-        cmocka_unit_test(prefetching), cmocka_unit_test(mixed_precision_and_accumulation),
+        cmocka_unit_test(results_do_not_depend_on_the_order),
+        cmocka_unit_test(device_memory_is_not_accessed),
+        cmocka_unit_test(prefetching),
+        cmocka_unit_test(mixed_precision_and_accumulation),
         cmocka_unit_test(hybrid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

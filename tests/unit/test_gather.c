@@ -15,7 +15,7 @@
 
 enum { SOURCE_BYTES = 1 << 20, TARGET_BYTES = 1 << 18 };
 
-/* Copies element by element, straight from the definition. */
+/* Copies element by element, as defined. */
 static void by_the_book(int ndim, const int64_t *sizes, const int64_t *src_strides, const int64_t *dst_strides,
                         int64_t element, const unsigned char *src, unsigned char *dst) {
     int64_t index[FC_MAX_DIMS] = {0};
@@ -39,7 +39,7 @@ static void by_the_book(int ndim, const int64_t *sizes, const int64_t *src_strid
     }
 }
 
-/* Row-major strides in a random order of the dimensions, with gaps. @return elements that they span. */
+/* Makes strides with the dimensions in random order, with gaps. @return elements that they span. */
 static int64_t random_strides(int ndim, const int64_t *sizes, bool gaps, int64_t *strides) {
     int order[8];
     for (int i = 0; i < ndim; i++) {
@@ -92,7 +92,7 @@ static void random_copies(void **state) {
         fc_strided_copy(&copy, src, dst);
         size_t seen = TARGET_BYTES < to * element + 64 ? TARGET_BYTES : (size_t)(to * element + 64);
         assert_memory_equal(dst, expected, seen);
-        /* The same from planes, of a chunk that begins before the first element. */
+        /* The same from byte planes of a chunk that begins before the first element. */
         size_t before = (size_t)(rand() % 5), count = (size_t)from + before;
         if ((count + 3) * (size_t)element <= SOURCE_BYTES) {
             fc_shuffle(src, planes, count * (size_t)element, (size_t)element);
@@ -146,14 +146,14 @@ static void contiguous_is_one_run(void **state) {
     assert_true(fc_strided_make(&copy, 4, sizes, strides, strides, 4));
     assert_int_equal(copy.n, 0);
     assert_int_equal(copy.unit, 3 * 5 * 7 * 4);
-    /* A transposed tensor copied to a transposed place is contiguous too. */
+    /* Copying a transposed tensor to a transposed target is contiguous too. */
     int64_t transposed[2] = {1, 6}, shape[2] = {6, 4};
     assert_true(fc_strided_make(&copy, 2, shape, transposed, transposed, 2));
     assert_int_equal(copy.n, 0);
     assert_int_equal(copy.unit, 48);
 }
 
-static void columns_are_one_run_a_row(void **state) {
+static void columns_are_one_run_per_row(void **state) {
     (void)state;
     fc_strided copy;
     int64_t sizes[3] = {10, 4, 8}, src[3] = {32, 8, 1}, dst[3] = {64, 16, 1};
@@ -170,7 +170,7 @@ static void overflow_is_refused(void **state) {
     int64_t dst[2] = {2, 1};
     assert_false(fc_strided_make(&copy, 2, (int64_t[]){2, 2}, (int64_t[]){INT64_MAX / 2, 1}, dst, 4));
     assert_false(fc_strided_make(&copy, 2, (int64_t[]){3, 2}, (int64_t[]){INT64_MAX / 8, 1}, dst, 4));
-    /* Each axis fits, their sum does not. */
+    /* Each axis fits, but their sum overflows. */
     assert_false(fc_strided_make(&copy, 2, (int64_t[]){2, 2}, (int64_t[]){INT64_MAX / 2, INT64_MAX / 2 + 1}, dst, 1));
 }
 
@@ -194,7 +194,7 @@ static void swaps_elements(void **state) {
     }
 }
 
-/* The sign bits of three complex numbers a row, every second row of the target: negated, conjugated, both. */
+/* Flips sign bits in rows of three complex numbers, in every second row: negated, conjugated, and both. */
 static void flips_signs(void **state) {
     (void)state;
     fc_strided copy;
@@ -217,7 +217,7 @@ static void flips_signs(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_copies),         cmocka_unit_test(all_dimensions),
-        cmocka_unit_test(contiguous_is_one_run), cmocka_unit_test(columns_are_one_run_a_row),
+        cmocka_unit_test(contiguous_is_one_run), cmocka_unit_test(columns_are_one_run_per_row),
         cmocka_unit_test(overflow_is_refused),   cmocka_unit_test(swaps_elements),
         cmocka_unit_test(flips_signs),
     };

@@ -1,5 +1,6 @@
 /*
- * The reader process of HDF5: it may die, hang or lie without harm, and can do nothing but read and compute.
+ * The reader process for HDF5 headers. It may die, hang or send wrong records without harm, and can only read and
+ * compute.
  */
 #include "base/text.h"
 #include "hdf5/reader_process/records.h"
@@ -46,7 +47,7 @@ static int spin(void *context, int out, fc_h5_shared *shared) {
 
 static int refuse(void *context, int out, fc_h5_shared *shared) {
     (void)context, (void)out;
-    memset(shared->where, 'x', sizeof shared->where); /* without an end */
+    memset(shared->where, 'x', sizeof shared->where); /* without a final NUL */
     return 7;
 }
 
@@ -58,7 +59,7 @@ static int flood(void *context, int out, fc_h5_shared *shared) {
     return 3;
 }
 
-/* Counts what it may do that it should not. */
+/* Counts the forbidden calls that succeed. */
 static int try_everything(void *context, int out, fc_h5_shared *shared) {
     int done = 0;
     (void)out, (void)shared;
@@ -72,7 +73,7 @@ static int try_everything(void *context, int out, fc_h5_shared *shared) {
     return done;
 }
 
-/* Runs `run` and returns what is said about its end. */
+/* Runs `run` in the reader process and returns the parent's error. */
 static fc_code run_child(int (*run)(void *, int, fc_h5_shared *), void *context, bool read_it, fc_error *err) {
     fc_h5_child child;
     char buf[64];
@@ -99,12 +100,12 @@ static void reader_process_may_die(void **state) {
                         "x.h5: corrupt HDF5 file (the reader process was stopped: no progress while reading group /g)");
     assert_int_equal(run_child(refuse, NULL, true, &err), FC_ECORRUPT);
     assert_non_null(strstr(err.message, "failed with status 7 while reading xxx"));
-    assert_int_equal(run_child(flood, NULL, false, &err), FC_ECORRUPT); /* ends when nobody reads */
+    assert_int_equal(run_child(flood, NULL, false, &err), FC_ECORRUPT); /* its write fails when nobody reads */
     assert_non_null(strstr(err.message, "failed with status 3"));
 }
 
-/* Computing without end is found by its processor time. The time limit, which is for slow file systems, does not help:
-   here it is so long that the test would hang. */
+/* An endless computation is stopped by its limit of processor time. The other time limit is for slow file systems, and
+   is so long here that the test would hang. */
 static void spinning_reader_is_stopped(void **state) {
     fc_h5_child child;
     char buf[64];
@@ -134,7 +135,7 @@ static void reader_process_is_confined(void **state) {
 #endif
 }
 
-/* A child that sends what it is told to: the parent must find what is wrong with it. */
+/* A child that sends the given bytes, in which the parent must find the error. */
 static int send_bytes(void *context, int out, fc_h5_shared *shared) {
     const fc_h5_bytes *bytes = context;
     (void)shared;
@@ -158,7 +159,7 @@ static fc_code decode(const void *data, size_t size, uint64_t file_size) {
     return rc;
 }
 
-/* Encodes ROOT, one dataset, one chunk and END into a buffer through a pipe-less sink. */
+/* Encodes ROOT, one dataset, one chunk and END into a buffer instead of a pipe. */
 static fc_h5_sink encode(const fc_h5_dataset *d, uint64_t offset, uint64_t size, int64_t at) {
     fc_h5_sink out = {.fd = -1};
     fc_h5_root root = {.rank = -1, .world_size = -1, .nmesh = -1};
@@ -185,7 +186,7 @@ static fc_code decode_dataset(const fc_h5_dataset *d, uint64_t offset, uint64_t 
     return rc;
 }
 
-static void parent_believes_nothing(void **state) {
+static void parent_checks_every_record(void **state) {
     static const unsigned char zeros[64];
     const int64_t shape[] = {100}, chunk[] = {10}, huge[] = {INT64_MAX};
     (void)state;
@@ -235,13 +236,13 @@ static void parent_believes_nothing(void **state) {
     assert_int_equal(decode_dataset(&d, 990, 10, 91), FC_ECORRUPT);
     assert_int_equal(decode_dataset(&d, 990, 10, 100), FC_ECORRUPT);
     d.nfilters = 2;
-    d.filters[0] = d.filters[1] = 1; /* deflate twice: its swelling has no useful bound */
+    d.filters[0] = d.filters[1] = 1; /* deflate twice: there is no useful limit for its output */
     assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_ECORRUPT);
     d.filters[1] = 4;
     assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_ECORRUPT);
 }
 
-/* Every truncation and many random changes of a good stream: an answer, never more. */
+/* Every truncation and many random changes of a good stream give a result or an error, never a crash. */
 static void any_stream_is_survived(void **state) {
     static const unsigned char zeros[64];
     const int64_t shape[] = {100}, chunk[] = {10};
@@ -280,7 +281,7 @@ static void any_stream_is_survived(void **state) {
 
 /* ---- text ---- */
 
-static void json_is_checked(void **state) {
+static void json_text_is_checked(void **state) {
     static const char *const good[] = {"null", " [1, -2.5e+3, 0, true] ", "{\"a\": {\"b\": []}}", "\"\\u00e9\\n\"",
                                        "123456789012345678901234567890"};
     static const char *const bad[] = {"",      "[1,]",  "{\"a\" 1}", "01",     "1.",       "nul",   "\"a",
@@ -307,8 +308,8 @@ static void json_is_checked(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reader_process_may_die),     cmocka_unit_test(spinning_reader_is_stopped),
-        cmocka_unit_test(reader_process_is_confined), cmocka_unit_test(parent_believes_nothing),
-        cmocka_unit_test(any_stream_is_survived),     cmocka_unit_test(json_is_checked),
+        cmocka_unit_test(reader_process_is_confined), cmocka_unit_test(parent_checks_every_record),
+        cmocka_unit_test(any_stream_is_survived),     cmocka_unit_test(json_text_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

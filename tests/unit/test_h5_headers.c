@@ -1,6 +1,6 @@
 /*
- * formats/hdf5: object headers as bytes. What a file of ours makes of them is checked by tests/oracle/digest.py; here,
- * the checksum's known values, and headers that lie.
+ * formats/hdf5: object headers as bytes. Known values of the checksum, and malicious headers. tests/oracle/digest.py
+ * tests the digests in our own files.
  */
 #include "hdf5/object_header.h"
 
@@ -15,7 +15,7 @@
 
 enum { SIZE = 400 };
 
-/* A file in memory; what is given out is a copy of its own size, so that a sanitizer sees who reads beyond it. */
+/* A file in memory. Reads return a copy of exactly the requested size, so that sanitizers detect overruns. */
 typedef struct memory {
     unsigned char bytes[SIZE];
     unsigned char *copy;
@@ -33,7 +33,7 @@ static const unsigned char *view(void *context, uint64_t at, uint64_t size) {
     return m->copy;
 }
 
-/* A header at 48 whose continuation at 200 holds the attribute "crc64". */
+/* Makes a header at 48 whose continuation at 200 holds the attribute "crc64". */
 static void make(memory *m) {
     static const unsigned char super[] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n', 2, 8, 8, 0};
     static const unsigned char header[] = {'O', 'H', 'D', 'R', 2, 0x20};
@@ -61,14 +61,14 @@ static bool find(memory *m, fc_h5_field *field) {
     return found;
 }
 
-static void checksum(void **state) {
+static void known_checksums(void **state) {
     (void)state;
     static const char text[] = "Four score and seven years ago";
     assert_int_equal(fc_h5_checksum((const unsigned char *)text, 30), 0x17770551);
     assert_int_equal(fc_h5_checksum((const unsigned char *)"", 0), 0xdeadbeef);
 }
 
-static void found_in_a_continuation(void **state) {
+static void attribute_in_a_continuation_is_found(void **state) {
     (void)state;
     memory m;
     fc_h5_field field;
@@ -81,8 +81,8 @@ static void found_in_a_continuation(void **state) {
     assert_false(find(&m, &field));
 }
 
-/* Any damage: found somewhere within the file, or not found; never beyond it, never without end. */
-static void damaged(void **state) {
+/* With any damage the attribute is found within the file or not found. The search ends and stays inside the file. */
+static void damaged_headers_are_survived(void **state) {
     (void)state;
     srand(12);
     for (int i = 0; i < 20000; i++) {
@@ -99,15 +99,15 @@ static void damaged(void **state) {
     memory loop;
     fc_h5_field field;
     make(&loop);
-    loop.bytes[75] = 48; /* continues in itself */
+    loop.bytes[75] = 48; /* the continuation points to itself */
     assert_false(find(&loop, &field));
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(checksum),
-        cmocka_unit_test(found_in_a_continuation),
-        cmocka_unit_test(damaged),
+        cmocka_unit_test(known_checksums),
+        cmocka_unit_test(attribute_in_a_continuation_is_found),
+        cmocka_unit_test(damaged_headers_are_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

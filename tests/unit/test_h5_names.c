@@ -46,7 +46,7 @@ static void every_key_round_trips(void **state) {
     fc_arena_free(arena);
 }
 
-/* Every byte alone and between others: whatever it is, it comes back, and the link name is legal for HDF5. */
+/* Every byte, alone and between others, comes back unchanged, and the link name is legal in HDF5. */
 static void every_byte_round_trips(void **state) {
     (void)state;
     fc_arena *arena = fc_arena_new();

@@ -1,5 +1,5 @@
 /*
- * Reading HDF5: what the writer wrote comes back, damaged and foreign files give the message they should.
+ * Reading HDF5: our own files come back unchanged, and damaged and foreign files give the right message.
  */
 #include "fsdpckpt/move.h"
 #include "h5_make.h"
@@ -54,7 +54,7 @@ static fc_checkpoint *must_open(const char *path, bool headers_only) {
     return c;
 }
 
-/* Opening `path` must fail with `code` and the message "<path><rest>". */
+/* Checks that opening `path` fails with `code` and the message "<path><rest>". */
 static void expect_failure(const char *path, fc_code code, const char *rest) {
     char expected[1200];
     fc_checkpoint *c = NULL;
@@ -89,7 +89,7 @@ static unsigned char *read_all(const fc_checkpoint *c, const fc_tensor *t, size_
     return bytes;
 }
 
-/* ---- what the writer wrote ---- */
+/* ---- our own files ---- */
 
 static void expect_zoo(const fc_checkpoint *c, const h5_made *made) {
     assert_int_equal(c->ntensors, made->target.ntensors);
@@ -134,7 +134,7 @@ static void full_file_comes_back(void **state) {
     fc_checkpoint *c = must_open(path, false);
     expect_zoo(c, &made);
     assert_int_equal(c->mesh.ndim, 0);
-    /* In the order of the source within each group, not of the names. */
+    /* Members of a group are in the order of the source, not of their names. */
     assert_true(find(c, "optim.groups.9.lr") < find(c, "optim.groups.10.lr"));
     assert_true(find(c, "model.scalar") < find(c, "model.none"));
     fc_checkpoint_close(c);
@@ -177,7 +177,7 @@ static void shards_come_back(void **state) {
             assert_int_equal(c->mesh.sizes[m], cuts[i].sizes[m]);
             assert_string_equal(c->mesh.names[m], cuts[i].names[m]);
         }
-        /* The same boxes are known from index.h5 alone, without the shards. */
+        /* index.h5 alone gives the same boxes, without the shards. */
         fc_checkpoint *h = must_open(in_place(*state, strcat(name, "/index.h5")), true);
         assert_int_equal(h->ntensors, c->ntensors);
         for (size_t t = 0; t < c->ntensors; t++) {
@@ -200,7 +200,7 @@ static void shards_come_back(void **state) {
     }
 }
 
-static void damaged_directories_say_what_is_wrong(void **state) {
+static void damaged_directories_are_refused_with_the_reason(void **state) {
     static const mesh_cut dp4 = {1, {"dp"}, {4}}, dp2 = {1, {"dp"}, {2}}, other = {2, {"dp", "tp"}, {2, 2}};
     h5_made made;
     const char *path = in_place(*state, "ckpt"), *two = in_place(*state, "two");
@@ -223,7 +223,7 @@ static void damaged_directories_say_what_is_wrong(void **state) {
     c = must_open(path, true); /* headers alone are enough for this */
     fc_checkpoint_close(c);
 
-    snprintf(b, sizeof b, "%s/shard-00001-of-00004.h5", path); /* another rank's file in its place */
+    snprintf(b, sizeof b, "%s/shard-00001-of-00004.h5", path); /* replace it by the file of another rank */
     snprintf(text, sizeof text, "cp '%s' '%s'", b, a);
     assert_int_equal(system(text), 0);
     snprintf(text, sizeof text, "%s: it holds the shard of rank 1: it was renamed, or a copy replaced it", a);
@@ -247,7 +247,7 @@ static void damaged_directories_say_what_is_wrong(void **state) {
     snprintf(b, sizeof b, "%s/shard-00001-of-00002.h5", path);
     assert_int_equal(unlink(b), 0);
 
-    const char *mesh = in_place(*state, "mesh"); /* the same number of ranks, cut otherwise */
+    const char *mesh = in_place(*state, "mesh"); /* the same number of ranks, cut differently */
     write_sharded(&made, &other, mesh);
     h5_made_end(&made);
     snprintf(text, sizeof text, "cp '%s/shard-00002-of-00004.h5' '%s'", mesh, path);
@@ -264,7 +264,7 @@ static void damaged_directories_say_what_is_wrong(void **state) {
     assert_string_equal(err.message, text);
 }
 
-/* As another program leaves index.h5 that adds something to it: its tables are not used then. */
+/* Changes index.h5 as another program would. Its tables are then not used. */
 static void touch_index(const char *directory) {
     char text[300];
     snprintf(text, sizeof text, "printf x >> '%s/index.h5'", directory);
@@ -301,7 +301,7 @@ static void index_and_shards_must_agree(void **state) {
              "%s: dataset /w: the attributes global_shape and offsets are missing or disagree with index.h5", shard);
     assert_string_equal(err.message, text);
 
-    /* All shards of the one with the index of the other. */
+    /* The index of one checkpoint with all shards of the other. */
     snprintf(text, sizeof text, "cp '%s/index.h5' '%s'", x, y);
     assert_int_equal(system(text), 0);
     h5_made_begin(&b, dp2.ndim, dp2.names, dp2.sizes);
@@ -435,7 +435,7 @@ static void bad_files_give_one_line(void **state) {
     expect_failure(FSDPCKPT_CORPUS "/bad/h5-truncated.h5", FC_ECORRUPT,
                    ": not a readable HDF5 file (truncated file: eof = 15285, sblock->base_addr = 0, stored_eof = "
                    "22928)");
-    /* Other versions of libhdf5 may survive these two; this process must, whatever they do. */
+    /* Some versions of libhdf5 crash on these two. This process must survive in any case. */
     static const char *const crashers[] = {FSDPCKPT_CORPUS "/bad/h5-segv-group.h5",
                                            FSDPCKPT_CORPUS "/bad/h5-segv-text.h5"};
     for (int i = 0; i < 2; i++) {
@@ -447,7 +447,7 @@ static void bad_files_give_one_line(void **state) {
         }
         fc_checkpoint_close(c);
     }
-    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* nobody was left behind */
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* no child process is left */
     assert_int_equal(errno, ECHILD);
 }
 
@@ -455,7 +455,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(full_file_comes_back, make_place, remove_place),
         cmocka_unit_test_setup_teardown(shards_come_back, make_place, remove_place),
-        cmocka_unit_test_setup_teardown(damaged_directories_say_what_is_wrong, make_place, remove_place),
+        cmocka_unit_test_setup_teardown(damaged_directories_are_refused_with_the_reason, make_place, remove_place),
         cmocka_unit_test_setup_teardown(index_and_shards_must_agree, make_place, remove_place),
         cmocka_unit_test(h5py_files_open),
         cmocka_unit_test(unsupported_parts_are_listed_with_their_reason),

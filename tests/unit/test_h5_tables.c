@@ -1,10 +1,12 @@
 /*
- * The tables of index.h5: what is in them is what opens, what is not so is an error, and no bytes of theirs, however
- * hostile, make this process read outside of what it has. The CRC-64 of the tables is set anew after each change, as
- * somebody would who means harm.
+ * The tables of index.h5. A checkpoint opens with exactly their content, inconsistent tables are refused, and no bytes
+ * in them, however hostile, make this process read out of bounds. After each change the CRC-64 of the tables is
+ * updated, as an attacker would do.
  */
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/digest.h"
+#include "fsdpckpt/memory.h"
+#include "fsdpckpt/move.h"
 #include "fsdpckpt/verify.h"
 #include "h5_make.h"
 #include "hdf5/tables.h"
@@ -24,7 +26,7 @@
 typedef struct made {
     char path[64], index[96], shard[96];
     unsigned char *bytes, *good;
-    size_t size, tables; /* where the tables begin */
+    size_t size, tables; /* offset of the tables */
 } made;
 
 static void load(made *m) {
@@ -67,6 +69,43 @@ static int make(void **state) {
     return 0;
 }
 
+/* Four ranks with two HDF5 chunks or more each of a tensor, one of which does not shrink; and a small tensor. */
+static int make_compressed(void **state) {
+    enum { ROWS = 1003, COLUMNS = 2000 };
+    static const int64_t shape[] = {ROWS, COLUMNS}, origin[2], small_shape[] = {5};
+    made *m = calloc(1, sizeof *m);
+    float *data = calloc((size_t)ROWS * COLUMNS, sizeof *data);
+    fc_checkpoint *source = NULL;
+    fc_error err = {0};
+    strcpy(m->path, "/tmp/test_h5_tables-XXXXXX");
+    if (!data || !mkdtemp(m->path) || rmdir(m->path) != 0) {
+        return -1;
+    }
+    uint64_t random = 88172645463325252u;
+    for (size_t i = 0; i < (size_t)300 * COLUMNS * sizeof *data; i++) {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        ((unsigned char *)data)[i] = (unsigned char)random;
+    }
+    snprintf(m->index, sizeof m->index, "%s/index.h5", m->path);
+    snprintf(m->shard, sizeof m->shard, "%s/shard-00001-of-00004.h5", m->path);
+    const fc_memory_chunk whole = {origin, shape, NULL, data}, small = {origin, small_shape, NULL, data};
+    const fc_memory_tensor tensors[] = {{"large", {NULL, 0}, FC_F32, 2, shape, &whole, 1},
+                                        {"small", {NULL, 0}, FC_F32, 1, small_shape, &small, 1}};
+    const fc_mesh mesh = {.ndim = 1, .sizes = {4}, .names = {"dp"}};
+    const fc_convert_options how = {.format = fc_format_find("h5"), .selection = {.mesh = &mesh, .compress = 1}};
+    if (fc_checkpoint_in_memory("this test", tensors, 2, &source, &err) != FC_OK ||
+        fc_convert(source, m->path, &how, NULL, &err) != FC_OK) {
+        fail_msg("%s", err.message);
+    }
+    fc_checkpoint_close(source);
+    free(data);
+    load(m);
+    *state = m;
+    return 0;
+}
+
 static int clean(void **state) {
     made *m = *state;
     char command[128];
@@ -84,7 +123,7 @@ static void *row_of(made *m, fc_h5_table table, size_t number, size_t size) {
     return m->bytes + m->tables + manifest->tables[table][0] + number * size;
 }
 
-/* Writes index.h5 as it is in memory, with the right CRC-64 of its tables. */
+/* Writes index.h5 from memory, with the right CRC-64 of its tables. */
 static void put(made *m) {
     fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)(m->bytes + m->tables);
     const uint64_t bytes = ((const fc_h5_manifest_row *)(m->good + m->tables))->bytes;
@@ -110,7 +149,7 @@ static void expect(const made *m, const char *part) {
     }
 }
 
-/* Opens it, and asks for the bytes of every chunk: none may be outside of its file. @return whether it opens. */
+/* Opens it and resolves every chunk, which must lie within its file. @return whether it opens. */
 static bool try(const made *m) {
     fc_checkpoint *c = NULL;
     fc_error err = {0};
@@ -127,7 +166,7 @@ static bool try(const made *m) {
             for (int d = 0; d < t->ndim; d++) {
                 assert_true(box.offsets[d] >= 0 && box.sizes[d] > 0 && box.offsets[d] + box.sizes[d] <= t->shape[d]);
             }
-            if (fc_checkpoint_extent(c, t, k, &e, &err) == FC_OK && e.codec == FC_CODEC_RAW) {
+            if (fc_checkpoint_extent(c, t, k, &e, &err) == FC_OK) {
                 assert_int_equal(stat(c->files[e.file].path, &st), 0);
                 assert_true(e.offset <= (uint64_t)st.st_size && e.length <= (uint64_t)st.st_size - e.offset);
             }
@@ -137,9 +176,6 @@ static bool try(const made *m) {
     return true;
 }
 
-static void lies_are_errors(void **state) {
-    made *m = *state;
-    assert_true(try(m));
 #define LIE(table, type, number, change, part)                                                                         \
     do {                                                                                                               \
         type *row = row_of(m, table, number, sizeof(type));                                                            \
@@ -148,7 +184,12 @@ static void lies_are_errors(void **state) {
         expect(m, part);                                                                                               \
         restore(m);                                                                                                    \
     } while (0)
-    const uint64_t most = UINT64_MAX;
+
+static const uint64_t most = UINT64_MAX;
+
+static void wrong_tables_are_refused(void **state) {
+    made *m = *state;
+    assert_true(try(m));
     LIE(FC_H5_T_FILES, fc_h5_file_row, 1, row->size++, "not the file that index.h5 was written with: it has");
     LIE(FC_H5_T_MESH, fc_h5_mesh_row, 0, row->size = 3, "its tables are damaged: mesh");
     LIE(FC_H5_T_MESH, fc_h5_mesh_row, 0, row->size = INT64_MAX, "its tables are damaged: mesh");
@@ -168,14 +209,39 @@ static void lies_are_errors(void **state) {
     LIE(FC_H5_T_PLACEMENTS, fc_h5_placements_row, 0, row->text = most, "its tables are damaged: placements");
     LIE(FC_H5_T_PLACEMENTS, fc_h5_placements_row, 0, row->size--, "its tables are damaged: placements");
     LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->rank = 4, "its tables are damaged: boxes, row 0");
-    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->rank = most, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->rank = UINT32_MAX, "its tables are damaged: boxes, row 0");
     LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->offset = most - 4, "its tables are damaged: boxes, row 0");
     LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->length++, "its tables are damaged: boxes, row 0");
-#undef LIE
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->grid = 0, "its tables are damaged: boxes, row 0");
     m->bytes[m->tables + offsetof(fc_h5_manifest_row, tables)] ^= 0x40;
     put(m);
     expect(m, "its tables are damaged: ");
     restore(m);
+    put(m);
+    assert_true(try(m));
+}
+
+static void wrong_compressed_boxes_are_refused(void **state) {
+    made *m = *state;
+    assert_true(try(m));
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 1, row->grid = 9, "its tables are damaged: boxes, row 1");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 1, row->grid = FC_H5_NO_GRID, "its tables are damaged: boxes, row 1");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 1, row->offset = most, "its tables are damaged: boxes, row 1");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 1, row->length++, "its tables are damaged: boxes, row 1");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 4, row->grid = 0, "its tables are damaged: boxes, row 4");
+    LIE(FC_H5_T_GRIDS, fc_h5_grid_row, 0, row->dims = most, "its tables are damaged: grids, row 0");
+    LIE(FC_H5_T_GRIDS, fc_h5_grid_row, 0, row->ndim = 0, "its tables are damaged: grids, row 0");
+    LIE(FC_H5_T_GRIDS, fc_h5_grid_row, 0, row->ndim = 33, "its tables are damaged: grids, row 0");
+    LIE(FC_H5_T_GRIDS, fc_h5_grid_row, 0, row->ndim = 1, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_GRIDS, fc_h5_grid_row, 0, row->filters[0] = 0, "its tables are damaged: grids, row 0");
+    LIE(FC_H5_T_GRIDS, fc_h5_grid_row, 0, row->filters[3] = 1, "its tables are damaged: grids, row 0");
+    LIE(FC_H5_T_GRIDS, fc_h5_grid_row, 0, row->filters[1] = 4, "its tables are damaged: grids, row 0");
+    LIE(FC_H5_T_DIMS, int64_t, 3, *row = 0, "its tables are damaged: grids, row 0");
+    LIE(FC_H5_T_DIMS, int64_t, 3, *row = 1, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_CHUNKS, fc_h5_chunk_row, 0, row->offset = most, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_CHUNKS, fc_h5_chunk_row, 0, row->length = 0, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_CHUNKS, fc_h5_chunk_row, 0, row->length = UINT32_MAX, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_CHUNKS, fc_h5_chunk_row, 0, row->mask = 4, "its tables are damaged: boxes, row 0");
     put(m);
     assert_true(try(m));
 }
@@ -210,7 +276,7 @@ static void a_flipped_bit_is_found(void **state) {
     expect(m, "its tables are damaged: their CRC-64 is ");
 }
 
-static void another_file_is_not_read(void **state) {
+static void a_shard_of_another_run_is_refused(void **state) {
     made *m = *state;
     const fc_h5_file_row *row = row_of(m, FC_H5_T_FILES, 1, sizeof *row);
     FILE *f = fopen(m->shard, "r+b");
@@ -250,8 +316,10 @@ static size_t disagreements(const made *m) {
     fc_verify_options options = {.seal = NULL};
     fc_verify_report report;
     size_t count = 0;
-    assert_int_equal(fc_checkpoint_open(m->path, NULL, &c, &err), FC_OK);
-    assert_int_equal(fc_verify(c, &options, count_disagreements, &count, &report, &err), FC_OK);
+    if (fc_checkpoint_open(m->path, NULL, &c, &err) != FC_OK ||
+        fc_verify(c, &options, count_disagreements, &count, &report, &err) != FC_OK) {
+        fail_msg("%s", err.message);
+    }
     fc_checkpoint_close(c);
     return count;
 }
@@ -270,13 +338,37 @@ static void verify_compares_tables_with_files(void **state) {
     put(m);
 }
 
+static void verify_compares_compressed_boxes(void **state) {
+    made *m = *state;
+    assert_int_equal(disagreements(m), 0);
+    fc_h5_chunk_row *chunk = row_of(m, FC_H5_T_CHUNKS, 0, sizeof *chunk);
+    chunk->mask ^= 3;
+    put(m);
+    assert_int_equal(disagreements(m), 1);
+    restore(m);
+    chunk->offset++;
+    put(m);
+    assert_int_equal(disagreements(m), 1);
+    restore(m);
+    ((fc_h5_grid_row *)row_of(m, FC_H5_T_GRIDS, 0, sizeof(fc_h5_grid_row)))->filters[0] = 1;
+    put(m);
+    assert_int_equal(disagreements(m), 1);
+    restore(m);
+    put(m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(lies_are_errors, make, clean),
+        cmocka_unit_test_setup_teardown(wrong_tables_are_refused, make, clean),
         cmocka_unit_test_setup_teardown(mutations_are_survived, make, clean),
         cmocka_unit_test_setup_teardown(a_flipped_bit_is_found, make, clean),
-        cmocka_unit_test_setup_teardown(another_file_is_not_read, make, clean),
+        cmocka_unit_test_setup_teardown(a_shard_of_another_run_is_refused, make, clean),
         cmocka_unit_test_setup_teardown(verify_compares_tables_with_files, make, clean),
+        cmocka_unit_test_setup_teardown(wrong_compressed_boxes_are_refused, make_compressed, clean),
+        cmocka_unit_test_setup_teardown(mutations_are_survived, make_compressed, clean),
+        cmocka_unit_test_setup_teardown(a_flipped_bit_is_found, make_compressed, clean),
+        cmocka_unit_test_setup_teardown(a_shard_of_another_run_is_refused, make_compressed, clean),
+        cmocka_unit_test_setup_teardown(verify_compares_compressed_boxes, make_compressed, clean),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

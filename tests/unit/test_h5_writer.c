@@ -1,6 +1,6 @@
 /*
- * formats/hdf5, writing: extents, refusals, failures of the system, size. What other programs read is checked by
- * tests/oracle/h5_write.py.
+ * formats/hdf5, writing: extents, refusals, failed system calls, file size. tests/oracle/h5_write.py reads the files
+ * with other programs.
  */
 #include "h5_make.h"
 #include "hdf5/writer/tree.h"
@@ -23,7 +23,7 @@
 #include <cmocka.h>
 
 static char dir[64];
-static const uint64_t no_digests[128]; /* for index.h5 of tests that do not look at them */
+static const uint64_t no_digests[128]; /* for tests that do not check the digests in index.h5 */
 
 static const char *in_dir(const char *name) {
     static char paths[4][256];
@@ -98,7 +98,7 @@ static int by_offset(const void *a, const void *b) {
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
-/* Extents are aligned, do not overlap, and lie behind the headers and within the file. */
+/* Checks that extents are aligned, do not overlap, and are after the headers and within the file. */
 static void check_extents(const h5_made *made, const fc_target_file *file) {
     struct stat st;
     assert_int_equal(stat(file->path, &st), 0);
@@ -160,7 +160,7 @@ static void same_input_same_bytes(void **state) {
         h5_made made;
         h5_made_begin(&made, 0, NULL, NULL);
         h5_made_zoo(&made);
-        /* What malloc gives must not reach the file. */
+        /* Uninitialized memory must not reach the file. */
         memset(fc_arena_alloc(made.arena, 1 << 16), run ? 0xff : 0, 1 << 16);
         assert_int_equal(h5_made_write(&made, in_dir(run ? "b.h5" : "a.h5"), &err), FC_OK);
         h5_made_end(&made);
@@ -194,7 +194,7 @@ static void conflicting_names_are_refused(void **state) {
     expect_refusal("#0", "a", "list or a dict");
 }
 
-/* Close calls that are no conflict: every pair has two places. */
+/* Similar names that do not conflict: both names of every pair are stored. */
 static void similar_names_are_kept(void **state) {
     (void)state;
     const int64_t shape[] = {3};
@@ -230,7 +230,7 @@ static void names_and_paths_of_the_tree(void **state) {
     h5_made_end(&made);
 }
 
-/* Written as a reader walks: groups whole, members as first seen. */
+/* Each group is written completely, with members in the order of their first occurrence. */
 static void interleaved_groups_are_written_depth_first(void **state) {
     (void)state;
     static const char *const paths[] = {"z|a|1", "top", "b|x", "z|c", "z|a|0", "b|w", "z|b|y"};
@@ -281,8 +281,8 @@ static void an_existing_file_is_not_touched(void **state) {
 }
 
 /*
- * The disk fills up at every place a file can be cut: one line that says so, no crash of libhdf5 (its own driver has
- * one), nothing left open, and the next file works.
+ * The disk is full after any number of bytes. The error is one line, libhdf5 does not crash (its own driver would),
+ * nothing stays open, and the next file works.
  */
 static void a_full_disk_is_one_line(void **state) {
     (void)state;
@@ -317,7 +317,7 @@ static void a_full_disk_is_one_line(void **state) {
     h5_made_end(&made);
 }
 
-/* Headers fit, data do not: reserve says so, the engine never meets a file shorter than its extents. */
+/* If the headers fit but the data do not, reserve fails, so the engine never gets a file shorter than its extents. */
 static void a_file_that_cannot_grow_is_not_reserved(void **state) {
     (void)state;
     const int64_t shape[] = {1000000};
@@ -375,7 +375,7 @@ static void an_unreadable_object_is_named(void **state) {
     h5_made_end(&made);
 }
 
-/* Ten thousand small tensors: a file not much larger than its data, headers in one run at the start. */
+/* The file of ten thousand small tensors is not much larger than its data and begins with all headers. */
 static void ten_thousand_tensors(void **state) {
     (void)state;
     const int64_t shape[] = {16, 16};
@@ -402,7 +402,7 @@ static void ten_thousand_tensors(void **state) {
     h5_made_end(&made);
 }
 
-/* 4096 ranks: the index has a mapping for each distinct box, not for each rank, and makes no shard files itself. */
+/* For 4096 ranks the index has one mapping per distinct box, not per rank, and creates no shard files. */
 static void index_of_many_ranks(void **state) {
     (void)state;
     const int64_t sizes[] = {64, 32, 2}, shape[] = {640, 8};
@@ -420,7 +420,7 @@ static void index_of_many_ranks(void **state) {
     assert_int_equal(format->writer.finish(&writer, no_digests, &err), FC_OK);
     struct stat st;
     assert_int_equal(stat(in_dir("index.h5"), &st), 0);
-    /* 64 mappings of about 110 bytes a tensor; one for each rank would be 4096. */
+    /* 64 mappings of about 110 bytes per tensor; one per rank would be 4096. */
     assert_true(st.st_size > 100 * 64 * 50 && st.st_size < 100 * 64 * 250);
     format->writer.destroy(&writer);
     h5_made_end(&made);

@@ -1,6 +1,6 @@
 /*
- * lib/io/input.c: the same bytes arrive whether they are cached or not, at whatever offset, into whatever memory, also
- * at the end of the file and where the file system refuses direct reads.
+ * lib/io/input.c: reads return the same bytes whether cached or not, at any offset, into any memory, also at the end of
+ * the file and on file systems that refuse direct reads.
  */
 #include "io/input.h"
 
@@ -55,7 +55,7 @@ static int teardown(void **state) {
     return unlink(path);
 }
 
-/* Reads random ranges both ways; half of them are dropped from the cache before. */
+/* Reads random ranges both ways, half of them after dropping them from the cache. */
 static void read_ranges(fc_input *input, int count) {
     fc_error err;
     for (int i = 0; i < count; i++) {
@@ -80,7 +80,7 @@ static void read_ranges(fc_input *input, int count) {
     }
 }
 
-/* Whether the kernel says that all of the file is cached: cachestat(2) does not see the cache of overlayfs. */
+/* Returns whether the kernel reports the whole file as cached. cachestat(2) does not see the cache of overlayfs. */
 static bool known_as_cached(int fd) {
     enum { CACHESTAT = 451, PAGE = 4096 };
     uint64_t range[2] = {0, SIZE}, pages[5] = {0};
@@ -94,7 +94,7 @@ static void random_ranges(void **state) {
     srand(4);
     assert_int_equal(fc_input_open(&input, path, &err), FC_OK);
     posix_fadvise(input.fd, 0, 0, POSIX_FADV_DONTNEED);
-    bool stays = known_as_cached(input.fd); /* tmpfs has no other place for a file */
+    bool stays = known_as_cached(input.fd); /* tmpfs keeps files only in the cache */
     read_ranges(&input, 60);
     assert_true(fs.direct > 0 || input.cache_only || stays);
     fs.shorts = 4096 * 7;
@@ -104,7 +104,7 @@ static void random_ranges(void **state) {
     fc_input_close(&input);
 }
 
-static void refused(void **state) {
+static void refused_direct_reads_use_the_cache(void **state) {
     (void)state;
     fc_input input;
     fc_error err;
@@ -116,8 +116,8 @@ static void refused(void **state) {
     fc_input_close(&input);
 }
 
-/* What is in the cache is copied from there. */
-static void cached(void **state) {
+/* Cached data is copied from the cache. */
+static void cached_data_is_copied(void **state) {
     (void)state;
     fc_input input;
     fc_error err;
@@ -132,7 +132,7 @@ static void cached(void **state) {
     fc_input_close(&input);
 }
 
-static void truncated(void **state) {
+static void truncated_file_is_reported(void **state) {
     (void)state;
     fc_input input;
     fc_error err;
@@ -147,7 +147,7 @@ static void truncated(void **state) {
     }
 }
 
-static void missing(void **state) {
+static void missing_file_is_reported(void **state) {
     (void)state;
     fc_input input;
     fc_error err;
@@ -159,10 +159,10 @@ static void missing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(random_ranges, setup, teardown),
-        cmocka_unit_test_setup_teardown(refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(cached, setup, teardown),
-        cmocka_unit_test_setup_teardown(truncated, setup, teardown),
-        cmocka_unit_test_setup_teardown(missing, setup, teardown),
+        cmocka_unit_test_setup_teardown(refused_direct_reads_use_the_cache, setup, teardown),
+        cmocka_unit_test_setup_teardown(cached_data_is_copied, setup, teardown),
+        cmocka_unit_test_setup_teardown(truncated_file_is_reported, setup, teardown),
+        cmocka_unit_test_setup_teardown(missing_file_is_reported, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ static void mesh_has_the_given_dimensions(void **state) {
     assert_string_equal(mesh.names[0], "dp");
 }
 
-static void mesh_refusals(void **state) {
+static void bad_meshes_are_refused(void **state) {
     (void)state;
     fc_mesh mesh;
     fc_error err;
@@ -72,7 +72,7 @@ static void owner_is_one_of_the_holders(void **state) {
     (void)state;
     fc_mesh mesh = mesh_of(2, 3, 2);
     fc_placement p[3];
-    fc_layout_placements(&mesh, 2, -1, p); /* replicated on replicate and tp: 4 holders of each of 3 boxes */
+    fc_layout_placements(&mesh, 2, -1, p); /* replicated over replicate and tp: each of the 3 boxes has 4 holders */
     static const int64_t holders[4] = {2, 3, 8, 9};
     for (int64_t rank = 0; rank < 12; rank++) {
         int64_t coordinate[3];
@@ -87,7 +87,7 @@ static void owner_is_one_of_the_holders(void **state) {
     assert_int_equal(fc_layout_owner(&mesh, p, (int64_t[]){0, 2, 1}, 1), 11);
 }
 
-/* The bytes each rank stores, from the boxes it owns. */
+/* Adds up the bytes that each rank stores, from the boxes that it owns. */
 static void loads_of(const fc_mesh *mesh, size_t count, const uint64_t *bytes, const fc_placement *placements,
                      const uint32_t *offsets, uint64_t *loads) {
     int64_t ranks = fc_mesh_ranks(mesh);
@@ -150,8 +150,8 @@ static int replicated_along(const fc_mesh *mesh, const fc_placement *p) {
     return n;
 }
 
-/* What the header promises, rank by rank: sets with fewer replicated dimensions first, the least busy peak, the lowest.
- */
+/* Spreads as the header documents, rank by rank: sets with fewer replicated dimensions first; then the rank with the
+   smallest maximum, and the lowest of these. */
 static void spread_slowly(const fc_mesh *mesh, size_t count, const uint64_t *bytes, const fc_placement *placements,
                           uint32_t *offsets) {
     uint64_t loads[64] = {0};
@@ -236,7 +236,7 @@ static void spread_over_many_ranks(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mesh_has_the_given_dimensions),
-        cmocka_unit_test(mesh_refusals),
+        cmocka_unit_test(bad_meshes_are_refused),
         cmocka_unit_test(placements_are_those_of_fully_shard),
         cmocka_unit_test(owner_is_one_of_the_holders),
         cmocka_unit_test(spread_is_even),

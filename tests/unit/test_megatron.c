@@ -1,6 +1,6 @@
 /*
- * Megatron's rules: how the modules of megatron.core and of Megatron-LM before it cut their parameters, by name, and
- * which numbers in names are those of layers and of experts; and which ranks there must be.
+ * Megatron's rules: how the modules of megatron.core and of older Megatron-LM cut their parameters, by name; which
+ * numbers in names are those of layers and experts; and which ranks a checkpoint must have.
  */
 #include "megatron/megatron.h"
 
@@ -38,7 +38,7 @@ static void cuts_by_name(void **state) {
         {"model.language_model.encoder.layers.0.self_attention.dense.weight", MG_CUT, 1},
         {"model.language_model.encoder.layers.0.mlp.dense_h_to_4h.bias", MG_CUT, 0},
         {"model.language_model.encoder.layers.0.mlp.dense_4h_to_h.bias", MG_COPY, 0},
-        /* A whole matrix in BERT's head, of the same name as a cut one of attention. */
+        /* An uncut matrix in BERT's head, with the same name as a cut one of attention. */
         {"model.lm_head.dense.weight", MG_UNKNOWN, 0},
         {"model.lm_head.bias", MG_CUT, 0},
         {"model.decoder.layers.0.self_attention.linear_qkv._extra_state", MG_UNKNOWN, 0},
@@ -60,7 +60,7 @@ static void cuts_by_name(void **state) {
 
 static void layers_by_name(void **state) {
     static const struct {
-        const char *name, *prefix; /* NULL: no layer */
+        const char *name, *prefix; /* NULL if not in a layer */
         int64_t number;
     } cases[] = {
         {"model.decoder.layers.17.mlp.linear_fc1.weight", "model.decoder.layers.", 17},
@@ -92,7 +92,7 @@ static void experts_by_name(void **state) {
         const char *name;
         mg_expert kind;
         int64_t number;
-        const char *rest; /* behind the number */
+        const char *rest; /* the name after the number */
     } cases[] = {
         {"model.decoder.layers.7.mlp.experts.local_experts.12.linear_fc1.weight", MG_ONE_EXPERT, 12,
          ".linear_fc1.weight"},
@@ -129,8 +129,8 @@ static void experts_by_name(void **state) {
     }
 }
 
-/* Which places ranks have of whom args says how many there are, and which are missing then. */
-static void places(void **state) {
+/* The coordinates of ranks whose number args gives, and which of them are missing. */
+static void coordinates_of_ranks(void **state) {
     static const struct {
         mg_args args;
         int parts;
@@ -194,8 +194,8 @@ static void first_of_mlp(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cuts_by_name), cmocka_unit_test(layers_by_name), cmocka_unit_test(experts_by_name),
-        cmocka_unit_test(places),       cmocka_unit_test(extra_states),   cmocka_unit_test(first_of_mlp),
+        cmocka_unit_test(cuts_by_name),         cmocka_unit_test(layers_by_name), cmocka_unit_test(experts_by_name),
+        cmocka_unit_test(coordinates_of_ranks), cmocka_unit_test(extra_states),   cmocka_unit_test(first_of_mlp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * Checkpoints in memory: written by one process that holds everything, and by ranks with a shard each, and read back.
+ * Checkpoints in memory, written by one process that holds everything and by ranks with one shard each, and read back.
  */
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/move.h"
@@ -52,8 +52,8 @@ static float value(int64_t row, int64_t column) {
 }
 
 /*
- * Makes "model.w", of which this rank holds the rows that torch.chunk gives it (all of them, transposed, for one rank),
- * an empty tensor, and a number that all ranks hold.
+ * Makes "model.w", of which this rank holds the rows that torch.chunk gives it (or, for a single rank, all rows,
+ * transposed), an empty tensor, and a number that all ranks hold.
  */
 static fc_code make(int rank, int ranks, float *data, const int64_t *step, fc_checkpoint **out, fc_error *err) {
     int64_t dims[8][4], strides[] = {1, ROWS};
@@ -89,8 +89,8 @@ static fc_code write_rank(fc_comm *comm, void *context, fc_error *err) {
     fc_checkpoint *source = NULL;
     float data[ROWS * COLUMNS];
     int64_t step = 42;
-    int dp =
-        comm ? (int)j->mesh.sizes[j->mesh.ndim - 1] : 1; /* the last mesh dimension shards; one before it replicates */
+    int dp = comm ? (int)j->mesh.sizes[j->mesh.ndim - 1]
+                  : 1; /* the last mesh dimension shards, the one before it replicates */
     fc_convert_options how = {.format = fc_format_find("h5"),
                               .selection = {.mesh = j->mesh.ndim ? &j->mesh : NULL, .compress = j->compress},
                               .comm = comm,
@@ -132,7 +132,7 @@ static void check_target(const char *path) {
     }
 }
 
-static void one_process(void **state) {
+static void one_process_writes_everything(void **state) {
     (void)state;
     job j = {0};
     fc_error err = {FC_OK, ""};
@@ -146,7 +146,7 @@ static void one_process(void **state) {
     remove_target("one.h5");
 }
 
-static void shards_of_ranks(void **state) {
+static void ranks_write_their_shards(void **state) {
     (void)state;
     static const fc_mesh meshes[] = {
         {.ndim = 1, .sizes = {1}, .names = {"dp"}},
@@ -166,12 +166,12 @@ static void shards_of_ranks(void **state) {
     }
 }
 
-static void refusals(void **state) {
+static void bad_calls_are_refused(void **state) {
     (void)state;
     job j = {.mesh = {.ndim = 1, .sizes = {3}, .names = {"dp"}}};
     fc_error err = {FC_OK, ""};
     snprintf(j.target, sizeof j.target, "%s/bad", directory);
-    /* Division by bytes would give a rank data that another rank holds. */
+    /* Splitting by bytes would assign data to a rank that does not hold it. */
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "is in the memory of another rank"));
     j.own_parts = true;
@@ -191,13 +191,47 @@ static void refusals(void **state) {
     assert_int_equal(fc_checkpoint_in_memory("x", two, 1, &made, &err), FC_EUSAGE);
     assert_string_equal(err.message, "x: tensor a: chunk 0 is outside the tensor's shape");
     assert_null(made);
+
+    static const int64_t seven[] = {7};
+    const fc_memory_tensor opaque = {.name = "o", .dtype = FC_OPAQUE, .ndim = 1, .shape = seven};
+    assert_int_equal(fc_checkpoint_in_memory("x", &opaque, 1, &made, &err), FC_EUSAGE);
+    assert_string_equal(err.message, "x: tensor o: an object is opaque and has one dimension and one chunk");
+    static const int64_t none[] = {0};
+    const fc_memory_chunk bytes = {none, seven, NULL, "1234567"};
+    fc_memory_tensor object = opaque;
+    object.chunks = &bytes;
+    object.nchunks = 1;
+    object.encoding = "another";
+    assert_int_equal(fc_checkpoint_in_memory("x", &object, 1, &made, &err), FC_EUSAGE);
+    assert_string_equal(err.message, "x: object o: its encoding 'another' is unknown");
+}
+
+/* Two tensors that look alike are not taken for tied ones, which torch.save files store once. */
+static void tensors_that_look_alike_are_not_tied(void **state) {
+    (void)state;
+    static const int64_t two[] = {2}, none[] = {0};
+    static const float a[] = {1, 2}, b[] = {3, 4};
+    const fc_memory_chunk in_a = {none, two, NULL, a}, in_b = {none, two, NULL, b};
+    const fc_memory_tensor tensors[] = {
+        {.name = "a", .dtype = FC_F32, .ndim = 1, .shape = two, .chunks = &in_a, .nchunks = 1},
+        {.name = "b", .dtype = FC_F32, .ndim = 1, .shape = two, .chunks = &in_b, .nchunks = 1},
+    };
+    fc_checkpoint *made;
+    fc_error err;
+    assert_int_equal(fc_checkpoint_in_memory("x", tensors, 2, &made, &err), FC_OK);
+    const fc_tensor *all[] = {&made->tensors[0], &made->tensors[1]};
+    size_t same_as[2];
+    assert_int_equal(fc_find_ties(made, all, 2, same_as, &err), FC_OK);
+    assert_int_equal(same_as[1], 1);
+    fc_checkpoint_close(made);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_process),
-        cmocka_unit_test(shards_of_ranks),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(one_process_writes_everything),
+        cmocka_unit_test(ranks_write_their_shards),
+        cmocka_unit_test(bad_calls_are_refused),
+        cmocka_unit_test(tensors_that_look_alike_are_not_tied),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

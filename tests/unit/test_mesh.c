@@ -54,7 +54,7 @@ static void ranks_are_row_major(void **state) {
     assert_int_equal(fc_mesh_ranks(&none), 1);
 }
 
-static void pieces_are_those_of_torch_chunk(void **state) {
+static void boxes_are_those_of_torch_chunk(void **state) {
     (void)state;
     int64_t offset, length;
     static const int64_t want[4][2] = {{0, 2}, {2, 2}, {4, 1}, {5, 0}};
@@ -78,7 +78,7 @@ static void fsdp_over_colwise_runs_tp_major(void **state) {
     expect_rows(64, mesh_of(2, 4, 2, 0), p, want);
 }
 
-static void hsdp_repeats_it(void **state) {
+static void hsdp_repeats_the_boxes(void **state) {
     (void)state;
     const fc_placement p[] = {replicate, strided(2), shard0};
     const int64_t want[8][2] = {{0, 2}, {4, 2}, {2, 2}, {6, 1}, {0, 2}, {4, 2}, {2, 2}, {6, 1}};
@@ -89,13 +89,13 @@ static void uneven_and_empty(void **state) {
     (void)state;
     const int64_t one[4][2] = {{0, 1}, {1, 1}, {2, 0}, {2, 0}};
     expect_rows(2, mesh_of(1, 4, 0, 0), &shard0, one);
-    /* 9 rows: torch gives the last row to tp rank 0, although it lies in the piece of tp rank 1. */
+    /* 9 rows: torch gives the last row to tp rank 0, although it is in the chunk of tp rank 1. */
     const fc_placement p[] = {strided(2), shard0};
     const int64_t nine[8][2] = {{0, 2}, {5, 1}, {2, 2}, {6, 1}, {4, 1}, {7, 1}, {8, 1}, {9, 0}};
     expect_rows(9, mesh_of(2, 4, 2, 0), p, nine);
 }
 
-/* GPT-2's vocabulary: with torch's cuts the last dp coordinates would not hold boxes; in FSDP's order they do. */
+/* GPT-2's vocabulary: with torch's cuts the last dp coordinates would not hold boxes, but in FSDP's order they do. */
 static void uneven_fsdp_over_tp_falls_back(void **state) {
     (void)state;
     const fc_placement p[] = {strided(2), shard0};
@@ -123,7 +123,7 @@ static fc_code box_code(fc_placement p, int64_t rows, int64_t coordinate, fc_err
     return fc_local_box(1, &rows, &mesh, &p, &coordinate, offsets, sizes, err);
 }
 
-static void refusals(void **state) {
+static void bad_calls_are_refused(void **state) {
     (void)state;
     fc_error err;
     assert_int_equal(box_code((fc_placement){FC_PARTIAL, 0, 0}, 8, 0, &err), FC_EUNSUPPORTED);
@@ -137,20 +137,20 @@ static void refusals(void **state) {
     assert_int_equal(box_code(shard1, 8, 0, &err), FC_EUSAGE);
     assert_int_equal(box_code((fc_placement){FC_SHARD, -1, 0}, 8, 0, &err), FC_EUSAGE);
     assert_int_equal(box_code(shard0, 8, 2, &err), FC_EUSAGE);
-    /* No work in proportion to a number from a file. */
+    /* The time must not depend on a number from a file. */
     assert_int_equal(box_code(strided(INT64_MAX), INT64_MAX, 1, &err), FC_OK);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_row_major),
-        cmocka_unit_test(pieces_are_those_of_torch_chunk),
+        cmocka_unit_test(boxes_are_those_of_torch_chunk),
         cmocka_unit_test(fsdp_over_colwise_runs_tp_major),
-        cmocka_unit_test(hsdp_repeats_it),
+        cmocka_unit_test(hsdp_repeats_the_boxes),
         cmocka_unit_test(uneven_and_empty),
         cmocka_unit_test(uneven_fsdp_over_tp_falls_back),
         cmocka_unit_test(two_dimensions),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(bad_calls_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -128,7 +128,7 @@ static void tall_and_wide(void **state) {
 }
 
 /* A transposed view and an expanded one: strides (1, rows) and 0. */
-static void views(void **state) {
+static void transposed_and_expanded_views(void **state) {
     (void)state;
     fake *f = fake_new();
     f->only_raw = true;
@@ -298,7 +298,7 @@ static void runs_go_from_block_to_block(void **state) {
     fake_free(f);
 }
 
-static void read_box(void **state) {
+static void fc_read_box_reads_any_box(void **state) {
     (void)state;
     srand(9);
     for (int i = 0; i < 300; i++) {
@@ -336,11 +336,15 @@ static void read_box(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_random_jobs),  cmocka_unit_test(larger_random_jobs),
-        cmocka_unit_test(tall_and_wide),      cmocka_unit_test(views),
-        cmocka_unit_test(many_chunks),        cmocka_unit_test(wide_gaps),
-        cmocka_unit_test(batches_fit_a_tile), cmocka_unit_test(runs_go_from_block_to_block),
-        cmocka_unit_test(read_box),
+        cmocka_unit_test(small_random_jobs),
+        cmocka_unit_test(larger_random_jobs),
+        cmocka_unit_test(tall_and_wide),
+        cmocka_unit_test(transposed_and_expanded_views),
+        cmocka_unit_test(many_chunks),
+        cmocka_unit_test(wide_gaps),
+        cmocka_unit_test(batches_fit_a_tile),
+        cmocka_unit_test(runs_go_from_block_to_block),
+        cmocka_unit_test(fc_read_box_reads_any_box),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ static void job_end(job *j) {
     fake_free(j->f);
 }
 
-static void truncated_source(void **state) {
+static void truncated_source_is_reported(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -49,7 +49,7 @@ static void truncated_source(void **state) {
     job_end(&j);
 }
 
-static void missing_source(void **state) {
+static void missing_source_is_reported(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -59,7 +59,7 @@ static void missing_source(void **state) {
     job_end(&j);
 }
 
-static void strides_beyond_the_extent(void **state) {
+static void strides_beyond_the_extent_are_refused(void **state) {
     (void)state;
     job j;
     static const int64_t bad[] = {301, (int64_t)1 << 40, INT64_MAX, INT64_MIN, -1};
@@ -87,7 +87,7 @@ static void hole_writes_nothing(void **state) {
     job_end(&j);
 }
 
-static void cancelled(void **state) {
+static void cancelled_job_stops(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -97,7 +97,7 @@ static void cancelled(void **state) {
     job_end(&j);
 }
 
-static void target_missing(void **state) {
+static void missing_target_is_reported(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -108,7 +108,7 @@ static void target_missing(void **state) {
 }
 
 /* A file size limit stands in for a full disk: the write fails in the middle. */
-static void target_full(void **state) {
+static void full_disk_is_reported(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -127,7 +127,7 @@ static void target_full(void **state) {
     job_end(&j);
 }
 
-static void too_little_memory(void **state) {
+static void too_little_memory_is_reported(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -141,7 +141,7 @@ static void too_little_memory(void **state) {
     job_end(&j);
 }
 
-static void decoded_chunk_above_memory(void **state) {
+static void chunk_above_the_memory_is_refused(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -155,7 +155,7 @@ static void decoded_chunk_above_memory(void **state) {
 }
 
 /* One flipped bit in a deflated chunk: the message names the file and offset. */
-static void damaged_chunk(void **state) {
+static void damaged_chunk_is_named(void **state) {
     (void)state;
     job j;
     job_start(&j);
@@ -206,16 +206,16 @@ static void few_descriptors(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(truncated_source),
-        cmocka_unit_test(missing_source),
-        cmocka_unit_test(strides_beyond_the_extent),
+        cmocka_unit_test(truncated_source_is_reported),
+        cmocka_unit_test(missing_source_is_reported),
+        cmocka_unit_test(strides_beyond_the_extent_are_refused),
         cmocka_unit_test(hole_writes_nothing),
-        cmocka_unit_test(cancelled),
-        cmocka_unit_test(target_missing),
-        cmocka_unit_test(target_full),
-        cmocka_unit_test(too_little_memory),
-        cmocka_unit_test(decoded_chunk_above_memory),
-        cmocka_unit_test(damaged_chunk),
+        cmocka_unit_test(cancelled_job_stops),
+        cmocka_unit_test(missing_target_is_reported),
+        cmocka_unit_test(full_disk_is_reported),
+        cmocka_unit_test(too_little_memory_is_reported),
+        cmocka_unit_test(chunk_above_the_memory_is_refused),
+        cmocka_unit_test(damaged_chunk_is_named),
         cmocka_unit_test(cast_of_integers_is_refused),
         cmocka_unit_test(few_descriptors),
     };

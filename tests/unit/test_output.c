@@ -1,6 +1,6 @@
 /*
- * lib/io/output.c: runs of any length at any offset arrive whole, directly or not, and nothing beside them is touched.
- * The system call is ours here, so that a file system that refuses direct writes, or stops in the middle, can be had.
+ * lib/io/output.c: runs of any length and offset are written completely, directly or not, and no other byte changes.
+ * The test replaces the system call, to simulate file systems that refuse direct writes or fail in the middle.
  */
 #include "io/output.h"
 
@@ -56,7 +56,7 @@ static bool takes_direct(void) {
     return fd >= 0 && close(fd) == 0;
 }
 
-/* Writes `size` random bytes at `offset` from memory that is aligned as the file is, or `off` bytes beside that. */
+/* Writes `size` random bytes at `offset` from memory with the alignment of the file, plus `off` bytes. */
 static fc_code put(fc_output *output, size_t size, uint64_t offset, size_t off, fc_error *err) {
     unsigned char *from = bytes + offset % FC_OUTPUT_BLOCK + off;
     for (size_t i = 0; i < size; i++) {
@@ -76,7 +76,7 @@ static void assert_arrived(void) {
     free(found);
 }
 
-/* The file in random cuts, in random order, each written once: heads and tails share blocks with their neighbours. */
+/* Writes the file as random runs in random order. The ends of a run share blocks with its neighbours. */
 static void put_everything(fc_output *output) {
     enum { CUTS = 40 };
     size_t starts[CUTS + 1] = {0};
@@ -112,25 +112,25 @@ static void random_runs(void **state) {
         assert_int_equal(fc_output_allocate(path, &err), FC_OK);
         assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
         put_everything(&output);
-        assert_int_equal(fc_output_close(&output, &err), FC_OK);
+        assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
         assert_arrived();
     }
     assert_true(fs.direct > 0 || !takes_direct());
 }
 
-static void refused(void **state) {
+static void refused_direct_writes_use_the_cache(void **state) {
     (void)state;
     fc_output output;
     fc_error err;
     fs.refuse = EINVAL;
     assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
     put_everything(&output);
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_int_equal(fs.direct, 0);
     assert_arrived();
 }
 
-static void failed(void **state) {
+static void failed_write_is_reported(void **state) {
     (void)state;
     fc_output output;
     fc_error err;
@@ -142,10 +142,10 @@ static void failed(void **state) {
     assert_int_equal(put(&output, 1 << 20, 100, 0, &err), FC_EIO);
     assert_non_null(strstr(err.message, "writing at offset 4096: No space left on device"));
     assert_non_null(strstr(err.message, path));
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
 }
 
-/* What is too short or lies wrong in memory goes through the page cache. */
+/* Short runs and unaligned memory go through the page cache. */
 static void small_and_unaligned(void **state) {
     (void)state;
     fc_output output;
@@ -156,27 +156,27 @@ static void small_and_unaligned(void **state) {
     assert_int_equal(put(&output, 1 << 20, 2 << 20, 8, &err), FC_OK);
     assert_int_equal(put(&output, 0, SIZE, 0, &err), FC_OK);
     assert_int_equal(fs.direct, 0);
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_arrived();
 }
 
-static void missing(void **state) {
+static void missing_file_is_reported(void **state) {
     (void)state;
     fc_output output;
     fc_error err;
     assert_int_equal(fc_output_open(&output, "/tmp/fc-output-none/x", &err), FC_EIO);
     assert_non_null(strstr(err.message, "/tmp/fc-output-none/x: cannot be written: No such file"));
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_int_equal(fc_output_allocate("/tmp/fc-output-none/x", &err), FC_EIO);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(random_runs, setup, teardown),
-        cmocka_unit_test_setup_teardown(refused, setup, teardown),
-        cmocka_unit_test_setup_teardown(failed, setup, teardown),
+        cmocka_unit_test_setup_teardown(refused_direct_writes_use_the_cache, setup, teardown),
+        cmocka_unit_test_setup_teardown(failed_write_is_reported, setup, teardown),
         cmocka_unit_test_setup_teardown(small_and_unaligned, setup, teardown),
-        cmocka_unit_test_setup_teardown(missing, setup, teardown),
+        cmocka_unit_test_setup_teardown(missing_file_is_reported, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -86,8 +86,8 @@ static void python_values(void **state) {
     }
 }
 
-/* Every prefix of every real pickle is refused with a message, never accepted. */
-static void truncated_anywhere(void **state) {
+/* Every proper prefix of every real pickle is refused with a message. */
+static void every_prefix_is_refused(void **state) {
     (void)state;
     unsigned char bytes[4096];
     for (size_t i = 0; i < sizeof pickle_cases / sizeof *pickle_cases; i++) {
@@ -131,7 +131,7 @@ static void nesting_does_not_recurse(void **state) {
     free(bytes);
 }
 
-/* Each tuple holds the one before it twice: 2^60 values in 424 bytes. */
+/* Each tuple holds the previous one twice: 2^60 values in 424 bytes. */
 static void doubling_bomb_is_bounded(void **state) {
     (void)state;
     unsigned char bytes[512] = "\x80\x04)\x94";
@@ -148,7 +148,7 @@ static void doubling_bomb_is_bounded(void **state) {
     free(json);
 }
 
-static void cycles_end(void **state) {
+static void cycles_are_decoded_once(void **state) {
     (void)state;
     char *json = decode("\x80\x04]\x94h\x00"
                         "a.",
@@ -160,7 +160,7 @@ static void cycles_end(void **state) {
     free(json);
 }
 
-/* Found by the fuzzer: marks on an empty stack. */
+/* Marks on an empty stack, found by the fuzzer. */
 static void empty_stack(void **state) {
     (void)state;
     ASSERT_JSON("\x80\x02(t.", "{\"$tuple\":[]}");
@@ -171,7 +171,7 @@ static void empty_stack(void **state) {
     ASSERT_JSON("\x80\x02}(u.", "{}");
 }
 
-/* What has been folded away must still be there when the memo refers to it. */
+/* Folded values must still exist when the memo refers to them. */
 static void memo_outlives_folding(void **state) {
     (void)state;
     ASSERT_JSON("\x80\x02"
@@ -226,7 +226,7 @@ static void unused_state_is_recycled(void **state) {
     free(bytes);
 }
 
-/* Larger than the window, with a string that does not fit into it, from a file at an offset. */
+/* A pickle at an offset of a file, larger than the window and with a string that does not fit into it. */
 static void window_moves_over_a_file(void **state) {
     (void)state;
     enum { STRINGS = 60000, LONG = 700000 };
@@ -263,7 +263,7 @@ static void window_moves_over_a_file(void **state) {
     assert_string_equal(fc_pickle_bytes(p, items[STRINGS], &length), "s0000999");
     assert_int_equal(p->ninterned, 1001);
     fc_pickle_free(p);
-    /* A file that is shorter than it says. */
+    /* A file that is shorter than it claims. */
     source.size = n + 10;
     source.offset = 7;
     assert_int_equal(fc_pickle_load(&source, FC_PICKLE_STRICT, &p, &err), FC_ECORRUPT);
@@ -271,7 +271,7 @@ static void window_moves_over_a_file(void **state) {
     free(bytes);
 }
 
-static void hostile_globals(void **state) {
+static void hostile_globals_are_refused(void **state) {
     (void)state;
     ASSERT_REFUSED("\x80\x02"
                    "cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
@@ -284,11 +284,11 @@ static void hostile_globals(void **state) {
     ASSERT_REFUSED("\x80\x02"
                    "ctorch.hub\nload\n.",
                    "x.pkl: offset 1002: pickle global torch.hub.load is not allowed: this file may be hostile");
-    /* A class that is merely unknown is not called hostile. */
+    /* An unknown class is not called hostile. */
     assert_refused("\x80\x02"
                    "cmine\nConfig\n)R.",
                    18, FC_PICKLE_STRICT, FC_EUNSUPPORTED, "x.pkl: offset 1016: unsupported: class Config of mine");
-    /* In an object the name is kept, and nothing happens. */
+    /* In an object the name is kept and nothing is called. */
     ASSERT_JSON("\x80\x02"
                 "cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
                 "{\"$unsafe\":\"os.system\"}");
@@ -342,7 +342,7 @@ static void shared_lists_cost_no_memory(void **state) {
     free(bytes);
 }
 
-static void damaged(void **state) {
+static void damaged_pickles_are_refused(void **state) {
     (void)state;
     ASSERT_REFUSED("", "x.pkl: offset 1000: the pickle is cut off: 1 more bytes belong here, 0 are left");
     ASSERT_REFUSED("PK\x03\x04", "x.pkl: offset 1000: pickle opcode 'P' (0x50) is not allowed here");
@@ -395,7 +395,7 @@ static void damaged(void **state) {
         "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes belong here, 0 are left");
 }
 
-/* A tensor's description is checked by itself; the forms are those of torch's _rebuild functions. */
+/* Tensor descriptions in the forms of torch's _rebuild functions are checked on their own. */
 static void huge_zero_stride_view(void **state) {
     (void)state;
     static const char bytes[] = "\x80\x02"
@@ -418,7 +418,7 @@ static void huge_zero_stride_view(void **state) {
     ASSERT_JSON(bytes, "{\"$tensor\":{\"dtype\":\"float32\",\"shape\":[4398046511104]}}");
 }
 
-/* An element type that torch has and this program has not is told from a hostile global. */
+/* A dtype of torch that is not supported is not called a hostile global. */
 static void element_types(void **state) {
     static const char *const foreign[] = {"quint8", "bits16", "uint4", "int7", "bit", "bcomplex32"};
     uint32_t aux = 0;
@@ -435,16 +435,16 @@ static void element_types(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(python_values),
-        cmocka_unit_test(truncated_anywhere),
+        cmocka_unit_test(every_prefix_is_refused),
         cmocka_unit_test(nesting_does_not_recurse),
         cmocka_unit_test(doubling_bomb_is_bounded),
-        cmocka_unit_test(cycles_end),
+        cmocka_unit_test(cycles_are_decoded_once),
         cmocka_unit_test(memo_outlives_folding),
         cmocka_unit_test(unused_state_is_recycled),
         cmocka_unit_test(window_moves_over_a_file),
-        cmocka_unit_test(hostile_globals),
+        cmocka_unit_test(hostile_globals_are_refused),
         cmocka_unit_test(shared_lists_cost_no_memory),
-        cmocka_unit_test(damaged),
+        cmocka_unit_test(damaged_pickles_are_refused),
         cmocka_unit_test(element_types),
         cmocka_unit_test(huge_zero_stride_view),
         cmocka_unit_test(empty_stack),

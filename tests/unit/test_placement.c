@@ -1,5 +1,5 @@
 /*
- * Placements as text: our own output and torch's repr are parsed, and nothing else.
+ * Placements as text. Only our own output and torch's repr are accepted.
  */
 #include "fsdpckpt/mesh.h"
 
@@ -52,7 +52,7 @@ static void reads_the_repr_of_torch(void **state) {
     assert_int_equal(read[2].kind, FC_PARTIAL);
 }
 
-static void refuses_the_rest(void **state) {
+static void other_text_is_refused(void **state) {
     (void)state;
     static const char *const bad[] = {"",
                                       "[",
@@ -81,7 +81,7 @@ int main(void) {
         cmocka_unit_test(round_trip),
         cmocka_unit_test(short_buffer_is_reported),
         cmocka_unit_test(reads_the_repr_of_torch),
-        cmocka_unit_test(refuses_the_rest),
+        cmocka_unit_test(other_text_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

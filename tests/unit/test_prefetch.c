@@ -59,7 +59,7 @@ static void check(expectation *e) {
 
 #define FORWARD "ALL_GATHER:unit0 ALL_GATHER:unit1 FREE:unit1 ALL_GATHER:unit2 FREE:unit2 ALL_GATHER:unit3 FREE:unit3"
 
-static void none(void **state) {
+static void without_prefetch(void **state) {
     (void)state;
     expectation e = {.forward = {FORWARD, FORWARD},
                      .backward = {"ALL_GATHER:unit3 FREE:unit3 ALL_GATHER:unit2 FREE:unit2 ALL_GATHER:unit1 FREE:unit1 "
@@ -67,8 +67,8 @@ static void none(void **state) {
     check(&e);
 }
 
-/* Before a unit's own computation: the root's pre-backward gathers unit 3, that of unit 3 unit 2. The root was never
-   freed. */
+/* A unit is prefetched before the computation of another: the root's pre-backward gathers unit 3, and unit 3's gathers
+   unit 2. The root was never freed. */
 static void backward_pre(void **state) {
     (void)state;
     static const char *const wanted =
@@ -116,8 +116,8 @@ static void two_units_ahead(void **state) {
     check(&e);
 }
 
-/* The fixed order of the first iteration misleads the second: what was gathered by mistake is freed in the end, and
-   nothing is gathered twice. */
+/* The order of the first iteration is wrong for the second. Units gathered by mistake are freed at the end, and none is
+   gathered twice. */
 static void another_order(void **state) {
     (void)state;
     static const int order[] = {3, 1, 2};
@@ -141,12 +141,8 @@ static void kept_parameters(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(none),
-        cmocka_unit_test(backward_pre),
-        cmocka_unit_test(backward_post),
-        cmocka_unit_test(forward_order),
-        cmocka_unit_test(two_units_ahead),
-        cmocka_unit_test(another_order),
+        cmocka_unit_test(without_prefetch), cmocka_unit_test(backward_pre),    cmocka_unit_test(backward_post),
+        cmocka_unit_test(forward_order),    cmocka_unit_test(two_units_ahead), cmocka_unit_test(another_order),
         cmocka_unit_test(kept_parameters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

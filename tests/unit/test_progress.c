@@ -1,5 +1,5 @@
 /*
- * The counters of a job: phases, and opening checkpoints of many files, which counts them and can be stopped.
+ * The counters of a job: phases, and opening checkpoints of many files, which is counted and can be stopped.
  */
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/progress.h"

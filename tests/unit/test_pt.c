@@ -1,7 +1,6 @@
 /*
- * formats/pt: what torch.save would never write, and files that were damaged. What it does write is compared with
- * PyTorch itself in tests/oracle/pt.py and pt_ranks.py. The files are made here, byte by byte, by the writers of
- * formats/torch.
+ * formats/pt: input that torch.save would never write, and damaged files, made here byte by byte by the writers of
+ * formats/torch. tests/oracle/pt.py and pt_ranks.py compare real files with PyTorch.
  */
 #include "fsdpckpt/move.h"
 #include "torch/pickle_write.h"
@@ -21,7 +20,7 @@
 
 typedef struct fixture {
     char directory[64];
-    char path[128]; /* of the file that is tested */
+    char path[128]; /* the tested file */
     fc_torch_pickler w;
     fc_error err;
     fc_checkpoint *checkpoint;
@@ -48,7 +47,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-/* Puts the pickle into an archive with one data record of `bytes` bytes, and opens it. */
+/* Puts the pickle into an archive with a data record of `bytes` bytes and opens it. */
 static fc_code open_pickle(fixture *f, uint64_t bytes) {
     fc_torch_zip zip = {0};
     uint64_t offset;
@@ -111,7 +110,7 @@ static void a_tensor_within_its_storage(void **state) {
     assert_int_equal(e.offset % 64, 0);
 }
 
-static void a_tensor_behind_its_storage(void **state) {
+static void a_tensor_beyond_its_storage(void **state) {
     fixture *f = *state;
     static const int64_t sizes[] = {2, 3}, strides[] = {1, 3};
     assert_int_equal(open_tensor(f, 2, sizes, strides, 6, 24), FC_ECORRUPT);
@@ -140,7 +139,7 @@ static void a_size_that_overflows(void **state) {
     says(f, "its size is impossible");
 }
 
-/* Each level holds the next one twice: 2^60 leaves in a few hundred bytes. The outer dicts are made first. */
+/* Each level holds the next twice: 2^60 leaves in a few hundred bytes. The outer dicts come first. */
 static void doubling_dicts(void **state) {
     fixture *f = *state;
     for (int i = 0; i < 60; i++) {
@@ -161,7 +160,7 @@ static void doubling_dicts(void **state) {
     says(f, "too many shared values");
 }
 
-/* The same of lists without a tensor is one object, and small. */
+/* The same with lists and no tensor is one small object. */
 static void doubling_lists(void **state) {
     fixture *f = *state;
     begin_dict(f);
@@ -187,7 +186,7 @@ static void doubling_lists(void **state) {
     assert_true(strlen(json) < 1 << 20);
 }
 
-static void a_dict_in_itself(void **state) {
+static void a_dict_that_contains_itself(void **state) {
     fixture *f = *state;
     fc_torch_pickle_op(&f->w, FC_PICKLE_EMPTY_DICT);
     uint32_t self = fc_torch_pickle_put(&f->w);
@@ -198,8 +197,8 @@ static void a_dict_in_itself(void **state) {
     says(f, "nested more than");
 }
 
-/* A list in itself is a value like any other: Python pickles it, and so do we. */
-static void a_list_in_itself(void **state) {
+/* A list that contains itself is a valid object: Python pickles it, and so do we. */
+static void a_list_that_contains_itself(void **state) {
     fixture *f = *state;
     begin_dict(f);
     key(f, "list");
@@ -224,14 +223,14 @@ static void a_million_levels(void **state) {
     }
     end_dict(f);
     fc_extent extent;
-    assert_int_equal(open_pickle(f, 0), FC_OK); /* it is there, for the others' sake */
+    assert_int_equal(open_pickle(f, 0), FC_OK); /* is listed, so that other values can be read */
     assert_int_equal(f->checkpoint->ntensors, 1);
     assert_int_equal(fc_checkpoint_extent(f->checkpoint, &f->checkpoint->tensors[0], 0, &extent, &f->err),
                      FC_EUNSUPPORTED);
     says(f, "nested too deeply");
 }
 
-static void names_that_meet(void **state) {
+static void names_that_collide(void **state) {
     fixture *f = *state;
     static const int64_t one[] = {1};
     begin_dict(f);
@@ -288,7 +287,7 @@ static void legacy_files_that_end_early(void **state) {
     free(bytes);
 }
 
-/* Any one byte changed: read or refused, but every extent lies within the file. */
+/* With any byte changed the file is read or refused, and every extent is within the file. */
 static void legacy_files_with_a_wrong_byte(void **state) {
     fixture *f = *state;
     size_t size;
@@ -310,7 +309,7 @@ static void legacy_files_with_a_wrong_byte(void **state) {
     free(bytes);
 }
 
-/* ---- one file a rank ---- */
+/* ---- one file per rank ---- */
 
 static fc_code reshard(fixture *f, const char *target, int64_t ranks) {
     fc_checkpoint *source;
@@ -324,7 +323,7 @@ static fc_code reshard(fixture *f, const char *target, int64_t ranks) {
     return rc;
 }
 
-static void files_under_wrong_names(void **state) {
+static void files_with_wrong_names_are_refused(void **state) {
     fixture *f = *state;
     char target[128], a[256], b[256], c[256];
     snprintf(target, sizeof target, "%s/ranks", f->directory);
@@ -347,7 +346,7 @@ static void files_under_wrong_names(void **state) {
     says(f, "symbolic link");
 }
 
-/* The same bytes for the same input, and nothing left where the target cannot be. */
+/* The same input gives the same bytes. If the target cannot be made, nothing is left behind. */
 static void targets_are_deterministic(void **state) {
     fixture *f = *state;
     char a[128], b[128], command[400];
@@ -364,20 +363,20 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         TEST(a_tensor_within_its_storage),
-        TEST(a_tensor_behind_its_storage),
+        TEST(a_tensor_beyond_its_storage),
         TEST(a_storage_shorter_than_its_pickle_says),
         TEST(zero_strides_make_no_memory),
         TEST(a_size_that_overflows),
         TEST(doubling_dicts),
         TEST(doubling_lists),
-        TEST(a_dict_in_itself),
-        TEST(a_list_in_itself),
+        TEST(a_dict_that_contains_itself),
+        TEST(a_list_that_contains_itself),
         TEST(a_million_levels),
-        TEST(names_that_meet),
+        TEST(names_that_collide),
         TEST(names_with_nul),
         TEST(legacy_files_that_end_early),
         TEST(legacy_files_with_a_wrong_byte),
-        TEST(files_under_wrong_names),
+        TEST(files_with_wrong_names_are_refused),
         TEST(targets_are_deterministic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /*
- * lib/plan/rename.c: rules from the command line, on names and on the paths that they are joined from.
+ * lib/plan/rename.c: rules of the command line, applied to names and to the paths behind them.
  */
 #include "plan/rename.h"
 
@@ -14,7 +14,7 @@
 
 enum { MAX_ELEMENTS = 8 };
 
-/* A tensor from "model|layers.0.w|#1": elements, those of a list marked with #. */
+/* A tensor for "model|layers.0.w|#1": elements, those of a list marked with #. */
 typedef struct sample {
     char name[256], keys[256];
     fc_path_element elements[MAX_ELEMENTS];
@@ -100,7 +100,7 @@ static void rules_are_those_of_sed(void **state) {
     becomes("a+b", "s+a\\+b+c+", NULL, "c = c");
     becomes("a", "s/a/b/", "s/b/c/", "c = c");
     becomes("a", "s/(b)?a/<\\1>/", NULL, "<> = <>");
-    becomes("größe", "s/gr.(.)e/\\1/", NULL, "ß = ß"); /* a character, not a byte */
+    becomes("größe", "s/gr.(.)e/\\1/", NULL, "ß = ß"); /* . matches a character, not a byte */
     becomes("größe", "s/x*/-/g", NULL, "-g-r-ö-ß-e- = -g-r-ö-ß-e-");
 }
 

@@ -1,6 +1,6 @@
 /*
- * safetensors: which headers are refused, and with what message. What is read right is compared with the library's own
- * answers by tests/oracle/safetensors_*.py; all that the library (0.8) refuses is refused here.
+ * safetensors: headers that are refused, with their messages. Everything that the safetensors library (0.8) refuses is
+ * refused here too. tests/oracle/safetensors_*.py compare valid files with the library.
  */
 #include "base/base64.h"
 #include "fsdpckpt/checkpoint.h"
@@ -49,7 +49,7 @@ static void forget(const char *name) {
 static const struct {
     const char *header; /* four bytes of data follow */
     fc_code code;
-    const char *message; /* a part of it */
+    const char *message; /* part of the message */
 } refused[] = {
     {"", FC_ECORRUPT, "offset 8: a JSON object should start here"},
     {"[]", FC_ECORRUPT, "offset 8: a JSON object should start here"},
@@ -113,7 +113,7 @@ static const struct {
      "saved_offsets should have one number"},
 };
 
-static void hostile_headers(void **state) {
+static void hostile_headers_are_refused(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         fc_checkpoint *c;
@@ -127,7 +127,7 @@ static void hostile_headers(void **state) {
     }
 }
 
-static void lengths(void **state) {
+static void wrong_lengths_are_refused(void **state) {
     static const uint64_t wrong[] = {UINT64_MAX, 100000001, 100000000, 1000};
     (void)state;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -145,8 +145,8 @@ static void lengths(void **state) {
     assert_non_null(strstr(err.message, "truncated"));
 }
 
-/* A value that jansson would make a tree of seventy times its size. */
-static void large_value(void **state) {
+/* A value for which jansson would build a tree of seventy times its size. */
+static void large_values_cost_little_memory(void **state) {
     enum { SIZE = 4 << 20 };
     (void)state;
     char *header = malloc(SIZE + 64);
@@ -174,8 +174,8 @@ static fc_checkpoint *open_good(const char *header, const char *data, size_t siz
     return c;
 }
 
-/* Leading blanks and null metadata, which the library takes; empty tensors at the borders; data in another order. */
-static void accepted(void **state) {
+/* Leading blanks and null metadata, as the library accepts; empty tensors between others; data in another order. */
+static void unusual_headers_are_accepted(void **state) {
     (void)state;
     fc_extent extent;
     fc_checkpoint *c =
@@ -195,7 +195,7 @@ static void accepted(void **state) {
     fc_checkpoint_close(c);
 }
 
-static void four_bits(void **state) {
+static void four_bit_dtypes_are_unreadable(void **state) {
     (void)state;
     fc_checkpoint *c = open_good("{" T("a", "F4", "[2,4]", "0", "4") "}", "abcd", 4);
     assert_int_equal(c->tensors[0].dtype, FC_F4_E2M1FN_X2);
@@ -223,7 +223,7 @@ static void put_text(const char *name, const char *text) {
 
 #define INDEX "model.safetensors.index.json"
 
-static void indexes(void **state) {
+static void wrong_indexes_are_refused(void **state) {
     static const struct {
         const char *text, *message;
         fc_code code;
@@ -357,9 +357,15 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hostile_headers), cmocka_unit_test(lengths),   cmocka_unit_test(large_value),
-        cmocka_unit_test(accepted),        cmocka_unit_test(four_bits), cmocka_unit_test(indexes),
-        cmocka_unit_test(several_files),   cmocka_unit_test(shards),    cmocka_unit_test(base64),
+        cmocka_unit_test(hostile_headers_are_refused),
+        cmocka_unit_test(wrong_lengths_are_refused),
+        cmocka_unit_test(large_values_cost_little_memory),
+        cmocka_unit_test(unusual_headers_are_accepted),
+        cmocka_unit_test(four_bit_dtypes_are_unreadable),
+        cmocka_unit_test(wrong_indexes_are_refused),
+        cmocka_unit_test(several_files),
+        cmocka_unit_test(shards),
+        cmocka_unit_test(base64),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

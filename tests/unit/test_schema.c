@@ -1,5 +1,5 @@
 /*
- * formats/schema: what a schema says, and every way in which one can be wrong.
+ * formats/schema: reading a schema, and everything that can be wrong in one.
  */
 #include "fsdpckpt/format.h"
 
@@ -106,14 +106,14 @@ static void many_entries(void **state) {
 #define ONES "1,1,1,1,1,1,1,1,"
 #define TENSOR "{\"name\": \"w\", \"dtype\": \"f32\", \"shape\": "
 
-static void wrong_files_are_told_with_their_place(void **state) {
+static void wrong_files_are_refused_with_the_position(void **state) {
     (void)state;
     static const struct {
         const char *text;
         fc_code code;
         const char *message; /* after the path */
     } cases[] = {
-        /* What is no JSON: the words are jansson's. */
+        /* Invalid JSON: the message comes from jansson. */
         {BEGIN GOOD "]", FC_ECORRUPT, ":1:93: '}' expected near end of file"},
         {BEGIN GOOD, FC_ECORRUPT, ":1:92: ']' expected near end of file"},
         {BEGIN GOOD ",]}", FC_ECORRUPT, ":1:94: unexpected token near ']'"},
@@ -140,7 +140,7 @@ static void wrong_files_are_told_with_their_place(void **state) {
         {BEGIN "]} {}", FC_ECORRUPT, ":1:53: end of file expected near '{'"},
         {BEGIN "],\n\n \"later\": ]}", FC_ECORRUPT, ":3:11: unexpected token near ']'"},
         {"\xef\xbb\xbf" BEGIN "]} x", FC_ECORRUPT, ":1:53: end of file expected near 'x'"},
-        /* JSON that is no schema. */
+        /* Valid JSON that is not a schema. */
         {BEGIN "\n" GOOD "\n," GOOD "]}", FC_ECORRUPT, ": the name 'w' appears twice"},
         {BEGIN GOOD "], \"objects\": [{\"name\": \"w\"}]}", FC_ECORRUPT, ": the name 'w' appears twice"},
         {BEGIN "{\"name\": \"w\", \"shape\": [1]}]}", FC_ECORRUPT, ": tensor 'w' has no \"dtype\""},
@@ -205,7 +205,7 @@ static void wrong_files_are_told_with_their_place(void **state) {
     }
 }
 
-/* Every prefix of a good file, and every good file with one byte changed, is read or refused, never more. */
+/* Every prefix of a good file, and every change of one byte, is read or refused without a crash. */
 static void cut_and_changed_files(void **state) {
     (void)state;
     static const char good[] = BEGIN "{\"name\": \"\\u00e9\xc3\xa9\", \"path\": [\"a\", 3], \"dtype\": \"f32\", "
@@ -228,7 +228,7 @@ static void cut_and_changed_files(void **state) {
     }
 }
 
-/* 2,048 levels are what jansson follows. */
+/* jansson parses at most 2,048 levels. */
 static void deep_nesting_is_refused(void **state) {
     (void)state;
     char text[3100] = BEGIN "], \"x\": ";
@@ -263,7 +263,7 @@ static void long_paths_are_refused(void **state) {
     }
 }
 
-static void other_json_is_no_checkpoint(void **state) {
+static void other_json_is_not_a_checkpoint(void **state) {
     (void)state;
     static const char *const others[] = {"{}", "[]", "{\"tensors\": []}", " ", "\"fsdpckpt\""};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -278,11 +278,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_is_read),
         cmocka_unit_test(many_entries),
-        cmocka_unit_test(wrong_files_are_told_with_their_place),
+        cmocka_unit_test(wrong_files_are_refused_with_the_position),
         cmocka_unit_test(cut_and_changed_files),
         cmocka_unit_test(deep_nesting_is_refused),
         cmocka_unit_test(long_paths_are_refused),
-        cmocka_unit_test(other_json_is_no_checkpoint),
+        cmocka_unit_test(other_json_is_not_a_checkpoint),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
 }

@@ -209,7 +209,7 @@ static void spec_is_rewritten_for_the_tensors_device(void **state) {
     }
     fc_remote_device_format(&devices[1], text, sizeof text);
     assert_string_equal(text, "rank:1/cuda:1");
-    /* "cuda:1" has no rank, so it is nobody's to rewrite. */
+    /* "cuda:1" has no rank, so no rank rewrites it. */
     assert_int_equal(fc_rewrite_spec_if_needed(&spec, &cpu, -1, arena, &out, NULL), FC_OK);
     assert_ptr_equal(out.as.chunk.placements, devices);
     fc_shard_metadata one = SHARD2(0, 0, 1, 1);

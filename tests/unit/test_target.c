@@ -204,7 +204,7 @@ static void loads_are_those_of_the_files(void **state) {
     }
 }
 
-static void loads_that_overflow(void **state) {
+static void overflowing_loads_are_refused(void **state) {
     fixture *f = *state;
     const int64_t huge[] = {INT64_MAX / 8};
     fc_tensor many[3];
@@ -267,7 +267,7 @@ int main(void) {
         TEST(only_floating_point_is_cast),
         TEST(ranks_own_each_box_once),
         TEST(loads_are_those_of_the_files),
-        TEST(loads_that_overflow),
+        TEST(overflowing_loads_are_refused),
         TEST(plan_that_cuts_nothing_is_refused),
         TEST(rules_that_decide_nothing_are_counted),
     };

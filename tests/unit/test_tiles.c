@@ -21,7 +21,7 @@ static int64_t position(const fc_box *box, const int64_t *point) {
     return at;
 }
 
-/* Walks the elements of a tile in its own row-major order; they must be start, start + 1, …  */
+/* Walks the elements of a tile in its row-major order: they must be start, start + 1, … */
 static void check_contiguous(const fc_box *box, const fc_tile *tile) {
     int64_t index[FC_MAX_DIMS] = {0};
     for (int64_t n = 0; n < tile->count; n++) {
@@ -60,7 +60,7 @@ static void check(const fc_box *box, int64_t limit, int64_t multiple) {
     assert_false(fc_tiles_next(&tiles, &tile));
 }
 
-/* A box in ranges that are walked separately, as several ranks do. */
+/* Walks a box in separate ranges, as several ranks do. */
 static void check_ranges(const fc_box *box, int64_t limit, int ranges) {
     int64_t volume = fc_box_volume(box), next = 0;
     for (int r = 0; r < ranges; r++) {
@@ -106,7 +106,7 @@ static void scalar_is_one_tile(void **state) {
 }
 
 /* 1001 rows of 1000 at a limit of 500,000: three tiles of nearly the same size, not two and a sliver of one row. */
-static void shares_are_even(void **state) {
+static void tiles_are_even(void **state) {
     (void)state;
     int64_t offsets[2] = {0, 0}, sizes[2] = {1001, 1000};
     fc_box box = {2, offsets, sizes};
@@ -124,7 +124,7 @@ static void shares_are_even(void **state) {
 }
 
 /* Tiles begin at multiples of 2048 elements for any row length: 4 rows of 5632 elements, 512 rows of 300. */
-static void begins_at_multiples(void **state) {
+static void tiles_begin_at_multiples(void **state) {
     (void)state;
     const int64_t shapes[][2] = {{4096, 5632}, {32000, 300}, {1001, 2048}, {9, 1 << 20}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -143,7 +143,7 @@ static void begins_at_multiples(void **state) {
 }
 
 /* If the rows up to the next multiple do not fit a tile, the tile ends at its limit. */
-static void no_multiple_fits(void **state) {
+static void rows_that_never_fit_a_multiple(void **state) {
     (void)state;
     int64_t offsets[2] = {0, 0}, sizes[2] = {600, 1001};
     fc_box box = {2, offsets, sizes};
@@ -175,8 +175,12 @@ static void huge_box(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_boxes),        cmocka_unit_test(scalar_is_one_tile), cmocka_unit_test(shares_are_even),
-        cmocka_unit_test(begins_at_multiples), cmocka_unit_test(no_multiple_fits),   cmocka_unit_test(huge_box),
+        cmocka_unit_test(random_boxes),
+        cmocka_unit_test(scalar_is_one_tile),
+        cmocka_unit_test(tiles_are_even),
+        cmocka_unit_test(tiles_begin_at_multiples),
+        cmocka_unit_test(rows_that_never_fit_a_multiple),
+        cmocka_unit_test(huge_box),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

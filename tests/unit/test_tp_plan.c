@@ -1,5 +1,5 @@
 /*
- * Tensor-parallel plans: the built-in one on the names of real models, JSON plans, optimizer state, bad files.
+ * Tensor-parallel plans: the built-in plan on the names of real models, JSON plans, optimizer state, bad files.
  */
 #include "fsdpckpt/layout.h"
 
@@ -87,7 +87,7 @@ static void auto_plan_knows_the_usual_names(void **state) {
         {"gpt_neox.layers.0.attention.dense.bias", 1, -1},
         {"gpt_neox.layers.0.mlp.dense_h_to_4h.bias", 1, 0},
         {"embed_out.weight", 2, 0},
-        /* not of TP */
+        /* TP does not cut these */
         {"bert.encoder.layer.0.attention.output.dense.weight", 2, -1},
         {"conv1.weight", 4, -1},
         {"my_q_proj.weight", 2, -1},
@@ -188,7 +188,7 @@ static void json_plan(void **state) {
     assert_int_equal(fc_tp_plan_rule_of(plan, "model.layers.7.x.self_attn.q_proj.weight"), -1);
     assert_int_equal(fc_tp_plan_rule_of(plan, "self_attn.q_proj.weight"), -1);
     assert_int_equal(dim_of(plan, "layers.7.self_attn.q_proj.weight", 2), 0);
-    assert_int_equal(dim_of(plan, "layers.7.mlp.c_proj.weight", 2), 1); /* a plan file speaks of nn.Linear */
+    assert_int_equal(dim_of(plan, "layers.7.mlp.c_proj.weight", 2), 1); /* a plan file assumes nn.Linear */
     assert_int_equal(dim_of(plan, "embed_tokens.weight", 2), 1);
     assert_int_equal(dim_of(plan, "lm_head.weight", 2), 0);
     assert_int_equal(dim_of(plan, "layers.1.mlp.experts.gate", 3), 0);
@@ -270,7 +270,7 @@ static void unreadable_plans(void **state) {
     fc_arena_free(arena);
 }
 
-/* Names of a hostile checkpoint: long, with very many dots, against patterns with stars. */
+/* Long names with very many dots, as in a hostile checkpoint, against patterns with stars. */
 static void hostile_names(void **state) {
     (void)state;
     size_t len = 1 << 16;

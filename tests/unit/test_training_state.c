@@ -89,13 +89,13 @@ static void walk(fc_comm *comm) {
     MUST(fc_fsdp_post_backward_final(m.fsdp, NULL) == FC_OK);
     for (int i = 0; i < MODEL_UNITS; i++) {
         MUST(state_of(&m, i) == FC_HANDLE_IDLE && fc_fsdp_unit_state(m.units[i]) == FC_STATE_IDLE);
-        MUST(!fc_fsdp_sharded_grad(m.handles[i])); /* none was written */
+        MUST(!fc_fsdp_sharded_grad(m.handles[i])); /* no gradient was written */
     }
     MUST(fc_fsdp_memory(m.fsdp, NULL) == 0);
     model_close(&m);
 }
 
-static void states(void **state) {
+static void calls_move_between_states(void **state) {
     (void)state;
     on_ranks(1, walk);
     on_ranks(3, walk);
@@ -124,7 +124,7 @@ static void refuse(fc_comm *comm) {
     model_close(&m);
 }
 
-static void refusals(void **state) {
+static void bad_calls_are_refused(void **state) {
     (void)state;
     on_ranks(1, refuse);
 }
@@ -249,7 +249,7 @@ static void changed_order(fc_comm *comm) {
                  "forward order differs from that of the first iteration on rank %d; collectives are unchecked and may "
                  "give incorrect results or hang: expected to all-gather for 'unit%d' but trying to all-gather "
                  "parameters for 'unit%d'",
-                 comm->rank, 2, 1);                            /* the last of the two units that were swapped */
+                 comm->rank, 2, 1);                            /* the last of the two swapped units */
         MUST(strcmp(m.warning, step == 1 ? wanted : "") == 0); /* the warning is given once */
     }
     model_close(&m);
@@ -469,8 +469,8 @@ static void fsdp_over_tp(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(states),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(calls_move_between_states),
+        cmocka_unit_test(bad_calls_are_refused),
         cmocka_unit_test(without_gradients),
         cmocka_unit_test(registered_once),
         cmocka_unit_test(several_flat_parameters),

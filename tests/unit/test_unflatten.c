@@ -1,7 +1,7 @@
 /*
- * lib/derived/unflatten, flat_units and flat_order: which parameters are in which flat parameter, and every reason why
- * that is unknown. Sources and models are schemas, because only names and shapes matter here. tests/oracle/flat_state
- * compares bytes.
+ * lib/derived/unflatten, flat_units and flat_order: which flat parameter holds which parameters, and every reason why
+ * that may be unknown. Sources and models are schemas, because only names and shapes matter here.
+ * tests/oracle/flat_state.py compares bytes.
  */
 #include "derived/flat_units.h"
 #include "fsdpckpt/format.h"
@@ -116,11 +116,11 @@ static void units_are_the_flat_parameters(void **state) {
     check_good("flat_param 2;layers.0.flat_param 3", "w 2;layers.0.w 3", "w 2;layers.0.w 3");
     check_good("_fsdp_wrapped_module.flat_param 2;_fsdp_wrapped_module._fpw_module.n.flat_param_0 3", "w 2;n.w 3",
                "w 2;n.w 3");
-    /* Not a flat parameter of FSDP1: it has rows. */
+    /* Not a flat parameter of FSDP1, since it has two dimensions. */
     check_good("_flat_param 2;n.flat_param 2 2", "w 2;n.flat_param 2 2", "w 2;n.flat_param 2 2");
 }
 
-static void tied_parameters_are_there_once(void **state) {
+static void tied_parameters_are_stored_once(void **state) {
     (void)state;
     check_good("_flat_param 6", "a 2 2;b 2;c=a 2 2", "a 2 2;b 2;c 2 2");
     check_bad("_flat_param 6", ordered, "a 2 2;b 2;c 2 2", FC_EUSAGE, "same_as");
@@ -149,7 +149,7 @@ static void the_order_must_be_known(void **state) {
     check_bad("_flat_param 6", "\"order\": \"names\",", "b 4;a 2", FC_ECORRUPT, "\"order\"");
 }
 
-/* Orders that a program that sorts names produces, and orders that none does. */
+/* Orders that result from sorting names, and orders that do not. */
 static void alphabetical_order_is_suspected(void **state) {
     (void)state;
     static const fc_format keeps = {
@@ -163,7 +163,7 @@ static void alphabetical_order_is_suspected(void **state) {
         {{"layers.1.w", "layers.10.w", "layers.2.w", "norm.w"}, false},
         {{"layers.1.w", "layers.2.w", "layers.10.w", "norm.w"}, false}, /* numbers sorted by value */
         {{"a.weight", "a.bias", "b.weight", "b.bias"}, true},
-        {{"0.w", "1.w", "2.w", "10.w"}, true}, /* a Sequential: no other order is possible */
+        {{"0.w", "1.w", "2.w", "10.w"}, true}, /* a Sequential has no other order */
         {{"fc1.w", "fc2.w", "fc3.w", "fc4.w"}, true},
         {{"norm.w", "layers.1.w", "layers.2.w", "layers.3.w"}, true},
     };
@@ -201,7 +201,7 @@ static void ranks_have_orders_of_their_own(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(units_are_the_flat_parameters, make_files, remove_files),
-        cmocka_unit_test_setup_teardown(tied_parameters_are_there_once, make_files, remove_files),
+        cmocka_unit_test_setup_teardown(tied_parameters_are_stored_once, make_files, remove_files),
         cmocka_unit_test_setup_teardown(other_models_are_refused, make_files, remove_files),
         cmocka_unit_test_setup_teardown(the_order_must_be_known, make_files, remove_files),
         cmocka_unit_test(alphabetical_order_is_suspected),

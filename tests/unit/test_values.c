@@ -29,8 +29,8 @@ static void check_same(const fc_deviation *a, const fc_deviation *b) {
     assert_int_equal(a->nan_one, b->nan_one);
 }
 
-/* Cut anywhere and added up in any order. */
-static void pieces_in_any_order(void **state) {
+/* A tensor is compared in tiles, and their results are added up in any order. */
+static void tiles_in_any_order(void **state) {
     (void)state;
     static double a[N], b[N];
     srand(3);
@@ -69,7 +69,7 @@ static uint64_t different(fc_dtype dtype, const void *a, const void *b, size_t n
     return sum.different;
 }
 
-static void what_is_equal(void **state) {
+static void equal_values(void **state) {
     (void)state;
     const float zero[] = {0.0F}, minus[] = {-0.0F}, nan[] = {NAN};
     uint32_t payload = 0x7fc00001;
@@ -129,7 +129,7 @@ static void elements_as_text(void **state) {
     }
 }
 
-static void places(void **state) {
+static void indexes_of_elements(void **state) {
     (void)state;
     const int64_t shape[] = {3, 4, 5};
     int64_t index[3];
@@ -142,8 +142,8 @@ static void places(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pieces_in_any_order), cmocka_unit_test(what_is_equal), cmocka_unit_test(mixed_integers),
-        cmocka_unit_test(elements_as_text),    cmocka_unit_test(places),
+        cmocka_unit_test(tiles_in_any_order), cmocka_unit_test(equal_values),        cmocka_unit_test(mixed_integers),
+        cmocka_unit_test(elements_as_text),   cmocka_unit_test(indexes_of_elements),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * Views: tensors stored with any cuts and strides, seen through external and virtual datasets as libhdf5 reads them.
+ * Views: libhdf5 reads tensors with any cuts and strides through external and virtual datasets.
  */
 #include "fsdpckpt/view.h"
 
@@ -37,7 +37,7 @@ static fc_code make_view(fixture *x) {
     return fc_view(&x->f->checkpoint, x->path, &options, &x->report, &x->err);
 }
 
-/* Every tensor, read through the view by libhdf5, is the truth. */
+/* Checks that libhdf5 reads the right data of every tensor through the view. */
 static void assert_seen(fixture *x) {
     const fc_open_options follow = {.follow_external = true};
     fc_checkpoint *view = NULL;
@@ -83,7 +83,7 @@ static void any_cuts_and_strides(void **state) {
     assert_true(x->report.assembled > 20);
 }
 
-static void what_cannot_be_viewed_is_copied_when_small(void **state) {
+static void small_tensors_without_a_view_are_copied(void **state) {
     fixture *x = *state;
     x->f->strided = false; /* any codec and byte order */
     srand(8);
@@ -97,7 +97,7 @@ static void what_cannot_be_viewed_is_copied_when_small(void **state) {
     assert_true(x->report.external + x->report.assembled > 2);
 }
 
-/* Stores the one chunk of tensor `t` anew: `bytes` with these strides. */
+/* Replaces the single chunk of tensor `t` by `bytes` with these strides. */
 static void restore(fixture *x, size_t t, const int64_t *strides, const void *bytes, size_t size) {
     fc_extent *e = &x->f->details[t].details[0].extent;
     *e = (fc_extent){.codec = FC_CODEC_RAW, .length = size, .decoded = size};
@@ -123,7 +123,7 @@ static void repeated_elements(void **state) {
     assert_int_equal(x->report.assembled, 2);
 }
 
-static void too_many_pieces(void **state) {
+static void too_many_segments_are_refused(void **state) {
     fixture *x = *state;
     static const int64_t shape[] = {5000, 5000}, strides[] = {1, 5000}, few[] = {40, 25000}, few_strides[] = {1, 40};
     for (size_t t = 0; t < 2; t++) {
@@ -141,7 +141,7 @@ static void too_many_pieces(void **state) {
     assert_int_equal(access(x->path, F_OK), -1);
 }
 
-static void large_ones_have_several_segments(void **state) {
+static void large_tensors_have_several_segments(void **state) {
     fixture *x = *state;
     x->f->only_raw = true;
     size_t t = fake_add(x->f, FC_U8, 2, (const int64_t[]){2, 2}, 0);
@@ -169,10 +169,10 @@ static void large_ones_have_several_segments(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(any_cuts_and_strides, setup, teardown),
-        cmocka_unit_test_setup_teardown(what_cannot_be_viewed_is_copied_when_small, setup, teardown),
+        cmocka_unit_test_setup_teardown(small_tensors_without_a_view_are_copied, setup, teardown),
         cmocka_unit_test_setup_teardown(repeated_elements, setup, teardown),
-        cmocka_unit_test_setup_teardown(too_many_pieces, setup, teardown),
-        cmocka_unit_test_setup_teardown(large_ones_have_several_segments, setup, teardown),
+        cmocka_unit_test_setup_teardown(too_many_segments_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(large_tensors_have_several_segments, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

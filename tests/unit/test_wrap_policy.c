@@ -75,7 +75,7 @@ static uint32_t module(const fixture *f, const char *fqn) {
     return 0;
 }
 
-/* "a=p,q;=r": the units in order, each with its parameters. */
+/* Compares the units and their parameters with "a=p,q;=r". */
 static void assert_units(fixture *f, const char *want) {
     char got[2048] = "";
     fc_units units;
@@ -144,7 +144,7 @@ static void names_without_a_tree(void **state) {
     static const int64_t huge[] = {INT64_MAX, 2};
     fc_parameter_spec spec = {.fqn = "w", .dtype = FC_F32, .ndim = 2, .shape = huge};
     assert_int_equal(fc_module_tree_new(&spec, 1, NULL, f->arena, &f->tree, &f->err), FC_ECORRUPT);
-    /* Each fits, their sum does not. */
+    /* Each size fits, but their sum overflows. */
     static const int64_t half[] = {INT64_MAX / 2 + 1};
     fc_parameter_spec two[] = {{.fqn = "a", .dtype = FC_I8, .ndim = 1, .shape = half},
                                {.fqn = "b", .dtype = FC_I8, .ndim = 1, .shape = half}};
@@ -256,7 +256,7 @@ static void overridden_classes_are_named_once(void **state) {
                      FC_OK);
     assert_string_equal(classes[0], "BatchNorm1d");
     assert_string_equal(classes[1], "BatchNorm2d");
-    assert_string_equal(classes[2], "_BatchNorm"); /* told by its name */
+    assert_string_equal(classes[2], "_BatchNorm"); /* recognised by its name */
     assert_null(classes[3]);
     assert_false(f->targets.options[module(f, "n1")].mixed_precision);
     assert_true(f->targets.chosen[module(f, "n2")]);
@@ -285,7 +285,7 @@ static void units_are_frozen_or_not(void **state) {
     f->targets.options[module(f, "layers.0")].use_orig_params = true;
     assert_int_equal(fc_wrap_check_frozen(&f->targets, count_warning, &warnings, &f->err), FC_OK);
     assert_int_equal(warnings, 1);
-    f->targets.chosen[module(f, "layers.1")] = false; /* then the root has both */
+    f->targets.chosen[module(f, "layers.1")] = false; /* then the root has frozen and other parameters */
     assert_int_equal(fc_wrap_check_frozen(&f->targets, NULL, NULL, &f->err), FC_EUSAGE);
     assert_int_equal(strncmp(f->err.message, "the root module has both", 24), 0);
 }
@@ -305,7 +305,7 @@ static void shared_parameters_have_one_unit(void **state) {
         "'embed.w' and 'head.w' are one shared parameter, but the policy puts them into two units, 'the "
         "root' and 'head'; their lowest common ancestor 'the root', or a module above it, must manage "
         "them: do not wrap any module in between");
-    /* A file that keeps the tensor once, under the first name. */
+    /* A file that stores the tensor once, under the first name. */
     grow_good(f, NAMES("embed.w", "layers.0.a.w"), &info);
     assert_int_equal(f->tree.nparameters, 3);
     assert_string_equal(f->tree.parameters[2].fqn, "head.w");
@@ -388,7 +388,7 @@ static void write_file(const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
-static void policy_files(void **state) {
+static void policy_files_are_read(void **state) {
     fixture *f = *state;
     fc_wrap_file *file;
     const char *idle;
@@ -414,7 +414,7 @@ static void policy_files(void **state) {
     assert_string_equal(idle, "idle");
 }
 
-static void wrong_files(void **state) {
+static void wrong_files_are_refused(void **state) {
     fixture *f = *state;
     static const struct {
         const char *text, *message;
@@ -469,8 +469,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(shared_parameters_have_one_unit, setup, teardown),
         cmocka_unit_test_setup_teardown(units_are_flat_parameters, setup, teardown),
         cmocka_unit_test_setup_teardown(shared_modules, setup, teardown),
-        cmocka_unit_test_setup_teardown(policy_files, make_file, remove_file),
-        cmocka_unit_test_setup_teardown(wrong_files, make_file, remove_file),
+        cmocka_unit_test_setup_teardown(policy_files_are_read, make_file, remove_file),
+        cmocka_unit_test_setup_teardown(wrong_files_are_refused, make_file, remove_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

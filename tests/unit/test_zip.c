@@ -1,6 +1,6 @@
 /*
- * formats/torch: the zip reader on archives that torch and Python write and on those that they never would. Most
- * refusals are tested through whole checkpoints in tests/corpus/bad (test_dcp.c).
+ * formats/torch: the zip reader on archives that torch and Python write, and on archives that they never would. Most
+ * refusals are tested with whole checkpoints in tests/corpus/bad (test_dcp.c).
  */
 #include "torch/zip.h"
 
@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-/* An archive in the making. */
+/* An archive under construction. */
 typedef struct builder {
     unsigned char bytes[1 << 20];
     size_t size;
@@ -109,7 +109,7 @@ static void finish(builder *b, unsigned how, const char *comment) {
     append(b, comment, strlen(comment));
 }
 
-/* Opens what `b` holds, written after `before` bytes of something else. */
+/* Writes the archive of `b` after `before` other bytes, and opens it. */
 static fc_code open_at(const builder *b, size_t before, FILE **file, fc_zip *zip, fc_error *err) {
     static const char junk[64] = "PK\x05\x06 not this one";
     *file = tmpfile();
@@ -158,7 +158,7 @@ static void reads_every_variant(void **state) {
     }
 }
 
-/* A large item costs two reads: of its start and of its end. */
+/* A large item takes two reads: one at its start and one at its end. */
 static void large_archive_reads_its_edges(void **state) {
     (void)state;
     static builder b;
@@ -185,7 +185,8 @@ static void large_archive_reads_its_edges(void **state) {
     fclose(file);
 }
 
-/* Bytes before the archive, as in a self-extracting program: the directory's offsets count from the archive's start. */
+/* Bytes before the archive, as in a self-extracting program. Offsets in the directory count from the archive's start.
+ */
 static void prefix_bytes_are_skipped(void **state) {
     (void)state;
     static builder b, with;
@@ -207,8 +208,8 @@ static void prefix_bytes_are_skipped(void **state) {
     }
 }
 
-/* Every byte of a small archive, changed: accepted only where the change is harmless, and never out of bounds. */
-static void flipped_bytes(void **state) {
+/* A change of any byte of a small archive is accepted only if it is harmless, and nothing is read out of bounds. */
+static void changed_bytes_are_survived(void **state) {
     (void)state;
     static builder b;
     static const unsigned char text[] = "some text that can be compressed, compressed, compressed";
@@ -248,7 +249,7 @@ static void flipped_bytes(void **state) {
     fclose(file);
 }
 
-static void truncated_anywhere(void **state) {
+static void truncated_archives_are_refused(void **state) {
     (void)state;
     static builder b;
     memset(&b, 0, sizeof b);
@@ -266,7 +267,7 @@ static void truncated_anywhere(void **state) {
     }
 }
 
-static void refusals(void **state) {
+static void bad_archives_are_refused(void **state) {
     (void)state;
     static builder b;
     FILE *file;
@@ -298,15 +299,18 @@ static void refusals(void **state) {
     assert_int_equal(open_at(&b, 0, &file, &zip, &err), FC_EUNSUPPORTED);
     assert_string_equal(err.message, "x.distcp: offset 74: zip compression method 12 is not supported");
     fclose(file);
-    /* Ends beyond 2^63. */
+    /* The end is beyond 2^63. */
     assert_int_equal(fc_zip_open(0, "x", UINT64_MAX - 5, 10, &zip, &err), FC_ECORRUPT);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_every_variant),      cmocka_unit_test(large_archive_reads_its_edges),
-        cmocka_unit_test(prefix_bytes_are_skipped), cmocka_unit_test(flipped_bytes),
-        cmocka_unit_test(truncated_anywhere),       cmocka_unit_test(refusals),
+        cmocka_unit_test(reads_every_variant),
+        cmocka_unit_test(large_archive_reads_its_edges),
+        cmocka_unit_test(prefix_bytes_are_skipped),
+        cmocka_unit_test(changed_bytes_are_survived),
+        cmocka_unit_test(truncated_archives_are_refused),
+        cmocka_unit_test(bad_archives_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
- * formats/torch: archives laid out by zip_write.c against the very bytes that PyTorch wrote (tests/corpus/pt), above
- * and below 4 GiB; and pickles by pickle_write.c, read back by the pickle machine.
+ * formats/torch: archives from zip_write.c against the bytes that PyTorch wrote (tests/corpus/pt), below and above
+ * 4 GiB; and pickles from pickle_write.c, read back by the pickle machine.
  */
 #include "torch/pickle.h"
 #include "torch/pickle_write.h"
@@ -32,13 +32,13 @@ static unsigned char *load(const char *name, size_t *size) {
     return bytes;
 }
 
-/* The id of an archive is made of std::hash in PyTorch, so its bytes and its CRC are another's. */
+/* Blanks the id of an archive and its CRC. PyTorch makes the id with std::hash, so ours differs. */
 static void forget_id(unsigned char *bytes, const unsigned char *end_of_file, size_t folder) {
     (void)bytes;
     unsigned char *crc = (unsigned char *)(uintptr_t)end_of_file - ENDS - (46 + folder + 22) + 16;
     memset(crc, 0, 4);
     for (unsigned char *p = crc; p > bytes; p--) {
-        if (memcmp(p, "PK\x07\x08", 4) == 0) { /* the last descriptor is the id's */
+        if (memcmp(p, "PK\x07\x08", 4) == 0) { /* the last descriptor belongs to the id */
             memset(p + 4, 0, 4);
             memset(p - ID_SIZE, 0, ID_SIZE);
             return;
@@ -59,7 +59,7 @@ static void writes_what_torch_writes(void **state) {
     (void)state;
     size_t size;
     unsigned char *theirs = load("layout.pt", &size);
-    for (uint64_t start = 0; start <= 640; start += 640) { /* the file of its own; an item behind another */
+    for (uint64_t start = 0; start <= 640; start += 640) { /* a file of its own, and an item after another */
         FILE *file = tmpfile();
         fc_error err = {0};
         fc_zip zip;
@@ -79,7 +79,7 @@ static void writes_what_torch_writes(void **state) {
         }
         assert_int_equal(fc_torch_zip_end(&out, &err), FC_OK);
         assert_int_equal(out.length, size);
-        for (int again = 0; again < 2; again++) { /* the same bytes however often */
+        for (int again = 0; again < 2; again++) { /* every run gives the same bytes */
             assert_int_equal(fc_torch_zip_write(&out, fileno(file), "x", start, &err), FC_OK);
         }
         unsigned char *ours = malloc(size), *expected = malloc(size);
@@ -127,13 +127,13 @@ static void needs_zip64_where_torch_does(void **state) {
     assert_int_equal(fc_zip_find(&zip, "archive/data/1")->data, b);
     fc_zip_close(&zip);
 
-    /* PyTorch had been told to leave CRCs out: those of the small records are zero there. */
+    /* PyTorch was configured without CRCs, so those of the small records are zero in its file. */
     for (size_t i = 0; i < out.nrecords; i++) {
         out.records[i].crc32 = 0;
     }
     forget_id(ours, ours + size, 7);
     forget_id(theirs, theirs + size, 7);
-    for (size_t i = 0; i + 4 < size; i++) { /* ours are right, and compared above: blank them */
+    for (size_t i = 0; i + 4 < size; i++) { /* ours are right and were compared above, so blank them */
         size_t at = memcmp(ours + i, "PK\x07\x08", 4) == 0   ? i + 4
                     : memcmp(ours + i, "PK\x01\x02", 4) == 0 ? i + 16
                                                              : 0;
@@ -149,7 +149,7 @@ static void needs_zip64_where_torch_does(void **state) {
     fclose(file);
 }
 
-static void refuses_the_impossible(void **state) {
+static void impossible_archives_are_refused(void **state) {
     (void)state;
     fc_torch_zip out = {0};
     fc_error err = {0};
@@ -211,7 +211,7 @@ static void check_values(const fc_pickle *p) {
     }
     assert_int_equal(fc_pv_typeof(items[11]), FC_PV_BIGINT);
     fc_pickle_bytes(p, items[11], &length);
-    assert_int_equal(length, 9); /* 0x7fff…: as short as it can be */
+    assert_int_equal(length, 9); /* 0x7fff… in its shortest form */
     assert_true(fc_pickle_float(p, items[12]) == -0.5);
     assert_true(fc_pickle_is_str(p, items[13], "caf\xc3\xa9"));
     assert_int_equal(fc_pv_typeof(items[14]), FC_PV_BYTES);
@@ -254,7 +254,7 @@ static void pickles_are_read_back(void **state) {
     }
 }
 
-/* Larger than the buffer on its way to a file; and a file that cannot be written. */
+/* A pickle larger than the write buffer, and a file that cannot be written. */
 static void pickles_go_to_files(void **state) {
     (void)state;
     FILE *file = tmpfile();
@@ -294,8 +294,10 @@ static void pickles_go_to_files(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(writes_what_torch_writes), cmocka_unit_test(needs_zip64_where_torch_does),
-        cmocka_unit_test(refuses_the_impossible),   cmocka_unit_test(pickles_are_read_back),
+        cmocka_unit_test(writes_what_torch_writes),
+        cmocka_unit_test(needs_zip64_where_torch_does),
+        cmocka_unit_test(impossible_archives_are_refused),
+        cmocka_unit_test(pickles_are_read_back),
         cmocka_unit_test(pickles_go_to_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

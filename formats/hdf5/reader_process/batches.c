@@ -5,6 +5,7 @@
 #include "hdf5/reader.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "hdf5/reader_process/scan.h"
 
 #include <fcntl.h>
@@ -25,64 +26,66 @@ static fc_code start_batch(batch *b, const char *const *paths, size_t first, siz
     int keep[FILES_PER_CHILD];
     fc_code rc = FC_OK;
     b->first = first;
-    for (b->count = 0; rc == FC_OK && b->count < count; b->count += rc == FC_OK) {
+    for (b->count = 0; b->count < count; b->count++) {
         fc_h5_input *input = &b->inputs[b->count];
         input->path = paths[first + b->count];
-        rc = fc_open_input(input->path, &input->fd, &b->sizes[b->count], err);
+        FC_TRY_GOTO(fc_open_input(input->path, &input->fd, &b->sizes[b->count], err), rc, out);
         keep[b->count] = input->fd;
     }
-    if (rc == FC_OK) {
-        b->scan = (fc_h5_scan){.inputs = b->inputs, .ninputs = b->count, .follow_external = follow};
-        fc_h5_job job = {.prepare = fc_h5_scan_prepare,
-                         .run = fc_h5_scan_run,
-                         .context = &b->scan,
-                         .keep = keep,
-                         .nkeep = b->count,
-                         .spin_ms = 5000,
-                         .may_open = follow};
-        rc = fc_h5_child_start(&b->child, &job, err);
-    }
-    if (rc == FC_OK) {
-        fcntl(b->child.fd, F_SETPIPE_SZ, PIPE_SIZE); /* how far it reads ahead; refused, it is 64 KiB */
-    }
+    b->scan = (fc_h5_scan){.inputs = b->inputs, .ninputs = b->count, .follow_external = follow};
+    fc_h5_job job = {.prepare = fc_h5_scan_prepare,
+                     .run = fc_h5_scan_run,
+                     .context = &b->scan,
+                     .keep = keep,
+                     .nkeep = b->count,
+                     .spin_ms = 5000,
+                     .may_open = follow};
+    FC_TRY_GOTO(fc_h5_child_start(&b->child, &job, err), rc, out);
+    fcntl(b->child.fd, F_SETPIPE_SZ, PIPE_SIZE); /* how far it reads ahead; refused, it is 64 KiB */
+out:
     for (size_t i = 0; i < b->count; i++) {
         close(b->inputs[i].fd);
     }
     return rc;
 }
 
+/* Takes what a batch's process says of file `i`. `*broken`: the process sent something else, or died. */
+static fc_code take_file(batch *b, size_t i, fc_h5_in *in, fc_arena *arena, fc_h5_visit visit, void *context,
+                         bool *broken, fc_error *reason) {
+    fc_h5_file file;
+    /* What a file has to say is bounded by its size, unless its links multiply: memory is bounded with it. */
+    if (!fc_mul_u64(b->sizes[i], 64, &in->budget) || !fc_add_u64(in->budget, RECORDS_ALLOWED, &in->budget)) {
+        in->budget = UINT64_MAX;
+    }
+    fc_code rc = fc_h5_read_file(in, arena, b->inputs[i].path, b->sizes[i], &file, reason);
+    *broken = rc != FC_OK && reason->message[0] == '\0';
+    FC_TRY(rc);
+    return visit(context, b->first + i, &file, reason);
+}
+
 /* Takes what a batch's process says, and ends it. */
 static fc_code take_batch(batch *b, fc_arena *arena, fc_h5_visit visit, void *context, fc_error *err) {
     fc_h5_in in = {.child = &b->child};
     fc_error death, local;
-    fc_error *reason = err ? err : &local;
     fc_code rc = FC_OK;
     bool broken = false;
-    size_t i = 0;
-    for (; rc == FC_OK && i < b->count; i++) {
-        fc_h5_file file;
-        /* What a file has to say is bounded by its size, unless its links multiply: memory is bounded with it. */
-        if (!fc_mul_u64(b->sizes[i], 64, &in.budget) || !fc_add_u64(in.budget, RECORDS_ALLOWED, &in.budget)) {
-            in.budget = UINT64_MAX;
-        }
-        rc = fc_h5_read_file(&in, arena, b->inputs[i].path, b->sizes[i], &file, reason);
-        broken = rc != FC_OK && reason->message[0] == '\0';
-        if (rc == FC_OK) {
-            rc = visit(context, b->first + i, &file, reason);
-        }
+    const char *path = b->inputs[0].path;
+    for (size_t i = 0; rc == FC_OK && i < b->count; i++) {
+        path = b->inputs[i].path;
+        rc = take_file(b, i, &in, arena, visit, context, &broken, err ? err : &local);
     }
     fc_h5_in_free(&in);
-    const char *path = b->inputs[i > 0 ? i - 1 : 0].path;
     fc_code end = fc_h5_child_finish(&b->child, path, &death);
-    if (broken && in.over_budget) {
-        rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: corrupt HDF5 file: it lists more than a file of its size can hold (links that multiply?)",
-                     path);
-    } else if (broken) {
-        rc = end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
-                          : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
+    if (!broken) {
+        return rc;
     }
-    return rc;
+    if (in.over_budget) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: corrupt HDF5 file: it lists more than a file of its size can hold (links that multiply?)",
+                       path);
+    }
+    return end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
+                        : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
 }
 
 static size_t processors(void) {
@@ -110,17 +113,16 @@ fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count
     if (!ring) {
         return fc_no_memory(err, paths[0]);
     }
-    while (rc == FC_OK && (taken < started || next < count)) {
-        while (rc == FC_OK && next < count && started - taken < ahead) {
+    while (taken < started || next < count) {
+        while (next < count && started - taken < ahead) {
             size_t n = count - next < per_child ? count - next : per_child;
-            rc = start_batch(&ring[started % ahead], paths, next, n, follow_external, err);
-            started += rc == FC_OK;
+            FC_TRY_GOTO(start_batch(&ring[started % ahead], paths, next, n, follow_external, err), rc, out);
+            started++;
             next += n;
         }
-        if (rc == FC_OK) {
-            rc = take_batch(&ring[taken++ % ahead], arena, visit, context, err);
-        }
+        FC_TRY_GOTO(take_batch(&ring[taken++ % ahead], arena, visit, context, err), rc, out);
     }
+out:
     for (; taken < started; taken++) { /* after a failure */
         fc_h5_child_abandon(&ring[taken % ahead].child);
     }

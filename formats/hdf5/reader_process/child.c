@@ -245,22 +245,11 @@ void fc_h5_child_unprepare(fc_h5_child *child) {
     munmap(child->shared, sizeof *child->shared);
 }
 
-pid_t fc_h5_child_fork(void) {
-    fc_h5_lock();
-    pid_t pid = fork();
-    if (pid != 0) {
-        int saved = errno;
-        fc_h5_unlock();
-        errno = saved;
-    }
-    return pid;
-}
-
 fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err) {
     int out, shared;
     FC_TRY(fc_h5_child_prepare(child, job, &out, &shared, err));
     pid_t self = getpid();
-    child->pid = fc_h5_child_fork();
+    child->pid = fork();
     if (child->pid == 0) {
         fc_h5_child_become(job, out, shared, self);
     }

@@ -76,9 +76,6 @@ void fc_h5_child_abandon(fc_h5_child *child);
 fc_code fc_h5_child_prepare(fc_h5_child *child, const fc_h5_job *job, int *out, int *shared, fc_error *err);
 void fc_h5_child_unprepare(fc_h5_child *child);
 
-/** fork, while no thread is within libhdf5. */
-pid_t fc_h5_child_fork(void);
-
 /** In the new process: does the job, and ends.
  * @param parent when this process ends, or the thread of it that forked, so does the new one; 0: it finds out when it
  *  writes, as another thread may have made what has started it. */

@@ -76,7 +76,7 @@ fc_code fc_h5_starter_start(fc_h5_starter *starter, fc_h5_make_job *make_job, vo
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return fc_fail_errno(err, errno, "the HDF5 reader process cannot be started");
     }
-    pid_t pid = fc_h5_child_fork();
+    pid_t pid = fork();
     if (pid == 0) {
         serve(ends[1], make_job, context);
     }

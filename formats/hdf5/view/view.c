@@ -11,6 +11,7 @@
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
 #include "hdf5/h5.h"
+#include "hdf5/writer/groups.h"
 #include "hdf5/writer/writer.h"
 
 #include <errno.h>
@@ -30,6 +31,9 @@ typedef struct view {
     uint32_t next_piece;  /* node of the next piece */
     fc_view_report *report;
     const char *path; /* where it is written */
+    fc_h5_image image;
+    fc_h5_groups groups;
+    fc_h5_list list;
 } view;
 
 static fc_code no_memory(const view *v, fc_error *err) {
@@ -146,7 +150,7 @@ static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code count_up(view *v, fc_h5_estimate *estimate, fc_error *err) {
+static fc_code count_up(view *v, fc_error *err) {
     fc_view_report *r = v->report;
     for (uint32_t i = 0; i < v->target->ntensors; i++) {
         const fc_h5_viewed *value = &v->values[i];
@@ -154,11 +158,6 @@ static fc_code count_up(view *v, fc_h5_estimate *estimate, fc_error *err) {
         const fc_box whole = {t->ndim, t->shape, t->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
         bool copied = value->kind == FC_H5_VIEW_COPIED;
-        fc_h5_estimate_value(v->w, estimate, i, value->kind == FC_H5_VIEW_ASSEMBLED ? value->npatches : 0);
-        for (size_t b = 0; b < value->nbases; b++) {
-            estimate->segments += value->bases[b].nsegments;
-            estimate->datasets += value->kind == FC_H5_VIEW_ASSEMBLED;
-        }
         r->external += value->kind == FC_H5_VIEW_EXTERNAL;
         r->assembled += value->kind == FC_H5_VIEW_ASSEMBLED;
         r->pieces += value->kind == FC_H5_VIEW_ASSEMBLED ? value->nbases : 0;
@@ -173,106 +172,131 @@ static fc_code count_up(view *v, fc_h5_estimate *estimate, fc_error *err) {
 
 /* ---- datasets ---- */
 
-static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t first, hid_t *id, fc_error *err) {
+static fc_code map_patches(view *v, uint32_t index, uint32_t first, fc_error *err) {
     const fc_tensor *t = v->target->tensors[index].source;
     const fc_h5_viewed *value = &v->values[index];
-    hid_t list = H5I_INVALID_HID;
     fc_arena *scratch = fc_arena_new();
-    fc_code rc;
-    FC_TRY_GOTO(scratch ? fc_h5_out_mappings(out, &list, err) : no_memory(v, err), rc, out);
+    fc_code rc = FC_OK;
+    fc_h5_list_begin(&v->list);
     for (size_t i = 0; i < value->npatches; i++) {
         const fc_h5_view_box *patch = &value->patches[i];
-        fc_h5_mapping mapping = {".", patch->offsets, patch->sizes, patch->whole ? NULL : &patch->run};
-        const char *source = fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch);
-        FC_TRY_GOTO(source ? fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err) : no_memory(v, err), rc,
-                    out);
+        const char *source = scratch ? fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch) : NULL;
+        FC_TRY_GOTO(source ? FC_OK : no_memory(v, err), rc, out);
+        fc_h5_list_add(&v->list, ".", source, patch->whole ? NULL : &patch->run, t->ndim, patch->offsets, patch->sizes);
     }
-    rc = fc_h5_out_virtual(out, v->w->tree.leaves[index], t->dtype, t->ndim, t->shape, list, id, err);
+    const fc_h5_heap_id list = fc_h5_list_end(&v->list, &v->image);
+    fc_h5_image_virtual(&v->image, t->dtype, &list);
 out:
-    if (list >= 0) {
-        H5Pclose(list);
-    }
     fc_arena_free(scratch);
     return rc;
 }
 
 /* The digest that the source has on record; none is computed, as no data is read. */
-static fc_code add_digest(const view *v, fc_h5_out *out, hid_t id, const fc_tensor *t, fc_error *err) {
+static fc_code add_digest(const view *v, fc_h5_holder *holder, const fc_tensor *t, fc_error *err) {
     fc_digest digest;
     FC_TRY(fc_checkpoint_digest(v->target->source, t, FC_WHOLE_TENSOR, &digest, err));
-    return digest.kind == FC_DIGEST_CRC64
-               ? fc_h5_out_crc(out, id, fc_h5_attribute_get(FC_H5_A_CRC64)->name, digest.value, err)
-               : FC_OK;
-}
-
-static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
-    const fc_target_tensor *tensor = &v->target->tensors[index];
-    const fc_tensor *t = tensor->source;
-    fc_h5_viewed *value = &v->values[index];
-    uint32_t node = v->w->tree.leaves[index];
-    hid_t id = H5I_INVALID_HID;
-    fc_code rc;
-    switch (value->kind) {
-    case FC_H5_VIEW_EXTERNAL:
-        rc = fc_h5_out_external(out, node, t->dtype, t->ndim, t->shape, value->bases->segments, value->bases->nsegments,
-                                &id, err);
-        break;
-    case FC_H5_VIEW_ASSEMBLED:
-        rc = add_assembled(v, out, index, v->next_piece, &id, err);
-        v->next_piece += (uint32_t)value->nbases;
-        break;
-    default:
-        rc = fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, &id, &value->offset, err);
-    }
-    fc_h5_holder holder = fc_h5_held(out, id);
-    rc = rc == FC_OK ? fc_h5_value_attributes(v->w, &holder, tensor, err) : rc;
-    rc = rc == FC_OK ? add_digest(v, out, id, t, err) : rc;
-    if (id >= 0) {
-        H5Dclose(id);
-    }
-    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
-}
-
-static fc_code add_piece(view *v, fc_h5_out *out, fc_dtype dtype, const fc_h5_base *base, fc_error *err) {
-    hid_t id = H5I_INVALID_HID;
-    fc_code rc = fc_h5_out_external(out, v->next_piece++, dtype, base->ndim, base->shape, base->segments,
-                                    base->nsegments, &id, err);
-    if (id >= 0) {
-        H5Dclose(id);
-    }
-    return rc;
-}
-
-static fc_code add_pieces(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
-    const fc_tensor *t = v->target->tensors[index].source;
-    const fc_h5_viewed *value = &v->values[index];
-    for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases; b++) {
-        FC_TRY_CONTEXT(add_piece(v, out, t->dtype, &value->bases[b], err), err, "tensor \"%s\"",
-                       v->target->tensors[index].name);
+    if (digest.kind == FC_DIGEST_CRC64) {
+        fc_h5_set_number(holder, FC_H5_A_CRC64, digest.value);
     }
     return FC_OK;
 }
 
-static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *err) {
-    fc_h5_out *out = &v->w->out;
-    const uint32_t *order = v->w->tree.order;
-    uint32_t first = v->next_piece;
-    FC_TRY(fc_h5_out_open(out, &v->w->tree, v->path, estimate, err));
-    v->w->layout = FC_H5_VIEW_LAYOUT;
-    fc_h5_holder root = fc_h5_held(out, out->file);
+/* Where the bytes of a value are. @param names of the files of an external dataset, in the image by now. */
+static fc_code add_storage(view *v, uint32_t index, size_t names, fc_error *err) {
+    fc_h5_viewed *value = &v->values[index];
+    const fc_tensor *t = v->target->tensors[index].source;
+    const fc_box whole = {t->ndim, t->shape, t->shape};
+    const uint32_t first = v->next_piece;
+    switch (value->kind) {
+    case FC_H5_VIEW_EXTERNAL:
+        fc_h5_image_external(&v->image, names, value->bases->segments, value->bases->nsegments);
+        return FC_OK;
+    case FC_H5_VIEW_ASSEMBLED:
+        v->next_piece += (uint32_t)value->nbases;
+        return map_patches(v, index, first, err);
+    default:
+        value->offset = fc_h5_image_contiguous(&v->image, (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype));
+        return FC_OK;
+    }
+}
+
+static fc_code add_value(view *v, uint32_t index, fc_error *err) {
+    const fc_target_tensor *tensor = &v->target->tensors[index];
+    const fc_h5_viewed *value = &v->values[index];
+    const fc_tensor *t = tensor->source;
+    fc_h5_holder holder = {.image = &v->image, .messages = &v->image.objects};
+    const size_t names = value->kind == FC_H5_VIEW_EXTERNAL
+                             ? fc_h5_image_add_names(&v->image, value->bases->segments, value->bases->nsegments)
+                             : 0;
+    const size_t start = fc_h5_object_begin(&v->image, 0);
     fc_code rc;
-    FC_TRY_GOTO(fc_h5_root_attributes(v->w, &root, -1, err), rc, out);
+    FC_TRY_GOTO(fc_h5_image_shape(&v->image, t->dtype, t->ndim, t->shape, err), rc, out);
+    FC_TRY_GOTO(add_storage(v, index, names, err), rc, out);
+    FC_TRY_GOTO(fc_h5_value_attributes(v->w, &holder, tensor, err), rc, out);
+    FC_TRY_GOTO(add_digest(v, &holder, t, err), rc, out);
+    fc_h5_object_end(&v->image, start);
+    v->groups.made[v->w->tree.leaves[index]] = start + 1;
+out:
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
+}
+
+static fc_code add_pieces(view *v, uint32_t index, fc_error *err) {
+    const fc_tensor *t = v->target->tensors[index].source;
+    const fc_h5_viewed *value = &v->values[index];
+    for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases; b++) {
+        const fc_h5_base *base = &value->bases[b];
+        const size_t names = fc_h5_image_add_names(&v->image, base->segments, base->nsegments);
+        const size_t start = fc_h5_object_begin(&v->image, 0);
+        FC_TRY(fc_h5_image_shape(&v->image, t->dtype, base->ndim, base->shape, err));
+        fc_h5_image_external(&v->image, names, base->segments, base->nsegments);
+        fc_h5_object_end(&v->image, start);
+        v->groups.made[v->next_piece++] = start + 1;
+    }
+    return FC_OK;
+}
+
+static fc_code add_values(view *v, fc_error *err) {
+    const uint32_t *order = v->w->tree.order, first = v->next_piece;
     for (size_t i = 0; i < v->target->ntensors; i++) {
-        FC_TRY_GOTO(name_segments(v, &v->values[order[i]], err), rc, out);
-        FC_TRY_GOTO(add_value(v, out, order[i], err), rc, out);
+        FC_TRY(name_segments(v, &v->values[order[i]], err));
+        FC_TRY(add_value(v, order[i], err));
     }
     v->next_piece = first;
     for (size_t i = 0; i < v->target->ntensors; i++) {
-        FC_TRY_GOTO(add_pieces(v, out, order[i], err), rc, out);
+        FC_TRY(add_pieces(v, order[i], err));
+    }
+    return FC_OK;
+}
+
+static fc_code add_root(view *v, fc_error *err) {
+    fc_h5_buffer root = {NULL, 0, 0, false};
+    fc_h5_holder holder = {.image = &v->image, .messages = &root};
+    v->w->layout = FC_H5_VIEW_LAYOUT;
+    fc_h5_root_attributes(v->w, &holder, -1);
+    fc_code rc = fc_h5_groups_find(&v->groups, &v->image, err);
+    fc_h5_image_close_heap(&v->image);
+    rc = rc == FC_OK ? fc_h5_groups_make(&v->groups, &v->image, &root, holder.last, err) : rc;
+    free(root.data);
+    return rc;
+}
+
+static fc_code write_headers(view *v, fc_error *err) {
+    fc_code rc;
+    fc_h5_image_open(&v->image, v->path);
+    FC_TRY_GOTO(fc_h5_groups_new(&v->w->tree, v->path, &v->groups, err), rc, out);
+    FC_TRY_GOTO(add_values(v, err), rc, out);
+    FC_TRY_GOTO(add_root(v, err), rc, out);
+    FC_TRY_GOTO(fc_h5_image_lay_out(&v->image, err), rc, out);
+    FC_TRY_GOTO(fc_h5_image_create(&v->image, err), rc, out);
+    rc = fc_h5_image_write(&v->image, NULL, err);
+    for (size_t i = 0; i < v->target->ntensors; i++) {
+        v->values[i].offset += v->image.data_at;
     }
 out:
-    rc = fc_h5_out_close(out, rc, err);
-    return rc == FC_OK ? fc_h5_out_finish_file(out, NULL, 0, err) : rc;
+    fc_h5_image_free(&v->image);
+    fc_h5_groups_free(&v->groups);
+    fc_h5_list_free(&v->list);
+    return rc;
 }
 
 /* ---- what is copied ---- */
@@ -314,14 +338,13 @@ static fc_code copy_values(const view *v, fc_error *err) {
 
 static fc_code write_view(view *v, fc_error *err) {
     fc_writer writer;
-    fc_h5_estimate estimate = {0};
     FC_TRY(fc_h5_create(v->target, v->path, &writer, err));
     v->w = writer.state;
     fc_code rc;
-    FC_TRY_GOTO(count_up(v, &estimate, err), rc, out);
+    FC_TRY_GOTO(count_up(v, err), rc, out);
     FC_TRY_GOTO(add_piece_nodes(v, v->report->pieces, err), rc, out);
     FC_TRY_GOTO(name_files(v, err), rc, out);
-    FC_TRY_GOTO(write_headers(v, &estimate, err), rc, out);
+    FC_TRY_GOTO(write_headers(v, err), rc, out);
     rc = copy_values(v, err);
 out:
     fc_h5_destroy(&writer);

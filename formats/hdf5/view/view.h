@@ -8,7 +8,8 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "hdf5/writer/out.h"
+#include "hdf5/writer/image_external.h"
+#include "hdf5/writer/image_map.h"
 
 #include "fsdpckpt/view.h"
 

@@ -425,13 +425,10 @@ static void refuse(refusals *r, const char *name, const char *why) {
 
 fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err) {
     refusals refused = {0};
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < target->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < target->ntensors; i++) {
         const char *why;
-        rc = plan_tensor(target, target->tensors[i].source, arena, &out[i], &why, err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "%s", target->source->path);
-        }
+        FC_TRY_CONTEXT(plan_tensor(target, target->tensors[i].source, arena, &out[i], &why, err), err, "%s",
+                       target->source->path);
         if (why) {
             refuse(&refused, target->tensors[i].name, why);
         }

@@ -3,12 +3,11 @@
  */
 #include "hdf5/writer/groups.h"
 
-#include "base/try.h"
 #include "hdf5/writer/set.h"
 
 #include <stdlib.h>
 
-/* More attributes than the root has: libhdf5 would store those of an object elsewhere, where digests are not set. */
+/* More attributes than the root has: with fewer, libhdf5 would have stored them elsewhere than in its object header. */
 enum { MOST_ROOT_ATTRIBUTES = 16 };
 
 fc_code fc_h5_groups_new(const fc_h5_tree *tree, const char *path, fc_h5_groups *out, fc_error *err) {
@@ -44,7 +43,7 @@ fc_code fc_h5_groups_find(fc_h5_groups *groups, fc_h5_image *image, fc_error *er
         }
         if (!nodes[n].is_value && nodes[n].kind) {
             groups->kind_at[n] = groups->kinds.size;
-            FC_TRY(fc_h5_set_text(&holder, FC_H5_A_KIND, fc_h5_group_kind_text(nodes[n].kind), err));
+            fc_h5_set_text(&holder, FC_H5_A_KIND, fc_h5_group_kind_text(nodes[n].kind));
             groups->kind_size = groups->kinds.size - groups->kind_at[n];
         }
     }

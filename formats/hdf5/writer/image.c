@@ -8,7 +8,7 @@
 #include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
-#include "hdf5/writer/driver.h"
+#include "hdf5/writer/image_chunks.h"
 #include "hdf5/writer/types_write.h"
 
 #include <errno.h>
@@ -45,6 +45,8 @@ void fc_h5_image_free(fc_h5_image *image) {
     free(image->objects.data);
     free(image->made);
     free(image->places);
+    free(image->inner);
+    free(image->indexes);
     for (int i = 0; i < FC_DTYPE_COUNT; i++) {
         free(image->types[i].bytes);
     }
@@ -246,7 +248,7 @@ fc_code fc_h5_image_list_shape(fc_h5_image *image, hid_t type, uint64_t count, f
 /* When space is allocated and fill values are written, as libhdf5 encodes them. */
 enum { EARLY_NEVER = 0x05, LATE_IF_SET = 0x0a, HAS_VALUE = 0x20 };
 
-static void add_fill(fc_h5_buffer *to, int how, const unsigned char *value, size_t size) {
+void fc_h5_image_fill(fc_h5_buffer *to, int how, const unsigned char *value, size_t size) {
     const size_t message = fc_h5_message_begin(to, FC_H5_M_FILL);
     fc_h5_add_number(to, 3, 1); /* version */
     fc_h5_add_number(to, (uint64_t)(how | (value ? HAS_VALUE : 0)), 1);
@@ -257,13 +259,22 @@ static void add_fill(fc_h5_buffer *to, int how, const unsigned char *value, size
     fc_h5_message_end(to, message);
 }
 
-static void add_contiguous(fc_h5_buffer *to, uint64_t address, uint64_t bytes) {
+void fc_h5_image_add_contiguous(fc_h5_buffer *to, uint64_t address, uint64_t bytes) {
     const size_t message = fc_h5_message_begin(to, FC_H5_M_LAYOUT);
     fc_h5_add_number(to, 3, 1); /* version */
     fc_h5_add_number(to, 1, 1); /* contiguous */
     fc_h5_add_number(to, address, 8);
     fc_h5_add_number(to, bytes, 8);
     fc_h5_message_end(to, message);
+}
+
+void fc_h5_image_add_inner(fc_h5_image *image, size_t at) {
+    if (!fc_grow(&image->inner, &image->inner_capacity, image->ninner + 1, sizeof *image->inner)) {
+        image->objects.failed = true;
+        return;
+    }
+    image->inner[image->ninner++] = image->objects.size;
+    fc_h5_add_number(&image->objects, at, 8);
 }
 
 static uint64_t align_up(uint64_t at, uint64_t to) {
@@ -273,14 +284,14 @@ static uint64_t align_up(uint64_t at, uint64_t to) {
 uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes) {
     fc_h5_buffer *to = &image->objects;
     if (bytes == 0) {
-        add_fill(to, LATE_IF_SET, NULL, 0);
-        add_contiguous(to, FC_H5_UNDEFINED, 0);
+        fc_h5_image_fill(to, LATE_IF_SET, NULL, 0);
+        fc_h5_image_add_contiguous(to, FC_H5_UNDEFINED, 0);
         return 0;
     }
     const bool large = bytes >= FC_H5_LARGE;
     const uint64_t at = align_up(image->data_size, large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
-    add_fill(to, EARLY_NEVER, NULL, 0);
-    add_contiguous(to, at, bytes);
+    fc_h5_image_fill(to, EARLY_NEVER, NULL, 0);
+    fc_h5_image_add_contiguous(to, at, bytes);
     if (to->failed || at < image->data_size || bytes > INT64_MAX - at ||
         !fc_grow(&image->places, &image->places_capacity, image->nplaces + 1, sizeof *image->places)) {
         to->failed = true;
@@ -293,15 +304,15 @@ uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes) {
 }
 
 void fc_h5_image_among_headers(fc_h5_image *image, uint64_t address, uint64_t bytes) {
-    add_fill(&image->objects, EARLY_NEVER, NULL, 0);
-    add_contiguous(&image->objects, bytes ? address : FC_H5_UNDEFINED, bytes);
+    fc_h5_image_fill(&image->objects, EARLY_NEVER, NULL, 0);
+    fc_h5_image_add_contiguous(&image->objects, bytes ? address : FC_H5_UNDEFINED, bytes);
 }
 
 void fc_h5_image_virtual(fc_h5_image *image, fc_dtype dtype, const fc_h5_heap_id *list) {
     fc_h5_buffer *to = &image->objects;
     unsigned char absent[FC_H5_ELEMENT_MAX];
     fc_h5_absent_value(dtype, absent);
-    add_fill(to, LATE_IF_SET, absent, fc_dtype_size(dtype));
+    fc_h5_image_fill(to, LATE_IF_SET, absent, fc_dtype_size(dtype));
     const size_t message = fc_h5_message_begin(to, FC_H5_M_LAYOUT);
     fc_h5_add_number(to, 4, 1); /* version */
     fc_h5_add_number(to, 3, 1); /* virtual */
@@ -311,6 +322,18 @@ void fc_h5_image_virtual(fc_h5_image *image, fc_dtype dtype, const fc_h5_heap_id
 }
 
 /* ---- the file ---- */
+
+/* Adds `base` to the addresses at `places` in `objects`. */
+static void set_addresses(fc_h5_image *image, const size_t *places, size_t count, uint64_t base) {
+    for (size_t i = 0; i < count; i++) {
+        unsigned char *field = image->objects.data + places[i];
+        uint64_t at = base;
+        for (int b = 0; b < 8; b++) {
+            at += (uint64_t)field[b] << 8 * b;
+        }
+        fc_h5_store(field, at, 8);
+    }
+}
 
 fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err) {
     fc_h5_buffer *to = &image->objects;
@@ -323,34 +346,29 @@ fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err) {
     if (image->file_size > INT64_MAX) {
         return fc_fail_errno(err, EFBIG, "%s: reserving space", image->path);
     }
-    for (size_t i = 0; i < image->nplaces; i++) {
-        unsigned char *field = to->data + image->places[i];
-        uint64_t at = image->data_at;
-        for (int b = 0; b < 8; b++) {
-            at += (uint64_t)field[b] << 8 * b;
-        }
-        fc_h5_store(field, at, 8);
-    }
-    image->nplaces = 0;
+    set_addresses(image, image->places, image->nplaces, image->data_at);
+    set_addresses(image, image->inner, image->ninner, image->objects_at);
+    image->nplaces = image->ninner = 0;
     return FC_OK;
 }
 
+static fc_code set_length(fc_h5_image *image, fc_error *err) {
+    return ftruncate(image->fd, (off_t)image->file_size) == 0
+               ? FC_OK
+               : fc_fail_errno(err, errno, "%s: cannot be extended to %llu bytes", image->path,
+                               (unsigned long long)image->file_size);
+}
+
 fc_code fc_h5_image_create(fc_h5_image *image, fc_error *err) {
-    fc_code rc;
-    FC_TRY_GOTO(open_file(image, O_CREAT | O_EXCL, err), rc, out);
-    if (ftruncate(image->fd, (off_t)image->file_size) != 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be extended to %llu bytes", image->path,
-                           (unsigned long long)image->file_size);
-    }
-out:
-    return close_file(image, rc, err);
+    FC_TRY(open_file(image, O_CREAT | O_EXCL, err));
+    return close_file(image, set_length(image, err), err);
 }
 
 static void make_superblock(const fc_h5_image *image, unsigned char block[SUPERBLOCK]) {
     static const unsigned char start[] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n', 2, 8, 8, 0};
     memset(block, 0, SUPERBLOCK);
     memcpy(block, start, sizeof start);
-    fc_h5_store(block + 20, FC_H5_UNDEFINED, 8); /* no extension */
+    fc_h5_store(block + 20, image->extension ? image->objects_at + image->extension - 1 : FC_H5_UNDEFINED, 8);
     fc_h5_store(block + 28, image->file_size, 8);
     fc_h5_store(block + 36, image->root, 8);
     fc_h5_store(block + 44, fc_h5_checksum(block, SUPERBLOCK - CHECKSUM), CHECKSUM);
@@ -390,6 +408,7 @@ static uint64_t set_digest(fc_h5_image *image, const unsigned char superblock[SU
 
 fc_code fc_h5_image_write(fc_h5_image *image, uint64_t *header_crc64, fc_error *err) {
     unsigned char superblock[SUPERBLOCK];
+    FC_TRY(fc_h5_image_finish_indexes(image, err));
     make_superblock(image, superblock);
     const uint64_t digest = set_digest(image, superblock);
     if (header_crc64) {
@@ -397,6 +416,7 @@ fc_code fc_h5_image_write(fc_h5_image *image, uint64_t *header_crc64, fc_error *
     }
     fc_code rc;
     FC_TRY_GOTO(open_file(image, O_CREAT, err), rc, out);
+    FC_TRY_GOTO(image->nindexes > 0 ? set_length(image, err) : FC_OK, rc, out);
     FC_TRY_GOTO(fc_pwrite_full(image->fd, image->heap.data, image->heap.size, image->heap_at, image->path, err), rc,
                 out);
     FC_TRY_GOTO(

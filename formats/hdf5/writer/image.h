@@ -3,11 +3,11 @@
  * needs some 60 µs for a dataset with its attributes; this needs less than one.
  *
  * The file is: the superblock (version 2), global heaps with the strings and the lists of mappings, object headers
- * (version 2) with what groups and tables need, and then the data of the datasets, which the engine writes. Names of
- * the parts are those of the HDF5 File Format Specification 3.0.
+ * (version 2) with what groups, tables and chunk indexes need, and then the data of the datasets, which the engine
+ * writes: contiguous ones, then chunks. Names of the parts are those of the HDF5 File Format Specification 3.0.
  *
  * Order of calls: fc_h5_image_open; texts, mappings and datasets in any order; fc_h5_image_close_heap; groups, each
- * after its members; fc_h5_image_lay_out; fc_h5_image_write. fc_h5_image_free at any time.
+ * after its members; fc_h5_image_lay_out; fc_h5_image_create; chunks; fc_h5_image_write. fc_h5_image_free at any time.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
@@ -22,6 +22,12 @@
 
 #include <hdf5.h>
 
+enum {
+    FC_H5_LARGE = 65536,      /**< data of this many bytes … */
+    FC_H5_LARGE_ALIGN = 4096, /**< … starts at a multiple of this: O_DIRECT, reflinks, huge pages */
+    FC_H5_SMALL_ALIGN = 64    /**< smaller data at a multiple of this: a cache line, as torch.save does */
+};
+
 #define FC_H5_UNDEFINED UINT64_MAX /**< HDF5's address of nothing */
 
 /** A string, or a list of mappings, in a global heap. */
@@ -34,6 +40,8 @@ typedef struct fc_h5_heap_id {
 typedef struct fc_h5_made_object {
     size_t start, end; /**< from its signature to its checksum */
 } fc_h5_made_object;
+
+struct fc_h5_chunk_index; /* image_chunks.h */
 
 typedef struct fc_h5_image {
     const char *path;
@@ -49,11 +57,17 @@ typedef struct fc_h5_image {
     size_t nmade, made_capacity;
     size_t *places; /**< where in `objects` the addresses of data are: relative to data_at until fc_h5_image_lay_out */
     size_t nplaces, places_capacity;
-    uint64_t data_size; /**< of all datasets so far, with gaps */
-    bool data_large;    /**< some dataset starts at a page */
-    uint64_t data_at, file_size;
-    uint64_t root;       /**< address of the root group */
-    size_t header_crc64; /**< where its attribute's value is in `objects` */
+    size_t *inner; /**< where in `objects` addresses of its own parts are: relative to objects_at until then */
+    size_t ninner, inner_capacity;
+    struct fc_h5_chunk_index *indexes; /**< of chunks */
+    size_t nindexes, indexes_capacity;
+    unsigned children;           /**< of a node of them, at most */
+    size_t extension;            /**< 1 + where the superblock extension is in `objects`; 0: there is none */
+    uint64_t data_size;          /**< of all datasets so far, with gaps */
+    bool data_large;             /**< some dataset starts at a page */
+    uint64_t data_at, file_size; /**< the size grows with every chunk that gets its place */
+    uint64_t root;               /**< address of the root group */
+    size_t header_crc64;         /**< where its attribute's value is in `objects` */
     struct {
         unsigned char *bytes;
         size_t size;
@@ -89,10 +103,22 @@ enum {
     FC_H5_M_DATATYPE = 3,
     FC_H5_M_FILL = 5,
     FC_H5_M_LINK = 6,
+    FC_H5_M_FILES = 7,
     FC_H5_M_LAYOUT = 8,
     FC_H5_M_GROUP_INFO = 10,
-    FC_H5_M_ATTRIBUTE = 12
+    FC_H5_M_FILTERS = 11,
+    FC_H5_M_ATTRIBUTE = 12,
+    FC_H5_M_BTREE_K = 19
 };
+
+/** A fill value message. @param how when space is allocated and fill values are written. @param value may be NULL */
+void fc_h5_image_fill(fc_h5_buffer *to, int how, const unsigned char *value, size_t size);
+
+/** A layout message of contiguous bytes. */
+void fc_h5_image_add_contiguous(fc_h5_buffer *to, uint64_t address, uint64_t bytes);
+
+/** Adds the address of what is at `at` in `objects`. */
+void fc_h5_image_add_inner(fc_h5_image *image, size_t at);
 
 /** Dataspace and datatype of a dataset. The datatype is that of fc_h5_type_new. */
 fc_code fc_h5_image_shape(fc_h5_image *image, fc_dtype dtype, int ndim, const int64_t *shape, fc_error *err);
@@ -132,10 +158,10 @@ fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err)
  *  @return FC_ENOMEM when the image is not complete. */
 fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err);
 
-/** Creates the file with its final length; its headers come with fc_h5_image_write. */
+/** Creates the file, as long as it is without chunks; its headers come with fc_h5_image_write. */
 fc_code fc_h5_image_create(fc_h5_image *image, fc_error *err);
 
-/** Sets the digest of the headers and all checksums, and writes the headers.
+/** Sets the digest of the headers and all checksums, and writes the headers. A file with chunks gets its final length.
  *  @param header_crc64 receives that digest; may be NULL. */
 fc_code fc_h5_image_write(fc_h5_image *image, uint64_t *header_crc64, fc_error *err);
 

@@ -33,33 +33,58 @@ static bool is_small(int ndim, const int64_t *offsets, const int64_t *sizes) {
     return true;
 }
 
-static void add_box(fc_h5_buffer *to, int ndim, const int64_t *offsets, const int64_t *sizes) {
+/* Version 1: blocks, each with its first and its last elements; here one. */
+static void add_small_box(fc_h5_buffer *to, int ndim, const int64_t *offsets, const int64_t *sizes) {
     const size_t n = (size_t)ndim;
-    const bool small = is_small(ndim, offsets, sizes);
     fc_h5_add_number(to, SELECT_HYPERSLAB, 4);
-    if (small) {
-        fc_h5_add_number(to, 1, 4); /* version */
-        fc_h5_add_zeros(to, 4);
-        fc_h5_add_number(to, 8 + 8 * n, 4);
-        fc_h5_add_number(to, n, 4);
-        fc_h5_add_number(to, 1, 4); /* blocks: their first and last elements */
-        for (size_t k = 0; k < n; k++) {
-            fc_h5_add_number(to, (uint64_t)offsets[k], 4);
-        }
-        for (size_t k = 0; k < n; k++) {
-            fc_h5_add_number(to, (uint64_t)(offsets[k] + sizes[k] - 1), 4);
-        }
-        return;
+    fc_h5_add_number(to, 1, 4); /* version */
+    fc_h5_add_zeros(to, 4);
+    fc_h5_add_number(to, 8 + 8 * n, 4);
+    fc_h5_add_number(to, n, 4);
+    fc_h5_add_number(to, 1, 4); /* blocks */
+    for (size_t k = 0; k < n; k++) {
+        fc_h5_add_number(to, (uint64_t)offsets[k], 4);
     }
+    for (size_t k = 0; k < n; k++) {
+        fc_h5_add_number(to, (uint64_t)(offsets[k] + sizes[k] - 1), 4);
+    }
+}
+
+/* Version 2: blocks at equal distances. */
+static void begin_regular(fc_h5_buffer *to, int ndim) {
+    fc_h5_add_number(to, SELECT_HYPERSLAB, 4);
     fc_h5_add_number(to, 2, 4); /* version */
     fc_h5_add_number(to, 1, 1); /* regular */
-    fc_h5_add_number(to, 4 + 32 * n, 4);
-    fc_h5_add_number(to, n, 4);
-    for (size_t k = 0; k < n; k++) { /* start, stride, count, block */
-        fc_h5_add_number(to, (uint64_t)offsets[k], 8);
-        fc_h5_add_number(to, 1, 8);
-        fc_h5_add_number(to, 1, 8);
-        fc_h5_add_number(to, (uint64_t)sizes[k], 8);
+    fc_h5_add_number(to, 4 + 32 * (uint64_t)ndim, 4);
+    fc_h5_add_number(to, (uint64_t)ndim, 4);
+}
+
+static void add_regular(fc_h5_buffer *to, int64_t start, int64_t stride, int64_t count, int64_t block) {
+    fc_h5_add_number(to, (uint64_t)start, 8);
+    fc_h5_add_number(to, (uint64_t)stride, 8);
+    fc_h5_add_number(to, (uint64_t)count, 8);
+    fc_h5_add_number(to, (uint64_t)block, 8);
+}
+
+static void add_box(fc_h5_buffer *to, int ndim, const int64_t *offsets, const int64_t *sizes) {
+    if (is_small(ndim, offsets, sizes)) {
+        add_small_box(to, ndim, offsets, sizes);
+        return;
+    }
+    begin_regular(to, ndim);
+    for (int k = 0; k < ndim; k++) {
+        add_regular(to, offsets[k], 1, 1, sizes[k]);
+    }
+}
+
+static void add_source(fc_h5_buffer *to, const fc_h5_run *run) {
+    if (!run) {
+        add_all(to);
+    } else if (run->count == 1) {
+        add_box(to, 1, &run->start, &run->block);
+    } else {
+        begin_regular(to, 1);
+        add_regular(to, run->start, run->stride, run->count, run->block);
     }
 }
 
@@ -78,12 +103,12 @@ static void add_path(fc_h5_buffer *to, const char *path) {
     fc_h5_add_number(to, 0, 1);
 }
 
-void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, int ndim, const int64_t *offsets,
-                    const int64_t *sizes) {
+void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, const fc_h5_run *run, int ndim,
+                    const int64_t *offsets, const int64_t *sizes) {
     list->count++;
     fc_h5_add_bytes(&list->bytes, file, strlen(file) + 1);
     add_path(&list->bytes, source);
-    add_all(&list->bytes);
+    add_source(&list->bytes, run);
     if (ndim == 0) {
         add_all(&list->bytes);
     } else {

@@ -59,7 +59,7 @@ static fc_code map_boxes(making *m, const fc_target_tensor *tensor, const char *
             char file[FC_H5_SHARD_NAME];
             fc_h5_shard_name(m->w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
                              file);
-            fc_h5_list_add(&m->list, file, source, t->ndim, offsets, sizes);
+            fc_h5_list_add(&m->list, file, source, NULL, t->ndim, offsets, sizes);
             covered += volume;
         }
     } while (next_box(&walk));
@@ -76,7 +76,7 @@ static void map_object(making *m, const fc_tensor *object, const char *source) {
     const int64_t origin = 0;
     char file[FC_H5_SHARD_NAME];
     fc_h5_shard_name(m->w, 0, file);
-    fc_h5_list_add(&m->list, file, source, 1, &origin, object->shape);
+    fc_h5_list_add(&m->list, file, source, NULL, 1, &origin, object->shape);
 }
 
 static fc_code map_value(making *m, uint32_t index, fc_error *err) {
@@ -113,7 +113,7 @@ static fc_code add_value(making *m, uint32_t index, fc_error *err) {
         fc_h5_image_contiguous(&m->image, 0);
     }
     FC_TRY_GOTO(fc_h5_value_attributes(w, &holder, tensor, err), rc, out);
-    FC_TRY_GOTO(fc_h5_set_number(&holder, FC_H5_A_CRC64, m->digests[index], err), rc, out);
+    fc_h5_set_number(&holder, FC_H5_A_CRC64, m->digests[index]);
     fc_h5_object_end(&m->image, start);
     m->groups.made[w->tree.leaves[index]] = start + 1;
     rc = fc_h5_image_flush_heap(&m->image, err);
@@ -129,44 +129,31 @@ typedef struct root {
 
 static fc_code add_root(making *m, root *r, fc_error *err) {
     fc_h5_holder holder = {.image = &m->image, .messages = &r->messages};
-    FC_TRY(fc_h5_root_attributes(m->w, &holder, -1, err));
+    fc_h5_root_attributes(m->w, &holder, -1);
     r->crc64 = holder.last;
-    FC_TRY(fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values, err));
-    if (!m->w->written.compressed) {
-        FC_TRY(fc_h5_set_number(&holder, FC_H5_A_TABLES, 0, err));
-        r->tables = holder.last;
-        FC_TRY(fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err));
-        r->tables_at = holder.last;
-    }
+    fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values);
+    fc_h5_set_number(&holder, FC_H5_A_TABLES, 0);
+    r->tables = holder.last;
+    fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0);
+    r->tables_at = holder.last;
     return r->messages.failed ? fc_no_memory(err, m->image.path) : FC_OK;
-}
-
-/* Adds the tables of the manifest, and where they are to the root. `*at`: their start in the objects. */
-static fc_code add_tables(making *m, root *r, size_t *at, fc_error *err) {
-    uint64_t group = 0;
-    FC_TRY(fc_h5_tables_add(m->w, m->digests, &m->image, &group, at, err));
-    fc_h5_store(r->messages.data + r->tables, group, 8);
-    fc_h5_store(r->messages.data + r->tables_at, m->image.objects_at + *at, 8);
-    return FC_OK;
 }
 
 /* What comes after the values: the tables, the groups, and the file is there. */
 static fc_code finish(making *m, fc_error *err) {
-    const bool tables = !m->w->written.compressed;
     root r = {{NULL, 0, 0, false}, 0, 0, 0};
     size_t at = 0;
+    uint64_t group = 0;
     fc_code rc;
     FC_TRY_GOTO(add_root(m, &r, err), rc, out);
     FC_TRY_GOTO(fc_h5_groups_find(&m->groups, &m->image, err), rc, out);
     fc_h5_image_close_heap(&m->image);
-    if (tables) {
-        FC_TRY_GOTO(add_tables(m, &r, &at, err), rc, out);
-    }
+    FC_TRY_GOTO(fc_h5_tables_add(m->w, m->digests, &m->image, &group, &at, err), rc, out);
+    fc_h5_store(r.messages.data + r.tables, group, 8);
+    fc_h5_store(r.messages.data + r.tables_at, m->image.objects_at + at, 8);
     FC_TRY_GOTO(fc_h5_groups_make(&m->groups, &m->image, &r.messages, r.crc64, err), rc, out);
     FC_TRY_GOTO(fc_h5_image_lay_out(&m->image, err), rc, out);
-    if (tables) {
-        fc_h5_tables_seal(&m->image, at);
-    }
+    fc_h5_tables_seal(&m->image, at);
     rc = fc_h5_image_write(&m->image, NULL, err);
 out:
     free(r.messages.data);

@@ -1,5 +1,5 @@
 /*
- * Attributes: calls of libhdf5, or messages of an object header.
+ * Attributes as messages of an object header.
  */
 #include "hdf5/writer/set.h"
 
@@ -10,10 +10,6 @@ static const unsigned char uint_type[] = {0x10, 0, 0, 0, 8, 0, 0, 0, 0, 0, 64, 0
 static const unsigned char reference_type[] = {0x17, 0, 0, 0, 8, 0, 0, 0};
 
 enum { SCALAR = -1 };
-
-const char *fc_h5_holder_path(const fc_h5_holder *holder) {
-    return holder->out ? holder->out->path : holder->image->path;
-}
 
 /* All of an attribute message but the values; `count` of them, or SCALAR. */
 static size_t begin(fc_h5_holder *h, const char *name, const unsigned char *type, size_t size, int64_t count) {
@@ -46,50 +42,33 @@ static void add_text(fc_h5_holder *h, const char *text) {
     fc_h5_add_number(h->messages, id.object, 4);
 }
 
-fc_code fc_h5_set_text(fc_h5_holder *h, fc_h5_attribute attribute, const char *value, fc_error *err) {
+void fc_h5_set_text(fc_h5_holder *h, fc_h5_attribute attribute, const char *value) {
     const char *name = fc_h5_attribute_get(attribute)->name;
-    if (h->out) {
-        return fc_h5_out_text(h->out, h->id, name, value, err);
-    }
     const size_t message = begin(h, name, text_type, sizeof text_type, SCALAR);
     add_text(h, value);
     fc_h5_message_end(h->messages, message);
-    return FC_OK;
 }
 
-fc_code fc_h5_set_texts(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, const char *const *values,
-                        fc_error *err) {
+void fc_h5_set_texts(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, const char *const *values) {
     const char *name = fc_h5_attribute_get(attribute)->name;
-    if (h->out) {
-        return fc_h5_out_texts(h->out, h->id, name, count, values, err);
-    }
     const size_t message = begin(h, name, text_type, sizeof text_type, (int64_t)count);
     for (size_t i = 0; i < count; i++) {
         add_text(h, values[i]);
     }
     fc_h5_message_end(h->messages, message);
-    return FC_OK;
 }
 
-fc_code fc_h5_set_ints(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, const int64_t *values, fc_error *err) {
+void fc_h5_set_ints(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, const int64_t *values) {
     const char *name = fc_h5_attribute_get(attribute)->name;
-    if (h->out) {
-        return fc_h5_out_ints(h->out, h->id, name, count, values, err);
-    }
     const size_t message = begin(h, name, int_type, sizeof int_type, (int64_t)count);
     for (size_t i = 0; i < count; i++) {
         fc_h5_add_number(h->messages, (uint64_t)values[i], 8);
     }
     fc_h5_message_end(h->messages, message);
-    return FC_OK;
 }
 
-fc_code fc_h5_set_number(fc_h5_holder *h, fc_h5_attribute attribute, uint64_t value, fc_error *err) {
+void fc_h5_set_number(fc_h5_holder *h, fc_h5_attribute attribute, uint64_t value) {
     const fc_h5_attribute_info *info = fc_h5_attribute_get(attribute);
-    if (h->out) {
-        return info->type == FC_H5_INT ? fc_h5_out_int(h->out, h->id, info->name, (int64_t)value, err)
-                                       : fc_h5_out_crc(h->out, h->id, info->name, value, err);
-    }
     const bool reference = info->type == FC_H5_REFERENCE;
     const size_t message = begin(h, info->name,
                                  reference                 ? reference_type
@@ -98,5 +77,4 @@ fc_code fc_h5_set_number(fc_h5_holder *h, fc_h5_attribute attribute, uint64_t va
                                  reference ? sizeof reference_type : sizeof int_type, SCALAR);
     fc_h5_add_number(h->messages, value, 8);
     fc_h5_message_end(h->messages, message);
-    return FC_OK;
 }

@@ -3,7 +3,6 @@
  * each table and a group that holds these. Nothing leads to the group but the root attribute `tables`, so that the
  * model in index.h5 is what it would be without.
  */
-#include "fsdpckpt/select.h"
 #include "hdf5/writer/writer.h"
 
 #include "base/checked.h"
@@ -19,33 +18,6 @@ static fc_code no_memory(fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "index.h5: out of memory for its tables");
 }
 
-fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
-                        const fc_h5_file_row *row, fc_error *err) {
-    if (!fc_grow(&written->files, &written->files_capacity, written->nfiles + 1, sizeof *written->files)) {
-        return no_memory(err);
-    }
-    written->files[written->nfiles++] = *row;
-    for (size_t i = 0; i < file->nitems; i++) {
-        const fc_target_item *item = &file->items[i];
-        const uint64_t bytes = item->owned ? fc_target_item_bytes(target, item) : 0;
-        if (bytes == 0) {
-            continue;
-        }
-        if (!fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + 1, sizeof *written->boxes)) {
-            return no_memory(err);
-        }
-        written->boxes[written->nboxes++] =
-            (fc_h5_written_box){item->tensor, {item->offset, bytes, item->crc64, file->rank}};
-    }
-    return FC_OK;
-}
-
-void fc_h5_written_free(fc_h5_written *written) {
-    free(written->files);
-    free(written->boxes);
-    *written = (fc_h5_written){NULL};
-}
-
 /* ---- rows ---- */
 
 /* The tables being made. */
@@ -56,13 +28,10 @@ typedef struct tables {
     size_t nplacements, placements_capacity;
 } tables;
 
-static const size_t row_sizes[FC_H5_T_COUNT] = {sizeof(fc_h5_file_row),
-                                                sizeof(fc_h5_mesh_row),
-                                                sizeof(fc_h5_tensor_row),
-                                                sizeof(int64_t),
-                                                sizeof(fc_h5_placements_row),
-                                                sizeof(fc_h5_box_row),
-                                                1};
+static const size_t row_sizes[FC_H5_T_COUNT] = {
+    sizeof(fc_h5_file_row), sizeof(fc_h5_mesh_row),       sizeof(fc_h5_tensor_row),
+    sizeof(int64_t),        sizeof(fc_h5_placements_row), sizeof(fc_h5_box_row),
+    sizeof(fc_h5_grid_row), sizeof(fc_h5_chunk_row),      1};
 
 static size_t count_rows(const tables *t, fc_h5_table table) {
     return t->rows[table].size / row_sizes[table];
@@ -75,14 +44,13 @@ static uint32_t add_text(tables *t, const char *text) {
     return (uint32_t)length;
 }
 
-static fc_code add_mesh(tables *t) {
+static void add_mesh(tables *t) {
     const fc_mesh *mesh = t->w->target->mesh;
     for (int i = 0; i < mesh->ndim; i++) {
         fc_h5_mesh_row row = {.size = mesh->sizes[i]};
         memcpy(row.name, mesh->names[i], strlen(mesh->names[i]));
         fc_h5_add_bytes(&t->rows[FC_H5_T_MESH], &row, sizeof row);
     }
-    return FC_OK;
 }
 
 /* The row of a tensor's placements: alike lists share one. */
@@ -137,12 +105,9 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
                             .box = first_box[0],
                             .boxes = first_box[1] - first_box[0],
                             .crc64 = crc64};
-    fc_code rc = path ? FC_OK : no_memory(err);
-    if (rc == FC_OK && !source->object) {
-        rc = placements_row(t, tensor, &row.placements, err); /* its text comes before the row's own */
-    }
-    if (rc != FC_OK) {
-        return rc;
+    FC_TRY(path ? FC_OK : no_memory(err));
+    if (!source->object) { /* its text comes before the row's own */
+        FC_TRY(placements_row(t, tensor, &row.placements, err));
     }
     const char *dtype = fc_dtype_get(tensor->dtype)->torch_name;
     memcpy(row.dtype, dtype, strlen(dtype));
@@ -150,10 +115,10 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
     row.path = add_text(t, path + 1);
     row.kinds = add_kinds(t, node);
     row.fqn = fc_h5_needs_fqn(tensor) ? add_text(t, tensor->name) : 0;
-    rc = source->object ? add_object(t, tensor, &row, scratch, err) : FC_OK;
+    FC_TRY(source->object ? add_object(t, tensor, &row, scratch, err) : FC_OK);
     fc_h5_add_bytes(&t->rows[FC_H5_T_DIMS], source->shape, (size_t)source->ndim * sizeof(int64_t));
     fc_h5_add_bytes(&t->rows[FC_H5_T_TENSORS], &row, sizeof row);
-    return rc;
+    return FC_OK;
 }
 
 /* Tensors come in the order of the tree; `first` gets the first box of each, and the end. */
@@ -203,6 +168,18 @@ out:
     fc_arena_free(scratch);
     free(first);
     return rc;
+}
+
+static void add_grids(tables *t) {
+    const fc_h5_written *written = &t->w->written;
+    const uint64_t first = count_rows(t, FC_H5_T_DIMS);
+    fc_h5_add_bytes(&t->rows[FC_H5_T_DIMS], written->grid_dims.data, written->grid_dims.size);
+    for (size_t i = 0; i < written->ngrids; i++) {
+        fc_h5_grid_row row = written->grids[i];
+        row.dims += first;
+        fc_h5_add_bytes(&t->rows[FC_H5_T_GRIDS], &row, sizeof row);
+    }
+    fc_h5_add_bytes(&t->rows[FC_H5_T_CHUNKS], written->chunks, written->nchunks * sizeof *written->chunks);
 }
 
 /* ---- what other programs see ---- */
@@ -260,6 +237,8 @@ static hid_t manifest_type(void) {
                             PLACE("dims", FC_H5_T_DIMS),
                             PLACE("placements", FC_H5_T_PLACEMENTS),
                             PLACE("boxes", FC_H5_T_BOXES),
+                            PLACE("grids", FC_H5_T_GRIDS),
+                            PLACE("chunks", FC_H5_T_CHUNKS),
                             PLACE("text", FC_H5_T_TEXT)};
 #undef PLACE
     return COMPOUND(fc_h5_manifest_row, fields);
@@ -293,7 +272,14 @@ static hid_t row_type(fc_h5_table table) {
     const field box[] = {{"offset", offsetof(fc_h5_box_row, offset), H5T_STD_U64LE, 0},
                          {"length", offsetof(fc_h5_box_row, length), H5T_STD_U64LE, 0},
                          {"crc64", offsetof(fc_h5_box_row, crc64), H5T_STD_U64LE, 0},
-                         {"rank", offsetof(fc_h5_box_row, rank), H5T_STD_U64LE, 0}};
+                         {"rank", offsetof(fc_h5_box_row, rank), H5T_STD_U32LE, 0},
+                         {"grid", offsetof(fc_h5_box_row, grid), H5T_STD_U32LE, 0}};
+    const field grid[] = {{"dims", offsetof(fc_h5_grid_row, dims), H5T_STD_U64LE, 0},
+                          {"ndim", offsetof(fc_h5_grid_row, ndim), H5T_STD_U32LE, 0},
+                          {"filters", offsetof(fc_h5_grid_row, filters), H5T_STD_U8LE, 4}};
+    const field chunk[] = {{"offset", offsetof(fc_h5_chunk_row, offset), H5T_STD_U64LE, 0},
+                           {"length", offsetof(fc_h5_chunk_row, length), H5T_STD_U32LE, 0},
+                           {"mask", offsetof(fc_h5_chunk_row, mask), H5T_STD_U32LE, 0}};
     switch (table) {
     case FC_H5_T_FILES:
         return COMPOUND(fc_h5_file_row, file);
@@ -307,6 +293,10 @@ static hid_t row_type(fc_h5_table table) {
         return COMPOUND(fc_h5_placements_row, placements);
     case FC_H5_T_BOXES:
         return COMPOUND(fc_h5_box_row, box);
+    case FC_H5_T_GRIDS:
+        return COMPOUND(fc_h5_grid_row, grid);
+    case FC_H5_T_CHUNKS:
+        return COMPOUND(fc_h5_chunk_row, chunk);
     case FC_H5_T_TEXT:
         return H5Tcopy(H5T_STD_U8LE);
     case FC_H5_T_COUNT:
@@ -328,8 +318,8 @@ static fc_code add_dataset(fc_h5_image *image, hid_t type, uint64_t address, uin
 /* The datasets over the bytes at `at`, and their group. */
 static fc_code add_datasets(const tables *t, fc_h5_image *image, size_t at, const fc_h5_manifest_row *manifest,
                             uint64_t *address, fc_error *err) {
-    static const char *const names[FC_H5_T_COUNT + 1] = {"files",      "mesh",  "tensors", "dims",
-                                                         "placements", "boxes", "text",    "manifest"};
+    static const char *const names[FC_H5_T_COUNT + 1] = {"files", "mesh",  "tensors", "dims", "placements",
+                                                         "boxes", "grids", "chunks",  "text", "manifest"};
     fc_h5_member members[FC_H5_T_COUNT + 1];
     const uint64_t start = image->objects_at + at;
     for (int i = 0; i < FC_H5_T_COUNT; i++) {
@@ -354,9 +344,10 @@ fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *
     memcpy(manifest.magic, FC_H5_TABLES_MAGIC, sizeof manifest.magic);
     add_text(&t, FC_H5_PRODUCER);
     fc_h5_add_bytes(&t.rows[FC_H5_T_FILES], w->written.files, w->written.nfiles * sizeof *w->written.files);
+    add_mesh(&t);
     fc_code rc;
-    FC_TRY_GOTO(add_mesh(&t), rc, out);
     FC_TRY_GOTO(add_tensors(&t, digests, err), rc, out);
+    add_grids(&t);
     fc_h5_pad(to, FC_H5_TABLES_ALIGN);
     *at = to->size;
     fc_h5_add_zeros(to, sizeof manifest);
@@ -372,7 +363,7 @@ fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *
     }
     manifest.bytes = to->size - *at;
     memcpy(to->data + *at, &manifest, sizeof manifest);
-    FC_TRY_GOTO(add_datasets(&t, image, *at, &manifest, group, err), rc, out);
+    rc = add_datasets(&t, image, *at, &manifest, group, err);
 out:
     for (int i = 0; i < FC_H5_T_COUNT; i++) {
         free(t.rows[i].data);

@@ -1,6 +1,6 @@
 /*
- * What the parts of the writer share: writer.c makes the full file and the shard files, index.c index.h5, chunks_out.c
- * places compressed chunks, and attributes.c says what is written beside the data.
+ * What the parts of the writer share: target_file.c makes the full file and the shard files, index.c index.h5, and
+ * attributes.c says what is written beside the data.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
@@ -9,9 +9,10 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "hdf5/writer/out.h"
 #include "hdf5/writer/set.h"
 #include "hdf5/writer/tables_out.h"
+#include "hdf5/writer/tree.h"
+#include "hdf5/writer/written.h"
 
 typedef struct fc_h5_writer {
     const fc_target *target;
@@ -20,16 +21,9 @@ typedef struct fc_h5_writer {
     const char *layout;  /* the attribute of the root */
     int64_t ranks;
     fc_h5_tree tree;
-    fc_h5_out out; /* the file whose chunks are being placed, when `open` */
-    bool open;
     fc_h5_written written; /* what the shard files hold, for the tables of index.h5 */
-    bool imaged;           /* the file made last is `image` */
-    fc_h5_image image;
-    size_t *crc64_at;     /* of its items: where their digests go in image.objects; SIZE_MAX: they are copies */
-    fc_h5_patch *patches; /* of the file made last: one an item, those that are not stored there have no object */
-    uint64_t ordinal;     /* of the next compressed item */
-    uint32_t placing;     /* tensor whose dataset is open in `dataset` */
-    hid_t dataset;        /* or H5I_INVALID_HID */
+    fc_h5_image image;     /* the file that was reserved last */
+    size_t *crc64_at;      /* of its items: where their digests go in image.objects; SIZE_MAX: they are copies */
 } fc_h5_writer;
 
 #define FC_H5_PRODUCER "fsdpckpt " FSDPCKPT_VERSION
@@ -44,15 +38,14 @@ void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD
 fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err);
 
 /** The attributes of the root group, header_crc64 last. @param rank the rank of a shard file, -1 for any other. */
-fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank, fc_error *err);
+void fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank);
 
 /** The attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                                fc_error *err);
 
 /** Those that a tensor has in a shard file: which box of it this is, and who owns it. */
-fc_code fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy,
-                             fc_error *err);
+void fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy);
 
 /** Whether the name is not the path joined with ".". */
 bool fc_h5_needs_fqn(const fc_target_tensor *tensor);
@@ -62,19 +55,6 @@ enum { FC_H5_PLACEMENTS = FC_MAX_MESH_DIMS * 64 /**< bytes of the placements of 
 /** The attribute `placements`. @param file for the message. */
 fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,
                               char text[FC_H5_PLACEMENTS], fc_error *err);
-
-/** Makes the file without libhdf5, where no item is compressed; and sets the digests of its data. */
-fc_code fc_h5_shard_reserve(fc_h5_writer *w, fc_target_file *file, fc_error *err);
-fc_code fc_h5_shard_finish(fc_h5_writer *w, const fc_target_file *file, fc_error *err);
-
-/** Adds what a value takes in the headers of a file. @param mappings of its virtual dataset; 0 for a stored one. */
-void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings);
-
-/** Adds what the index of a compressed item's chunks takes. */
-void fc_h5_estimate_chunks(const fc_h5_writer *w, fc_h5_estimate *estimate, const fc_target_item *item);
-
-/** Closes the file that is open for chunks, if any. @return `rc`, or the failure to close when `rc` is FC_OK. */
-fc_code fc_h5_end_chunks(fc_h5_writer *w, fc_code rc, fc_error *err);
 
 /** Writes index.h5, in which every value is whole. @param digests of wanted->tensors. */
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err);

@@ -270,39 +270,49 @@ static fc_code gather_colors(fc_comm *comm, int color, int *colors, fc_error *er
     return check_cuda(comm, cudaMemcpy(colors, scratch, all, cudaMemcpyDeviceToHost), "split", err);
 }
 
+/* This rank's part of a split: the first rank of its color, its rank among those, and their number. */
+typedef struct nccl_part {
+    int first, rank, size;
+} nccl_part;
+
 /* NCCL does not accept negative colors, so the first rank of a color replaces it. */
-static fc_code nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
-    nccl_state *s = comm->state;
+static fc_code find_part(fc_comm *comm, int color, nccl_part *part, fc_error *err) {
     int *colors = malloc((size_t)comm->size * sizeof *colors);
-    *out = NULL;
     if (!colors) {
-        comm->broken = true;
         return fc_no_memory(err, "split");
     }
-    fc_code rc = gather_colors(comm, color, colors, err);
-    int first = 0, rank = 0, size = 0;
-    for (int r = comm->size - 1; rc == FC_OK && r >= 0; r--) {
+    fc_code rc;
+    FC_TRY_GOTO(gather_colors(comm, color, colors, err), rc, out);
+    for (int r = comm->size - 1; r >= 0; r--) {
         if (colors[r] == color) {
-            first = r;
-            rank += r < comm->rank;
-            size++;
+            part->first = r;
+            part->rank += r < comm->rank;
+            part->size++;
         }
     }
+out:
     free(colors);
-    if (rc == FC_OK) {
-        rc = comm_new(comm->device, rank, size, out, err);
-    }
-    if (rc != FC_OK) {
-        comm->broken = true;
-        return rc;
-    }
+    return rc;
+}
+
+/* NCCL does not accept negative colors, so the first rank of a color replaces it. */
+static fc_code nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
+    nccl_state *s = comm->state, *made;
+    nccl_part part = {0, 0, 0};
+    fc_code rc;
+    *out = NULL;
+    FC_TRY_GOTO(find_part(comm, color, &part, err), rc, failed);
+    FC_TRY_GOTO(comm_new(comm->device, part.rank, part.size, out, err), rc, failed);
     (*out)->cancel = comm->cancel;
-    nccl_state *made = (*out)->state;
-    rc = check(comm, ncclCommSplit(s->nccl, first, comm->rank, &made->nccl, NULL), "split", err);
+    made = (*out)->state;
+    rc = check(comm, ncclCommSplit(s->nccl, part.first, comm->rank, &made->nccl, NULL), "split", err);
     if (rc != FC_OK) {
         nccl_free(*out);
         *out = NULL;
     }
+    return rc;
+failed:
+    comm->broken = true; /* the other ranks wait for this one */
     return rc;
 }
 
@@ -365,11 +375,9 @@ out:
 static fc_code new_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err) {
     ncclUniqueId id;
     *out = NULL;
-    fc_code rc = check_device(device, err);
-    if (rc == FC_OK && bootstrap->rank == 0) {
-        rc = make_id(&id, err);
-    }
-    FC_TRY(fc_comm_agree(bootstrap, rc, err));
+    fc_code usable = check_device(device, err);
+    fc_code mine = usable == FC_OK && bootstrap->rank == 0 ? make_id(&id, err) : usable;
+    FC_TRY(fc_comm_agree(bootstrap, mine, err));
     FC_TRY(broadcast_id(bootstrap, &id, err));
     return join(&id, bootstrap->rank, bootstrap->size, device, out, err);
 }

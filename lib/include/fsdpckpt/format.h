@@ -98,10 +98,14 @@ typedef struct fc_format_writer {
     const fc_own_file *own_files;
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
+    /** Sets the `part` of each value. A part is a checkpoint of its own within the target: values of two parts are
+     * never in one file, and each part has its own index. Refuses values that the format has no place for. NULL: a
+     * target has one part. */
+    fc_code (*set_parts)(fc_target_tensor *tensors, size_t count, fc_error *err);
     /** Returns the number of files with data. NULL: one file, or with a mesh one file per rank. */
     size_t (*files)(const fc_target *target);
-    /** Returns the name of the file that `finish` writes over the others, or NULL. A NULL function means there is none.
-     */
+    /** Returns the name of the file that `finish` writes over the others of each part, or NULL. A NULL function means
+     *  there is none. */
     const char *(*index)(const fc_target *target);
     /** Starts a target at `staging`, a file path, or an existing empty directory if is_directory. Writes nothing
      * outside of it. */
@@ -110,7 +114,7 @@ typedef struct fc_format_writer {
      * calls `reserve` and `finish_file` with these items only. NULL: each shard is one file. */
     size_t (*split)(fc_writer *writer, const fc_target_file *shard, size_t first);
     /** Writes the headers of one file and sets file->path and the items' offsets. Files come in rank order. When it
-     *  returns, the file has its final length and the writer has no descriptor open on it, except as finish_file says.
+     *  returns, the file has its final length, unless items are chunked, and the writer has no descriptor open on it.
      */
     fc_code (*reserve)(fc_writer *writer, fc_target_file *file, fc_error *err);
     /**
@@ -124,7 +128,7 @@ typedef struct fc_format_writer {
     fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err);
     /** Writes the digests of the owned items into the room that `reserve` left for them, once all data of the file is
-     *  written. A file with chunked items stays open until then. NULL: there is nothing to write. */
+     *  written. A file with chunked items gets its final length. NULL: there is nothing to write. */
     fc_code (*finish_file)(fc_writer *writer, const fc_target_file *file, fc_error *err);
     /** Writes what spans all files, e.g. index.h5, once they are finished.
      *  @param digests CRC-64 of each of target->tensors as a whole. */
@@ -157,7 +161,7 @@ static inline bool fc_format_writes(const fc_format *format) {
  */
 bool fc_is_own_file(const char *name, const unsigned char *head, size_t size);
 
-/** How objects of one fc_object.encoding are examined: what a program that loads them would execute. */
+/** How objects of one fc_object.encoding are decoded, and examined: what a program that loads them would execute. */
 typedef struct fc_object_encoding {
     const char *name; /**< fc_object.encoding */
     /** Examines the `length` bytes from `offset` of the open file `fd`. */
@@ -166,6 +170,9 @@ typedef struct fc_object_encoding {
     /** Likewise `length` bytes in memory; takes over the malloc'ed `bytes`. */
     fc_code (*examine_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
                               fc_error *err);
+    /** Decodes them as fc_checkpoint_object_json does; takes over the malloc'ed `bytes`. */
+    fc_code (*json_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena, const char **json,
+                           fc_error *err);
 } fc_object_encoding;
 
 /** Finds the encoding of objects called `name`. @return NULL: its objects cannot execute anything. */

@@ -27,7 +27,7 @@ typedef enum fc_content {
 
 /** Files of one kind in a target directory. */
 typedef struct fc_own_file {
-    const char *glob;
+    const char *glob; /**< of the name relative to the target; "*" matches no "/" */
     fc_content content;
 } fc_own_file;
 
@@ -83,11 +83,12 @@ typedef struct fc_teller {
 typedef struct fc_commit_options {
     const char *path;
     bool is_directory;
-    bool force;       /**< replaces a checkpoint file, or a directory with nothing but files that this program writes */
+    bool force;       /**< replaces a checkpoint file, or a directory with nothing but files that this program writes,
+                           in it or in folders of it */
     bool any_content; /**< of one file: `force` replaces it whatever it holds */
     uint64_t bytes;   /**< how much will be written; 0: not known */
-    /** Of a directory: returns whether `force` may replace a file with this name and these first bytes. NULL: it may
-     *  replace none. */
+    /** Of a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL:
+     * it may replace none. */
     bool (*is_own_file)(const char *name, const unsigned char *head, size_t size);
     fc_teller teller;
 } fc_commit_options;

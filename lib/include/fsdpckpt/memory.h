@@ -18,7 +18,7 @@ typedef struct fc_memory_chunk {
     const void *data;               /**< its first element; NULL: another rank has it (fc_convert_options.own_parts) */
 } fc_memory_chunk;
 
-/** A tensor. Its chunks together cover it. */
+/** A tensor, or an object. Its chunks together cover it. */
 typedef struct fc_memory_tensor {
     const char *name; /**< FQN, unique */
     fc_path path;     /**< place in the nested state dict; without elements it is the name alone */
@@ -27,13 +27,17 @@ typedef struct fc_memory_tensor {
     const int64_t *shape;
     const fc_memory_chunk *chunks; /**< may include empty ones */
     size_t nchunks;
+    /** Of an object, which has the dtype FC_OPAQUE, one dimension and one chunk: a name that fc_object_encoding_find
+     *  knows. NULL for a tensor. */
+    const char *encoding;
 } fc_memory_tensor;
 
 /**
- * Makes a checkpoint of `count` tensors.
+ * Makes a checkpoint of `count` tensors and objects.
  * @param label stands for the path in messages, e.g. "step 100 of the training".
  * @param out   receives the checkpoint, which the caller closes. It copies the descriptions and borrows the data.
- * @return FC_EUSAGE with the name of the tensor: a name that occurs twice, or a chunk outside of its tensor.
+ * @return FC_EUSAGE with the name of the tensor: a name that occurs twice, a chunk outside of its tensor, or an object
+ * of an unknown encoding or with another dtype or shape.
  */
 fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tensors, size_t count, fc_checkpoint **out,
                                 fc_error *err);

@@ -39,10 +39,13 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
 
 /**
  * Compresses the chunked items of `file` into file->path, at the places that the writer gives, and sets their CRCs. The
- * order is always the same, so the number of threads does not change the file.
+ * order is always the same, so the numbers of threads and ranks do not change the file.
+ * @param writer places chunks; used on rank 0.
+ * @param comm   the ranks that compress the file together, which all call this; the CRCs are then those of zeros in
+ *               place of what other ranks compress. NULL: this process alone.
  * @param stored receives the number of bytes written.
  */
-fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer,
+fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer, fc_comm *comm,
                          const fc_move_options *options, uint64_t *stored, fc_error *err);
 
 /**
@@ -82,6 +85,7 @@ typedef struct fc_convert_options {
 typedef struct fc_convert_report {
     fc_selected selected;
     size_t files;                         /**< of the target, with its index */
+    size_t indexes;                       /**< how many of them are an index: one per part, or 0 */
     const char *index;                    /**< the name of the file that spans the others; NULL: there is none */
     uint64_t data_bytes;                  /**< bytes of tensors and objects in the target, each counted once */
     uint64_t stored_bytes;                /**< their bytes in the files, after compression; with dry_run the most */

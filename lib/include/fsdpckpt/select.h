@@ -38,6 +38,8 @@ typedef struct fc_selection {
     /** With flat_state: returns whether a tensor is cut over the ranks; every other one is whole in each file. */
     bool (*is_cut)(const fc_checkpoint *source, const fc_tensor *tensor);
     uint64_t max_file_bytes; /**< as in fc_target */
+    /** fc_format_writer.set_parts of the target's format; NULL: the target has one part. */
+    fc_code (*set_parts)(fc_target_tensor *tensors, size_t count, fc_error *err);
 } fc_selection;
 
 /** How many values fc_target_new selected. */

@@ -1,0 +1,206 @@
+/*
+ * One target file, a shard file or the full file: its headers as an image, in memory from fc_format.reserve to
+ * fc_format.finish_file, when the digests and the places of all chunks are known. A checkpoint of a thousand ranks has
+ * a million datasets, so what one costs is what the whole costs.
+ */
+#include "fsdpckpt/select.h"
+#include "hdf5/h5.h"
+#include "hdf5/writer/writer.h"
+
+#include "base/try.h"
+#include "hdf5/writer/groups.h"
+#include "hdf5/writer/image_chunks.h"
+#include "hdf5/writer/image_map.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What is in use while one file is put together. */
+typedef struct making {
+    fc_h5_writer *w;
+    fc_h5_image *image;
+    fc_h5_groups groups;
+    fc_h5_list list;
+    fc_arena *scratch; /* paths */
+} making;
+
+/* A copy: bytes that another rank's file stores, seen through a virtual dataset. */
+static fc_code add_copy(making *m, const fc_target_item *item, fc_error *err) {
+    const fc_target_tensor *tensor = &m->w->target->tensors[item->tensor];
+    const int ndim = tensor->source->ndim;
+    const int64_t origin[FC_MAX_DIMS] = {0};
+    char owner[FC_H5_SHARD_NAME];
+    const char *path = fc_h5_tree_path(&m->w->tree, m->w->tree.leaves[item->tensor], m->scratch);
+    if (!path) {
+        return fc_no_memory(err, m->image->path);
+    }
+    fc_h5_shard_name(m->w, item->owner, owner);
+    fc_h5_list_begin(&m->list);
+    fc_h5_list_add(&m->list, owner, path, NULL, ndim, origin, item->dims + ndim);
+    const fc_h5_heap_id list = fc_h5_list_end(&m->list, m->image);
+    fc_h5_image_virtual(m->image, tensor->dtype, &list);
+    return FC_OK;
+}
+
+static fc_h5_grid grid_of(const fc_target *target, const fc_target_item *item) {
+    const fc_target_tensor *tensor = &target->tensors[item->tensor];
+    return (fc_h5_grid){.ndim = tensor->source->ndim,
+                        .element = fc_dtype_size(tensor->dtype),
+                        .shape = item->dims + tensor->source->ndim,
+                        .chunk = item->chunk};
+}
+
+/* Where the bytes of an item are; an index of its chunks is in the image by now. */
+static fc_code add_storage(making *m, fc_target_item *item, bool copy, fc_error *err) {
+    if (copy) {
+        return add_copy(m, item, err);
+    }
+    if (item->chunk) {
+        fc_h5_image_chunked(m->image, item->offset, m->w->target->compress);
+    } else {
+        item->offset = fc_h5_image_contiguous(m->image, fc_target_item_bytes(m->w->target, item));
+    }
+    return FC_OK;
+}
+
+static fc_code add_item(making *m, fc_target_item *item, size_t *crc64_at, fc_error *err) {
+    const fc_h5_writer *w = m->w;
+    const fc_target_tensor *tensor = &w->target->tensors[item->tensor];
+    const int ndim = tensor->source->ndim;
+    const fc_box box = {ndim, item->dims, item->dims + ndim};
+    const bool copy = !item->owned && fc_box_volume(&box) > 0;
+    fc_h5_holder holder = {.image = m->image, .messages = &m->image->objects};
+    item->offset = 0;
+    if (item->chunk) {
+        const fc_h5_grid grid = grid_of(w->target, item);
+        item->offset =
+            fc_h5_image_add_index(m->image, &grid); /* in the order of the tree, and so shall be the chunks */
+    }
+    const size_t start = fc_h5_object_begin(m->image, 0);
+    *crc64_at = SIZE_MAX;
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_image_shape(m->image, tensor->dtype, ndim, box.sizes, err), rc, out);
+    FC_TRY_GOTO(add_storage(m, item, copy, err), rc, out);
+    FC_TRY_GOTO(fc_h5_value_attributes(w, &holder, tensor, err), rc, out);
+    if (w->target->mesh->ndim > 0 && !tensor->source->object) {
+        fc_h5_box_attributes(&holder, tensor, item, copy);
+    }
+    if (!copy) {
+        fc_h5_set_number(&holder, FC_H5_A_CRC64, 0); /* set by fc_h5_finish_file */
+        *crc64_at = holder.last;
+    }
+    fc_h5_object_end(m->image, start);
+    m->groups.made[w->tree.leaves[item->tensor]] = start + 1;
+out:
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
+}
+
+static fc_code choose_nodes(making *m, const fc_target_file *file, fc_error *err) {
+    fc_h5_grid *grids = calloc(file->nitems + 1, sizeof *grids);
+    size_t count = 0;
+    for (size_t i = 0; grids && i < file->nitems; i++) {
+        if (file->items[i].chunk) {
+            grids[count++] = grid_of(m->w->target, &file->items[i]);
+        }
+    }
+    if (count > 0) {
+        fc_h5_image_choose_nodes(m->image, grids, count);
+    }
+    free(grids);
+    return grids ? FC_OK : fc_no_memory(err, file->path);
+}
+
+/* The items in the order of the tree; a file may lack some tensors. */
+static fc_code add_items(making *m, fc_target_file *file, fc_error *err) {
+    fc_h5_writer *w = m->w;
+    fc_target_item **of_tensor = calloc(w->target->ntensors + 1, sizeof(fc_target_item *));
+    fc_code rc = of_tensor ? FC_OK : fc_no_memory(err, file->path);
+    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+        of_tensor[file->items[i].tensor] = &file->items[i];
+    }
+    for (size_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
+        fc_target_item *item = of_tensor[w->tree.order[i]];
+        rc = item ? add_item(m, item, &w->crc64_at[item - file->items], err) : FC_OK;
+    }
+    free(of_tensor);
+    return rc;
+}
+
+static fc_code add_root(making *m, const fc_target_file *file, fc_error *err) {
+    fc_h5_buffer root = {NULL, 0, 0, false};
+    fc_h5_holder holder = {.image = m->image, .messages = &root};
+    const int64_t rank = m->w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1;
+    fc_h5_root_attributes(m->w, &holder, rank);
+    fc_code rc = fc_h5_groups_find(&m->groups, m->image, err);
+    fc_h5_image_close_heap(m->image);
+    rc = rc == FC_OK ? fc_h5_groups_make(&m->groups, m->image, &root, holder.last, err) : rc;
+    free(root.data);
+    return rc;
+}
+
+static fc_code name_file(fc_h5_writer *w, fc_target_file *file, fc_error *err) {
+    char name[FC_H5_SHARD_NAME];
+    file->path = w->staging;
+    if (w->target->mesh->ndim == 0) {
+        return FC_OK;
+    }
+    fc_h5_shard_name(w, file->rank, name);
+    return fc_h5_staged_path(w, name, &file->path, err);
+}
+
+/* Contiguous items get their places in the file; those of others mean something else. */
+static void set_offsets(const fc_h5_writer *w, fc_target_file *file) {
+    for (size_t i = 0; i < file->nitems; i++) {
+        fc_target_item *item = &file->items[i];
+        if (!item->chunk && w->crc64_at[i] != SIZE_MAX && fc_target_item_bytes(w->target, item) > 0) {
+            item->offset += w->image.data_at;
+        }
+    }
+}
+
+fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
+    fc_h5_writer *w = writer->state;
+    making m = {.w = w, .image = &w->image, .scratch = fc_arena_new()};
+    fc_h5_image_free(&w->image);
+    free(w->crc64_at);
+    w->crc64_at = calloc(file->nitems + 1, sizeof *w->crc64_at);
+    fc_code rc;
+    FC_TRY_GOTO(name_file(w, file, err), rc, out);
+    fc_h5_image_open(&w->image, file->path);
+    FC_TRY_GOTO(fc_h5_groups_new(&w->tree, file->path, &m.groups, err), rc, out);
+    FC_TRY_GOTO(m.scratch && w->crc64_at ? FC_OK : fc_no_memory(err, file->path), rc, out);
+    FC_TRY_GOTO(choose_nodes(&m, file, err), rc, out);
+    FC_TRY_GOTO(add_items(&m, file, err), rc, out);
+    FC_TRY_GOTO(add_root(&m, file, err), rc, out);
+    FC_TRY_GOTO(fc_h5_image_lay_out(&w->image, err), rc, out);
+    FC_TRY_GOTO(fc_h5_image_create(&w->image, err), rc, out);
+    set_offsets(w, file);
+out:
+    fc_h5_groups_free(&m.groups);
+    fc_h5_list_free(&m.list);
+    fc_arena_free(m.scratch);
+    return rc;
+}
+
+fc_code fc_h5_place(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
+                    uint64_t *offset, fc_error *err) {
+    fc_h5_writer *w = writer->state;
+    return fc_h5_image_place(&w->image, item->offset, start, raw, size, offset, err);
+}
+
+fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
+    fc_h5_writer *w = writer->state;
+    for (size_t i = 0; i < file->nitems; i++) {
+        if (w->crc64_at[i] != SIZE_MAX) {
+            fc_h5_store(w->image.objects.data + w->crc64_at[i], file->items[i].crc64, 8);
+        }
+    }
+    fc_h5_file_row row = {.header_crc64_at = w->image.objects_at + w->image.header_crc64};
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_image_write(&w->image, &row.header_crc64, err), rc, out);
+    row.size = w->image.file_size;
+    rc = w->target->mesh->ndim > 0 ? fc_h5_note_file(&w->written, w->target, file, &w->image, &row, err) : FC_OK;
+out:
+    fc_h5_image_free(&w->image);
+    return rc;
+}

@@ -1,0 +1,40 @@
+/*
+ * What the shard files hold: noted while they are made, for the tables of index.h5.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/target.h"
+#include "hdf5/tables.h"
+#include "hdf5/writer/buffer.h"
+#include "hdf5/writer/image.h"
+
+/** A box that a shard file stores. */
+typedef struct fc_h5_written_box {
+    uint32_t tensor;
+    fc_h5_box_row row;
+} fc_h5_written_box;
+
+typedef struct fc_h5_written {
+    fc_h5_file_row *files; /**< one per rank */
+    size_t nfiles, files_capacity;
+    fc_h5_written_box *boxes; /**< in the order of ranks */
+    size_t nboxes, boxes_capacity;
+    fc_h5_chunk_row *chunks;
+    size_t nchunks, chunks_capacity;
+    fc_h5_grid_row *grids; /**< `dims` counts in grid_dims */
+    size_t ngrids, grids_capacity;
+    fc_h5_buffer grid_dims; /**< int64 */
+    uint32_t *last_grid;    /**< of each tensor: the row of the box that was noted last; NULL: none is compressed */
+} fc_h5_written;
+
+/** Notes what a finished shard file stores; `image` is that file. */
+fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
+                        const fc_h5_image *image, const fc_h5_file_row *row, fc_error *err);
+void fc_h5_written_free(fc_h5_written *written);
+
+#endif

@@ -1,0 +1,196 @@
+"""Saving a state dict of one process: NumPy and PyTorch tensors as tensors, everything else as objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import _native
+from ._checkpoint import Tensor
+from ._dtypes import torch_name
+from ._errors import UnsupportedError, UsageError
+from ._run import Path, Progress, Report, Update, _shown
+
+# A key of a dict, or the index into a list as (digits, whether it is a tuple).
+Element = Any
+_ALIGNED = (1980, 1, 1, 0, 0, 0)
+
+
+def save(
+    state_dict: Mapping[str, Any],
+    path: Path,
+    *,
+    to: str | None = None,
+    force: bool = False,
+    trust_objects: bool = False,
+    compress: int = 0,
+    jobs: int = 0,
+    progress: Progress = "auto",
+) -> Report:
+    """Saves a state dict as a full checkpoint. It appears under its name when it is complete and on disk.
+
+    >>> import numpy as np
+    >>> report = save({"model": {"weight": np.ones((2, 3))}, "step": 100}, folder / "step100.h5")
+    >>> report.tensors, report.objects
+    (1, 1)
+
+    Args:
+        state_dict: nested dicts and lists of tensors; a value that is no tensor becomes an object
+        to: the format: h5, dcp, pt or safetensors (default: from the extension of `path`)
+        force: replace an existing checkpoint
+        trust_objects: also write objects that PyTorch would have to run code for when it loads them
+        compress: level of deflate, 1 to 9, for HDF5
+        jobs: number of worker threads (default: enough to keep the processors and the disk busy)
+        progress: a function that is called with each Update; "auto" shows a bar where somebody looks on; None: nothing
+    """
+    target = os.fspath(path)
+    kept: list[Any] = []  # what the addresses point into
+    rows = [_row(elements, value, kept) for elements, value in _leaves(state_dict, ())]
+    with _shown(progress) as show:
+
+        def update(phase: str, unit: str, done: int, total: int) -> None:
+            show(Update(phase, unit, done, total or None))
+
+        members = _native.save(
+            target,
+            to or _format_of(target),
+            rows,
+            force=force,
+            trust_objects=trust_objects,
+            compress=compress,
+            jobs=jobs,
+            update=update,
+        )
+    return Report("save", members, True)
+
+
+def _format_of(path: str) -> str:
+    extension = os.path.splitext(path)[1]
+    for name, extensions, writable in _native.formats():
+        if writable and extension in extensions:
+            return name
+    raise UsageError(f"{path}: no format has the extension '{extension}'; choose one with to=")
+
+
+# ---- the nested state dict ----
+
+
+def _leaves(value: Any, path: tuple[Element, ...]) -> Iterator[tuple[tuple[Element, ...], Any]]:
+    """The values of a state dict with their paths, as PyTorch's flatten_state_dict visits them."""
+    if isinstance(value, Mapping) and (value or not path):
+        for key, item in value.items():
+            yield from _leaves(item, (*path, str(key)))
+    elif isinstance(value, (list, tuple)) and _holds_tensors(value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, (str(index), isinstance(value, tuple))))
+    else:
+        yield path, value
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value)
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensors(item) for item in value)
+    return _is_tensor(value)
+
+
+def _is_torch(value: Any) -> bool:
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array_interface__") and type(value).__module__.partition(".")[0] == "numpy"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or _is_torch(value) or _is_array(value)
+
+
+def _name(path: tuple[Element, ...]) -> str:
+    return ".".join(element if isinstance(element, str) else element[0] for element in path)
+
+
+# ---- values as the library takes them ----
+
+
+def _row(path: tuple[Element, ...], value: Any, kept: list[Any]) -> tuple[Any, ...]:
+    name = _name(path)
+    if _is_torch(value):
+        dtype, shape, strides, address = _torch_array(name, value, kept)
+    elif _is_tensor(value):
+        dtype, shape, strides, address = _numpy_array(value, kept)
+    else:
+        data = _archive(name, value)
+        kept.append(data)
+        return name, path, None, "torch.save", (len(data),), None, _address(data)
+    return name, path, dtype, None, shape, strides, address
+
+
+def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
+    if hasattr(value, "full_tensor"):
+        if value.device_mesh.size() > 1:
+            raise UsageError(f"{name}: a DTensor of {value.device_mesh.size()} ranks; save it with fsdpckpt.torch")
+        value = value.to_local()
+    if str(value.layout) != "torch.strided" or value.is_quantized:
+        raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
+    host = value.detach().cpu().resolve_conj().resolve_neg()
+    kept.append(host)
+    return str(host.dtype).removeprefix("torch."), tuple(host.shape), tuple(host.stride()), host.data_ptr()
+
+
+def _numpy_array(value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
+    import numpy as np
+
+    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    dtype = value.torch_dtype if isinstance(value, Tensor) else torch_name(array.dtype)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if any(step < 0 or step % array.itemsize for step in array.strides):
+        array = np.ascontiguousarray(array).reshape(array.shape)
+    kept.append(array)
+    return dtype, array.shape, tuple(step // array.itemsize for step in array.strides), _address(array)
+
+
+def _address(data: Any) -> int:
+    import numpy as np
+
+    array = np.frombuffer(data, "u1") if isinstance(data, bytes) else data
+    return int(array.__array_interface__["data"][0])
+
+
+# ---- objects ----
+
+
+def _archive(name: str, value: Any) -> bytes:
+    """What torch.save writes of an object. Plain data needs no PyTorch."""
+    import io
+    import pickle
+    import zipfile
+
+    if not _is_plain(value):
+        try:
+            import torch
+        except ImportError:
+            raise UsageError(f"{name}: saving a {type(value).__name__} needs PyTorch") from None
+        stream = io.BytesIO()
+        torch.save(value, stream)
+        return stream.getvalue()
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        for record, content in (
+            ("data.pkl", pickle.dumps(value, protocol=2)),
+            ("byteorder", b"little"),
+            ("version", b"3\n"),
+        ):
+            archive.writestr(zipfile.ZipInfo(f"archive/{record}", _ALIGNED), content)
+    return stream.getvalue()
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if type(value) in (list, tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or type(value) in (bool, int, float, str)
