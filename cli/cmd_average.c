@@ -5,6 +5,7 @@
 #include "source.h"
 
 #include "fsdpckpt/average.h"
+#include "fsdpckpt/try.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -31,11 +32,11 @@ static fc_code open_sources(const cli_call *call, fc_checkpoint **sources, doubl
     const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};
     const fc_average_options average = {
         .weights = o->weights ? weights : NULL, .selection = &selection, .take_first = o->take_first};
-    fc_code rc = o->weights ? parse_weights(o, weights, err) : FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < o->noperands; i++) {
-        rc = source_open(call, o->operands[i], false, &sources[i], err);
+    FC_TRY(o->weights ? parse_weights(o, weights, err) : FC_OK);
+    for (size_t i = 0; i < o->noperands; i++) {
+        FC_TRY(source_open(call, o->operands[i], false, &sources[i], err));
     }
-    return rc == FC_OK ? fc_average_open(sources, o->noperands, &average, out, err) : rc;
+    return fc_average_open(sources, o->noperands, &average, out, err);
 }
 
 static fc_code open_average(const cli_call *call, fc_checkpoint **out, fc_error *err) {

@@ -9,6 +9,7 @@
 #include "target.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <fcntl.h>
@@ -41,16 +42,16 @@ static fc_code open_reference(job *j, fc_error *err) {
         return FC_OK;
     }
     fc_open_options how = {.headers_only = true, .follow_external = o->follow_external, .progress = j->progress};
-    fc_code rc = fc_checkpoint_open_model(path, &how, NULL, &j->reference, err);
-    if (rc == FC_OK && o->schema && !j->reference->format->layout_only) {
-        rc = fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema; use --against", path,
-                     j->reference->format->description);
+    FC_TRY(fc_checkpoint_open_model(path, &how, NULL, &j->reference, err));
+    if (o->schema && !j->reference->format->layout_only) {
+        return fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema; use --against", path,
+                       j->reference->format->description);
     }
     j->how.reference = j->reference;
-    if (rc == FC_OK && !fc_flat_parameter(j->reference, NULL) && fc_knows_model_order(j->reference, NULL)) {
+    if (!fc_flat_parameter(j->reference, NULL) && fc_knows_model_order(j->reference, NULL)) {
         j->how.model = j->reference;
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code read_mesh(job *j, fc_error *err) {
@@ -62,13 +63,13 @@ static fc_code read_mesh(job *j, fc_error *err) {
     if (o->dp == 0 && o->tp == 0 && o->replicas == 0) {
         return FC_OK;
     }
-    fc_code rc = fc_layout_mesh(&spec, &j->mesh, err);
-    if (rc == FC_OK && o->tp > 0) {
-        rc = fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err);
-    }
+    FC_TRY(fc_layout_mesh(&spec, &j->mesh, err));
     j->how.mesh = &j->mesh;
-    j->how.tp_plan = j->plan;
-    return rc;
+    if (o->tp > 0) {
+        FC_TRY(fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err));
+        j->how.tp_plan = j->plan;
+    }
+    return FC_OK;
 }
 
 static fc_code prepare(job *j, fc_error *err) {
@@ -89,9 +90,11 @@ static fc_code prepare(job *j, fc_error *err) {
     if (!j->arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = o->junit ? target_check(o->junit, &target_xml, err) : FC_OK;
-    rc = rc == FC_OK ? read_mesh(j, err) : rc;
-    return rc == FC_OK ? open_reference(j, err) : rc;
+    if (o->junit) {
+        FC_TRY(target_check(o->junit, &target_xml, err));
+    }
+    FC_TRY(read_mesh(j, err));
+    return open_reference(j, err);
 }
 
 /* The report of an earlier run may be replaced, but no other file. */
@@ -123,25 +126,23 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
     if (j->checkpoint) {
         source_report(o, j->checkpoint);
     }
-    fc_code rc = o->junit ? out_file(o, j->checkpoint, o->junit, replaced, 0, write_junit, &c, err) : FC_OK;
-    if (rc == FC_OK && !options_silent(o)) {
+    if (o->junit) {
+        FC_TRY(out_file(o, j->checkpoint, o->junit, replaced, 0, write_junit, &c, err));
+    }
+    if (!options_silent(o)) {
         (o->json ? check_print_json : o->github ? check_print_github : check_print_text)(out, &c);
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
     job j = {.o = call->options, .progress = call->progress};
-    fc_code rc = prepare(&j, err);
-    if (rc == FC_OK) {
-        rc = fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err);
-    }
-    if (rc == FC_OK) {
-        rc = show(&j, call->out, err);
-    }
-    if (rc == FC_OK && j.report.errors > 0) {
-        rc = FC_EFOUND;
-    }
+    fc_code rc;
+    FC_TRY_GOTO(prepare(&j, err), rc, out);
+    FC_TRY_GOTO(fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err), rc, out);
+    FC_TRY_GOTO(show(&j, call->out, err), rc, out);
+    rc = j.report.errors > 0 ? FC_EFOUND : FC_OK;
+out:
     fc_checkpoint_close(j.checkpoint);
     fc_checkpoint_close(j.reference);
     fc_arena_free(j.arena);

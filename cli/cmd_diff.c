@@ -6,6 +6,7 @@
 #include "signals.h"
 #include "source.h"
 
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 /* One comparison: its options, open checkpoints and report. */
@@ -39,21 +40,38 @@ static void prepare(job *j) {
 static fc_code compare(job *j, fc_error *err) {
     const options *o = j->o;
     fc_checkpoint *model = NULL;
+    fc_code rc;
     signals_cancel(j->call->progress);
-    fc_code rc = source_model(j->call, &model, err);
+    FC_TRY_GOTO(source_model(j->call, &model, err), rc, out);
     j->how.model = model;
-    rc = rc == FC_OK
-             ? fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err)
-             : rc;
-    signals_cancel(NULL);
-    fc_checkpoint_close(model);
-    j->how.model = NULL;
-    if (rc == FC_OK && o->schema && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
+    FC_TRY_GOTO(fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err), rc,
+                out);
+    if (o->schema && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
         rc = fc_fail(err, FC_EUSAGE,
                      "%s, %s: neither has flat parameters of FSDP1, so --schema does not apply; leave it out",
                      o->operands[0], o->operands[1]);
     }
+out:
+    signals_cancel(NULL);
+    fc_checkpoint_close(model);
+    j->how.model = NULL;
     return rc;
+}
+
+static fc_code show(const job *j, fc_error *err) {
+    diff_view d = {.a = j->a ? j->a->path : j->o->operands[0],
+                   .b = j->b ? j->b->path : j->o->operands[1],
+                   .options = &j->how,
+                   .verbose = j->o->verbose > 0,
+                   .report = &j->report};
+    if (!options_silent(j->o)) {
+        (j->o->json ? diff_print_json : diff_print_text)(j->call->out, &d);
+    }
+    if (j->report.damage != FC_OK) { /* it explains the differences, or makes the comparison meaningless */
+        *err = j->report.damaged;
+        return j->report.damage;
+    }
+    return j->report.different + j->report.only_a + j->report.only_b > 0 ? FC_EFOUND : FC_OK;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
@@ -62,23 +80,10 @@ static fc_code run(cli_call *call, fc_error *err) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
     prepare(&j);
-    fc_code rc = compare(&j, err);
-    diff_view d = {.a = j.a ? j.a->path : j.o->operands[0],
-                   .b = j.b ? j.b->path : j.o->operands[1],
-                   .options = &j.how,
-                   .verbose = j.o->verbose > 0,
-                   .report = &j.report};
-    if (rc == FC_OK && !options_silent(j.o)) {
-        (j.o->json ? diff_print_json : diff_print_text)(call->out, &d);
-    }
-    if (rc == FC_OK &&
-        j.report.damage != FC_OK) { /* damage explains the differences, or makes the comparison meaningless */
-        *err = j.report.damaged;
-        rc = j.report.damage;
-    }
-    if (rc == FC_OK && j.report.different + j.report.only_a + j.report.only_b > 0) {
-        rc = FC_EFOUND;
-    }
+    fc_code rc;
+    FC_TRY_GOTO(compare(&j, err), rc, out);
+    rc = show(&j, err);
+out:
     fc_checkpoint_close(j.a);
     fc_checkpoint_close(j.b);
     fc_arena_free(j.arena);

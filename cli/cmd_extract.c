@@ -10,6 +10,7 @@
 #include "target.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <string.h>
@@ -79,12 +80,14 @@ static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_erro
 static fc_code write_json(extraction *x, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     const char *json = NULL;
-    fc_code rc = arena ? fc_checkpoint_object_json(x->checkpoint, x->value->source, arena, &json, err)
-                       : fc_fail(err, FC_ENOMEM, "%s: out of memory", x->checkpoint->path);
-    if (rc == FC_OK) {
-        text_puts(x->out, json);
-        text_puts(x->out, "\n");
+    fc_code rc;
+    if (!arena) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", x->checkpoint->path);
     }
+    FC_TRY_GOTO(fc_checkpoint_object_json(x->checkpoint, x->value->source, arena, &json, err), rc, out);
+    text_puts(x->out, json);
+    text_puts(x->out, "\n");
+out:
     fc_arena_free(arena);
     return rc;
 }
@@ -162,31 +165,31 @@ static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_
     };
     fc_target target;
     fc_selected counts;
-    fc_code rc = fc_target_new(x->checkpoint, &selection, arena, &target, &counts, err);
-    for (size_t i = 0; rc == FC_OK && i < target.ntensors && !x->value; i++) {
+    FC_TRY(fc_target_new(x->checkpoint, &selection, arena, &target, &counts, err));
+    for (size_t i = 0; i < target.ntensors && !x->value; i++) {
         x->value = strcmp(target.tensors[i].name, name) == 0 ? &target.tensors[i] : NULL;
     }
-    if (rc == FC_OK && !x->value) {
+    if (!x->value) {
         return suggest_name(x->checkpoint->path, &target.tensors[0].name, sizeof target.tensors[0], target.ntensors,
                             name, err);
     }
-    rc = rc == FC_OK ? check_form(x, err) : rc;
-    return rc == FC_OK ? write_out(x, call, err) : rc;
+    FC_TRY(check_form(x, err));
+    return write_out(x, call, err);
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
-    fc_checkpoint *checkpoint = NULL;
     extraction x = {.progress = call->progress};
+    fc_checkpoint *checkpoint = NULL;
     fc_arena *arena = NULL;
-    fc_code rc = choose_form(o, &x.form, err);
-    rc = rc == FC_OK ? source_open(call, o->operands[0], false, &checkpoint, err) : rc;
-    if (rc == FC_OK) {
-        source_report(o, checkpoint);
-        arena = fc_arena_new();
-        x.checkpoint = checkpoint;
-        rc = arena ? extract(&x, call, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-    }
+    fc_code rc;
+    FC_TRY_GOTO(choose_form(o, &x.form, err), rc, out);
+    FC_TRY_GOTO(source_open(call, o->operands[0], false, &checkpoint, err), rc, out);
+    source_report(o, checkpoint);
+    x.checkpoint = checkpoint;
+    arena = fc_arena_new();
+    rc = arena ? extract(&x, call, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+out:
     fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;

@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+#include "fsdpckpt/try.h"
+
 static fc_code show_one(inspection *in, const options *o, fc_error *err) {
     for (size_t i = 0; i < in->checkpoint->ntensors; i++) {
         const fc_tensor *t = &in->checkpoint->tensors[i];
@@ -56,12 +58,14 @@ static fc_code show_checkpoint(cli_call *call, const fc_checkpoint *checkpoint, 
                                  .all = o->all,
                                  .headers_only = o->headers_only};
     inspection in;
-    fc_code rc = inspect_begin(&in, checkpoint, &how, call->out, err);
-    rc = rc == FC_OK ? show(&in, o, err) : rc;
-    if (rc == FC_OK && in.worst != FC_OK) {
+    fc_code rc;
+    FC_TRY_GOTO(inspect_begin(&in, checkpoint, &how, call->out, err), rc, out);
+    FC_TRY_GOTO(show(&in, o, err), rc, out);
+    if (in.worst != FC_OK) {
         rc = in.worst;
         *err = in.first;
     }
+out:
     inspect_end(&in);
     return rc;
 }
@@ -76,16 +80,14 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (o->depth && (o->json || o->tensor || o->html)) {
         return fc_fail(err, FC_EUSAGE, "inspect: --depth applies to the list and to --tree only");
     }
+    if (o->html) {
+        FC_TRY(target_check(o->html, &target_html, err));
+    }
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = o->html ? target_check(o->html, &target_html, err) : FC_OK;
-    rc = rc == FC_OK ? source_open(call, o->operands[0], o->headers_only, &checkpoint, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(source_open(call, o->operands[0], o->headers_only, &checkpoint, err));
     source_report(o, checkpoint);
-    if (o->html || !options_silent(o)) { /* with -q, opening it was the whole test */
-        rc = show_checkpoint(call, checkpoint, err);
-    }
+    /* with -q, opening it was the whole test */
+    fc_code rc = o->html || !options_silent(o) ? show_checkpoint(call, checkpoint, err) : FC_OK;
     fc_checkpoint_close(checkpoint);
     return rc;
 }

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "fsdpckpt/try.h"
+
 /* Flat parameters support one mesh dimension and one format only. */
 static fc_code check_policy(const options *o, fc_error *err) {
     if (o->tp || o->replicas || !o->dp) {
@@ -14,13 +16,13 @@ static fc_code check_policy(const options *o, fc_error *err) {
                        o->dp ? ", without --tp and --replicas" : "");
     }
     const fc_format *format;
-    fc_code rc = target_format(o, true, &format, err);
-    if (rc == FC_OK && strcmp(format->name, "pt") != 0) {
+    FC_TRY(target_format(o, true, &format, err));
+    if (strcmp(format->name, "pt") != 0) {
         return fc_fail(err, FC_EUSAGE,
                        "reshard: --policy makes the flat parameters of FSDP1's LOCAL_STATE_DICT, which are torch.save "
                        "files; use --to pt");
     }
-    return rc == FC_OK && o->local ? fc_fail(err, FC_EUSAGE, "reshard: --policy cannot be combined with --local") : rc;
+    return o->local ? fc_fail(err, FC_EUSAGE, "reshard: --policy cannot be combined with --local") : FC_OK;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
@@ -32,8 +34,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (option_given(o, OPT_RANK) && !o->dry_run) {
         return fc_fail(err, FC_EUSAGE, "reshard: --rank prints the plan of one rank and needs --dry-run");
     }
-    fc_code rc = option_given(o, OPT_POLICY) ? check_policy(o, err) : FC_OK;
-    return rc == FC_OK ? job_run(call, &spec, err) : rc;
+    FC_TRY(option_given(o, OPT_POLICY) ? check_policy(o, err) : FC_OK);
+    return job_run(call, &spec, err);
 }
 
 static const char *const examples[] = {

@@ -9,6 +9,7 @@
 #include "target.h"
 
 #include "fsdpckpt/select.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>
@@ -92,10 +93,13 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
                                     .rename = o->rename.items};
     schema s = {.source = checkpoint};
     fc_selected counts;
-    bool empty = checkpoint->ntensors == 0; /* not an error: the schema is empty, too */
-    fc_code rc = empty ? FC_OK : fc_target_new(checkpoint, &selection, arena, &s.target, &counts, err);
-    rc = rc == FC_OK ? find_ties(&s, err) : rc;
-    rc = rc == FC_OK ? out_result(call, checkpoint, 0, write_schema, &s, err) : rc;
+    fc_code rc = FC_OK;
+    if (checkpoint->ntensors > 0) { /* no tensors are no error: the schema is empty, too */
+        FC_TRY_GOTO(fc_target_new(checkpoint, &selection, arena, &s.target, &counts, err), rc, out);
+    }
+    FC_TRY_GOTO(find_ties(&s, err), rc, out);
+    rc = out_result(call, checkpoint, 0, write_schema, &s, err);
+out:
     free(s.same_as);
     return rc;
 }
@@ -104,14 +108,13 @@ static fc_code run(cli_call *call, fc_error *err) {
     /* The data files are not read, and may be absent. */
     fc_checkpoint *checkpoint = NULL;
     const options *o = call->options;
-    fc_code rc = o->output ? target_check(o->output, &target_json, err) : FC_OK;
-    rc = rc == FC_OK ? source_open(call, o->operands[0], true, &checkpoint, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
+    if (o->output) {
+        FC_TRY(target_check(o->output, &target_json, err));
     }
+    FC_TRY(source_open(call, o->operands[0], true, &checkpoint, err));
     source_report(o, checkpoint);
     fc_arena *arena = fc_arena_new();
-    rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;

@@ -9,6 +9,8 @@
 
 #include <string.h>
 
+#include "fsdpckpt/try.h"
+
 typedef struct totals {
     int64_t numel;
     uint64_t bytes;
@@ -235,29 +237,33 @@ static void print_json(const unit_plan *c, const totals *t) {
     jw_end_document(&j);
 }
 
+static void print(const unit_plan *c, const totals *t) {
+    for (size_t i = 0; i < c->nwarnings && !c->o->quiet; i++) {
+        text_report("warning: %s", c->warnings[i]);
+    }
+    if (c->o->json) {
+        print_json(c, t);
+    } else if (!c->o->quiet) {
+        print_text(c, t);
+    }
+}
+
 static fc_code run(cli_call *call, fc_error *err) {
     unit_plan c = {.o = call->options, .out = call->out, .arena = fc_arena_new()};
     /* The data files are not read, and may be absent. */
     fc_checkpoint *source = NULL;
     totals t;
-    fc_code rc =
-        c.arena ? source_open(call, c.o->operands[0], true, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-    if (rc == FC_OK) {
-        c.source = source;
-        source_report(c.o, source);
-        rc = unit_plan_make(&c, NULL, err);
+    if (!c.arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    rc = rc == FC_OK ? add_up(&c, &t, err) : rc;
-    if (rc == FC_OK) {
-        for (size_t i = 0; i < c.nwarnings && !c.o->quiet; i++) {
-            text_report("warning: %s", c.warnings[i]);
-        }
-        if (c.o->json) {
-            print_json(&c, &t);
-        } else if (!c.o->quiet) {
-            print_text(&c, &t);
-        }
-    }
+    fc_code rc;
+    FC_TRY_GOTO(source_open(call, c.o->operands[0], true, &source, err), rc, out);
+    c.source = source;
+    source_report(c.o, source);
+    FC_TRY_GOTO(unit_plan_make(&c, NULL, err), rc, out);
+    FC_TRY_GOTO(add_up(&c, &t, err), rc, out);
+    print(&c, &t);
+out:
     fc_checkpoint_close(source);
     fc_arena_free(c.arena);
     return rc;

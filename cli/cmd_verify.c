@@ -10,6 +10,7 @@
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 #include "fsdpckpt/verify.h"
 
@@ -138,17 +139,12 @@ static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkp
         return verify(call, checkpoint, NULL, p, report, err);
     }
     fc_seal seal;
-    fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-    if (rc == FC_OK) {
-        p->seal = seal.path;
-        const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
-        rc = fc_commit_check(&how, err);
-    }
-    rc = rc == FC_OK ? verify(call, checkpoint, &seal, p, report, err) : rc;
-    if (rc == FC_OK && report->defects == 0) {
-        rc = seal_write(o, checkpoint, &seal, err);
-    }
-    return rc;
+    FC_TRY(arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory"));
+    p->seal = seal.path;
+    const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
+    FC_TRY(fc_commit_check(&how, err));
+    FC_TRY(verify(call, checkpoint, &seal, p, report, err));
+    return report->defects == 0 ? seal_write(o, checkpoint, &seal, err) : FC_OK;
 }
 
 /* The files that prevent a checkpoint from being opened, with one message each. */
@@ -252,20 +248,17 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
     verify_output p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
-    fc_code rc = open_source(call, &checkpoint, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(open_source(call, &checkpoint, err));
     source_report(o, checkpoint);
     begin(&p, checkpoint);
     fc_arena *arena = fc_arena_new();
-    rc = verify_and_seal(call, checkpoint, arena, &p, &report, err);
-    if (rc == FC_OK && !p.silent) {
+    fc_code rc;
+    FC_TRY_GOTO(verify_and_seal(call, checkpoint, arena, &p, &report, err), rc, out);
+    if (!p.silent) {
         (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
     }
-    if (rc == FC_OK && report.defects > 0) {
-        rc = FC_EFOUND;
-    }
+    rc = report.defects > 0 ? FC_EFOUND : FC_OK;
+out:
     fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;

@@ -6,6 +6,7 @@
 #include "source.h"
 #include "target.h"
 
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/view.h"
 
 #include <string.h>
@@ -60,17 +61,17 @@ static fc_code run(cli_call *call, fc_error *err) {
         .teller = {source_note}};
     fc_view_report report;
     fc_checkpoint *source = NULL;
-    fc_code rc = target_check(o->output, &target_view, err);
-    rc = rc == FC_OK ? source_open(call, o->operands[0], false, &source, err) : rc;
-    if (rc == FC_OK) {
-        source_report(o, source);
-        rc = fc_view(source, o->output, &how, &report, err);
-    }
-    if (rc == FC_OK && o->json) {
+    fc_code rc;
+    FC_TRY(target_check(o->output, &target_view, err));
+    FC_TRY(source_open(call, o->operands[0], false, &source, err));
+    source_report(o, source);
+    FC_TRY_GOTO(fc_view(source, o->output, &how, &report, err), rc, out);
+    if (o->json) {
         print_json(&report, o, call->out);
-    } else if (rc == FC_OK && !o->quiet) {
+    } else if (!o->quiet) {
         print_text(&report, o, source, call->out);
     }
+out:
     fc_checkpoint_close(source);
     return rc;
 }

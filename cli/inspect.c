@@ -6,6 +6,7 @@
 #include "fold.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
@@ -154,11 +155,13 @@ static fc_code find_layout(inspection *in, fc_error *err) {
     }
     fc_mesh mesh = {0};
     fc_error none;
-    fc_code rc = fc_cut_layout(c, c->ntensors, tensors, in->arena, &mesh, &in->placements, &none);
-    if (rc == FC_OK && mesh.ndim > 1) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_cut_layout(c, c->ntensors, tensors, in->arena, &mesh, &in->placements, &none), rc, out);
+    if (mesh.ndim > 1) {
         in->mesh = mesh;
         in->recognised = true;
     }
+out:
     return rc == FC_ENOMEM ? inspect_no_memory(in, err) : FC_OK;
 }
 
@@ -237,13 +240,13 @@ fc_code inspect_begin(inspection *in, const fc_checkpoint *checkpoint, const ins
                       fc_error *err) {
     *in = (inspection){.checkpoint = checkpoint, .out = out, .how = *how, .headers_only = how->headers_only};
     in->arena = fc_arena_new();
-    fc_code rc = in->arena ? find_layout(in, err) : inspect_no_memory(in, err);
-    rc = rc == FC_OK ? select_items(in, err) : rc;
-    if (rc == FC_OK) {
-        add_up(in);
-        rc = inspect_list(in, err);
+    if (!in->arena) {
+        return inspect_no_memory(in, err);
     }
-    return rc;
+    FC_TRY(find_layout(in, err));
+    FC_TRY(select_items(in, err));
+    add_up(in);
+    return inspect_list(in, err);
 }
 
 void inspect_end(inspection *in) {

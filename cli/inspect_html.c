@@ -7,6 +7,7 @@
 #include "page.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -269,31 +270,31 @@ static void write_files(inspection *in) {
     text_puts(out, "</details>\n");
 }
 
-fc_code inspect_html(inspection *in, fc_error *err) {
-    inspect_loads loads;
+static fc_code write_main(inspection *in, const inspect_loads *loads, fc_error *err) {
     text_out *out = in->out;
-    fc_code rc = inspect_ranks(in, &loads, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    write_head(in);
-    write_facts(in);
     text_puts(out, "<main>\n");
     write_dtypes(in);
     text_puts(out, "<div class=\"cols\">");
-    write_layout(in, loads.ranks);
-    write_ranks(in, &loads);
+    write_layout(in, loads->ranks);
+    write_ranks(in, loads);
     text_puts(out, "</div>\n");
-    rc = write_tensors(in, err);
-    rc = rc == FC_OK ? write_objects(in, err) : rc;
-    if (rc == FC_OK) {
-        write_files(in);
-        text_puts(out, "</main>\n<footer>Made by <code>fsdpckpt inspect --html</code>. "
-                       "<span class=\"live\" hidden>Press / to search.</span></footer>\n");
-        rc = inspect_html_data(in, &loads, err);
-    }
+    FC_TRY(write_tensors(in, err));
+    FC_TRY(write_objects(in, err));
+    write_files(in);
+    text_puts(out, "</main>\n<footer>Made by <code>fsdpckpt inspect --html</code>. "
+                   "<span class=\"live\" hidden>Press / to search.</span></footer>\n");
+    return inspect_html_data(in, loads, err);
+}
+
+fc_code inspect_html(inspection *in, fc_error *err) {
+    inspect_loads loads;
+    text_out *out = in->out;
+    FC_TRY(inspect_ranks(in, &loads, err));
+    write_head(in);
+    write_facts(in);
+    FC_TRY(write_main(in, &loads, err));
     text_puts(out, "<script>");
     text_write(out, page_js, sizeof page_js);
     text_puts(out, "</script>\n</body></html>\n");
-    return rc;
+    return FC_OK;
 }

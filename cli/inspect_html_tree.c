@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fsdpckpt/try.h"
+
 enum {
     OPEN_LINES = 60,  /* a tree with at most this many lines starts open */
     MAX_CELLS = 2048, /* of a picture */
@@ -177,10 +179,28 @@ static void write_boxes(text_out *out, const fc_tensor *t) {
     text_puts(out, "]");
 }
 
+/* The axes of a grid of chunks, and which ranks hold each cell. */
+static fc_code write_grid(inspection *in, const fc_tensor *t, const fc_cut *c, fc_error *err) {
+    text_out *out = in->out;
+    inspect_holders holders = {0};
+    fc_arena *arena = fc_arena_new();
+    fc_code rc;
+    FC_TRY_GOTO(arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err), rc, out);
+    text_puts(out, ",\"a\":[");
+    for (int d = 0; d < t->ndim; d++) {
+        text_puts(out, d ? "," : "");
+        write_axis(out, in->scratch.axis[d], (size_t)c->counts[d]);
+    }
+    text_puts(out, "]");
+    write_holders(in, &holders);
+out:
+    fc_arena_free(arena);
+    return rc;
+}
+
 static fc_code write_kind(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
     fc_cut c;
-    inspect_holders holders = {0};
     if (!fc_cut_recognise(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
@@ -193,20 +213,7 @@ static fc_code write_kind(inspection *in, const fc_tensor *t, fc_error *err) {
         write_boxes(out, t);
     }
     if (c.grid && t->ndim > 0 && in->scratch.ncells <= MAX_CELLS) {
-        fc_arena *arena = fc_arena_new();
-        fc_code rc = arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err);
-        if (rc != FC_OK) {
-            fc_arena_free(arena);
-            return rc;
-        }
-        text_puts(out, ",\"a\":[");
-        for (int d = 0; d < t->ndim; d++) {
-            text_puts(out, d ? "," : "");
-            write_axis(out, in->scratch.axis[d], (size_t)c.counts[d]);
-        }
-        text_puts(out, "]");
-        write_holders(in, &holders);
-        fc_arena_free(arena);
+        FC_TRY(write_grid(in, t, &c, err));
     }
     text_puts(out, "}");
     return FC_OK;

@@ -5,6 +5,7 @@
 #include "json_out.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +14,13 @@
 /* Writes the offset and strides of the elements of a chunk, unless they must be decoded. */
 static fc_code write_extent(json_out *j, inspection *in, const fc_tensor *t, size_t index, fc_error *err) {
     fc_extent extent;
-    fc_code rc = fc_checkpoint_extent(in->checkpoint, t, index, &extent, err);
-    if (rc == FC_OK && extent.codec == FC_CODEC_RAW) {
+    FC_TRY(fc_checkpoint_extent(in->checkpoint, t, index, &extent, err));
+    if (extent.codec == FC_CODEC_RAW) {
         JSON_MEMBER(j, uint, "data_offset", extent.offset + extent.first);
         jw_key(j, "strides");
         jw_ints(j, t->ndim, extent.strides);
     }
-    return rc;
+    return FC_OK;
 }
 
 static void write_holders(json_out *j, const rank_span *span) {
@@ -140,10 +141,7 @@ static void write_mesh(json_out *j, const char *key, const fc_mesh *mesh) {
 /* Writes what each rank stores, and what it holds if the placements are known. */
 static fc_code write_ranks(json_out *j, inspection *in, fc_error *err) {
     inspect_loads loads;
-    fc_code rc = inspect_ranks(in, &loads, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(inspect_ranks(in, &loads, err));
     jw_key(j, "ranks");
     jw_open(j, '[');
     for (size_t i = 0; i < loads.ranks && j->out->error == 0; i++) {
@@ -206,6 +204,12 @@ static fc_code write_values(json_out *j, inspection *in, const char *key, bool o
     return rc;
 }
 
+static fc_code write_contents(json_out *j, inspection *in, fc_error *err) {
+    FC_TRY(write_values(j, in, "tensors", false, err));
+    FC_TRY(write_values(j, in, "objects", true, err));
+    return write_ranks(j, in, err);
+}
+
 fc_code inspect_json(inspection *in, fc_error *err) {
     const fc_checkpoint *c = in->checkpoint;
     json_out j;
@@ -219,11 +223,7 @@ fc_code inspect_json(inspection *in, fc_error *err) {
     write_mesh(&j, "layout", &in->mesh);
     write_totals(&j, in);
     write_files(&j, in);
-    fc_code rc = write_values(&j, in, "tensors", false, err);
-    if (rc == FC_OK) {
-        rc = write_values(&j, in, "objects", true, err);
-    }
-    rc = rc == FC_OK ? write_ranks(&j, in, err) : rc;
+    fc_code rc = write_contents(&j, in, err);
     jw_end_document(&j);
     return rc;
 }

@@ -5,6 +5,7 @@
 #include "fold.h"
 #include "inspect.h"
 
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdio.h>
@@ -246,12 +247,14 @@ fc_code inspect_list(inspection *in, fc_error *err) {
     uint32_t *kind_of = calloc(n + 1, sizeof *kind_of);
     size_t *same_as = calloc(n + 1, sizeof *same_as);
     list_entry *all = calloc(n + 1, sizeof *all);
-    fc_code rc = kind_of && same_as && all ? fc_find_ties(in->checkpoint, in->items, n, same_as, err)
-                                           : inspect_no_memory(in, err);
-    if (rc == FC_OK &&
-        !(find_kinds(in, same_as, kind_of) && list_values(in, kind_of, all, &count) && make_lines(in, all, count))) {
+    bool memory = kind_of && same_as && all;
+    fc_code rc;
+    FC_TRY_GOTO(memory ? fc_find_ties(in->checkpoint, in->items, n, same_as, err) : inspect_no_memory(in, err), rc,
+                out);
+    if (!find_kinds(in, same_as, kind_of) || !list_values(in, kind_of, all, &count) || !make_lines(in, all, count)) {
         rc = inspect_no_memory(in, err);
     }
+out:
     free(all);
     free(same_as);
     free(kind_of);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fsdpckpt/try.h"
+
 enum { MAX_ROWS = 16, MAX_COLUMNS = 8, LABEL_MAX = 48, CELL_MAX = 32, BOX_MAX = FC_MAX_DIMS * 2 * LABEL_MAX };
 
 /* The characters of a drawing: lines, corners, tees. */
@@ -221,10 +223,7 @@ static fc_code print_chunks(inspection *in, const fc_tensor *t, const inspect_ho
                         (unsigned long long)chunk->length);
         } else {
             fc_extent extent;
-            fc_code rc = fc_checkpoint_extent(in->checkpoint, t, i, &extent, err);
-            if (rc != FC_OK) {
-                return rc;
-            }
+            FC_TRY(fc_checkpoint_extent(in->checkpoint, t, i, &extent, err));
             print_place(out, chunk, &extent);
         }
         if (holders) {
@@ -260,6 +259,18 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
     return print_chunks(in, t, NULL, err);
 }
 
+static fc_code print_shards(inspection *in, const fc_tensor *t, const fc_cut *c, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    inspect_holders holders = {0};
+    fc_code rc;
+    FC_TRY_GOTO(arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err), rc, out);
+    draw(in, t, c, &holders);
+    rc = print_chunks(in, t, &holders, err);
+out:
+    fc_arena_free(arena);
+    return rc;
+}
+
 fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
     char text[160], count[TEXT_SIZE_MAX];
@@ -279,13 +290,5 @@ fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     if (inspect_placements(in, t, &c, text, sizeof text)[0]) {
         text_printf(out, "  placements  %s\n", text);
     }
-    fc_arena *arena = fc_arena_new();
-    inspect_holders holders = {0};
-    fc_code rc = arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err);
-    if (rc == FC_OK) {
-        draw(in, t, &c, &holders);
-        rc = print_chunks(in, t, &holders, err);
-    }
-    fc_arena_free(arena);
-    return rc;
+    return print_shards(in, t, &c, err);
 }

@@ -4,6 +4,7 @@
 #include "inspect.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 
@@ -289,7 +290,6 @@ static fc_code print_objects(inspection *in, const widths *w, fc_error *err) {
 fc_code inspect_text(inspection *in, fc_error *err) {
     widths w;
     bool tensors = false, objects = false;
-    fc_code rc = FC_OK;
     measure(in, &w);
     for (size_t i = 0; i < in->nlines; i++) {
         const bool object = in->lines[i].kind && in->lines[i].objects > 0;
@@ -300,7 +300,7 @@ fc_code inspect_text(inspection *in, fc_error *err) {
         print_tensors(in, &w);
     }
     if (objects) {
-        rc = print_objects(in, &w, err);
+        FC_TRY(print_objects(in, &w, err));
     }
-    return rc == FC_OK ? print_summary(in, err) : rc;
+    return print_summary(in, err);
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fsdpckpt/try.h"
+
 enum { MAX_DEPTH = 64 }; /* protects against hostile names with a million dots; deeper names are not split */
 
 typedef struct walk {
@@ -52,39 +54,43 @@ static fc_code visit_leaf(const walk *w, size_t i, const char *label, int depth,
     return w->visitor->leaf(w->visitor->context, &node, err);
 }
 
+static fc_code visit_level(const walk *w, size_t from, size_t end, size_t at, int depth, fc_error *err);
+
+/* Visits a branch: the entries [from, end), which are the same up to `at`, where the branch's label begins. */
+static fc_code visit_branch(const walk *w, size_t from, size_t end, size_t at, int depth, bool last, fc_error *err) {
+    size_t i = from, len = fold_component(w->sorted[i]->name + at);
+    /* A chain of single branches becomes one. A name that ends here becomes a leaf of the branch with its name. */
+    while (w->sorted[i]->name[at + len] == '.' && run_end(w, i, end, at + len + 1) == end) {
+        len += 1 + fold_component(w->sorted[i]->name + at + len + 1);
+    }
+    const char *label = w->sorted[i]->name + at;
+    tree_node module = {.label = label, .length = len, .depth = depth, .last = last};
+    add_up(w, i, end, &module);
+    FC_TRY(w->visitor->enter(w->visitor->context, &module, err));
+    if (w->sorted[i]->name[at + len] == '\0') {
+        tree_node node = {.label = label, .length = len, .line = w->sorted[i], .itself = true, .depth = depth + 1};
+        add_up(w, i, i + 1, &node);
+        FC_TRY(w->visitor->leaf(w->visitor->context, &node, err));
+        i++;
+    }
+    FC_TRY(visit_level(w, i, end, at + len + 1, depth + 1, err));
+    if (w->visitor->leave) {
+        w->visitor->leave(w->visitor->context, &module);
+    }
+    return FC_OK;
+}
+
 /* Visits the entries [from, end), which are the same up to `at`. */
 static fc_code visit_level(const walk *w, size_t from, size_t end, size_t at, int depth, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = from; i < end && rc == FC_OK && w->out->error == 0;) {
-        const char *label = w->sorted[i]->name + at;
-        size_t next = depth < MAX_DEPTH - 1 ? run_end(w, i, end, at) : i + 1, len = fold_component(label);
+    for (size_t i = from, next; i < end && w->out->error == 0; i = next) {
+        next = depth < MAX_DEPTH - 1 ? run_end(w, i, end, at) : i + 1;
         if (next == i + 1) {
-            rc = visit_leaf(w, i, label, depth, next == end, err);
-            i = next;
-            continue;
+            FC_TRY(visit_leaf(w, i, w->sorted[i]->name + at, depth, next == end, err));
+        } else {
+            FC_TRY(visit_branch(w, i, next, at, depth, next == end, err));
         }
-        /* A chain of single branches becomes one. A name that ends here becomes a leaf of the branch with its name. */
-        while (w->sorted[i]->name[at + len] == '.' && run_end(w, i, next, at + len + 1) == next) {
-            len += 1 + fold_component(w->sorted[i]->name + at + len + 1);
-        }
-        tree_node module = {.label = label, .length = len, .depth = depth, .last = next == end};
-        add_up(w, i, next, &module);
-        rc = w->visitor->enter(w->visitor->context, &module, err);
-        if (rc == FC_OK && w->sorted[i]->name[at + len] == '\0') {
-            tree_node node = {.label = label, .length = len, .line = w->sorted[i], .itself = true, .depth = depth + 1};
-            add_up(w, i, i + 1, &node);
-            rc = w->visitor->leaf(w->visitor->context, &node, err);
-            i++;
-        }
-        if (rc == FC_OK) {
-            rc = visit_level(w, i, next, at + len + 1, depth + 1, err);
-        }
-        if (rc == FC_OK && w->visitor->leave) {
-            w->visitor->leave(w->visitor->context, &module);
-        }
-        i = next;
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code inspect_walk(inspection *in, bool tensors, bool objects, const tree_visitor *visitor, fc_error *err) {

@@ -15,6 +15,7 @@
 
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/flatten.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>
@@ -101,18 +102,19 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.move.memory = o->memory;
     j->how.move.progress = j->call->progress;
     j->arena = fc_arena_new();
-    fc_code rc = j->arena ? choose_dtypes(j, err) : fc_no_memory(err, NULL);
-    rc = rc == FC_OK ? target_format(o, spec != NULL, &j->how.format, err) : rc;
-    rc = rc == FC_OK ? choose_split(j, spec != NULL, err) : rc;
-    if (rc == FC_OK && spec) {
-        rc = fc_layout_mesh(spec, &j->mesh, err);
-        j->how.selection.mesh = &j->mesh;
+    FC_TRY(j->arena ? choose_dtypes(j, err) : fc_no_memory(err, NULL));
+    FC_TRY(target_format(o, spec != NULL, &j->how.format, err));
+    FC_TRY(choose_split(j, spec != NULL, err));
+    if (!spec) {
+        return FC_OK;
     }
-    if (rc == FC_OK && spec && o->tp > 0) {
-        rc = fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err);
+    FC_TRY(fc_layout_mesh(spec, &j->mesh, err));
+    j->how.selection.mesh = &j->mesh;
+    if (o->tp > 0) {
+        FC_TRY(fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err));
         j->how.selection.tp_plan = j->plan;
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Reports a target whose extension names another kind of file. */
@@ -139,16 +141,17 @@ static fc_code convert(job *j, fc_error *err) {
     fc_code rc = j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err)
                                : fc_fail(err, FC_ENOMEM, "out of memory");
     free((void *)j->how.inputs);
+    FC_TRY(rc);
     j->seconds = progress_now() - j->call->started;
     j->report.selected.left_out += j->left_out;
-    if (rc == FC_OK && shows && o->output) {
+    if (shows && o->output) {
         report_format(j);
     }
-    if (rc == FC_OK && j->how.format->writer.objects_note && j->report.selected.objects > 0 && shows) {
+    if (j->how.format->writer.objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
         text_report("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The folder of an accelerate run also has the optimizer, which is rarely wanted in a full file. */
@@ -257,37 +260,42 @@ static void print_report(const job *j, text_out *out) {
     }
 }
 
+/* The model that says the order of the parameters, unless the source knows it. */
+static fc_code open_order(const job *j, fc_checkpoint **model, fc_error *err) {
+    const char *why = NULL;
+    if (fc_was_flat(j->source)) {
+        return FC_OK;
+    }
+    FC_TRY(source_model(j->call, model, err));
+    if (!*model && !fc_knows_model_order(j->source, &why)) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: %s, and flat parameters depend on the order; give --schema FILE, a schema or a "
+                       "torch.save file of the model",
+                       j->source->path, why);
+    }
+    return FC_OK;
+}
+
 /* --policy: replaces the source by its flat parameters. Selection and renaming apply before that. */
 static fc_code flatten(job *j, fc_error *err) {
     unit_plan plan = {.o = j->o, .source = j->source, .arena = fc_arena_new()};
     fc_checkpoint *model = NULL, *flat = NULL;
-    const char *why = NULL;
-    fc_code rc = plan.arena ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
-    if (rc == FC_OK && !fc_was_flat(j->source)) {
-        rc = source_model(j->call, &model, err);
-        if (rc == FC_OK && !model && !fc_knows_model_order(j->source, &why)) {
-            rc = fc_fail(err, FC_EUSAGE,
-                         "%s: %s, and flat parameters depend on the order; give --schema FILE, a schema or a "
-                         "torch.save file of the model",
-                         j->source->path, why);
-        }
-    }
-    rc = rc == FC_OK ? unit_plan_make(&plan, model, err) : rc;
-    for (size_t i = 0; rc == FC_OK && i < plan.nwarnings && !j->o->quiet && ranks_speaks(&j->ranks); i++) {
+    fc_code rc;
+    FC_TRY_GOTO(plan.arena ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), rc, out);
+    FC_TRY_GOTO(open_order(j, &model, err), rc, out);
+    FC_TRY_GOTO(unit_plan_make(&plan, model, err), rc, out);
+    for (size_t i = 0; i < plan.nwarnings && !j->o->quiet && ranks_speaks(&j->ranks); i++) {
         text_report("warning: %s", plan.warnings[i]);
     }
-    if (rc == FC_OK) {
-        rc = fc_flatten(j->source, &plan.target, &plan.tree, &plan.units, j->o->dp, &flat, err);
-    }
-    if (rc == FC_OK) {
-        fc_selection *s = &j->how.selection;
-        j->source = flat;
-        s->include = s->exclude = s->rename = NULL;
-        s->strip_prefix = NULL;
-        s->flat_state = true;
-        s->is_cut = fc_is_flattened;
-        j->left_out = plan.selected.left_out;
-    }
+    FC_TRY_GOTO(fc_flatten(j->source, &plan.target, &plan.tree, &plan.units, j->o->dp, &flat, err), rc, out);
+    fc_selection *s = &j->how.selection;
+    j->source = flat;
+    s->include = s->exclude = s->rename = NULL;
+    s->strip_prefix = NULL;
+    s->flat_state = true;
+    s->is_cut = fc_is_flattened;
+    j->left_out = plan.selected.left_out;
+out:
     fc_checkpoint_close(model);
     fc_arena_free(plan.arena);
     return rc;
@@ -342,58 +350,70 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     if (option_given(o, OPT_RANK)) {
         return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
     }
-    fc_code rc = convert(j, err);
-    if (rc == FC_OK && speaks && j->plan && !o->quiet) {
-        rc = warn_uneven(j, err);
+    FC_TRY(convert(j, err));
+    if (!speaks) {
+        return FC_OK;
     }
-    if (rc == FC_OK && speaks) {
-        if (j->source->note && !o->quiet) { /* only after success: a failure is one line */
-            text_report("%s: %s", j->source->path, j->source->note);
-        }
-        print_report(j, out);
-        if (!o->quiet && !j->how.selection.keep_layout) {
-            hint_model(j);
-        }
+    if (j->plan && !o->quiet) {
+        FC_TRY(warn_uneven(j, err));
     }
-    return rc;
+    if (j->source->note && !o->quiet) { /* only after success: a failure is one line */
+        text_report("%s: %s", j->source->path, j->source->note);
+    }
+    print_report(j, out);
+    if (!o->quiet && !j->how.selection.keep_layout) {
+        hint_model(j);
+    }
+    return FC_OK;
+}
+
+/* Rank 0 converts the files that it has gathered. */
+static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
+    FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
+    FC_TRY(apply_recipe(j, err));
+    return do_job(j, out, err);
 }
 
 /* --local: rank 0 converts the gathered files on its own; the other ranks wait for the result. */
 static fc_code do_local(job *j, text_out *out, fc_error *err) {
     fc_commit *gathered = NULL;
+    fc_code rc;
     fc_progress_begin(j->call->progress, FC_PHASE_GATHERING, FC_COUNTED_FILES, 0);
-    fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
-    if (rc == FC_OK) {
-        rc = gathered ? source_open(j->call, fc_commit_path(gathered), false, &j->source, err) : FC_OK;
-        rc = rc == FC_OK && j->source ? apply_recipe(j, err) : rc;
-        if (rc == FC_OK && j->source) {
-            rc = do_job(j, out, err);
-        }
-        rc = fc_comm_agree(j->ranks.comm, rc, err);
-    }
+    FC_TRY_GOTO(ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err), rc, out);
+    rc = fc_comm_agree(j->ranks.comm, gathered ? do_gathered(j, gathered, out, err) : FC_OK, err);
+out:
     fc_commit_abort(gathered);
     return rc;
+}
+
+static fc_code open_job(job *j, const fc_layout_spec *spec, opener open, fc_error *err) {
+    FC_TRY(prepare(j, spec, err));
+    if (j->o->local) {
+        return FC_OK;
+    }
+    FC_TRY(open(j->call, &j->source, err));
+    FC_TRY(apply_recipe(j, err));
+    return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
+}
+
+static fc_code run_ranks(job *j, text_out *out, fc_error *err) {
+    if (j->o->local) {
+        return do_local(j, out, err);
+    }
+    j->how.comm = j->ranks.comm;
+    return do_job(j, out, err);
 }
 
 static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, opener open, fc_error *err) {
     const options *o = call->options;
     job j = {.call = call, .o = o, .how = {.selection = {.keep_layout = keep_layout}}};
-    fc_code rc = prepare(&j, spec, err);
-    if (rc == FC_OK && !o->local) {
-        rc = open(call, &j.source, err);
-        rc = rc == FC_OK ? apply_recipe(&j, err) : rc;
-        rc = rc == FC_OK && option_given(o, OPT_POLICY) ? flatten(&j, err) : rc;
-    }
+    fc_code rc = open_job(&j, spec, open, err);
     if (!option_given(o, OPT_RANK)) { /* printing a plan needs no clean-up */
         signals_cancel(call->progress);
     }
-    rc = ranks_begin(&j.ranks, o, call->progress, rc, err);
-    if (rc == FC_OK && o->local) {
-        rc = do_local(&j, call->out, err);
-    } else if (rc == FC_OK && j.source) {
-        j.how.comm = j.ranks.comm;
-        rc = do_job(&j, call->out, err);
-    }
+    FC_TRY_GOTO(ranks_begin(&j.ranks, o, call->progress, rc, err), rc, out);
+    rc = run_ranks(&j, call->out, err);
+out:
     rc = ranks_end(&j.ranks, rc);
     signals_cancel(NULL);
     fc_checkpoint_close(j.source);

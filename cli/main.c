@@ -18,6 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fsdpckpt/try.h"
+
 static fc_code unknown_command(const char *name, fc_error *err) {
     const char *best = words_command(name);
     if (best) {
@@ -31,20 +33,30 @@ static fc_code unknown_command(const char *name, fc_error *err) {
 }
 
 /* Without a command: --help, --version, or a usage error. */
+static fc_code answer_bare(const options *o, int argc, text_out *out, fc_error *err) {
+    if (o->version) {
+        help_version(out);
+        return FC_OK;
+    }
+    if (o->help) {
+        help_program(out);
+        return FC_OK;
+    }
+    if (argc > 0) {
+        return fc_fail(err, FC_EUSAGE, "no command given; see 'fsdpckpt --help'");
+    }
+    out->fd = STDERR_FILENO; /* prints the usage, but is still an error */
+    help_program(out);
+    return FC_EUSAGE;
+}
+
+/* Without a command: --help, --version, or a usage error. */
 static fc_code run_bare(int argc, char **argv, text_out *out, fc_error *err) {
     options o;
-    fc_code rc = options_parse(argc, argv, NULL, TAKES(OPT_HELP) | TAKES(OPT_VERSION), &o, err);
-    if (rc == FC_OK && o.version) {
-        help_version(out);
-    } else if (rc == FC_OK && o.help) {
-        help_program(out);
-    } else if (rc == FC_OK && argc > 0) {
-        rc = fc_fail(err, FC_EUSAGE, "no command given; see 'fsdpckpt --help'");
-    } else if (rc == FC_OK) {
-        out->fd = STDERR_FILENO; /* prints the usage, but is still an error */
-        help_program(out);
-        rc = FC_EUSAGE;
-    }
+    fc_code rc;
+    FC_TRY_GOTO(options_parse(argc, argv, NULL, TAKES(OPT_HELP) | TAKES(OPT_VERSION), &o, err), rc, out);
+    rc = answer_bare(&o, argc, out, err);
+out:
     options_free(&o);
     return rc;
 }
@@ -116,20 +128,28 @@ static fc_code run_shown(const command *c, const options *o, text_out *out, fc_e
     return rc;
 }
 
+static fc_code run_parsed(const command *c, const options *o, text_out *out, fc_error *err) {
+    if (o->help) {
+        help_command(out, c);
+        return FC_OK;
+    }
+    if (o->version) {
+        help_version(out);
+        return FC_OK;
+    }
+    FC_TRY(check_operands(c, o, err));
+    return run_shown(c, o, out, err);
+}
+
 static fc_code run_command(const command *c, int argc, char **argv, text_out *out, fc_error *err) {
     options o;
     fc_code rc = options_parse(argc, argv, c->name, c->takes, &o, err);
     terminal_set_color(rc == FC_OK ? (color_mode)o.color : COLOR_AUTO);
-    if (asks_for_help(argc, argv)) {
+    if (asks_for_help(argc, argv)) { /* wins over errors in the rest of the line */
+        help_command(out, c);
         rc = FC_OK;
-        help_command(out, c);
-    } else if (rc == FC_OK && o.help) {
-        help_command(out, c);
-    } else if (rc == FC_OK && o.version) {
-        help_version(out);
     } else if (rc == FC_OK) {
-        rc = check_operands(c, &o, err);
-        rc = rc == FC_OK ? run_shown(c, &o, out, err) : rc;
+        rc = run_parsed(c, &o, out, err);
     }
     options_free(&o);
     return rc;

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "fsdpckpt/try.h"
+
 /* The state of parsing, for storing values and reporting errors. */
 typedef struct parser {
     const char *command;
@@ -275,10 +277,7 @@ static fc_code parse_letters(parser *p, const char *arg) {
         if (option_table[id].arg) {
             return take_argument(p, id, s[1] ? s + 1 : NULL);
         }
-        fc_code rc = store(p, id, "");
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(store(p, id, ""));
     }
     return FC_OK;
 }
@@ -293,16 +292,12 @@ fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t take
     }
     while (p.next < argc) {
         const char *arg = argv[p.next++];
-        fc_code rc = FC_OK;
         if (only_operands || arg[0] != '-' || arg[1] == '\0') {
             out->operands[out->noperands++] = arg;
         } else if (strcmp(arg, "--") == 0) {
             only_operands = true;
         } else {
-            rc = arg[1] == '-' ? parse_long(&p, arg) : parse_letters(&p, arg);
-        }
-        if (rc != FC_OK) {
-            return rc;
+            FC_TRY(arg[1] == '-' ? parse_long(&p, arg) : parse_letters(&p, arg));
         }
         if (out->help || out->version) { /* help wins over errors in the rest of the line */
             return FC_OK;

@@ -6,6 +6,7 @@
 #include "source.h"
 
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,30 +26,36 @@ static fc_code fill(const char *path, int fd, out_file_write *write_content, voi
     return rc == FC_OK && errnum != 0 ? fc_fail_errno(err, errnum, "%s: cannot be written", path) : rc;
 }
 
-fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
-                 out_file_write *write_content, void *context, fc_error *err) {
-    fc_commit *commit = NULL;
+/* Nothing that is read may be overwritten. */
+static fc_code check_target(const options *o, const fc_checkpoint *source, const char *path, fc_error *err) {
     if (strcmp(path, "-") == 0) {
         return fc_fail(err, FC_EUSAGE,
                        "-: this file cannot be written to standard output; give a file name (./- for a file called -)");
     }
+    if (source) {
+        FC_TRY(fc_checkpoint_spare(source, path, false, err));
+    }
+    return source_spare(o, path, err);
+}
+
+static fc_code create_and_fill(const char *path, const char *staging, out_file_write *write_content, void *context,
+                               fc_error *err) {
+    int fd = open(staging, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be created", path);
+    }
+    fc_code rc = fill(path, fd, write_content, context, err);
+    return close(fd) != 0 && rc == FC_OK ? fc_fail_errno(err, errno, "%s: cannot be written", path) : rc;
+}
+
+fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
+                 out_file_write *write_content, void *context, fc_error *err) {
+    fc_commit *commit = NULL;
     const fc_commit_options how = {
         .path = path, .force = force, .any_content = true, .bytes = bytes, .teller = {source_note}};
-    fc_code rc = source ? fc_checkpoint_spare(source, path, false, err) : FC_OK;
-    rc = rc == FC_OK ? source_spare(o, path, err) : rc;
-    rc = rc == FC_OK ? fc_commit_begin(&how, &commit, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
-    int fd = open(fc_commit_path(commit), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be created", path);
-    } else {
-        rc = fill(path, fd, write_content, context, err);
-        if (close(fd) != 0 && rc == FC_OK) {
-            rc = fc_fail_errno(err, errno, "%s: cannot be written", path);
-        }
-    }
+    FC_TRY(check_target(o, source, path, err));
+    FC_TRY(fc_commit_begin(&how, &commit, err));
+    fc_code rc = create_and_fill(path, fc_commit_path(commit), write_content, context, err);
     if (rc != FC_OK) {
         fc_commit_abort(commit);
         return rc;

@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 
@@ -79,10 +80,10 @@ static fc_code show_reads(rank_view *v, const fc_target_item *item, uint64_t byt
     if (!item->owned || bytes == 0 || source->format->layout_only) {
         return FC_OK;
     }
-    fc_code rc = fc_coverage_within(source, v->tensor, &box, &coverage, err);
-    if (rc == FC_OK) {
-        rc = fc_coverage_visit(coverage, &box, visit_overlap, v, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_coverage_within(source, v->tensor, &box, &coverage, err), rc, out);
+    rc = fc_coverage_visit(coverage, &box, visit_overlap, v, err);
+out:
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : fc_context(err, rc, "%s", source->path);
 }
@@ -128,10 +129,7 @@ static fc_code show_value(rank_view *v, uint32_t index, fc_error *err) {
     if (t->source->object && v->rank != 0) {
         return FC_OK;
     }
-    fc_code rc = fc_target_item_of(&v->target, index, v->rank, dims, &item, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_target_item_of(&v->target, index, v->rank, dims, &item, err));
     uint64_t bytes = fc_target_item_bytes(&v->target, &item);
     v->tensor = t->source;
     *(t->source->object ? &v->sum.objects : &v->sum.tensors) += 1;
@@ -144,10 +142,10 @@ static fc_code show_value(rank_view *v, uint32_t index, fc_error *err) {
     }
     jw_open(v->json, '{');
     item_json(v, t, &item, bytes);
-    rc = show_reads(v, &item, bytes, err);
+    FC_TRY(show_reads(v, &item, bytes, err));
     jw_close(v->json, ']');
     jw_close(v->json, '}');
-    return rc;
+    return FC_OK;
 }
 
 static void begin(rank_view *v) {
@@ -195,6 +193,16 @@ static void end(rank_view *v) {
     jw_end_document(v->json);
 }
 
+static fc_code show_values(rank_view *v, fc_error *err) {
+    fc_mesh_coordinate(v->target.mesh, v->rank, v->coordinate);
+    begin(v);
+    for (uint32_t i = 0; i < v->target.ntensors && v->out->error == 0; i++) {
+        FC_TRY(show_value(v, i, err));
+    }
+    end(v);
+    return FC_OK;
+}
+
 fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, uint32_t rank, bool json, text_out *out,
                   fc_error *err) {
     json_out writer;
@@ -208,17 +216,10 @@ fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, ui
     if (!arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = fc_target_new(source, selection, arena, &v.target, &counts, err);
-    if (rc == FC_OK) {
-        fc_mesh_coordinate(v.target.mesh, rank, v.coordinate);
-        begin(&v);
-        for (uint32_t i = 0; i < v.target.ntensors && rc == FC_OK && out->error == 0; i++) {
-            rc = show_value(&v, i, err);
-        }
-        if (rc == FC_OK) {
-            end(&v);
-        }
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_target_new(source, selection, arena, &v.target, &counts, err), rc, out);
+    rc = show_values(&v, err);
+out:
     fc_arena_free(arena);
     return rc;
 }

@@ -4,6 +4,7 @@
 #include "ranks.h"
 
 #include "fsdpckpt/gather_files.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -38,6 +39,18 @@ bool ranks_is_launched_first(void) {
     return !rank || strcmp(rank, "0") == 0;
 }
 
+static fc_code join(ranks *r, long launched, fc_error *err) {
+    FC_TRY(fc_device_cpu(&r->device, err));
+    FC_TRY(fc_comm_mpi(r->device, &r->comm, err));
+    if (launched > 1 && r->comm->size == 1) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "mpi: the launcher started %ld ranks, but this MPI library sees only one; does it belong to "
+                       "another MPI? (--comm none runs every process on its own)",
+                       launched);
+    }
+    return FC_OK;
+}
+
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err) {
     long launched = launched_ranks();
     if (o->comm == COMM_NCCL && !o->local) {
@@ -48,20 +61,7 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
         return o->local ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with one rank on every machine that has files")
                         : mine;
     }
-    fc_error why;
-    fc_code rc = fc_device_cpu(&r->device, &why);
-    if (rc == FC_OK) {
-        rc = fc_comm_mpi(r->device, &r->comm, &why);
-    }
-    if (rc == FC_OK && launched > 1 && r->comm->size == 1) {
-        rc = fc_fail(&why, FC_EUNSUPPORTED,
-                     "mpi: the launcher started %ld ranks, but this MPI library sees only one; does it belong to "
-                     "another MPI? (--comm none runs every process on its own)",
-                     launched);
-    }
-    if (rc != FC_OK) { /* replaces earlier errors: without MPI the ranks cannot agree on one */
-        return fc_fail(err, rc, "%s", why.message);
-    }
+    FC_TRY(join(r, launched, err)); /* replaces earlier errors: without MPI the ranks cannot agree on one */
     r->comm->cancel = &progress->cancel;
     return fc_comm_agree(r->comm, mine, err);
 }
@@ -79,24 +79,29 @@ static fc_code open_data(ranks *r, const options *o, fc_device **gpu, fc_comm **
     if (o->comm != COMM_NCCL) {
         return FC_OK;
     }
-    fc_code rc = fc_comm_agree(r->comm, fc_device_cuda(own_gpu(), gpu, err), err);
-    return rc == FC_OK ? fc_comm_agree(r->comm, fc_comm_nccl(r->comm, *gpu, data, err), err) : rc;
+    FC_TRY(fc_comm_agree(r->comm, fc_device_cuda(own_gpu(), gpu, err), err));
+    return fc_comm_agree(r->comm, fc_comm_nccl(r->comm, *gpu, data, err), err);
+}
+
+/* Rank 0 creates a scratch directory next to the target. */
+static fc_code begin_gather(const ranks *r, const char *target, fc_commit **gathered, fc_error *err) {
+    if (!target) {
+        return fc_fail(err, FC_EUSAGE, "--local needs -o, --output DST");
+    }
+    return r->comm->rank == 0 ? fc_commit_scratch(target, gathered, err) : FC_OK;
 }
 
 fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,
                      fc_error *err) {
     fc_device *gpu = NULL;
     fc_comm *data = NULL;
+    fc_code rc;
     *gathered = NULL;
-    fc_code rc = !target              ? fc_fail(err, FC_EUSAGE, "--local needs -o, --output DST")
-                 : r->comm->rank == 0 ? fc_commit_scratch(target, gathered, err)
-                                      : FC_OK;
-    rc = fc_comm_agree(r->comm, rc, err);
-    rc = rc == FC_OK ? open_data(r, o, &gpu, &data, err) : rc;
-    if (rc == FC_OK) {
-        data->cancel = r->comm->cancel;
-        rc = fc_gather_files(r->comm, data, source, *gathered ? fc_commit_path(*gathered) : "", err);
-    }
+    FC_TRY_GOTO(fc_comm_agree(r->comm, begin_gather(r, target, gathered, err), err), rc, out);
+    FC_TRY_GOTO(open_data(r, o, &gpu, &data, err), rc, out);
+    data->cancel = r->comm->cancel;
+    rc = fc_gather_files(r->comm, data, source, *gathered ? fc_commit_path(*gathered) : "", err);
+out:
     if (data && data != r->comm) {
         data->free(data);
     }

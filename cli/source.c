@@ -8,6 +8,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <errno.h>
@@ -53,6 +54,27 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
 }
 
+/* Opens the source, and refuses options that do not apply to it. */
+static fc_code open_checked(const options *o, const char *path, const fc_open_options *how, const fc_checkpoint *model,
+                            fc_checkpoint **out, fc_error *err) {
+    fc_code rc = fc_checkpoint_open_model(path, how, model, out, err);
+    if (rc != FC_OK && access(path, F_OK) != 0 && errno == ENOENT) {
+        suggest_path(path, err);
+    }
+    FC_TRY(rc);
+    if (how->tp_plan && (*out)->tp_joined == 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: has no rank files with plain tensors that the plan '%s' shards, so --tp-plan does not "
+                       "apply; leave it out",
+                       path, o->tp_plan);
+    }
+    if (model && !o->policy && !fc_was_flat(*out)) {
+        return fc_fail(err, FC_EUSAGE, "%s: has no flat parameters of FSDP1, so --schema does not apply; leave it out",
+                       path);
+    }
+    return FC_OK;
+}
+
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
     const options *o = call->options;
     fc_open_options how = {.headers_only = headers_only,
@@ -60,32 +82,23 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
                            .teller = {source_note},
                            .progress = call->progress};
     fc_checkpoint *model = NULL;
-    *out = NULL;
     fc_arena *arena = NULL;
-    fc_code rc = source_model(call, &model, err);
-    if (rc == FC_OK && o->tp_plan && !o->tp) { /* with --tp, the plan applies to the target */
+    fc_code rc;
+    *out = NULL;
+    FC_TRY_GOTO(source_model(call, &model, err), rc, out);
+    if (o->tp_plan && !o->tp) { /* with --tp, the plan applies to the target */
         arena = fc_arena_new();
-        rc = arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        FC_TRY_GOTO(arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err)
+                          : fc_fail(err, FC_ENOMEM, "out of memory"),
+                    rc, out);
     }
-    rc = rc == FC_OK ? fc_checkpoint_open_model(path, &how, model, out, err) : rc;
-    if (rc != FC_OK && access(path, F_OK) != 0 && errno == ENOENT) {
-        suggest_path(path, err);
-    }
-    if (rc == FC_OK && how.tp_plan && (*out)->tp_joined == 0) {
-        rc = fc_fail(err, FC_EUSAGE,
-                     "%s: has no rank files with plain tensors that the plan '%s' shards, so --tp-plan does not apply; "
-                     "leave it out",
-                     path, o->tp_plan);
+    rc = open_checked(o, path, &how, model, out, err);
+    if (rc != FC_OK) {
         fc_checkpoint_close(*out);
         *out = NULL;
     }
+out:
     fc_arena_free(arena);
-    if (rc == FC_OK && model && !o->policy && !fc_was_flat(*out)) {
-        rc = fc_fail(err, FC_EUSAGE, "%s: has no flat parameters of FSDP1, so --schema does not apply; leave it out",
-                     path);
-        fc_checkpoint_close(*out);
-        *out = NULL;
-    }
     fc_checkpoint_close(model);
     return rc;
 }

@@ -4,6 +4,7 @@
 #include "unit_plan.h"
 
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <string.h>
@@ -83,11 +84,9 @@ static fc_code run_policy(unit_plan *c, fc_error *err) {
     }
     if (strncmp(policy, "class:", 6) == 0) {
         const char *const *names = split_names(policy + 6, c->arena);
-        fc_code rc = check_classes(c, names, err);
-        if (rc == FC_OK) {
-            fc_wrap_by_class(&c->targets, names);
-        }
-        return rc;
+        FC_TRY(check_classes(c, names, err));
+        fc_wrap_by_class(&c->targets, names);
+        return FC_OK;
     }
     return fc_wrap_custom(&c->targets, fc_wrap_file_fn, c->file, err);
 }
@@ -109,14 +108,16 @@ static void keep_warning(void *user, const char *text) {
 static fc_code read_info(const unit_plan *c, fc_model_info *info, fc_error *err) {
     const fc_model_info *read = NULL;
     size_t n = 0, own = 0;
-    fc_code rc = c->o->classes ? fc_model_info_load(c->o->classes, c->arena, &read, err) : FC_OK;
+    if (c->o->classes) {
+        FC_TRY(fc_model_info_load(c->o->classes, c->arena, &read, err));
+    }
     *info = read ? *read : (fc_model_info){0};
     while (info->ignored && info->ignored[own]) {
         own++;
     }
     const char **ignored = fc_arena_calloc(c->arena, own + c->o->ignore.count + 1, sizeof *ignored);
-    if (rc != FC_OK || !ignored) {
-        return rc != FC_OK ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (!ignored) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
     }
     for (size_t i = 0; i < own; i++) {
         ignored[n++] = info->ignored[i];
@@ -128,36 +129,43 @@ static fc_code read_info(const unit_plan *c, fc_model_info *info, fc_error *err)
     return FC_OK;
 }
 
-/* All checks run before the units are built. */
-fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) {
-    static const fc_unit_options defaults = {
-        .param_dtype = FC_OPAQUE, .reduce_dtype = FC_OPAQUE, .buffer_dtype = FC_OPAQUE};
+/* The module tree of the selected parameters. */
+static fc_code make_tree(unit_plan *c, const fc_checkpoint *model, fc_error *err) {
     fc_selection selection = {.include = c->o->include.items,
                               .exclude = c->o->exclude.items,
                               .strip_prefix = c->o->strip_prefix,
                               .rename = c->o->rename.items};
     fc_model_info info;
-    fc_code rc = read_info(c, &info, err);
-    if (rc == FC_OK && is_file(c->o->policy)) {
-        rc = fc_check_named("--policy", "policy", c->o->policy, "use blocks, size:N, class:NAME,... or a file",
-                            "{\"layers.*\": true}", err);
-        rc = rc == FC_OK ? fc_wrap_file_load(c->o->policy, c->arena, &c->file, err) : rc;
+    FC_TRY(read_info(c, &info, err));
+    if (is_file(c->o->policy)) {
+        FC_TRY(fc_check_named("--policy", "policy", c->o->policy, "use blocks, size:N, class:NAME,... or a file",
+                              "{\"layers.*\": true}", err));
+        FC_TRY(fc_wrap_file_load(c->o->policy, c->arena, &c->file, err));
     }
-    rc = rc == FC_OK ? fc_target_new(c->source, &selection, c->arena, &c->target, &c->selected, err) : rc;
-    rc = rc == FC_OK && model ? fc_order_like(model, c->arena, &c->target, err) : rc;
-    rc = rc == FC_OK ? fc_module_tree_of(&c->target, &info, c->arena, &c->tree, err) : rc;
+    FC_TRY(fc_target_new(c->source, &selection, c->arena, &c->target, &c->selected, err));
+    if (model) {
+        FC_TRY(fc_order_like(model, c->arena, &c->target, err));
+    }
+    return fc_module_tree_of(&c->target, &info, c->arena, &c->tree, err);
+}
+
+/* All checks run before the units are built. */
+fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) {
+    static const fc_unit_options defaults = {
+        .param_dtype = FC_OPAQUE, .reduce_dtype = FC_OPAQUE, .buffer_dtype = FC_OPAQUE};
+    FC_TRY(make_tree(c, model, err));
     const fc_unit_options *root = c->file ? fc_wrap_file_root(c->file) : &defaults;
-    rc = rc == FC_OK ? fc_wrap_targets_new(&c->tree, root, c->arena, &c->targets, err) : rc;
-    rc = rc == FC_OK ? run_policy(c, err) : rc;
-    if (rc == FC_OK && c->file) {
-        rc = fc_wrap_override_mixed_precision(&c->targets, fc_wrap_file_fp32_classes(c->file), c->arena, &c->overridden,
-                                              err);
+    FC_TRY(fc_wrap_targets_new(&c->tree, root, c->arena, &c->targets, err));
+    FC_TRY(run_policy(c, err));
+    if (c->file) {
+        FC_TRY(fc_wrap_override_mixed_precision(&c->targets, fc_wrap_file_fp32_classes(c->file), c->arena,
+                                                &c->overridden, err));
     }
-    if (rc == FC_OK) {
-        c->warnings = fc_arena_calloc(c->arena, c->tree.nmodules, sizeof *c->warnings);
-        rc = c->warnings ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    c->warnings = fc_arena_calloc(c->arena, c->tree.nmodules, sizeof *c->warnings);
+    if (!c->warnings) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    rc = rc == FC_OK ? fc_wrap_check_frozen(&c->targets, keep_warning, c, err) : rc;
-    rc = rc == FC_OK ? fc_wrap_check_shared(&c->targets, err) : rc;
-    return rc == FC_OK ? fc_wrap_units(&c->targets, c->arena, &c->units, err) : rc;
+    FC_TRY(fc_wrap_check_frozen(&c->targets, keep_warning, c, err));
+    FC_TRY(fc_wrap_check_shared(&c->targets, err));
+    return fc_wrap_units(&c->targets, c->arena, &c->units, err);
 }

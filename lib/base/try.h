@@ -1,6 +1,5 @@
 /*
- * Error propagation: FC_TRY where a function has nothing to clean up (FC_TRY_CONTEXT where the error needs context),
- * FC_TRY_GOTO where it has. A function that cleans up ends in the label `out`, releases there, and returns rc.
+ * The macros of fsdpckpt/try.h.
  */
 #ifndef FSDPCKPT_BASE_TRY_H
 #define FSDPCKPT_BASE_TRY_H
@@ -9,33 +8,6 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "fsdpckpt/error.h"
-
-/** Evaluates `call` once and returns its code from the enclosing function unless that is FC_OK. */
-#define FC_TRY(call)                                                                                                   \
-    do {                                                                                                               \
-        const fc_code fc_try_code = (call);                                                                            \
-        if (fc_try_code != FC_OK) {                                                                                    \
-            return fc_try_code;                                                                                        \
-        }                                                                                                              \
-    } while (0)
-
-/** FC_TRY for a call whose error needs context: the arguments after `err` are those of fc_context's printf. */
-#define FC_TRY_CONTEXT(call, err, ...)                                                                                 \
-    do {                                                                                                               \
-        const fc_code fc_try_code = (call);                                                                            \
-        if (fc_try_code != FC_OK) {                                                                                    \
-            return fc_context(err, fc_try_code, __VA_ARGS__);                                                          \
-        }                                                                                                              \
-    } while (0)
-
-/** Evaluates `call` once, stores its code in `rc`, and jumps to `label` unless that is FC_OK. */
-#define FC_TRY_GOTO(call, rc, label)                                                                                   \
-    do {                                                                                                               \
-        (rc) = (call);                                                                                                 \
-        if ((rc) != FC_OK) {                                                                                           \
-            goto label;                                                                                                \
-        }                                                                                                              \
-    } while (0)
+#include "fsdpckpt/try.h"
 
 #endif

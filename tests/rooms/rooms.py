@@ -19,7 +19,7 @@ formats/accelerate formats/lightning formats/deepspeed formats/megatron formats 
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
 HEADERS = {
-    "lib/base": "arena digest dtype error progress",
+    "lib/base": "arena digest dtype error progress try",
     "lib/io": "io",
     "lib/sharding": "box dtensor layout mesh sharding_spec",
     "lib/checkpoint": "checkpoint format memory seal target",
