@@ -85,15 +85,14 @@ const option_row option_table[OPT_COUNT] = {
                        .arg = "GLOB=TYPE",
                        .offset = FIELD(dtype_for),
                        .help = "like --dtype, for the names in SRC that match GLOB; 'keep' as TYPE keeps their type "
-                               "(repeatable; the last match decides, and it goes before --dtype)"},
+                               "(repeatable; it overrides --dtype, and the last match decides)"},
     [OPT_RECIPE] = {.name = "recipe",
                     .kind = KIND_TEXT,
                     .arg = "RECIPE",
                     .offset = FIELD(recipe),
                     .help = "give the selected tensors the names and layouts of another program: the name of a shipped "
                             "recipe (see 'fsdpckpt recipes'), a JSON file, or auto, the only shipped one that fits. "
-                            "--include, --exclude, --strip-prefix "
-                            "and --rename come before it, --dtype-for after it"},
+                            "--include, --exclude, --strip-prefix and --rename come before it, --dtype-for after it"},
     [OPT_REVERSE] = {.name = "reverse",
                      .kind = KIND_FLAG,
                      .offset = FIELD(reverse),
