@@ -6,6 +6,7 @@
 #include "base/name_table.h"
 #include "base/try.h"
 #include "checkpoint/same_name.h"
+#include "fsdpckpt/format.h"
 #include "recipe/derived.h"
 #include "recipe/group.h"
 
@@ -22,6 +23,7 @@ typedef struct builder {
     fc_name_table *names; /* of groups */
     fc_tensor *tensors;
     size_t count, capacity;
+    uint64_t next; /* the offset of the next gathered block */
     fc_error *err;
 } builder;
 
@@ -206,7 +208,7 @@ static fc_code same_tensor(const builder *b, const fc_tensor *source, fc_tensor 
     return FC_OK;
 }
 
-static fc_code made_tensor(const builder *b, const fc_parted *parted, fc_tensor *t) {
+static fc_code made_tensor(builder *b, const fc_parted *parted, fc_tensor *t) {
     fc_recipe_origin *origin = fc_arena_calloc(b->out->arena, 1, sizeof *origin);
     int64_t *shape = fc_arena_calloc(b->out->arena, (size_t)parted->ndim + 1, sizeof *shape);
     if (!origin || !shape) {
@@ -214,6 +216,9 @@ static fc_code made_tensor(const builder *b, const fc_parted *parted, fc_tensor 
     }
     memcpy(shape, parted->shape, (size_t)parted->ndim * sizeof *shape);
     *t = (fc_tensor){.dtype = parted->dtype, .ndim = parted->ndim, .shape = shape, .detail = origin};
+    if (fc_gather_pays(parted) && !b->source->format->layout_only) {
+        return fc_gather_new(parted, b->out->arena, &b->next, t, &origin->gathered, b->err);
+    }
     return fc_recipe_chunks(b->source, parted, b->out->arena, t, &origin->places, b->err);
 }
 
@@ -354,7 +359,11 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
         fc_checkpoint_close(b.out);
         return rc;
     }
-    fc_recipe_derived_own(b.out, source);
+    rc = fc_recipe_derived_own(b.out, source, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(b.out);
+        return rc;
+    }
     *out = b.out;
     return FC_OK;
 }

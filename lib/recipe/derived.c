@@ -16,6 +16,7 @@
 typedef struct state {
     fc_checkpoint *source;
     bool owned;
+    fc_source_crc *crc; /* CRCs of what gathered values have read of the source; NULL: there are none */
     fc_format format;
 } state;
 
@@ -32,12 +33,24 @@ static void zeros(const fc_tensor *tensor, fc_extent *out) {
     out->length = out->decoded = fc_dtype_size(tensor->dtype);
 }
 
+static void gathered_extent(const fc_tensor *tensor, size_t index, fc_extent *out) {
+    memset(out, 0, sizeof *out);
+    out->codec = FC_CODEC_FORMAT;
+    out->offset = tensor->chunks[index].offset;
+    out->length = out->decoded = tensor->chunks[index].length;
+    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
+}
+
 static fc_code recipe_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
     const fc_recipe_origin *o = tensor->detail;
     const fc_checkpoint *source = source_of(checkpoint);
-    if (!o->places) {
+    if (o->tensor) {
         return fc_checkpoint_extent(source, o->tensor, index, out, err);
+    }
+    if (o->gathered) {
+        gathered_extent(tensor, index, out);
+        return FC_OK;
     }
     const fc_recipe_place *p = &o->places[index];
     const fc_tensor *from = p->steps->source;
@@ -65,10 +78,12 @@ static fc_code recipe_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
 static fc_code recipe_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                            fc_error *err) {
     const fc_recipe_origin *o = tensor->detail;
-    const fc_checkpoint *source = source_of(checkpoint);
-    return o->places
-               ? source->format->reader.read(source, o->places[index].steps->source, o->places[index].chunk, buf, err)
-               : source->format->reader.read(source, o->tensor, index, buf, err);
+    const state *s = checkpoint->state;
+    if (o->gathered) {
+        return fc_gather_read(s->source, tensor, o->gathered, index, s->crc, buf, err);
+    }
+    const fc_tensor *from = o->tensor ? o->tensor : o->places[index].steps->source;
+    return s->source->format->reader.read(s->source, from, o->tensor ? index : o->places[index].chunk, buf, err);
 }
 
 static fc_code recipe_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
@@ -82,7 +97,7 @@ static fc_code recipe_digest(const fc_checkpoint *checkpoint, const fc_tensor *t
                              fc_error *err) {
     const fc_recipe_origin *o = tensor->detail;
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
-    return o->places ? FC_OK : fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err);
+    return !o->tensor ? FC_OK : fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err);
 }
 
 static fc_code recipe_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
@@ -135,12 +150,18 @@ static fc_code recipe_check_inputs(const fc_checkpoint *checkpoint, fc_comm *com
             last = from ? from : last;
         }
     }
+    fc_source_crc *crc = ((const state *)checkpoint->state)->crc;
+    if (crc) {
+        FC_TRY(fc_source_crc_join(crc, comm, err));
+        FC_TRY(fc_source_crc_check(crc, comm, err));
+    }
     return source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
                                                : fc_identities_check(source, err);
 }
 
 static void recipe_close(fc_checkpoint *checkpoint) {
     const state *s = checkpoint->state;
+    fc_source_crc_free(s->crc);
     if (s->owned) {
         fc_checkpoint_close(s->source);
     }
@@ -152,7 +173,7 @@ static void make_format(state *s) {
     s->format.reader.open = NULL;
     s->format.reader.close = recipe_close;
     s->format.reader.extent = recipe_extent;
-    s->format.reader.read = of->reader.read ? recipe_read : NULL;
+    s->format.reader.read = recipe_read;
     s->format.reader.object_json = of->reader.object_json ? recipe_object_json : NULL;
     s->format.reader.digest = recipe_digest;
     s->format.reader.check_object = of->reader.check_object ? recipe_check_object : NULL;
@@ -183,8 +204,15 @@ fc_checkpoint *fc_recipe_derived_new(fc_checkpoint *source) {
     return made;
 }
 
-void fc_recipe_derived_own(fc_checkpoint *derived, fc_checkpoint *source) {
+fc_code fc_recipe_derived_own(fc_checkpoint *derived, fc_checkpoint *source, fc_error *err) {
     state *s = derived->state;
-    s->source = source;
+    bool gathers = false;
+    for (size_t i = 0; i < derived->ntensors; i++) {
+        gathers = gathers || ((const fc_recipe_origin *)derived->tensors[i].detail)->gathered;
+    }
+    if (gathers) {
+        FC_TRY(fc_source_crc_new(source, source->tensors, source->ntensors, &s->crc, err));
+    }
     s->owned = true;
+    return FC_OK;
 }

@@ -9,11 +9,13 @@
 #endif
 
 #include "recipe/chunks.h"
+#include "recipe/gather.h"
 
 /** fc_tensor.detail of a value. */
 typedef struct fc_recipe_origin {
     const fc_tensor *tensor;       /**< of the source, which the value is unchanged; NULL: it is made of pieces */
-    const fc_recipe_place *places; /**< one per chunk of a value that is made of pieces */
+    const fc_recipe_place *places; /**< one per chunk of a value that is made of pieces; NULL if it is gathered */
+    fc_gathered *gathered;         /**< of a value whose pieces are gathered in memory */
 } fc_recipe_origin;
 
 /**
@@ -22,7 +24,7 @@ typedef struct fc_recipe_origin {
  */
 fc_checkpoint *fc_recipe_derived_new(fc_checkpoint *source);
 
-/** Lets fc_checkpoint_close of `derived` close the source. */
-void fc_recipe_derived_own(fc_checkpoint *derived, fc_checkpoint *source);
+/** Lets fc_checkpoint_close of `derived`, which is complete, close the source. @return FC_ENOMEM. */
+fc_code fc_recipe_derived_own(fc_checkpoint *derived, fc_checkpoint *source, fc_error *err);
 
 #endif

@@ -1,8 +1,10 @@
 """--recipe: shipped recipes against what the converters of their packages made (tests/corpus/make_recipes.py), from and to
 every layout, and every way a recipe can be wrong."""
 
+import array
 import json
 import os
+import shutil
 import struct
 
 import harness
@@ -204,6 +206,38 @@ class Language(harness.Case):
         self.assertEqual(made["l.3.gate_up"][1], [11, 4, 3])
         self.assertEqual(values(made["l.3.gate_up"])[-6:], [1050, 1051, 1052, 1053, 1054, 1055])
 
+    def test_small_pieces_are_gathered(self):
+        """Transposed and interleaved matrices, larger than a block, from shards and from compressed chunks."""
+        rows, columns = 700, 900
+        data = array.array("h", ((i * 7919) % 65536 - 32768 for i in range(2 * rows * columns)))
+        half = rows * columns
+        tensors = {name: ("I16", [rows, columns], data[at:at + half].tobytes()) for name, at in (("a", 0), ("b", half))}
+        both = array.array("h", bytes(4 * half))
+        both[0::2], both[1::2] = data[:half], data[half:]
+        turned = array.array("h")
+        for c in range(columns):
+            turned.extend(data[c:half:columns])
+        write_safetensors(self.path("in.safetensors"), tensors)
+        for rules, want in (
+                ([{"from": ["a", "b"], "to": "x", "operations": [{"stack": 2}, {"rearrange": "n c two -> n (c two)"}]}],
+                 {"x": ("I16", [rows, 2 * columns], both.tobytes())}),
+                ([{"from": "a", "to": "x", "operations": {"transpose": [0, 1]}}, {"drop": "b"}],
+                 {"x": ("I16", [columns, rows], turned.tobytes())})):
+            self.write(rules, sizes={"two": "2"})
+            for to, options in (("dcp", ()), ("h5", ("--compress", "1")), ("h5", ())):
+                self.ok("reshard", "in.safetensors", "-o", "s", "--to", to, "--dp", "3", "--force", *options)
+                run = ("consolidate", "s", "-o", "out.safetensors", "--force", "--recipe", "r.json", "--memory", "1M")
+                self.ok(*run)
+                self.assertEqual(read_safetensors(self.path("out.safetensors")), want)
+                if not options:
+                    with self.flipped_chunk("s", "a", 1):
+                        self.fails(3, *run)
+                if "b" in str(rules[0]["from"]):
+                    self.ok("consolidate", "out.safetensors", "-o", "back.safetensors", "--force", "--recipe", "r.json",
+                            "--reverse")
+                    self.assertEqual(read_safetensors(self.path("back.safetensors")), tensors)
+                shutil.rmtree(self.path("s"))
+
     def test_resize(self):
         rules = [{"from": "a", "to": "b", "operations": {"resize": 0, "from": "3", "to": "5"}}]
         made = self.there_and_back({"a": counted(3, 2, start=1)}, rules)
@@ -266,7 +300,7 @@ class Language(harness.Case):
             with self.subTest(why):
                 self.write([rule, *([{"from": "b", "to": "e"}] if rule.get("to") == "e" else []), *rest])
                 self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
-        for text, why in (("[]", "is an object like"), ("{\"rules\": []}", "not a recipe, which begins with"),
+        for text, why in (("[]", "a recipe must be an object such as"), ("{\"rules\": []}", "not a recipe, which begins with"),
                           ("{\"fsdpckpt\": \"recipe\", \"schema\": 1}", "a recipe has \"rules\"")):
             with open(self.path("r.json"), "w", encoding="utf-8") as f:
                 f.write(text)
