@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LEAST_BYTES = 8 }; /* of a chunk in the pickle, if no list of chunks is shared; PyTorch writes some 60 */
+enum {
+    LEAST_BYTES = 8
+}; /* fewest bytes of a chunk in the pickle, unless lists of chunks are shared; PyTorch writes about 60 */
 
 static const fc_object torch_save_object = {.encoding = "torch.save"};
 

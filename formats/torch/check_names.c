@@ -1,5 +1,5 @@
 /*
- * Fails for two leaves of a state dict with the same name. Different keys can give one name once dots join them.
+ * Fails if two leaves of a state dict have the same name. Different keys can give the same name when joined by dots.
  */
 #include "torch/torch_file.h"
 

@@ -48,7 +48,7 @@ static fc_code open_zip(torch_file *f, fc_error *err) {
     return FC_OK;
 }
 
-/* The shortest value takes 4 bytes of a pickle, with a name and a path of some 500. */
+/* The shortest value takes 4 bytes of a pickle, but about 500 bytes with its name and path. */
 static uint64_t most_unfolded(const torch_file *f) {
     enum { RATIO = 128, SPARE = 16 << 20 };
     return SPARE + RATIO * f->p->size;
@@ -105,7 +105,7 @@ fc_code fc_torch_unfold(const torch_file *f, uint64_t bytes, fc_error *err) {
     *f->left = 0;
     return fc_fail(err, FC_EUNSUPPORTED,
                    "%s: its pickle has %" PRIu64 " bytes, but its names and objects would take more than %" PRIu64
-                   ": too many of them share their parts",
+                   ": too many of them share values",
                    f->path, f->p->size, most_unfolded(f));
 }
 

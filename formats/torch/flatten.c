@@ -51,7 +51,7 @@ bool fc_torch_is_global(const fc_pickle *p, fc_pv v, const char *module, const c
 fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(p, dict, &n);
-    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* of several values for one key Python keeps the last */
+    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* Python keeps the last of several values for a key */
         if (fc_pickle_is_str(p, pairs[i - 2], key)) {
             return pairs[i - 1];
         }

@@ -80,8 +80,9 @@ static bool are_integers(const fc_pv *items, size_t n) {
     return true;
 }
 
-/* A pickler writes what a call takes for this one call. So it is shorter than the pickle, unless many calls share it:
- * then a small pickle would fill any memory. A few bytes, such as those of a NumPy scalar, are often shared. */
+/* A pickler writes the arguments of a call for this call alone, so they are shorter than the pickle. If many calls
+ * share them, though, a small pickle could fill any memory. A few bytes, such as those of a NumPy scalar, are often
+ * shared. */
 fc_code fc_pickle_count_taken(fc_pickle_vm *vm, size_t n) {
     enum { RATIO = 8 };
     vm->taken += n;

@@ -59,9 +59,9 @@ void fc_torch_file_close(torch_file *f);
 
 /**
  * Counts `bytes` of names and objects that are made from the pickle. They are about as long as the pickle, unless they
- * share parts of it: every value within a dict repeats the keys on the way to it, and every object its own copy of what
- * it shares with others. So a small pickle could unfold to more than any memory holds.
- * @return FC_EUNSUPPORTED when the pickle unfolds to much more than its own size; then for any further bytes, too.
+ * share parts of it: every value in a dict repeats the keys on its path, and every object has its own copy of shared
+ * values. So a small pickle could unfold to more than fits in memory.
+ * @return FC_EUNSUPPORTED if the pickle unfolds to much more than its own size, and for all further bytes.
  */
 fc_code fc_torch_unfold(const torch_file *f, uint64_t bytes, fc_error *err);
 
