@@ -342,7 +342,7 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
 }
 
-/* Compares a plain tensor with that of rank 0, of which `v` was made. */
+/* Compares a plain tensor with that of rank 0, from which `v` was made. */
 static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_shard *shard, fc_dtype dtype,
                              const torch_extent *extent) {
     bool same = false;

@@ -30,7 +30,7 @@ enum { MOST_AT_ONCE = 1 << 30 /* bytes; zlib counts in 32 bits */ };
 /* How ISA-L searches for repetitions. */
 typedef struct search {
     uint32_t level;         /* ISA-L's own numbering */
-    uint32_t distance_bits; /* the logarithm of the largest distance; 0 means all that deflate can express */
+    uint32_t distance_bits; /* the logarithm of the largest distance; 0 means the largest that deflate allows */
     uint32_t buffer;        /* bytes of working memory that the level needs */
 } search;
 
