@@ -50,6 +50,9 @@ typedef struct fc_h5_chunks {
 /** Called with the headers of file number `index`. */
 typedef fc_code (*fc_h5_visit)(void *context, size_t index, const fc_h5_file *file, fc_error *err);
 
+/** @return a note for the user about the protection that a reader process lacked; NULL if it lacked none. */
+const char *fc_h5_missing_note(unsigned missing);
+
 /**
  * Reads the headers of `count` files in reader processes, in order. `datasets` is an estimate of the number of datasets
  * per file.

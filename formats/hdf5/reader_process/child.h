@@ -24,9 +24,16 @@
  * died.
  */
 typedef struct fc_h5_shared {
-    atomic_uint_fast64_t beats; /**< counts steps, so that a child that computes without writing does not look hung */
-    char where[4032];           /**< "dataset /a/b"; may lack the final NUL */
+    atomic_uint_fast64_t beats;   /**< counts steps, so that a child that computes without writing does not look hung */
+    atomic_uint_fast32_t missing; /**< set of fc_h5_missing */
+    char where[4024];             /**< "dataset /a/b"; may lack the final NUL */
 } fc_h5_shared;
+
+/** The protection that the system does not provide for the child. */
+typedef enum fc_h5_missing {
+    FC_H5_NO_SECCOMP = 1, /**< no filter: its limits and the parent's checks remain */
+    FC_H5_NO_PROC = 2     /**< no /proc: a higher limit of memory, since the memory in use is unknown */
+} fc_h5_missing;
 
 /** What the child does. Both functions run in the child only; the value of `run` becomes its exit status. */
 typedef struct fc_h5_job {
