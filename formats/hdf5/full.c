@@ -158,6 +158,7 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     checkpoint->tensors = tensors;
     checkpoint->ntensors = count;
     checkpoint->producer = root->producer;
+    checkpoint->note = fc_h5_missing_note(file->missing);
     return fc_h5_check_names(checkpoint->arena, tensors, count, !ours || file->nattributes > 0, path, err);
 }
 

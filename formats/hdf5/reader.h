@@ -50,6 +50,9 @@ typedef struct fc_h5_chunks {
 /** Called with what was read of file number `index`. */
 typedef fc_code (*fc_h5_visit)(void *context, size_t index, const fc_h5_file *file, fc_error *err);
 
+/** @return what people are to know about a reader process that lacked some protection; NULL if it had. */
+const char *fc_h5_missing_note(unsigned missing);
+
 /** Reads the headers of `count` files in reader processes, in order. `datasets`: how many each may have, a guess. */
 fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
                          fc_h5_visit visit, void *context, fc_error *err);

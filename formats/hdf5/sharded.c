@@ -117,6 +117,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
     (void)number;
     FC_TRY(check_schema(&file->root, path, err));
     FC_TRY(read_mesh(&file->root, path, &checkpoint->mesh, err));
+    checkpoint->note = fc_h5_missing_note(file->missing);
     o->ranks = file->root.world_size;
     o->count = file->ndatasets;
     o->tensors = fc_arena_calloc(arena, o->count + extra, sizeof *o->tensors);

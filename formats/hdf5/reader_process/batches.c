@@ -64,6 +64,7 @@ static fc_code take_file(batch *b, size_t i, fc_h5_in *in, fc_arena *arena, fc_h
         FC_TRY(fc_check_stand_in(b->inputs[i].path, reason));
     }
     FC_TRY(rc);
+    file.missing = (unsigned)atomic_load(&b->child.shared->missing);
     return visit(context, b->first + i, &file, reason);
 }
 
@@ -90,6 +91,20 @@ static fc_code take_batch(batch *b, fc_arena *arena, fc_h5_visit visit, void *co
     }
     return end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
                         : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
+}
+
+const char *fc_h5_missing_note(unsigned missing) {
+    static const char *const notes[] = {NULL,
+                                        "seccomp is not available: only resource limits and the checks of what it "
+                                        "reports confine the process that reads "
+                                        "HDF5 headers",
+                                        "/proc is not available: the process that reads HDF5 headers may use 5 GiB of "
+                                        "address space instead of 1 GiB more "
+                                        "than this one",
+                                        "seccomp and /proc are not available: only resource limits, with 5 GiB of "
+                                        "address space, and the checks of what it "
+                                        "reports confine the process that reads HDF5 headers"};
+    return notes[missing & (FC_H5_NO_SECCOMP | FC_H5_NO_PROC)];
 }
 
 static size_t processors(void) {

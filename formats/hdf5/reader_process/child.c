@@ -62,11 +62,16 @@ static uint64_t address_space(void) {
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static void set_limits(const fc_h5_job *job) {
+static void set_limits(const fc_h5_job *job, fc_h5_shared *shared) {
+    const uint64_t mostly_used = UINT64_C(4) << 30;
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_FSIZE, 0);
     limit(RLIMIT_CPU, CPU_SECONDS);
     uint64_t used = SANITIZED ? 0 : address_space(); /* a sanitizer's shadow is terabytes of address space */
+    if (used == 0 && !SANITIZED) {
+        atomic_fetch_or(&shared->missing, FC_H5_NO_PROC);
+        used = mostly_used;
+    }
     if (used > 0) {
         limit(RLIMIT_AS, (rlim_t)(used + (job->memory ? job->memory : default_memory)));
     }
@@ -138,7 +143,7 @@ static int allow_if(scmp_filter_ctx filter, int call, struct scmp_arg_cmp condit
 }
 
 /* Everything not named fails with EPERM: harmless, and a new libc that tries something else first still works. */
-static bool confine(const fc_h5_job *job, int out) {
+static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     static const int always[] = {
         SCMP_SYS(read),         SCMP_SYS(pread64),       SCMP_SYS(lseek),        SCMP_SYS(brk),
         SCMP_SYS(munmap),       SCMP_SYS(mremap),        SCMP_SYS(madvise),      SCMP_SYS(futex),
@@ -173,17 +178,18 @@ static bool confine(const fc_h5_job *job, int out) {
         rc |= allow_if(filter, SCMP_SYS(openat), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
         rc |= allow_if(filter, SCMP_SYS(open), (struct scmp_arg_cmp){1, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
     }
-    if (rc == 0) {
-        /* A kernel or a container without seccomp refuses to load it: then the process, its limits and the parent's
-         * checks remain, as in a build without libseccomp. */
-        (void)seccomp_load(filter);
+    /* A kernel or a container without seccomp refuses to load it: then the process, its limits and the parent's checks
+     * remain, as in a build without libseccomp. */
+    if (rc == 0 && seccomp_load(filter) != 0) {
+        atomic_fetch_or(&shared->missing, FC_H5_NO_SECCOMP);
     }
     seccomp_release(filter);
     return rc == 0;
 }
 #else
-static bool confine(const fc_h5_job *job, int out) {
+static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     (void)job, (void)out;
+    atomic_fetch_or(&shared->missing, FC_H5_NO_SECCOMP);
     return true;
 }
 #endif
@@ -201,8 +207,8 @@ void fc_h5_child_become(const fc_h5_job *job, int out, int memory, pid_t parent)
     if (job->prepare) {
         job->prepare(job->context);
     }
-    set_limits(job);
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || (!job->not_confined && !confine(job, out))) {
+    set_limits(job, shared);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || (!job->not_confined && !confine(job, out, shared))) {
         _exit(EXIT_NOT_CONFINED);
     }
     /* _exit: the parent's buffered output and exit handlers must not run twice. */

@@ -22,8 +22,15 @@
 /** Shared memory, written by the child: what it is doing now, so that its death can be told in terms of the file. */
 typedef struct fc_h5_shared {
     atomic_uint_fast64_t beats; /**< counts steps: a child that computes without writing is not taken for a hung one */
-    char where[4032];           /**< "dataset /a/b"; not trusted to end in NUL */
+    atomic_uint_fast32_t missing; /**< set of fc_h5_missing */
+    char where[4024];             /**< "dataset /a/b"; not trusted to end in NUL */
 } fc_h5_shared;
+
+/** What the system does not give the child. */
+typedef enum fc_h5_missing {
+    FC_H5_NO_SECCOMP = 1, /**< no filter: its limits and the parent's checks remain */
+    FC_H5_NO_PROC = 2     /**< no /proc: a higher limit of memory, since the memory in use is unknown */
+} fc_h5_missing;
 
 /** What the child does. Both functions run in the child only; the value of `run` becomes its exit status. */
 typedef struct fc_h5_job {

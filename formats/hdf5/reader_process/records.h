@@ -150,6 +150,7 @@ typedef struct fc_h5_file {
     size_t ndatasets, datasets_cap;
     fc_h5_attributes *attributes;
     size_t nattributes, attributes_cap;
+    unsigned missing; /**< set of fc_h5_missing, of the process that read it */
 } fc_h5_file;
 
 /** @return 1 and the next record (valid until the next call), 0 at the end of the stream, -1 for nonsense. */
