@@ -131,7 +131,8 @@ def _row(path: tuple[Element, ...], value: Any, kept: list[Any]) -> tuple[Any, .
 def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
     if hasattr(value, "full_tensor"):
         if value.device_mesh.size() > 1:
-            raise UsageError(f"{name}: a DTensor of {value.device_mesh.size()} ranks; save it with fsdpckpt.torch")
+            ranks = value.device_mesh.size()
+            raise UsageError(f"{name}: a DTensor of {ranks} ranks; save its full_tensor(), or convert what dcp.save writes")
         value = value.to_local()
     if str(value.layout) != "torch.strided" or value.is_quantized:
         raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
