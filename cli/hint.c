@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* With what the hint is about in place of %s, and without. */
+/* The texts of each hint: with %s for the value that it names, and for a hint without a value. */
 static const struct {
     const char *named, *plain;
 } spellings[FC_HINT_COUNT] = {
