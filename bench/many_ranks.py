@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Measures how time and memory grow with the number of files if what each rank holds is fixed. One row per number of ranks and format.
+"""Measures how time and memory grow with the number of files, if what each rank holds is fixed.
 
     bench/many_ranks.py PROGRAM [--ranks 64,256,1024,4096] [--tensors 100] [--formats h5,dcp,pt,safetensors] [--files 256]
 
 Each rank has one file with TENSORS tensors of 64 float16. reshard makes the files; inspect, check and consolidate read
 them, each with at most --files open files (ulimit -n) and each the best of --rounds. The peers run in the same round:
-what h5py, torch or safetensors need to open the same files, and torch to merge them, without the start of Python. A
-peer that took more than --patience seconds is left out for more ranks. The last lines say how many times longer the
-largest number of ranks takes than the smallest. The Python in FSDPCKPT_PYTHON (default: this one) needs numpy, h5py,
-safetensors and torch.
+what h5py, torch or safetensors need to open the same files, and torch to merge them, without the start of Python. Each
+cell is the seconds, and after the slash the processor seconds, which other jobs on the machine disturb less. A peer that
+took more than --patience seconds is left out for more ranks. The last lines say how many times more the largest number
+of ranks takes than the smallest. The Python in FSDPCKPT_PYTHON (default: this one) needs numpy, h5py, safetensors and
+torch.
 """
 import argparse
 import os
@@ -38,7 +39,7 @@ def make_source(path, ranks, tensors):
 
 
 def measure(command, files=None):
-    """Returns the seconds, the peak MiB and the output of a command."""
+    """Returns the (seconds, processor seconds), the peak MiB and the output of a command."""
     def limit():
         if files:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -50,7 +51,7 @@ def measure(command, files=None):
         if status != 0:
             sys.exit("%s: failed with status %d" % (" ".join(command), status))
         output.seek(0)
-        return seconds, usage.ru_maxrss / 1024, output.read()
+        return (seconds, usage.ru_utime + usage.ru_stime), usage.ru_maxrss / 1024, output.read()
 
 
 class Peers:
@@ -65,20 +66,20 @@ class Peers:
             return None, 0
         shutil.rmtree(target, ignore_errors=True)
         _, peak, text = measure([PYTHON, PEERS, name, source, target])
-        seconds = float(re.search(r"seconds: ([0-9.]+)", text).group(1))
+        seconds, used = (float(re.search(word + r": ([0-9.]+)", text).group(1)) for word in ("seconds", "processor"))
         if seconds > self.patience:
             self.slow.add(name)
         if os.path.isdir(target):
             shutil.rmtree(target)
         elif os.path.exists(target):
             os.remove(target)
-        return seconds, peak
+        return (seconds, used), peak
 
 
 def best(values):
-    """The least of the times that were measured, or None."""
+    """The least (seconds, processor seconds) that were measured, or None."""
     found = [v for v in values if v is not None]
-    return min(found) if found else None
+    return tuple(map(min, zip(*found))) if found else None
 
 
 def measure_format(args, home, model, name, ranks, peers):
@@ -101,8 +102,9 @@ def measure_format(args, home, model, name, ranks, peers):
 
 
 def show(ranks, name, row):
-    seconds = ["–" if row[key] is None else "%.2f" % row[key] for key in (*COMMANDS, "opens", "merges")]
-    cells = [f"{ranks:,}", name, *seconds[:4], "%.0f" % row["peak"], *seconds[4:], "%.0f" % row["theirs"] if row["theirs"] else "–"]
+    seconds = ["–" if row[key] is None else "%.2f / %.2f" % row[key] for key in (*COMMANDS, "opens", "merges")]
+    theirs = "%.0f" % row["theirs"] if row["theirs"] else "–"
+    cells = [f"{ranks:,}", name, *seconds[:4], "%.0f" % row["peak"], *seconds[4:], theirs]
     print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -129,10 +131,11 @@ def main():
                 rows[name, ranks] = measure_format(args, home, model, name, ranks, peers)
                 show(ranks, name, rows[name, ranks])
     least, most = min(r for _, r in rows), max(r for _, r in rows)
-    print(f"\n{most / least:.0f} × the ranks take:")
+    print(f"\n{most / least:.0f} × the ranks take, in processor seconds and in memory:")
     for name in args.formats.split(","):
         few, many = rows[name, least], rows[name, most]
-        print(f"{name}: " + ", ".join("%s %.0f ×" % (key, many[key] / few[key]) for key in (*COMMANDS, "peak")))
+        print(f"{name}: " + ", ".join("%s %.0f ×" % (key, many[key][1] / max(few[key][1], 0.001)) for key in COMMANDS) +
+              ", peak %.0f ×" % (many["peak"] / few["peak"]))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ class Convert(harness.Case):
         for to in ("h5", "dcp", "pt"):
             self.check_same(source, 3, "reshard", "--dp", "13", to=to)
         self.check_same(source, 3, "reshard", "--dp", "13", "--include", "model.*", to="safetensors")
-        self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 2, "reshard", "--dp", "6", "--tp", "2", "--dtype", "bf16", to="dcp")
+        self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 2, "reshard", "--dp", "6", "--tp", "2",
+                        "--dtype", "bf16", to="dcp")
 
     def test_corpus(self):
         self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "consolidate")
