@@ -7,9 +7,9 @@ Each rank has one file with TENSORS tensors of 64 float16. reshard makes the fil
 them, each with at most --files open files (ulimit -n) and each the best of --rounds. The peers run in the same round:
 what h5py, torch or safetensors need to open the same files, and torch to merge them, without the start of Python. Each
 cell is the seconds, and after the slash the processor seconds, which other jobs on the machine disturb less. A peer that
-took more than --patience seconds is left out for more ranks. The last lines say how many times more the largest number
-of ranks takes than the smallest. The Python in FSDPCKPT_PYTHON (default: this one) needs numpy, h5py, safetensors and
-torch.
+took more than --patience seconds is left out for more ranks; 0 leaves out all. The last lines say how many times more
+the largest number of ranks takes than the smallest. The Python in FSDPCKPT_PYTHON (default: this one) needs numpy, h5py,
+safetensors and torch.
 """
 import argparse
 import os
@@ -34,8 +34,8 @@ def make_source(path, ranks, tensors):
     import numpy as np
     from safetensors.numpy import save_file
     random = np.random.default_rng(1)
-    save_file({"model.layers.%d.w%d.weight" % (i // 10, i % 10): random.integers(0, 65536, (ranks, 64), np.uint16).view(np.float16)
-               for i in range(tensors)}, path)
+    save_file({"model.layers.%d.w%d.weight" % (i // 10, i % 10): random.integers(0, 65536, (ranks, 64), np.uint16)
+               .view(np.float16) for i in range(tensors)}, path)
 
 
 def measure(command, files=None):
@@ -62,7 +62,7 @@ class Peers:
         self.slow = set()
 
     def measure(self, name, source, target):
-        if not name or name in self.slow:
+        if not name or name in self.slow or self.patience == 0:
             return None, 0
         shutil.rmtree(target, ignore_errors=True)
         _, peak, text = measure([PYTHON, PEERS, name, source, target])

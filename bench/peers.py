@@ -79,7 +79,7 @@ def open_safetensors(src, dst):
 
     def open_all():
         for name in os.listdir(src):
-            with safe_open(os.path.join(src, name), "pt") as f:
+            with safe_open(os.path.join(src, name), "numpy") as f:
                 f.metadata()
                 for key in f.keys():
                     f.get_slice(key).get_shape()
