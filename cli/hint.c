@@ -26,6 +26,7 @@ static const struct {
     [FC_HINT_MODEL_PREFIX] = {NULL, "--rename 's/^/model./' makes all of them the model's, --include 'model*.*' leaves "
                                     "these out"},
     [FC_HINT_KEEP_DTYPE] = {NULL, "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep'"},
+    [FC_HINT_CONFIG] = {NULL, "give it with --config"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };
 
