@@ -134,7 +134,7 @@ def cannot_be_viewed(home):
         f.create_dataset("packed", data=np.arange(20000), compression="gzip")
     target = os.path.join(home, "none.h5")
     text = run("view", big, "-o", target, ok=5).stderr
-    for words in ("'swapped' (of the other byte order)", "'packed' (compressed)", "--exclude"):
+    for words in ("'swapped' (stored in the other byte order)", "'packed' (compressed)", "--exclude"):
         assert words in text, text
     assert not os.path.exists(target)
     assert view(big, target, "--exclude", "swapped", "--exclude", "packed")["external"] == 1
