@@ -3,6 +3,7 @@
  */
 #include "job.h"
 
+#include "hint.h"
 #include "json_out.h"
 #include "plan_rank.h"
 #include "progress.h"
@@ -302,7 +303,11 @@ out:
 
 /* Reports the warnings of check about dimensions that the tp ranks cannot divide evenly. */
 static fc_code warn_uneven(const job *j, fc_error *err) {
-    fc_check_options how = {.selection = &j->how.selection, .mesh = &j->mesh, .tp_plan = j->plan, .only_mesh = true};
+    fc_check_options how = {.selection = &j->how.selection,
+                            .setting_names = hint_settings,
+                            .mesh = &j->mesh,
+                            .tp_plan = j->plan,
+                            .only_mesh = true};
     fc_report report;
     fc_arena *arena = fc_arena_new();
     fc_code rc = arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL);

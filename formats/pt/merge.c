@@ -344,10 +344,12 @@ static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_sha
                              const torch_extent *extent) {
     bool same = false;
     if (v->object || !v->plain || v->dtype != dtype || !same_shape(v, shard)) {
-        return fc_fail(m->err, FC_EUNSUPPORTED,
-                       "%s: a plain tensor whose type or shape is another on another rank: nothing says how the "
-                       "ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
-                       m->f->path);
+        return fc_advise(m->err,
+                         fc_fail(m->err, FC_EUNSUPPORTED,
+                                 "%s: a plain tensor whose type or shape is another on another rank: nothing says how "
+                                 "the ranks' parts fit together",
+                                 m->f->path),
+                         FC_HINT_CUT_BY_TP, NULL);
     }
     if (v->nchunks == 0) {
         return FC_OK;
@@ -355,10 +357,12 @@ static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_sha
     const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
     FC_TRY(fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err));
     return same ? FC_OK
-                : fc_fail(m->err, FC_EUNSUPPORTED,
-                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor does anything say "
-                          "how the ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
-                          m->f->path);
+                : fc_advise(m->err,
+                            fc_fail(m->err, FC_EUNSUPPORTED,
+                                    "%s: a plain tensor that differs from that of rank 0: neither a copy, nor does "
+                                    "anything say how the ranks' parts fit together",
+                                    m->f->path),
+                            FC_HINT_CUT_BY_TP, NULL);
 }
 
 /* A plain tensor without a layout must be equal on every rank, or the ranks cannot be merged. */

@@ -50,7 +50,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
 
 /**
  * Checks that `given`, which is not a known name, is the name of a file. The other parameters are for the message.
- * @param as      the option, such as "--policy".
+ * @param as      what messages call the file, such as "--policy" for a command.
  * @param kind    the kind of value, such as "policy".
  * @param known   the known names: "known are …".
  * @param example an example of the content of such a file.
