@@ -95,14 +95,15 @@ const command command_view = {
     .min_operands = 1,
     .max_operands = 1,
     .summary = "create an HDF5 file that shows a checkpoint's tensors without copying them",
-    .description = "Writes an HDF5 file whose datasets refer to the bytes in the files of SRC, in any format and "
-                   "layout: h5py, h5dump and other programs see every tensor whole, and only objects are copied. "
-                   "Tensors that are one run of bytes, or sharded along their first dimension, are external datasets; "
-                   "others are virtual datasets over external datasets in the group %pieces.\n\nFile names in the view "
-                   "are relative to it: move the view and SRC together, and set HDF5_EXTFILE_PREFIX='${ORIGIN}' in the "
-                   "environment to read it. libhdf5 fails if a file is missing, but reads zeros where a file is "
-                   "truncated.\n\nTensors that are compressed, big-endian or lazily negated cannot be viewed: up to 64 "
-                   "KiB of such a tensor are copied, and a larger one is an error that names it.",
+    .description =
+        "Writes an HDF5 file whose datasets refer to the bytes in the files of SRC, in any format and "
+        "layout: h5py, h5dump and other programs see every tensor whole, and only objects are copied. "
+        "Tensors that are stored contiguously, or sharded along their first dimension, are external datasets; "
+        "others are virtual datasets over external datasets in the group %pieces.\n\nFile names in the view "
+        "are relative to it: move the view and SRC together, and set HDF5_EXTFILE_PREFIX='${ORIGIN}' in the "
+        "environment to read it. libhdf5 fails if a file is missing, but reads zeros where a file is "
+        "truncated.\n\nTensors that are compressed, big-endian or lazily negated cannot be viewed: up to 64 "
+        "KiB of such a tensor are copied, and a larger one is an error that names it.",
     .examples = examples,
     .helps = helps,
     .synopsis = "-o DST",

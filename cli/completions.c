@@ -171,7 +171,7 @@ void completions_bash(text_out *out) {
 
 /* ---- zsh ---- */
 
-/* Help text between single quotes and brackets of zsh's _arguments. */
+/* Writes help text between the single quotes and brackets of zsh's _arguments. */
 static void zsh_text(text_out *out, const char *s) {
     for (; *s; s++) {
         if (*s == '\'') {
@@ -251,7 +251,7 @@ void completions_zsh(text_out *out) {
 
 /* ---- fish ---- */
 
-/* Between single quotes of fish. */
+/* Writes text between single quotes for fish. */
 static void fish_text(text_out *out, const char *s) {
     for (; *s; s++) {
         text_puts(out, *s == '\'' || *s == '\\' ? "\\" : "");

@@ -6,7 +6,7 @@
 
 #include "fsdpckpt/cut.h"
 
-/** "8×1", "2×4 of 3 copies", "whole", "empty", "irregular, 7 chunks", into `buf`. @return buf. */
+/** Writes "8×1", "2×4 of 3 copies", "whole", "empty", "irregular, 7 chunks", into `buf`. @return buf. */
 const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size);
 
 enum { CUT_MAX_STYLES = 12 };

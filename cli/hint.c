@@ -16,7 +16,7 @@ const char *const hint_settings[FC_SETTING_COUNT] = {[FC_SETTING_NONE] = "",
                                                      [FC_SETTING_ALLOW_MISSING] = "--allow-missing",
                                                      [FC_SETTING_ALLOW_UNEXPECTED] = "--allow-unexpected"};
 
-/* With what the hint is about in place of %s, and without. */
+/* The texts of each hint: with %s for the value that it names, and for a hint without a value. */
 static const struct {
     const char *named, *plain;
 } spellings[FC_HINT_COUNT] = {

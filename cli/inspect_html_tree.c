@@ -26,7 +26,7 @@ static void write_label(text_out *out, const tree_node *node) {
     free(label);
 }
 
-/* @return the percentage of all bytes. */
+/* @return the bytes as a percentage of all bytes. */
 static double share(const inspection *in, uint64_t bytes) {
     return in->sum.bytes ? 100.0 * (double)bytes / (double)in->sum.bytes : 0;
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VALUE_MOST = 200 }; /* the longest value of an object that is kept and compared, in characters */
+enum { VALUE_MOST = 200 }; /* longer values of objects are not kept and compared, in characters */
 
 /* A value and its key: values with the same key are of one kind. */
 typedef struct keyed_value {

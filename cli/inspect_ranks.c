@@ -91,7 +91,7 @@ fc_code inspect_ranks(inspection *in, inspect_loads *out, fc_error *err) {
     return FC_OK;
 }
 
-/* ---- in words ---- */
+/* ---- as text ---- */
 
 /* Adds a run of ranks to a list. @return false when there is no room for more than "…". */
 static bool add_run(char *buf, size_t size, size_t *used, uint32_t first, uint32_t last) {
@@ -119,14 +119,14 @@ const char *inspect_rank_list(const uint32_t *ranks, size_t count, char *buf, si
     return buf;
 }
 
-/* Whether both print the same text. */
+/* Whether both loads print the same text. */
 static bool equal(const rank_load *a, const rank_load *b) {
     char x[TEXT_SIZE_MAX], y[TEXT_SIZE_MAX];
     return a->tensors == b->tensors &&
            (a->bytes == b->bytes || strcmp(text_bytes(x, a->bytes), text_bytes(y, b->bytes)) == 0);
 }
 
-/* "ranks 0-7: 1.21 GB, 291 tensors each" of the ranks that have what `load` is. */
+/* Writes "ranks 0-7: 1.21 GB, 291 tensors each": the ranks whose load equals `load`. */
 static void write_group(const rank_load *loads, size_t ranks, const rank_load *load, char *buf, size_t size) {
     char bytes[TEXT_SIZE_MAX], count[TEXT_SIZE_MAX];
     size_t used = (size_t)snprintf(buf, size, "ranks "), members = 0;

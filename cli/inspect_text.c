@@ -59,7 +59,7 @@ static fc_code print_ranks(inspection *in, fc_error *err) {
     return rc;
 }
 
-/* "Unsafe      evil: loading it calls os.system: it may be hostile", and how many more there are. */
+/* Prints "Unsafe      evil: loading it calls os.system: it may be hostile", and how many more there are. */
 static bool print_risk(const inspection *in, fc_object_risk risk, const char *label) {
     fc_object_verdict verdict, first = {.risk = FC_OBJECT_HARMLESS};
     const char *name = NULL;

@@ -8,14 +8,14 @@
 
 /** A module, or a line of the list (a leaf). */
 typedef struct tree_node {
-    const char *label;        /**< its components of the name, not terminated: "layers.{0..31}" */
+    const char *label;        /**< the components that it adds to the name, not NUL-terminated: "layers.{0..31}" */
     size_t length;            /**< of the label, in bytes */
     const inspect_line *line; /**< of a leaf; NULL: a module */
     size_t tensors, objects, lines;
     uint64_t bytes; /**< of tensors */
-    bool itself;    /**< a leaf with the same name as its module */
+    bool itself;    /**< whether it is a leaf with the name of its module */
     int depth;
-    bool last; /**< the last node in its module */
+    bool last; /**< whether it is the last node in its module */
 } tree_node;
 
 /** Callbacks of the walk. The first code other than FC_OK ends it. */

@@ -22,7 +22,7 @@ static int compare_lines(const void *x, const void *y) {
     return inspect_compare_names((*(const inspect_line *const *)x)->name, (*(const inspect_line *const *)y)->name);
 }
 
-/* The end of the run of entries from `from` whose component at `at` is the same. */
+/* @return the end of the entries from `from` on that have the same component at `at`. */
 static size_t run_end(const walk *w, size_t from, size_t end, size_t at) {
     const char *s = w->sorted[from]->name + at;
     size_t len = fold_component(s), low = from + 1, high = end;
@@ -59,7 +59,7 @@ static fc_code visit_level(const walk *w, size_t from, size_t end, size_t at, in
 /* Visits a branch: the entries [from, end), which are the same up to `at`, where the branch's label begins. */
 static fc_code visit_branch(const walk *w, size_t from, size_t end, size_t at, int depth, bool last, fc_error *err) {
     size_t i = from, len = fold_component(w->sorted[i]->name + at);
-    /* A chain of single branches becomes one. A name that ends here becomes a leaf of the branch with its name. */
+    /* A chain of single branches is shown as one. If a name ends here, it becomes a leaf of the branch of that name. */
     while (w->sorted[i]->name[at + len] == '.' && run_end(w, i, end, at + len + 1) == end) {
         len += 1 + fold_component(w->sorted[i]->name + at + len + 1);
     }

@@ -125,10 +125,10 @@ static void report_format(const job *j) {
         return;
     }
     if (j->report.files > 1) {
-        text_report("%s is a directory of %zu files, in spite of its name; 'consolidate' writes one file", target,
+        text_report("%s is a directory of %zu files, despite its name; 'consolidate' writes one file", target,
                     j->report.files);
     } else if (named != j->how.format) {
-        text_report("%s is of the format %s, in spite of its name", target, j->how.format->name);
+        text_report("%s is of the format %s, despite its name", target, j->how.format->name);
     }
 }
 
@@ -154,7 +154,7 @@ static fc_code convert(job *j, fc_error *err) {
     return FC_OK;
 }
 
-/* The folder of an accelerate run also has the optimizer, which is rarely wanted in a full file. */
+/* The directory of an accelerate run also contains the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
     if (j->how.format->writer.set_parts) { /* a target for both */
@@ -206,7 +206,7 @@ static void print_text(const job *j, text_out *out) {
         text_puts(out, ")\n");
     }
     if (r->selected.idle_rules > 0) {
-        text_printf(out, "%zu of the plan's %zu rules decide no tensor, the first is '", r->selected.idle_rules,
+        text_printf(out, "%zu of the plan's %zu rules apply to no tensor, the first is '", r->selected.idle_rules,
                     fc_tp_plan_rules(j->plan));
         text_name(out, r->selected.idle_rule);
         text_puts(out, "'\n");
@@ -218,7 +218,7 @@ static void print_text(const job *j, text_out *out) {
         text_printf(out, "data per file: %s to %s; headers: about %s; memory for buffers: %s; nothing was written\n",
                     text_bytes(low, r->smallest_part), text_bytes(data, r->largest_part),
                     text_bytes(header, r->header_bytes), text_bytes(memory, r->memory));
-        text_puts(out, j->o->compress ? "these sizes are before compression, the files will be smaller\n" : "");
+        text_puts(out, j->o->compress ? "these are the sizes before compression; the files will be smaller\n" : "");
     }
 }
 

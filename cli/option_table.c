@@ -85,7 +85,7 @@ const option_row option_table[OPT_COUNT] = {
                        .arg = "GLOB=TYPE",
                        .offset = FIELD(dtype_for),
                        .help = "like --dtype, for the names in SRC that match GLOB; 'keep' as TYPE keeps their type "
-                               "(repeatable; the last match decides, and it goes before --dtype)"},
+                               "(repeatable; it overrides --dtype, and the last match decides)"},
     [OPT_COMPRESS] = {.name = "compress",
                       .kind = KIND_LEVEL,
                       .arg = "LEVEL",

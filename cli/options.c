@@ -38,12 +38,12 @@ static const char *where(const parser *p) {
     return p->command ? p->command : "--help";
 }
 
-/* The rest of "see 'fsdpckpt reshard --help'" after the command. */
+/* The rest of the command line in "see 'fsdpckpt reshard --help'". */
 static const char *see(const parser *p) {
     return p->command ? " --help" : "";
 }
 
-/* The error for an option of other commands, with their names. */
+/* Reports an option that only other commands take, and names them. */
 static fc_code not_taken(const parser *p, option_id id) {
     char others[160] = "";
     size_t used = 0;
@@ -97,7 +97,7 @@ static fc_code store_number(const parser *p, const option_row *row, const char *
     return FC_OK;
 }
 
-/* For memory "2G" is 2 GiB. For files it is 2·10^9 bytes, like in Hugging Face, and "2GiB" is 2 GiB. */
+/* For memory "2G" is 2 GiB. For files it is 2·10^9 bytes, as in Hugging Face, and "2GiB" is 2 GiB. */
 static fc_code store_size(const parser *p, const option_row *row, const char *text) {
     static const char units[] = "KMGT";
     bool files = row->kind == KIND_BYTES;
@@ -126,7 +126,7 @@ static fc_code store_real(const parser *p, const option_row *row, const char *te
     bool plain = text[strspn(text, "0123456789.eE+-")] == '\0' && text[0] != '-' && text[0] != '+';
     double value = plain ? strtod(text, &end) : -1;
     if (!plain || end == text || *end || !(value >= 0 && value <= DBL_MAX)) {
-        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number of at least 0 such as 1e-5", row->name, text);
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number such as 1e-5, at least 0", row->name, text);
     }
     memcpy((char *)p->out + row->offset, &value, sizeof value);
     return FC_OK;

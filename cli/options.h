@@ -76,7 +76,7 @@ typedef enum option_id {
 #define TAKES_COMMON                                                                                                   \
     (TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) |                \
      TAKES(OPT_VERSION))
-/** The options that every command takes that writes a checkpoint. */
+/** The options of every command that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_COMPRESS) |     \
@@ -170,7 +170,7 @@ typedef struct options {
     size_t noperands;
 } options;
 
-/* Whether nothing is printed: with -q, but without --json. */
+/* @return whether nothing is printed: with -q and without --json. */
 static inline bool options_silent(const options *o) {
     return o->quiet && !o->json;
 }
@@ -183,7 +183,7 @@ static inline bool option_given(const options *o, option_id id) {
  * Parses the arguments after the command's name like getopt_long: options and operands in any order, `--opt=x`, `--opt
  * x`, `-j4`, `-qv`, and `--` ends the options. Option names cannot be abbreviated, so that scripts keep their meaning
  * when options are added.
- * @param of      the name of the command for messages; NULL without a command.
+ * @param of      the name of the command, for messages; NULL: none.
  * @param takes   the set of allowed options.
  * @param out     pass it to options_free, even after a failure.
  */

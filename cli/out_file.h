@@ -14,7 +14,7 @@ typedef fc_code out_file_write(void *context, text_out *out, fc_error *err);
 
 /**
  * Creates `path` with the content that `write` produces. Refuses to replace what is being read, even with `force`:
- * `source` (may be NULL) and the files that the command line names.
+ * `source` (may be NULL) and the files that are named on the command line.
  * @param bytes the approximate size, to check the free space.
  */
 fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,

@@ -35,9 +35,9 @@ struct progress_view {
 enum { STEP_MS = 100 };
 
 /*
- * Opening HDF5 forks. A fork must not catch the thread inside the C library, whose locks it would then hold in the
- * child for ever: a fork waits for the lock under which the thread does everything, and the thread is not started
- * halfway. The handlers of pthread_atfork take no argument, hence the static pointer.
+ * Opening HDF5 forks. If this thread were inside the C library at that moment, the child would inherit a lock that
+ * nobody releases. So the thread does everything under `lock`, fork waits for that lock, and the thread is not started
+ * while a fork runs. The handlers of pthread_atfork take no argument, hence the static pointer.
  */
 static _Atomic(progress_view *) watched;
 static pthread_once_t handlers = PTHREAD_ONCE_INIT;
@@ -81,7 +81,7 @@ static void show(progress_view *view) {
     }
 }
 
-/* Reads the counters and shows them if a line is due, or always. */
+/* Reads the counters, and shows them if a line is due or `always` is set. */
 static void look(progress_view *view, bool always) {
     pthread_mutex_lock(&view->lock);
     const fc_progress_state state = fc_progress_look(view->progress);
@@ -122,7 +122,7 @@ static void *watch(void *arg) {
     return NULL;
 }
 
-/* @return whether progress is shown, and how. */
+/* @return whether progress is shown. @param out receives how. */
 static bool choose_kind(const options *o, progress_kind *out) {
     if (o->progress == PROGRESS_NEVER || (o->quiet && o->progress != PROGRESS_JSON) || !ranks_is_launched_first()) {
         return false;
@@ -148,8 +148,10 @@ progress_view *progress_start(fc_progress *progress, const options *o, double st
                             .last = -1};
     pthread_mutex_init(&view->lock, NULL);
     sem_init(&view->ready, 0, 0);
-    /* SIGWINCH waits for the thread, as does what tells it to stop. Threads of later on inherit the mask. Other signals
-       are the caller's. */
+    /*
+     * SIGWINCH stays pending until the thread waits for it, and so does the signal that stops it. Later threads inherit
+     * the mask. Other signals are left to the caller.
+     */
     sigset_t all;
     sigfillset(&all);
     sigemptyset(&view->wakes);

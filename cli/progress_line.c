@@ -87,14 +87,14 @@ static void format_left(char *to, const progress_meter *meter) {
     format_time(to, left >= 0 ? left : elapsed, left >= 0 ? "left" : "so far");
 }
 
-/* Rounded down: 100% is when all is done. */
+/* Rounds down, so that 100% means that everything is done. */
 static unsigned percent(const fc_progress_state *s) {
     return (unsigned)(fraction(s) * 100);
 }
 
 /* ---- for a terminal ---- */
 
-/* A line that grows while it fits. All parts except the bar are ASCII, one byte per column. */
+/* A line to which parts are added while they fit. All parts except the bar are ASCII, one byte per column. */
 typedef struct line {
     char *to;
     size_t bytes, columns, width;
@@ -123,7 +123,7 @@ static void put_bar(line *l, const fc_progress_state *s, const progress_style *s
 
 size_t progress_line_terminal(const progress_meter *meter, const progress_style *style, char *text) {
     const fc_progress_state *s = &meter->state;
-    /* In the order of the line. A narrow window drops parts in the order of `matters`. */
+    /* The parts in the order of the line. `matters` ranks them: in a narrow window the last ones are dropped. */
     enum { PERCENT, AMOUNTS, RATE, LEFT, SHOWN };
     static const int matters[SHOWN] = {PERCENT, LEFT, AMOUNTS, RATE};
     char parts[SHOWN][PART_MAX] = {"", "", "", ""};
@@ -156,7 +156,8 @@ size_t progress_line_terminal(const progress_meter *meter, const progress_style 
     }
     for (int i = 0; i < SHOWN; i++) {
         if (fits[i]) {
-            const char *part = bar ? parts[i] : parts[i] + strspn(parts[i], " "); /* padded, so that bars end alike */
+            const char *part =
+                bar ? parts[i] : parts[i] + strspn(parts[i], " "); /* padded, so that all bars end in the same column */
             put(&l, " ", 1);
             put(&l, part, strlen(part));
         }

@@ -1,6 +1,6 @@
 /*
- * The functions of the Python package that run a command, fsdpckpt/_commands.py: see python_api.h. Their parameters
- * are the operands and the options of the command, so an option that is added here is there, too.
+ * Writes fsdpckpt/_commands.py, the functions of the Python package that run a command: see python_api.h. Their
+ * parameters are the operands and options of the command, so a new option needs no Python code.
  */
 #include "python_api.h"
 
@@ -10,12 +10,12 @@
 #include <ctype.h>
 #include <string.h>
 
-/* What a function of Python has in another form: progress=, no text, no ranks. */
+/* Options that a Python function has in another form (progress=) or does not need (text output, ranks). */
 #define NOT_PYTHON                                                                                                     \
     (TAKES_COMMON | TAKES(OPT_JSON) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) | TAKES(OPT_GITHUB) | TAKES(OPT_OUTPUT) |     \
      TAKES(OPT_ALL) | TAKES(OPT_TREE) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH))
 
-/* `text` as the content of a Python string or docstring: nothing in it ends the string. */
+/* Writes `text` as the content of a Python string or docstring, escaped so that it cannot end the string. */
 static void put_text(text_out *out, const char *text) {
     for (; *text; text++) {
         if (text[0] == '-' && text[1] == '-' && islower((unsigned char)text[2])) {
@@ -29,7 +29,7 @@ static void put_text(text_out *out, const char *text) {
     }
 }
 
-/* The name of an option as an identifier: strip_prefix. */
+/* Writes the name of an option as an identifier: strip_prefix. */
 static void put_name(text_out *out, const char *name) {
     for (; *name; name++) {
         text_write(out, *name == '-' ? "_" : name, 1);
@@ -57,7 +57,7 @@ static const char *annotation(option_kind kind) {
     }
 }
 
-/* "SRC" and "A B" as parameters; "SRC SRC..." as one, a sequence. */
+/* Writes the operands: "SRC" and "A B" as parameters, "SRC SRC..." as one sequence. */
 static void put_operands(text_out *out, const command *c, bool declare) {
     if (strstr(c->operands, "...")) {
         text_puts(out, declare ? "sources: Sequence[Path], " : "*sources, ");
@@ -105,8 +105,8 @@ static void put_docstring(text_out *out, const command *c) {
             text_puts(out, "\n");
         }
     }
-    text_puts(out, "        progress: a function that is called with each Update; \"auto\" shows a bar where somebody "
-                   "looks on; None: nothing\n    \"\"\"\n");
+    text_puts(out, "        progress: a function that is called with each Update; \"auto\" shows a bar in a "
+                   "notebook or on a terminal; None: nothing\n    \"\"\"\n");
 }
 
 static void put_body(text_out *out, const command *c) {
@@ -125,7 +125,8 @@ static void put_body(text_out *out, const command *c) {
     text_printf(out, "},\n        progress,\n        json=%s,\n    )\n", c->takes & TAKES(OPT_JSON) ? "True" : "False");
 }
 
-/* The options without an argument, by which messages of the command become ones about keyword arguments. */
+/* Lists the options without an argument. The package uses them to turn `--option` in messages into keyword arguments.
+ */
 static void put_flags(text_out *out) {
     text_puts(out, "\nFLAGS = frozenset(\n    {\n");
     for (int id = 0; id < OPT_COUNT; id++) {
@@ -136,16 +137,17 @@ static void put_flags(text_out *out) {
     text_puts(out, "    }\n)\n");
 }
 
-/* `extract` is left out: a tensor of an open checkpoint does the same. */
+/* `extract` is left out, because reading a tensor of an open checkpoint does the same. */
 static bool is_function(const command *c) {
     return strcmp(c->name, "extract") != 0;
 }
 
 void python_api(text_out *out) {
-    text_puts(out, "\"\"\"The commands of fsdpckpt as functions. Made by CMake of the tables of the command.\"\"\"\n\n"
-                   "from __future__ import annotations\n\n"
-                   "from collections.abc import Sequence\n\n"
-                   "from ._run import Path, Progress, Report, Strings, Text, run\n\n__all__ = [\n");
+    text_puts(out,
+              "\"\"\"The commands of fsdpckpt as functions. CMake generates this file from the option table.\"\"\"\n\n"
+              "from __future__ import annotations\n\n"
+              "from collections.abc import Sequence\n\n"
+              "from ._run import Path, Progress, Report, Strings, Text, run\n\n__all__ = [\n");
     for (const command *const *c = command_table; *c; c++) {
         if (is_function(*c)) {
             text_printf(out, "    \"%s\",\n", (*c)->name);

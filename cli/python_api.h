@@ -1,5 +1,5 @@
 /*
- * The functions of the Python package that run commands, made of the same tables as the help and the man pages.
+ * The functions of the Python package that run commands, generated from the same tables as the help and the man pages.
  */
 #ifndef FSDPCKPT_CLI_PYTHON_API_H
 #define FSDPCKPT_CLI_PYTHON_API_H

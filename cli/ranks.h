@@ -17,14 +17,14 @@ typedef struct ranks {
 /**
  * Joins the other ranks, if there are any and --comm allows it. Call it after all forks, because some MPI libraries do
  * not support fork later.
- * @param mine     the result of this rank so far; all ranks return the same code.
+ * @param mine     the result of this rank so far. All ranks return the same code.
  * @param progress its `cancel` releases a rank that waits for others.
  */
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err);
 
 /**
- * --local: brings the files of all ranks' directories `source` together next to `target` on rank 0. All return the
- * same.
+ * --local: copies the files in the directories `source` of all ranks to rank 0, next to `target`. All ranks return the
+ * same code.
  * @param gathered receives the temporary directory on rank 0, to be given to fc_commit_abort; NULL on the others.
  */
 fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,

@@ -1,5 +1,5 @@
 /*
- * Writes the digests of a checkpoint as its seal, one line per file and one per tensor (docs/schemas/seal.json).
+ * Writes the seal of a checkpoint, with one line per file and one per tensor (docs/schemas/seal.json).
  */
 #include "seal_file.h"
 

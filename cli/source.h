@@ -35,7 +35,10 @@ const char **source_inputs(const options *o, bool operands);
 /** Refuses a target that is one of these inputs or contains one. */
 fc_code source_spare(const options *o, const char *target, fc_error *err);
 
-/** Reports on stderr how the remains of an interrupted run were handled: for fc_teller. @param unused NULL. */
+/**
+ * The fc_teller of the command: reports on stderr how the remains of an interrupted run were cleaned up. @param unused
+ * NULL.
+ */
 void source_note(void *unused, const char *line);
 
 /** With --verbose: reports the opened checkpoint on stderr. Only one of several processes calls this. */

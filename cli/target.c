@@ -150,7 +150,7 @@ static fc_code unknown_format(const char *word, fc_error *err) {
                    help_formats(names));
 }
 
-/* The error for a target that names no format. */
+/* Reports a target whose name does not select a format. */
 static fc_code ask_for_format(const char *target, const char *extension, fc_error *err) {
     char names[HELP_FORMATS_MAX];
     const fc_format *called = extension ? format_called(extension + 1) : NULL;

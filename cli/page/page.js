@@ -41,7 +41,7 @@
     for (let d = mesh.length - 1; d >= 0; d--) { at[d] = rank % mesh[d]; rank = Math.floor(rank / mesh[d]); }
     return at;
   };
-  // "0-3,8" as numbers.
+  // Parses "0-3,8" into numbers.
   const list = (text) => text.split(",").flatMap((run) => {
     const [a, b] = run.split("-").map(Number);
     return Array.from({ length: (b === undefined ? a : b) - a + 1 }, (_, i) => a + i);
@@ -63,7 +63,7 @@
     return at;
   };
 
-  // One picture: the two dimensions that are cut, or the first two. To scale, but each cell has room for its ranks.
+  // Draws one tensor: the two dimensions that are cut, or the first two. To scale, but each cell has room for its ranks.
   const picture = (k) => {
     const cut = k.a.map((axis, d) => [Array.isArray(axis) ? axis.length : axis.n, d]).filter(([n]) => n > 1).map(([, d]) => d);
     if (cut.length > 2 || k.s.length === 0) return null;
@@ -135,7 +135,7 @@
     tree.addEventListener("toggle", (e) => { if (e.target.open && e.target.matches(".leaf")) fill(e.target); }, true);
   }
 
-  // The mesh: the last dimension to the right, the one before it down, others as panels.
+  // Draws the mesh: the last dimension from left to right, the one before it downwards, others as panels.
   const showMesh = () => {
     const place = $("mesh");
     if (!place || mesh.length === 0) return;
@@ -183,7 +183,7 @@
 
   const number = (text) => /^\d+$/.test(text) && Number(text) < ranks ? Number(text) : null;
 
-  // Bytes of each rank as bars: what it stores, and behind that what it holds.
+  // Draws the bytes of each rank as bars: what it stores, and behind that what it holds.
   const showBars = () => {
     const place = $("bars"), most = Math.max(...stored, ...held, 1);
     if (!place || stored.length < 2) return;
@@ -264,7 +264,7 @@
   if ($("rank")) {
     $("rank").addEventListener("change", (e) => choose(number(e.target.value)));
   }
-  // page.html#search=q_proj&open=NAME&rank=5: what a link to the page can ask for.
+  // page.html#search=q_proj&open=NAME&rank=5: the state that a link to the page can set.
   const follow = () => {
     const wanted = new URLSearchParams(location.hash.slice(1));
     if (wanted.has("rank")) choose(number(wanted.get("rank")));

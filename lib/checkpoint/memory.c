@@ -154,7 +154,7 @@ static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_o
     return FC_OK;
 }
 
-/* `next` is a place that no chunk has yet: with places of their own, no two chunks pass for the same bytes. */
+/* `next` is an unused offset: chunks with equal offsets would count as the same bytes. */
 static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_error *err) {
     int64_t elements;
     const fc_object *object = NULL;

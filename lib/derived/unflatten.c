@@ -119,7 +119,7 @@ typedef struct builder {
     size_t count, capacity;
     const fc_tensor *grouped; /* the last state whose param_groups were examined, and whether they fit */
     bool groups_fit;
-    bool *gone; /* one per source tensor: it is in the new checkpoint already, or must not be */
+    bool *gone; /* one per source tensor: whether it was added to the new checkpoint, or must not be */
     fc_error *err;
 } builder;
 

@@ -299,9 +299,9 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
     uint64_t total = total_bytes(report, items, count);
     job j = {.a = a, .b = b, .options = options, .report = report, .items = items, .count = count};
     if (memory < FC_LEAST_MEMORY) {
-        return fc_advise(err,
-                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: 1 MiB is the least", memory),
-                         FC_HINT_MEMORY, NULL);
+        return fc_advise(
+            err, fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed", memory),
+            FC_HINT_MEMORY, NULL);
     }
     divide_memory(memory, choose_threads(options, total), &j.budget);
     fc_progress_begin(options->move.progress, FC_PHASE_COMPARING, FC_COUNTED_BYTES, total);

@@ -412,7 +412,7 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     }
     if (options->move.memory && options->move.memory < FC_LEAST_MEMORY) {
         return fc_advise(err,
-                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: 1 MiB is the least",
+                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed",
                                  options->move.memory),
                          FC_HINT_MEMORY, NULL);
     }
@@ -422,8 +422,10 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     if (options->own_parts && options->comm &&
         (options->selection.compress || !options->selection.mesh ||
          fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
-        return fc_fail(err, FC_EUSAGE, "%s: target files in the memory of %d ranks must be uncompressed, one per rank",
-                       source->path, options->comm->size);
+        return fc_fail(
+            err, FC_EUSAGE,
+            "%s: with its data in the memory of %d ranks, the target must be uncompressed and have one file per rank",
+            source->path, options->comm->size);
     }
     return FC_OK;
 }

@@ -284,9 +284,9 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
                      fc_error *err) {
     uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
     if (memory < FC_LEAST_MEMORY) {
-        return fc_advise(err,
-                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: 1 MiB is the least", memory),
-                         FC_HINT_MEMORY, NULL);
+        return fc_advise(
+            err, fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed", memory),
+            FC_HINT_MEMORY, NULL);
     }
     engine e = {.target = target, .file = file, .progress = options ? options->progress : NULL};
     e.recorded = options ? options->recorded : NULL;

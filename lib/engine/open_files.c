@@ -23,7 +23,7 @@ enum {
 
 typedef struct place {
     void *slot;
-    fc_code rc; /* of opening */
+    fc_code rc; /* the result of `open` */
     fc_error err;
     bool opened; /* `rc`, `err` and the slot are valid */
 } place;

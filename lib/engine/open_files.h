@@ -15,9 +15,9 @@
 
 /** How the files are opened. A slot is the caller's record of one file. Only a few exist at a time. */
 typedef struct fc_file_opener {
-    size_t count;     /**< of the files */
-    size_t slot_size; /**< bytes */
-    void *context;    /**< given to `open` and `take` */
+    size_t count;     /**< number of files */
+    size_t slot_size; /**< size of a slot in bytes */
+    void *context;    /**< passed to `open` and `take` */
     /** Reads file `index` into a zeroed slot, in any thread. It must change nothing else. It may leave one descriptor
      *  open. */
     fc_code (*open)(void *context, size_t index, void *slot, fc_error *err);

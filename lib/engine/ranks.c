@@ -31,11 +31,11 @@ static uint64_t fingerprint(const fc_target *target) {
 static fc_code compare_with_leader(fc_comm *comm, const fc_target *target, fc_error *err) {
     uint64_t own = fingerprint(target), leader = own;
     FC_TRY(comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err));
-    return own == leader
-               ? FC_OK
-               : fc_fail(err, FC_EUSAGE,
-                         "%s: this rank sees other tensors than rank 0; put the checkpoint on a shared file system",
-                         target->source->path);
+    return own == leader ? FC_OK
+                         : fc_fail(err, FC_EUSAGE,
+                                   "%s: this rank does not see the same tensors as rank 0; put the checkpoint on a "
+                                   "shared file system",
+                                   target->source->path);
 }
 
 fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err) {

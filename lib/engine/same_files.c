@@ -87,8 +87,8 @@ static fc_code compare(fc_comm *comm, const fc_checkpoint *source, const uint64_
     for (size_t i = 0; i < source->nfiles; i++) {
         if (prints[i] != leader[i]) {
             return fc_fail(err, FC_EUSAGE,
-                           "%s: this rank sees another file than rank 0: put the checkpoint on a shared file system, "
-                           "or copy the same step to all machines",
+                           "%s: this rank does not see the same file as rank 0: put the checkpoint on a shared file "
+                           "system, or copy the same step to all machines",
                            source->files[i].path);
         }
     }

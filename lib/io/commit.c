@@ -345,8 +345,8 @@ static fc_code publish_in_two_steps(fc_commit *commit, fc_error *err) {
     fc_code rc = fc_fail_errno(err, errno, "%s: rename into place", commit->target);
     if (rename(s->old_path, commit->target) != 0) {
         rc = fc_fail_errno(err, errno,
-                           "%s: neither the new directory could be put in place nor the old one be put back; the next "
-                           "run on it tries again; they are in %s",
+                           "%s: the new directory could not be put in place, nor the old one back; the next run "
+                           "tries again; both are in %s",
                            commit->target, s->path);
         fc_staging_leave(&commit->staging);
     }
@@ -378,9 +378,10 @@ static fc_code publish(fc_commit *commit, fc_error *err) {
 /* Makes the rename durable. Other processes already see it. */
 static fc_code sync_parent(const fc_commit *commit, fc_error *err) {
     fc_code rc = sync_path(AT_FDCWD, commit->parent, commit->parent, err);
-    return rc == FC_OK ? rc
-                       : fc_context(err, rc, "%s: the new one is in place, but a power failure could still undo that",
-                                    commit->target);
+    return rc == FC_OK
+               ? rc
+               : fc_context(err, rc, "%s: the new target is in place, but a power failure could still undo that",
+                            commit->target);
 }
 
 void fc_commit_count(fc_commit *commit, fc_progress *progress) {

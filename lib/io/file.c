@@ -58,7 +58,7 @@ fc_code fc_check_named(const char *as, const char *kind, const char *given, cons
     if (access(given, F_OK) == 0 || errno != ENOENT) { /* opening the file will report any other error */
         return FC_OK;
     }
-    return fc_fail(err, FC_EUSAGE, "%s '%s': neither a file nor a known %s; %s, a file is JSON like %s", as, given,
+    return fc_fail(err, FC_EUSAGE, "%s '%s': neither a file nor a known %s; %s; a file is JSON such as %s", as, given,
                    kind, known, example);
 }
 
@@ -74,7 +74,7 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
         }
         if (n == 0) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s: truncated: the file ends at offset %" PRIu64 ", %zu more bytes belong here", path,
+                           "%s: truncated: the file ends at offset %" PRIu64 ", %zu more bytes are expected", path,
                            offset, size);
         }
         p += n;
@@ -105,7 +105,7 @@ fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **
     *text = NULL;
     FC_TRY(fc_open_input(path, &fd, &bytes, err));
     if (bytes > most || bytes >= SIZE_MAX) {
-        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %" PRIu64 " bytes: %s of more than %" PRIu64 " is not read", path,
+        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: has %" PRIu64 " bytes; %s of more than %" PRIu64 " is not read", path,
                      bytes, what, most);
     } else {
         *size = (size_t)bytes;

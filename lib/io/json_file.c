@@ -30,7 +30,7 @@ static fc_code read_text(const char *path, const char *what, char **out, size_t 
     if (ferror(f)) {
         code = fc_fail_errno(err, errno, "%s", path);
     } else if (*len > MAX_BYTES) {
-        code = fc_fail(err, FC_EUSAGE, "%s: larger than 1 MiB: not %s", path, what);
+        code = fc_fail(err, FC_EUSAGE, "%s: larger than 1 MiB, so it is not %s", path, what);
     } else {
         *out = text;
         text = NULL;
@@ -57,7 +57,7 @@ fc_code fc_json_load(const char *path, const char *what, const char *example, js
     }
     if (!json_is_object(root)) {
         json_decref(root);
-        return fc_fail(err, FC_EUSAGE, "%s: %s is an object like %s", path, what, example);
+        return fc_fail(err, FC_EUSAGE, "%s: %s must be an object such as %s", path, what, example);
     }
     *out = root;
     return FC_OK;

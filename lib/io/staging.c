@@ -298,8 +298,7 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
         state = unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN;
     }
     if (state == LOCK_UNKNOWN || state == LOCK_FAILED) {
-        tell(l, "another run left %s or is at work in it, and it cannot be told which: remove it if no run is",
-             l->entry);
+        tell(l, "another run left %s behind or is still using it; remove it if no run is active", l->entry);
     }
     if (state != LOCK_HELD) {
         *l->busy |= state == LOCK_BUSY && exists_in(l->fd, "old", ".");
@@ -310,7 +309,7 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
     return rc;
 }
 
-/* Directories of other users are left to them. */
+/* Leaves directories of other users alone. */
 static fc_code look_at(leftover *l, fc_error *err) {
     struct stat st;
     l->fd = openat(l->parent, l->entry, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

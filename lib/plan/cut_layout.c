@@ -33,8 +33,8 @@ typedef struct search {
     size_t count;
     cut_tensor *cuts;
     size_t ncuts;
-    int64_t ranks;            /* that wrote something; 0 when unknown */
-    int64_t most_chunks;      /* distinct chunks of the tensor that has most */
+    int64_t ranks;            /* number of ranks that wrote something; 0: unknown */
+    int64_t most_chunks;      /* the largest number of distinct chunks of a tensor */
     bool by_rank;             /* each chunk must be the box of the rank that wrote it; otherwise of any rank */
     fc_mesh mesh;             /* the mesh that is being tried */
     int dp, tp;               /* its dimensions, or -1 */

@@ -62,13 +62,13 @@ static size_t find_scales(const fc_name_table *names, const char *name, char *bu
     return FC_NO_NAME;
 }
 
-/* What the selection says about one value. */
+/* The cast that the selection asks for, for one value. */
 typedef struct wish {
     bool cast; /* to `dtype` */
     fc_dtype dtype;
 } wish;
 
-/* The last rule that matches decides; without one, fc_selection.cast. Sets `used` for all rules that match. */
+/* The last rule that matches decides; if none does, fc_selection.cast does. Sets `used` for all rules that match. */
 static wish wish_for(const fc_selection *selection, const char *name, bool *used) {
     wish w = {selection->cast, selection->dtype};
     for (size_t i = 0; i < selection->ndtype_rules; i++) {
@@ -81,7 +81,7 @@ static wish wish_for(const fc_selection *selection, const char *name, bool *used
     return w;
 }
 
-/* The state of a search for codes that would be parted from their scales. */
+/* The state of a search for codes and scales that a cast would change. */
 typedef struct search {
     const fc_checkpoint *source;
     const fc_target_tensor **target_of; /* per value of the source; NULL: left out */
@@ -92,8 +92,7 @@ typedef struct search {
     size_t count;
 } search;
 
-/* Packed codes are no floating-point numbers, so the cast would pass over them; the result would not be a cast model.
- */
+/* A cast leaves packed codes alone, because they are not floating-point, but it would change their scales. */
 static void look_at(search *s, const fc_target_tensor *w) {
     char buf[1024];
     if (!can_be_codes(w->source)) {
@@ -155,7 +154,7 @@ static fc_code check_used(const fc_selection *selection, const bool *used, const
                           const fc_checkpoint *source, fc_error *err) {
     for (size_t i = 0; i < selection->ndtype_rules; i++) {
         if (!used[i]) {
-            return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' of a dtype matches none of the names; one is '%s'",
+            return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' with a dtype matches none of the names; one is '%s'",
                            source->path, selection->dtype_rules[i].glob, example->name);
         }
     }

@@ -1,5 +1,5 @@
 /*
- * Chooses the dtype of each value of a target, and refuses casts that would part quantized codes from their scales.
+ * Chooses the dtype of each value of a target, and refuses casts that would change quantized codes or their scales.
  */
 #ifndef FSDPCKPT_PLAN_DTYPES_H
 #define FSDPCKPT_PLAN_DTYPES_H

@@ -152,7 +152,7 @@ static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const f
     return fc_advise(err, rc, FC_HINT_TP_PLAN, NULL);
 }
 
-/* Counts the rules that decide nothing. The built-in plan is exempt, because its rules are for many models. */
+/* Counts the rules that apply to no tensor. The built-in plan is exempt, because its rules are for many models. */
 static fc_code find_idle_rules(const fc_target *target, const fc_tp_plan *plan, fc_selected *counts, fc_error *err) {
     if (!plan || strcmp(fc_tp_plan_name(plan), "auto") == 0) {
         return FC_OK;

@@ -1,5 +1,5 @@
 /*
- * A user's wrap policy: a JSON file that maps patterns to true, false or options, for use as a fc_wrap_fn.
+ * A user's wrap policy: a JSON file that maps patterns to true, false or options, for use as an fc_wrap_fn.
  */
 #include "fsdpckpt/wrap_policy.h"
 

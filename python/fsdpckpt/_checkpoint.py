@@ -184,9 +184,10 @@ def _tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
 class Objects(Mapping[str, Any]):
     """The values of a checkpoint that are not tensors, decoded when they are asked for."""
 
-    def __init__(self, checkpoint: Checkpoint, indices: dict[str, int]) -> None:
+    def __init__(self, checkpoint: Checkpoint, indices: dict[str, int], sizes: dict[str, int]) -> None:
         self._checkpoint = checkpoint
         self._indices = indices
+        self._sizes = sizes
 
     def __getitem__(self, name: str) -> Any:
         return _objects.decode(self._checkpoint._handle().object_json(self._indices[name]))
@@ -201,11 +202,9 @@ class Objects(Mapping[str, Any]):
         """The original bytes of an object, such as the archive that torch.save made."""
         import numpy as np
 
-        index = self._indices[name]
-        handle = self._checkpoint._handle()
-        size = handle.entries()[index][2][0]
+        size = self._sizes[name]
         out = np.empty(size, "u1")
-        handle.read(index, [0], [size], out.__array_interface__["data"][0])
+        self._checkpoint._handle().read(self._indices[name], [0], [size], out.__array_interface__["data"][0])
         return out.tobytes()
 
     def __repr__(self) -> str:
@@ -228,12 +227,14 @@ class Checkpoint(Mapping[str, Tensor]):
         self.format, self.producer, self.note = self._native.about()
         self._tensors: dict[str, Tensor] = {}
         objects: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for index, (name, dtype, shape, chunks) in enumerate(self._native.entries()):
             if dtype is None:
                 objects[name] = index
+                sizes[name] = shape[0]
             else:
                 self._tensors[name] = Tensor(self, index, (name, dtype, shape, chunks))
-        self.objects = Objects(self, objects)
+        self.objects = Objects(self, objects, sizes)
         self._layout: tuple[Mesh | None, list[tuple[Placement, ...]]] | None = None
 
     def _handle(self) -> _native.Checkpoint:

@@ -136,6 +136,8 @@ def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int
     if str(value.layout) != "torch.strided" or value.is_quantized:
         raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
     host = value.detach().cpu().resolve_conj().resolve_neg()
+    if type(host).__name__ != "Tensor":
+        raise UnsupportedError(f"{name}: a {type(host).__name__}, which is more than its elements; save its parts")
     kept.append(host)
     return str(host.dtype).removeprefix("torch."), tuple(host.shape), tuple(host.stride()), host.data_ptr()
 

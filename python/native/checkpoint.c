@@ -139,26 +139,38 @@ static PyObject *checkpoint_close(PyObject *object, PyObject *unused) {
 
 /* ---- what the headers say ---- */
 
-static PyObject *entry(const fc_target_tensor *value) {
+static PyObject *entry(const checkpoint_object *self, const void *unused, size_t index) {
+    const fc_target_tensor *value = &self->target.tensors[index];
     const fc_tensor *t = value->source;
+    (void)unused;
     /* A key of a state dict may be any Python string, with lone surrogates, too. */
     PyObject *name = PyUnicode_DecodeUTF8(value->name, (Py_ssize_t)strlen(value->name), "surrogatepass");
     return Py_BuildValue("(NzNn)", name, t->object ? NULL : fc_dtype_get(t->dtype)->torch_name,
                          native_tuple(t->ndim, t->shape), (Py_ssize_t)t->nchunks);
 }
 
-static PyObject *checkpoint_entries(PyObject *object, PyObject *unused) {
-    const checkpoint_object *self = (const checkpoint_object *)object;
-    (void)unused;
-    PyObject *list = is_open(self) ? PyList_New((Py_ssize_t)self->target.ntensors) : NULL;
-    for (size_t i = 0; list && i < self->target.ntensors; i++) {
-        PyObject *made = entry(&self->target.tensors[i]);
+/* Makes item `index` of a list. */
+typedef PyObject *make_item(const checkpoint_object *self, const void *context, size_t index);
+
+/* Makes a list. Making objects may run Python code, which may close the checkpoint. */
+static PyObject *list_of(checkpoint_object *self, size_t count, make_item *make, const void *context) {
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    self->users++;
+    for (size_t i = 0; list && i < count; i++) {
+        PyObject *made = make(self, context, i);
         if (!made || PyList_SetItem(list, (Py_ssize_t)i, made) != 0) {
             Py_DECREF(list);
             list = NULL;
         }
     }
+    done_with(self);
     return list;
+}
+
+static PyObject *checkpoint_entries(PyObject *object, PyObject *unused) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    (void)unused;
+    return is_open(self) ? list_of(self, self->target.ntensors, entry, NULL) : NULL;
 }
 
 static PyObject *checkpoint_about(PyObject *object, PyObject *unused) {
@@ -171,27 +183,22 @@ static PyObject *checkpoint_about(PyObject *object, PyObject *unused) {
     return Py_BuildValue("(sNN)", c->format->name, native_text(c->producer), native_text(c->note));
 }
 
-static PyObject *chunk_tuple(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk) {
+static PyObject *chunk_tuple(const checkpoint_object *self, const void *context, size_t index) {
+    const fc_tensor *tensor = context;
+    const fc_chunk *chunk = &tensor->chunks[index];
+    const fc_checkpoint *c = self->checkpoint;
     fc_box box = fc_chunk_box(tensor, chunk);
-    const char *file = chunk->file < checkpoint->nfiles ? checkpoint->files[chunk->file].name : NULL;
+    const char *file = chunk->file < c->nfiles ? c->files[chunk->file].name : NULL;
     PyObject *rank = chunk->rank == FC_NO_RANK ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(chunk->rank);
     return Py_BuildValue("(NNNNK)", native_tuple(box.ndim, box.offsets), native_tuple(box.ndim, box.sizes),
                          native_text(file), rank, (unsigned long long)chunk->length);
 }
 
 static PyObject *checkpoint_chunks(PyObject *object, PyObject *args) {
-    const checkpoint_object *self = (const checkpoint_object *)object;
+    checkpoint_object *self = (checkpoint_object *)object;
     Py_ssize_t index;
     const fc_target_tensor *value = PyArg_ParseTuple(args, "n", &index) ? value_at(self, index) : NULL;
-    PyObject *list = value ? PyList_New((Py_ssize_t)value->source->nchunks) : NULL;
-    for (size_t i = 0; list && i < value->source->nchunks; i++) {
-        PyObject *made = chunk_tuple(self->checkpoint, value->source, &value->source->chunks[i]);
-        if (!made || PyList_SetItem(list, (Py_ssize_t)i, made) != 0) {
-            Py_DECREF(list);
-            list = NULL;
-        }
-    }
-    return list;
+    return value ? list_of(self, value->source->nchunks, chunk_tuple, value->source) : NULL;
 }
 
 /* ---- how it is sharded ---- */
@@ -208,30 +215,32 @@ static fc_code find_layout(checkpoint_object *self, fc_mesh *mesh, fc_placement 
     return fc_cut_layout(self->checkpoint, count, tensors, self->arena, mesh, placements, err);
 }
 
-static PyObject *layout_tuple(const checkpoint_object *self, const fc_mesh *mesh, const fc_placement *placements) {
-    PyObject *list = PyList_New((Py_ssize_t)self->target.ntensors);
-    for (size_t i = 0; list && i < self->target.ntensors; i++) {
-        const fc_placement *own = placements ? placements + i * (size_t)mesh->ndim : NULL;
-        PyObject *made = own ? native_placements(mesh->ndim, own) : PyTuple_New(0);
-        if (!made || PyList_SetItem(list, (Py_ssize_t)i, made) != 0) {
-            Py_DECREF(list);
-            list = NULL;
-        }
-    }
-    return list ? Py_BuildValue("(NN)", native_mesh_pairs(mesh), list) : NULL;
+typedef struct layout {
+    fc_mesh mesh;
+    fc_placement *placements; /* mesh.ndim for each value; NULL for a full checkpoint */
+} layout;
+
+static PyObject *placements_of(const checkpoint_object *self, const void *context, size_t index) {
+    const layout *l = context;
+    (void)self;
+    return l->placements ? native_placements(l->mesh.ndim, l->placements + index * (size_t)l->mesh.ndim)
+                         : PyTuple_New(0);
 }
 
 static PyObject *checkpoint_layout(PyObject *object, PyObject *unused) {
     checkpoint_object *self = (checkpoint_object *)object;
-    fc_mesh mesh = {.ndim = 0};
-    fc_placement *placements = NULL;
+    layout l = {.placements = NULL};
     fc_error err = {.code = FC_OK};
     (void)unused;
     if (!is_open(self)) {
         return NULL;
     }
-    fc_code rc = self->target.ntensors > 0 ? find_layout(self, &mesh, &placements, &err) : FC_OK;
-    return rc == FC_OK ? layout_tuple(self, &mesh, placements) : native_raise(&err);
+    fc_code rc = self->target.ntensors > 0 ? find_layout(self, &l.mesh, &l.placements, &err) : FC_OK;
+    if (rc != FC_OK) {
+        return native_raise(&err);
+    }
+    PyObject *list = list_of(self, self->target.ntensors, placements_of, &l);
+    return list ? Py_BuildValue("(NN)", native_mesh_pairs(&l.mesh), list) : NULL;
 }
 
 /* ---- reading ---- */
@@ -245,10 +254,13 @@ static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "nOOK", &index, &offsets, &sizes, &address)) {
         return NULL;
     }
-    const fc_target_tensor *value = value_at(self, index);
-    int ndim = value ? native_integers(offsets, FC_MAX_DIMS, from) : -1;
+    int ndim = native_integers(offsets, FC_MAX_DIMS, from);
     if (ndim < 0 || native_integers(sizes, FC_MAX_DIMS, counts) != ndim) {
         return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "offsets and sizes differ"), NULL);
+    }
+    const fc_target_tensor *value = value_at(self, index);
+    if (!value) {
+        return NULL;
     }
     const fc_tensor *t = value->source;
     const fc_box box = {ndim, from, counts};

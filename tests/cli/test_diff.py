@@ -160,7 +160,7 @@ class Diff(harness.Case):
         want = self.differs(a, b, "--data")
         for options in (["-j", "1"], ["-j", "7", "--memory", "1M"], ["--memory", "1G"]):
             self.assertEqual(self.differs(a, b, "--data", *options), want)
-        self.fails(2, "diff", a, b, "--memory", "100K", "--data", contains=["1 MiB is the least; raise --memory"])
+        self.fails(2, "diff", a, b, "--memory", "100K", "--data", contains=["at least 1 MiB is needed; raise --memory"])
 
     def test_sigint_stops_it(self):
         harness.make_large(self.path("a"), 900 << 20)

@@ -93,7 +93,7 @@ class Dtype(harness.Case):
         write_safetensors(self.path("m.safetensors"), NORM)
         for rule, why in (("bf16", "'bf16' is not GLOB=TYPE"), ("=bf16", "is not GLOB=TYPE"),
                           ("a=int8", "int8 is not a floating-point type"), ("a=b", "there is no dtype 'b'"),
-                          ("nothing*=f32", "the glob 'nothing*' of a dtype matches none of the names")):
+                          ("nothing*=f32", "the glob 'nothing*' with a dtype matches none of the names")):
             self.fails(2, "consolidate", "m.safetensors", "-o", "m.h5", "--dtype-for", rule, contains=[why])
 
 

@@ -180,7 +180,7 @@ class Plan(harness.Case):
         self.fails(2, "reshard", "model.json", "--dp", "4", "--dry-run", "--rank", "4", contains=["--rank 4", "0 to 3"])
         self.fails(2, "reshard", "model.json", "--dp", "4", "--rank", "1", "-o", "x", contains=["--dry-run"])
         self.fails(2, "reshard", "model.json", "--dp", "4", "--rank", "-1", "--dry-run", contains=["--rank", "from 0 to"])
-        self.fails(2, "reshard", harness.corpus(MESH), "--dp", "2", "-o", "x", "--memory", "100K", contains=["1 MiB is the least; raise --memory"])
+        self.fails(2, "reshard", harness.corpus(MESH), "--dp", "2", "-o", "x", "--memory", "100K", contains=["at least 1 MiB is needed; raise --memory"])
         self.assertEqual(self.listing(), ["model.json"])
 
     def test_plan_for_a_large_mesh(self):

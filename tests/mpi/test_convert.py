@@ -209,7 +209,7 @@ class Convert(harness.Case):
             f.write(data[:start] + random.Random(2).randbytes(4 * ELEMENTS) + data[start + 4 * ELEMENTS:])
         for args in (("consolidate",), ("consolidate", "--dtype", "bf16"), ("reshard", "--dp", "2", "--to", "dcp")):
             p = self.local_job(2, args[0], "ckpt", "-o", self.path("x.h5" if len(args) < 5 else "x"), *args[1:])
-            self.check_fails(2, p, "rank 1: ckpt/__0_0.distcp: this rank sees another file than rank 0")
+            self.check_fails(2, p, "rank 1: ckpt/__0_0.distcp: this rank does not see the same file as rank 0")
             self.assertEqual(self.listing(), before)
 
     def split_by_rank(self, source, ranks):

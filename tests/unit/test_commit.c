@@ -529,7 +529,7 @@ static void input_must_be_a_complete_regular_file(void **state) {
     assert_int_equal(fc_pread_full(fd, buf, 2, 1, "short", &err), FC_OK);
     assert_memory_equal(buf, "bc", 2);
     assert_int_equal(fc_pread_full(fd, buf, 8, 1, "short", &err), FC_ECORRUPT);
-    assert_string_equal(err.message, "short: truncated: the file ends at offset 3, 6 more bytes belong here");
+    assert_string_equal(err.message, "short: truncated: the file ends at offset 3, 6 more bytes are expected");
     close(fd);
 }
 
@@ -540,7 +540,7 @@ static void whole_files(void **state) {
     size_t bytes;
     put("three", "abc");
     assert_int_equal(fc_read_whole("three", "a note", 2, &text, &bytes, &err), FC_EUNSUPPORTED);
-    assert_string_equal(err.message, "three: 3 bytes: a note of more than 2 is not read");
+    assert_string_equal(err.message, "three: has 3 bytes; a note of more than 2 is not read");
     assert_null(text);
     assert_int_equal(fc_read_whole("none", "a note", 2, &text, &bytes, &err), FC_ECORRUPT);
     assert_null(text);

@@ -177,7 +177,8 @@ static void bad_calls_are_refused(void **state) {
     j.own_parts = true;
     j.compress = 1;
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "this test: target files in the memory of 3 ranks must be uncompressed"));
+    assert_non_null(
+        strstr(err.message, "this test: with its data in the memory of 3 ranks, the target must be uncompressed"));
     assert_int_not_equal(access(j.target, F_OK), 0);
 
     fc_checkpoint *made;

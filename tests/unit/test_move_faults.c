@@ -133,7 +133,7 @@ static void too_little_memory_is_reported(void **state) {
     job_start(&j);
     j.options.memory = 512000;
     assert_int_equal(job_run(&j), FC_EUSAGE);
-    assert_string_equal(j.err.message, "512000 bytes of memory are too few: 1 MiB is the least");
+    assert_string_equal(j.err.message, "512000 bytes of memory are too few: at least 1 MiB is needed");
     j.options.memory = 1 << 20;
     j.options.threads = 256;
     assert_int_equal(job_run(&j), FC_OK);

@@ -258,7 +258,7 @@ static void unreadable_plans(void **state) {
     fc_error err;
     assert_int_equal(fc_tp_plan_load("/nonexistent/plan.json", arena, &plan, &err), FC_EUSAGE);
     assert_string_equal(err.message, "TP plan '/nonexistent/plan.json': neither a file nor a known plan; known is "
-                                     "'auto', a file is JSON like {\"layers.*.self_attn.q_proj\": \"colwise\"}");
+                                     "'auto'; a file is JSON such as {\"layers.*.self_attn.q_proj\": \"colwise\"}");
     assert_int_equal(fc_tp_plan_load("/", arena, &plan, &err), FC_EIO);
     size_t len = (1 << 20) + 1;
     char *text = malloc(len);

@@ -430,7 +430,7 @@ static void wrong_files_are_refused(void **state) {
         {"{\"a\": {\"backward_prefetch\": \"PRE\"}}", "BACKWARD_PRE", false},
         {"{\"$rot\": {}}", "unknown member \"$rot\"", false},
         {"{\"$fp32_classes\": [1]}", "array of classes", false},
-        {"[]", "a wrap policy is an object like {", false},
+        {"[]", "a wrap policy must be an object such as {", false},
         {"{", ":1:1: not a wrap policy", false},
         {"{\"a\": 1}", "\"a\" must be a string or an array of strings", true},
         {"{\"$frozen\": {}}", "\"$frozen\" must be", true},

@@ -13,7 +13,7 @@ extern "C" {
 
 typedef struct fc_average_options {
     const double *weights;         /**< one per source; they are divided by their sum. NULL: all are equal */
-    const fc_selection *selection; /**< include and exclude: what else a source has does not matter; NULL: everything */
+    const fc_selection *selection; /**< include and exclude; other values of a source are ignored. NULL: everything */
     bool
         take_first; /**< take values that differ and cannot be averaged from the first source; else they are an error */
 } fc_average_options;

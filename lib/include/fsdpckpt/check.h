@@ -1,6 +1,6 @@
 /*
  * Checks a checkpoint by its headers: whether it is whole, and whether it fits a reference and a mesh. Only manifests
- * are compared. The result is a list of findings, each with a kind, the values that it is about, and one line for a
+ * are compared. The result is a list of findings, each with a kind, the values that it concerns, and one line for a
  * person.
  */
 #ifndef FSDPCKPT_CHECK_H
@@ -89,7 +89,7 @@ typedef enum fc_setting {
     FC_SETTING_COUNT
 } fc_setting;
 
-/** What mends a finding: a setting for a conversion. */
+/** What fixes a finding: a setting for a conversion. */
 typedef struct fc_fix {
     fc_setting setting;        /**< FC_SETTING_NONE: there is no such setting */
     const char *const *values; /**< one element for each time that it is given */
@@ -113,12 +113,12 @@ typedef struct fc_finding {
     fc_finding_kind kind;
     const char *name;         /**< the tensor or object, or the first of several; for a file its path */
     const char *other;        /**< its name in the reference, or the parameter of an optimizer state */
-    const char *found;        /**< what is there, e.g. "float32[10, 6]" */
-    const char *expected;     /**< what should be there */
-    const char *detail;       /**< whatever else the message needs */
-    fc_fix fix;               /**< the setting of a conversion that mends it */
-    const char *option;       /**< the same as text for a shell, such as "exclude 'optim.*'"; NULL if there is none */
-    uint64_t count;           /**< number of values that it is about; at least 1 */
+    const char *found;        /**< the actual property, e.g. "float32[10, 6]" */
+    const char *expected;     /**< the expected property, in the same form */
+    const char *detail;       /**< further text for the message */
+    fc_fix fix;               /**< the setting of a conversion that fixes it */
+    const char *option;       /**< the same as text for a shell, such as "exclude 'optim.*'"; or NULL */
+    uint64_t count;           /**< number of values that it concerns; at least 1 */
     const char *const *names; /**< their `count` names if there are several, else NULL */
     const char *message;      /**< the message as one line */
 } fc_finding;
@@ -131,30 +131,30 @@ typedef struct fc_report {
 } fc_report;
 
 typedef struct fc_check_options {
-    const fc_checkpoint *reference; /**< has the expected names, shapes and dtypes; NULL for none */
-    const fc_selection *selection; /**< include, exclude (globs over names, changed or not), and strip_prefix and rename
-                                         (of the checkpoint's names) are looked at; NULL: all as it is */
+    const fc_checkpoint *reference; /**< the expected names, shapes and dtypes; NULL: none */
+    const fc_selection *selection;  /**< only include, exclude (globs over names before or after renaming), strip_prefix
+                                       and rename (for names of the checkpoint) are used; NULL: everything, unchanged */
     const char *const *allow_missing; /**< globs over names, NULL-terminated; NULL: none */
     const char *const *allow_unexpected;
     const char *const *setting_names; /**< what messages call the settings, e.g. [FC_SETTING_EXCLUDE] = "--exclude";
                                          FC_SETTING_COUNT elements; NULL: the names of the members */
-    bool only_mesh;                   /**< check the fit to the mesh, nothing else */
+    bool only_mesh;                   /**< only check whether it fits the mesh */
     const fc_mesh *mesh;              /**< made by fc_layout_mesh; NULL: no mesh */
-    const fc_tp_plan *tp_plan;        /**< for a mesh with a dimension tp */
+    const fc_tp_plan *tp_plan;        /**< for a mesh with a tp dimension */
     fc_open_options open;             /**< for fc_check_path, which sets headers_only */
     const fc_checkpoint *model;       /**< for fc_check_path: as in fc_checkpoint_open_model */
 } fc_check_options;
 
 /**
- * Checks the open `checkpoint`. That something is found is no error: `out` says so.
- * @param arena owns what `out` points to, but for names of the checkpoint and the reference.
- * @return FC_EUSAGE when strip_prefix makes two names equal or fits none; FC_ENOMEM.
+ * Checks the open `checkpoint`. Findings are not errors: they are in `out`.
+ * @param arena owns what `out` points to, except names, which belong to the checkpoint and the reference.
+ * @return FC_EUSAGE if strip_prefix makes two names equal or matches no name; FC_ENOMEM.
  */
 fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *options, fc_arena *arena, fc_report *out,
                  fc_error *err);
 
 /**
- * Opens `path` and checks it. Damage that prevents opening is a finding too, and so is each data file that is missing
+ * Opens `path` and checks it. Damage that prevents opening is a finding, too, and so is each data file that is missing
  * or too short.
  * @param checkpoint receives the checkpoint, which the caller closes after the last use of `out`; NULL if it could not
  * be opened.

@@ -2,7 +2,7 @@
  * A checkpoint, in any format, is a set of named boxes at byte extents in files.
  *
  * fc_checkpoint_open turns headers into this manifest. It is immutable and lives in one arena. fc_checkpoint_extent,
- * which is thread-safe, tells where the bytes are.
+ * which is thread-safe, finds the bytes of a chunk.
  */
 #ifndef FSDPCKPT_CHECKPOINT_H
 #define FSDPCKPT_CHECKPOINT_H
@@ -81,7 +81,8 @@ typedef struct fc_tensor {
     size_t nchunks;
     const fc_placement *placements; /**< one per mesh dimension; NULL if the format does not record them */
     const fc_object *object;        /**< NULL for a tensor */
-    const char *tied_to; /**< of a schema: the tensor that it is under another name; else the chunks tell. NULL: none */
+    const char *tied_to; /**< in a schema: the name of the tensor that this one is tied to; NULL: none. In other
+                            formats, see fc_find_ties */
     const void *detail;  /**< private to the format */
 } fc_tensor;
 
@@ -96,14 +97,15 @@ typedef struct fc_checkpoint {
     size_t nfiles;
     const fc_tensor *tensors; /**< in the order of the source */
     size_t ntensors;
-    size_t tp_joined;     /**< tensors whose parts were put together by fc_open_options.tp_plan */
-    bool flat_views;      /**< flat parameters of FSDP1 had views of their parameters beside them, which are left out */
+    size_t tp_joined; /**< number of tensors that were merged from rank files by fc_open_options.tp_plan */
+    bool flat_views; /**< whether FSDP1 had also saved views of the parameters in its flat parameters; they are left out
+                      */
     bool keeps_order;     /**< whether the format keeps the order of the state dict; see fc_knows_model_order */
     fc_mesh mesh;         /**< ndim is 0 if the format records no mesh */
     const char *producer; /**< the program that wrote it, e.g. "torch 2.15.0"; NULL if unknown */
-    const char *note;     /**< what the format cannot guarantee, one line for a person; NULL for nothing */
-    const char *risk; /**< one line for a person: the code that PyTorch would run while it loads one of the files, apart
-                           from objects (fc_checkpoint_object_verdict); NULL for none */
+    const char *note;     /**< one line for people about what the format cannot guarantee; NULL: none */
+    const char *risk; /**< one line for people about code that PyTorch would run when it loads one of the files; objects
+                         have their own (fc_checkpoint_object_verdict). NULL: none */
     const struct fc_seal *seal; /**< its seal; NULL if there is none */
     /** The identity of each of `files` when the checkpoint was opened (lib/checkpoint/identity.h). NULL: unknown. */
     const struct fc_identity *identities;
@@ -114,15 +116,19 @@ struct fc_checkpoint;
 struct fc_progress; /* progress.h */
 
 typedef struct fc_open_options {
-    bool headers_only;    /**< do not look at data files; their sizes and extents stay unchecked */
+    bool headers_only;    /**< do not access data files; their sizes and extents stay unchecked */
     bool follow_external; /**< allow HDF5 external links, external storage and virtual datasets of other files */
-    /** Called for each damaged file of a checkpoint that cannot be opened, with a line that says why. NULL: the error
-     *  that is returned, about one of them, is enough. */
+    /**
+     * Called for each damaged file of a checkpoint that cannot be opened, with a line that says why. NULL: only the
+     * returned error, about one of the files, is needed.
+     */
     void (*damaged)(void *context, const char *path, const char *message);
     void *context;    /**< passed to `damaged` */
     fc_teller teller; /**< receives a line if an interrupted replacement of `path` was finished */
-    /** How tensor parallelism cut the plain tensors in torch.save files of one rank each, which do not record it. NULL:
-     *  such tensors are copies on every rank, or an error. Borrowed for the call. */
+    /**
+     * How tensor parallelism cut the plain tensors of torch.save files, one per rank, which do not record it. NULL:
+     * such tensors must be equal on all ranks. Borrowed for the call.
+     */
     const struct fc_tp_plan *tp_plan;
     /** Counts the files that are opened, in the phase FC_PHASE_OPENING; its `cancel` ends the opening with
      *  FC_EINTERRUPTED. NULL: nothing is counted. Borrowed for the call. */
@@ -138,7 +144,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
 
 /**
  * Finds tied tensors (the same tensor under several names). Files that store them once (torch.save, HDF5 hard links)
- * list the same bytes under each name, and a schema says it.
+ * list the same bytes under each name; a schema records ties explicitly.
  * @param tensors `count` tensors of `source`.
  * @param same_as receives `count` indices into `tensors`: the first tensor that each is tied to, or its own index.
  * @return FC_ENOMEM.
@@ -165,18 +171,18 @@ static inline fc_box fc_chunk_box(const fc_tensor *tensor, const fc_chunk *chunk
 
 /** How the bytes of an extent become elements. */
 typedef enum fc_codec {
-    FC_CODEC_RAW,      /**< the file has the elements */
+    FC_CODEC_RAW,      /**< the file contains the elements */
     FC_CODEC_INLINE,   /**< like RAW, but in memory at `bytes` */
     FC_CODEC_FILTERED, /**< HDF5 filter pipeline: deflate, shuffle, fletcher32 (see fc_filters) */
-    FC_CODEC_FORMAT    /**< only the format can decode it: fc_format.read */
+    FC_CODEC_FORMAT    /**< only the format can decode it: fc_format_reader.read */
 } fc_codec;
 
 /** An HDF5 filter pipeline that the engine decodes itself, in the order of writing. */
 typedef struct fc_filters {
     uint8_t
         ids[4];    /**< HDF5 filter ids: 1 deflate, 2 shuffle, 3 fletcher32; decoding goes from the last to the first */
-    uint8_t count; /**< how many of ids */
-    uint32_t mask; /**< HDF5's filter mask: bit i set: ids[i] was skipped for this chunk */
+    uint8_t count; /**< number of filters in ids */
+    uint32_t mask; /**< HDF5's filter mask: if bit i is set, ids[i] was skipped for this chunk */
 } fc_filters;
 
 /**
@@ -187,18 +193,18 @@ typedef struct fc_filters {
 typedef struct fc_extent {
     fc_codec codec;
     uint32_t file;
-    uint64_t offset;            /**< place in the file, in bytes */
-    uint64_t length;            /**< number of bytes stored there; every access is within them */
-    uint64_t first;             /**< place of element (0, …, 0) in the decoded bytes */
-    uint64_t decoded;           /**< number of bytes after decoding; equals length for RAW and INLINE */
-    const unsigned char *bytes; /**< INLINE only; valid as long as the checkpoint is open */
-    fc_filters filters;         /**< FILTERED only */
-    bool negate;                /**< the stored values must be negated (torch's lazy negative views) */
-    bool conjugate;             /**< the stored complex values must be conjugated (lazy conjugate views) */
-    bool swap;                  /**< the byte order must be changed, in units of fc_dtype_info.swap_size bytes */
-    uint32_t crc32;             /**< RAW only: the recorded CRC-32 of the stored bytes; 0 for none */
-    bool has_crc64; /**< RAW only: whether a CRC-64 is recorded for the stored bytes, which are this chunk */
-    uint64_t crc64; /**< that CRC-64 */
+    uint64_t offset;              /**< place in the file, in bytes */
+    uint64_t length;              /**< number of bytes stored there; every access is within them */
+    uint64_t first;               /**< place of element (0, …, 0) in the decoded bytes */
+    uint64_t decoded;             /**< number of bytes after decoding; equals length for RAW and INLINE */
+    const unsigned char *bytes;   /**< INLINE only; valid as long as the checkpoint is open */
+    fc_filters filters;           /**< FILTERED only */
+    bool negate;                  /**< the stored values must be negated (torch's lazy negative views) */
+    bool conjugate;               /**< the stored complex values must be conjugated (lazy conjugate views) */
+    bool swap;                    /**< the byte order must be changed, in units of fc_dtype_info.swap_size bytes */
+    uint32_t crc32;               /**< RAW only: the recorded CRC-32 of the stored bytes; 0 for none */
+    bool has_crc64;               /**< RAW only: whether a CRC-64 of the stored bytes is recorded */
+    uint64_t crc64;               /**< that CRC-64 */
     int64_t strides[FC_MAX_DIMS]; /**< in elements, not negative; 0 repeats an element */
 } fc_extent;
 
@@ -217,7 +223,7 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err);
 
-/** What PyTorch would do while it loads an object, beyond making data. */
+/** What loading an object in PyTorch would do besides creating data. */
 typedef enum fc_object_risk {
     FC_OBJECT_HARMLESS,
     FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless, or it cannot be examined */

@@ -25,12 +25,14 @@ typedef struct fc_comm fc_comm;
 
 struct fc_comm {
     const char *backend; /**< "local", "mpi", "nccl" */
-    int rank, size;      /**< the number of this rank, and of all ranks */
+    int rank, size;      /**< this rank, and the number of ranks */
     fc_device *device;   /**< borrowed; the buffers are in its memory */
     void *state;         /**< private to the backend */
-    /** When it becomes true, a rank that waits for others returns FC_EINTERRUPTED; the communicator can then only be
-     *  freed. The caller may set the pointer between any two calls; NULL: waiting cannot be cancelled. A split inherits
-     *  it. */
+    /**
+     * When it becomes true, a rank that waits for others returns FC_EINTERRUPTED; after that the communicator can only
+     * be freed. The caller may set the pointer between any two calls. NULL: waiting cannot be cancelled. Communicators
+     * made by `split` inherit it.
+     */
     const atomic_bool *cancel;
     /** Set by a collective that fails, and by a caller that gives up without the agreement of the others. Then `free`
      *  does not wait for them. With mpi the process must exit soon, so that mpirun ends the other ranks. */

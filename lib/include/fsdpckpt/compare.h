@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/** The result for one name. Those from FC_COMPARE_DIFFERENT on are differences. */
+/** The result for one name. FC_COMPARE_DIFFERENT and all later ones are differences. */
 typedef enum fc_comparison {
     FC_COMPARE_SAME,             /**< no element differs */
     FC_COMPARE_SAME_DIGEST,      /**< the recorded digests are equal; the data was not read */
@@ -55,13 +55,13 @@ typedef struct fc_compared {
 } fc_compared;
 
 typedef struct fc_compare_options {
-    const fc_selection *selection; /**< include, exclude (globs over names, changed or not), and strip_prefix and rename
-                                        (of both sides) are looked at; NULL: all as it is */
-    bool tolerant; /**< equal is |a - b| <= atol + rtol · |b|, as numpy.isclose(a, b, rtol, atol, equal_nan); else
-                        the same bits */
+    const fc_selection *selection; /**< only include, exclude (globs over names before or after renaming), strip_prefix
+                                      and rename (for names on both sides) are used; NULL: everything, unchanged */
+    bool tolerant; /**< elements are equal if |a - b| <= atol + rtol · |b|, as in numpy.isclose(a, b, rtol, atol,
+                      equal_nan); otherwise if they have the same bits */
     double rtol, atol;
     bool equal_nan; /**< NaN equals NaN, whatever its bits */
-    bool data;      /**< read the data even if digests decide */
+    bool data;      /**< read the data even where recorded digests are enough */
     bool quick;     /**< stop at the first difference */
     fc_move_options move;
     fc_open_options open;       /**< for fc_compare_paths */
@@ -72,15 +72,15 @@ typedef struct fc_compare_report {
     fc_compared *items; /**< the names in the order of A, then those that only B has, in its order */
     size_t count;
     size_t same;      /**< number of names whose values are the same */
-    size_t by_digest; /**< number of these that recorded digests decided */
+    size_t by_digest; /**< number of these that were compared by their recorded digests */
     size_t close;     /**< number of names that differ within the tolerance */
     size_t different; /**< number of names on both sides that differ */
     size_t only_a, only_b;
     size_t unread;   /**< number of names that were not compared, because of `quick` */
     size_t left_out; /**< number of names that include and exclude left out, on both sides */
     uint64_t bytes;  /**< bytes of data that were read, on both sides */
-    fc_code damage;  /**< FC_ECORRUPT: data that was read is not what one of them records of it, as `damaged` says;
-                          the items tell how it compares all the same. Else FC_OK */
+    fc_code damage;  /**< FC_ECORRUPT if data that was read does not match what its checkpoint records (see `damaged`);
+                        the items are compared all the same. Otherwise FC_OK */
     fc_error damaged;
 } fc_compare_report;
 

@@ -49,9 +49,9 @@ struct fc_device {
     fc_code (*synchronize)(fc_device *device, fc_stream *stream, fc_error *err);
     fc_code (*event_new)(fc_device *device, fc_event **out, fc_error *err);
     void (*event_free)(fc_device *device, fc_event *event);
-    /** Makes `event` happen when the stream has done the work that it has now. */
+    /** Makes `event` happen when the stream has done all work that was queued before. */
     fc_code (*record)(fc_device *device, fc_event *event, fc_stream *stream, fc_error *err);
-    /** Makes work that is given to `stream` from now on start after `event`. */
+    /** Delays all later work on `stream` until `event` has happened. */
     fc_code (*wait)(fc_device *device, fc_stream *stream, fc_event *event, fc_error *err);
 
     /** Copies bytes between host and device, or within either. */

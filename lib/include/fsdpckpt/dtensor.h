@@ -123,8 +123,8 @@ fc_code fc_chunk_tensor(const fc_chunk_source *source, int64_t rank, int64_t wor
  * _chunk_dtensor: the DTensor on `root_mesh` (dp, tp) or (replicate, dp, tp) into which FSDP1 turns its parameter.
  * - A plain tensor of `shape`: Shard(0) on the *first* mesh dimension, Replicate on all others.
  * - A DTensor on the TP mesh (`tp` not NULL, its first placement counts): Shard(0) on the last but one dimension, the
- *   TP placement on the last, Replicate before. The global shape is what DTensor.from_local makes of the local sizes:
- *   the local size times the TP ranks, which for an uneven TP shard is not the true shape.
+ *   TP placement on the last, Replicate on all others. The global shape is the one that DTensor.from_local derives: the
+ *   local size times the TP ranks. For an uneven TP shard it is wrong.
  * @param root_mesh  the parent mesh; NULL is the error "No parent device_mesh is found for FSDP device_mesh."
  * @param coordinate of this rank on root_mesh.
  * @param out        receives the DTensor; its local box is also written to `offsets` and `out->local_sizes`.

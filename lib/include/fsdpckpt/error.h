@@ -51,7 +51,7 @@ typedef struct fc_error {
     fc_code code;
     char message[1024];
     fc_hint hint;
-    char about[256]; /**< what the hint is about, e.g. the name of the value to exclude; "" if that is clear */
+    char about[256]; /**< the value that the hint refers to, e.g. the name to exclude; "" if there is none */
 } fc_error;
 
 /**

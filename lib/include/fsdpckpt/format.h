@@ -19,13 +19,13 @@ struct fc_comm;     /* comm.h */
 struct fc_findings; /* verify.h */
 struct fc_verify_report;
 
-/** What a probe may look at: nothing else is opened, nothing is changed. */
+/** What a probe may examine. It opens and changes nothing else. */
 typedef struct fc_probe {
     const char *path;
     bool is_directory;
     const unsigned char *head; /**< the first bytes of a file; NULL for a directory */
     size_t head_size;          /**< up to 4096 */
-    fc_error *err;             /**< set by a probe that could not look, with an error of the system; never NULL */
+    fc_error *err;             /**< set by a probe after a system error; never NULL */
 } fc_probe;
 
 /** A writer in progress. fc_format_writer.create makes it, `destroy` frees it. */
@@ -46,8 +46,8 @@ typedef struct fc_format_reader {
     fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
     /** Frees checkpoint->state. NULL: there is nothing to free. */
     void (*close)(fc_checkpoint *checkpoint);
-    /** Reads the headers of file `index` on its own. Called after `open` has failed, to report each damaged file of
-     *  those that `open` had put into checkpoint->files. NULL: a checkpoint of this format is never several files. */
+    /** Reads the headers of file `index` alone. Called after `open` has failed, for each file that `open` had put into
+     *  checkpoint->files, so that every damaged one is reported. NULL: checkpoints of this format are single files. */
     fc_code (*check_header)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
     /** Implements fc_checkpoint_extent. */
     fc_code (*extent)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
@@ -63,15 +63,17 @@ typedef struct fc_format_reader {
                       fc_error *err);
     /** Checks the bytes of an object before they are copied verbatim. NULL: `digest` covers them. */
     fc_code (*check_object)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
-    /** For derived checkpoints: once all data was read, compares what was read of the inputs with the digests and CRCs
-     *  that they record. Collective over `comm`, which may be NULL. NULL: the checkpoint is not derived. */
+    /**
+     * For derived checkpoints: after all data was read, compares what was read of the inputs with their recorded
+     * digests and CRCs. Collective over `comm`, which may be NULL. NULL: the checkpoint is not derived.
+     */
     fc_code (*check_inputs)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
     /** Checks the first bytes of data file `index`, which exists and is long enough for its chunks. Called before a
      *  conversion, and for checkpoints opened with headers_only. NULL: there is nothing to check. */
     fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 } fc_format_reader;
 
-/** Checks what only the format knows. All of it may be NULL. */
+/** Checks what only the format knows. All members may be NULL. */
 typedef struct fc_format_verifier {
     /** Checks headers and the records next to the tensors' bytes. Reports every defect to `findings`; fails only when
      * it cannot continue. NULL: there is nothing to check. */
@@ -87,14 +89,17 @@ typedef struct fc_format_verifier {
 
 /** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
 typedef struct fc_format_writer {
-    bool wants_crc32;    /**< finish_file needs fc_target_item.crc32 */
-    bool holds_pickles;  /**< loading an object of the target runs its pickle: only harmless objects are written */
+    bool wants_crc32; /**< finish_file needs fc_target_item.crc32 */
+    bool
+        holds_pickles; /**< loading an object of the target executes its pickle, so only harmless objects are written */
     bool self_contained; /**< each shard file holds all boxes of its rank, replicated ones and objects too */
     /** Where objects go, for people, when the format has no objects: `reserve` puts them there and the engine writes
      *  none. NULL: objects are stored like tensors. */
     const char *objects_note;
-    /** The files in a directory that this format writes, ended by one without a glob; a directory that holds nothing
-     *  else may be replaced. NULL: the format writes no directories. */
+    /**
+     * The files that this format writes into a directory, ended by one without a glob. A directory that contains
+     * nothing else may be replaced. NULL: the format writes no directories.
+     */
     const fc_own_file *own_files;
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
@@ -104,8 +109,8 @@ typedef struct fc_format_writer {
     fc_code (*set_parts)(fc_target_tensor *tensors, size_t count, fc_error *err);
     /** Returns the number of files with data. NULL: one file, or with a mesh one file per rank. */
     size_t (*files)(const fc_target *target);
-    /** Returns the name of the file that `finish` writes over the others of each part, or NULL. A NULL function means
-     *  there is none. */
+    /** Returns the name of the file that `finish` writes over the others of each part, or NULL. A NULL member means
+     * that there is none. */
     const char *(*index)(const fc_target *target);
     /** Starts a target at `staging`, a file path, or an existing empty directory if is_directory. Writes nothing
      * outside of it. */
@@ -127,10 +132,10 @@ typedef struct fc_format_writer {
      */
     fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err);
-    /** Writes the digests of the owned items into the room that `reserve` left for them, once all data of the file is
+    /** Writes the digests of the owned items into the room that `reserve` left for them, after all data of the file was
      *  written. A file with chunked items gets its final length. NULL: there is nothing to write. */
     fc_code (*finish_file)(fc_writer *writer, const fc_target_file *file, fc_error *err);
-    /** Writes what spans all files, e.g. index.h5, once they are finished.
+    /** Writes what spans all files, e.g. index.h5, after they are finished.
      *  @param digests CRC-64 of each of target->tensors as a whole. */
     fc_code (*finish)(fc_writer *writer, const uint64_t *digests, fc_error *err);
     void (*destroy)(fc_writer *writer);
@@ -161,16 +166,16 @@ static inline bool fc_format_writes(const fc_format *format) {
  */
 bool fc_is_own_file(const char *name, const unsigned char *head, size_t size);
 
-/** How objects of one fc_object.encoding are decoded, and examined: what a program that loads them would execute. */
+/** How objects of one fc_object.encoding are decoded, and examined for code that loading them would execute. */
 typedef struct fc_object_encoding {
     const char *name; /**< fc_object.encoding */
     /** Examines the `length` bytes from `offset` of the open file `fd`. */
     fc_code (*examine)(int fd, const char *path, uint64_t offset, uint64_t length, fc_object_verdict *out,
                        fc_error *err);
-    /** Likewise `length` bytes in memory; takes over the malloc'ed `bytes`. */
+    /** Examines `length` bytes in memory, and frees `bytes`, which is malloc'ed. */
     fc_code (*examine_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
                               fc_error *err);
-    /** Decodes them as fc_checkpoint_object_json does; takes over the malloc'ed `bytes`. */
+    /** Decodes them as fc_checkpoint_object_json does, and frees `bytes`, which is malloc'ed. */
     fc_code (*json_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena, const char **json,
                            fc_error *err);
 } fc_object_encoding;

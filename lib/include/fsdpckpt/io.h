@@ -73,30 +73,30 @@ fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **
 /** Writes exactly `size` bytes at `offset`. */
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 
-/** Receives lines for a person about files that an earlier run left. NULL members: nobody wants to know. */
+/** Receives lines for people about files that an earlier run left behind. All members NULL: they are not reported. */
 typedef struct fc_teller {
     void (*tell)(void *context, const char *line);
     void *context;
 } fc_teller;
 
-/** What is to be made, and what may be replaced by it. */
+/** The target of a commit, and what it may replace. */
 typedef struct fc_commit_options {
     const char *path;
     bool is_directory;
-    bool force;       /**< replaces a checkpoint file, or a directory with nothing but files that this program writes,
-                           in it or in folders of it */
-    bool any_content; /**< of one file: `force` replaces it whatever it holds */
-    uint64_t bytes;   /**< how much will be written; 0: not known */
-    /** Of a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL:
-     * it may replace none. */
+    bool force;       /**< replace a checkpoint file, or a directory that, with its subdirectories, contains only files
+                            that this program writes */
+    bool any_content; /**< for a single file: `force` replaces it whatever it contains */
+    uint64_t bytes;   /**< bytes that will be written; 0: unknown */
+    /** For a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL:
+     *  no file may be replaced. */
     bool (*is_own_file)(const char *name, const unsigned char *head, size_t size);
     fc_teller teller;
 } fc_commit_options;
 
 /**
- * Checks whether a target could be started; changes nothing. Refused are an existing target without `force`, a target
- * whose parent directory is missing, a mount point, and with `force` a target of another kind or with other content
- * than `force` replaces.
+ * Checks whether a target could be created; changes nothing. Refuses an existing target without `force`, a target whose
+ * parent directory is missing, a mount point, and with `force` a target of another kind or with content that `force`
+ * does not replace.
  * @return FC_EUSAGE for a refused target, FC_EIO if the file system has less space.
  */
 fc_code fc_commit_check(const fc_commit_options *how, fc_error *err);
@@ -113,14 +113,16 @@ typedef struct fc_commit fc_commit;
  */
 fc_code fc_commit_begin(const fc_commit_options *how, fc_commit **out, fc_error *err);
 
-/** Makes a staging directory for `target` with an empty directory in it, for files that are needed only while a target
- *  is made. Nothing is checked. End it with fc_commit_abort. */
+/**
+ * Makes a staging directory for `target` with an empty directory in it, for files that are needed only during the
+ * conversion. Checks nothing. End it with fc_commit_abort.
+ */
 fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err);
 
 /** Returns the path to write to: a file that does not exist yet, or an existing empty directory. */
 const char *fc_commit_path(const fc_commit *commit);
 
-/** fc_commit_finish is to count the files it syncs, as FC_PHASE_SYNCING, and to stop where `progress` says so. */
+/** Makes fc_commit_finish count the files that it syncs, as FC_PHASE_SYNCING, and stop if `progress` is cancelled. */
 void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
 
 /**

@@ -15,13 +15,13 @@ extern "C" {
 typedef struct fc_memory_chunk {
     const int64_t *offsets, *sizes; /**< the box in the global tensor, in elements */
     const int64_t *strides;         /**< in elements; NULL: row-major */
-    const void *data;               /**< its first element; NULL: another rank has it (fc_convert_options.own_parts) */
+    const void *data; /**< the first element; NULL: another rank holds the box (fc_convert_options.own_parts) */
 } fc_memory_chunk;
 
 /** A tensor, or an object. Its chunks together cover it. */
 typedef struct fc_memory_tensor {
     const char *name; /**< FQN, unique */
-    fc_path path;     /**< place in the nested state dict; without elements it is the name alone */
+    fc_path path;     /**< place in the nested state dict; without elements, the name is used */
     fc_dtype dtype;
     int ndim;
     const int64_t *shape;

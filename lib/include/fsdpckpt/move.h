@@ -21,12 +21,13 @@ typedef struct fc_move_options {
     uint64_t memory;       /**< bytes of all buffers; 0: 56 MiB */
     fc_progress *progress; /**< may be NULL */
     bool crc32;            /**< whether to compute fc_target_item.crc32 */
-    uint64_t *digests; /**< in/out, may be NULL: a sum for each of wanted->tensors, 0 to start. What is stored in files
-                            of its owner is added to it; when all parts are done, fc_crc64_finish makes the tensor's
-                            CRC-64 of it. Sums of several ranks combine by XOR */
-    struct fc_source_crc *recorded; /**< fc_convert's: compares what is read with the source's CRC-32s. NULL: no */
-    uint32_t share, shares; /**< of several processes that write one file together, this one moves part `share` of
-                                 `shares`, by bytes. 0 and 0: everything; share = shares > 1: nothing */
+    uint64_t *digests;     /**< in/out: one sum for each of target->tensors, 0 at the start; may be NULL. This call adds
+                              what it writes. fc_crc64_finish turns the final sum into the tensor's CRC-64. Sums of
+                              several ranks are combined by XOR */
+    struct fc_source_crc
+        *recorded; /**< set by fc_convert to compare what is read with the CRC-32s of the source; NULL: no comparison */
+    uint32_t share, shares; /**< if several processes write one file, this one writes share number `share` of `shares`,
+                               divided by bytes. 0 and 0: everything; share = shares > 1: nothing */
 } fc_move_options;
 
 /**
@@ -70,28 +71,28 @@ typedef struct fc_convert_options {
     bool force;         /**< replace an existing target */
     bool dry_run;       /**< plan and check everything, but write nothing */
     bool trust_objects; /**< also write objects that are not known to be harmless into formats that run them on load */
-    bool partial;       /**< the source shows only a part of what was opened: it must not be replaced */
-    /** What else is read and must not be replaced: files and directories, ended by NULL. NULL: nothing. */
+    bool partial;       /**< the source is only a part of what was opened, so the target must not replace it */
+    /** Other files and directories that are read, so the target must not replace them; ended by NULL. NULL: none. */
     const char *const *inputs;
     fc_teller teller; /**< receives a line for each killed run that was cleaned up */
     fc_move_options move;
-    fc_comm *comm; /**< ranks that share the work: all call fc_convert with the same source and target, on a file system
-                        that all of them see. Its device is the host. NULL: this process alone */
-    bool own_parts; /**< the source is in memory (memory.h), each rank has its own part of it alone: rank r of `comm`
-                         moves the file of rank r of the target, whose mesh is as large */
+    fc_comm *comm;  /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
+                       file system. Its device uses host memory. NULL: this process alone */
+    bool own_parts; /**< the source is in memory (memory.h), and each rank has only its own shard: rank r of `comm`
+                       writes the file of rank r. The mesh of the target has as many ranks */
 } fc_convert_options;
 
 /** The result of a conversion; with dry_run, an estimate. */
 typedef struct fc_convert_report {
     fc_selected selected;
-    size_t files;                         /**< of the target, with its index */
-    size_t indexes;                       /**< how many of them are an index: one per part, or 0 */
+    size_t files;                         /**< number of files of the target, including its indexes */
+    size_t indexes;                       /**< number of these that are an index: one per part, or 0 */
     const char *index;                    /**< the name of the file that spans the others; NULL: there is none */
     uint64_t data_bytes;                  /**< bytes of tensors and objects in the target, each counted once */
     uint64_t stored_bytes;                /**< their bytes in the files, after compression; with dry_run the most */
     uint64_t header_bytes;                /**< bytes of headers, estimated high */
     uint64_t largest_part, smallest_part; /**< data bytes of the largest and the smallest shard file */
-    uint64_t memory;                      /**< most bytes of all buffers of the engine */
+    uint64_t memory;                      /**< the most bytes that the buffers of the engine may use */
 } fc_convert_report;
 
 /**

@@ -26,11 +26,11 @@ typedef struct fc_selection {
     const char *const *include;       /**< globs over FQNs, NULL-terminated; NULL: everything */
     const char *const *exclude;       /**< globs over FQNs, NULL-terminated; NULL: nothing */
     const char *strip_prefix;         /**< removed from names, with a dot that follows it; NULL: none */
-    const char *const *rename;        /**< applied next: "s/regex/replacement/gi", NULL-terminated; NULL: none */
-    bool keep_layout; /**< keep the layout of the source (fc_cut_layout); mesh and tp_plan are ignored */
-    bool cast;        /**< floating-point tensors become `dtype` */
+    const char *const *rename; /**< applied after strip_prefix: "s/regex/replacement/gi", NULL-terminated; NULL: none */
+    bool keep_layout;          /**< keep the layout of the source (fc_cut_layout); mesh and tp_plan are ignored */
+    bool cast;                 /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
-    const fc_dtype_rule *dtype_rules; /**< each goes before `cast`; the last one that matches decides */
+    const fc_dtype_rule *dtype_rules; /**< they override `cast`; the last one that matches decides */
     size_t ndtype_rules;
     int compress;        /**< deflate level 1 … 9; 0: no compression */
     bool self_contained; /**< as in fc_target */

@@ -31,32 +31,36 @@ typedef struct fc_target {
     size_t ntensors;
     int compress;        /**< deflate level 1 … 9; 0: no compression */
     bool self_contained; /**< each rank stores all of its boxes (fc_format_writer.self_contained) */
-    bool flat_state; /**< as in LOCAL_STATE_DICT of FSDP1: flat parameters are cut, all else is whole in each file */
+    bool flat_state; /**< as in LOCAL_STATE_DICT of FSDP1: flat parameters are cut, all other values are whole in each
+                        file */
     uint64_t max_file_bytes; /**< most data bytes per file of a full target; 0: one file */
 } fc_target;
 
 /** One value in one file of the target. */
 typedef struct fc_target_item {
-    uint32_t tensor;      /**< index into fc_target.tensors */
-    uint32_t owner;       /**< the rank whose file stores the box */
-    bool owned;           /**< stored in this file: owner is this rank, or the target is self-contained. A writer may
-                               clear it in fc_format.reserve for what it stores in its own way (an object, a view) */
-    const int64_t *dims;  /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
-    uint64_t offset;      /**< out (fc_format.reserve): byte offset in the file of the first element; owned ones are
-                               row-major and contiguous */
+    uint32_t tensor; /**< index into fc_target.tensors */
+    uint32_t owner;  /**< the rank whose file stores the box */
+    bool owned; /**< stored in this file: owner is this rank, or the target is self-contained. A writer may clear it in
+                   fc_format_writer.reserve for what it stores in its own way (an object, a view) */
+    const int64_t *dims; /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
+    uint64_t offset; /**< out (fc_format_writer.reserve): byte offset of the first element in the file; owned items are
+                        row-major and contiguous */
     const int64_t *chunk; /**< stored in compressed chunks of these sizes (ndim), see fc_target_chunk; the writer sets
                                `offset` to its place in the order of writing. NULL: contiguous */
-    uint64_t crc64;       /**< out (the engine, before fc_format.seal): of the row-major bytes of the box, if owned */
-    uint32_t crc32;       /**< the same as CRC-32, if fc_format.wants_crc32 */
+    uint64_t crc64; /**< out (the engine, before fc_format_writer.finish_file): CRC-64 of the row-major bytes of the
+                       box, if owned */
+    uint32_t crc32; /**< their CRC-32, if fc_format_writer.wants_crc32 */
 } fc_target_item;
 
-/** What one rank's file holds: its local box of every tensor; objects are in the file of rank 0 only, or in each if
- *  self-contained. */
+/**
+ * The content of the file of one rank: its local box of every tensor. Objects are in the file of rank 0 only, or in
+ * each file if the target is self-contained.
+ */
 typedef struct fc_target_file {
     uint32_t rank;
     fc_target_item *items; /**< in the order of fc_target.tensors */
     size_t nitems;
-    const char *path; /**< out (fc_format.reserve): the file the engine writes into, owned by the writer */
+    const char *path; /**< out (fc_format_writer.reserve): the file that the engine writes to; owned by the writer */
 } fc_target_file;
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /*
  * FSDP1's LOCAL_STATE_DICT: FullyShardedDataParallel saves its own flat parameters, such as "layers.0._flat_param".
  * They have one dimension and are cut over the ranks without regard to the parameters in them. The files do not name
- * these parameters; the names, shapes and order of the model's parameters tell. Semantics: _local_post_state_dict_hook
- * in torch/distributed/fsdp/_state_dict_utils.py, and FlatParamHandle in _flat_param.py.
+ * these parameters; they follow from the names, shapes and order of the model's parameters. Semantics:
+ * _local_post_state_dict_hook in torch/distributed/fsdp/_state_dict_utils.py, and FlatParamHandle in _flat_param.py.
  */
 #ifndef FSDPCKPT_UNFLATTEN_H
 #define FSDPCKPT_UNFLATTEN_H
@@ -30,10 +30,10 @@ const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *coun
 bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why);
 
 /**
- * Puts the tensors of `wanted` in the order of `model`, where they may have any name of tied ones. What is no parameter
- * comes behind.
- * @param arena gets the new order, which `wanted` points to.
- * @return FC_EUSAGE where the order of `model` is not known, or one of the two has a tensor that the other has not.
+ * Puts the tensors of `target` in the order of `model`, which may list any one of several tied names. Values that are
+ * not parameters come last.
+ * @param arena owns the new order, which `target` points to.
+ * @return FC_EUSAGE if the order of `model` is unknown, or if one of the two lacks a tensor of the other.
  */
 fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *target, fc_error *err);
 
@@ -45,11 +45,11 @@ bool fc_was_flat(const fc_checkpoint *checkpoint);
  * the parameters below its module that are in no deeper one, except values that the source has under their own names
  * (buffers, ignored parameters), with or without the padding of use_orig_params. Parameters get the dtype of their flat
  * parameter.
- * @param source belongs to the new checkpoint if there is one, else to the caller. Has flat parameters.
+ * @param source has flat parameters; belongs to the new checkpoint after success, otherwise to the caller.
  * @param model  need not outlive the call.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
- * @return FC_EUSAGE where the order of `model` is not known, or it does not fit: a unit has another number of elements,
- *         a parameter is nowhere; FC_EUNSUPPORTED where it fits in more than one way; FC_ENOMEM.
+ * @return FC_EUSAGE if the order of `model` is unknown, or if it does not fit: a unit has another number of elements,
+ * or a parameter is in no unit; FC_EUNSUPPORTED if it fits in more than one way; FC_ENOMEM.
  */
 fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err);
 

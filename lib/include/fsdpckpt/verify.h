@@ -32,7 +32,7 @@ typedef struct fc_findings {
     uint64_t count;
 } fc_findings;
 
-/** Reports a defect. Thread-safe. `place` has everything except the message. */
+/** Reports a defect. Thread-safe. `place` contains all members except the message. */
 void fc_report_defect(fc_findings *findings, const fc_defect *place, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

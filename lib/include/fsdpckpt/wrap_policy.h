@@ -4,8 +4,8 @@
  *
  * Choosing is separate from applying. A policy reads the module tree and fills a map from modules to options; checks
  * read that map; one post-order pass applies it. The module tree comes from the names of parameters:
- * "layers.0.attn.wq.weight" is the parameter "weight" of the module "layers.0.attn.wq". A person adds what names do not
- * tell, such as classes, frozen and shared parameters: fc_model_info.
+ * "layers.0.attn.wq.weight" is the parameter "weight" of the module "layers.0.attn.wq". fc_model_info adds what names
+ * do not show, such as classes, frozen and shared parameters.
  */
 #ifndef FSDPCKPT_WRAP_POLICY_H
 #define FSDPCKPT_WRAP_POLICY_H
@@ -59,19 +59,22 @@ typedef struct fc_parameter {
     bool ignored; /**< whether no unit manages it, like ignored_states of FSDP */
 } fc_parameter;
 
-/** A module. Modules are in pre-order: the first child of m is m + 1, each next one is the `end` of the last. */
+/**
+ * A module. Modules are in pre-order: the first child of module m is m + 1, and each further child begins at the `end`
+ * of the one before.
+ */
 typedef struct fc_module {
-    fc_name fqn;                /**< empty for the root, or the common path of a nested state dict: "model" */
+    fc_name fqn;                /**< empty for the root, unless a nested state dict gives it a path such as "model" */
     fc_name name;               /**< its last component */
-    const char *const *classes; /**< its class, then its base classes, as far as they are known */
+    const char *const *classes; /**< its class, then its base classes, as far as known */
     size_t nclasses;
     uint32_t parent; /**< FC_NO_MODULE for the root */
     uint32_t end;    /**< one past its last descendant */
     uint32_t depth;
     uint32_t first_parameter, nparameters; /**< its own parameters, without those of its children */
-    uint32_t same_as;                      /**< index of the first module that is the same one; its own otherwise */
-    bool ignored;                          /**< whether it is ignored, with everything below it */
-    bool inferred;                         /**< whether its class was derived from names */
+    uint32_t same_as; /**< index of the first module that is the same object; its own index if it is not shared */
+    bool ignored;     /**< whether it is ignored, with everything below it */
+    bool inferred;    /**< whether its class was derived from names */
 } fc_module;
 
 /** A model as a tree. Immutable; the arena that it was made with owns it. */
@@ -93,9 +96,9 @@ typedef struct fc_class_rule {
 } fc_class_rule;
 
 /**
- * What names do not tell. A pattern matches a module, with everything below it, or a parameter whose FQN equals it or
- * ends with "." and it; `*` matches within one component. The most specific class rule decides: the one with more
- * components, then with more literal characters, then the earlier one.
+ * Facts about a model that names do not show. A pattern matches a module, with everything below it, or a parameter
+ * whose FQN equals it or ends with "." and it; `*` matches within one component. The most specific class rule decides:
+ * the one with more components, then with more literal characters, then the earlier one.
  */
 typedef struct fc_model_info {
     const fc_class_rule *classes;
@@ -103,14 +106,14 @@ typedef struct fc_model_info {
     const char *const *frozen; /**< patterns, NULL-terminated, as the others; NULL: none */
     const char *const *ignored;
     const char *const *buffers;
-    const char *const *const *shared; /**< groups of whole FQNs, each of parameters or each of modules that are the
-                                           same; NULL-terminated like each group. A parameter that the checkpoint does
-                                           not have beside its twin is added. */
+    const char *const *const *shared; /**< groups of whole FQNs, each of parameters or of modules that are the same;
+                                         each group and the list are NULL-terminated. A parameter that the checkpoint
+                                         has only under another name of its group is added */
 } fc_model_info;
 
 /**
- * Reads a fc_model_info: {"layers.*": "LlamaDecoderLayer", "norm": ["BatchNorm2d", "_BatchNorm"],
- * "$frozen": ["embed"], "$ignored": […], "$buffers": […], "$shared": [["lm_head.weight", "embed.weight"]]}.
+ * Reads an fc_model_info: {"layers.*": "LlamaDecoderLayer", "norm": ["BatchNorm2d", "_BatchNorm"], "$frozen":
+ * ["embed"], "$ignored": […], "$buffers": […], "$shared": [["lm_head.weight", "embed.weight"]]}.
  * @return FC_EUSAGE for a malformed file, naming file and member; FC_EIO when it cannot be read.
  */
 fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_info **out, fc_error *err);
@@ -127,9 +130,10 @@ fc_code fc_module_tree_new(const fc_parameter_spec *specs, size_t count, const f
                            fc_module_tree *out, fc_error *err);
 
 /**
- * The tree of the tensors of a selection (fc_target_new). Optimizer state and objects are no parameters (`left_out`);
- * buffers are integers of more than 8 bits, bools, and floats with the names that torch's own modules give to buffers.
- * Tensors with the very same bytes in the files are tied. fc_parameter.spec is the index into wanted->tensors.
+ * Makes the tree of the tensors of a target (fc_target_new). Optimizer state and objects are not parameters
+ * (`left_out`); buffers are integers of more than 8 bits, bools, and floats with the names that torch's own modules
+ * give to buffers. Tensors with the same bytes in the files are tied. fc_parameter.spec is the index into
+ * target->tensors.
  */
 fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc_arena *arena, fc_module_tree *out,
                           fc_error *err);
@@ -207,9 +211,9 @@ typedef fc_code (*fc_wrap_fn)(const fc_module_tree *tree, uint32_t m, void *user
 fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_error *err);
 
 /**
- * size_based_auto_wrap_policy: bottom up, a module becomes a unit when what is left below it has at least `least`
- * elements. All is counted before anything is applied.
- * @param force_leaf classes (NULL-terminated) below which, and at which, nothing is wrapped; NULL: torch's,
+ * size_based_auto_wrap_policy: bottom up, a module becomes a unit if the parameters below it that are in no unit yet
+ * have at least `least` elements. All elements are counted before any unit is made.
+ * @param force_leaf classes (NULL-terminated) that are not wrapped, nor is anything below them; NULL: torch's,
  * {MultiheadAttention}.
  * @param exclude    classes that are not wrapped themselves; NULL: torch's, {ModuleList, ModuleDict}.
  */
@@ -249,12 +253,15 @@ fc_code fc_wrap_check_shared(const fc_wrap_targets *targets, fc_error *err);
 typedef fc_code (*fc_wrap_apply_fn)(const fc_module_tree *tree, uint32_t m, const fc_unit_options *options, void *user,
                                     fc_error *err);
 
-/** Calls `fn` for each target in post-order, a shared module once; for the root last. Stops at the first failure. */
+/**
+ * Calls `fn` for each unit in post-order, once for a shared module, and last for the root. Stops at the first failure.
+ */
 fc_code fc_wrap_apply(const fc_wrap_targets *targets, fc_wrap_apply_fn fn, void *user, fc_error *err);
 
 /**
- * The unit that manages each module's own parameters: the nearest target from it upwards.
- * @param unit out: nmodules; a module each, 0 for the root.
+ * Computes the unit that manages each module's own parameters: the module itself or its nearest ancestor that is a
+ * unit.
+ * @param unit receives, for each module, the module of its unit; 0 for the root.
  */
 void fc_wrap_unit_of(const fc_wrap_targets *targets, uint32_t *unit);
 
@@ -263,9 +270,10 @@ typedef struct fc_unit {
     uint32_t module;
     const char *fqn; /**< FQN of the module; "" for a root without a name */
     fc_unit_options options;
-    const uint32_t *parameters; /**< into the tree's, in the order of FSDP's flat parameter; shared ones once */
+    const uint32_t
+        *parameters; /**< indexes into the tree's parameters, in the order of FSDP's flat parameter; shared ones once */
     size_t nparameters;
-    const uint32_t *names; /**< the same with shared ones as often as they occur */
+    const uint32_t *names; /**< the same, but shared ones as often as they occur */
     size_t nnames;
     int64_t numel;
     uint64_t bytes;
