@@ -89,8 +89,9 @@ const command command_average = {
     .description =
         "Writes the mean of several checkpoints with the same names and shapes, in any formats and layouts. With "
         "--weights it writes their weighted mean; the weights are divided by their sum, so 3,1 is 0.75,0.25. "
-        "Floating-point and complex tensors are summed in float32 (float64 stays float64) in the order of the sources, "
-        "and rounded to the type of the first source. Integers, booleans and objects (such as a step count) have no "
+        "Floating-point and complex tensors are summed in float64 (float64 itself with compensated sums) in the order "
+        "of the sources, and rounded once, to the type of the first source. Integers, booleans and objects (such as a "
+        "step count) have no "
         "average: they must be equal, unless --take-first uses those of the first source.\n\nWithout --dp, --tp and "
         "--replicas the target is one full file, as from consolidate; with them it is sharded, as from reshard. Memory "
         "use does not depend on the size of the checkpoints.",

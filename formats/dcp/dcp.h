@@ -32,6 +32,7 @@ typedef struct dcp_builder {
     const char *metadata_path; /* for messages */
     fc_tensor *tensors;        /* in the arena; tags of FQN strings hold index + 1 */
     size_t ntensors;
+    uint64_t nchunks;
     dcp_file *files; /* malloc'ed; second tags of path strings hold index + 1 */
     size_t nfiles, files_capacity;
     fc_error *err;

@@ -9,6 +9,7 @@
 #include "base/grow.h"
 #include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "io/stand_in.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -111,6 +112,7 @@ static fc_code check_files(const dcp_builder *b) {
             return fc_fail(b->err, FC_ECORRUPT, "%s: not a regular file", file->path);
         }
         if ((uint64_t)st.st_size < f->needed) {
+            FC_TRY(fc_check_stand_in(file->path, b->err));
             return fc_fail(b->err, FC_ECORRUPT,
                            "%s: truncated: it has %" PRIu64 " bytes, .metadata places items up to byte %" PRIu64
                            " in it, the last one of tensor %.256s",

@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { LEAST_BYTES = 8 }; /* of a chunk in the pickle, if no list of chunks is shared; PyTorch writes some 60 */
+
 static const fc_object torch_save_object = {.encoding = "torch.save"};
 
 static fc_code no_memory(const dcp_builder *b) {
@@ -147,12 +149,16 @@ static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int
     return FC_OK;
 }
 
-static fc_code read_chunks(const dcp_builder *b, fc_tensor *t, fc_pv list) {
+static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
     size_t n;
     if (fc_pv_typeof(list) != FC_PV_LIST) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no list of chunks");
     }
     const fc_pv *items = fc_pickle_items(b->p, list, &n);
+    b->nchunks += n;
+    if (n > 0 && b->nchunks > b->p->size / LEAST_BYTES) {
+        return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "too many tensors share one list of chunks");
+    }
     size_t width = 2 * (size_t)t->ndim, total;
     fc_chunk *chunks = fc_arena_calloc(b->checkpoint->arena, n, sizeof *chunks);
     int64_t *dims = fc_mul_size(n, width, &total) ? fc_arena_calloc(b->checkpoint->arena, total, sizeof *dims) : NULL;
@@ -198,7 +204,7 @@ fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_c
     return FC_OK;
 }
 
-static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
+static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
     if (fc_pickle_is_object(b->p, v, FC_CLASS_BYTES_STORAGE)) {
         return make_object(b, t);
     }
@@ -226,9 +232,47 @@ static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {
     return FC_OK;
 }
 
-/* planner_data's tuple: strings are dict keys, numbers are list indices. */
+/* Steps over the key at `number`-th place of a path in the rest of the name that the path spells. */
+static bool spells_next(const char **rest, size_t number, const char *key, size_t n) {
+    const char *at = *rest;
+    if (number > 0 && *at++ != '.') {
+        return false;
+    }
+    if (memchr(key, '\0', n) || strncmp(at, key, n) != 0) {
+        return false;
+    }
+    *rest = at + n;
+    return true;
+}
+
+/* One key of planner_data's tuple: strings are dict keys, numbers are list indices. */
+static fc_code path_element(const dcp_builder *b, const fc_tensor *t, fc_pv v, size_t number, const char **rest,
+                            fc_path_element *out) {
+    char digits[24];
+    const char *key = digits;
+    size_t n;
+    int64_t index;
+    if (fc_pv_typeof(v) == FC_PV_STR) {
+        key = fc_pickle_bytes(b->p, v, &n);
+    } else if (fc_pickle_int(b->p, v, &index) && index >= 0) {
+        out->is_index = true;
+        n = (size_t)snprintf(digits, sizeof digits, "%" PRId64, index);
+    } else {
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
+    }
+    if (!spells_next(rest, number, key, n)) { /* PyTorch would load it under another name */
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name,
+                           "its path in planner_data does not spell its name, but has the key %.64s: .metadata is "
+                           "damaged; copy it again, or save again",
+                           key);
+    }
+    out->key = fc_arena_strndup(b->checkpoint->arena, key, n);
+    return out->key ? FC_OK : no_memory(b);
+}
+
 static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
     size_t n = 0;
+    const char *rest = t->name;
     const fc_pv *items = fc_pv_typeof(tuple) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, tuple, &n) : NULL;
     if (n == 0) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
@@ -238,18 +282,12 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
         return no_memory(b);
     }
     for (size_t i = 0; i < n; i++) {
-        int64_t index;
-        if (fc_pv_typeof(items[i]) == FC_PV_STR) {
-            FC_TRY(copy_text(b, items[i], t->name, &elements[i].key));
-        } else if (fc_pickle_int(b->p, items[i], &index) && index >= 0) {
-            elements[i].is_index = true;
-            elements[i].key = fc_arena_printf(b->checkpoint->arena, "%" PRId64, index);
-            if (!(elements[i].key)) {
-                return no_memory(b);
-            }
-        } else {
-            FC_TRY(fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys"));
-        }
+        FC_TRY(path_element(b, t, items[i], i, &rest, &elements[i]));
+    }
+    if (*rest) {
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name,
+                           "its path in planner_data ends before its name: .metadata is damaged; copy it again, or "
+                           "save again");
     }
     t->path = (fc_path){elements, n};
     return FC_OK;
@@ -259,12 +297,13 @@ static fc_code read_paths(dcp_builder *b, fc_pv planner) {
     size_t n = 0;
     /* A planner of the user's may keep anything here; the default one keeps a dict, or nothing for flat dicts. */
     const fc_pv *pairs = fc_pv_typeof(planner) == FC_PV_DICT ? fc_pickle_items(b->p, planner, &n) : NULL;
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        uint32_t tensor = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_record(b->p, pairs[i])->tag[0] : 0;
+    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* of several paths for one name PyTorch keeps the last */
+        fc_pv name = pairs[i - 2];
+        uint32_t tensor = fc_pv_typeof(name) == FC_PV_STR ? fc_pickle_record(b->p, name)->tag[0] : 0;
         if (tensor == 0 || b->tensors[tensor - 1].path.count > 0) {
             continue;
         }
-        FC_TRY(nested_path(b, &b->tensors[tensor - 1], pairs[i + 1]));
+        FC_TRY(nested_path(b, &b->tensors[tensor - 1], pairs[i - 1]));
     }
     for (size_t i = 0; i < b->ntensors; i++) {
         FC_TRY(b->tensors[i].path.count ? FC_OK : flat_path(b, &b->tensors[i]));

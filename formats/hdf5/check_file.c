@@ -7,6 +7,7 @@
 
 #include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "io/stand_in.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -21,14 +22,16 @@ static uint64_t read_u64(const unsigned char *bytes) {
     return value;
 }
 
+static fc_code too_short(const char *path, uint64_t size, fc_error *err) {
+    FC_TRY(fc_check_stand_in(path, err));
+    return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it has %" PRIu64 " bytes; copy it again", path, size);
+}
+
 /* The superblock of the file. */
 static fc_code read_superblock(const char *path, unsigned char head[SUPERBLOCK], uint64_t *size, fc_error *err) {
     int fd;
     FC_TRY(fc_open_input(path, &fd, size, err));
-    fc_code rc =
-        *size < SUPERBLOCK
-            ? fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it has %" PRIu64 " bytes; copy it again", path, *size)
-            : fc_pread_full(fd, head, SUPERBLOCK, 0, path, err);
+    fc_code rc = *size < SUPERBLOCK ? too_short(path, *size, err) : fc_pread_full(fd, head, SUPERBLOCK, 0, path, err);
     close(fd);
     return rc;
 }
@@ -47,6 +50,7 @@ fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
     }
     FC_TRY(read_superblock(path, head, &size, err));
     if (memcmp(head, signature, sizeof signature - 1) != 0) {
+        FC_TRY(fc_check_stand_in(path, err));
         return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it begins with other bytes; copy it again", path);
     }
     bool known = head[VERSION] >= 2 && head[OFFSET_SIZE] == 8 && read_u64(head + BASE) == 0;

@@ -78,6 +78,7 @@ fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *d, fc_
             return no_memory(checkpoint->path, err);
         }
         object->encoding = d->encoding ? d->encoding : "hdf5";
+        object->damaged = d->kind == FC_H5_UNREADABLE && d->code == FC_ECORRUPT;
         tensor->object = object;
     }
     return FC_OK;

@@ -344,11 +344,13 @@ static fc_code compute_all_boxes(opening *o, fc_error *err) {
 typedef struct stranger {
     const opening *o;
     int64_t rank;
+    bool read; /* out: it has headers */
 } stranger;
 
 static fc_code recognise(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
-    const stranger *s = context;
+    stranger *s = context;
     (void)number;
+    s->read = true;
     return check_root(s->o, s->rank, file, err);
 }
 
@@ -356,8 +358,12 @@ static fc_code recognise(void *context, size_t number, const fc_h5_file *file, f
 static fc_code explain_size(const opening *o, int64_t rank, uint64_t size, fc_error *err) {
     const fc_h5_state *state = o->checkpoint->state;
     const char *path = o->checkpoint->files[rank + 1].path;
-    stranger s = {o, rank};
-    FC_TRY(fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, recognise, &s, err));
+    stranger s = {o, rank, false};
+    fc_error why;
+    const fc_code rc = fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, recognise, &s, &why);
+    if (rc != FC_OK && (s.read || rc != FC_ECORRUPT)) {
+        return fc_fail(err, rc, "%s", why.message);
+    }
     return fc_h5_other_size(path, size, state->files[rank].size, err);
 }
 

@@ -16,6 +16,7 @@
 #include "hdf5/object_header.h"
 #include "hdf5/schema.h"
 #include "hdf5/writer/tree.h"
+#include "io/stand_in.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -317,6 +318,7 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
     uint64_t found = 0;
     FC_TRY(read_identity(path, row, &found, err));
     if (found != row->header_crc64) {
+        FC_TRY(fc_check_stand_in(path, err));
         return fc_fail(err, FC_ECORRUPT,
                        "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
                        ", in index.h5 it is %016" PRIx64
@@ -328,6 +330,7 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
 }
 
 fc_code fc_h5_other_size(const char *path, uint64_t size, uint64_t expected, fc_error *err) {
+    FC_TRY(fc_check_stand_in(path, err));
     return fc_fail(err, FC_ECORRUPT,
                    "%s: not the file that index.h5 was written with: it has %" PRIu64
                    " bytes, in index.h5 it is %" PRIu64

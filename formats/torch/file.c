@@ -48,6 +48,21 @@ static fc_code open_zip(torch_file *f, fc_error *err) {
     return FC_OK;
 }
 
+/* The shortest value takes 4 bytes of a pickle, with a name and a path of some 500. */
+static uint64_t most_unfolded(const torch_file *f) {
+    enum { RATIO = 128, SPARE = 16 << 20 };
+    return SPARE + RATIO * f->p->size;
+}
+
+static fc_code allow_unfolding(torch_file *f, fc_error *err) {
+    f->left = malloc(sizeof *f->left);
+    if (!f->left) {
+        return fc_no_memory(err, f->path);
+    }
+    *f->left = most_unfolded(f);
+    return FC_OK;
+}
+
 /* Reads the manifest of the open file, whose first bytes say which kind of file it is. */
 static fc_code read_contents(torch_file *f, fc_error *err) {
     unsigned char head[512];
@@ -75,10 +90,23 @@ fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_e
     FC_TRY(fc_open_input(path, &fd, &f->size, err));
     f->fd = fd;
     fc_code rc = read_contents(f, err);
+    rc = rc == FC_OK ? allow_unfolding(f, err) : rc;
     if (rc != FC_OK) {
         fc_torch_file_close(f);
     }
     return rc;
+}
+
+fc_code fc_torch_unfold(const torch_file *f, uint64_t bytes, fc_error *err) {
+    if (bytes <= *f->left) {
+        *f->left -= bytes;
+        return FC_OK;
+    }
+    *f->left = 0;
+    return fc_fail(err, FC_EUNSUPPORTED,
+                   "%s: its pickle has %" PRIu64 " bytes, but its names and objects would take more than %" PRIu64
+                   ": too many of them share their parts",
+                   f->path, f->p->size, most_unfolded(f));
 }
 
 fc_code fc_torch_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
@@ -92,6 +120,7 @@ void fc_torch_file_close(torch_file *f) {
     fc_torch_item_close(&f->item);
     fc_pickle_free(f->pickle);
     free(f->storages);
+    free(f->left);
     if (f->fd >= 0) {
         close(f->fd);
     }

@@ -21,8 +21,7 @@ enum {
     MAX_DEPTH = 128,
     SPARE_VISITS = 1 << 16, /* in addition to one for each byte of the pickle: shared dicts are few */
     MAX_NAME = 1 << 16,
-    MAX_MEMBER = 1 << 12,     /* bytes in the name of a module's member: one is made at every visit */
-    MAX_COMPARISONS = 1 << 24 /* of a module's buffers with the names of those that are not persistent */
+    MAX_MEMBER = 1 << 12 /* bytes in the name of a module's member */
 };
 
 /* The way down to the current value. */
@@ -52,9 +51,9 @@ bool fc_torch_is_global(const fc_pickle *p, fc_pv v, const char *module, const c
 fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(p, dict, &n);
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        if (fc_pickle_is_str(p, pairs[i], key)) {
-            return pairs[i + 1];
+    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* of several values for one key Python keeps the last */
+        if (fc_pickle_is_str(p, pairs[i - 2], key)) {
+            return pairs[i - 1];
         }
     }
     return 0;
@@ -188,12 +187,14 @@ static fc_code add_leaf(walker *w, fc_pv v, torch_leaf_kind kind) {
         return fc_fail(w->err, FC_EUNSUPPORTED, "%s: a name of more than %d bytes: %.64s...", w->f->path, MAX_NAME - 2,
                        w->name);
     }
-    fc_path_element *elements = fc_arena_alloc(l->arena, w->depth * sizeof *elements);
+    size_t size = w->depth * sizeof(fc_path_element);
+    FC_TRY(fc_torch_unfold(w->f, strlen(w->name) + size, w->err));
+    fc_path_element *elements = fc_arena_alloc(l->arena, size);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
     if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
         return fc_no_memory(w->err, w->f->path);
     }
-    memcpy(elements, w->path, w->depth * sizeof *elements);
+    memcpy(elements, w->path, size);
     l->items[l->count++] = (torch_leaf){name, {elements, w->depth}, v, kind};
     w->depth -= root;
     return FC_OK;
@@ -246,6 +247,7 @@ fc_code fc_torch_key_element(const torch_file *f, fc_pv key, fc_arena *arena, fc
     } else {
         size_t n;
         const char *text = fc_pickle_bytes(f->p, key, &n);
+        FC_TRY(fc_torch_unfold(f, n, err));
         out->key = fc_arena_strndup(arena, text, n);
     }
     return out->key ? FC_OK : fc_no_memory(err, f->path);
@@ -301,10 +303,24 @@ static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, TORCH_OBJECT);
 }
 
+/* A member of a module. Its own come before those of its class, so a search through the first is enough; many modules
+ * may share a long dict. */
+static fc_pv module_member(const fc_pickle *p, fc_pv state, const char *key) {
+    enum { MOST = 512 };
+    size_t n;
+    const fc_pv *pairs = fc_pickle_items(p, state, &n);
+    for (size_t i = 0; i + 1 < n && i < MOST; i += 2) {
+        if (fc_pickle_is_str(p, pairs[i], key)) {
+            return pairs[i + 1];
+        }
+    }
+    return 0;
+}
+
 /* A module that was pickled whole has its tensors where torch.nn.Module keeps them. */
 static bool is_module(const fc_pickle *p, fc_pv v) {
     fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
-    return fc_pv_typeof(state) == FC_PV_DICT && fc_torch_dict_get(p, state, "_parameters");
+    return fc_pv_typeof(state) == FC_PV_DICT && module_member(p, state, "_parameters");
 }
 
 /* The class of an instance; legacy files wrap that of a module: ('module', class, source file, source). */
@@ -349,6 +365,7 @@ static const char *member_name(walker *w, const char *prefix, fc_pv key) {
     size_t n = 0;
     const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
     bool good = text && fc_is_plain_text(text, n) && strlen(prefix) + n < MAX_MEMBER;
+    good = good && fc_torch_unfold(w->f, strlen(prefix) + n, w->err) == FC_OK;
     return good ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
 }
 
@@ -360,14 +377,11 @@ static fc_code bad_module(walker *w) {
 /* The values of _parameters or _buffers, named as in state_dict(). */
 static fc_code walk_members(walker *w, fc_pv state, const char *table, const char *prefix) {
     size_t n = 0, ntransient = 0;
-    fc_pv dict = fc_torch_dict_get(w->p, state, table),
-          set = fc_torch_dict_get(w->p, state, "_non_persistent_buffers_set");
+    fc_pv dict = module_member(w->p, state, table), set = module_member(w->p, state, "_non_persistent_buffers_set");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
     const fc_pv *transient = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(w->p, set, &ntransient) : NULL;
     fc_code rc = FC_OK;
-    if (ntransient > 0 && n > MAX_COMPARISONS / ntransient) {
-        return bad_module(w);
-    }
+    FC_TRY(fc_torch_unfold(w->f, n * (uint64_t)ntransient, w->err)); /* comparisons */
     for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
         const char *name = member_name(w, prefix, pairs[i]);
         if (!name) {
@@ -382,13 +396,12 @@ static fc_code walk_members(walker *w, fc_pv state, const char *table, const cha
 /* What state_dict() of a module has: parameters, buffers, then the modules within. */
 static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth) {
     size_t n = 0;
-    fc_pv state = fc_pickle_state(w->p, v), dict = fc_torch_dict_get(w->p, state, "_modules");
+    fc_pv state = fc_pickle_state(w->p, v), dict = module_member(w->p, state, "_modules");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
-    uint64_t cost = 1 + strlen(prefix) / 32; /* names are made anew wherever a shared module is */
-    if (depth == MAX_DEPTH || w->visits < cost) {
+    if (depth == MAX_DEPTH || w->visits == 0) {
         return bad_module(w);
     }
-    w->visits -= cost;
+    w->visits--;
     FC_TRY(walk_members(w, state, "_parameters", prefix));
     FC_TRY(walk_members(w, state, "_buffers", prefix));
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -467,31 +480,5 @@ out:
     fc_pv_map_free(&w.marked);
     free(w.stack);
     free(w.name);
-    return rc;
-}
-
-static int by_name(const void *a, const void *b) {
-    const torch_leaf *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
-fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_error *err) {
-    const torch_leaf **sorted = malloc((leaves->count + 1) * sizeof *sorted);
-    if (!sorted) {
-        return fc_no_memory(err, path);
-    }
-    for (size_t i = 0; i < leaves->count; i++) {
-        sorted[i] = &leaves->items[i];
-    }
-    qsort(sorted, leaves->count, sizeof *sorted, by_name);
-    fc_code rc = FC_OK;
-    for (size_t i = 1; i < leaves->count && rc == FC_OK; i++) {
-        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
-            rc = fc_fail(err, FC_EUNSUPPORTED,
-                         "%s: two values are both called %.256s once the keys on the way to them are joined by dots",
-                         path, sorted[i]->name);
-        }
-    }
-    free(sorted);
     return rc;
 }

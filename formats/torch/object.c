@@ -61,6 +61,7 @@ static fc_code make_archive(const torch_file *f, fc_pv v, fc_pickle_copy *copy, 
     fc_torch_pickler *w = copy->w;
     FC_TRY(fc_pickle_copy_value(copy, v, err));
     FC_TRY(fc_torch_pickle_end(w, err));
+    FC_TRY(fc_torch_unfold(f, w->size, err));
     FC_TRY(find_storages(f, copy, arena, object, err));
     unsigned char *pickle = fc_arena_alloc(arena, w->size);
     if (!pickle) {
@@ -82,6 +83,7 @@ fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch
     if (!object) {
         return fc_no_memory(err, NULL);
     }
+    FC_TRY(fc_torch_unfold(f, 1, err));
     fc_torch_pickle_begin(&w, 2);
     fc_code rc = make_archive(f, v, &copy, &zip, arena, object, err);
     fc_torch_zip_free(&zip);

@@ -80,6 +80,16 @@ static bool are_integers(const fc_pv *items, size_t n) {
     return true;
 }
 
+/* A pickler writes what a call takes for this one call. So it is shorter than the pickle, unless many calls share it:
+ * then a small pickle would fill any memory. A few bytes, such as those of a NumPy scalar, are often shared. */
+fc_code fc_pickle_count_taken(fc_pickle_vm *vm, size_t n) {
+    enum { RATIO = 8 };
+    vm->taken += n;
+    return vm->taken / RATIO <= vm->reader.source->size
+               ? FC_OK
+               : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "too many values are made from one shared value");
+}
+
 static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     fc_pickle *p = vm->p;
     fc_pv arg;
@@ -90,6 +100,7 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     fc_pv_type type = fc_pv_typeof(arg);
     if (type == FC_PV_TUPLE || type == FC_PV_SIZE) {
         const fc_pv *sizes = fc_pickle_tuple(p, arg, &n);
+        FC_TRY(fc_pickle_count_taken(vm, n));
         if (!are_integers(sizes, n)) {
             return bad_call(vm, callee);
         }
@@ -104,20 +115,12 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     n = 0;
     if (type == FC_PV_LIST) {
         items = fc_pickle_items(p, arg, &n);
+        FC_TRY(fc_pickle_count_taken(vm, n));
     }
     if (!are_integers(items, n)) {
         return bad_call(vm, callee);
     }
     return fc_pickle_add_tuple(p, FC_PV_SIZE, items, n, out) ? FC_OK : fc_pickle_nomem(vm);
-}
-
-/* A pickler writes the items that a call copies for this one call. So they are fewer than the pickle's bytes, unless
- * many calls share one list: then a small pickle would fill any memory. */
-static fc_code count_copied(fc_pickle_vm *vm, size_t n) {
-    vm->copied += n;
-    return vm->copied <= vm->reader.source->size
-               ? FC_OK
-               : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "too many containers are copies of one shared container");
 }
 
 /* Appends the pairs of a list (or tuple) of pairs to a dict: how protocol 2 writes an OrderedDict of old. */
@@ -126,7 +129,7 @@ static fc_code append_pairs(fc_pickle_vm *vm, fc_pv callee, fc_pv pairs, fc_pv d
     size_t n, two;
     const fc_pv *items =
         fc_pv_typeof(pairs) == FC_PV_LIST ? fc_pickle_items(p, pairs, &n) : fc_pickle_tuple(p, pairs, &n);
-    FC_TRY(count_copied(vm, n));
+    FC_TRY(fc_pickle_count_taken(vm, n));
     for (size_t i = 0; i < n; i++) {
         const fc_pv *pair;
         if (fc_pv_typeof(items[i]) == FC_PV_TUPLE) {
@@ -168,7 +171,7 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
     } else {
         return bad_call(vm, callee);
     }
-    FC_TRY(count_copied(vm, n));
+    FC_TRY(fc_pickle_count_taken(vm, n));
     if (type == FC_PV_SET || type == FC_PV_FROZENSET) {
         FC_TRY(fc_pickle_check_keys(vm, items, n, 1));
     }
@@ -205,6 +208,7 @@ static fc_code latin1(fc_pickle_vm *vm, fc_pv callee, fc_pv text, fc_pv_type typ
     unsigned char *to;
     size_t n, length = 0;
     fc_pickle_bytes(p, text, &n);
+    FC_TRY(fc_pickle_count_taken(vm, n));
     /* Adding may move the text area, so the source is looked up again. */
     if (!fc_pickle_add_text(p, type, n, out, &to)) {
         return fc_pickle_nomem(vm);
@@ -244,6 +248,7 @@ static fc_code make_bytes(fc_pickle_vm *vm, fc_pv callee, const fc_pv args[2], f
     default:
         return bad_call(vm, callee);
     }
+    FC_TRY(fc_pickle_count_taken(vm, n));
     if (!fc_pickle_add_text(p, type, n, out, &to)) {
         return fc_pickle_nomem(vm);
     }

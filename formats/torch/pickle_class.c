@@ -76,6 +76,7 @@ static fc_code recognise(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
         return FC_OK;
     }
     const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(p, state, &n) : NULL;
+    FC_TRY(fc_pickle_count_taken(vm, pairs ? n : 0));
     fc_class cls = pairs ? class_like(p, pairs, n) : FC_CLASS_COUNT;
     if (cls == FC_CLASS_COUNT) {
         return fc_pickle_unsupported_class(vm, global);
@@ -108,6 +109,7 @@ fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     }
     if (type == FC_PV_DICT) {
         items = fc_pickle_items(p, state, &n);
+        FC_TRY(fc_pickle_count_taken(vm, n));
         set_slots(p, instance, fields, items, n);
         if (!p->containers[fc_pv_payload(state)].memoized) {
             fc_pickle_recycle(p, state);

@@ -167,7 +167,7 @@ typedef struct fc_pickle_vm {
     fc_pickle_memo memo;
     uint64_t memoized;     /* number of MEMOIZE so far */
     bool puts;             /* whether there was a PUT */
-    uint64_t copied;       /* items that calls copied from one container into another */
+    uint64_t taken;        /* items and bytes that calls took from their arguments */
     size_t protected_cell; /* cells below this may be referred to by the memo */
 } fc_pickle_vm;
 
@@ -196,6 +196,8 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
 fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
 /** Fails with the name of a class of `.metadata` that is neither known nor like one that is. */
 fc_code fc_pickle_unsupported_class(fc_pickle_vm *vm, fc_pv global);
+/** Counts `n` items or bytes that a call or BUILD takes from its arguments. @return FC_EUNSUPPORTED for too many. */
+fc_code fc_pickle_count_taken(fc_pickle_vm *vm, size_t n);
 /** Gives the cells of a tuple back if it is the newest value and nothing else can refer to it. */
 void fc_pickle_drop_tuple(fc_pickle_vm *vm, fc_pv tuple);
 fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, size_t n, fc_pv_type wanted);

@@ -43,6 +43,7 @@ typedef struct torch_file {
     size_t nstorages;
     const fc_pickle *p; /**< the pickle of the state dict, in either kind of file */
     bool swap;          /**< the bytes are big-endian */
+    uint64_t *left;     /**< owned; what fc_torch_unfold still allows, also for copies of this struct */
 } torch_file;
 
 /** Whether a file that begins with `head` is a zip archive. */
@@ -55,6 +56,14 @@ bool fc_torch_is_tar(const unsigned char *head, size_t size);
 /** Opens `path` and loads its pickle. After a failure nothing is left open. */
 fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_error *err);
 void fc_torch_file_close(torch_file *f);
+
+/**
+ * Counts `bytes` of names and objects that are made from the pickle. They are about as long as the pickle, unless they
+ * share parts of it: every value within a dict repeats the keys on the way to it, and every object its own copy of what
+ * it shares with others. So a small pickle could unfold to more than any memory holds.
+ * @return FC_EUNSUPPORTED when the pickle unfolds to much more than its own size; then for any further bytes, too.
+ */
+fc_code fc_torch_unfold(const torch_file *f, uint64_t bytes, fc_error *err);
 
 /** Loads the pickles of a legacy file and finds its storages. */
 fc_code fc_torch_legacy_open(torch_file *f, fc_error *err);

@@ -23,6 +23,9 @@ static inline uint32_t fc_crc32_bare(const void *bytes, size_t size) {
 /** @return the bare CRC of a run after `bytes` zero bytes are appended. */
 uint64_t fc_crc64_shift(uint64_t crc, uint64_t bytes);
 
+/** @return the bare CRC of `times` copies of a run, whose bare CRC is `crc`, at distances of `bytes`. */
+uint64_t fc_crc64_repeat(uint64_t crc, uint64_t bytes, uint64_t times);
+
 static inline uint32_t fc_crc32_shift(uint32_t crc, uint64_t bytes) {
     return fc_crc32_combine(crc, 0, bytes);
 }

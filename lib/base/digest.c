@@ -56,6 +56,18 @@ uint64_t fc_crc64_shift(uint64_t crc, uint64_t bytes) {
     return crc;
 }
 
+uint64_t fc_crc64_repeat(uint64_t crc, uint64_t bytes, uint64_t times) {
+    uint64_t sum = 0, done = 0, block = crc; /* `block` is the sum of 2^k copies */
+    for (uint64_t copies = 1; times; copies <<= 1, times >>= 1) {
+        if (times & 1) {
+            sum ^= fc_crc64_shift(block, done * bytes);
+            done += copies;
+        }
+        block ^= fc_crc64_shift(block, copies * bytes);
+    }
+    return sum;
+}
+
 void fc_crc64_factor_init(fc_crc64_factor *factor, uint64_t bytes) {
     uint64_t bit[64];
     bit[63] = fc_crc64_shift((uint64_t)1 << 63, bytes);

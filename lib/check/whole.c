@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "io/stand_in.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -69,36 +70,41 @@ static void file_missing(fc_check_run *c, const fc_file *file, const contents *h
                                   .count = has->tensors + has->objects});
 }
 
+static void file_damaged(fc_check_run *c, const fc_file *file, const char *text) {
+    fc_check_add(
+        c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED, .name = file->path, .detail = fc_check_text(c, "%s", text)});
+}
+
+static void file_too_short(fc_check_run *c, const fc_file *file, uint64_t size, const contents *has) {
+    fc_error why;
+    if (fc_check_stand_in(file->path, &why) != FC_OK) {
+        file_damaged(c, file, why.message);
+        return;
+    }
+    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_TRUNCATED,
+                                  .name = file->path,
+                                  .other = has->furthest->name,
+                                  .found = fc_check_text(c, "%" PRIu64, size),
+                                  .expected = fc_check_text(c, "%" PRIu64, has->needed)});
+}
+
 static void check_file(fc_check_run *c, size_t index, const contents *has) {
     const fc_file *file = &c->checkpoint->files[index];
     const fc_format *format = c->checkpoint->format;
     struct stat st;
     fc_error why;
-    if (stat(file->path, &st) != 0) {
-        if (errno == ENOENT || errno == ENOTDIR) {
-            file_missing(c, file, has);
-        } else {
-            (void)fc_fail_errno(&why, errno, "%s: cannot read its attributes", file->path);
-            fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
-                                          .name = file->path,
-                                          .detail = fc_check_text(c, "%s", why.message)});
-        }
-        return;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
-                                      .name = file->path,
-                                      .detail = fc_check_text(c, "%s: not a regular file", file->path)});
+    if (stat(file->path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+        file_missing(c, file, has);
+    } else if (stat(file->path, &st) != 0) {
+        (void)fc_fail_errno(&why, errno, "%s: cannot read its attributes", file->path);
+        file_damaged(c, file, why.message);
+    } else if (!S_ISREG(st.st_mode)) {
+        (void)fc_fail(&why, FC_ECORRUPT, "%s: not a regular file", file->path);
+        file_damaged(c, file, why.message);
     } else if ((uint64_t)st.st_size < has->needed) {
-        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_TRUNCATED,
-                                      .name = file->path,
-                                      .other = has->furthest->name,
-                                      .found = fc_check_text(c, "%" PRIu64, (uint64_t)st.st_size),
-                                      .expected = fc_check_text(c, "%" PRIu64, has->needed)});
+        file_too_short(c, file, (uint64_t)st.st_size, has);
     } else if (format->reader.check_file && format->reader.check_file(c->checkpoint, index, &why) != FC_OK) {
-        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
-                                      .name = file->path,
-                                      .detail = fc_check_text(c, "%s", why.message)});
+        file_damaged(c, file, why.message);
     }
 }
 
@@ -143,6 +149,23 @@ void fc_check_objects(fc_check_run *c) {
     }
 }
 
+/* Adds a finding for a value that cannot be read, although the others can. */
+static void check_readable(fc_check_run *c, const fc_tensor *tensor) {
+    fc_error why;
+    fc_extent extent;
+    if (tensor->object && tensor->object->refusal) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
+                                      .name = tensor->name,
+                                      .detail = tensor->object->refusal,
+                                      .fix = fc_check_fix(c, FC_SETTING_EXCLUDE, tensor->name)});
+    } else if (tensor->object && tensor->object->damaged &&
+               fc_checkpoint_extent(c->checkpoint, tensor, 0, &extent, &why) != FC_OK) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,
+                                      .name = tensor->name,
+                                      .detail = fc_check_text(c, "%s", why.message)});
+    }
+}
+
 void fc_check_coverage(fc_check_run *c) {
     if (c->checkpoint->format->layout_only) {
         return;
@@ -151,12 +174,7 @@ void fc_check_coverage(fc_check_run *c) {
         fc_coverage *coverage = NULL;
         fc_error why;
         const fc_tensor *tensor = c->names.items[i].tensor;
-        if (tensor->object && tensor->object->refusal) {
-            fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
-                                          .name = tensor->name,
-                                          .detail = tensor->object->refusal,
-                                          .fix = fc_check_fix(c, FC_SETTING_EXCLUDE, tensor->name)});
-        }
+        check_readable(c, tensor);
         if (fc_coverage_within(c->checkpoint, tensor, NULL, &coverage, &why) != FC_OK) {
             fc_check_add(c, &(fc_finding){.kind = FC_FOUND_COVERAGE,
                                           .name = tensor->name,

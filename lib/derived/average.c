@@ -24,17 +24,15 @@
  */
 enum { LEAST_CHUNK = 256 << 10, MOST_CHUNK = 4 << 20, MOST_CHUNKS = 1 << 20 };
 
-/* How elements of a dtype are computed with. A complex number counts as two real ones. */
+/* Elements are computed with as doubles. A complex number counts as two real ones. */
 typedef struct arithmetic {
-    fc_dtype stored;  /* of a component */
-    fc_dtype compute; /* FC_F32 or FC_F64 */
+    fc_dtype stored; /* of a component */
     size_t components;
 } arithmetic;
 
 static arithmetic arithmetic_of(fc_dtype dtype) {
     const fc_dtype_info *info = fc_dtype_get(dtype);
-    size_t components = info->cls == FC_CLASS_COMPLEX ? 2 : 1;
-    return (arithmetic){info->component, info->component == FC_F64 ? FC_F64 : FC_F32, components};
+    return (arithmetic){info->component, info->cls == FC_CLASS_COMPLEX ? 2 : 1};
 }
 
 bool fc_is_averaged(const fc_tensor *tensor) {
@@ -44,68 +42,101 @@ bool fc_is_averaged(const fc_tensor *tensor) {
 
 /* ---- computing a chunk ---- */
 
-/* Adds the values of source `i` to the sum; the first source starts it. Each product and each sum is rounded. */
-/* NOLINTBEGIN(bugprone-macro-parentheses): the argument is a type */
-#define ACCUMULATE(type)                                                                                               \
-    static void accumulate_##type(const fc_average *a, size_t i, type *sum, const type *x, size_t count) {             \
-        const type w = a->weights ? (type)a->weights[i] : 1;                                                           \
-        for (size_t k = 0; k < count; k++) {                                                                           \
-            type value = a->weights ? w * x[k] : x[k];                                                                 \
-            sum[k] = i == 0 ? value : sum[k] + value;                                                                  \
-        }                                                                                                              \
-        for (size_t k = 0; !a->weights && i + 1 == a->count && k < count; k++) {                                       \
-            sum[k] /= (type)a->count;                                                                                  \
-        }                                                                                                              \
+/*
+ * Adds the values of source `i` to the sums; the first source starts them. `errors` receives what rounding takes away
+ * from sums and products (Ogita, Rump, Oishi: Accurate sum and dot product). It is NULL for types with less precision
+ * than double, whose sums are exact enough.
+ */
+static void accumulate(const fc_average *a, size_t i, double *sums, double *errors, const double *x, size_t count) {
+    const double weight = a->weights ? a->weights[i] : 1;
+    for (size_t k = 0; k < count; k++) {
+        const double value = weight * x[k], before = sums[k], total = i == 0 ? value : before + value;
+        sums[k] = total;
+        if (errors) {
+            const double added = total - before;
+            const double lost = i == 0 ? 0 : errors[k] + ((before - (total - added)) + (value - added));
+            errors[k] = a->weights ? lost + fma(weight, x[k], -value) : lost;
+        }
     }
-ACCUMULATE(float)
-ACCUMULATE(double)
-/* NOLINTEND(bugprone-macro-parentheses) */
+}
 
-/* Reads one source's values of a box in the dtype to compute with. Real numbers are cast while they are read. */
+/* The sum, or its quotient by `n`, with what rounding took away. Zeros keep their sign, infinities stay what they are.
+ */
+static double corrected(double sum, double error, double n) {
+    const double value = sum / n, rest = fma(-value, n, sum) + error;
+    return isfinite(rest) && rest != 0 ? value + rest / n : value;
+}
+
+/* Rounds to a float so that rounding this to a type of less precision gives what rounding `x` gives: if the result is
+ * not exact, its last bit is 1. */
+static float round_to_odd(double x) {
+    float y = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &y, sizeof bits);
+    if (isfinite(y) && (double)y != x && (bits & 1) == 0) {
+        bits += fabs((double)y) < fabs(x) ? 1U : -1U; /* the neighbour on the other side of x */
+        memcpy(&y, &bits, sizeof y);
+    }
+    return y;
+}
+
+/* Turns sums into averages and stores them, rounded once. */
+static void store(const fc_average *a, double *sums, const double *errors, fc_dtype stored, void *out, size_t count) {
+    const double n = a->weights ? 1 : (double)a->count;
+    float *floats = (float *)sums; /* in place: element k is written after it was read */
+    for (size_t k = 0; k < count; k++) {
+        const double value = errors ? corrected(sums[k], errors[k], n) : sums[k] / n;
+        if (stored == FC_F64) {
+            sums[k] = value;
+        } else {
+            const float rounded = stored == FC_F32 ? (float)value : round_to_odd(value);
+            memcpy(floats + k, &rounded, sizeof rounded);
+        }
+    }
+    fc_cast(stored == FC_F64 ? FC_F64 : FC_F32, sums, stored, out, count);
+}
+
+/* Reads one source's values of a box as doubles. Real numbers are cast while they are read. */
 static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor, const fc_box *box, const arithmetic *w,
-                           void *x, void *raw, fc_source_crc *crc, fc_error *err) {
+                           double *x, void *raw, fc_source_crc *crc, fc_error *err) {
     if (w->components == 1) {
-        return fc_read_box_crc(source, tensor, box, w->compute, x, crc, err);
+        return fc_read_box_crc(source, tensor, box, FC_F64, x, crc, err);
     }
-    bool casts = w->stored != w->compute;
-    FC_TRY(fc_read_box_crc(source, tensor, box, tensor->dtype, casts ? raw : x, crc, err));
-    if (casts) {
-        fc_cast(w->stored, raw, w->compute, x, (size_t)fc_box_volume(box) * w->components);
-    }
+    FC_TRY(fc_read_box_crc(source, tensor, box, tensor->dtype, raw, crc, err));
+    fc_cast(w->stored, raw, FC_F64, x, (size_t)fc_box_volume(box) * w->components);
     return FC_OK;
 }
 
-/* Reads the box of input `i` into `x`. `first`: the chunk was not read before. */
-static fc_code read_input(const fc_average *a, size_t i, const fc_tensor *input, const fc_box *box, const arithmetic *w,
-                          void *x, void *out, bool first, fc_error *err) {
-    FC_TRY_CONTEXT(read_values(a->sources[i], input, box, w, x, out, first ? a->crcs[i] : NULL, err), err, "%s",
-                   a->sources[i]->path);
+/* Adds the box of every input up. `first`: the chunk was not read before. */
+static fc_code sum_inputs(const fc_average *a, const fc_average_inputs *of, const fc_box *box, const arithmetic *w,
+                          double *sums, double *errors, double *x, void *raw, bool first, fc_error *err) {
+    const size_t count = (size_t)fc_box_volume(box) * w->components;
+    for (size_t i = 0; i < a->count; i++) {
+        FC_TRY_CONTEXT(read_values(a->sources[i], of->inputs[i], box, w, x, raw, first ? a->crcs[i] : NULL, err), err,
+                       "%s", a->sources[i]->path);
+        accumulate(a, i, sums, errors, x, count);
+    }
     return FC_OK;
 }
 
 static fc_code average_chunk(const fc_average *a, const fc_tensor *tensor, const fc_box *box, bool first, void *out,
                              fc_error *err) {
-    const fc_average_inputs *of = tensor->detail;
-    arithmetic w = arithmetic_of(tensor->dtype);
-    size_t count = (size_t)fc_box_volume(box) * w.components, bytes = count * fc_dtype_size(w.compute);
-    void *sum = malloc(bytes), *x = malloc(bytes);
+    const arithmetic w = arithmetic_of(tensor->dtype);
+    const bool precise = w.stored == FC_F64;
+    const size_t count = (size_t)fc_box_volume(box) * w.components;
+    double *sums = calloc(count, sizeof *sums), *x = malloc(count * sizeof *x);
+    double *errors = precise ? calloc(count, sizeof *errors) : NULL;
     fc_code rc = FC_OK;
-    if (!sum || !x) {
-        rc = fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
+    if (!sums || !x || (precise && !errors)) {
+        rc = fc_no_memory(err, tensor->name);
         goto out;
     }
-    for (size_t i = 0; i < a->count; i++) {
-        FC_TRY_GOTO(read_input(a, i, of->inputs[i], box, &w, x, out, first, err), rc, out);
-        if (w.compute == FC_F64) {
-            accumulate_double(a, i, sum, x, count);
-        } else {
-            accumulate_float(a, i, sum, x, count);
-        }
-    }
-    fc_cast(w.compute, sum, w.stored, out, count);
+    FC_TRY_GOTO(sum_inputs(a, tensor->detail, box, &w, sums, errors, x, out, first, err), rc, out);
+    store(a, sums, errors, w.stored, out, count);
 out:
-    free(sum);
+    free(sums);
     free(x);
+    free(errors);
     return rc;
 }
 
@@ -196,7 +227,7 @@ static fc_code cut_chunks(fc_tensor *tensor, size_t chunk_size, uint64_t *next, 
     static const int64_t origin[FC_MAX_DIMS];
     arithmetic w = arithmetic_of(tensor->dtype);
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
-    size_t element = fc_is_averaged(tensor) ? w.components * fc_dtype_size(w.compute) : fc_dtype_size(tensor->dtype);
+    size_t element = fc_is_averaged(tensor) ? w.components * sizeof(double) : fc_dtype_size(tensor->dtype);
     fc_tiles tiles;
     fc_tile tile;
     size_t n = 0;

@@ -120,3 +120,16 @@ fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const uns
     *out = fc_crc64_shift(sums.tensor, bytes_after(box, NULL, tensor->shape, element));
     return FC_OK;
 }
+
+fc_tile_digest fc_constant_digest(const fc_tensor *tensor, const fc_box *box, const unsigned char *element) {
+    const uint32_t size = fc_dtype_size(tensor->dtype);
+    const uint64_t crc = fc_crc64_bare(element, size);
+    fc_tile_digest out = {fc_crc64_repeat(crc, size, (uint64_t)fc_box_volume(box)), crc, 0};
+    uint64_t distance = size;
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        out.tensor = fc_crc64_repeat(out.tensor, distance, (uint64_t)box->sizes[d]);
+        distance *= (uint64_t)tensor->shape[d]; /* a tensor with data has fewer than 2^63 bytes */
+    }
+    out.tensor = fc_crc64_shift(out.tensor, bytes_after(box, NULL, tensor->shape, size));
+    return out;
+}

@@ -48,4 +48,11 @@ fc_code fc_tile_digest_make(const fc_target_tensor *target, const fc_target_item
 fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes, uint64_t *out,
                            fc_error *err);
 
+/**
+ * The sums of a box of equal elements, which are not written out.
+ * @param element fc_dtype_size(tensor->dtype) bytes
+ * @return item: the sum of the box by itself; tensor: what the box adds to the sum of the whole tensor
+ */
+fc_tile_digest fc_constant_digest(const fc_tensor *tensor, const fc_box *box, const unsigned char *element);
+
 #endif

@@ -2,13 +2,17 @@
  * Coverage: finds the chunks of a tensor that overlap a box, and proves that they cover it exactly once. The result is
  * a sorted list of chunks that the engine searches for every tile.
  *
- * The proof works for boxes of any shape without comparing pairs. Let f(e) be the number of chunks that contain element
- * e; f must be 1 inside the region and 0 outside. A sum of boxes is determined by its signed corners (+1 at a corner
- * with an even number of upper bounds, -1 with an odd number): f(e) is the sum over all corners q <= e, in every
- * dimension. So f is right if and only if the corners of the chunks, minus those of the region, cancel at every point.
- * That takes one sort of n · 2^k corners, where k is the number of dimensions that are cut at all. Moreover, the first
- * point p (in lexicographic order) that does not cancel is the first element that is not covered exactly once: no other
- * uncancelled corner is <= p, so f(p) - 1 is the sum at p. A negative sum is a hole, a positive one an overlap.
+ * The proof works for boxes of any shape without comparing pairs. Each bound x along each dimension d gets a secret
+ * random number S(d, x) modulo the prime 2^61 - 1. The weight of a box is the product over d of S(d, end) - S(d,
+ * start). Weights add up: the weight of a box is the sum of the weights of the cells into which any cuts divide it. So
+ * the weights of chunks that cover the region exactly once add up to the weight of the region. If they do not cover it
+ * exactly once, the difference is a polynomial in the random numbers that is not zero: every cell contributes a product
+ * of its own. A random point is a root of it with a probability below ndim / 2^61, and nobody can choose a file for
+ * which it is one, since the numbers differ in every process. The time is that of reading the chunks, whatever the
+ * number of dimensions.
+ *
+ * When the weights differ, bisection along each dimension in turn finds the first element, in lexicographic order, that
+ * is not covered exactly once.
  */
 #include "fsdpckpt/plan.h"
 
@@ -19,10 +23,11 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 
-/* The most corners: 2^24 are 4 million chunks cut in two dimensions, or 16 thousand cut in ten. Sorting takes 128 MiB.
- */
-enum { MAX_CORNERS = 1 << 24 };
+enum { MAX_STEPS = 64 }; /* of a bisection: an int64_t has no more bits */
+
+#define PRIME ((UINT64_C(1) << 61) - 1)
 
 struct fc_coverage {
     const fc_checkpoint *checkpoint; /* for messages; may be NULL */
@@ -32,6 +37,7 @@ struct fc_coverage {
     size_t count;
     int key;        /* the first dimension along which the region is cut; ndim when there is none */
     int64_t *reach; /* reach[i]: the largest end along `key` of chunks[0 … i] */
+    uint64_t secret[2];
 };
 
 /* The bounds of a chunk along `d`, clipped to the region. */
@@ -118,75 +124,89 @@ static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     return FC_OK;
 }
 
-/* Finds the dimensions along which some chunk does not span the region. @return their number. */
-static int cut_dimensions(const fc_coverage *c, int *dims) {
-    int n = 0;
+/* The first dimension along which some chunk does not span the region; ndim when there is none. */
+static int first_cut(const fc_coverage *c) {
     for (int d = 0; d < c->tensor->ndim; d++) {
         for (size_t i = 0; i < c->count; i++) {
             if (clipped_low(c, c->chunks[i], d) != c->low[d] || clipped_high(c, c->chunks[i], d) != c->high[d]) {
-                dims[n++] = d;
-                break;
+                return d;
             }
         }
     }
-    return n;
+    return c->tensor->ndim;
 }
 
-/* A corner of a box. Bit j of `mask` selects the upper bound along the j-th cut dimension. Position `count` is the
- * region. */
-typedef struct corner {
-    uint32_t position;
-    uint32_t mask;
-} corner;
-
-typedef struct corner_set {
-    const fc_coverage *coverage;
-    int ncut;
-    int cut[FC_MAX_DIMS];
-} corner_set;
-
-static int64_t corner_at(const corner_set *set, const corner *k, int j) {
-    const fc_coverage *c = set->coverage;
-    int d = set->cut[j];
-    bool upper = k->mask >> j & 1;
-    if (k->position == c->count) {
-        return upper ? c->high[d] : c->low[d];
+/* The kernel gives each process 16 random bytes. */
+static void make_secret(fc_coverage *c) {
+    const void *random = (const void *)getauxval(AT_RANDOM); /* NOLINT(performance-no-int-to-ptr) */
+    if (random) {
+        memcpy(c->secret, random, sizeof c->secret);
     }
-    return upper ? clipped_high(c, c->chunks[k->position], d) : clipped_low(c, c->chunks[k->position], d);
 }
 
-static int compare_corners(const void *a, const void *b, void *context) {
-    const corner_set *set = context;
-    for (int j = 0; j < set->ncut; j++) {
-        int order = compare_i64(corner_at(set, a, j), corner_at(set, b, j));
-        if (order) {
-            return order;
+/* The finisher of SplitMix64: every bit of the result depends on every bit of `x`. */
+static uint64_t mix(uint64_t x) {
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+/* S(d, x) */
+static uint64_t random_number(const fc_coverage *c, int d, int64_t x) {
+    return mix(mix((uint64_t)x + c->secret[0]) ^ mix((uint64_t)d + c->secret[1])) % PRIME;
+}
+
+static uint64_t weight_along(const fc_coverage *c, int d, int64_t start, int64_t end) {
+    return (random_number(c, d, end) + PRIME - random_number(c, d, start)) % PRIME;
+}
+
+static uint64_t multiply(uint64_t a, uint64_t b) {
+    return (uint64_t)((unsigned __int128)a * b % PRIME);
+}
+
+/* The weight of the part of a chunk that lies between `low` and `high`. */
+static uint64_t weight_of_chunk(const fc_coverage *c, size_t chunk, const int64_t *low, const int64_t *high) {
+    uint64_t weight = 1;
+    for (int d = 0; d < c->tensor->ndim; d++) {
+        int64_t start = clipped_low(c, chunk, d), end = clipped_high(c, chunk, d);
+        start = start > low[d] ? start : low[d];
+        end = end < high[d] ? end : high[d];
+        if (start >= end) {
+            return 0;
+        }
+        weight = multiply(weight, weight_along(c, d, start, end));
+    }
+    return weight;
+}
+
+/* Whether the selected chunks cover the box from `low` to `high` exactly once. */
+static bool cover_once(const fc_coverage *c, const int64_t *low, const int64_t *high) {
+    uint64_t sum = 0, whole = 1;
+    for (size_t i = 0; i < c->count; i++) {
+        sum = (sum + weight_of_chunk(c, c->chunks[i], low, high)) % PRIME;
+    }
+    for (int d = 0; d < c->tensor->ndim; d++) {
+        whole = multiply(whole, weight_along(c, d, low[d], high[d]));
+    }
+    return sum == whole;
+}
+
+/* Finds the first element that is not covered exactly once, in a region where there is one. */
+static void find_first_wrong(const fc_coverage *c, int64_t *point) {
+    int64_t low[FC_MAX_DIMS], high[FC_MAX_DIMS];
+    memcpy(low, c->low, sizeof low);
+    memcpy(high, c->high, sizeof high);
+    for (int d = 0; d < c->tensor->ndim; d++) {
+        for (int step = 0; step < MAX_STEPS && high[d] - low[d] > 1; step++) {
+            int64_t end = high[d], middle = low[d] + (end - low[d]) / 2;
+            high[d] = middle;
+            if (cover_once(c, low, high)) {
+                low[d] = middle;
+                high[d] = end;
+            }
         }
     }
-    return 0;
-}
-
-static int64_t corner_sign(const corner_set *set, const corner *k) {
-    bool odd = __builtin_popcount(k->mask) & 1;
-    bool region = k->position == set->coverage->count;
-    return odd == region ? 1 : -1;
-}
-
-/* Finds the first point where the sorted corners do not cancel. @return their sum there, or 0 when all cancel. */
-static int64_t first_imbalance(corner_set *set, const corner *corners, size_t n, const corner **where) {
-    for (size_t i = 0; i < n;) {
-        int64_t sum = 0;
-        size_t j = i;
-        for (; j < n && compare_corners(&corners[i], &corners[j], set) == 0; j++) {
-            sum += corner_sign(set, &corners[j]);
-        }
-        if (sum != 0) {
-            *where = &corners[i];
-            return sum;
-        }
-        i = j;
-    }
-    return 0;
+    memcpy(point, low, sizeof low);
 }
 
 static const char *file_of(const fc_coverage *c, size_t chunk) {
@@ -278,41 +298,19 @@ static fc_code fail_hole(const fc_coverage *c, const int64_t *point, fc_error *e
                    c->tensor->name, fc_box_to_text(&hole).s, covered, total);
 }
 
-static fc_code fail_imbalance(const corner_set *set, const corner *where, int64_t sum, fc_error *err) {
-    int64_t point[FC_MAX_DIMS];
-    memcpy(point, set->coverage->low, sizeof point);
-    for (int j = 0; j < set->ncut; j++) {
-        point[set->cut[j]] = corner_at(set, where, j);
-    }
-    return sum < 0 ? fail_hole(set->coverage, point, err) : fail_overlap(set->coverage, point, err);
-}
-
 /* Proves that the selected chunks cover the region exactly once. */
-static fc_code prove(fc_coverage *c, fc_error *err) {
-    corner_set set = {c, 0, {0}};
-    set.ncut = cut_dimensions(c, set.cut);
-    c->key = set.ncut ? set.cut[0] : c->tensor->ndim;
-    if (set.ncut >= 24 || c->count + 1 > (size_t)MAX_CORNERS >> set.ncut) {
-        return fc_fail(err, FC_EUNSUPPORTED, "tensor %s: %zu chunks cut along %d dimensions are not supported",
-                       c->tensor->name, c->count, set.ncut);
+static fc_code prove(const fc_coverage *c, fc_error *err) {
+    if (cover_once(c, c->low, c->high)) {
+        return FC_OK;
     }
-    uint32_t per_box = (uint32_t)1 << set.ncut;
-    size_t n = (c->count + 1) * per_box;
-    corner *corners = malloc(n * sizeof *corners);
-    if (!corners) {
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", c->tensor->name);
-    }
-    for (size_t i = 0; i <= c->count; i++) {
-        for (uint32_t mask = 0; mask < per_box; mask++) {
-            corners[i * per_box + mask] = (corner){(uint32_t)i, mask};
+    int64_t point[FC_MAX_DIMS];
+    find_first_wrong(c, point);
+    for (size_t i = 0; i < c->count; i++) {
+        if (chunk_holds(c, c->chunks[i], point)) {
+            return fail_overlap(c, point, err);
         }
     }
-    qsort_r(corners, n, sizeof *corners, compare_corners, &set);
-    const corner *where = NULL;
-    int64_t sum = first_imbalance(&set, corners, n, &where);
-    fc_code rc = sum == 0 ? FC_OK : fail_imbalance(&set, where, sum, err);
-    free(corners);
-    return rc;
+    return fail_hole(c, point, err);
 }
 
 static fc_code index_reach(fc_coverage *c, fc_error *err) {
@@ -356,10 +354,11 @@ fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *ten
         c->low[d] = region->offsets[d];
         c->high[d] = region->offsets[d] + region->sizes[d];
     }
-    c->key = tensor->ndim;
+    make_secret(c);
     /* A region without elements needs no proof, but a chunk outside the shape is still an error. */
     fc_code rc = FC_OK;
     FC_TRY_GOTO(select_chunks(c, err), rc, fail);
+    c->key = first_cut(c);
     if (fc_box_volume(region) > 0) {
         FC_TRY_GOTO(prove(c, err), rc, fail);
     }

@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/try.h"
+#include "plan/regex_size.h"
 
 #include <locale.h>
 #include <regex.h>
@@ -120,6 +121,10 @@ static fc_code parse_rule(const char *text, rule *r, fc_error *err) {
     int how = REG_EXTENDED;
     FC_TRY(parse_flags(r, r->end + 1, &how, err));
     char *pattern = copy_pattern(text + 2, middle, r->delimiter);
+    if (pattern && !fc_regex_is_small(pattern)) {
+        free(pattern);
+        return bad_rule(text, "its repetitions, written out, are too many", err);
+    }
     int bad = pattern ? regcomp(&r->regex, pattern, how) : REG_ESPACE;
     free(pattern);
     if (bad != 0) {

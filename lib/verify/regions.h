@@ -8,6 +8,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
+#include "engine/tile_digest.h"
 #include "fsdpckpt/verify.h"
 
 /** What is read, and what it is compared with. */
@@ -51,5 +52,8 @@ fc_code fc_regions_new(const fc_checkpoint *checkpoint, bool all, fc_findings *f
 fc_code fc_regions_of_files(const fc_checkpoint *checkpoint, fc_seal *seal, bool compare, fc_findings *findings,
                             fc_regions *out, fc_error *err);
 void fc_regions_free(fc_regions *regions);
+
+/** If all elements of a box are equal and none is stored, adds them to `digest`. @return whether they are */
+bool fc_region_constant(const fc_checkpoint *checkpoint, const fc_region *r, fc_item_digest *digest);
 
 #endif

@@ -9,7 +9,6 @@
 #include "base/try.h"
 #include "engine/source.h"
 #include "engine/threads.h"
-#include "engine/tile_digest.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
@@ -182,14 +181,15 @@ static fc_code open_next(verifier *v, fc_error *err) {
         v->current = a;
         return FC_OK;
     }
-    const int ndim = r->tensor->ndim;
-    const fc_box box = {ndim, r->dims, r->dims + ndim};
+    const fc_box box = {r->tensor->ndim, r->dims, r->dims + r->tensor->ndim};
     fc_error found;
     a->item = (fc_target_item){.tensor = 0, .owned = true, .dims = r->dims};
     a->digest = (fc_item_digest){&a->item, r->counts ? &v->sums[r->number] : NULL, 0, 0};
     fc_code rc = fc_coverage_within(v->checkpoint, &r->own, &box, &a->coverage, &found);
     if (rc != FC_OK) {
         note(v, a, rc, &found);
+    }
+    if (rc != FC_OK || fc_region_constant(v->checkpoint, r, &a->digest)) {
         drop(v, a);
         return FC_OK;
     }

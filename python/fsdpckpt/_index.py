@@ -97,9 +97,9 @@ def read_axes(
     skipped = (axes[first].step - 1) * prod(shape[first + 1 :]) * out.itemsize
     spans = [axis.span for axis in axes]
     if skipped >= _GAP:
-        _halve(first, axes, shape, out, read, axes[first].length)
+        _read_parts(first, axes, shape, out, read, axes[first].length)
     elif prod(spans) * out.itemsize > _SLAB:
-        _halve(next(d for d, n in enumerate(out.shape) if n > 1), axes, shape, out, read, 2)
+        _read_parts(next(d for d, n in enumerate(out.shape) if n > 1), axes, shape, out, read, 2)
     else:
         import numpy as np
 
@@ -121,7 +121,7 @@ def _read_box(
     out[...] = box
 
 
-def _halve(
+def _read_parts(
     dim: int,
     axes: Sequence[Axis],
     shape: Sequence[int],

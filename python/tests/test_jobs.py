@@ -113,6 +113,27 @@ class Jobs(unittest.TestCase):
             fsdpckpt.consolidate(TRAIN, self.folder / "y.h5", progress=stop)
         self.assertEqual(os.listdir(self.folder), ["x.h5"])
 
+    def test_a_bar_where_somebody_looks_on(self):
+        try:
+            import tqdm.auto  # noqa: F401
+        except ImportError:
+            self.skipTest("tqdm is not installed")
+        script = (
+            "import sys, io, fsdpckpt, tqdm.auto as auto\n"
+            "class Terminal(io.StringIO):\n  isatty = lambda self: True\n"
+            "sys.stderr = Terminal()\n"
+            "plain = auto.tqdm\n"
+            "auto.tqdm = lambda **options: plain(**{**options, 'delay': 0, 'mininterval': 0})\n"
+            "fsdpckpt.consolidate(sys.argv[1], sys.argv[2])\n"
+            "print(sys.stderr.getvalue())"
+        )
+        line = [sys.executable, "-c", script, TRAIN]
+        shown = subprocess.run([*line, self.folder / "x.h5"], stdout=subprocess.PIPE, check=True).stdout
+        self.assertIn(b"copying", shown)
+        quiet = script.replace("True", "False")
+        line[2] = quiet
+        self.assertEqual(subprocess.run([*line, self.folder / "y.h5"], stdout=subprocess.PIPE, check=True).stdout, b"\n")
+
     def test_ctrl_c_leaves_nothing(self):
         import numpy as np
 

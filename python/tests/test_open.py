@@ -203,6 +203,25 @@ class Reading(unittest.TestCase):
             with self.assertRaises(IndexError):
                 full["cube"].local(6, {"dp": 6})
 
+    def test_a_device_mesh_of_pytorch(self):
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        with fsdpckpt.open(self.paths[1]) as checkpoint:
+            cube = checkpoint["cube"]
+            whole = cube.torch()
+            for rank in (0, 5):
+                dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=6)
+                try:
+                    mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
+                    for placements in ((Shard(0), Shard(2)), (Shard(1), Replicate())):
+                        local = distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+                        self.assertTrue(same_bytes(cube.local(rank, mesh, placements), local.numpy()))
+                finally:
+                    dist.destroy_process_group()
+
     def test_threads_read_at_once(self):
         failed = []
 

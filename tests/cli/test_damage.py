@@ -75,6 +75,39 @@ class Damage(harness.Case):
                         self.ok("diff", *pair, "--data", "--exclude", TENSOR)
                     self.assertIsNone(json.loads(self.ok("diff", *pair, "--data", "--json"))["damage"])
 
+    def test_what_stands_in_place_of_a_file_is_named(self):
+        pages = {b"<!DOCTYPE html>\n<html><title>403 Forbidden</title></html>\n": "it is a web page",
+                 b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>': "it is an XML document",
+                 b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n": "it is a Git LFS pointer",
+                 b"": "it is empty", bytes(100): "it begins with zeros"}
+        self.copy(TRAIN, "dcp")
+        self.ok("reshard", "dcp", "-o", "sharded", "--dp", "3", "-q")
+        self.ok("reshard", "dcp", "-o", "pressed", "--dp", "3", "--compress", "1", "-q")
+        self.ok("reshard", "dcp", "-o", "walked", "--dp", "3", "-q")
+        with open(self.path("walked", "index.h5"), "ab") as f:
+            f.write(bytes(8))  # as if another program had changed it: its tables are not used
+        shard = "shard-00001-of-00003.h5"
+        for folder, name in (("sharded", shard), ("pressed", shard), ("walked", shard), ("dcp", "__1_0.distcp")):
+            with open(self.path(folder, name), "rb") as f:
+                good = f.read()
+            for page, text in pages.items():
+                whole = page + bytes(max(0, len(good) - len(page)))  # as long as the file that it replaces
+                for content in (page, whole):
+                    with self.subTest(folder=folder, text=text, size=len(content)):
+                        with open(self.path(folder, name), "wb") as f:
+                            f.write(content)
+                        if folder == "dcp" and content is not page:
+                            continue  # its archives are recognised by their ends
+                        wanted = text if content is page or page else "it begins with zeros"
+                        self.fails(3, "consolidate", folder, "-o", "x.h5", contains=[name, wanted])
+                        self.assertIn(wanted, self.run_tool("check", folder).stdout)
+            with open(self.path(folder, name), "wb") as f:
+                f.write(good[:len(good) - 9])
+            said = self.run_tool("consolidate", folder, "-o", "x.h5").stderr
+            self.assertIn("truncated", said)
+            with open(self.path(folder, name), "wb") as f:
+                f.write(good)
+
     def test_casts_and_compression_report_damage(self):
         """The digest of the target differs after a cast, so the digest of the data that was read must be compared."""
         for source, what in self.sources().items():

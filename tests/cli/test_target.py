@@ -129,7 +129,7 @@ class Target(harness.Case):
         self.fails(2, "consolidate", train, "-o", "x", *to, *state, "--rename", "s/^optim[.]param/optimizer.param/", contains=[
             "would both be in optimizer_0"])
         self.assertEqual(self.listing(), ["w.h5"])
-        self.ok("consolidate", "w.h5", "-o", "hub", *to, "--rename", "s/^/model./")
+        self.ok("consolidate", "w.h5", "-o", "hub", *to, "--rename", "s/^/model./", "-q")
         self.assertEqual(os.listdir(self.path("hub")), ["pytorch_model_fsdp_0"])
         self.ok("diff", "hub", "w.h5", "--rename", "s/^model[.]//", "--data")
 
@@ -138,8 +138,9 @@ class Target(harness.Case):
         state = ("--include", "model.*", "--include", "optim.*")
         files = ["__0_0.distcp", "__1_0.distcp", "__2_0.distcp", ".metadata"]
         parts = ["optimizer_0", "pytorch_model_fsdp_0"]
-        text = self.ok("reshard", train, "-o", "one", *to, "--dp", "3", *state)
-        self.assertIn(" in 6 accelerate files and 2 .metadata, ", text)
+        p = self.run_tool("reshard", train, "-o", "one", *to, "--dp", "3", *state)
+        self.assertIn(" in 6 accelerate files and 2 .metadata, ", p.stdout)
+        self.assertRegex(p.stderr, r"\Afsdpckpt: one: Accelerator.load_state also reads .* scheduler.bin .* copy them there\n\Z")
         self.assertEqual({p: sorted(os.listdir(self.path("one", p))) for p in sorted(os.listdir(self.path("one")))},
                          {p: sorted(files) for p in parts})
         self.assertEqual(self.format_of("one"), "accelerate")

@@ -132,7 +132,7 @@ def item(value=None, data=FLOATS, extra=(), **wrong):
 # ---------------------------------------------------------------- checkpoints
 
 def metadata(fqn="w", shape=(2, 3), boxes=(((0, 0), (2, 3)),), length=0, element="float32", layout="torch.strided",
-             path="__0_0.distcp", entries=None, **info):
+             path="__0_0.distcp", entries=None, keys=None, **info):
     chunks = [ChunkStorageMetadata(offsets=Size(o), sizes=Size(s)) for o, s in boxes]
     properties = TensorProperties(dtype=dtype(element), layout=Call(get_layout, layout))
     state = {fqn: TensorStorageMetadata(properties=properties, size=Size(shape), chunks=chunks)}
@@ -140,7 +140,7 @@ def metadata(fqn="w", shape=(2, 3), boxes=(((0, 0), (2, 3)),), length=0, element
     for i, (of, offset) in enumerate(entries or [(fqn, boxes[0][0])]):
         storage[MetadataIndex(fqn=of, offset=Size(offset), index=i)] = StorageInfo(
             relative_path=path if isinstance(path, str) else path[i], offset=0, length=length, **info)
-    return Metadata(state_dict_metadata=state, planner_data={fqn: (fqn,)}, storage_data=storage, storage_meta=None)
+    return Metadata(state_dict_metadata=state, planner_data={fqn: keys or (fqn,)}, storage_data=storage, storage_meta=None)
 
 
 CASES = []
@@ -320,6 +320,12 @@ simple(UNSUPPORTED, "encrypted", "5 tensor w: {}/__0_0.distcp: offset 446: the a
 simple(UNSUPPORTED, "legacy-item", "5 tensor w: {}/__0_0.distcp: offset 0: an item in the format of torch.save before "
        "1.6; load and save it again with a newer PyTorch; --exclude 'w' leaves it out",
        b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03." + b"\0" * 100)
+
+
+simple(BAD, "path-of-another-name", "3 {}/.metadata: tensor a.weight: its path in planner_data does not spell its name, but "
+       "has the key weiGht: .metadata is damaged; copy it again, or save again", fqn="a.weight", keys=("a", "weiGht"))
+simple(BAD, "path-too-short", "3 {}/.metadata: tensor a.weight: its path in planner_data ends before its name: .metadata is "
+       "damaged; copy it again, or save again", fqn="a.weight", keys=("a",))
 
 
 @case(UNSUPPORTED, "newer-torch", "5 {}/.metadata: unsupported: class Metadata3 of torch.distributed.checkpoint.metadata")

@@ -350,7 +350,7 @@ def names_and_sizes(d):
             g["b"] = n
             g = n
     rc, err, v = dump(path)
-    check(rc == 5 and err == f"{path}: more than 1000000 groups, counting each under all its names", f"ways: {rc} {err}")
+    check(rc == 5 and "groups are reached in too many ways" in err, f"ways: {rc} {err}")
     with h5py.File(path, "w") as f:
         g = f
         for i in range(40):  # and to tensors
@@ -359,7 +359,7 @@ def names_and_sizes(d):
             g["b"] = n
             g = n
     rc, err, v = dump(path)
-    check(rc == 3 and "links that multiply?" in err, f"many names: {rc} {err}")
+    check(rc == 5 and "groups are reached in too many ways" in err, f"many names: {rc} {err}")
     with h5py.File(path, "w") as f:
         f["x"] = 1
         f.attrs["fsdpckpt_schema"] = 3

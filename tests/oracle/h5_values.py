@@ -74,6 +74,40 @@ def make(tool, home):
     subprocess.run([tool, "reshard", "values.pt", "-o", "sharded", "--dp", "4", "-q"], cwd=home, check=True)
 
 
+def shuffled_by_another_size(tool, home):
+    """The shuffle filter has an element size of its own, which libhdf5 goes by."""
+    path = os.path.join(home, "shuffled.h5")
+    with h5py.File(path, "w") as f:
+        f.create_dataset("w", data=np.arange(1000, dtype="f4"), chunks=(250,), shuffle=True, compression=4)
+    with open(path, "rb") as f:
+        data = f.read()
+    assert data.count(b"shuffle\0\4\0\0\0") == 1
+    with open(path, "wb") as f:
+        f.write(data.replace(b"shuffle\0\4\0\0\0", b"shuffle\0\2\0\0\0"))
+    subprocess.run([tool, "extract", path, "w", "-o", "w.npy", "-q"], cwd=home, check=True)
+    with h5py.File(path, "r") as f:
+        same = np.array_equal(np.load(os.path.join(home, "w.npy")).view("u4"), f["w"][()].view("u4"))
+    if not same:
+        print("shuffled by another element size: other values than h5py's")
+    return not same
+
+
+def lost_encoding(tool, home):
+    """An object without the attribute `encoding` is damaged, and is not converted to something else."""
+    import torch
+    torch.save({"w": torch.zeros(2), "step": 7}, os.path.join(home, "object.pt"))
+    subprocess.run([tool, "consolidate", "object.pt", "-o", "object.h5", "-q"], cwd=home, check=True)
+    with h5py.File(os.path.join(home, "object.h5"), "a") as f:
+        del f["step"].attrs["encoding"]
+    bad = 0
+    for status, *args in ((3, "convert", "object.h5", "-o", "back.pt"), (1, "check", "object.h5"), (1, "verify", "object.h5")):
+        p = subprocess.run([tool, *args], cwd=home, capture_output=True, text=True)
+        if p.returncode != status or "dataset /step: its attribute encoding is missing" not in p.stdout + p.stderr:
+            print("an object without encoding:", p)
+            bad += 1
+    return bad > 0
+
+
 def main():
     if sys.argv[1] == "--compare":
         return compare(sys.argv[2]) > 0
@@ -85,6 +119,8 @@ def main():
     with tempfile.TemporaryDirectory() as home:
         make(os.path.abspath(sys.argv[1]), home)
         bad = compare(home) > 0
+        bad |= shuffled_by_another_size(os.path.abspath(sys.argv[1]), home)
+        bad |= lost_encoding(os.path.abspath(sys.argv[1]), home)
         for python in filter(None, os.environ.get("FSDPCKPT_H5PY_PYTHONS", "").split(":")):
             bad |= subprocess.run([python, os.path.abspath(__file__), "--compare", home]).returncode != 0
     return bad

@@ -368,6 +368,34 @@ static void pinwheel(void **state) {
     fc_coverage_free(coverage);
 }
 
+/* One chunk for each dimension, the next in the half that is left: 2^31 corners if all bounds are combined. */
+static void cut_along_every_dimension(void **state) {
+    (void)state;
+    enum { NDIM = 31 };
+    int64_t shape[NDIM], dims[NDIM + 1][2 * NDIM];
+    fc_chunk chunks[NDIM + 1];
+    for (int i = 0; i <= NDIM; i++) {
+        for (int d = 0; d < NDIM; d++) {
+            shape[d] = 2;
+            dims[i][d] = d < i;
+            dims[i][NDIM + d] = d <= i ? 1 : 2;
+        }
+        chunks[i] = (fc_chunk){.dims = dims[i]};
+    }
+    fc_tensor tensor = {
+        .name = "w", .dtype = FC_F32, .ndim = NDIM, .shape = shape, .chunks = chunks, .nchunks = NDIM + 1};
+    fc_coverage *coverage;
+    fc_error err;
+    assert_int_equal(fc_coverage_new(&tensor, &coverage, &err), FC_OK);
+    fc_coverage_free(coverage);
+    dims[NDIM][0] = 0; /* the last of them, one element, now overlaps the first */
+    assert_int_equal(fc_coverage_new(&tensor, &coverage, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "overlap"));
+    tensor.nchunks--;
+    assert_int_equal(fc_coverage_new(&tensor, &coverage, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "(2147483647 of 2147483648 elements covered)"));
+}
+
 /* 16,384 chunks as a grid, columns and rows. Comparing all 134 million pairs would take too long. */
 static void large_grids(void **state) {
     (void)state;
@@ -415,6 +443,7 @@ int main(void) {
         cmocka_unit_test(visit_returns_the_callers_code),
         cmocka_unit_test(random_chunks_against_brute_force),
         cmocka_unit_test(pinwheel),
+        cmocka_unit_test(cut_along_every_dimension),
         cmocka_unit_test(large_grids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

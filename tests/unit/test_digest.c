@@ -120,10 +120,31 @@ static void far_shifts(void **state) {
     assert_true(fc_crc32_finish(0, 0) == 0);
 }
 
+/* Copies of a run with gaps between them, and more copies than anyone could write out. */
+static void repeated_runs(void **state) {
+    (void)state;
+    unsigned char bytes[MOST];
+    srand(5);
+    for (int i = 0; i < 200; i++) {
+        size_t size = 1 + (size_t)rand() % 16, distance = size + (size_t)rand() % 30, times = (size_t)rand() % 100;
+        memset(bytes, 0, sizeof bytes);
+        fill(bytes, size);
+        uint64_t sum = fc_crc64_repeat(fc_crc64_bare(bytes, size), distance, times);
+        for (size_t k = 1; k < times; k++) {
+            memcpy(bytes + k * distance, bytes, size);
+        }
+        size_t length = times > 0 ? (times - 1) * distance + size : 0;
+        assert_true(fc_crc64_finish(sum, length) == slow_crc64(bytes, length));
+        uint64_t many = ((uint64_t)1 << 40) + times, crc = fc_crc64_bare(bytes, size);
+        assert_true(fc_crc64_repeat(crc, size, 2 * many) ==
+                    (fc_crc64_shift(fc_crc64_repeat(crc, size, many), many * size) ^ fc_crc64_repeat(crc, size, many)));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_values), cmocka_unit_test(every_length), cmocka_unit_test(cut_in_two),
-        cmocka_unit_test(many_runs),    cmocka_unit_test(far_shifts),
+        cmocka_unit_test(many_runs),    cmocka_unit_test(far_shifts),   cmocka_unit_test(repeated_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,7 +232,8 @@ static void damaged_directories_are_refused_with_the_reason(void **state) {
 
     assert_int_equal(truncate(a, 5000), 0);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
-    snprintf(text, sizeof text, "%s: not a readable HDF5 file (truncated file: eof = 5000", a);
+    snprintf(text, sizeof text,
+             "%s: not the file that index.h5 was written with: it has 5000 bytes, in index.h5 it is ", a);
     assert_memory_equal(err.message, text, strlen(text));
 
     snprintf(b, sizeof b, "%s/aside.h5", path);

@@ -157,7 +157,7 @@ static void doubling_dicts(void **state) {
         end_dict(f);
     }
     assert_int_equal(open_pickle(f, 0), FC_EUNSUPPORTED);
-    says(f, "too many shared values");
+    says(f, "share their parts");
 }
 
 /* The same with lists and no tensor is one small object. */

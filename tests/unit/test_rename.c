@@ -153,9 +153,37 @@ static void wrong_rules_are_refused(void **state) {
     refused("a", "s/a/\xff/", "'a' would be renamed to text that is not UTF-8");
 }
 
+/* The C library writes counted repetitions out: a short rule could take gigabytes. */
+static void small_rules_stay_small(void **state) {
+    (void)state;
+    static const char *const large[] = {
+        "s/((a{200}){200}){200}/b/", "s/(a{0,100}){100}/b/", "s/(((a{900}){900}){900}/b/",
+        "s/[a-z(]{30000}/b/",        "s/(a|b*){501}/b/",     "s/((((((((((((a+)+)+)+)+)+)+)+)+)+)+)+)/b/",
+        "s/(a{,32767}){,32767}/b/",  "s/(a{1,}){20000}/b/",
+    };
+    static const char *const small[] = {
+        "s/^(model|net)\\.layers\\.([0-9]{1,3})\\.(attention|feed_forward)\\.w([0-9]+)$/\\2/",
+        "s/[[:alpha:](){}*+]{100}|\\(*/b/",
+        "s/(a{100}){100}|x*/b/",
+    };
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
+        refused("a", large[i], "its repetitions, written out, are too many");
+    }
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+        char found[256];
+        fc_error err;
+        const char *const rules[] = {small[i], NULL};
+        const fc_selection selection = {.rename = rules};
+        err.message[0] = '\0';
+        apply(&selection, "a", found, sizeof found, &err);
+        assert_null(strstr(err.message, "repetitions"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rules_are_those_of_sed),
+        cmocka_unit_test(small_rules_stay_small),
         cmocka_unit_test(paths_follow),
         cmocka_unit_test(prefixes_are_whole_elements),
         cmocka_unit_test(wrong_rules_are_refused),

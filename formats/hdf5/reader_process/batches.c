@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/try.h"
 #include "hdf5/reader_process/scan.h"
+#include "io/stand_in.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -59,6 +60,9 @@ static fc_code take_file(batch *b, size_t i, fc_h5_in *in, fc_arena *arena, fc_h
     }
     fc_code rc = fc_h5_read_file(in, arena, b->inputs[i].path, b->sizes[i], &file, reason);
     *broken = rc != FC_OK && reason->message[0] == '\0';
+    if (rc == FC_ECORRUPT && !*broken) {
+        FC_TRY(fc_check_stand_in(b->inputs[i].path, reason));
+    }
     FC_TRY(rc);
     return visit(context, b->first + i, &file, reason);
 }

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10, MAX_GROUPS = 1000000 };
+enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10 };
 
 /* A way from the root to where the walk is. */
 typedef struct trail {
@@ -29,8 +29,17 @@ typedef struct trail {
         haddr_t address;
     } groups[MAX_DEPTH + 1];
     unsigned char kind; /* of the group being walked: fc_h5_group_kind */
-    size_t nvisited;    /* groups, each as often as it has names: links can make that exponential */
+    uint64_t names;     /* of objects, all ways to them counted: links between groups can make that exponential */
+    uint64_t most_names;
 } trail;
+
+/* A link takes at least 16 bytes of the file. Links to groups multiply names, which few files do; those in other files
+ * are not measured. */
+static uint64_t most_names(const fc_h5_input *input, bool follow_external) {
+    enum { LINK_BYTES = 16, SPARE = 16384, ELSEWHERE = 1000000 };
+    uint64_t size = input->st.st_size > 0 ? (uint64_t)input->st.st_size : 0;
+    return size / LINK_BYTES + (follow_external ? ELSEWHERE : SPARE);
+}
 
 static herr_t innermost(unsigned n, const H5E_error2_t *e, void *data) {
     (void)n;
@@ -201,10 +210,6 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
         fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "groups are nested more than %d deep at /%.200s", MAX_DEPTH, t->path);
         return false;
     }
-    if (++t->nvisited > MAX_GROUPS) {
-        fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "more than %d groups, counting each under all its names", MAX_GROUPS);
-        return false;
-    }
     set_where(walk->shared, "group", t->path);
     unsigned order = 0;
     hid_t gcpl = H5Gget_create_plist(group);
@@ -283,6 +288,13 @@ static void visit_object(trail *t, hid_t object) {
 static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, void *context) {
     trail *t = context;
     size_t before = t->length, len = strlen(name);
+    if (++t->names > t->most_names) {
+        fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
+                           "its links give objects more than %" PRIu64
+                           " names, which is too many for a file of its size: groups are reached in too many ways",
+                           t->most_names);
+        return -1;
+    }
     if (before + len + 2 > MAX_PATH_BYTES) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED, "a name of more than %d bytes", MAX_PATH_BYTES);
         return -1;
@@ -363,7 +375,7 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
         fc_h5_scan_failure(&walk, FC_ECORRUPT, "not a readable HDF5 file (%s)", why);
         goto out;
     }
-    *t = (trail){.walk = &walk, .path = path};
+    *t = (trail){.walk = &walk, .path = path, .most_names = most_names(input, scan->follow_external)};
     walk.fileno = info.fileno;
     send_root(&walk);
     root = H5Gopen2(walk.file, "/", H5P_DEFAULT);

@@ -87,10 +87,13 @@ static bool read_filters(description *d, bool *library) {
     for (int i = 0; i < n; i++) {
         char name[128] = "";
         unsigned flags, config = 0;
-        size_t nvalues = 0;
-        H5Z_filter_t id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, NULL, sizeof name, name, &config);
+        unsigned values[1] = {0};
+        size_t nvalues = 1;
+        H5Z_filter_t id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, values, sizeof name, name, &config);
         if (id >= 0 && engine_decodes((uint32_t)id)) {
             deflates += id == H5Z_FILTER_DEFLATE;
+            /* The engine shuffles elements of the dataset's type; the filter has a size of its own. */
+            *library |= id == H5Z_FILTER_SHUFFLE && (nvalues != 1 || values[0] != d->record.element);
             *library |= deflates > 1; /* nested: the engine's bound on what a chunk can swell to would not hold */
             if (i < FC_H5_MAX_FILTERS) {
                 d->record.filters[d->record.nfilters++] = (uint8_t)id;
@@ -259,6 +262,13 @@ static void become_object(description *d) {
     d->shape[0] = (int64_t)d->total;
 }
 
+/* Whether this is one of our objects without what says how its bytes are to be read. */
+static bool lost_encoding(const description *d) {
+    const char *dtype = d->record.dtype_name;
+    return d->walk->ours && d->record.dtype == FC_OPAQUE && !d->record.encoding && dtype &&
+           strcmp(dtype, fc_dtype_get(FC_OPAQUE)->torch_name) == 0;
+}
+
 /* Where the bytes are. @return false when a record has been sent already or is to be refused with `text`. */
 static bool locate(description *d, bool in_other_file, const char **text) {
     fc_h5_dataset *r = &d->record;
@@ -360,6 +370,10 @@ static void describe(description *d, bool in_other_file) {
         if (text) {
             refuse(d, FC_ECORRUPT, text);
         }
+        return;
+    }
+    if (lost_encoding(d)) {
+        refuse_plainly(d, FC_ECORRUPT, "its attribute encoding is missing; copy the file again, or convert again");
         return;
     }
     if (r->dtype == FC_OPAQUE) {

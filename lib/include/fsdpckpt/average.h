@@ -24,8 +24,8 @@ typedef struct fc_average_options {
  * and fc_convert writes them like any checkpoint.
  *
  * Floating-point and complex tensors are (x0 + x1 + …) / count, or w0 × x0 + w1 × x1 + … with weights, in this order,
- * in float32 (float64 if that is the type of the first source), rounded to the type of the first source. The bits equal
- * those of the same formula in PyTorch on the CPU. All other values (integers, booleans, packed types, objects) must be
+ * in float64 (the sums of float64 values compensated), rounded once to the type of the first source. The bits equal
+ * those of NumPy's mean in float64, rounded. All other values (integers, booleans, packed types, objects) must be
  * equal, which is checked here. Objects are also equal if their readable forms are.
  *
  * @param sources belong to the average after success, and are closed with it; after a failure they remain the caller's.

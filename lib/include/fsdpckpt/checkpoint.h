@@ -68,6 +68,7 @@ typedef struct fc_object {
     /** Why the value is unreadable, e.g. because it is a sparse tensor; NULL if it is readable. An unreadable value can
      * be listed and left out; reading it is FC_EUNSUPPORTED. */
     const char *refusal;
+    bool damaged; /**< fc_checkpoint_extent fails, with the reason */
 } fc_object;
 
 /** A named value. An object (`object` not NULL) has dtype FC_OPAQUE, ndim 1 and shape {bytes}. */

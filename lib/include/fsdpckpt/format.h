@@ -96,6 +96,8 @@ typedef struct fc_format_writer {
     /** Where objects go, for people, when the format has no objects: `reserve` puts them there and the engine writes
      *  none. NULL: objects are stored like tensors. */
     const char *objects_note;
+    /** What a program that loads the target needs apart from it, for people. NULL: nothing. */
+    const char *also_needed;
     /**
      * The files that this format writes into a directory, ended by one without a glob. A directory that contains
      * nothing else may be replaced. NULL: the format writes no directories.

@@ -1,0 +1,63 @@
+/*
+ * Recognises files that stand where a checkpoint's should be, by their first bytes.
+ */
+#include "io/stand_in.h"
+
+#include "fsdpckpt/io.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+enum { HEAD = 512 };
+
+static bool begins_with(const char *text, const char *sign) {
+    return strncasecmp(text, sign, strlen(sign)) == 0;
+}
+
+static bool is_zeros(const char *head, size_t size) {
+    return head[0] == '\0' && memcmp(head, head + 1, size - 1) == 0;
+}
+
+/* What the file is, and what to do about it. */
+static const char *name_content(const char *head, size_t size) {
+    const char *text = head;
+    if (size == 0) {
+        return "it is empty: copy it again";
+    }
+    while (isspace((unsigned char)*text)) { /* up to the NUL behind the head */
+        text++;
+    }
+    if (begins_with(text, "<!doctype html") || begins_with(text, "<html")) {
+        return "it is a web page, such as a server sends in place of a file: download it again";
+    }
+    if (begins_with(text, "<?xml") || begins_with(text, "<error>")) {
+        return "it is an XML document, such as a server sends in place of a file: download it again";
+    }
+    if (begins_with(text, "version https://git-lfs.github.com/spec/")) {
+        return "it is a Git LFS pointer: fetch the file with git lfs pull";
+    }
+    return is_zeros(head, size) ? "it begins with zeros: its data never reached the disk: copy it again" : NULL;
+}
+
+fc_code fc_check_stand_in(const char *path, fc_error *err) {
+    char head[HEAD + 1];
+    uint64_t size;
+    int fd;
+    if (fc_open_input(path, &fd, &size, NULL) != FC_OK) {
+        return FC_OK;
+    }
+    const size_t some = size < HEAD ? (size_t)size : HEAD;
+    const fc_code rc = fc_pread_full(fd, head, some, 0, path, NULL);
+    close(fd);
+    if (rc != FC_OK) {
+        return FC_OK;
+    }
+    head[some] = '\0';
+    const char *content = name_content(head, some);
+    return content ? fc_fail(err, FC_ECORRUPT, "%s: not a file of a checkpoint: it has %" PRIu64 " bytes; %s", path,
+                             size, content)
+                   : FC_OK;
+}

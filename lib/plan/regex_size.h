@@ -1,0 +1,17 @@
+/*
+ * How large a POSIX extended regular expression becomes when it is compiled. The C library writes counted repetitions
+ * out and needs memory for each pair of parts that may be skipped, so a few hundred bytes can take gigabytes.
+ */
+#ifndef FSDPCKPT_PLAN_REGEX_SIZE_H
+#define FSDPCKPT_PLAN_REGEX_SIZE_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include <stdbool.h>
+
+/** @return whether compiling `pattern` takes at most some tens of MiB. It need not be valid. */
+bool fc_regex_is_small(const char *pattern);
+
+#endif

@@ -1,0 +1,504 @@
+"""Reads an HDF5 file by the HDF5 File Format Specification 3.0 alone, and accounts for each of its bytes once.
+
+    walk = h5_walk.Walk(bytes_of_the_file)     raises h5_walk.Wrong
+    walk.kinds                                 {kind of part: number of parts}
+
+Each part (superblock, object header, heap, tree, data) takes its bytes; taking a byte twice is an error. What no part takes
+must be zeros, fewer than a page in a row. Only what fsdpckpt writes is understood: superblock 2, object headers 2, groups with
+links in the header or in a fractal heap with B-trees 2, attributes of fixed size and strings in global heaps, contiguous,
+virtual and external datasets, and chunks in a B-tree of version 1. Uses only Python's standard library.
+"""
+
+import collections
+import itertools
+import struct
+
+UNDEFINED = 2**64 - 1
+PAGE = 4096
+
+
+class Wrong(Exception):
+    pass
+
+
+def must(holds, text, *values):
+    if not holds:
+        raise Wrong(text % values)
+
+
+def lookup3(data):
+    """Jenkins' hashlittle, HDF5's checksum of metadata."""
+    a = b = c = (0xdeadbeef + len(data)) & 0xffffffff
+    mask = 0xffffffff
+
+    def rot(x, k):
+        return (x << k | x >> 32 - k) & mask
+    at, left = 0, len(data)
+    while left > 12:
+        x, y, z = struct.unpack_from("<III", data, at)
+        a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
+        a = (a - c & mask) ^ rot(c, 4)
+        c = c + b & mask
+        b = (b - a & mask) ^ rot(a, 6)
+        a = a + c & mask
+        c = (c - b & mask) ^ rot(b, 8)
+        b = b + a & mask
+        a = (a - c & mask) ^ rot(c, 16)
+        c = c + b & mask
+        b = (b - a & mask) ^ rot(a, 19)
+        a = a + c & mask
+        c = (c - b & mask) ^ rot(b, 4)
+        b = b + a & mask
+        at, left = at + 12, left - 12
+    if left == 0:
+        return c
+    x, y, z = struct.unpack("<III", data[at:] + bytes(12 - left))
+    a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
+    for p, q, r, k in ((2, 1, 1, 14), (0, 2, 2, 11), (1, 0, 0, 25), (2, 1, 1, 16), (0, 2, 2, 4), (1, 0, 0, 14), (2, 1, 1, 24)):
+        v = [a, b, c]
+        v[p] = ((v[p] ^ v[q]) - rot(v[r], k)) & mask
+        a, b, c = v
+    return c
+
+
+class Part:
+    """Bytes that are read in order to their end."""
+
+    def __init__(self, data, at, size):
+        must(0 <= at <= len(data) and size <= len(data) - at, "a part of %d bytes at %d is outside of the file", size, at)
+        self.data, self.at, self.end = data, at, at + size
+
+    def take(self, size):
+        must(size <= self.end - self.at, "a part ends at %d, within a field", self.end)
+        self.at += size
+        return self.data[self.at - size:self.at]
+
+    def u(self, size):
+        return int.from_bytes(self.take(size), "little")
+
+    def fixed(self, wanted):
+        must(self.take(len(wanted)) == wanted, "at %d there is no %r", self.at - len(wanted), wanted)
+
+    def done(self):
+        must(self.at == self.end, "%d bytes at %d belong to nothing", self.end - self.at, self.at)
+
+
+class Walk:
+    def __init__(self, data):
+        self.data, self.taken = data, bytearray(len(data))
+        self.kinds, self.heaps = collections.Counter(), {}
+        self.chunk_children = 64
+        part = self.part("superblock", 0, 48)
+        part.fixed(b"\x89HDF\r\n\x1a\n\2\x08\x08\0" + bytes(8))
+        extension, end, root = part.u(8), part.u(8), part.u(8)
+        self.checksum(part, 0)
+        must(end == len(data), "the superblock says %d bytes, the file has %d", end, len(data))
+        if extension != UNDEFINED:
+            self.object(extension)
+        self.object(root)
+        self.check_heaps()
+        self.check_gaps()
+
+    def part(self, kind, at, size):
+        part = Part(self.data, at, size)
+        must(not any(self.taken[at:at + size]), "%s: bytes from %d to %d are part of something else", kind, at, at + size)
+        self.taken[at:at + size] = b"\1" * size
+        self.kinds[kind] += 1
+        return part
+
+    def checksum(self, part, start):
+        at = part.at
+        must(part.u(4) == lookup3(self.data[start:at]), "the checksum at %d is wrong", at)
+
+    def check_gaps(self):
+        at = 0
+        while (at := self.taken.find(b"\0", at)) >= 0:
+            end = self.taken.find(b"\1", at)
+            end = len(self.taken) if end < 0 else end
+            must(end - at < PAGE and not any(self.data[at:end]), "bytes %d to %d belong to nothing", at, end)
+            at = end
+
+    # ---- global heaps ----
+
+    def heap_object(self, collection, number, size):
+        if collection not in self.heaps:
+            self.heaps[collection] = self.read_heap(collection)
+        objects = self.heaps[collection]
+        must(number in objects, "the heap at %d has no object %d", collection, number)
+        found, data = objects[number]
+        must(not found and len(data) == size, "heap %d, object %d: used twice, or %d bytes and not %d", collection, number,
+             len(data), size)
+        objects[number] = True, data
+        return data
+
+    def read_heap(self, at):
+        size = struct.unpack_from("<Q", self.data, at + 8)[0]
+        part, objects = self.part("global heap", at, size), {}
+        part.fixed(b"GCOL\1\0\0\0")
+        part.u(8)
+        while part.end - part.at >= 16:
+            number, references, zero, length = part.u(2), part.u(2), part.u(4), part.u(8)
+            must(references == zero == 0, "a heap object at %d", part.at - 16)
+            if number == 0:
+                must(length == part.end - part.at + 16, "free space in the heap at %d", at)
+                must(not any(part.take(length - 16)), "free space of the heap at %d", at)
+                break
+            must(number not in objects, "two objects %d in the heap at %d", number, at)
+            objects[number] = False, part.take(length)
+            must(not any(part.take(-length % 8)), "padding in the heap at %d", at)
+        must(not any(part.take(part.end - part.at)), "the end of the heap at %d", at)
+        return objects
+
+    def check_heaps(self):
+        for at, objects in self.heaps.items():
+            for number, (found, _) in objects.items():
+                must(found, "nothing refers to object %d of the heap at %d", number, at)
+
+    # ---- object headers ----
+
+    def object(self, at):
+        head = Part(self.data, at, 6)
+        head.fixed(b"OHDR\2")
+        flags = head.u(1)
+        must(flags in (0x02, 0x12), "object header at %d: flags %d", at, flags)
+        before = 10 + 4 * (flags == 0x12)
+        size = struct.unpack_from("<I", self.data, at + before - 4)[0]
+        part = self.part("object header", at, before + size + 4)
+        part.take(before)
+        messages = collections.defaultdict(list)
+        while part.at < part.end - 4:
+            kind, length, how = part.u(1), part.u(2), part.u(1)
+            must(how in (0, 1) and length <= part.end - 4 - part.at, "a message at %d", part.at - 4)
+            messages[kind].append(Part(self.data, part.at, length))
+            part.take(length)
+        self.checksum(part, at)
+        self.messages(at, messages)
+
+    def messages(self, at, messages):
+        known = {1: self.space, 3: self.type, 5: self.fill, 11: self.filters, 12: self.attribute, 10: self.group_info,
+                 19: self.tree_sizes, 6: self.link}
+        shape = element = None
+        links, files = [], None
+        for kind, parts in messages.items():
+            for part in parts:
+                if kind in (2, 7, 8):
+                    continue
+                must(kind in known, "object header at %d: message %d", at, kind)
+                found = known[kind](part)
+                part.done()
+                shape, element = (found, element) if kind == 1 else (shape, found) if kind == 3 else (shape, element)
+                links += [found] if kind == 6 else []
+        for part in messages[7]:
+            files = self.files(part)
+        for part in messages[8]:
+            self.layout(part, shape, element[0], files)
+        for part in messages[2]:
+            links += self.link_info(part, len(links))
+        must(sorted(order for order, _ in links) == list(range(len(links))), "creation order in the group at %d", at)
+        for _, address in links:
+            self.object(address)
+
+    def space(self, part):
+        must(part.u(1) == 2, "dataspace at %d", part.at)
+        ndim, flags, kind = part.u(1), part.u(1), part.u(1)
+        must(flags == 0 and kind == (ndim > 0), "dataspace at %d", part.at)
+        return [part.u(8) for _ in range(ndim)]
+
+    def type(self, part):
+        """Bytes of an element, and what is behind it: nothing, a string, a reference."""
+        word, size = part.u(4), part.u(4)
+        kind, version = word & 15, word >> 4 & 15
+        must(1 <= version <= 3, "datatype at %d", part.at)
+        if kind in (0, 4):
+            part.take(4)
+        elif kind == 1:
+            part.take(12)
+        elif kind == 5:
+            part.take(word >> 8 & 0xff)
+        elif kind == 6:
+            for _ in range(word >> 8 & 0xffff):
+                self.member(part, version, size)
+        elif kind == 8:
+            self.type(part)
+            for _ in range(word >> 8 & 0xffff):
+                self.name(part, version)
+            part.take((word >> 8 & 0xffff) * size)
+        elif kind == 9:
+            must(self.type(part)[0] == 1, "variable-length datatype at %d", part.at)
+        elif kind == 10:
+            dims = part.u(1)
+            part.take(4 * dims if version == 3 else 3 + 8 * dims)
+            self.type(part)
+        else:
+            must(kind in (3, 7), "datatype %d at %d", kind, part.at)
+        return size, {9: "string", 7: "reference"}.get(kind)
+
+    def name(self, part, version):
+        end = part.data.index(b"\0", part.at) + 1
+        part.take((end - part.at + 7) // 8 * 8 if version < 3 else end - part.at)
+
+    def member(self, part, version, size):
+        self.name(part, version)
+        if version == 3:
+            part.take(1 if size < 256 else 2 if size < 65536 else 4)
+        else:
+            part.take(4 if version == 2 else 4 + 1 + 3 + 4 + 4 + 16)
+        self.type(part)
+
+    def fill(self, part):
+        must(part.u(1) == 3, "fill value at %d", part.at)
+        if part.u(1) & 0x20:
+            part.take(part.u(4))
+
+    def filters(self, part):
+        must(part.u(1) == 2, "filters at %d", part.at)
+        for _ in range(part.u(1)):
+            part.take(4)
+            part.take(4 * part.u(2))
+
+    def group_info(self, part):
+        part.fixed(b"\0\0")
+
+    def tree_sizes(self, part):
+        must(part.u(1) == 0, "B-tree sizes at %d", part.at)
+        self.chunk_children = 2 * part.u(2)
+        part.take(4)
+
+    def attribute(self, part):
+        must(part.u(1) == 3 and part.u(1) == 0, "attribute at %d", part.at)
+        sizes = [part.u(2) for _ in range(3)]
+        must(part.u(1) == 0 and part.take(sizes[0])[-1:] == b"\0", "attribute at %d", part.at)
+        name = self.data[part.at - sizes[0]:part.at - 1]
+        kind, shape = Part(self.data, part.at, sizes[1]), Part(self.data, part.at + sizes[1], sizes[2])
+        element, what = self.type(kind)
+        count = 1
+        for dim in self.space(shape):
+            count *= dim
+        kind.done()
+        shape.done()
+        part.take(sizes[1] + sizes[2])
+        for _ in range(count):
+            if what == "string":
+                size, collection, number = part.u(4), part.u(8), part.u(4)
+                must((size == 0) == (collection == 0), "attribute %r", name)
+                if size:
+                    self.heap_object(collection, number, size)
+            elif what == "reference":
+                self.object(part.u(8))
+            else:
+                part.take(element)
+
+    # ---- data ----
+
+    def files(self, part):
+        must(part.u(4) == 1, "external files at %d", part.at)
+        count = part.u(2)
+        must(part.u(2) == count, "external files at %d", part.at)
+        at = part.u(8)
+        slots = [(part.u(8), part.u(8), part.u(8)) for _ in range(count)]
+        part.done()
+        heap = self.part("local heap", at, 32)
+        heap.fixed(b"HEAP\0\0\0\0")
+        size, free, address = heap.u(8), heap.u(8), heap.u(8)
+        must(free == 1, "local heap at %d: free space", at)
+        names = self.part("names in a local heap", address, size).take(size)
+        for name, _, length in slots:
+            must(0 < name < size and b"\0" in names[name:] and length > 0, "external file at %d", part.at)
+        used = {name for name, _, _ in slots} | {0}
+        must(len([n for n in names.split(b"\0") if n]) == len(used) - 1, "names in the local heap at %d", at)
+        return sum(length for _, _, length in slots)
+
+    def layout(self, part, shape, element, files):
+        version, kind = part.u(1), part.u(1)
+        bytes_of_all = element
+        for dim in shape:
+            bytes_of_all *= dim
+        if (version, kind) == (3, 1):
+            address, size = part.u(8), part.u(8)
+            must(size == bytes_of_all and (address == UNDEFINED) == (size == 0 or files is not None),
+                 "layout at %d", part.at)
+            must(files in (None, size), "external files of %s bytes at %d", files, part.at)
+            if address != UNDEFINED:
+                self.part("data", address, size)
+        elif (version, kind) == (4, 3):
+            self.mappings(part.u(8), part.u(4))
+        else:
+            must((version, kind) == (3, 2) and part.u(1) == len(shape) + 1, "layout at %d", part.at)
+            address = part.u(8)
+            chunk = [part.u(4) for _ in range(len(shape) + 1)]
+            must(chunk[-1] == element, "layout at %d", part.at)
+            self.chunks(address, shape, chunk)
+        part.done()
+
+    def mappings(self, collection, number):
+        if collection not in self.heaps:
+            self.heaps[collection] = self.read_heap(collection)
+        data = self.heaps[collection][number][1]
+        self.heap_object(collection, number, len(data))
+        part = Part(data, 0, len(data))
+        must(part.u(1) == 0, "mappings")
+        for _ in range(part.u(8)):
+            for _ in range(2):
+                part.take(part.data.index(b"\0", part.at) + 1 - part.at)
+            self.selection(part)
+            self.selection(part)
+        must(part.u(4) == lookup3(data[:-4]), "checksum of mappings")
+        part.done()
+
+    def selection(self, part):
+        kind, version = part.u(4), part.u(4)
+        if kind == 3:
+            must(version == 1 and part.u(8) == 0, "selection of all")
+        elif version == 1:
+            must(kind == 2 and part.u(4) == 0, "selection")
+            rest = Part(part.data, part.at + 4, part.u(4))
+            ndim, blocks = rest.u(4), rest.u(4)
+            for _ in range(2 * ndim * blocks):
+                rest.u(4)
+            rest.done()
+            part.at = rest.at
+        else:
+            must(kind == version == 2 and part.u(1) == 1, "selection")
+            rest = Part(part.data, part.at + 4, part.u(4))
+            rest.take(32 * rest.u(4))
+            rest.done()
+            part.at = rest.at
+
+    def chunks(self, address, shape, chunk):
+        level, expected, ends, below = None, None, None, [address]
+        while True:
+            nodes = [self.chunk_node(at, level, chunk, below[i - 1:i], below[i + 1:i + 2]) for i, at in enumerate(below)]
+            level = nodes[0][0]
+            keys = [key for node in nodes for key in node[1][:-1]] + [nodes[-1][1][-1]]
+            must(all(a[1][-1] == b[1][0] for a, b in zip(nodes, nodes[1:])), "keys between chunk nodes at %d", below[0])
+            must(expected in (None, [node[1][0] for node in nodes]) and ends in (None, keys[-1]),
+                 "keys of the chunk nodes at %d and their parents", below[0])
+            expected, ends, below = keys[:-1], keys[-1], [child for node in nodes for child in node[2]]
+            if level == 0:
+                break
+            level -= 1
+        places = itertools.product(*(range(0, n, c) for n, c in zip(shape, chunk)))
+        places = list(places)
+        must(len(places) == len(below), "%d chunks, not %d", len(below), len(places))
+        for (size, _, place), at, wanted in zip(expected, below, places):
+            must(place == [*wanted, 0], "the chunk at %d is that of %s, not of %s", at, place, wanted)
+            self.part("chunk", at, size)
+
+    def chunk_node(self, at, level, chunk, before, after):
+        """Level, keys, children."""
+        key_size = 8 + 8 * len(chunk)
+        part = self.part("chunk node", at, 24 + self.chunk_children * 8 + (self.chunk_children + 1) * key_size)
+        part.fixed(b"TREE\1")
+        found, used = part.u(1), part.u(2)
+        must(level in (None, found) and 1 <= used <= self.chunk_children, "chunk node at %d", at)
+        must((part.u(8), part.u(8)) == tuple((*side, UNDEFINED)[0] for side in (before, after)),
+             "siblings of the chunk node at %d", at)
+        keys, children = [], []
+        for i in range(used + 1):
+            keys.append((part.u(4), part.u(4), [part.u(8) for _ in chunk]))
+            children += [part.u(8)] if i < used else []
+        must(all(a[2] < b[2] for a, b in zip(keys, keys[1:])), "keys of the chunk node at %d", at)
+        must(not any(part.take(part.end - part.at)), "the end of the chunk node at %d", at)
+        return found, keys, children
+
+    # ---- groups ----
+
+    def link(self, part):
+        must(part.u(1) == 1, "link at %d", part.at)
+        flags, order = part.u(1), part.u(8)
+        must(flags & ~3 == 0x14 and part.u(1) == 1, "link at %d", part.at)
+        must(part.take(part.u(1 << (flags & 3))) != b"", "link at %d has no name", part.at)
+        return order, part.u(8)
+
+    def link_info(self, part, links):
+        part.fixed(b"\0\3")
+        count, heap, names, orders = part.u(8), part.u(8), part.u(8), part.u(8)
+        part.done()
+        if heap == UNDEFINED:
+            must(names == orders == UNDEFINED and count == links, "link info at %d", part.at)
+            return []
+        must(links == 0, "links in the header and in a heap")
+        blocks, size = self.fractal_heap(heap)
+        found, spans = [], []
+        for kind, tree in ((5, names), (6, orders)):
+            records = self.tree(tree, kind)
+            must(len(records) == count, "the tree at %d has %d records, not %d", tree, len(records), count)
+            ids = []
+            for number, record in enumerate(records):
+                key, (offset, length) = record[:-7], struct.unpack("<xIH", record[-7:])
+                must(record[-7] == 0, "a heap ID in the tree at %d", tree)
+                link = Part(self.data, blocks[offset // size] + offset % size, length)
+                name_at = link.at + 11 + (1 << (self.data[link.at + 1] & 3))
+                order, address = self.link(link)
+                link.done()
+                hashed = struct.pack("<I", lookup3(self.data[name_at:link.end - 8]))
+                must(key == (hashed if kind == 5 else struct.pack("<Q", order)), "record %d of the tree at %d", number, tree)
+                ids.append((offset, length))
+                found += [(order, address)] if kind == 6 else []
+            must(len(set(ids)) == count, "the tree at %d has a link twice", tree)
+            keys = [int.from_bytes(r[:-7], "little") for r in records]
+            must(keys == sorted(keys), "the tree at %d is not in order", tree)
+            spans = sorted(ids)
+        self.check_blocks(blocks, size, spans)
+        return found
+
+    def check_blocks(self, blocks, size, spans):
+        """The links fill the blocks: what is behind them is zeros."""
+        at = {i: 21 for i in range(len(blocks))}
+        for offset, length in spans:
+            block = offset // size
+            must(offset % size == at[block], "a gap in a fractal heap at %d", blocks[block] + at[block])
+            at[block] += length
+        for block, end in at.items():
+            must(not any(self.data[blocks[block] + end:blocks[block] + size]), "the end of the heap block at %d", blocks[block])
+
+    def fractal_heap(self, at):
+        part = self.part("fractal heap", at, 146)
+        part.fixed(b"FRHP\0" + struct.pack("<HHB", 7, 0, 2))
+        part.take(4 + 3 * 8)
+        must(part.u(8) == UNDEFINED, "fractal heap at %d", at)
+        part.take(8 * 8)
+        width, start, largest = part.u(2), part.u(8), part.u(8)
+        must(start <= largest and part.u(2) == 32, "fractal heap at %d", at)
+        part.take(2)
+        root, rows = part.u(8), part.u(2)
+        self.checksum(part, at)
+        blocks = [root] if rows == 0 else self.indirect(root, at, width)
+        for i, block in enumerate(blocks):
+            direct = self.part("fractal heap block", block, start)
+            direct.fixed(b"FHDB\0" + struct.pack("<QI", at, i * start))
+            zeroed = self.data[block:block + 17] + bytes(4) + self.data[block + 21:block + start]
+            must(direct.u(4) == lookup3(zeroed), "checksum of the heap block at %d", block)
+        return blocks, start
+
+    def indirect(self, at, heap, width):
+        part = self.part("fractal heap list", at, 5 + 8 + 4 + 8 * width + 4)
+        part.fixed(b"FHIB\0" + struct.pack("<QI", heap, 0))
+        blocks = [part.u(8) for _ in range(width)]
+        self.checksum(part, at)
+        blocks = [b for b in blocks if b != UNDEFINED]
+        return blocks
+
+    def tree(self, at, kind):
+        part = self.part("B-tree", at, 38)
+        part.fixed(b"BTHD\0" + bytes([kind]))
+        node, width, depth = part.u(4), part.u(2), part.u(2)
+        part.take(2)
+        root, in_root, total = part.u(8), part.u(2), part.u(8)
+        self.checksum(part, at)
+        must(depth <= 1, "B-tree at %d", at)
+        records = self.node(root, kind, node, width, in_root, depth)
+        must(len(records) == total, "B-tree at %d", at)
+        return records
+
+    def node(self, at, kind, size, width, count, depth):
+        part = self.part("B-tree node", at, size)
+        part.fixed((b"BTIN\0" if depth else b"BTLF\0") + bytes([kind]))
+        records = [part.take(width) for _ in range(count)]
+        children = [(part.u(8), part.u(2)) for _ in range(count + 1)] if depth else []
+        self.checksum(part, at)
+        must(not any(part.take(part.end - part.at)), "the end of the B-tree node at %d", at)
+        out = []
+        for i, (child, held) in enumerate(children):
+            out += self.node(child, kind, size, width, held, 0) + records[i:i + 1]
+        return out if depth else records
