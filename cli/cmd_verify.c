@@ -225,7 +225,7 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     const fc_open_options how = {.follow_external = o->follow_external,
                                  .damaged = add_bad_file,
                                  .context = &damaged,
-                                 .teller = {source_note},
+                                 .reporter = {source_note},
                                  .progress = call->progress};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");

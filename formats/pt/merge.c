@@ -331,7 +331,7 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     if (made) {
         FC_TRY(describe(m, v, &shard, t.dtype));
-        m->checkpoint->tp_joined++;
+        m->joined++;
     } else {
         FC_TRY(extend_along(m, v, &t, dim, &shard));
     }

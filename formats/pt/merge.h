@@ -61,6 +61,7 @@ typedef struct pt_merger {
     pt_flat *cuts; /* the flat parameters of the last set that has some, in its order; malloc'ed */
     size_t ncuts, cuts_capacity;
     const struct fc_tp_plan *tp_plan; /* of plain tensors; or NULL */
+    size_t joined;                    /* tensors that it joined */
     bool numbered;                    /* optimizer state in the current file may be of flat parameters */
     bool numbers_fit;                 /* ... and uses the same numbers */
     fc_error *err;

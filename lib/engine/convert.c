@@ -85,14 +85,14 @@ static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress,
 /* Adds up the data bytes of the ranks' files. */
 static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
     int64_t ranks = fc_mesh_ranks(target->mesh);
-    report->smallest_part = UINT64_MAX;
+    report->smallest_file = UINT64_MAX;
     for (int64_t rank = 0; rank < ranks; rank++) {
         uint64_t bytes = loads[rank];
         if (!fc_add_u64(report->data_bytes, bytes, &report->data_bytes)) {
             return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
         }
-        report->largest_part = bytes > report->largest_part ? bytes : report->largest_part;
-        report->smallest_part = bytes < report->smallest_part ? bytes : report->smallest_part;
+        report->largest_file = bytes > report->largest_file ? bytes : report->largest_file;
+        report->smallest_file = bytes < report->smallest_file ? bytes : report->smallest_file;
     }
     return FC_OK;
 }
@@ -148,7 +148,7 @@ typedef struct conversion {
     const fc_target *target;
     fc_comm *comm;
     bool leads;
-    bool own_parts;
+    bool own_shards;
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
@@ -157,7 +157,7 @@ typedef struct conversion {
 
 /* When each rank holds its own target file in memory, a rank moves all of a file or nothing (share = shares). */
 static void choose_share(conversion *m, const fc_target_file *file) {
-    if (m->own_parts && m->comm) {
+    if (m->own_shards && m->comm) {
         bool mine = file->rank == (uint32_t)m->comm->rank;
         m->move.share = m->move.shares = mine ? 0 : 2;
     }
@@ -293,7 +293,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     conversion m = {.target = target,
                     .comm = options->comm,
                     .leads = fc_ranks_leads(options->comm),
-                    .own_parts = options->own_parts,
+                    .own_shards = options->own_shards,
                     .writer = {options->format, NULL},
                     .move = options->move,
                     .report = report};
@@ -382,7 +382,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                    .force = options->force,
                                    .bytes = bytes,
                                    .is_own_file = fc_is_own_file,
-                                   .teller = options->teller};
+                                   .reporter = options->reporter};
     if (!options->dry_run) {
         fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
                           report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
@@ -419,7 +419,7 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
-    if (options->own_parts && options->comm &&
+    if (options->own_shards && options->comm &&
         (options->selection.compress || !options->selection.mesh ||
          fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
         return fc_fail(
