@@ -39,7 +39,7 @@ const command command_consolidate = {
     .helps = helps,
     .examples = examples,
     .synopsis = "-o DST",
-    .takes = TAKES_CONVERSION | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_TP_PLAN),
+    .takes = TAKES_CONVERSION | TAKES_RECIPE | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_TP_PLAN),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

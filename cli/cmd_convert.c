@@ -32,7 +32,7 @@ const command command_convert = {
     .examples = examples,
     .synopsis = "-o DST --to FORMAT",
     .helps = helps,
-    .takes = TAKES_CONVERSION | TAKES(OPT_TP_PLAN),
+    .takes = TAKES_CONVERSION | TAKES_RECIPE | TAKES(OPT_TP_PLAN),
     .needs = TAKES(OPT_OUTPUT),
     .run = job_keep_layout,
 };

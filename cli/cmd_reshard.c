@@ -72,8 +72,8 @@ const command command_reshard = {
         "no data. --rank R then shows the plan of one rank.",
     .examples = examples,
     .synopsis = "-o DST --dp N [--tp N]",
-    .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) |
-             TAKES(OPT_RANK) | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE),
+    .takes = TAKES_CONVERSION | TAKES_RECIPE | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
+             TAKES(OPT_TP_PLAN) | TAKES(OPT_RANK) | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

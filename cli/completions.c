@@ -8,6 +8,8 @@
 #include "command.h"
 #include "help.h"
 
+#include "fsdpckpt/recipe.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -52,6 +54,12 @@ static arguments values_of(const command *c, option_id id, char *buf) {
     case OPT_TP_PLAN:
         add_value(buf, "auto");
         return ARGUMENT_FILE;
+    case OPT_RECIPE:
+        add_value(buf, "auto");
+        for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
+            add_value(buf, s->name);
+        }
+        return ARGUMENT_FILE;
     case OPT_POLICY:
         add_value(buf, "blocks size: class:");
         return ARGUMENT_FILE;
@@ -65,6 +73,7 @@ static arguments values_of(const command *c, option_id id, char *buf) {
     case OPT_SCHEMA:
     case OPT_AGAINST:
     case OPT_CLASSES:
+    case OPT_CONFIG:
         return ARGUMENT_FILE;
     default:
         return ARGUMENT_VALUE;

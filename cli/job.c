@@ -8,6 +8,7 @@
 #include "plan_rank.h"
 #include "progress.h"
 #include "ranks.h"
+#include "recipe.h"
 #include "signals.h"
 #include "source.h"
 #include "target.h"
@@ -332,6 +333,21 @@ static fc_code warn_uneven(const job *j, fc_error *err) {
     return rc;
 }
 
+/* --recipe: replaces the source by what the recipe makes of it. Selection and renaming apply before that. */
+static fc_code apply_recipe(job *j, fc_error *err) {
+    fc_selection *s = &j->how.selection;
+    if (!j->o->recipe) {
+        return recipe_check_options(j->o, err);
+    }
+    if (option_given(j->o, OPT_POLICY)) {
+        return fc_fail(err, FC_EUSAGE, "--recipe cannot be combined with --policy; convert in two steps");
+    }
+    fc_code rc = recipe_apply(j->o, s, &j->source, &j->left_out, err);
+    s->include = s->exclude = s->rename = NULL;
+    s->strip_prefix = NULL;
+    return rc;
+}
+
 /* Opens the source of a conversion. */
 typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
@@ -370,6 +386,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 /* Rank 0 converts the files that it has gathered. */
 static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
     FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
+    FC_TRY(apply_recipe(j, err));
     return do_job(j, out, err);
 }
 
@@ -391,6 +408,7 @@ static fc_code open_job(job *j, const fc_layout_spec *spec, opener open, fc_erro
         return FC_OK;
     }
     FC_TRY(open(j->call, &j->source, err));
+    FC_TRY(apply_recipe(j, err));
     return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
 }
 

@@ -86,6 +86,23 @@ const option_row option_table[OPT_COUNT] = {
                        .offset = FIELD(dtype_for),
                        .help = "like --dtype, for the names in SRC that match GLOB; 'keep' as TYPE keeps their type "
                                "(repeatable; it overrides --dtype, and the last match decides)"},
+    [OPT_RECIPE] = {.name = "recipe",
+                    .kind = KIND_TEXT,
+                    .arg = "RECIPE",
+                    .offset = FIELD(recipe),
+                    .help = "give the selected tensors the names and layouts of another program: the name of a shipped "
+                            "recipe (see 'fsdpckpt recipes'), a JSON file, or auto, the only shipped one that fits. "
+                            "--include, --exclude, --strip-prefix and --rename come before it, --dtype-for after it"},
+    [OPT_REVERSE] = {.name = "reverse",
+                     .kind = KIND_FLAG,
+                     .offset = FIELD(reverse),
+                     .help = "apply the recipe in the other direction"},
+    [OPT_CONFIG] = {.name = "config",
+                    .kind = KIND_TEXT,
+                    .arg = "FILE",
+                    .offset = FIELD(config),
+                    .help = "config.json of the model, or its folder, from which the recipe takes sizes such as "
+                            "num_attention_heads (default: the one next to SRC)"},
     [OPT_COMPRESS] = {.name = "compress",
                       .kind = KIND_LEVEL,
                       .arg = "LEVEL",
@@ -312,7 +329,7 @@ const option_group option_groups[OPTION_GROUPS] = {
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) |
-                              TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
+                              TAKES_RECIPE | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
     {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},

@@ -311,6 +311,7 @@ void options_free(options *o) {
     free(o->include.items);
     free(o->exclude.items);
     free(o->rename.items);
+    free(o->dtype_for.items);
     free(o->allow_missing.items);
     free(o->allow_unexpected.items);
     free(o->ignore.items);

@@ -25,6 +25,9 @@ typedef enum option_id {
     OPT_RENAME,
     OPT_DTYPE,
     OPT_DTYPE_FOR,
+    OPT_RECIPE,
+    OPT_REVERSE,
+    OPT_CONFIG,
     OPT_COMPRESS,
     OPT_MAX_SHARD_SIZE,
     OPT_FORCE,
@@ -83,6 +86,9 @@ typedef enum option_id {
      TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) |                   \
      TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
 
+/** The options of commands that apply a recipe to SRC. */
+#define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG))
+
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
     KIND_COUNT,  /**< int, counts repetitions */
@@ -138,7 +144,7 @@ typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI, COMM_NCCL } comm_mode;
 typedef struct options {
     uint64_t given; /**< TAKES bits of the options on the command line */
     /* conversions, inspect */
-    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
+    const char *output, *to, *tp_plan, *recipe, *config, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< valid if OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
@@ -151,7 +157,7 @@ typedef struct options {
     int comm;       /**< comm_mode */
     const char *weights;
     bool local, take_first;
-    bool trust_objects;
+    bool trust_objects, reverse;
     bool force, dry_run, tree, all, headers_only, follow_external;
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */

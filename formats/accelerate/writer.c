@@ -20,7 +20,7 @@ typedef struct sorting {
     const char *spelled[ACCELERATE_PARTS]; /* a name of each part */
     const char *outsider;                  /* the first of them; NULL: there is none */
     size_t outsiders;
-    bool optimizer;
+    bool model, optimizer; /* whether there are values of any */
 } sorting;
 
 /* Two spellings of one part could give two values one name. */
@@ -34,7 +34,7 @@ static fc_code add_value(sorting *s, fc_target_tensor *t, fc_error *err) {
     }
     const char **spelled = &s->spelled[t->part];
     *spelled = *spelled ? *spelled : t->name;
-    s->optimizer |= t->part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER;
+    *(t->part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER ? &s->optimizer : &s->model) = true;
     if (strncmp(*spelled, t->name, length + 1) != 0) {
         fc_accelerate_folder(t->part, folder);
         return fc_fail(err, FC_EUSAGE, "%.256s and %.256s would both be in %s: only one of these spellings can be",
@@ -69,7 +69,10 @@ fc_code fc_accelerate_set_parts(fc_target_tensor *tensors, size_t count, fc_erro
                          "accelerate keeps nothing but model.* and optimizer.* (or optim.*), and %zu of the %zu values "
                          "are called otherwise, the first is %.256s",
                          s.outsiders, count, s.outsider);
-    return fc_advise(err, rc, s.optimizer ? FC_HINT_SELECT_STATE : FC_HINT_MODEL_PREFIX, NULL);
+    if (s.optimizer) {
+        return s.model ? fc_advise(err, rc, FC_HINT_SELECT_STATE, NULL) : rc;
+    }
+    return fc_advise(err, rc, FC_HINT_MODEL_PREFIX, s.model ? "model*.*" : NULL);
 }
 
 /* ---- what there will be ---- */

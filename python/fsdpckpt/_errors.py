@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 
 
 class Error(Exception):
@@ -94,6 +93,8 @@ def make(code: int, message: str, hint: str = "", about: str = "") -> BaseExcept
 
 def tell(line: str) -> None:
     """Passes on what the library tells without failing."""
+    import warnings
+
     warnings.warn(in_python(line), FsdpckptWarning, stacklevel=5)
 
 

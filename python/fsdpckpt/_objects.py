@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 
@@ -14,6 +11,18 @@ class Foreign(NamedTuple):
 
     kind: str
     value: Any
+
+
+def _bytes(text: str) -> bytes:
+    import base64
+
+    return base64.b64decode(text)
+
+
+def _path(text: str) -> Any:
+    from pathlib import PurePosixPath
+
+    return PurePosixPath(text)
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -25,10 +34,10 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$size": tuple,
     "$set": set,
     "$frozenset": frozenset,
-    "$bytes": base64.b64decode,
-    "$bytearray": lambda value: bytearray(base64.b64decode(value)),
-    "$surrogates": lambda value: base64.b64decode(value).decode("utf-8", "surrogatepass"),
-    "$path": PurePosixPath,
+    "$bytes": _bytes,
+    "$bytearray": lambda value: bytearray(_bytes(value)),
+    "$surrogates": lambda value: _bytes(value).decode("utf-8", "surrogatepass"),
+    "$path": _path,
 }
 
 
@@ -47,4 +56,6 @@ def decode(text: str) -> Any:
     >>> decode('{"betas": {"$tuple": [0.9, 0.95]}, "lr": {"$float": "inf"}}')
     {'betas': (0.9, 0.95), 'lr': inf}
     """
+    import json
+
     return json.loads(text, object_hook=_unwrap)

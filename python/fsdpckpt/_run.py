@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any, Literal, NamedTuple, Union
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 from ._errors import Error, make, tell
+
+if TYPE_CHECKING:
+    import subprocess
 
 Path = Union[str, "os.PathLike[str]"]
 Text = Path
@@ -88,6 +87,8 @@ def run(
     command: str, operands: Sequence[Path], options: Mapping[str, object], progress: Progress, *, json: bool
 ) -> Report:
     """Runs a command, and raises what it reports."""
+    import subprocess
+
     line = [binary(), command, *(["--json"] if json else []), "--progress=json", "--color=never", *arguments(options)]
     line += ["--", *(os.fspath(operand) for operand in operands)]
     pipe = subprocess.PIPE
@@ -99,6 +100,10 @@ def run(
 
 
 def _finish(process: subprocess.Popen[bytes], command: str, progress: Progress) -> Report:
+    import json
+    import signal
+    import threading
+
     assert process.stdout is not None and process.stderr is not None
     out: list[bytes] = []
     reader = threading.Thread(target=lambda stream: out.append(stream.read()), args=(process.stdout,), daemon=True)
@@ -126,6 +131,8 @@ def _finish(process: subprocess.Popen[bytes], command: str, progress: Progress) 
 
 def _updates(stream: IO[bytes], notes: list[str]) -> Iterator[Update]:
     """Yields the progress in what a command writes to stderr, and keeps its other lines."""
+    import json
+
     for raw in stream:
         line = raw.decode("utf-8", "replace").rstrip("\n")
         if line.startswith("{"):

@@ -119,7 +119,10 @@ class Target(harness.Case):
             self.fails(2, "reshard", train, "-o", "x", *to, "--dp", "2", *extra, contains=[
                 "28 of the 64 values are called otherwise, the first is step; --include 'model*.*' --include 'optim*.*' leaves"])
         self.ok("consolidate", train, "-o", "w.h5", "--include", "model.*", "--strip-prefix", "model.", "-q")
-        self.fails(2, "convert", "w.h5", "-o", "x", *to, contains=["the first is ", "--rename 's/^/model./' makes all of them"])
+        self.fails(2, "convert", "w.h5", "-o", "x", *to, contains=["the first is ", "; --rename 's/^/model./' makes them the model's\n"])
+        self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "model.*", "--include", "step", contains=[
+            "; --rename 's/^/model./' makes all of them the model's, --include 'model*.*' leaves these out\n"])
+        self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "optim.*", "--include", "step", contains=["is step\n"])
         self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "optim.*", contains=[
             "needs a model in pytorch_model_fsdp_0"])
         self.fails(2, "consolidate", train, "-o", "x", *to, *state, "--rename", "s/^model/model_2/", contains=[

@@ -109,6 +109,16 @@ class Documents:
             assert not missing, "docs/schemas/%s.json: no document has %s" % (kind, ", ".join(sorted(missing)))
 
 
+def recipes(documents):
+    """The shipped recipes, and one with everything that they do not use."""
+    for line in subprocess.run([PROGRAM, "recipes"], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines():
+        documents.must("recipe", "recipes", line.split()[0])
+    documents.validate({"fsdpckpt": "recipe", "schema": 1, "sizes": {"n": ["a", "b / 2"]}, "rules": [
+        {"from": ["a", "b"], "to": "c", "operations": [{"stack": 0}, {"concatenate": 1, "sizes": ["n", "1"]}]},
+        {"from": "d", "to": ["e", "f"], "operations": {"chunk": 0}}, {"add": "g", "same_as": "c"},
+        {"from": "h", "to": "h", "operations": {"resize": 0, "from": "n", "to": "n + 1"}}]}, "recipe", "an example")
+
+
 def sources():
     for folder in ("good", "pt", "deepspeed", "megatron", "megatron-ranks", "unsupported"):
         for path in sorted(glob.glob(os.path.join(CORPUS, folder, "*"))):
@@ -229,6 +239,7 @@ def main():
         read = sum(read_only(documents, source) for source in sources())
         written(documents, work)
     assert read > 80, read
+    recipes(documents)
     documents.require_all()
     print("%d checkpoints; documents: %s" % (read, ", ".join("%s %d" % kv for kv in sorted(documents.count.items()))))
     return 0

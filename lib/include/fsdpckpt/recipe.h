@@ -1,0 +1,69 @@
+/*
+ * Recipes: the names and tensor layouts of one program as those of another one (docs/RECIPES.md). A recipe makes a
+ * derived checkpoint whose chunks are boxes of the source at other strides, so it is read, converted and compared like
+ * any other.
+ */
+#ifndef FSDPCKPT_RECIPE_H
+#define FSDPCKPT_RECIPE_H
+
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/target.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fc_recipe fc_recipe;
+
+typedef struct fc_recipe_options {
+    bool reverse;       /**< from the recipe's second names and layouts to the first */
+    const char *config; /**< the model's config.json, or its folder; NULL: none */
+} fc_recipe_options;
+
+/**
+ * Loads a recipe.
+ * @param name_or_path the name of a shipped recipe, or a JSON file.
+ * @param options      NULL for the defaults.
+ * @param arena        owns the recipe.
+ * @return FC_EUSAGE for a recipe that is malformed or cannot be reversed.
+ */
+fc_code fc_recipe_load(const char *name_or_path, const fc_recipe_options *options, fc_arena *arena,
+                       const fc_recipe **out, fc_error *err);
+
+/** The same for the text of a recipe. @param label names it in messages. */
+fc_code fc_recipe_parse(const char *label, const char *text, size_t len, const fc_recipe_options *options,
+                        fc_arena *arena, const fc_recipe **out, fc_error *err);
+
+/** A recipe that comes with the library. */
+typedef struct fc_shipped_recipe {
+    const char *name, *text; /**< the text is JSON */
+} fc_shipped_recipe;
+
+/** The shipped recipes, ended by one without a name. */
+extern const fc_shipped_recipe fc_shipped_recipes[];
+
+/** Returns the description of a recipe, for people. */
+const char *fc_recipe_description(const fc_recipe *recipe);
+
+/**
+ * Sets `*all` to whether rules of the recipe take all tensors of `target`.
+ * @return FC_EUSAGE for a condition that cannot be computed; FC_ENOMEM.
+ */
+fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err);
+
+/**
+ * Makes the checkpoint that `recipe` makes of the values of `target`, under their names there. Objects that no rule
+ * takes stay as they are.
+ * @param target of `source`; its mesh and dtypes are not used. It need not outlive the call.
+ * @param source belongs to the new checkpoint if there is one, else to the caller.
+ * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
+ * @return FC_EUSAGE if no rule takes a tensor, shapes do not fit, or a size is unknown; FC_ECORRUPT if chunks
+ *         do not cover a tensor.
+ */
+fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc_recipe *recipe, fc_checkpoint **out,
+                        fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,174 @@
+/*
+ * Gathers blocks of a tensor from small pieces of its sources: see gather.h. A block is long in the dimensions that are
+ * contiguous in the target and in the sources alike, so what is read for it are runs of some length.
+ */
+#include "recipe/gather.h"
+
+#include "base/checked.h"
+#include "base/try.h"
+#include "codec/strided.h"
+#include "engine/read_box.h"
+#include "fsdpckpt/format.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/*
+ * Smaller pieces are gathered. Blocks have at most EDGE elements along a dimension: a matrix that is transposed then
+ * has runs of that length on both sides. Those of a row of blocks are all needed at once, so they have at most BAND
+ * bytes.
+ */
+enum { SMALL_PIECE = 2048, EDGE = 480, BLOCK = 480 << 10, BAND = 8 << 20, MOST_BLOCKS = 1 << 22 };
+
+/* @return whether the pieces of a part are large, and contiguous on both sides along the last dimension. */
+static bool has_large_pieces(const fc_part *p, const fc_parted *t) {
+    int64_t piece = (int64_t)fc_dtype_size(t->dtype);
+    bool contiguous = false;
+    for (int a = 0; a < p->naxes; a++) {
+        const fc_part_axis *x = &p->axes[a];
+        piece *= x->tstep == 1 ? x->size : 1; /* the others are gone through place by place */
+        contiguous =
+            contiguous || (x->tdim == t->ndim - 1 && x->tstep == 1 && x->sdim == p->source->ndim - 1 && x->sstep == 1);
+    }
+    return contiguous && piece >= SMALL_PIECE;
+}
+
+bool fc_gather_pays(const fc_parted *t) {
+    int64_t volume = 0;
+    if (!fc_numel(t->ndim, t->shape, &volume) || volume <= SMALL_PIECE) {
+        return false; /* it is small as a whole */
+    }
+    for (size_t i = 0; i < t->nparts; i++) {
+        if (t->parts[i].source && !has_large_pieces(&t->parts[i], t)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Chooses the sizes of blocks, from the last dimension on. */
+static void block_sizes(const fc_parted *t, int64_t *sizes) {
+    const int64_t element = (int64_t)fc_dtype_size(t->dtype), row = t->shape[t->ndim - 1];
+    int64_t room = BLOCK / element;
+    for (int d = t->ndim - 1; d >= 0; d--) {
+        int64_t most = least(room, d == t->ndim - 2 ? least(EDGE, BAND / element / row) : EDGE);
+        sizes[d] = least(t->shape[d], most < 1 ? 1 : most);
+        room /= sizes[d];
+    }
+}
+
+fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_gathered **gathered,
+                      fc_error *err) {
+    int64_t sizes[FC_PART_DIMS], at[FC_PART_DIMS] = {0}, count = 1;
+    block_sizes(t, sizes);
+    for (int d = 0; d < t->ndim; d++) {
+        if (!fc_mul_i64(count, (t->shape[d] - 1) / sizes[d] + 1, &count) || count > MOST_BLOCKS) {
+            return fc_fail(err, FC_EUNSUPPORTED, "it would be gathered from more than %d blocks", MOST_BLOCKS);
+        }
+    }
+    fc_gathered *g = fc_arena_calloc(arena, 1, sizeof *g);
+    fc_chunk *chunks = fc_arena_calloc(arena, (size_t)count, sizeof *chunks);
+    int64_t *dims = fc_arena_calloc(arena, (size_t)count, 2 * (size_t)t->ndim * sizeof *dims);
+    fc_part *parts = fc_arena_calloc(arena, t->nparts, sizeof *parts);
+    if (!g || !chunks || !dims || !parts) {
+        return fc_no_memory(err, NULL);
+    }
+    memcpy(parts, t->parts, t->nparts * sizeof *parts);
+    g->parted = *t;
+    g->parted.parts = parts;
+    g->read = fc_arena_calloc(arena, (size_t)count, sizeof *g->read);
+    for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
+        uint64_t bytes = fc_dtype_size(t->dtype);
+        for (int d = 0; d < t->ndim; d++) {
+            dims[d] = at[d];
+            dims[t->ndim + d] = t->shape[d] - at[d] < sizes[d] ? t->shape[d] - at[d] : sizes[d];
+            bytes *= (uint64_t)dims[t->ndim + d];
+        }
+        chunks[i] = (fc_chunk){.dims = dims, .offset = *next, .length = bytes, .rank = FC_NO_RANK};
+        *next += bytes;
+        for (int d = t->ndim - 1; d >= 0 && (at[d] += sizes[d]) >= t->shape[d]; d--) {
+            at[d] = 0;
+        }
+    }
+    out->chunks = chunks;
+    out->nchunks = (size_t)count;
+    *gathered = g;
+    return g->read ? FC_OK : fc_no_memory(err, NULL);
+}
+
+/* Cuts what a block has of the tensor out of its parts. */
+static fc_code cut_block(const fc_parted *t, const fc_box *box, fc_parted *out, fc_error *err) {
+    fc_parted now = *t;
+    now.capacity = 0; /* its parts belong to the arena */
+    for (int d = 0; d < t->ndim; d++) {
+        fc_parted less;
+        fc_code rc = fc_parted_slice(&now, d, box->offsets[d], box->offsets[d] + box->sizes[d], false, &less, err);
+        if (d > 0) {
+            fc_parted_free(&now);
+        }
+        now = less;
+        if (rc != FC_OK) {
+            fc_parted_free(&now);
+            return rc;
+        }
+    }
+    *out = now;
+    return FC_OK;
+}
+
+/* Reads the box of the source that a part reaches over, and copies its elements into the block. */
+static fc_code copy_part(const fc_checkpoint *source, const fc_part *p, const fc_box *box, fc_dtype dtype,
+                         fc_source_crc *crc, unsigned char *buf, fc_error *err) {
+    int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS], from[FC_PART_DIMS], to[FC_PART_DIMS];
+    int64_t lengths[FC_PART_AXES], src[FC_PART_AXES], dst[FC_PART_AXES], at = 0;
+    const size_t element = fc_dtype_size(dtype);
+    fc_strided copy;
+    for (int d = 0; d < p->source->ndim; d++) {
+        offsets[d] = p->sbase[d];
+        sizes[d] = 1;
+    }
+    for (int a = 0; a < p->naxes; a++) {
+        sizes[p->axes[a].sdim] += (p->axes[a].size - 1) * p->axes[a].sstep;
+    }
+    const fc_box hull = {p->source->ndim, offsets, sizes};
+    unsigned char *read = malloc((size_t)fc_box_volume(&hull) * element);
+    if (!read || !fc_row_major_strides(hull.ndim, sizes, from) || !fc_row_major_strides(box->ndim, box->sizes, to)) {
+        free(read);
+        return fc_no_memory(err, NULL);
+    }
+    for (int a = 0; a < p->naxes; a++) {
+        lengths[a] = p->axes[a].size;
+        src[a] = from[p->axes[a].sdim] * p->axes[a].sstep;
+        dst[a] = to[p->axes[a].tdim] * p->axes[a].tstep;
+    }
+    for (int d = 0; d < box->ndim; d++) {
+        at += p->tbase[d] * to[d];
+    }
+    fc_code rc = fc_read_box_crc(source, p->source, &hull, dtype, read, crc, err);
+    if (rc == FC_OK && fc_strided_make(&copy, p->naxes, lengths, src, dst, (int64_t)element)) {
+        fc_strided_copy(&copy, read, buf + (size_t)at * element);
+    }
+    free(read);
+    return rc;
+}
+
+fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, const fc_gathered *g, size_t index,
+                       fc_source_crc *crc, unsigned char *buf, fc_error *err) {
+    const fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
+    const bool again = atomic_exchange(&g->read[index], true); /* the cache may have evicted it */
+    fc_parted block;
+    FC_TRY(cut_block(&g->parted, &box, &block, err));
+    fc_code rc = FC_OK;
+    memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding */
+    for (size_t i = 0; rc == FC_OK && i < block.nparts; i++) {
+        if (block.parts[i].source) {
+            rc = copy_part(source, &block.parts[i], &box, tensor->dtype, again ? NULL : crc, buf, err);
+        }
+    }
+    fc_parted_free(&block);
+    return rc;
+}

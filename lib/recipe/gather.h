@@ -1,0 +1,38 @@
+/*
+ * Tensors whose pieces are too small to be chunks of their own, such as interleaved columns: they are cut into blocks,
+ * and a block is gathered in memory when it is read.
+ */
+#ifndef FSDPCKPT_RECIPE_GATHER_H
+#define FSDPCKPT_RECIPE_GATHER_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "engine/source_crc.h"
+#include "recipe/parts.h"
+
+#include <stdatomic.h>
+
+/** A tensor that is gathered. */
+typedef struct fc_gathered {
+    fc_parted parted;  /**< its parts are in the arena */
+    atomic_bool *read; /**< one per chunk: whether it was read before, so that its CRCs are already added */
+} fc_gathered;
+
+/** Returns whether the pieces of the tensor are so small that gathering blocks is faster. */
+bool fc_gather_pays(const fc_parted *parted);
+
+/**
+ * Cuts the tensor into blocks, which become the chunks of `out`.
+ * @param next the offset of the next block in an imaginary file: distinct offsets keep them from looking like shared
+ *             storage.
+ */
+fc_code fc_gather_new(const fc_parted *parted, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_gathered **gathered,
+                      fc_error *err);
+
+/** Reads block `index` into `buf`. Thread-safe. @param crc collects the CRCs of what is read of the source. */
+fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, const fc_gathered *g, size_t index,
+                       fc_source_crc *crc, unsigned char *buf, fc_error *err);
+
+#endif

@@ -1,0 +1,46 @@
+/*
+ * One application of a rule: the tensors that it takes for one value of each variable, and what it makes of them.
+ */
+#ifndef FSDPCKPT_RECIPE_GROUP_H
+#define FSDPCKPT_RECIPE_GROUP_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "recipe/parts.h"
+
+/** A tensor that a rule takes. */
+typedef struct fc_group_input {
+    const fc_tensor *tensor;
+    size_t pattern;  /**< which of rule->from it matches */
+    uint64_t number; /**< the value of the variable that only `from` has; 0 without one */
+} fc_group_input;
+
+/** A tensor that a rule makes. */
+typedef struct fc_group_output {
+    fc_parted tensor;
+    size_t pattern;  /**< which of rule->to names it */
+    uint64_t number; /**< the value of the variable that only `to` has; 0 without one */
+} fc_group_output;
+
+typedef struct fc_group {
+    const fc_recipe_rule *rule;
+    fc_recipe_bindings bindings; /**< of the variables that both sides have */
+    fc_group_input *inputs;      /**< from malloc */
+    size_t ninputs, capacity;
+} fc_group;
+
+/** Finds the variable that a side has and the other has not. @return its name, or NULL. */
+const char *fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks, size_t *len);
+
+/**
+ * Applies the operations of the rule.
+ * @param out   receives an array from malloc; fc_group_free_outputs frees it.
+ * @return FC_EUSAGE if tensors are missing, or if shapes do not fit.
+ */
+fc_code fc_group_run(const fc_recipe *recipe, fc_group *group, fc_group_output **out, size_t *count, fc_error *err);
+
+void fc_group_free_outputs(fc_group_output *outputs, size_t count);
+
+#endif

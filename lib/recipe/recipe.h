@@ -1,0 +1,119 @@
+/*
+ * The internals of a recipe: rules with patterns and operations, and the sizes that they mention.
+ */
+#ifndef FSDPCKPT_RECIPE_RECIPE_H
+#define FSDPCKPT_RECIPE_RECIPE_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/recipe.h"
+
+/* ---- rules ---- */
+
+typedef enum fc_recipe_op_kind {
+    FC_OP_CONCATENATE, /**< joins tensors along `dim` */
+    FC_OP_SPLIT,       /**< the inverse; equal parts without `sizes` */
+    FC_OP_STACK,       /**< joins tensors along a new dimension `dim` */
+    FC_OP_UNSTACK,     /**< the inverse */
+    FC_OP_TRANSPOSE,   /**< exchanges `dim` and `other` */
+    FC_OP_REARRANGE,   /**< einops' rearrange: `left` becomes `right` */
+    FC_OP_RESIZE       /**< trims `dim` to the size `right`, or pads it with zeros; `left` is the size before */
+} fc_recipe_op_kind;
+
+typedef struct fc_recipe_op {
+    fc_recipe_op_kind kind;
+    int dim, other;
+    const char *const *sizes; /**< expressions, NULL-terminated; NULL: equal parts */
+    const char *left, *right; /**< NULL: not given */
+} fc_recipe_op;
+
+typedef enum fc_recipe_rule_kind {
+    FC_RULE_MAP,  /**< tensors called `from` become tensors called `to` */
+    FC_RULE_DROP, /**< tensors called `from` are left out */
+    FC_RULE_ADD   /**< the tensor of the result called to[0] is there a second time, as to[1] */
+} fc_recipe_rule_kind;
+
+typedef struct fc_recipe_rule {
+    fc_recipe_rule_kind kind;
+    const char *const *from, *const *to; /**< patterns */
+    size_t nfrom, nto;
+    const fc_recipe_op *ops;
+    size_t nops;
+    const char *when; /**< an expression: the rule applies if it is known and not 0; NULL: always */
+} fc_recipe_rule;
+
+/** A size with a name: the first of the expressions whose names are all known. */
+typedef struct fc_recipe_size {
+    const char *name;
+    const char *const *expressions; /**< NULL-terminated */
+} fc_recipe_size;
+
+struct fc_recipe {
+    const char *label, *description;
+    const fc_recipe_size *sizes;
+    size_t nsizes;
+    fc_recipe_rule *rules;
+    size_t nrules;
+    const struct fc_recipe_config *config;
+    const char *config_path; /**< NULL: none was given */
+};
+
+/* ---- expressions ---- */
+
+/** A number of the model's config.json, with its path, such as "text_config.hidden_size". */
+typedef struct fc_recipe_number {
+    const char *name;
+    int64_t value;
+} fc_recipe_number;
+
+typedef struct fc_recipe_config {
+    const fc_recipe_number *numbers;
+    size_t count;
+} fc_recipe_config;
+
+/**
+ * Computes an expression: integers, names of recipe->sizes and of the config, + - * / == != ! and parentheses.
+ * @param unknown receives the first name that has no value, or NULL; then the result is FC_EUSAGE.
+ */
+fc_code fc_recipe_evaluate(const fc_recipe *recipe, const char *expression, int64_t *out, const char **unknown,
+                           fc_error *err);
+
+/** Finds the size `name` (len bytes) of recipe->sizes. @return false when there is none; err stays unset. */
+bool fc_recipe_has_size(const fc_recipe *recipe, const char *name, size_t len);
+
+/* ---- patterns ---- */
+
+enum { FC_RECIPE_VARIABLES = 4 };
+
+/** A variable of a pattern, such as {n}, and the digits that it stands for. Both are borrowed. */
+typedef struct fc_recipe_binding {
+    const char *name, *digits;
+    size_t name_len, ndigits;
+} fc_recipe_binding;
+
+typedef struct fc_recipe_bindings {
+    fc_recipe_binding all[FC_RECIPE_VARIABLES];
+    size_t count;
+} fc_recipe_bindings;
+
+/** @return whether `name` is the pattern with digits for each variable, which `out` receives. */
+bool fc_recipe_match(const char *pattern, const char *name, fc_recipe_bindings *out);
+
+/** @return whether the pattern has the variable. */
+bool fc_recipe_mentions(const char *pattern, const char *variable, size_t len);
+
+/** @return the binding of a variable, or NULL. */
+const fc_recipe_binding *fc_recipe_bound(const fc_recipe_bindings *b, const char *variable, size_t len);
+
+/** @return the pattern with the digits of its variables; variables without binding stay. NULL: out of memory. */
+const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc_arena *arena);
+
+/** Finds the next variable of a pattern from `*at` on. @return its name, with its length, or NULL. */
+const char *fc_recipe_next_variable(const char **at, size_t *len);
+
+/** @return FC_EUSAGE for a pattern with unbalanced braces, or too many or adjacent variables. */
+fc_code fc_recipe_check_pattern(const char *label, const char *pattern, fc_error *err);
+
+#endif

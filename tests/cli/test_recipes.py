@@ -1,0 +1,324 @@
+"""--recipe: shipped recipes against what the converters of their packages made (tests/corpus/make_recipes.py), from and to
+every layout, and every way a recipe can be wrong."""
+
+import array
+import json
+import os
+import shutil
+import struct
+
+import harness
+
+RECIPES = os.path.join(harness.CORPUS, "..", "recipes")
+# Folder of the corpus, recipe, and what the converter drops, so that it does not come back.
+CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tied", "torchtitan-llama3", []),
+         ("torchtitan-qwen3", "torchtitan-qwen3", []),
+         ("torchtitan-qwen3-moe", "torchtitan-qwen3", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
+         ("litgpt-llama", "litgpt-llama", []), ("nanogpt", "nanogpt", []),
+         ("meta-llama", "meta-llama", ["rope.freqs"])]
+
+
+def read_safetensors(path):
+    """{name: (dtype, shape, bytes)}"""
+    with open(path, "rb") as f:
+        data = f.read()
+    size, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    return {name: (t["dtype"], t["shape"], data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
+            for name, t in header.items()}
+
+
+def write_safetensors(path, tensors):
+    """{name: (dtype, shape, bytes)}"""
+    header, offset = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(t[2] for t in tensors.values()))
+
+
+def counted(*shape, start=0):
+    """A tensor of int16 whose elements count from `start`."""
+    size = 1
+    for n in shape:
+        size *= n
+    return "I16", list(shape), b"".join(struct.pack("<h", start + i) for i in range(size))
+
+
+def values(tensor):
+    return [v[0] for v in struct.iter_unpack("<h", tensor[2])]
+
+
+class Shipped(harness.Case):
+    def check(self, source, target, *options):
+        self.ok("consolidate", source, "-o", self.path("out.safetensors"), "--force", *options)
+        got = read_safetensors(self.path("out.safetensors"))
+        self.assertEqual(sorted(got), sorted(target))
+        for name in target:
+            self.assertEqual(got[name], target[name], name)
+
+    def test_as_the_converter_did(self):
+        for folder, recipe, lost in CASES:
+            here = os.path.join(RECIPES, folder)
+            both = {side: read_safetensors(os.path.join(here, f"{side}.safetensors")) for side in ("from", "to")}
+            back = {name: t for name, t in both["from"].items() if name not in lost}
+            for source, target, options in (("from", both["to"], ()), ("to", back, ("--reverse",))):
+                with self.subTest(folder, source=source):
+                    path = os.path.join(here, f"{source}.safetensors")
+                    self.check(path, target, "--recipe", recipe, *options)
+                    given = ("--recipe", recipe, "--config", here, *options)
+                    for to in ("h5", "dcp", "pt"):  # uneven shards cut heads, experts and halves
+                        self.ok("reshard", path, "-o", self.path(to), "--to", to, "--dp", "3", "--tp", "2", "--force")
+                        self.check(to, target, *given)
+
+    def test_new_tensors_are_sharded(self):
+        here = os.path.join(RECIPES, "torchtitan-llama3")
+        self.ok("reshard", os.path.join(here, "from.safetensors"), "-o", "ranks", "--dp", "5")
+        self.ok("reshard", "ranks", "-o", "hf", "--to", "safetensors", "--dp", "3", "--recipe", "torchtitan-llama3",
+                "--config", here)
+        self.check("hf", read_safetensors(os.path.join(here, "to.safetensors")))
+        layout = json.loads(self.ok("inspect", "hf", "--json", "--tensor", "model.layers.0.self_attn.q_proj.weight"))
+        self.assertEqual(len(layout["chunks"]), 3)
+
+    def test_convert_of_a_full_checkpoint(self):
+        here = os.path.join(RECIPES, "nanogpt")
+        self.ok("convert", os.path.join(here, "from.safetensors"), "-o", "m.h5", "--recipe", "nanogpt")
+        self.check("m.h5", read_safetensors(os.path.join(here, "to.safetensors")))
+
+    def test_selection_and_dtypes(self):
+        here = os.path.join(RECIPES, "torchtitan-llama3")
+        self.ok("consolidate", os.path.join(here, "from.safetensors"), "-o", "p.safetensors", "--rename", "s/^/model./")
+        self.ok("consolidate", "p.safetensors", "-o", "m.h5", "--strip-prefix", "model.", "--include", "model.layers.1.*",
+                "--recipe", "torchtitan-llama3", "--config", os.path.join(here, "config.json"), "--dtype-for",
+                "model.layers.1.*norm.weight=f32")
+        got = {t["name"]: t["dtype"] for t in json.loads(self.ok("inspect", "m.h5", "--json"))["tensors"]}
+        self.assertEqual(len(got), 9)
+        self.assertEqual(got["model.layers.1.input_layernorm.weight"], "float32")
+        self.assertEqual(got["model.layers.1.self_attn.q_proj.weight"], "bfloat16")
+
+    def test_damaged_data_is_found(self):
+        here = os.path.join(RECIPES, "torchtitan-llama3")
+        for to in ("h5", "dcp", "safetensors"):
+            with self.subTest(to):
+                self.ok("reshard", os.path.join(here, "from.safetensors"), "-o", to, "--to", to, "--dp", "2")
+                with self.flipped_chunk(to, "layers.1.attention.qkv_linear.wq.weight", 1):
+                    self.fails(3, "consolidate", to, "-o", f"{to}.pt", "--recipe", "torchtitan-llama3", "--config", here)
+                self.ok("consolidate", to, "-o", f"{to}.pt", "--recipe", "torchtitan-llama3", "--config", here)
+
+
+class Commands(harness.Case):
+    def test_list_and_print(self):
+        names = [line.split()[0] for line in self.ok("recipes").splitlines()]
+        self.assertLessEqual({recipe for _, recipe, _ in CASES}, set(names))
+        for name in names:
+            self.assertEqual(json.loads(self.ok("recipes", name))["fsdpckpt"], "recipe")
+        self.fails(2, "recipes", "none", contains=["there is no shipped recipe 'none'"])
+
+    def test_auto(self):
+        for side, options, recipe in (("nanogpt/from", (), "nanogpt"), ("meta-llama/from", (), "meta-llama"),
+                                      ("torchtitan-qwen3-moe/to", ("--reverse",), "torchtitan-qwen3")):
+            source = os.path.join(RECIPES, side + ".safetensors")
+            run = ("consolidate", source, "-o", "m.h5", "--force", "--recipe", "auto", *options)
+            p = self.run_tool(*run)
+            self.assertEqual((p.returncode, p.stderr), (0, f"fsdpckpt: {source}: the recipe is {recipe}\n"))
+            self.assertEqual(self.run_tool(*run, "-q").stderr, "")
+        for side, options, why in (
+                ("torchtitan-llama3/from", (), "several recipes fit the names of all its tensors: 'torchtitan-llama3', "),
+                ("nanogpt/to", (), "no shipped recipe fits"),  # its names do not tell which side it is
+                ("nanogpt/to", ("--reverse",), "no shipped recipe fits"), ("nanogpt/from", ("--reverse",), "no shipped recipe")):
+            self.fails(2, "consolidate", os.path.join(RECIPES, side + ".safetensors"), "-o", "n.h5", "--recipe", "auto",
+                       *options, contains=[why])
+
+
+class Language(harness.Case):
+    def write(self, rules, **more):
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": rules, **more}, f)
+
+    def apply(self, tensors, *options):
+        write_safetensors(self.path("in.safetensors"), tensors)
+        self.ok("consolidate", "in.safetensors", "-o", "out.safetensors", "--force", "--recipe", "r.json", *options)
+        return read_safetensors(self.path("out.safetensors"))
+
+    def there_and_back(self, tensors, rules, **more):
+        self.write(rules, **more)
+        made = self.apply(tensors)
+        self.assertEqual(self.apply(made, "--reverse"), tensors)
+        os.rename(self.path("in.safetensors"), self.path("made.safetensors"))
+        self.ok("reshard", "made.safetensors", "-o", "shards", "--dp", "3", "--force")  # chunks end anywhere
+        self.ok("consolidate", "shards", "-o", "again.safetensors", "--force", "--recipe", "r.json", "--reverse")
+        self.assertEqual(read_safetensors(self.path("again.safetensors")), tensors)
+        return made
+
+    def test_operations(self):
+        a, b = counted(2, 3), counted(2, 3, start=6)
+        made = self.there_and_back({"a": a, "b": b}, [{"from": ["a", "b"], "to": "c", "operations": {"concatenate": 1}}])
+        self.assertEqual((made["c"][1], values(made["c"])), ([2, 6], [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]))
+        made = self.there_and_back({"a": a, "b": b}, [{"from": ["a", "b"], "to": "c", "operations": {"stack": -1}}])
+        self.assertEqual((made["c"][1], values(made["c"])[:4]), ([2, 3, 2], [0, 6, 1, 7]))
+        made = self.there_and_back({"a": counted(6, 2)}, [{"from": "a", "to": ["x", "y", "z"], "operations": {"chunk": 0}}])
+        self.assertEqual({k: values(t) for k, t in made.items()},
+                         {"x": [0, 1, 2, 3], "y": [4, 5, 6, 7], "z": [8, 9, 10, 11]})
+        made = self.there_and_back({"a": counted(5, 2)}, [{"from": "a", "to": ["x", "y"], "operations": {
+            "split": 0, "sizes": ["1", "2 * (3 - 1)"]}}])
+        self.assertEqual(made["x"][1] + made["y"][1], [1, 2, 4, 2])
+        made = self.there_and_back({"a": counted(2, 3)}, [{"from": "a", "to": "a", "operations": {"transpose": [0, 1]}}])
+        self.assertEqual((made["a"][1], values(made["a"])), ([3, 2], [0, 3, 1, 4, 2, 5]))
+
+    def test_rearrange(self):
+        made = self.there_and_back({"a": counted(8, 3)}, [{"from": "a", "to": "a", "operations": {
+            "rearrange": "(h d two) c -> (h two d) c"}}], sizes={"h": "2", "two": "2"})
+        rows = [values(made["a"])[i] // 3 for i in range(0, 24, 3)]
+        self.assertEqual(rows, [0, 2, 1, 3, 4, 6, 5, 7])
+        made = self.there_and_back({"a": counted(4, 6)}, [{"from": "a", "to": "a", "operations": {
+            "rearrange": "(a b) (c d) -> c (d a) b"}}], sizes={"a": "2", "c": "3"})
+        self.assertEqual(made["a"][1], [3, 4, 2])
+        expect = [(a * 2 + b) * 6 + c * 2 + d for c in range(3) for d in range(2) for a in range(2) for b in range(2)]
+        self.assertEqual(values(made["a"]), expect)
+
+    def test_interleaved_rows_and_columns(self):
+        gate, up = counted(3, 5), counted(3, 5, start=15)
+        made = self.there_and_back({"gate": gate, "up": up}, [{"from": ["gate", "up"], "to": "both", "operations": [
+            {"stack": 1}, {"rearrange": "n two c -> (n two) c"}]}], sizes={"two": "2"})
+        self.assertEqual(values(made["both"])[:10], [0, 1, 2, 3, 4, 15, 16, 17, 18, 19])
+        made = self.there_and_back({"gate": gate, "up": up}, [{"from": ["gate", "up"], "to": "both", "operations": [
+            {"stack": 2}, {"rearrange": "n c two -> n (c two)"}]}], sizes={"two": "2"})
+        self.assertEqual(values(made["both"])[:4], [0, 15, 1, 16])
+
+    def test_megatron_qkv(self):
+        """Groups of two queries, a key and a value, as Megatron fuses them."""
+        fused = counted(2 * 4 * 3, 2)
+        made = self.there_and_back({"qkv": fused}, [{"from": "qkv", "to": ["q", "k", "v"], "operations": [
+            {"rearrange": "(g r d) c -> g r d c"}, {"split": 1, "sizes": ["2", "1", "1"]},
+            {"rearrange": "g r d c -> (g r d) c"}]}], sizes={"g": "2", "d": "3"})
+        row = {name: [values(t)[i] // 2 for i in range(0, len(values(t)), 2)] for name, t in made.items()}
+        self.assertEqual(row, {"q": [*range(6), *range(12, 18)], "k": [6, 7, 8, 18, 19, 20], "v": [9, 10, 11, 21, 22, 23]})
+
+    def test_experts_are_stacked_and_fused(self):
+        tensors = {f"l.3.e.{e}.{w}": counted(2, 3, start=100 * e + 50 * (w == "up")) for e in range(11)
+                   for w in ("gate", "up")}
+        made = self.there_and_back(tensors, [{"from": ["l.{n}.e.{e}.gate", "l.{n}.e.{e}.up"], "to": "l.{n}.gate_up",
+                                              "operations": [{"stack": 0}, {"concatenate": 1}]}])
+        self.assertEqual(made["l.3.gate_up"][1], [11, 4, 3])
+        self.assertEqual(values(made["l.3.gate_up"])[-6:], [1050, 1051, 1052, 1053, 1054, 1055])
+
+    def test_small_pieces_are_gathered(self):
+        """Transposed and interleaved matrices, larger than a block, from shards and from compressed chunks."""
+        rows, columns = 700, 900
+        data = array.array("h", ((i * 7919) % 65536 - 32768 for i in range(2 * rows * columns)))
+        half = rows * columns
+        tensors = {name: ("I16", [rows, columns], data[at:at + half].tobytes()) for name, at in (("a", 0), ("b", half))}
+        both = array.array("h", bytes(4 * half))
+        both[0::2], both[1::2] = data[:half], data[half:]
+        turned = array.array("h")
+        for c in range(columns):
+            turned.extend(data[c:half:columns])
+        write_safetensors(self.path("in.safetensors"), tensors)
+        for rules, want in (
+                ([{"from": ["a", "b"], "to": "x", "operations": [{"stack": 2}, {"rearrange": "n c two -> n (c two)"}]}],
+                 {"x": ("I16", [rows, 2 * columns], both.tobytes())}),
+                ([{"from": "a", "to": "x", "operations": {"transpose": [0, 1]}}, {"drop": "b"}],
+                 {"x": ("I16", [columns, rows], turned.tobytes())})):
+            self.write(rules, sizes={"two": "2"})
+            for to, options in (("dcp", ()), ("h5", ("--compress", "1")), ("h5", ())):
+                self.ok("reshard", "in.safetensors", "-o", "s", "--to", to, "--dp", "3", "--force", *options)
+                run = ("consolidate", "s", "-o", "out.safetensors", "--force", "--recipe", "r.json", "--memory", "1M")
+                self.ok(*run)
+                self.assertEqual(read_safetensors(self.path("out.safetensors")), want)
+                if not options:
+                    with self.flipped_chunk("s", "a", 1):
+                        self.fails(3, *run)
+                if "b" in str(rules[0]["from"]):
+                    self.ok("consolidate", "out.safetensors", "-o", "back.safetensors", "--force", "--recipe", "r.json",
+                            "--reverse")
+                    self.assertEqual(read_safetensors(self.path("back.safetensors")), tensors)
+                shutil.rmtree(self.path("s"))
+
+    def test_resize(self):
+        rules = [{"from": "a", "to": "b", "operations": {"resize": 0, "from": "3", "to": "5"}}]
+        made = self.there_and_back({"a": counted(3, 2, start=1)}, rules)
+        self.assertEqual((made["b"][1], values(made["b"])), ([5, 2], [1, 2, 3, 4, 5, 6, 0, 0, 0, 0]))
+        self.write([{"from": "a", "to": "b", "operations": {"resize": 0, "to": "5"}}])
+        self.fails(2, "consolidate", "made.safetensors", "-o", "m.h5", "--recipe", "r.json", "--reverse",
+                   contains=["r.json: rule 1: it cannot be reversed"])
+
+    def test_odd_tensors(self):
+        """Scalars, empty tensors, and names without a rule's variables."""
+        made = self.there_and_back({"s": counted(), "e": counted(0, 4), "t": counted(4)}, [
+            {"from": "s", "to": "scalar"}, {"from": "e", "to": "empty", "operations": {"transpose": [0, 1]}},
+            {"from": "t", "to": "{n}", "operations": {"unstack": 0}}])
+        self.assertEqual({k: t[1] for k, t in made.items()},
+                         {"scalar": [], "empty": [4, 0], "0": [], "1": [], "2": [], "3": []})
+
+    def test_sizes_come_from_the_config(self):
+        rules = [{"from": "a", "to": ["x", "y"], "operations": {"split": 0, "sizes": ["half", "n - half"]}}]
+        self.write(rules, sizes={"n": ["text_config.size", "size"], "half": "n / 2"})
+        write_safetensors(self.path("in.safetensors"), {"a": counted(6)})
+        run = ("consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json")
+        self.fails(2, *run, contains=["needs 'size' of the model's config.json", "give it with --config"])
+        with open(self.path("config.json"), "w", encoding="utf-8") as f:
+            f.write('{"text_config": {"size": 6}}')
+        self.ok(*run)  # found next to the source
+        os.rename(self.path("config.json"), self.path("other.json"))
+        self.ok(*run, "--force", "--config", "other.json")
+        with open(self.path("other.json"), "w", encoding="utf-8") as f:
+            f.write('{"size": 7}')
+        self.fails(2, *run, "--force", "--config", "other.json", contains=["7 cannot be divided by 2"])
+
+    def test_every_name_has_a_rule(self):
+        write_safetensors(self.path("in.safetensors"), {"layers.0.mlp.w1.weight": counted(2), "other": counted(2)})
+        self.write([{"from": "layers.{n}.mlp.w2.weight", "to": "b.{n}"}, {"from": "other", "to": "o"}])
+        self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[
+            "in.safetensors: no rule of the recipe r.json takes 'layers.0.mlp.w1.weight'; the nearest is "
+            "'layers.{n}.mlp.w2.weight'", "--exclude 'layers.0.mlp.w1.weight' leaves it out"])
+        self.ok("consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", "--exclude", "layers.*")
+        self.assertEqual(self.listing(), ["in.safetensors", "m.h5", "r.json"])
+
+    def test_wrong_recipes(self):
+        tensors = {"a": counted(4, 2), "b": counted(4, 3), "e.0": counted(2), "e.2": counted(2)}
+        write_safetensors(self.path("in.safetensors"), tensors)
+        rest = [{"drop": "a"}, {"drop": "b"}, {"drop": "e.{n}"}]
+        for rule, why in (
+                ({"from": ["a", "b"], "to": "c", "operations": {"concatenate": 0}}, "different shapes"),
+                ({"from": ["a", "c"], "to": "c", "operations": {"concatenate": 0}}, "'a' needs 'c', which is not there"),
+                ({"from": "e.{e}", "to": "e", "operations": {"stack": 0}}, "numbered from 0"),
+                ({"from": "a", "to": ["x", "y", "z"], "operations": {"chunk": 0}}, "cut into parts that sum up to 3"),
+                ({"from": "a", "to": "x", "operations": {"chunk": 5}}, "has no dimension 5"),
+                ({"from": "a", "to": "x", "operations": {"rearrange": "(a b) -> a b"}}, "is for 1 dimensions, but there are 2"),
+                ({"from": "a", "to": "x", "operations": {"rearrange": "(a b) c -> a b c"}}, "two sizes of one dimension are unknown"),
+                ({"from": "a", "to": "x", "operations": {"rearrange": "a b -> a c"}}, "do not have the same names"),
+                ({"from": "a", "to": "x", "operations": {"rearrange": "(a b c -> a b c"}}, "a ')' is missing"),
+                ({"from": "a", "to": "x", "operations": {"turn": 0}}, "unknown member \"turn\""),
+                ({"from": "a", "to": "x{n}"}, "a variable of \"to\" has no value"),
+                ({"from": "a", "to": "x{n"}, "its braces do not match"),
+                ({"from": "a"}, "it needs \"from\" and \"to\""),
+                ({"from": "a", "to": "e"}, "makes 'e' twice")):
+            with self.subTest(why):
+                self.write([rule, *([{"from": "b", "to": "e"}] if rule.get("to") == "e" else []), *rest])
+                self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
+        for text, why in (("[]", "a recipe must be an object such as"), ("{\"rules\": []}", "not a recipe, which begins with"),
+                          ("{\"fsdpckpt\": \"recipe\", \"schema\": 1}", "a recipe has \"rules\"")):
+            with open(self.path("r.json"), "w", encoding="utf-8") as f:
+                f.write(text)
+            self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
+        self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "torchtitan", contains=["torchtitan-llama3"])
+        self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--reverse", contains=["--reverse needs --recipe"])
+        self.assertEqual(self.listing(), ["in.safetensors", "r.json"])
+
+    def test_drop_add_and_conditions(self):
+        self.write([{"from": "a", "to": "b"}, {"drop": "c", "same_as": "a", "when": "tied == 1"}, {"from": "c", "to": "d"}])
+        with open(self.path("config.json"), "w", encoding="utf-8") as f:
+            f.write('{"tied": true}')
+        both = {"a": counted(2), "c": counted(2)}
+        self.assertEqual(self.apply(both), {"b": counted(2)})
+        self.assertEqual(self.apply({"b": counted(2)}, "--reverse"), both)
+        os.unlink(self.path("config.json"))
+        self.assertEqual(self.apply(both), {"b": counted(2), "d": counted(2)})
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,169 @@
+"""Makes tests/corpus/recipes: small models before and after the converter of their own package.
+
+usage: make_recipes.py OUT [CASE...]
+
+Each case is a folder with from.safetensors, to.safetensors and config.json; every element of a model has other bits. What
+made them: torchtitan 0.3.0 (Llama3StateDictAdapter, Qwen3StateDictAdapter), litgpt 0.5.13 (convert_lit_checkpoint), nanoGPT
+at commit 3adf61e (GPT.from_pretrained; NANOGPT names the folder of its model.py) with transformers 5.23.0, and
+convert_llama_weights_to_hf of transformers 4.44.2, the last wheel series that has it.
+"""
+
+import json
+import os
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file, save_file
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 32,
+         "tie_word_embeddings": False}
+
+
+def distinct(state, dtype=torch.bfloat16):
+    """The same names and shapes; no two elements have the same bits while 16 bits last."""
+    at, out = 1, {}
+    for name, t in state.items():
+        bits = torch.arange(at, at + t.numel(), dtype=torch.int64) % 31000  # positive and finite
+        out[name] = bits.to(torch.int16).view(dtype).reshape(t.shape).clone()
+        at += t.numel()
+    return out
+
+
+def clones(state):
+    return {k: v.detach().clone().contiguous() for k, v in state.items()}
+
+
+def write(folder, source, target, config):
+    os.makedirs(folder, exist_ok=True)
+    save_file(clones(source), os.path.join(folder, "from.safetensors"))
+    save_file(clones(target), os.path.join(folder, "to.safetensors"))
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(config, f, indent=1)
+        f.write("\n")
+
+
+def titan_model(package, layers, rope, tied, **extra):
+    from torchtitan.models.common import Embedding, Linear
+    init = {"weight": torch.nn.init.ones_}
+    norm = layers[0].attention_norm
+    return package(dim=16, vocab_size=32, enable_weight_tying=tied, layers=layers, norm=norm,
+                   tok_embeddings=Embedding.Config(num_embeddings=32, embedding_dim=16, param_init=init),
+                   lm_head=Linear.Config(in_features=16, out_features=32, param_init=init), **extra)
+
+
+def titan_pair(adapter, config):
+    with torch.device("cpu"):
+        model = config.build()
+    state = distinct({k: v for k, v in model.state_dict().items() if torch.is_floating_point(v)})
+    if config.enable_weight_tying:
+        state["lm_head.weight"] = state["tok_embeddings.weight"]
+    hf = adapter(config, None).to_hf(dict(state))
+    back = adapter(config, None).from_hf(dict(hf))
+    dropped = set(state) - set(back)
+    assert not dropped or all("moe" in k for k in dropped), dropped
+    assert all(torch.equal(back[k], state[k]) for k in back)  # apart from that the converter is a bijection
+    return state, hf
+
+
+def titan_llama3(folder, tied):
+    from torchtitan.models import llama3
+    from torchtitan.models.common import ComplexRoPE
+    rope = ComplexRoPE.Config(dim=4, max_seq_len=64, theta=500000, scaling="llama")
+    layers = llama3._build_llama3_layers(n_layers=2, dim=16, n_heads=4, n_kv_heads=2, hidden_dim=24, rope=rope,
+                                         attn_backend="flex")
+    state, hf = titan_pair(llama3.Llama3StateDictAdapter, titan_model(llama3.Llama3Model.Config, layers, rope, tied))
+    write(folder, state, hf, {**LLAMA, "tie_word_embeddings": tied})
+
+
+def titan_qwen3(folder, moe):
+    from torchtitan.models import qwen3
+    from torchtitan.models.common import CosSinRoPE
+    rope = CosSinRoPE.Config(dim=8, max_seq_len=64, theta=1000000.0)
+    size = {"n_layers": 2, "dim": 16, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "rope": rope, "attn_backend": "flex"}
+    layers = (qwen3._build_qwen3_moe_layers(**size, **moe) if moe else
+              qwen3._build_qwen3_layers(hidden_dim=24, **size))
+    state, hf = titan_pair(qwen3.Qwen3StateDictAdapter, titan_model(qwen3.Qwen3Model.Config, layers, rope, not moe))
+    write(folder, state, hf, {**LLAMA, "model_type": "qwen3_moe" if moe else "qwen3", "head_dim": 8,
+                              "tie_word_embeddings": not moe})
+
+
+def litgpt_llama(folder):
+    from litgpt import GPT, Config
+    from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
+    from litgpt.scripts.convert_lit_checkpoint import copy_weights_llama
+    config = Config(block_size=64, n_layer=2, n_embd=16, n_head=4, n_query_groups=2, padded_vocab_size=32, bias=False,
+                    norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP", intermediate_size=24)
+    state, hf, back = distinct(GPT(config).state_dict()), {}, {}
+    copy_weights_llama(config, hf, dict(state))
+    copy_weights_hf_llama(config, {}, back, dict(hf))
+    assert set(back) == set(state) and all(torch.equal(back[k], state[k]) for k in state)
+    write(folder, state, hf, LLAMA)
+
+
+def nanogpt(folder):
+    sys.path.insert(0, os.environ["NANOGPT"])
+    import model as nano
+    import transformers
+    hf = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16))
+    parameters = dict(hf.named_parameters())
+    values = distinct(parameters, torch.float16)
+    for name, p in parameters.items():
+        p.data = values[name].float()
+    transformers.GPT2LMHeadModel.from_pretrained = classmethod(lambda cls, name: hf)
+    full = nano.GPTConfig
+    nano.GPTConfig = lambda **given: full(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=16, bias=True)
+    state = {k: v for k, v in nano.GPT.from_pretrained("gpt2").state_dict().items() if not k.endswith(".attn.bias")}
+    saved = {k: v for k, v in hf.state_dict().items() if k != "lm_head.weight"}  # as save_pretrained writes it
+    write(folder, state, saved, {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16})
+
+
+def meta_llama(folder):
+    from transformers.models.llama import convert_llama_weights_to_hf as convert
+    shapes = {"tok_embeddings.weight": (32, 16), "norm.weight": (16,), "output.weight": (32, 16)}
+    for i in range(2):
+        shapes.update({f"layers.{i}.attention.wq.weight": (16, 16), f"layers.{i}.attention.wk.weight": (8, 16),
+                       f"layers.{i}.attention.wv.weight": (8, 16), f"layers.{i}.attention.wo.weight": (16, 16),
+                       f"layers.{i}.feed_forward.w1.weight": (24, 16), f"layers.{i}.feed_forward.w2.weight": (16, 24),
+                       f"layers.{i}.feed_forward.w3.weight": (24, 16), f"layers.{i}.attention_norm.weight": (16,),
+                       f"layers.{i}.ffn_norm.weight": (16,)})
+    state = distinct({k: torch.empty(s) for k, s in shapes.items()})
+    params = {"dim": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 32, "multiple_of": 8,
+              "norm_eps": 1e-5, "rope_theta": 500000.0, "ffn_dim_multiplier": 0.5}
+    with tempfile.TemporaryDirectory() as tmp:
+        os.makedirs(os.path.join(tmp, "in"))
+        torch.save({**state, "rope.freqs": torch.ones(2)}, os.path.join(tmp, "in", "consolidated.00.pth"))
+        with open(os.path.join(tmp, "in", "params.json"), "w", encoding="utf-8") as f:
+            json.dump(params, f)
+        saved = {}
+        convert.LlamaForCausalLM.from_pretrained = classmethod(lambda cls, path, **k: collect(path, saved))
+        convert.write_model(os.path.join(tmp, "out"), os.path.join(tmp, "in"), "8B", llama_version="3", vocab_size=32)
+    write(folder, {**state, "rope.freqs": torch.ones(2)}, saved, {**LLAMA, **params})
+
+
+def collect(path, saved):
+    """What the converter has written before it loads the model, without inv_freq, which transformers no longer has."""
+    for name in sorted(os.listdir(path)):
+        if name.endswith(".bin"):
+            saved.update({k: v for k, v in torch.load(os.path.join(path, name)).items() if "inv_freq" not in k})
+    config = type("Config", (), {})()
+    config._name_or_path = path  # which the converter deletes
+    return type("Model", (), {"config": config, "save_pretrained": lambda *a, **k: None})()
+
+
+MOE = {"num_experts": 4, "top_k": 2, "moe_hidden_dim": 12, "moe_comm_backend": "standard"}
+CASES = {
+    "torchtitan-llama3": lambda f: titan_llama3(f, False),
+    "torchtitan-llama3-tied": lambda f: titan_llama3(f, True),
+    "torchtitan-qwen3": lambda f: titan_qwen3(f, None),
+    "torchtitan-qwen3-moe": lambda f: titan_qwen3(f, MOE),
+    "litgpt-llama": litgpt_llama,
+    "nanogpt": nanogpt,
+    "meta-llama": meta_llama,
+}
+
+if __name__ == "__main__":
+    for case in sys.argv[2:] or CASES:
+        CASES[case](os.path.join(sys.argv[1], case))
+        print(case)
