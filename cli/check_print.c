@@ -51,18 +51,22 @@ void check_print_text(text_out *out, const check_view *c) {
     print_summary(out, c);
 }
 
-/* GitHub decodes %25, %0D and %0A everywhere, and %3A and %2C in properties. Other control characters are escaped to
- * keep them out of the log. */
+/* GitHub decodes %25, %0D and %0A everywhere, and %3A and %2C in properties. Other characters that must not reach a
+ * terminal are escaped to keep them out of the log. */
 static void print_escaped(text_out *out, const char *s, bool property) {
-    for (; *s; s++) {
-        unsigned char b = (unsigned char)*s;
-        if (b == '%' || b == '\r' || b == '\n' || (property && (b == ':' || b == ','))) {
-            text_printf(out, "%%%02X", b);
-        } else if (b < 0x20 || b == 0x7f) {
-            text_printf(out, "\\x%02x", b);
+    while (*s) {
+        uint32_t code;
+        size_t len = text_utf8(s, &code);
+        if (len == 0) {
+            text_printf(out, "\\x%02x", (unsigned)(unsigned char)*s);
+        } else if (*s == '%' || *s == '\r' || *s == '\n' || (property && (*s == ':' || *s == ','))) {
+            text_printf(out, "%%%02X", (unsigned)*s);
+        } else if (text_is_unsafe(code)) {
+            text_printf(out, code < 0x80 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", (unsigned)code);
         } else {
-            text_write(out, s, 1);
+            text_write(out, s, len);
         }
+        s += len > 0 ? len : 1;
     }
 }
 

@@ -2,6 +2,7 @@
  * extract: writes one whole tensor or object of a checkpoint to standard output or a file.
  */
 #include "command.h"
+#include "json_out.h"
 #include "npy.h"
 #include "out_file.h"
 #include "signals.h"
@@ -85,7 +86,7 @@ static fc_code write_json(extraction *x, fc_error *err) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", x->checkpoint->path);
     }
     FC_TRY_GOTO(fc_checkpoint_object_json(x->checkpoint, x->value->source, arena, &json, err), rc, out);
-    text_puts(x->out, json);
+    json_copy(x->out, json);
     text_puts(x->out, "\n");
 out:
     fc_arena_free(arena);

@@ -272,7 +272,7 @@ static void print_report(const job *j, text_out *out) {
     }
 }
 
-/* The model that says the order of the parameters, unless the source knows it. */
+/* Opens the model that has the order of the parameters, unless the source records it. */
 static fc_code open_order(const job *j, fc_checkpoint **model, fc_error *err) {
     const char *why = NULL;
     if (fc_was_flat(j->source)) {

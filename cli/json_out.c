@@ -36,8 +36,16 @@ static void separate(json_out *j) {
     j->first = false;
 }
 
+/* \u and the UTF-16 code units, as JSON wants it. */
+static void write_escape(text_out *out, uint32_t code) {
+    if (code > 0xffff) {
+        text_printf(out, "\\u%04x", (unsigned)(0xd7c0 + (code >> 10)));
+        code = 0xdc00 + (code & 0x3ff);
+    }
+    text_printf(out, "\\u%04x", (unsigned)code);
+}
+
 static void write_escaped(text_out *out, const char *s) {
-    static const char hex[] = "0123456789abcdef";
     text_write(out, "\"", 1);
     while (*s) {
         size_t plain = 0;
@@ -54,9 +62,8 @@ static void write_escaped(text_out *out, const char *s) {
         if (len == 0) {
             text_puts(out, "\xef\xbf\xbd");
             s++;
-        } else if (code < 0x20 || (code >= 0x7f && code < 0xa0)) { /* C1 controls move cursors, too */
-            char escape[6] = {'\\', 'u', '0', '0', hex[code >> 4], hex[code & 15]};
-            text_write(out, escape, sizeof escape);
+        } else if (text_is_unsafe(code)) {
+            write_escape(out, code);
             s += len;
         } else {
             if (code == '"' || code == '\\') {
@@ -123,9 +130,28 @@ void jw_bool(json_out *j, bool value) {
     text_puts(j->out, value ? "true" : "false");
 }
 
+void json_copy(text_out *out, const char *json) {
+    while (*json) {
+        size_t plain = 0;
+        while (json[plain] > 0 && json[plain] < 0x7f) {
+            plain++;
+        }
+        text_write(out, json, plain);
+        json += plain;
+        uint32_t code;
+        size_t len = *json ? text_utf8(json, &code) : 0;
+        if (len > 0 && text_is_unsafe(code)) {
+            write_escape(out, code);
+        } else if (*json) {
+            text_write(out, len > 0 ? json : "\xef\xbf\xbd", len > 0 ? len : 3);
+        }
+        json += *json && len == 0 ? 1 : len;
+    }
+}
+
 void jw_raw(json_out *j, const char *json) {
     separate(j);
-    text_puts(j->out, json);
+    json_copy(j->out, json);
 }
 
 void jw_ints(json_out *j, int count, const int64_t *values) {

@@ -137,9 +137,9 @@ static void put_flags(text_out *out) {
     text_puts(out, "    }\n)\n");
 }
 
-/* `extract` is left out, because reading a tensor of an open checkpoint does the same. */
+/* Commands that print JSON are functions. `extract` is not: a tensor of an open checkpoint does the same. */
 static bool is_function(const command *c) {
-    return strcmp(c->name, "extract") != 0;
+    return (c->takes & TAKES(OPT_JSON)) || strcmp(c->name, "schema") == 0;
 }
 
 void python_api(text_out *out) {

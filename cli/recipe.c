@@ -73,13 +73,12 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
         }
         return FC_OK;
     }
-    return count == 0
-               ? fc_fail(err, FC_EUSAGE,
-                         "%s: no shipped recipe fits the names of all its tensors, and of this direction%s only; "
-                         "'fsdpckpt recipes' lists them",
-                         target->source->path, how->reverse ? " (reversed)" : "")
-               : fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
-                         target->source->path, found);
+    return count == 0 ? fc_fail(err, FC_EUSAGE,
+                                "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
+                                "'fsdpckpt recipes' lists them",
+                                target->source->path, how->reverse ? " (reversed)" : "")
+                      : fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
+                                target->source->path, found);
 }
 
 static fc_code apply(const options *o, const fc_selection *selection, fc_arena *arena, fc_checkpoint **source,

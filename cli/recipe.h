@@ -1,5 +1,5 @@
 /*
- * --recipe, --reverse and --config: makes a source what a recipe makes of it.
+ * --recipe, --reverse and --config: applies a recipe to a source.
  */
 #ifndef FSDPCKPT_CLI_RECIPE_H
 #define FSDPCKPT_CLI_RECIPE_H
@@ -12,7 +12,7 @@
 fc_code recipe_check_options(const options *o, fc_error *err);
 
 /**
- * Replaces `*source` by the checkpoint that the recipe makes of its selected and renamed values.
+ * Replaces `*source` by the result of the recipe for its selected and renamed values.
  * @param left_out receives how many values the selection left out.
  */
 fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpoint **source, size_t *left_out,

@@ -146,8 +146,7 @@ static bool in_spans(uint32_t code, const span *spans, size_t count) {
     return false;
 }
 
-/* Characters that must not reach a terminal: C0, DEL, C1, line separators, and changes of text direction. */
-static bool is_unsafe(uint32_t code) {
+bool text_is_unsafe(uint32_t code) {
     static const span unsafe[] = {{0x00, 0x1f},     {0x7f, 0x9f},     {0x61c, 0x61c},
                                   {0x200b, 0x200f}, {0x2028, 0x202e}, {0x2060, 0x206f},
                                   {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
@@ -185,7 +184,7 @@ static size_t name_step(const char *s, char escape[16], size_t *width) {
         *width = (size_t)snprintf(escape, 16, "\\x%02x", (unsigned)(unsigned char)*s);
         return 1;
     }
-    if (is_unsafe(code)) {
+    if (text_is_unsafe(code)) {
         *width = (size_t)snprintf(escape, 16,
                                   code < 0x80      ? "\\x%02x"
                                   : code < 0x10000 ? "\\u%04x"

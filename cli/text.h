@@ -58,6 +58,8 @@ void text_report_error(const char *message);
  * surrogate or overlong.
  */
 size_t text_utf8(const char *s, uint32_t *code);
+/** @return whether a character must not reach a terminal: C0, DEL, C1, line separators, changes of text direction. */
+bool text_is_unsafe(uint32_t code);
 
 bool text_ends_with(const char *s, const char *end);
 

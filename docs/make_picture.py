@@ -37,7 +37,7 @@ def drawing(program, checkpoint):
         box = ", ".join("%d:%d" % (o, o + n) for o, n in zip(chunk["offsets"], chunk["sizes"]))
         cells.append('<rect class="c%d" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s %d: [%s]</title></rect>'
                      '<text x="%.1f" y="%.1f">%d</text>' %
-                     (number, x, y, wide, high, "rank" if "rank" in chunk else "piece", number, box,
+                     (number, x, y, wide, high, "rank" if "rank" in chunk else "chunk", number, box,
                       x + wide / 2, y + high / 2, number))
     return "".join(cells)
 

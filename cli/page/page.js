@@ -114,7 +114,7 @@
 
   const chunks = (k) => {
     const table = make("table"), head = table.createTHead().insertRow();
-    for (const text of ["Piece", "Offsets", "Sizes"]) head.append(make("th", { scope: "col" }, text));
+    for (const text of ["Chunk", "Offsets", "Sizes"]) head.append(make("th", { scope: "col" }, text));
     const body = table.createTBody();
     k.b.forEach((box, i) => {
       const tr = body.insertRow(), half = box.length / 2, who = k.w && k.w[i] >= 0 ? "rank " + k.w[i] : "chunk " + i;

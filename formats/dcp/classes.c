@@ -1,10 +1,10 @@
 /*
- * Tensors of classes of their own (torchao's quantized weights). `.metadata` lists them as dense tensors of the dtype
- * that they stand for; only their archives show the class. A quantized archive is shorter than the elements it stands
- * for. So an archive that is too short for a plain tensor is opened with the checkpoint. If one has such a class, small
- * ones may have it too, and the archive of each tensor's first chunk is opened. These tensors are listed as unreadable
- * values. Without a short archive nothing is read, and a tensor that is refused only when its bytes are read gets the
- * same reason.
+ * Tensor subclasses, such as torchao's quantized weights. `.metadata` lists them as dense tensors of the dtype that
+ * they represent; only their archives name the class. A quantized archive is shorter than the elements that it
+ * represents. So an archive that is too short for a plain tensor is opened together with the checkpoint. If it contains
+ * a subclass, small tensors may be of one, too, and the archive of each tensor's first chunk is opened. These tensors
+ * are listed as unreadable values. If no archive is short, none is opened, and a subclass is refused when its bytes are
+ * read, for the same reason.
  */
 #include "dcp/dcp.h"
 
@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 enum {
-    LEAST_ARCHIVE = 1024, /* about the bytes of a plain tensor's archive without its elements */
-    ENOUGH_PLAIN = 16     /* short ones that are plain after all (deflated, strides of 0): no more are looked into */
+    LEAST_ARCHIVE = 1024, /* about the size of a plain tensor's archive without its elements, in bytes */
+    ENOUGH_PLAIN = 16 /* after this many short archives of plain tensors (deflated, strides of 0), no more are opened */
 };
 
 static bool is_short(const fc_tensor *tensor) {
@@ -45,7 +45,7 @@ static bool is_refused(int fd, const char *path, const fc_chunk *chunk, fc_error
     return rc == FC_EUNSUPPORTED;
 }
 
-/* @return whether the archive's tensor is refused. A damaged or missing archive is reported when it is read. */
+/* @return whether the archive contains a subclass. A damaged or missing archive is reported when it is read. */
 static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *why) {
     const fc_chunk *chunk = &tensor->chunks[0];
     const char *path = checkpoint->files[chunk->file].path;
@@ -59,7 +59,7 @@ static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tens
     return refused;
 }
 
-/* Keeps the places of all chunks, which verify checks. */
+/* Keeps the locations of all chunks for verify. */
 static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
     fc_arena *arena = b->checkpoint->arena;
     dcp_pieces *pieces = fc_arena_alloc(arena, sizeof *pieces);
@@ -72,7 +72,7 @@ static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *w
                                 fc_arena_strndup(arena, why->message, strlen(why->message)));
 }
 
-/* Whether some short archive holds such a tensor. */
+/* Whether some short archive contains a subclass. */
 static bool has_one(const dcp_builder *b) {
     fc_error why;
     int plain = 0;

@@ -23,7 +23,7 @@
 
 static const char metadata_name[] = ".metadata";
 
-/* "__3.metadata": what a save without collectives leaves, one a rank. */
+/* Whether `name` is like "__3.metadata". A save without collectives writes one such file per rank. */
 static bool is_rank_metadata(const char *name) {
     return strncmp(name, "__", 2) == 0 && fc_ends_with(name, metadata_name);
 }
@@ -66,18 +66,20 @@ fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, cons
     return fc_fail(b->err, code, "%s: %s", b->metadata_path, text);
 }
 
-/* Why a folder or file that looks like DCP cannot be opened as one. */
+/* Reports why a directory or file that looks like DCP cannot be opened. */
 static fc_code refuse(const char *path, bool is_directory, fc_error *err) {
     if (!is_directory) {
-        return fc_fail(err, FC_EUSAGE, "%s: one data file of a DCP checkpoint; name the directory that holds it", path);
+        return fc_fail(err, FC_EUSAGE, "%s: this is one data file of a DCP checkpoint; give the path of its directory",
+                       path);
     }
-    return fc_fail(err, FC_ECORRUPT,
-                   "%s: the file .metadata is missing: the save did not finish, or the copy is incomplete; the names "
-                   "of the tensors are nowhere else",
-                   path);
+    return fc_fail(
+        err, FC_ECORRUPT,
+        "%s: the file .metadata is missing: the save did not finish, or the copy is incomplete; no other file "
+        "has the names of the tensors",
+        path);
 }
 
-/* Sets the folder of the checkpoint called `path`, and its metadata file; NULL where each rank has its own. */
+/* Sets the directory of the checkpoint and the path of `.metadata`, or NULL if each rank has its own metadata. */
 static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, const char **metadata, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     const char *path = checkpoint->path;
@@ -119,7 +121,7 @@ static fc_code set_producer(dcp_builder *b, fc_pv version) {
     b->checkpoint->keeps_order = true;
     size_t n = 0;
     const char *text = fc_pv_typeof(version) == FC_PV_STR ? fc_pickle_bytes(b->p, version, &n) : "";
-    if (n == 0 || strspn(text, "0123456789.abcdevrpost+-") != n) { /* it will be printed */
+    if (n == 0 || strspn(text, "0123456789.abcdevrpost+-") != n) { /* only these characters are printed */
         b->checkpoint->producer = "torch.distributed.checkpoint";
         return FC_OK;
     }
@@ -143,7 +145,8 @@ static fc_code build(dcp_builder *b) {
     fc_pv root = b->p->root;
     FC_TRY(fc_dcp_check_class(b, NULL, root));
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL,
+                           "not the metadata of a checkpoint: the pickle contains something else");
     }
     FC_TRY(set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION)));
     FC_TRY(fc_dcp_build_tensors(b, root));
@@ -152,7 +155,7 @@ static fc_code build(dcp_builder *b) {
     b->checkpoint->ntensors = b->ntensors;
     FC_TRY(fc_dcp_finish_files(b));
     FC_TRY(fc_dcp_place_in_safetensors(b));
-    /* the metadata of ranks is compared first: they must list a value as the same */
+    /* the ranks' metadata is compared first: all ranks must list a value in the same way */
     return is_rank_metadata(fc_base_name(b->metadata_path)) ? FC_OK : fc_dcp_refuse_classes(b);
 }
 

@@ -1,7 +1,7 @@
 /*
- * From a chunk to its bytes: opens the torch.save archive of the chunk and checks that its tensor is the one that
- * `.metadata` describes. Chunks in safetensors were checked when their headers were read. An object's bytes are its
- * archive, unopened.
+ * Finds the bytes of a chunk: opens the chunk's torch.save archive and checks that its tensor is the one that
+ * `.metadata` describes. Chunks in safetensors were checked when their headers were read. The bytes of an object are
+ * its whole archive, which is not opened.
  */
 #include "dcp/dcp.h"
 
@@ -17,19 +17,20 @@ static bool same_sizes(const fc_tensor *tensor, const fc_chunk *chunk, const fc_
            memcmp(t->sizes, chunk->dims + tensor->ndim, (size_t)t->ndim * sizeof *t->sizes) == 0;
 }
 
-/* Finds the record of the item's tensor, and checks that it is the one that `.metadata` promises. */
+/* Finds the record of the item's tensor, and checks it against `.metadata`. */
 static fc_code find_storage(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_item *item,
                             fc_torch_tensor *t, const fc_zip_entry **storage, fc_error *err) {
     const char *path = item->zip.path;
     FC_TRY_CONTEXT(fc_torch_tensor_decode(item->pickle, item->pickle->root, t, err), err, "%s: offset %" PRIu64, path,
                    chunk->offset);
     if (t->dtype != tensor->dtype) {
-        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item holds %s, .metadata says %s", path,
-                       chunk->offset, fc_dtype_get(t->dtype)->torch_name, fc_dtype_get(tensor->dtype)->torch_name);
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item has the dtype %s, but .metadata says %s",
+                       path, chunk->offset, fc_dtype_get(t->dtype)->torch_name,
+                       fc_dtype_get(tensor->dtype)->torch_name);
     }
     if (!same_sizes(tensor, chunk, t)) {
-        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item's sizes are not those in .metadata", path,
-                       chunk->offset);
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item's sizes differ from those in .metadata",
+                       path, chunk->offset);
     }
     return fc_torch_item_storage(item, t, storage, err);
 }
@@ -43,15 +44,15 @@ static void describe_extent(const fc_torch_item *item, const fc_torch_tensor *t,
     out->negate = t->negate;
     out->conjugate = t->conjugate;
     out->swap = item->big_endian && fc_dtype_get(t->dtype)->swap_size > 1;
-    out->crc32 = storage->crc; /* 0: torch can be told not to compute it */
+    out->crc32 = storage->crc; /* 0 if torch was told not to compute it */
     memcpy(out->strides, t->strides, sizeof out->strides);
 }
 
-/* What is to be known of the archive that is a chunk's item; what is not is NULL. */
+/* What the caller wants to know about a chunk's archive. NULL members are not wanted. */
 typedef struct sought {
     fc_extent *extent;
     fc_digest *digest;
-    struct fc_findings *findings; /* of its other records */
+    struct fc_findings *findings; /* receives defects of its other records */
 } sought;
 
 static fc_code check_others(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
@@ -71,7 +72,7 @@ static fc_code check_others(const fc_checkpoint *checkpoint, const fc_tensor *te
     return fc_torch_check_records(item, false, &place, findings, &covered, err);
 }
 
-/* Finds the tensor of a chunk in its open archive, and fills in the answers that `out` asks for. */
+/* Finds the tensor of a chunk in its open archive, and fills in the members of `out` that are not NULL. */
 static fc_code look_into_item(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                               fc_torch_item *item, const sought *out, fc_error *err) {
     fc_torch_tensor t = {0};
@@ -90,7 +91,7 @@ static fc_code look_into_item(const fc_checkpoint *checkpoint, const fc_tensor *
     return FC_OK;
 }
 
-/* Opens the item of a chunk, an archive, and finds its tensor. */
+/* Opens the archive of a chunk and finds its tensor. */
 static fc_code look_into_archive(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                                  const sought *out, fc_error *err) {
     fc_torch_item item;
@@ -108,7 +109,7 @@ out:
     return rc;
 }
 
-/* Finds the tensor of a chunk. Of one in safetensors no digest is recorded. */
+/* Finds the tensor of a chunk. A chunk in safetensors has no recorded digest. */
 static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                          const sought *out, fc_error *err) {
     if (!fc_dcp_in_safetensors(tensor, chunk)) {

@@ -1,6 +1,6 @@
 /*
  * The data files of a DCP checkpoint: their table, the check that they exist, and a bounded, thread-safe cache of
- * descriptors. Older torch writes one file per item, so there may be many thousands.
+ * descriptors. Older versions of torch write one file per item, so there may be many thousands.
  */
 #include "dcp/dcp.h"
 
@@ -21,7 +21,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The rank in "__<rank>_<number>.distcp". */
+/* @return the rank in "__<rank>_<number>.distcp", or FC_NO_RANK. */
 static uint32_t rank_of(const char *name) {
     const char *at = fc_base_name(name);
     uint64_t rank = 0;
@@ -84,7 +84,7 @@ static fc_code report_missing(const dcp_builder *b, size_t first, size_t missing
                    more);
 }
 
-/* Links are looked at even with headers_only: an extent may still be asked for later. */
+/* Checks links even with headers_only, because extents may be read later. */
 static fc_code check_files(const dcp_builder *b) {
     char root[PATH_MAX];
     size_t missing = 0, first = 0;
@@ -145,17 +145,17 @@ fc_code fc_dcp_finish_files(dcp_builder *b) {
 
 enum {
     MAX_OPEN = 64,
-    AHEAD = 64 << 10, /* read at once where items are small and asked for in order: some forty of a kilobyte */
+    AHEAD = 64 << 10, /* bytes read at once if items are small and read in order: about forty items of 1 KiB */
     SMALL_ITEM = AHEAD / 4,
-    MOST_SKIPPED = 16 << 10, /* between two items, for the reading to be called one in order */
-    WINDOWS = 4              /* a file: workers read it in order at as many places */
+    MOST_SKIPPED = 16 << 10, /* the most bytes between two items that count as read in order */
+    WINDOWS = 4              /* per file, because several workers read it in order from different offsets */
 };
 
-/* A part of a file that items are taken from. */
+/* A part of a file in memory, from which items are copied. */
 typedef struct window {
-    unsigned char *bytes; /* AHEAD of them, or NULL: none were needed */
+    unsigned char *bytes; /* AHEAD bytes; NULL until they are needed */
     uint64_t offset, size;
-    uint64_t last_end; /* of the item that was taken last, or would have been */
+    uint64_t last_end; /* end of the last item that was copied, or could have been */
     uint64_t last_use;
 } window;
 
@@ -169,9 +169,9 @@ typedef struct open_file {
 
 struct dcp_state {
     pthread_mutex_t lock;
-    uint32_t *slots; /* for each file: index into `open` + 1, or 0 */
+    uint32_t *slots; /* per file: index into `open` plus 1, or 0 */
     open_file *open;
-    size_t nopen, capacity; /* grows past MAX_OPEN only while all are in use */
+    size_t nopen, capacity; /* exceeds MAX_OPEN only while all are in use */
     uint64_t clock;
 };
 
@@ -207,7 +207,10 @@ void fc_dcp_state_free(dcp_state *state) {
     free(state);
 }
 
-/* A place for one more descriptor: a new one, or that of the file which was used longest ago. NULL: no memory. */
+/*
+ * @return a slot for one more descriptor: a new one, or that of the file that was used longest ago. NULL when out of
+ * memory.
+ */
 static open_file *free_slot(dcp_state *state) {
     open_file *oldest = NULL;
     for (size_t i = 0; i < state->nopen; i++) {
@@ -277,7 +280,7 @@ void fc_dcp_release(const fc_checkpoint *checkpoint, uint32_t file) {
     pthread_mutex_unlock(&state->lock);
 }
 
-/* Fills the window from `offset` on; at the end of the file with less. */
+/* Fills the window from `offset` on; at the end of the file, only partly. */
 static void fill_window(window *w, int fd, uint64_t offset) {
     ssize_t n;
     w->size = 0;
@@ -299,8 +302,8 @@ static bool holds(const window *w, uint64_t offset, uint64_t length) {
 }
 
 /*
- * The window that has the item; else the one that the item follows, filled anew; else the one that was not used for
- * longest, which starts here: should the next item follow, it is filled then.
+ * Returns the window that contains the item; else the one that the item follows, refilled; else the least recently used
+ * one, which then starts at the item and is filled if the next item follows.
  */
 static window *find_window(open_file *o, uint64_t offset, uint64_t length) {
     window *oldest = &o->windows[0];

@@ -1,6 +1,6 @@
 /*
- * From the loaded `.metadata` to tensors: names, paths, dtypes, shapes and boxes. The chunks are not placed in files
- * yet.
+ * Makes tensors from the loaded `.metadata`: names, paths, dtypes, shapes and boxes. storage.c locates the chunks
+ * later.
  */
 #include "dcp/dcp.h"
 
@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { LEAST_BYTES = 8 }; /* of a chunk in the pickle, if no list of chunks is shared; PyTorch writes some 60 */
+enum {
+    LEAST_BYTES = 8
+}; /* fewest bytes of a chunk in the pickle, unless lists of chunks are shared; PyTorch writes about 60 */
 
 static const fc_object torch_save_object = {.encoding = "torch.save"};
 
@@ -48,7 +50,7 @@ static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, cons
     return *out ? FC_OK : no_memory(b);
 }
 
-/* Lists the value as unreadable with its reason, so that the others can be read. */
+/* Lists the value as unreadable, with the reason, so that all others can be read. */
 static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
     fc_object *object = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *object);
     if (!object || !reason) {
@@ -79,11 +81,11 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
     char name[128] = "?";
     uint32_t aux;
     if (!fc_pickle_is_object(b->p, properties, FC_CLASS_TENSOR_PROPERTIES)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no properties");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its properties are missing");
     }
     fc_pv dtype = fc_pickle_slot(b->p, properties, FC_PROPERTIES_DTYPE);
     if (fc_pv_typeof(dtype) != FC_PV_GLOBAL || fc_pickle_global(b->p, dtype, &aux) != FC_GLOBAL_DTYPE) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no element type");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its element type is missing");
     }
     t->dtype = (fc_dtype)aux;
     if (aux == FC_OPAQUE) {
@@ -93,7 +95,7 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
     return read_layout(b, t, fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT));
 }
 
-/* The bytes of the whole tensor fit 63 bits, so sums and products of its boxes do too. */
+/* Whether the size of the whole tensor fits in 63 bits; then sums and products of its boxes fit, too. */
 static bool fits(const fc_tensor *t) {
     int64_t bytes = fc_dtype_size(t->dtype);
     bool empty = false;
@@ -112,7 +114,7 @@ static bool fits(const fc_tensor *t) {
 static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     size_t n;
     if (fc_pv_typeof(size) != FC_PV_SIZE && fc_pv_typeof(size) != FC_PV_TUPLE) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no size");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its size is missing");
     }
     fc_pickle_tuple(b->p, size, &n);
     if (n > FC_MAX_DIMS) {
@@ -127,7 +129,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     t->ndim = (int)n;
     t->shape = shape;
     if (!fc_dcp_read_size(b->p, size, t->ndim, shape) || !fits(t)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its size is impossible");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its size is invalid");
     }
     return FC_OK;
 }
@@ -136,7 +138,7 @@ static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_CHUNK_STORAGE) ||
         !fc_dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_OFFSETS), t->ndim, dims) ||
         !fc_dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_SIZES), t->ndim, dims + t->ndim)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "one of its chunks has no valid offsets and sizes");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "the offsets or sizes of a chunk are invalid");
     }
     for (int i = 0; i < t->ndim; i++) {
         if (!fc_range_within((uint64_t)dims[i], (uint64_t)dims[t->ndim + i], (uint64_t)t->shape[i])) {
@@ -152,7 +154,7 @@ static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int
 static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
     size_t n;
     if (fc_pv_typeof(list) != FC_PV_LIST) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no list of chunks");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its list of chunks is missing");
     }
     const fc_pv *items = fc_pickle_items(b->p, list, &n);
     b->nchunks += n;
@@ -174,7 +176,7 @@ static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
     return FC_OK;
 }
 
-/* A value that is not a tensor, or an unreadable one. Its length, and so its shape, is known once it is placed. */
+/* Makes an object, or an unreadable value. Its length, and so its shape, is known when it has been located. */
 static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
@@ -210,7 +212,7 @@ static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
     }
     FC_TRY(fc_dcp_check_class(b, t->name, v));
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_TENSOR_STORAGE)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "the kind of its metadata is unknown");
     }
     FC_TRY(read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES)));
     if (!t->object) {
@@ -232,7 +234,8 @@ static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {
     return FC_OK;
 }
 
-/* Steps over the key at `number`-th place of a path in the rest of the name that the path spells. */
+/* Advances `*rest`, the unmatched end of a name, past element `number` of its path. @return false if it does not match.
+ */
 static bool spells_next(const char **rest, size_t number, const char *key, size_t n) {
     const char *at = *rest;
     if (number > 0 && *at++ != '.') {
@@ -245,7 +248,7 @@ static bool spells_next(const char **rest, size_t number, const char *key, size_
     return true;
 }
 
-/* One key of planner_data's tuple: strings are dict keys, numbers are list indices. */
+/* Converts an element of a path in planner_data: strings are dict keys, numbers are list indexes. */
 static fc_code path_element(const dcp_builder *b, const fc_tensor *t, fc_pv v, size_t number, const char **rest,
                             fc_path_element *out) {
     char digits[24];
@@ -262,7 +265,7 @@ static fc_code path_element(const dcp_builder *b, const fc_tensor *t, fc_pv v, s
     }
     if (!spells_next(rest, number, key, n)) { /* PyTorch would load it under another name */
         return fc_dcp_fail(b, FC_ECORRUPT, t->name,
-                           "its path in planner_data does not spell its name, but has the key %.64s: .metadata is "
+                           "its path in planner_data does not match its name: it has the key %.64s; .metadata is "
                            "damaged; copy it again, or save again",
                            key);
     }
@@ -295,9 +298,9 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
 
 static fc_code read_paths(dcp_builder *b, fc_pv planner) {
     size_t n = 0;
-    /* A planner of the user's may keep anything here; the default one keeps a dict, or nothing for flat dicts. */
+    /* A custom planner may store anything here. The default planner stores a dict, or nothing for a flat dict. */
     const fc_pv *pairs = fc_pv_typeof(planner) == FC_PV_DICT ? fc_pickle_items(b->p, planner, &n) : NULL;
-    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* of several paths for one name PyTorch keeps the last */
+    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* PyTorch keeps the last of several paths for a name */
         fc_pv name = pairs[i - 2];
         uint32_t tensor = fc_pv_typeof(name) == FC_PV_STR ? fc_pickle_record(b->p, name)->tag[0] : 0;
         if (tensor == 0 || b->tensors[tensor - 1].path.count > 0) {
@@ -315,7 +318,7 @@ fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
     size_t n;
     fc_pv dict = fc_pickle_slot(b->p, metadata, FC_METADATA_STATE_DICT);
     if (fc_pv_typeof(dict) != FC_PV_DICT) {
-        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "it has no state_dict_metadata");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "state_dict_metadata is missing");
     }
     const fc_pv *pairs = fc_pickle_items(b->p, dict, &n);
     if (n / 2 >= UINT32_MAX) {
@@ -328,12 +331,12 @@ fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_tensor *t = &b->tensors[b->ntensors++];
         if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
-            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "a tensor's name is no string");
+            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "the name of a tensor is not a string");
         }
         FC_TRY(copy_text(b, pairs[i], NULL, &t->name));
         uint32_t *tag = fc_pickle_record(b->p, pairs[i])->tag;
         if (tag[0] != 0) {
-            return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it is there twice");
+            return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it is listed twice");
         }
         tag[0] = (uint32_t)b->ntensors;
         FC_TRY(read_tensor(b, t, pairs[i + 1]));

@@ -1,10 +1,10 @@
 /*
  * Writes `.metadata`: the pickle of a torch.distributed.checkpoint.metadata.Metadata that every torch since 2.0 reads.
- * It is written to the file as it is made; only the memo numbers of strings are kept.
+ * It goes to the file while it is made; only the memo numbers of strings are kept in memory.
  *
- * States are those of the oldest of these versions. Newer ones have defaults for the fields that they added (strides,
- * transforms), and set storage_meta when they read. The path of the checkpoint is not recorded: it would be wrong once
- * the checkpoint is moved.
+ * States have the fields of torch 2.0. Newer versions have defaults for the fields that they added (strides,
+ * transforms), and set storage_meta when they read. The path of the checkpoint is not recorded, because it would be
+ * wrong after the checkpoint is moved.
  */
 #include "base/try.h"
 #include "dcp/writer.h"
@@ -15,15 +15,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BATCH = 1000 }; /* what is on the reader's stack at once, as in Python's pickler */
+enum { BATCH = 1000 }; /* items that a reader has on its stack at once, as in Python's pickler */
 
 typedef struct metadata_out {
     const fc_target *target;
     const dcp_item *items;
     size_t nitems;
     fc_torch_pickler w;
-    uint32_t *names; /* of each tensor: where its name is remembered */
-    uint32_t *paths; /* of each rank: where its file's name is, plus 1; 0: not written yet */
+    uint32_t *names; /* per tensor: the memo number of its name */
+    uint32_t *paths; /* per rank: the memo number of its file name, plus 1; 0: not written yet */
     size_t batched;  /* pairs or items since the mark */
 } metadata_out;
 
@@ -31,7 +31,10 @@ static void metadata_class(metadata_out *m, const char *name) {
     fc_torch_pickle_global(&m->w, "torch.distributed.checkpoint.metadata", name);
 }
 
-/* The state of an instance: class and an empty tuple, NEWOBJ, then a dict between these two, BUILD. */
+/*
+ * An instance is its class, an empty tuple, NEWOBJ, its state as a dict, and BUILD. The dict goes between these two
+ * calls.
+ */
 static void begin_instance(metadata_out *m) {
     fc_torch_pickle_tuple(&m->w, 0);
     fc_torch_pickle_op(&m->w, FC_PICKLE_NEWOBJ);
@@ -65,7 +68,7 @@ static void write_size(metadata_out *m, int ndim, const int64_t *sizes) {
     fc_torch_pickle_op(&m->w, FC_PICKLE_REDUCE);
 }
 
-/* TensorProperties has a state of its own: dtype, layout, requires_grad, memory format, pin_memory. */
+/* The state of TensorProperties is a tuple: dtype, layout, requires_grad, memory format, pin_memory. */
 static void write_properties(metadata_out *m, fc_dtype dtype) {
     metadata_class(m, "TensorProperties");
     fc_torch_pickle_tuple(&m->w, 0);
@@ -100,7 +103,10 @@ static fc_code write_chunk(metadata_out *m, const dcp_item *item, fc_error *err)
     return FC_OK;
 }
 
-/* What state_dict_metadata says of a tensor; `*next` is its first item and becomes that of the next one. */
+/*
+ * Writes the entry of a tensor in state_dict_metadata. `*next` is the index of its first item, and is set to that of
+ * the next tensor.
+ */
 static fc_code write_tensor(metadata_out *m, uint32_t tensor, size_t *next, fc_error *err) {
     const fc_target_tensor *t = &m->target->tensors[tensor];
     size_t outer = m->batched;
@@ -151,7 +157,7 @@ static void write_path(metadata_out *m, const fc_path *path, uint32_t name) {
         const fc_path_element *e = &path->elements[i];
         char *end = NULL;
         errno = 0;
-        /* torch's loader puts everything into a dict, even if the first key is an index. */
+        /* torch's loader makes the outermost container a dict even if the first key is an index. */
         long long index = e->is_index && i > 0 ? strtoll(e->key, &end, 10) : 0;
         if (end && end != e->key && *end == '\0' && errno == 0) {
             fc_torch_pickle_int(&m->w, index);
@@ -162,7 +168,7 @@ static void write_path(metadata_out *m, const fc_path *path, uint32_t name) {
     fc_torch_pickle_op(&m->w, FC_PICKLE_TUPLE);
 }
 
-/* Where each value belongs in the nested state dict. */
+/* Writes planner_data: the path of each value in the nested state dict. */
 static void write_paths(metadata_out *m) {
     begin_batches(m, FC_PICKLE_EMPTY_DICT);
     for (size_t i = 0; i < m->target->ntensors; i++) {
@@ -237,7 +243,7 @@ static fc_code write_root(metadata_out *m, fc_error *err) {
     fc_torch_pickle_str(&m->w, "storage_meta");
     fc_torch_pickle_op(&m->w, FC_PICKLE_NONE);
     fc_torch_pickle_str(&m->w, "version");
-    fc_torch_pickle_str(&m->w, "1.0.0"); /* torch's name of this way to write */
+    fc_torch_pickle_str(&m->w, "1.0.0"); /* torch's version of this format */
     end_instance(m);
     return FC_OK;
 }
@@ -245,7 +251,7 @@ static fc_code write_root(metadata_out *m, fc_error *err) {
 static fc_code write_file(metadata_out *m, const char *path, fc_error *err) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be made", path);
+        return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }
     fc_torch_pickle_begin_file(&m->w, 4, fd, path);
     fc_code rc;

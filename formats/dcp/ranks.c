@@ -1,9 +1,9 @@
 /*
- * DCP checkpoints without a `.metadata`: a save with use_collectives=False leaves one `__<rank>.metadata` per rank.
- * Each lists its rank's chunks and the global shapes. Chunks are gathered, and a box that several ranks hold is taken
- * from the lowest. Objects that differ between ranks are kept for each rank.
+ * DCP checkpoints without a `.metadata`: a save with use_collectives=False writes one `__<rank>.metadata` per rank.
+ * Each lists the chunks of its rank and the global shapes. The chunks are merged; a box that several ranks hold is
+ * taken from the lowest of them. Objects that differ between ranks are kept once per rank.
  *
- * The data files alone are not enough: their items do not contain their names.
+ * The data files alone are not enough, because their items do not contain their names.
  */
 #include "base/try.h"
 #include "dcp/dcp.h"
@@ -18,10 +18,10 @@
 
 enum { COMPARE = 64 << 10 };
 
-/* A value as one rank lists it. */
+/* A value in the list of one rank. */
 typedef struct listed {
     const fc_tensor *tensor;
-    size_t rank, order; /* order: over all ranks */
+    size_t rank, order; /* order: position in the lists of all ranks */
 } listed;
 
 typedef struct merger {
@@ -29,17 +29,17 @@ typedef struct merger {
     const fc_open_options *options;
     const char *directory;
     size_t ranks;
-    fc_checkpoint *parts; /* malloc'ed, one a rank; they share the checkpoint's arena */
-    uint32_t *first_file; /* of each rank, in checkpoint->files */
+    fc_checkpoint *parts; /* malloc'ed, one per rank; they share the checkpoint's arena */
+    uint32_t *first_file; /* per rank: index into checkpoint->files */
     listed *all;
     size_t count;
     fc_tensor *tensors;
-    size_t *orders; /* of tensors */
+    size_t *orders; /* listed.order of each tensor */
     size_t ntensors;
     fc_error *err;
 } merger;
 
-/* The rank in "__<rank>.metadata". */
+/* Parses "__<rank>.metadata". */
 static bool parse_name(const char *name, size_t *rank) {
     char *end;
     if (strncmp(name, "__", 2) != 0 || name[2] < '0' || name[2] > '9') {
@@ -78,7 +78,7 @@ static fc_code open_part(merger *m, size_t rank) {
     }
     if (access(path, F_OK) != 0) {
         return fc_fail(m->err, FC_ECORRUPT,
-                       "%s: the file is missing: of the ranks' own metadata, up to __%zu.metadata, this one is", path,
+                       "%s: the file is missing, but the directory has __%zu.metadata; each rank wrote one", path,
                        m->ranks - 1);
     }
     return fc_dcp_load(part, m->options, m->directory, path, m->err);
@@ -116,7 +116,7 @@ static fc_code gather_values(merger *m) {
     }
     m->all = malloc((m->count + 1) * sizeof *m->all);
     m->orders = malloc((m->count + 1) * sizeof *m->orders);
-    m->tensors = malloc((m->count + 1) * sizeof *m->tensors); /* objects may be kept for every rank */
+    m->tensors = malloc((m->count + 1) * sizeof *m->tensors); /* objects may be kept once per rank */
     if (!m->all || !m->orders || !m->tensors) {
         return fc_no_memory(m->err, m->directory);
     }
@@ -152,14 +152,14 @@ static bool has_box(const fc_tensor *t, const fc_chunk *chunks, size_t n, const 
     return false;
 }
 
-/* One tensor as ranks list it: every box once. */
+/* Merges a tensor that several ranks list, each box once. */
 static fc_code merge_tensor(merger *m, const listed *same, size_t n) {
     size_t total = 0, kept = 0;
     for (size_t i = 0; i < n; i++) {
         total += same[i].tensor->nchunks;
         if (!same_kind(same[0].tensor, same[i].tensor)) {
             return fc_fail(m->err, FC_ECORRUPT,
-                           "%s: %.256s: __%zu.metadata gives it another type or shape than __%zu.metadata",
+                           "%s: %.256s: its dtype or shape in __%zu.metadata differs from that in __%zu.metadata",
                            m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
         }
     }
@@ -194,7 +194,7 @@ static fc_code read_piece(const merger *m, const listed *l, uint64_t at, unsigne
     return rc;
 }
 
-/* Whether two objects are the same bytes. Where the data files may be missing, their lengths must do. */
+/* Finds out whether two objects have the same bytes. If data files may be missing, compares only their lengths. */
 static fc_code compare_objects(const merger *m, const listed *a, const listed *b, bool *same) {
     unsigned char x[COMPARE], y[COMPARE];
     uint64_t length = a->tensor->nchunks ? a->tensor->chunks[0].length : 0;
@@ -208,7 +208,7 @@ static fc_code compare_objects(const merger *m, const listed *a, const listed *b
     return FC_OK;
 }
 
-/* An object of one rank, under the name that all give it or, where it differs, under its own. */
+/* Adds an object of one rank, under its common name or, if the ranks' objects differ, under a name with its rank. */
 static fc_code add_object(merger *m, const listed *l, bool rename) {
     fc_arena *arena = m->checkpoint->arena;
     fc_tensor t = *l->tensor;
@@ -244,7 +244,7 @@ static fc_code merge_objects(merger *m, const listed *same, size_t n) {
     for (size_t i = 1; i < n; i++) {
         bool equal = false;
         if (!same[i].tensor->object) {
-            return fc_fail(m->err, FC_ECORRUPT, "%s: %.256s is a tensor in __%zu.metadata and none in __%zu.metadata",
+            return fc_fail(m->err, FC_ECORRUPT, "%s: %.256s is a tensor in __%zu.metadata, but not in __%zu.metadata",
                            m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
         }
         FC_TRY(compare_objects(m, &same[0], &same[i], &equal));
@@ -279,19 +279,20 @@ static int by_tensor_name(const void *a, const void *b, void *tensors) {
     return strcmp(of[*x].name, of[*y].name);
 }
 
-/* Only a name that was made for a rank's object can be taken. */
+/* Only a name that was made for one rank's object can clash with another. */
 static fc_code check_names(const merger *m, size_t *sorted) {
     qsort_r(sorted, m->ntensors, sizeof *sorted, by_tensor_name, m->tensors);
     for (size_t i = 1; i < m->ntensors; i++) {
         if (strcmp(m->tensors[sorted[i - 1]].name, m->tensors[sorted[i]].name) == 0) {
-            return fc_fail(m->err, FC_EUNSUPPORTED, "%s: the ranks' values differ, and %.256s is another", m->directory,
-                           m->tensors[sorted[i]].name);
+            return fc_fail(m->err, FC_EUNSUPPORTED,
+                           "%s: the ranks have different values, and the name %.256s for one of them is already in use",
+                           m->directory, m->tensors[sorted[i]].name);
         }
     }
     return FC_OK;
 }
 
-/* In the order in which the ranks list them, rank 0 first. */
+/* Puts the values in the order in which the ranks list them, rank 0 first. */
 static fc_code finish(merger *m) {
     size_t *sorted = malloc((m->ntensors + 1) * sizeof *sorted);
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->ntensors, sizeof *tensors);

@@ -1,9 +1,9 @@
 /*
  * Data files of FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS). After the archives of objects
- * follows one safetensors file, up to the end, with all tensors of the data file. `.metadata` gives for each of them
- * the offset of that safetensors file and the length of the tensor's own data. (torch 2.15 itself reads no tensor of
- * such a checkpoint.) The headers are read here, and the chunks get the offsets of their bytes, so that chunks with
- * equal offsets are equal bytes.
+ * comes one safetensors file, up to the end of the data file, with all of its tensors. For each of them `.metadata`
+ * gives the offset of that safetensors file and the length of the tensor's own data. (torch 2.15 itself cannot read
+ * tensors of such a checkpoint.) The headers are read here, and each chunk gets the offset of its bytes, so that chunks
+ * with equal offsets have equal bytes.
  */
 #include "dcp/dcp.h"
 
@@ -21,11 +21,11 @@
 typedef struct placing {
     dcp_builder *b;
     fc_arena *arena;    /* of the headers */
-    st_header *headers; /* one a data file */
-    bool *missing;      /* data files that are not there, which headers_only allows */
+    st_header *headers; /* one per data file */
+    bool *missing;      /* per data file: whether it is missing, which headers_only allows */
 } placing;
 
-/* Only in a safetensors file a tensor is exactly as long as its elements: an archive has records around them. */
+/* Only in a safetensors file is an item exactly as long as its elements. An archive also has other records. */
 bool fc_dcp_in_safetensors(const fc_tensor *tensor, const fc_chunk *chunk) {
     int64_t elements;
     uint64_t bytes;
@@ -63,13 +63,12 @@ static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *
                 rc, out);
     rc = fc_progress_count(p->b->options->progress, 1, p->b->err);
 out:
-    return rc == FC_OK
-               ? rc
-               : fc_context(p->b->err, rc, "the safetensors part that tensor %.256s is in, from offset %" PRIu64 " on",
-                            tensor->name, chunk->offset);
+    return rc == FC_OK ? rc
+                       : fc_context(p->b->err, rc, "the safetensors part with tensor %.256s, at offset %" PRIu64,
+                                    tensor->name, chunk->offset);
 }
 
-/* The header that starts where .metadata says of the chunk; NULL where the file is missing. */
+/* Finds the header that starts at the offset that `.metadata` gives for the chunk; NULL if the file is missing. */
 static fc_code find_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_header **out) {
     const st_header *h = &p->headers[chunk->file];
     *out = NULL;
@@ -81,8 +80,8 @@ static fc_code find_header(placing *p, const fc_tensor *tensor, const fc_chunk *
     }
     if (h->start != chunk->offset) {
         return fc_dcp_fail(p->b, FC_ECORRUPT, tensor->name,
-                           "storage_data has it in the safetensors part of %s from byte %" PRIu64 " on, and another "
-                           "tensor in one from byte %" PRIu64 " on: there can be one of them",
+                           "storage_data places it in the safetensors part of %s at byte %" PRIu64 ", but another "
+                           "tensor in one at byte %" PRIu64 "; a file has only one such part",
                            p->b->checkpoint->files[chunk->file].name, chunk->offset, h->start);
     }
     *out = h;
@@ -93,25 +92,24 @@ static bool same_numbers(const int64_t *a, const int64_t *b, int n) {
     return n == 0 || memcmp(a, b, (size_t)n * sizeof *a) == 0;
 }
 
-/* Whether the entry is the chunk that `.metadata` promises. */
+/* Checks the entry against the chunk in `.metadata`. */
 static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_entry *e) {
     const char *path = p->b->checkpoint->files[chunk->file].path, *what = NULL;
     if (!e) {
         what = "has no tensor of that name";
     } else if (e->dtype != tensor->dtype) {
         return fc_fail(p->b->err, FC_ECORRUPT,
-                       "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header there says %s, .metadata says %s",
+                       "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header says %s, but .metadata says %s",
                        tensor->name, path, chunk->offset, fc_dtype_get(e->dtype)->torch_name,
                        fc_dtype_get(tensor->dtype)->torch_name);
     } else if (e->ndim != tensor->ndim || !same_numbers(e->shape, chunk->dims + tensor->ndim, e->ndim)) {
-        what = "gives it other sizes than .metadata";
+        what = "has other sizes for it than .metadata";
     } else if (!e->offsets) {
-        what = "does not say in DCP_SHARDING_INFO where the piece lies in the whole";
+        what = "lacks the offsets of this chunk in DCP_SHARDING_INFO";
     }
     return !what ? FC_OK
-                 : fc_fail(p->b->err, FC_ECORRUPT,
-                           "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header there %s", tensor->name, path,
-                           chunk->offset, what);
+                 : fc_fail(p->b->err, FC_ECORRUPT, "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header %s",
+                           tensor->name, path, chunk->offset, what);
 }
 
 static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
@@ -121,16 +119,17 @@ static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
         return FC_OK;
     }
     const st_entry *e = fc_st_header_find(header, tensor->name);
-    /* torch gathers the tensors of a file by their names, so of several pieces of one tensor it writes the last. */
+    /* torch collects the tensors of a file by name, so of several chunks of one tensor it writes only the last. */
     if (e && e->offsets && e->ndim == tensor->ndim && !same_numbers(e->offsets, chunk->dims, e->ndim)) {
         const char *name = p->b->checkpoint->files[chunk->file].name;
         chunk->detail = DCP_LOST;
-        return fc_dcp_refuse_tensor(p->b, tensor, chunk,
-                                    fc_arena_printf(p->b->checkpoint->arena,
-                                                    "a piece of it was lost when it was saved: torch kept one of "
-                                                    "several that a rank had, in %.128s; save it again without "
-                                                    "SerializationFormat.SAFETENSORS",
-                                                    name));
+        return fc_dcp_refuse_tensor(
+            p->b, tensor, chunk,
+            fc_arena_printf(p->b->checkpoint->arena,
+                            "a chunk of it was lost when it was saved, because torch keeps one of "
+                            "several that a rank had, in %.128s; save it again without "
+                            "SerializationFormat.SAFETENSORS",
+                            name));
     }
     FC_TRY(check_entry(p, tensor, chunk, e));
     chunk->offset = header->data + e->begin;
@@ -142,7 +141,7 @@ static fc_code place_all(placing *p) {
     for (size_t i = 0; i < p->b->ntensors; i++) {
         fc_tensor *t = &p->b->tensors[i];
         for (size_t c = 0; c < t->nchunks && !t->object; c++) {
-            fc_chunk *chunk = (fc_chunk *)(uintptr_t)&t->chunks[c]; /* ours while the manifest is being built */
+            fc_chunk *chunk = (fc_chunk *)(uintptr_t)&t->chunks[c]; /* may be changed while the manifest is built */
             FC_TRY(fc_dcp_in_safetensors(t, chunk) ? place(p, t, chunk) : FC_OK);
         }
     }
@@ -155,7 +154,7 @@ fc_code fc_dcp_place_in_safetensors(dcp_builder *b) {
     p.headers = calloc(n + 1, sizeof *p.headers);
     p.missing = calloc(n + 1, sizeof *p.missing);
     fc_code rc = p.arena && p.headers && p.missing ? place_all(&p) : no_memory(&p);
-    for (size_t i = 0; p.headers && i < n; i++) { /* those of archives stay untouched */
+    for (size_t i = 0; p.headers && i < n; i++) { /* files without a safetensors part have no header */
         if (p.headers[i].data != 0) {
             fc_st_header_free(&p.headers[i]);
         }

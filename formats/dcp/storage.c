@@ -1,8 +1,8 @@
 /*
- * From storage_data to the file, offset and length of every chunk. Input: MetadataIndex -> _StorageInfo pairs. An index
- * is a tensor's name and the offsets of a chunk, with the chunk's number as a hint.
+ * Finds the file, offset and length of every chunk in storage_data, which maps a MetadataIndex to a _StorageInfo. An
+ * index is a tensor's name and the offsets of a chunk, with the chunk's number as a hint.
  *
- * torch looks chunks up by name and offsets only. So chunks with the same offsets (replicas of older versions) share
+ * torch looks chunks up by name and offsets only, so chunks with the same offsets (replicas of older versions) share
  * one item.
  */
 #include "dcp/dcp.h"
@@ -15,13 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For tensors whose hints do not help: the numbers of their chunks sorted by offsets. */
+/* The numbers of a tensor's chunks sorted by offsets, if the hints are wrong. */
 typedef struct order {
     uint32_t *chunks; /* NULL until it is needed */
 } order;
 
 static fc_chunk *chunks_of(const fc_tensor *t) {
-    return (fc_chunk *)(uintptr_t)t->chunks; /* ours while the manifest is being built */
+    return (fc_chunk *)(uintptr_t)t->chunks; /* may be changed while the manifest is built */
 }
 
 static int compare_offsets(const int64_t *a, const int64_t *b, int ndim) {
@@ -55,7 +55,7 @@ static bool sort_chunks(const fc_tensor *t, order *o) {
     return true;
 }
 
-/* The first place in the sorted order whose chunk has `offsets`; t->nchunks when there is none. */
+/* @return the first position in the sorted order whose chunk has `offsets`, or t->nchunks. */
 static size_t lower_bound(const fc_tensor *t, const order *o, const int64_t *offsets) {
     size_t low = 0, high = t->nchunks;
     while (low < high) {
@@ -79,7 +79,7 @@ static void format_offsets(const int64_t *offsets, int ndim, char *buf, size_t s
     }
 }
 
-/* Finds the chunk that a MetadataIndex means. */
+/* Finds the chunk that a MetadataIndex refers to. */
 static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index, order *o, fc_chunk **out) {
     int64_t offsets[FC_MAX_DIMS], hint;
     char text[256];
@@ -91,7 +91,7 @@ static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index,
         return FC_OK;
     }
     if (!fc_dcp_read_size(b->p, offset, t->ndim, offsets)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has an entry for it without valid offsets");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "the offsets of its entry in storage_data are invalid");
     }
     if (fc_pickle_int(b->p, fc_pickle_slot(b->p, index, FC_INDEX_INDEX), &hint) && hint >= 0 &&
         (uint64_t)hint < t->nchunks && compare_offsets(chunks[hint].dims, offsets, t->ndim) == 0) {
@@ -104,8 +104,8 @@ static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index,
     size_t at = lower_bound(t, o, offsets);
     if (at == t->nchunks || compare_offsets(chunks[o->chunks[at]].dims, offsets, t->ndim) != 0) {
         format_offsets(offsets, t->ndim, text, sizeof text);
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name,
-                           "storage_data has data for a chunk at %s, which state_dict_metadata does not have", text);
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has a chunk at %s that is not in state_dict_metadata",
+                           text);
     }
     *out = &chunks[o->chunks[at]];
     return FC_OK;
@@ -129,7 +129,7 @@ static fc_code check_transforms(const dcp_builder *b, const fc_tensor *t, fc_pv 
         name = fc_pickle_bytes(b->p, items[0], &length);
     }
     return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name,
-                       "its data went through the extension %.64s when it was saved; save it without _extensions",
+                       "it was saved with the extension %.64s, which is not supported; save it without _extensions",
                        name);
 }
 
@@ -140,14 +140,14 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
         !fc_pickle_int(b->p, fc_pickle_slot(b->p, info, FC_INFO_OFFSET), &offset) ||
         !fc_pickle_int(b->p, fc_pickle_slot(b->p, info, FC_INFO_LENGTH), &length) || offset < 0 || length < 0 ||
         !fc_add_i64(offset, length, &end)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no valid place for it");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its entry in storage_data is invalid");
     }
     FC_TRY(check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS)));
     if (chunk->file != DCP_UNPLACED && t->object && t->object->refusal) {
-        return FC_OK; /* a refused tensor of several chunks, none of them read */
+        return FC_OK; /* a refused tensor with several chunks, which are not read */
     }
     if (chunk->file != DCP_UNPLACED) {
-        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has two places for one of its chunks");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data lists one of its chunks twice");
     }
     chunk->offset = (uint64_t)offset;
     chunk->length = (uint64_t)length;
@@ -170,7 +170,7 @@ static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {
     return false;
 }
 
-/* Gives an unplaced chunk the place of another one with the same offsets. */
+/* Gives a chunk that has no location that of another chunk with the same offsets. */
 static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *chunk, order *o) {
     if (!sort_chunks(t, o)) {
         return fc_dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
@@ -184,7 +184,7 @@ static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *c
             const int64_t *dims = chunk->dims;
             *chunk = *other;
             chunk->dims = dims;
-            /* A placed twin goes to the front of its group, so that many twins take linear time. */
+            /* Moves the located chunk to the front of its group, so that many replicas take linear time. */
             uint32_t number = o->chunks[at];
             size_t first = lower_bound(t, o, dims);
             o->chunks[at] = o->chunks[first];
@@ -205,14 +205,13 @@ static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
     }
     for (size_t i = 0; i < t->nchunks; i++) {
         if (is_empty(t, &chunks[i]) && !(t->object && chunks[i].file == DCP_UNPLACED)) {
-            continue; /* nothing to read there */
+            continue; /* nothing to read */
         }
         if (chunks[i].file == DCP_UNPLACED) {
             char text[256];
             format_offsets(chunks[i].dims, t->ndim, text, sizeof text);
-            return t->object
-                       ? fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for this object")
-                       : fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for its chunk at %s", text);
+            return t->object ? fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data does not list this object")
+                             : fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data does not list its chunk at %s", text);
         }
         chunks[kept++] = chunks[i];
     }
@@ -225,16 +224,16 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
         fc_chunk *chunk;
         size_t length;
         if (!fc_pickle_is_object(b->p, pairs[i], FC_CLASS_METADATA_INDEX)) {
-            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key of an unknown kind");
+            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "a key of storage_data is of an unknown kind");
         }
         fc_pv fqn = fc_pickle_slot(b->p, pairs[i], FC_INDEX_FQN);
         if (fc_pv_typeof(fqn) != FC_PV_STR) {
-            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key without a name");
+            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "a key of storage_data has no name");
         }
         uint32_t number = fc_pickle_record(b->p, fqn)->tag[0];
         if (number == 0) {
             return fc_dcp_fail(b, FC_ECORRUPT, fc_pickle_bytes(b->p, fqn, &length),
-                               "storage_data has data for it, state_dict_metadata does not have it");
+                               "it is in storage_data, but not in state_dict_metadata");
         }
         FC_TRY(find_chunk(b, &b->tensors[number - 1], pairs[i], &orders[number - 1], &chunk));
         FC_TRY(place(b, number - 1, chunk, pairs[i + 1]));
@@ -251,7 +250,7 @@ fc_code fc_dcp_place_chunks(dcp_builder *b, fc_pv storage_data) {
     if (fc_pv_typeof(storage_data) == FC_PV_DICT) {
         pairs = fc_pickle_items(b->p, storage_data, &n);
     } else if (fc_pv_typeof(storage_data) != FC_PV_NONE || b->ntensors > 0) {
-        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "it has no storage_data");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "storage_data is missing");
     }
     order *orders = calloc(b->ntensors + 1, sizeof *orders);
     if (!orders) {

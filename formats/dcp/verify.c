@@ -1,6 +1,6 @@
 /*
- * Verifies the records of DCP's objects by the CRC-32s of their archives. The archives of tensors are verified when
- * they are opened for their extents (extent.c).
+ * Verifies the records of objects by the CRC-32s of their archives. The archives of tensors are verified when they are
+ * opened for their extents (extent.c).
  */
 #include "dcp/dcp.h"
 
@@ -18,7 +18,7 @@ static fc_code check_open_item(int fd, const fc_checkpoint *checkpoint, const fc
     unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
     fc_code rc = fc_torch_item_open_read(fd, file->path, chunk->offset, chunk->length, bytes, &archive, &found);
     if (rc != FC_OK) {
-        *covered = false; /* reported already, with the object's decoding, unless nobody decodes it */
+        *covered = false; /* already reported when the object was decoded; refused objects are not decoded */
         if (object->object->refusal && rc == FC_ECORRUPT) {
             fc_report_defect(findings, &place, "tensor %.256s: %s", object->name, found.message);
         }
@@ -60,13 +60,13 @@ fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *ob
     fc_torch_item_close(&archive);
 out:
     fc_dcp_release(checkpoint, chunk->file);
-    if (rc == FC_EUNSUPPORTED) { /* a pickle that is not read is copied all the same: it is no worse than before */
+    if (rc == FC_EUNSUPPORTED) { /* a pickle that cannot be decoded is copied unchanged */
         return FC_OK;
     }
     return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
 }
 
-/* The other pieces of a tensor that is refused. */
+/* Checks the other archives of a refused tensor. */
 static fc_code check_pieces(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
                             bool *covered, fc_error *err) {
     const dcp_pieces *pieces = object->detail;

@@ -1,5 +1,5 @@
 /*
- * A DCP checkpoint and a torch.save file, read as one checkpoint.
+ * Reads a DCP checkpoint and a torch.save file as one checkpoint.
  */
 #include "dcp/with_torch_file.h"
 
@@ -27,7 +27,7 @@ static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, f
     return FC_OK;
 }
 
-/* Appends the file to those of DCP. */
+/* Appends the file to the files of DCP. */
 static fc_code add_file(fc_checkpoint *checkpoint, const char *name, const char **path, fc_error *err) {
     size_t nfiles = checkpoint->nfiles;
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
@@ -44,7 +44,7 @@ static fc_code add_file(fc_checkpoint *checkpoint, const char *name, const char 
     return FC_OK;
 }
 
-/* Appends the values of the last file to those of DCP. After a failure only those of DCP are left. */
+/* Appends the values of the last file to those of DCP. After a failure only DCP's values remain. */
 static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const char *path, fc_error *err) {
     const fc_tensor *const old = checkpoint->tensors;
     const size_t ntensors = checkpoint->ntensors;
@@ -98,7 +98,7 @@ void fc_dcp_close_with_file(fc_checkpoint *checkpoint) {
     fc_format_dcp.reader.close(checkpoint);
 }
 
-/* Whether a value is one of DCP's: only DCP sets a state, and the torch.save file is the last. */
+/* Whether a value belongs to DCP: only DCP sets a state, and the torch.save file is the last. */
 static bool is_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
     return checkpoint->state && (tensor->nchunks == 0 || tensor->chunks[0].file + 1 < checkpoint->nfiles);
 }

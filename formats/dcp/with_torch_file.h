@@ -23,7 +23,7 @@ bool fc_dcp_has_file(const char *directory, const char *name);
 fc_code fc_dcp_open_with_file(fc_checkpoint *checkpoint, const char *name, bool optional,
                               const fc_open_options *options, fc_error *err);
 
-/* Hooks of fc_format, for checkpoints that fc_dcp_open_with_file or fc_torch_open_file opened. */
+/* Members of fc_format for checkpoints that fc_dcp_open_with_file or fc_torch_open_file opened. */
 void fc_dcp_close_with_file(fc_checkpoint *checkpoint);
 fc_code fc_dcp_extent_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                                 fc_error *err);

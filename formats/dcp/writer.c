@@ -21,17 +21,17 @@
 #include <unistd.h>
 
 enum {
-    PAGE = 4096,       /* data at multiples of it can be written past the page cache */
-    PAGED = 16 * PAGE, /* so it is from this size on: less than a tenth is lost */
+    PAGE = 4096,       /* data at multiples of this can be written past the page cache */
+    PAGED = 16 * PAGE, /* data of at least this size is aligned to a page, which wastes less than a tenth */
 };
 
 typedef struct dcp_writer {
     const fc_target *target;
     char *staging;
-    dcp_item *items; /* of all parts so far */
+    dcp_item *items; /* the items of all files so far */
     size_t nitems, capacity;
-    size_t part_first; /* the first one of the part at hand */
-    fc_arena *scratch; /* its path */
+    size_t part_first; /* index of the first item of the current file */
+    fc_arena *scratch; /* owns the path of the current file */
     fc_torch_pickler pickler;
     fc_torch_zip zip;
 } dcp_writer;
@@ -73,7 +73,7 @@ static bool has_elements(const fc_tensor *t) {
     return fc_box_volume(&box) > 0;
 }
 
-/* What has no elements is stored once, as torch does with such a tensor of one rank; empty shards of others are not. */
+/* A tensor without elements is stored once, as by torch; empty shards of other tensors are not stored. */
 static bool is_stored(const fc_target *target, const fc_target_file *file, const fc_target_item *item) {
     const fc_tensor *t = target->tensors[item->tensor].source;
     if (!has_elements(t)) {
@@ -126,7 +126,7 @@ static bool align(uint64_t *at, uint64_t to) {
     return fc_add_u64(*at, to - 1, at) && (*at = *at / to * to, true);
 }
 
-/* Places the item after what ends at `*end`. */
+/* Places the item at `*end` and advances it. */
 static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     bool archive = is_archive(t);
@@ -135,7 +135,7 @@ static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint
     stored->length = archive ? bytes : w->zip.length;
     stored->offset = *end;
     bool ok = true;
-    if (!archive && bytes >= PAGED) { /* `data` is a multiple of FC_TORCH_ALIGNMENT, and so is the item's place then */
+    if (!archive && bytes >= PAGED) { /* `data` is a multiple of FC_TORCH_ALIGNMENT, so the item's offset is one, too */
         ok = fc_add_u64(stored->offset, data, &stored->offset) && align(&stored->offset, PAGE);
         stored->offset -= data;
     } else {
@@ -143,8 +143,8 @@ static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint
     }
     ok = ok && fc_add_u64(stored->offset, stored->length, end) && *end <= INT64_MAX;
     item->offset = stored->offset + data;
-    item->owned = item->owned && (archive || !t->source->object); /* what is made here is not moved */
-    return ok ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "the file of rank %u would be too long", (unsigned)stored->rank);
+    item->owned = item->owned && (archive || !t->source->object); /* the engine does not write what is written here */
+    return ok ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "the file of rank %u would be too large", (unsigned)stored->rank);
 }
 
 static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *item, uint64_t *end, fc_error *err) {
@@ -160,7 +160,7 @@ static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *ite
 static fc_code make_file(const char *path, uint64_t size, fc_error *err) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be made", path);
+        return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }
     fc_code rc = FC_OK;
     if (ftruncate(fd, (off_t)size) != 0) {
@@ -193,7 +193,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     return make_file(file->path, end, err);
 }
 
-/* What is around the data, now that its CRC is known. */
+/* Writes the archive around the data, now that its CRC is known. */
 static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, int fd, const char *path,
                          fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[stored->tensor];
@@ -213,7 +213,7 @@ fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_err
     const dcp_item *stored = w->items + w->part_first, *last = w->items + w->nitems;
     int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be opened again", file->path);
+        return fc_fail_errno(err, errno, "%s: cannot be reopened", file->path);
     }
     fc_code rc = FC_OK;
     for (size_t i = 0; i < file->nitems && stored < last; i++) {

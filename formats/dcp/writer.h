@@ -12,9 +12,9 @@
 #include "fsdpckpt/format.h"
 #include "torch/pickle_write.h"
 
-/** A stored item: what a _StorageInfo says of it. */
+/** A stored item, as a _StorageInfo describes it. */
 typedef struct dcp_item {
-    uint64_t offset; /* in the file of `rank` */
+    uint64_t offset; /* in the file of `rank`, in bytes */
     uint64_t length;
     uint32_t tensor; /* index into target->tensors */
     uint32_t rank;
@@ -22,11 +22,11 @@ typedef struct dcp_item {
 
 enum { FC_DCP_FILE_NAME = 48 };
 
-/** The name of the data file of `rank`. */
+/** Writes the name of the data file of `rank`. */
 void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]);
 
 /**
- * The box of an item: what the rank holds, or the whole of a tensor without elements.
+ * Computes the box of an item: the rank's box, or the whole of a tensor without elements.
  * @param dims receives 2 × ndim numbers.
  */
 fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *dims, fc_error *err);

@@ -163,7 +163,7 @@ static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_er
     if (latest) {
         if (!tagged) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s/%s: the directory of the step '%.64s' is missing or holds no checkpoint; give the path "
+                           "%s/%s: the directory of the step '%.64s' is missing or has no checkpoint; give the path "
                            "of another step",
                            path, latest, tag);
         }

@@ -1,6 +1,6 @@
 /*
- * A look at the start of a data file, without libhdf5: is it an HDF5 file, and as long as its superblock says? For a
- * checkpoint of which only index.h5 was read. From the file's first bytes to an error.
+ * Checks the start of a data file without libhdf5: whether it is an HDF5 file, and as long as its superblock says. Used
+ * for checkpoints of which only index.h5 was read.
  */
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
@@ -13,12 +13,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* HDF5 file format specification, III.A: superblocks of version 2 and 3, which is what fsdpckpt writes. */
+/* HDF5 file format specification, III.A: superblocks of versions 2 and 3, as fsdpckpt writes them. */
 enum { SUPERBLOCK = 48, VERSION = 8, OFFSET_SIZE = 9, BASE = 12, END = 28 };
 
 static uint64_t read_u64(const unsigned char *bytes) {
     uint64_t value;
-    memcpy(&value, bytes, sizeof value); /* little endian, as this machine */
+    memcpy(&value, bytes, sizeof value); /* little-endian, like this machine */
     return value;
 }
 
@@ -46,17 +46,17 @@ fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
         return fc_h5_check_identity(checkpoint, index, err);
     }
     if (strncmp(checkpoint->files[index].name, "shard-", 6) != 0) {
-        return FC_OK; /* read by libhdf5 a moment ago, or no HDF5 file at all (external storage) */
+        return FC_OK; /* libhdf5 has just read it, or it is external storage and not an HDF5 file */
     }
     FC_TRY(read_superblock(path, head, &size, err));
     if (memcmp(head, signature, sizeof signature - 1) != 0) {
         FC_TRY(fc_check_stand_in(path, err));
-        return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it begins with other bytes; copy it again", path);
+        return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: the signature is missing; copy it again", path);
     }
     bool known = head[VERSION] >= 2 && head[OFFSET_SIZE] == 8 && read_u64(head + BASE) == 0;
     if (known && read_u64(head + END) > size) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: truncated: it has %" PRIu64 " bytes and its header says %" PRIu64 "; copy it again", path,
+                       "%s: truncated: it has %" PRIu64 " bytes, but its header says %" PRIu64 "; copy it again", path,
                        size, read_u64(head + END));
     }
     return FC_OK;

@@ -1,9 +1,9 @@
 /*
- * One HDF5 file as a full checkpoint: ours, or anybody's. Every dataset is a tensor or an object.
+ * Opens one HDF5 file, ours or another program's, as a full checkpoint. Every dataset is a tensor or an object.
  *
- * Attributes of other programs (Keras keeps the model's configuration in them) are carried as one object of encoding
- * "hdf5.attributes" named "@attributes": JSON text {"/path": {"name": value}}; so nothing is lost in silence and a
- * conversion takes them along.
+ * Attributes of other programs (Keras stores the model's configuration in them) become one object named "@attributes"
+ * with the encoding "hdf5.attributes": JSON text {"/path": {"name": value}}. So nothing is lost silently, and a
+ * conversion keeps them.
  */
 #include "base/text.h"
 #include "base/try.h"
@@ -17,7 +17,7 @@ static fc_code no_memory(const char *path, fc_error *err) {
     return fc_no_memory(err, path);
 }
 
-/* All foreign attributes as one JSON object in the arena. */
+/* Writes all foreign attributes as one JSON object in the arena. */
 static bool join_attributes(fc_arena *arena, const fc_h5_file *file, fc_h5_bytes *out) {
     fc_text text = {0};
     unsigned char *copy = NULL;
@@ -46,7 +46,7 @@ static bool join_attributes(fc_arena *arena, const fc_h5_file *file, fc_h5_bytes
     return copy != NULL;
 }
 
-/* A dataset that is in no file, for the attributes. */
+/* Makes a dataset for the attributes, which is in no file. */
 static fc_h5_dataset *attributes_dataset(fc_arena *arena, const fc_h5_file *file) {
     static const unsigned char no_list[1];
     fc_h5_dataset *d = fc_arena_calloc(arena, 1, sizeof *d);
@@ -89,8 +89,8 @@ fc_code fc_h5_check_dtype(const fc_h5_dataset *d, const char *path, fc_error *er
     if (d->kind != FC_H5_TENSOR || !d->dtype_name || strcmp(d->dtype_name, found) == 0) {
         return FC_OK;
     }
-    return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute dtype says %s, the HDF5 type is %s", path, d->path,
-                   d->dtype_name, found);
+    return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute dtype says %s, but the HDF5 type is %s", path,
+                   d->path, d->dtype_name, found);
 }
 
 static fc_code add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, bool ours, fc_tensor *tensor, fc_error *err) {
@@ -109,7 +109,7 @@ out:
 fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err) {
     fc_h5_dataset *d = attributes_dataset(checkpoint->arena, file);
     if (!d) {
-        return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: its attributes make no sense or exceed 64 MiB",
+        return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: its attributes are invalid or exceed 64 MiB",
                        checkpoint->path);
     }
     return add_dataset(checkpoint, d, false, tensor, err);
@@ -127,21 +127,22 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
                        (long long)root->schema, FC_H5_SCHEMA);
     }
     if (ours && root->rank >= 0) {
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: this is the shard of rank %lld of %lld; name its directory to open the whole checkpoint",
-                       path, (long long)root->rank, (long long)root->world_size);
+        return fc_fail(
+            err, FC_EUSAGE,
+            "%s: this is the shard of rank %lld of %lld; give the path of its directory to open the whole checkpoint",
+            path, (long long)root->rank, (long long)root->world_size);
     }
     if (ours && root->world_size >= 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: an index of shards is called index.h5; name its directory instead", path);
+        return fc_fail(err, FC_EUSAGE, "%s: an index of shards must be called index.h5; give the path of its directory",
+                       path);
     }
     bool view = ours && root->layout && strcmp(root->layout, FC_H5_VIEW_LAYOUT) == 0;
     if (view && !((fc_h5_state *)checkpoint->state)->follow_external) {
-        return fc_advise(err,
-                         fc_fail(err, FC_EUSAGE,
-                                 "%s: a view: its data lie in the files of another checkpoint; name that one, or "
-                                 "follow its links",
-                                 path),
-                         FC_HINT_FOLLOW_EXTERNAL, NULL);
+        return fc_advise(
+            err,
+            fc_fail(err, FC_EUSAGE,
+                    "%s: a view: its data is in the files of another checkpoint; give the path of that one", path),
+            FC_HINT_FOLLOW_EXTERNAL, NULL);
     }
     size_t count = 0;
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, file->ndatasets + 1, sizeof *tensors);
@@ -150,7 +151,7 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     }
     for (size_t i = 0; i < file->ndatasets; i++) {
         if (view && strncmp(file->datasets[i].path, FC_H5_VIEW_PIECES "/", sizeof FC_H5_VIEW_PIECES) == 0) {
-            continue; /* what its virtual datasets are made of */
+            continue; /* the sources of its virtual datasets */
         }
         FC_TRY(add_dataset(checkpoint, &file->datasets[i], ours, &tensors[count++], err));
     }
@@ -160,6 +161,7 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     checkpoint->tensors = tensors;
     checkpoint->ntensors = count;
     checkpoint->producer = root->producer;
+    checkpoint->note = fc_h5_missing_note(file->missing);
     return fc_h5_check_names(checkpoint->arena, tensors, count, !ours || file->nattributes > 0, path, err);
 }
 

@@ -1,6 +1,6 @@
 /*
- * What the files of this folder share: the reader's and the writer's halves of the format's table.
- * libhdf5 reads input only in a child process (reader); in this process it only writes files of our own (writer).
+ * Declarations shared by the files of this folder: the reader's and the writer's halves of the format's table. libhdf5
+ * reads input only in a child process (reader). In this process it only writes our own files (writer).
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_H5_H
 #define FSDPCKPT_FORMATS_HDF5_H5_H
@@ -11,8 +11,10 @@
 
 #include "fsdpckpt/format.h"
 
-/** The attribute `layout` of a view, and the group of the pieces that its virtual datasets are made of: no key of a
- *  state dict has that link name. */
+/**
+ * The attribute `layout` of a view, and the group of the sources of its virtual datasets. No key of a state dict has
+ * that link name.
+ */
 #define FC_H5_VIEW_LAYOUT "view"
 #define FC_H5_VIEW_PIECES "%pieces"
 

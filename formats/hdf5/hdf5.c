@@ -1,5 +1,5 @@
 /*
- * HDF5: the format's table.
+ * The table of the HDF5 format.
  */
 #include "hdf5/h5.h"
 #include "registry.h"

@@ -1,6 +1,6 @@
 /*
- * One element of a value's path ↔ one HDF5 link name. HDF5 gives "/" and a lone "." a meaning and has no empty names;
- * everything else passes unchanged, so that names look the same in h5py as in torch.
+ * Converts an element of a value's path to an HDF5 link name and back. HDF5 gives "/" and a lone "." a meaning and has
+ * no empty names. Everything else stays unchanged, so that names look the same in h5py as in torch.
  */
 #include "hdf5/names.h"
 
@@ -53,7 +53,7 @@ char *fc_h5_name_encode(fc_arena *arena, const char *key, size_t len) {
 
 static fc_code refuse(const char *link, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT,
-                   "the link name \"%s\" is not encoded as fsdpckpt does it: \"%%\" must start %%2F, %%25, or be a "
+                   "the link name \"%s\" is not encoded by fsdpckpt: \"%%\" must start %%2F, %%25, or be a "
                    "whole name %%2E or %%",
                    link);
 }

@@ -17,7 +17,7 @@
 char *fc_h5_name_encode(fc_arena *arena, const char *key, size_t len);
 
 /**
- * The key of a link name, into `key`, from `arena`. Exact inverse of fc_h5_name_encode.
+ * Decodes a link name into `key`, from `arena`. The exact inverse of fc_h5_name_encode.
  * @return FC_ECORRUPT for a link name that fc_h5_name_encode never writes, FC_EUNSUPPORTED for a key with NUL.
  */
 fc_code fc_h5_name_decode(fc_arena *arena, const char *link, const char **key, fc_error *err);

@@ -1,7 +1,6 @@
 /*
- * Object headers of version 2 as bytes (HDF5 File Format Specification 3.0, IV.A.1.b): from an attribute's name to the
- * place of its value. Whoever calls it has a file that libhdf5 wrote, or that somebody damaged: every number is
- * checked.
+ * Reads object headers of version 2 as bytes (HDF5 File Format Specification 3.0, IV.A.1.b): finds the value of an
+ * attribute by its name. The file comes from libhdf5 or may be damaged, so every number is checked.
  */
 #include "hdf5/object_header.h"
 #include "base/checked.h"
@@ -9,10 +8,10 @@
 #include <string.h>
 
 enum {
-    TIMES = 0x20,      /* flags of an object header: it has times, */
-    PHASES = 0x10,     /* limits of the storage of attributes, */
-    ORDERED = 0x04,    /* a creation order in each message */
-    CONTINUATION = 16, /* types of messages */
+    TIMES = 0x20,      /* flag of an object header: it has times */
+    PHASES = 0x10,     /* flag: it has limits for the storage of attributes */
+    ORDERED = 0x04,    /* flag: each message has a creation order */
+    CONTINUATION = 16, /* message types */
     ATTRIBUTE = 12,
     CHECKSUM = 4,
     MOST_CHUNKS = 64
@@ -94,7 +93,10 @@ static bool next_chunk(uint64_t at, uint64_t length, int message_head, chunk *ou
     return true;
 }
 
-/* Whether the `size` bytes at `p` are the attribute `name` with a value of 8 bytes; then where that is among them. */
+/*
+ * Whether the `size` bytes at `p` are the attribute `name` with a value of 8 bytes; if so, also returns the value's
+ * offset.
+ */
 static bool is_attribute(const unsigned char *p, uint64_t size, const char *name, uint64_t *value) {
     if (size < 9 || p[0] != 3) {
         return false;
@@ -104,18 +106,18 @@ static bool is_attribute(const unsigned char *p, uint64_t size, const char *name
     return name_size == strlen(name) + 1 && *value + 8 == size && memcmp(p + 9, name, name_size) == 0;
 }
 
-/* The chunks of an object header: continuations are noted as they are met. */
+/* The chunks of an object header. Continuations are added when they are found. */
 typedef struct chunks {
     chunk items[MOST_CHUNKS];
     int count;
 } chunks;
 
-/* Looks through the messages of chunk `index`. @return false when there is nothing more to be found. */
+/* Searches the messages of chunk `index`. @return false if the search is over. */
 static bool search(const fc_h5_view *view, chunks *all, int index, const char *name, fc_h5_field *out, bool *found) {
     const chunk c = all->items[index];
     const uint64_t head = (uint64_t)c.message_head;
     uint64_t at = c.messages, value;
-    while (c.check >= head && at <= c.check - head) { /* what is left over is a gap */
+    while (c.check >= head && at <= c.check - head) { /* the rest is a gap */
         const unsigned char *p = view->bytes(view->context, at, head);
         if (!p) {
             return false;

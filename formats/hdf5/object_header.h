@@ -1,5 +1,5 @@
 /*
- * Object headers as bytes: where in a file an attribute's value is. Knows the file format, not libhdf5.
+ * Finds the value of an attribute in a file, in object headers as bytes. Uses the file format, not libhdf5.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_OBJECT_HEADER_H
 #define FSDPCKPT_FORMATS_HDF5_OBJECT_HEADER_H
@@ -14,11 +14,11 @@
 
 /** An 8-byte value in an object header of version 2, whose checksum covers it. */
 typedef struct fc_h5_field {
-    uint64_t value;        /**< where it is in the file */
-    uint64_t start, check; /**< the checksum at `check` (4 bytes) is of the bytes from `start` to it */
+    uint64_t value;        /**< its offset in the file, in bytes */
+    uint64_t start, check; /**< the 4-byte checksum at `check` covers the bytes from `start` up to it */
 } fc_h5_field;
 
-/** The bytes of the file at a place: valid until the next call; NULL when it has no such bytes. */
+/** Gives access to the bytes of a file. The result is valid until the next call; NULL if the file has no such bytes. */
 typedef struct fc_h5_view {
     const unsigned char *(*bytes)(void *context, uint64_t at, uint64_t size);
     void *context;
@@ -27,10 +27,10 @@ typedef struct fc_h5_view {
 /** Finds the 8-byte attribute `name` of the object whose header is at `object`. Safe on any bytes. */
 bool fc_h5_find_field(const fc_h5_view *view, uint64_t object, const char *name, fc_h5_field *out);
 
-/** The root group's object header, from the superblock (version 2 or 3, without a user block). */
+/** Finds the root group's object header through the superblock (version 2 or 3, without a user block). */
 bool fc_h5_find_root(const fc_h5_view *view, uint64_t *object);
 
-/** HDF5's checksum of metadata: Bob Jenkins' lookup3. */
+/** @return HDF5's checksum of metadata: Bob Jenkins' lookup3. */
 uint32_t fc_h5_checksum(const unsigned char *bytes, size_t size);
 
 #endif

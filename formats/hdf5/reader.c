@@ -1,6 +1,6 @@
 /*
- * Reading HDF5: recognising it, opening it, and turning chunks into extents.
- * batches.c runs the reader processes, tensors.c makes the manifest of one file, sharded.c that of a directory.
+ * Reads HDF5: recognises it, opens it, and turns chunks into extents. batches.c runs the reader processes, tensors.c
+ * makes the manifest of one file, sharded.c that of a directory.
  */
 #include "hdf5/reader.h"
 
@@ -69,7 +69,7 @@ static bool is_named(const char *path, const char *name) {
     return strcmp(slash ? slash + 1 : path, name) == 0;
 }
 
-/* The directory of `path` in `arena`: "." for a plain name. */
+/* @return the directory of `path`, from `arena`; "." for a plain name. */
 static const char *directory_of(fc_arena *arena, const char *path) {
     const char *slash = strrchr(path, '/');
     return !slash ? "." : slash == path ? "/" : fc_arena_strndup(arena, path, (size_t)(slash - path));
@@ -90,7 +90,10 @@ static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *option
 
 static fc_h5_make_job make_box_job;
 
-/* Where something will be read through libhdf5, by threads, what will start the processes for it is started now. */
+/*
+ * If threads will read something through libhdf5, starts the process that starts readers for them, before there are
+ * threads.
+ */
 static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     for (size_t i = 0; i < state->nstored; i++) {
@@ -125,7 +128,7 @@ static const fc_h5_stored *stored_of(const fc_checkpoint *checkpoint, const fc_c
     return &state->stored[chunk->detail >> 32];
 }
 
-/* What a stored chunk's bytes are: raw, or to be run through the filters. */
+/* Sets how the bytes of a stored chunk are decoded: raw, or through the filters. */
 static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, uint32_t mask, const char *path,
                                fc_extent *out, fc_error *err) {
     uint64_t whole = d->element, extra = 0;
@@ -143,7 +146,7 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, ui
         extra += active && d->filters[i] == 3 ? 4 : 0;
         out->filters.ids[i] = d->filters[i];
     }
-    /* Deflate swells at most 1032-fold; without it the stored size is known. */
+    /* Deflate expands at most 1032-fold; without deflate the stored size is known. */
     if (whole > UINT32_MAX || (deflated ? whole / 1032 > chunk->length : chunk->length != whole + extra)) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: corrupt HDF5 file: dataset /%s: the chunk at offset %" PRIu64 " has %" PRIu64
@@ -163,12 +166,12 @@ static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const
                      tensor->name);
 }
 
-/* The row of the box that a chunk of a listed checkpoint is, or is a part of. */
+/* @return the row of the box to which a chunk belongs, in a checkpoint that was opened from tables. */
 static uint64_t box_of(const fc_chunk *chunk) {
     return chunk->detail & FC_H5_COMPRESSED ? (chunk->detail & ~FC_H5_COMPRESSED) >> FC_H5_MASK_BITS : chunk->detail;
 }
 
-/* A dataset of the shard file, as its headers would describe it. */
+/* @return a dataset of the shard file, as its headers would describe it. */
 static fc_h5_dataset listed_dataset(const fc_h5_state *state, const fc_tensor *tensor, const fc_chunk *chunk) {
     const fc_h5_grid_row *grid = &state->grids[state->boxes[box_of(chunk)].grid];
     fc_h5_dataset d = *(const fc_h5_dataset *)tensor->detail;
@@ -179,8 +182,10 @@ static fc_h5_dataset listed_dataset(const fc_h5_state *state, const fc_tensor *t
     return d;
 }
 
-/* Of a checkpoint that was opened from tables: everything about a box has been checked but whether its file is the one
-   that the tables mean. */
+/*
+ * For a checkpoint that was opened from tables: everything about a box was checked, except that its file is the one
+ * that the tables describe.
+ */
 static fc_code listed_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                              fc_extent *out, fc_error *err) {
     FC_TRY(fc_h5_check_identity(checkpoint, chunk->file, err));
@@ -214,7 +219,7 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
         return unreadable(tensor, d, path, err);
     }
     for (int k = 0; k < tensor->ndim; k++) {
-        bytes *= (uint64_t)sizes[k]; /* no more than the dataset, whose size was checked */
+        bytes *= (uint64_t)sizes[k]; /* at most the size of the dataset, which was checked */
     }
     *out = (fc_extent){.codec = FC_CODEC_RAW,
                        .file = stored->file,
@@ -250,7 +255,7 @@ static bool same_dataset(const fc_checkpoint *checkpoint, const fc_chunk *a, con
     return state->boxes ? box_of(a) == box_of(b) : stored_of(checkpoint, a) == stored_of(checkpoint, b);
 }
 
-/* The chunks of `tensor` that are in the same dataset as chunk `index`: they follow each other. */
+/* Finds the chunks of `tensor` in the same dataset as chunk `index`, which are adjacent. */
 static void find_group(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out) {
     const fc_chunk *chunks = tensor->chunks;
     size_t first = index, end = index + 1;
@@ -323,7 +328,7 @@ static fc_code receive_box(fc_h5_in *in, const char *path, unsigned char *buf, u
     return FC_OK;
 }
 
-/* Everything that reading a box needs, in memory that lasts as long as its process. */
+/* Everything that is needed to read a box. It lives as long as its process. */
 typedef struct box_job {
     fc_h5_input input;
     fc_h5_scan scan;
@@ -331,11 +336,11 @@ typedef struct box_job {
     int keep;
 } box_job;
 
-/* fc_h5_make_job, in the process that will read: `request` is a chunk, the bytes and the dimensions of its box. */
+/* fc_h5_make_job, runs in the process that will read. `request` has a chunk, and the size and dimensions of its box. */
 static void make_box_job(void *context, const fc_h5_request *request, int input, fc_h5_job *job) {
     box_job *box = calloc(1, sizeof *box);
     if (!box) {
-        return; /* without anything to run it ends */
+        return; /* without a job the process ends */
     }
     const fc_checkpoint *checkpoint = context;
     const fc_h5_state *state = checkpoint->state;
@@ -393,7 +398,8 @@ fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
     if (fc_h5_child_finish(&child, path, &end) != FC_OK && broken) {
         return fc_fail(err, end.code, "%s", end.message);
     }
-    return broken ? fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path) : rc;
+    return broken ? fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent invalid records)", path)
+                  : rc;
 }
 
 /* ---- objects ---- */
@@ -410,13 +416,12 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
     }
     const char *text = d->json;
     size_t len = text ? strlen(text) : 0;
-    if (!text && d->where == FC_H5_IN_RECORD) { /* strings and attributes are JSON text themselves */
+    if (!text && d->where == FC_H5_IN_RECORD) { /* the bytes of strings and attributes are JSON text */
         text = (const char *)d->bytes.data;
         len = d->bytes.size;
     }
     if (!text || !fc_is_json(text, len)) {
-        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json, its decoding, is missing or damaged",
-                       path, d->path);
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json is missing or damaged", path, d->path);
     }
     *json = fc_arena_strndup(arena, text, len);
     return *json ? FC_OK : fc_no_memory(err, path);

@@ -1,6 +1,6 @@
 /*
- * The attributes of the schema (docs/HDF5_SCHEMA.md) as one table: what each is called, what type it has and where it
- * stands. The reader and the writer both take names and types from it.
+ * The table of the schema's attributes (docs/HDF5_SCHEMA.md): their names, their types, and where they are used. The
+ * reader and the writer both use it.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_SCHEMA_H
 #define FSDPCKPT_FORMATS_HDF5_SCHEMA_H
@@ -14,7 +14,7 @@
 /** The schema that is written, and the newest one that is read. */
 enum { FC_H5_SCHEMA = 2 };
 
-/** A set of them has bit 1 << number. */
+/** A set of attributes has the bits 1 << number. */
 typedef enum fc_h5_attribute {
     FC_H5_A_SCHEMA,
     FC_H5_A_PRODUCER,
@@ -42,14 +42,14 @@ typedef enum fc_h5_attribute {
 
 typedef enum fc_h5_attribute_type {
     FC_H5_TEXT,     /**< a variable-length UTF-8 string */
-    FC_H5_TEXTS,    /**< a list of them */
+    FC_H5_TEXTS,    /**< a list of strings */
     FC_H5_INT,      /**< int64 */
-    FC_H5_INTS,     /**< a list of them, which may be empty */
+    FC_H5_INTS,     /**< a list of integers, which may be empty */
     FC_H5_UINT,     /**< uint64 */
     FC_H5_REFERENCE /**< an object reference: the address of an object header */
 } fc_h5_attribute_type;
 
-/** Where an attribute stands; a set of places is a sum. */
+/** Where an attribute is used; a set of places is a sum. */
 typedef enum fc_h5_attribute_place {
     FC_H5_ROOT_OF_ALL = 1,   /**< the root group of every file */
     FC_H5_ROOT_OF_SHARD = 2, /**< the root group of a shard file */
@@ -69,7 +69,7 @@ typedef struct fc_h5_attribute_info {
 
 const fc_h5_attribute_info *fc_h5_attribute_get(fc_h5_attribute attribute);
 
-/** The attribute of that name, or FC_H5_A_COUNT. */
+/** @return the attribute with that name, or FC_H5_A_COUNT. */
 fc_h5_attribute fc_h5_attribute_find(const char *name);
 
 #endif

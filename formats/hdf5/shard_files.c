@@ -1,5 +1,5 @@
 /*
- * The files of a directory of shards: their names, and what else is in the directory.
+ * Lists the files of a directory of shards, and checks what else is in the directory.
  */
 #include "hdf5/shard_files.h"
 
@@ -57,8 +57,9 @@ fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *er
         }
         snprintf(expected, sizeof expected, "shard-%05lld-of-%05lld.h5", rank, (long long)ranks);
         if (of != ranks || rank < 0 || rank >= ranks || strcmp(expected, name) != 0) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here: index.h5 is of %lld shards; move it away",
-                         directory, name, (long long)ranks);
+            rc =
+                fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here, because index.h5 has %lld shards; move it away",
+                        directory, name, (long long)ranks);
             goto out;
         }
     }

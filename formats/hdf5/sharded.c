@@ -1,10 +1,10 @@
 /*
- * A directory of shard files with index.h5 as one checkpoint (docs/HDF5_SCHEMA.md).
+ * Opens a directory of shard files with index.h5 as one checkpoint (docs/HDF5_SCHEMA.md).
  *
- * index.h5 lists the tensors, their whole shapes, the mesh and the placements; the shard files hold the boxes. Every
- * box must be where the placements say. Whether the boxes cover each tensor is the planner's question. With
- * headers_only the shard files are not looked at and the boxes are computed. Attributes that somebody added are
- * carried from index.h5 only.
+ * index.h5 lists the tensors, their global shapes, the mesh and the placements; the shard files contain the boxes.
+ * Every box must be the one that the placements give. The planner checks later whether the boxes cover each tensor.
+ * With headers_only, the shard files are not accessed and the boxes are computed. Foreign attributes are taken only
+ * from index.h5.
  */
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
@@ -23,16 +23,16 @@
 
 enum { MAX_RANKS = 1 << 20, MAX_COMPUTED_BOXES = 1 << 26 };
 
-/* What is known while the files are read. */
+/* The state while the files are read. */
 typedef struct sharded_reader {
     fc_checkpoint *checkpoint;
     const char *directory;
     int64_t ranks;
     fc_tensor *tensors;
-    fc_h5_chunks *chunks;           /* one list a tensor */
-    const fc_h5_dataset **datasets; /* of index.h5, one a tensor */
+    fc_h5_chunks *chunks;           /* one list per tensor */
+    const fc_h5_dataset **datasets; /* the datasets of index.h5, one per tensor */
     size_t count;
-    size_t *by_path;       /* tensor numbers sorted by the datasets' paths */
+    size_t *by_path;       /* indexes of tensors, sorted by the paths of their datasets */
     fc_progress *progress; /* may be NULL */
 } sharded_reader;
 
@@ -117,6 +117,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
     (void)number;
     FC_TRY(check_schema(&file->root, path, err));
     FC_TRY(read_mesh(&file->root, path, &checkpoint->mesh, err));
+    checkpoint->note = fc_h5_missing_note(file->missing);
     o->ranks = file->root.world_size;
     o->count = file->ndatasets;
     o->tensors = fc_arena_calloc(arena, o->count + extra, sizeof *o->tensors);
@@ -144,7 +145,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
 
 /* ---- shard files ---- */
 
-/* The number of the tensor whose dataset has `path`, or `count`. */
+/* @return the index of the tensor whose dataset has `path`, or `count`. */
 static size_t find_path(const sharded_reader *o, const char *path) {
     size_t low = 0, high = o->count;
     while (low < high) {
@@ -166,14 +167,14 @@ static bool same_numbers(int n, const int64_t *a, const int64_t *b) {
     return n == 0 || memcmp(a, b, (size_t)n * sizeof *a) == 0;
 }
 
-/* The dataset must be the box that the placements give this rank. */
+/* Checks that the dataset is the box that the placements give this rank. */
 static fc_code check_box(const sharded_reader *o, const fc_tensor *tensor, const fc_h5_dataset *d, int64_t rank,
                          const char *path, fc_error *err) {
     int64_t coordinate[FC_MAX_MESH_DIMS], offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
     if (d->dtype != tensor->dtype || d->ndim != tensor->ndim) {
-        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is %s of %d dimensions, in index.h5 it is %s of %d", path,
-                       d->path, fc_dtype_get(d->dtype)->torch_name, d->ndim, fc_dtype_get(tensor->dtype)->torch_name,
-                       tensor->ndim);
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is %s with %d dimensions, but in index.h5 it is %s with %d",
+                       path, d->path, fc_dtype_get(d->dtype)->torch_name, d->ndim,
+                       fc_dtype_get(tensor->dtype)->torch_name, tensor->ndim);
     }
     if (d->nglobal_shape != d->ndim || d->noffsets != d->ndim ||
         !same_numbers(d->ndim, d->global_shape, tensor->shape)) {
@@ -189,7 +190,7 @@ static fc_code check_box(const sharded_reader *o, const fc_tensor *tensor, const
     bool empty = fc_box_volume(&box) == 0;
     if (!same_numbers(d->ndim, d->shape, sizes) || (!empty && !same_numbers(d->ndim, d->offsets, offsets))) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: dataset /%s: its shape and offsets are not what the placements give rank %lld", path,
+                       "%s: dataset /%s: its shape and offsets are not those that the placements give rank %lld", path,
                        d->path, (long long)rank);
     }
     return FC_OK;
@@ -204,16 +205,16 @@ static fc_code add_shard_dataset(sharded_reader *o, fc_h5_dataset *d, int64_t ra
     bool is_object = d->kind == FC_H5_OBJECT;
     if (d->kind != FC_H5_UNREADABLE) {
         if (is_object != (tensor->object != NULL) || (is_object && d->shape[0] != tensor->shape[0])) {
-            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s disagrees with index.h5 about the object", path, d->path);
+            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s and index.h5 disagree about the object", path, d->path);
         }
         FC_TRY(is_object ? FC_OK : check_box(o, tensor, d, rank, path, err));
         bool copy = d->owner >= 0;
         if (copy != (d->where == FC_H5_ELSEWHERE) || (copy && (d->owner >= o->ranks || d->owner == rank))) {
-            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute owner does not fit its storage", path,
+            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute owner does not match its storage", path,
                            d->path);
         }
         if (copy) {
-            return FC_OK; /* the owner's file has it */
+            return FC_OK; /* the owner's file stores it */
         }
     } else {
         return fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message);
@@ -225,7 +226,7 @@ static fc_code add_shard_dataset(sharded_reader *o, fc_h5_dataset *d, int64_t ra
                             &o->chunks[i], err);
 }
 
-/* Whether the file is the shard of `rank` of this checkpoint, as far as its root says. */
+/* Checks that the file is the shard of `rank` of this checkpoint, by the attributes of its root. */
 static fc_code check_root(const sharded_reader *o, int64_t rank, const fc_h5_file *file, fc_error *err) {
     const char *path = o->checkpoint->files[rank + 1].path;
     fc_mesh mesh;
@@ -233,10 +234,10 @@ static fc_code check_root(const sharded_reader *o, int64_t rank, const fc_h5_fil
     FC_TRY(read_mesh(&file->root, path, &mesh, err));
     if (!fc_mesh_equal(&mesh, &o->checkpoint->mesh)) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: it was cut for another mesh than index.h5: files of two runs are mixed here", path);
+                       "%s: its mesh differs from that of index.h5: files of two checkpoints are mixed here", path);
     }
     if (file->root.rank != rank) {
-        return fc_fail(err, FC_ECORRUPT, "%s: it holds the shard of rank %lld: it was renamed, or a copy replaced it",
+        return fc_fail(err, FC_ECORRUPT, "%s: it contains the shard of rank %lld: the file was renamed or replaced",
                        path, (long long)file->root.rank);
     }
     return FC_OK;
@@ -283,8 +284,8 @@ static fc_code read_shards(sharded_reader *o, fc_error *err) {
         tensor->chunks = o->chunks[i].items;
         tensor->nchunks = o->chunks[i].count;
         if (tensor->nchunks == 0 && fc_numel(tensor->ndim, tensor->shape, &numel) && numel > 0) {
-            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is stored in no shard file", checkpoint->files[0].path,
-                           o->datasets[i]->path);
+            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is not stored in any shard file",
+                           checkpoint->files[0].path, o->datasets[i]->path);
         }
     }
     return FC_OK;
@@ -292,7 +293,7 @@ static fc_code read_shards(sharded_reader *o, fc_error *err) {
 
 /* ---- headers only ---- */
 
-/* The boxes that the mesh and the placements give; replicas count once, for their lowest rank. */
+/* Computes the boxes from the mesh and the placements. Replicas count once, for their lowest rank. */
 static fc_code compute_boxes(sharded_reader *o, size_t i, fc_error *err) {
     fc_tensor *tensor = &o->tensors[i];
     const fc_mesh *mesh = &o->checkpoint->mesh;
@@ -340,7 +341,7 @@ static fc_code compute_all_boxes(sharded_reader *o, fc_error *err) {
 
 /* ---- opening ---- */
 
-/* A file that is not the one that index.h5 means. */
+/* A file that is not the one that index.h5 describes. */
 typedef struct stranger {
     const sharded_reader *o;
     int64_t rank;
@@ -354,7 +355,7 @@ static fc_code recognise(void *context, size_t number, const fc_h5_file *file, f
     return check_root(s->o, s->rank, file, err);
 }
 
-/* What it is instead may be in its own headers; else its size must do. */
+/* Reports what the file's own headers say it is, or otherwise its size. */
 static fc_code explain_size(const sharded_reader *o, int64_t rank, uint64_t size, fc_error *err) {
     const fc_h5_state *state = o->checkpoint->state;
     const char *path = o->checkpoint->files[rank + 1].path;
@@ -367,7 +368,7 @@ static fc_code explain_size(const sharded_reader *o, int64_t rank, uint64_t size
     return fc_h5_other_size(path, size, state->files[rank].size, err);
 }
 
-/* From the tables: the files must be there, and of the sizes that index.h5 says. */
+/* Checks that the files exist and have the sizes in the tables of index.h5. */
 static fc_code compare_sizes(const sharded_reader *o, fc_error *err) {
     const fc_h5_state *state = o->checkpoint->state;
     for (int64_t rank = 0; rank < o->ranks; rank++) {
@@ -412,7 +413,7 @@ static fc_code finish_walked(sharded_reader *o, const char *path, const fc_open_
     return read_shards(o, err);
 }
 
-/* @param walk do not use the tables. */
+/* @param walk reads all files instead of using the tables. */
 static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options, bool walk,
                             fc_error *err) {
     sharded_reader o = {.checkpoint = checkpoint, .directory = directory, .progress = options->progress};
@@ -430,9 +431,9 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
     if (!options->follow_external) {
         FC_TRY(fc_h5_check_links(o.checkpoint, o.directory, err));
     }
-    if (access(index->path, F_OK) != 0 && errno == ENOENT) { /* a shard was what was found */
+    if (access(index->path, F_OK) != 0 && errno == ENOENT) { /* the directory was recognised by a shard file */
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: the file is missing: it says what the shard files beside it make together: copy it again",
+                       "%s: the file is missing; it describes the tensors in the shard files next to it: copy it again",
                        index->path);
     }
     if (!walk) {
@@ -447,6 +448,6 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
 }
 
 fc_code fc_h5_walk_sharded(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
-    const fc_open_options options = {.follow_external = true}; /* links were checked when it was opened */
+    const fc_open_options options = {.follow_external = true}; /* links were already checked when it was opened */
     return open_sharded(checkpoint, directory, &options, true, err);
 }

@@ -1,10 +1,10 @@
 /*
- * Opening a sharded checkpoint from the tables of index.h5, without libhdf5: one read, and every number of it is
- * checked before it is used. The shard files are not opened; their sizes are compared in sharded.c, and before a byte
- * of one is used, so is its identity (fc_h5_check_identity).
+ * Opens a sharded checkpoint from the tables of index.h5, without libhdf5: with one read. Every number is checked
+ * before it is used. The shard files are not opened; sharded.c compares their sizes, and fc_h5_check_identity checks
+ * the identity of a file before its bytes are used.
  *
- * Tables that are not there, or are those of an index that another program changed, are no error: then index.h5 and the
- * shard files are walked. Tables that are there and damaged are one.
+ * If there are no tables, or another program has changed the index, the files are walked instead, which is not an
+ * error. Damaged tables are an error.
  */
 #include "hdf5/tables_in.h"
 
@@ -25,7 +25,7 @@
 
 enum { MAX_RANKS = 1 << 20, VIEW = 64 << 10 };
 
-/* ---- finding them ---- */
+/* ---- finding the tables ---- */
 
 /* index.h5, open. */
 typedef struct index_file {
@@ -44,7 +44,7 @@ static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size
     return f->viewed;
 }
 
-/* The value of an attribute of the root that is 8 bytes. */
+/* Reads an attribute of the root group with 8 bytes. */
 static bool root_number(index_file *f, fc_h5_attribute attribute, uint64_t *value) {
     const fc_h5_view view = {view_bytes, f};
     fc_h5_field field;
@@ -54,12 +54,12 @@ static bool root_number(index_file *f, fc_h5_attribute attribute, uint64_t *valu
                  fc_h5_find_field(&view, root, fc_h5_attribute_get(attribute)->name, &field) &&
                  (p = view_bytes(f, field.value, 8)) != NULL;
     if (found) {
-        memcpy(value, p, 8); /* little-endian, as this machine */
+        memcpy(value, p, 8); /* little-endian, like this machine */
     }
     return found;
 }
 
-/* @return false where there are none, or none that this version knows. */
+/* @return false if there are no tables of a known version. */
 static bool find_manifest(index_file *f, uint64_t *at, fc_h5_manifest_row *manifest) {
     uint64_t schema;
     const unsigned char *p;
@@ -73,9 +73,9 @@ static bool find_manifest(index_file *f, uint64_t *at, fc_h5_manifest_row *manif
            manifest->bytes >= sizeof *manifest && fc_range_within(*at, manifest->bytes, f->size);
 }
 
-/* ---- reading them ---- */
+/* ---- reading the tables ---- */
 
-/* Where a table is, after a check that it lies within the bytes. */
+/* @return the start of a table, or NULL if it is not within the bytes. */
 static const void *table_at(const fc_h5_tables *t, fc_h5_table table, uint64_t row_size) {
     const uint64_t at = t->manifest->tables[table][0];
     uint64_t size;
@@ -92,15 +92,15 @@ static fc_code load(fc_h5_tables *t, index_file *f, uint64_t at, uint64_t bytes,
         return fc_no_memory(err, t->path);
     }
     FC_TRY(fc_pread_full(f->fd, data, (size_t)bytes, at, t->path, err));
-    fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)data; /* the arena aligns to 16 */
+    fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)data; /* the arena aligns it to 16 bytes */
     const uint64_t recorded = manifest->crc64;
     manifest->crc64 = 0;
     const uint64_t found = fc_crc64(0, data, (size_t)bytes);
     manifest->crc64 = recorded;
     if (found != recorded) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: its tables are damaged: their CRC-64 is %016" PRIx64 ", recorded is %016" PRIx64
-                       ": restore index.h5, or make the checkpoint anew",
+                       "%s: its tables are damaged: their CRC-64 is %016" PRIx64 ", but %016" PRIx64 " is recorded"
+                       ": restore index.h5, or write the checkpoint again",
                        t->path, found, recorded);
     }
     t->manifest = manifest;
@@ -118,7 +118,10 @@ static fc_code load(fc_h5_tables *t, index_file *f, uint64_t at, uint64_t bytes,
     return ok ? FC_OK : fc_h5_tables_damaged(t, err, "manifest", 0);
 }
 
-/* A copy of `size` bytes of the table `text`, or NULL: they are not there, or not plain text, or memory is out. */
+/*
+ * @return a copy of `size` bytes of the table `text`; NULL if they are missing or not plain text, or when out of
+ * memory.
+ */
 static const char *copy_text(const fc_h5_tables *t, uint64_t at, uint64_t size) {
     if (!fc_range_within(at, size, fc_h5_rows(t, FC_H5_T_TEXT)) || !fc_is_plain_text(t->text + at, (size_t)size)) {
         return NULL;
@@ -170,7 +173,7 @@ static fc_dtype find_dtype(const char name[16]) {
     return object || fc_dtype_find(name, strnlen(name, 16), &found) ? found : FC_DTYPE_COUNT;
 }
 
-/* The texts of a row: a length of 0 is none, except for kinds, which are bytes. */
+/* Reads the texts of a row. A length of 0 means none, except for kinds, which are bytes. */
 static bool read_texts(const fc_h5_tables *t, const fc_h5_tensor_row *row, fc_h5_dataset *d) {
     uint64_t at = row->text, end = 0;
     const bool ok = fc_add_u64(at, (uint64_t)row->path + row->kinds + row->fqn + row->encoding, &end) &&
@@ -200,7 +203,7 @@ static bool kinds_are_known(const fc_h5_dataset *d) {
     return true;
 }
 
-/* A row as the dataset of index.h5 that it stands for. */
+/* Converts a row to the dataset of index.h5 that it describes. */
 static fc_code read_row(const fc_h5_tables *t, uint64_t number, fc_h5_dataset *d, fc_error *err) {
     const fc_h5_tensor_row *row = &t->rows[number];
     const bool object = row->placements == FC_H5_NO_PLACEMENTS;
@@ -321,8 +324,8 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
         FC_TRY(fc_check_stand_in(path, err));
         return fc_fail(err, FC_ECORRUPT,
                        "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
-                       ", in index.h5 it is %016" PRIx64
-                       ": files of two runs are mixed here, or it is damaged: restore it",
+                       ", but index.h5 has %016" PRIx64
+                       ": files of two runs are mixed here, or the file is damaged: restore it",
                        path, found, row->header_crc64);
     }
     atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
@@ -333,7 +336,7 @@ fc_code fc_h5_other_size(const char *path, uint64_t size, uint64_t expected, fc_
     FC_TRY(fc_check_stand_in(path, err));
     return fc_fail(err, FC_ECORRUPT,
                    "%s: not the file that index.h5 was written with: it has %" PRIu64
-                   " bytes, in index.h5 it is %" PRIu64
-                   ": it is %s, of another run, or changed by another program: restore it",
+                   " bytes, but index.h5 says %" PRIu64
+                   ": it is %s, from another run, or changed by another program: restore it",
                    path, size, expected, size < expected ? "truncated" : "longer");
 }

@@ -1,7 +1,7 @@
 /*
- * The tables of index.h5: the whole manifest of a sharded checkpoint in one run of bytes, so that it opens with one
- * read. docs/HDF5_SCHEMA.md, "Tables", says what they are to other programs. These structs are the bytes of their rows,
- * without padding, little-endian; a change of any makes a new FC_H5_TABLES_VERSION.
+ * The tables of index.h5: the whole manifest of a sharded checkpoint in one block of bytes, so that it opens with one
+ * read. docs/HDF5_SCHEMA.md, "Tables", describes them for other programs. These structs are the bytes of their rows,
+ * without padding, little-endian. Every change increments FC_H5_TABLES_VERSION.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_TABLES_H
 #define FSDPCKPT_FORMATS_HDF5_TABLES_H
@@ -17,7 +17,7 @@ enum { FC_H5_TABLES_VERSION = 2, FC_H5_TABLES_ALIGN = 64 };
 
 #define FC_H5_TABLES_MAGIC "fsdptabl"
 
-/** In the order in which they lie behind the manifest. */
+/** In the order in which they follow the manifest. */
 typedef enum fc_h5_table {
     FC_H5_T_FILES,
     FC_H5_T_MESH,
@@ -35,18 +35,19 @@ typedef enum fc_h5_table {
 typedef struct fc_h5_manifest_row {
     char magic[8];
     uint64_t version;
-    uint64_t index_size;  /**< bytes of index.h5 as it was written: another program that changed it changes that */
-    uint64_t bytes;       /**< of all tables, from this row on */
-    uint64_t crc64;       /**< of those, with this field as 0 */
+    uint64_t index_size;  /**< size of index.h5 when it was written; a program that changes the file changes its size */
+    uint64_t bytes;       /**< bytes of all tables, from this row on */
+    uint64_t crc64;       /**< their CRC-64, with this field as 0 */
     uint64_t producer[2]; /**< text: first byte and length */
-    uint64_t tables[FC_H5_T_COUNT][2]; /**< bytes from this row to the first row of each, and how many rows */
+    uint64_t tables[FC_H5_T_COUNT]
+                   [2]; /**< per table: offset of its first row from this row in bytes, and the number of rows */
 } fc_h5_manifest_row;
 
 /** `files`: shard files by rank. */
 typedef struct fc_h5_file_row {
     uint64_t size;
-    uint64_t header_crc64;    /**< value of the root attribute of that name … */
-    uint64_t header_crc64_at; /**< … and where it is in the file */
+    uint64_t header_crc64;    /**< value of the root attribute with that name … */
+    uint64_t header_crc64_at; /**< … and its offset in the file, in bytes */
 } fc_h5_file_row;
 
 /** `mesh`: its dimensions, outermost first. */
@@ -55,8 +56,10 @@ typedef struct fc_h5_mesh_row {
     int64_t size;
 } fc_h5_mesh_row;
 
-/** `tensors`: tensors and objects in the order of index.h5. Their texts follow each other: path, kinds (a byte per path
- *  element), fqn, encoding, json; a length of 0 is an attribute that is not there. */
+/**
+ * `tensors`: tensors and objects in the order of index.h5. Their texts follow each other: path, kinds (one byte per
+ * path element), fqn, encoding, json. A length of 0 stands for a missing attribute.
+ */
 typedef struct fc_h5_tensor_row {
     uint64_t text; /**< first byte in the table `text` */
     uint32_t path, kinds, fqn, encoding;
@@ -64,22 +67,24 @@ typedef struct fc_h5_tensor_row {
     char dtype[16]; /**< torch's name, padded with NULs */
     uint64_t dims;  /**< first number in the table `dims` */
     uint32_t ndim;
-    uint32_t placements; /**< row of that table; FC_H5_NO_PLACEMENTS for an object */
-    uint64_t box, boxes; /**< first row in the table `boxes`, and how many */
-    uint64_t crc64;      /**< of the whole value */
+    uint32_t placements; /**< index of a row of `placements`; FC_H5_NO_PLACEMENTS for an object */
+    uint64_t box, boxes; /**< index of the first row in `boxes`, and the number of rows */
+    uint64_t crc64;      /**< CRC-64 of the whole value */
 } fc_h5_tensor_row;
 
 #define FC_H5_NO_PLACEMENTS UINT32_MAX
 
-/** `placements`: each distinct list once, as in the attribute. */
+/** `placements`: each distinct list once, in the form of the attribute. */
 typedef struct fc_h5_placements_row {
     uint64_t text, size;
 } fc_h5_placements_row;
 
-/** `boxes`: stored boxes that are not empty; those of a tensor in the order of their ranks. Which box it is follows
- * from the placements and the rank. */
+/**
+ * `boxes`: stored boxes that are not empty, those of a tensor in the order of their ranks. The offsets and sizes of a
+ * box follow from the placements and the rank.
+ */
 typedef struct fc_h5_box_row {
-    uint64_t offset, length; /**< bytes, in the file; of a compressed box rows, in the table `chunks` */
+    uint64_t offset, length; /**< location in the file in bytes; for a compressed box, a range of rows of `chunks` */
     uint64_t crc64;
     uint32_t rank; /**< whose file */
     uint32_t grid; /**< row of the table `grids`; FC_H5_NO_GRID: not compressed */
@@ -96,7 +101,7 @@ typedef struct fc_h5_grid_row {
 
 /** `chunks`: HDF5 chunks; those of a box follow each other in row-major order. */
 typedef struct fc_h5_chunk_row {
-    uint64_t offset; /**< bytes, in the file */
+    uint64_t offset; /**< location in the file, in bytes */
     uint32_t length;
     uint32_t mask; /**< bit i is set: filter i was skipped */
 } fc_h5_chunk_row;

@@ -11,11 +11,11 @@
 
 fc_code fc_h5_tables_damaged(const fc_h5_tables *t, fc_error *err, const char *what, uint64_t row) {
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: its tables are damaged: %s, row %" PRIu64 ": restore index.h5, or make the checkpoint anew",
+                   "%s: its tables are damaged: %s, row %" PRIu64 ": restore index.h5, or write the checkpoint again",
                    t->path, what, row);
 }
 
-/* The box of `rank`, into `dims`: what the placements give it, an object whole. */
+/* Writes the box of `rank` into `dims`: the one that the placements give it, or a whole object. */
 static bool box_of(const fc_h5_tables *t, const fc_tensor *tensor, uint64_t rank, int64_t *dims) {
     int64_t coordinate[FC_MAX_MESH_DIMS];
     if (tensor->object) {
@@ -37,7 +37,7 @@ fc_code fc_h5_tables_grids(fc_h5_tables *t, fc_error *err) {
         for (uint32_t k = 0; ok && k < row->ndim; k++) {
             ok = t->dims[row->dims + k] >= 1;
         }
-        for (size_t k = 0; ok && k < sizeof row->filters; k++) { /* deflate, shuffle, fletcher32: then nothing */
+        for (size_t k = 0; ok && k < sizeof row->filters; k++) { /* 0: end of the list */
             ok = row->filters[k] <= 3 && (k == 0 || row->filters[k] == 0 || row->filters[k - 1] != 0);
         }
         if (!ok) {
@@ -49,7 +49,7 @@ fc_code fc_h5_tables_grids(fc_h5_tables *t, fc_error *err) {
     return t->box_dims || count == 0 ? FC_OK : fc_no_memory(err, t->path);
 }
 
-/* The HDF5 chunk at `at` of a compressed box, and then the next place in the grid. */
+/* Adds the HDF5 chunk at `at` of a compressed box, and advances `at` in the grid. */
 static bool add_h5_chunk(fc_h5_tables *t, const fc_chunk *box, const int64_t *unit, int ndim, int64_t *at,
                          const fc_h5_chunk_row *row, uint32_t nfilters) {
     int64_t *dims = fc_arena_calloc(t->checkpoint->arena, 2 * (size_t)ndim, sizeof *dims);
@@ -79,7 +79,7 @@ static bool add_h5_chunk(fc_h5_tables *t, const fc_chunk *box, const int64_t *un
     return true;
 }
 
-/* A compressed box: each of its HDF5 chunks becomes a chunk. */
+/* Reads a compressed box: each of its HDF5 chunks becomes a chunk. */
 static bool read_compressed(fc_h5_tables *t, const fc_h5_box_row *row, const fc_chunk *box, int ndim) {
     int64_t at[FC_MAX_DIMS] = {0};
     uint64_t count = 1;
@@ -89,10 +89,10 @@ static bool read_compressed(fc_h5_tables *t, const fc_h5_box_row *row, const fc_
     }
     const int64_t *unit = t->dims + grid->dims, *sizes = box->dims + ndim;
     for (int k = 0; k < ndim; k++) {
-        count *= (uint64_t)((sizes[k] - 1) / unit[k] + 1); /* at most the elements */
+        count *= (uint64_t)((sizes[k] - 1) / unit[k] + 1); /* at most the number of elements */
     }
     if (count != row->length || !fc_range_within(row->offset, count, fc_h5_rows(t, FC_H5_T_CHUNKS)) ||
-        count > fc_h5_rows(t, FC_H5_T_CHUNKS) - t->compressed) { /* no row is of two boxes */
+        count > fc_h5_rows(t, FC_H5_T_CHUNKS) - t->compressed) { /* each row belongs to one box */
         return false;
     }
     uint32_t nfilters = 0;
@@ -109,7 +109,7 @@ static bool read_compressed(fc_h5_tables *t, const fc_h5_box_row *row, const fc_
     return true;
 }
 
-/* @param bytes of the box */
+/* Reads a box of `bytes` bytes. */
 static bool read_box(fc_h5_tables *t, const fc_h5_box_row *row, int64_t *dims, int ndim, uint64_t bytes) {
     const fc_chunk chunk = {.dims = dims,
                             .offset = row->offset,

@@ -1,5 +1,5 @@
 /*
- * Reading the tables of index.h5: what tables.c and tables_boxes.c share.
+ * Shared by tables.c and tables_boxes.c, which read the tables of index.h5.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_TABLES_IN_H
 #define FSDPCKPT_FORMATS_HDF5_TABLES_IN_H
@@ -11,7 +11,7 @@
 #include "hdf5/reader.h"
 #include "hdf5/tables.h"
 
-/** The tables in memory: pointers into one run of bytes of the checkpoint's arena. */
+/** The tables in memory. Pointers are into one block of the checkpoint's arena. */
 typedef struct fc_h5_tables {
     fc_checkpoint *checkpoint;
     const char *path;
@@ -25,12 +25,12 @@ typedef struct fc_h5_tables {
     const fc_h5_grid_row *grids;
     const fc_h5_chunk_row *h5_chunks;
     const char *text;
-    const fc_placement **parsed; /**< of each row of `placements` */
+    const fc_placement **parsed; /**< one per row of `placements` */
     fc_tensor *tensors;
-    fc_chunk *chunks;    /**< of all tensors: one for each box, or for each HDF5 chunk of it */
-    uint64_t next;       /**< box */
-    uint64_t nchunks;    /**< so far */
-    uint64_t compressed; /**< of these */
+    fc_chunk *chunks;    /**< of all tensors: one per box, or one per HDF5 chunk of a compressed box */
+    uint64_t next;       /**< the next row of `boxes` */
+    uint64_t nchunks;    /**< number of chunks so far */
+    uint64_t compressed; /**< number of HDF5 chunks among them */
     const int64_t **box_dims;
 } fc_h5_tables;
 
@@ -38,13 +38,13 @@ static inline uint64_t fc_h5_rows(const fc_h5_tables *t, fc_h5_table table) {
     return t->manifest->tables[table][1];
 }
 
-/** The error for a row that makes no sense. */
+/** @return the error for an invalid row. */
 fc_code fc_h5_tables_damaged(const fc_h5_tables *t, fc_error *err, const char *what, uint64_t row);
 
 /** Checks the table `grids`. */
 fc_code fc_h5_tables_grids(fc_h5_tables *t, fc_error *err);
 
-/** Sets the chunks of `tensor`, which has all else, from the next `count` rows of `boxes`. */
+/** Sets the chunks of `tensor` from the next `count` rows of `boxes`. Its other fields must be set. */
 fc_code fc_h5_tables_boxes(fc_h5_tables *t, fc_tensor *tensor, uint64_t count, fc_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * From the records of datasets to tensors and chunks: names, boxes, and what a chunk list leaves out.
- * Everything in a fc_h5_dataset has been checked against its file by records.c.
+ * Makes tensors and chunks from the records of datasets: names, boxes, and the parts that a list of chunks does not
+ * cover. records.c has checked everything in an fc_h5_dataset against its file.
  */
 #include "base/checked.h"
 #include "base/try.h"
@@ -19,7 +19,7 @@ static fc_code no_memory(fc_error *err) {
 
 /* ---- chunks ---- */
 
-/* A new chunk with room for its dims, or NULL. */
+/* @return a new chunk with room for its dims, or NULL. */
 static fc_chunk *new_chunk(fc_h5_chunks *chunks, int ndim, int64_t **dims) {
     if (chunks->count == chunks->cap) {
         size_t cap = chunks->cap ? 2 * chunks->cap : 1;
@@ -42,19 +42,19 @@ static fc_chunk *new_chunk(fc_h5_chunks *chunks, int ndim, int64_t **dims) {
     return chunk;
 }
 
-/* What is being added to: one dataset's place in a tensor. */
+/* The dataset whose chunks are added, and its place in a tensor. */
 typedef struct adding {
     fc_h5_chunks *chunks;
     const fc_h5_dataset *d;
     const int64_t *base;
     uint32_t file, rank;
-    uint64_t index; /* in fc_h5_state.stored */
+    uint64_t index; /* index in fc_h5_state.stored */
     int64_t grid[FC_MAX_DIMS];
     int64_t unit[FC_MAX_DIMS];
     bool failed;
 } adding;
 
-/* The box at `at` of `sizes`, clipped to the dataset. */
+/* Adds the box at `at` of `sizes`, clipped to the dataset. */
 static void add_box(adding *a, const int64_t *at, const int64_t *sizes, uint64_t offset, uint64_t length,
                     uint32_t mask) {
     const fc_h5_dataset *d = a->d;
@@ -105,7 +105,7 @@ static void add_missing(adding *a, int k, int64_t *at, int64_t from, int64_t to)
     if (first < last) {
         int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
         for (int i = 0; i < d->ndim; i++) {
-            /* Clipping at the end makes the last box fit; the product stays below shape + chunk. */
+            /* The last box is clipped later. The product stays below shape + chunk. */
             offsets[i] = i < k ? at[i] * a->unit[i] : i == k ? first * a->unit[i] : 0;
             sizes[i] = i < k ? a->unit[i] : d->shape[i];
             if (i == k && last < a->grid[k]) {
@@ -145,7 +145,7 @@ static int by_number(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Stored chunks in row-major order, and boxes of fill values for what they leave out. */
+/* Adds stored chunks in row-major order, and boxes of fill values for the rest. */
 static fc_code add_stored_chunks(adding *a, const char *path, fc_error *err) {
     const fc_h5_dataset *d = a->d;
     int64_t at[FC_MAX_DIMS], total = 1, next = 0;
@@ -178,8 +178,10 @@ out:
     return rc;
 }
 
-/* Boxes of whole units of about LIBRARY_BOX bytes: each costs a reader process and a buffer. @return false for too
- * many. */
+/*
+ * Adds boxes of whole units of about LIBRARY_BOX bytes; each takes a reader process and a buffer. @return false if
+ * there are too many.
+ */
 static bool add_library_boxes(adding *a) {
     const fc_h5_dataset *d = a->d;
     int64_t unit[FC_MAX_DIMS] = {0}, at[FC_MAX_DIMS] = {0}, count = 1;
@@ -288,7 +290,7 @@ fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t f
 
 /* ---- names ---- */
 
-/* Whether `text` is an integer as Python writes it: "-7", not "07". */
+/* Whether `text` is an integer in Python's notation: "-7", but not "07". */
 static bool is_integer(const char *text) {
     const char *digits = text + (*text == '-');
     size_t n = strspn(digits, "0123456789");

@@ -1,6 +1,6 @@
 /*
- * Verifying the headers of our own files: everything in a file that is no tensor data against the root attribute
- * `header_crc64`. From the manifest's extents and the bytes between them to findings.
+ * Verifies the headers of our own files: compares everything in a file except tensor data with the root attribute
+ * `header_crc64`.
  */
 #include "hdf5/verify.h"
 #include "hdf5/h5.h"
@@ -20,7 +20,7 @@
 
 enum { PIECE = 256 << 10 };
 
-/* Tensor data in a file. */
+/* A range of tensor data in a file. */
 typedef struct extent {
     uint32_t file;
     uint64_t offset, length;
@@ -31,13 +31,13 @@ typedef struct extents {
     size_t count, capacity;
 } extents;
 
-/* A file being looked at. */
+/* The file that is being verified. */
 typedef struct file {
     const char *path;
     int fd;
     uint64_t size;
     unsigned char *piece;  /* PIECE bytes */
-    unsigned char *viewed; /* what fc_h5_view gave out last */
+    unsigned char *viewed; /* the bytes that fc_h5_view returned last */
 } file;
 
 static int by_place(const void *a, const void *b) {
@@ -54,7 +54,7 @@ static bool add(extents *all, const fc_extent *e) {
     return true;
 }
 
-/* The data of all files, sorted. What cannot be resolved was reported with its tensor. */
+/* Lists the data of all files, sorted. Chunks without an extent were already reported. */
 static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_error *err) {
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
@@ -84,7 +84,7 @@ static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size
     return f->viewed;
 }
 
-/* What the bytes from `from` to `to` add to the CRC of the file. */
+/* Adds the bytes from `from` to `to` to the CRC of the file. */
 static fc_code add_range(file *f, uint64_t from, uint64_t to, uint64_t *sum, fc_error *err) {
     while (from < to) {
         size_t size = to - from < PIECE ? (size_t)(to - from) : PIECE;
@@ -95,7 +95,7 @@ static fc_code add_range(file *f, uint64_t from, uint64_t to, uint64_t *sum, fc_
     return FC_OK;
 }
 
-/* The CRC of the file with its data, the field and the checksum that covers the field taken as 0. */
+/* Computes the CRC of the file with zeros for its data, for the field, and for the checksum that covers the field. */
 static fc_code header_crc(file *f, const extent *data, size_t count, const fc_h5_field *field, uint64_t *crc,
                           fc_error *err) {
     uint64_t at = 0, sum = 0;
@@ -104,11 +104,11 @@ static fc_code header_crc(file *f, const extent *data, size_t count, const fc_h5
         if (data[i].offset > at) {
             FC_TRY_GOTO(add_range(f, at, data[i].offset, &sum, err), rc, out);
         }
-        uint64_t end = data[i].offset + data[i].length; /* within the file, as the reader has checked */
+        uint64_t end = data[i].offset + data[i].length; /* within the file, which the reader has checked */
         at = end > at ? end : at;
     }
     FC_TRY_GOTO(add_range(f, at, f->size, &sum, err), rc, out);
-    /* twice: takes it out */
+    /* added twice, so that it cancels */
     FC_TRY_GOTO(add_range(f, field->value, field->value + 8, &sum, err), rc, out);
     rc = add_range(f, field->check, field->check + 4, &sum, err);
 out:
@@ -135,15 +135,15 @@ static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file
                fc_h5_find_field(&view, root, fc_h5_attribute_get(FC_H5_A_HEADER_CRC64)->name, &field) &&
                (p = view_bytes(f, field.value, 8)) != NULL;
     if (!has) {
-        return FC_OK; /* of another program, or of an older fsdpckpt: not covered */
+        return FC_OK; /* written by another program or an older fsdpckpt, so not covered */
     }
     recorded = little(p);
     fc_code rc;
     FC_TRY_GOTO(header_crc(f, data, count, &field, &found, err), rc, out);
     if (found != recorded) {
         fc_report_defect(findings, &place,
-                         "%s: its headers are damaged: their CRC-64 is %016" PRIx64 ", recorded is %016" PRIx64
-                         ": a name, a shape, an attribute or the place of data may be wrong: restore the file",
+                         "%s: its headers are damaged: their CRC-64 is %016" PRIx64 ", but %016" PRIx64 " is recorded"
+                         ": a name, a shape, an attribute or an offset may be wrong: restore the file",
                          f->path, found, recorded);
     }
 out:

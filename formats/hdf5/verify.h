@@ -1,5 +1,5 @@
 /*
- * The parts of fc_h5_verify.
+ * Internals of fc_h5_verify.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_VERIFY_H
 #define FSDPCKPT_FORMATS_HDF5_VERIFY_H
@@ -12,7 +12,7 @@
 
 struct fc_findings;
 
-/** Compares what the tables of index.h5 say with what the files say. Nothing where there are none. */
+/** Compares the tables of index.h5, if there are any, with the headers of the files. */
 fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings *findings, fc_error *err);
 
 #endif

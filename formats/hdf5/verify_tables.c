@@ -1,6 +1,6 @@
 /*
- * Verifying the tables of index.h5: the checkpoint is opened once more by walking all of its files, and everything that
- * the tables say must be what the files' own headers say.
+ * Verifies the tables of index.h5: opens the checkpoint again by walking all of its files, and compares the tables with
+ * the headers of the files.
  */
 #include "hdf5/reader.h"
 
@@ -52,7 +52,7 @@ static bool same_placements(int n, const fc_placement *a, const fc_placement *b)
     return same;
 }
 
-/* What differs, for the message; NULL: nothing. */
+/* @return what differs, for the message; NULL if nothing does. */
 static const char *difference(const fc_checkpoint *a, const fc_tensor *x, const fc_checkpoint *b, const fc_tensor *y) {
     const size_t ndim = (size_t)x->ndim;
     const fc_h5_dataset *d = x->detail, *e = y->detail;
@@ -78,7 +78,7 @@ static const char *difference(const fc_checkpoint *a, const fc_tensor *x, const 
         const fc_chunk *p = &x->chunks[i], *q = &y->chunks[i];
         if (p->file != q->file || p->offset != q->offset || p->length != q->length ||
             (ndim > 0 && memcmp(p->dims, q->dims, 2 * ndim * sizeof *p->dims) != 0)) {
-            return "the places of its boxes";
+            return "the offsets of its boxes";
         }
         if (!same_encoding(a, x, b, y, i)) {
             return "the encoding of a box";
@@ -95,16 +95,17 @@ static void compare(const fc_checkpoint *listed, const fc_checkpoint *walked, st
     const char *path = listed->files[0].path;
     if (!fc_mesh_equal(&listed->mesh, &walked->mesh) || listed->ntensors != walked->ntensors) {
         fc_report_defect(findings, &place,
-                         "%s: its tables say another mesh or another number of tensors than the files do", path);
+                         "%s: its tables and the files disagree about the mesh or the number of tensors", path);
         return;
     }
     for (size_t i = 0; i < listed->ntensors; i++) {
         const char *what = difference(listed, &listed->tensors[i], walked, &walked->tensors[i]);
         if (what) {
-            fc_report_defect(findings, &place,
-                             "%s: its tables and the files disagree about tensor %s: %s: make the checkpoint anew, or "
-                             "restore the file",
-                             path, walked->tensors[i].name, what);
+            fc_report_defect(
+                findings, &place,
+                "%s: its tables and the files disagree about tensor %s: %s: write the checkpoint again, or "
+                "restore the file",
+                path, walked->tensors[i].name, what);
         }
     }
 }

@@ -1,6 +1,7 @@
 /*
  * Reads checkpoints of PyTorch Lightning's FSDP and model-parallel strategies: a DCP directory that also has `meta.pt`,
- * which holds everything but the state of the model and the optimizer (epoch, global_step, loops, hyper_parameters).
+ * which contains everything except the state of the model and the optimizer (epoch, global_step, loops,
+ * hyper_parameters).
  */
 #include "fsdpckpt/format.h"
 

@@ -69,20 +69,21 @@ fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *b) {
 fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err) {
     if ((args->tp > 0 && args->tp != grid->tp) || (args->stages > 0 && args->stages != grid->stages)) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: by args %" PRId64 " tensor-parallel ranks in %" PRId64
+                       "%s: according to args, %" PRId64 " tensor-parallel ranks in %" PRId64
                        " pipeline stages saved it, but there are files of %" PRId64 " in %" PRId64
                        "; copy the whole directory, or give the path of one rank's file",
                        checkpoint->path, args->tp, args->stages, grid->tp, grid->stages);
     }
     if (args->ep > 0 && args->ep != grid->ep) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: by args %" PRId64 " expert-parallel ranks saved it, but there are files of %" PRId64
+                       "%s: according to args, %" PRId64
+                       " expert-parallel ranks saved it, but there are files of %" PRId64
                        "; copy the whole directory, or give the path of one rank's file",
                        checkpoint->path, args->ep, grid->ep);
     }
     if (grid->expert_tp > grid->tp || grid->tp % grid->expert_tp != 0) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: by args experts are sharded over %" PRId64 " ranks and the rest over %" PRId64
+                       "%s: according to args, experts are sharded over %" PRId64 " ranks and the rest over %" PRId64
                        ", so ranks with different shards overwrote each other's files; save with Megatron's "
                        "--ckpt-format torch_dist",
                        checkpoint->path, grid->expert_tp, grid->tp);
@@ -125,10 +126,11 @@ fc_code fc_mg_check_writers(const mg_reader *r, const int64_t *wrote) {
     bool known = rc == FC_OK && are_distinct(r, wrote, sorted);
     for (size_t i = 0; known && rc == FC_OK && i < r->grid.count; i++) {
         if (!fits(r, wrote, i)) {
-            rc = fc_fail(r->err, FC_ECORRUPT,
-                         "%s: by args rank %" PRId64 " wrote the file, which does not fit its directory: directories "
-                         "were renamed or swapped; restore their names",
-                         fc_mg_file(r, (uint32_t)i), wrote[i]);
+            rc =
+                fc_fail(r->err, FC_ECORRUPT,
+                        "%s: according to args, rank %" PRId64 " wrote the file, but it is in the directory of another "
+                        "rank: directories were renamed or swapped; restore their names",
+                        fc_mg_file(r, (uint32_t)i), wrote[i]);
         }
     }
     free(sorted);

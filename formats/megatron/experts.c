@@ -83,7 +83,7 @@ static fc_code set_count(mg_reader *r, int64_t count, const char *name) {
     if (r->args.experts > 0 && r->args.experts != count * r->grid.ep) {
         return fc_fail(r->err, FC_ECORRUPT,
                        "%s: %.256s: each of %" PRId64 " expert-parallel ranks has %" PRId64
-                       " experts of a layer, but by args there are %" PRId64,
+                       " experts of a layer, but according to args there are %" PRId64,
                        r->f.path, name, r->grid.ep, count, r->args.experts);
     }
     return FC_OK;

@@ -218,7 +218,7 @@ static fc_code check_layers(const mg_reader *r) {
     }
     if (r->nlayers == 1 && r->args.layers >= 0 && r->args.layers != sum) {
         return fc_fail(r->err, FC_EUNSUPPORTED,
-                       "%s: the stages hold %" PRId64 " layers, but by args there are %" PRId64
+                       "%s: the stages hold %" PRId64 " layers, but according to args there are %" PRId64
                        ", so the layers cannot be numbered",
                        r->checkpoint->path, sum, r->args.layers);
     }

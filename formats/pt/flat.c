@@ -1,7 +1,7 @@
 /*
- * FSDP1's flat parameters in checkpoints of one file per rank: their views, which are stored next to them, and
- * optimizer state that is cut as they are. An optimizer's state_dict() numbers its parameters, does not mention shards,
- * and contains the padding.
+ * FSDP1's flat parameters in checkpoints of one file per rank: the views of parameters that are stored next to them,
+ * and optimizer state that is cut in the same way. An optimizer's state_dict() numbers its parameters, does not mention
+ * shards, and contains the padding.
  */
 #include "base/grow.h"
 #include "base/try.h"
@@ -65,7 +65,7 @@ fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks)
             continue;
         }
         FC_TRY(fc_pt_sharded_shard(m->f, leaves->items[i].v, 0, &own, m->err));
-        m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
+        m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* from an earlier set */
         if (m->rank == 0) {
             FC_TRY(add_cut(m, ranks));
         }
@@ -107,7 +107,7 @@ static bool is_some_shard(const pt_merger *m, int64_t size) {
 static void place_state(const pt_merger *m, const pt_flat *cut, pt_shard *out) {
     int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
     out->shape[0] = cut->numel;
-    if (offset < 0) { /* padding alone */
+    if (offset < 0) { /* only padding */
         out->local = 0;
         return;
     }
@@ -134,8 +134,8 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
     if (!m->numbers_fit && is_some_shard(m, t.sizes[0])) {
         return fc_fail(
             err, FC_EUNSUPPORTED,
-            "%s: optimizer state of flat parameters, numbered with other parameters or in several groups: "
-            "nothing says which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
+            "%s: optimizer state of flat parameters, numbered together with other parameters or in several groups: "
+            "it is unknown which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
             m->f->path);
     }
     if (!m->numbers_fit || !cut || t.sizes[0] != cut->shard) {
@@ -144,7 +144,8 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
     if (m->rank >= cut->ranks) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: optimizer state of flat parameters that %" PRId64
-                       " ranks saved, and this file is of a rank beyond: the files are of two checkpoints; name one of "
+                       " ranks saved, but this file is that of a higher rank: the files are of two checkpoints; give "
+                       "the path of one of "
                        "their sets",
                        m->f->path, cut->ranks);
     }

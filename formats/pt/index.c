@@ -1,5 +1,5 @@
 /*
- * A model in several torch.save files, as Hugging Face's save_pretrained and accelerate write it:
+ * Opens a model in several torch.save files, as written by Hugging Face's save_pretrained and accelerate:
  * pytorch_model-00001-of-00003.bin, ... and pytorch_model.bin.index.json. The index has the form of a safetensors index
  * (safetensors/index.c).
  */
@@ -18,11 +18,11 @@
 
 static const char whole_name[] = "pytorch_model.bin", index_end[] = ".bin.index.json";
 
-/* While the files are read. */
+/* The state while the files are read. */
 typedef struct index_reader {
     fc_checkpoint *checkpoint;
     st_files files;
-    fc_tensor **tensors; /* of each file, in the arena */
+    fc_tensor **tensors; /* per file, in the arena */
     size_t *counts;
     size_t total;
     fc_progress *progress; /* may be NULL */
@@ -58,7 +58,7 @@ static fc_code read_files(index_reader *o) {
     return FC_OK;
 }
 
-/* All of them, in the order of the files; no name may be in two. */
+/* Joins the tensors in the order of the files. No name may be in two files. */
 static fc_code join(index_reader *o, fc_name_table *names, fc_tensor *all) {
     size_t n = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
@@ -76,12 +76,12 @@ static fc_code join(index_reader *o, fc_name_table *names, fc_tensor *all) {
     return FC_OK;
 }
 
-/* What the index promises must be where it says. */
+/* Checks that every tensor is in the file that the index names. */
 static fc_code check_map(const index_reader *o, const fc_name_table *names) {
     for (size_t i = 0; i < o->files.nmap; i++) {
         const st_mapped *m = &o->files.map[i];
         if (fc_name_table_find(names, m->name, strlen(m->name)) != m->file) {
-            return fc_fail(o->err, FC_ECORRUPT, "%s: tensor %.256s: it is to be in %s, which does not have it",
+            return fc_fail(o->err, FC_ECORRUPT, "%s: tensor %.256s: the index says that it is in %s, but it is not",
                            o->files.index->path, m->name, o->files.files[m->file].name);
         }
     }

@@ -1,6 +1,6 @@
 /*
- * The record in a rank's file that describes the whole checkpoint: mesh, rank, and for each tensor its global shape,
- * the offsets of this rank's shard, and the placements. The writer writes it, ranks.c reads it.
+ * The record in a rank's file that describes the whole checkpoint: the mesh, the rank, and for each tensor its global
+ * shape, the offsets of this rank's shard, and the placements. The writer writes it, and ranks.c reads it.
  *
  *   {"fsdpckpt_layout": 1, "rank": 0, "mesh_names": ["dp", "tp"], "mesh_shape": [4, 2],
  *    "tensors": {"layers.0.weight": {"shape": [64, 8], "offsets": [0, 0], "placements": "..."}, ...}}
@@ -62,7 +62,7 @@ static fc_code damaged(const torch_file *f, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: its record %s is damaged: %s", f->path, FC_PT_LAYOUT, what);
 }
 
-/* Reads `most` numbers >= 0 at most. @return how many, or -1. */
+/* Reads at most `most` numbers >= 0. @return their count, or -1. */
 static int read_numbers(const json_t *array, int most, int64_t *out) {
     if (!json_is_array(array) || json_array_size(array) > (size_t)most) {
         return -1;
@@ -84,18 +84,18 @@ static fc_code read_mesh(const torch_file *f, const json_t *root, int64_t rank, 
     *mesh = (fc_mesh){0};
     mesh->ndim = read_numbers(json_object_get(root, "mesh_shape"), FC_MAX_MESH_DIMS, mesh->sizes);
     if (mesh->ndim < 1 || json_array_size(names) != (size_t)mesh->ndim) {
-        return damaged(f, "it has no mesh", err);
+        return damaged(f, "the mesh is missing or invalid", err);
     }
     for (int i = 0; i < mesh->ndim; i++) {
         const char *name = json_string_value(json_array_get(names, (size_t)i));
         if (!name || strlen(name) >= sizeof mesh->names[i] || mesh->sizes[i] < 1 ||
             !fc_mul_i64(product, mesh->sizes[i], &product)) {
-            return damaged(f, "it has no mesh", err);
+            return damaged(f, "the mesh is missing or invalid", err);
         }
         snprintf(mesh->names[i], sizeof mesh->names[i], "%s", name);
     }
     if (product != ranks || json_integer_value(json_object_get(root, "rank")) != rank) {
-        return damaged(f, "it is of another rank, or of another number of ranks, than the file's name says", err);
+        return damaged(f, "its rank or its number of ranks differs from the file's name", err);
     }
     return FC_OK;
 }
@@ -116,7 +116,7 @@ fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, pt_layout 
     json_t *root = json_loadb((const char *)bytes, (size_t)entry->size, JSON_REJECT_DUPLICATES, NULL);
     free(bytes);
     if (!root) {
-        return damaged(f, "it is no JSON", err);
+        return damaged(f, "it is not JSON", err);
     }
     if (json_integer_value(json_object_get(root, "fsdpckpt_layout")) != 1) {
         json_decref(root);
@@ -149,17 +149,18 @@ fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t
     int ndim = read_numbers(json_object_get(entry, "shape"), FC_MAX_DIMS, out->shape);
     if (ndim < 0 || read_numbers(json_object_get(entry, "offsets"), FC_MAX_DIMS, stated) != ndim || !placements ||
         !fc_placements_parse(placements, layout->mesh.ndim, out->placements)) {
-        return damaged(f, "it does not say how a tensor is cut", err);
+        return damaged(f, "the layout of a tensor is missing", err);
     }
     out->ndim = ndim;
     if (!fc_pt_shard_sane(out)) {
-        return damaged(f, "a tensor's shape or placements are impossible", err);
+        return damaged(f, "the shape or the placements of a tensor are invalid", err);
     }
     fc_mesh_coordinate(&layout->mesh, rank, coordinate);
     fc_code rc =
         fc_local_box(ndim, out->shape, &layout->mesh, out->placements, coordinate, out->offsets, out->sizes, err);
     for (int i = 0; i < ndim && rc == FC_OK; i++) {
-        rc = stated[i] == out->offsets[i] ? FC_OK : damaged(f, "a tensor's place disagrees with its placements", err);
+        rc = stated[i] == out->offsets[i] ? FC_OK
+                                          : damaged(f, "the offsets of a tensor disagree with its placements", err);
     }
     return rc;
 }

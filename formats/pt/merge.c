@@ -2,8 +2,8 @@
  * Merges the ranks' leaves into one checkpoint. Each leaf has a box (from a DTensor's placements, a ShardedTensor's
  * metadata or our own layout record). Equal boxes of several ranks become one chunk, that of the lowest rank.
  *
- * A plain tensor is a copy that every rank has: the CRCs or bytes of the copies must agree. A value that is not a
- * tensor and differs between ranks is kept for each of them.
+ * A plain tensor is a copy that every rank has; the CRCs or bytes of all copies must be equal. A value that is not a
+ * tensor and differs between ranks is kept once per rank.
  */
 #include "pt/merge.h"
 
@@ -43,7 +43,7 @@ static bool grow_slots(pt_merger *m) {
     return true;
 }
 
-/* The names of leaves live only while their file is read. */
+/* Copies the name, because names of leaves live only while their file is read. */
 static bool keep_name(const pt_merger *m, pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
@@ -57,7 +57,7 @@ static bool keep_name(const pt_merger *m, pt_value *v) {
     return elements && v->name;
 }
 
-/* The value called `name`, made if it is not there (`*made`). */
+/* Finds the value called `name`, or makes it and sets `*made`. */
 static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, bool *made) {
     if ((m->count + 1) * 2 >= m->nslots && !grow_slots(m)) {
         return NULL;
@@ -81,7 +81,7 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
 
 /* ---- objects ---- */
 
-/* Makes a name and path for another rank's value of a name that is taken: "lr.rank_3". */
+/* Makes a name and path for a rank's value whose name is already in use: "lr.rank_3". */
 static fc_code rank_path(pt_merger *m, const torch_leaf *leaf, const char **name, fc_path *path) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
@@ -106,7 +106,10 @@ static fc_code add_rank_object(pt_merger *m, const torch_leaf *leaf, pt_value **
     if (!*out) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    return made ? FC_OK : fc_fail(m->err, FC_EUNSUPPORTED, "the ranks' values differ, and %.256s is another", name);
+    return made ? FC_OK
+                : fc_fail(m->err, FC_EUNSUPPORTED,
+                          "the ranks have different values, and the name %.256s for one of them is already in use",
+                          name);
 }
 
 static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
@@ -160,7 +163,7 @@ static bool is_empty(const pt_shard *shard) {
     return false;
 }
 
-/* The slot of a box of a value in the table of all boxes, or the free slot where it belongs. */
+/* @return the slot of a box in the table of all boxes, or the free slot where it belongs. */
 static pt_box *find_box(const pt_merger *m, pt_box *slots, size_t nslots, uint32_t value, const int64_t *dims) {
     size_t bytes = 2 * (size_t)m->values[value].ndim * sizeof *dims;
     size_t i = (size_t)XXH3_64bits_withSeed(dims, bytes, value) & (nslots - 1);
@@ -224,8 +227,8 @@ static fc_code check_local(const pt_merger *m, const pt_shard *shard, const fc_t
         same = t->sizes[i] == shard->sizes[i] + (i == 0 ? shard->padding : 0);
     }
     return same ? FC_OK
-                : fc_fail(m->err, FC_ECORRUPT, "%s: its local part has another shape than its placements give the rank",
-                          m->f->path);
+                : fc_fail(m->err, FC_ECORRUPT,
+                          "%s: its local tensor does not have the shape that its placements give the rank", m->f->path);
 }
 
 /* Adds a rank's shard of the value called leaf->name. */
@@ -237,14 +240,14 @@ static fc_code add_shard(pt_merger *m, const torch_leaf *leaf, const pt_shard *s
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    if (!shard->local) { /* the rank holds none of it; another rank has its dtype */
+    if (!shard->local) { /* the rank's shard is empty; another rank has the dtype */
         m->count -= made;
         if (made) {
             *find_slot(m, m->slots, m->nslots, leaf->name) = 0;
         }
         return FC_OK;
     }
-    /* A box that another rank's file has as well needs no chunk. */
+    /* A box that another rank's file also contains needs no chunk. */
     bool wanted = made || (!v->object && same_shape(v, shard) && !is_empty(shard) && !has_box(m, v, shard));
     FC_TRY_CONTEXT(
         fc_torch_find_extent(m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err),
@@ -254,7 +257,7 @@ static fc_code add_shard(pt_merger *m, const torch_leaf *leaf, const pt_shard *s
         FC_TRY(describe(m, v, shard, t.dtype));
     }
     if (v->object || v->plain || v->dtype != t.dtype || !same_shape(v, shard)) {
-        return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f->path);
+        return fc_fail(m->err, FC_ECORRUPT, "%s: its dtype or shape differs from that of earlier ranks", m->f->path);
     }
     return wanted && !is_empty(shard) ? add_chunk(m, v, shard, extent) : FC_OK;
 }
@@ -269,14 +272,14 @@ static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const tor
     return false;
 }
 
-/* Whether every rank had a part, and whether they are cut as torch.chunk does it. */
+/* Checks that every rank had a part, and that they are cut as by torch.chunk. */
 static fc_code end_parts(const pt_merger *m, pt_value *v, int64_t ranks) {
     const int dim = v->placements[0].dim;
     bool regular = true;
     if (v->parts != ranks) {
         return fc_fail(m->err, FC_ECORRUPT,
-                       "%s: %.256s: %" PRId64 " of %" PRId64 " ranks' files have it, and tensor parallelism cut it, as "
-                       "the plan says",
+                       "%s: %.256s: only %" PRId64 " of %" PRId64
+                       " ranks' files contain it, but according to the plan tensor parallelism cut it",
                        m->directory, v->name, v->parts, ranks);
     }
     v->mesh.sizes[0] = ranks;
@@ -306,14 +309,14 @@ static fc_code extend_along(const pt_merger *m, pt_value *v, const fc_torch_tens
     if (!fits || !fc_add_i64(v->shape[dim], t->sizes[dim], &v->shape[dim]) ||
         !fc_torch_shape_fits(v->dtype, v->ndim, v->shape)) {
         return fc_fail(m->err, FC_ECORRUPT,
-                       "%s: its part does not fit those of the ranks before, with which it would be cut along "
-                       "dimension %d, as the plan says",
+                       "%s: its dtype or shape does not match those of earlier ranks, with which it is cut along "
+                       "dimension %d according to the plan",
                        m->f->path, dim);
     }
     return FC_OK;
 }
 
-/* A plain tensor that the plan says is cut along `dim`: the ranks' shards follow one another. */
+/* Adds a plain tensor that is cut along `dim` according to the plan: appends the rank's shard. */
 static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
@@ -339,15 +342,15 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
 }
 
-/* Compares a plain tensor with that of rank 0, of which `v` was made. */
+/* Compares a plain tensor with that of rank 0, from which `v` was made. */
 static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_shard *shard, fc_dtype dtype,
                              const torch_extent *extent) {
     bool same = false;
     if (v->object || !v->plain || v->dtype != dtype || !same_shape(v, shard)) {
         return fc_advise(m->err,
                          fc_fail(m->err, FC_EUNSUPPORTED,
-                                 "%s: a plain tensor whose type or shape is another on another rank: nothing says how "
-                                 "the ranks' parts fit together",
+                                 "%s: a plain tensor whose dtype or shape differs between ranks, and the files do not "
+                                 "say how the parts of the ranks are combined",
                                  m->f->path),
                          FC_HINT_CUT_BY_TP, NULL);
     }
@@ -359,13 +362,13 @@ static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_sha
     return same ? FC_OK
                 : fc_advise(m->err,
                             fc_fail(m->err, FC_EUNSUPPORTED,
-                                    "%s: a plain tensor that differs from that of rank 0: neither a copy, nor does "
-                                    "anything say how the ranks' parts fit together",
+                                    "%s: this plain tensor differs from that of rank 0 and is not a copy, and no file "
+                                    "says how the ranks' parts fit together",
                                     m->f->path),
                             FC_HINT_CUT_BY_TP, NULL);
 }
 
-/* A plain tensor without a layout must be equal on every rank, or the ranks cannot be merged. */
+/* Adds a plain tensor without a layout. It must be equal on all ranks, or they cannot be merged. */
 static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
@@ -383,7 +386,7 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
         return FC_OK;
     }
     if (v->view && t.ndim == 1) {
-        return FC_OK; /* a rank that has nothing of it */
+        return FC_OK; /* the rank has an empty shard */
     }
     shard.ndim = t.ndim;
     memcpy(shard.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
@@ -406,7 +409,7 @@ static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
     return FC_OK;
 }
 
-/* The dimension that the plan says tensor parallelism cut, or -1. */
+/* Finds the dimension that tensor parallelism cut according to the plan, or -1. */
 static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
     fc_torch_tensor t = {0};
     fc_tp_style style;

@@ -1,6 +1,6 @@
 /*
- * The table in which the values of several ranks' files are merged: merge.c adds leaves to it, flat.c knows those of
- * FSDP1's flat parameters, ranks.c goes through the files and makes the manifest.
+ * The table in which the values of several ranks' files are merged: merge.c adds leaves to it, flat.c handles FSDP1's
+ * flat parameters, and ranks.c reads the files and makes the manifest.
  */
 #ifndef FSDPCKPT_FORMATS_PT_MERGE_H
 #define FSDPCKPT_FORMATS_PT_MERGE_H
@@ -11,29 +11,30 @@
 
 #include "pt/ranks.h"
 
-/* A value of the whole. */
+/* A value of the merged checkpoint. */
 typedef struct pt_value {
     const char *name;
     fc_path path;
     const torch_object *object; /* NULL: a tensor */
-    bool plain;                 /* every rank has all of it */
-    bool view;                  /* of a flat parameter, which has its bytes: no value of its own */
+    bool plain;                 /* whether every rank has the whole value */
+    bool view; /* whether it is a view of a flat parameter, which contains its bytes, so it is not a value of its own */
     fc_dtype dtype;
     int ndim;
     int64_t *shape;
-    fc_chunk *chunks; /* malloc'ed; each a box of its own */
+    fc_chunk *chunks; /* malloc'ed; one per distinct box */
     size_t nchunks, capacity;
-    uint32_t file; /* of an object */
+    uint32_t file; /* index of an object's file */
     fc_mesh mesh;
     fc_placement *placements;
-    int64_t parts; /* ranks merged so far along the dimension that the TP plan cuts; 0: the plan does not cut it */
+    int64_t parts; /* number of ranks merged so far along the dimension that the TP plan cuts; 0: the plan does not cut
+                      it */
 } pt_value;
 
-/* How a flat parameter is cut: what an optimizer has of it is cut likewise, with padding at the end. */
+/* How a flat parameter is cut. Its optimizer state is cut in the same way, with padding at the end. */
 typedef struct pt_flat {
-    int64_t numel, shard; /* of all, of each rank with its padding */
-    int64_t ranks;        /* of the set */
-    int64_t *offsets;     /* in the arena: of each rank's shard; -1: it has none */
+    int64_t numel, shard; /* elements of the whole, and of each rank's shard with padding */
+    int64_t ranks;        /* number of ranks of the set */
+    int64_t *offsets;     /* in the arena: per rank, offset of its shard in elements; -1: none */
 } pt_flat;
 
 /* A slot of the table of all boxes, which finds boxes that several ranks have. */
@@ -45,25 +46,25 @@ typedef struct pt_box {
 typedef struct pt_merger {
     fc_checkpoint *checkpoint;
     const char *directory;
-    fc_arena *scratch; /* of the current file */
+    fc_arena *scratch; /* memory for the current file */
     pt_value *values;
     size_t count, capacity;
-    uint32_t *slots; /* hash table: name → index + 1 */
+    uint32_t *slots; /* a hash table from names to indexes plus 1 */
     size_t nslots;
-    pt_box *boxes;       /* hash table of the boxes of all values; malloc'ed */
-    size_t nboxes;       /* slots */
-    size_t nchunks;      /* of all values */
-    const torch_file *f; /* the current one */
+    pt_box *boxes;       /* malloc'ed hash table of the boxes of all values */
+    size_t nboxes;       /* number of slots */
+    size_t nchunks;      /* number of chunks of all values */
+    const torch_file *f; /* the current file */
     int64_t rank;
-    const pt_layout *layout; /* of the current file */
-    uint64_t *flat;          /* file offsets of the storages of the file's flat parameters; malloc'ed */
+    const pt_layout *layout; /* layout record of the current file */
+    uint64_t *flat;          /* malloc'ed: file offsets of the storages of the file's flat parameters */
     size_t nflat, flat_capacity;
-    pt_flat *cuts; /* the flat parameters of the last set that has some, in its order; malloc'ed */
+    pt_flat *cuts; /* malloc'ed: the flat parameters of the last set with flat parameters, in its order */
     size_t ncuts, cuts_capacity;
-    const struct fc_tp_plan *tp_plan; /* of plain tensors; or NULL */
-    size_t joined;                    /* tensors that it joined */
-    bool numbered;                    /* optimizer state in the current file may be of flat parameters */
-    bool numbers_fit;                 /* ... and uses the same numbers */
+    const struct fc_tp_plan *tp_plan; /* the plan for plain tensors, or NULL */
+    bool numbered;                    /* whether optimizer state in the current file may belong to flat parameters */
+    size_t joined;                    /* number of tensors that tp_plan joined */
+    bool numbers_fit;                 /* whether it also uses the same numbers */
     fc_error *err;
 } pt_merger;
 
@@ -73,19 +74,19 @@ typedef struct pt_merger {
  */
 fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves);
 
-/** Notes how the flat parameters of a file are cut, if it has some. @param ranks of the set */
+/** Records how the flat parameters of a file are cut, if it has any. @param ranks of the set */
 fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks);
-/** Whether this file holds an optimizer's state_dict() of just these flat parameters, in one group. */
+/** Finds out whether this file is an optimizer's state_dict() of exactly these flat parameters, in one group. */
 void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves);
-/** Finds the shard of a leaf of such a file. `*is` is false for a leaf that is cut in another way. The local tensor is
+/** Finds the shard of a leaf of such a file. `*is` is false for a leaf that is cut differently. The local tensor is
  *  longer than the shard by the padding. */
 fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
 
-/** After the last file of a set of `ranks`, whose values are those from `first` on: every rank must have had a part of
- *  what the plan says is cut. */
+/** Call it after the last file of a set of `ranks`, whose values start at `first`. Checks that every rank had a part of
+ *  each tensor that is cut according to the plan. */
 fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks);
 
-/** Adds a leaf of the current file. Its name may die with m->scratch. */
+/** Adds a leaf of the current file. Its name may be in m->scratch. */
 fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf);
 
 #endif

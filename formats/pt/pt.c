@@ -1,5 +1,5 @@
 /*
- * The torch.save format (`.pt`, `.pth`, `.bin`, `.ckpt`): its table, and what it recognises.
+ * The torch.save format (`.pt`, `.pth`, `.bin`, `.ckpt`): its table, and how it is recognised.
  */
 #include "pt/pt.h"
 #include "pt/ranks.h"
@@ -23,7 +23,10 @@ static bool pt_probe(const fc_probe *probe) {
            fc_torch_is_legacy(probe->head, probe->head_size) || fc_torch_is_tar(probe->head, probe->head_size);
 }
 
-/* A rank's file that says of how many it is stands for its set: what it holds alone is no checkpoint. */
+/*
+ * Opens the whole set if `path` is one rank's file whose name contains the number of ranks, because one file alone is
+ * not a checkpoint.
+ */
 static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *options, const char *base, size_t name,
                            fc_error *err) {
     fc_arena *arena = checkpoint->arena;
@@ -34,7 +37,7 @@ static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *opt
                              : fc_no_memory(err, checkpoint->path);
 }
 
-/* Hugging Face's folder of a model: an index, or the one file. */
+/* Opens Hugging Face's directory of a model: an index, or a single file. */
 static fc_code open_model(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err) {
     if (fc_pt_is_index(path)) {
         return fc_pt_open_index(checkpoint, path, options, err);
@@ -81,7 +84,7 @@ const fc_format fc_format_pt = {
     .verifier =
         {
             .verify = fc_pt_verify,
-            .unverified = "the gaps between the records of zip files, and all of files from before torch 1.6",
+            .unverified = "the gaps between the records of zip files, and whole files of torch before 1.6",
         },
     .writer =
         {

@@ -1,7 +1,7 @@
 /*
  * The torch.save format: a .pt file, the files that an index names, or a directory of one file per rank. pt.c is the
- * format's table, index.c reads an index, ranks.c a directory of ranks; writer.c, tree.c and ties.c write. One file is
- * read by torch/torch_file.h.
+ * format's table, index.c reads an index, ranks.c reads a directory of ranks; writer.c, tree.c and ties.c write.
+ * torch/torch_file.h reads one file.
  */
 #ifndef FSDPCKPT_FORMATS_PT_PT_H
 #define FSDPCKPT_FORMATS_PT_PT_H
@@ -14,16 +14,18 @@
 
 #include <limits.h>
 
-/** Finds the file of `directory` that says which file holds which tensor, as Hugging Face's save_pretrained leaves it:
- *  pytorch_model.bin.index.json, or pytorch_model.bin, which holds all. @return false if it has neither. */
+/**
+ * Finds the file in `directory` that lists which file has which tensor, as written by Hugging Face's save_pretrained:
+ * pytorch_model.bin.index.json; or pytorch_model.bin, which has all tensors. @return false if there is neither.
+ */
 bool fc_pt_find_index(const char *directory, char path[PATH_MAX]);
-/** Whether `path` is such an index. */
+/** @return whether `path` is such an index. */
 bool fc_pt_is_index(const char *path);
 
 /** Makes the manifest of the files that the index at `path` names. */
 fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err);
 
-/** As fc_format.verify. */
+/** fc_format_verifier.verify. */
 fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err);
 

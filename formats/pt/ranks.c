@@ -1,6 +1,6 @@
 /*
- * One file per rank: reads the files of a directory's sets one after another and makes one manifest. merge.c merges
- * what they hold.
+ * Opens checkpoints with one file per rank: reads the files of a directory's sets one after the other and makes one
+ * manifest. merge.c merges their values.
  */
 #include "base/try.h"
 #include "engine/open_files.h"
@@ -15,8 +15,10 @@
 
 /* ---- files ---- */
 
-/* Whether the files of a set are parts of one whole: model and optimizer, and what is called otherwise unless the name
-   tells of something that each rank has for itself. */
+/*
+ * Whether the files of a set are parts of one model. Sets called model and optim are, and so are others, unless their
+ * name shows that each rank has its own values.
+ */
 static bool is_merged(const pt_set *set) {
     static const char *const own[] = {"extra", "rng", "random", "data"};
     bool merged = strstr(set->head, "_world_size_") == NULL;
@@ -28,7 +30,7 @@ static bool is_merged(const pt_set *set) {
 
 /* One rank's file while it is merged. */
 typedef struct rank_file {
-    fc_arena *scratch; /* what the file holds */
+    fc_arena *scratch; /* owns the content of the file */
     torch_file f;
     pt_layout layout;
     torch_leaves leaves;
@@ -40,11 +42,13 @@ typedef struct set_reader {
     const pt_set *set;
     const fc_open_options *options;
     size_t first; /* index of its first file */
-    bool several; /* there are other sets */
+    bool several; /* whether there are other sets */
 } set_reader;
 
-/* What precedes the names of a file of a set: the set's, if there are several; and the rank, for a set of which nothing
- * is known (verl's extra_state: random number generators and schedulers, each rank's own). */
+/*
+ * Makes the prefix of the names in a file: the name of the set, if there are several, and the rank, for a set that is
+ * not merged (verl's extra_state: random number generators and schedulers, which each rank has for itself).
+ */
 static fc_code make_prefix(const set_reader *r, fc_arena *arena, int64_t rank, fc_path *out, fc_error *err) {
     const pt_set *set = r->set;
     fc_path_element *elements = fc_arena_calloc(arena, 2, sizeof *elements);
@@ -116,11 +120,11 @@ static fc_code check_missing(const pt_merger *m, const pt_set *set, size_t first
             at = missing++ ? at : first + (size_t)r;
         }
     }
-    return missing == 0
-               ? FC_OK
-               : fc_fail(m->err, FC_ECORRUPT,
-                         "%s: the file is missing, %zu of the %" PRId64 " ranks' files are: copy the whole directory",
-                         m->checkpoint->files[at].path, missing, set->ranks);
+    return missing == 0 ? FC_OK
+                        : fc_fail(m->err, FC_ECORRUPT,
+                                  "%s: the file is missing; %zu files of %" PRId64
+                                  " ranks are missing: copy the whole directory",
+                                  m->checkpoint->files[at].path, missing, set->ranks);
 }
 
 static fc_code check_links(const pt_merger *m, const fc_open_options *options, size_t first, size_t count) {
@@ -198,7 +202,7 @@ static fc_code finish_value(const pt_merger *m, const pt_value *v, fc_tensor *t)
     return FC_OK;
 }
 
-/* Copies of every rank are, on the mesh of the others, replicated. */
+/* A tensor of which every rank has a copy is replicated on the mesh of the others. */
 static fc_code place_plain(const pt_merger *m, const pt_value *v, fc_tensor *t) {
     if (v->object || !v->plain || m->checkpoint->mesh.ndim == 0) {
         return FC_OK;
@@ -214,7 +218,7 @@ static fc_code finish(pt_merger *m) {
     if (!tensors) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions: others are parts of it */
+    for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions; other meshes are parts of it */
         if (m->values[i].mesh.ndim > m->checkpoint->mesh.ndim) {
             m->checkpoint->mesh = m->values[i].mesh;
         }
@@ -230,12 +234,12 @@ static fc_code finish(pt_merger *m) {
 out:
     m->checkpoint->tensors = tensors;
     m->checkpoint->ntensors = n;
-    m->checkpoint->producer = "torch.save, one file a rank";
+    m->checkpoint->producer = "torch.save, one file per rank";
     m->checkpoint->keeps_order = true;
     return rc;
 }
 
-/* What was put together by a plan alone. */
+/* Adds a note about tensors that were merged only by the plan. */
 static fc_code note_joined(const pt_merger *m) {
     fc_checkpoint *c = m->checkpoint;
     const pt_value *v = NULL;
@@ -245,11 +249,10 @@ static fc_code note_joined(const pt_merger *m) {
     if (!v) {
         return FC_OK;
     }
-    c->note =
-        fc_arena_printf(c->arena,
-                        "%s%s%zu tensors were put together as the plan says, which nothing in the files confirms: "
-                        "look at their shapes; %.256s along dimension %d",
-                        c->note ? c->note : "", c->note ? "; " : "", m->joined, v->name, v->placements[0].dim);
+    c->note = fc_arena_printf(c->arena,
+                              "%s%s%zu tensors were merged according to the plan, which the files cannot confirm: "
+                              "check their shapes, e.g. %.256s along dimension %d",
+                              c->note ? c->note : "", c->note ? "; " : "", m->joined, v->name, v->placements[0].dim);
     return c->note ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 

@@ -1,6 +1,6 @@
 /*
- * The file names of checkpoints with one file per rank: <set>_world_size_<N>_rank_<r>.pt, as verl and others write
- * them, and names that scripts choose: <set>_rank_<r>.pt, <set>-rank<r>.pt, pytorch_model_fsdp_rank<r>.bin
+ * Finds the files of checkpoints with one file per rank by their names: <set>_world_size_<N>_rank_<r>.pt, as verl and
+ * others write them, and names that scripts choose: <set>_rank_<r>.pt, <set>-rank<r>.pt, pytorch_model_fsdp_rank<r>.bin
  * (accelerate), consolidated.<r>.pth (Llama).
  */
 #include "pt/ranks.h"
@@ -16,7 +16,7 @@
 
 enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MAX_WIDTH = 8, MOST_SETS = 64 };
 
-/* @param width receives that of a number with leading zeros, else 1. */
+/* @param width receives the number of digits if the number has leading zeros, else 1. */
 static bool parse_number(const char **at, int64_t most, int64_t *out, int *width) {
     int64_t value = 0;
     const char *p = *at;
@@ -37,7 +37,7 @@ static bool is_one_of(char c, const char *set) {
     return c != '\0' && strchr(set, c) != NULL;
 }
 
-/* The last "rank" of a name, or NULL. */
+/* @return the last "rank" in a name, or NULL. */
 static const char *last_rank(const char *file) {
     const char *last = NULL;
     for (const char *at = file; (at = strstr(at, "rank")) != NULL; at++) {
@@ -46,7 +46,7 @@ static const char *last_rank(const char *file) {
     return last;
 }
 
-/* Takes "_world_size_8" off the end of the first `size` bytes of a name. */
+/* Removes "_world_size_8" from the end of the first `size` bytes of a name. */
 static bool take_world_size(const char *file, size_t *size, int64_t *ranks) {
     static const char between[] = "_world_size_";
     const char *at = strstr(file, between);
@@ -60,7 +60,7 @@ static bool take_world_size(const char *file, size_t *size, int64_t *ranks) {
            *size > 0;
 }
 
-/* "consolidated.03.pth", as Llama's own model-parallel files are called. */
+/* Parses "consolidated.03.pth", the name of Llama's model-parallel files. */
 static bool parse_consolidated(const char *file, pt_rank_name *out) {
     static const char before[] = "consolidated.";
     const char *at = file + sizeof before - 1;
@@ -116,12 +116,12 @@ static int by_name(const void *a, const void *b) {
     return order_of(x) != order_of(y) ? order_of(x) - order_of(y) : strcmp(x->name, y->name);
 }
 
-/* A file of a set that is there. */
+/* Adds a file to a set that was already found. */
 static fc_code join_set(const char *directory, const char *file, const pt_rank_name *name, pt_set *set, fc_error *err) {
     if (strncmp(set->head, file, name->head) != 0 || set->head[name->head] != '\0' ||
         strcmp(set->tail, name->tail) != 0) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: two sets of files are called alike, %s<rank>%s and %.*s<rank>%s: move one of them away",
+                       "%s: two sets of files have the same name, %s<rank>%s and %.*s<rank>%s: move one of them away",
                        directory, set->head, set->tail, (int)name->head, file, name->tail);
     }
     if (name->ranks == 0 && name->rank >= set->ranks) {
@@ -139,7 +139,7 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
         }
     }
     if (*count == MOST_SETS) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: more than %d kinds of files", directory, MOST_SETS);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: contains more than %d sets of files", directory, MOST_SETS);
     }
     pt_set set = {fc_arena_strndup(arena, file, name->name), fc_arena_strndup(arena, file, name->head),
                   fc_arena_strndup(arena, name->tail, strlen(name->tail)), name->ranks ? name->ranks : name->rank + 1,
@@ -155,7 +155,7 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The names of ranks' files in `directory`, sorted, so that what is said of them is the same everywhere. */
+/* Lists the names of ranks' files in `directory`, sorted, so that messages do not depend on the file system. */
 static fc_code list_names(const char *directory, fc_arena *arena, char ***out, size_t *count, fc_error *err) {
     fc_dir dir;
     char **names = NULL;

@@ -1,7 +1,7 @@
 /*
- * DTensors and ShardedTensors as data: finds the shard that a rank's pickle holds. Input: the inert values of the
- * pickle machine. Output: shapes, offsets, mesh and placements. The fields are those of torch 2.2 to 2.15 for DTensors
- * (DeviceMesh changed its own several times) and of 1.13 to 2.15 for ShardedTensors.
+ * Reads DTensors and ShardedTensors as data: finds the rank's shard in the inert values of the pickle machine, with its
+ * shape, offsets, mesh and placements. The fields are those of torch 2.2 to 2.15 for DTensors (DeviceMesh changed its
+ * own several times) and of 1.13 to 2.15 for ShardedTensors.
  */
 #include "pt/ranks.h"
 
@@ -28,7 +28,7 @@ static bool sequence(const fc_pickle *p, fc_pv v, const fc_pv **items, size_t *n
     return false;
 }
 
-/* Numbers >= 0, at most `most` of them. @return how many, -1 for anything else. */
+/* Reads at most `most` numbers >= 0. @return their count, or -1 for anything else. */
 static int numbers(const fc_pickle *p, fc_pv v, int most, int64_t *out) {
     const fc_pv *items;
     size_t n;
@@ -43,7 +43,7 @@ static int numbers(const fc_pickle *p, fc_pv v, int most, int64_t *out) {
     return (int)n;
 }
 
-/* A field of an instance: in its __dict__, or in the second half of (__dict__, slots). */
+/* @return a field of an instance, from its __dict__ or from the second half of (__dict__, slots). */
 static fc_pv field(const fc_pickle *p, fc_pv v, const char *name) {
     const fc_pv *halves;
     size_t n;
@@ -65,7 +65,7 @@ static fc_pv field(const fc_pickle *p, fc_pv v, const char *name) {
     return found;
 }
 
-/* The arguments of _rebuild_from_type_v2(function, type, arguments, state): a field of its state. */
+/* @return a field of the state in _rebuild_from_type_v2(function, type, arguments, state). */
 static fc_pv wrapped_field(const fc_pickle *p, fc_pv state, const char *name) {
     const fc_pv *halves;
     size_t n;
@@ -82,7 +82,7 @@ static fc_pv wrapped_field(const fc_pickle *p, fc_pv state, const char *name) {
     return found;
 }
 
-/* The sizes of the mesh: of the tensor of its ranks (up to 2.8), of its layout (since). */
+/* Reads the sizes of the mesh, from the tensor of its ranks (up to torch 2.8) or from its layout (since then). */
 static int mesh_sizes(const fc_pickle *p, fc_pv mesh, int64_t *sizes) {
     fc_pv tensor = field(p, mesh, "mesh"), layout = field(p, mesh, "_layout");
     tensor = tensor ? tensor : field(p, mesh, "_mesh");
@@ -97,7 +97,7 @@ static int mesh_sizes(const fc_pickle *p, fc_pv mesh, int64_t *sizes) {
     const fc_pv *axis;
     size_t n;
     if (axes && sequence(p, axes, &axis, &n) && n <= FC_MAX_MESH_DIMS) {
-        for (size_t i = 0; i < n; i++) { /* of an axis that was flattened from several: their product */
+        for (size_t i = 0; i < n; i++) { /* the size of an axis that was flattened from several is their product */
             int64_t parts[FC_MAX_MESH_DIMS];
             int count = numbers(p, field(p, axis[i], "shape"), FC_MAX_MESH_DIMS, parts);
             sizes[i] = 1;
@@ -118,7 +118,7 @@ static int mesh_sizes(const fc_pickle *p, fc_pv mesh, int64_t *sizes) {
     return shape ? numbers(p, shape, FC_MAX_MESH_DIMS, sizes) : -1;
 }
 
-/* @return false where the rank does not take part in the mesh. */
+/* @param takes_part receives whether the rank is in the mesh. */
 static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *coordinate, bool *takes_part,
                          fc_error *err) {
     const fc_pickle *p = f->p;
@@ -129,12 +129,12 @@ static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *c
     *mesh = (fc_mesh){0};
     mesh->ndim = mesh_sizes(p, v, mesh->sizes);
     if (mesh->ndim <= 0) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: its device mesh is written in a way that is not known here: of a newer PyTorch?", f->path);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: its device mesh has an unknown form, perhaps that of a newer PyTorch",
+                       f->path);
     }
     *takes_part = fc_pv_typeof(at) != FC_PV_NONE;
     if (*takes_part && numbers(p, at, FC_MAX_MESH_DIMS, coordinate) != mesh->ndim) {
-        return damaged(f, "it does not say where in its device mesh the rank is", err);
+        return damaged(f, "the coordinate of the rank in its device mesh is missing", err);
     }
     bool named = names && sequence(p, names, &name, &n) && n == (size_t)mesh->ndim;
     for (int i = 0; i < mesh->ndim; i++) {
@@ -144,7 +144,7 @@ static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *c
             snprintf(mesh->names[i], sizeof mesh->names[i], "%s", fc_pickle_bytes(p, name[i], &length));
         }
         if (mesh->sizes[i] < 1 || (*takes_part && coordinate[i] >= mesh->sizes[i])) {
-            return damaged(f, "its device mesh is impossible", err);
+            return damaged(f, "its device mesh is invalid", err);
         }
     }
     return FC_OK;
@@ -165,9 +165,10 @@ static fc_code read_placement(const torch_file *f, fc_pv v, fc_placement *out, f
         if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
             fc_pickle_global_name(p, cls, name, sizeof name);
         }
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: its placement is %s: the ranks hold parts of a sum, or something that is not known here",
-                       f->path, name);
+        return fc_fail(
+            err, FC_EUNSUPPORTED,
+            "%s: its placement is %s, which is not supported: the ranks hold parts of a sum, or the kind is unknown",
+            f->path, name);
     }
     out->kind = strided ? FC_STRIDED_SHARD : FC_SHARD;
     if (!fc_pickle_int(p, field(p, v, "dim"), &dim) || dim < 0 || dim >= FC_MAX_DIMS ||
@@ -183,7 +184,7 @@ static fc_code read_placements(const torch_file *f, fc_pv v, const fc_mesh *mesh
     const fc_pv *items;
     size_t n;
     if (!sequence(f->p, v, &items, &n) || n != (size_t)mesh->ndim) {
-        return damaged(f, "it has not one placement for each dimension of its mesh", err);
+        return damaged(f, "the number of placements differs from the number of dimensions of its mesh", err);
     }
     for (size_t i = 0; i < n; i++) {
         FC_TRY(read_placement(f, items[i], &out[i], err));
@@ -200,17 +201,17 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_erro
     *out = (pt_shard){0};
     /* _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, (DTensor, dtype, size, strides, …), state) */
     if (!sequence(p, fc_pickle_arguments(p, v), &outer, &n) || n < 4 || !sequence(p, outer[2], &inner, &m) || m < 3) {
-        return damaged(f, "it is no DTensor as torch.save writes it", err);
+        return damaged(f, "it is not a DTensor that torch.save wrote", err);
     }
     out->ndim = numbers(p, inner[2], FC_MAX_DIMS, out->shape);
     fc_pv spec = wrapped_field(p, outer[3], "_spec"), local = wrapped_field(p, outer[3], "_local_tensor");
     if (out->ndim < 0 || fc_pv_typeof(spec) != FC_PV_CALL || !local) {
-        return damaged(f, "it is no DTensor as torch.save writes it", err);
+        return damaged(f, "it is not a DTensor that torch.save wrote", err);
     }
     FC_TRY(read_mesh(f, field(p, spec, "mesh"), &out->mesh, coordinate, &takes_part, err));
     FC_TRY(read_placements(f, field(p, spec, "placements"), &out->mesh, out->placements, err));
     if (!fc_pt_shard_sane(out)) {
-        return damaged(f, "its size or its placements are impossible", err);
+        return damaged(f, "its size or its placements are invalid", err);
     }
     if (!takes_part) {
         return FC_OK;
@@ -227,8 +228,10 @@ bool fc_pt_shard_sane(const pt_shard *shard) {
     return sane;
 }
 
-/* (local shards, metadata, process group, sharding spec, …): the state of an instance (torch 1.13), or that which
- * _rebuild_from_type_v2(function, type, arguments, state) takes. */
+/*
+ * @return (local shards, metadata, process group, sharding spec, …): the state of an instance (torch 1.13), or the
+ * state in _rebuild_from_type_v2(function, type, arguments, state).
+ */
 static const fc_pv *sharded_state(const torch_file *f, fc_pv v) {
     const fc_pv *parts;
     size_t n;
@@ -252,10 +255,10 @@ fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard
     *out = (pt_shard){0};
     out->ndim = parts ? numbers(p, field(p, parts[1], "size"), FC_MAX_DIMS, out->shape) : -1;
     if (out->ndim < 0 || !sequence(p, parts[0], &shards, &n)) {
-        return damaged(f, "it is no ShardedTensor as torch.save writes it", err);
+        return damaged(f, "it is not a ShardedTensor that torch.save wrote", err);
     }
     if (!fc_pt_shard_sane(out)) {
-        return damaged(f, "its size is impossible", err);
+        return damaged(f, "its size is invalid", err);
     }
     if (index >= n) {
         return FC_OK;
@@ -264,11 +267,11 @@ fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard
     out->local = field(p, shards[index], "tensor");
     if (!out->local || numbers(p, field(p, metadata, "shard_offsets"), FC_MAX_DIMS, out->offsets) != out->ndim ||
         numbers(p, field(p, metadata, "shard_sizes"), FC_MAX_DIMS, out->sizes) != out->ndim) {
-        return damaged(f, "one of its shards does not say where it belongs", err);
+        return damaged(f, "the offsets of a shard are missing", err);
     }
     for (int i = 0; i < out->ndim; i++) {
         if (!fc_range_within((uint64_t)out->offsets[i], (uint64_t)out->sizes[i], (uint64_t)out->shape[i])) {
-            return damaged(f, "one of its shards lies outside of the whole", err);
+            return damaged(f, "a shard is outside the tensor", err);
         }
     }
     return FC_OK;

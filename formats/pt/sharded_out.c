@@ -1,12 +1,12 @@
 /*
- * Writes ShardedTensors: the pickle that FSDP1's LOCAL_STATE_DICT has for a flat parameter, with the state that every
- * torch since 2.0 accepts: (local shards, metadata, process group, sharding spec, init_rrefs).
+ * Writes ShardedTensors: the pickle of a flat parameter in FSDP1's LOCAL_STATE_DICT, with the state that every torch
+ * since 2.0 accepts: (local shards, metadata, process group, sharding spec, init_rrefs).
  */
 #include "pt/writer.h"
 
 typedef struct sharded_out {
     fc_torch_pickler *w;
-    int64_t numel, shard, ranks, rank; /* elements of all and of the first shard */
+    int64_t numel, shard, ranks, rank; /* numel, shard: elements of the whole and of the first shard */
 } sharded_out;
 
 static void begin_instance(const sharded_out *s, const char *module, const char *name) {
@@ -35,7 +35,7 @@ static void list_of(const sharded_out *s, int64_t value) {
     fc_torch_pickle_op(s->w, FC_PICKLE_APPEND);
 }
 
-/* "rank:1/cpu" */
+/* Writes "rank:1/cpu". */
 static void write_placement(const sharded_out *s, int64_t rank) {
     begin_instance(s, "torch.distributed.remote_device", "_remote_device");
     fc_torch_pickle_often(s->w, "_worker_name");
@@ -52,7 +52,7 @@ static int64_t shard_size(const sharded_out *s, int64_t rank) {
     return left < 0 ? 0 : left < s->shard ? left : s->shard;
 }
 
-/* An instance with slots: its state is (None, {…}). */
+/* Starts an instance with slots, whose state is (None, {…}). */
 static void begin_slots(const sharded_out *s, const char *module, const char *name) {
     fc_torch_pickle_global(s->w, module, name);
     fc_torch_pickle_tuple(s->w, 0);
@@ -79,7 +79,7 @@ static void write_shard(const sharded_out *s, int64_t rank) {
     end_slots(s);
 }
 
-/* Those of all ranks that have one. */
+/* Writes the metadata of the shards of all ranks that have one. */
 static void write_shards(const sharded_out *s) {
     fc_torch_pickle_op(s->w, FC_PICKLE_EMPTY_LIST);
     fc_torch_pickle_op(s->w, FC_PICKLE_MARK);
@@ -121,7 +121,7 @@ static void write_metadata(const sharded_out *s, fc_dtype dtype) {
     end_instance(s);
 }
 
-/* A class within a class, which protocol 2 reaches by getattr. */
+/* Writes a nested class, which protocol 2 gets with getattr. */
 static void write_group(const sharded_out *s) {
     const struct {
         const char *name;
@@ -146,7 +146,7 @@ static void write_group(const sharded_out *s) {
     end_instance(s);
 }
 
-/* The shards that torch infers of one dimension cut as torch.chunk does, on all ranks. */
+/* Writes the spec that torch infers for one dimension cut by torch.chunk over all ranks. */
 static void write_spec(const sharded_out *s) {
     begin_instance(s, "torch.distributed._shard.sharding_spec.api", "EnumerableShardingSpec");
     fc_torch_pickle_often(s->w, "shards");
@@ -154,7 +154,7 @@ static void write_spec(const sharded_out *s) {
     end_instance(s);
 }
 
-/* The arguments of ShardedTensor.__new__, as of any subclass of Tensor that has no storage. */
+/* Writes the arguments of ShardedTensor.__new__, which are those of every subclass of Tensor without storage. */
 static void write_arguments(const sharded_out *s, fc_dtype dtype) {
     fc_torch_pickle_op(s->w, FC_PICKLE_MARK);
     fc_torch_pickle_global(s->w, "torch.distributed._shard.sharded_tensor.api", "ShardedTensor");

@@ -1,6 +1,6 @@
 /*
- * Tied weights: values of the target that read the same bytes of the source are stored once, and the others become
- * views, as torch.save stores them. The sources' extents decide; no data is compared.
+ * Tied weights: of values of the target that read the same bytes of the source, one is stored, and the others become
+ * views, as in torch.save. The extents in the source decide; no data is compared.
  */
 #include "pt/writer.h"
 
@@ -9,15 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A candidate: an item whose source tensor begins where another's does. */
+/* An item whose source tensor may begin where another's does. */
 typedef struct candidate {
     uint32_t item;
     const fc_tensor *tensor;
     const fc_chunk *chunk;
-    fc_extent *extent;   /* looked up where several begin at one place */
-    uint64_t first, end; /* elements of the storage that it spans */
-    bool whole;          /* one plain extent, taken whole: it can be a view, and others views of it */
-    bool dense;          /* its elements are in row-major order, without gaps */
+    fc_extent *extent;   /* looked up if several begin at the same place */
+    uint64_t first, end; /* the range of elements that it spans in the storage */
+    bool whole; /* whether it is one plain extent and used as a whole, so that it can be a view or have views */
+    bool dense; /* whether its elements are in row-major order without gaps */
 } candidate;
 
 static int by_place(const void *a, const void *b) {
@@ -37,7 +37,7 @@ static bool same_place(const candidate *a, const candidate *b) {
            a->chunk->length == b->chunk->length;
 }
 
-/* Those that span most come before what they may contain, and plain ones before transposed ones. */
+/* Sorts candidates with larger spans before those that they may contain, and row-major ones before transposed ones. */
 static int by_span(const void *a, const void *b) {
     const candidate *x = a, *y = b;
     if (x->first != y->first) {
@@ -58,11 +58,11 @@ static bool takes_all(const fc_target_item *item, const fc_tensor *tensor) {
     return true;
 }
 
-/* Looks the candidate's extent up. @return false when it has none that could be shared. */
+/* Looks up the candidate's extent. @return false if it cannot be shared. */
 static bool measure(const fc_target *target, const fc_target_file *file, candidate *c) {
     const fc_tensor *t = c->tensor;
     if (fc_checkpoint_extent(target->source, t, 0, c->extent, NULL) != FC_OK) {
-        return false; /* who reads it says why */
+        return false; /* reading it reports the error */
     }
     const fc_extent *e = c->extent;
     uint64_t element = fc_dtype_size(t->dtype), step;
@@ -110,7 +110,7 @@ static bool same_extents(const fc_target *target, const fc_tensor *a, const fc_t
     return true;
 }
 
-/* Whether the two are the same elements in the same order. */
+/* Whether both have the same elements in the same order. */
 static bool is_twin(const fc_target *target, const fc_target_file *file, const candidate *a, const candidate *b) {
     const fc_tensor *x = a->tensor, *y = b->tensor;
     const fc_target_item *p = &file->items[a->item], *q = &file->items[b->item];
@@ -147,8 +147,10 @@ static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_aren
     return FC_OK;
 }
 
-/* Candidates at one place, sorted by what they span: each is compared with the one before it that reaches farthest, and
- * with the last that was its own. */
+/*
+ * Ties candidates at one place, sorted by span. Each is compared with the earlier one that reaches farthest, and with
+ * the last one that was not tied.
+ */
 static fc_code tie_group(const fc_target *target, const fc_target_file *file, candidate *group, size_t n,
                          fc_arena *arena, pt_tie *ties, fc_error *err) {
     const candidate *farthest = NULL, *last = NULL;
@@ -170,7 +172,7 @@ static fc_code tie_group(const fc_target *target, const fc_target_file *file, ca
     return rc;
 }
 
-/* Measures the candidates at one place and ties those that share. */
+/* Measures the candidates at one place and ties those that share bytes. */
 static fc_code tie_place(const fc_target *target, const fc_target_file *file, candidate *all, size_t n, fc_arena *arena,
                          pt_tie *ties, fc_error *err) {
     fc_extent *extents = calloc(n, sizeof *extents);
@@ -221,7 +223,7 @@ fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_
         while (end < n && same_place(&all[i], &all[end])) {
             end++;
         }
-        if (end - i > 1) { /* most are alone at their place: nothing is looked up */
+        if (end - i > 1) { /* most are alone at their place, so nothing is looked up */
             rc = tie_place(target, file, all + i, end - i, arena, made, err);
         }
         i = end;

@@ -1,5 +1,5 @@
 /*
- * The nesting of the target: the values at the ends of their paths become dicts, lists and tuples again, as torch's
+ * The nesting of the target: values become dicts, lists and tuples again by their paths, like torch's
  * unflatten_state_dict makes them from planner_data.
  */
 #include "pt/writer.h"
@@ -17,7 +17,7 @@
 
 enum {
     MAX_DEPTH = 500,    /* unpicklers recurse once per level */
-    MAX_HOLES = 1 << 16 /* of a list from which values were left out */
+    MAX_HOLES = 1 << 16 /* the most missing items of a list from which values were left out */
 };
 
 static uint32_t *find_slot(const pt_tree *tree, uint32_t *slots, size_t nslots, uint32_t parent,
@@ -48,7 +48,7 @@ static bool grow_slots(pt_tree *tree) {
     return true;
 }
 
-/* The child of `parent` for `element`, made if it is not there. 0: out of memory. */
+/* Finds or makes the child of `parent` for `element`. @return 0 when out of memory. */
 static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *element) {
     if ((tree->count + 1) * 2 >= tree->nslots && !grow_slots(tree)) {
         return 0;
@@ -92,7 +92,7 @@ static fc_code add(pt_tree *tree, const fc_target_tensor *t, const fc_path_eleme
         }
     }
     if (at == UINT32_MAX || tree->nodes[at].first || tree->nodes[at].item != UINT32_MAX) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%.256s: its place in the state dict is another value's, too", t->name);
+        return fc_fail(err, FC_EUNSUPPORTED, "%.256s: another value has the same place in the state dict", t->name);
     }
     tree->nodes[at].item = item;
     return FC_OK;
@@ -120,7 +120,7 @@ void fc_pt_tree_free(pt_tree *tree) {
     *tree = (pt_tree){0};
 }
 
-/* What writing needs at every level. */
+/* The state of writing, for all levels. */
 typedef struct emitter {
     const pt_tree *tree;
     fc_torch_pickler *w;
@@ -131,7 +131,7 @@ typedef struct emitter {
 
 static fc_code emit(emitter *e, uint32_t node);
 
-/* Whether the children are the items of a list. torch's unflattening decides by the kind of the keys as well. */
+/* Whether the children are the items of a list. Like torch's unflattening, decides by the kind of the keys. */
 static bool is_sequence(const pt_tree *tree, const pt_node *n) {
     for (uint32_t c = n->first; c; c = tree->nodes[c].next) {
         if (!tree->nodes[c].element->is_index) {
@@ -149,13 +149,13 @@ static bool index_of(const pt_node *n, size_t *out) {
     return errno == 0 && *end == '\0' && n->element->key[0] != '-';
 }
 
-/* The children by index; None where some were left out, as torch fills them. */
+/* Writes the children by index, with None for those that were left out, as in torch. */
 static fc_code emit_sequence(emitter *e, const pt_node *n) {
     size_t length = 0, index;
     bool is_tuple = true;
     for (uint32_t c = n->first; c; c = e->tree->nodes[c].next) {
         if (!index_of(&e->tree->nodes[c], &index) || index >= (size_t)n->nchildren + MAX_HOLES) {
-            return fc_fail(e->err, FC_EUNSUPPORTED, "a list with %u items has one at index %.64s",
+            return fc_fail(e->err, FC_EUNSUPPORTED, "a list with only %u items has one at index %.64s",
                            (unsigned)n->nchildren, e->tree->nodes[c].element->key);
         }
         length = index >= length ? index + 1 : length;
@@ -206,7 +206,7 @@ static fc_code emit_dict(emitter *e, const pt_node *n) {
     return rc;
 }
 
-/* As deep as the paths, which fc_pt_tree_build bounds. */
+/* The recursion is as deep as the paths, which fc_pt_tree_build limits. */
 static fc_code emit(emitter *e, uint32_t node) {
     const pt_node *n = &e->tree->nodes[node];
     if (n->item != UINT32_MAX) {

@@ -6,7 +6,7 @@
 
 #include "fsdpckpt/verify.h"
 
-/* Objects are made of the pickle, so its CRC covers them. */
+/* Counts objects. They come from the pickle, so its CRC covers them. */
 static void count_objects(const fc_checkpoint *checkpoint, uint32_t file, struct fc_verify_report *report) {
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
@@ -16,7 +16,7 @@ static void count_objects(const fc_checkpoint *checkpoint, uint32_t file, struct
     }
 }
 
-/* Whether an object of the file is reported as unsafe already. */
+/* Whether an object of the file was already reported as unsafe. */
 static bool has_unsafe_object(const fc_checkpoint *checkpoint, uint32_t file) {
     fc_object_verdict verdict;
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
@@ -29,7 +29,7 @@ static bool has_unsafe_object(const fc_checkpoint *checkpoint, uint32_t file) {
     return false;
 }
 
-/* A call whose result no value keeps. */
+/* Reports a call whose result is not part of any value. */
 static void report_risk(const torch_file *f, const fc_defect *place, struct fc_findings *findings) {
     char name[256];
     fc_report_defect(findings, place, "%s: loading it with torch.load calls %s: it may be hostile", f->path,
@@ -40,7 +40,7 @@ fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
                      fc_error *err) {
     for (uint32_t i = 0; i < checkpoint->nfiles; i++) {
         if (fc_pt_is_index(checkpoint->files[i].path)) {
-            continue; /* its text was compared with what the files hold when it was read */
+            continue; /* the index, which was compared with the files when it was read */
         }
         const fc_defect place = {.file = checkpoint->files[i].name};
         torch_file f;

@@ -1,10 +1,8 @@
 /*
- * Writes torch.save files: one for a full target, one per rank for a sharded one. A file becomes a pickle that nests
- * the values as they were, and a zip archive laid out around it. The engine writes the data; then the headers follow,
- * with its CRCs. Nothing here touches tensor data. Objects are small and are written into the pickle.
- *
- * A rank's file holds plain local tensors, as tensor-parallel servers load them, and one record that torch.load
- * ignores: the layout of the whole checkpoint (layout.c).
+ * Writes torch.save files: one for a full target, one per rank for a sharded one. A file is a pickle with the nested
+ * values, in a zip archive. The engine writes the data, and then the headers follow, with its CRCs. Objects are small
+ * and are written into the pickle. A rank's file holds plain local tensors, as tensor-parallel servers load them, and
+ * one record that torch.load ignores: the layout of the whole checkpoint (layout.c).
  */
 #include "pt/writer.h"
 
@@ -22,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A storage of a tensor within an object. It moves into the archive. */
+/* A storage of a tensor within an object, which is copied into the archive. */
 typedef struct inner {
     unsigned char *bytes;
     uint64_t size;
@@ -38,7 +36,7 @@ typedef struct pt_writer {
     fc_target_file *file;
     const char *path;
     pt_tie *ties;
-    uint64_t *numbers; /* number of the data record of each item; a view has its root's */
+    uint64_t *numbers; /* per item: number of its data record; a view has that of its root */
     uint64_t nstored;
     fc_torch_pickler pickler;
     fc_torch_zip zip;
@@ -88,7 +86,7 @@ fc_code fc_pt_create(const fc_target *target, const char *staging, fc_writer *wr
     return FC_OK;
 }
 
-/* Numbers the stored items in their order. A view gets the number of its root. */
+/* Numbers the stored items in order. A view gets the number of its root. */
 static fc_code number_items(pt_writer *w, fc_error *err) {
     const fc_target_file *file = w->file;
     w->numbers = fc_arena_calloc(w->scratch, file->nitems, sizeof *w->numbers);
@@ -129,7 +127,7 @@ static void write_tensor(void *context, fc_torch_pickler *p, uint32_t item) {
 /* Keeps the storages of an object's tensors until the file is finished. */
 static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_copy *copy, fc_error *err) {
     if (item->big_endian && copy->nstorages > 0) {
-        return fc_fail(err, FC_EUNSUPPORTED, "it holds a tensor of a big-endian machine");
+        return fc_fail(err, FC_EUNSUPPORTED, "it contains a big-endian tensor");
     }
     for (size_t i = 0; i < copy->nstorages; i++) {
         fc_torch_tensor t = {0};
@@ -152,7 +150,7 @@ static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *
                             fc_error *err) {
     fc_torch_item item = {0};
     const fc_checkpoint *source = w->target->source;
-    bool in_file = object->nchunks > 0 && source->nfiles > 0; /* for messages */
+    bool in_file = object->nchunks > 0 && source->nfiles > 0; /* whether messages can name a file */
     const char *path = in_file ? source->files[object->chunks[0].file].path : source->path;
     FC_TRY(fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, &item, err));
     fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
@@ -211,7 +209,7 @@ out:
     return rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;
 }
 
-/* Lays the archive out and gives the engine the offsets of the data. */
+/* Lays out the archive and sets the offsets of the data for the engine. */
 static fc_code lay_out(pt_writer *w, fc_error *err) {
     fc_target_file *file = w->file;
     FC_TRY(fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err));
@@ -221,7 +219,7 @@ static fc_code lay_out(pt_writer *w, fc_error *err) {
         if (!object && w->ties[i].root == i) {
             FC_TRY(fc_torch_zip_add_data(&w->zip, fc_target_item_bytes(w->target, item), &item->offset, err));
         } else {
-            item->owned = false; /* it is in the pickle, or in another's record */
+            item->owned = false; /* it is in the pickle, or in the record of another item */
             item->offset = 0;
         }
     }
@@ -237,7 +235,7 @@ static fc_code lay_out(pt_writer *w, fc_error *err) {
 static fc_code make_file(const pt_writer *w, fc_error *err) {
     int fd = open(w->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be made", w->path);
+        return fc_fail_errno(err, errno, "%s: cannot be created", w->path);
     }
     fc_code rc = FC_OK;
     if (ftruncate(fd, (off_t)w->zip.length) != 0) {
@@ -283,7 +281,7 @@ fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
     }
     int fd = open(w->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be opened again", w->path);
+        return fc_fail_errno(err, errno, "%s: cannot be reopened", w->path);
     }
     fc_code rc = fc_torch_zip_write(&w->zip, fd, w->path, 0, err);
     if (close(fd) != 0 && rc == FC_OK) {
@@ -296,7 +294,7 @@ fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) 
     (void)writer;
     (void)digests;
     (void)err;
-    return FC_OK; /* nothing spans the files */
+    return FC_OK; /* no file spans the others */
 }
 
 void fc_pt_destroy(fc_writer *writer) {

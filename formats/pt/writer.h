@@ -1,7 +1,7 @@
 /*
- * The torch.save writer: writer.c lays a file out and writes its headers, tree.c nests the values by their paths and
- * writes the pickle, ties.c finds values that share bytes, sharded_out.c writes ShardedTensors, layout.c writes how a
- * rank's file is cut.
+ * The torch.save writer: writer.c lays out a file and writes its headers, tree.c nests the values by their paths and
+ * writes the pickle, ties.c finds values that share bytes, sharded_out.c writes ShardedTensors, and layout.c writes the
+ * layout record of a rank's file.
  */
 #ifndef FSDPCKPT_FORMATS_PT_WRITER_H
 #define FSDPCKPT_FORMATS_PT_WRITER_H
@@ -18,28 +18,28 @@
 /** How an item of a file is stored: as a view of the item `root`, which may be the item itself. */
 typedef struct pt_tie {
     uint32_t root;          /* index into file->items */
-    uint64_t offset;        /* elements, in the root's row-major elements */
-    const int64_t *strides; /* NULL: row-major */
+    uint64_t offset;        /* offset in the root's row-major elements */
+    const int64_t *strides; /* in elements; NULL: row-major */
 } pt_tie;
 
 /** Finds the items of `file` that are views of others. @param ties receives one tie per item, in `arena`. */
 fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, pt_tie **ties,
                         fc_error *err);
 
-/** A level of the nesting. Children are in the order in which they were met. */
+/** A level of the nesting. Children are in the order in which they were found. */
 typedef struct pt_node {
     const fc_path_element *element; /* borrowed from the path */
     uint32_t parent;
     uint32_t first, last, next; /* children, sibling; 0: none, as 0 is the root */
     uint32_t nchildren;
-    uint32_t item; /* of a leaf: index into file->items; else UINT32_MAX */
+    uint32_t item; /* index into file->items for a leaf, else UINT32_MAX */
 } pt_node;
 
 typedef struct pt_tree {
     pt_node *nodes;
     size_t count, capacity;
-    fc_path_element *flat; /* for values without a path: their names */
-    uint32_t *slots;       /* hash table: (parent, key) → node */
+    fc_path_element *flat; /* the names of values without a path, as paths */
+    uint32_t *slots;       /* a hash table from (parent, key) to nodes */
     size_t nslots;
 } pt_tree;
 
@@ -47,13 +47,13 @@ typedef struct pt_tree {
 fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err);
 void fc_pt_tree_free(pt_tree *tree);
 
-/** Writes the nest into `w`; `leaf` writes an item. */
+/** Writes the nested values into `w`; `leaf` writes an item. */
 typedef fc_code (*pt_leaf_fn)(void *context, fc_torch_pickler *w, uint32_t item, fc_error *err);
 fc_code fc_pt_tree_write(const pt_tree *tree, fc_torch_pickler *w, pt_leaf_fn leaf, void *context, fc_error *err);
 
 /**
- * Writes a flat parameter as FSDP1's _local_post_state_dict_hook makes it: a ShardedTensor with this rank's shard, or
- * none. @param local writes the shard's tensor.
+ * Writes a flat parameter as FSDP1's _local_post_state_dict_hook does: a ShardedTensor with this rank's shard, or
+ * without one. @param local writes the tensor of the shard.
  */
 typedef void (*pt_local_fn)(void *context, fc_torch_pickler *w, uint32_t item);
 void fc_pt_write_sharded(const fc_target *target, const fc_target_file *file, uint32_t item, pt_local_fn local,
@@ -67,7 +67,7 @@ fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
 fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_pt_destroy(fc_writer *writer);
 
-/** The layout of one rank's file as JSON, for the record FC_PT_LAYOUT; malloc'ed. */
+/** Makes the layout of one rank's file as malloc'ed JSON, for the record FC_PT_LAYOUT. */
 #define FC_PT_LAYOUT ".data/fsdpckpt_layout.json"
 fc_code fc_pt_layout_json(const fc_target *target, const fc_target_file *file, char **out, fc_error *err);
 

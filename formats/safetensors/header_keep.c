@@ -1,6 +1,6 @@
 /*
  * Copies a header to the memory of the checkpoint. Shard files of the same checkpoint name the same tensors in the same
- * order, so strings that are equal to those of the file before are shared with it: the manifest of thousands of files
+ * order, so strings that are equal to those of the previous file are shared with it: the manifest of thousands of files
  * is then mostly boxes.
  */
 #include "base/try.h"

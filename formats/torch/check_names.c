@@ -1,5 +1,5 @@
 /*
- * Fails for two leaves of a state dict with the same name. Different keys can give one name once dots join them.
+ * Fails if two leaves of a state dict have the same name. Different keys can give the same name when joined by dots.
  */
 #include "torch/torch_file.h"
 
@@ -26,8 +26,8 @@ fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_er
     for (size_t i = 1; i < leaves->count && rc == FC_OK; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
             rc = fc_fail(err, FC_EUNSUPPORTED,
-                         "%s: two values are both called %.256s once the keys on the way to them are joined by dots",
-                         path, sorted[i]->name);
+                         "%s: two values both get the name %.256s when their keys are joined by dots", path,
+                         sorted[i]->name);
         }
     }
     free(sorted);

@@ -1,6 +1,5 @@
 /*
- * Compares the records of a torch.save archive with their CRC-32s, for verify. Tensor data is left out: worker threads
- * read it.
+ * Compares the records of a torch.save archive with their CRC-32s, for verify. Tensor data is left to worker threads.
  */
 #include "torch/item.h"
 
@@ -10,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = 64 << 20 }; /* of a record that is read as a whole */
+enum { MOST_BYTES = 64 << 20 }; /* larger records are not checked here */
 
 static bool is_data(const fc_torch_item *archive, const fc_zip_entry *entry) {
     return strlen(entry->name) > archive->prefix && strncmp(entry->name + archive->prefix, "/data/", 6) == 0;
 }
 
-/* Reads a record, which compares its CRC. @param covered set to false when nothing tells whether it is damaged. */
+/* Reads a record, which compares its CRC. @param covered set to false if the record has no CRC or is too large. */
 static fc_code check_record(fc_torch_item *archive, const fc_zip_entry *entry, bool *covered, fc_error *err) {
     unsigned char *bytes = NULL;
     if (entry->size > MOST_BYTES || (entry->crc == 0 && entry->size > 0)) {

@@ -1,5 +1,5 @@
 /*
- * The extent and the digest of a chunk, from what was found and checked when the file was opened.
+ * The extent and the digest of a chunk, as found and checked when the file was opened.
  */
 #include "torch/torch_file.h"
 
@@ -23,7 +23,8 @@ fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor
     }
     out->codec = extent->record.method == FC_ZIP_STORED ? FC_CODEC_RAW : FC_CODEC_FORMAT;
     out->decoded = extent->record.size;
-    out->crc32 = extent->record.method == FC_ZIP_STORED ? extent->record.crc : 0; /* else reading compares it */
+    out->crc32 = extent->record.method == FC_ZIP_STORED ? extent->record.crc
+                                                        : 0; /* otherwise the CRC is compared while it is inflated */
     out->first = extent->first;
     out->negate = extent->negate;
     out->conjugate = extent->conjugate;

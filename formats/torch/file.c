@@ -1,6 +1,6 @@
 /*
- * One torch.save file: opens it, recognises its kind, loads its pickle and finds its storages. The result, a
- * torch_file, lives while headers are read.
+ * Opens one torch.save file: recognises its kind, loads its pickle and finds its storages. The resulting torch_file
+ * lives while headers are read.
  */
 #include "torch/torch_file.h"
 
@@ -31,14 +31,14 @@ bool fc_torch_is_tar(const unsigned char *head, size_t size) {
     return known && memcmp(head + 257, "ustar", 5) == 0;
 }
 
-/* A zip file may be anything; what it lacks is said in terms of what it probably is. */
+/* A zip file may be anything, so the error says what it probably is. */
 static fc_code open_zip(torch_file *f, fc_error *err) {
     FC_TRY(fc_torch_item_open_file(f->fd, f->path, f->size, &f->item, err));
     for (size_t i = 0; i < f->item.zip.nentries; i++) {
         const char *slash = strchr(f->item.zip.entries[i].name, '/');
         if (slash && strcmp(slash, "/constants.pkl") == 0) {
             return fc_fail(err, FC_EUNSUPPORTED,
-                           "%s: a TorchScript archive (torch.jit.save), which holds a program; save the module's "
+                           "%s: a TorchScript archive (torch.jit.save), which contains a program; save the module's "
                            "state_dict() with torch.save",
                            f->path);
         }
@@ -48,7 +48,7 @@ static fc_code open_zip(torch_file *f, fc_error *err) {
     return FC_OK;
 }
 
-/* The shortest value takes 4 bytes of a pickle, with a name and a path of some 500. */
+/* The shortest value takes 4 bytes of a pickle, but about 500 bytes with its name and path. */
 static uint64_t most_unfolded(const torch_file *f) {
     enum { RATIO = 128, SPARE = 16 << 20 };
     return SPARE + RATIO * f->p->size;
@@ -76,11 +76,11 @@ static fc_code read_contents(torch_file *f, fc_error *err) {
     }
     if (fc_torch_is_tar(head, n)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a tar file of torch before 0.1.10 (2017), whose storages need that program; load it and "
-                       "save it again with any PyTorch since",
+                       "%s: a tar file of torch before 0.1.10 (2017), which is not supported; load it and save it "
+                       "again with a newer PyTorch",
                        f->path);
     }
-    return fc_fail(err, FC_ECORRUPT, "%s: not a file of torch.save: it begins like neither a zip file nor a pickle",
+    return fc_fail(err, FC_ECORRUPT, "%s: not a torch.save file: it begins neither like a zip file nor like a pickle",
                    f->path);
 }
 
@@ -105,7 +105,7 @@ fc_code fc_torch_unfold(const torch_file *f, uint64_t bytes, fc_error *err) {
     *f->left = 0;
     return fc_fail(err, FC_EUNSUPPORTED,
                    "%s: its pickle has %" PRIu64 " bytes, but its names and objects would take more than %" PRIu64
-                   ": too many of them share their parts",
+                   ": too many of them share values",
                    f->path, f->p->size, most_unfolded(f));
 }
 
@@ -134,8 +134,9 @@ fc_code fc_torch_file_storage(const torch_file *f, const fc_torch_tensor *tensor
     }
     FC_TRY(fc_torch_item_record(&f->item, tensor, &entry, err));
     if (entry->method != FC_ZIP_STORED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
-        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": record %s: no %" PRIu64 " bytes deflate to %" PRIu64,
-                       f->path, entry->data, entry->name, entry->size, entry->stored);
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: offset %" PRIu64 ": record %s: %" PRIu64 " bytes cannot deflate to %" PRIu64, f->path,
+                       entry->data, entry->name, entry->size, entry->stored);
     }
     *out = (torch_record){entry->data, entry->stored, entry->size, entry->crc, entry->method, f->index};
     return FC_OK;
@@ -145,7 +146,7 @@ fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, f
                              fc_error *err) {
     FC_TRY(fc_torch_tensor_decode(f->p, v, t, err));
     if (!fc_torch_shape_fits(t->dtype, t->ndim, t->sizes)) {
-        return fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is impossible");
+        return fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is invalid");
     }
     torch_extent *extent = fc_arena_calloc(arena, 1, sizeof *extent + (size_t)t->ndim * sizeof *extent->strides);
     if (!extent) {
@@ -164,7 +165,7 @@ fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, f
 
 bool fc_torch_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape) {
     int64_t bytes = fc_dtype_size(dtype);
-    for (int i = 0; i < ndim; i++) { /* an empty tensor's other sizes must not overflow either */
+    for (int i = 0; i < ndim; i++) { /* the other sizes of an empty tensor must not overflow, either */
         if (shape[i] != 0 && !fc_mul_i64(bytes, shape[i], &bytes)) {
             return false;
         }

@@ -1,9 +1,9 @@
 /*
- * From the pickled state dict to named leaves, as DCP's flatten_state_dict makes them: dicts always, lists and tuples
- * where they hold tensors (lists: or dicts) are taken apart; names are the keys joined by dots. Nothing is left out:
- * what torch's flattening loses (empty dicts) is a leaf here.
+ * Turns a pickled state dict into named leaves, like DCP's flatten_state_dict. Dicts are always taken apart, lists if
+ * they contain dicts or tensors, and tuples if they contain tensors. Names are the keys joined by dots. Unlike torch's
+ * flattening, nothing is lost: an empty dict is a leaf here.
  *
- * Input: values of a pickle. They may be shared and contain themselves, so depth and number are bounded.
+ * The values of a pickle may be shared and may contain themselves, so depth and number are bounded.
  */
 #include "torch/pickle_copy.h"
 #include "torch/torch_file.h"
@@ -19,21 +19,21 @@
 
 enum {
     MAX_DEPTH = 128,
-    SPARE_VISITS = 1 << 16, /* in addition to one for each byte of the pickle: shared dicts are few */
+    SPARE_VISITS = 1 << 16, /* in addition to one per byte of the pickle, for shared dicts */
     MAX_NAME = 1 << 16,
     MAX_MEMBER = 1 << 12 /* bytes in the name of a module's member */
 };
 
-/* The way down to the current value. */
+/* A walk over a state dict, and the path to the current value. */
 typedef struct walker {
     const torch_file *f;
     const fc_pickle *p;
     torch_leaves *leaves;
     fc_path_element path[MAX_DEPTH];
     size_t depth;
-    uint64_t visits;  /* that may still be made */
-    fc_pv_map clean;  /* values that hold no tensor */
-    fc_pv_map marked; /* values of one search */
+    uint64_t visits;  /* number of visits that are still allowed */
+    fc_pv_map clean;  /* values that contain no tensor */
+    fc_pv_map marked; /* values that the current search has visited */
     fc_pv *stack;
     size_t nstack, stack_capacity;
     char *name; /* MAX_NAME bytes */
@@ -51,7 +51,7 @@ bool fc_torch_is_global(const fc_pickle *p, fc_pv v, const char *module, const c
 fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(p, dict, &n);
-    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* of several values for one key Python keeps the last */
+    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* Python keeps the last of several values for a key */
         if (fc_pickle_is_str(p, pairs[i - 2], key)) {
             return pairs[i - 1];
         }
@@ -59,7 +59,7 @@ fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
     return 0;
 }
 
-/* The class of a wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
+/* Whether `v` is a wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
 static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
     size_t n;
     fc_pv args = fc_pickle_arguments(p, v);
@@ -71,7 +71,7 @@ static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
     return n >= 4 && fc_torch_is_global(p, arg[1], NULL, cls);
 }
 
-/* The kind of a leaf; TORCH_OBJECT for a value that is not a tensor of any kind. */
+/* @return the kind of a leaf; TORCH_OBJECT if it is not a tensor of any kind. */
 static torch_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
     if (fc_pv_typeof(v) != FC_PV_CALL) {
         return TORCH_OBJECT;
@@ -89,14 +89,14 @@ static fc_code push(walker *w, const fc_pv *items, size_t n) {
         return fc_no_memory(w->err, w->f->path);
     }
     for (size_t i = 0; i < n; i++) {
-        if (items[i]) { /* a call without a state has none */
+        if (items[i]) { /* missing, such as the state of a call without one */
             w->stack[w->nstack++] = items[i];
         }
     }
     return FC_OK;
 }
 
-/* Puts what `v` holds onto the stack. */
+/* Pushes the values that `v` contains. */
 static fc_code push_parts(walker *w, fc_pv v) {
     const fc_pv *items;
     size_t n;
@@ -123,7 +123,7 @@ static bool is_container(fc_pv v) {
            type == FC_PV_DICT || type == FC_PV_CALL;
 }
 
-/* Empties the stack; with `clean`, what was searched through is known to hold no tensor from now on. */
+/* Empties the stack. With `clean`, records that the visited values contain no tensor. */
 static fc_code end_search(walker *w, bool clean) {
     w->nstack = 0;
     for (size_t i = 0; clean && i < w->marked.nslots; i++) {
@@ -140,7 +140,7 @@ static fc_code end_search(walker *w, bool clean) {
     return FC_OK;
 }
 
-/* Whether a tensor is anywhere in `v`. Each value is searched once, as long as none is found in it. */
+/* Finds out whether `v` contains a tensor at any depth. A value without tensors is searched only once. */
 static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
     *found = false;
     fc_code rc = push(w, &v, 1);
@@ -165,7 +165,7 @@ static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
     return rc == FC_OK ? ended : rc;
 }
 
-/* The keys on the way to the current value, joined by dots. */
+/* @return the keys on the path to the current value, joined by dots. */
 static const char *spell(walker *w) {
     size_t used = 0;
     w->name[0] = '\0';
@@ -184,7 +184,7 @@ static fc_code add_leaf(walker *w, fc_pv v, torch_leaf_kind kind) {
     }
     spell(w);
     if (strlen(w->name) >= MAX_NAME - 1) {
-        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: a name of more than %d bytes: %.64s...", w->f->path, MAX_NAME - 2,
+        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: a name has more than %d bytes: %.64s...", w->f->path, MAX_NAME - 2,
                        w->name);
     }
     size_t size = w->depth * sizeof(fc_path_element);
@@ -222,7 +222,7 @@ static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple
     return FC_OK;
 }
 
-/* Whether a path can say the key: text or an integer. */
+/* Whether a path can contain the key: text or an integer. */
 static bool is_plain_key(const fc_pickle *p, fc_pv key) {
     size_t n;
     int64_t number;
@@ -237,7 +237,7 @@ fc_code fc_torch_key_element(const torch_file *f, fc_pv key, fc_arena *arena, fc
     int64_t number = 0;
     if (!is_plain_key(f->p, key)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a dict with a key that is neither a string (without NUL) nor an integer: save it without",
+                       "%s: a dict has a key that is neither a string (without NUL) nor an integer: remove it",
                        f->path);
     }
     *out = (fc_path_element){.is_number = fc_pv_typeof(key) != FC_PV_STR};
@@ -262,7 +262,7 @@ static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     return true;
 }
 
-/* A dict whose keys a path cannot say is kept whole, and one of another class unless there are tensors in it. */
+/* A dict with keys that a path cannot contain is kept whole; so is a dict subclass, unless it contains tensors. */
 static fc_code walk_dict(walker *w, fc_pv v) {
     size_t n;
     bool found = true;
@@ -275,11 +275,11 @@ static fc_code walk_dict(walker *w, fc_pv v) {
         return FC_OK;
     }
     if (n == 0 || !found || (!plain && w->depth > 0 && w->leaves->alone)) {
-        return add_leaf(w, v, TORCH_OBJECT); /* with the tensors in it: no name tells them apart */
+        return add_leaf(w, v, TORCH_OBJECT); /* with its tensors, which have no names of their own */
     }
     if (!plain) {
         return fc_fail(w->err, FC_EUNSUPPORTED,
-                       "%s: %.256s: a dict of tensors with keys that are neither strings (without NUL) nor integers",
+                       "%s: %.256s: a dict of tensors has keys that are neither strings without NUL nor integers",
                        w->f->path, w->depth ? spell(w) : "the state dict");
     }
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -290,8 +290,10 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     return FC_OK;
 }
 
-/* A list is taken apart where it holds a dict, or a tensor anywhere: a little more than DCP does, which looks into
- * lists only; a tuple, where it holds a tensor. */
+/*
+ * A list is taken apart if it contains a dict, or a tensor at any depth; DCP looks for tensors in lists only. A tuple
+ * is taken apart if it contains a tensor.
+ */
 static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     size_t n;
     bool apart = false;
@@ -303,8 +305,8 @@ static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, TORCH_OBJECT);
 }
 
-/* A member of a module. Its own come before those of its class, so a search through the first is enough; many modules
- * may share a long dict. */
+/* @return a member of a module, or 0. Members of torch.nn.Module come first, so only the first ones are searched; many
+ * modules may share a long dict. */
 static fc_pv module_member(const fc_pickle *p, fc_pv state, const char *key) {
     enum { MOST = 512 };
     size_t n;
@@ -317,13 +319,13 @@ static fc_pv module_member(const fc_pickle *p, fc_pv state, const char *key) {
     return 0;
 }
 
-/* A module that was pickled whole has its tensors where torch.nn.Module keeps them. */
+/* Whether `v` is a module that was pickled whole, with the tables of torch.nn.Module. */
 static bool is_module(const fc_pickle *p, fc_pv v) {
     fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
     return fc_pv_typeof(state) == FC_PV_DICT && module_member(p, state, "_parameters");
 }
 
-/* The class of an instance; legacy files wrap that of a module: ('module', class, source file, source). */
+/* @return the class of an instance. Legacy files wrap the class of a module: ('module', class, source file, source). */
 static fc_pv class_of(const fc_pickle *p, fc_pv v) {
     size_t n;
     fc_pv cls = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
@@ -342,13 +344,13 @@ static fc_code refuse_whole(walker *w, fc_pv v) {
         fc_pickle_global_name(w->p, cls, name, sizeof name);
     }
     bool module = is_module(w->p, v);
-    return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s%s%s is pickled whole, not a state dict: %s", w->f->path,
-                   w->depth ? spell(w) : "", w->depth ? ": " : "", name,
-                   module ? "load it where its class is and save its state_dict()"
+    return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s%s%s was pickled as a whole and is not a state dict: %s",
+                   w->f->path, w->depth ? spell(w) : "", w->depth ? ": " : "", name,
+                   module ? "load it where its class is available, and save its state_dict()"
                           : "save a dict of tensors, such as a state_dict()");
 }
 
-/* Whether a buffer is one that state_dict() leaves out: one of the `n` names. */
+/* Whether `name` is one of the `n` names of buffers that state_dict() leaves out. */
 static bool is_transient(const fc_pickle *p, const fc_pv *names, size_t n, fc_pv name) {
     size_t length;
     const char *text = fc_pickle_bytes(p, name, &length);
@@ -360,7 +362,7 @@ static bool is_transient(const fc_pickle *p, const fc_pv *names, size_t n, fc_pv
     return false;
 }
 
-/* The name of a member of a module, after the names of the modules around it. */
+/* @return the name of a member of a module, preceded by the names of the enclosing modules. */
 static const char *member_name(walker *w, const char *prefix, fc_pv key) {
     size_t n = 0;
     const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
@@ -370,11 +372,11 @@ static const char *member_name(walker *w, const char *prefix, fc_pv key) {
 }
 
 static fc_code bad_module(walker *w) {
-    return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s: a module that is not as torch.nn.Module pickles itself",
-                   w->f->path, w->depth ? spell(w) : "its value");
+    return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s: a module that was not pickled by torch.nn.Module", w->f->path,
+                   w->depth ? spell(w) : "its value");
 }
 
-/* The values of _parameters or _buffers, named as in state_dict(). */
+/* Adds the values of _parameters or _buffers, named as in state_dict(). */
 static fc_code walk_members(walker *w, fc_pv state, const char *table, const char *prefix) {
     size_t n = 0, ntransient = 0;
     fc_pv dict = module_member(w->p, state, table), set = module_member(w->p, state, "_non_persistent_buffers_set");
@@ -393,7 +395,7 @@ static fc_code walk_members(walker *w, fc_pv state, const char *table, const cha
     return rc;
 }
 
-/* What state_dict() of a module has: parameters, buffers, then the modules within. */
+/* Adds the values of a module's state_dict(): parameters, buffers, then its submodules. */
 static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth) {
     size_t n = 0;
     fc_pv state = fc_pickle_state(w->p, v), dict = module_member(w->p, state, "_modules");
@@ -420,7 +422,7 @@ static fc_code take_module(walker *w, fc_pv v) {
     torch_leaves *l = w->leaves;
     size_t before = l->count;
     FC_TRY(walk_module(w, v, "", 0));
-    if (l->count == before) { /* nothing in it: an activation, a loss */
+    if (l->count == before) { /* without parameters: an activation or a loss */
         return w->depth > 0 ? add_leaf(w, v, TORCH_OBJECT) : FC_OK;
     }
     fc_pv cls = class_of(w->p, v);

@@ -1,6 +1,6 @@
 /*
- * The allowlist: which globals a pickle may name, and what each means here. Data for the pickle machine; nothing in
- * it is code. The names are those that torch 1.13 to 2.15 write, found in their sources and in real checkpoints.
+ * The allowlist: which globals a pickle may name, and what each of them means to the pickle machine. Nothing here is
+ * executed. The names are those that torch 1.13 to 2.15 write, from their sources and from real checkpoints.
  */
 #include "torch/pickle.h"
 
@@ -12,7 +12,7 @@ typedef struct entry {
     uint32_t aux;
 } entry;
 
-/* Both homes of DCP: torch.distributed.checkpoint since 2.0, torch.distributed._shard.checkpoint in 1.13. */
+/* DCP is torch.distributed.checkpoint since 2.0, and was torch.distributed._shard.checkpoint in 1.13. */
 #define DCP_METADATA(name, cls)                                                                                        \
     {"torch.distributed.checkpoint.metadata", name, FC_GLOBAL_CLASS, cls}, {                                           \
         "torch.distributed._shard.checkpoint.metadata", name, FC_GLOBAL_CLASS, cls                                     \
@@ -40,7 +40,7 @@ static const entry entries[] = {
     {"torch.distributed.remote_device", "_remote_device", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo", FC_GLOBAL_CLASS, FC_CLASS_STORAGE_INFO},
     {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo", FC_GLOBAL_CLASS, FC_CLASS_STORAGE_INFO},
-    /* Megatron keeps the ranks' plans in `.metadata`, to save the next time without planning. */
+    /* Megatron stores the ranks' plans in `.metadata`, so that the next save need not plan again. */
     {"torch.distributed.checkpoint.planner", "SavePlan", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.planner", "WriteItem", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.planner", "WriteItemType", FC_GLOBAL_INERT, 0},
@@ -106,7 +106,7 @@ static const entry entries[] = {
     BUILTIN("tuple", FC_GLOBAL_INERT),
     BUILTIN("object", FC_GLOBAL_INERT),
     BUILTIN("range", FC_GLOBAL_INERT),
-    {"__builtin__", "xrange", FC_GLOBAL_INERT, 0}, /* names of Python 2, which protocol 2 keeps */
+    {"__builtin__", "xrange", FC_GLOBAL_INERT, 0}, /* names of Python 2, which protocol 2 still uses */
     {"__builtin__", "long", FC_GLOBAL_INERT, 0},
     {"__builtin__", "unicode", FC_GLOBAL_INERT, 0},
     BUILTIN("slice", FC_GLOBAL_INERT),
@@ -121,7 +121,7 @@ static const entry entries[] = {
     {"pathlib._local", "PureWindowsPath", FC_GLOBAL_PATH, 0},
 };
 
-/* Classes of trainers whose instances are data: making one, and giving it its state, sets fields and does no more. */
+/* Classes of trainers whose instances are data: creating one and setting its state only sets fields. */
 static const struct {
     const char *module, *name;
 } harmless[] = {
@@ -196,7 +196,7 @@ static const struct {
     {"torch.distributed.tensor.placement_types", "Partial"},
 };
 
-/* torch's element types that this program does not have: named, so that the message can say which tensor. */
+/* Dtypes of torch that fsdpckpt does not have. They are known so that a message can name the tensor. */
 static const char *const other_dtypes[] = {
     "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2",    "bits8",
     "bits16", "uint1", "uint2",  "uint3",    "uint4",    "uint5",   "uint6",   "uint7",      "int1",
@@ -223,7 +223,9 @@ static bool find_dtype(const char *name, size_t len, uint32_t *aux) {
     return false;
 }
 
-/* Layers of torch.nn, such as a loss that was saved with the weights: making one sets its fields. */
+/*
+ * Whether it is a layer of torch.nn, such as a loss that was saved with the weights. Creating one only sets its fields.
+ */
 static bool is_layer_class(const char *module, size_t module_len, const char *name, size_t name_len) {
     static const char layers[] = "torch.nn.modules.";
     return module_len >= sizeof layers && memcmp(module, layers, sizeof layers - 1) == 0 && name_len > 0 &&

@@ -1,6 +1,6 @@
 /*
- * Opening a torch.save archive and decoding the tensors in its pickle. Input: a range of a file. Output: where a
- * tensor's bytes are and how they are strided; the bytes themselves are not touched.
+ * Opens a torch.save archive in a range of a file, and decodes the tensors in its pickle: where their bytes are, and
+ * their strides. The bytes themselves are not read.
  */
 #include "torch/item.h"
 
@@ -15,7 +15,9 @@
 
 enum { MAX_WRAPPERS = 8, MAX_NAME = 512 };
 
-/* torch.save before 1.6, or with _use_new_zipfile_serialization=False: a stream that begins with a magic number. */
+/*
+ * Whether it is a file of torch before 1.6, or of _use_new_zipfile_serialization=False: it begins with a magic number.
+ */
 static bool is_legacy(int fd, const char *path, uint64_t offset, uint64_t length) {
     static const unsigned char magic[] = {0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46, 0xf9};
     unsigned char head[sizeof magic];
@@ -37,7 +39,7 @@ static fc_code read_byteorder(fc_torch_item *item, fc_error *err) {
     const fc_zip_entry *entry;
     unsigned char *bytes = NULL;
     if (find_record(item, "byteorder", &entry, NULL) != FC_OK) {
-        return FC_OK; /* torch before 2.1 wrote none, on little-endian machines */
+        return FC_OK; /* torch before 2.1 does not write it on little-endian machines */
     }
     FC_TRY(entry->size <= 6 ? fc_zip_read(&item->zip, entry, &bytes, err) : FC_OK);
     item->big_endian = entry->size == 3 && memcmp(bytes, "big", 3) == 0;
@@ -55,7 +57,7 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     item->pickle_size = entry->size;
     bool possible = entry->method == FC_ZIP_STORED || entry->size / FC_ZIP_MAX_RATIO <= entry->stored;
     uint64_t most = entry->method == FC_ZIP_STORED ? item->max_pickle : FC_TORCH_MAX_PICKLE;
-    if (entry->size > most && possible) { /* the impossible one is fc_zip_read's to refuse */
+    if (entry->size > most && possible) { /* fc_zip_read refuses an impossible size */
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes; at most %" PRIu64 " are read",
                        item->zip.path, entry->data, entry->name, entry->size, most);
@@ -79,7 +81,7 @@ static fc_code read_records(fc_torch_item *item, fc_error *err) {
     return read_pickle(item, err);
 }
 
-/* Reads what every archive has: the folder, the byte order, the pickle. After a failure the item is closed. */
+/* Reads what every archive has: the root folder, the byte order, the pickle. After a failure the item is closed. */
 static fc_code read_item(fc_torch_item *item, fc_error *err) {
     fc_code rc = read_records(item, err);
     if (rc != FC_OK) {
@@ -99,7 +101,7 @@ fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint6
     fc_code rc = fc_zip_open_read(fd, path, offset, length, bytes, &item->zip, err);
     if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: offset %" PRIu64 ": an item in the format of torch.save before 1.6; load and save it "
+                       "%s: offset %" PRIu64 ": an item in the format of torch before 1.6; load and save it "
                        "again with a newer PyTorch",
                        path, offset);
     }
@@ -138,7 +140,7 @@ static fc_code malformed(const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: %s", what);
 }
 
-/* The items of a tuple or torch.Size. */
+/* Gets the items of a tuple or torch.Size. */
 static bool tuple_items(const fc_pickle *p, fc_pv v, const fc_pv **items, size_t *n) {
     if (fc_pv_typeof(v) != FC_PV_TUPLE && fc_pv_typeof(v) != FC_PV_SIZE) {
         return false;
@@ -147,7 +149,9 @@ static bool tuple_items(const fc_pickle *p, fc_pv v, const fc_pv **items, size_t
     return true;
 }
 
-/* The function that a tensor is rebuilt with and, of one that knows its class, that class; else it is 0. */
+/*
+ * @return the function that rebuilds a tensor. `cls` receives the tensor's class, or 0 if the pickle does not name it.
+ */
 static fc_pv rebuilt_with(const fc_pickle *p, fc_pv v, fc_pv *cls) {
     fc_pv function = 0;
     *cls = 0;
@@ -181,13 +185,12 @@ static fc_code refuse(const fc_pickle *p, fc_pv v, fc_error *err) {
         {"_rebuild_meta_tensor_no_storage", "a tensor on the device meta, which has no data"},
     };
     char name[256] = "?";
-    const char *what = "a tensor of another kind";
+    const char *what = "a tensor of an unknown kind";
     fc_pv cls, function = rebuilt_with(p, v, &cls);
     if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
         fc_pickle_global_name(p, cls, name, sizeof name);
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "only dense tensors are supported, this one is a %s, which only that class can put together",
-                       name);
+                       "only dense tensors are supported, this one is a %s, which only that class can rebuild", name);
     }
     if (fc_pv_typeof(function) == FC_PV_GLOBAL) {
         fc_pickle_global_name(p, function, name, sizeof name);
@@ -199,21 +202,21 @@ static fc_code refuse(const fc_pickle *p, fc_pv v, fc_error *err) {
     return fc_fail(err, FC_EUNSUPPORTED, "only dense tensors are supported, this one is %s", what);
 }
 
-/* Goes through parameters and typed wrappers to the call that rebuilds the plain tensor. */
+/* Unwraps parameters and typed wrappers down to the call that rebuilds the plain tensor. */
 static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv **args, size_t *n, fc_error *err) {
     fc_pv callee, tuple;
     const fc_pv whole = v;
     if (fc_pv_typeof(v) != FC_PV_CALL) {
-        return malformed("the value is no tensor", err);
+        return malformed("the value is not a tensor", err);
     }
     callee = fc_pickle_callee(p, v);
     tuple = fc_pickle_arguments(p, v);
     for (int depth = 0; depth < MAX_WRAPPERS; depth++) {
         if (!rebuild_of(p, callee, which)) {
-            return depth > 0 ? refuse(p, whole, err) : malformed("the value is no tensor", err);
+            return depth > 0 ? refuse(p, whole, err) : malformed("the value is not a tensor", err);
         }
         if (!tuple_items(p, tuple, args, n)) {
-            return malformed("its arguments are no tuple", err);
+            return malformed("its arguments are not a tuple", err);
         }
         if (*which == FC_REBUILD_PARAMETER && *n >= 1 && fc_pv_typeof((*args)[0]) == FC_PV_CALL) {
             v = (*args)[0];
@@ -226,10 +229,10 @@ static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv 
             return FC_OK;
         }
     }
-    return malformed("it is wrapped too often", err);
+    return malformed("it is wrapped too many times", err);
 }
 
-/* ('storage', class, key, location, number of elements) */
+/* Decodes ('storage', class, key, location, number of elements). */
 static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_tensor *out, fc_error *err) {
     const fc_pv *id;
     size_t n;
@@ -239,7 +242,7 @@ static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_
         !fc_pickle_is_str(p, id[0], "storage") || fc_pv_typeof(id[1]) != FC_PV_GLOBAL ||
         fc_pickle_global(p, id[1], &dtype) != FC_GLOBAL_STORAGE || fc_pv_typeof(id[2]) != FC_PV_STR ||
         !fc_pickle_int(p, id[4], &numel) || numel < 0) {
-        return malformed("its storage is not one that torch.save writes", err);
+        return malformed("its storage was not written by torch.save", err);
     }
     if (dtype == FC_DTYPE_COUNT) {
         return fc_fail(err, FC_EUNSUPPORTED, "quantized tensors are not supported");
@@ -247,7 +250,7 @@ static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_
     uint64_t element = fc_dtype_size((fc_dtype)dtype); /* FC_OPAQUE: an untyped storage counts bytes */
     if (typed) {
         if (dtype == FC_OPAQUE) {
-            return malformed("its storage has no element type", err);
+            return malformed("the element type of its storage is missing", err);
         }
         out->dtype = (fc_dtype)dtype;
     }
@@ -261,18 +264,19 @@ static fc_code decode_sizes(const fc_pickle *p, fc_pv sizes, fc_pv strides, fc_t
     const fc_pv *size, *stride;
     size_t ndim, n;
     if (!tuple_items(p, sizes, &size, &ndim) || !tuple_items(p, strides, &stride, &n) || n != ndim) {
-        return malformed("its sizes and strides do not fit together", err);
+        return malformed("its sizes and strides do not match", err);
     }
     if (ndim > FC_MAX_DIMS) {
-        return fc_fail(err, FC_EUNSUPPORTED, "a tensor of %zu dimensions; at most %d are supported", ndim, FC_MAX_DIMS);
+        return fc_fail(err, FC_EUNSUPPORTED, "the tensor has %zu dimensions; at most %d are supported", ndim,
+                       FC_MAX_DIMS);
     }
     out->ndim = (int)ndim;
     for (size_t i = 0; i < ndim; i++) {
         if (!fc_pickle_int(p, size[i], &out->sizes[i]) || out->sizes[i] < 0) {
-            return malformed("a size is no number >= 0", err);
+            return malformed("a size is not an integer >= 0", err);
         }
         if (!fc_pickle_int(p, stride[i], &out->strides[i]) || out->strides[i] < 0) {
-            return malformed("a stride is no number >= 0", err);
+            return malformed("a stride is not an integer >= 0", err);
         }
     }
     return FC_OK;
@@ -291,10 +295,10 @@ static fc_code check_reach(fc_torch_tensor *out, int64_t offset, fc_error *err) 
         }
     }
     ok = ok && (empty || (fc_add_u64(last, 1, &end) && fc_mul_u64(end, element, &end) && end <= out->storage_bytes));
-    return ok ? FC_OK : malformed("its elements lie outside of its storage", err);
+    return ok ? FC_OK : malformed("its elements are outside its storage", err);
 }
 
-/* set_tensor_metadata's flags: views whose values are the stored ones but for a sign. */
+/* Reads set_tensor_metadata's flags of lazy views, whose values differ from the stored ones in a sign. */
 static fc_code read_flags(const fc_pickle *p, fc_pv flags, fc_torch_tensor *out, fc_error *err) {
     size_t n;
     if (fc_pv_typeof(flags) != FC_PV_DICT) {
@@ -310,10 +314,10 @@ static fc_code read_flags(const fc_pickle *p, fc_pv flags, fc_torch_tensor *out,
         }
     }
     fc_dtype_class cls = fc_dtype_get(out->dtype)->cls;
-    /* Flipping the top bit negates IEEE numbers; not integers, and not every float8. */
+    /* Flipping the top bit negates IEEE numbers, but not integers and not every float8. */
     bool ieee = cls == FC_CLASS_COMPLEX || (cls == FC_CLASS_FLOAT && fc_dtype_size(out->dtype) > 1);
     if ((out->conjugate && cls != FC_CLASS_COMPLEX) || (out->negate && !ieee)) {
-        return malformed("it is a lazy view of a type that has none", err);
+        return malformed("it is a lazy view of a type that has no such views", err);
     }
     return FC_OK;
 }
@@ -334,7 +338,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     }
     if (!typed) {
         if (fc_pv_typeof(args[6]) != FC_PV_GLOBAL || fc_pickle_global(p, args[6], &dtype) != FC_GLOBAL_DTYPE) {
-            return malformed("its type is no dtype", err);
+            return malformed("its type is not a dtype", err);
         }
         if (dtype == FC_OPAQUE) {
             char name[128];
@@ -345,7 +349,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     }
     fc_code rc;
     FC_TRY_GOTO(decode_storage(p, args[0], typed, out, err), rc, out);
-    FC_TRY_GOTO(fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is no number", err), rc, out);
+    FC_TRY_GOTO(fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is not an integer", err), rc, out);
     FC_TRY_GOTO(decode_sizes(p, args[2], args[3], out, err), rc, out);
     FC_TRY_GOTO(check_reach(out, offset, err), rc, out);
 out:
@@ -365,7 +369,7 @@ fc_code fc_torch_item_record(const fc_torch_item *item, const fc_torch_tensor *t
     FC_TRY(find_record(item, name, out, err));
     if ((*out)->size != tensor->storage_bytes) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes, the pickle says %" PRIu64,
+                       "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes, but the pickle says %" PRIu64,
                        item->zip.path, (*out)->data, (*out)->name, (*out)->size, tensor->storage_bytes);
     }
     return FC_OK;

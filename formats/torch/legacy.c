@@ -1,8 +1,8 @@
 /*
- * The files of torch.save before 1.6, and of _use_new_zipfile_serialization=False since: five pickles one after
- * another (magic number, protocol, system, the value, the keys of its storages), then for each key the number of its
- * elements (8 bytes) and the elements, little-endian on every system. How long an element is, only the value's pickle
- * says.
+ * Reads the files of torch.save before 1.6, and of _use_new_zipfile_serialization=False since then. They are five
+ * pickles in a row (magic number, protocol, system, the value, the keys of its storages), then for each key the number
+ * of elements (8 bytes) and the elements, little-endian on every system. Only the value's pickle gives the size of an
+ * element.
  */
 #include "torch/torch_file.h"
 
@@ -20,7 +20,7 @@ static fc_code damaged(const torch_file *f, uint64_t at, const char *what, fc_er
     return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save file is damaged: %s", f->path, at, what);
 }
 
-/* Loads the pickle at `*at` and moves on to what follows it. */
+/* Loads the pickle at `*at` and advances to its end. */
 static fc_code next_pickle(const torch_file *f, uint64_t *at, uint64_t most, fc_pickle **out, fc_error *err) {
     uint64_t left = f->size - *at;
     fc_pickle_source source = {f->path, *at, left < most ? left : most, f->fd, NULL};
@@ -37,14 +37,14 @@ static fc_code read_small(torch_file *f, bool is_protocol, uint64_t *at, fc_erro
     fc_code rc = FC_OK;
     FC_TRY(next_pickle(f, at, MAX_SMALL, &p, err));
     if (is_protocol && (!fc_pickle_int(p, p->root, &number) || number != PROTOCOL)) {
-        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a protocol of torch.save that is not %d", f->path,
+        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": the protocol of torch.save is not %d", f->path,
                      start, PROTOCOL);
     }
     fc_pickle_free(p);
     return rc;
 }
 
-/* The three small pickles before the value. */
+/* Reads the three small pickles before the value. */
 static fc_code read_head(torch_file *f, uint64_t *at, fc_error *err) {
     for (int i = 0; i < 3; i++) {
         FC_TRY(read_small(f, i == 1, at, err));
@@ -62,7 +62,7 @@ static int by_key(const void *a, const void *b, void *pickle) {
     return strcmp(key_of(pickle, x->key), key_of(pickle, y->key));
 }
 
-/* What the persistent ids of the value say of its storages: ('storage', class, key, location, elements, view). */
+/* Collects the storages from the value's persistent ids: ('storage', class, key, location, elements, view). */
 static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
     size_t n = 0, kept = 0;
     const fc_pv *ids = f->p->persids ? fc_pickle_items(f->p, f->p->persids, &n) : NULL;
@@ -82,21 +82,22 @@ static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
         if (parts < 5 || fc_pv_typeof(part[2]) != FC_PV_STR || fc_pv_typeof(part[1]) != FC_PV_GLOBAL ||
             fc_pickle_global(f->p, part[1], &dtype) != FC_GLOBAL_STORAGE || !fc_pickle_int(f->p, part[4], &elements) ||
             elements < 0) {
-            return damaged(f, start, "its pickle refers to something that is no storage", err);
+            return damaged(f, start, "its pickle refers to something that is not a storage", err);
         }
         if (parts > 5 && fc_pv_typeof(part[5]) != FC_PV_NONE) {
-            return fc_fail(err, FC_EUNSUPPORTED, "%s: a file of torch before 0.4, with views of storages", f->path);
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "%s: a file of torch before 0.4 with views of storages, which is not supported", f->path);
         }
         uint64_t size = dtype < FC_DTYPE_COUNT ? fc_dtype_size((fc_dtype)dtype) : 0;
         f->storages[kept++] = (torch_legacy_storage){part[2], (uint64_t)elements, size, 0};
     }
     qsort_r(f->storages, kept, sizeof *f->storages, by_key, f->pickle);
-    for (size_t i = 0; i < kept; i++) { /* each once */
+    for (size_t i = 0; i < kept; i++) { /* keeps each storage once */
         torch_legacy_storage *last = f->nstorages ? &f->storages[f->nstorages - 1] : NULL;
         if (!last || last->key != f->storages[i].key) {
             f->storages[f->nstorages++] = f->storages[i];
         } else if (last->elements != f->storages[i].elements || last->element_size != f->storages[i].element_size) {
-            return damaged(f, start, "its pickle gives one storage two sizes", err);
+            return damaged(f, start, "its pickle gives two sizes for one storage", err);
         }
     }
     return FC_OK;
@@ -119,11 +120,11 @@ static torch_legacy_storage *find(const torch_file *f, const char *key) {
     return NULL;
 }
 
-/* Walks over the storages' bytes in the order of the list of keys. */
+/* Finds the bytes of each storage, in the order of the list of keys. */
 static fc_code place(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error *err) {
     size_t n;
     if (fc_pv_typeof(keys->root) != FC_PV_LIST) {
-        return damaged(f, at, "it has no list of storages", err);
+        return damaged(f, at, "the list of storages is missing", err);
     }
     const fc_pv *items = fc_pickle_items(keys, keys->root, &n);
     for (size_t i = 0; i < n; i++) {
@@ -131,14 +132,16 @@ static fc_code place(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error
         uint64_t stated, bytes;
         torch_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find(f, key_of(keys, items[i])) : NULL;
         if (!s || s->offset != 0) {
-            return damaged(f, at, "its list of storages does not fit its pickle", err);
+            return damaged(f, at, "its list of storages does not match its pickle", err);
         }
         FC_TRY(fc_pread_full(f->fd, count, sizeof count, at, f->path, err));
         memcpy(&stated, count, sizeof stated);
         stated = le64toh(stated);
         if (stated != s->elements || !fc_mul_u64(s->elements, s->element_size, &bytes) ||
             !fc_range_within(at + sizeof count, bytes, f->size)) {
-            return damaged(f, at, "a storage has another size than its pickle says, or ends behind the file", err);
+            return damaged(
+                f, at, "the size of a storage differs from the one in its pickle, or it ends after the end of the file",
+                err);
         }
         s->offset = at + sizeof count;
         at = s->offset + bytes;
@@ -163,12 +166,12 @@ fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
 fc_code fc_torch_legacy_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
     const torch_legacy_storage *s = find(f, key_of(f->p, tensor->storage_key));
     if (!s || s->offset == 0) {
-        return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: it has no storage %s", f->path,
+        return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: storage %s is missing", f->path,
                        key_of(f->p, tensor->storage_key));
     }
-    uint64_t bytes = s->elements * s->element_size; /* place() has checked it */
+    uint64_t bytes = s->elements * s->element_size; /* checked by place() */
     if (bytes != tensor->storage_bytes) {
-        return damaged(f, s->offset, "its pickle gives one storage two sizes", err);
+        return damaged(f, s->offset, "its pickle gives two sizes for one storage", err);
     }
     *out = (torch_record){s->offset, bytes, bytes, 0, FC_ZIP_STORED, f->index};
     return FC_OK;

@@ -1,5 +1,5 @@
 /*
- * What groups of an optimizer list as numbers becomes a list of names: see name_list.h.
+ * Builds lists of names: see name_list.h.
  */
 #include "torch/name_list.h"
 #include "base/try.h"

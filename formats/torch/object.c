@@ -1,8 +1,8 @@
 /*
- * Values of a `.pt` file that are not tensors. In every format an object's bytes are a torch.save archive of that value
- * alone. In a `.pt` file the value is a few opcodes of the one pickle, so the archive is made: its pickle when the file
- * is opened, the rest when its bytes are read. Tensors within it (in a set, or in an object of an unknown class) are
- * copied into it.
+ * Values of a `.pt` file that are not tensors. In every format, the bytes of an object are a torch.save archive of that
+ * value alone. In a `.pt` file the value is only a few opcodes of the one pickle, so the archive is made: its pickle
+ * when the file is opened, the rest when its bytes are read. Tensors within the value (in a set, or in an object of an
+ * unknown class) are copied into the archive.
  */
 #include "torch/pickle_copy.h"
 #include "torch/torch_file.h"
@@ -16,12 +16,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_INSIDE = 64 << 20 /* bytes of tensors in one object, whose archive is made in memory */ };
+enum { MAX_INSIDE = 64 << 20 /* the most bytes of tensors in one object, because its archive is made in memory */ };
 
 static const fc_object torch_save_object = {.encoding = "torch.save"};
 static const char folder[] = "archive";
 
-/* Lays the archive out; its data records are in the order of object->storages. */
+/* Lays out the archive. Its data records are in the order of object->storages. */
 static fc_code lay_out(const torch_object *object, fc_torch_zip *zip, fc_error *err) {
     uint64_t offset;
     FC_TRY(fc_torch_zip_begin(zip, folder, object->pickle, object->size, err));
@@ -40,7 +40,7 @@ static fc_code find_storages(const torch_file *f, const fc_pickle_copy *copy, fc
         return fc_no_memory(err, NULL);
     }
     if (f->swap && copy->nstorages > 0) {
-        return fc_fail(err, FC_EUNSUPPORTED, "it holds a tensor, and the file is of a big-endian machine");
+        return fc_fail(err, FC_EUNSUPPORTED, "it contains a tensor, and the file is big-endian");
     }
     for (size_t i = 0; i < copy->nstorages; i++) {
         fc_torch_tensor t = {0};
@@ -48,7 +48,7 @@ static fc_code find_storages(const torch_file *f, const fc_pickle_copy *copy, fc
         FC_TRY(fc_torch_file_storage(f, &t, &object->storages[i], err));
         if (!fc_add_u64(total, object->storages[i].size, &total) || total > MAX_INSIDE) {
             return fc_fail(err, FC_EUNSUPPORTED,
-                           "it holds tensors of more than %d bytes within something that is no dict, list or tuple",
+                           "it contains more than %d bytes of tensors within a value that is not a dict, list or tuple",
                            MAX_INSIDE);
         }
     }
@@ -100,8 +100,9 @@ static fc_code make_tensor(const fc_object *object, const void *detail, int64_t 
     if (!dims || !chunk) {
         return fc_no_memory(err, NULL);
     }
-    dims[0] = dims[2] = length;                                              /* shape; offset 0, size */
-    *chunk = (fc_chunk){.dims = dims + 1, .file = file, .rank = FC_NO_RANK}; /* no length: made, not stored */
+    dims[0] = dims[2] = length; /* shape; offset 0, size */
+    *chunk = (fc_chunk){
+        .dims = dims + 1, .file = file, .rank = FC_NO_RANK}; /* no length, because it is made and not stored */
     t->dtype = FC_OPAQUE;
     t->ndim = 1;
     t->shape = dims;
@@ -155,7 +156,7 @@ out:
     return rc;
 }
 
-/* The bytes of a record, inflated, into `out`. */
+/* Reads a record into `out`, and inflates it if necessary. */
 static fc_code read_record(const fc_checkpoint *checkpoint, const torch_record *record, unsigned char *out,
                            fc_error *err) {
     const char *path = checkpoint->files[record->file].path;

@@ -1,12 +1,12 @@
 /*
- * The safe decoding of pickled values as JSON, for the `json` attribute of objects and for inspect.
+ * Decodes pickled values as JSON, for the `json` attribute of objects and for inspect, without executing anything.
  *
  *   None, bool, str, list            null, true/false, string, array
  *   int                              number, all digits; beyond 64 bits {"$int": "decimal"}; beyond 1024 bytes
  *                                    {"$int": "0x…"}
  *   float                            number; {"$float": "nan" | "inf" | "-inf"}
  *   complex                          {"$complex": [real, imaginary]}
- *   dict, OrderedDict, defaultdict,  object; where a key is no string, begins with "$", contains NUL, or is not
+ *   dict, OrderedDict, defaultdict,  object; if a key is not a string, begins with "$", contains NUL, or is not
  *   Counter                          UTF-8: {"$dict": [[key, value], …]}
  *   tuple                            {"$tuple": [...]}
  *   set, frozenset                   {"$set": [...]}, {"$frozenset": [...]}
@@ -21,8 +21,7 @@
  *   a call that runs code or commands  {"$unsafe": "os.system"}
  *   cut off                          {"$omitted": "too deep" | "too large"}
  *
- * Input: a value of a loaded pickle. Output: text in the caller's arena. Values may be shared or contain themselves,
- * so depth and size are bounded.
+ * Values may be shared and may contain themselves, so depth and size are bounded. The text is in the caller's arena.
  */
 #include "base/try.h"
 #include "torch/item.h"
@@ -40,13 +39,13 @@ enum { MAX_DEPTH = 128, MAX_DECIMAL_BYTES = 1024 };
 
 typedef struct writer {
     const fc_pickle *p;
-    uint64_t budget; /* JSON bytes that may still be made, roughly */
+    uint64_t budget; /* remaining bytes of JSON, approximately */
     int depth;
 } writer;
 
 static json_t *convert(writer *w, fc_pv v);
 
-/* Each of these takes over its argument and returns NULL when out of memory. */
+/* These functions own their arguments, and return NULL when out of memory. */
 static json_t *tagged(const char *tag, json_t *value) {
     json_t *object = json_object();
     if (!object || !value || json_object_set_new(object, tag, value) != 0) {
@@ -93,11 +92,11 @@ static json_t *string(writer *w, fc_pv v) {
     if (!spend(w, n)) {
         return omitted("too large");
     }
-    json_t *value = json_stringn(s, n); /* refuses what is not UTF-8 */
+    json_t *value = json_stringn(s, n); /* NULL if it is not UTF-8 */
     return value ? value : base64(w, "$surrogates", s, n);
 }
 
-/* The decimal digits of the magnitude in `limbs` (least significant first), destroying it. */
+/* @return the decimal digits of the magnitude in `limbs` (least significant first), which is destroyed. */
 static char *decimal(uint32_t *limbs, size_t n, bool negative) {
     size_t size = n * 10 + 3, at = size;
     char *text = malloc(size);
@@ -180,7 +179,7 @@ static json_t *real(double value) {
 static json_t *array(writer *w, const fc_pv *items, size_t n) {
     json_t *list = json_array();
     for (size_t i = 0; list && i < n; i++) {
-        if (w->budget == 0) { /* one mark for all that is left */
+        if (w->budget == 0) { /* one mark for all remaining items */
             if (json_array_append_new(list, omitted("too large")) != 0) {
                 json_decref(list);
                 return NULL;
@@ -195,7 +194,7 @@ static json_t *array(writer *w, const fc_pv *items, size_t n) {
     return list;
 }
 
-/* Whether the dict can be a JSON object without losing or confusing anything. */
+/* Whether the dict can become a JSON object without loss or ambiguity. */
 static bool is_plain(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     for (size_t i = 0; i < n; i += 2) {
         size_t length;
@@ -264,7 +263,7 @@ static json_t *tensor(const fc_pickle *p, fc_pv v) {
     return tagged("$tensor", json_pack("{s:s, s:o}", "dtype", fc_dtype_get(t.dtype)->torch_name, "shape", shape));
 }
 
-/* The parts of a path, joined as pathlib does. */
+/* Joins the parts of a path like pathlib. */
 static json_t *path(writer *w, const fc_pv *parts, size_t n) {
     json_t *text = json_string("");
     for (size_t i = 0; text && i < n; i++) {
@@ -273,7 +272,7 @@ static json_t *path(writer *w, const fc_pv *parts, size_t n) {
         const char *before = json_string_value(text);
         size_t old = strlen(before);
         json_t *longer = NULL;
-        if (spend(w, old + length)) { /* so that many parts do not take quadratic time */
+        if (spend(w, old + length)) { /* limits the time, which is quadratic in the number of parts */
             longer = json_sprintf("%s%s%s", before, old == 0 || before[old - 1] == '/' ? "" : "/", part);
         }
         json_decref(text);
@@ -404,7 +403,7 @@ static json_t *convert(writer *w, fc_pv v) {
     return value;
 }
 
-/* The shortest precision at which every number reads back as it was: 0.9, not 0.90000000000000002. */
+/* Formats with the lowest precision at which every number reads back unchanged: 0.9, not 0.90000000000000002. */
 static char *dump(const json_t *value) {
     for (size_t digits = 15; digits < 17; digits++) {
         char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
@@ -434,7 +433,11 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
 }
 
 fc_code fc_torch_json_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err) {
-    enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* it is for people and scripts; the bytes stay whole */
+    enum {
+        SMALL = 64 << 10,
+        RATIO = 16,
+        LARGE = 4 << 20
+    }; /* the JSON is only for people and scripts; the object itself stays complete */
     static const char omitted[] = "{\"$omitted\":\"too large\"}";
     if (opened == FC_EUNSUPPORTED && item->pickle_size > FC_TORCH_MAX_PICKLE) {
         *json = fc_arena_strndup(arena, omitted, strlen(omitted));

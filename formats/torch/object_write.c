@@ -64,7 +64,7 @@ static void write_json(fc_torch_pickler *w, const json_t *value, int depth) {
     }
 }
 
-/* What cannot be read as JSON here (numbers beyond 64 bits, say) stays the text that it is. */
+/* Writes JSON that cannot be parsed here (e.g. numbers above 64 bits) as text. */
 static void write_decoding(fc_torch_pickler *w, const char *text) {
     json_t *value = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     if (value) {
@@ -82,7 +82,7 @@ static fc_code read_bytes(const fc_target *target, const fc_tensor *object, fc_a
     if (object->shape[0] > MOST_BYTES) {
         return fc_advise(err,
                          fc_fail(err, FC_EUNSUPPORTED,
-                                 "an object of %lld bytes in the encoding '%s', which PyTorch does not have",
+                                 "an object of %lld bytes in the encoding '%s', which PyTorch cannot read",
                                  (long long)object->shape[0], object->object->encoding),
                          FC_HINT_EXCLUDE, object->name);
     }

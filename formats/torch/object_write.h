@@ -1,5 +1,5 @@
 /*
- * Writes objects of other formats, whose bytes PyTorch cannot read.
+ * Writes objects of other formats, whose bytes PyTorch cannot read, to torch.save and DCP files.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H
 #define FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H
@@ -11,7 +11,9 @@
 #include "fsdpckpt/select.h"
 #include "torch/pickle_write.h"
 
-/** Pickles an object whose bytes are no torch.save archive: {"encoding": str, "value": its decoding, "data": bytes}. */
+/**
+ * Pickles an object whose bytes are not a torch.save archive: {"encoding": str, "value": its decoding, "data": bytes}.
+ */
 fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *object, fc_torch_pickler *w,
                               fc_error *err);
 

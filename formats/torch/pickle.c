@@ -1,6 +1,6 @@
 /*
- * The pickle machine's loop: one opcode after another onto a stack of values. See pickle.h for what it is for and
- * pickle_private.h for its parts.
+ * The loop of the pickle machine, which applies one opcode after another to a stack of values. pickle.h explains its
+ * purpose, pickle_private.h its parts.
  */
 #include "torch/pickle.h"
 
@@ -36,7 +36,7 @@ static fc_code push_mark(fc_pickle_vm *vm) {
     return FC_OK;
 }
 
-/* The values above the innermost mark leave the stack, but stay readable until the next push. */
+/* Pops the values above the innermost mark. They stay readable until the next push. */
 static fc_code pop_mark(fc_pickle_vm *vm, const fc_pv **items, size_t *n) {
     if (vm->nmarks == 0) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: an opcode finds no mark");
@@ -71,7 +71,7 @@ static fc_code memo_put(fc_pickle_vm *vm, uint64_t index) {
     return FC_OK;
 }
 
-/* No pickler does this, and it would make the numbers of MEMOIZE depend on the indices of the PUTs. */
+/* No pickler mixes these, and then the numbers of MEMOIZE would depend on the indexes of the PUTs. */
 static fc_code mixed_memo(fc_pickle_vm *vm) {
     return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: it mixes MEMOIZE and PUT");
 }
@@ -80,12 +80,13 @@ static fc_code memo_get(fc_pickle_vm *vm, uint64_t index) {
     const fc_pv *slot = fc_pickle_memo_slot(&vm->memo, index);
     if (!slot || !*slot) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
-                              "the pickle is damaged: it fetches memo entry %" PRIu64 ", never stored", index);
+                              "the pickle is damaged: it fetches memo entry %" PRIu64 ", which was never stored",
+                              index);
     }
     return push(vm, *slot);
 }
 
-/* UTF-8 as Python's "surrogatepass" accepts it. */
+/* Whether it is UTF-8 as Python's "surrogatepass" accepts it. */
 static bool is_utf8(const unsigned char *s, size_t n) {
     size_t i = 0;
     while (i < n) {
@@ -125,7 +126,7 @@ static fc_code push_text(fc_pickle_vm *vm, fc_pv_type type, uint64_t n) {
     return push(vm, v);
 }
 
-/* Python 2's str is text or bytes; what is not UTF-8 is bytes. */
+/* Python 2's str is text or bytes; it counts as bytes if it is not UTF-8. */
 static fc_code push_string(fc_pickle_vm *vm, uint64_t n) {
     FC_TRY(push_text(vm, FC_PV_BYTES, n));
     fc_pv *v = &vm->stack[vm->depth - 1];
@@ -138,7 +139,7 @@ static fc_code push_string(fc_pickle_vm *vm, uint64_t n) {
     return FC_OK;
 }
 
-/* Integers that fit 64 bits become FC_PV_INT or eight bytes; longer ones keep their bytes. */
+/* Integers of up to 64 bits become FC_PV_INT or eight bytes; larger ones keep their bytes. */
 static fc_code push_long(fc_pickle_vm *vm, uint64_t n) {
     int64_t value;
     FC_TRY(push_text(vm, FC_PV_BIGINT, n));
@@ -248,7 +249,7 @@ static bool is_empty_dict(const fc_pickle *p, fc_pv v) {
     return fc_pv_typeof(v) == FC_PV_DICT && p->containers[fc_pv_payload(v)].count == 0;
 }
 
-/* Takes cls, args and kwargs. The data classes that we know have no keyword arguments. */
+/* Pops cls, args and kwargs. The known data classes have no keyword arguments. */
 static fc_code newobj_ex(fc_pickle_vm *vm) {
     fc_pv v;
     FC_TRY(has(vm, 3));
@@ -288,7 +289,7 @@ static fc_code setitem(fc_pickle_vm *vm) {
 }
 
 static fc_code pop(fc_pickle_vm *vm) {
-    if (vm->depth == vm->base && vm->nmarks > 0) { /* POP of a mark, as recursive tuples are written */
+    if (vm->depth == vm->base && vm->nmarks > 0) { /* Python pops a mark for recursive tuples */
         const fc_pv *items;
         size_t n;
         return pop_mark(vm, &items, &n);
@@ -309,7 +310,7 @@ static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
     switch (op) {
     case OP_PROTO:
         return check_protocol(vm, argument);
-    case OP_FRAME: /* says where the writer flushed: of no use to a reader with a window */
+    case OP_FRAME: /* only tells readers how much to read ahead */
         return FC_OK;
     case OP_MEMOIZE:
         return vm->puts ? mixed_memo(vm) : memo_put(vm, vm->memoized++);
@@ -420,7 +421,7 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     vm.p = calloc(1, sizeof *vm.p);
     vm.reader.buffer = source->bytes ? NULL : malloc(FC_PICKLE_WINDOW);
     fc_code rc = FC_OK;
-    /* The stack is never NULL, so that pointers into an empty one are pointers. */
+    /* The stack is never NULL, so that pointers into an empty one are valid. */
     if (!vm.p || (!source->bytes && !vm.reader.buffer) ||
         !fc_grow(&vm.stack, &vm.stack_capacity, 1, sizeof *vm.stack)) {
         rc = fc_no_memory(err, source->name);

@@ -1,11 +1,12 @@
 /*
  * A data-only pickle machine: turns the bytes of a pickle (protocol 2 to 5) into inert values. Nothing is ever
- * executed; a global is only a name, and names outside of the allowlist (globals.c) are refused or kept as names.
+ * executed: a global is only a name, and names outside the allowlist (globals.c) are refused or kept as names.
  *
- * Input: a `.metadata` file, or the data.pkl record of a torch.save archive. Output: fc_pickle, which the DCP
- * manifest and the decoding of objects walk. Made for pickles of a million objects: a value is eight bytes, equal
- * strings are stored once, instances of known dataclasses are folded into a fixed number of slots, and the input is
- * read through a small window. Time and memory are linear in the input's size, and nothing recurses.
+ * The input is a `.metadata` file, or the data.pkl record of a torch.save archive. The output is an fc_pickle, which
+ * the DCP manifest and the decoding of objects traverse. It is made for pickles of a million objects: a value takes
+ * eight bytes, equal strings are stored once, instances of known dataclasses are folded into a fixed number of slots,
+ * and the input is read through a small window. Time and memory are linear in the size of the input, and nothing
+ * recurses.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_H
@@ -21,7 +22,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** A value: the type in the low byte, above it an integer or an index into one of the areas of fc_pickle. */
+/**
+ * A value: the type in the low byte; the other bytes are an integer, or an index into one of the areas of fc_pickle.
+ */
 typedef uint64_t fc_pv;
 
 typedef enum fc_pv_type {
@@ -31,7 +34,7 @@ typedef enum fc_pv_type {
     FC_PV_INT,    /**< 56 bits, inline */
     FC_PV_BIGINT, /**< the little-endian two's complement bytes, in the text area */
     FC_PV_FLOAT,
-    FC_PV_STR, /**< UTF-8, surrogates passed; interned: equal strings are equal values */
+    FC_PV_STR, /**< UTF-8 with surrogates; interned, so equal strings are equal values */
     FC_PV_BYTES,
     FC_PV_BYTEARRAY,
     FC_PV_TUPLE,
@@ -42,11 +45,11 @@ typedef enum fc_pv_type {
     FC_PV_FROZENSET,
     FC_PV_GLOBAL, /**< a class or function, by name */
     FC_PV_OBJECT, /**< an instance of a known dataclass, folded into slots */
-    FC_PV_CALL,   /**< callee, arguments, state, items: what the pickle would have called */
+    FC_PV_CALL,   /**< a call that Python would make: callee, arguments, state, items */
     FC_PV_PERSID  /**< a persistent id: torch.save's reference to a storage */
 } fc_pv_type;
 
-/** What Python would do with a value while it loads it, beyond making data. */
+/** What Python would do besides creating data when it loads a value. */
 typedef enum fc_pickle_risk {
     FC_RISK_NONE,
     FC_RISK_UNKNOWN, /**< it needs a class or function that is not on the list of harmless ones */
@@ -56,11 +59,11 @@ typedef enum fc_pickle_risk {
 /** How a global is treated. */
 typedef enum fc_global_kind {
     FC_GLOBAL_UNKNOWN, /**< not in the allowlist */
-    FC_GLOBAL_INERT,   /**< known, and its calls are kept as FC_PV_CALL */
-    FC_GLOBAL_CLASS,   /**< a dataclass with slots: aux is fc_class */
-    FC_GLOBAL_DTYPE,   /**< aux is fc_dtype, FC_OPAQUE for a type this program does not have */
-    FC_GLOBAL_STORAGE, /**< aux is fc_dtype, FC_OPAQUE for UntypedStorage, FC_DTYPE_COUNT for quantized types */
-    FC_GLOBAL_REBUILD, /**< aux is fc_rebuild */
+    FC_GLOBAL_INERT,   /**< known; its calls are kept as FC_PV_CALL */
+    FC_GLOBAL_CLASS,   /**< a dataclass with slots: `aux` is an fc_class */
+    FC_GLOBAL_DTYPE,   /**< `aux` is an fc_dtype; FC_OPAQUE if fsdpckpt does not have the type */
+    FC_GLOBAL_STORAGE, /**< `aux` is an fc_dtype; FC_OPAQUE for UntypedStorage, FC_DTYPE_COUNT for quantized types */
+    FC_GLOBAL_REBUILD, /**< `aux` is an fc_rebuild */
     FC_GLOBAL_SIZE,
     FC_GLOBAL_DICT, /**< OrderedDict, Counter, dict */
     FC_GLOBAL_DEFAULTDICT,
@@ -111,24 +114,24 @@ typedef enum fc_rebuild {
     FC_REBUILD_TENSOR_V3,
     FC_REBUILD_PARAMETER,
     FC_REBUILD_FROM_TYPE,
-    FC_REBUILD_OTHER /**< sparse, quantized, meta, nested …: known, not decoded */
+    FC_REBUILD_OTHER /**< sparse, quantized, meta, nested …: known, but not decoded */
 } fc_rebuild;
 
 /** A list, dict (keys and values in turn) or set. */
 typedef struct fc_pickle_container {
     fc_pv *items;
     size_t count, capacity;
-    fc_pv cls;          /* of a dict that is not a plain one: OrderedDict, defaultdict, Counter; else 0 */
-    fc_pv factory;      /* of a defaultdict: a global, most often */
-    fc_pv state;        /* attributes of a dict besides its items, such as nn.Module.state_dict's _metadata; else 0 */
+    fc_pv cls;          /* the class of a dict that is not plain (OrderedDict, defaultdict, Counter), or 0 */
+    fc_pv factory;      /* default_factory of a defaultdict, usually a global */
+    fc_pv state;        /* the attributes of a dict, such as nn.Module.state_dict's _metadata, or 0 */
     uint32_t next_free; /* list of recycled containers while loading */
-    bool memoized;      /* a later opcode may refer to it, so it cannot be recycled */
+    bool memoized;      /* whether a later opcode may refer to it, so that it cannot be recycled */
 } fc_pickle_container;
 
-/** Precedes the bytes of a text. */
+/** The header before the bytes of a text. */
 typedef struct fc_pickle_text {
     uint64_t length;
-    uint32_t tag[2]; /**< for whoever walks the values: a number of its own for each distinct string, at first 0 */
+    uint32_t tag[2]; /**< free for users of the pickle, which get one pair per distinct string; 0 at first */
 } fc_pickle_text;
 
 /** A loaded pickle. Owned by the caller. */
@@ -141,27 +144,27 @@ typedef struct fc_pickle {
     fc_pickle_container *containers;
     size_t ncontainers, containers_capacity;
     uint32_t free_container; /* index + 1 */
-    uint64_t *interned;      /* hash table of text indices + 1 */
+    uint64_t *interned;      /* hash table of text indexes + 1 */
     size_t interned_slots, ninterned;
     uint64_t hash_seed;
-    fc_pv persids;       /* a list of all persistent ids; 0: there are none */
-    fc_pickle_risk risk; /* the worst of all calls and globals, also of those whose value was dropped again */
-    fc_pv risky;         /* the first global of that risk; 0: none has a name */
-    uint64_t size;       /* bytes up to its end: where it was read from may go on */
+    fc_pv persids;       /* a list of all persistent ids, or 0 */
+    fc_pickle_risk risk; /* the highest risk of all calls and globals, including those whose value was dropped */
+    fc_pv risky;         /* the first global of that risk; 0 if none has a name */
+    uint64_t size;       /* size of the pickle in bytes; the source may be longer */
 } fc_pickle;
 
 /** Where a pickle is read from: a range of a file, or memory (`bytes` not NULL). */
 typedef struct fc_pickle_source {
-    const char *name; /**< for messages: the file */
-    uint64_t offset;  /**< of the pickle in the file; messages give offsets in the file */
+    const char *name; /**< the name of the file, for messages */
+    uint64_t offset;  /**< offset of the pickle in the file, in bytes; messages give offsets in the file */
     uint64_t size;
     int fd;
     const unsigned char *bytes;
 } fc_pickle_source;
 
 typedef enum fc_pickle_mode {
-    FC_PICKLE_STRICT, /**< `.metadata`: a global outside of the allowlist is an error, so is a persistent id */
-    FC_PICKLE_ITEM    /**< data.pkl: unknown globals stay names, persistent ids are kept */
+    FC_PICKLE_STRICT, /**< for `.metadata`: a global outside the allowlist is an error, and so is a persistent id */
+    FC_PICKLE_ITEM    /**< for data.pkl: unknown globals stay names, and persistent ids are kept */
 } fc_pickle_mode;
 
 /**
@@ -173,19 +176,21 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
 /** Frees the pickle and all its values. NULL is allowed. */
 void fc_pickle_free(fc_pickle *pickle);
 
-/** Looks `module`.`name` up in the allowlist. @return its kind, FC_GLOBAL_UNKNOWN when it is not there. */
+/** Looks up `module`.`name` in the allowlist. @return its kind, or FC_GLOBAL_UNKNOWN if it is not listed. */
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux);
 
-/** Whether calling a global that is not in the allowlist is known to run code or commands, as os.system does. */
+/**
+ * @return whether a global that is not in the allowlist is known to run code or commands when called, like os.system.
+ */
 bool fc_global_runs(const char *module, const char *name);
 
-/** Whether a global that is not in the allowlist is harmless as long as nothing calls it: a class of torch or numpy. */
+/** @return whether a global that is not in the allowlist is harmless unless it is called: a class of torch or numpy. */
 bool fc_global_is_reference(const char *module);
 
-/** The class in the module torch of storages of `dtype`, "FloatStorage"; NULL for the types that have none. */
+/** @return the name of torch's class of storages of `dtype`, such as "FloatStorage"; NULL if there is none. */
 const char *fc_storage_class(fc_dtype dtype);
 
-/** The names of the fields of `cls` in slot order, NULL-terminated. */
+/** @return the names of the fields of `cls` in slot order, NULL-terminated. */
 const char *const *fc_class_fields(fc_class cls);
 
 static inline fc_pv fc_pv_make(fc_pv_type type, uint64_t payload) {
@@ -204,21 +209,21 @@ static inline bool fc_pv_is_true(fc_pv v) {
     return v == fc_pv_make(FC_PV_BOOL, 1);
 }
 
-/** The items of a tuple or torch.Size. */
+/** @return the items of a tuple or torch.Size. */
 static inline const fc_pv *fc_pickle_tuple(const fc_pickle *p, fc_pv v, size_t *count) {
     const uint64_t *cell = p->cells + fc_pv_payload(v);
     *count = (size_t)cell[0];
     return cell + 1;
 }
 
-/** The items of a list or set, or the keys and values of a dict (count is then even). */
+/** @return the items of a list or set, or the keys and values of a dict in turn (the count is then even). */
 static inline const fc_pv *fc_pickle_items(const fc_pickle *p, fc_pv v, size_t *count) {
     const fc_pickle_container *c = &p->containers[fc_pv_payload(v)];
     *count = c->count;
     return c->items;
 }
 
-/** The record of a string, bytes or big integer; its bytes follow it and end in a NUL that does not count. */
+/** @return the header of a string, bytes or big integer. The bytes follow it, and then a NUL that is not counted. */
 static inline fc_pickle_text *fc_pickle_record(const fc_pickle *p, fc_pv v) {
     return (fc_pickle_text *)(void *)(p->text + fc_pv_payload(v) * 8);
 }
@@ -231,26 +236,26 @@ static inline const char *fc_pickle_bytes(const fc_pickle *p, fc_pv v, size_t *l
 
 double fc_pickle_float(const fc_pickle *p, fc_pv v);
 
-/** An integer that fits. @return false for another type or a bigger integer. */
+/** Converts an integer. @return false for another type, or if it does not fit. */
 bool fc_pickle_int(const fc_pickle *p, fc_pv v, int64_t *out);
 
-/** Whether `v` is the string `text`. */
+/** @return whether `v` is the string `text`. */
 bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text);
 
-/** What a global is. */
+/** @return the kind of a global. */
 static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint32_t *aux) {
     uint64_t cell = p->cells[fc_pv_payload(v)];
     *aux = (uint32_t)(cell >> 32);
     return (fc_global_kind)(uint32_t)cell;
 }
 
-/** Writes the name of what a pickle calls at its risk, as pickle->risky says, cut to `size`. @return `buf`. */
+/** Writes the name of pickle->risky, truncated to `size` bytes. @return `buf`. */
 const char *fc_pickle_risky_name(const fc_pickle *p, char *buf, size_t size);
 
-/** Writes "module.name" of a global, cut to `size`. */
+/** Writes "module.name" of a global, truncated to `size` bytes. */
 void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size);
 
-/** Whether `v` is an instance of `cls`. */
+/** @return whether `v` is an instance of `cls`. */
 static inline bool fc_pickle_is_object(const fc_pickle *p, fc_pv v, fc_class cls) {
     uint32_t aux;
     if (fc_pv_typeof(v) != FC_PV_OBJECT) {
@@ -260,7 +265,7 @@ static inline bool fc_pickle_is_object(const fc_pickle *p, fc_pv v, fc_class cls
     return kind == FC_GLOBAL_CLASS && aux == (uint32_t)cls;
 }
 
-/** Slot `slot` of an object; FC_PV_ABSENT when it was never set. */
+/** @return slot `slot` of an object; FC_PV_ABSENT if it was never set. */
 static inline fc_pv fc_pickle_slot(const fc_pickle *p, fc_pv v, size_t slot) {
     return p->cells[fc_pv_payload(v) + 1 + slot];
 }
@@ -269,12 +274,12 @@ static inline fc_pv fc_pickle_callee(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v)];
 }
 
-/** The arguments of a call: a tuple, or any other value where the pickle is odd. */
+/** @return the arguments of a call: a tuple, or any other value if the pickle is malformed. */
 static inline fc_pv fc_pickle_arguments(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v) + 1];
 }
 
-/** What BUILD gave a call, and the items it got as a list and as a dict: FC_PV_ABSENT where there are none. */
+/** Return the state that BUILD set on a call, and its items as a list and as a dict; FC_PV_ABSENT if there are none. */
 static inline fc_pv fc_pickle_state(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v) + 2];
 }
@@ -287,22 +292,22 @@ static inline fc_pv fc_pickle_dict_items(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v) + 4];
 }
 
-/** How a call is made: 0 REDUCE, 1 NEWOBJ, 2 NEWOBJ_EX with keyword arguments, which are not kept. */
+/** @return how a call is made: 0 REDUCE, 1 NEWOBJ, 2 NEWOBJ_EX with keyword arguments, which are not kept. */
 static inline uint64_t fc_pickle_call_kind(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v) + 5] & 0xff;
 }
 
-/** The risk of making this call; that of its arguments is their own. */
+/** @return the risk of making this call, without that of its arguments. */
 static inline fc_pickle_risk fc_pickle_risk_of(const fc_pickle *p, fc_pv v) {
     return (fc_pickle_risk)(p->cells[fc_pv_payload(v) + 5] >> 8);
 }
 
-/** A container's class, factory and state. */
+/** @return the record of a container, with its class, factory and state. */
 static inline const fc_pickle_container *fc_pickle_container_of(const fc_pickle *p, fc_pv v) {
     return &p->containers[fc_pv_payload(v)];
 }
 
-/** The value of a persistent id. */
+/** @return the value of a persistent id. */
 static inline fc_pv fc_pickle_persid(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v)];
 }

@@ -1,6 +1,6 @@
 /*
- * The calls in a pickle: GLOBAL, REDUCE, NEWOBJ, BUILD and the filling of containers. Nothing is called. Known
- * constructors become the values that they would make; every other call becomes an inert FC_PV_CALL.
+ * The calls in a pickle: GLOBAL, REDUCE, NEWOBJ, BUILD, and adding items to containers. Nothing is called. Known
+ * constructors are replaced by the values that they would create; every other call becomes an inert FC_PV_CALL.
  */
 #include "base/try.h"
 #include "torch/pickle_private.h"
@@ -43,7 +43,7 @@ static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     fc_pv global;
     fc_pickle_risk risk = fc_pickle_risk_of_call(vm->p, callee, args, &global);
     fc_pickle_note_risk(vm->p, risk, global);
-    if (!fc_pickle_add_cells(vm->p, 6, &at)) { /* the accessors in pickle.h know the order */
+    if (!fc_pickle_add_cells(vm->p, 6, &at)) { /* in the order that the accessors in pickle.h expect */
         return fc_pickle_nomem(vm);
     }
     memset(vm->p->cells + at, 0, 6 * sizeof *vm->p->cells);
@@ -54,7 +54,7 @@ static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     return FC_OK;
 }
 
-/* The arguments of a call, if they are a tuple of at most `max`; the missing ones are FC_PV_ABSENT. */
+/* Gets the arguments of a call if they are a tuple of at most `max`. Missing ones become FC_PV_ABSENT. */
 static bool take_args(const fc_pickle *p, fc_pv args, fc_pv *out, size_t max) {
     size_t n;
     if (fc_pv_typeof(args) != FC_PV_TUPLE) {
@@ -80,8 +80,9 @@ static bool are_integers(const fc_pv *items, size_t n) {
     return true;
 }
 
-/* A pickler writes what a call takes for this one call. So it is shorter than the pickle, unless many calls share it:
- * then a small pickle would fill any memory. A few bytes, such as those of a NumPy scalar, are often shared. */
+/* A pickler writes the arguments of a call for this call alone, so they are shorter than the pickle. If many calls
+ * share them, though, a small pickle could fill any memory. A few bytes, such as those of a NumPy scalar, are often
+ * shared. */
 fc_code fc_pickle_count_taken(fc_pickle_vm *vm, size_t n) {
     enum { RATIO = 8 };
     vm->taken += n;
@@ -123,7 +124,7 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     return fc_pickle_add_tuple(p, FC_PV_SIZE, items, n, out) ? FC_OK : fc_pickle_nomem(vm);
 }
 
-/* Appends the pairs of a list (or tuple) of pairs to a dict: how protocol 2 writes an OrderedDict of old. */
+/* Appends the pairs of a list or tuple of pairs to a dict. Protocol 2 wrote an OrderedDict in this way. */
 static fc_code append_pairs(fc_pickle_vm *vm, fc_pv callee, fc_pv pairs, fc_pv dict) {
     fc_pickle *p = vm->p;
     size_t n, two;
@@ -178,7 +179,7 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
     return fc_pickle_append(p, *out, items, n) ? FC_OK : fc_pickle_nomem(vm);
 }
 
-/* Whether a defaultdict's factory makes data: it is called when the program looks up a key that is missing. */
+/* Whether a defaultdict's factory, which is called when a missing key is looked up, only creates data. */
 static bool is_data_factory(const fc_pickle *p, fc_pv factory) {
     uint32_t aux;
     if (fc_pv_typeof(factory) != FC_PV_GLOBAL) {
@@ -188,7 +189,7 @@ static bool is_data_factory(const fc_pickle *p, fc_pv factory) {
     return kind != FC_GLOBAL_UNKNOWN && kind != FC_GLOBAL_GETATTR;
 }
 
-/* A dict that remembers how it came to be; its factory, which is code, is a name here like any other. */
+/* Makes a dict that records its class and its factory. The factory is code, but only its name is kept. */
 static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv factory, fc_pv *out) {
     size_t n;
     FC_TRY(make_container(vm, callee, FC_PV_DICT, init, out));
@@ -202,14 +203,14 @@ static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv facto
     return FC_OK;
 }
 
-/* Text whose characters are all below 256, as bytes. */
+/* Converts text whose characters are all below 256 to bytes. */
 static fc_code latin1(fc_pickle_vm *vm, fc_pv callee, fc_pv text, fc_pv_type type, fc_pv *out) {
     fc_pickle *p = vm->p;
     unsigned char *to;
     size_t n, length = 0;
     fc_pickle_bytes(p, text, &n);
     FC_TRY(fc_pickle_count_taken(vm, n));
-    /* Adding may move the text area, so the source is looked up again. */
+    /* Adding text may move the text area, so the source must be looked up again. */
     if (!fc_pickle_add_text(p, type, n, out, &to)) {
         return fc_pickle_nomem(vm);
     }
@@ -258,7 +259,7 @@ static fc_code make_bytes(fc_pickle_vm *vm, fc_pv callee, const fc_pv args[2], f
     return FC_OK;
 }
 
-/* Python 3.11.0 wrote enumeration members as getattr(class, name); getattr of anything else is not for data. */
+/* Python 3.11.0 wrote members of an enumeration as getattr(class, name). Data needs no other getattr. */
 static fc_code call_getattr(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     fc_pv arg[2];
     uint32_t aux;
@@ -344,7 +345,9 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
         return fc_pickle_reduce(vm, cls, args, out);
     }
     fc_global_kind kind = fc_pickle_global(p, cls, &aux);
-    /* In an item it is a value like any other. A class that is not known may be like one that is: BUILD shows it. */
+    /*
+     * In an item it is a value like any other. An unknown class may be similar to a known one, which BUILD will show.
+     */
     if ((kind == FC_GLOBAL_CLASS || kind == FC_GLOBAL_UNKNOWN) && vm->mode == FC_PICKLE_STRICT) {
         size_t n = 0;
         while (kind == FC_GLOBAL_CLASS ? fc_class_fields((fc_class)aux)[n] != NULL : n < FC_CLASS_MAX_FIELDS) {
@@ -378,7 +381,7 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     case FC_PV_CALL:
         vm->p->cells[fc_pv_payload(instance) + 2] = state;
         return FC_OK;
-    case FC_PV_DICT: /* attributes next to the items, as nn.Module.state_dict's _metadata */
+    case FC_PV_DICT: /* attributes, such as nn.Module.state_dict's _metadata */
         if (!has_attributes(vm->p, instance) && fc_pv_typeof(state) != FC_PV_NONE) {
             break;
         }
@@ -396,7 +399,10 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: BUILD on a value that has no state");
 }
 
-/* An unknown class that behaves like a container: what its items mean is not known here, but they are kept. */
+/*
+ * Adds items to an instance of an unknown class that behaves like a container. Their meaning is unknown, but they are
+ * kept.
+ */
 static fc_code extend_call(fc_pickle_vm *vm, fc_pv call, const fc_pv *items, size_t n, fc_pv_type wanted) {
     size_t cell = (size_t)fc_pv_payload(call) + (wanted == FC_PV_DICT ? 4 : 3);
     fc_pv kept = vm->p->cells[cell];
@@ -423,7 +429,8 @@ fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, siz
     if (type == FC_PV_CALL && vm->mode == FC_PICKLE_ITEM) {
         return extend_call(vm, target, items, n, wanted);
     }
-    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: items for a value that is no %s",
+    return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                          "the pickle is damaged: items are added to a value that is not a %s",
                           wanted == FC_PV_DICT   ? "dict"
                           : wanted == FC_PV_LIST ? "list"
                                                  : "set");

@@ -1,11 +1,11 @@
 /*
- * Instances of DCP's data classes, folded into slots, and of classes that are like one of them: a subclass, or another
- * program's copy with the same fields.
+ * Instances of DCP's data classes, folded into slots, and of similar classes: subclasses, or another program's copies
+ * with the same fields.
  */
 #include "base/try.h"
 #include "torch/pickle_private.h"
 
-/* A class of `.metadata` that is neither known nor like one that is. */
+/* Reports a class in `.metadata` that is neither known nor similar to a known one. */
 fc_code fc_pickle_unsupported_class(fc_pickle_vm *vm, fc_pv global) {
     const uint64_t *cell = vm->p->cells + fc_pv_payload(global);
     size_t n;
@@ -13,7 +13,7 @@ fc_code fc_pickle_unsupported_class(fc_pickle_vm *vm, fc_pv global) {
                           fc_pickle_bytes(vm->p, cell[2], &n), fc_pickle_bytes(vm->p, cell[1], &n));
 }
 
-/* Gives the cells of an argument tuple back if it is the newest value and nothing else can refer to it. */
+/* Frees the cells of an argument tuple if it is the newest value and nothing else can refer to it. */
 void fc_pickle_drop_tuple(fc_pickle_vm *vm, fc_pv args) {
     fc_pickle *p = vm->p;
     uint64_t at = fc_pv_payload(args);
@@ -22,7 +22,7 @@ void fc_pickle_drop_tuple(fc_pickle_vm *vm, fc_pv args) {
     }
 }
 
-/* Sets the slots of `instance` from the names and values of a dict; other names are those of newer versions. */
+/* Sets the slots of `instance` from the names and values of a dict. Unknown names are fields of newer versions. */
 static void set_slots(fc_pickle *p, fc_pv instance, const char *const *fields, const fc_pv *pairs, size_t n) {
     uint64_t *slots = p->cells + fc_pv_payload(instance) + 1;
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -44,7 +44,7 @@ static bool has_key(const fc_pickle *p, const fc_pv *pairs, size_t n, const char
     return false;
 }
 
-/* The class of DCP that has the same fields as this state, FC_CLASS_COUNT if there is none. Later fields may lack. */
+/* @return DCP's class with the fields of this state, or FC_CLASS_COUNT. The last fields may be missing. */
 static fc_class class_like(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     static const struct {
         fc_class cls;
@@ -66,7 +66,10 @@ static fc_class class_like(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     return n == 0 ? FC_CLASS_BYTES_STORAGE : FC_CLASS_COUNT;
 }
 
-/* Gives an instance of an unknown class the class of DCP that its state is like: a subclass, or a copy of one. */
+/*
+ * Turns an instance of an unknown class into one of DCP's class with the same fields, of which it is a subclass or
+ * copy.
+ */
 static fc_code recognise(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     fc_pickle *p = vm->p;
     fc_pv global = fc_pickle_callee(p, instance), like;
@@ -119,8 +122,8 @@ fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     if (!items) {
         char name[256];
         fc_pickle_global_name(p, fc_pickle_callee(p, instance), name, sizeof name);
-        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: the state of %s is no dict or tuple",
-                              name);
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "the pickle is damaged: the state of %s is neither a dict nor a tuple", name);
     }
     for (size_t i = 0; i < n && fields[i]; i++) { /* TensorProperties.__getstate__, dataclasses with slots */
         p->cells[fc_pv_payload(instance) + 1 + i] = items[i];

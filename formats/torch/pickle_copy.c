@@ -1,5 +1,5 @@
 /*
- * Writing a value of one pickle into another. See pickle_copy.h.
+ * Copies a value of one pickle into another: see pickle_copy.h.
  */
 #include "torch/pickle_copy.h"
 
@@ -13,7 +13,7 @@
 enum { MAX_DEPTH = 1000 }; /* as deep as Python's own pickler goes */
 
 typedef struct fc_pv_map_slot {
-    fc_pv key; /* 0: free; no value that is looked up is 0 */
+    fc_pv key; /* 0 if the slot is free; no value that is looked up is 0 */
     uint32_t value;
 } slot;
 
@@ -61,7 +61,7 @@ void fc_pv_map_free(fc_pv_map *map) {
     *map = (fc_pv_map){0};
 }
 
-/* Remembers the value that was just written as `v`: from now on it is fetched. */
+/* Records that `v` was just written, so that it is fetched from the memo from now on. */
 static fc_code put(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     uint32_t *memo = fc_pv_map_at(&c->memo, v);
     if (!memo) {
@@ -93,7 +93,7 @@ static fc_code copy_tuple(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     return n > 0 ? put(c, v, err) : FC_OK;
 }
 
-/* MARK, the items, and what takes them; nothing for none. */
+/* Writes MARK, the items, and the opcode that takes them; nothing if there are no items. */
 static fc_code copy_items(fc_pickle_copy *c, fc_pv container, fc_torch_opcode op, fc_error *err) {
     size_t n;
     const fc_pv *items = fc_pickle_items(c->p, container, &n);
@@ -148,7 +148,7 @@ static fc_code copy_list(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     return copy_items(c, v, FC_PICKLE_APPENDS, err);
 }
 
-/* set([…]), frozenset([…]): protocol 2 has no opcodes for them. */
+/* Writes set([…]) or frozenset([…]), because protocol 2 has no opcodes for them. */
 static fc_code copy_set(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     fc_torch_pickle_global(c->w, "__builtin__", fc_pv_typeof(v) == FC_PV_SET ? "set" : "frozenset");
     fc_torch_pickle_op(c->w, FC_PICKLE_EMPTY_LIST);
@@ -184,7 +184,7 @@ static fc_code copy_call(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     uint64_t kind = fc_pickle_call_kind(c->p, v);
     if (kind == 2) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "it is made with keyword arguments, which torch.save's pickles cannot say");
+                       "it is created with keyword arguments, which pickles of torch.save cannot express");
     }
     FC_TRY(fc_pickle_copy_value(c, fc_pickle_callee(c->p, v), err));
     FC_TRY(fc_pickle_copy_value(c, fc_pickle_arguments(c->p, v), err));
@@ -200,14 +200,14 @@ static fc_code copy_call(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     return copy_state(c, fc_pickle_state(c->p, v), err);
 }
 
-/* ('storage', class, key, location, number of elements): under a new key, and at home in memory. */
+/* Writes ('storage', class, key, location, number of elements) with a new key and the location "cpu". */
 static fc_code copy_persid(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     size_t n = 0;
     char key[24];
     fc_pv id = fc_pickle_persid(c->p, v);
     const fc_pv *items = fc_pv_typeof(id) == FC_PV_TUPLE ? fc_pickle_tuple(c->p, id, &n) : NULL;
     if (n < 5 || !fc_pickle_is_str(c->p, items[0], "storage") || fc_pv_typeof(items[2]) != FC_PV_STR) {
-        return fc_fail(err, FC_EUNSUPPORTED, "it refers to something that is no storage of torch.save");
+        return fc_fail(err, FC_EUNSUPPORTED, "it refers to something that is not a storage of torch.save");
     }
     uint32_t *number = fc_pv_map_at(&c->keys, items[2]);
     if (!number) {
@@ -258,7 +258,7 @@ static fc_code copy_scalar(fc_pickle_copy *c, fc_pv v) {
     return FC_OK;
 }
 
-/* Strings come often, as keys: the memo saves writing the long ones again. */
+/* Strings often repeat, as keys, so long ones go to the memo. */
 static fc_code copy_string(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     size_t n;
     const char *text = fc_pickle_bytes(c->p, v, &n);
@@ -292,7 +292,7 @@ static fc_code copy_compound(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     case FC_PV_PERSID:
         return copy_persid(c, v, err);
     default:
-        return fc_fail(err, FC_EUNSUPPORTED, "it holds a value that torch.save would not write");
+        return fc_fail(err, FC_EUNSUPPORTED, "it contains a value that torch.save would not write");
     }
 }
 

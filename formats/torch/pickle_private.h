@@ -1,7 +1,7 @@
 /*
- * What the parts of the pickle machine share: the window over the input, the values' areas, the running machine.
- * pickle_read.c decodes opcodes, pickle_value.c stores values, pickle_build.c calls nothing but knows what the calls
- * in a pickle mean, pickle.c runs the opcodes.
+ * Declarations shared by the parts of the pickle machine: the window over the input, the storage of values, the running
+ * machine. pickle_read.c decodes opcodes, pickle_value.c stores values, pickle_build.c replaces calls by values, and
+ * pickle.c runs the opcodes.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_PRIVATE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_PRIVATE_H
@@ -74,9 +74,9 @@ enum {
 typedef struct fc_pickle_reader {
     const fc_pickle_source *source;
     const unsigned char *at, *end; /* unread bytes of the window */
-    uint64_t end_position;         /* of `end`, from the start of the pickle */
-    unsigned char *buffer;         /* NULL when the source is memory */
-    uint64_t op_position;          /* where the current opcode began */
+    uint64_t end_position;         /* offset of `end` from the start of the pickle, in bytes */
+    unsigned char *buffer;         /* NULL if the source is in memory */
+    uint64_t op_position;          /* offset of the current opcode in the pickle, in bytes */
     int op;
     fc_error *err;
 } fc_pickle_reader;
@@ -96,17 +96,17 @@ static inline uint64_t fc_pickle_position(const fc_pickle_reader *r) {
 }
 
 /**
- * For each opcode how its argument is written: 1 + its bytes (0: not an opcode that we know), and flags. NO_SCAN: the
- * first pass has nothing to do for it.
+ * How the argument of each opcode is written: 1 plus its size in bytes (0: an unknown opcode), and flags. NO_SCAN: the
+ * first pass can skip it.
  */
 extern const unsigned char fc_pickle_shapes[256];
 enum { FC_PICKLE_ARG_SIZE = 15, FC_PICKLE_ARG_SIGNED = 16, FC_PICKLE_ARG_LENGTH = 32, FC_PICKLE_NO_SCAN = 64 };
 
 fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument);
 
-/** Reads the next opcode and its fixed argument (a number, or the length of what follows; signed ones extended). */
+/** Reads the next opcode and its fixed argument: a number (sign-extended), or the length of the payload. */
 static inline fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument) {
-    /* Most opcodes are complete within the window. The slow function handles the others. */
+    /* Most opcodes are completely in the window. The slow function handles the others. */
     if (r->end - r->at >= 9) {
         unsigned shape = fc_pickle_shapes[*r->at];
         unsigned bytes = shape & FC_PICKLE_ARG_SIZE;
@@ -125,33 +125,33 @@ static inline fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument) {
     return fc_pickle_next_slow(r, argument);
 }
 
-/** Whether the opcode just read is followed by `argument` bytes. */
+/** @return whether `argument` bytes follow the opcode that was just read. */
 static inline bool fc_pickle_has_payload(int op) {
     return fc_pickle_shapes[op] & FC_PICKLE_ARG_LENGTH;
 }
 
-/** Copies the `n` bytes that follow into `dst`, or skips them when it is NULL. */
+/** Copies the next `n` bytes to `dst`, or skips them if it is NULL. */
 fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n);
 
 /** Finds the two lines of GLOBAL within the window; they stay valid until the next read. */
 fc_code fc_pickle_lines(fc_pickle_reader *r, const char *lines[2], size_t lengths[2]);
 
-/** Fails with the file and the offset of the current opcode before the message. */
+/** Fails with a message that begins with the file and the offset of the current opcode. */
 fc_code fc_pickle_fail(fc_pickle_reader *r, fc_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/** Which memo entries are ever fetched: only those are kept. Found by a first pass over the opcodes. */
+/** The memo. Only entries that are fetched later are kept; a first pass over the opcodes finds them. */
 typedef struct fc_pickle_memo {
-    uint64_t *used;   /* a bit for each index */
-    uint32_t *before; /* number of used ones before each word */
+    uint64_t *used;   /* one bit per index: whether it is fetched */
+    uint32_t *before; /* number of set bits before each word */
     size_t words;
-    fc_pv *values; /* one for each used index */
+    fc_pv *values; /* one per set bit */
     uint64_t count;
 } fc_pickle_memo;
 
 /** The first pass: checks that the opcodes are known and well-formed up to STOP, and fills `memo`. */
 fc_code fc_pickle_scan(fc_pickle_reader *r, fc_pickle_memo *memo);
 
-/** The slot of `index`, or NULL when it is never fetched. */
+/** @return the slot of `index`, or NULL if it is never fetched. */
 fc_pv *fc_pickle_memo_slot(const fc_pickle_memo *memo, uint64_t index);
 
 /** The running machine. */
@@ -163,20 +163,20 @@ typedef struct fc_pickle_vm {
     size_t depth, stack_capacity;
     size_t *marks; /* stack depths */
     size_t nmarks, marks_capacity;
-    size_t base; /* depth at the innermost mark: below it nothing is popped */
+    size_t base; /* depth of the stack at the innermost mark; nothing below it is popped */
     fc_pickle_memo memo;
     uint64_t memoized;     /* number of MEMOIZE so far */
     bool puts;             /* whether there was a PUT */
-    uint64_t taken;        /* items and bytes that calls took from their arguments */
-    size_t protected_cell; /* cells below this may be referred to by the memo */
+    uint64_t taken;        /* number of items and bytes that calls took from their arguments */
+    size_t protected_cell; /* the memo may refer to cells below this one */
 } fc_pickle_vm;
 
-/* Values. Each returns false when out of memory. */
+/* Store values. Each returns false when out of memory. */
 bool fc_pickle_add_cells(fc_pickle *p, size_t n, uint64_t *index);
 bool fc_pickle_add_tuple(fc_pickle *p, fc_pv_type type, const fc_pv *items, size_t n, fc_pv *out);
-/** Room for `n` bytes of text and a NUL; `*bytes` is valid until the next addition. */
+/** Allocates `n` bytes of text and a NUL; `*bytes` is valid until the next addition. */
 bool fc_pickle_add_text(fc_pickle *p, fc_pv_type type, uint64_t n, fc_pv *out, unsigned char **bytes);
-/** Turns text that was just added into the one stored copy of that string. */
+/** Replaces text that was just added by the stored copy of the same string, if there is one. */
 bool fc_pickle_intern_last(fc_pickle *p, fc_pv *text);
 bool fc_pickle_add_string(fc_pickle *p, const char *s, size_t n, fc_pv *out);
 bool fc_pickle_add_container(fc_pickle *p, fc_pv_type type, fc_pv *out);
@@ -187,25 +187,29 @@ bool fc_pickle_add_global(fc_pickle *p, fc_global_kind kind, uint32_t aux, fc_pv
 bool fc_pickle_add_int(fc_pickle *p, int64_t value, fc_pv *out);
 bool fc_pickle_add_float(fc_pickle *p, double value, fc_pv *out);
 
-/* What opcodes mean: the results replace calls that are never made. */
+/* Execute opcodes. Their results replace calls, which are never made. */
 fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *out);
 fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out);
 fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out);
 fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
-/** BUILD of an instance of a data class. */
+/** Executes BUILD for an instance of a data class. */
 fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
-/** Fails with the name of a class of `.metadata` that is neither known nor like one that is. */
+/** Fails with the name of a class in `.metadata` that is neither known nor similar to a known one. */
 fc_code fc_pickle_unsupported_class(fc_pickle_vm *vm, fc_pv global);
-/** Counts `n` items or bytes that a call or BUILD takes from its arguments. @return FC_EUNSUPPORTED for too many. */
+/** Counts `n` items or bytes that a call or BUILD takes from its arguments. @return FC_EUNSUPPORTED if there are too
+ * many. */
 fc_code fc_pickle_count_taken(fc_pickle_vm *vm, size_t n);
-/** Gives the cells of a tuple back if it is the newest value and nothing else can refer to it. */
+/** Frees the cells of a tuple if it is the newest value and nothing else can refer to it. */
 void fc_pickle_drop_tuple(fc_pickle_vm *vm, fc_pv tuple);
 fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, size_t n, fc_pv_type wanted);
 
-/** Fails if one of the values cannot be a key of a dict or set: every `step`-th of the `n`. */
+/** Fails if every `step`-th of `n` values includes one that cannot be a key of a dict or set. */
 fc_code fc_pickle_check_keys(fc_pickle_vm *vm, const fc_pv *items, size_t n, size_t step);
 
-/** The risk of calling `callee` with `args`; `*global` is the global it comes from, 0 if that has no name. */
+/**
+ * @return the risk of calling `callee` with `args`; `*global` receives the global that causes it, or 0 if it has no
+ * name.
+ */
 fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv args, fc_pv *global);
 
 /** Raises the risk of the whole pickle to `risk`. */

@@ -1,7 +1,7 @@
 /*
- * The input side of the pickle machine: a window over the bytes, the decoding of opcodes and their arguments, and the
- * first pass that finds which memo entries are ever fetched. Pickles memoize nearly everything and fetch little of
- * it, so the second pass needs a fraction of the memory.
+ * The input of the pickle machine: a window over the bytes, the decoding of opcodes and their arguments, and the first
+ * pass, which finds the memo entries that are ever fetched. Pickles memoize nearly everything and fetch little of it,
+ * so this saves most of the memory.
  */
 #include "base/grow.h"
 #include "base/try.h"
@@ -94,7 +94,7 @@ void fc_pickle_rewind(fc_pickle_reader *r) {
 static fc_code truncated(fc_pickle_reader *r, uint64_t wanted) {
     uint64_t left = r->source->size - fc_pickle_position(r);
     return fc_pickle_fail(r, FC_ECORRUPT,
-                          "the pickle is cut off: %" PRIu64 " more bytes belong here, %" PRIu64 " are left", wanted,
+                          "the pickle is cut off: %" PRIu64 " more bytes are expected, %" PRIu64 " are left", wanted,
                           left);
 }
 
@@ -167,7 +167,7 @@ fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n) {
     if (n == 0) {
         return FC_OK;
     }
-    /* The window is empty: what is left bypasses it. */
+    /* The window is empty, so the rest is read past it. */
     if (n > r->source->size - r->end_position) {
         return truncated(r, n);
     }
@@ -198,10 +198,10 @@ fc_code fc_pickle_lines(fc_pickle_reader *r, const char *lines[2], size_t length
 
 /* Marks memo index `index` as fetched. */
 static fc_code mark_used(fc_pickle_reader *r, fc_pickle_memo *memo, uint64_t index, size_t *capacity) {
-    /* A put takes at least a byte, so a pickler that counts cannot have come further than this. */
+    /* A PUT takes at least one byte, so a pickler that counts cannot have reached a larger index. */
     if (index > r->op_position) {
-        return fc_pickle_fail(r, FC_ECORRUPT, "the pickle is damaged: it fetches memo entry %" PRIu64 ", never stored",
-                              index);
+        return fc_pickle_fail(
+            r, FC_ECORRUPT, "the pickle is damaged: it fetches memo entry %" PRIu64 ", which was never stored", index);
     }
     size_t word = (size_t)(index / 64);
     size_t words = r->op_position > UINT8_MAX && word < 4 ? 4 : word + 1; /* four: see skip_common */
@@ -233,7 +233,7 @@ static fc_code index_memo(fc_pickle_reader *r, fc_pickle_memo *memo) {
     return memo->values ? FC_OK : fc_pickle_fail(r, FC_ENOMEM, "out of memory");
 }
 
-/* Skips the most common opcodes as long as they are complete within the window. */
+/* Skips the most common opcodes while they are completely in the window. */
 static void skip_common(fc_pickle_reader *r, const fc_pickle_memo *memo) {
     const unsigned char *at = r->at;
     while (r->end - at > 2 + UINT8_MAX) {
@@ -281,7 +281,7 @@ fc_code fc_pickle_scan(fc_pickle_reader *r, fc_pickle_memo *memo) {
             return index_memo(r, memo);
         }
         FC_TRY(scan_opcode(r, memo, argument, &capacity));
-        if (memo->words >= 4) { /* 256 entries: what BINGET can name */
+        if (memo->words >= 4) { /* 256 entries, as many as BINGET can name */
             skip_common(r, memo);
         }
     }

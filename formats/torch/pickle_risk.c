@@ -1,7 +1,7 @@
 /*
- * What a pickle would do in Python beyond making data: the risk of each call, and keys that Python cannot hash. Nothing
- * depends on this list of dangerous functions being complete: whatever is not in the allowlist of globals.c is at least
- * an unknown class. The list decides only which message a user reads.
+ * What loading a pickle in Python would do besides creating data: the risk of each call, and keys that Python cannot
+ * hash. Safety does not depend on the list of dangerous functions being complete, because everything outside the
+ * allowlist of globals.c is at least an unknown class. The list only decides which message a user reads.
  */
 #include "torch/pickle_private.h"
 
@@ -10,7 +10,7 @@
 
 enum { MAX_WRAPPERS = 8, MAX_KEY_DEPTH = 16, MAX_KEY_PARTS = 1024 };
 
-/* Modules whose functions run code, start programs, or load other pickles; a module's own submodules count as well. */
+/* Modules whose functions run code, start programs, or load other pickles. Their submodules count, too. */
 static const char *const running_modules[] = {
     "os",
     "posix",
@@ -121,7 +121,7 @@ static bool is_running_builtin(const char *name) {
 }
 
 bool fc_global_runs(const char *module, const char *name) {
-    /* A dotted name reaches further: "os.system" of torch, which has imported os, is os.system. */
+    /* A dotted name can reach other modules: torch has imported os, so its "os.system" is os.system. */
     if (is_running_module(module) || (strchr(name, '.') && is_running_module(name))) {
         return true;
     }
@@ -151,7 +151,7 @@ static fc_pickle_risk risk_of_unknown(const fc_pickle *p, fc_pv global) {
                                                                                             : FC_RISK_UNKNOWN;
 }
 
-/* _rebuild_from_type_v2(function, class, arguments, state) calls `function`: that must rebuild a tensor as well. */
+/* _rebuild_from_type_v2(function, class, arguments, state) calls `function`, which must rebuild a tensor, too. */
 static fc_pickle_risk risk_of_wrapper(const fc_pickle *p, fc_pv args, fc_pv *global) {
     for (int depth = 0; depth < MAX_WRAPPERS; depth++) {
         size_t n = 0;
@@ -175,7 +175,7 @@ static fc_pickle_risk risk_of_wrapper(const fc_pickle *p, fc_pv args, fc_pv *glo
     return FC_RISK_RUNS;
 }
 
-/* The class of a module in a legacy file is in a persistent id: ('module', class, source file, source). */
+/* @return the class of a module in a legacy file, from a persistent id: ('module', class, source file, source). */
 static fc_pv class_of_persid(const fc_pickle *p, fc_pv v) {
     size_t n = 0;
     fc_pv id = fc_pickle_persid(p, v);
@@ -183,7 +183,7 @@ static fc_pv class_of_persid(const fc_pickle *p, fc_pv v) {
     return n >= 2 && fc_pv_typeof(items[1]) == FC_PV_GLOBAL ? items[1] : 0;
 }
 
-/* getattr(class, name) is how Python 3.11.0 wrote a member of an enumeration. Any other getattr can reach anything. */
+/* Python 3.11.0 wrote a member of an enumeration as getattr(class, name). Any other getattr can reach anything. */
 static bool is_enum_member(const fc_pickle *p, fc_pv args) {
     size_t n = 0;
     uint32_t aux;
@@ -232,7 +232,7 @@ void fc_pickle_note_risk(fc_pickle *p, fc_pickle_risk risk, fc_pv global) {
     }
 }
 
-/* Tuples are as hashable as their items. `*parts` bounds the work: shared tuples can unfold without end. */
+/* A tuple is hashable if its items are. `*parts` bounds the work, because shared tuples can unfold endlessly. */
 static bool is_hashable(const fc_pickle *p, fc_pv v, int depth, int *parts) {
     size_t n;
     switch (fc_pv_typeof(v)) {
@@ -260,7 +260,7 @@ fc_code fc_pickle_check_keys(fc_pickle_vm *vm, const fc_pv *items, size_t n, siz
         int parts = MAX_KEY_PARTS;
         if (fc_pv_typeof(items[i]) > FC_PV_STR && !is_hashable(vm->p, items[i], 0, &parts)) {
             return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
-                                  "the pickle is damaged: a key of a dict or set is a value that cannot be hashed");
+                                  "the pickle is damaged: a key of a dict or set cannot be hashed");
         }
     }
     return FC_OK;

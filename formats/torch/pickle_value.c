@@ -1,5 +1,5 @@
 /*
- * The values of a pickle: stores tuples, instances, strings and containers, and reads them back.
+ * Stores and reads the values of a pickle: tuples, instances, strings and containers.
  */
 #include "base/checked.h"
 #include "base/grow.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#define XXH_INLINE_ALL /* the header is all of it: nothing to link */
+#define XXH_INLINE_ALL /* the header contains everything, so there is nothing to link */
 #include <xxhash.h>
 
 bool fc_pickle_add_cells(fc_pickle *p, size_t n, uint64_t *index) {
@@ -58,7 +58,7 @@ static const fc_pickle_text *interned_at(const fc_pickle *p, uint64_t slot) {
     return (const fc_pickle_text *)(const void *)(p->text + (slot - 1) * 8);
 }
 
-/* The slot that holds `text`, or the empty one where it belongs. */
+/* @return the slot with `text`, or the empty slot where it belongs. */
 static size_t find_slot(const fc_pickle *p, const uint64_t *slots, size_t nslots, const fc_pickle_text *text) {
     size_t n = (size_t)text->length;
     size_t i = (size_t)XXH3_64bits_withSeed(text + 1, n, p->hash_seed) & (nslots - 1);
@@ -71,7 +71,10 @@ static size_t find_slot(const fc_pickle *p, const uint64_t *slots, size_t nslots
     return i;
 }
 
-/* A file's author should not know which strings share a slot. Early in boot an address is better than a constant. */
+/*
+ * The author of a file must not know which strings collide. If there is no randomness yet (early in boot), an address
+ * is better than a constant.
+ */
 static uint64_t random_seed(const fc_pickle *p) {
     uint64_t seed;
     return getrandom(&seed, sizeof seed, GRND_NONBLOCK) == (ssize_t)sizeof seed ? seed : (uint64_t)(uintptr_t)p;
@@ -80,7 +83,7 @@ static uint64_t random_seed(const fc_pickle *p) {
 static bool grow_interned(fc_pickle *p) {
     size_t nslots = p->interned_slots ? p->interned_slots * 2 : 64;
     if (p->interned_slots == 64) {
-        /* The few strings of an item cannot collide to any harm: its 64 slots spare it a system call. */
+        /* Small tables need no seed: few strings cannot collide harmfully, and this saves a system call. */
         p->hash_seed = random_seed(p);
     }
     uint64_t *slots = calloc(nslots, sizeof *slots);
@@ -105,7 +108,7 @@ bool fc_pickle_intern_last(fc_pickle *p, fc_pv *text) {
     uint64_t at = fc_pv_payload(*text);
     size_t slot = find_slot(p, p->interned, p->interned_slots, fc_pickle_record(p, *text));
     if (p->interned[slot]) {
-        p->ntext = (size_t)at * 8; /* it is there already: give the new copy's room back */
+        p->ntext = (size_t)at * 8; /* already stored, so free the new copy */
         *text = fc_pv_make(FC_PV_STR, p->interned[slot] - 1);
     } else {
         p->interned[slot] = at + 1;
@@ -147,7 +150,7 @@ bool fc_pickle_append(fc_pickle *p, fc_pv container, const fc_pv *items, size_t 
         return false;
     }
     if (needed > c->capacity) {
-        /* Few items mostly stay few, and there may be millions of such containers. */
+        /* Small containers mostly stay small, and there may be millions of them. */
         size_t want = c->capacity < 4 ? needed : c->capacity * 2 > needed ? c->capacity * 2 : needed;
         fc_pv *grown = want > SIZE_MAX / sizeof *grown ? NULL : realloc(c->items, want * sizeof *grown);
         if (!grown) {

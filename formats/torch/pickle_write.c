@@ -1,5 +1,5 @@
 /*
- * Writing pickles, opcode by opcode. See pickle_write.h.
+ * Writes pickles opcode by opcode: see pickle_write.h.
  */
 #include "torch/pickle_write.h"
 
@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FLUSH = 256 << 10, MOST_NAMED = 64 /* they are looked for one by one */ };
+enum { FLUSH = 256 << 10, MOST_NAMED = 64 /* they are searched linearly */ };
 
-/* A global, or a string (name NULL), that is in the memo. */
+/* A global, or a string (then `name` is NULL), in the memo. */
 typedef struct fc_torch_named {
-    char *module, *name; /* owned: one allocation, the module's */
+    char *module, *name; /* owned; one allocation, freed through `module` */
     uint32_t memo;
 } named;
 
@@ -50,7 +50,7 @@ static void flush(fc_torch_pickler *w) {
     }
 }
 
-/* Room for `n` more bytes, or NULL after an error. */
+/* @return room for `n` more bytes, or NULL after an error. */
 static unsigned char *room(fc_torch_pickler *w, size_t n) {
     if (w->failed == FC_OK && n > w->capacity - w->size && w->fd >= 0) {
         flush(w);
@@ -66,7 +66,7 @@ static unsigned char *room(fc_torch_pickler *w, size_t n) {
     return p;
 }
 
-/* An opcode, `n` bytes of a little-endian number, then `length` bytes. */
+/* Writes an opcode, `n` bytes of a little-endian number, then `length` bytes. */
 static void emit(fc_torch_pickler *w, int op, uint64_t number, int n, const void *bytes, size_t length) {
     unsigned char *p = room(w, 1 + (size_t)n + length);
     if (p) {
@@ -127,7 +127,7 @@ void fc_torch_pickle_int(fc_torch_pickler *w, int64_t value) {
 }
 
 void fc_torch_pickle_bigint(fc_torch_pickler *w, const unsigned char *bytes, size_t n) {
-    /* As short as it can be, as Python writes it: the last byte only repeats the sign of the one before. */
+    /* As short as possible, like Python: drops a last byte that only repeats the sign of the one before. */
     while (n > 1 && ((bytes[n - 1] == 0 && bytes[n - 2] < 0x80) || (bytes[n - 1] == 0xff && bytes[n - 2] >= 0x80))) {
         n--;
     }
@@ -161,7 +161,7 @@ void fc_torch_pickle_str(fc_torch_pickler *w, const char *text) {
     fc_torch_pickle_strn(w, text, strlen(text));
 }
 
-/* Bytes as the text of the Latin-1 characters with their numbers, to be encoded again when it is loaded. */
+/* Writes bytes as text, one Latin-1 character per byte, which is encoded again when it is loaded. */
 static void bytes_as_text(fc_torch_pickler *w, const unsigned char *bytes, size_t n) {
     size_t length = n;
     for (size_t i = 0; i < n; i++) {
@@ -169,7 +169,7 @@ static void bytes_as_text(fc_torch_pickler *w, const unsigned char *bytes, size_
     }
     fc_torch_pickle_global(w, "_codecs", "encode");
     if (length > UINT32_MAX) {
-        fc_torch_pickle_strn(w, NULL, length); /* the one place that says that it is too long */
+        fc_torch_pickle_strn(w, NULL, length); /* reports that it is too long */
         return;
     }
     emit(w, OP_BINUNICODE, length, 4, NULL, 0);
@@ -238,7 +238,7 @@ void fc_torch_pickle_get(fc_torch_pickler *w, uint32_t index) {
     }
 }
 
-/* Fetches what is in the memo under these names. @return false when it is not there. */
+/* Fetches the memo entry with these names. @return false if there is none. */
 static bool fetch(fc_torch_pickler *w, const char *module, const char *name) {
     for (size_t i = 0; i < w->nnamed; i++) {
         const named *n = &w->named[i];
@@ -250,7 +250,7 @@ static bool fetch(fc_torch_pickler *w, const char *module, const char *name) {
     return false;
 }
 
-/* Enters what was just written under these names, if there is room. */
+/* Records the value that was just written under these names, if there is room. */
 static void enter(fc_torch_pickler *w, const char *module, const char *name) {
     size_t first = strlen(module) + 1, second = name ? strlen(name) + 1 : 0;
     if (w->failed != FC_OK || w->nnamed == MOST_NAMED) {
@@ -293,20 +293,21 @@ void fc_torch_pickle_often(fc_torch_pickler *w, const char *text) {
     }
 }
 
-/* As torch computes them: the stride of a dimension is the product of the later sizes, each at least 1. */
+/* Computes strides like torch: the product of the later sizes, each at least 1. */
 static void row_major(int ndim, const int64_t *sizes, int64_t *strides) {
     int64_t step = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         strides[i] = step;
-        step = (int64_t)((uint64_t)step * (uint64_t)(sizes[i] > 1 ? sizes[i] : 1)); /* of no use where it overflows */
+        step = (int64_t)((uint64_t)step *
+                         (uint64_t)(sizes[i] > 1 ? sizes[i]
+                                                 : 1)); /* may overflow if the tensor is empty; then it is not used */
     }
 }
 
 void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor) {
     char key[24];
     int64_t own[FC_MAX_DIMS];
-    const char *storage =
-        fc_storage_class(tensor->dtype); /* newer dtypes have none: a second argument names the dtype */
+    const char *storage = fc_storage_class(tensor->dtype); /* NULL for newer dtypes, which a further argument names */
     snprintf(key, sizeof key, "%" PRIu64, tensor->key);
     row_major(tensor->ndim, tensor->sizes, own);
     fc_torch_pickle_global(w, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");

@@ -1,5 +1,5 @@
 /*
- * The manifest of one torch.save file: its leaves as tensors of one chunk each, and as objects.
+ * Builds the manifest of one torch.save file: its leaves become tensors of one chunk each, and objects.
  */
 #include "torch/torch_file.h"
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tensor without elements has no chunks: nothing of it is stored that matters. */
+/* Adds the chunk of a tensor; a tensor without elements has no chunks. */
 static fc_code add_chunk(const torch_extent *extent, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)t->ndim, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
@@ -49,17 +49,18 @@ static fc_code read_leaf(const fc_checkpoint *checkpoint, const torch_file *f, c
                                                                                  : rc;
 }
 
-/* A value that is not supported does not keep the others from being read: it is there, with the reason. */
+/* A value that is not supported is listed with the reason, so that the others can be read. */
 static fc_code make_tensor(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaf *leaf, fc_tensor *out,
                            fc_error *err) {
     fc_error why;
     out->name = leaf->name;
     out->path = leaf->path;
     if (leaf->kind == TORCH_DTENSOR || leaf->kind == TORCH_SHARDED_TENSOR) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "it is one rank's shard of a %s: name the directory with the files of all ranks, which must be "
-                       "called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
-                       leaf->kind == TORCH_DTENSOR ? "DTensor" : "ShardedTensor");
+        return fc_fail(
+            err, FC_EUNSUPPORTED,
+            "it is one rank's shard of a %s: give the path of the directory with the files of all ranks, which must be "
+            "called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
+            leaf->kind == TORCH_DTENSOR ? "DTensor" : "ShardedTensor");
     }
     fc_code rc = read_leaf(checkpoint, f, leaf, out, &why);
     if (rc == FC_EUNSUPPORTED) {
@@ -77,19 +78,19 @@ static fc_code make_tensors(const fc_checkpoint *checkpoint, const torch_file *f
     return FC_OK;
 }
 
-/* Only the state dict of a module that was pickled whole is read. */
+/* Adds a note about modules that were pickled as a whole: only their state dicts are read. */
 static fc_code note_modules(fc_checkpoint *checkpoint, const torch_leaves *leaves, fc_error *err) {
     if (leaves->modules == 0 || checkpoint->note) {
         return FC_OK;
     }
-    checkpoint->note =
-        fc_arena_printf(checkpoint->arena, "%zu %s pickled whole (%.128s of %s): %s read, other attributes stay behind",
-                        leaves->modules, leaves->modules == 1 ? "module was" : "modules were", leaves->of_module,
-                        leaves->module_class, leaves->modules == 1 ? "its state_dict() is" : "their state dicts are");
+    checkpoint->note = fc_arena_printf(
+        checkpoint->arena, "%zu %s pickled as a whole (%.128s of %s): %s read, other attributes are not",
+        leaves->modules, leaves->modules == 1 ? "module was" : "modules were", leaves->of_module, leaves->module_class,
+        leaves->modules == 1 ? "its state_dict() is" : "their state dicts are");
     return checkpoint->note ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
-/* torch.load of the whole file makes every call in it, also those whose result no value keeps. */
+/* torch.load of the whole file makes every call in it, even if its result is not used. */
 static fc_code note_risk(fc_checkpoint *checkpoint, const torch_file *f, fc_error *err) {
     char name[256];
     if (f->p->risk != FC_RISK_RUNS || checkpoint->risk) {

@@ -1,5 +1,5 @@
 /*
- * Compares the values of two ranks' files: by the CRC-32s of the archives where these decide, else byte by byte.
+ * Compares the values of two ranks' files: by the CRC-32s of the archives if these are enough, otherwise byte by byte.
  */
 #include "base/try.h"
 #include "torch/torch_file.h"
@@ -9,7 +9,8 @@
 #include <unistd.h>
 
 enum {
-    MOST = 64 << 20, /* bytes of tensors whose CRCs do not say whether they are equal: opening is for headers */
+    MOST = 64 << 20, /* the most bytes to read of tensors whose CRCs are not enough, because opening should only read
+                        headers */
     PIECE = 256 << 10
 };
 
@@ -22,7 +23,7 @@ bool fc_torch_same_object(const torch_object *a, const torch_object *b) {
     return same;
 }
 
-/* The bytes from the first to the last element, with any gaps between elements. Both must have the same strides. */
+/* @return the bytes from the first to the last element, including gaps. Both tensors must have the same strides. */
 static uint64_t span_of(const torch_extent *extent, int ndim, const int64_t *sizes, uint32_t element) {
     uint64_t last = 0;
     for (int i = 0; i < ndim; i++) {

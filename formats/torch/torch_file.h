@@ -1,8 +1,8 @@
 /*
- * One torch.save file, for every format that has one: .pt files themselves, and the files of DCP, DeepSpeed, Lightning
- * and Megatron checkpoints. file.c opens it (legacy.c, where torch before 1.6 wrote it), flatten.c walks its state
- * dict, object.c keeps values that are not tensors, extent.c finds bytes, same.c compares them, and reader.c makes a
- * manifest.
+ * One torch.save file, for every format that has such files: .pt files themselves, and the files of DCP, DeepSpeed,
+ * Lightning and Megatron checkpoints. file.c opens it (legacy.c if torch before 1.6 wrote it), flatten.c walks its
+ * state dict, object.c handles values that are not tensors, extent.c finds bytes, same.c compares them, and reader.c
+ * makes a manifest.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_TORCH_FILE_H
 #define FSDPCKPT_FORMATS_TORCH_TORCH_FILE_H
@@ -16,7 +16,7 @@
 
 /** The bytes of one storage in its file. */
 typedef struct torch_record {
-    uint64_t offset; /**< of its first byte in the file */
+    uint64_t offset; /**< offset of its first byte in the file */
     uint64_t stored; /**< bytes in the file */
     uint64_t size;   /**< bytes after decompression */
     uint32_t crc;    /**< CRC-32 of the decompressed bytes; 0 if the file has none */
@@ -28,7 +28,7 @@ typedef struct torch_record {
 typedef struct torch_legacy_storage {
     fc_pv key; /**< a string of the main pickle */
     uint64_t elements, element_size;
-    uint64_t offset; /**< of its first element in the file */
+    uint64_t offset; /**< offset of its first element in the file, in bytes */
 } torch_legacy_storage;
 
 /** A torch.save file that is open while headers are read. */
@@ -36,21 +36,21 @@ typedef struct torch_file {
     const char *path;               /**< borrowed */
     uint32_t index;                 /**< into fc_checkpoint.files */
     int fd;                         /**< -1 when closed */
-    uint64_t size;                  /**< of the file, in bytes */
+    uint64_t size;                  /**< size of the file in bytes */
     fc_torch_item item;             /**< the archive; zero for a legacy file */
     fc_pickle *pickle;              /**< owned pickle of a legacy file, else NULL */
     torch_legacy_storage *storages; /**< owned; of a legacy file */
     size_t nstorages;
     const fc_pickle *p; /**< the pickle of the state dict, in either kind of file */
-    bool swap;          /**< the bytes are big-endian */
-    uint64_t *left;     /**< owned; what fc_torch_unfold still allows, also for copies of this struct */
+    bool swap;          /**< whether the elements are big-endian */
+    uint64_t *left;     /**< owned; the budget that fc_torch_unfold has left, shared with copies of this struct */
 } torch_file;
 
-/** Whether a file that begins with `head` is a zip archive. */
+/** @return whether a file that begins with `head` is a zip archive. */
 bool fc_torch_is_zip(const unsigned char *head, size_t size);
-/** Whether it is a file of torch before 1.6: pickles one after another. */
+/** @return whether it is a file of torch before 1.6: a sequence of pickles. */
 bool fc_torch_is_legacy(const unsigned char *head, size_t size);
-/** Whether it is a tar file of torch before 0.1.10. */
+/** @return whether it is a tar file of torch before 0.1.10. */
 bool fc_torch_is_tar(const unsigned char *head, size_t size);
 
 /** Opens `path` and loads its pickle. After a failure nothing is left open. */
@@ -59,9 +59,9 @@ void fc_torch_file_close(torch_file *f);
 
 /**
  * Counts `bytes` of names and objects that are made from the pickle. They are about as long as the pickle, unless they
- * share parts of it: every value within a dict repeats the keys on the way to it, and every object its own copy of what
- * it shares with others. So a small pickle could unfold to more than any memory holds.
- * @return FC_EUNSUPPORTED when the pickle unfolds to much more than its own size; then for any further bytes, too.
+ * share parts of it: every value in a dict repeats the keys on its path, and every object has its own copy of shared
+ * values. So a small pickle could unfold to more than fits in memory.
+ * @return FC_EUNSUPPORTED if the pickle unfolds to much more than its own size, and for all further bytes.
  */
 fc_code fc_torch_unfold(const torch_file *f, uint64_t bytes, fc_error *err);
 
@@ -91,9 +91,11 @@ typedef struct torch_leaves {
     fc_arena *arena;   /**< owns the names and paths */
     torch_leaf *items; /**< owned by the caller, who frees it */
     size_t count, capacity;
-    /** The file is complete on its own. Modules that were pickled whole are then read as their state dict, and a dict
-     *  of tensors without names is one value. In a rank's file both are refused: nothing says how the ranks' values
-     *  fit together. */
+    /**
+     * Whether the file is complete on its own. Then modules that were pickled as a whole are read as their state dicts,
+     * and a dict of tensors without names is one value. In a rank's file both are refused, because it is unknown how
+     * the values of the ranks are combined.
+     */
     bool alone;
     size_t modules;           /**< modules that were read as their state dict */
     const char *of_module;    /**< a leaf of the first such module, for a note */
@@ -112,9 +114,9 @@ fc_code fc_torch_key_element(const torch_file *f, fc_pv key, fc_arena *arena, fc
 /** Fails if two leaves have the same name. */
 fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_error *err);
 
-/** Whether `v` is the global `module`.`name`; a NULL module matches any. */
+/** @return whether `v` is the global `module`.`name`; a NULL module matches any module. */
 bool fc_torch_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name);
-/** The value of `key` in a dict; FC_PV_ABSENT if the dict does not have it. */
+/** @return the value of `key` in a dict, or FC_PV_ABSENT. */
 fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key);
 
 /** The bytes of one chunk: fc_chunk.detail, in the checkpoint's arena. */
@@ -122,26 +124,31 @@ typedef struct torch_extent {
     torch_record record;
     uint64_t first; /**< bytes from the record's start to the first element */
     bool negate, conjugate, swap;
-    int64_t strides[]; /**< elements */
+    int64_t strides[]; /**< in elements */
 } torch_extent;
 
 /** Decodes the tensor `v` and finds its bytes. Messages do not name the file. */
 fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, torch_extent **out,
                              fc_error *err);
 
-/** Whether two chunks of equal dtype and sizes hold the same bytes: by the CRC-32s of their records where these decide,
- *  else by reading both. `*same` is false for chunks that are too large to be read while headers are. */
+/**
+ * Finds out whether two chunks of equal dtype and sizes have the same bytes: by the CRC-32s of their records if these
+ * are enough, otherwise by reading both. `*same` is false for chunks that are too large to be read while headers are
+ * read.
+ */
 fc_code fc_torch_same_extent(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
                              const torch_extent *a, const torch_extent *b, bool *same, fc_error *err);
 
-/** A value that is not a tensor: fc_tensor.detail, in the checkpoint's arena. Its bytes, as those of any object, are a
- *  torch.save archive of this value alone, which is made when they are read. */
+/**
+ * A value that is not a tensor: fc_tensor.detail, in the checkpoint's arena. Like those of any object, its bytes are a
+ * torch.save archive of this value alone, which is made when they are read.
+ */
 typedef struct torch_object {
     const unsigned char *pickle; /**< data.pkl of the archive */
     size_t size;
-    torch_record *storages; /**< of the tensors within the value */
+    torch_record *storages; /**< the storages of the tensors within the value */
     size_t nstorages;
-    uint64_t length; /**< bytes of the archive */
+    uint64_t length; /**< size of the archive in bytes */
 } torch_object;
 
 fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch_object **out, fc_error *err);
@@ -160,10 +167,10 @@ fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t
 /** Makes the manifest of the one file that checkpoint->path names. */
 fc_code fc_torch_open_file(fc_checkpoint *checkpoint, fc_error *err);
 
-/** Whether the tensor's bytes fit 63 bits, so that sums and products of its boxes do as well. */
+/** @return whether the size of the tensor fits in 63 bits; then sums and products of its boxes do, too. */
 bool fc_torch_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape);
 
-/* Hooks of fc_format for checkpoints whose chunks and objects the functions above made. */
+/* Members of fc_format for checkpoints whose chunks and objects were made by the functions above. */
 fc_code fc_torch_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                         fc_error *err);

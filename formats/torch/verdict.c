@@ -1,5 +1,5 @@
 /*
- * What loading a torch.save archive with PyTorch would do, beyond making data. See verdict.h.
+ * Examines what loading a torch.save archive with PyTorch would do besides creating data: see verdict.h.
  */
 #include "torch/verdict.h"
 
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* torch.load gives an archive with this record to torch.jit.load, which compiles the code in it. */
+/* torch.load passes an archive with this record to torch.jit.load, which compiles the code in it. */
 static bool is_torchscript(const fc_torch_item *item) {
     for (size_t i = 0; i < item->zip.nentries; i++) {
         const char *slash = strchr(item->zip.entries[i].name, '/');
@@ -45,9 +45,9 @@ static void judge_pickle(const fc_pickle *p, fc_object_verdict *out) {
     }
 }
 
-/* Judges an opened item and closes it. `rc` is the outcome of opening it, with the message `why`. */
+/* Judges an opened item and closes it. `rc` is the result of opening it, and `why` its message. */
 static fc_code judge(fc_torch_item *item, fc_code rc, const fc_error *why, fc_object_verdict *out, fc_error *err) {
-    if (rc == FC_EUNSUPPORTED) { /* the pickle is too large, or of torch before 1.6 */
+    if (rc == FC_EUNSUPPORTED) { /* the pickle is too large, or was written by torch before 1.6 */
         out->risk = FC_OBJECT_UNKNOWN;
         snprintf(out->reason, sizeof out->reason, "its pickle cannot be examined: %.400s", why->message);
         return FC_OK;

@@ -1,5 +1,6 @@
 /*
- * What loading a torch.save archive with PyTorch would do: fc_object_encoding of "torch.save".
+ * Examines what loading a torch.save archive with PyTorch would do. The functions are fc_object_encoding.examine and
+ * examine_memory of "torch.save".
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_VERDICT_H
 #define FSDPCKPT_FORMATS_TORCH_VERDICT_H
@@ -14,7 +15,7 @@
 fc_code fc_torch_verdict(int fd, const char *path, uint64_t offset, uint64_t length, fc_object_verdict *out,
                          fc_error *err);
 
-/** Likewise an archive in memory; takes over the malloc'ed `bytes`. */
+/** Likewise examines an archive in memory, and frees the malloc'ed `bytes`. */
 fc_code fc_torch_verdict_memory(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
                                 fc_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * Reading the directory of a torch.save archive: end record, zip64 end record, central directory, local headers.
- * See zip.h for what is refused. Record contents are read in zip_read.c.
+ * Reads the directory of a torch.save archive: end record, zip64 end record, central directory, local headers. zip.h
+ * says what is refused. zip_read.c reads the content of records.
  */
 #include "torch/zip.h"
 
@@ -19,8 +19,8 @@ enum {
     CENTRAL_SIZE = 46,
     LOCAL_SIZE = 30,
     MAX_COMMENT = 65535,
-    WHOLE = 64 * 1024, /* archives up to this size are read at once */
-    EDGE = 4096        /* of larger ones, this much of both ends: the pickle and the directory of a DCP item */
+    WHOLE = 64 * 1024, /* bytes; archives up to this size are read at once */
+    EDGE = 4096        /* bytes at both ends of larger archives: the pickle and the directory of a DCP item */
 };
 
 enum { FLAG_ENCRYPTED = 1 << 0, FLAG_DESCRIPTOR = 1 << 3, FLAG_STRONG_ENCRYPTION = 1 << 6, FLAG_MASKED = 1 << 13 };
@@ -28,10 +28,10 @@ enum { FLAG_ENCRYPTED = 1 << 0, FLAG_DESCRIPTOR = 1 << 3, FLAG_STRONG_ENCRYPTION
 static const uint32_t end_signature = 0x06054b50, locator_signature = 0x07064b50, end64_signature = 0x06064b50,
                       central_signature = 0x02014b50, local_signature = 0x04034b50;
 
-/* Where the end record says the central directory is. */
+/* The location of the central directory, according to the end record. */
 typedef struct directory {
-    uint64_t count, size, offset; /* as written; offset from the start of the archive */
-    uint64_t end;                 /* where it ends, from the start of the range */
+    uint64_t count, size, offset; /* as recorded; `offset` is from the start of the archive, in bytes */
+    uint64_t end;                 /* its end, from the start of the range, in bytes */
 } directory;
 
 static uint16_t get16(const unsigned char *p) {
@@ -51,7 +51,7 @@ static fc_code damaged(const fc_zip *zip, uint64_t at, const char *what, fc_erro
                    zip->offset + at, what);
 }
 
-/* Finds the end record in the last bytes of the range: the one whose comment ends where the range ends. */
+/* Finds the end record in the last bytes of the range. Its comment ends where the range ends. */
 static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
     uint64_t span = zip->length < EDGE ? zip->length : EDGE;
     for (;;) {
@@ -65,13 +65,15 @@ static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
         }
         uint64_t most = zip->length < END_SIZE + MAX_COMMENT ? zip->length : END_SIZE + MAX_COMMENT;
         if (span == most) {
-            return damaged(zip, 0, "no end record; it may be truncated, or its place in the file is wrong", err);
+            return damaged(zip, 0,
+                           "the end record is missing; the archive may be truncated, or its offset in the file wrong",
+                           err);
         }
         span = most;
     }
 }
 
-/* Whether a 16 or 32 bit field of the end record agrees with the 64 bit one. */
+/* Whether a field of 16 or 32 bits in the end record agrees with the one of 64 bits. */
 static bool agrees(uint64_t narrow, uint64_t wide, uint64_t all_ones) {
     return narrow == all_ones || narrow == wide;
 }
@@ -86,11 +88,11 @@ static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *en
     memcpy(saved, end, sizeof saved); /* the next view may move the window that holds it */
     FC_TRY(fc_zip_view(zip, at, END64_SIZE, &p, err));
     if (get32(p) != end64_signature || get64(p + 4) != END64_SIZE - 12) {
-        return damaged(zip, at, "the zip64 end record is not where it belongs", err);
+        return damaged(zip, at, "the zip64 end record is not at its recorded offset", err);
     }
     if (get32(p + 16) != 0 || get32(p + 20) != 0 || get64(p + 24) != get64(p + 32)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts", zip->path,
-                       zip->offset + at);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts is not supported",
+                       zip->path, zip->offset + at);
     }
     *dir = (directory){get64(p + 32), get64(p + 40), get64(p + 48), at};
     if (!agrees(get16(saved + 10), dir->count, UINT16_MAX) || !agrees(get32(saved + 12), dir->size, UINT32_MAX) ||
@@ -111,14 +113,14 @@ static fc_code read_end(fc_zip *zip, directory *dir, fc_error *err) {
         return read_end64(zip, at - LOCATOR_SIZE, end, dir, err);
     }
     if (get16(end + 4) != 0 || get16(end + 6) != 0 || get16(end + 8) != get16(end + 10)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts", zip->path,
-                       zip->offset + at);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts is not supported",
+                       zip->path, zip->offset + at);
     }
     *dir = (directory){get16(end + 10), get32(end + 12), get32(end + 16), at};
     return FC_OK;
 }
 
-/* The 64 bit values of the fields that are all ones, from the extra field with tag 1. */
+/* Reads the values of fields that are all ones from the extra field with tag 1, which has 64 bits for each. */
 static bool read_extra64(const unsigned char *extra, size_t n, fc_zip_entry *entry, uint64_t *header) {
     uint64_t *wanted[3] = {&entry->size, &entry->stored, header};
     while (n >= 4) {
@@ -145,7 +147,7 @@ static bool read_extra64(const unsigned char *extra, size_t n, fc_zip_entry *ent
     return true;
 }
 
-/* Checks one record of the directory. `header` is from the start of the archive. */
+/* Checks one entry of the directory. `header` is an offset from the start of the archive. */
 static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, uint64_t prefix, fc_zip_entry *entry,
                              fc_error *err) {
     uint64_t header = get32(p + 42);
@@ -175,10 +177,10 @@ static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, u
         return damaged(zip, at, "a record is marked as a directory", err);
     }
     if (entry->method == FC_ZIP_STORED && entry->stored != entry->size) {
-        return damaged(zip, at, "a stored record has two sizes", err);
+        return damaged(zip, at, "the two sizes of an uncompressed record differ", err);
     }
     if (!fc_add_u64(header, prefix, &header) || header >= zip->length) {
-        return damaged(zip, at, "a record lies outside of the archive", err);
+        return damaged(zip, at, "a record is outside the archive", err);
     }
     entry->header = zip->offset + header;
     return FC_OK;
@@ -188,10 +190,10 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
     const unsigned char *p;
     if (dir->size > dir->end || dir->offset > dir->end - dir->size || dir->count > dir->size / CENTRAL_SIZE ||
         dir->count == 0) {
-        return damaged(zip, dir->end, "the end record's numbers are impossible", err);
+        return damaged(zip, dir->end, "the numbers in the end record are invalid", err);
     }
     uint64_t start = dir->end - dir->size;
-    uint64_t prefix = start - dir->offset; /* bytes before the archive, as some tools put there */
+    uint64_t prefix = start - dir->offset; /* bytes before the archive, which some tools add */
     FC_TRY(fc_zip_view(zip, start, dir->size, &p, err));
     zip->records_end = zip->offset + start;
     zip->entries = calloc((size_t)dir->count, sizeof *zip->entries);
@@ -209,7 +211,7 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
             size += (size_t)get16(record + 28) + get16(record + 30) + get16(record + 32);
         }
         if (size > dir->size - at || get32(record) != central_signature) {
-            return damaged(zip, start + at, "the central directory does not hold together", err);
+            return damaged(zip, start + at, "the central directory is inconsistent", err);
         }
         FC_TRY(parse_central(zip, record, start + at, prefix, &zip->entries[i], err));
         size_t len = get16(record + 28);
@@ -221,10 +223,10 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
         zip->nentries = i + 1;
         at += size;
     }
-    return at == dir->size ? FC_OK : damaged(zip, start + at, "the central directory has bytes left over", err);
+    return at == dir->size ? FC_OK : damaged(zip, start + at, "extra bytes follow the central directory", err);
 }
 
-/* Checks the local header against the central record and finds where the data begins. */
+/* Checks the local header against the central directory, and finds the start of the data. */
 static fc_code check_local(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
     const unsigned char *p;
     uint64_t at = entry->header - zip->offset;
@@ -303,7 +305,7 @@ fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t len
     zip->length = length;
     if (!fc_add_u64(offset, length, &end) || end > INT64_MAX) {
         free(bytes);
-        return damaged(zip, 0, "its place in the file is impossible", err);
+        return damaged(zip, 0, "its offset or length is invalid", err);
     }
     fc_code rc = FC_OK;
     if (bytes) {

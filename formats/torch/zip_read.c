@@ -1,6 +1,5 @@
 /*
- * Reading bytes of a torch.save archive: the windows that keep the number of preads small, and whole records,
- * inflated and checked.
+ * Reads bytes of a torch.save archive: windows keep the number of preads small; whole records are inflated and checked.
  */
 #include "base/checked.h"
 #include "base/try.h"
@@ -74,7 +73,7 @@ static fc_code record_damaged(const fc_zip *zip, const fc_zip_entry *entry, cons
                    entry->name, what);
 }
 
-/* Inflates `stored` into `out` (entry->size bytes): exactly that many must come out, from exactly that input. */
+/* Inflates `stored` into `out`. The input must be used up exactly, and give exactly entry->size bytes. */
 static fc_code inflate_record(const fc_zip *zip, const fc_zip_entry *entry, const unsigned char *stored,
                               unsigned char *out, fc_error *err) {
     z_stream z = {0};
@@ -91,7 +90,7 @@ static fc_code inflate_record(const fc_zip *zip, const fc_zip_entry *entry, cons
         uInt out_step = out_left < UINT32_MAX ? (uInt)out_left : UINT32_MAX;
         z.avail_in = in_step;
         z.avail_out = out_step;
-        if (out_step == 0) { /* one byte of room tells a stream that goes on from one that ends here */
+        if (out_step == 0) { /* one more byte of room shows whether the stream ends here */
             z.next_out = &extra;
             z.avail_out = 1;
         }
@@ -113,7 +112,7 @@ static bool crc_matches(const fc_zip_entry *entry, const unsigned char *bytes) {
     return entry->crc == 0 || crc32_z(0, bytes, (size_t)entry->size) == entry->crc;
 }
 
-/* From a window, or straight into place: a large record is not held twice. */
+/* Reads from a window, or directly into place, so that a large record is not in memory twice. */
 static fc_code read_stored(const fc_zip *zip, const fc_zip_entry *entry, unsigned char *out, fc_error *err) {
     const unsigned char *bytes = in_windows(zip, entry->data, entry->stored);
     if (!bytes) {
@@ -138,10 +137,10 @@ static fc_code read_data(fc_zip *zip, const fc_zip_entry *entry, unsigned char *
 fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err) {
     *bytes = NULL;
     if (entry->method == FC_ZIP_DEFLATED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
-        return record_damaged(zip, entry, "its declared size is impossible", err);
+        return record_damaged(zip, entry, "its declared size is invalid", err);
     }
     if (entry->size > SIZE_MAX - 1) {
-        return record_damaged(zip, entry, "its declared size is impossible", err);
+        return record_damaged(zip, entry, "its declared size is invalid", err);
     }
     unsigned char *out = malloc((size_t)entry->size + 1);
     if (!out) {

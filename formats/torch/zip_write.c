@@ -1,9 +1,9 @@
 /*
- * Writing the archive of torch.save: where each record goes, then the headers. See zip_write.h.
+ * Writes the archive of torch.save: first the location of each record, then the headers. See zip_write.h.
  *
- * The layout follows PyTorchStreamWriter and the miniz within it: a local header has no sizes and no CRC, a data
- * descriptor after the bytes has; an empty record has no descriptor; a number that does not fit 32 bits is in a zip64
- * field of both headers, which then also makes the descriptor's sizes 64 bits wide.
+ * The layout follows PyTorchStreamWriter and its miniz: a local header has no sizes and no CRC; these are in a data
+ * descriptor after the bytes. An empty record has no descriptor. A number that does not fit in 32 bits is in a zip64
+ * field of both headers, and then the sizes in the descriptor have 64 bits, too.
  */
 #include "torch/zip_write.h"
 
@@ -27,7 +27,7 @@ enum {
     END_SIZE = 22,
     LOCATOR_SIZE = 20,
     END64_SIZE = 56,
-    TAG_SIZE = 4, /* of an extra field: its tag and its length */
+    TAG_SIZE = 4, /* the tag and the length of an extra field */
     DESCRIPTOR_SIZE = 16,
     DESCRIPTOR64_SIZE = 24,
     MAX_NAME = 512,
@@ -39,16 +39,16 @@ enum {
 enum { FLAG_DESCRIPTOR = 1 << 3, FLAG_UTF8 = 1 << 11, VERSION_MADE = 0x031e, VERSION_ZIP64 = 45 };
 
 static const char id_name[] = ".data/serialization_id";
-static const char no_id[ID_SIZE] = {0}; /* stands for it until it is made: it depends on the CRCs of the data */
+static const char no_id[ID_SIZE] = {0}; /* a placeholder until the id is made, which depends on the CRCs of the data */
 
-/* What goes out, gathered to large writes; data that others write ends a run. */
+/* A buffered output. Data that others write interrupts it. */
 typedef struct output {
     const char *path;
     int fd;
-    uint64_t at; /* where the buffer's first byte goes */
+    uint64_t at; /* offset of the buffer's first byte in the file */
     size_t used;
     unsigned char *buffer;
-    unsigned char *memory; /* NULL: the file */
+    unsigned char *memory; /* NULL: the output is the file */
 } output;
 
 static void put(unsigned char *p, uint64_t value, int bytes) {
@@ -65,7 +65,7 @@ static bool is_wide(uint64_t value) {
     return value >= UINT32_MAX;
 }
 
-/* "data.pkl" or "data/7". */
+/* Writes the name of a record: "data.pkl" or "data/7". */
 static int spell(const fc_torch_zip_record *record, char name[MAX_NAME]) {
     return record->name ? snprintf(name, MAX_NAME, "%s", record->name)
                         : snprintf(name, MAX_NAME, "data/%" PRIu64, record->number);
@@ -77,7 +77,7 @@ static size_t full_name(const fc_torch_zip *zip, const fc_torch_zip_record *reco
     return (size_t)snprintf(name, 2 * (size_t)MAX_NAME, "%s/%s", zip->folder, below);
 }
 
-/* The zip64 field: the numbers that do not fit, in this order. */
+/* @return the size of the zip64 field, which has the numbers that do not fit in 32 bits. */
 static size_t extra64_size(const fc_torch_zip_record *record) {
     size_t numbers = (is_wide(record->size) ? 2u : 0u) + (is_wide(record->header) ? 1u : 0u);
     return numbers ? TAG_SIZE + numbers * 8 : 0;
@@ -91,7 +91,7 @@ static fc_code too_large(fc_error *err) {
     return fc_fail(err, FC_EUNSUPPORTED, "the torch.save archive would be too large");
 }
 
-/* Lays the next record out after the others. */
+/* Lays out the next record after the others. */
 static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, fc_error *err) {
     char name[2 * MAX_NAME];
     if (!fc_grow(&zip->records, &zip->capacity, zip->nrecords + 1, sizeof *zip->records)) {
@@ -103,7 +103,7 @@ static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, 
     size_t len = full_name(zip, r, name);
     uint64_t data = r->header + LOCAL_SIZE + len + extra64_size(r) + TAG_SIZE;
     r->data = (data + FC_TORCH_ALIGNMENT - 1) / FC_TORCH_ALIGNMENT * FC_TORCH_ALIGNMENT;
-    /* Far below any overflow: what is past the bytes (headers, directory) is small against 2^62. */
+    /* This leaves room for headers and the directory, so that nothing overflows. */
     if (!fc_add_u64(r->data, r->size, &zip->end) || zip->end > (uint64_t)INT64_MAX / 2) {
         return too_large(err);
     }
@@ -166,8 +166,10 @@ out:
     return rc;
 }
 
-/* torch's id is made of hashes of the names and of the CRCs: the same records, the same id. Ours is not the same
- * number, as std::hash is no fixed function; nothing compares it with the contents. */
+/*
+ * torch's id consists of hashes of the names and of the CRCs, so equal records have the same id. Ours is a different
+ * number, because std::hash is not specified; nothing compares it with the content.
+ */
 static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
     char name[2 * MAX_NAME];
     uint64_t names = 0, contents = 0;
@@ -207,7 +209,7 @@ static unsigned char *room(output *out, size_t size, fc_error *err) {
     return p;
 }
 
-/* `stored`: the second size, which is not known yet where miniz writes a local header. */
+/* @param stored the second size, which miniz does not know yet when it writes a local header. */
 static void put_extra64(unsigned char *p, const fc_torch_zip_record *r, uint64_t stored) {
     put(p, 1, 2);
     put(p + 2, extra64_size(r) - TAG_SIZE, 2);
@@ -226,7 +228,7 @@ static unsigned flags_of(const fc_torch_zip_record *r) {
     return FLAG_UTF8 | (r->size ? FLAG_DESCRIPTOR : 0u);
 }
 
-/* The local header with the padding that puts the bytes at their place. */
+/* Writes the local header, with the padding that aligns the bytes. */
 static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
     char name[2 * MAX_NAME];
     size_t len = full_name(zip, r, name), extra64 = extra64_size(r);
@@ -316,7 +318,7 @@ static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record 
     return FC_OK;
 }
 
-/* The end records, with and without 64 bits; torch always writes both. */
+/* Writes the end records, with 64 and 32 bits. torch always writes both. */
 static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
     unsigned char *p = room(out, END64_SIZE + LOCATOR_SIZE + END_SIZE, err);
     if (!p) {
@@ -347,7 +349,7 @@ static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
 
 static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
     char id[ID_SIZE + 1];
-    fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which is made now */
+    fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which can be computed now */
     out->buffer = malloc(BUFFER);
     if (!out->buffer) {
         return fc_no_memory(err, out->path);

@@ -30,7 +30,7 @@ enum { MOST_AT_ONCE = 1 << 30 /* bytes; zlib counts in 32 bits */ };
 /* How ISA-L searches for repetitions. */
 typedef struct search {
     uint32_t level;         /* ISA-L's own numbering */
-    uint32_t distance_bits; /* the logarithm of the largest distance; 0 means all that deflate can express */
+    uint32_t distance_bits; /* the logarithm of the largest distance; 0 means the largest that deflate allows */
     uint32_t buffer;        /* bytes of working memory that the level needs */
 } search;
 
@@ -183,7 +183,7 @@ static bool comes_again(const unsigned char *in, size_t at) {
     return false;
 }
 
-/* @return a position where earlier bytes occur again, or 0 when a few glances find none. */
+/* @return a position where earlier bytes occur again, or 0 if a quick search finds none. */
 static size_t find_repetition(const unsigned char *in, size_t size) {
     for (size_t i = 0; i < GLANCES && size >= LEAST_PLANE; i++) {
         size_t at = size / (2 * GLANCES) * (2 * i + 1);

@@ -24,7 +24,7 @@
  */
 enum { LEAST_CHUNK = 256 << 10, MOST_CHUNK = 4 << 20, MOST_CHUNKS = 1 << 20 };
 
-/* Elements are computed with as doubles. A complex number counts as two real ones. */
+/* Elements are computed as doubles. A complex number counts as two real ones. */
 typedef struct arithmetic {
     fc_dtype stored; /* of a component */
     size_t components;
@@ -43,9 +43,9 @@ bool fc_is_averaged(const fc_tensor *tensor) {
 /* ---- computing a chunk ---- */
 
 /*
- * Adds the values of source `i` to the sums; the first source starts them. `errors` receives what rounding takes away
- * from sums and products (Ogita, Rump, Oishi: Accurate sum and dot product). It is NULL for types with less precision
- * than double, whose sums are exact enough.
+ * Adds the values of source `i` to the sums; the first source starts them. `errors` receives the rounding errors of
+ * sums and products (Ogita, Rump, Oishi: Accurate sum and dot product). It is NULL for types with less precision than
+ * double, whose sums are exact enough.
  */
 static void accumulate(const fc_average *a, size_t i, double *sums, double *errors, const double *x, size_t count) {
     const double weight = a->weights ? a->weights[i] : 1;
@@ -60,8 +60,7 @@ static void accumulate(const fc_average *a, size_t i, double *sums, double *erro
     }
 }
 
-/* The sum, or its quotient by `n`, with what rounding took away. Zeros keep their sign, infinities stay what they are.
- */
+/* @return the sum, or its quotient by `n`, with the rounding errors added. Zeros keep their sign, infinities stay. */
 static double corrected(double sum, double error, double n) {
     const double value = sum / n, rest = fma(-value, n, sum) + error;
     return isfinite(rest) && rest != 0 ? value + rest / n : value;
@@ -107,7 +106,7 @@ static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor,
     return FC_OK;
 }
 
-/* Adds the box of every input up. `first`: the chunk was not read before. */
+/* Adds up the box of every input. `first`: the chunk was not read before. */
 static fc_code sum_inputs(const fc_average *a, const fc_average_inputs *of, const fc_box *box, const arithmetic *w,
                           double *sums, double *errors, double *x, void *raw, bool first, fc_error *err) {
     const size_t count = (size_t)fc_box_volume(box) * w->components;

@@ -344,7 +344,7 @@ static fc_code misfit(const search *s, bool padded) {
                    s->unit->tensor->shape[0], s->count, s->f->model->path,
                    s->count > 0 ? members[s->all[0].member].key : "none",
                    s->count > 0 ? members[s->all[s->count - 1].member].key : "none", numel,
-                   padded ? " before padding, and fit in no layout" : "");
+                   padded ? " before padding, and match no layout" : "");
 }
 
 static fc_code make_layout(const search *s, fc_flat_unit *u, bool padded) {

@@ -328,7 +328,7 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && rename(made, commit->target) == 0) {
         return FC_OK;
     }
-    return fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+    return fc_fail_errno(err, errno, "%s: cannot be renamed into place", commit->target);
 }
 
 /* Renames in two steps, where names cannot be exchanged. Between them there is no target, but the staging directory
@@ -337,16 +337,16 @@ static fc_code publish_in_two_steps(fc_commit *commit, fc_error *err) {
     const fc_staging *s = &commit->staging;
     FC_TRY(fc_staging_promise(s, err));
     if (rename(commit->target, s->old_path) != 0) {
-        return fc_fail_errno(err, errno, "%s: rename out of the way", commit->target);
+        return fc_fail_errno(err, errno, "%s: cannot be moved out of the way", commit->target);
     }
     if (rename(s->new_path, commit->target) == 0) {
         return FC_OK;
     }
-    fc_code rc = fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+    fc_code rc = fc_fail_errno(err, errno, "%s: cannot be renamed into place", commit->target);
     if (rename(s->old_path, commit->target) != 0) {
         rc = fc_fail_errno(err, errno,
-                           "%s: the new directory could not be put in place, nor the old one back; the next run "
-                           "tries again; both are in %s",
+                           "%s: the new directory could not be put in place, and the old one could not be "
+                           "restored; the next run tries again; both are in %s",
                            commit->target, s->path);
         fc_staging_leave(&commit->staging);
     }
@@ -359,7 +359,7 @@ static fc_code publish_directory(fc_commit *commit, fc_error *err) {
         return FC_OK;
     }
     return flag_unknown(errno) ? publish_in_two_steps(commit, err)
-                               : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+                               : fc_fail_errno(err, errno, "%s: cannot be renamed into place", commit->target);
 }
 
 static fc_code publish(fc_commit *commit, fc_error *err) {
@@ -372,7 +372,7 @@ static fc_code publish(fc_commit *commit, fc_error *err) {
     }
     return rename(fc_commit_path(commit), commit->target) == 0
                ? FC_OK
-               : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+               : fc_fail_errno(err, errno, "%s: cannot be renamed into place", commit->target);
 }
 
 /* Makes the rename durable. Other processes already see it. */

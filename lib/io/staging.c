@@ -96,7 +96,7 @@ static fc_code make_locked(const char *parent, const char *name, fc_staging *s, 
         }
         fc_staging_leave(s);
     }
-    return fc_fail(err, FC_EIO, "%s: other runs keep removing what this one makes", parent);
+    return fc_fail(err, FC_EIO, "%s: other runs keep removing the directories that this run creates", parent);
 }
 
 static fc_code make_new(const char *name, fc_staging *s, fc_error *err) {
@@ -259,7 +259,7 @@ static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
     bool in_place = fstatat(l->parent, l->name, &st, AT_SYMLINK_NOFOLLOW) == 0;
     *keep = false;
     if (!has_old || (in_place && !has_new)) {
-        report(l, "an earlier run died while it wrote this; what it left behind, %s, is removed", l->entry);
+        report(l, "an earlier run died while writing this; its leftover %s is removed", l->entry);
         return FC_OK;
     }
     if (!in_place && has_new) {

@@ -1,5 +1,5 @@
 /*
- * Recognises files that stand where a checkpoint's should be, by their first bytes.
+ * Recognises the first bytes of files that are in place of a checkpoint's file: see stand_in.h.
  */
 #include "io/stand_in.h"
 
@@ -21,20 +21,20 @@ static bool is_zeros(const char *head, size_t size) {
     return head[0] == '\0' && memcmp(head, head + 1, size - 1) == 0;
 }
 
-/* What the file is, and what to do about it. */
+/* @return what the file is and what to do about it; NULL if it is unknown. */
 static const char *name_content(const char *head, size_t size) {
     const char *text = head;
     if (size == 0) {
         return "it is empty: copy it again";
     }
-    while (isspace((unsigned char)*text)) { /* up to the NUL behind the head */
+    while (isspace((unsigned char)*text)) { /* up to the NUL after the head */
         text++;
     }
     if (begins_with(text, "<!doctype html") || begins_with(text, "<html")) {
-        return "it is a web page, such as a server sends in place of a file: download it again";
+        return "it is a web page, which a server sent in place of the file: download it again";
     }
     if (begins_with(text, "<?xml") || begins_with(text, "<error>")) {
-        return "it is an XML document, such as a server sends in place of a file: download it again";
+        return "it is an XML document, which a server sent in place of the file: download it again";
     }
     if (begins_with(text, "version https://git-lfs.github.com/spec/")) {
         return "it is a Git LFS pointer: fetch the file with git lfs pull";

@@ -1,5 +1,5 @@
 /*
- * Files that stand where a checkpoint's should be: what a download or a copy leaves that did not work.
+ * Recognises files that a failed download or copy left in place of a checkpoint's file.
  */
 #ifndef FSDPCKPT_IO_STAND_IN_H
 #define FSDPCKPT_IO_STAND_IN_H
@@ -11,9 +11,9 @@
 #include "fsdpckpt/error.h"
 
 /**
- * Call it for a file that has not the size or the content that it should have.
- * @return FC_ECORRUPT, if it is empty, or begins as a web page, an XML error, a Git LFS pointer or with zeros: the
- * message says which. Else FC_OK, also if it cannot be read.
+ * Call it for a file with the wrong size or content.
+ * @return FC_ECORRUPT if it is empty, or begins like a web page, an XML error or a Git LFS pointer, or with zeros; the
+ * message says which. FC_OK for any other file, or if it cannot be read.
  */
 fc_code fc_check_stand_in(const char *path, fc_error *err);
 

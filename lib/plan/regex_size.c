@@ -1,5 +1,5 @@
 /*
- * Counts the parts of a regular expression with its repetitions written out. See regex_size.h.
+ * Counts the parts of a regular expression with its repetitions expanded: see regex_size.h.
  */
 #include "plan/regex_size.h"
 
@@ -85,7 +85,7 @@ static bool take_repetition(const char **s, parts *p) {
     return true;
 }
 
-/* @return the end of the part that begins at `s` and is no group. */
+/* @return the end of the part that begins at `s` and is not a group. */
 static const char *skip_part(const char *s) {
     if (*s == '[') {
         return skip_bracket(s);

@@ -1,6 +1,6 @@
 /*
- * How large a POSIX extended regular expression becomes when it is compiled. The C library writes counted repetitions
- * out and needs memory for each pair of parts that may be skipped, so a few hundred bytes can take gigabytes.
+ * Bounds the size of a compiled POSIX extended regular expression. The C library expands counted repetitions and needs
+ * memory for each pair of parts that may be skipped, so a few hundred bytes can take gigabytes.
  */
 #ifndef FSDPCKPT_PLAN_REGEX_SIZE_H
 #define FSDPCKPT_PLAN_REGEX_SIZE_H

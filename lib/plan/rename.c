@@ -123,7 +123,7 @@ static fc_code parse_rule(const char *text, rule *r, fc_error *err) {
     char *pattern = copy_pattern(text + 2, middle, r->delimiter);
     if (pattern && !fc_regex_is_small(pattern)) {
         free(pattern);
-        return bad_rule(text, "its repetitions, written out, are too many", err);
+        return bad_rule(text, "it has too many repetitions when they are expanded", err);
     }
     int bad = pattern ? regcomp(&r->regex, pattern, how) : REG_ESPACE;
     free(pattern);

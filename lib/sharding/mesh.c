@@ -65,8 +65,8 @@ typedef struct parts {
 
 /*
  * One cut of a tensor dimension by a mesh dimension of `count` ranks. `index` is the rank's coordinate. A split of 1 is
- * Shard. A larger one is _StridedShard: the dimension is chunked into `split` pieces and each piece into `count`; the
- * rank holds part number `index` of every piece, one after the other.
+ * Shard. A larger one is _StridedShard: the dimension is divided into `split` pieces and each piece into `count` parts;
+ * the rank holds part `index` of every piece, in order.
  */
 typedef struct cut {
     int64_t count, index, split;
@@ -90,7 +90,7 @@ static int64_t apply_cut(cut *c, int64_t size) {
     return p.full * p.part + p.rest_part;
 }
 
-/* @return the index before the cut of element `i` after it. */
+/* @return the index that element `i` of the rank has in the uncut dimension. */
 static int64_t index_before(const cut *c, int64_t i) {
     const parts *p = &c->parts;
     if (i < p->full * p->part) {

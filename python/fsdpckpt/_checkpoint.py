@@ -1,4 +1,4 @@
-"""An open checkpoint: a read-only mapping from names to tensors, which read their bytes when they are asked for."""
+"""An open checkpoint: a read-only mapping from names to tensors, which read their bytes on demand."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 class Objects(Mapping[str, Any]):
-    """The values of a checkpoint that are not tensors, decoded when they are asked for."""
+    """The values of a checkpoint that are not tensors, decoded on demand."""
 
     def __init__(self, checkpoint: Checkpoint, indices: dict[str, int], sizes: dict[str, int]) -> None:
         self._checkpoint = checkpoint

@@ -92,7 +92,7 @@ def run(
     line = [binary(), command, *(["--json"] if json else []), "--progress=json", "--color=never", *arguments(options)]
     line += ["--", *(os.fspath(operand) for operand in operands)]
     pipe = subprocess.PIPE
-    # In a session of its own, the command gets Ctrl-C from here alone: a second one would kill it before it cleans up.
+    # In its own session, the command gets Ctrl-C only from here: a second one would kill it before it cleans up.
     with subprocess.Popen(
         line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
     ) as process:
@@ -149,7 +149,7 @@ def _fail(status: int, notes: Sequence[str]) -> None:
 
 
 class _shown:
-    """Calls the caller's function, or moves a bar of tqdm where somebody looks on."""
+    """Calls the caller's function, or moves a tqdm bar in a terminal or notebook."""
 
     def __init__(self, progress: Progress) -> None:
         self._call = progress if callable(progress) else None

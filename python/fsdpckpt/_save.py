@@ -42,7 +42,7 @@ def save(
         trust_objects: also write objects that PyTorch would have to run code for when it loads them
         compress: level of deflate, 1 to 9, for HDF5
         jobs: number of worker threads (default: enough to keep the processors and the disk busy)
-        progress: a function that is called with each Update; "auto" shows a bar where somebody looks on; None: nothing
+        progress: a function that is called with each Update; "auto" shows a bar in a terminal or notebook; None: nothing
     """
     target = os.fspath(path)
     kept: list[Any] = []  # what the addresses point into

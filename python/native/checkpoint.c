@@ -97,7 +97,7 @@ static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords)
     open_request r = {.path = NULL};
     PyObject *path = NULL, *include = Py_None, *exclude = Py_None, *rename = Py_None;
     if (self->arena) {
-        PyErr_SetString(PyExc_RuntimeError, "the checkpoint is open already");
+        PyErr_SetString(PyExc_RuntimeError, "the checkpoint is already open");
         return -1;
     }
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppzzOOzO", names, PyUnicode_FSConverter, &path,

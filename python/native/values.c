@@ -118,7 +118,9 @@ int native_integers(PyObject *sequence, int most, int64_t *out) {
     return (int)count;
 }
 
-/* Puts `item`, which it takes over, into `tuple`. @return `tuple`, or NULL after releasing it if there is no item. */
+/*
+ * Puts `item` into `tuple`, and takes ownership of it. @return `tuple`, or NULL after releasing it if there is no item.
+ */
 static PyObject *put(PyObject *tuple, Py_ssize_t at, PyObject *item) {
     if (tuple && (!item || PyTuple_SetItem(tuple, at, item) != 0)) {
         Py_DECREF(tuple);

@@ -113,7 +113,7 @@ class Jobs(unittest.TestCase):
             fsdpckpt.consolidate(TRAIN, self.folder / "y.h5", progress=stop)
         self.assertEqual(os.listdir(self.folder), ["x.h5"])
 
-    def test_a_bar_where_somebody_looks_on(self):
+    def test_a_bar_in_a_terminal(self):
         try:
             import tqdm.auto  # noqa: F401
         except ImportError:

@@ -1,4 +1,4 @@
-"""average: the mean of equal checkpoints, refused sources, and refused targets that stay unwritten. The arithmetic is tested
+"""average: the mean of equal checkpoints, refused sources, and refused targets, which must not be written. The arithmetic is tested
 by tests/oracle/average.py."""
 
 import os

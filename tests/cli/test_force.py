@@ -129,8 +129,8 @@ class Leftovers(harness.Case):
             self.assertEqual(len(self.staging()), 1)
             run = self.run_tool("consolidate", harness.corpus(TRAIN), "-o", "m.h5", "-q", *force)
             self.assertEqual(run.returncode, 0, run.stderr)
-            self.assertRegex(run.stderr, r"\Afsdpckpt: .*m\.h5: an earlier run died while it wrote this; what it left "
-                                         r"behind, \.m\.h5\.fsdpckpt-......, is removed\n\Z")
+            self.assertRegex(run.stderr, r"\Afsdpckpt: .*m\.h5: an earlier run died while writing this; its leftover "
+                                         r"\.m\.h5\.fsdpckpt-...... is removed\n\Z")
             self.assertEqual(self.listing(), ["big", "m.h5"])
 
     def test_live_run_is_left_alone(self):

@@ -1,5 +1,5 @@
 /*
- * The lists of ranks that inspect prints, and the groups of ranks that hold the same.
+ * The lists of ranks that inspect prints, and the groups of ranks with the same content.
  */
 #include "inspect.h"
 

@@ -167,7 +167,7 @@ static void json_is_json(void **state) {
     jw_close(&j, ']');
     JSON_MEMBER(&j, uint, "n", UINT64_MAX);
     JSON_MEMBER(&j, bool, "yes", true);
-    JSON_MEMBER(&j, raw, "raw", "{\"k\": 1}");
+    JSON_MEMBER(&j, raw, "raw", "{\"k\xe2\x80\xae\": \"\xc2\x9b\xf3\xa0\x80\x81日\"}");
     JSON_MEMBER(&j, number, "s", 0.25);
     jw_end_document(&j);
     assert_string_equal(finish(), "{\n"
@@ -179,7 +179,7 @@ static void json_is_json(void **state) {
                                   "  \"empty\": [],\n"
                                   "  \"n\": 18446744073709551615,\n"
                                   "  \"yes\": true,\n"
-                                  "  \"raw\": {\"k\": 1},\n"
+                                  "  \"raw\": {\"k\\u202e\": \"\\u009b\\udb40\\udc01日\"},\n"
                                   "  \"s\": 0.25\n"
                                   "}\n");
 }

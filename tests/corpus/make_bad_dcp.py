@@ -186,36 +186,36 @@ def _(folder):
     write(folder, ".metadata", b"(a text file)\n")
 
 
-@case(BAD, "empty-metadata", "3 {}/.metadata: offset 0: the pickle is cut off: 1 more bytes belong here, 0 are left")
+@case(BAD, "empty-metadata", "3 {}/.metadata: offset 0: the pickle is cut off: 1 more bytes are expected, 0 are left")
 def _(folder):
     write(folder, ".metadata", b"")
 
 
-@case(BAD, "other-pickle", "3 {}/.metadata: not the metadata of a checkpoint: the pickle holds something else")
+@case(BAD, "other-pickle", "3 {}/.metadata: not the metadata of a checkpoint: the pickle contains something else")
 def _(folder):
     write(folder, ".metadata", pickle.dumps({"w": 1}, 4))
 
 
-@case(BAD, "truncated-metadata", "3 {}/.metadata: offset 298: the pickle is cut off: 20 more bytes belong here, 0 are "
-      "left")
+@case(BAD, "truncated-metadata", "3 {}/.metadata: offset 298: the pickle is cut off: 20 more bytes are expected, 0 "
+      "are left")
 def _(folder):
     write(folder, ".metadata", pickle.dumps(metadata(), 4)[:300])
 
 
-@case(BAD, "claims-4-gib", "3 {}/.metadata: offset 2: the pickle is cut off: 4294967295 more bytes belong here, 0 are "
-      "left")
+@case(BAD, "claims-4-gib", "3 {}/.metadata: offset 2: the pickle is cut off: 4294967295 more bytes are expected, 0 "
+      "are left")
 def _(folder):
     write(folder, ".metadata", b"\x80\x04X\xff\xff\xff\xff")
 
 
-@case(BAD, "memo-4-gib", "3 {}/.metadata: offset 3: the pickle is damaged: it fetches memo entry 4294967295, never "
-      "stored")
+@case(BAD, "memo-4-gib", "3 {}/.metadata: offset 3: the pickle is damaged: it fetches memo entry 4294967295, which "
+      "was never stored")
 def _(folder):
     write(folder, ".metadata", b"\x80\x04Nj\xff\xff\xff\xff.")
 
 
 @case(BAD, "missing-metadata", "3 {}: the file .metadata is missing: the save did not finish, or the copy is "
-      "incomplete; the names of the tensors are nowhere else")
+      "incomplete; no other file has the names of the tensors")
 def _(folder):
     write(folder, "__0_0.distcp", item())
 
@@ -249,29 +249,30 @@ simple(BAD, "path-absolute", "3 {}/.metadata: tensor w: the file name /dev/zero 
        "may be hostile", path="/dev/zero")
 simple(BAD, "box-outside", "3 {}/.metadata: tensor w: a chunk of 3 elements at offset 1 does not fit into dimension 1 "
        "of size 3", boxes=[((0, 1), (2, 3))])
-simple(BAD, "shape-overflow", "3 {}/.metadata: tensor w: its size is impossible", shape=(2 ** 40, 2 ** 40))
-simple(BAD, "shape-negative", "3 {}/.metadata: tensor w: its size is impossible", shape=(-2, 3))
-simple(BAD, "no-place", "3 {}/.metadata: tensor w: storage_data has no place for its chunk at [1, 0]",
+simple(BAD, "shape-overflow", "3 {}/.metadata: tensor w: its size is invalid", shape=(2 ** 40, 2 ** 40))
+simple(BAD, "shape-negative", "3 {}/.metadata: tensor w: its size is invalid", shape=(-2, 3))
+simple(BAD, "no-place", "3 {}/.metadata: tensor w: storage_data does not list its chunk at [1, 0]",
        boxes=[((0, 0), (1, 3)), ((1, 0), (1, 3))])
-simple(BAD, "no-tensor", "3 {}/.metadata: tensor x: storage_data has data for it, state_dict_metadata does not have it",
+simple(BAD, "no-tensor", "3 {}/.metadata: tensor x: it is in storage_data, but not in state_dict_metadata",
        entries=[("w", (0, 0)), ("x", (0, 0))])
-simple(BAD, "no-chunk", "3 {}/.metadata: tensor w: storage_data has data for a chunk at [1, 0], which "
-       "state_dict_metadata does not have", entries=[("w", (0, 0)), ("w", (1, 0))])
-simple(BAD, "two-places", "3 {}/.metadata: tensor w: storage_data has two places for one of its chunks",
+simple(BAD, "no-chunk", "3 {}/.metadata: tensor w: storage_data has a chunk at [1, 0] that is not in "
+       "state_dict_metadata", entries=[("w", (0, 0)), ("w", (1, 0))])
+simple(BAD, "two-places", "3 {}/.metadata: tensor w: storage_data lists one of its chunks twice",
        entries=[("w", (0, 0)), ("w", (0, 0))])
-simple(BAD, "item-garbage", "3 tensor w: {}/__0_0.distcp: offset 0: the torch.save archive is damaged: no end record; "
-       "it may be truncated, or its place in the file is wrong", b"x" * 700)
-simple(BAD, "item-dtype", "3 tensor w: {}/__0_0.distcp: offset 0: the item holds int32, .metadata says float32",
+simple(BAD, "item-garbage", "3 tensor w: {}/__0_0.distcp: offset 0: the torch.save archive is damaged: the end record "
+       "is missing; the archive may be truncated, or its offset in the file wrong", b"x" * 700)
+simple(BAD, "item-dtype", "3 tensor w: {}/__0_0.distcp: offset 0: the item has the dtype int32, but .metadata says "
+       "float32",
        item(tensor(storage=Storage("IntStorage"))))
-simple(BAD, "item-sizes", "3 tensor w: {}/__0_0.distcp: offset 0: the item's sizes are not those in .metadata",
+simple(BAD, "item-sizes", "3 tensor w: {}/__0_0.distcp: offset 0: the item's sizes differ from those in .metadata",
        item(tensor((3, 2), (2, 1))))
-simple(BAD, "item-outside", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: its elements lie "
-       "outside of its storage", item(tensor(offset=1)))
+simple(BAD, "item-outside", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: its elements are "
+       "outside its storage", item(tensor(offset=1)))
 simple(BAD, "item-stride-overflow", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: its "
-       "elements lie outside of its storage", item(tensor(strides=(2 ** 62, 1))))
-simple(BAD, "item-stride-negative", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: a stride "
-       "is no number >= 0", item(tensor(strides=(-3, 1), offset=3)))
-simple(BAD, "item-storage-size", "3 tensor w: {}/__0_0.distcp: offset 297: record archive/data/0 has 20 bytes, the "
+       "elements are outside its storage", item(tensor(strides=(2 ** 62, 1))))
+simple(BAD, "item-stride-negative", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: a stride is "
+       "not an integer >= 0", item(tensor(strides=(-3, 1), offset=3)))
+simple(BAD, "item-storage-size", "3 tensor w: {}/__0_0.distcp: offset 297: record archive/data/0 has 20 bytes, but the "
        "pickle says 24", item(data=FLOATS[:20]))
 simple(BAD, "item-crc", "3 tensor w: {}/__0_0.distcp: offset 46: record archive/data.pkl is damaged: its CRC does not "
        "match", item(pkl={"crc": 1}))
@@ -295,14 +296,14 @@ simple(BAD, "item-inflates-short", "3 tensor w: {}/__0_0.distcp: offset 46: reco
 simple(BAD, "item-inflates-long", "3 tensor w: {}/__0_0.distcp: offset 46: record archive/data.pkl is damaged: it "
        "does not inflate to its declared size", item(pkl={"deflate": True, "says": 20}))
 simple(BAD, "item-ratio", "3 tensor w: {}/__0_0.distcp: offset 46: record archive/data.pkl is damaged: its declared "
-       "size is impossible", item(pkl={"deflate": True, "says": 2 ** 31}))
-simple(BAD, "item-no-tensor", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: the value is no "
-       "tensor", item([1, 2]))
+       "size is invalid", item(pkl={"deflate": True, "says": 2 ** 31}))
+simple(BAD, "item-no-tensor", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: the value is not "
+       "a tensor", item([1, 2]))
 simple(BAD, "item-byteorder", "3 tensor w: {}/__0_0.distcp: offset 247: record archive/byteorder says neither "
        "\"little\" nor \"big\"", item(byteorder=b"mixed"))
 
-simple(UNSUPPORTED, "transform", "5 {}/.metadata: tensor w: its data went through the extension stream.zstd when it "
-       "was saved; save it without _extensions", transform_descriptors=["stream.zstd"])
+simple(UNSUPPORTED, "transform", "5 {}/.metadata: tensor w: it was saved with the extension stream.zstd, which is not "
+       "supported; save it without _extensions", transform_descriptors=["stream.zstd"])
 simple(UNSUPPORTED, "sparse", "5 {}: w: only dense tensors are supported, this one is "
        "torch.sparse_coo; --exclude 'w' leaves it out", layout="torch.sparse_coo")
 simple(UNSUPPORTED, "quantized", "5 {}: w: the element type torch.quint8 is not supported; --exclude 'w' leaves it out",
@@ -311,19 +312,19 @@ simple(UNSUPPORTED, "33-dims", "5 {}: w: it has 33 dimensions; at most 32 are su
        shape=(1,) * 33, boxes=[((0,) * 33, (1,) * 33)])
 simple(UNSUPPORTED, "surrogate-name", "5 {}/.metadata: tensor a\udc80: a name with NUL or lone surrogates is not "
        "supported", fqn="a\udc80")
-simple(BAD, "item-conjugated-float", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: it is a lazy "
-       "view of a type that has none", item(tensor(flags={"conj": True})))
+simple(BAD, "item-conjugated-float", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: it is a "
+       "lazy view of a type that has no such views", item(tensor(flags={"conj": True})))
 simple(UNSUPPORTED, "compressed", "5 tensor w: {}/__0_0.distcp: offset 297: record archive/data/0 is compressed; "
        "unpack and save the checkpoint again; --exclude 'w' leaves it out", item(storage={"deflate": True}))
 simple(UNSUPPORTED, "encrypted", "5 tensor w: {}/__0_0.distcp: offset 446: the archive is encrypted; "
        "--exclude 'w' leaves it out", item(storage={"flags": 1}))
-simple(UNSUPPORTED, "legacy-item", "5 tensor w: {}/__0_0.distcp: offset 0: an item in the format of torch.save before "
-       "1.6; load and save it again with a newer PyTorch; --exclude 'w' leaves it out",
+simple(UNSUPPORTED, "legacy-item", "5 tensor w: {}/__0_0.distcp: offset 0: an item in the format of torch before 1.6; "
+       "load and save it again with a newer PyTorch; --exclude 'w' leaves it out",
        b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03." + b"\0" * 100)
 
 
-simple(BAD, "path-of-another-name", "3 {}/.metadata: tensor a.weight: its path in planner_data does not spell its name, but "
-       "has the key weiGht: .metadata is damaged; copy it again, or save again", fqn="a.weight", keys=("a", "weiGht"))
+simple(BAD, "path-of-another-name", "3 {}/.metadata: tensor a.weight: its path in planner_data does not match its "
+       "name: it has the key weiGht; .metadata is damaged; copy it again, or save again", fqn="a.weight", keys=("a", "weiGht"))
 simple(BAD, "path-too-short", "3 {}/.metadata: tensor a.weight: its path in planner_data ends before its name: .metadata is "
        "damaged; copy it again, or save again", fqn="a.weight", keys=("a",))
 
@@ -333,8 +334,8 @@ def _(folder):
     write(folder, ".metadata", pickle.dumps(stand_in(META, "Metadata3")(), 4))
 
 
-@case(BAD, "rank-missing", "3 {}/__0.metadata: the file is missing: of the ranks' own metadata, up to __1.metadata, this "
-      "one is")
+@case(BAD, "rank-missing", "3 {}/__0.metadata: the file is missing, but the directory has __1.metadata; each rank "
+      "wrote one")
 def _(folder):
     write(folder, "__1.metadata", pickle.dumps(metadata(), 4))
     write(folder, "__0_0.distcp", item())

@@ -127,7 +127,7 @@ def lost(program, home):
         if f.read().count(struct.pack("<6f", *[0.] * 6)) > 0:
             print("note: this torch loses no chunk")
             return
-    refused(program, source, "a lost piece", "lost:", "a piece of it was lost when it was saved", "__0_0.distcp",
+    refused(program, source, "a lost piece", "lost:", "a chunk of it was lost when it was saved", "__0_0.distcp",
             "--exclude 'lost'", status=5)
     check("cannot be" in run(program, "inspect", source).stdout, "inspect of a lost piece")
     check("lost" in run(program, "check", source).stdout, "check of a lost piece")
@@ -210,16 +210,16 @@ HOSTILE = {
                                  '"shape":[2250],"data_offsets":[24,9024]'), ["truncated"]),
     "offsets-negative": (replaced(r'("w":{"dtype":"F32","shape":\[2,3\],"data_offsets":)\[\d+,\d+\]', r"\1[-4,20]"),
                          ["data_offsets"]),
-    "dtype": (replaced('"w":{"dtype":"F32"', '"w":{"dtype":"I32"'), ["says int32, .metadata says float32"]),
+    "dtype": (replaced('"w":{"dtype":"F32"', '"w":{"dtype":"I32"'), ["says int32, but .metadata says float32"]),
     "dtype-unknown": (replaced('"w":{"dtype":"F32"', '"w":{"dtype":"F31"'), ["the dtype F31 is unknown"]),
     "dtype-size": (replaced('"w":{"dtype":"F32"', '"w":{"dtype":"F64"'), ["require 48 bytes, but its data_offsets span 24"]),
-    "shape": (replaced(r'("w":{"dtype":"F32","shape":)\[2,3\]', r"\1[3,2]"), ["other sizes than .metadata"]),
+    "shape": (replaced(r'("w":{"dtype":"F32","shape":)\[2,3\]', r"\1[3,2]"), ["other sizes for it than .metadata"]),
     "shape-huge": (replaced(r'("w":{"dtype":"F32","shape":)\[2,3\]', r"\1[4611686018427387904,4]"), ["overflows"]),
     "name": (replaced(r'(,|})"w":', r'\1"x":'), ["DCP_SHARDING_INFO"]),
-    "no-info": (replaced("DCP_SHARDING_INFO", "DCP_SHARDING_OTHER"), ["does not say in DCP_SHARDING_INFO"]),
+    "no-info": (replaced("DCP_SHARDING_INFO", "DCP_SHARDING_OTHER"), ["lacks the offsets of this chunk"]),
     "name-everywhere": (lambda d: (replaced(r'(,|})"w":', r'\1"x":')(d), replaced(r'\\"w\\"', r'\\"x\\"')(d)),
                         ["has no tensor of that name"]),
-    "elsewhere": (info(offset=lambda i: i.offset + 1), ["v", "there can be one of them"]),
+    "elsewhere": (info(offset=lambda i: i.offset + 1), ["v", "a file has only one such part"]),
     "beyond": (info(offset=lambda i: 2 ** 40), ["truncated"]),
 }
 

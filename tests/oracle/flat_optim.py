@@ -155,7 +155,7 @@ def case_out(home, case):
     for source in sources(home, case, schema):
         if source[0].endswith(".local") and (CASES[case][2].get("ignore") or OPTIMIZERS[case] == "groups"):
             text = command("inspect", *source, ok=5)
-            check("numbered with other parameters or in several groups" in text, text)
+            check("numbered together with other parameters or in several groups" in text, text)
             continue
         out = f"{home}/{case}.out"
         command("reshard", *source, "-o", out, "--to", "pt", "--dp", world, *policy_of(case, home), "--force")

@@ -227,7 +227,7 @@ def optimizer_in(home, case):
     schema = f"{home}/{case}.json"
     if CASES[case][2].get("ignore"):
         text = command("inspect", f"{home}/{case}.opt", "--schema", schema, ok=5)
-        check("numbered with other parameters" in text, text)
+        check("numbered together with other parameters" in text, text)
         return
     command("consolidate", f"{home}/{case}.opt", "-o", f"{home}/out.pt", "--schema", schema, "--force")
     truth, got = torch.load(f"{home}/{case}.opt.pt"), torch.load(f"{home}/out.pt")

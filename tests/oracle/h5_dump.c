@@ -1,5 +1,5 @@
 /*
- * Opens a checkpoint and prints one line a value; its bytes go to OUT/<number>. For the oracle tests of readers.
+ * Opens a checkpoint and prints one line per value; its bytes go to OUT/<number>. For the oracle tests of readers.
  *     h5_dump [--follow-external] [--headers-only] SRC [OUT]
  * A line is: number, name as hex, path as hex elements joined with "/" (an index is marked by "#"), dtype, shape, chunk
  * count, codec of the first chunk, encoding, placements, or the error. Fields are separated by tabs.

@@ -258,12 +258,12 @@ def special_cases(d):
         check(v[name][1:3] == ("float32", (2, 3)) and v[name][6] == w, f"{name}: {v.get(name)}")
     check(not any(n.startswith(("g.self.", "g.up.")) for n in v), f"cycles were walked: {sorted(v)}")
     errors = {
-        "dangling": (3, "a link that leads nowhere"),
+        "dangling": (3, "a link whose target does not exist"),
         "outside": (5, "a link into another file, which is not followed (--follow-external does)"),
         "refs": (5, "reference of 8 bytes: references and variable-length data have no meaning outside this file"),
         "ragged": (5, "variable-length of 16 bytes: references and variable-length data have no meaning"),
         "lzf": (5, "compressed with lzf (HDF5 filter 32000), which this libhdf5 cannot decode"),
-        "virtual": (5, "a virtual dataset onto other data, which is not followed (--follow-external does)"),
+        "virtual": (5, "a virtual dataset over other data, which is not followed (--follow-external does)"),
     }
     for name, (code, text) in errors.items():
         got = v[name][5]
@@ -350,7 +350,7 @@ def names_and_sizes(d):
             g["b"] = n
             g = n
     rc, err, v = dump(path)
-    check(rc == 5 and "groups are reached in too many ways" in err, f"ways: {rc} {err}")
+    check(rc == 5 and "too many paths lead to the same groups" in err, f"ways: {rc} {err}")
     with h5py.File(path, "w") as f:
         g = f
         for i in range(40):  # and to tensors
@@ -359,7 +359,7 @@ def names_and_sizes(d):
             g["b"] = n
             g = n
     rc, err, v = dump(path)
-    check(rc == 5 and "groups are reached in too many ways" in err, f"many names: {rc} {err}")
+    check(rc == 5 and "too many paths lead to the same groups" in err, f"many names: {rc} {err}")
     with h5py.File(path, "w") as f:
         f["x"] = 1
         f.attrs["fsdpckpt_schema"] = 3

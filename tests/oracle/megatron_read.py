@@ -409,7 +409,8 @@ def hostile_experts(program, ranks, home):
 
     for change, status, words in (
             (one_less, 3, ("mp_rank_00_001", "has 1 experts", "mp_rank_00_000")), (without, 3, ("mp_rank_00_001", "linear_fc1")),
-            (no_number, 5, ("experts.linear_fc1.weight", "it is unknown which experts")), (more, 3, ("by args there are 8",)),
+            (no_number, 5, ("experts.linear_fc1.weight", "it is unknown which experts")),
+            (more, 3, ("according to args there are 8",)),
             (four, 3, ("4 expert-parallel ranks", "files of 2")), (wide, 5, ("sharded over 2",)),
             (older, 3, ("mp_rank_00_001", "iteration is 9 here and 10 there")),
             (other_run, 3, ("num_experts is 8 here and 4 there",)), (no_args, 5, ("args",)), (bias, 5, ("expert_bias",)), (huge, 5, ("99999999999999999999",))):

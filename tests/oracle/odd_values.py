@@ -61,14 +61,14 @@ def modules(program, home):
         source, target = home / ("net%d.pt" % number), home / ("state%d.pt" % number)
         torch.save(net, source, **options)
         told = run(program, "consolidate", source, "-o", target).stderr
-        assert "pickled whole" in told and told.count("\n") == 1, told
+        assert "pickled as a whole" in told and told.count("\n") == 1, told
         got = torch.load(target, weights_only=True)
         must_equal(want, got)
         assert got["embed.weight"].data_ptr() == got["heads.a.weight"].data_ptr()
     # A module as one of several values in a checkpoint.
     torch.save({"model": net, "ema": nn.DataParallel(net), "loss": nn.ReLU(), "epoch": 3}, home / "run.pt")
     told = run(program, "reshard", home / "run.pt", "-o", home / "shards", "--dp", "2", "--to", "dcp").stderr
-    assert "2 modules were pickled whole" in told, told
+    assert "2 modules were pickled as a whole" in told, told
     run(program, "consolidate", home / "shards", "-o", home / "back.pt", "-q")
     got = torch.load(home / "back.pt", weights_only=False)
     must_equal(want, got["model"])

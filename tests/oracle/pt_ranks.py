@@ -70,11 +70,11 @@ def reads_ranks_by_other_names(program, home, corpus):
         must(set(got) - set(truth) == {("rng", "rank_0", "cuda"), ("rng", "rank_1", "cuda")}, name, "has", set(got))
         for key, value in truth.items():
             must_equal(value, got[key], "%s %s" % (name, key))
-        refused(program, loose / (name % 1), 5, "name the directory")
+        refused(program, loose / (name % 1), 5, "give the path of the directory")
         (loose / (name % 1)).unlink()
         refused(program, loose, 3, name % 1, "missing")
     (loose / "pytorch_model_fsdp_rank_1.bin").write_bytes(b"")
-    refused(program, loose, 3, "called alike", "pytorch_model_fsdp_rank_<rank>.bin")
+    refused(program, loose, 3, "have the same name", "pytorch_model_fsdp_rank_<rank>.bin")
     (loose / "pytorch_model_fsdp_rank_1.bin").unlink()
     (loose / (name % 1)).write_bytes((case / "model_world_size_3_rank_1.pt").read_bytes())
     for other, words in (("notes.pt", "notes.pt in the same directory is not part of the checkpoint and is not read"),
@@ -139,7 +139,7 @@ def reads_tensor_parallel_ranks(program, home, corpus):
     (llama / "params.json").write_text("{}")
     told = must_run(program, "consolidate", llama, "-o", home / "whole.pt", "--tp-plan", plan, "--force").stderr
     must_equal(whole, load(home / "whole.pt"), "consolidated.*.pth")
-    must("4 tensors were put together as the plan says" in told and told.count("\n") == 1, told)
+    must("4 tensors were merged according to the plan" in told and told.count("\n") == 1, told)
 
     def refuses(path, code, *words, told=plan):
         result = must_run(program, "consolidate", path, "-o", home / "no.pt", "--tp-plan", told, ok=(code,))
@@ -252,7 +252,7 @@ def refuses_one_file_per_rank(program, home, corpus):
     must("weight" in result.stderr, result.stderr)
     (broken / "model_world_size_2_rank_0.pt").write_bytes(b"")
     # In the order of names, not in that of the file system.
-    refused(program, broken, 3, "called alike, model_world_size_2_rank_<rank>.pt and model_world_size_3_rank_<rank>.pt:")
+    refused(program, broken, 3, "have the same name, model_world_size_2_rank_<rank>.pt and model_world_size_3_rank_<rank>.pt:")
     differ = home / "differ"
     differ.mkdir()
     for rank in range(2):

@@ -370,8 +370,8 @@ static void leftovers_of_dead_runs_are_removed(void **state) {
     put_leftover(".model.h5.fsdpckpt-others", "new/thesis.tex", "years"); /* belongs to another target */
     put_leftover(".model.h5.fsdpckpt-dead00-notes", "new/model.h5", "years");
     assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_OK);
-    assert_non_null(strstr(told, "model.h5: an earlier run died while it wrote this; what it left behind, "
-                                 ".model.h5.fsdpckpt-dead00, is removed"));
+    assert_non_null(strstr(told, "model.h5: an earlier run died while writing this; its leftover "
+                                 ".model.h5.fsdpckpt-dead00 is removed"));
     fc_commit_abort(commit);
     assert_int_equal(access(".model.h5.fsdpckpt-dead00", F_OK), -1);
     assert_int_equal(entries("."), 2);

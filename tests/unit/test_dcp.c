@@ -238,7 +238,8 @@ static void opens_by_its_metadata_file(void **state) {
     fc_checkpoint_close(c);
     snprintf(path, sizeof path, "%s/good/dcp-torch2.15.0-fsdp2/__0_0.distcp", FSDPCKPT_CORPUS);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "__0_0.distcp: one data file of a DCP checkpoint; name the directory"));
+    assert_non_null(
+        strstr(err.message, "__0_0.distcp: this is one data file of a DCP checkpoint; give the path of its directory"));
 }
 
 static void headers_only_needs_no_data(void **state) {

@@ -212,7 +212,8 @@ static void damaged_directories_are_refused_with_the_reason(void **state) {
 
     snprintf(a, sizeof a, "%s/shard-00002-of-00004.h5", path);
     snprintf(b, sizeof b, "%s/aside.h5", path);
-    expect_failure(a, FC_EUSAGE, ": this is the shard of rank 2 of 4; name its directory to open the whole checkpoint");
+    expect_failure(a, FC_EUSAGE,
+                   ": this is the shard of rank 2 of 4; give the path of its directory to open the whole checkpoint");
 
     assert_int_equal(rename(a, b), 0);
     snprintf(text, sizeof text, "%s: the file is missing", a);
@@ -226,14 +227,14 @@ static void damaged_directories_are_refused_with_the_reason(void **state) {
     snprintf(b, sizeof b, "%s/shard-00001-of-00004.h5", path); /* replace it by the file of another rank */
     snprintf(text, sizeof text, "cp '%s' '%s'", b, a);
     assert_int_equal(system(text), 0);
-    snprintf(text, sizeof text, "%s: it holds the shard of rank 1: it was renamed, or a copy replaced it", a);
+    snprintf(text, sizeof text, "%s: it contains the shard of rank 1: the file was renamed or replaced", a);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
     assert_string_equal(err.message, text);
 
     assert_int_equal(truncate(a, 5000), 0);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
     snprintf(text, sizeof text,
-             "%s: not the file that index.h5 was written with: it has 5000 bytes, in index.h5 it is ", a);
+             "%s: not the file that index.h5 was written with: it has 5000 bytes, but index.h5 says ", a);
     assert_memory_equal(err.message, text, strlen(text));
 
     snprintf(b, sizeof b, "%s/aside.h5", path);
@@ -244,7 +245,7 @@ static void damaged_directories_are_refused_with_the_reason(void **state) {
     snprintf(text, sizeof text, "cp '%s/shard-00001-of-00002.h5' '%s'", two, path);
     assert_int_equal(system(text), 0);
     expect_failure(path, FC_ECORRUPT,
-                   ": shard-00001-of-00002.h5 does not belong here: index.h5 is of 4 shards; move it away");
+                   ": shard-00001-of-00002.h5 does not belong here, because index.h5 has 4 shards; move it away");
     snprintf(b, sizeof b, "%s/shard-00001-of-00002.h5", path);
     assert_int_equal(unlink(b), 0);
 
@@ -253,14 +254,15 @@ static void damaged_directories_are_refused_with_the_reason(void **state) {
     h5_made_end(&made);
     snprintf(text, sizeof text, "cp '%s/shard-00002-of-00004.h5' '%s'", mesh, path);
     assert_int_equal(system(text), 0);
-    snprintf(text, sizeof text, "%s: it was cut for another mesh than index.h5: files of two runs are mixed here", a);
+    snprintf(text, sizeof text, "%s: its mesh differs from that of index.h5: files of two checkpoints are mixed here",
+             a);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
     assert_string_equal(err.message, text);
 
     snprintf(b, sizeof b, "%s/index.h5", path);
     assert_int_equal(unlink(b), 0);
     snprintf(text, sizeof text,
-             "%s: the file is missing: it says what the shard files beside it make together: copy it again", b);
+             "%s: the file is missing; it describes the tensors in the shard files next to it: copy it again", b);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
     assert_string_equal(err.message, text);
 }
@@ -314,7 +316,7 @@ static void index_and_shards_must_agree(void **state) {
     snprintf(text, sizeof text, "cp '%s/index.h5' '%s'", x, z);
     assert_int_equal(system(text), 0);
     touch_index(z);
-    snprintf(text, sizeof text, "%s/index.h5: dataset /gone is stored in no shard file", z);
+    snprintf(text, sizeof text, "%s/index.h5: dataset /gone is not stored in any shard file", z);
     assert_int_equal(fc_checkpoint_open(z, NULL, &c, &err), FC_ECORRUPT);
     assert_string_equal(err.message, text);
 
@@ -418,8 +420,8 @@ static void unsupported_parts_are_listed_with_their_reason(void **state) {
     expect_unreadable(c, "external", FC_EUNSUPPORTED,
                       "its bytes are in external files, which are not followed (--follow-external does)");
     expect_unreadable(c, "virtual", FC_EUNSUPPORTED,
-                      "a virtual dataset onto other data, which is not followed (--follow-external does)");
-    expect_unreadable(c, "nowhere", FC_ECORRUPT, "a link that leads nowhere (component not found)");
+                      "a virtual dataset over other data, which is not followed (--follow-external does)");
+    expect_unreadable(c, "nowhere", FC_ECORRUPT, "a link whose target does not exist (component not found)");
     fc_checkpoint_close(c);
 }
 
@@ -428,10 +430,10 @@ static void bad_files_give_one_line(void **state) {
     expect_failure(FSDPCKPT_CORPUS "/unsupported/h5-schema-3.h5", FC_EUNSUPPORTED,
                    ": written with schema 3; this fsdpckpt reads schemas 1 to 2: use a newer one");
     expect_failure(FSDPCKPT_CORPUS "/bad/h5-dtype-lies.h5", FC_ECORRUPT,
-                   ": dataset /w: the attribute dtype says int32, the HDF5 type is float32");
+                   ": dataset /w: the attribute dtype says int32, but the HDF5 type is float32");
     expect_failure(FSDPCKPT_CORPUS "/bad/h5-same-name.h5", FC_ECORRUPT, ": two datasets have the name a.b.c");
     expect_failure(FSDPCKPT_CORPUS "/bad/h5-name.h5", FC_ECORRUPT,
-                   ": dataset /a%41: the link name \"a%41\" is not encoded as fsdpckpt does it: \"%\" must start %2F, "
+                   ": dataset /a%41: the link name \"a%41\" is not encoded by fsdpckpt: \"%\" must start %2F, "
                    "%25, or be a whole name %2E or %");
     expect_failure(FSDPCKPT_CORPUS "/bad/h5-truncated.h5", FC_ECORRUPT,
                    ": not a readable HDF5 file (truncated file: eof = 15285, sblock->base_addr = 0, stored_eof = "

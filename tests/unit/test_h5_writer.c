@@ -188,7 +188,7 @@ static void conflicting_names_are_refused(void **state) {
     expect_refusal("model|a", "model|a|b", "group");
     expect_refusal("model|a|b", "model|a", "group");
     expect_refusal("x", "x|y|z", "group");
-    expect_refusal("model|a", "model|a", "same place");
+    expect_refusal("model|a", "model|a", "same path");
     expect_refusal("model|#0", "model|0", "list or a dict");
     expect_refusal("model|#0", "model|a", "list or a dict");
     expect_refusal("#0", "a", "list or a dict");

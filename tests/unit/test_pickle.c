@@ -344,7 +344,7 @@ static void shared_lists_cost_no_memory(void **state) {
 
 static void damaged_pickles_are_refused(void **state) {
     (void)state;
-    ASSERT_REFUSED("", "x.pkl: offset 1000: the pickle is cut off: 1 more bytes belong here, 0 are left");
+    ASSERT_REFUSED("", "x.pkl: offset 1000: the pickle is cut off: 1 more bytes are expected, 0 are left");
     ASSERT_REFUSED("PK\x03\x04", "x.pkl: offset 1000: pickle opcode 'P' (0x50) is not allowed here");
     ASSERT_REFUSED("N.", "x.pkl: offset 1000: not a pickle of protocol 2 to 5");
     assert_refused("\x80\x06N.", 4, FC_PICKLE_STRICT, FC_EUNSUPPORTED,
@@ -358,19 +358,20 @@ static void damaged_pickles_are_refused(void **state) {
     ASSERT_REFUSED("\x80\x04N(R.", "x.pkl: offset 1004: the pickle is damaged: an opcode finds too few values");
     ASSERT_REFUSED("\x80\x04NNR.",
                    "x.pkl: offset 1004: the pickle is damaged: it calls a value that is not a function");
-    ASSERT_REFUSED(
-        "\x80\x04}(]Nu.",
-        "x.pkl: offset 1006: the pickle is damaged: a key of a dict or set is a value that cannot be hashed");
-    ASSERT_REFUSED(
-        "\x80\x04\x8f(]\x85\x90.",
-        "x.pkl: offset 1006: the pickle is damaged: a key of a dict or set is a value that cannot be hashed");
+    ASSERT_REFUSED("\x80\x04}(]Nu.",
+                   "x.pkl: offset 1006: the pickle is damaged: a key of a dict or set cannot be hashed");
+    ASSERT_REFUSED("\x80\x04\x8f(]\x85\x90.",
+                   "x.pkl: offset 1006: the pickle is damaged: a key of a dict or set cannot be hashed");
     ASSERT_REFUSED("\x80\x04}(Nu.", "x.pkl: offset 1005: the pickle is damaged: a dict has a key without a value");
-    ASSERT_REFUSED("\x80\x04]NNs.", "x.pkl: offset 1005: the pickle is damaged: items for a value that is no dict");
-    ASSERT_REFUSED("\x80\x04}Na.", "x.pkl: offset 1004: the pickle is damaged: items for a value that is no list");
-    ASSERT_REFUSED("\x80\x04}(\x90.", "x.pkl: offset 1004: the pickle is damaged: items for a value that is no set");
+    ASSERT_REFUSED("\x80\x04]NNs.",
+                   "x.pkl: offset 1005: the pickle is damaged: items are added to a value that is not a dict");
+    ASSERT_REFUSED("\x80\x04}Na.",
+                   "x.pkl: offset 1004: the pickle is damaged: items are added to a value that is not a list");
+    ASSERT_REFUSED("\x80\x04}(\x90.",
+                   "x.pkl: offset 1004: the pickle is damaged: items are added to a value that is not a set");
     ASSERT_REFUSED("\x80\x04N}b.", "x.pkl: offset 1004: the pickle is damaged: BUILD on a value that has no state");
     ASSERT_REFUSED("\x80\x04h\x02.",
-                   "x.pkl: offset 1002: the pickle is damaged: it fetches memo entry 2, never stored");
+                   "x.pkl: offset 1002: the pickle is damaged: it fetches memo entry 2, which was never stored");
     ASSERT_REFUSED("\x80\x04Nq\x05\x94.", "x.pkl: offset 1005: the pickle is damaged: it mixes MEMOIZE and PUT");
     ASSERT_REFUSED("\x80\x04NQ.", "x.pkl: offset 1003: the pickle has a persistent id, which has no meaning here");
     ASSERT_REFUSED("\x80\x04\x8c\x02\xc3(.", "x.pkl: offset 1002: the pickle is damaged: a string is not UTF-8");
@@ -386,13 +387,13 @@ static void damaged_pickles_are_refused(void **state) {
                    "ctorch\nSize\nN\x85R.",
                    "x.pkl: offset 1016: the pickle is damaged: it calls torch.Size with arguments it cannot have");
     ASSERT_REFUSED("\x80\x04X\xff\xff\xff\xff",
-                   "x.pkl: offset 1002: the pickle is cut off: 4294967295 more bytes belong here, 0 are left");
+                   "x.pkl: offset 1002: the pickle is cut off: 4294967295 more bytes are expected, 0 are left");
     ASSERT_REFUSED(
         "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\xff",
-        "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes belong here, 0 are left");
+        "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes are expected, 0 are left");
     ASSERT_REFUSED(
         "\x80\x02T\xff\xff\xff\xff",
-        "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes belong here, 0 are left");
+        "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes are expected, 0 are left");
 }
 
 /* Tensor descriptions in the forms of torch's _rebuild functions are checked on their own. */

@@ -114,14 +114,14 @@ static void a_tensor_beyond_its_storage(void **state) {
     fixture *f = *state;
     static const int64_t sizes[] = {2, 3}, strides[] = {1, 3};
     assert_int_equal(open_tensor(f, 2, sizes, strides, 6, 24), FC_ECORRUPT);
-    says(f, "outside of its storage");
+    says(f, "outside its storage");
 }
 
 static void a_storage_shorter_than_its_pickle_says(void **state) {
     fixture *f = *state;
     static const int64_t sizes[] = {6};
     assert_int_equal(open_tensor(f, 1, sizes, NULL, 6, 20), FC_ECORRUPT);
-    says(f, "has 20 bytes, the pickle says 24");
+    says(f, "has 20 bytes, but the pickle says 24");
 }
 
 static void zero_strides_make_no_memory(void **state) {
@@ -136,7 +136,7 @@ static void a_size_that_overflows(void **state) {
     fixture *f = *state;
     static const int64_t sizes[] = {INT64_C(1) << 40, INT64_C(1) << 40}, strides[] = {0, 0};
     assert_int_equal(open_tensor(f, 2, sizes, strides, 1, 4), FC_ECORRUPT);
-    says(f, "its size is impossible");
+    says(f, "its size is invalid");
 }
 
 /* Each level holds the next twice: 2^60 leaves in a few hundred bytes. The outer dicts come first. */
@@ -157,7 +157,7 @@ static void doubling_dicts(void **state) {
         end_dict(f);
     }
     assert_int_equal(open_pickle(f, 0), FC_EUNSUPPORTED);
-    says(f, "share their parts");
+    says(f, "share values");
 }
 
 /* The same with lists and no tensor is one small object. */
@@ -240,7 +240,7 @@ static void names_that_collide(void **state) {
     tensor(f, 1, one, NULL, 1);
     end_dict(f);
     assert_int_equal(open_pickle(f, 4), FC_EUNSUPPORTED);
-    says(f, "both called 1");
+    says(f, "both get the name 1");
 }
 
 static void names_with_nul(void **state) {
@@ -339,7 +339,7 @@ static void files_with_wrong_names_are_refused(void **state) {
     snprintf(c, sizeof c, "%s/c", target);
     assert_true(rename(a, c) == 0 && rename(b, a) == 0 && rename(c, b) == 0);
     assert_int_equal(fc_checkpoint_open(target, NULL, &f->checkpoint, &f->err), FC_ECORRUPT);
-    says(f, "it is of another rank");
+    says(f, "its rank or its number of ranks differs");
     assert_int_equal(symlink(FSDPCKPT_CORPUS "/pt/layout.pt", c), 0);
     assert_true(rename(c, b) == 0);
     assert_int_equal(fc_checkpoint_open(target, NULL, &f->checkpoint, &f->err), FC_ECORRUPT);

@@ -167,7 +167,7 @@ static void small_rules_stay_small(void **state) {
         "s/(a{100}){100}|x*/b/",
     };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
-        refused("a", large[i], "its repetitions, written out, are too many");
+        refused("a", large[i], "it has too many repetitions when they are expanded");
     }
     for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
         char found[256];

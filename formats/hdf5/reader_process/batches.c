@@ -1,6 +1,6 @@
 /*
- * Running the reader processes over the files of a checkpoint. libhdf5 needs some 50 µs a dataset, so several processes
- * read ahead while the records of the first are taken, always in the order of the files.
+ * Runs the reader processes over the files of a checkpoint. libhdf5 needs about 50 µs per dataset, so several processes
+ * read ahead while the records of the first one are taken, always in the order of the files.
  */
 #include "hdf5/reader.h"
 
@@ -42,7 +42,7 @@ static fc_code start_batch(batch *b, const char *const *paths, size_t first, siz
                      .spin_ms = 5000,
                      .may_open = follow};
     FC_TRY_GOTO(fc_h5_child_start(&b->child, &job, err), rc, out);
-    fcntl(b->child.fd, F_SETPIPE_SZ, PIPE_SIZE); /* how far it reads ahead; refused, it is 64 KiB */
+    fcntl(b->child.fd, F_SETPIPE_SZ, PIPE_SIZE); /* limits how far it reads ahead; 64 KiB if this is refused */
 out:
     for (size_t i = 0; i < b->count; i++) {
         close(b->inputs[i].fd);
@@ -54,7 +54,7 @@ out:
 static fc_code take_file(batch *b, size_t i, fc_h5_in *in, fc_arena *arena, fc_h5_visit visit, void *context,
                          bool *broken, fc_error *reason) {
     fc_h5_file file;
-    /* What a file has to say is bounded by its size, unless its links multiply: memory is bounded with it. */
+    /* The size of a file bounds its records, unless its links multiply, so this bounds the memory. */
     if (!fc_mul_u64(b->sizes[i], 64, &in->budget) || !fc_add_u64(in->budget, RECORDS_ALLOWED, &in->budget)) {
         in->budget = UINT64_MAX;
     }
@@ -64,10 +64,11 @@ static fc_code take_file(batch *b, size_t i, fc_h5_in *in, fc_arena *arena, fc_h
         FC_TRY(fc_check_stand_in(b->inputs[i].path, reason));
     }
     FC_TRY(rc);
+    file.missing = (unsigned)atomic_load(&b->child.shared->missing);
     return visit(context, b->first + i, &file, reason);
 }
 
-/* Takes what a batch's process says, and ends it. */
+/* Takes the records of a batch's process, and ends it. */
 static fc_code take_batch(batch *b, fc_arena *arena, fc_h5_visit visit, void *context, fc_error *err) {
     fc_h5_in in = {.child = &b->child};
     fc_error death, local;
@@ -84,12 +85,27 @@ static fc_code take_batch(batch *b, fc_arena *arena, fc_h5_visit visit, void *co
         return rc;
     }
     if (in.over_budget) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "%s: corrupt HDF5 file: it lists more than a file of its size can hold (links that multiply?)",
-                       path);
+        return fc_fail(
+            err, FC_ECORRUPT,
+            "%s: corrupt HDF5 file: it lists more than a file of its size can contain (links that multiply?)", path);
     }
-    return end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
-                        : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
+    return end != FC_OK
+               ? fc_fail(err, death.code, "%s", death.message)
+               : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent invalid records)", path);
+}
+
+const char *fc_h5_missing_note(unsigned missing) {
+    static const char *const notes[] = {NULL,
+                                        "seccomp is not available: only resource limits and the checks of what it "
+                                        "reports confine the process that reads "
+                                        "HDF5 headers",
+                                        "/proc is not available: the process that reads HDF5 headers may use 5 GiB of "
+                                        "address space instead of 1 GiB more "
+                                        "than this one",
+                                        "seccomp and /proc are not available: only resource limits, with 5 GiB of "
+                                        "address space, and the checks of what it "
+                                        "reports confine the process that reads HDF5 headers"};
+    return notes[missing & (FC_H5_NO_SECCOMP | FC_H5_NO_PROC)];
 }
 
 static size_t processors(void) {
@@ -98,8 +114,8 @@ static size_t processors(void) {
 }
 
 /*
- * An even share of the files, but no process for less than 200 datasets, some 10 ms: starting it takes 2. And none for
- * more than 2000, whose records would not fit into its pipe.
+ * Divides the files evenly, but with at least 200 datasets per process (about 10 ms; starting one takes 2 ms), and at
+ * most 2000, whose records fit into its pipe.
  */
 static size_t files_per_child(size_t count, size_t datasets, size_t processes) {
     size_t share = (count + processes - 1) / processes, least = 200 / (datasets + 1) + 1;

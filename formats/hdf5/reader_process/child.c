@@ -1,5 +1,5 @@
 /*
- * Forking, limiting and confining the reader process; telling how it died. See child.h.
+ * Forks, limits and confines the reader process, and reports how it died. See child.h.
  */
 #include "hdf5/reader_process/child.h"
 
@@ -49,7 +49,7 @@ static void limit(int what, rlim_t value) {
     setrlimit(what, &wanted);
 }
 
-/* The address space in use now: a limit must be above it, or nothing at all could be allocated. */
+/* @return the address space in use, in bytes. The limit must be above it, or nothing could be allocated. */
 static uint64_t address_space(void) {
     unsigned long long pages = 0;
     FILE *f = fopen("/proc/self/statm", "re");
@@ -62,18 +62,23 @@ static uint64_t address_space(void) {
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static void set_limits(const fc_h5_job *job) {
+static void set_limits(const fc_h5_job *job, fc_h5_shared *shared) {
+    const uint64_t mostly_used = UINT64_C(4) << 30;
     limit(RLIMIT_CORE, 0);
     limit(RLIMIT_FSIZE, 0);
     limit(RLIMIT_CPU, CPU_SECONDS);
-    uint64_t used = SANITIZED ? 0 : address_space(); /* a sanitizer's shadow is terabytes of address space */
+    uint64_t used = SANITIZED ? 0 : address_space(); /* a sanitizer's shadow memory takes terabytes */
+    if (used == 0 && !SANITIZED) {
+        atomic_fetch_or(&shared->missing, FC_H5_NO_PROC);
+        used = mostly_used;
+    }
     if (used > 0) {
         limit(RLIMIT_AS, (rlim_t)(used + (job->memory ? job->memory : default_memory)));
     }
     limit(RLIMIT_NOFILE, job->may_open ? MAX_KEEP + EXTERNAL_FILES : 0);
 }
 
-/* The parent's handlers make no sense here; a crash must show as the signal it is, and ^C is the parent's affair. */
+/* The parent's handlers make no sense here. A crash must end the process with its signal, and the parent handles ^C. */
 static void reset_signals(void) {
     static const int fatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGXCPU, SIGXFSZ, SIGTRAP, SIGALRM};
     static const int ignored[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2};
@@ -106,7 +111,7 @@ static void close_between(int first, int last) {
     }
 }
 
-/* Leaves open: /dev/null as 0, 1 and 2, the descriptors to keep, and the pipe. */
+/* Closes all descriptors except /dev/null as 0, 1 and 2, those to keep, and the pipe. */
 bool fc_h5_child_close_others(const fc_h5_job *job, int out) {
     int keep[MAX_KEEP + 1];
     int null = open("/dev/null", O_RDWR);
@@ -137,8 +142,8 @@ static int allow_if(scmp_filter_ctx filter, int call, struct scmp_arg_cmp condit
     return seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, call, 1, &condition);
 }
 
-/* Everything not named fails with EPERM: harmless, and a new libc that tries something else first still works. */
-static bool confine(const fc_h5_job *job, int out) {
+/* All other system calls fail with EPERM, so that a newer libc that tries another call first still works. */
+static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     static const int always[] = {
         SCMP_SYS(read),         SCMP_SYS(pread64),       SCMP_SYS(lseek),        SCMP_SYS(brk),
         SCMP_SYS(munmap),       SCMP_SYS(mremap),        SCMP_SYS(madvise),      SCMP_SYS(futex),
@@ -160,9 +165,9 @@ static bool confine(const fc_h5_job *job, int out) {
     rc |= allow_if(filter, SCMP_SYS(write), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)out, 0});
     rc |= allow_if(filter, SCMP_SYS(mmap), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
     rc |= allow_if(filter, SCMP_SYS(mprotect), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
-    /* abort() raises its signal by tgkill; to nobody else. */
+    /* abort() raises its signal with tgkill, which is allowed only for this process. */
     rc |= allow_if(filter, SCMP_SYS(tgkill), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0});
-    if (SANITIZED) { /* their runtime asks for it before _exit */
+    if (SANITIZED) { /* the sanitizer's runtime calls it before _exit */
         rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sigaltstack), 0);
     }
     if (job->may_open) {
@@ -173,17 +178,20 @@ static bool confine(const fc_h5_job *job, int out) {
         rc |= allow_if(filter, SCMP_SYS(openat), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
         rc |= allow_if(filter, SCMP_SYS(open), (struct scmp_arg_cmp){1, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
     }
-    if (rc == 0) {
-        /* A kernel or a container without seccomp refuses to load it: then the process, its limits and the parent's
-         * checks remain, as in a build without libseccomp. */
-        (void)seccomp_load(filter);
+    /*
+     * A kernel or a container without seccomp refuses to load it. Then the process, its limits and the parent's checks
+     * remain, as in a build without libseccomp.
+     */
+    if (rc == 0 && seccomp_load(filter) != 0) {
+        atomic_fetch_or(&shared->missing, FC_H5_NO_SECCOMP);
     }
     seccomp_release(filter);
     return rc == 0;
 }
 #else
-static bool confine(const fc_h5_job *job, int out) {
+static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     (void)job, (void)out;
+    atomic_fetch_or(&shared->missing, FC_H5_NO_SECCOMP);
     return true;
 }
 #endif
@@ -201,11 +209,11 @@ void fc_h5_child_become(const fc_h5_job *job, int out, int memory, pid_t parent)
     if (job->prepare) {
         job->prepare(job->context);
     }
-    set_limits(job);
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || (!job->not_confined && !confine(job, out))) {
+    set_limits(job, shared);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || (!job->not_confined && !confine(job, out, shared))) {
         _exit(EXIT_NOT_CONFINED);
     }
-    /* _exit: the parent's buffered output and exit handlers must not run twice. */
+    /* _exit, because the parent's exit handlers must not run twice. */
     _exit(job->run(job->context, out, shared));
 }
 
@@ -263,7 +271,7 @@ fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *er
     return FC_OK;
 }
 
-/* The processor time that the child has used; 0 where the system does not tell. */
+/* @return the processor time that the child has used, in ms; 0 if unknown. */
 static int64_t processor_ms(const fc_h5_child *child) {
     clockid_t clock;
     struct timespec t;
@@ -274,8 +282,9 @@ static int64_t processor_ms(const fc_h5_child *child) {
 }
 
 /*
- * Waits for bytes or the end. @return false when nothing has moved for the whole time limit. A child that computes is
- * given up sooner than one that waits for a slow file system: libhdf5 needs no seconds for one step of sane headers.
+ * Waits for bytes or the end. @return false if there was no progress for the whole time limit. A child that computes
+ * gets less time than one that waits for a slow file system, because libhdf5 takes far less than a second for one step
+ * of valid headers.
  */
 static bool wait_for_bytes(fc_h5_child *child) {
     int step = child->timeout_ms < 1000 ? child->timeout_ms : 1000, still = 0;
@@ -355,7 +364,7 @@ static fc_code tell(const fc_h5_child *child, int status, const char *where, con
                        path, signal_name(WTERMSIG(status)), where);
     }
     if (WEXITSTATUS(status) == EXIT_NOT_CONFINED) {
-        return fc_fail(err, FC_EIO, "%s: nothing was read: the HDF5 reader process cannot give up its privileges here",
+        return fc_fail(err, FC_EIO, "%s: not read, because the HDF5 reader process could not drop its privileges",
                        path);
     }
     return fc_fail(err, FC_ECORRUPT,
@@ -367,8 +376,10 @@ fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err) 
     char where[512];
     int status = 0;
     close(child->fd);
-    /* After its last byte a sane child exits at once; closing the pipe ends one that still writes. A hung or
-     * rebellious one is killed: it is ours and not yet reaped, so the id is certain. */
+    /*
+     * After its last byte a well-behaved child exits at once, and closing the pipe ends one that still writes. Any
+     * other is killed. It has not been reaped, so the id is still its own.
+     */
     if (child->hung) {
         kill(child->pid, SIGKILL);
     }
@@ -385,7 +396,8 @@ fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err) 
     copy_where(child->shared, where, sizeof where);
     munmap(child->shared, sizeof *child->shared);
     if (got < 0) {
-        return FC_OK; /* SIGCHLD is ignored in this program: its status is lost; the records tell whether they end */
+        return FC_OK; /* the program ignores SIGCHLD, so the status is lost; the records show whether they are complete
+                       */
     }
     if (!child->hung && WIFEXITED(status) && WEXITSTATUS(status) == 0) {
         return FC_OK;

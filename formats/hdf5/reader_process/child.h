@@ -1,8 +1,8 @@
 /*
- * The child process in which libhdf5 meets foreign bytes: forked, limited, confined, and believed in nothing.
+ * The child process in which libhdf5 reads foreign files: forked, limited, confined and not trusted.
  *
- * libhdf5 is not designed for malicious files. The parent opens the files, the child inherits their descriptors and
- * can do nothing but read them, compute, and write to one pipe. Knows nothing about HDF5 itself.
+ * libhdf5 is not designed for malicious files. The parent opens the files, and the child inherits their descriptors. It
+ * can only read them, compute, and write to one pipe. This file does not depend on HDF5.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
@@ -19,24 +19,34 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/** Shared memory, written by the child: what it is doing now, so that its death can be told in terms of the file. */
+/**
+ * Shared memory, written by the child: what it is doing, so that an error can name the part of the file at which it
+ * died.
+ */
 typedef struct fc_h5_shared {
-    atomic_uint_fast64_t beats; /**< counts steps: a child that computes without writing is not taken for a hung one */
-    char where[4032];           /**< "dataset /a/b"; not trusted to end in NUL */
+    atomic_uint_fast64_t beats;   /**< counts steps, so that a child that computes without writing does not look hung */
+    atomic_uint_fast32_t missing; /**< set of fc_h5_missing */
+    char where[4024];             /**< "dataset /a/b"; may lack the final NUL */
 } fc_h5_shared;
+
+/** The protection that the system does not provide for the child. */
+typedef enum fc_h5_missing {
+    FC_H5_NO_SECCOMP = 1, /**< no filter: its limits and the parent's checks remain */
+    FC_H5_NO_PROC = 2     /**< no /proc: a higher limit of memory, since the memory in use is unknown */
+} fc_h5_missing;
 
 /** What the child does. Both functions run in the child only; the value of `run` becomes its exit status. */
 typedef struct fc_h5_job {
-    void (*prepare)(void *context); /**< before confinement: initialise libraries */
+    void (*prepare)(void *context); /**< runs before the confinement; initialises libraries */
     int (*run)(void *context, int out, fc_h5_shared *shared);
     void *context;
     const int *keep; /**< descriptors the child may read */
     size_t nkeep;
-    uint64_t memory;   /**< bytes of address space above what the parent uses; 0: 1 GiB */
-    int timeout_ms;    /**< without a byte or a beat; 0: 60 s */
-    int spin_ms;       /**< processor time without a byte or a beat; 0: only timeout_ms counts */
-    bool may_open;     /**< may open further files for reading (--follow-external) */
-    bool not_confined; /**< tests only: no seccomp, so that a child can misbehave in ways it would forbid */
+    uint64_t memory;   /**< bytes of address space in addition to the parent's; 0: 1 GiB */
+    int timeout_ms;    /**< time limit without a byte or a beat; 0: 60 s */
+    int spin_ms;       /**< limit of processor time without a byte or a beat; 0: only timeout_ms counts */
+    bool may_open;     /**< may open other files for reading (fc_open_options.follow_external) */
+    bool not_confined; /**< for tests: no seccomp, so that a child can misbehave */
 } fc_h5_job;
 
 typedef struct fc_h5_child {
@@ -50,38 +60,38 @@ typedef struct fc_h5_child {
     fc_h5_shared *shared;
 } fc_h5_child;
 
-/** Starts the child. On success fc_h5_child_finish must follow, whatever happens in between. */
+/** Starts the child. After success, fc_h5_child_finish must be called in any case. */
 fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err);
 
 /**
- * Reads up to `size` bytes of what the child writes. @return the number of bytes; 0 at the end, on an error, or when
- * the child hangs: fc_h5_child_finish tells which.
+ * Reads up to `size` bytes of the child's output. @return the number of bytes; 0 at the end, after an error, or if the
+ * child hangs; fc_h5_child_finish returns which.
  */
 size_t fc_h5_child_read(fc_h5_child *child, void *buf, size_t size);
 
 /**
  * Ends the child (kills it if it still runs) and reaps it.
  * @param path for the message.
- * @return FC_OK when it ended by itself with status 0, else FC_ECORRUPT that says how it died and where.
+ * @return FC_OK if it exited with status 0, otherwise FC_ECORRUPT with how and where it died.
  */
 fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err);
 
-/** Kills and reaps a child that is not needed any more. */
+/** Kills and reaps a child that is no longer needed. */
 void fc_h5_child_abandon(fc_h5_child *child);
 
-/* ---- the parts of starting, also for starter.c ---- */
+/* ---- the steps of starting, also used by starter.c ---- */
 
-/** The parent's side: all of `child` but its process. @param out, shared the ends for the process; the caller closes
- *  them. */
+/** Makes all of `child` except its process. @param out, shared receive the descriptors for the process; the caller
+ *  closes them. */
 fc_code fc_h5_child_prepare(fc_h5_child *child, const fc_h5_job *job, int *out, int *shared, fc_error *err);
 void fc_h5_child_unprepare(fc_h5_child *child);
 
-/** In the new process: does the job, and ends.
- * @param parent when this process ends, or the thread of it that forked, so does the new one; 0: it finds out when it
- *  writes, as another thread may have made what has started it. */
+/** Runs the job in the new process, and exits.
+ * @param parent if this process, or its thread that forked, ends, the new process does, too. 0: the new process notices
+ *               only when it writes, because another thread may have created its starter. */
 void fc_h5_child_become(const fc_h5_job *job, int out, int shared, pid_t parent) __attribute__((noreturn));
 
-/** Closes all descriptors but those to keep and `out`; 0, 1 and 2 are /dev/null. */
+/** Closes all descriptors except those to keep and `out`, and opens /dev/null as 0, 1 and 2. */
 bool fc_h5_child_close_others(const fc_h5_job *job, int out);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Decoding the reader process's records in the parent, which trusts nothing in them. See records.h.
+ * Decodes the records of the reader process in the parent, without trusting them. See records.h.
  */
 #include "hdf5/reader_process/records.h"
 
@@ -13,7 +13,10 @@
 
 enum { READ_SIZE = 64 << 10, MAX_PATH_TEXT = 1 << 20, MAX_TENSORS_PER_FILE = 1 << 26 };
 
-/* Makes `size` bytes available at in->at. @return the number available: less only at the end of the stream. */
+/*
+ * Makes `size` bytes available at in->at. @return the number of available bytes, which is smaller only at the end of
+ * the stream.
+ */
 static size_t fill(fc_h5_in *in, size_t size) {
     if (in->have - in->at >= size) {
         return size;
@@ -22,7 +25,7 @@ static size_t fill(fc_h5_in *in, size_t size) {
     in->have -= in->at;
     in->at = 0;
     while (in->have < size) {
-        /* Grown as bytes arrive, not as a length claims. */
+        /* Grows as bytes arrive, not by the claimed length. */
         if (!fc_grow(&in->buf, &in->cap, in->have + 1, 1)) {
             return in->have;
         }
@@ -113,7 +116,7 @@ static fc_h5_bytes keep_bytes(fc_h5_record *r, fc_arena *arena) {
     return (fc_h5_bytes){copy, bytes.size};
 }
 
-/* UTF-8 text without NUL, or NULL where the child sent none. */
+/* Reads UTF-8 text without NUL; NULL if the child sent none. */
 static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
     if (get_at_most(r, 1) == 0) {
         return NULL;
@@ -128,7 +131,7 @@ static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
     return text;
 }
 
-/* @return the count, or -1 where the child sent none; `out` gets numbers that are all >= 0. */
+/* Reads a list of numbers >= 0 into `out`. @return their count, or -1 if the child sent none. */
 static int64_t keep_i64s(fc_h5_record *r, fc_arena *arena, const int64_t **out) {
     uint64_t count = get_u64(r);
     *out = NULL;
@@ -153,7 +156,7 @@ static int64_t keep_i64s(fc_h5_record *r, fc_arena *arena, const int64_t **out) 
     return (int64_t)count;
 }
 
-/* A number >= 0, or -1 for one that is not there. */
+/* Reads a number >= 0, or -1 for a missing one. */
 static int64_t get_or_none(fc_h5_record *r) {
     int64_t value = (int64_t)get_u64(r);
     r->bad |= value < -1;
@@ -187,7 +190,7 @@ bool fc_h5_path_is_sane(const fc_h5_dataset *d) {
     return elements == d->lists.size;
 }
 
-/* The filters that the engine decodes: deflate, shuffle, fletcher32, at most one of them swelling. */
+/* Whether the filters are those that the engine decodes: shuffle, fletcher32, and deflate at most once. */
 static bool filters_are_sane(const fc_h5_dataset *d) {
     int deflates = 0;
     for (uint32_t i = 0; i < d->nfilters; i++) {
@@ -199,7 +202,7 @@ static bool filters_are_sane(const fc_h5_dataset *d) {
     return deflates <= 1;
 }
 
-/* What the bytes of a dataset must satisfy before anybody computes with them. */
+/* Checks the numbers of a dataset before they are used in computations. */
 static bool dataset_is_sane(const fc_h5_dataset *d, uint64_t size) {
     int64_t numel;
     uint64_t total;
@@ -309,7 +312,10 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
     return r->at == r->size;
 }
 
-/* The next free slot of a growing array in the arena; the old copy stays there, at most as large as the new one. */
+/*
+ * @return the next free slot of a growing array in the arena. Old copies stay there, and together are no larger than
+ * the new one.
+ */
 static void *grow(fc_arena *arena, void **array, size_t *count, size_t *cap, size_t element) {
     if (*count == *cap) {
         size_t wider = *cap ? 2 * *cap : 16;
@@ -350,7 +356,7 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
     return fc_fail(err, code, "%s: %.*s", path, (int)text.size, (const char *)text.data);
 }
 
-/* Grows in memory of its own: the arena would keep every smaller copy. */
+/* Grows with malloc, because the arena would keep every smaller copy. */
 static fc_h5_dataset *new_dataset(fc_h5_file *file) {
     if (file->ndatasets == MAX_TENSORS_PER_FILE ||
         !fc_grow(&file->datasets, &file->datasets_cap, file->ndatasets + 1, sizeof *file->datasets)) {

@@ -1,12 +1,12 @@
 /*
- * The records that the reader process sends about HDF5 files, and the plain structs they become.
+ * The records that the reader process sends about HDF5 files, and the structs that they become.
  *
- * One record is u32 tag, u32 length, then `length` bytes of fields: integers as 8 bytes, strings and byte runs as
- * their length and their bytes, all in the machine's own order (both ends are one program). The child encodes. The
- * parent decodes and trusts nothing: lengths, counts, ranges and text are checked before they become structs.
+ * A record is a u32 tag, a u32 length, and `length` bytes of fields. Integers have 8 bytes; strings and byte arrays are
+ * their length and their bytes, all in native byte order, because both ends are the same program. The child encodes.
+ * The parent decodes and trusts nothing: lengths, counts, ranges and text are checked before they become structs.
  *
- * A file is: ROOT, then for each dataset DATASET followed by any number of CHUNKS, any number of ATTRIBUTES, then END.
- * FAILURE may come at any place and ends everything.
+ * A file is: ROOT, then for each dataset DATASET and any number of CHUNKS, any number of ATTRIBUTES, then END. FAILURE
+ * may come anywhere and ends the stream. FAILURE may come at any place and ends everything.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
@@ -33,18 +33,18 @@ typedef enum fc_h5_tag {
 /** The kinds of datasets. */
 typedef enum fc_h5_kind {
     FC_H5_TENSOR,
-    FC_H5_OBJECT,    /**< `encoding` says what its bytes are */
-    FC_H5_UNREADABLE /**< unreadable, but listed, so that nothing is lost in silence; `message` says why */
+    FC_H5_OBJECT,    /**< `encoding` names the encoding of its bytes */
+    FC_H5_UNREADABLE /**< unreadable, but listed, so that nothing is lost silently; `message` is the reason */
 } fc_h5_kind;
 
 /** Where a dataset's bytes are. */
 typedef enum fc_h5_where {
     FC_H5_AT_OFFSET,  /**< contiguous: `offset`, `length` */
     FC_H5_IN_RECORD,  /**< compact or decoded by the child: `bytes` */
-    FC_H5_IN_CHUNKS,  /**< allocated chunks follow; what they leave out is the fill value in `bytes` */
+    FC_H5_IN_CHUNKS,  /**< allocated chunks follow; the rest is the fill value in `bytes` */
     FC_H5_NOWHERE,    /**< never written: the fill value in `bytes` */
-    FC_H5_BY_LIBRARY, /**< only libhdf5 can decode it: read through a child, box by box */
-    FC_H5_ELSEWHERE   /**< sharded layout: a virtual dataset onto the owner's file */
+    FC_H5_BY_LIBRARY, /**< only libhdf5 can decode it, box by box in a child */
+    FC_H5_ELSEWHERE   /**< sharded layout: a virtual dataset that refers to the owner's file */
 } fc_h5_where;
 
 typedef struct fc_h5_bytes {
@@ -55,33 +55,33 @@ typedef struct fc_h5_bytes {
 typedef struct fc_h5_stored_chunk {
     uint64_t offset, size;
     uint32_t mask;
-    const int64_t *at; /**< ndim element offsets in the dataset */
+    const int64_t *at; /**< ndim offsets in the dataset, in elements */
 } fc_h5_stored_chunk;
 
-/** One dataset as read from the file. All pointers live in the decoder's arena. */
+/** One dataset as read from the file. All pointers are into the decoder's arena. */
 typedef struct fc_h5_dataset {
     const char *path;  /**< HDF5 path without the leading "/" */
-    fc_h5_bytes lists; /**< one byte a path element: the fc_h5_group_kind of the group that holds it */
+    fc_h5_bytes lists; /**< one byte per path element: the fc_h5_group_kind of the group that contains it */
     fc_h5_kind kind;
     fc_h5_where where;
-    fc_code code; /**< UNREADABLE */
+    fc_code code; /**< UNREADABLE: the error */
     const char *message;
     fc_dtype dtype;
     bool swap;
-    uint32_t element; /**< bytes */
+    uint32_t element; /**< bytes per element */
     int ndim;
     const int64_t *shape;
     uint64_t offset, length;
     fc_h5_bytes bytes;
-    const int64_t *chunk; /**< ndim entries for IN_CHUNKS, and for BY_LIBRARY the unit that is decoded as one */
-    uint8_t nfilters;     /**< IN_CHUNKS: those that the engine decodes */
+    const int64_t *chunk; /**< ndim entries for IN_CHUNKS; for BY_LIBRARY the unit of decoding */
+    uint8_t nfilters;     /**< IN_CHUNKS: the filters that the engine decodes */
     uint8_t filters[FC_H5_MAX_FILTERS];
     fc_h5_stored_chunk *chunks; /**< IN_CHUNKS, in the order of the file */
     size_t nchunks, chunks_cap;
-    /* Our own attributes (docs/HDF5_SCHEMA.md); NULL or count -1 where the dataset has none. */
+    /* Our own attributes (docs/HDF5_SCHEMA.md); NULL, or a count of -1, for those that the dataset lacks. */
     const char *dtype_name, *placements, *encoding, *json, *fqn;
     bool has_crc64;
-    uint64_t crc64; /**< of the bytes of the whole dataset, row-major */
+    uint64_t crc64; /**< CRC-64 of the row-major bytes of the whole dataset */
     int64_t owner;  /**< -1: none */
     int64_t nglobal_shape, noffsets;
     const int64_t *global_shape, *offsets;
@@ -93,7 +93,7 @@ typedef struct fc_h5_attributes {
     fc_h5_bytes json;
 } fc_h5_attributes;
 
-/** What a file says about itself. `schema` is 0 for a file that is not ours. */
+/** The attributes of a file's root group. `schema` is 0 if fsdpckpt did not write the file. */
 typedef struct fc_h5_root {
     int64_t schema;
     const char *layout, *producer;
@@ -108,17 +108,17 @@ typedef struct fc_h5_sink {
     int fd;
     unsigned char *buf;
     size_t used, cap, start;
-    bool failed; /**< out of memory, or the parent has gone */
+    bool failed; /**< out of memory, or the parent has exited */
 } fc_h5_sink;
 
 void fc_h5_begin(fc_h5_sink *out, fc_h5_tag tag);
 void fc_h5_put_u64(fc_h5_sink *out, uint64_t value);
 void fc_h5_put_bytes(fc_h5_sink *out, const void *data, size_t size);
-void fc_h5_put_text(fc_h5_sink *out, const char *text); /**< NULL is kept apart from "" */
+void fc_h5_put_text(fc_h5_sink *out, const char *text); /**< NULL and "" stay different */
 void fc_h5_end(fc_h5_sink *out);
 void fc_h5_flush(fc_h5_sink *out);
 
-/** Encodes everything but the chunks, which follow in records of their own. */
+/** Encodes everything except the chunks, which follow in separate records. */
 void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *dataset);
 void fc_h5_put_root(fc_h5_sink *out, const fc_h5_root *root);
 
@@ -126,13 +126,13 @@ void fc_h5_put_root(fc_h5_sink *out, const fc_h5_root *root);
 
 typedef struct fc_h5_in {
     fc_h5_child *child;
-    uint64_t budget; /**< bytes of records still allowed: what a file of this size can have to say */
+    uint64_t budget; /**< remaining bytes of records that a file of this size may cause */
     unsigned char *buf;
     size_t cap, have, at;
     bool over_budget;
 } fc_h5_in;
 
-/** One record's payload, being read; `bad` once anything did not fit. */
+/** The payload of one record while it is read; `bad` is set when something does not fit. */
 typedef struct fc_h5_record {
     fc_h5_tag tag;
     const unsigned char *data;
@@ -140,19 +140,20 @@ typedef struct fc_h5_record {
     bool bad;
 } fc_h5_record;
 
-/** Whether a dataset's path has as many elements as `lists`, none of them empty. */
+/** @return whether a dataset's path has as many elements as `lists`, none of them empty. */
 bool fc_h5_path_is_sane(const fc_h5_dataset *d);
 
-/** Everything the child said about one file. */
+/** The content of all records about one file. */
 typedef struct fc_h5_file {
     fc_h5_root root;
     fc_h5_dataset *datasets;
     size_t ndatasets, datasets_cap;
     fc_h5_attributes *attributes;
     size_t nattributes, attributes_cap;
+    unsigned missing; /**< set of fc_h5_missing, of the process that read it */
 } fc_h5_file;
 
-/** @return 1 and the next record (valid until the next call), 0 at the end of the stream, -1 for nonsense. */
+/** @return 1 and the next record (valid until the next call), 0 at the end of the stream, -1 for an invalid record. */
 int fc_h5_next(fc_h5_in *in, fc_h5_record *record);
 void fc_h5_in_free(fc_h5_in *in);
 
@@ -164,8 +165,8 @@ fc_code fc_h5_child_failure(fc_h5_record *record, const char *path, fc_error *er
 /**
  * Reads the records of one file up to END.
  * @param size the file's size: offsets and budgets are checked against it.
- * @return FC_OK; the child's own FAILURE; or FC_ECORRUPT with `err->message` empty when the stream broke off or made
- * no sense: then fc_h5_child_finish knows more.
+ * @return FC_OK; the child's own FAILURE; or FC_ECORRUPT with an empty err->message if the stream ended early or was
+ * invalid: then fc_h5_child_finish knows more.
  */
 fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
                         fc_error *err);

@@ -1,5 +1,5 @@
 /*
- * Encoding records, in the reader process. See records.h.
+ * Encodes records in the reader process. See records.h.
  */
 #include "hdf5/reader_process/records.h"
 

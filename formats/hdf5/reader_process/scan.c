@@ -1,8 +1,8 @@
 /*
- * Walking a file in the reader process: groups, links, attributes. What a dataset holds is scan_dataset.c's affair.
+ * Walks a file in the reader process: groups, links, attributes. scan_dataset.c describes the datasets.
  *
- * Hard links and soft links within the file are followed; a dataset under two names is reported under both (tied
- * tensors). A group that contains itself is entered once on every way. Committed datatypes are no data.
+ * Hard links, and soft links within the file, are followed. A dataset with two names is reported under both (tied
+ * tensors). A group that contains itself is entered once on every path. Committed datatypes are ignored.
  */
 #include "hdf5/reader_process/scan.h"
 
@@ -17,7 +17,7 @@
 
 enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10 };
 
-/* A way from the root to where the walk is. */
+/* The current position of the walk, and the path to it from the root. */
 typedef struct trail {
     fc_h5_walk *walk;
     char *path;
@@ -28,13 +28,13 @@ typedef struct trail {
         unsigned long fileno;
         haddr_t address;
     } groups[MAX_DEPTH + 1];
-    unsigned char kind; /* of the group being walked: fc_h5_group_kind */
-    uint64_t names;     /* of objects, all ways to them counted: links between groups can make that exponential */
+    unsigned char kind; /* fc_h5_group_kind of the current group */
+    uint64_t names;     /* number of names of objects so far; links between groups can make it exponential */
     uint64_t most_names;
 } trail;
 
-/* A link takes at least 16 bytes of the file. Links to groups multiply names, which few files do; those in other files
- * are not measured. */
+/* A link takes at least 16 bytes of the file. Only in unusual files do links to groups multiply the number of names.
+ * The sizes of other files are unknown. */
 static uint64_t most_names(const fc_h5_input *input, bool follow_external) {
     enum { LINK_BYTES = 16, SPARE = 16384, ELSEWHERE = 1000000 };
     uint64_t size = input->st.st_size > 0 ? (uint64_t)input->st.st_size : 0;
@@ -46,7 +46,7 @@ static herr_t innermost(unsigned n, const H5E_error2_t *e, void *data) {
     if (e->desc && *e->desc) {
         *(const char **)data = e->desc;
     }
-    return 1; /* only the first: walking starts at the innermost */
+    return 1; /* stops at the first message, which is the innermost */
 }
 
 void fc_h5_library_error(char *buf, size_t size) {
@@ -81,7 +81,7 @@ void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) {
 
 /* ---- attributes ---- */
 
-/* A list of strings joined with newlines; the caller frees it. */
+/* @return a list of strings, joined with newlines; the caller frees it. */
 static char *read_names(hid_t object, const char *name) {
     char *joined = NULL, **values = NULL;
     if (H5Aexists(object, name) <= 0) {
@@ -113,9 +113,9 @@ static char *read_names(hid_t object, const char *name) {
 }
 
 typedef struct attributes {
-    fc_text text;     /* those that are not ours, as JSON */
-    uint32_t present; /* set of fc_h5_attribute */
-    bool ours;        /* the file has our schema */
+    fc_text text;     /* foreign attributes as JSON */
+    uint32_t present; /* the schema's attributes that are present: a set of fc_h5_attribute */
+    bool ours;        /* whether the file has our schema */
 } attributes;
 
 static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context) {
@@ -135,7 +135,7 @@ static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *in
     if (fc_is_utf8(name, strlen(name))) {
         fc_text_string(&a->text, name, strlen(name));
     } else {
-        char key[32]; /* a JSON key cannot be bytes; the number keeps it apart from others */
+        char key[32]; /* a JSON key must be text; the number makes it unique */
         snprintf(key, sizeof key, "\"$attribute-%zu\"", a->text.size);
         fc_text_raw(&a->text, key);
     }
@@ -145,14 +145,14 @@ static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *in
     return a->text.failed ? -1 : 0;
 }
 
-/* One pass over an object's attributes. @return false when they cannot be read. */
+/* Reads all attributes of an object in one pass. @return false if they cannot be read. */
 static bool read_attributes(const fc_h5_walk *walk, hid_t object, attributes *a) {
     hsize_t at = 0;
     *a = (attributes){.ours = walk->ours};
     return H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, &at, one_attribute, a) >= 0 && !a->text.failed;
 }
 
-/* Sends those that are not ours, if there are any. */
+/* Sends the foreign attributes, if there are any. */
 static void send_attributes(fc_h5_walk *walk, attributes *a, const char *path) {
     if (a->text.size > 0) {
         fc_text_raw(&a->text, "}");
@@ -203,7 +203,7 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     fc_h5_walk *walk = t->walk;
     for (size_t i = 0; i < t->depth; i++) {
         if (t->groups[i].fileno == fileno && t->groups[i].address == address) {
-            return true; /* a cycle: everything in it has a shorter name */
+            return true; /* a cycle: everything in it also has a shorter name */
         }
     }
     if (t->depth >= MAX_DEPTH) {
@@ -244,7 +244,7 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     return ok;
 }
 
-/* Soft links resolve through libhdf5; what leads out of the file is refused unless asked for. */
+/* Whether a link may be followed. libhdf5 resolves soft links; links out of the file need `follow_external`. */
 static bool may_follow(trail *t, const H5L_info_t *info) {
     fc_h5_walk *walk = t->walk;
     if (info->type == H5L_TYPE_HARD || info->type == H5L_TYPE_SOFT ||
@@ -254,7 +254,7 @@ static bool may_follow(trail *t, const H5L_info_t *info) {
     fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_EUNSUPPORTED,
                           info->type == H5L_TYPE_EXTERNAL
                               ? "a link into another file, which is not followed (--follow-external does)"
-                              : "a user-defined link, whose meaning is known only to the program that made it");
+                              : "a user-defined link, which only the program that made it can follow");
     return false;
 }
 
@@ -291,12 +291,12 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
     if (++t->names > t->most_names) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
                            "its links give objects more than %" PRIu64
-                           " names, which is too many for a file of its size: groups are reached in too many ways",
+                           " names, which is too many for its size: too many paths lead to the same groups",
                            t->most_names);
         return -1;
     }
     if (before + len + 2 > MAX_PATH_BYTES) {
-        fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED, "a name of more than %d bytes", MAX_PATH_BYTES);
+        fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED, "a name has more than %d bytes", MAX_PATH_BYTES);
         return -1;
     }
     if (!fc_is_utf8(name, len)) {
@@ -313,7 +313,7 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
     t->lists[t->depth - 1] = t->kind;
     set_where(t->walk->shared, "object", t->path);
     if (may_follow(t, info)) {
-        /* By its address: looking up the name again takes a twentieth of the time. */
+        /* Opens it by its address, because looking up the name again takes longer. */
         hid_t object =
             info->type == H5L_TYPE_HARD ? H5Oopen_by_addr(group, info->u.address) : H5Oopen(group, name, H5P_DEFAULT);
         if (object >= 0) {
@@ -324,7 +324,7 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
             fc_h5_library_error(why, sizeof why);
             fc_h5_scan_unreadable(t->walk, t->path, t->lists, t->depth, FC_ECORRUPT,
                                   info->type == H5L_TYPE_HARD ? "it cannot be opened by this libhdf5 (%s)"
-                                                              : "a link that leads nowhere (%s)",
+                                                              : "a link whose target does not exist (%s)",
                                   why);
         }
         H5Eclear2(H5E_DEFAULT);
@@ -412,7 +412,7 @@ int fc_h5_scan_run(void *context, int fd, fc_h5_shared *shared) {
     fc_h5_sink out = {.fd = fd};
     for (size_t i = 0; i < scan->ninputs; i++) {
         if (!scan_file(scan, &scan->inputs[i], &out, shared)) {
-            break; /* the FAILURE record says why */
+            break; /* a FAILURE record was sent */
         }
     }
     fc_h5_flush(&out);

@@ -1,6 +1,6 @@
 /*
- * What runs in the reader process: walks HDF5 files with libhdf5 and sends records; reads boxes that only libhdf5 can
- * decode. Nothing here is trusted by the parent.
+ * The code that runs in the reader process: it walks HDF5 files with libhdf5 and sends records, and reads boxes that
+ * only libhdf5 can decode. The parent trusts nothing of it.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
@@ -20,16 +20,16 @@ typedef struct fc_h5_input {
     struct stat st; /**< set by fc_h5_scan_prepare */
 } fc_h5_input;
 
-/** A job for fc_h5_child_start: context of fc_h5_scan_run and fc_h5_box_run. */
+/** A job for fc_h5_child_start: the context of fc_h5_scan_run and fc_h5_box_run. */
 typedef struct fc_h5_scan {
     fc_h5_input *inputs;
     size_t ninputs;
     bool follow_external;
-    /* fc_h5_box_run only: the box of one dataset, or all of it when ndim is -1. */
+    /* Only for fc_h5_box_run: the box of one dataset, or all of it if ndim is -1. */
     const char *dataset;
     int ndim;
     const int64_t *offsets, *sizes;
-    uint64_t bytes; /* how many the box has */
+    uint64_t bytes; /* size of the box in bytes */
     hid_t driver;   /* set by fc_h5_scan_prepare */
 } fc_h5_scan;
 
@@ -39,7 +39,7 @@ int fc_h5_box_run(void *context, int out, fc_h5_shared *shared);
 
 /* ---- shared between the files of the reader process ---- */
 
-/** One file being walked. */
+/** A file that is being walked. */
 typedef struct fc_h5_walk {
     const fc_h5_scan *scan;
     fc_h5_sink *out;
@@ -49,12 +49,12 @@ typedef struct fc_h5_walk {
     hid_t file;
     unsigned long fileno;
     bool ours;
-    bool copies; /**< its virtual datasets are copies of what other ranks' files store: a shard, an index */
-    bool index;  /**< ours, the index.h5 of a sharded checkpoint: it holds mappings only */
-    bool failed; /**< a FAILURE has been sent: stop */
+    bool copies; /**< a shard file or index of ours, whose virtual datasets show data in other ranks' files */
+    bool index;  /**< our index.h5 of a sharded checkpoint, which contains only mappings */
+    bool failed; /**< a FAILURE was sent, so the walk must stop */
 } fc_h5_walk;
 
-/** Describes the open dataset at `path` in records. `present` is the set of the attributes of the schema it has. */
+/** Describes the open dataset at `path` in records. `present` is the set of the schema's attributes that it has. */
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
                         bool in_other_file, uint32_t present);
 
@@ -62,17 +62,17 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
 void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
                            const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 
-/** Ends everything with a reason. */
+/** Sends a FAILURE with a reason, which ends the walk. */
 void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/** The innermost message of libhdf5's error stack, into `buf`. */
+/** Writes the innermost message of libhdf5's error stack to `buf`. */
 void fc_h5_library_error(char *buf, size_t size);
 
-/** Whether the dataset takes its bytes from other places: 0 no, 1 virtual, 2 external storage. */
+/** @return whether the bytes of the dataset are elsewhere: 0 no, 1 virtual dataset, 2 external storage. */
 int fc_h5_indirect(hid_t dcpl);
 
 /**
- * Whether the files that a dataset takes its bytes from may be followed and exist.
+ * Checks that the files with the bytes of a dataset may be followed and exist.
  * @param directory receives the prefix for external files: that of `file_path`, or "" for none.
  * @return false with the reason in `why`.
  */
@@ -89,14 +89,14 @@ typedef struct fc_h5_chunked {
 
 /** How to list its chunks. */
 typedef enum fc_h5_way {
-    FC_H5_NO_CHUNKS, /**< none is stored */
+    FC_H5_NO_CHUNKS, /**< no chunk is stored */
     FC_H5_BY_GRID,
     FC_H5_BY_NUMBER,
-    FC_H5_TOO_SPARSE, /**< no way is quick enough */
+    FC_H5_TOO_SPARSE, /**< neither way is fast enough */
     FC_H5_DAMAGED
 } fc_h5_way;
 
-/** Decides, before the dataset is announced; also the number of stored chunks. */
+/** Chooses a way before the DATASET record is sent, and returns the number of stored chunks. */
 fc_h5_way fc_h5_choose_way(const fc_h5_chunked *chunked, hsize_t *stored);
 
 /** Sends the stored chunks. @return false when the index is damaged. */

@@ -1,6 +1,6 @@
 /*
- * In the reader process: reading the boxes of datasets that only libhdf5 can decode, and, for those whose bytes are in
- * other files, making sure that these exist: libhdf5 reads what is missing as fill values, in silence.
+ * In the reader process: reads boxes of datasets that only libhdf5 can decode. If their bytes are in other files, it
+ * checks that these exist, because libhdf5 silently reads missing ones as fill values.
  */
 #include "base/checked.h"
 #include "hdf5/reader_process/scan.h"
@@ -20,7 +20,7 @@ int fc_h5_indirect(hid_t dcpl) {
     return H5Pget_external_count(dcpl) > 0 ? 2 : 0;
 }
 
-/* `name` beside `file_path`, or as it is when absolute. @return false when it does not fit. */
+/* Resolves `name` relative to the directory of `file_path`. @return false if the result does not fit. */
 static bool beside(const char *file_path, const char *name, char *out, size_t size) {
     const char *slash = name[0] == '/' ? NULL : strrchr(file_path, '/');
     int n = slash ? snprintf(out, size, "%.*s/%s", (int)(slash - file_path), file_path, name)
@@ -28,7 +28,7 @@ static bool beside(const char *file_path, const char *name, char *out, size_t si
     return n >= 0 && (size_t)n < size;
 }
 
-/* Sets `directory` to what relative names are relative to: the file's directory, or "" for the current one. */
+/* Sets `directory` to the directory that relative names refer to: the file's directory, or "" for the current one. */
 static bool external_files_exist(const char *file_path, hid_t dcpl, char *directory, size_t size, char *why,
                                  size_t why_size) {
     char name[4096], path[8192];
@@ -62,7 +62,7 @@ static bool external_files_exist(const char *file_path, hid_t dcpl, char *direct
     return true;
 }
 
-/* In the source of a mapping "%%" is a percent sign. */
+/* In the source name of a mapping, "%%" stands for a percent sign. */
 static void unescape_percent(char *name) {
     char *to = name;
     for (const char *from = name; *from; from++) {
@@ -72,7 +72,7 @@ static void unescape_percent(char *name) {
     *to = '\0';
 }
 
-/* A source in the file itself may have its bytes in others, as those of a view do. */
+/* A source in the file itself may have its bytes in other files, as in a view. */
 static bool own_source_exists(const char *file_path, hid_t dataset, char *directory, size_t dsize, char *why,
                               size_t size) {
     char found[4096] = "";
@@ -130,7 +130,7 @@ bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool fol
     directory[0] = '\0';
     if (indirect != 0 && !follow) {
         snprintf(why, why_size,
-                 indirect == 1 ? "a virtual dataset onto other data, which is not followed (--follow-external does)"
+                 indirect == 1 ? "a virtual dataset over other data, which is not followed (--follow-external does)"
                                : "its bytes are in external files, which are not followed (--follow-external does)");
         return false;
     }
@@ -141,7 +141,7 @@ bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool fol
 
 /* ---- boxes for the parent ---- */
 
-/* Opens the dataset so that external storage resolves beside its file. @return it, or a negative number. */
+/* Opens the dataset so that names of external files are relative to its own file. @return it, or a negative number. */
 static hid_t open_dataset(hid_t file, const fc_h5_scan *scan, char *why, size_t size) {
     char directory[4096];
     hid_t dataset = H5Dopen2(file, scan->dataset, H5P_DEFAULT);
@@ -157,7 +157,8 @@ static hid_t open_dataset(hid_t file, const fc_h5_scan *scan, char *why, size_t 
     if (ok && !directory[0]) {
         return dataset;
     }
-    if (ok && is_virtual) { /* the prefix does not reach the sources: the process goes where their names start */
+    if (ok && is_virtual) { /* the prefix does not apply to the sources, so change to the directory that their names are
+                               relative to */
         if (chdir(directory) != 0) {
             snprintf(why, size, "%.500s cannot be entered", directory);
             H5Dclose(dataset);
@@ -165,7 +166,7 @@ static hid_t open_dataset(hid_t file, const fc_h5_scan *scan, char *why, size_t 
         }
         return dataset;
     }
-    /* The prefix counts at the first opening, and not while the dataset is open with another. */
+    /* The prefix is used only when the dataset is opened for the first time, so close it first. */
     H5Dclose(dataset);
     dataset = H5I_INVALID_HID;
     if (ok) {
@@ -198,14 +199,14 @@ static bool select_box(const fc_h5_scan *scan, hid_t space, hid_t *memory) {
     return *memory >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, count, NULL) >= 0;
 }
 
-/* Reads the box in the file's own type. @return its bytes, or NULL. */
+/* Reads the box in the type of the file. @return its bytes, or NULL. */
 static unsigned char *read_box(const fc_h5_scan *scan, hid_t dataset, char *why, size_t size) {
     hid_t space = H5Dget_space(dataset), type = H5Dget_type(dataset), memory = H5I_INVALID_HID;
     unsigned char *bytes = calloc(1, scan->bytes + 1);
     hssize_t n = 0;
     bool ok = bytes && select_box(scan, space, &memory);
     if (ok) {
-        /* The file may have changed since it was opened: the box must still have the size that was announced. */
+        /* The file may have changed since it was opened, so the box must still have the expected size. */
         n = scan->ndim < 0 ? H5Sget_simple_extent_npoints(space) : H5Sget_select_npoints(space);
         ok = n >= 0 && (uint64_t)n * H5Tget_size(type) == scan->bytes;
     }

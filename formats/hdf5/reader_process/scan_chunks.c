@@ -1,9 +1,9 @@
 /*
- * In the reader process: listing the stored chunks of a dataset with their places, in CHUNKS records.
+ * In the reader process: lists the stored chunks of a dataset and their offsets, in CHUNKS records.
  *
- * libhdf5 1.10 has two ways to ask. By number it walks the whole index for each chunk, and forgets the user block; by
- * grid position it finds a chunk at once but tells only its size. So the size is asked for by position, and the place
- * is seen in the driver when the chunk's bytes are asked for (see fc_h5_capture).
+ * libhdf5 1.10 has two ways. By number, it walks the whole index for each chunk, and ignores the user block. By grid
+ * position, it finds a chunk at once, but returns only its size. So the size is queried by position, and the driver
+ * sees the offset when the bytes of the chunk are requested (see fc_h5_capture).
  */
 #include "hdf5/reader_process/scan.h"
 
@@ -11,9 +11,9 @@
 
 typedef struct chunk_list {
     const fc_h5_chunked *d;
-    uint64_t count; /* in the open record */
+    uint64_t count; /* chunks in the open record */
     size_t count_at;
-    hsize_t found; /* in all records */
+    hsize_t found; /* chunks in all records */
 } chunk_list;
 
 static void begin_chunks(chunk_list *list) {
@@ -40,14 +40,15 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     char nothing;
     if (H5Dget_chunk_storage_size(d->dataset, at, &size) < 0) {
         H5Eclear2(H5E_DEFAULT);
-        return true; /* libhdf5's way of saying that it is not stored; or that its index is damaged, see the total */
+        return true; /* libhdf5 returns this if it is not stored, but also if its index is damaged: the total is
+                        compared later */
     }
     if (size == 0) {
         return true;
     }
     capture->armed = true;
     capture->hit = false;
-    /* Nothing is read into the buffer: the driver only notes the address. */
+    /* Nothing is read; the driver only records the address. */
     herr_t rc = H5Dread_chunk(d->dataset, H5P_DEFAULT, at, &mask, &nothing);
     capture->armed = false;
     if (rc < 0 || !capture->hit || capture->size != size) {
@@ -69,7 +70,7 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     return !out->failed;
 }
 
-/* Asks for every chunk of the grid: each is found at once. */
+/* Queries every chunk of the grid, which is fast for each. */
 static bool list_by_grid(chunk_list *list) {
     const fc_h5_chunked *d = list->d;
     hsize_t at[H5S_MAX_RANK] = {0};
@@ -89,7 +90,7 @@ static bool list_by_grid(chunk_list *list) {
     return true;
 }
 
-/* Asks for the stored chunks by number: each costs a walk over the index. For grids that are nearly empty. */
+/* Queries the stored chunks by number, which walks the index for each. For grids that are nearly empty. */
 static bool list_by_number(chunk_list *list, hsize_t stored) {
     const fc_h5_chunked *d = list->d;
     for (hsize_t i = 0; i < stored; i++) {
@@ -130,6 +131,6 @@ bool fc_h5_send_chunks(const fc_h5_chunked *d, fc_h5_way way, hsize_t stored) {
     begin_chunks(&list);
     bool ok = way == FC_H5_BY_GRID ? list_by_grid(&list) : list_by_number(&list, stored);
     end_chunks(&list);
-    /* "Not stored" is also what libhdf5 says when it cannot read the index. What is missing would become fill value. */
+    /* libhdf5 also reports "not stored" if it cannot read the index, and missing chunks would become fill values. */
     return ok && list.found == stored && !d->walk->capture->failed;
 }

@@ -1,6 +1,6 @@
 /*
- * One dataset, in the reader process: its type, shape, and where its bytes are, as a DATASET record.
- * Its chunks are listed by scan_chunks.c.
+ * In the reader process: describes one dataset as a DATASET record, with its type, its shape and the location of its
+ * bytes. scan_chunks.c lists its chunks.
  */
 #include "base/checked.h"
 #include "hdf5/reader_process/scan.h"
@@ -14,12 +14,12 @@
 
 enum { MAX_TEXT_OBJECT = 16 << 20, MAX_FILL = 64 };
 
-/* Everything about the dataset being described; buffers that the record borrows. */
+/* The dataset that is described, and buffers that the record borrows. */
 typedef struct description {
     fc_h5_walk *walk;
     hid_t dataset, type, space;
-    hid_t dcpl;  /* none when `mapped` */
-    bool mapped; /* a dataset of index.h5 with elements */
+    hid_t dcpl;  /* not set if `mapped` */
+    bool mapped; /* whether it is a dataset with elements in index.h5 */
     fc_h5_dataset record;
     hsize_t dims[H5S_MAX_RANK], chunk[H5S_MAX_RANK + 1];
     int64_t shape[FC_MAX_DIMS], chunk64[FC_MAX_DIMS], global_shape[FC_MAX_DIMS], offsets[FC_MAX_DIMS];
@@ -56,7 +56,7 @@ static bool engine_decodes(uint32_t filter) {
     return filter == H5Z_FILTER_DEFLATE || filter == H5Z_FILTER_SHUFFLE || filter == H5Z_FILTER_FLETCHER32;
 }
 
-/* Known by number in the registry of The HDF Group, for filters whose files do not say their name. */
+/* @return the name of a filter by its number in The HDF Group's registry, for files that do not contain the name. */
 static const char *filter_name(uint32_t id) {
     switch (id) {
     case 32000:
@@ -80,7 +80,7 @@ static const char *filter_name(uint32_t id) {
     }
 }
 
-/* Reads the pipeline into the record. @return false, having reported it, when it cannot be decoded. */
+/* Reads the filter pipeline into the record. @return false, after a report, if it cannot be decoded. */
 static bool read_filters(description *d, bool *library) {
     int n = H5Pget_nfilters(d->dcpl), deflates = 0;
     *library = n > FC_H5_MAX_FILTERS;
@@ -92,9 +92,9 @@ static bool read_filters(description *d, bool *library) {
         H5Z_filter_t id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, values, sizeof name, name, &config);
         if (id >= 0 && engine_decodes((uint32_t)id)) {
             deflates += id == H5Z_FILTER_DEFLATE;
-            /* The engine shuffles elements of the dataset's type; the filter has a size of its own. */
+            /* The engine shuffles elements of the dataset's type, but the filter may have another size. */
             *library |= id == H5Z_FILTER_SHUFFLE && (nvalues != 1 || values[0] != d->record.element);
-            *library |= deflates > 1; /* nested: the engine's bound on what a chunk can swell to would not hold */
+            *library |= deflates > 1; /* nested deflate would break the engine's bound on the expanded size */
             if (i < FC_H5_MAX_FILTERS) {
                 d->record.filters[d->record.nfilters++] = (uint8_t)id;
             }
@@ -121,14 +121,14 @@ static void refuse(description *d, fc_code code, const char *text) {
     fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, code, text, why);
 }
 
-/* Like refuse, for a reason that libhdf5 has no part in. */
+/* Like refuse, for a reason that does not come from libhdf5. */
 static void refuse_plainly(description *d, fc_code code, const char *text) {
     fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, code, "%s", text);
 }
 
 static bool read_shape(description *d) {
     H5S_class_t cls = H5Sget_simple_extent_type(d->space);
-    if (cls == H5S_NULL) { /* h5py.Empty: a type and no elements */
+    if (cls == H5S_NULL) { /* h5py.Empty: a type without elements */
         d->record.ndim = 1;
         d->shape[0] = 0;
         d->total = 0;
@@ -171,7 +171,7 @@ static void read_our_attributes(description *d, uint32_t present) {
     int64_t owner;
     d->names[0] = text_if(d, present, FC_H5_A_DTYPE);
     if (!d->walk->ours) {
-        return; /* dtype alone says something about files of others */
+        return; /* in foreign files only the attribute dtype has a meaning */
     }
     d->record.dtype_name = d->names[0];
     d->record.placements = d->names[1] = text_if(d, present, FC_H5_A_PLACEMENTS);
@@ -196,7 +196,7 @@ static void read_fill(description *d) {
     d->record.bytes = (fc_h5_bytes){d->fill, d->record.element};
 }
 
-/* All bytes through libhdf5, in the file's own type: nothing is converted. */
+/* Reads all bytes through libhdf5 in the type of the file, so nothing is converted. */
 static bool read_inline(description *d) {
     d->inline_bytes = malloc((size_t)d->total + 1);
     if (!d->inline_bytes || H5Dread(d->dataset, d->type, H5S_ALL, H5S_ALL, H5P_DEFAULT, d->inline_bytes) < 0) {
@@ -207,7 +207,7 @@ static bool read_inline(description *d) {
     return true;
 }
 
-/* Text becomes JSON text: it says its own shape, and variable-length strings have no bytes of their own. */
+/* Strings become JSON text, which shows their shape. Variable-length strings have no fixed bytes. */
 static void describe_strings(description *d) {
     if (!fc_text_dataset(&d->text, d->dataset) || d->text.size > MAX_TEXT_OBJECT) {
         refuse(d, FC_EUNSUPPORTED, "its strings cannot be read, or are more than 16 MiB (%s)");
@@ -225,7 +225,7 @@ static void describe_strings(description *d) {
     fc_h5_put_dataset(d->walk->out, r);
 }
 
-/* The whole datatype as H5Tencode gives it: with it the bytes can be understood even outside of this file. */
+/* Appends the datatype as encoded by H5Tencode, so that the bytes can be interpreted outside this file. */
 static void append_encoded_type(description *d) {
     size_t size = 0;
     unsigned char *encoded = H5Tencode(d->type, NULL, &size) >= 0 ? malloc(size + 1) : NULL;
@@ -236,7 +236,7 @@ static void append_encoded_type(description *d) {
     free(encoded);
 }
 
-/* The bytes of an object have one dimension. Its `json` shows the shape of a foreign dataset. */
+/* Turns the record into an object. Its bytes have one dimension; its `json` shows the shape of a foreign dataset. */
 static void become_object(description *d) {
     fc_h5_dataset *r = &d->record;
     char type[64], number[32];
@@ -262,14 +262,14 @@ static void become_object(description *d) {
     d->shape[0] = (int64_t)d->total;
 }
 
-/* Whether this is one of our objects without what says how its bytes are to be read. */
+/* Whether this is one of our objects, but without its encoding. */
 static bool lost_encoding(const description *d) {
     const char *dtype = d->record.dtype_name;
     return d->walk->ours && d->record.dtype == FC_OPAQUE && !d->record.encoding && dtype &&
            strcmp(dtype, fc_dtype_get(FC_OPAQUE)->torch_name) == 0;
 }
 
-/* Where the bytes are. @return false when a record has been sent already or is to be refused with `text`. */
+/* Locates the bytes. @return false if a record was already sent, or if the dataset must be refused with `text`. */
 static bool locate(description *d, bool in_other_file, const char **text) {
     fc_h5_dataset *r = &d->record;
     bool library = false, object = r->dtype == FC_OPAQUE;
@@ -299,13 +299,13 @@ static bool locate(description *d, bool in_other_file, const char **text) {
     }
     int indirect = fc_h5_indirect(d->dcpl);
     d->walk->capture->failed = false;
-    const hsize_t stored = H5Dget_storage_size(d->dataset); /* 0 also when the index cannot be read */
+    const hsize_t stored = H5Dget_storage_size(d->dataset); /* also 0 if the index cannot be read */
     if (d->walk->capture->failed) {
         *text = "its chunk index cannot be read (%s)";
         return false;
     }
     if (layout != H5D_COMPACT && indirect == 0 && stored == 0 && !object) {
-        return true; /* never written: fill values */
+        return true; /* never written, so it has fill values */
     }
     if (layout == H5D_COMPACT) {
         *text = "its bytes cannot be read (%s)";
@@ -352,7 +352,7 @@ static void describe(description *d, bool in_other_file) {
         return;
     }
     if (type.cls == FC_H5_STRINGS && indirect == 2) {
-        /* It is open without the prefix that finds its files: libhdf5 would read nothing, in silence. */
+        /* It was opened without the prefix for its files, so libhdf5 would silently read nothing. */
         refuse_plainly(d, FC_EUNSUPPORTED, "text in external files cannot be read");
         return;
     }
@@ -396,7 +396,7 @@ static void describe(description *d, bool in_other_file) {
     }
     fc_h5_put_dataset(d->walk->out, r);
     if (way != FC_H5_NO_CHUNKS && !fc_h5_send_chunks(&chunked, way, stored)) {
-        /* Too late to call only this dataset unreadable, and damage is no reason to go on. */
+        /* Records were already sent, so the dataset can no longer be listed as unreadable. */
         fc_h5_library_error(why, sizeof why);
         fc_h5_scan_failure(d->walk, FC_ECORRUPT,
                            "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)", r->path, why);
@@ -418,8 +418,10 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
     d->record.owner = d->record.nglobal_shape = d->record.noffsets = -1;
     d->type = H5Dget_type(dataset);
     d->space = H5Dget_space(dataset);
-    /* What index.h5 holds without an address is mapped; the list would be a copy of all mappings, half of the time that
-       opening the index takes, and nobody asks it anything: the shard files say what is where. */
+    /*
+     * In index.h5, a dataset without an address is virtual. Its list of mappings is not read: copying it would take
+     * half of the time of opening, and the shard files have the same information.
+     */
     d->mapped = walk->index && H5Sget_simple_extent_npoints(d->space) > 0 && H5Dget_offset(dataset) == HADDR_UNDEF;
     d->dcpl = d->mapped ? H5I_INVALID_HID : H5Dget_create_plist(dataset);
     if (d->type < 0 || d->space < 0 || (d->dcpl < 0 && !d->mapped)) {

@@ -1,6 +1,6 @@
 /*
- * From requests over a socket to processes: see starter.h. The processes are made as children of the one that asks
- * (CLONE_PARENT), so that it waits for them, and kills them, as for those that it has forked itself.
+ * Starts processes for requests over a socket: see starter.h. They are children of the process that asks
+ * (CLONE_PARENT), which waits for them and kills them like those that it forked itself.
  */
 #include "hdf5/reader_process/starter.h"
 #include "base/try.h"
@@ -18,7 +18,7 @@
 
 enum { INPUT, OUT, SHARED, DESCRIPTORS };
 
-/* The control part of a message: room for the descriptors, aligned. */
+/* The control part of a message, with aligned room for the descriptors. */
 typedef union control {
     struct cmsghdr align;
     char bytes[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
@@ -26,7 +26,7 @@ typedef union control {
 
 /* ---- in the starter ---- */
 
-/* @return false when there is nobody to ask any more. */
+/* @return false if the parent has exited. */
 static bool receive(int fd, fc_h5_request *request, int *descriptors) {
     control c;
     struct iovec part = {request, sizeof *request};

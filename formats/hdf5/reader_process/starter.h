@@ -1,8 +1,8 @@
 /*
- * A process that starts reader processes for this one. fork copies the locks of threads that are not copied with it,
- * and a child that then allocates may wait for one for ever (libasan's; glibc takes care of its own). So what threads
- * will want to read through libhdf5 is started by a copy of this process from before there were any: it knows the
- * checkpoint as it was opened, waits for requests, and does nothing else.
+ * A process that starts reader processes for this one. fork copies locks that other threads hold, but not the threads,
+ * so a child that allocates may wait for such a lock forever (libasan's; glibc handles its own). So readers are started
+ * by a copy of this process that was made before there were threads. It knows the checkpoint as it was opened, waits
+ * for requests, and does nothing else.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_STARTER_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_STARTER_H
@@ -15,15 +15,17 @@
 
 #include <pthread.h>
 
-/** What is asked of it. The pointer is into memory that was there when it was started. */
+/** A request. The pointer is into memory that existed when the starter was made. */
 typedef struct fc_h5_request {
     const void *what;
     uint64_t bytes;
     int number;
 } fc_h5_request;
 
-/** In a reader process to be: makes its job, or leaves it as it is for want of memory. `input` is the descriptor that
- *  came with the request. What the job points to stays until the process ends. */
+/**
+ * Makes the job of a future reader process, in that process; leaves it unchanged when out of memory. `input` is the
+ * descriptor that came with the request. Whatever the job points to lives until the process ends.
+ */
 typedef void fc_h5_make_job(void *context, const fc_h5_request *request, int input, fc_h5_job *job);
 
 typedef struct fc_h5_starter {
@@ -34,10 +36,10 @@ typedef struct fc_h5_starter {
 
 fc_code fc_h5_starter_start(fc_h5_starter *starter, fc_h5_make_job *make_job, void *context, fc_error *err);
 
-/** Ends it; reader processes that it has started go on. One that was not started is allowed. */
+/** Stops the starter, but not the readers that it has started. A starter that was not started is allowed. */
 void fc_h5_starter_stop(fc_h5_starter *starter);
 
-/** As fc_h5_child_start, with the job that is made of `request`; `like` says how long to wait for it. Thread-safe. */
+/** Like fc_h5_child_start, with the job made from `request` and the time limits of `like`. Thread-safe. */
 fc_code fc_h5_child_start_by(fc_h5_starter *starter, fc_h5_child *child, const fc_h5_request *request, int input,
                              const fc_h5_job *like, fc_error *err);
 

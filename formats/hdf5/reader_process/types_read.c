@@ -1,5 +1,5 @@
 /*
- * HDF5 datatype → fc_dtype, by exact bit fields: a type that is nearly a known one is not that one.
+ * Maps an HDF5 datatype to an fc_dtype. All bit fields must match exactly.
  */
 #include "hdf5/reader_process/types_read.h"
 
@@ -28,7 +28,7 @@ static bool read_float(hid_t type, fc_dtype *out) {
     return false;
 }
 
-/* Integers that fill their bytes; bit fields count as unsigned ones, as in h5py. */
+/* Recognises integers that fill their bytes. Bit fields count as unsigned integers, as in h5py. */
 static bool read_integer(hid_t type, H5T_class_t cls, fc_dtype *out) {
     size_t size = H5Tget_size(type);
     bool is_signed = cls == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_2;
@@ -53,7 +53,7 @@ static bool read_integer(hid_t type, H5T_class_t cls, fc_dtype *out) {
     }
 }
 
-/* h5py's bool: an enum of one byte with FALSE = 0 and TRUE = 1. */
+/* Whether it is h5py's bool: an enum of one byte with FALSE = 0 and TRUE = 1. */
 static bool is_bool(hid_t type) {
     signed char no = -1, yes = -1;
     if (H5Tget_size(type) != 1 || H5Tget_nmembers(type) != 2) {
@@ -74,7 +74,7 @@ static bool is_bool(hid_t type) {
     return no == 0 && yes == 1;
 }
 
-/* @return false for an order other than big or little endian. */
+/* @return false for a byte order other than big-endian and little-endian. */
 static bool read_order(hid_t type, bool *swap) {
     H5T_order_t order = H5Tget_order(type);
     *swap = order == H5T_ORDER_BE && H5Tget_size(type) > 1;
@@ -100,7 +100,7 @@ static bool find_complex(fc_dtype real, fc_dtype *out) {
     return false;
 }
 
-/* h5py's complex: a compound of two equal floats, r then i (others call them real and imag). */
+/* Recognises h5py's complex: a compound of two equal floats, r and i (others call them real and imag). */
 static bool read_complex(hid_t type, fc_dtype *out, bool *swap) {
     fc_dtype real, imag;
     bool swap_imag = false, ok = false;
@@ -120,8 +120,10 @@ static bool read_complex(hid_t type, fc_dtype *out, bool *swap) {
     return ok;
 }
 
-/* The attribute `dtype` decides for bytes whose HDF5 type says nothing (Keras stores bfloat16 as opaque), and in our
- * own files wherever it names a type that we store this way: HDF5 cannot express them all. */
+/*
+ * The attribute `dtype` gives a meaning to bytes whose HDF5 type has none (Keras stores bfloat16 as opaque). In our own
+ * files it also decides about every type that is stored as this HDF5 type, because HDF5 cannot express them all.
+ */
 static bool read_name(hid_t type, size_t size, const char *name, bool trusted, fc_dtype *out) {
     fc_dtype named;
     if (!name || !fc_dtype_find(name, strlen(name), &named) || fc_dtype_size(named) != size) {

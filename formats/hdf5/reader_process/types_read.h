@@ -1,5 +1,5 @@
 /*
- * What an HDF5 datatype is to us. Runs in the reader process.
+ * Classifies HDF5 datatypes. Runs in the reader process.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
@@ -16,24 +16,24 @@
 typedef enum fc_h5_class {
     FC_H5_NUMBERS,     /**< an fc_dtype */
     FC_H5_STRINGS,     /**< fixed or variable-length text */
-    FC_H5_FIXED_BYTES, /**< no fc_dtype, but plain bytes of fixed size that mean the same elsewhere */
-    FC_H5_POINTERS     /**< references and variable-length data: the stored bytes mean nothing outside the file */
+    FC_H5_FIXED_BYTES, /**< no fc_dtype, but plain bytes of fixed size, which have the same meaning elsewhere */
+    FC_H5_POINTERS     /**< references and variable-length data: the stored bytes have no meaning outside the file */
 } fc_h5_class;
 
 typedef struct fc_h5_type {
     fc_h5_class cls;
     fc_dtype dtype; /**< NUMBERS */
     bool swap;      /**< NUMBERS: stored big-endian */
-    size_t size;    /**< bytes an element */
+    size_t size;    /**< bytes per element */
 } fc_h5_type;
 
 /**
- * Classifies `type`. `name` is the dataset's attribute `dtype` or NULL: it decides what opaque bytes mean and, in files
- * of ours (`trusted_name`), everything that the writer stores as this HDF5 type.
+ * Classifies `type`. `name` is the dataset's attribute `dtype` or NULL: it gives opaque bytes a meaning and, in files
+ * of ours (`trusted_name`), decides about everything that the writer stores as this HDF5 type.
  */
 fc_h5_type fc_h5_type_read(hid_t type, const char *name, bool trusted_name);
 
-/** A short text for people, such as "compound of 24 bytes", into `buf`. */
+/** Writes a short text for people, such as "compound of 24 bytes", to `buf`. */
 void fc_h5_type_text(hid_t type, char *buf, size_t size);
 
 #endif

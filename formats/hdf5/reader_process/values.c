@@ -1,5 +1,5 @@
 /*
- * HDF5 values → JSON text. See values.h.
+ * Converts HDF5 values to JSON text. See values.h.
  */
 #include "hdf5/reader_process/values.h"
 
@@ -23,19 +23,19 @@ static void append_float(fc_text *t, double value, int digits) {
     } else {
         snprintf(buf, sizeof buf, "%.*g", digits, value);
         if (!strpbrk(buf, ".e")) {
-            strcat(buf, ".0"); /* a float stays one when it is read back */
+            strcat(buf, ".0"); /* so that it is read back as a float */
         }
     }
     fc_text_raw(t, buf);
 }
 
-/* How the elements in memory are to be printed. */
+/* How the elements in memory are printed. */
 typedef enum element_kind { AS_SIGNED, AS_UNSIGNED, AS_F32, AS_F64, AS_BOOL, AS_FIXED, AS_VARIABLE } element_kind;
 
 typedef struct elements {
     element_kind kind;
     H5T_str_t padding;
-    size_t size; /* bytes in memory */
+    size_t size; /* bytes of an element in memory */
     const unsigned char *at;
 } elements;
 
@@ -96,7 +96,7 @@ static void append_nested(fc_text *t, elements *e, int ndim, const hsize_t *dims
     fc_text_raw(t, "]");
 }
 
-/* The memory type to read as, and how to print it. @return a type to close, or a negative number for none. */
+/* Chooses the type in memory, and how to print it. @return a type that the caller closes, or a negative number. */
 static hid_t memory_type(hid_t type, elements *e) {
     fc_h5_type known = fc_h5_type_read(type, NULL, false);
     hid_t memory = H5I_INVALID_HID;
@@ -123,7 +123,7 @@ static hid_t memory_type(hid_t type, elements *e) {
     return memory;
 }
 
-/* What has no JSON form: its type, and its bytes where they mean something. */
+/* Writes a value that has no JSON form: its type, and its bytes if they have a meaning. */
 static void append_other(fc_text *t, hid_t type, hid_t attribute, hsize_t count) {
     char text[64];
     fc_h5_type known = fc_h5_type_read(type, NULL, false);
@@ -142,7 +142,7 @@ static void append_other(fc_text *t, hid_t type, hid_t attribute, hsize_t count)
     fc_text_raw(t, "}}");
 }
 
-/* Shape of a space: MAX_RANK dimensions at most. @return elements, or -1. */
+/* Gets the shape of a dataspace of at most MAX_RANK dimensions. @return the number of elements, or -1. */
 static int64_t shape_of(hid_t space, int *ndim, hsize_t *dims) {
     *ndim = H5Sget_simple_extent_ndims(space);
     hssize_t n = H5Sget_simple_extent_npoints(space);

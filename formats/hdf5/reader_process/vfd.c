@@ -9,19 +9,21 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Headers are read in pieces of 50 bytes to 4 KiB, one behind the other: a window saves two thousand system calls in an
-   index of a thousand tensors. */
+/*
+ * Headers are read in parts of 50 bytes to 4 KiB, one after the other. For an index of a thousand tensors, a window
+ * saves two thousand system calls.
+ */
 enum { WINDOW = 64 << 10 };
 
 typedef struct vfd_file {
-    H5FD_t pub; /* first: libhdf5 sees only this */
+    H5FD_t pub; /* must be the first member, because libhdf5 sees only this */
     const fc_h5_source *source;
     int fd;
     bool close_fd;
     haddr_t eoa, eof;
     dev_t device;
     ino_t inode;
-    haddr_t window_at; /* `filled` bytes of the file from there are in `window` */
+    haddr_t window_at; /* `window` contains `filled` bytes of the file from this address on */
     size_t filled;
     unsigned char window[WINDOW];
 } vfd_file;
@@ -34,7 +36,7 @@ static int open_other(const fc_h5_source *source, const char *name, struct stat 
     if (!source->may_open) {
         return -1;
     }
-    /* O_NONBLOCK: a FIFO must not hang us. */
+    /* With O_NONBLOCK, opening a FIFO does not hang. */
     int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd >= 0 && (fstat(fd, st) != 0 || !S_ISREG(st->st_mode))) {
         close(fd);
@@ -69,7 +71,7 @@ static H5FD_t *vfd_open(const char *name, unsigned flags, hid_t fapl, haddr_t ma
     return &file->pub;
 }
 
-/* Files that libhdf5 opens on its own (external links, virtual sources) are opened as this one was. */
+/* Files that libhdf5 opens on its own (external links, virtual sources) use the same driver. */
 static void *vfd_fapl_get(H5FD_t *pub) {
     vfd_info *info = malloc(sizeof *info);
     if (info) {
@@ -130,7 +132,7 @@ static haddr_t vfd_get_eof(const H5FD_t *pub, H5FD_mem_t type) {
     return ((const vfd_file *)pub)->eof;
 }
 
-/* Reads `size` bytes, none of them past the end of the file. */
+/* Reads `size` bytes, which must be within the file. */
 static bool read_all(vfd_file *file, haddr_t address, size_t size, unsigned char *at) {
     while (size > 0) {
         ssize_t n = pread(file->fd, at, size, (off_t)address);
@@ -153,7 +155,10 @@ static bool is_in_window(const vfd_file *file, haddr_t address, size_t size) {
            size <= file->filled - (size_t)(address - file->window_at);
 }
 
-/* Reads headers through the window; global heaps, which libhdf5 calls raw data, where it has them already. */
+/*
+ * Reads headers through the window. Global heaps, which libhdf5 treats as raw data, are read through it only if it
+ * already contains them.
+ */
 static bool read_some(vfd_file *file, H5FD_mem_t type, haddr_t address, size_t size, unsigned char *out) {
     if (!is_in_window(file, address, size)) {
         haddr_t left = file->eof - address;
@@ -182,13 +187,13 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
         capture->size = size;
         return 0;
     }
-    /* A read past the end is damage, not zeros. */
+    /* A read past the end means damage; it must not give zeros. */
     bool good = address <= file->eof && size <= file->eof - address && read_some(file, type, address, size, buffer);
     capture->failed |= !good;
     return good ? 0 : -1;
 }
 
-/* The table demands a writer. */
+/* libhdf5 requires a write function. */
 static herr_t vfd_write(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address, size_t size, const void *buffer) {
     (void)pub, (void)type, (void)dxpl, (void)address, (void)size, (void)buffer;
     return -1;
@@ -225,8 +230,9 @@ hid_t fc_h5_vfd_register(void) {
 hid_t fc_h5_vfd_fapl(hid_t driver, const fc_h5_source *source) {
     vfd_info info = {source};
     hid_t fapl = H5Pcreate(H5P_FILE_ACCESS);
-    /* Nothing is looked at twice: what libhdf5 keeps of closed datasets, 3 KB for each mapping of a virtual one, is
-       memory that must be zeroed by the kernel, a third of the time of opening an index of a thousand virtual datasets.
+    /*
+     * Evicts the headers of closed datasets, because nothing is read twice. libhdf5 would keep 3 KB for each mapping of
+     * a virtual dataset, and zeroing that memory takes a third of the time of opening an index of a thousand of them.
      */
     if (fapl >= 0 && (H5Pset_driver(fapl, driver, &info) < 0 || H5Pset_evict_on_close(fapl, true) < 0)) {
         H5Pclose(fapl);

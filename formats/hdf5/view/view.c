@@ -1,6 +1,6 @@
 /*
- * Writing a view: the plan of view_plan.c becomes an HDF5 file of external and virtual datasets over the files of the
- * source. Only objects and small tensors that cannot be viewed are copied into it.
+ * Writes a view: turns the plan of view_plan.c into an HDF5 file of external and virtual datasets over the files of the
+ * source. Only objects, and small tensors that cannot be viewed, are copied into it.
  */
 #include "hdf5/view/view.h"
 
@@ -21,16 +21,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* One view being written. The datasets that virtual ones are made of lie in a group that no key can be called. */
+/* A view that is being written. The sources of its virtual datasets are in a group whose name no key can have. */
 typedef struct view {
     const fc_target *target;
     fc_h5_writer *w;
     fc_arena *arena;
-    fc_h5_viewed *values; /* one a tensor */
-    const char **names;   /* one a file of the source: relative to the view's directory */
-    uint32_t next_piece;  /* node of the next piece */
+    fc_h5_viewed *values; /* one per tensor */
+    const char **names;   /* one per file of the source: its name relative to the view's directory */
+    uint32_t next_piece;  /* node of the next source dataset */
     fc_view_report *report;
-    const char *path; /* where it is written */
+    const char *path; /* the path of the view while it is written */
     fc_h5_image image;
     fc_h5_groups groups;
     fc_h5_list list;
@@ -42,7 +42,7 @@ static fc_code no_memory(const view *v, fc_error *err) {
 
 /* ---- names relative to the view ---- */
 
-/* `path` as seen from `directory`; both are absolute and without links. */
+/* @return `path` relative to `directory`; both are absolute and without links. */
 static const char *relative_to(const char *directory, const char *path, fc_arena *arena) {
     size_t common = 0, ups = 0;
     for (size_t i = 0;; i++) {
@@ -68,7 +68,7 @@ static const char *relative_to(const char *directory, const char *path, fc_arena
     return out;
 }
 
-/* The directory that the target will be in, which has the staging directory: it is staged in STAGING/new/. */
+/* @return the directory of the target, which contains the staging directory: the view is staged in STAGING/new/. */
 static char *directory_of(const char *staged) {
     char *copy = strdup(staged), *real = NULL;
     for (int level = 0; copy && level < 3; level++) {
@@ -94,7 +94,7 @@ static fc_code name_files(view *v, fc_error *err) {
     for (size_t i = 0; i < source->nfiles && rc == FC_OK; i++) {
         char *path = realpath(source->files[i].path, NULL);
         if (!path) {
-            continue; /* a file that no tensor lies in need not be there; what uses it is refused below */
+            continue; /* a file without tensors may be missing; a tensor that uses a missing one is refused below */
         }
         v->names[i] = relative_to(directory, path, v->arena);
         rc = v->names[i] ? FC_OK : no_memory(v, err);
@@ -117,7 +117,7 @@ static fc_code name_segments(const view *v, const fc_h5_viewed *value, fc_error 
     return FC_OK;
 }
 
-/* ---- the tree, with the pieces ---- */
+/* ---- the tree, with the source datasets ---- */
 
 static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
     fc_h5_tree *tree = &v->w->tree;
@@ -126,7 +126,8 @@ static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
         return FC_OK;
     }
     if (!fc_add_size(tree->count, pieces + 1, &total) || total >= UINT32_MAX / 4) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: a view of %zu pieces is more than one HDF5 file takes",
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: the view would have %zu source datasets, which is more than an HDF5 file can have",
                        v->target->source->path, pieces);
     }
     fc_h5_node *nodes = fc_arena_calloc(v->arena, total, sizeof *nodes);
@@ -191,7 +192,7 @@ out:
     return rc;
 }
 
-/* The digest that the source has on record; none is computed, as no data is read. */
+/* Adds the digest that the source records. None is computed, because no data is read. */
 static fc_code add_digest(const view *v, fc_h5_holder *holder, const fc_tensor *t, fc_error *err) {
     fc_digest digest;
     FC_TRY(fc_checkpoint_digest(v->target->source, t, FC_WHOLE_TENSOR, &digest, err));
@@ -299,9 +300,9 @@ out:
     return rc;
 }
 
-/* ---- what is copied ---- */
+/* ---- copied values ---- */
 
-/* A value on its way into the view. */
+/* A value that is being copied into the view. */
 typedef struct copying {
     const char *path;
     int fd;
@@ -374,9 +375,9 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
     fc_target target;
     memset(report, 0, sizeof *report);
     if (source->format->layout_only) {
-        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to be viewed", source->path);
+        return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to view", source->path);
     }
-    /* A view that replaced what it is a view of would be of nothing. */
+    /* A view must not replace its own source. */
     FC_TRY(fc_checkpoint_spare(source, path, false, err));
     view v = {.target = &target, .arena = fc_arena_new(), .report = report};
     fc_code rc;

@@ -1,5 +1,5 @@
 /*
- * What the two halves of a view share: view_plan.c decides which datasets there are, view.c writes them.
+ * Declarations shared by view_plan.c, which plans the datasets of a view, and view.c, which writes them.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
 #define FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
@@ -13,27 +13,27 @@
 
 #include "fsdpckpt/view.h"
 
-/** An external dataset over bytes of the source's files. */
+/** An external dataset over bytes in files of the source. */
 typedef struct fc_h5_base {
     int ndim;
     const int64_t *shape;
     fc_h5_segment *segments; /**< `file` is set by view.c */
-    uint32_t *files;         /**< one a segment: index into the source's files */
+    uint32_t *files;         /**< one per segment: index into the source's files */
     size_t nsegments;
 } fc_h5_base;
 
-/** A box of a tensor that is elements of a base. */
+/** A box of a tensor whose elements are in a base. */
 typedef struct fc_h5_view_box {
     size_t base;
-    const int64_t *offsets, *sizes; /**< in the tensor */
+    const int64_t *offsets, *sizes; /**< the box in the tensor, in elements */
     fc_h5_run run;
-    bool whole; /**< all of the base, and not `run` of it */
+    bool whole; /**< whether it is the whole base, instead of `run` */
 } fc_h5_view_box;
 
 typedef enum fc_h5_view_kind {
     FC_H5_VIEW_EMPTY,     /**< no elements */
-    FC_H5_VIEW_EXTERNAL,  /**< bases[0] is the tensor */
-    FC_H5_VIEW_ASSEMBLED, /**< a virtual dataset of the patches */
+    FC_H5_VIEW_EXTERNAL,  /**< bases[0] is the whole tensor */
+    FC_H5_VIEW_ASSEMBLED, /**< a virtual dataset over several bases */
     FC_H5_VIEW_COPIED     /**< the bytes are in the view */
 } fc_h5_view_kind;
 
@@ -43,12 +43,12 @@ typedef struct fc_h5_viewed {
     size_t nbases;
     const fc_h5_view_box *patches;
     size_t npatches;
-    uint64_t offset; /**< COPIED: where the bytes go in the file, set by view.c */
+    uint64_t offset; /**< COPIED: offset of the bytes in the file; set by view.c */
 } fc_h5_viewed;
 
 /**
- * Decides how each of wanted->tensors is seen. Everything lives in `arena`.
- * @return FC_EUNSUPPORTED naming those that cannot be viewed.
+ * Plans how each of target->tensors is viewed. Everything is allocated from `arena`.
+ * @return FC_EUNSUPPORTED with the tensors that cannot be viewed.
  */
 fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err);
 

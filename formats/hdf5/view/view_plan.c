@@ -1,10 +1,11 @@
 /*
- * How each tensor of a checkpoint is seen without copying it: chunks and their extents → external datasets, and the
- * boxes that these fill. Asks the source for every chunk's extent; writes nothing.
+ * Plans how each tensor of a checkpoint is viewed without copying it: external datasets over the extents of its chunks,
+ * and the boxes that they fill. Asks the source for every chunk's extent; writes nothing.
  *
- * Chunks that lie on each other along dimension 0 are one external dataset, a segment each. Where that makes the whole
- * tensor (a full checkpoint, Shard(0)) it is that dataset. Else (Shard(1), 2D) it is virtual over several. A chunk
- * that is strided in its storage is elements of a dataset of one dimension over that storage.
+ * Chunks that are stacked along dimension 0 become one external dataset with one segment each. If that is the whole
+ * tensor (a full checkpoint, Shard(0)), it is the dataset of the tensor. Otherwise (Shard(1), 2D) the tensor is a
+ * virtual dataset over several. For a chunk that is strided in its storage, the source is a one-dimensional dataset
+ * over that storage.
  */
 #include "hdf5/view/view.h"
 
@@ -19,7 +20,7 @@
 /* Tensors up to COPY_BYTES may be copied. More than MAX_PATCHES of one chunk would take libhdf5 seconds to open. */
 enum { COPY_BYTES = 64 << 10, MAX_PATCHES = 4096, MAX_CUT = 12 };
 
-/* A chunk and where it lies. */
+/* A chunk and its extent. */
 typedef struct located {
     const int64_t *dims; /* 2 × ndim */
     fc_extent extent;
@@ -38,7 +39,7 @@ typedef struct plan {
     size_t nbases;
     fc_h5_view_box *patches;
     size_t npatches, patch_room;
-    const char *why; /* it cannot be viewed; else NULL */
+    const char *why; /* the reason why the tensor cannot be viewed; else NULL */
 } plan;
 
 static fc_code no_memory(fc_error *err) {
@@ -56,7 +57,7 @@ static const char *reason(const fc_extent *e, fc_dtype dtype) {
         return "encoded";
     }
     if (e->swap && fc_dtype_get(dtype)->swap_size > 1) {
-        return "of the other byte order";
+        return "stored in the other byte order";
     }
     return e->negate ? "lazily negated" : e->conjugate ? "lazily conjugated" : NULL;
 }
@@ -72,7 +73,7 @@ static fc_code locate(void *context, const fc_overlap *piece, fc_error *err) {
     return FC_OK;
 }
 
-/* Columns together, in each the chunks from top to bottom; strided ones after the others. */
+/* Sorts chunks by column, and from top to bottom within a column. Strided chunks come last. */
 static int by_column(const void *pa, const void *pb, void *context) {
     const located *a = pa, *b = pb;
     int ndim = *(const int *)context;
@@ -105,7 +106,7 @@ static uint64_t bytes_of(const plan *p, const located *l) {
     return (uint64_t)fc_box_volume(&box) * p->element;
 }
 
-/* Appends bytes of a file, to the last segment where they go on from it. */
+/* Appends bytes of a file; extends the last segment if they follow it directly. */
 static void add_bytes(fc_h5_base *base, uint32_t file, uint64_t offset, uint64_t length) {
     while (length > 0) {
         size_t n = base->nsegments;
@@ -157,7 +158,7 @@ static fc_code new_patch(plan *p, const fc_h5_view_box *patch, fc_error *err) {
     return FC_OK;
 }
 
-/* The chunks [first, first + count) are one dataset. */
+/* Makes one dataset of the chunks [first, first + count). */
 static fc_code add_stack(plan *p, size_t first, size_t count, size_t segments, fc_error *err) {
     int ndim = p->tensor->ndim;
     int64_t shape[FC_MAX_DIMS];
@@ -178,7 +179,7 @@ static fc_code add_stack(plan *p, size_t first, size_t count, size_t segments, f
     return new_patch(p, &patch, err);
 }
 
-/* @param next receives the first chunk that is in no stack: those from it on are strided. */
+/* @param next receives the index of the first strided chunk; those before it are in stacks. */
 static fc_code add_stacks(plan *p, size_t *next, fc_error *err) {
     int ndim = p->tensor->ndim;
     size_t i = 0;
@@ -215,12 +216,12 @@ typedef struct cut {
 } cut;
 
 /*
- * Whether the dimensions that are not in `mask`, walked in order, are blocks at equal distances; then `run` says so.
- * Neighbours of which one goes on where the other ends are one.
+ * Whether the dimensions that are not in `mask`, walked in order, are blocks at equal distances; if so, fills in `run`.
+ * Blocks that follow each other directly are merged.
  */
 static bool is_run(const cut *c, unsigned mask, fc_h5_run *run) {
     int64_t sizes[MAX_CUT], strides[MAX_CUT];
-    int n = 0; /* levels, the innermost first */
+    int n = 0; /* number of levels, from the innermost outwards */
     for (int i = c->count - 1; i >= 0; i--) {
         if (mask >> i & 1) {
             continue;
@@ -247,7 +248,7 @@ static bool is_run(const cut *c, unsigned mask, fc_h5_run *run) {
     return n == 0 || (n == 1 && run->stride >= run->block && run->stride > 0);
 }
 
-/* The dimensions to be walked one index at a time, so that the others are runs: the fewest runs. */
+/* Chooses the dimensions to walk index by index so that the others form as few runs as possible. */
 static bool choose_walk(const cut *c, unsigned *mask, int64_t *runs) {
     bool found = false;
     for (unsigned m = 0; m < 1u << c->count; m++) {
@@ -281,7 +282,7 @@ static bool list_cut(int ndim, const int64_t *sizes, const int64_t *strides, cut
     return true;
 }
 
-/* Patch number `n` of a chunk: an index of each walked dimension, all of the others. */
+/* Adds run number `n` of a chunk: one index of each walked dimension, and all of the others. */
 static fc_code add_run(plan *p, const located *l, const cut *c, unsigned mask, int64_t n, fc_h5_run run,
                        fc_error *err) {
     int ndim = p->tensor->ndim;
@@ -308,9 +309,9 @@ static fc_code add_strided(plan *p, const located *l, fc_error *err) {
     const int64_t *sizes = l->dims + p->tensor->ndim;
     cut c;
     unsigned mask = 0;
-    int64_t runs = 0, span = 1; /* elements from the first to the last; within the extent, so they fit */
+    int64_t runs = 0, span = 1; /* elements from the first to the last, which cannot overflow within the extent */
     if (!list_cut(p->tensor->ndim, sizes, e->strides, &c) || !choose_walk(&c, &mask, &runs)) {
-        p->why = "strided in its storage in a way that takes too many pieces";
+        p->why = "strided in its storage so that it would take too many datasets";
         return FC_OK;
     }
     for (int i = 0; i < c.count; i++) {
@@ -371,7 +372,7 @@ static bool is_whole(const plan *p) {
            (p->tensor->ndim == 0 || memcmp(p->bases[0].shape, shape, (size_t)p->tensor->ndim * sizeof *shape) == 0);
 }
 
-/* @param why receives the reason when it cannot be viewed, else NULL. */
+/* @param why receives the reason if the tensor cannot be viewed, else NULL. */
 static fc_code plan_tensor(const fc_target *target, const fc_tensor *t, fc_arena *arena, fc_h5_viewed *out,
                            const char **why, fc_error *err) {
     const fc_box whole = {t->ndim, t->shape, t->shape};
@@ -405,7 +406,7 @@ out:
     return rc;
 }
 
-/* As many of those that cannot be viewed as the line takes. */
+/* The tensors that cannot be viewed, as many as fit on the line. */
 typedef struct refusals {
     size_t count, named;
     char text[640];

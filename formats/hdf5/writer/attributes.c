@@ -1,6 +1,6 @@
 /*
- * What all files of a target say of it and of its values: names of files, and attributes. docs/HDF5_SCHEMA.md lists
- * them.
+ * The names of target files, and the attributes that all of them give a target and its values. docs/HDF5_SCHEMA.md
+ * lists them.
  */
 #include "hdf5/writer/writer.h"
 
@@ -40,7 +40,7 @@ void fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t ra
     if (rank >= 0) {
         fc_h5_set_number(root, FC_H5_A_RANK, (uint64_t)rank);
     }
-    fc_h5_set_number(root, FC_H5_A_HEADER_CRC64, 0); /* set when all else is there */
+    fc_h5_set_number(root, FC_H5_A_HEADER_CRC64, 0); /* set when everything else is known */
 }
 
 fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,

@@ -1,6 +1,6 @@
 /*
- * Bytes of a file that are put together in memory: little-endian, as HDF5 stores numbers. Out of memory is remembered
- * and asked for once, at the end.
+ * Builds bytes of a file in memory, with little-endian numbers like HDF5. Running out of memory is recorded, and
+ * checked once at the end.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_BUFFER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_BUFFER_H
@@ -19,10 +19,10 @@
 typedef struct fc_h5_buffer {
     unsigned char *data; /**< malloc'ed; freed by the owner of the buffer */
     size_t size, capacity;
-    bool failed; /**< out of memory: what is in it is not complete */
+    bool failed; /**< out of memory, so the content is incomplete */
 } fc_h5_buffer;
 
-/** Room for `size` more bytes, not set yet; NULL when out of memory. */
+/** @return room for `size` more bytes, uninitialised; NULL when out of memory. */
 static inline unsigned char *fc_h5_more(fc_h5_buffer *b, size_t size) {
     if (b->failed || size > SIZE_MAX - b->size ||
         (b->capacity - b->size < size && !fc_grow(&b->data, &b->capacity, b->size + size, 1))) {
@@ -60,7 +60,7 @@ static inline void fc_h5_add_zeros(fc_h5_buffer *b, size_t size) {
     }
 }
 
-/** Zeros up to the next multiple of `to`. */
+/** Appends zeros up to the next multiple of `to`. */
 static inline void fc_h5_pad(fc_h5_buffer *b, size_t to) {
     fc_h5_add_zeros(b, (to - b->size % to) % to);
 }

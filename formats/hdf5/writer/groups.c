@@ -1,5 +1,5 @@
 /*
- * Groups of an image, from the datasets upwards: a group's members are made before it.
+ * Makes the groups of an image from the datasets upwards: the members of a group are made first.
  */
 #include "hdf5/writer/groups.h"
 
@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-/* More attributes than the root has: with fewer, libhdf5 would have stored them elsewhere than in its object header. */
+/* More than the root has. libhdf5 stores attributes beyond this number outside of the object header. */
 enum { MOST_ROOT_ATTRIBUTES = 16 };
 
 fc_code fc_h5_groups_new(const fc_h5_tree *tree, const char *path, fc_h5_groups *out, fc_error *err) {
@@ -31,13 +31,13 @@ void fc_h5_groups_free(fc_h5_groups *groups) {
 fc_code fc_h5_groups_find(fc_h5_groups *groups, fc_h5_image *image, fc_error *err) {
     const fc_h5_node *nodes = groups->tree->nodes;
     fc_h5_holder holder = {.image = image, .messages = &groups->kinds};
-    groups->made[0] = 1; /* the root is there even without members */
+    groups->made[0] = 1; /* the root exists even without members */
     for (uint32_t n = (uint32_t)groups->tree->count; n-- > 0;) {
         if (!groups->made[n]) {
             continue;
         }
         if (n > 0) {
-            groups->made[nodes[n].parent] = 1; /* until it is made */
+            groups->made[nodes[n].parent] = 1; /* a placeholder until it is made */
             groups->next[n] = groups->first[nodes[n].parent];
             groups->first[nodes[n].parent] = n;
         }
@@ -50,7 +50,7 @@ fc_code fc_h5_groups_find(fc_h5_groups *groups, fc_h5_image *image, fc_error *er
     return groups->kinds.failed ? fc_no_memory(err, image->path) : FC_OK;
 }
 
-/* The members of group `n`, into `members`, which has room for them. */
+/* Lists the members of group `n` in `members`, which has enough room. */
 static size_t list_members(const fc_h5_groups *groups, const fc_h5_image *image, uint32_t n, fc_h5_member *members) {
     size_t count = 0;
     for (uint32_t m = groups->first[n]; m != 0; m = groups->next[m]) {

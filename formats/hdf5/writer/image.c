@@ -1,5 +1,5 @@
 /*
- * The superblock, the global heap and object headers as bytes; see image.h. Groups are made in image_group.c.
+ * Builds the superblock, the global heap and object headers as bytes: see image.h. image_group.c builds groups.
  */
 #include "hdf5/writer/image.h"
 
@@ -19,9 +19,9 @@
 enum {
     SUPERBLOCK = 48,
     HEAP_OBJECT = 16,       /* bytes before an object in a global heap */
-    HEAP_LEAST = 4096,      /* libhdf5 makes none smaller */
-    HEAP_ENOUGH = 64 << 10, /* a collection is closed when it has so many bytes */
-    HEAP_NUMBERS = 65535,   /* or so many objects */
+    HEAP_LEAST = 4096,      /* the minimum size in libhdf5 */
+    HEAP_ENOUGH = 64 << 10, /* a collection ends when it has this many bytes */
+    HEAP_NUMBERS = 65535,   /* or this many objects */
     FLUSH = 4 << 20,
     CHECKSUM = 4,
     ALIGN = 8,
@@ -29,7 +29,7 @@ enum {
 };
 
 static fc_code no_memory(const fc_h5_image *image, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory for its headers", image->path);
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory for the headers of the file", image->path);
 }
 
 void fc_h5_image_open(fc_h5_image *image, const char *path) {
@@ -61,7 +61,7 @@ static void close_collection(fc_h5_image *image) {
         return;
     }
     size_t size = heap->size - image->collection;
-    if (size < HEAP_LEAST) { /* object 0 is the free space */
+    if (size < HEAP_LEAST) { /* object 0 stands for the free space */
         const size_t left = HEAP_LEAST - size;
         fc_h5_add_zeros(heap, left);
         if (left >= HEAP_OBJECT && !heap->failed) {
@@ -100,7 +100,7 @@ fc_h5_heap_id fc_h5_image_heap_add(fc_h5_image *image, const void *bytes, size_t
     return id;
 }
 
-/* Opens the file for writing, creating it where this is the first time. */
+/* Opens the file for writing, and creates it the first time. */
 static fc_code open_file(fc_h5_image *image, int flags, fc_error *err) {
     if (image->fd < 0) {
         image->fd = open(image->path, O_WRONLY | O_CLOEXEC | flags, 0666);
@@ -186,7 +186,7 @@ void fc_h5_message_end(fc_h5_buffer *to, size_t start) {
     }
 }
 
-/* The datatype message of `type`, which is closed; malloc'ed. libhdf5 puts two bytes of its own before it. */
+/* Encodes `type` as a malloc'ed datatype message, and closes it. H5Tencode puts two bytes before the message. */
 static fc_code encode_type(const fc_h5_image *image, hid_t type, unsigned char **bytes, size_t *size, fc_error *err) {
     *size = 0;
     *bytes = type >= 0 && H5Tencode(type, NULL, size) >= 0 ? malloc(*size + 1) : NULL;
@@ -374,7 +374,9 @@ static void make_superblock(const fc_h5_image *image, unsigned char block[SUPERB
     fc_h5_store(block + 44, fc_h5_checksum(block, SUPERBLOCK - CHECKSUM), CHECKSUM);
 }
 
-/* The checksums of all object headers. @return the root's, which depends on the digest of all the others. */
+/*
+ * Sets the checksums of all object headers except the root's, which depends on the digest. @return the root's header.
+ */
 static const fc_h5_made_object *set_checksums(fc_h5_image *image) {
     const fc_h5_made_object *root = NULL;
     for (size_t i = 0; i < image->nmade; i++) {
@@ -390,7 +392,7 @@ static const fc_h5_made_object *set_checksums(fc_h5_image *image) {
     return root;
 }
 
-/* docs/HDF5_SCHEMA.md, "Digests": the digest itself and the checksum over it count as 0. */
+/* Sets the digest, for which the digest itself and the checksum over it count as 0 (docs/HDF5_SCHEMA.md, "Digests"). */
 static uint64_t set_digest(fc_h5_image *image, const unsigned char superblock[SUPERBLOCK]) {
     fc_h5_buffer *to = &image->objects;
     const fc_h5_made_object *root = set_checksums(image);

@@ -1,13 +1,15 @@
 /*
- * An HDF5 file made without libhdf5: its headers as bytes, in the part of HDF5's format that our schema needs. libhdf5
- * needs some 60 µs for a dataset with its attributes; this needs less than one.
+ * Makes the headers of an HDF5 file without libhdf5, using only the parts of HDF5's format that our schema needs.
+ * libhdf5 takes about 60 µs for a dataset with its attributes; this takes less than 1 µs.
  *
- * The file is: the superblock (version 2), global heaps with the strings and the lists of mappings, object headers
- * (version 2) with what groups, tables and chunk indexes need, and then the data of the datasets, which the engine
- * writes: contiguous ones, then chunks. Names of the parts are those of the HDF5 File Format Specification 3.0.
+ * The file has, in this order: the superblock (version 2); global heaps with the strings and the lists of mappings;
+ * object headers (version 2), with the parts of groups, the tables and the chunk indexes among them; and the data of
+ * the datasets, which the engine writes: first contiguous datasets, then chunks. The parts have the names that the HDF5
+ * File Format Specification 3.0 gives them.
  *
  * Order of calls: fc_h5_image_open; texts, mappings and datasets in any order; fc_h5_image_close_heap; groups, each
- * after its members; fc_h5_image_lay_out; fc_h5_image_create; chunks; fc_h5_image_write. fc_h5_image_free at any time.
+ * after its members; fc_h5_image_lay_out; fc_h5_image_create; chunks; fc_h5_image_write. Call fc_h5_image_free in any
+ * case, even after a failure.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
@@ -28,46 +30,48 @@ enum {
     FC_H5_SMALL_ALIGN = 64    /**< smaller data at a multiple of this: a cache line, as torch.save does */
 };
 
-#define FC_H5_UNDEFINED UINT64_MAX /**< HDF5's address of nothing */
+#define FC_H5_UNDEFINED UINT64_MAX /**< HDF5's undefined address */
 
 /** A string, or a list of mappings, in a global heap. */
 typedef struct fc_h5_heap_id {
-    uint64_t collection; /**< its address; 0 for an empty string */
+    uint64_t collection; /**< the address of its collection; 0 for an empty string */
     uint32_t object, size;
 } fc_h5_heap_id;
 
-/** An object header among fc_h5_image.objects. */
+/** An object header in fc_h5_image.objects. */
 typedef struct fc_h5_made_object {
-    size_t start, end; /**< from its signature to its checksum */
+    size_t start, end; /**< offsets of its signature and its checksum in `objects` */
 } fc_h5_made_object;
 
 struct fc_h5_chunk_index; /* image_chunks.h */
 
 typedef struct fc_h5_image {
     const char *path;
-    int fd; /**< the file, once something was written; -1 */
+    int fd; /**< -1 until something is written */
     fc_h5_buffer heap;
-    uint64_t heap_at;     /**< address of heap.data; what was before it is in the file */
-    uint64_t heap_sum;    /**< bare CRC-64 of that, the superblock taken as 0 */
-    size_t collection;    /**< where the open collection begins in `heap`; SIZE_MAX: none is open */
-    uint32_t next_object; /**< its next number */
+    uint64_t heap_at;     /**< address of heap.data in the file; everything before it was written */
+    uint64_t heap_sum;    /**< bare CRC-64 of the written part, with zeros for the superblock */
+    size_t collection;    /**< offset of the open collection in `heap`; SIZE_MAX: none is open */
+    uint32_t next_object; /**< the next object number in the open collection */
     fc_h5_buffer objects;
-    uint64_t objects_at; /**< its address; known when the heap is closed */
+    uint64_t objects_at; /**< address of `objects` in the file; known after the heap is closed */
     fc_h5_made_object *made;
     size_t nmade, made_capacity;
-    size_t *places; /**< where in `objects` the addresses of data are: relative to data_at until fc_h5_image_lay_out */
+    size_t *places; /**< offsets in `objects` of the addresses of data, which are relative to data_at until
+                       fc_h5_image_lay_out */
     size_t nplaces, places_capacity;
-    size_t *inner; /**< where in `objects` addresses of its own parts are: relative to objects_at until then */
+    size_t *inner; /**< offsets in `objects` of addresses of its own parts, which are relative to objects_at until
+                      fc_h5_image_lay_out */
     size_t ninner, inner_capacity;
-    struct fc_h5_chunk_index *indexes; /**< of chunks */
+    struct fc_h5_chunk_index *indexes; /**< chunk indexes */
     size_t nindexes, indexes_capacity;
-    unsigned children;           /**< of a node of them, at most */
-    size_t extension;            /**< 1 + where the superblock extension is in `objects`; 0: there is none */
-    uint64_t data_size;          /**< of all datasets so far, with gaps */
-    bool data_large;             /**< some dataset starts at a page */
-    uint64_t data_at, file_size; /**< the size grows with every chunk that gets its place */
+    unsigned children;           /**< the most children of a node of a chunk index */
+    size_t extension;            /**< offset of the superblock extension in `objects`, plus 1; 0: none */
+    uint64_t data_size;          /**< bytes of all datasets so far, including gaps */
+    bool data_large;             /**< whether some dataset starts at a page boundary */
+    uint64_t data_at, file_size; /**< file_size grows with every chunk that is placed */
     uint64_t root;               /**< address of the root group */
-    size_t header_crc64;         /**< where its attribute's value is in `objects` */
+    size_t header_crc64;         /**< offset of the value of header_crc64 in `objects` */
     struct {
         unsigned char *bytes;
         size_t size;
@@ -78,25 +82,25 @@ typedef struct fc_h5_image {
 void fc_h5_image_open(fc_h5_image *image, const char *path);
 void fc_h5_image_free(fc_h5_image *image);
 
-/** Puts bytes into the global heap; on failure (out of memory) the image remembers it. */
+/** Adds bytes to the global heap. If memory runs out, the image records that. */
 fc_h5_heap_id fc_h5_image_heap_add(fc_h5_image *image, const void *bytes, size_t size);
 
-/** Writes what the heap has so far, if it is much. Only for a file without data: it exists from then on. */
+/** Writes the heap so far if it is large, which creates the file. Only for files without data. */
 fc_code fc_h5_image_flush_heap(fc_h5_image *image, fc_error *err);
 
-/** No texts or mappings after this. Addresses of objects are known from here on. */
+/** Ends the heap: no texts or mappings may follow. From now on, addresses of objects are known. */
 void fc_h5_image_close_heap(fc_h5_image *image);
 
-/** Starts an object header. @param attributes room for this many before libhdf5 would store them elsewhere; 0: 8.
- *  @return what fc_h5_object_end takes, and where it is in `objects`. */
+/** Starts an object header. @param attributes libhdf5 stores attributes beyond this number elsewhere; 0: 8.
+ *  @return its offset in `objects`, for fc_h5_object_end. */
 size_t fc_h5_object_begin(fc_h5_image *image, unsigned attributes);
 void fc_h5_object_end(fc_h5_image *image, size_t start);
 
-/** A message in `to`. @return what fc_h5_message_end takes. */
+/** Starts a message in `to`. @return its start, for fc_h5_message_end. */
 size_t fc_h5_message_begin(fc_h5_buffer *to, int type);
 void fc_h5_message_end(fc_h5_buffer *to, size_t start);
 
-/** Types of messages. */
+/** Message types. */
 enum {
     FC_H5_M_DATASPACE = 1,
     FC_H5_M_LINK_INFO = 2,
@@ -111,28 +115,32 @@ enum {
     FC_H5_M_BTREE_K = 19
 };
 
-/** A fill value message. @param how when space is allocated and fill values are written. @param value may be NULL */
+/**
+ * Adds a fill value message. @param how when space is allocated and fill values are written. @param value may be NULL
+ */
 void fc_h5_image_fill(fc_h5_buffer *to, int how, const unsigned char *value, size_t size);
 
-/** A layout message of contiguous bytes. */
+/** Adds a layout message of contiguous bytes. */
 void fc_h5_image_add_contiguous(fc_h5_buffer *to, uint64_t address, uint64_t bytes);
 
-/** Adds the address of what is at `at` in `objects`. */
+/** Adds the address of the part at offset `at` in `objects`. */
 void fc_h5_image_add_inner(fc_h5_image *image, size_t at);
 
-/** Dataspace and datatype of a dataset. The datatype is that of fc_h5_type_new. */
+/** Adds the dataspace and datatype of a dataset. The datatype is that of fc_h5_type_new. */
 fc_code fc_h5_image_shape(fc_h5_image *image, fc_dtype dtype, int ndim, const int64_t *shape, fc_error *err);
 
-/** The same, in the words of libhdf5: a datatype, which is closed, and one dimension. */
+/** Like fc_h5_image_shape, with one dimension and a datatype of libhdf5, which it closes. */
 fc_code fc_h5_image_list_shape(fc_h5_image *image, hid_t type, uint64_t count, fc_error *err);
 
-/** Fill value and layout of a contiguous dataset of `bytes`. @return where they will be, relative to the data. */
+/**
+ * Adds the fill value and layout of a contiguous dataset of `bytes` bytes. @return their offset relative to the data.
+ */
 uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes);
 
-/** The same of a dataset whose bytes are at `address` among the headers. */
+/** Like fc_h5_image_contiguous, for a dataset whose bytes are at `address`, among the headers. */
 void fc_h5_image_among_headers(fc_h5_image *image, uint64_t address, uint64_t bytes);
 
-/** The same of a virtual dataset with the list of mappings `list`. */
+/** Like fc_h5_image_contiguous, for a virtual dataset with the list of mappings `list`. */
 void fc_h5_image_virtual(fc_h5_image *image, fc_dtype dtype, const fc_h5_heap_id *list);
 
 /** A member of a group. */
@@ -141,24 +149,24 @@ typedef struct fc_h5_member {
     uint64_t address;
 } fc_h5_member;
 
-/** What a group becomes. */
+/** A group to make. */
 typedef struct fc_h5_group {
-    const fc_h5_member *members; /**< in their order of creation */
+    const fc_h5_member *members; /**< in the order of creation */
     size_t count;
     const unsigned char *messages; /**< its attributes, as messages */
     size_t size;
-    unsigned attributes; /**< how many it may have before libhdf5 would store them elsewhere; 0: 8, as it does itself */
-    uint64_t address;    /**< out */
-    size_t messages_at;  /**< out: where `messages` is in fc_h5_image.objects */
+    unsigned attributes; /**< libhdf5 stores attributes beyond this number elsewhere; 0: 8, its default */
+    uint64_t address;    /**< out: its address in the file */
+    size_t messages_at;  /**< out: offset of `messages` in fc_h5_image.objects */
 } fc_h5_group;
 
 fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err);
 
-/** Decides where the data begins: after the headers. `root`, `header_crc64` and all objects are there.
- *  @return FC_ENOMEM when the image is not complete. */
+/** Sets the start of the data, after the headers. `root`, `header_crc64` and all objects must be complete.
+ *  @return FC_ENOMEM if the image is incomplete. */
 fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err);
 
-/** Creates the file, as long as it is without chunks; its headers come with fc_h5_image_write. */
+/** Creates the file with its length without chunks. fc_h5_image_write writes its headers. */
 fc_code fc_h5_image_create(fc_h5_image *image, fc_error *err);
 
 /** Sets the digest of the headers and all checksums, and writes the headers. A file with chunks gets its final length.

@@ -1,9 +1,9 @@
 /*
  * Chunk indexes of an image; see image_chunks.h. Keys and nodes are those of "Version 1 B-trees", node type 1.
  *
- * A node has room for as many children as all nodes of the file. With libhdf5's usual 64, an index takes 2.6 KB even
- * for one chunk, which would be most of a header. So the number is chosen for each file; the superblock extension says
- * it.
+ * All nodes of a file have room for the same number of children. With the default of libhdf5, 64, even an index of one
+ * chunk takes 2.6 KB, more than the rest of the dataset's headers. So the number is chosen for each file and stored in
+ * the superblock extension.
  */
 #include "hdf5/writer/image_chunks.h"
 
@@ -12,7 +12,7 @@
 
 enum {
     NODE_HEAD = 24,      /* signature, type, level, entries, siblings */
-    USUAL_CHILDREN = 64, /* of a node, without a superblock extension */
+    USUAL_CHILDREN = 64, /* of a node, if the file has no superblock extension */
     MOST_LEVELS = 64,
     INCREMENTAL_NEVER = 0x07 /* when space is allocated and fill values are written, as libhdf5 encodes it */
 };
@@ -83,7 +83,7 @@ void fc_h5_image_choose_nodes(fc_h5_image *image, const fc_h5_grid *grids, size_
     const size_t message = fc_h5_message_begin(&image->objects, FC_H5_M_BTREE_K);
     fc_h5_add_number(&image->objects, 0, 1);                   /* version */
     fc_h5_add_number(&image->objects, image->children / 2, 2); /* nodes of chunk indexes */
-    fc_h5_add_number(&image->objects, 16, 2);                  /* of old groups, as usual */
+    fc_h5_add_number(&image->objects, 16, 2);                  /* of groups in the old format: the default */
     fc_h5_add_number(&image->objects, 4, 2);
     fc_h5_message_end(&image->objects, message);
     fc_h5_object_end(image, image->extension - 1);
@@ -120,7 +120,7 @@ static void add_pipeline(fc_h5_buffer *to, uint32_t element, int level) {
     fc_h5_message_end(to, message);
 }
 
-/* Where the root of an index is in `objects`: it follows all other nodes. */
+/* @return the offset of the root of an index in `objects`. It follows all other nodes. */
 static size_t root_of(const fc_h5_image *image, const fc_h5_chunk_index *index) {
     return index->at + index_size(&index->grid, image->children) - node_size(image->children, index->grid.ndim);
 }
@@ -148,7 +148,7 @@ void fc_h5_image_chunked(fc_h5_image *image, size_t number, int level) {
 
 /* ---- chunks ---- */
 
-/* Entry `entry` of level `level`, which begins at `at`: its key, and its child behind that. */
+/* @return entry `entry` of level `level`, which begins at `at`: the key, followed by the child. */
 static unsigned char *entry_at(const fc_h5_image *image, const fc_h5_chunk_index *index, size_t at, uint64_t entry) {
     const size_t node = node_size(image->children, index->grid.ndim);
     return image->objects.data + at + entry / image->children * node + NODE_HEAD +
@@ -200,7 +200,7 @@ fc_h5_chunk_row fc_h5_image_placed(const fc_h5_image *image, size_t number, uint
 
 /* ---- nodes ---- */
 
-/* The last key of each level, which is greater than that of the last chunk. */
+/* Makes the last key of each level, which is greater than the last chunk's. */
 static void end_key(const fc_h5_image *image, const fc_h5_chunk_index *index, unsigned char *key) {
     const fc_h5_grid *grid = &index->grid;
     const unsigned char *last = entry_at(image, index, index->at, index->chunks - 1);
@@ -210,7 +210,7 @@ static void end_key(const fc_h5_image *image, const fc_h5_chunk_index *index, un
     fc_h5_store(key + 8 + 8 * (size_t)grid->ndim, grid->element, 8);
 }
 
-/* Completes the nodes of a level: `entries` keys and children are there. */
+/* Completes the nodes of a level, which has `entries` keys and children. */
 static void finish_level(fc_h5_image *image, const fc_h5_chunk_index *index, size_t at, int level, uint64_t entries) {
     static const unsigned char signature[] = {'T', 'R', 'E', 'E', 1};
     const size_t node = node_size(image->children, index->grid.ndim), key = key_size(index->grid.ndim);
@@ -233,7 +233,7 @@ static void finish_level(fc_h5_image *image, const fc_h5_chunk_index *index, siz
     }
 }
 
-/* Entries for the nodes of the level at `below`. */
+/* Adds the entries for the nodes of the level at `below`. */
 static void add_parents(fc_h5_image *image, const fc_h5_chunk_index *index, size_t below, uint64_t nodes, size_t at) {
     const size_t node = node_size(image->children, index->grid.ndim), key = key_size(index->grid.ndim);
     for (uint64_t i = 0; i < nodes; i++) {

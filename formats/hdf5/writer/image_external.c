@@ -12,12 +12,12 @@ enum {
     NAME_ALIGN = 8
 };
 
-/* A name takes its NUL, and is padded. */
+/* @return the bytes that a name takes, with its NUL and padding. */
 static size_t name_size(const char *name) {
     return (strlen(name) / NAME_ALIGN + 1) * NAME_ALIGN;
 }
 
-/* Segments of one file follow each other, and share its name. */
+/* Segments of the same file are adjacent and share its name. */
 static bool has_new_name(const fc_h5_segment *segments, size_t i) {
     return i == 0 || strcmp(segments[i].file, segments[i - 1].file) != 0;
 }
@@ -51,7 +51,7 @@ void fc_h5_image_external(fc_h5_image *image, size_t names, const fc_h5_segment 
     fc_h5_image_fill(to, LATE_NEVER, NULL, 0);
     const size_t message = fc_h5_message_begin(to, FC_H5_M_FILES);
     fc_h5_add_number(to, 1, 4);     /* version */
-    fc_h5_add_number(to, count, 2); /* places, and how many are used */
+    fc_h5_add_number(to, count, 2); /* slots, and the used ones */
     fc_h5_add_number(to, count, 2);
     fc_h5_image_add_inner(image, names);
     for (size_t i = 0; i < count; i++) {

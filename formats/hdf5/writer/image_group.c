@@ -1,8 +1,8 @@
 /*
- * Groups of an image: up to 8 members are links in the group's object header; more are in a fractal heap, with two
- * B-trees of version 2 that find them by name and by their order of creation. Both as libhdf5 itself stores groups
- * whose order of creation is tracked and indexed, but made at once: one block of the heap (or one row of large ones)
- * and trees of one or two levels.
+ * Makes groups of an image. Up to 8 members are links in the group's object header; more are in a fractal heap, with
+ * two B-trees of version 2 that find them by name and by creation order. libhdf5 stores groups with tracked and indexed
+ * creation order in the same way. Here they are made in one step, with one block (or one row of large blocks) in the
+ * heap and trees of one or two levels.
  */
 #include "hdf5/writer/image.h"
 
@@ -13,29 +13,29 @@
 
 enum {
     COMPACT = 8,
-    HEAP_ID = 7, /* a byte of flags, 4 of the offset, 2 of the length */
+    HEAP_ID = 7, /* 1 byte of flags, 4 of the offset, 2 of the length */
     OFFSET = 4,
     BLOCK_HEAD = 4 + 1 + 8 + OFFSET + 4,
     SMALLEST_BLOCK = 512,
-    LARGEST_BLOCK = 1 << 16, /* what libhdf5 reads to find one link */
+    LARGEST_BLOCK = 1 << 16, /* libhdf5 reads a whole block to find one link */
     LEAST_ROW = 4,
     MOST_BLOCKS = 1 << 15,
-    USUAL_LARGEST = 4096, /* object in a heap, as libhdf5 sets it for links */
-    LONGEST_LINK = 60000, /* one message holds it */
+    USUAL_LARGEST = 4096, /* the largest object in a heap, as libhdf5 sets it for links */
+    LONGEST_LINK = 60000, /* so that one message can contain it */
     NODE_HEAD = 6,        /* signature, version, type */
-    LEAF = 512,           /* records in a leaf of a tree of two levels, at least */
-    CHILD = 8 + 2,        /* bytes for a child in an inner node: its address, and how many records it has */
+    LEAF = 512,           /* the fewest records in a leaf of a tree of two levels */
+    CHILD = 8 + 2,        /* bytes per child in an inner node: its address and its number of records */
     BY_NAME = 5,          /* types of B-trees */
     BY_ORDER = 6,
     LEAST_NODE = 512
 };
 
-/* A link message. */
+/* Adds a link message. */
 static void add_link(fc_h5_buffer *to, const fc_h5_member *member, uint64_t order) {
     const size_t length = strlen(member->link);
-    const int width = length > UINT8_MAX ? 1 : 0;     /* 1 << width bytes of length */
+    const int width = length > UINT8_MAX ? 1 : 0;     /* the length has 1 << width bytes */
     fc_h5_add_number(to, 1, 1);                       /* version */
-    fc_h5_add_number(to, 0x14u | (unsigned)width, 1); /* with order and character set */
+    fc_h5_add_number(to, 0x14u | (unsigned)width, 1); /* flags: has creation order and character set */
     fc_h5_add_number(to, order, 8);
     fc_h5_add_number(to, 1, 1); /* UTF-8 */
     fc_h5_add_number(to, length, 1 << width);
@@ -43,7 +43,7 @@ static void add_link(fc_h5_buffer *to, const fc_h5_member *member, uint64_t orde
     fc_h5_add_number(to, member->address, 8);
 }
 
-/* Appends the checksum of what begins at `start`. */
+/* Appends the checksum of the bytes from `start` on. */
 static void add_checksum(fc_h5_buffer *to, size_t start) {
     fc_h5_add_number(to, to->failed ? 0 : fc_h5_checksum(to->data + start, to->size - start), 4);
 }
@@ -62,7 +62,7 @@ typedef struct links {
     fc_h5_image *image;
     record *records;
     size_t count;
-    uint64_t heap; /* address of its header */
+    uint64_t heap; /* address of the heap's header */
 } links;
 
 static uint64_t address_of(const fc_h5_image *image, size_t at) {
@@ -74,7 +74,7 @@ static size_t link_size(const char *link) {
     return 1 + 1 + 8 + 1 + (length > UINT8_MAX ? 2 : 1) + length + 8;
 }
 
-/* One direct block with members from `first` on, as many as fit. @return the first that does not. */
+/* Adds one direct block with as many members from `first` on as fit. @return the first that does not fit. */
 static size_t add_block(links *l, const fc_h5_group *group, size_t first, size_t block, uint64_t offset) {
     fc_h5_buffer *to = &l->image->objects;
     const size_t start = to->size;
@@ -100,13 +100,13 @@ static size_t add_block(links *l, const fc_h5_group *group, size_t first, size_t
     return i;
 }
 
-/* The blocks that the links take: of `size` bytes each. */
+/* The blocks of the links, of `size` bytes each. */
 typedef struct blocks {
     size_t size, count;
-    size_t row;     /* places in the list of them */
+    size_t row;     /* entries in the list of blocks */
     uint64_t used;  /* bytes of links */
-    size_t longest; /* link */
-    uint64_t root;  /* address of the block, or of the list of them */
+    size_t longest; /* bytes of the longest link */
+    uint64_t root;  /* address of the block, or of the list of blocks */
 } blocks;
 
 static blocks plan_blocks(const fc_h5_group *group) {
@@ -140,14 +140,14 @@ static size_t heap_header(fc_h5_buffer *to, const fc_h5_group *group, const bloc
     fc_h5_add_number(to, HEAP_ID, 2);
     fc_h5_add_number(to, 0, 2);                                                       /* no filters */
     fc_h5_add_number(to, 2, 1);                                                       /* direct blocks have checksums */
-    fc_h5_add_number(to, b->longest > USUAL_LARGEST ? UINT16_MAX : USUAL_LARGEST, 4); /* object among others */
+    fc_h5_add_number(to, b->longest > USUAL_LARGEST ? UINT16_MAX : USUAL_LARGEST, 4); /* the largest managed object */
     fc_h5_add_number(to, 0, 8);
     fc_h5_add_number(to, FC_H5_UNDEFINED, 8);                                     /* no huge objects */
-    fc_h5_add_number(to, managed - b->count * (uint64_t)BLOCK_HEAD - b->used, 8); /* free */
-    fc_h5_add_number(to, FC_H5_UNDEFINED, 8);                                     /* which nobody manages */
+    fc_h5_add_number(to, managed - b->count * (uint64_t)BLOCK_HEAD - b->used, 8); /* free bytes in managed blocks */
+    fc_h5_add_number(to, FC_H5_UNDEFINED, 8);                                     /* no free-space manager */
     fc_h5_add_number(to, managed, 8);
     fc_h5_add_number(to, managed, 8);
-    fc_h5_add_number(to, managed, 8); /* where the next block goes */
+    fc_h5_add_number(to, managed, 8); /* offset of the next block */
     fc_h5_add_number(to, group->count, 8);
     fc_h5_add_zeros(to, 4 * 8); /* huge and tiny objects */
     fc_h5_add_number(to, b->row, 2);
@@ -156,14 +156,14 @@ static size_t heap_header(fc_h5_buffer *to, const fc_h5_group *group, const bloc
     fc_h5_add_number(to, 32, 2); /* bits of an offset */
     fc_h5_add_number(to, 1, 2);  /* rows to start with */
     fc_h5_add_number(to, b->root, 8);
-    fc_h5_add_number(to, b->count > 1, 2); /* rows there are */
+    fc_h5_add_number(to, b->count > 1, 2); /* current number of rows */
     add_checksum(to, start);
     return start;
 }
 
 enum { HEAP_HEADER = 5 + 2 + 2 + 1 + 4 + 12 * 8 + 2 + 8 + 8 + 2 + 2 + 8 + 2 + 4 };
 
-/* The heap: its header, then the list of blocks where they are several, then the blocks. */
+/* Adds the heap: its header, then the list of blocks if there are several, then the blocks. */
 static void add_heap(links *l, const fc_h5_group *group) {
     fc_h5_buffer *to = &l->image->objects;
     blocks b = plan_blocks(group);
@@ -211,7 +211,7 @@ static void add_records(fc_h5_buffer *to, int type, const record *records, size_
     }
 }
 
-/* A leaf, or the records of an inner node up to its children. */
+/* Starts a leaf, or the part of an inner node with its records. */
 static size_t begin_node(fc_h5_buffer *to, const char *signature, int type, const record *records, size_t count) {
     fc_h5_pad(to, 8);
     const size_t start = to->size;
@@ -229,7 +229,7 @@ static size_t add_leaf(fc_h5_buffer *to, int type, const record *records, size_t
     return start;
 }
 
-/* A tree of two levels: between each two leaves, one record is in the root. */
+/* Adds a tree of two levels. The root contains one record between each pair of leaves. */
 static size_t add_two_levels(links *l, int type, size_t leaf, size_t node, size_t *in_root) {
     fc_h5_buffer *to = &l->image->objects;
     const size_t children = l->count / (leaf + 1) + 1, in_leaves = l->count - (children - 1);
@@ -265,7 +265,7 @@ out:
     return start;
 }
 
-/* Records in a leaf, so that the root has room for all leaves. */
+/* @return the number of records per leaf at which the root has room for all leaves. */
 static size_t choose_leaf(size_t count, size_t width) {
     size_t leaf = LEAF;
     while (count / (leaf + 1) * (width + CHILD) + CHILD > leaf * width) {
@@ -274,7 +274,7 @@ static size_t choose_leaf(size_t count, size_t width) {
     return leaf;
 }
 
-/* @return the address of its header. */
+/* @return the address of the tree's header. */
 static uint64_t add_tree(links *l, int type) {
     fc_h5_buffer *to = &l->image->objects;
     const size_t width = (type == BY_NAME ? 4 : 8) + HEAP_ID;
@@ -290,8 +290,8 @@ static uint64_t add_tree(links *l, int type) {
     fc_h5_add_number(to, (uint64_t)type, 1);
     fc_h5_add_number(to, node, 4);
     fc_h5_add_number(to, width, 2);
-    fc_h5_add_number(to, deep, 2); /* levels below the root */
-    fc_h5_add_number(to, 100, 1);  /* per cent full when split, and when merged */
+    fc_h5_add_number(to, deep, 2); /* number of levels below the root */
+    fc_h5_add_number(to, 100, 1);  /* percentages at which a node is split and merged */
     fc_h5_add_number(to, 40, 1);
     fc_h5_add_number(to, address_of(l->image, root), 8);
     fc_h5_add_number(to, in_root, 2);
@@ -314,9 +314,9 @@ static fc_code store_links(fc_h5_image *image, const fc_h5_group *group, storage
         return fc_no_memory(err, image->path);
     }
     add_heap(&l, group);
-    if (image->objects.failed) { /* not every record is there */
+    if (image->objects.failed) { /* some records are missing */
         free(l.records);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for its headers", image->path);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for the headers of the file", image->path);
     }
     out->heap = l.heap;
     out->orders = add_tree(&l, BY_ORDER);

@@ -1,6 +1,6 @@
 /*
- * Lists of mappings: what a virtual dataset's boxes are in other files. The list is an object of the global heap
- * ("Disk Format: Global Heap Block for Virtual Datasets"); selections are encoded in their first versions, which every
+ * Lists of mappings: which boxes of a virtual dataset are in which other files. A list is an object of the global heap
+ * ("Disk Format: Global Heap Block for Virtual Datasets"). Selections are encoded in their first versions, which every
  * libhdf5 since 1.10 reads.
  */
 #include "hdf5/writer/image_map.h"
@@ -14,7 +14,7 @@ enum { SELECT_HYPERSLAB = 2, SELECT_ALL = 3 };
 void fc_h5_list_begin(fc_h5_list *list) {
     list->bytes.size = 0;
     list->count = 0;
-    fc_h5_add_zeros(&list->bytes, 1 + 8); /* version, and how many there are */
+    fc_h5_add_zeros(&list->bytes, 1 + 8); /* version, and the number of mappings */
 }
 
 static void add_all(fc_h5_buffer *to) {
@@ -23,7 +23,7 @@ static void add_all(fc_h5_buffer *to) {
     fc_h5_add_zeros(to, 8);
 }
 
-/* Whether the first version, which has numbers of 4 bytes, can say it. */
+/* Whether version 1, with numbers of 4 bytes, can express the box. */
 static bool is_small(int ndim, const int64_t *offsets, const int64_t *sizes) {
     for (int k = 0; k < ndim; k++) {
         if (offsets[k] > UINT32_MAX - sizes[k]) {
@@ -33,7 +33,7 @@ static bool is_small(int ndim, const int64_t *offsets, const int64_t *sizes) {
     return true;
 }
 
-/* Version 1: blocks, each with its first and its last elements; here one. */
+/* Version 1: a list of blocks, each as its first and last elements. Here there is one. */
 static void add_small_box(fc_h5_buffer *to, int ndim, const int64_t *offsets, const int64_t *sizes) {
     const size_t n = (size_t)ndim;
     fc_h5_add_number(to, SELECT_HYPERSLAB, 4);
@@ -88,7 +88,7 @@ static void add_source(fc_h5_buffer *to, const fc_h5_run *run) {
     }
 }
 
-/* "%b" counts blocks there, and "%%" is a percent sign. */
+/* Escapes percent signs as "%%", because "%b" stands for a block number there. */
 static void add_path(fc_h5_buffer *to, const char *path) {
     for (const char *p = path;;) {
         const size_t length = strcspn(p, "%");

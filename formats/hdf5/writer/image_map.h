@@ -10,7 +10,7 @@
 
 #include "hdf5/writer/image.h"
 
-/** A list being made; zeroed at first, and used for one dataset after the other. */
+/** A list under construction. Start with zeros; it can be reused for further datasets. */
 typedef struct fc_h5_list {
     fc_h5_buffer bytes;
     uint64_t count;
@@ -24,8 +24,8 @@ typedef struct fc_h5_run {
 
 void fc_h5_list_begin(fc_h5_list *list);
 
-/** Maps the box onto the dataset `source` (a path) of `file`, a name beside this one ("." is this one); both are
- * copied.
+/** Maps the box onto the dataset at the path `source` of `file`, which is in the same directory ("." is this file).
+ * Both are copied.
  * @param run the elements of the source; NULL: all of it. */
 void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, const fc_h5_run *run, int ndim,
                     const int64_t *offsets, const int64_t *sizes);

@@ -1,6 +1,6 @@
 /*
- * index.h5: the whole of every value as a virtual dataset over the shard files, so that programs which know nothing of
- * shards see the full model, and the tables, from which we open the checkpoint. Made after the shards.
+ * Writes index.h5 after the shard files. It has every whole value as a virtual dataset over the shard files, so that
+ * other programs see the full model, and the tables from which fsdpckpt opens the checkpoint.
  */
 #include "fsdpckpt/layout.h"
 #include "hdf5/writer/writer.h"
@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An attribute of the root, for whoever looks into the file with h5dump. */
+/* An attribute of the root, for users of h5dump. */
 static const char absent_values[] =
     "floating-point and complex: NaN; signed integers: the smallest; unsigned integers, float4_e2m1fn_x2 and objects: "
     "all bits set; bool: -1";
 
-/* Walks the distinct boxes of a tensor: the mesh dimensions that cut it, the others at 0. */
+/* An iterator over the distinct boxes of a tensor: walks the mesh dimensions that split it, with the others at 0. */
 typedef struct boxes {
     const fc_mesh *mesh;
     const fc_placement *placements;
@@ -37,7 +37,7 @@ static bool next_box(boxes *b) {
     return false;
 }
 
-/* index.h5 while it is put together. */
+/* index.h5 under construction. */
 typedef struct index_writer {
     fc_h5_writer *w;
     const uint64_t *digests;
@@ -46,7 +46,7 @@ typedef struct index_writer {
     fc_h5_list list;
 } index_writer;
 
-/* One mapping for each distinct box that holds anything, onto the file that stores it. */
+/* Adds one mapping for each distinct box that is not empty, to the file that stores it. */
 static fc_code map_boxes(index_writer *m, const fc_target_tensor *tensor, const char *source, fc_error *err) {
     const fc_tensor *t = tensor->source;
     boxes walk = {.mesh = m->w->target->mesh, .placements = tensor->placements};
@@ -63,15 +63,15 @@ static fc_code map_boxes(index_writer *m, const fc_target_tensor *tensor, const 
             covered += volume;
         }
     } while (next_box(&walk));
-    /* What no mapping covers would read as the fill value without a word. */
+    /* Elements that no mapping covers would silently read as the fill value. */
     if (covered != fc_box_volume(&whole)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the boxes of the ranks hold %lld of its %lld elements", m->image.path,
-                       (long long)covered, (long long)fc_box_volume(&whole));
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the boxes of the ranks contain %lld of its %lld elements",
+                       m->image.path, (long long)covered, (long long)fc_box_volume(&whole));
     }
     return FC_OK;
 }
 
-/* An object is whole in the file of rank 0. */
+/* Maps an object, which is whole in the file of rank 0. */
 static void map_object(index_writer *m, const fc_tensor *object, const char *source) {
     const int64_t origin = 0;
     char file[FC_H5_SHARD_NAME];
@@ -121,7 +121,7 @@ out:
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
-/* The attributes of the root, and where the values are that are known later. */
+/* The attributes of the root, with the offsets of values that are set later. */
 typedef struct root {
     fc_h5_buffer messages;
     size_t crc64, tables, tables_at;
@@ -139,7 +139,7 @@ static fc_code add_root(index_writer *m, root *r, fc_error *err) {
     return r->messages.failed ? fc_no_memory(err, m->image.path) : FC_OK;
 }
 
-/* What comes after the values: the tables, the groups, and the file is there. */
+/* Adds the tables and groups after the values, and writes the file. */
 static fc_code finish(index_writer *m, fc_error *err) {
     root r = {{NULL, 0, 0, false}, 0, 0, 0};
     size_t at = 0;

@@ -3,7 +3,7 @@
  */
 #include "hdf5/writer/set.h"
 
-/* Datatype messages, as H5Tencode gives them (without its own two bytes). */
+/* Datatype messages as H5Tencode writes them, without its first two bytes. */
 static const unsigned char text_type[] = {0x19, 1, 1, 0, 16, 0, 0, 0, 0x10, 0, 0, 0, 1, 0, 0, 0, 0, 0, 8, 0};
 static const unsigned char int_type[] = {0x10, 8, 0, 0, 8, 0, 0, 0, 0, 0, 64, 0};
 static const unsigned char uint_type[] = {0x10, 0, 0, 0, 8, 0, 0, 0, 0, 0, 64, 0};
@@ -11,7 +11,7 @@ static const unsigned char reference_type[] = {0x17, 0, 0, 0, 8, 0, 0, 0};
 
 enum { SCALAR = -1 };
 
-/* All of an attribute message but the values; `count` of them, or SCALAR. */
+/* Writes an attribute message up to its values. @param count their number, or SCALAR. */
 static size_t begin(fc_h5_holder *h, const char *name, const unsigned char *type, size_t size, int64_t count) {
     fc_h5_buffer *to = h->messages;
     const size_t start = fc_h5_message_begin(to, FC_H5_M_ATTRIBUTE);
@@ -20,8 +20,8 @@ static size_t begin(fc_h5_holder *h, const char *name, const unsigned char *type
     fc_h5_add_number(to, 0, 1);
     fc_h5_add_number(to, strlen(name) + 1, 2);
     fc_h5_add_number(to, size, 2);
-    fc_h5_add_number(to, list ? 12 : 4, 2); /* bytes of the dataspace */
-    fc_h5_add_number(to, 0, 1);             /* the name is ASCII */
+    fc_h5_add_number(to, list ? 12 : 4, 2); /* size of the dataspace in bytes */
+    fc_h5_add_number(to, 0, 1);             /* character set of the name: ASCII */
     fc_h5_add_bytes(to, name, strlen(name) + 1);
     fc_h5_add_bytes(to, type, size);
     fc_h5_add_number(to, 2, 1); /* version of the dataspace, dimensions, flags, kind */

@@ -1,7 +1,6 @@
 /*
- * The tables of index.h5, from what was noted of the shard files: rows as bytes, and for other programs a dataset for
- * each table and a group that holds these. Nothing leads to the group but the root attribute `tables`, so that the
- * model in index.h5 is what it would be without.
+ * Writes the tables of index.h5 from what was recorded about the shard files. For other programs, each table is also a
+ * dataset, in a group that only the root attribute `tables` refers to, so that the model in index.h5 does not change.
  */
 #include "hdf5/writer/writer.h"
 
@@ -20,11 +19,11 @@ static fc_code no_memory(fc_error *err) {
 
 /* ---- rows ---- */
 
-/* The tables being made. */
+/* The tables under construction. */
 typedef struct tables {
     const fc_h5_writer *w;
     fc_h5_buffer rows[FC_H5_T_COUNT];
-    char (*placements)[FC_H5_PLACEMENTS]; /* the lists that have a row */
+    char (*placements)[FC_H5_PLACEMENTS]; /* the lists that already have a row */
     size_t nplacements, placements_capacity;
 } tables;
 
@@ -53,7 +52,7 @@ static void add_mesh(tables *t) {
     }
 }
 
-/* The row of a tensor's placements: alike lists share one. */
+/* Finds or adds the row of a tensor's placements. Equal lists share a row. */
 static fc_code placements_row(tables *t, const fc_target_tensor *tensor, uint32_t *row, fc_error *err) {
     char text[FC_H5_PLACEMENTS] = "";
     FC_TRY(fc_h5_placements_text(t->w, tensor, "index.h5", text, err));
@@ -72,7 +71,7 @@ static fc_code placements_row(tables *t, const fc_target_tensor *tensor, uint32_
     return FC_OK;
 }
 
-/* The kind of the group that each element of the path is in; the path without its leading "/" is `elements` long. */
+/* Adds the kind of the group of each element of the path. @return the number of elements. */
 static uint32_t add_kinds(tables *t, uint32_t node) {
     const fc_h5_node *nodes = t->w->tree.nodes;
     unsigned char *at = fc_h5_more(&t->rows[FC_H5_T_TEXT], nodes[node].depth);
@@ -106,7 +105,7 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
                             .boxes = first_box[1] - first_box[0],
                             .crc64 = crc64};
     FC_TRY(path ? FC_OK : no_memory(err));
-    if (!source->object) { /* its text comes before the row's own */
+    if (!source->object) { /* adds its text before that of the row */
         FC_TRY(placements_row(t, tensor, &row.placements, err));
     }
     const char *dtype = fc_dtype_get(tensor->dtype)->torch_name;
@@ -121,12 +120,12 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
     return FC_OK;
 }
 
-/* Tensors come in the order of the tree; `first` gets the first box of each, and the end. */
+/* Sorts the boxes by tensor. `first` receives the index of each tensor's first box, and the end. */
 static fc_code sort_boxes(tables *t, uint64_t *first, fc_error *err) {
     const fc_h5_writer *w = t->w;
     const fc_h5_written *written = &w->written;
     const size_t n = w->target->ntensors;
-    uint64_t *next = calloc(n + 1, sizeof *next); /* of each tensor, where its next box goes */
+    uint64_t *next = calloc(n + 1, sizeof *next); /* per tensor: the index of its next box */
     unsigned char *rows = fc_h5_more(&t->rows[FC_H5_T_BOXES], written->nboxes * sizeof(fc_h5_box_row));
     if (!next || (!rows && written->nboxes > 0)) {
         free(next);
@@ -182,13 +181,13 @@ static void add_grids(tables *t) {
     fc_h5_add_bytes(&t->rows[FC_H5_T_CHUNKS], written->chunks, written->nchunks * sizeof *written->chunks);
 }
 
-/* ---- what other programs see ---- */
+/* ---- datasets for other programs ---- */
 
 typedef struct field {
     const char *name;
     size_t at;
     hid_t type;
-    size_t count; /* 0: a scalar; else elements of an array, or bytes of a text */
+    size_t count; /* 0: a scalar; otherwise elements of an array, or bytes of a text */
 } field;
 
 static hid_t text_of(size_t size) {
@@ -200,7 +199,7 @@ static hid_t text_of(size_t size) {
     return type;
 }
 
-/* A compound type of `count` fields; H5T_C_S1 is a text of field.count bytes. */
+/* @return a compound type of `count` fields; H5T_C_S1 stands for a text of field.count bytes. */
 static hid_t compound(size_t size, const field *fields, size_t count) {
     hid_t type = H5Tcreate(H5T_COMPOUND, size);
     for (size_t i = 0; i < count && type >= 0; i++) {
@@ -315,7 +314,7 @@ static fc_code add_dataset(fc_h5_image *image, hid_t type, uint64_t address, uin
     return rc;
 }
 
-/* The datasets over the bytes at `at`, and their group. */
+/* Adds the datasets over the bytes at `at`, and their group. */
 static fc_code add_datasets(const tables *t, fc_h5_image *image, size_t at, const fc_h5_manifest_row *manifest,
                             uint64_t *address, fc_error *err) {
     static const char *const names[FC_H5_T_COUNT + 1] = {"files", "mesh",  "tensors", "dims", "placements",

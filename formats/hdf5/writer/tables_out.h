@@ -1,5 +1,5 @@
 /*
- * Writing the tables of index.h5.
+ * Writes the tables of index.h5.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TABLES_OUT_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_TABLES_OUT_H
@@ -13,11 +13,11 @@
 struct fc_h5_writer;
 
 /** Adds the tables to the image of index.h5, whose heap is closed. @param group receives the address of their group.
- *  @param at receives where they begin in image->objects. */
+ *  @param at receives their offset in image->objects. */
 fc_code fc_h5_tables_add(struct fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, uint64_t *group,
                          size_t *at, fc_error *err);
 
-/** When the size of index.h5 is known: sets it, and the digest of the tables. */
+/** Sets the size of index.h5, which must be known by now, and the digest of the tables. */
 void fc_h5_tables_seal(fc_h5_image *image, size_t at);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * One target file, a shard file or the full file: its headers as an image, in memory from fc_format.reserve to
- * fc_format.finish_file, when the digests and the places of all chunks are known. A checkpoint of a thousand ranks has
- * a million datasets, so what one costs is what the whole costs.
+ * Makes one target file, a shard file or the full file. Its headers are an image in memory from fc_format.reserve until
+ * fc_format.finish_file, when the digests and the offsets of all chunks are known. A checkpoint of a thousand ranks has
+ * a million datasets, so the time per dataset matters.
  */
 #include "fsdpckpt/select.h"
 #include "hdf5/h5.h"
@@ -15,16 +15,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is in use while one file is put together. */
+/* A file under construction. */
 typedef struct file_writer {
     fc_h5_writer *w;
     fc_h5_image *image;
     fc_h5_groups groups;
     fc_h5_list list;
-    fc_arena *scratch; /* paths */
+    fc_arena *scratch; /* for paths */
 } file_writer;
 
-/* A copy: bytes that another rank's file stores, seen through a virtual dataset. */
+/* Adds a copy: a virtual dataset for bytes that another rank's file stores. */
 static fc_code add_copy(file_writer *m, const fc_target_item *item, fc_error *err) {
     const fc_target_tensor *tensor = &m->w->target->tensors[item->tensor];
     const int ndim = tensor->source->ndim;
@@ -50,7 +50,7 @@ static fc_h5_grid grid_of(const fc_target *target, const fc_target_item *item) {
                         .chunk = item->chunk};
 }
 
-/* Where the bytes of an item are; an index of its chunks is in the image by now. */
+/* Adds the storage of an item. The index of its chunks must already be in the image. */
 static fc_code add_storage(file_writer *m, fc_target_item *item, bool copy, fc_error *err) {
     if (copy) {
         return add_copy(m, item, err);
@@ -74,7 +74,7 @@ static fc_code add_item(file_writer *m, fc_target_item *item, size_t *crc64_at, 
     if (item->chunk) {
         const fc_h5_grid grid = grid_of(w->target, item);
         item->offset =
-            fc_h5_image_add_index(m->image, &grid); /* in the order of the tree, and so shall be the chunks */
+            fc_h5_image_add_index(m->image, &grid); /* in the order of the tree, so that the chunks are, too */
     }
     const size_t start = fc_h5_object_begin(m->image, 0);
     *crc64_at = SIZE_MAX;
@@ -110,7 +110,7 @@ static fc_code choose_nodes(file_writer *m, const fc_target_file *file, fc_error
     return grids ? FC_OK : fc_no_memory(err, file->path);
 }
 
-/* The items in the order of the tree; a file may lack some tensors. */
+/* Adds the items in the order of the tree. A file may lack some tensors. */
 static fc_code add_items(file_writer *m, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = m->w;
     fc_target_item **of_tensor = calloc(w->target->ntensors + 1, sizeof(fc_target_item *));
@@ -148,7 +148,7 @@ static fc_code name_file(fc_h5_writer *w, fc_target_file *file, fc_error *err) {
     return fc_h5_staged_path(w, name, &file->path, err);
 }
 
-/* Contiguous items get their places in the file; those of others mean something else. */
+/* Sets the offsets of contiguous items in the file; the offsets of other items have another meaning. */
 static void set_offsets(const fc_h5_writer *w, fc_target_file *file) {
     for (size_t i = 0; i < file->nitems; i++) {
         fc_target_item *item = &file->items[i];

@@ -1,5 +1,6 @@
 /*
- * Paths of the target tensors → a tree of groups and datasets, with one hash table for (parent, link name).
+ * Builds a tree of groups and datasets from the paths of the target tensors, with a hash table from (parent, link
+ * name).
  */
 #include "hdf5/writer/tree.h"
 
@@ -19,8 +20,8 @@ typedef struct builder {
     const fc_target *target;
     fc_arena *arena;
     fc_h5_tree *tree;
-    size_t capacity; /* of tree->nodes */
-    uint32_t *slots; /* open addressing; node + 1, or 0 */
+    size_t capacity; /* capacity of tree->nodes */
+    uint32_t *slots; /* a hash table with open addressing: node + 1, or 0 */
     size_t nslots;   /* a power of two, more than twice the nodes */
 } builder;
 
@@ -37,7 +38,7 @@ static size_t find_slot(const builder *b, uint32_t parent, const char *link) {
     }
 }
 
-/* The number of nodes is known beforehand: one an element at most. */
+/* Allocates the nodes: at most one per path element. */
 static fc_code prepare(builder *b, fc_error *err) {
     size_t elements = 1, slots = 64;
     for (size_t i = 0; i < b->target->ntensors; i++) {
@@ -47,7 +48,7 @@ static fc_code prepare(builder *b, fc_error *err) {
         }
     }
     if (elements >= NONE / 4) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%zu levels of names are more than one HDF5 file takes", elements);
+        return fc_fail(err, FC_EUNSUPPORTED, "%zu levels of names are more than an HDF5 file can have", elements);
     }
     while (slots < 2 * elements) {
         slots *= 2;
@@ -65,7 +66,7 @@ static fc_code prepare(builder *b, fc_error *err) {
     return FC_OK;
 }
 
-/* Finds or makes the child `link` of `parent`, the `last` element of the path of `tensor` or one before it. */
+/* Finds or makes the child `link` of `*at`. `last` says whether it is the last element of the tensor's path. */
 static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor, bool last, fc_error *err) {
     const fc_target_tensor *tensors = b->target->tensors;
     size_t slot = find_slot(b, *at, link);
@@ -85,7 +86,7 @@ static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor,
         if (node->is_value && last) {
             return fc_advise(err,
                              fc_fail(err, FC_EUNSUPPORTED,
-                                     "tensors \"%s\" and \"%s\" have the same place in an HDF5 file; leave one out",
+                                     "tensors \"%s\" and \"%s\" have the same path in an HDF5 file; leave one out",
                                      tensors[node->tensor].name, tensors[tensor].name),
                              FC_HINT_EXCLUDE, tensors[tensor].name);
         }
@@ -93,8 +94,8 @@ static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor,
             uint32_t value = last ? tensor : node->tensor, inner = last ? node->tensor : tensor;
             return fc_advise(err,
                              fc_fail(err, FC_EUNSUPPORTED,
-                                     "tensor \"%s\" has the name of the group that tensor \"%s\" is in, and an HDF5 "
-                                     "file cannot have both; leave one out",
+                                     "tensor \"%s\" has the name of a group with tensor \"%s\", and an HDF5 file "
+                                     "cannot have both; leave one out",
                                      tensors[value].name, tensors[inner].name),
                              FC_HINT_EXCLUDE, tensors[value].name);
         }
@@ -126,7 +127,7 @@ static bool is_sequence(unsigned char kind) {
     return kind == FC_H5_LIST || kind == FC_H5_TUPLE;
 }
 
-/* A group is a list or a dict for all its members; a dict with keys of both types has text keys here. */
+/* Sets the kind of a group. All members must agree on list or dict; a dict with keys of both types gets text keys. */
 static fc_code mark_kind(builder *b, uint32_t group, fc_h5_group_kind kind, uint32_t tensor, bool first,
                          fc_error *err) {
     fc_h5_node *node = &b->tree->nodes[group];
@@ -137,13 +138,13 @@ static fc_code mark_kind(builder *b, uint32_t group, fc_h5_group_kind kind, uint
         node->kind = is_sequence(node->kind) ? FC_H5_LIST : FC_H5_DICT;
     } else if (node->kind != kind) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "tensors \"%s\" and \"%s\" disagree on whether what they are in is a list or a dict",
+                       "tensors \"%s\" and \"%s\" disagree on whether their container is a list or a dict",
                        b->target->tensors[node->tensor].name, b->target->tensors[tensor].name);
     }
     return FC_OK;
 }
 
-/* Most keys are link names as they are; those are borrowed, which matters for a million of them. */
+/* Most keys are valid link names. These are borrowed, which matters for a million of them. */
 static const char *link_of(builder *b, const char *key) {
     bool plain = *key != '\0' && strcmp(key, ".") != 0 && !strpbrk(key, "/%");
     return plain ? key : fc_h5_name_encode(b->arena, key, strlen(key));
@@ -171,8 +172,8 @@ static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
 }
 
 /*
- * Files are written depth first, siblings as first seen. A source may interleave groups; a file cannot remember that,
- * and would otherwise differ from the one made when it is read and written again.
+ * Files are written depth first, with siblings in the order of their first occurrence. A source may interleave groups,
+ * which a file cannot preserve. Without this, a file would change when it is read and written again.
  */
 static fc_code order_depth_first(builder *b, fc_error *err) {
     fc_h5_tree *tree = b->tree;

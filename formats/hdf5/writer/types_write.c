@@ -1,6 +1,6 @@
 /*
- * Builds the HDF5 datatype that holds the bits of an element type. Values are never converted by HDF5; these types
- * exist so that other programs read meaning, and they equal HDF5 2.0's predefined ones bit for bit.
+ * Builds the HDF5 datatype for each element type. HDF5 never converts values; the types only tell other programs what
+ * the bits mean. They equal HDF5 2.0's predefined types bit for bit.
  */
 #include "hdf5/writer/types_write.h"
 
@@ -13,7 +13,7 @@ static hid_t custom_float(const fc_dtype_info *info) {
     if (type < 0) {
         return type;
     }
-    /* Fields before size: they must fit the old size now and the new one afterwards, never the other way round. */
+    /* Sets the fields before the size, because they must fit both the old and the new size. */
     if (H5Tset_fields(type, bits - 1, info->mantissa_bits, info->exponent_bits, 0, info->mantissa_bits) < 0 ||
         H5Tset_precision(type, bits) < 0 || H5Tset_size(type, info->size) < 0 ||
         H5Tset_ebias(type, info->exponent_bias) < 0 || H5Tset_norm(type, H5T_NORM_IMPLIED) < 0 ||
@@ -25,8 +25,9 @@ static hid_t custom_float(const fc_dtype_info *info) {
 }
 
 /*
- * No fields describe that an exponent of ones is a number, that 0x80 is NaN, or that there is no sign. HDF5 would
- * silently read wrong values from such a float, so it is stored as its bits; the attribute dtype gives them a meaning.
+ * Fields cannot describe that an exponent of all ones is a number, that 0x80 is NaN, or that there is no sign. HDF5
+ * would silently read wrong values from such a float, so its bits are stored as an integer; the attribute dtype gives
+ * them a meaning.
  */
 static hid_t floating(fc_dtype dtype) {
     const fc_dtype_info *info = fc_dtype_get(dtype);
@@ -54,7 +55,7 @@ static hid_t integer(const fc_dtype_info *info) {
     }
 }
 
-/* As h5py writes numpy.bool_. */
+/* Builds the type in which h5py writes numpy.bool_. */
 static hid_t boolean(void) {
     static const signed char no = 0, yes = 1;
     hid_t type = H5Tenum_create(H5T_STD_I8LE);
@@ -65,7 +66,7 @@ static hid_t boolean(void) {
     return type;
 }
 
-/* As h5py writes numpy's complex types. Takes over `part`. */
+/* Builds the type in which h5py writes numpy's complex types. Closes `part`. */
 static hid_t complex_of(hid_t part) {
     if (part < 0) {
         return part;
@@ -80,7 +81,7 @@ static hid_t complex_of(hid_t part) {
     return type;
 }
 
-/* Opaque bytes without a tag: h5py finds no conversion for tagged ones and refuses to read them. */
+/* Builds an opaque byte without a tag, because h5py cannot read tagged ones. */
 static hid_t opaque_byte(void) {
     hid_t type = H5Tcreate(H5T_OPAQUE, 1);
     if (type >= 0 && H5Tset_tag(type, "") < 0) {
@@ -110,12 +111,12 @@ hid_t fc_h5_type_new(fc_dtype dtype) {
     return H5I_INVALID_HID;
 }
 
-/* All bits set is NaN in every float but the two below, the largest unsigned number, and no value of bool. */
+/* All bits set is NaN in every float except the two below, the largest unsigned number, and not a value of bool. */
 void fc_h5_absent_value(fc_dtype dtype, unsigned char value[FC_H5_ELEMENT_MAX]) {
     size_t size = fc_dtype_size(dtype);
     memset(value, 0xff, FC_H5_ELEMENT_MAX);
     if (dtype == FC_F8_E4M3FNUZ || dtype == FC_F8_E5M2FNUZ) {
-        value[0] = 0x80; /* their only NaN */
+        value[0] = 0x80; /* the only NaN of these types */
     } else if (fc_dtype_get(dtype)->cls == FC_CLASS_SIGNED) {
         memset(value, 0, size);
         value[size - 1] = 0x80;

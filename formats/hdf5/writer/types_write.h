@@ -17,7 +17,9 @@ hid_t fc_h5_type_new(fc_dtype dtype);
 
 enum { FC_H5_ELEMENT_MAX = 16 /**< bytes of the largest element */ };
 
-/** The little-endian element that a program reads where a shard file is missing: NaN, or an integer's extreme. */
+/**
+ * Writes the little-endian element that programs read if a shard file is missing: NaN, or the extreme of an integer.
+ */
 void fc_h5_absent_value(fc_dtype dtype, unsigned char value[FC_H5_ELEMENT_MAX]);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Writing HDF5: a target becomes the headers of the full file, or of one file per rank and index.h5, with a reserved
- * extent for each stored tensor. The engine fills the extents afterwards; nothing here touches tensor data.
- * target_file.c makes the files with data, index.c index.h5. The schema is docs/HDF5_SCHEMA.md.
+ * Writes HDF5. A target becomes the headers of the full file, or of one file per rank and index.h5, with a reserved
+ * extent for each stored tensor. The engine fills the extents afterwards; the writer never touches tensor data.
+ * target_file.c makes the files with data, and index.c makes index.h5. docs/HDF5_SCHEMA.md describes the schema.
  */
 #include "hdf5/writer/writer.h"
 

@@ -1,6 +1,6 @@
 /*
- * What the parts of the writer share: target_file.c makes the full file and the shard files, index.c index.h5, and
- * attributes.c says what is written beside the data.
+ * Shared by the parts of the writer: target_file.c makes the full file and the shard files, index.c makes index.h5, and
+ * attributes.c sets the attributes.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
@@ -17,46 +17,49 @@
 typedef struct fc_h5_writer {
     const fc_target *target;
     fc_arena *arena;     /* owns this struct and everything in it */
-    const char *staging; /* the file, or the directory of the shards */
-    const char *layout;  /* the attribute of the root */
+    const char *staging; /* path of the file, or of the directory of the shards */
+    const char *layout;  /* the attribute `layout` of the root */
     int64_t ranks;
     fc_h5_tree tree;
-    fc_h5_written written; /* what the shard files hold, for the tables of index.h5 */
+    fc_h5_written written; /* the content of the shard files, for the tables of index.h5 */
     fc_h5_image image;     /* the file that was reserved last */
-    size_t *crc64_at;      /* of its items: where their digests go in image.objects; SIZE_MAX: they are copies */
+    size_t *crc64_at;      /* per item of the image: offset of its digest in image.objects; SIZE_MAX if another file
+                              stores it */
 } fc_h5_writer;
 
 #define FC_H5_PRODUCER "fsdpckpt " FSDPCKPT_VERSION
 
-/* The longest name of a shard file, with its NUL: two numbers of up to 20 digits. */
+/* The most bytes of the name of a shard file, with its NUL: two numbers of up to 20 digits. */
 enum { FC_H5_SHARD_NAME = 64 };
 
-/** The name of the file of `rank`, without a directory. */
+/** Writes the name of the file of `rank`, without a directory. */
 void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD_NAME]);
 
-/** `name` in the directory of the target, from the writer's arena. */
+/** Makes the path of `name` in the staged target, in the writer's arena. */
 fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err);
 
-/** The attributes of the root group, header_crc64 last. @param rank the rank of a shard file, -1 for any other. */
+/**
+ * Sets the attributes of the root group, header_crc64 last. @param rank the rank of a shard file; -1 for other files.
+ */
 void fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank);
 
-/** The attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
+/** Sets the attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                                fc_error *err);
 
-/** Those that a tensor has in a shard file: which box of it this is, and who owns it. */
+/** Sets the attributes of a tensor in a shard file: its box, and the rank that owns it. */
 void fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy);
 
-/** Whether the name is not the path joined with ".". */
+/** @return whether the name differs from the path joined with ".". */
 bool fc_h5_needs_fqn(const fc_target_tensor *tensor);
 
-enum { FC_H5_PLACEMENTS = FC_MAX_MESH_DIMS * 64 /**< bytes of the placements of a tensor as text */ };
+enum { FC_H5_PLACEMENTS = FC_MAX_MESH_DIMS * 64 /**< the most bytes of a tensor's placements as text */ };
 
-/** The attribute `placements`. @param file for the message. */
+/** Formats the attribute `placements`. @param file for the message. */
 fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,
                               char text[FC_H5_PLACEMENTS], fc_error *err);
 
-/** Writes index.h5, in which every value is whole. @param digests of wanted->tensors. */
+/** Writes index.h5, which has every value as a whole. @param digests those of target->tensors. */
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Notes what shard files hold. A box takes 40 bytes, and each of its HDF5 chunks 16.
+ * Records the content of shard files. A box takes 40 bytes, and each of its HDF5 chunks 16.
  */
 #include "hdf5/writer/written.h"
 
@@ -37,7 +37,7 @@ static fc_code add_grid(fc_h5_written *written, const fc_h5_grid *grid, fc_error
     return written->grid_dims.failed ? no_memory(err) : FC_OK;
 }
 
-/* The row of a grid. Most ranks cut a tensor as the rank before them. */
+/* Finds or adds the row of a grid. Most ranks have the same grid as the rank before them. */
 static fc_code find_grid(fc_h5_written *written, uint32_t tensor, const fc_h5_grid *grid, uint32_t *row,
                          fc_error *err) {
     size_t i = written->last_grid[tensor];

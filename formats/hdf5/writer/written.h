@@ -1,5 +1,5 @@
 /*
- * What the shard files hold: noted while they are made, for the tables of index.h5.
+ * The content of the shard files, recorded as they are made, for the tables of index.h5.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
@@ -26,13 +26,13 @@ typedef struct fc_h5_written {
     size_t nboxes, boxes_capacity;
     fc_h5_chunk_row *chunks;
     size_t nchunks, chunks_capacity;
-    fc_h5_grid_row *grids; /**< `dims` counts in grid_dims */
+    fc_h5_grid_row *grids; /**< `dims` is an index in grid_dims */
     size_t ngrids, grids_capacity;
     fc_h5_buffer grid_dims; /**< int64 */
-    uint32_t *last_grid;    /**< of each tensor: the row of the box that was noted last; NULL: none is compressed */
+    uint32_t *last_grid;    /**< per tensor: the row of its last box; NULL if no tensor is compressed */
 } fc_h5_written;
 
-/** Notes what a finished shard file stores; `image` is that file. */
+/** Records the content of the finished shard file `image`. */
 fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
                         const fc_h5_image *image, const fc_h5_file_row *row, fc_error *err);
 void fc_h5_written_free(fc_h5_written *written);

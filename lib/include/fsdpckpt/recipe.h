@@ -52,10 +52,9 @@ const char *fc_recipe_description(const fc_recipe *recipe);
 fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err);
 
 /**
- * Makes the checkpoint that `recipe` makes of the values of `target`, under their names there. Objects that no rule
- * takes stay as they are.
+ * Applies `recipe` to the values of `target`, under their names there. Objects that match no rule stay as they are.
  * @param target of `source`; its mesh and dtypes are not used. It need not outlive the call.
- * @param source belongs to the new checkpoint if there is one, else to the caller.
+ * @param source belongs to the new checkpoint if the call succeeds, else to the caller.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
  * @return FC_EUSAGE if no rule takes a tensor, shapes do not fit, or a size is unknown; FC_ECORRUPT if chunks
  *         do not cover a tensor.
