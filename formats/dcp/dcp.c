@@ -236,5 +236,8 @@ const fc_format fc_format_dcp = {
             .finish_file = fc_dcp_finish_file,
             .finish = fc_dcp_finish,
             .destroy = fc_dcp_destroy,
+            .separable = true,
+            .take_notes = fc_dcp_take_notes,
+            .add_notes = fc_dcp_add_notes,
         },
 };

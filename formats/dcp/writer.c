@@ -240,6 +240,26 @@ fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err)
     return fc_dcp_write_metadata(w->target, w->staging, w->items, w->nitems, err);
 }
 
+bool fc_dcp_take_notes(fc_writer *writer, fc_notes *notes) {
+    dcp_writer *w = writer->state;
+    const size_t n = w->nitems;
+    w->nitems = 0;
+    return fc_notes_add(notes, w->items, n * sizeof *w->items);
+}
+
+fc_code fc_dcp_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err) {
+    dcp_writer *w = writer->state;
+    const size_t n = size / sizeof *w->items;
+    if (!fc_grow(&w->items, &w->capacity, w->nitems + n, sizeof *w->items)) {
+        return fc_no_memory(err, w->staging);
+    }
+    if (n > 0) {
+        memcpy(w->items + w->nitems, notes, n * sizeof *w->items);
+    }
+    w->nitems += n;
+    return FC_OK;
+}
+
 void fc_dcp_destroy(fc_writer *writer) {
     dcp_writer *w = writer->state;
     if (w) {

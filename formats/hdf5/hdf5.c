@@ -36,5 +36,8 @@ const fc_format fc_format_hdf5 = {
             .index = fc_h5_index,
             .finish = fc_h5_finish,
             .destroy = fc_h5_destroy,
+            .separable = true,
+            .take_notes = fc_h5_take_notes,
+            .add_notes = fc_h5_add_notes,
         },
 };

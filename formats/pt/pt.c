@@ -99,5 +99,6 @@ const fc_format fc_format_pt = {
             .finish_file = fc_pt_finish_file,
             .finish = fc_pt_finish,
             .destroy = fc_pt_destroy,
+            .separable = true,
         },
 };

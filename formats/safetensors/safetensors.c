@@ -412,5 +412,6 @@ const fc_format fc_format_safetensors = {
             .finish_file = fc_st_finish_file,
             .finish = fc_st_finish,
             .destroy = fc_st_destroy,
+            .separable = true,
         },
 };

@@ -27,3 +27,15 @@ bool fc_grow(void *list, size_t *capacity, size_t needed, size_t size) {
     *capacity = want;
     return true;
 }
+
+bool fc_notes_add(fc_notes *notes, const void *bytes, size_t size) {
+    size_t end;
+    if (!fc_add_size(notes->size, size, &end) || !fc_grow(&notes->data, &notes->capacity, end, 1)) {
+        return false;
+    }
+    if (size > 0) {
+        memcpy(notes->data + notes->size, bytes, size);
+    }
+    notes->size = end;
+    return true;
+}

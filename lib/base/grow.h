@@ -19,4 +19,13 @@
  */
 bool fc_grow(void *list, size_t *capacity, size_t needed, size_t size);
 
+/** Bytes that are sent to another process. */
+typedef struct fc_notes {
+    unsigned char *data; /**< malloc'ed */
+    size_t size, capacity;
+} fc_notes;
+
+/** Appends bytes. @return false when out of memory. */
+bool fc_notes_add(fc_notes *notes, const void *bytes, size_t size);
+
 #endif

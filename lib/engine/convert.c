@@ -1,6 +1,6 @@
 /*
- * Converts a checkpoint: selects, proves coverage, reserves, moves and commits. Only this file calls a format's writer.
- * It goes rank by rank, so memory does not grow with the number of ranks.
+ * Converts a checkpoint: selects, proves coverage, writes all files and commits. Only this file and write_files.c call
+ * a format's writer.
  */
 #include "fsdpckpt/move.h"
 
@@ -10,6 +10,7 @@
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
+#include "engine/write_files.h"
 #include "fsdpckpt/seal.h"
 
 #include <inttypes.h>
@@ -130,116 +131,8 @@ out:
     return rc;
 }
 
-static bool is_cancelled(const fc_move_options *options) {
-    return options->progress && atomic_load(&options->progress->cancel);
-}
-
-static bool has_chunks(const fc_target_file *file) {
-    for (size_t i = 0; i < file->nitems; i++) {
-        if (file->items[i].chunk) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A target being written. Only rank 0 has a `writer`. */
-typedef struct conversion {
-    const fc_target *target;
-    fc_comm *comm;
-    bool leads;
-    bool own_shards;
-    fc_writer writer;
-    fc_move_options move;
-    fc_convert_report *report;
-    bool *unmoved; /* one per tensor: the format writes it in its own way, so no digest of its bytes is known */
-} conversion;
-
-/* When each rank holds its own target file in memory, a rank moves all of a file or nothing (share = shares). */
-static void choose_share(conversion *m, const fc_target_file *file) {
-    if (m->own_shards && m->comm) {
-        bool mine = file->rank == (uint32_t)m->comm->rank;
-        m->move.share = m->move.shares = mine ? 0 : 2;
-    }
-}
-
-/* Compresses the chunked items of a file. All ranks take part. */
-static fc_code compress_items(conversion *m, const fc_target_file *file, fc_error *err) {
-    uint64_t stored = 0, raw = 0;
-    fc_code rc = fc_compress_file(m->target, file, &m->writer, m->comm, &m->move, &stored, err);
-    for (size_t i = 0; i < file->nitems; i++) {
-        raw += file->items[i].chunk ? fc_target_item_bytes(m->target, &file->items[i]) : 0;
-    }
-    m->report->stored_bytes = m->report->stored_bytes - raw + stored;
-    return rc;
-}
-
-/* Writes one target file. Rank 0 writes the headers; all ranks move or compress the data. */
-static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
-    const fc_format_writer *writer = &m->writer.format->writer;
-    fc_code reserved = m->leads ? writer->reserve(&m->writer, file, err) : FC_OK;
-    FC_TRY(fc_ranks_share_file(m->comm, reserved, file, arena, err));
-    for (size_t i = 0; i < file->nitems; i++) {
-        const fc_target_item *item = &file->items[i];
-        m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */
-    }
-    choose_share(m, file);
-    fc_code written = fc_move_file(m->target, file, &m->move, err);
-    if (has_chunks(file)) {
-        FC_TRY(fc_ranks_agree(m->comm, written, err));
-        written = compress_items(m, file, err);
-    }
-    FC_TRY(fc_ranks_join_items(m->comm, written, m->target, file, m->move.crc32, err));
-    const bool finishes = m->leads && writer->finish_file;
-    return fc_ranks_agree(m->comm, finishes ? writer->finish_file(&m->writer, file, err) : FC_OK, err);
-}
-
-/* How many items of the shard, from `first` on, are of one part. */
-static size_t items_of_part(const fc_target *target, const fc_target_file *shard, size_t first) {
-    size_t end = first;
-    while (end < shard->nitems &&
-           target->tensors[shard->items[end].tensor].part == target->tensors[shard->items[first].tensor].part) {
-        end++;
-    }
-    return end - first;
-}
-
-static fc_code write_files(conversion *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
-    const fc_format *format = m->writer.format;
-    size_t first = 0;
-    do { /* at least once: a rank that holds nothing still has a file */
-        size_t count = items_of_part(m->target, shard, first);
-        if (format->writer.split) {
-            count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
-            FC_TRY(fc_ranks_share_number(m->comm, FC_OK, &count, err));
-        }
-        fc_target_file file = {.rank = shard->rank, .items = shard->items + first, .nitems = count};
-        FC_TRY(write_file(m, &file, arena, err));
-        first += count ? count : 1;
-    } while (first < shard->nitems);
-    return FC_OK;
-}
-
-static fc_code write_rank(conversion *m, uint32_t rank, fc_error *err) {
-    fc_arena *arena = fc_arena_new();
-    fc_target_file file;
-    fc_code rc;
-    if (is_cancelled(&m->move)) {
-        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
-    } else if (!arena) {
-        rc = fc_no_memory(err, NULL);
-    } else {
-        rc = fc_target_file_of(m->target, rank, arena, &file, err);
-    }
-    FC_TRY_GOTO(fc_ranks_agree(m->comm, rc, err), rc, out);
-    rc = write_files(m, &file, arena, err);
-out:
-    fc_arena_free(arena);
-    return rc;
-}
-
 /* Joins and compares the sums of the chunks. */
-static fc_code check_chunks(const conversion *m, fc_error *err) {
+static fc_code check_chunks(const fc_conversion *m, fc_error *err) {
     FC_TRY(fc_source_crc_join(m->move.recorded, m->comm, err));
     return fc_source_crc_check(m->move.recorded, m->comm, err);
 }
@@ -248,7 +141,7 @@ static fc_code check_chunks(const conversion *m, fc_error *err) {
  * Compares what was read with what the source and its own inputs record. Chunks come first, because their errors name
  * the offset.
  */
-static fc_code check_source(const conversion *m, fc_error *err) {
+static fc_code check_source(const fc_conversion *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     fc_code checked = check_chunks(m, err);
     if (!source->format->reader.check_inputs) {
@@ -259,7 +152,7 @@ static fc_code check_source(const conversion *m, fc_error *err) {
 }
 
 /* Turns the sums into the tensors' digests, and compares them with those that the source records. */
-static fc_code finish_digests(const conversion *m, uint64_t *digests, fc_error *err) {
+static fc_code finish_digests(const fc_conversion *m, uint64_t *digests, fc_error *err) {
     const fc_target *target = m->target;
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *tensor = &target->tensors[i];
@@ -276,8 +169,8 @@ static fc_code finish_digests(const conversion *m, uint64_t *digests, fc_error *
     return FC_OK;
 }
 
-/* Allocates what a conversion needs, and creates the writer on rank 0. */
-static fc_code prepare(conversion *m, const char *staging, fc_error *err) {
+/* Allocates what a conversion needs, and creates the writer. */
+static fc_code prepare(fc_conversion *m, const char *staging, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     m->move.digests = calloc(m->target->ntensors + 1, sizeof *m->move.digests);
     m->unmoved = calloc(m->target->ntensors + 1, sizeof *m->unmoved);
@@ -285,27 +178,25 @@ static fc_code prepare(conversion *m, const char *staging, fc_error *err) {
         return fc_no_memory(err, NULL);
     }
     FC_TRY(fc_source_crc_new(source, source->tensors, source->ntensors, &m->move.recorded, err));
-    return m->leads ? m->writer.format->writer.create(m->target, staging, &m->writer, err) : FC_OK;
+    return fc_has_writer(m) ? m->writer.format->writer.create(m->target, staging, &m->writer, err) : FC_OK;
 }
 
 static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
                          fc_convert_report *report, fc_error *err) {
-    conversion m = {.target = target,
-                    .comm = options->comm,
-                    .leads = fc_ranks_leads(options->comm),
-                    .own_shards = options->own_shards,
-                    .writer = {options->format, NULL},
-                    .move = options->move,
-                    .report = report};
-    int64_t ranks = fc_mesh_ranks(target->mesh);
+    fc_conversion m = {.target = target,
+                       .comm = options->comm,
+                       .leads = fc_ranks_leads(options->comm),
+                       .apart = !options->own_shards && fc_writes_apart(target, options->format, options->comm),
+                       .own_shards = options->own_shards,
+                       .writer = {options->format, NULL},
+                       .move = options->move,
+                       .report = report};
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
     m.move.crc32 = options->format->writer.wants_crc32;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare(&m, staging, err), err), rc, out);
-    for (int64_t rank = 0; rank < ranks; rank++) {
-        FC_TRY_GOTO(write_rank(&m, (uint32_t)rank, err), rc, out);
-    }
+    FC_TRY_GOTO(fc_write_files(&m, err), rc, out);
     fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
     FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, m.move.digests, target->ntensors, err), rc, out);
     FC_TRY_GOTO(check_source(&m, err), rc, out);
@@ -314,7 +205,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
         rc = options->format->writer.finish(&m.writer, m.move.digests, err);
     }
 out:
-    if (m.leads) {
+    if (fc_has_writer(&m)) {
         options->format->writer.destroy(&m.writer);
     }
     free(m.move.digests);
@@ -331,8 +222,8 @@ static fc_code fill_staging(const fc_target *target, const char *staging, const 
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_share_path(options->comm, mine, &staging, arena, err), rc, out);
     FC_TRY_GOTO(write_all(target, staging, options, report, err), rc, out);
-    rc = is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                                      : fc_identities_check(target->source, err);
+    rc = fc_is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
+                                         : fc_identities_check(target->source, err);
 out:
     fc_arena_free(arena);
     return rc;

@@ -4,6 +4,7 @@
  */
 #include "engine/ranks.h"
 
+#include "base/checked.h"
 #include "base/crc.h"
 #include "base/try.h"
 #include "io/output.h"
@@ -11,6 +12,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Hashes what the headers say: names, dtypes, shapes, numbers of chunks and of files. */
@@ -146,4 +148,58 @@ out:
 fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t count, fc_error *err) {
     FC_TRY(fc_ranks_agree(comm, mine, err));
     return comm ? comm->all_reduce(comm, sums, count, FC_U64, FC_REDUCE_XOR, NULL, err) : FC_OK;
+}
+
+fc_code fc_ranks_join_flags(fc_comm *comm, bool *flags, size_t count, fc_error *err) {
+    uint64_t *numbers = calloc(count + 1, sizeof *numbers);
+    fc_code rc = fc_ranks_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err);
+    if (rc == FC_OK) {
+        for (size_t i = 0; i < count; i++) {
+            numbers[i] = flags[i];
+        }
+        rc = comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_MAX, NULL, err);
+    }
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        flags[i] = numbers[i] != 0;
+    }
+    free(numbers);
+    return rc;
+}
+
+/* The sizes of all ranks' bytes, and where each begins. @return false when the sum overflows. */
+static bool add_up(const uint64_t *counts, int ranks, size_t *sizes, size_t *at, size_t *total) {
+    *total = 0;
+    for (int r = 0; r < ranks; r++) {
+        sizes[r] = (size_t)counts[r];
+        at[r] = *total;
+        if (!fc_add_size(*total, sizes[r], total)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+fc_code fc_ranks_gather_bytes(fc_comm *comm, const void *bytes, size_t size, unsigned char **all, size_t **at,
+                              fc_error *err) {
+    const size_t ranks = (size_t)comm->size;
+    uint64_t *counts = calloc(ranks, sizeof *counts), own = size;
+    size_t *sizes = calloc(ranks, sizeof *sizes), *starts = calloc(ranks, sizeof *starts), total = 0;
+    unsigned char *memory = NULL;
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(comm, counts && sizes && starts ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
+    FC_TRY_GOTO(comm->all_gather(comm, &own, counts, sizeof own, NULL, err), rc, out);
+    memory = add_up(counts, comm->size, sizes, starts, &total) ? malloc(total + 1) : NULL;
+    FC_TRY_GOTO(fc_ranks_agree(comm, memory ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
+    rc = comm->all_gather_v(comm, bytes, memory, sizes, starts, NULL, err);
+out:
+    free(counts);
+    free(sizes);
+    if (rc != FC_OK) {
+        free(memory);
+        free(starts);
+        return rc;
+    }
+    *all = memory;
+    *at = starts;
+    return FC_OK;
 }

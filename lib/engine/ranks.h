@@ -48,6 +48,17 @@ fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, f
 fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target, fc_target_file *file, bool crc32,
                             fc_error *err);
 
+/**
+ * Gathers every rank's bytes on every rank. Collective.
+ * @param all receives them in the order of ranks, malloc'ed.
+ * @param at  receives where each rank's bytes begin, malloc'ed.
+ */
+fc_code fc_ranks_gather_bytes(fc_comm *comm, const void *bytes, size_t size, unsigned char **all, size_t **at,
+                              fc_error *err);
+
+/** Sets each flag that is set on any rank. Collective. */
+fc_code fc_ranks_join_flags(fc_comm *comm, bool *flags, size_t count, fc_error *err);
+
 /** Agrees, and combines `count` sums (fc_move_options.digests). */
 fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t count, fc_error *err);
 

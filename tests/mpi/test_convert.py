@@ -77,6 +77,15 @@ class Convert(harness.Case):
         self.check_same(source, 4, "reshard", "--dp", "2", "--compress", "6", "--dtype", "bf16")
         self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 3, "reshard", "--dp", "2", "--compress", "1")
 
+    def test_many_files(self):
+        """With many files, each rank writes whole files, and rank 0 the index."""
+        source = harness.corpus("dcp-torch2.15.0-train")
+        for to in ("h5", "dcp", "pt"):
+            self.check_same(source, 3, "reshard", "--dp", "13", to=to)
+        self.check_same(source, 3, "reshard", "--dp", "13", "--include", "model.*", to="safetensors")
+        self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 2, "reshard", "--dp", "6", "--tp", "2",
+                        "--dtype", "bf16", to="dcp")
+
     def test_corpus(self):
         self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "consolidate")
         self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 5, "reshard", "--dp", "3", "--tp", "2")
@@ -178,6 +187,9 @@ class Convert(harness.Case):
                 p = self.job(3, "consolidate", source, "-o", "x.h5", "-j", "1", *options, env=env)
                 self.check_fails(4, p, f"rank {rank}: ", "x.h5: writing", "Input/output error")
                 self.assertEqual(self.listing(), ["ckpt"])
+            p = self.job(3, "reshard", source, "-o", "x", "--dp", "13", "-j", "1", "--memory", "1M", env=env)
+            self.check_fails(4, p, f"rank {rank}: ", "Input/output error")
+            self.assertEqual(self.listing(), ["ckpt"])
 
     def test_a_rank_dies(self):
         """kill -9 while writing. If rank 0 dies, its staging directory stays, as it does with one process."""

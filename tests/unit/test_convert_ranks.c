@@ -117,7 +117,7 @@ static void compare(const char *a, const char *b) {
         char x[512], y[512];
         snprintf(x, sizeof x, "%s/%s", a, e->d_name);
         snprintf(y, sizeof y, "%s/%s", b, e->d_name);
-        if (e->d_name[0] != '.') {
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
             compare_files(x, y);
         }
     }
@@ -158,6 +158,18 @@ static void sharded_target_is_the_same(void **state) {
     (void)state;
     same_as_alone((work){.mesh = &two_by_two, .cast = FC_OPAQUE, .bad = -1});
     same_as_alone((work){.mesh = &two_by_two, .cast = FC_OPAQUE, .compress = 1, .bad = -1});
+}
+
+/* With many files, each rank writes whole files. */
+static void many_files_are_the_same(void **state) {
+    (void)state;
+    static const fc_mesh many = {.ndim = 1, .sizes = {19}, .names = {"dp"}};
+    static const char *const names[] = {"h5", "dcp", "pt", "safetensors"};
+    for (int i = 0; i < 4; i++) {
+        same_as_alone((work){.format = names[i], .mesh = &many, .cast = FC_OPAQUE, .bad = -1});
+    }
+    same_as_alone((work){.mesh = &many, .cast = FC_BF16, .bad = -1});
+    same_as_alone((work){.mesh = &many, .cast = FC_OPAQUE, .compress = 1, .bad = -1});
 }
 
 /* Formats that store some values differently report these values only to rank 0. */
@@ -213,9 +225,10 @@ static void dry_run_writes_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full_target_is_the_same),       cmocka_unit_test(sharded_target_is_the_same),
-        cmocka_unit_test(every_format_is_the_same),      cmocka_unit_test(a_failing_rank_fails_all),
-        cmocka_unit_test(different_sources_are_refused), cmocka_unit_test(dry_run_writes_nothing),
+        cmocka_unit_test(many_files_are_the_same),    cmocka_unit_test(full_target_is_the_same),
+        cmocka_unit_test(sharded_target_is_the_same), cmocka_unit_test(every_format_is_the_same),
+        cmocka_unit_test(a_failing_rank_fails_all),   cmocka_unit_test(different_sources_are_refused),
+        cmocka_unit_test(dry_run_writes_nothing),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

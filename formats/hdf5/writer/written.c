@@ -100,6 +100,35 @@ fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const f
     return FC_OK;
 }
 
+bool fc_h5_written_take(fc_h5_written *written, fc_notes *notes) {
+    const uint64_t counts[] = {written->nfiles, written->nboxes};
+    written->nfiles = written->nboxes = 0;
+    return fc_notes_add(notes, counts, sizeof counts) &&
+           fc_notes_add(notes, written->files, (size_t)counts[0] * sizeof *written->files) &&
+           fc_notes_add(notes, written->boxes, (size_t)counts[1] * sizeof *written->boxes);
+}
+
+fc_code fc_h5_written_add(fc_h5_written *written, const void *notes, fc_error *err) {
+    uint64_t counts[2];
+    const unsigned char *at = notes;
+    memcpy(counts, at, sizeof counts);
+    at += sizeof counts;
+    const size_t files = (size_t)counts[0], boxes = (size_t)counts[1], bytes = files * sizeof *written->files;
+    if (!fc_grow(&written->files, &written->files_capacity, written->nfiles + files, sizeof *written->files) ||
+        !fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + boxes, sizeof *written->boxes)) {
+        return no_memory(err);
+    }
+    if (files > 0) {
+        memcpy(written->files + written->nfiles, at, bytes);
+    }
+    if (boxes > 0) { /* a rank may store nothing */
+        memcpy(written->boxes + written->nboxes, at + bytes, boxes * sizeof *written->boxes);
+    }
+    written->nfiles += files;
+    written->nboxes += boxes;
+    return FC_OK;
+}
+
 void fc_h5_written_free(fc_h5_written *written) {
     free(written->files);
     free(written->boxes);

@@ -87,6 +87,8 @@ typedef struct fc_format_verifier {
         *unverified; /**< the parts that no digest of this format covers, for people; NULL: every part is covered */
 } fc_format_verifier;
 
+struct fc_notes; /* lib/base/grow.h */
+
 /** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
 typedef struct fc_format_writer {
     bool wants_crc32; /**< finish_file needs fc_target_item.crc32 */
@@ -141,6 +143,14 @@ typedef struct fc_format_writer {
      *  @param digests CRC-64 of each of target->tensors as a whole. */
     fc_code (*finish)(fc_writer *writer, const uint64_t *digests, fc_error *err);
     void (*destroy)(fc_writer *writer);
+    /** Several writers, each in a process of its own, may write the files of one sharded target. Then one of them,
+     *  which has got the notes of all files, finishes. */
+    bool separable;
+    /** Appends what the writer keeps of its finished files for `finish`, as bytes without pointers, and forgets it.
+     *  NULL: nothing is kept. @return false when out of memory. */
+    bool (*take_notes)(fc_writer *writer, struct fc_notes *notes);
+    /** Adds what take_notes appended for the files of one rank. Ranks come in order. */
+    fc_code (*add_notes)(fc_writer *writer, const void *notes, size_t size, fc_error *err);
 } fc_format_writer;
 
 /** One format: its identity, its capabilities, and the functions that read, verify and write it. */

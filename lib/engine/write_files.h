@@ -1,0 +1,39 @@
+/*
+ * Writes the files of a target, and what the ranks of a conversion share of that work.
+ */
+#ifndef FSDPCKPT_ENGINE_WRITE_FILES_H
+#define FSDPCKPT_ENGINE_WRITE_FILES_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/move.h"
+
+/** A target being written. */
+typedef struct fc_conversion {
+    const fc_target *target;
+    fc_comm *comm;
+    bool leads;
+    bool apart; /**< each rank writes whole files, on its own */
+    bool own_shards;
+    fc_writer writer; /**< of rank 0; of every rank if they write files apart */
+    fc_move_options move;
+    fc_convert_report *report;
+    bool *unmoved; /**< one per tensor: the format writes it in its own way, so no digest of its bytes is known */
+} fc_conversion;
+
+/** Whether this rank has a writer. */
+static inline bool fc_has_writer(const fc_conversion *m) {
+    return m->leads || m->apart;
+}
+
+bool fc_is_cancelled(const fc_move_options *options);
+
+/** Whether the ranks write whole files apart. If there are few files, they write each together. */
+bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm);
+
+/** Writes all files but the index. Collective. */
+fc_code fc_write_files(fc_conversion *m, fc_error *err);
+
+#endif
