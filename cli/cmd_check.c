@@ -4,6 +4,7 @@
  */
 #include "check_print.h"
 #include "command.h"
+#include "hint.h"
 #include "out_file.h"
 #include "source.h"
 #include "target.h"
@@ -79,6 +80,7 @@ static fc_code prepare(job *j, fc_error *err) {
                                   .strip_prefix = o->strip_prefix,
                                   .rename = o->rename.items};
     j->how.selection = &j->selection;
+    j->how.setting_names = hint_settings;
     j->how.allow_missing = o->allow_missing.items;
     j->how.allow_unexpected = o->allow_unexpected.items;
     j->how.open.follow_external = o->follow_external;

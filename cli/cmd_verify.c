@@ -2,6 +2,7 @@
  * verify: compares every byte with its digests. Passes options to fc_verify and prints defects as they are found.
  */
 #include "command.h"
+#include "hint.h"
 #include "json_out.h"
 #include "seal_file.h"
 #include "signals.h"
@@ -182,7 +183,7 @@ static void add_bad_file(void *context, const char *path, const char *line) {
 
 /* Finds missing and truncated files without opening any. */
 static void find_absent(const char *path, const fc_open_options *how, bad_files *bad) {
-    const fc_check_options what = {.open = {.follow_external = how->follow_external}};
+    const fc_check_options what = {.setting_names = hint_settings, .open = {.follow_external = how->follow_external}};
     fc_checkpoint *checkpoint = NULL;
     fc_report report = {0};
     fc_error ignored;
@@ -224,7 +225,7 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     const fc_open_options how = {.follow_external = o->follow_external,
                                  .damaged = add_bad_file,
                                  .context = &damaged,
-                                 .teller = {source_note},
+                                 .reporter = {source_note},
                                  .progress = call->progress};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");

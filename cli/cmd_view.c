@@ -58,7 +58,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_view_options how = {
         .selection = {.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix},
         .force = o->force,
-        .teller = {source_note}};
+        .reporter = {source_note}};
     fc_view_report report;
     fc_checkpoint *source = NULL;
     fc_code rc;

@@ -6,6 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
+const char *const hint_settings[FC_SETTING_COUNT] = {[FC_SETTING_NONE] = "",
+                                                     [FC_SETTING_EXCLUDE] = "--exclude",
+                                                     [FC_SETTING_RENAME] = "--rename",
+                                                     [FC_SETTING_STRIP_PREFIX] = "--strip-prefix",
+                                                     [FC_SETTING_DTYPE] = "--dtype",
+                                                     [FC_SETTING_MODEL] = "--schema",
+                                                     [FC_SETTING_TP_PLAN] = "--tp-plan",
+                                                     [FC_SETTING_ALLOW_MISSING] = "--allow-missing",
+                                                     [FC_SETTING_ALLOW_UNEXPECTED] = "--allow-unexpected"};
+
 /* The texts of each hint: with %s for the value that it names, and for a hint without a value. */
 static const struct {
     const char *named, *plain;
@@ -16,6 +26,7 @@ static const struct {
     [FC_HINT_FORCE] = {NULL, "--force replaces it"},
     [FC_HINT_FOLLOW_EXTERNAL] = {NULL, "--follow-external allows it"},
     [FC_HINT_MEMORY] = {NULL, "raise --memory"},
+    [FC_HINT_CUT_BY_TP] = {NULL, "if tensor parallelism cut it, consolidate with --tp-plan"},
     [FC_HINT_TP_PLAN] = {NULL, "give a --tp-plan that names their modules"},
     [FC_HINT_POLICY] = {NULL, "choose another --policy, or leave the optimizer out with --exclude"},
     [FC_HINT_BUFFERS] = {NULL, "name the buffers with --classes FILE, or leave the optimizer out with --exclude"},

@@ -3,6 +3,7 @@
  */
 #include "job.h"
 
+#include "hint.h"
 #include "json_out.h"
 #include "plan_rank.h"
 #include "progress.h"
@@ -148,7 +149,7 @@ static fc_code convert(job *j, fc_error *err) {
     const options *o = j->o;
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
     j->how.partial = j->left_out > 0 || o->local || o->noperands > 1;
-    j->how.teller.tell = source_note;
+    j->how.reporter.report = source_note;
     j->how.inputs = source_inputs(o, j->how.partial);
     fc_code rc = j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err)
                                : fc_fail(err, FC_ENOMEM, "out of memory");
@@ -227,7 +228,7 @@ static void print_text(const job *j, text_out *out) {
     }
     if (j->o->dry_run) {
         text_printf(out, "data per file: %s to %s; headers: about %s; memory for buffers: %s; nothing was written\n",
-                    text_bytes(low, r->smallest_part), text_bytes(data, r->largest_part),
+                    text_bytes(low, r->smallest_file), text_bytes(data, r->largest_file),
                     text_bytes(header, r->header_bytes), text_bytes(memory, r->memory));
         text_puts(out, j->o->compress ? "these are the sizes before compression; the files will be smaller\n" : "");
     }
@@ -252,8 +253,8 @@ static void print_json(const job *j, text_out *out) {
     if (j->o->compress && !j->o->dry_run) {
         JSON_MEMBER(&json, uint, "stored_bytes", r->stored_bytes);
     }
-    JSON_MEMBER(&json, uint, "largest_file", r->largest_part);
-    JSON_MEMBER(&json, uint, "smallest_file", r->smallest_part);
+    JSON_MEMBER(&json, uint, "largest_file", r->largest_file);
+    JSON_MEMBER(&json, uint, "smallest_file", r->smallest_file);
     JSON_MEMBER(&json, uint, "memory", r->memory);
     if (j->o->dry_run) {
         JSON_MEMBER(&json, uint, "header_bytes", r->header_bytes);
@@ -314,7 +315,11 @@ out:
 
 /* Reports the warnings of check about dimensions that the tp ranks cannot divide evenly. */
 static fc_code warn_uneven(const job *j, fc_error *err) {
-    fc_check_options how = {.selection = &j->how.selection, .mesh = &j->mesh, .tp_plan = j->plan, .only_mesh = true};
+    fc_check_options how = {.selection = &j->how.selection,
+                            .setting_names = hint_settings,
+                            .mesh = &j->mesh,
+                            .tp_plan = j->plan,
+                            .only_mesh = true};
     fc_report report;
     fc_arena *arena = fc_arena_new();
     fc_code rc = arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL);

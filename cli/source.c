@@ -48,7 +48,7 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     /* Only names and shapes are needed, so the data files may be absent. */
     const fc_open_options how = {.headers_only = true,
                                  .follow_external = o->follow_external,
-                                 .teller = {source_note},
+                                 .reporter = {source_note},
                                  .progress = call->progress};
     *out = NULL;
     return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
@@ -62,7 +62,7 @@ static fc_code open_checked(const options *o, const char *path, const fc_open_op
         suggest_path(path, err);
     }
     FC_TRY(rc);
-    if (how->tp_plan && (*out)->tp_joined == 0) {
+    if (how->tp_plan && *how->tp_joined == 0) {
         return fc_fail(err, FC_EUSAGE,
                        "%s: has no rank files with plain tensors that the plan '%s' shards, so --tp-plan does not "
                        "apply; leave it out",
@@ -79,12 +79,14 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
     const options *o = call->options;
     fc_open_options how = {.headers_only = headers_only,
                            .follow_external = o->follow_external,
-                           .teller = {source_note},
+                           .reporter = {source_note},
                            .progress = call->progress};
     fc_checkpoint *model = NULL;
     fc_arena *arena = NULL;
+    size_t joined = 0;
     fc_code rc;
     *out = NULL;
+    how.tp_joined = &joined;
     FC_TRY_GOTO(source_model(call, &model, err), rc, out);
     if (o->tp_plan && !o->tp) { /* with --tp, the plan applies to the target */
         arena = fc_arena_new();

@@ -36,8 +36,8 @@ const char **source_inputs(const options *o, bool operands);
 fc_code source_spare(const options *o, const char *target, fc_error *err);
 
 /**
- * The fc_teller of the command: reports on stderr how the remains of an interrupted run were cleaned up. @param unused
- * NULL.
+ * The fc_reporter of the command: reports on stderr how the remains of an interrupted run were cleaned up. @param
+ * unused NULL.
  */
 void source_note(void *unused, const char *line);
 

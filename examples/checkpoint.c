@@ -216,7 +216,7 @@ fc_code train_save(trainer *t, const char *path, fc_error *err) {
                                       .selection = {.mesh = &t->mesh},
                                       .force = true,
                                       .comm = t->host,
-                                      .own_parts = true};
+                                      .own_shards = true};
         rc = fc_convert(source, path, &options, NULL, err);
     }
     fc_checkpoint_close(source);

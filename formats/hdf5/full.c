@@ -138,11 +138,11 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     }
     bool view = ours && root->layout && strcmp(root->layout, FC_H5_VIEW_LAYOUT) == 0;
     if (view && !((fc_h5_state *)checkpoint->state)->follow_external) {
-        return fc_fail(
-            err, FC_EUSAGE,
-            "%s: a view: its data is in the files of another checkpoint; give the path of that one (or follow the view "
-            "with --follow-external)",
-            path);
+        return fc_advise(
+            err,
+            fc_fail(err, FC_EUSAGE,
+                    "%s: a view: its data is in the files of another checkpoint; give the path of that one", path),
+            FC_HINT_FOLLOW_EXTERNAL, NULL);
     }
     size_t count = 0;
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, file->ndatasets + 1, sizeof *tensors);

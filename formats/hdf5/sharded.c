@@ -24,7 +24,7 @@
 enum { MAX_RANKS = 1 << 20, MAX_COMPUTED_BOXES = 1 << 26 };
 
 /* The state while the files are read. */
-typedef struct opening {
+typedef struct sharded_reader {
     fc_checkpoint *checkpoint;
     const char *directory;
     int64_t ranks;
@@ -34,9 +34,9 @@ typedef struct opening {
     size_t count;
     size_t *by_path;       /* indexes of tensors, sorted by the paths of their datasets */
     fc_progress *progress; /* may be NULL */
-} opening;
+} sharded_reader;
 
-static fc_code no_memory(const opening *o, fc_error *err) {
+static fc_code no_memory(const sharded_reader *o, fc_error *err) {
     return fc_no_memory(err, o->checkpoint->path);
 }
 
@@ -78,7 +78,7 @@ static fc_code check_schema(const fc_h5_root *root, const char *path, fc_error *
 
 /* ---- index.h5 ---- */
 
-static fc_code read_placements(opening *o, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
+static fc_code read_placements(sharded_reader *o, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
     int n = o->checkpoint->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)n, sizeof *placements);
     if (!placements) {
@@ -93,11 +93,11 @@ static fc_code read_placements(opening *o, const fc_h5_dataset *d, fc_tensor *te
 }
 
 static int compare_paths(const void *a, const void *b, void *context) {
-    const opening *o = context;
+    const sharded_reader *o = context;
     return strcmp(o->datasets[*(const size_t *)a]->path, o->datasets[*(const size_t *)b]->path);
 }
 
-static fc_code add_index_entry(opening *o, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
+static fc_code add_index_entry(sharded_reader *o, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
     const char *path = o->checkpoint->files[0].path;
     if (d->kind == FC_H5_UNREADABLE) {
         return fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message);
@@ -109,7 +109,7 @@ static fc_code add_index_entry(opening *o, const fc_h5_dataset *d, fc_tensor *te
 }
 
 static fc_code read_index(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
-    opening *o = context;
+    sharded_reader *o = context;
     fc_checkpoint *checkpoint = o->checkpoint;
     fc_arena *arena = checkpoint->arena;
     const char *path = checkpoint->files[0].path;
@@ -146,7 +146,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
 /* ---- shard files ---- */
 
 /* @return the index of the tensor whose dataset has `path`, or `count`. */
-static size_t find_path(const opening *o, const char *path) {
+static size_t find_path(const sharded_reader *o, const char *path) {
     size_t low = 0, high = o->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -168,7 +168,7 @@ static bool same_numbers(int n, const int64_t *a, const int64_t *b) {
 }
 
 /* Checks that the dataset is the box that the placements give this rank. */
-static fc_code check_box(const opening *o, const fc_tensor *tensor, const fc_h5_dataset *d, int64_t rank,
+static fc_code check_box(const sharded_reader *o, const fc_tensor *tensor, const fc_h5_dataset *d, int64_t rank,
                          const char *path, fc_error *err) {
     int64_t coordinate[FC_MAX_MESH_DIMS], offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
     if (d->dtype != tensor->dtype || d->ndim != tensor->ndim) {
@@ -196,7 +196,7 @@ static fc_code check_box(const opening *o, const fc_tensor *tensor, const fc_h5_
     return FC_OK;
 }
 
-static fc_code add_shard_dataset(opening *o, fc_h5_dataset *d, int64_t rank, const char *path, fc_error *err) {
+static fc_code add_shard_dataset(sharded_reader *o, fc_h5_dataset *d, int64_t rank, const char *path, fc_error *err) {
     size_t i = find_path(o, d->path);
     if (i == o->count) {
         return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is not in index.h5", path, d->path);
@@ -227,7 +227,7 @@ static fc_code add_shard_dataset(opening *o, fc_h5_dataset *d, int64_t rank, con
 }
 
 /* Checks that the file is the shard of `rank` of this checkpoint, by the attributes of its root. */
-static fc_code check_root(const opening *o, int64_t rank, const fc_h5_file *file, fc_error *err) {
+static fc_code check_root(const sharded_reader *o, int64_t rank, const fc_h5_file *file, fc_error *err) {
     const char *path = o->checkpoint->files[rank + 1].path;
     fc_mesh mesh;
     FC_TRY(check_schema(&file->root, path, err));
@@ -244,7 +244,7 @@ static fc_code check_root(const opening *o, int64_t rank, const fc_h5_file *file
 }
 
 static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
-    opening *o = context;
+    sharded_reader *o = context;
     int64_t rank = (int64_t)number;
     const char *path = o->checkpoint->files[number + 1].path;
     FC_TRY(check_root(o, rank, file, err));
@@ -264,7 +264,7 @@ fc_code fc_h5_check_header(const fc_checkpoint *checkpoint, size_t index, fc_err
     return fc_h5_scan_files(checkpoint->arena, &path, 1, 0, false, only_schema, &path, err);
 }
 
-static fc_code read_shards(opening *o, fc_error *err) {
+static fc_code read_shards(sharded_reader *o, fc_error *err) {
     fc_checkpoint *checkpoint = o->checkpoint;
     size_t n = (size_t)o->ranks;
     const char **paths = calloc(n, sizeof *paths);
@@ -294,7 +294,7 @@ static fc_code read_shards(opening *o, fc_error *err) {
 /* ---- headers only ---- */
 
 /* Computes the boxes from the mesh and the placements. Replicas count once, for their lowest rank. */
-static fc_code compute_boxes(opening *o, size_t i, fc_error *err) {
+static fc_code compute_boxes(sharded_reader *o, size_t i, fc_error *err) {
     fc_tensor *tensor = &o->tensors[i];
     const fc_mesh *mesh = &o->checkpoint->mesh;
     for (int64_t rank = 0; rank < o->ranks; rank++) {
@@ -328,7 +328,7 @@ static fc_code compute_boxes(opening *o, size_t i, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code compute_all_boxes(opening *o, fc_error *err) {
+static fc_code compute_all_boxes(sharded_reader *o, fc_error *err) {
     if (o->count > 0 && (int64_t)(MAX_COMPUTED_BOXES / o->count) < o->ranks) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: %zu tensors on %lld ranks are too many boxes", o->checkpoint->path,
                        o->count, (long long)o->ranks);
@@ -343,7 +343,7 @@ static fc_code compute_all_boxes(opening *o, fc_error *err) {
 
 /* A file that is not the one that index.h5 describes. */
 typedef struct stranger {
-    const opening *o;
+    const sharded_reader *o;
     int64_t rank;
     bool read; /* out: it has headers */
 } stranger;
@@ -356,7 +356,7 @@ static fc_code recognise(void *context, size_t number, const fc_h5_file *file, f
 }
 
 /* Reports what the file's own headers say it is, or otherwise its size. */
-static fc_code explain_size(const opening *o, int64_t rank, uint64_t size, fc_error *err) {
+static fc_code explain_size(const sharded_reader *o, int64_t rank, uint64_t size, fc_error *err) {
     const fc_h5_state *state = o->checkpoint->state;
     const char *path = o->checkpoint->files[rank + 1].path;
     stranger s = {o, rank, false};
@@ -369,7 +369,7 @@ static fc_code explain_size(const opening *o, int64_t rank, uint64_t size, fc_er
 }
 
 /* Checks that the files exist and have the sizes in the tables of index.h5. */
-static fc_code compare_sizes(const opening *o, fc_error *err) {
+static fc_code compare_sizes(const sharded_reader *o, fc_error *err) {
     const fc_h5_state *state = o->checkpoint->state;
     for (int64_t rank = 0; rank < o->ranks; rank++) {
         const char *path = o->checkpoint->files[rank + 1].path;
@@ -388,7 +388,7 @@ static fc_code compare_sizes(const opening *o, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code finish_listed(opening *o, const fc_open_options *options, fc_error *err) {
+static fc_code finish_listed(sharded_reader *o, const fc_open_options *options, fc_error *err) {
     o->ranks = fc_mesh_ranks(&o->checkpoint->mesh);
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
     if (!options->follow_external) {
@@ -400,7 +400,7 @@ static fc_code finish_listed(opening *o, const fc_open_options *options, fc_erro
     return !options->headers_only ? compare_sizes(o, err) : FC_OK;
 }
 
-static fc_code finish_walked(opening *o, const char *path, const fc_open_options *options, fc_error *err) {
+static fc_code finish_walked(sharded_reader *o, const char *path, const fc_open_options *options, fc_error *err) {
     FC_TRY(fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, read_index, o, err));
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
     if (!options->follow_external) {
@@ -416,7 +416,7 @@ static fc_code finish_walked(opening *o, const char *path, const fc_open_options
 /* @param walk reads all files instead of using the tables. */
 static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options, bool walk,
                             fc_error *err) {
-    opening o = {.checkpoint = checkpoint, .directory = directory, .progress = options->progress};
+    sharded_reader o = {.checkpoint = checkpoint, .directory = directory, .progress = options->progress};
     fc_file *index = fc_arena_calloc(checkpoint->arena, 1, sizeof *index);
     bool listed = false;
     if (index) {

@@ -19,7 +19,7 @@
 static const char whole_name[] = "pytorch_model.bin", index_end[] = ".bin.index.json";
 
 /* The state while the files are read. */
-typedef struct opening {
+typedef struct index_reader {
     fc_checkpoint *checkpoint;
     st_files files;
     fc_tensor **tensors; /* per file, in the arena */
@@ -27,7 +27,7 @@ typedef struct opening {
     size_t total;
     fc_progress *progress; /* may be NULL */
     fc_error *err;
-} opening;
+} index_reader;
 
 bool fc_pt_is_index(const char *path) {
     return fc_ends_with(path, index_end);
@@ -45,7 +45,7 @@ bool fc_pt_find_index(const char *directory, char path[PATH_MAX]) {
     return false;
 }
 
-static fc_code read_files(opening *o) {
+static fc_code read_files(index_reader *o) {
     const st_files *files = &o->files;
     fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, files->nfiles);
     for (size_t f = 0; f < files->nfiles; f++) {
@@ -59,7 +59,7 @@ static fc_code read_files(opening *o) {
 }
 
 /* Joins the tensors in the order of the files. No name may be in two files. */
-static fc_code join(opening *o, fc_name_table *names, fc_tensor *all) {
+static fc_code join(index_reader *o, fc_name_table *names, fc_tensor *all) {
     size_t n = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         for (size_t i = 0; i < o->counts[f]; i++) {
@@ -77,7 +77,7 @@ static fc_code join(opening *o, fc_name_table *names, fc_tensor *all) {
 }
 
 /* Checks that every tensor is in the file that the index names. */
-static fc_code check_map(const opening *o, const fc_name_table *names) {
+static fc_code check_map(const index_reader *o, const fc_name_table *names) {
     for (size_t i = 0; i < o->files.nmap; i++) {
         const st_mapped *m = &o->files.map[i];
         if (fc_name_table_find(names, m->name, strlen(m->name)) != m->file) {
@@ -88,7 +88,7 @@ static fc_code check_map(const opening *o, const fc_name_table *names) {
     return FC_OK;
 }
 
-static fc_code open_files(opening *o) {
+static fc_code open_files(index_reader *o) {
     fc_arena *arena = o->checkpoint->arena;
     o->tensors = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->tensors);
     o->counts = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->counts);
@@ -107,7 +107,7 @@ static fc_code open_files(opening *o) {
 
 fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err) {
     const char *name = fc_base_name(path);
-    opening o = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
+    index_reader o = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
     o.files.directory = name == path ? "." : fc_arena_strndup(checkpoint->arena, path, (size_t)(name - path));
     path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
     if (!o.files.directory || !path) {

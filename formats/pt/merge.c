@@ -334,7 +334,7 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     if (made) {
         FC_TRY(describe(m, v, &shard, t.dtype));
-        m->checkpoint->tp_joined++;
+        m->joined++;
     } else {
         FC_TRY(extend_along(m, v, &t, dim, &shard));
     }
@@ -347,11 +347,12 @@ static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_sha
                              const torch_extent *extent) {
     bool same = false;
     if (v->object || !v->plain || v->dtype != dtype || !same_shape(v, shard)) {
-        return fc_fail(
-            m->err, FC_EUNSUPPORTED,
-            "%s: a plain tensor whose dtype or shape differs between ranks, and the files do not say how the "
-            "parts of the ranks are combined; if tensor parallelism cut it, consolidate with --tp-plan",
-            m->f->path);
+        return fc_advise(m->err,
+                         fc_fail(m->err, FC_EUNSUPPORTED,
+                                 "%s: a plain tensor whose dtype or shape differs between ranks, and the files do not "
+                                 "say how the parts of the ranks are combined",
+                                 m->f->path),
+                         FC_HINT_CUT_BY_TP, NULL);
     }
     if (v->nchunks == 0) {
         return FC_OK;
@@ -359,11 +360,12 @@ static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_sha
     const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
     FC_TRY(fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err));
     return same ? FC_OK
-                : fc_fail(
-                      m->err, FC_EUNSUPPORTED,
-                      "%s: this plain tensor differs from that of rank 0 and is not a copy, and no file says how the "
-                      "ranks' parts fit together; if tensor parallelism split it, consolidate with --tp-plan",
-                      m->f->path);
+                : fc_advise(m->err,
+                            fc_fail(m->err, FC_EUNSUPPORTED,
+                                    "%s: this plain tensor differs from that of rank 0 and is not a copy, and no file "
+                                    "says how the ranks' parts fit together",
+                                    m->f->path),
+                            FC_HINT_CUT_BY_TP, NULL);
 }
 
 /* Adds a plain tensor without a layout. It must be equal on all ranks, or they cannot be merged. */

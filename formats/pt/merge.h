@@ -63,6 +63,7 @@ typedef struct pt_merger {
     size_t ncuts, cuts_capacity;
     const struct fc_tp_plan *tp_plan; /* the plan for plain tensors, or NULL */
     bool numbered;                    /* whether optimizer state in the current file may belong to flat parameters */
+    size_t joined;                    /* number of tensors that tp_plan joined */
     bool numbers_fit;                 /* whether it also uses the same numbers */
     fc_error *err;
 } pt_merger;

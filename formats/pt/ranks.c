@@ -129,17 +129,16 @@ static fc_code check_missing(const pt_merger *m, const pt_set *set, size_t first
 
 static fc_code check_links(const pt_merger *m, const fc_open_options *options, size_t first, size_t count) {
     char root[PATH_MAX];
-    fc_code rc = FC_OK;
     if (options->follow_external) {
-        return rc;
+        return FC_OK;
     }
     if (!realpath(m->directory, root)) {
         return fc_fail_errno(m->err, errno, "%s: cannot be examined", m->directory);
     }
-    for (size_t i = first; i < first + count && rc == FC_OK; i++) {
-        rc = fc_check_link(m->checkpoint->files[i].path, m->checkpoint->files[i].name, root, m->err);
+    for (size_t i = first; i < first + count; i++) {
+        FC_TRY(fc_check_link(m->checkpoint->files[i].path, m->checkpoint->files[i].name, root, m->err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Names the files of a set from checkpoint->files[first] on. */
@@ -253,7 +252,7 @@ static fc_code note_joined(const pt_merger *m) {
     c->note = fc_arena_printf(c->arena,
                               "%s%s%zu tensors were merged according to the plan, which the files cannot confirm: "
                               "check their shapes, e.g. %.256s along dimension %d",
-                              c->note ? c->note : "", c->note ? "; " : "", c->tp_joined, v->name, v->placements[0].dim);
+                              c->note ? c->note : "", c->note ? "; " : "", m->joined, v->name, v->placements[0].dim);
     return c->note ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
@@ -266,7 +265,10 @@ static fc_code add_sets(pt_merger *m, const pt_set *sets, size_t nsets, const ch
         }
     }
     FC_TRY(finish(m));
-    return m->checkpoint->tp_joined > 0 ? note_joined(m) : FC_OK;
+    if (options->tp_joined) {
+        *options->tp_joined = m->joined;
+    }
+    return m->joined > 0 ? note_joined(m) : FC_OK;
 }
 
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,

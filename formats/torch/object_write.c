@@ -80,10 +80,11 @@ static fc_code read_bytes(const fc_target *target, const fc_tensor *object, fc_a
     static const int64_t origin[1] = {0};
     const fc_box box = {1, origin, object->shape};
     if (object->shape[0] > MOST_BYTES) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "an object of %lld bytes in the encoding '%s', which PyTorch cannot read: leave it out with "
-                       "--exclude",
-                       (long long)object->shape[0], object->object->encoding);
+        return fc_advise(err,
+                         fc_fail(err, FC_EUNSUPPORTED,
+                                 "an object of %lld bytes in the encoding '%s', which PyTorch cannot read",
+                                 (long long)object->shape[0], object->object->encoding),
+                         FC_HINT_EXCLUDE, object->name);
     }
     *bytes = fc_arena_alloc(arena, (size_t)object->shape[0] + 1);
     return *bytes ? fc_read_box(target->source, object, &box, FC_OPAQUE, *bytes, err) : fc_no_memory(err, NULL);

@@ -135,7 +135,7 @@ static void report_dtype(against *a, fc_dtype from, fc_dtype to, const char **na
     if (fc_dtype_get(from)->cls == FC_CLASS_FLOAT && fc_dtype_get(to)->cls == FC_CLASS_FLOAT) {
         bool mends = cast_mends(a, to);
         f.kind = mends ? FC_FOUND_DTYPE : FC_FOUND_DTYPE_MIXED;
-        f.option = mends ? fc_check_text(c, "--dtype %s", fc_dtype_get(to)->short_name) : NULL;
+        f.fix = mends ? fc_check_fix(c, FC_SETTING_DTYPE, fc_dtype_get(to)->short_name) : f.fix;
     }
     fc_check_add(c, &f);
 }

@@ -34,6 +34,38 @@ const char *fc_check_text(fc_check_run *c, const char *fmt, ...) {
     return copy ? copy : "";
 }
 
+fc_fix fc_check_fix(fc_check_run *c, fc_setting setting, const char *value) {
+    const char **values = fc_check_alloc(c, 1, sizeof *values);
+    if (!values) {
+        return (fc_fix){FC_SETTING_NONE, NULL, 0};
+    }
+    values[0] = value;
+    return (fc_fix){setting, values, 1};
+}
+
+const char *fc_check_setting(const fc_check_run *c, fc_setting setting) {
+    static const char *const members[FC_SETTING_COUNT] = {[FC_SETTING_NONE] = "",
+                                                          [FC_SETTING_EXCLUDE] = "exclude",
+                                                          [FC_SETTING_RENAME] = "rename",
+                                                          [FC_SETTING_STRIP_PREFIX] = "strip_prefix",
+                                                          [FC_SETTING_DTYPE] = "dtype",
+                                                          [FC_SETTING_MODEL] = "model",
+                                                          [FC_SETTING_TP_PLAN] = "tp_plan",
+                                                          [FC_SETTING_ALLOW_MISSING] = "allow_missing",
+                                                          [FC_SETTING_ALLOW_UNEXPECTED] = "allow_unexpected"};
+    return c->options->setting_names ? c->options->setting_names[setting] : members[setting];
+}
+
+/* The fix as text for a shell: the setting once for each value. */
+static const char *fix_text(fc_check_run *c, const fc_fix *fix) {
+    const char *text = "";
+    for (size_t i = 0; i < fix->count; i++) {
+        text = fc_check_text(c, "%s%s%s %s", text, i > 0 ? " " : "", fc_check_setting(c, fix->setting),
+                             fc_check_quote(c, fix->values[i]));
+    }
+    return text;
+}
+
 void fc_check_add(fc_check_run *c, const fc_finding *finding) {
     if (c->count == c->capacity) {
         size_t capacity = c->capacity ? 2 * c->capacity : 16;
@@ -50,6 +82,7 @@ void fc_check_add(fc_check_run *c, const fc_finding *finding) {
     fc_finding *f = &c->findings[c->count++];
     *f = *finding;
     f->count = f->count ? f->count : 1;
+    f->option = f->fix.count > 0 ? fix_text(c, &f->fix) : NULL;
     f->message = fc_finding_message(c, f);
     c->no_memory |= !f->message;
 }

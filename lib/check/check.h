@@ -50,6 +50,12 @@ const char *fc_check_quote(fc_check_run *c, const char *text);
  */
 const char *fc_check_after_section(const char *name, const char *word);
 
+/** Returns the fix that gives `setting` one value. */
+fc_fix fc_check_fix(fc_check_run *c, fc_setting setting, const char *value);
+
+/** Returns the name of a setting in messages. */
+const char *fc_check_setting(const fc_check_run *c, fc_setting setting);
+
 /** Builds the message of a finding in the arena. NULL when out of memory. */
 const char *fc_finding_message(const fc_check_run *c, const fc_finding *finding);
 
@@ -102,8 +108,8 @@ const char *fc_check_regex(fc_check_run *c, const char *text, size_t len);
 /** Escapes a text for the replacement of a rename rule. */
 const char *fc_check_replacement(fc_check_run *c, const char *text);
 
-/** Returns "--rename 's/_orig_mod\.//g'" for each of the `which` wrappers, which drops them everywhere. */
-const char *fc_check_drop_options(fc_check_run *c, unsigned which);
+/** Returns the rename rules that drop the `which` wrappers everywhere: "s/_orig_mod\.//g" for each. */
+fc_fix fc_check_drop_wrappers(fc_check_run *c, unsigned which);
 
 /** Returns the names of the `which` wrappers ("torch.compile"), separated by commas. */
 const char *fc_check_wrapped_by(fc_check_run *c, unsigned which);

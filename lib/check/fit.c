@@ -96,7 +96,7 @@ static void report(fit *f) {
 /* Describes how torch.chunk divides a dimension of `size` among `ranks`: "3 ranks get 17, one gets 13". */
 static const char *parts_text(fc_check_run *c, int64_t size, int64_t ranks) {
     int64_t offset, whole, last = 0, full = 0, empty = 0;
-    fc_shard_piece(size, ranks, 0, &offset, &whole);
+    fc_shard_range(size, ranks, 0, &offset, &whole);
     full = whole > 0 ? size / whole : 0;
     last = whole > 0 ? size % whole : 0;
     empty = ranks - full - (last > 0);
@@ -142,7 +142,7 @@ static int64_t check_tp(fit *f, const fc_named *named) {
              parts_text(c, size, f->tp));
     }
     if (d == 0) {
-        fc_shard_piece(size, f->tp, 0, &offset, &length);
+        fc_shard_range(size, f->tp, 0, &offset, &length);
         return length;
     }
     return t->shape[0];

@@ -1,6 +1,7 @@
 /*
  * The table of all findings and their messages. Members of the finding replace {name} … {count}; {src} and {ref} are
- * the paths; {count:tensor:tensors} is a number with its noun. docs/CHECK_MESSAGES.md shows every message.
+ * the paths; {count:tensor:tensors} is a number with its noun; {setting:model} is the name of a setting.
+ * docs/CHECK_MESSAGES.md shows every message.
  */
 #include "check/check.h"
 
@@ -37,7 +38,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
         {"flat-parameters", FC_SEVERITY_WARNING,
          "{count:tensor is a flat parameter:tensors are flat parameters} of FSDP1, e.g. {name}: no header records "
          "which weights they hold",
-         "give --schema FILE, a schema or a checkpoint of the model, to a conversion, or save with "
+         "give {setting:model} FILE, a schema or a checkpoint of the model, to a conversion, or save with "
          "StateDictType.SHARDED_STATE_DICT"},
     [FC_FOUND_STATE_ORPHAN] =
         {"state-orphan", FC_SEVERITY_ERROR,
@@ -117,9 +118,10 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
     [FC_FOUND_NESTING] = {"nesting", FC_SEVERITY_WARNING,
                           "{name}: the state dict has it at {found}, but that of {ref} at {expected}", NULL},
     [FC_FOUND_IDLE_ALLOW_MISSING] = {"idle-allow-missing", FC_SEVERITY_WARNING,
-                                     "--allow-missing '{detail}' matches no missing name", "remove it"},
+                                     "{setting:allow_missing} '{detail}' matches no missing name", "remove it"},
     [FC_FOUND_IDLE_ALLOW_UNEXPECTED] = {"idle-allow-unexpected", FC_SEVERITY_WARNING,
-                                        "--allow-unexpected '{detail}' matches no unexpected name", "remove it"},
+                                        "{setting:allow_unexpected} '{detail}' matches no unexpected name",
+                                        "remove it"},
     [FC_FOUND_UNEVEN] = {"uneven", FC_SEVERITY_WARNING,
                          "{name}{other}: {found}: dimension 0 does not divide evenly by {detail}: {expected}", NULL},
     [FC_FOUND_EMPTY_SHARDS] = {"empty-shards", FC_SEVERITY_WARNING,
@@ -132,10 +134,10 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
     [FC_FOUND_TP_NO_RULE] =
         {"tp-no-rule", FC_SEVERITY_WARNING,
          "{name}{other}: {found}: no rule of the TP plan '{detail}' covers it, so every tp rank holds all of it",
-         "to shard it, add a rule to a --tp-plan"},
+         "to shard it, add a rule to a {setting:tp_plan}"},
     [FC_FOUND_TP_CUTS_NONE] = {"tp-cuts-none", FC_SEVERITY_ERROR,
                                "{src}: the TP plan '{detail}' shards none of its {count:tensor:tensors}",
-                               "give a --tp-plan that names their modules"},
+                               "give a {setting:tp_plan} that names their modules"},
     [FC_FOUND_TP_IDLE_RULE] = {"tp-idle-rule", FC_SEVERITY_WARNING, "{name}: the rule '{detail}' covers no tensor",
                                "correct or remove it"},
 };
@@ -165,10 +167,18 @@ static bool is_member(const char *key, size_t len, const char *name) {
 static const char *member(const fc_check_run *c, const fc_finding *f, const char *key, size_t len) {
     const struct {
         const char *name, *value;
-    } members[] = {{"name", f->name},     {"other", f->other},
-                   {"found", f->found},   {"expected", f->expected},
-                   {"detail", f->detail}, {"option", f->option},
-                   {"src", c->path},      {"ref", c->options->reference ? c->options->reference->path : NULL}};
+    } members[] = {{"setting:model", fc_check_setting(c, FC_SETTING_MODEL)},
+                   {"setting:tp_plan", fc_check_setting(c, FC_SETTING_TP_PLAN)},
+                   {"setting:allow_missing", fc_check_setting(c, FC_SETTING_ALLOW_MISSING)},
+                   {"setting:allow_unexpected", fc_check_setting(c, FC_SETTING_ALLOW_UNEXPECTED)},
+                   {"name", f->name},
+                   {"other", f->other},
+                   {"found", f->found},
+                   {"expected", f->expected},
+                   {"detail", f->detail},
+                   {"option", f->option},
+                   {"src", c->path},
+                   {"ref", c->options->reference ? c->options->reference->path : NULL}};
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
         if (is_member(key, len, members[i].name)) {
             return members[i].value ? members[i].value : "";

@@ -225,7 +225,7 @@ static void report_orphan(optimizer *o, const stateful *p) {
                                      .name = name,
                                      .other = p->name,
                                      .detail = key_list(o, p->keys),
-                                     .option = fc_check_text(o->c, "--exclude %s", fc_check_quote(o->c, glob)),
+                                     .fix = fc_check_fix(o->c, FC_SETTING_EXCLUDE, glob),
                                      .count = p->count});
 }
 

@@ -144,16 +144,15 @@ static const char *first_components(fc_check_run *c, const fc_pair *pairs, size_
 }
 
 /*
- * Returns the option that adds a prefix to some names. Unless these are all names, it selects them by their first
+ * Returns the rename rule that adds a prefix to some names. Unless these are all names, it selects them by their first
  * components.
  */
-static const char *adding_option(fc_check_run *c, const fc_pair *pairs, size_t count, const char *text) {
+static const char *adding_rule(fc_check_run *c, const fc_pair *pairs, size_t count, const char *text) {
     bool whole;
     const char *firsts = count < c->names.count ? first_components(c, pairs, count, &whole) : NULL;
     const char *escaped = fc_check_replacement(c, text);
-    const char *rule = firsts ? fc_check_text(c, "s/^(%s)%s/%s&/", firsts, whole ? "(\\.|$)" : "\\.", escaped)
-                              : fc_check_text(c, "s/^/%s/", escaped);
-    return fc_check_text(c, "--rename %s", fc_check_quote(c, rule));
+    return firsts ? fc_check_text(c, "s/^(%s)%s/%s&/", firsts, whole ? "(\\.|$)" : "\\.", escaped)
+                  : fc_check_text(c, "s/^/%s/", escaped);
 }
 
 static size_t take_prefix(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
@@ -172,8 +171,8 @@ static size_t take_prefix(fc_check_run *c, fc_unpaired *here, fc_unpaired *there
                                   .other = there->names->items[pairs[0].there].name,
                                   .expected = explain(c, text, strlen(text)),
                                   .detail = text,
-                                  .option = is_extra ? fc_check_text(c, "--strip-prefix %s", fc_check_quote(c, text))
-                                                     : adding_option(c, pairs, n, text),
+                                  .fix = is_extra ? fc_check_fix(c, FC_SETTING_STRIP_PREFIX, text)
+                                                  : fc_check_fix(c, FC_SETTING_RENAME, adding_rule(c, pairs, n, text)),
                                   .count = n,
                                   .names = names_of(c, pairs, n)});
     fc_check_take(here, there, pairs, n, c);
@@ -248,7 +247,7 @@ static void report_wrapped(fc_check_run *c, const fc_unpaired *there, const wrap
                                   .other = there->names->items[pairs[0].there].name,
                                   .expected = fc_check_text(c, " (%s)", fc_check_wrapped_by(c, which)),
                                   .detail = components_of(c, which),
-                                  .option = extra ? fc_check_drop_options(c, which) : NULL,
+                                  .fix = extra ? fc_check_drop_wrappers(c, which) : (fc_fix){FC_SETTING_NONE, NULL, 0},
                                   .count = n,
                                   .names = names_of(c, pairs, n)});
 }

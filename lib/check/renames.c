@@ -246,7 +246,7 @@ static void report_one(const rename_search *m, const renamed *r) {
                                   .name = here,
                                   .other = there,
                                   .found = fc_check_type(c, here_of(m, r)->tensor),
-                                  .option = fc_check_text(c, "--rename %s", fc_check_quote(c, whole))});
+                                  .fix = fc_check_fix(c, FC_SETTING_RENAME, whole)});
 }
 
 static void report_group(const rename_search *m, const renamed *r, size_t count) {
@@ -263,7 +263,7 @@ static void report_group(const rename_search *m, const renamed *r, size_t count)
                                   .found = r->from,
                                   .expected = r->to,
                                   .detail = certain == count ? ", bit for bit" : "",
-                                  .option = fc_check_text(c, "--rename %s", fc_check_quote(c, r->rule)),
+                                  .fix = fc_check_fix(c, FC_SETTING_RENAME, r->rule),
                                   .count = count,
                                   .names = names});
 }

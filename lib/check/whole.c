@@ -128,12 +128,11 @@ static bool check_object(fc_check_run *c, const fc_named *name) {
                                       .name = name->tensor->name,
                                       .detail = fc_check_text(c, "%s", why.message)});
     } else if (rc == FC_OK && verdict.risk != FC_OBJECT_HARMLESS) { /* a missing file is already reported */
-        fc_check_add(c,
-                     &(fc_finding){.kind = verdict.risk == FC_OBJECT_RUNS ? FC_FOUND_RUNS : FC_FOUND_UNKNOWN_CLASS,
-                                   .name = name->tensor->name,
-                                   .found = fc_check_text(c, "%s", verdict.global),
-                                   .detail = fc_check_text(c, "%s", verdict.reason),
-                                   .option = fc_check_text(c, "--exclude %s", fc_check_quote(c, name->tensor->name))});
+        fc_check_add(c, &(fc_finding){.kind = verdict.risk == FC_OBJECT_RUNS ? FC_FOUND_RUNS : FC_FOUND_UNKNOWN_CLASS,
+                                      .name = name->tensor->name,
+                                      .found = fc_check_text(c, "%s", verdict.global),
+                                      .detail = fc_check_text(c, "%s", verdict.reason),
+                                      .fix = fc_check_fix(c, FC_SETTING_EXCLUDE, name->tensor->name)});
     }
     return rc == FC_OK && verdict.risk == FC_OBJECT_RUNS;
 }
@@ -158,7 +157,7 @@ static void check_readable(fc_check_run *c, const fc_tensor *tensor) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
                                       .name = tensor->name,
                                       .detail = tensor->object->refusal,
-                                      .option = fc_check_text(c, "--exclude %s", fc_check_quote(c, tensor->name))});
+                                      .fix = fc_check_fix(c, FC_SETTING_EXCLUDE, tensor->name)});
     } else if (tensor->object && tensor->object->damaged &&
                fc_checkpoint_extent(c->checkpoint, tensor, 0, &extent, &why) != FC_OK) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,

@@ -86,16 +86,16 @@ const char *fc_check_replacement(fc_check_run *c, const char *text) {
     return escaped ? escaped : "";
 }
 
-const char *fc_check_drop_options(fc_check_run *c, unsigned which) {
-    const char *options = "";
-    for (size_t w = 0; w < FC_WRAPPERS; w++) {
+fc_fix fc_check_drop_wrappers(fc_check_run *c, unsigned which) {
+    const char **rules = fc_check_alloc(c, FC_WRAPPERS, sizeof *rules);
+    size_t count = 0;
+    for (size_t w = 0; rules && w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
             const char *component = fc_wrappers[w].component;
-            options = fc_check_text(c, "%s%s--rename 's/%s//g'", options, *options ? " " : "",
-                                    fc_check_regex(c, component, strlen(component)));
+            rules[count++] = fc_check_text(c, "s/%s//g", fc_check_regex(c, component, strlen(component)));
         }
     }
-    return options;
+    return (fc_fix){FC_SETTING_RENAME, rules, count};
 }
 
 const char *fc_check_wrapped_by(fc_check_run *c, unsigned which) {
@@ -146,8 +146,8 @@ void fc_check_wrappers(fc_check_run *c) {
             found[w].kind = all ? FC_FOUND_WRAPPED_PREFIX : FC_FOUND_WRAPPED_NAMES;
             found[w].detail = component;
             found[w].expected = fc_wrappers[w].by;
-            found[w].option =
-                all ? fc_check_text(c, "--strip-prefix %s", component) : fc_check_drop_options(c, 1U << w);
+            found[w].fix =
+                all ? fc_check_fix(c, FC_SETTING_STRIP_PREFIX, component) : fc_check_drop_wrappers(c, 1U << w);
             fc_check_add(c, &found[w]);
         }
     }

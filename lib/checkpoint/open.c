@@ -183,7 +183,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     const fc_format *format = NULL;
     fc_checkpoint *checkpoint = NULL;
     *out = NULL;
-    FC_TRY(fc_commit_recover(path, options ? &options->teller : NULL, err));
+    FC_TRY(fc_commit_recover(path, options ? &options->reporter : NULL, err));
     FC_TRY(find_format(path, &format, err));
     FC_TRY(new_checkpoint(format, path, &checkpoint, err));
     fc_code rc = read_manifest(checkpoint, how, err);

@@ -306,9 +306,9 @@ static fc_code start_mpi(bool *started, fc_error *err) {
     return FC_OK;
 }
 
-/* The tests set FSDPCKPT_MPI_PIECE to a few bytes, so that small transfers take several calls. */
+/* The tests set FSDPCKPT_MPI_CALL_BYTES to a few bytes, so that small transfers take several calls. */
 static size_t chosen_call_bytes(void) {
-    const char *given = getenv("FSDPCKPT_MPI_PIECE");
+    const char *given = getenv("FSDPCKPT_MPI_CALL_BYTES");
     long long bytes = given ? atoll(given) : 0;
     return bytes > 0 && bytes < CALL_BYTES ? (size_t)bytes : CALL_BYTES;
 }

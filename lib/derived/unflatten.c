@@ -30,10 +30,10 @@ static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *ten
                            fc_error *err) {
     const fc_flat_origin *o = tensor->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
-    if (!o->places) {
+    if (!o->positions) {
         return fc_checkpoint_extent(source, o->tensor, index, out, err);
     }
-    const fc_flat_place *p = &o->places[index];
+    const fc_flat_position *p = &o->positions[index];
     FC_TRY_CONTEXT(fc_checkpoint_extent(source, o->tensor, p->chunk, out, err), err, "tensor %.256s", tensor->name);
     /* The elements are some of the shard's, which fit its bytes, so nothing can overflow. */
     int64_t stride = out->strides[0];
@@ -46,7 +46,7 @@ static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *ten
 }
 
 static size_t source_index(const fc_flat_origin *o, size_t index) {
-    return o->places && index != FC_WHOLE_TENSOR ? o->places[index].chunk : index;
+    return o->positions && index != FC_WHOLE_TENSOR ? o->positions[index].chunk : index;
 }
 
 static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
@@ -69,7 +69,7 @@ static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor
 static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                            fc_error *err) {
     const fc_flat_origin *o = tensor->detail;
-    if (o->places && index == FC_WHOLE_TENSOR) {
+    if (o->positions && index == FC_WHOLE_TENSOR) {
         *out = (fc_digest){.kind = FC_DIGEST_NONE};
         return FC_OK;
     }
@@ -416,7 +416,6 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
                             .arena = arena,
                             .files = source->files,
                             .nfiles = source->nfiles,
-                            .tp_joined = source->tp_joined,
                             .keeps_order = true,
                             .producer = source->producer,
                             .note = source->note,

@@ -473,16 +473,15 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
     if (p.sizes.chunks == 0) {
         return FC_OK;
     }
-    fc_code rc = prepare(&p, options, err);
-    rc = share_chunks(&p, comm, rc, err);
-    if (rc == FC_OK) {
-        run(&p);
-        *stored = comm ? p.rounds.stored : p.stored;
-        rc = p.code;
-        if (rc != FC_OK && err) {
-            *err = p.error;
-        }
+    fc_code rc;
+    FC_TRY_GOTO(share_chunks(&p, comm, prepare(&p, options, err), err), rc, out);
+    run(&p);
+    *stored = comm ? p.rounds.stored : p.stored;
+    rc = p.code;
+    if (rc != FC_OK && err) {
+        *err = p.error;
     }
+out:
     compressor_free(&p);
     return rc;
 }

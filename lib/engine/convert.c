@@ -86,14 +86,14 @@ static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress,
 /* Adds up the data bytes of the ranks' files. */
 static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
     int64_t ranks = fc_mesh_ranks(target->mesh);
-    report->smallest_part = UINT64_MAX;
+    report->smallest_file = UINT64_MAX;
     for (int64_t rank = 0; rank < ranks; rank++) {
         uint64_t bytes = loads[rank];
         if (!fc_add_u64(report->data_bytes, bytes, &report->data_bytes)) {
             return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
         }
-        report->largest_part = bytes > report->largest_part ? bytes : report->largest_part;
-        report->smallest_part = bytes < report->smallest_part ? bytes : report->smallest_part;
+        report->largest_file = bytes > report->largest_file ? bytes : report->largest_file;
+        report->smallest_file = bytes < report->smallest_file ? bytes : report->smallest_file;
     }
     return FC_OK;
 }
@@ -186,8 +186,8 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     fc_conversion m = {.target = target,
                        .comm = options->comm,
                        .leads = fc_ranks_leads(options->comm),
-                       .apart = !options->own_parts && fc_writes_apart(target, options->format, options->comm),
-                       .own_parts = options->own_parts,
+                       .apart = !options->own_shards && fc_writes_apart(target, options->format, options->comm),
+                       .own_shards = options->own_shards,
                        .writer = {options->format, NULL},
                        .move = options->move,
                        .report = report};
@@ -273,7 +273,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                    .force = options->force,
                                    .bytes = bytes,
                                    .is_own_file = fc_is_own_file,
-                                   .teller = options->teller};
+                                   .reporter = options->reporter};
     if (!options->dry_run) {
         fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
                           report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
@@ -310,7 +310,7 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
-    if (options->own_parts && options->comm &&
+    if (options->own_shards && options->comm &&
         (options->selection.compress || !options->selection.mesh ||
          fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
         return fc_fail(

@@ -28,7 +28,7 @@ typedef struct place {
     bool opened; /* `rc`, `err` and the slot are valid */
 } place;
 
-typedef struct opening {
+typedef struct file_queue {
     const fc_file_opener *how;
     pthread_t caller;
     pthread_mutex_t lock;
@@ -41,14 +41,14 @@ typedef struct opening {
     bool stop;
     fc_code rc; /* the result */
     fc_error *err;
-} opening;
+} file_queue;
 
-static bool may_open(const opening *o) {
+static bool may_open(const file_queue *o) {
     return o->next < o->how->count && o->next < o->taken + o->nplaces;
 }
 
 /* Opens the next file. The lock is held, except while the file is read. */
-static void open_next(opening *o) {
+static void open_next(file_queue *o) {
     size_t index = o->next++;
     place *p = &o->places[index % o->nplaces];
     pthread_mutex_unlock(&o->lock);
@@ -60,7 +60,7 @@ static void open_next(opening *o) {
 }
 
 /* Takes the next file, which is open. The lock is held, except while the file is taken. */
-static void take_next(opening *o) {
+static void take_next(file_queue *o) {
     place *p = &o->places[o->taken % o->nplaces];
     pthread_mutex_unlock(&o->lock);
     o->rc = p->rc == FC_OK ? o->how->take(o->how->context, o->taken, p->slot, o->err) : p->rc;
@@ -74,7 +74,7 @@ static void take_next(opening *o) {
     pthread_cond_broadcast(&o->changed);
 }
 
-static void take_all(opening *o) {
+static void take_all(file_queue *o) {
     while (o->rc == FC_OK && o->taken < o->how->count) {
         if (o->places[o->taken % o->nplaces].opened) {
             take_next(o);
@@ -88,7 +88,7 @@ static void take_all(opening *o) {
     pthread_cond_broadcast(&o->changed);
 }
 
-static void help(opening *o) {
+static void help(file_queue *o) {
     while (!o->stop && o->next < o->how->count) {
         if (may_open(o)) {
             open_next(o);
@@ -99,7 +99,7 @@ static void help(opening *o) {
 }
 
 static void *work(void *context) {
-    opening *o = context;
+    file_queue *o = context;
     pthread_mutex_lock(&o->lock);
     if (pthread_equal(pthread_self(), o->caller)) {
         take_all(o);
@@ -120,7 +120,7 @@ static int choose_threads(size_t count) {
     return threads;
 }
 
-static bool make_slots(opening *o) {
+static bool make_slots(file_queue *o) {
     size_t size;
     if (!fc_mul_size(o->nplaces, o->how->slot_size, &size)) {
         return false;
@@ -133,7 +133,7 @@ static bool make_slots(opening *o) {
     return o->places && o->slots;
 }
 
-static bool init_lock(opening *o) {
+static bool init_lock(file_queue *o) {
     if (pthread_mutex_init(&o->lock, NULL) != 0) {
         return false;
     }
@@ -144,7 +144,7 @@ static bool init_lock(opening *o) {
     return true;
 }
 
-static void run(opening *o, int threads) {
+static void run(file_queue *o, int threads) {
     fc_threads_run(threads, work, o);
     for (size_t i = 0; i < o->nplaces; i++) { /* files after the first error */
         if (o->places[i].opened) {
@@ -157,10 +157,10 @@ static void run(opening *o, int threads) {
 
 fc_code fc_open_files(const fc_file_opener *how, fc_error *err) {
     int threads = choose_threads(how->count);
-    opening o = {.how = how,
-                 .caller = pthread_self(),
-                 .nplaces = threads == 1 ? 1 : (size_t)threads * SLOTS_PER_THREAD,
-                 .err = err};
+    file_queue o = {.how = how,
+                    .caller = pthread_self(),
+                    .nplaces = threads == 1 ? 1 : (size_t)threads * SLOTS_PER_THREAD,
+                    .err = err};
     if (make_slots(&o) && init_lock(&o)) {
         run(&o, threads);
     } else {

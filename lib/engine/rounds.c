@@ -43,9 +43,9 @@ fc_code fc_rounds_init(fc_rounds *rounds, fc_comm *comm, fc_code mine, const fc_
         rounds->total += file->items[i].chunk ? fc_chunk_count(target, &file->items[i]) : 0;
     }
     FC_TRY(choose_band(rounds, most, err));
-    fc_code rc = make_lists(rounds, err);
-    rc = rc == FC_OK ? fc_chunk_walk_init(&rounds->walk, target, file, err) : rc;
-    return fc_ranks_agree(comm, rc, err);
+    fc_code made = make_lists(rounds, err);
+    made = made != FC_OK ? made : fc_chunk_walk_init(&rounds->walk, target, file, err);
+    return fc_ranks_agree(comm, made, err);
 }
 
 void fc_rounds_free(fc_rounds *rounds) {

@@ -96,14 +96,14 @@ static fc_code compare(fc_comm *comm, const fc_checkpoint *source, const uint64_
 }
 
 fc_code fc_ranks_compare_files(fc_comm *comm, const fc_checkpoint *source, fc_error *err) {
-    uint64_t *prints = calloc(2 * source->nfiles + 1, sizeof *prints);
-    fc_code rc = prints ? sample_all(source, prints, err) : fc_no_memory(err, source->path);
-    rc = fc_ranks_agree(comm, rc, err);
-    if (rc == FC_OK) {
-        uint64_t *leader = prints + source->nfiles;
-        memcpy(leader, prints, source->nfiles * sizeof *prints);
-        rc = fc_ranks_agree(comm, compare(comm, source, prints, leader, err), err);
-    }
+    uint64_t *prints = calloc(2 * source->nfiles + 1, sizeof *prints), *leader = prints;
+    fc_code mine = prints ? sample_all(source, prints, err) : fc_no_memory(err, source->path);
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(comm, mine, err), rc, out);
+    leader += source->nfiles;
+    memcpy(leader, prints, source->nfiles * sizeof *prints);
+    rc = fc_ranks_agree(comm, compare(comm, source, prints, leader, err), err);
+out:
     free(prints);
     return rc;
 }

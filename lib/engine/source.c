@@ -12,6 +12,7 @@
 #include "codec/strided.h"
 #include "engine/stored_chunk.h"
 #include "engine/tuning.h"
+#include "engine/window.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "io/input.h"
@@ -147,35 +148,6 @@ static bool is_plain(const fc_extent *extent) {
     return extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
 }
 
-/* How much of a strided copy one read covers: all axes from `whole` on, and `group` steps of the axis before them. */
-typedef struct window {
-    int whole;
-    int64_t group; /* 1: steps through the axis before `whole` one by one */
-} window;
-
-/* Widens the window from the innermost axis outwards while gaps are small and it fits the scratch buffer. */
-static window choose_window(const fc_strided *copy, size_t scratch) {
-    window w = {copy->n, 1};
-    int64_t span = copy->unit;
-    if (span >= FC_DIRECT_RUN || (uint64_t)span > scratch) {
-        return w;
-    }
-    while (w.whole > 0) {
-        const fc_axis *axis = &copy->axes[w.whole - 1];
-        if (axis->src - span > FC_GAP_READ) {
-            break;
-        }
-        int64_t wider = span + axis->src * (axis->size - 1);
-        if ((uint64_t)wider > scratch) {
-            w.group = ((int64_t)scratch - span) / axis->src + 1; /* src > 0, otherwise it would have fit */
-            break;
-        }
-        span = wider;
-        w.whole--;
-    }
-    return w;
-}
-
 /*
  * Adds the source bytes of a window, which starts `at` bytes after the start of the chunk, to the walk. Runs that are
  * contiguous in the source may be longer than those of the copy.
@@ -230,7 +202,7 @@ static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, u
 /* Reads `copy`, whose first element is `at` bytes after `start` in the file, window by window in ascending order. */
 static fc_code read_strided(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *copy,
                             unsigned char *out, fc_error *err) {
-    window w = choose_window(copy, source->scratch_size);
+    fc_window w = fc_window_choose(copy, source->scratch_size);
     int64_t index[FC_MAX_DIMS] = {0}, src = 0, dst = 0;
     bool grouped = w.group > 1;
     fc_strided step = {copy->unit, 0, {{0, 0, 0}}};

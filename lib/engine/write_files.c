@@ -31,7 +31,7 @@ static bool has_chunks(const fc_target_file *file) {
 
 /* When each rank holds its own target file in memory, a rank moves all of a file or nothing (share = shares). */
 static void choose_share(fc_conversion *m, const fc_target_file *file) {
-    if (m->own_parts && m->comm) {
+    if (m->own_shards && m->comm) {
         bool mine = file->rank == (uint32_t)m->comm->rank;
         m->move.share = m->move.shares = mine ? 0 : 2;
     }

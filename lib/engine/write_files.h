@@ -16,7 +16,7 @@ typedef struct fc_conversion {
     fc_comm *comm;
     bool leads;
     bool apart; /**< each rank writes whole files, on its own */
-    bool own_parts;
+    bool own_shards;
     fc_writer writer; /**< of rank 0; of every rank if they write files apart */
     fc_move_options move;
     fc_convert_report *report;

@@ -16,7 +16,7 @@ static fc_code no_memory(const fc_tensor *flat, fc_error *err) {
 /* The boxes of a parameter that were found so far. */
 typedef struct boxes {
     fc_chunk *chunks; /* NULL: the boxes are only counted */
-    fc_flat_place *places;
+    fc_flat_position *positions;
     int64_t *dims;
     size_t count;
 } boxes;
@@ -42,7 +42,7 @@ static void add_run(const fc_tensor *flat, size_t chunk, const fc_flat_param *p,
         }
         out->chunks[out->count] = *c;
         out->chunks[out->count].dims = own;
-        out->places[out->count] = (fc_flat_place){chunk, p->offset + start - c->dims[0]};
+        out->positions[out->count] = (fc_flat_position){chunk, p->offset + start - c->dims[0]};
     }
 }
 
@@ -89,13 +89,13 @@ fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_
     find_boxes(flat, order, p, &made);
     out->nchunks = made.count;
     made = (boxes){.chunks = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.chunks),
-                   .places = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.places),
+                   .positions = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.positions),
                    .dims = fc_arena_calloc(arena, out->nchunks + 1, 2 * (size_t)p->ndim * sizeof *made.dims)};
-    if (!made.chunks || !made.places || !made.dims) {
+    if (!made.chunks || !made.positions || !made.dims) {
         return no_memory(flat, err);
     }
     find_boxes(flat, order, p, &made);
-    *o = (fc_flat_origin){flat, made.places};
+    *o = (fc_flat_origin){flat, made.positions};
     out->chunks = made.chunks;
     return FC_OK;
 }

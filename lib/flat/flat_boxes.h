@@ -13,15 +13,15 @@
 
 /** The position of a chunk's first element: `at` elements after the start of chunk number `chunk` of the flat tensor.
  */
-typedef struct fc_flat_place {
+typedef struct fc_flat_position {
     size_t chunk;
     int64_t at;
-} fc_flat_place;
+} fc_flat_position;
 
 /** The tensor that a value is derived from; fc_tensor.detail points to it. */
 typedef struct fc_flat_origin {
-    const fc_tensor *tensor;     /**< owned by the source checkpoint */
-    const fc_flat_place *places; /**< one per chunk; NULL when the value is the source's tensor, unchanged */
+    const fc_tensor *tensor;           /**< owned by the source checkpoint */
+    const fc_flat_position *positions; /**< one per chunk; NULL when the value is the source's tensor, unchanged */
 } fc_flat_origin;
 
 /** @return the numbers of the flat tensor's chunks in the order of their offsets, from malloc; NULL when out of memory.

@@ -74,8 +74,8 @@ static fc_code add_piece(builder *b, int64_t numel, bool padding, fc_error *err)
     if (!fc_add_i64(out->numel, numel, &out->numel)) {
         return fc_fail(err, FC_EUNSUPPORTED, "the flat parameter is larger than 64-bit sizes allow");
     }
-    b->numels[out->npieces] = numel;
-    b->is_padding[out->npieces++] = padding;
+    b->numels[out->nentries] = numel;
+    b->is_padding[out->nentries++] = padding;
     return FC_OK;
 }
 

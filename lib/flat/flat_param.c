@@ -63,7 +63,7 @@ fc_code fc_flat_flatten(const fc_flat_layout *layout, const fc_array *params, co
                         fc_error *err) {
     int64_t offset = 0;
     size_t param = 0;
-    for (size_t i = 0; i < layout->npieces; i++) {
+    for (size_t i = 0; i < layout->nentries; i++) {
         int64_t numel = layout->numels_with_padding[i];
         fc_array to;
         if (layout->is_padding[i]) {

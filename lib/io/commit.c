@@ -118,7 +118,7 @@ static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out
     fc_code rc;
     FC_TRY_GOTO(new_commit(how, &commit, err), rc, out);
     if (clear && access(commit->parent, W_OK | X_OK) == 0) {
-        FC_TRY_GOTO(fc_staging_clear(commit->parent, name_of(commit), &commit->how.teller, NULL, err), rc, out);
+        FC_TRY_GOTO(fc_staging_clear(commit->parent, name_of(commit), &commit->how.reporter, NULL, err), rc, out);
     }
     FC_TRY_GOTO(fc_check_replaced(&commit->how, commit->target, err), rc, out);
     rc = check_space(commit, how->bytes, err);
@@ -415,7 +415,7 @@ static bool find_missing(const char *path, char missing[PATH_MAX]) {
     return stat(path, &st) != 0 && errno == ENOENT && !realpath(path, missing) && errno == ENOENT;
 }
 
-fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *err) {
+fc_code fc_commit_recover(const char *path, const fc_reporter *reporter, fc_error *err) {
     enum { WAITS = 1000 };
     const struct timespec moment = {0, 10 * 1000000L};
     char missing[PATH_MAX];
@@ -426,7 +426,7 @@ fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *e
             nanosleep(&moment, NULL);
         }
         *slash = '\0'; /* realpath returns an absolute path */
-        FC_TRY(fc_staging_clear(*missing ? missing : "/", slash + 1, teller, &busy, err));
+        FC_TRY(fc_staging_clear(*missing ? missing : "/", slash + 1, reporter, &busy, err));
     }
     return FC_OK;
 }

@@ -48,9 +48,9 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
     if (strncmp(target, root, n) == 0 && (target[n] == '/' || (n == 1 && root[0] == '/'))) {
         return FC_OK;
     }
-    return fc_fail(err, FC_ECORRUPT,
-                   "%s: a symbolic link that leads out of the checkpoint, to %s; --follow-external allows it", path,
-                   target);
+    return fc_advise(
+        err, fc_fail(err, FC_ECORRUPT, "%s: a symbolic link that leads out of the checkpoint, to %s", path, target),
+        FC_HINT_FOLLOW_EXTERNAL, NULL);
 }
 
 fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,

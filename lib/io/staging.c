@@ -169,14 +169,14 @@ typedef struct leftover {
     const char *shown_parent;
     const char *entry; /* name of the staging directory */
     int fd;
-    const fc_teller *teller;
+    const fc_reporter *reporter;
     bool *busy; /* set to true if a live run is between its two renames */
 } leftover;
 
-static void tell(const leftover *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void report(const leftover *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Reports one line that begins with the name of the target. */
-static void tell(const leftover *l, const char *format, ...) {
+static void report(const leftover *l, const char *format, ...) {
     char text[512];
     fc_error line; /* makes the line printable */
     va_list args;
@@ -184,8 +184,8 @@ static void tell(const leftover *l, const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     fc_fail(&line, FC_OK, "%s/%s: %s", l->shown_parent, l->name, text);
-    if (l->teller && l->teller->tell) {
-        l->teller->tell(l->teller->context, line.message);
+    if (l->reporter && l->reporter->report) {
+        l->reporter->report(l->reporter->context, line.message);
     }
 }
 
@@ -259,18 +259,18 @@ static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
     bool in_place = fstatat(l->parent, l->name, &st, AT_SYMLINK_NOFOLLOW) == 0;
     *keep = false;
     if (!has_old || (in_place && !has_new)) {
-        tell(l, "an earlier run died while writing this; its leftover %s is removed", l->entry);
+        report(l, "an earlier run died while writing this; its leftover %s is removed", l->entry);
         return FC_OK;
     }
     if (!in_place && has_new) {
         FC_TRY(finish(l, err));
-        tell(l, "an earlier run died while it replaced this; the replacement, which was complete, is put in place");
+        report(l, "an earlier run died while it replaced this; the replacement, which was complete, is put in place");
         return FC_OK;
     }
     *keep = true;
-    tell(l,
-         "an earlier run died while it replaced this; what it replaced is still in %s/old: move it away or remove it",
-         l->entry);
+    report(l,
+           "an earlier run died while it replaced this; what it replaced is still in %s/old: move it away or remove it",
+           l->entry);
     return FC_OK;
 }
 
@@ -298,7 +298,7 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
         state = unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN;
     }
     if (state == LOCK_UNKNOWN || state == LOCK_FAILED) {
-        tell(l, "another run left %s behind or is still using it; remove it if no run is active", l->entry);
+        report(l, "another run left %s behind or is still using it; remove it if no run is active", l->entry);
     }
     if (state != LOCK_HELD) {
         *l->busy |= state == LOCK_BUSY && exists_in(l->fd, "old", ".");
@@ -321,7 +321,7 @@ static fc_code look_at(leftover *l, fc_error *err) {
     return rc;
 }
 
-fc_code fc_staging_clear(const char *parent, const char *name, const fc_teller *teller, bool *busy, fc_error *err) {
+fc_code fc_staging_clear(const char *parent, const char *name, const fc_reporter *reporter, bool *busy, fc_error *err) {
     fc_dir dir;
     bool ignored;
     fc_code rc;
@@ -330,7 +330,7 @@ fc_code fc_staging_clear(const char *parent, const char *name, const fc_teller *
     FC_TRY_GOTO(fc_dir_open(&dir, parent, err), rc, out);
     for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {
         if (is_staging_name(entry, name)) {
-            leftover l = {dirfd(dir.dir), name, parent, entry, -1, teller, busy};
+            leftover l = {dirfd(dir.dir), name, parent, entry, -1, reporter, busy};
             FC_TRY_GOTO(look_at(&l, err), rc, out);
         }
     }

@@ -43,6 +43,6 @@ void fc_staging_leave(fc_staging *staging);
  * Finishes or undoes dead runs on the target `name` in `parent`, and removes their staging directories.
  * @param busy may be NULL; receives whether a live run is renaming the target right now.
  */
-fc_code fc_staging_clear(const char *parent, const char *name, const fc_teller *teller, bool *busy, fc_error *err);
+fc_code fc_staging_clear(const char *parent, const char *name, const fc_reporter *reporter, bool *busy, fc_error *err);
 
 #endif

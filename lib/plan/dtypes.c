@@ -171,15 +171,17 @@ fc_code fc_choose_dtypes(const fc_checkpoint *source, const fc_selection *select
     }
     bool *touched = calloc(source->ntensors + 1, sizeof *touched);
     bool *used = calloc(selection->ndtype_rules + 1, sizeof *used);
-    fc_code rc = touched && used ? FC_OK : fc_no_memory(err, source->path);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(touched && used ? FC_OK : fc_no_memory(err, source->path), rc, out);
+    for (size_t i = 0; i < count; i++) {
         const fc_tensor *t = tensors[i].source;
         const wish w = wish_for(selection, t->name, used);
         touched[t - source->tensors] = w.cast;
         tensors[i].dtype = w.cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT ? w.dtype : t->dtype;
     }
-    rc = rc == FC_OK ? check_used(selection, used, tensors->source, source, err) : rc;
-    rc = rc == FC_OK ? check_scales(source, tensors, count, touched, err) : rc;
+    FC_TRY_GOTO(check_used(selection, used, tensors->source, source, err), rc, out);
+    rc = check_scales(source, tensors, count, touched, err);
+out:
     free(touched);
     free(used);
     return rc;

@@ -40,7 +40,7 @@ int64_t fc_mesh_rank(const fc_mesh *mesh, const int64_t *coordinate) {
     return rank;
 }
 
-void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length) {
+void fc_shard_range(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length) {
     int64_t full = size / count + (size % count != 0);
     /* Compares by division, because full × index may overflow when the size is near 2^63. */
     if (full == 0 || index > size / full) {
@@ -81,9 +81,9 @@ static int64_t apply_cut(cut *c, int64_t size) {
     p.piece = size / c->split + (size % c->split != 0);
     if (p.piece > 0) {
         p.full = size / p.piece;
-        fc_shard_piece(p.piece, c->count, c->index, &p.part_offset, &p.part);
+        fc_shard_range(p.piece, c->count, c->index, &p.part_offset, &p.part);
         if (p.full * p.piece < size) {
-            fc_shard_piece(size - p.full * p.piece, c->count, c->index, &p.rest_part_offset, &p.rest_part);
+            fc_shard_range(size - p.full * p.piece, c->count, c->index, &p.rest_part_offset, &p.rest_part);
         }
     }
     c->parts = p;
@@ -170,8 +170,8 @@ static int64_t get_later(const cut *cuts, int count, int at) {
 static void pieces_first(int64_t size, cut *cuts, int count, int at, int64_t *offset, int64_t *length) {
     int64_t outer, piece, part, start;
     apply_cuts(size, cuts, at, &outer, &start);
-    fc_shard_piece(start, cuts[at].split, get_later(cuts, count, at), &piece, &start);
-    fc_shard_piece(start, cuts[at].count, cuts[at].index, &part, length);
+    fc_shard_range(start, cuts[at].split, get_later(cuts, count, at), &piece, &start);
+    fc_shard_range(start, cuts[at].count, cuts[at].index, &part, length);
     *offset = *length > 0 ? outer + piece + part : size;
 }
 

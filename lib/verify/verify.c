@@ -398,54 +398,6 @@ out:
     return rc;
 }
 
-static fc_code digest_open_header(int fd, const char *path, uint64_t size, uint64_t *crc, fc_error *err) {
-    enum { BUFFER = 64 << 10 };
-    unsigned char *buffer = malloc(BUFFER);
-    fc_code rc;
-    *crc = 0;
-    FC_TRY_GOTO(buffer ? FC_OK : fc_no_memory(err, path), rc, out);
-    for (uint64_t at = 0; at < size; at += BUFFER) {
-        size_t n = size - at < BUFFER ? (size_t)(size - at) : BUFFER;
-        FC_TRY_GOTO(fc_pread_full(fd, buffer, n, at, path, err), rc, out);
-        *crc = fc_crc64(*crc, buffer, n);
-    }
-out:
-    free(buffer);
-    return rc;
-}
-
-/* Digests a header file that the manifest does not list: into a new seal, or compared with the seal. */
-static fc_code check_header_file(verifier *v, fc_sealed_file *file, fc_error *err) {
-    uint64_t size, crc;
-    int fd;
-    FC_TRY(fc_open_input(file->path, &fd, &size, err));
-    fc_code rc = digest_open_header(fd, file->path, size, &crc, err);
-    close(fd);
-    FC_TRY(rc);
-    if (v->new_seal) {
-        file->bytes = size;
-        file->crc64 = crc;
-        return FC_OK;
-    }
-    return size == file->bytes && crc == file->crc64
-               ? FC_OK
-               : fc_fail(err, FC_ECORRUPT, "%s: changed since it was sealed, or damaged", file->path);
-}
-
-/* Digests a header file that the manifest does not list. */
-static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
-    const fc_defect place = {.file = file->name};
-    fc_error found;
-    fc_code rc = check_header_file(v, file, &found);
-    if (rc == FC_ENOMEM) {
-        return fc_fail(err, rc, "%s", found.message);
-    }
-    if (rc != FC_OK) {
-        fc_report_defect(v->findings, &place, "%s", found.message);
-    }
-    return FC_OK;
-}
-
 /* Reads every byte of every file, to compare with the existing seal or to make a new one. */
 static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *options, fc_verify_report *out,
                             fc_error *err) {
@@ -455,7 +407,7 @@ static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *o
     FC_TRY_GOTO(fc_regions_of_files(v->checkpoint, seal, !v->new_seal, v->findings, &files, err), rc, out);
     FC_TRY_GOTO(pass(v, options, false, out, err), rc, out);
     for (size_t i = v->checkpoint->nfiles; i < seal->nfiles; i++) {
-        FC_TRY_GOTO(digest_header(v, &seal->files[i], err), rc, out);
+        FC_TRY_GOTO(fc_digest_header_file(&seal->files[i], !v->new_seal, v->findings, err), rc, out);
     }
     if (!v->new_seal && seal->missing > 0) {
         const fc_defect place = {.tensor = seal->missed};

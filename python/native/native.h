@@ -27,8 +27,8 @@
 /** Sets the exception that fsdpckpt._errors makes of `err`. @return NULL. */
 PyObject *native_raise(const fc_error *err);
 
-/** A teller that turns each line into a Python warning. It may be called without the interpreter lock. */
-fc_teller native_teller(void);
+/** A reporter that turns each line into a Python warning. It may be called without the interpreter lock. */
+fc_reporter native_reporter(void);
 
 /**
  * Converts a sequence of strings into a NULL-terminated array in `arena`, or None into NULL.

@@ -158,7 +158,7 @@ static PyObject *report_dict(const save_request *r) {
 
 PyObject *native_save(PyObject *module, PyObject *args, PyObject *keywords) {
     static char *names[] = {"path", "format", "values", "force", "trust_objects", "compress", "jobs", "update", NULL};
-    save_request r = {.how = {.selection = {.include = NULL}, .teller = native_teller()}};
+    save_request r = {.how = {.selection = {.include = NULL}, .reporter = native_reporter()}};
     PyObject *path = NULL, *values, *update = Py_None, *saved = NULL;
     const char *format;
     int force = 0, trust = 0;

@@ -55,9 +55,9 @@ static void tell(void *context, const char *line) {
     PyGILState_Release(state);
 }
 
-fc_teller native_teller(void) {
-    const fc_teller teller = {.tell = tell};
-    return teller;
+fc_reporter native_reporter(void) {
+    const fc_reporter reporter = {.report = tell};
+    return reporter;
 }
 
 /* ---- sequences ---- */

@@ -189,7 +189,7 @@ static json_t *describe_unit(const rank_run *r, const unit_run *u) {
     const fc_flat_layout *l = fc_fsdp_layout(u->handle);
     json_t *numels = json_array(), *padding = json_array(), *infos = json_array(), *shared = json_array();
     int64_t rank = l->world_size > 1 ? r->shard->rank : 0;
-    for (size_t i = 0; i < l->npieces; i++) {
+    for (size_t i = 0; i < l->nentries; i++) {
         json_array_append_new(numels, json_integer(l->numels_with_padding[i]));
         json_array_append_new(padding, json_boolean(l->is_padding[i]));
     }

@@ -144,7 +144,7 @@ void h5_made_zoo(h5_made *made) {
     free(big);
 }
 
-fc_target_file h5_made_part(h5_made *made, int64_t rank) {
+fc_target_file h5_made_file(h5_made *made, int64_t rank) {
     fc_target_file file;
     if (fc_target_file_of(&made->target, (uint32_t)rank, made->arena, &file, NULL) != FC_OK) {
         abort();
@@ -225,7 +225,7 @@ fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err) {
         return rc;
     }
     for (int64_t rank = 0; rc == FC_OK && rank < ranks; rank++) {
-        fc_target_file file = h5_made_part(made, rank);
+        fc_target_file file = h5_made_file(made, rank);
         rc = format->writer.reserve(&writer, &file, err);
         rc = rc == FC_OK ? h5_made_fill(made, &file, err) : rc;
         rc = rc == FC_OK ? format->writer.finish_file(&writer, &file, err) : rc;

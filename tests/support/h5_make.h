@@ -37,7 +37,7 @@ void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *
 void h5_made_zoo(h5_made *made);
 
 /** Makes the target file of `rank`, allocated from made->arena. */
-fc_target_file h5_made_part(h5_made *made, int64_t rank);
+fc_target_file h5_made_file(h5_made *made, int64_t rank);
 
 /** Writes the bytes of the items that `file` owns at the offsets from reserve. */
 fc_code h5_made_fill(const h5_made *made, const fc_target_file *file, fc_error *err);

@@ -147,7 +147,7 @@ static void equal_digests_reveal_renames(void **state) {
     const value b[] = {{"weight", FC_F32, 1, {4}, 7}, {"gain", FC_F32, 1, {4}, 5}, {"scale", FC_F32, 1, {4}, 5}};
     result r = CHECK(a, b);
     assert_non_null(strstr(r.text, "renamed: zz: renamed: ref has the same float32[4], bit for bit, as weight; convert "
-                                   "with --rename 's/^zz$/weight/'\n"));
+                                   "with rename 's/^zz$/weight/'\n"));
     assert_int_equal(r.report.errors, 5);
     /* Equal bytes with another dtype are a different tensor. */
     const value c[] = {{"zz", FC_F32, 1, {4}, 7}}, d[] = {{"weight", FC_I32, 1, {4}, 7}};
@@ -157,7 +157,7 @@ static void equal_digests_reveal_renames(void **state) {
     const value f[] = {{"layers.0.w", FC_F32, 1, {4}, 1}, {"layers.1.w", FC_F32, 1, {4}, 2}};
     assert_string_equal(CHECK(e, f).text,
                         "renamed-part: 2 names differ in one component: 'h' here is 'layers' in ref, e.g. "
-                        "h.0.w is layers.0.w, bit for bit; convert with --rename "
+                        "h.0.w is layers.0.w, bit for bit; convert with rename "
                         "'s/^h\\./layers./'\n");
 }
 
@@ -180,13 +180,13 @@ static void a_missing_prefix_is_one_finding(void **state) {
     /* The names share one finding; shapes and dtypes of the pairs are still compared. */
     assert_string_equal(r.text,
                         "prefix-extra: 3 names have the prefix 'module.' (DistributedDataParallel), e.g. module.a.w; "
-                        "ref has no such prefix; convert with --strip-prefix module.\n"
+                        "ref has no such prefix; convert with strip_prefix module.\n"
                         "shape-dimension: module.b.w: shape [50], but [5] in ref: dimension 0 is 45 longer; padded or "
                         "resized?\n"
-                        "dtype: module.c.w: float16, but float32 in ref; convert with --dtype f32\n");
+                        "dtype: module.c.w: float16, but float32 in ref; convert with dtype f32\n");
     r = CHECK(plain, wrapped);
     assert_non_null(strstr(r.text, "prefix-lacking: 3 names lack the prefix 'module.'"));
-    assert_non_null(strstr(r.text, "--rename 's/^/module./'"));
+    assert_non_null(strstr(r.text, "convert with rename 's/^/module./'"));
     /* One name with the same end is no evidence of a prefix. */
     const value one[] = {{"x.w", FC_F32, 1, {4}, 0}}, other[] = {{"w", FC_F32, 1, {9}, 0}};
     assert_null(strstr(CHECK(one, other).text, "prefix"));
@@ -216,7 +216,7 @@ static void allowed_names_are_not_reported(void **state) {
     const char *missing[] = {"old.?", "never", NULL}, *unexpected[] = {"new.*", NULL};
     fc_check_options o = {.allow_missing = missing, .allow_unexpected = unexpected};
     result r = check_with(a, 2, b, 3, o);
-    assert_string_equal(r.text, "idle-allow-missing: --allow-missing 'never' matches no missing name; remove it\n");
+    assert_string_equal(r.text, "idle-allow-missing: allow_missing 'never' matches no missing name; remove it\n");
     assert_int_equal(r.report.errors, 0);
     assert_int_equal(r.report.allowed, 3);
 }
@@ -229,12 +229,15 @@ static void hostile_names_are_quoted(void **state) {
     made *m = make("ckpt", a, 2), *n = make("ref", b, 2);
     fc_arena *arena = fc_arena_new();
     fc_report report;
-    fc_check_options o = {.reference = &n->checkpoint};
+    static const char *const names[FC_SETTING_COUNT] = {[FC_SETTING_RENAME] = "--rename"};
+    fc_check_options o = {.reference = &n->checkpoint, .setting_names = names};
     assert_int_equal(fc_check(&m->checkpoint, &o, arena, &report, NULL), FC_OK);
     bool seen = false;
     for (size_t i = 0; i < report.count; i++) {
         seen |= strcmp(report.findings[i].message, "{name}{option}: unexpected: float32[4], not in ref") == 0;
         if (report.findings[i].option) {
+            assert_int_equal(report.findings[i].fix.setting, FC_SETTING_RENAME);
+            assert_string_equal(report.findings[i].fix.values[0], "s/^it's$/it's./");
             assert_string_equal(report.findings[i].option, "--rename 's/^it'\\''s$/it'\\''s./'");
         }
     }
@@ -258,7 +261,7 @@ static void optimizer_state_must_fit_its_parameter(void **state) {
         "state-shape: optim.state.v.exp_avg: float32[2], but its parameter model.v is float32[4]: the optimizer cannot "
         "use it\n"
         "state-orphan: optim.state.gone.exp_avg: optimizer state (exp_avg) of gone, which is missing: the parameter "
-        "is lost or has another name; to drop the state, exclude it with --exclude "
+        "is lost or has another name; to drop the state, exclude it with exclude "
         "'optim.state.gone.*'\n");
     /* An optimizer on its own, numbered state, and a model that calls a module "state" give no findings. */
     const value alone[] = {{"optim.state.w.exp_avg", FC_F32, 1, {4}, 0}};

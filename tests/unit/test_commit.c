@@ -79,7 +79,7 @@ static fc_code begin(const char *path, bool is_directory, bool force, uint64_t b
                                    .force = force,
                                    .bytes = bytes,
                                    .is_own_file = fc_is_own_file,
-                                   .teller = {tell, NULL}};
+                                   .reporter = {tell, NULL}};
     told[0] = '\0';
     return fc_commit_begin(&how, out, err);
 }
@@ -397,14 +397,14 @@ static void live_runs_are_left_alone(void **state) {
 static void interrupted_replacement_is_finished(void **state) {
     (void)state;
     fc_error err;
-    const fc_teller teller = {tell, NULL};
+    const fc_reporter reporter = {tell, NULL};
     put_leftover(".out.fsdpckpt-dead00", "new/out", "");
     assert_int_equal(remove(".out.fsdpckpt-dead00/new/out"), 0);
     assert_int_equal(mkdir(".out.fsdpckpt-dead00/new/out", 0777), 0);
     put(".out.fsdpckpt-dead00/new/out/index.h5", "new");
     put_leftover(".out.fsdpckpt-dead00", "old/out", "old");
     assert_int_equal(symlink("out", "link"), 0);
-    assert_int_equal(fc_commit_recover("link/index.h5", &teller, &err), FC_OK);
+    assert_int_equal(fc_commit_recover("link/index.h5", &reporter, &err), FC_OK);
     assert_non_null(strstr(told,
                            "out: an earlier run died while it replaced this; the replacement, which was complete, "
                            "is put in place"));

@@ -143,7 +143,7 @@ static void there_and_back(int64_t ranks, bool orig) {
     }
     assert_int_equal(view.requires_grad, true);
     int64_t at = 0;
-    for (size_t i = 0; i < layout.npieces; at += layout.numels_with_padding[i++]) {
+    for (size_t i = 0; i < layout.nentries; at += layout.numels_with_padding[i++]) {
         for (int64_t k = 0; layout.is_padding[i] && k < layout.numels_with_padding[i]; k++) {
             assert_true(((float *)flat.data)[at + k] == FC_FLAT_PADDING_VALUE);
         }

@@ -134,7 +134,7 @@ static void extents_are_apart_and_files_closed(void **state) {
     int before = open_descriptors();
     assert_int_equal(format->writer.create(&made.target, dir, &writer, &err), FC_OK);
     for (int64_t rank = 0; rank < 8; rank++) {
-        fc_target_file file = h5_made_part(&made, rank);
+        fc_target_file file = h5_made_file(&made, rank);
         assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
         char name[64];
         snprintf(name, sizeof name, "shard-%05d-of-00008.h5", (int)rank);
@@ -247,7 +247,7 @@ static void interleaved_groups_are_written_depth_first(void **state) {
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
     assert_int_equal(format->writer.create(&made.target, in_dir("order.h5"), &writer, &err), FC_OK);
-    fc_target_file file = h5_made_part(&made, 0);
+    fc_target_file file = h5_made_file(&made, 0);
     assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
     for (size_t i = 0; i < 7; i++) {
         assert_int_equal(file.items[i].tensor, i);
@@ -332,7 +332,7 @@ static void a_file_that_cannot_grow_is_not_reserved(void **state) {
     for (rlim_t bytes = 999999; bytes < 1100000; bytes += 100000) {
         fc_writer writer = {format, NULL};
         struct rlimit limit = {bytes, old.rlim_max};
-        fc_target_file file = h5_made_part(&made, 0);
+        fc_target_file file = h5_made_file(&made, 0);
         assert_int_equal(format->writer.create(&made.target, in_dir("grow.h5"), &writer, &err), FC_OK);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
         fc_code rc = format->writer.reserve(&writer, &file, &err);
@@ -390,7 +390,7 @@ static void ten_thousand_tensors(void **state) {
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
     assert_int_equal(format->writer.create(&made.target, in_dir("many.h5"), &writer, &err), FC_OK);
-    fc_target_file file = h5_made_part(&made, 0);
+    fc_target_file file = h5_made_file(&made, 0);
     assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
     check_extents(&made, &file);
     struct stat st;
@@ -437,7 +437,7 @@ static void tensors_of_terabytes_cost_nothing(void **state) {
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
     assert_int_equal(format->writer.create(&made.target, dir, &writer, &err), FC_OK);
-    fc_target_file file = h5_made_part(&made, 3);
+    fc_target_file file = h5_made_file(&made, 3);
     assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
     check_extents(&made, &file);
     assert_true(file.items[1].offset >= (uint64_t)1 << 39);

@@ -60,7 +60,7 @@ static fc_code make(int rank, int ranks, float *data, const int64_t *step, fc_ch
     fc_memory_chunk chunks[8], one = {NULL, NULL, NULL, step};
     for (int r = 0; r < ranks; r++) {
         int64_t offset, length;
-        fc_shard_piece(ROWS, ranks, r, &offset, &length);
+        fc_shard_range(ROWS, ranks, r, &offset, &length);
         memcpy(dims[r], (int64_t[]){offset, 0, length, COLUMNS}, sizeof dims[r]);
         chunks[r] = (fc_memory_chunk){dims[r], dims[r] + 2, ranks == 1 ? strides : NULL, r == rank ? data : NULL};
         for (int64_t i = 0; r == rank && i < length * COLUMNS; i++) {
@@ -79,7 +79,7 @@ static fc_code make(int rank, int ranks, float *data, const int64_t *step, fc_ch
 
 typedef struct job {
     fc_mesh mesh;
-    bool own_parts;
+    bool own_shards;
     int compress;
     char target[128];
 } job;
@@ -94,7 +94,7 @@ static fc_code write_rank(fc_comm *comm, void *context, fc_error *err) {
     fc_convert_options how = {.format = fc_format_find("h5"),
                               .selection = {.mesh = j->mesh.ndim ? &j->mesh : NULL, .compress = j->compress},
                               .comm = comm,
-                              .own_parts = j->own_parts};
+                              .own_shards = j->own_shards};
     fc_code rc = make(comm ? comm->rank % dp : 0, dp, data, &step, &source, err);
     rc = rc == FC_OK ? fc_convert(source, j->target, &how, NULL, err) : rc;
     fc_checkpoint_close(source);
@@ -155,7 +155,7 @@ static void ranks_write_their_shards(void **state) {
         {.ndim = 2, .sizes = {2, 3}, .names = {"replicate", "dp"}},
     };
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        job j = {.mesh = meshes[i], .own_parts = true};
+        job j = {.mesh = meshes[i], .own_shards = true};
         fc_error err = {FC_OK, ""};
         snprintf(j.target, sizeof j.target, "%s/parts", directory);
         fc_code rc = fc_comm_run_local((int)fc_mesh_ranks(&j.mesh), write_rank, &j, &err);
@@ -174,7 +174,7 @@ static void bad_calls_are_refused(void **state) {
     /* Splitting by bytes would assign data to a rank that does not hold it. */
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "is in the memory of another rank"));
-    j.own_parts = true;
+    j.own_shards = true;
     j.compress = 1;
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
     assert_non_null(

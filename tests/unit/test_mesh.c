@@ -59,15 +59,15 @@ static void boxes_are_those_of_torch_chunk(void **state) {
     int64_t offset, length;
     static const int64_t want[4][2] = {{0, 2}, {2, 2}, {4, 1}, {5, 0}};
     for (int i = 0; i < 4; i++) {
-        fc_shard_piece(5, 4, i, &offset, &length);
+        fc_shard_range(5, 4, i, &offset, &length);
         assert_int_equal(offset, want[i][0]);
         assert_int_equal(length, want[i][1]);
     }
-    fc_shard_piece(0, 3, 1, &offset, &length);
+    fc_shard_range(0, 3, 1, &offset, &length);
     assert_int_equal(offset + length, 0);
-    fc_shard_piece(INT64_MAX, 4, 3, &offset, &length);
+    fc_shard_range(INT64_MAX, 4, 3, &offset, &length);
     assert_int_equal(offset + length, INT64_MAX);
-    fc_shard_piece(INT64_MAX - 1, INT64_C(1) << 20, (INT64_C(1) << 20) - 1, &offset, &length);
+    fc_shard_range(INT64_MAX - 1, INT64_C(1) << 20, (INT64_C(1) << 20) - 1, &offset, &length);
     assert_true(offset <= INT64_MAX - 1 && length >= 0);
 }
 

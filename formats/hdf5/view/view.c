@@ -353,7 +353,7 @@ out:
 }
 
 static fc_code commit_view(view *v, const char *path, const fc_view_options *options, fc_error *err) {
-    const fc_commit_options how = {.path = path, .force = options->force, .teller = options->teller};
+    const fc_commit_options how = {.path = path, .force = options->force, .reporter = options->reporter};
     fc_commit *commit = NULL;
     FC_TRY(fc_commit_begin(&how, &commit, err));
     v->path = fc_commit_path(commit);

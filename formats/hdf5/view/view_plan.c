@@ -441,7 +441,9 @@ fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *
     if (refused.named < refused.count) {
         snprintf(more, sizeof more, " and %zu more", refused.count - refused.named);
     }
-    return fc_fail(err, FC_EUNSUPPORTED,
-                   "%s: cannot be viewed: %s%s; consolidate the checkpoint instead, or leave them out (--exclude)",
-                   target->source->path, refused.text, more);
+    return fc_advise(err,
+                     fc_fail(err, FC_EUNSUPPORTED,
+                             "%s: cannot be viewed: %s%s; consolidate the checkpoint instead, or leave them out",
+                             target->source->path, refused.text, more),
+                     FC_HINT_EXCLUDE, NULL);
 }

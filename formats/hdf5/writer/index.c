@@ -38,16 +38,16 @@ static bool next_box(boxes *b) {
 }
 
 /* index.h5 under construction. */
-typedef struct making {
+typedef struct index_writer {
     fc_h5_writer *w;
     const uint64_t *digests;
     fc_h5_image image;
     fc_h5_groups groups;
     fc_h5_list list;
-} making;
+} index_writer;
 
 /* Adds one mapping for each distinct box that is not empty, to the file that stores it. */
-static fc_code map_boxes(making *m, const fc_target_tensor *tensor, const char *source, fc_error *err) {
+static fc_code map_boxes(index_writer *m, const fc_target_tensor *tensor, const char *source, fc_error *err) {
     const fc_tensor *t = tensor->source;
     boxes walk = {.mesh = m->w->target->mesh, .placements = tensor->placements};
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS], covered = 0;
@@ -72,14 +72,14 @@ static fc_code map_boxes(making *m, const fc_target_tensor *tensor, const char *
 }
 
 /* Maps an object, which is whole in the file of rank 0. */
-static void map_object(making *m, const fc_tensor *object, const char *source) {
+static void map_object(index_writer *m, const fc_tensor *object, const char *source) {
     const int64_t origin = 0;
     char file[FC_H5_SHARD_NAME];
     fc_h5_shard_name(m->w, 0, file);
     fc_h5_list_add(&m->list, file, source, NULL, 1, &origin, object->shape);
 }
 
-static fc_code map_value(making *m, uint32_t index, fc_error *err) {
+static fc_code map_value(index_writer *m, uint32_t index, fc_error *err) {
     const fc_target_tensor *tensor = &m->w->target->tensors[index];
     fc_arena *scratch = fc_arena_new();
     const char *source = scratch ? fc_h5_tree_path(&m->w->tree, m->w->tree.leaves[index], scratch) : NULL;
@@ -98,7 +98,7 @@ out:
     return rc;
 }
 
-static fc_code add_value(making *m, uint32_t index, fc_error *err) {
+static fc_code add_value(index_writer *m, uint32_t index, fc_error *err) {
     const fc_h5_writer *w = m->w;
     const fc_target_tensor *tensor = &w->target->tensors[index];
     const fc_tensor *t = tensor->source;
@@ -127,7 +127,7 @@ typedef struct root {
     size_t crc64, tables, tables_at;
 } root;
 
-static fc_code add_root(making *m, root *r, fc_error *err) {
+static fc_code add_root(index_writer *m, root *r, fc_error *err) {
     fc_h5_holder holder = {.image = &m->image, .messages = &r->messages};
     fc_h5_root_attributes(m->w, &holder, -1);
     r->crc64 = holder.last;
@@ -140,7 +140,7 @@ static fc_code add_root(making *m, root *r, fc_error *err) {
 }
 
 /* Adds the tables and groups after the values, and writes the file. */
-static fc_code finish(making *m, fc_error *err) {
+static fc_code finish(index_writer *m, fc_error *err) {
     root r = {{NULL, 0, 0, false}, 0, 0, 0};
     size_t at = 0;
     uint64_t group = 0;
@@ -161,7 +161,7 @@ out:
 }
 
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err) {
-    making m = {.w = w, .digests = digests};
+    index_writer m = {.w = w, .digests = digests};
     const char *path = NULL;
     FC_TRY(fc_h5_staged_path(w, "index.h5", &path, err));
     fc_h5_image_open(&m.image, path);

@@ -16,16 +16,16 @@
 #include <string.h>
 
 /* A file under construction. */
-typedef struct making {
+typedef struct file_writer {
     fc_h5_writer *w;
     fc_h5_image *image;
     fc_h5_groups groups;
     fc_h5_list list;
     fc_arena *scratch; /* for paths */
-} making;
+} file_writer;
 
 /* Adds a copy: a virtual dataset for bytes that another rank's file stores. */
-static fc_code add_copy(making *m, const fc_target_item *item, fc_error *err) {
+static fc_code add_copy(file_writer *m, const fc_target_item *item, fc_error *err) {
     const fc_target_tensor *tensor = &m->w->target->tensors[item->tensor];
     const int ndim = tensor->source->ndim;
     const int64_t origin[FC_MAX_DIMS] = {0};
@@ -51,7 +51,7 @@ static fc_h5_grid grid_of(const fc_target *target, const fc_target_item *item) {
 }
 
 /* Adds the storage of an item. The index of its chunks must already be in the image. */
-static fc_code add_storage(making *m, fc_target_item *item, bool copy, fc_error *err) {
+static fc_code add_storage(file_writer *m, fc_target_item *item, bool copy, fc_error *err) {
     if (copy) {
         return add_copy(m, item, err);
     }
@@ -63,7 +63,7 @@ static fc_code add_storage(making *m, fc_target_item *item, bool copy, fc_error 
     return FC_OK;
 }
 
-static fc_code add_item(making *m, fc_target_item *item, size_t *crc64_at, fc_error *err) {
+static fc_code add_item(file_writer *m, fc_target_item *item, size_t *crc64_at, fc_error *err) {
     const fc_h5_writer *w = m->w;
     const fc_target_tensor *tensor = &w->target->tensors[item->tensor];
     const int ndim = tensor->source->ndim;
@@ -95,7 +95,7 @@ out:
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
-static fc_code choose_nodes(making *m, const fc_target_file *file, fc_error *err) {
+static fc_code choose_nodes(file_writer *m, const fc_target_file *file, fc_error *err) {
     fc_h5_grid *grids = calloc(file->nitems + 1, sizeof *grids);
     size_t count = 0;
     for (size_t i = 0; grids && i < file->nitems; i++) {
@@ -111,7 +111,7 @@ static fc_code choose_nodes(making *m, const fc_target_file *file, fc_error *err
 }
 
 /* Adds the items in the order of the tree. A file may lack some tensors. */
-static fc_code add_items(making *m, fc_target_file *file, fc_error *err) {
+static fc_code add_items(file_writer *m, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = m->w;
     fc_target_item **of_tensor = calloc(w->target->ntensors + 1, sizeof(fc_target_item *));
     fc_code rc = of_tensor ? FC_OK : fc_no_memory(err, file->path);
@@ -126,7 +126,7 @@ static fc_code add_items(making *m, fc_target_file *file, fc_error *err) {
     return rc;
 }
 
-static fc_code add_root(making *m, const fc_target_file *file, fc_error *err) {
+static fc_code add_root(file_writer *m, const fc_target_file *file, fc_error *err) {
     fc_h5_buffer root = {NULL, 0, 0, false};
     fc_h5_holder holder = {.image = m->image, .messages = &root};
     const int64_t rank = m->w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1;
@@ -160,7 +160,7 @@ static void set_offsets(const fc_h5_writer *w, fc_target_file *file) {
 
 fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = writer->state;
-    making m = {.w = w, .image = &w->image, .scratch = fc_arena_new()};
+    file_writer m = {.w = w, .image = &w->image, .scratch = fc_arena_new()};
     fc_h5_image_free(&w->image);
     free(w->crc64_at);
     w->crc64_at = calloc(file->nitems + 1, sizeof *w->crc64_at);

@@ -84,16 +84,20 @@ static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor,
     } else {
         const fc_h5_node *node = &b->tree->nodes[b->slots[slot] - 1];
         if (node->is_value && last) {
-            return fc_fail(err, FC_EUNSUPPORTED,
-                           "tensors \"%s\" and \"%s\" have the same path in an HDF5 file; leave one out (--exclude)",
-                           tensors[node->tensor].name, tensors[tensor].name);
+            return fc_advise(err,
+                             fc_fail(err, FC_EUNSUPPORTED,
+                                     "tensors \"%s\" and \"%s\" have the same path in an HDF5 file; leave one out",
+                                     tensors[node->tensor].name, tensors[tensor].name),
+                             FC_HINT_EXCLUDE, tensors[tensor].name);
         }
         if (node->is_value || last) {
             uint32_t value = last ? tensor : node->tensor, inner = last ? node->tensor : tensor;
-            return fc_fail(err, FC_EUNSUPPORTED,
-                           "tensor \"%s\" has the name of a group with tensor \"%s\", and an HDF5 file cannot "
-                           "have both; leave one out (--exclude)",
-                           tensors[value].name, tensors[inner].name);
+            return fc_advise(err,
+                             fc_fail(err, FC_EUNSUPPORTED,
+                                     "tensor \"%s\" has the name of a group with tensor \"%s\", and an HDF5 file "
+                                     "cannot have both; leave one out",
+                                     tensors[value].name, tensors[inner].name),
+                             FC_HINT_EXCLUDE, tensors[value].name);
         }
     }
     *at = b->slots[slot] - 1;

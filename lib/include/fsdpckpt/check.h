@@ -75,11 +75,33 @@ typedef enum fc_finding_kind {
 
 typedef enum fc_severity { FC_SEVERITY_ERROR, FC_SEVERITY_WARNING } fc_severity;
 
+/** The settings that messages advise: members of fc_selection and fc_check_options. */
+typedef enum fc_setting {
+    FC_SETTING_NONE,
+    FC_SETTING_EXCLUDE,          /**< fc_selection.exclude */
+    FC_SETTING_RENAME,           /**< fc_selection.rename */
+    FC_SETTING_STRIP_PREFIX,     /**< fc_selection.strip_prefix */
+    FC_SETTING_DTYPE,            /**< fc_selection.dtype; its value is a short name such as "bf16" */
+    FC_SETTING_MODEL,            /**< fc_check_options.model */
+    FC_SETTING_TP_PLAN,          /**< fc_check_options.tp_plan */
+    FC_SETTING_ALLOW_MISSING,    /**< fc_check_options.allow_missing */
+    FC_SETTING_ALLOW_UNEXPECTED, /**< fc_check_options.allow_unexpected */
+    FC_SETTING_COUNT
+} fc_setting;
+
+/** What fixes a finding: a setting for a conversion. */
+typedef struct fc_fix {
+    fc_setting setting;        /**< FC_SETTING_NONE: there is no such setting */
+    const char *const *values; /**< one element for each time that it is given */
+    size_t count;              /**< number of values */
+} fc_fix;
+
 /** The message of one kind. */
 typedef struct fc_finding_info {
     const char *id; /**< for programs, e.g. "shape-transposed"; its meaning never changes */
     fc_severity severity;
-    const char *text; /**< the message; {name} and other members of fc_finding stand for their values */
+    const char *text; /**< the message; {name} and other members of fc_finding stand for their values, and
+                         {setting:model} and other settings for their names */
     const char *fix;  /**< what to do, in the same notation; NULL if the text says it */
 } fc_finding_info;
 
@@ -94,7 +116,8 @@ typedef struct fc_finding {
     const char *found;        /**< the actual property, e.g. "float32[10, 6]" */
     const char *expected;     /**< the expected property, in the same form */
     const char *detail;       /**< further text for the message */
-    const char *option;       /**< the option of a conversion that fixes it, quoted for a shell; or NULL */
+    fc_fix fix;               /**< the setting of a conversion that fixes it */
+    const char *option;       /**< the same as text for a shell, such as "exclude 'optim.*'"; or NULL */
     uint64_t count;           /**< number of values that it concerns; at least 1 */
     const char *const *names; /**< their `count` names if there are several, else NULL */
     const char *message;      /**< the message as one line */
@@ -113,11 +136,13 @@ typedef struct fc_check_options {
                                        and rename (for names of the checkpoint) are used; NULL: everything, unchanged */
     const char *const *allow_missing; /**< globs over names, NULL-terminated; NULL: none */
     const char *const *allow_unexpected;
-    bool only_mesh;             /**< only check whether it fits the mesh */
-    const fc_mesh *mesh;        /**< made by fc_layout_mesh; NULL: no mesh */
-    const fc_tp_plan *tp_plan;  /**< for a mesh with a tp dimension */
-    fc_open_options open;       /**< for fc_check_path, which sets headers_only */
-    const fc_checkpoint *model; /**< for fc_check_path: as in fc_checkpoint_open_model */
+    const char *const *setting_names; /**< what messages call the settings, e.g. [FC_SETTING_EXCLUDE] = "--exclude";
+                                         FC_SETTING_COUNT elements; NULL: the names of the members */
+    bool only_mesh;                   /**< only check whether it fits the mesh */
+    const fc_mesh *mesh;              /**< made by fc_layout_mesh; NULL: no mesh */
+    const fc_tp_plan *tp_plan;        /**< for a mesh with a tp dimension */
+    fc_open_options open;             /**< for fc_check_path, which sets headers_only */
+    const fc_checkpoint *model;       /**< for fc_check_path: as in fc_checkpoint_open_model */
 } fc_check_options;
 
 /**

@@ -98,7 +98,6 @@ typedef struct fc_checkpoint {
     size_t nfiles;
     const fc_tensor *tensors; /**< in the order of the source */
     size_t ntensors;
-    size_t tp_joined; /**< number of tensors that were merged from rank files by fc_open_options.tp_plan */
     bool flat_views; /**< whether FSDP1 had also saved views of the parameters in its flat parameters; they are left out
                       */
     bool keeps_order;     /**< whether the format keeps the order of the state dict; see fc_knows_model_order */
@@ -124,13 +123,15 @@ typedef struct fc_open_options {
      * returned error, about one of the files, is needed.
      */
     void (*damaged)(void *context, const char *path, const char *message);
-    void *context;    /**< passed to `damaged` */
-    fc_teller teller; /**< receives a line if an interrupted replacement of `path` was finished */
+    void *context;        /**< passed to `damaged` */
+    fc_reporter reporter; /**< receives a line if an interrupted replacement of `path` was finished */
     /**
      * How tensor parallelism cut the plain tensors of torch.save files, one per rank, which do not record it. NULL:
      * such tensors must be equal on all ranks. Borrowed for the call.
      */
     const struct fc_tp_plan *tp_plan;
+    size_t *tp_joined; /**< receives the number of tensors that were joined by tp_plan, and stays as it is for formats
+                            that do not use the plan; may be NULL */
     /** Counts the files that are opened, in the phase FC_PHASE_OPENING; its `cancel` ends the opening with
      *  FC_EINTERRUPTED. NULL: nothing is counted. Borrowed for the call. */
     struct fc_progress *progress;

@@ -55,7 +55,7 @@ typedef struct fc_flat_layout {
     size_t nshared;
     const int64_t *numels_with_padding; /**< elements of each parameter and each padding (`_numels_with_padding`) */
     const bool *is_padding;             /**< which of them are padding (`_is_padding_mask`) */
-    size_t npieces;                     /**< number of entries of both */
+    size_t nentries;                    /**< number of entries of both */
     int64_t numel;                      /**< elements of the unsharded flat parameter, including alignment padding */
     int64_t shard_numel; /**< elements of each rank's shard, including padding: ceil(numel / world_size) */
 } fc_flat_layout;

@@ -50,7 +50,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
 
 /**
  * Checks that `given`, which is not a known name, is the name of a file. The other parameters are for the message.
- * @param as      the option, such as "--policy".
+ * @param as      what messages call the file, such as "--policy" for a command.
  * @param kind    the kind of value, such as "policy".
  * @param known   the known names: "known are …".
  * @param example an example of the content of such a file.
@@ -74,10 +74,10 @@ fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 
 /** Receives lines for people about files that an earlier run left behind. All members NULL: they are not reported. */
-typedef struct fc_teller {
-    void (*tell)(void *context, const char *line);
+typedef struct fc_reporter {
+    void (*report)(void *context, const char *line);
     void *context;
-} fc_teller;
+} fc_reporter;
 
 /** The target of a commit, and what it may replace. */
 typedef struct fc_commit_options {
@@ -90,7 +90,7 @@ typedef struct fc_commit_options {
     /** For a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL:
      *  no file may be replaced. */
     bool (*is_own_file)(const char *name, const unsigned char *head, size_t size);
-    fc_teller teller;
+    fc_reporter reporter;
 } fc_commit_options;
 
 /**
@@ -139,7 +139,7 @@ void fc_commit_abort(fc_commit *commit);
  * Where the file system cannot exchange two names, a run that dies between its two renames leaves no target. If `path`
  * is missing for that reason, this puts the new target in place. It waits for a live run between its two renames.
  */
-fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *err);
+fc_code fc_commit_recover(const char *path, const fc_reporter *reporter, fc_error *err);
 
 /**
  * Refuses (FC_EUSAGE) a target that exists and is, or contains, one of the files and directories `inputs`. Files are

@@ -15,7 +15,7 @@ extern "C" {
 typedef struct fc_memory_chunk {
     const int64_t *offsets, *sizes; /**< the box in the global tensor, in elements */
     const int64_t *strides;         /**< in elements; NULL: row-major */
-    const void *data; /**< the first element; NULL: another rank holds the box (fc_convert_options.own_parts) */
+    const void *data; /**< the first element; NULL: another rank holds the box (fc_convert_options.own_shards) */
 } fc_memory_chunk;
 
 /** A tensor, or an object. Its chunks together cover it. */

@@ -54,7 +54,7 @@ int64_t fc_mesh_rank(const fc_mesh *mesh, const int64_t *coordinate);
  * Computes part `index` of `count` of a dimension of `size`, cut like torch.chunk: each part has ceil(size / count)
  * elements, the last ones are smaller or empty. An empty part begins at `size`.
  */
-void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length);
+void fc_shard_range(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length);
 
 /**
  * Computes the local box of the rank at `coordinate` (ndim entries each).

@@ -74,11 +74,11 @@ typedef struct fc_convert_options {
     bool partial;       /**< the source is only a part of what was opened, so the target must not replace it */
     /** Other files and directories that are read, so the target must not replace them; ended by NULL. NULL: none. */
     const char *const *inputs;
-    fc_teller teller; /**< receives a line for each killed run that was cleaned up */
+    fc_reporter reporter; /**< receives a line for each killed run that was cleaned up */
     fc_move_options move;
-    fc_comm *comm;  /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
-                       file system. Its device uses host memory. NULL: this process alone */
-    bool own_parts; /**< the source is in memory (memory.h), and each rank has only its own shard: rank r of `comm`
+    fc_comm *comm; /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
+                      file system. Its device uses host memory. NULL: this process alone */
+    bool own_shards; /**< the source is in memory (memory.h), and each rank has only its own shard: rank r of `comm`
                        writes the file of rank r. The mesh of the target has as many ranks */
 } fc_convert_options;
 
@@ -91,7 +91,7 @@ typedef struct fc_convert_report {
     uint64_t data_bytes;                  /**< bytes of tensors and objects in the target, each counted once */
     uint64_t stored_bytes;                /**< their bytes in the files, after compression; with dry_run the most */
     uint64_t header_bytes;                /**< bytes of headers, estimated high */
-    uint64_t largest_part, smallest_part; /**< data bytes of the largest and the smallest shard file */
+    uint64_t largest_file, smallest_file; /**< data bytes of the largest and the smallest shard file */
     uint64_t memory;                      /**< the most bytes that the buffers of the engine may use */
 } fc_convert_report;
 

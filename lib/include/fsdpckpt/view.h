@@ -13,7 +13,7 @@ extern "C" {
 typedef struct fc_view_options {
     fc_selection selection; /**< include, exclude and strip_prefix; nothing else */
     bool force;             /**< replace an existing target */
-    fc_teller teller;       /**< receives a line for each killed run that was cleaned up */
+    fc_reporter reporter;   /**< receives a line for each killed run that was cleaned up */
 } fc_view_options;
 
 /** What a view contains. */
