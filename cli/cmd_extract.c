@@ -86,7 +86,7 @@ static fc_code write_json(extraction *x, fc_error *err) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", x->checkpoint->path);
     }
     FC_TRY_GOTO(fc_checkpoint_object_json(x->checkpoint, x->value->source, arena, &json, err), rc, out);
-    json_copy(x->out, json);
+    jw_copy(x->out, json);
     text_puts(x->out, "\n");
 out:
     fc_arena_free(arena);

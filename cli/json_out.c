@@ -130,7 +130,7 @@ void jw_bool(json_out *j, bool value) {
     text_puts(j->out, value ? "true" : "false");
 }
 
-void json_copy(text_out *out, const char *json) {
+void jw_copy(text_out *out, const char *json) {
     while (*json) {
         size_t plain = 0;
         while (json[plain] > 0 && json[plain] < 0x7f) {
@@ -151,7 +151,7 @@ void json_copy(text_out *out, const char *json) {
 
 void jw_raw(json_out *j, const char *json) {
     separate(j);
-    json_copy(j->out, json);
+    jw_copy(j->out, json);
 }
 
 void jw_ints(json_out *j, int count, const int64_t *values) {

@@ -40,7 +40,7 @@ void jw_uint(json_out *j, uint64_t n);
 void jw_number(json_out *j, double n);
 void jw_bool(json_out *j, bool value);
 /** Writes JSON text. Characters in its strings that must not reach a terminal become escapes. */
-void json_copy(text_out *out, const char *json);
+void jw_copy(text_out *out, const char *json);
 
 /** Writes text that is already JSON. */
 void jw_raw(json_out *j, const char *json);
