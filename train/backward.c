@@ -1,7 +1,7 @@
 /*
  * The backward of a step: pre-backward of units, post-backward of flat parameters, and the end of the backward.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 static fc_code enter_backward(fc_fsdp_unit *unit, fc_error *err) {

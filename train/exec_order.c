@@ -5,7 +5,7 @@
 #include "train/state.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
  * DTensorExtensions: how FSDP flattens, cuts and gathers the tensors of tensor parallelism. lib/sharding/dtensor.c
  * computes the metadata, redistribute.c communicates, and this file moves the data.
  */
-#include "base/try.h"
 #include "fsdpckpt/train/dtensor_data.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /*
  * The forward of a step: pre- and post-forward of the root and of each unit.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 static fc_code cast_input(const fc_fsdp *fsdp, fc_array *input, fc_dtype dtype, fc_error *err) {

@@ -2,7 +2,7 @@
  * The FSDP instance: its streams and options, and helpers for the other files. unit.c makes units and flat parameters;
  * forward.c and backward.c run the step.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 #include <stdlib.h>

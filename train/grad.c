@@ -2,7 +2,7 @@
  * Gradients before and after their reduction. An unsharded gradient is computed and, without synchronisation, summed
  * over several backwards. A sharded gradient is set aside before a backward, added to, and given to the optimizer.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 #include <string.h>

@@ -3,7 +3,7 @@
  */
 #include "train/pool.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 

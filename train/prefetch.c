@@ -3,7 +3,7 @@
  * units, the training state the time. A wrong guess is harmless: a unit is only gathered if it still needs its
  * parameters and was not prefetched yet.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 static fc_code gather_ahead(fc_fsdp_unit *next, bool needed, fc_error *err) {

@@ -5,7 +5,7 @@
 #include "fsdpckpt/train/dtensor_data.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

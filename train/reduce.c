@@ -2,7 +2,7 @@
  * Reduces the unsharded gradient of a flat parameter in the post-backward: cast, pad, divide, reduce-scatter (or
  * all-reduce, or the caller's hook), divide. grad.c adds the result to the gradient of the shard.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 static fc_code divide(const fc_fsdp *fsdp, const fc_array *array, double divisor, fc_stream *stream, fc_error *err) {

@@ -2,7 +2,7 @@
  * Makes units and their flat parameters, before training starts. A flat parameter takes the parameters of a module and
  * keeps this rank's shard of them.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 #include <string.h>

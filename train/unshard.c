@@ -2,7 +2,7 @@
  * Unshard and reshard: gathers the whole flat parameter from the shards of the ranks, and frees it. The all-gather runs
  * on one side stream, the cast or copy before it on another, and events order them.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "train/state.h"
 
 static size_t bytes_of(fc_dtype dtype, int64_t count) {

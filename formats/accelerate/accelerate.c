@@ -5,10 +5,10 @@
  */
 #include "accelerate/accelerate.h"
 
-#include "base/try.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -5,8 +5,8 @@
  */
 #include "accelerate/accelerate.h"
 
-#include "base/try.h"
 #include "dcp/writer.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #include "registry.h"
 
 #include "base/file_name.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <fcntl.h>

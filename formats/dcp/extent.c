@@ -5,7 +5,7 @@
  */
 #include "dcp/dcp.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "torch/item.h"
 

@@ -7,8 +7,8 @@
 #include "base/checked.h"
 #include "base/file_name.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/stand_in.h"
 
 #include <errno.h>

@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -6,8 +6,8 @@
  * transforms), and set storage_meta when they read. The path of the checkpoint is not recorded, because it would be
  * wrong after the checkpoint is moved.
  */
-#include "base/try.h"
 #include "dcp/writer.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fcntl.h>

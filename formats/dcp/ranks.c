@@ -5,8 +5,8 @@
  *
  * The data files alone are not enough, because their items do not contain their names.
  */
-#include "base/try.h"
 #include "dcp/dcp.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

@@ -8,8 +8,8 @@
 #include "dcp/dcp.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/header.h"
 
 #include <errno.h>

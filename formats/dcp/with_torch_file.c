@@ -4,10 +4,10 @@
 #include "dcp/with_torch_file.h"
 
 #include "base/file_name.h"
-#include "base/try.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
+#include "fsdpckpt/try.h"
 #include "registry.h"
 #include "torch/torch_file.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/object_write.h"
 #include "torch/zip_write.h"
 

@@ -4,7 +4,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>

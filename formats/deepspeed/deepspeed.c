@@ -4,9 +4,9 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "registry.h"
 
 #include <errno.h>

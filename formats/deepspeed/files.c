@@ -5,8 +5,8 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

@@ -7,7 +7,7 @@
 
 #include "base/grow.h"
 #include "base/text.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

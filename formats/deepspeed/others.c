@@ -1,8 +1,8 @@
 /*
  * Adds everything else in the optimizer's file of rank 0: the hyperparameters of the groups and ZeRO's own values.
  */
-#include "base/try.h"
 #include "deepspeed/deepspeed.h"
+#include "fsdpckpt/try.h"
 #include "torch/name_list.h"
 
 #include <string.h>

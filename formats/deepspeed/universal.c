@@ -10,7 +10,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

@@ -5,8 +5,8 @@
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/stand_in.h"
 
 #include <inttypes.h>

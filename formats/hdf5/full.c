@@ -6,7 +6,7 @@
  * conversion keeps them.
  */
 #include "base/text.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 #include "hdf5/schema.h"

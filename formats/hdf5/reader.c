@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/tables.h"

@@ -3,8 +3,8 @@
  */
 #include "hdf5/shard_files.h"
 
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

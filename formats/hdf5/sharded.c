@@ -13,7 +13,7 @@
 #include "hdf5/tables.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -10,9 +10,9 @@
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "base/try.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/object_header.h"
 #include "hdf5/schema.h"
 #include "hdf5/writer/tree.h"

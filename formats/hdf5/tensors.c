@@ -3,7 +3,7 @@
  * cover. records.c has checked everything in an fc_h5_dataset against its file.
  */
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/names.h"
 #include "hdf5/reader.h"
 #include "hdf5/writer/tree.h"

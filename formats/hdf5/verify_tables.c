@@ -4,7 +4,7 @@
  */
 #include "hdf5/reader.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "hdf5/h5.h"
 #include "hdf5/verify.h"

@@ -10,10 +10,10 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #include "megatron/megatron.h"
 
 #include "base/name_table.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

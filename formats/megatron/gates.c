@@ -5,7 +5,7 @@
 #include "megatron/megatron.h"
 
 #include "base/name_table.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 

@@ -6,8 +6,8 @@
 #include "megatron/megatron.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "checkpoint/same_name.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/name_list.h"
 
 #include <inttypes.h>

@@ -2,7 +2,7 @@
  * Reads the files of all model-parallel ranks: gives their values the names of the whole model (names.c) and determines
  * how they are sharded (rules.c, gates.c).
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "megatron/megatron.h"
 
 #include <inttypes.h>

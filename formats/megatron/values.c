@@ -4,7 +4,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  * shards, and contains the padding.
  */
 #include "base/grow.h"
-#include "base/try.h"
 #include "derived/flat_units.h"
+#include "fsdpckpt/try.h"
 #include "pt/merge.h"
 
 #include <inttypes.h>

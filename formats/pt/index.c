@@ -9,7 +9,7 @@
 
 #include "base/file_name.h"
 #include "base/name_table.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>

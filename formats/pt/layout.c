@@ -6,7 +6,7 @@
  *    "tensors": {"layers.0.weight": {"shape": [64, 8], "offsets": [0, 0], "placements": "..."}, ...}}
  */
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "pt/ranks.h"
 #include "pt/writer.h"
 

@@ -9,9 +9,9 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
  * Opens checkpoints with one file per rank: reads the files of a directory's sets one after the other and makes one
  * manifest. merge.c merges their values.
  */
-#include "base/try.h"
 #include "engine/open_files.h"
+#include "fsdpckpt/try.h"
 #include "pt/merge.h"
 
 #include <errno.h>

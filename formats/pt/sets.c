@@ -6,7 +6,7 @@
 #include "pt/ranks.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

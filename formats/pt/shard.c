@@ -6,7 +6,7 @@
 #include "pt/ranks.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <string.h>

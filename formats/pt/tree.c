@@ -5,7 +5,7 @@
 #include "pt/writer.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -7,8 +7,8 @@
 #include "pt/writer.h"
 
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 #include "torch/item.h"
 #include "torch/object_write.h"

@@ -8,7 +8,7 @@
 #include "safetensors/header.h"
 
 #include "base/file_name.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

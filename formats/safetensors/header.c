@@ -6,8 +6,8 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 

@@ -3,7 +3,7 @@
  * order, so strings that are equal to those of the previous file are shared with it: the manifest of thousands of files
  * is then mostly boxes.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/header.h"
 #include "safetensors/kept.h"
 

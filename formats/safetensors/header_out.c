@@ -6,8 +6,8 @@
 
 #include "base/base64.h"
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/dtypes.h"
 #include "safetensors/header.h"
 #include "safetensors/header_digest.h"

@@ -3,8 +3,8 @@
  * {"metadata": {…}, "weight_map": {name: file}}.
  */
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
 #include "safetensors/json.h"

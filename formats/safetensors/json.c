@@ -3,7 +3,7 @@
  */
 #include "safetensors/json.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #include "safetensors/kept.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/header.h"
 #include "safetensors/json.h"
 

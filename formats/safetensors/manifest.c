@@ -4,7 +4,7 @@
  * entry.
  */
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/safetensors.h"
 
 #include <inttypes.h>

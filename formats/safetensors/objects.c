@@ -4,8 +4,8 @@
  */
 #include "base/base64.h"
 #include "base/text.h"
-#include "base/try.h"
 #include "checkpoint/same_name.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 #include "safetensors/safetensors.h"

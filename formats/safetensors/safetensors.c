@@ -4,9 +4,9 @@
  */
 #include "safetensors/safetensors.h"
 
-#include "base/try.h"
 #include "checkpoint/other_files.h"
 #include "engine/open_files.h"
+#include "fsdpckpt/try.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 

@@ -3,8 +3,8 @@
  * torch's HuggingFaceStorageReader. This file writes only headers; the engine writes the data.
  */
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "safetensors/header_digest.h"
 #include "safetensors/header_out.h"
 #include "safetensors/kept.h"

@@ -6,7 +6,7 @@
 #include "fsdpckpt/format.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "registry.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
  */
 #include "torch/torch_file.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

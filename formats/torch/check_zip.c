@@ -3,7 +3,7 @@
  */
 #include "torch/item.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 
 #include <stdlib.h>

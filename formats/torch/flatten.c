@@ -10,7 +10,7 @@
 
 #include "base/grow.h"
 #include "base/text.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>

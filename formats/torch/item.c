@@ -5,8 +5,8 @@
 #include "torch/item.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>

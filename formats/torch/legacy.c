@@ -7,7 +7,7 @@
 #include "torch/torch_file.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/pickle_private.h"
 
 #include <inttypes.h>

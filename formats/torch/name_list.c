@@ -2,7 +2,7 @@
  * Builds lists of names: see name_list.h.
  */
 #include "torch/name_list.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 void fc_torch_name_list_begin(torch_name_list *list) {
     list->f.p = NULL;

@@ -8,7 +8,7 @@
 #include "torch/torch_file.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/zip_write.h"
 
 #include <inttypes.h>

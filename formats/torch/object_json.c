@@ -23,7 +23,7 @@
  *
  * Values may be shared and may contain themselves, so depth and size are bounded. The text is in the caller's arena.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/item.h"
 
 #include "base/base64.h"

@@ -6,9 +6,9 @@
 #include "torch/object_write.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 
 #include <jansson.h>
 #include <stdlib.h>

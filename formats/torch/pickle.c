@@ -5,7 +5,7 @@
 #include "torch/pickle.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/pickle_private.h"
 
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * The calls in a pickle: GLOBAL, REDUCE, NEWOBJ, BUILD, and adding items to containers. Nothing is called. Known
  * constructors are replaced by the values that they would create; every other call becomes an inert FC_PV_CALL.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/pickle_private.h"
 
 #include <string.h>

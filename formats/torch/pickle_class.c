@@ -2,7 +2,7 @@
  * Instances of DCP's data classes, folded into slots, and of similar classes: subclasses, or another program's copies
  * with the same fields.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/pickle_private.h"
 
 /* Reports a class in `.metadata` that is neither known nor similar to a known one. */

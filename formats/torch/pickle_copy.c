@@ -4,7 +4,7 @@
 #include "torch/pickle_copy.h"
 
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>

@@ -4,8 +4,8 @@
  * so this saves most of the memory.
  */
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "torch/pickle_private.h"
 
 #include <stdarg.h>

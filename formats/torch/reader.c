@@ -4,7 +4,7 @@
 #include "torch/torch_file.h"
 
 #include "base/file_name.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

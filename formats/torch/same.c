@@ -1,7 +1,7 @@
 /*
  * Compares the values of two ranks' files: by the CRC-32s of the archives if these are enough, otherwise byte by byte.
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/torch_file.h"
 
 #include <stdlib.h>

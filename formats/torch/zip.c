@@ -5,7 +5,7 @@
 #include "torch/zip.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "torch/zip_private.h"
 
 #include <inttypes.h>

@@ -2,8 +2,8 @@
  * Reads bytes of a torch.save archive: windows keep the number of preads small; whole records are inflated and checked.
  */
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "torch/zip_private.h"
 
 #include <inttypes.h>

@@ -9,9 +9,9 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

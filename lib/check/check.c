@@ -3,8 +3,8 @@
  */
 #include "check/check.h"
 
-#include "base/try.h"
 #include "fsdpckpt/progress.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
  */
 #include "checkpoint/identity.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <sys/stat.h>

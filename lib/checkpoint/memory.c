@@ -6,8 +6,8 @@
 
 #include "base/checked.h"
 #include "base/name_table.h"
-#include "base/try.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  */
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/seal.h"
+#include "fsdpckpt/try.h"
 
-#include "base/try.h"
 #include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/file_name.h"
 #include "base/name_table.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <limits.h>

@@ -4,8 +4,8 @@
  */
 #include "fsdpckpt/seal.h"
 
-#include "base/try.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <inttypes.h>

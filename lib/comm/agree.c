@@ -3,8 +3,8 @@
  */
 #include "fsdpckpt/comm.h"
 
-#include "base/try.h"
 #include "comm/rank_error.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

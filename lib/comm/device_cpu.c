@@ -5,9 +5,9 @@
 #include "comm/arith.h"
 #include "comm/boxes.h"
 
-#include "base/try.h"
 #include "codec/strided.h"
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

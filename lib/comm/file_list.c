@@ -4,8 +4,8 @@
 #include "comm/file_list.h"
 
 #include "base/name_table.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fts.h>

@@ -4,9 +4,9 @@
  */
 #include "fsdpckpt/gather_files.h"
 
-#include "base/try.h"
 #include "comm/file_list.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,9 +3,9 @@
  * waits for the others (local_meet.c), reads directly from their buffers, and waits again before any rank may change
  * them. Data is copied without holding the lock.
  */
-#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/local_meet.h"
+#include "fsdpckpt/try.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -6,9 +6,9 @@
  */
 #include "comm/local_meet.h"
 
-#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/rank_error.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  * cannot be started twice in a process.
  */
 #include "comm/module.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "module_places.h"
 
 #include <dlfcn.h>

@@ -6,9 +6,9 @@
  * to the threads that move data, and lets it read the flag `cancel`. Transfers of more than INT_MAX bytes take several
  * calls.
  */
-#include "base/try.h"
 #include "comm/module.h"
 #include "comm/mpi_state.h"
+#include "fsdpckpt/try.h"
 
 #include <limits.h>
 #include <sched.h>

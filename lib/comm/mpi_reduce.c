@@ -2,9 +2,9 @@
  * Reductions of the backend `mpi`. Each rank reduces one segment of the data: MPI brings the contributions of all ranks
  * to it in rounds, and they are folded in rank order.
  */
-#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/mpi_state.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 

@@ -4,7 +4,6 @@
  */
 #include "fsdpckpt/average.h"
 
-#include "base/try.h"
 #include "checkpoint/identity.h"
 #include "derived/average.h"
 #include "engine/read_box.h"
@@ -12,6 +11,7 @@
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 #include "plan/names.h"
 
 #include <math.h>

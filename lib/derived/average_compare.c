@@ -4,8 +4,8 @@
  */
 #include "derived/average.h"
 
-#include "base/try.h"
 #include "engine/read_box.h"
+#include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 
 #include <stdio.h>

@@ -8,11 +8,11 @@
  * parts, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer changes.
  */
 #include "base/checked.h"
-#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <string.h>

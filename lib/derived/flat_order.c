@@ -3,10 +3,10 @@
  * report so, but several ranks may have written parts of it, or a program may have sorted it.
  */
 #include "base/name_table.h"
-#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>

@@ -5,8 +5,8 @@
 #include "derived/flat_units.h"
 
 #include "base/name_table.h"
-#include "base/try.h"
 #include "checkpoint/parameters.h"
+#include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
 #include <stdlib.h>

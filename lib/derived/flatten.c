@@ -4,13 +4,13 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "checkpoint/identity.h"
 #include "derived/flatten_parts.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>

@@ -3,11 +3,11 @@
  * module's own parameters that no unit manages come first, then its flat parameter, then those of its children. The
  * source's param_groups list the members of each group, by name or by the plain model's numbers.
  */
-#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "derived/flatten_optim.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <jansson.h>
 #include <stdlib.h>

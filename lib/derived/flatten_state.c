@@ -5,10 +5,10 @@
  * (_flatten_optim_state in _optim_utils.py, called by FSDP.optim_state_dict_to_load).
  */
 #include "base/checked.h"
-#include "base/try.h"
 #include "derived/flatten_optim.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>

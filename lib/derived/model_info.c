@@ -4,7 +4,7 @@
  */
 #include "fsdpckpt/wrap_policy.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/json_file.h"
 
 #include <string.h>

@@ -5,11 +5,11 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "derived/flat_units.h"
 #include "flat/flat_boxes.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,11 +4,11 @@
  */
 #include "fsdpckpt/compare.h"
 
-#include "base/try.h"
 #include "diff/compare_data.h"
 #include "diff/values.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 #include "plan/names.h"
 

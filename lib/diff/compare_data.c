@@ -7,13 +7,13 @@
 
 #include "base/checked.h"
 #include "base/pages.h"
-#include "base/try.h"
 #include "diff/values.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/threads.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <pthread.h>

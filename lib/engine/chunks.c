@@ -3,8 +3,8 @@
  */
 #include "engine/chunks.h"
 
-#include "base/try.h"
 #include "engine/queue.h"
+#include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 
 #include <stdlib.h>

@@ -12,7 +12,6 @@
 #include "fsdpckpt/move.h"
 
 #include "base/pages.h"
-#include "base/try.h"
 #include "codec/codec.h"
 #include "codec/shuffle.h"
 #include "engine/chunks.h"
@@ -23,6 +22,7 @@
 #include "engine/threads.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/try.h"
 #include "io/output.h"
 
 #include <fcntl.h>

@@ -5,13 +5,13 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "checkpoint/identity.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
 #include "engine/write_files.h"
 #include "fsdpckpt/seal.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -9,9 +9,9 @@
 #include "engine/decode.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "codec/codec.h"
 #include "codec/shuffle.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <string.h>

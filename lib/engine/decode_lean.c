@@ -4,7 +4,7 @@
  * plane by plane.
  */
 #include "engine/decode_lean.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 
 #include "base/checked.h"
 #include "base/pages.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <pthread.h>

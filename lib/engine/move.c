@@ -5,12 +5,12 @@
 #include "fsdpckpt/move.h"
 
 #include "base/pages.h"
-#include "base/try.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/threads.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/try.h"
 #include "io/output.h"
 
 #include <errno.h>

@@ -1,9 +1,9 @@
 /*
  * Examines an object before it is passed on. Finds its bytes, and reads the archive's directory and its pickle.
  */
-#include "base/try.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

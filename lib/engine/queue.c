@@ -4,7 +4,7 @@
 #include "engine/queue.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/output.h"
 #include "plan/box_text.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/output.h"
 
 #define XXH_INLINE_ALL

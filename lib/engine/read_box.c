@@ -4,10 +4,10 @@
  */
 #include "engine/read_box.h"
 
-#include "base/try.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

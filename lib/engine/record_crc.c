@@ -6,10 +6,10 @@
 
 #include "base/crc.h"
 #include "base/grow.h"
-#include "base/try.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/input.h"
 
 #include <inttypes.h>

@@ -4,8 +4,8 @@
 #include "engine/rounds.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "engine/ranks.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 

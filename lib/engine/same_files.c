@@ -5,8 +5,8 @@
  */
 #include "engine/ranks.h"
 
-#include "base/try.h"
 #include "engine/open_files.h"
+#include "fsdpckpt/try.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

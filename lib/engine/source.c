@@ -7,7 +7,6 @@
 
 #include "base/checked.h"
 #include "base/pages.h"
-#include "base/try.h"
 #include "checkpoint/identity.h"
 #include "codec/strided.h"
 #include "engine/stored_chunk.h"
@@ -15,6 +14,7 @@
 #include "engine/window.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/input.h"
 #include "plan/box_text.h"
 

@@ -4,12 +4,12 @@
  */
 #include "engine/source_crc.h"
 
-#include "base/try.h"
 #include "engine/record_crc.h"
 #include "engine/tile_digest.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/seal.h"
+#include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>

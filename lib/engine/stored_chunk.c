@@ -4,10 +4,10 @@
 #include "engine/stored_chunk.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "codec/codec.h"
 #include "engine/decode_lean.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 

@@ -6,8 +6,8 @@
 #include "engine/write_files.h"
 
 #include "base/grow.h"
-#include "base/try.h"
 #include "engine/ranks.h"
+#include "fsdpckpt/try.h"
 #include "io/output.h"
 
 #include <stdlib.h>

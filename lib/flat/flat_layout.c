@@ -5,7 +5,7 @@
 #include "fsdpckpt/flat_param.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 

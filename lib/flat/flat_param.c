@@ -2,9 +2,9 @@
  * Flattens, views, shards and pads the data of flat parameters. The layout decides where; fc_device moves the bytes.
  */
 #include "fsdpckpt/flat_param.h"
-#include "base/try.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 

@@ -4,8 +4,8 @@
  */
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/progress.h"
+#include "fsdpckpt/try.h"
 
-#include "base/try.h"
 #include "io/directory.h"
 #include "io/replace.h"
 #include "io/staging.h"

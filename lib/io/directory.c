@@ -2,7 +2,7 @@
  * Walks a directory and reports every error. See directory.h.
  */
 #include "io/directory.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fcntl.h>

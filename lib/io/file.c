@@ -1,8 +1,8 @@
 /*
  * Complete reads and writes on descriptors, with errors that name the file and the offset.
  */
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fcntl.h>

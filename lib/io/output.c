@@ -4,8 +4,8 @@
  */
 #include "io/output.h"
 
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fcntl.h>

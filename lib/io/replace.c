@@ -4,7 +4,7 @@
  */
 #include "io/replace.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  */
 #include "io/staging.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <errno.h>

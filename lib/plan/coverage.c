@@ -17,7 +17,7 @@
 #include "fsdpckpt/plan.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>

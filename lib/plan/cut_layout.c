@@ -8,7 +8,7 @@
 #include "fsdpckpt/cut.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include "plan/dtypes.h"
 
 #include "base/name_table.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <fnmatch.h>
 #include <stdio.h>

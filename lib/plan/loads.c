@@ -6,7 +6,7 @@
 #include "fsdpckpt/select.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

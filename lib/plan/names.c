@@ -3,7 +3,7 @@
  */
 #include "plan/names.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "plan/globs.h"
 
 #include <string.h>

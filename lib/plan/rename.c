@@ -9,7 +9,7 @@
 #include "plan/rename.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "plan/regex_size.h"
 
 #include <locale.h>

@@ -5,8 +5,8 @@
 #include "fsdpckpt/select.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/cut.h"
+#include "fsdpckpt/try.h"
 #include "plan/dtypes.h"
 #include "plan/globs.h"
 #include "plan/rename.h"

@@ -4,9 +4,9 @@
  */
 #include "base/grow.h"
 #include "base/name_table.h"
-#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 #include "recipe/derived.h"
 #include "recipe/group.h"
 

@@ -5,9 +5,9 @@
 #include "recipe/chunks.h"
 
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,11 +4,11 @@
  */
 #include "recipe/derived.h"
 
-#include "base/try.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * checks for overflow; a division must be exact.
  */
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "recipe/recipe.h"
 
 #include <ctype.h>

@@ -5,10 +5,10 @@
 #include "recipe/gather.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "codec/strided.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  */
 #include "recipe/group.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

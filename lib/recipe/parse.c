@@ -2,8 +2,8 @@
  * Reads a recipe from JSON (docs/schemas/recipe.json), and turns it round for the other direction. People write these
  * files, so every error names the rule.
  */
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/json_file.h"
 #include "recipe/recipe.h"
 

@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>

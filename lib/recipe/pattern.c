@@ -1,7 +1,7 @@
 /*
  * Patterns of names: text with variables in braces that stand for digits, such as "layers.{n}.attention.wq.weight".
  */
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "recipe/recipe.h"
 
 #include <string.h>

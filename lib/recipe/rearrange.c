@@ -3,7 +3,7 @@
  * side, and the axes are merged into the dimensions of the right side.
  */
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "recipe/parts.h"
 
 #include <ctype.h>

@@ -3,9 +3,9 @@
  */
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/try.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 
 #include <string.h>
 

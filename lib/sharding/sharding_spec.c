@@ -4,7 +4,7 @@
 #include "fsdpckpt/sharding_spec.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 

@@ -4,8 +4,8 @@
  */
 #include "fsdpckpt/layout.h"
 
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "io/json_file.h"
 #include "sharding/tp_plan.h"
 

@@ -4,7 +4,7 @@
 #include "verify/regions.h"
 
 #include "base/crc.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/input.h"
 
 #include <stdlib.h>

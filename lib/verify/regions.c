@@ -5,9 +5,9 @@
 #include "verify/regions.h"
 
 #include "base/grow.h"
-#include "base/try.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

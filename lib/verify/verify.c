@@ -6,12 +6,12 @@
 
 #include "base/crc.h"
 #include "base/pages.h"
-#include "base/try.h"
 #include "engine/source.h"
 #include "engine/threads.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 #include "io/input.h"
 #include "plan/box_text.h"
 

@@ -4,7 +4,7 @@
  */
 #include "wrap/module_tree.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
 #include <string.h>

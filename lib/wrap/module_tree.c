@@ -5,8 +5,8 @@
 #include "wrap/module_tree.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
 #include <stdlib.h>

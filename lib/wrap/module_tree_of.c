@@ -4,9 +4,9 @@
  */
 #include "wrap/module_tree.h"
 
-#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  */
 #include "fsdpckpt/wrap_policy.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "io/json_file.h"
 #include "wrap/module_tree.h"
 

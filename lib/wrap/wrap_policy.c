@@ -5,7 +5,7 @@
 #include "fsdpckpt/wrap_policy.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "wrap/module_tree.h"
 
 #include <stdlib.h>

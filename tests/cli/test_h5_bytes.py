@@ -5,6 +5,7 @@ import os
 import random
 import struct
 
+import h5_parts
 import h5_walk
 import harness
 
@@ -17,7 +18,7 @@ class Bytes(harness.Case):
             data = f.read()
         try:
             return h5_walk.Walk(data).kinds
-        except h5_walk.Wrong as e:
+        except h5_parts.Wrong as e:
             self.fail("%s: %s" % (path, e))
 
     def walk_all(self, folder):
@@ -93,7 +94,7 @@ class Bytes(harness.Case):
             tried += 1
             try:
                 h5_walk.Walk(bytes(bad))
-            except (h5_walk.Wrong, ValueError, IndexError, KeyError):
+            except (h5_parts.Wrong, ValueError, IndexError, KeyError):
                 found += 1
         self.assertGreater(found / tried, 0.9)
 

@@ -5,7 +5,7 @@
 #include "hdf5/reader.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/reader_process/scan.h"
 #include "io/stand_in.h"
 

@@ -3,7 +3,7 @@
  */
 #include "hdf5/reader_process/child.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  * (CLONE_PARENT), which waits for them and kills them like those that it forked itself.
  */
 #include "hdf5/reader_process/starter.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <linux/sched.h>

@@ -5,11 +5,11 @@
 #include "hdf5/view/view.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/writer/groups.h"
 #include "hdf5/writer/writer.h"

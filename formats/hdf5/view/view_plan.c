@@ -10,8 +10,8 @@
 #include "hdf5/view/view.h"
 
 #include "base/checked.h"
-#include "base/try.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>

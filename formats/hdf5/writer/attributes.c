@@ -4,8 +4,8 @@
  */
 #include "hdf5/writer/writer.h"
 
-#include "base/try.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <string.h>

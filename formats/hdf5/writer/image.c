@@ -5,8 +5,8 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
-#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/object_header.h"
 #include "hdf5/writer/image_chunks.h"
 #include "hdf5/writer/types_write.h"

@@ -6,7 +6,7 @@
  */
 #include "hdf5/writer/image.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/object_header.h"
 
 #include <stdlib.h>

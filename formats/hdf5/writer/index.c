@@ -5,7 +5,7 @@
 #include "fsdpckpt/layout.h"
 #include "hdf5/writer/writer.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/writer/groups.h"
 #include "hdf5/writer/image_map.h"
 

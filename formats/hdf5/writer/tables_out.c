@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/writer/tables_out.h"
 
 #include <stddef.h>

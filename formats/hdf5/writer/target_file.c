@@ -7,7 +7,7 @@
 #include "hdf5/h5.h"
 #include "hdf5/writer/writer.h"
 
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/writer/groups.h"
 #include "hdf5/writer/image_chunks.h"
 #include "hdf5/writer/image_map.h"

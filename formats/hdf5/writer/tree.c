@@ -5,7 +5,7 @@
 #include "hdf5/writer/tree.h"
 
 #include "base/checked.h"
-#include "base/try.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/names.h"
 
 #include <stdlib.h>

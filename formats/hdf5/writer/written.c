@@ -3,8 +3,8 @@
  */
 #include "hdf5/writer/written.h"
 
-#include "base/try.h"
 #include "fsdpckpt/select.h"
+#include "fsdpckpt/try.h"
 #include "hdf5/writer/image_chunks.h"
 
 #include <stdlib.h>

@@ -3,12 +3,12 @@
  * strided copies, casts and arithmetic from kernels.cu. The runtime is linked statically, so the module also loads on a
  * machine without a driver, and can report that.
  */
-#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/boxes.h"
 #include "comm/cuda/device.h"
 #include "comm/cuda/kernels.h"
 #include "comm/module.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,10 +5,10 @@
  *
  * The ranks get NCCL's unique id through another communicator of the same ranks, or through a file.
  */
-#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/cuda/device.h"
 #include "comm/module.h"
+#include "fsdpckpt/try.h"
 
 #include <nccl.h>
 
