@@ -116,7 +116,7 @@ static int outer_of_several(const fc_part *p, int sdim) {
     return count > 1 ? found : -1;
 }
 
-/* Finds an axis to halve: one of several along a source dimension in which the overlap does not contain the hull. */
+/* Finds an axis to halve: one of several along a source dimension along which the overlap does not contain the hull. */
 static fc_code find_cut(void *context, const fc_overlap *overlap, fc_error *err) {
     piece *c = context;
     int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS];

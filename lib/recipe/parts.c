@@ -159,7 +159,7 @@ static int outermost(const fc_part *p, int dim) {
     return found;
 }
 
-/* @return how far the last place along `dim` is from the first, without axis `except`. */
+/* @return the distance from the first place along `dim` to the last, without axis `except`. */
 static int64_t reach(const fc_part *p, int dim, int except) {
     int64_t sum = 0;
     for (int a = 0; a < p->naxes; a++) {
