@@ -47,7 +47,7 @@ class Plans:
 
 
 def held(plan):
-    yield "The memory of one rank, fully sharded: bf16 weights as FSDP2 cuts them (Shard(0) of each tensor) and as FSDP1 does (one flat"
+    yield "The memory of one rank, fully sharded: bf16 weights as FSDP2 shards them (Shard(0) of each tensor) and as FSDP1 does (one flat"
     yield "parameter per unit), and float32 weights, gradients and Adam state (16 bytes per parameter) of the busiest rank."
     yield ""
     rows = []

@@ -1,6 +1,6 @@
 /*
  * Reads object headers of version 2 as bytes (HDF5 File Format Specification 3.0, IV.A.1.b): finds the value of an
- * attribute by its name. The file comes from libhdf5 or may be damaged, so every number is checked.
+ * attribute by its name. The file may be damaged, so every number is checked.
  */
 #include "hdf5/object_header.h"
 #include "base/checked.h"

@@ -7,9 +7,9 @@
  * start). Weights add up: the weight of a box is the sum of the weights of the cells into which any cuts divide it. So
  * the weights of chunks that cover the region exactly once add up to the weight of the region. If they do not cover it
  * exactly once, the difference is a polynomial in the random numbers that is not zero: every cell contributes a product
- * of its own. A random point is a root of it with a probability below ndim / 2^61, and nobody can choose a file for
- * which it is one, since the numbers differ in every process. The time is that of reading the chunks, whatever the
- * number of dimensions.
+ * of its own. A random point is a root of it with a probability of about ndim / 2^61. The numbers are a hash of 16
+ * random bytes of the process, so the author of a file does not know them. The time is that of reading the chunks,
+ * whatever the number of dimensions.
  *
  * When the weights differ, bisection along each dimension in turn finds the first element, in lexicographic order, that
  * is not covered exactly once.

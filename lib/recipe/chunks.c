@@ -1,6 +1,6 @@
 /*
  * Turns a tensor of parts into chunks: see chunks.h. Along each dimension a chunk is a run of one axis; the other axes
- * are gone through place by place. Where a source is cut, so is the chunk.
+ * are walked index by index. A chunk ends where a chunk of the source ends.
  */
 #include "recipe/chunks.h"
 
@@ -77,7 +77,7 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     return FC_OK;
 }
 
-/* The box of the source that a piece reaches over. */
+/* Computes the smallest box of the source that contains a piece. */
 static void hull_of(const fc_part *p, int64_t *offsets, int64_t *sizes) {
     for (int d = 0; d < p->source->ndim; d++) {
         offsets[d] = p->sbase[d];
@@ -116,7 +116,7 @@ static int outer_of_several(const fc_part *p, int sdim) {
     return count > 1 ? found : -1;
 }
 
-/* Finds an axis to halve: one of several along a source dimension in which the overlap does not contain the hull. */
+/* Finds an axis to halve: one of several along a source dimension along which the overlap does not contain the hull. */
 static fc_code find_cut(void *context, const fc_overlap *overlap, fc_error *err) {
     piece *c = context;
     int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS];
@@ -140,7 +140,7 @@ static fc_code emit(void *context, const fc_overlap *overlap, fc_error *err) {
             return FC_OK;
         }
     }
-    for (int d = 0; d < part.source->ndim; d++) { /* a step may lead over the overlap */
+    for (int d = 0; d < part.source->ndim; d++) { /* a step may be larger than the overlap */
         if (part.sbase[d] < overlap->offsets[d] || part.sbase[d] >= overlap->offsets[d] + overlap->sizes[d]) {
             return FC_OK;
         }
@@ -166,7 +166,7 @@ static fc_code cut_piece(builder *b, const fc_part *part) { // NOLINT(misc-no-re
     high.sbase[x->sdim] += half * x->sstep;
     for (int i = 0; i < 2; i++) {
         fc_part *p = i == 0 ? &low : &high;
-        if (p->axes[c.cut].size == 1) { /* gone through: it is only a place */
+        if (p->axes[c.cut].size == 1) { /* one index only: no axis is left */
             memmove(p->axes + c.cut, p->axes + c.cut + 1, (size_t)(--p->naxes - c.cut) * sizeof *p->axes);
         }
         FC_TRY(cut_piece(b, p));
@@ -174,7 +174,7 @@ static fc_code cut_piece(builder *b, const fc_part *part) { // NOLINT(misc-no-re
     return FC_OK;
 }
 
-/* Goes through the places of all axes that are no runs. */
+/* Walks the indices of all axes that are not runs. */
 static fc_code cut_part(builder *b, const fc_part *part) { // NOLINT(misc-no-recursion): one level per axis
     for (int a = 0; a < part->naxes; a++) {
         const fc_part_axis *x = &part->axes[a];

@@ -10,10 +10,10 @@
 
 #include "recipe/parts.h"
 
-/** Along which dimension of the source, and how far, each dimension of a chunk goes. */
+/** The dimension of the source that each dimension of a chunk follows, and the step along it. */
 typedef struct fc_recipe_steps {
     const fc_tensor *source;     /**< NULL: zeros */
-    int sdim[FC_PART_DIMS];      /**< -1: the chunk is 1 wide */
+    int sdim[FC_PART_DIMS];      /**< -1: the chunk has size 1 */
     int64_t sstep[FC_PART_DIMS]; /**< in elements of that dimension */
 } fc_recipe_steps;
 

@@ -179,7 +179,7 @@ static void make_format(state *s) {
     s->format.reader.check_object = of->reader.check_object ? recipe_check_object : NULL;
     s->format.reader.check_file = of->reader.check_file ? recipe_check_file : NULL;
     s->format.reader.check_inputs = recipe_check_inputs;
-    s->format.verifier.verify = NULL; /* it knows only the source */
+    s->format.verifier.verify = NULL; /* it can only check the source */
     s->format.verifier.verify_chunk = NULL;
 }
 
@@ -199,7 +199,7 @@ fc_checkpoint *fc_recipe_derived_new(fc_checkpoint *source) {
     made->format = &s->format;
     made->tensors = NULL;
     made->ntensors = 0;
-    made->seal = NULL; /* its digests are of the source's tensors, by number */
+    made->seal = NULL; /* its digests belong to the source's tensors */
     made->mesh = (fc_mesh){0};
     return made;
 }

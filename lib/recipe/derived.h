@@ -13,13 +13,13 @@
 
 /** fc_tensor.detail of a value. */
 typedef struct fc_recipe_origin {
-    const fc_tensor *tensor;       /**< of the source, which the value is unchanged; NULL: it is made of pieces */
+    const fc_tensor *tensor;       /**< of the source, if the value is unchanged; NULL: it is made of pieces */
     const fc_recipe_place *places; /**< one per chunk of a value that is made of pieces; NULL if it is gathered */
     fc_gathered *gathered;         /**< of a value whose pieces are gathered in memory */
 } fc_recipe_origin;
 
 /**
- * Makes an empty checkpoint of `source`, which belongs to it once fc_recipe_derived_own was called.
+ * Makes an empty checkpoint from `source`. It owns the source once fc_recipe_derived_own was called.
  * @return NULL: out of memory.
  */
 fc_checkpoint *fc_recipe_derived_new(fc_checkpoint *source);

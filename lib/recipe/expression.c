@@ -1,6 +1,6 @@
 /*
- * Computes the sizes of a recipe: expressions over the model's configuration. A recursive descent, in 64 bits with
- * checks for overflow; a division must be exact.
+ * Computes the sizes of a recipe: expressions over the model's configuration. It parses by recursive descent and
+ * computes in 64 bits, with checks for overflow. A division must be exact.
  */
 #include "base/checked.h"
 #include "fsdpckpt/try.h"

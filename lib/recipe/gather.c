@@ -15,8 +15,7 @@
 
 /*
  * Smaller pieces are gathered. Blocks have at most EDGE elements along a dimension: a matrix that is transposed then
- * has runs of that length on both sides. Those of a row of blocks are all needed at once, so they have at most BAND
- * bytes.
+ * has runs of that length on both sides. A row of blocks is needed at once, so it has at most BAND bytes.
  */
 enum { SMALL_PIECE = 2048, EDGE = 480, BLOCK = 480 << 10, BAND = 8 << 20, MOST_BLOCKS = 1 << 22 };
 
@@ -26,7 +25,7 @@ static bool has_large_pieces(const fc_part *p, const fc_parted *t) {
     bool contiguous = false;
     for (int a = 0; a < p->naxes; a++) {
         const fc_part_axis *x = &p->axes[a];
-        piece *= x->tstep == 1 ? x->size : 1; /* the others are gone through place by place */
+        piece *= x->tstep == 1 ? x->size : 1; /* the others are walked index by index */
         contiguous =
             contiguous || (x->tdim == t->ndim - 1 && x->tstep == 1 && x->sdim == p->source->ndim - 1 && x->sstep == 1);
     }
@@ -36,7 +35,7 @@ static bool has_large_pieces(const fc_part *p, const fc_parted *t) {
 bool fc_gather_pays(const fc_parted *t) {
     int64_t volume = 0;
     if (!fc_numel(t->ndim, t->shape, &volume) || volume <= SMALL_PIECE) {
-        return false; /* it is small as a whole */
+        return false; /* the whole tensor is small */
     }
     for (size_t i = 0; i < t->nparts; i++) {
         if (t->parts[i].source && !has_large_pieces(&t->parts[i], t)) {
@@ -100,7 +99,7 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, uint64_t *next, fc_te
     return g->read ? FC_OK : fc_no_memory(err, NULL);
 }
 
-/* Cuts what a block has of the tensor out of its parts. */
+/* Finds the parts of the tensor that lie in a block. */
 static fc_code cut_block(const fc_parted *t, const fc_box *box, fc_parted *out, fc_error *err) {
     fc_parted now = *t;
     now.capacity = 0; /* its parts belong to the arena */
@@ -120,7 +119,7 @@ static fc_code cut_block(const fc_parted *t, const fc_box *box, fc_parted *out, 
     return FC_OK;
 }
 
-/* Reads the box of the source that a part reaches over, and copies its elements into the block. */
+/* Reads the smallest box of the source that contains a part, and copies its elements into the block. */
 static fc_code copy_part(const fc_checkpoint *source, const fc_part *p, const fc_box *box, fc_dtype dtype,
                          fc_source_crc *crc, unsigned char *buf, fc_error *err) {
     int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS], from[FC_PART_DIMS], to[FC_PART_DIMS];

@@ -31,7 +31,7 @@ typedef struct fc_group {
     size_t ninputs, capacity;
 } fc_group;
 
-/** Finds the variable that a side has and the other has not. @return its name, or NULL. */
+/** Finds a variable that one side has and the other lacks. @return its name, or NULL. */
 const char *fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks, size_t *len);
 
 /**

@@ -1,5 +1,5 @@
 /*
- * Reads a recipe from JSON (docs/schemas/recipe.json), and turns it round for the other direction. People write these
+ * Reads a recipe from JSON (docs/schemas/recipe.json), and reverses it for the other direction. People write these
  * files, so every error names the rule.
  */
 #include "fsdpckpt/io.h"
@@ -44,7 +44,7 @@ static fc_code read_text(const reader *r, const json_t *value, const char *what,
     return *out ? FC_OK : no_memory(r);
 }
 
-/* A string, or an array of some. */
+/* Reads a string or an array of strings. */
 static fc_code read_list(const reader *r, const json_t *value, const char *what, const char *const **out,
                          size_t *count) {
     bool malformed = false;
@@ -208,7 +208,7 @@ static fc_code read_map(const reader *r, const json_t *object, fc_recipe_rule *r
     return read_operations(r, json_object_get(object, "operations"), rule);
 }
 
-/* "drop" leaves a tensor out, and "add" makes a second one; each is the other in the other direction. */
+/* "drop" leaves a tensor out, and "add" makes a second one. Each is the inverse of the other. */
 static fc_code read_extra(const reader *r, const json_t *object, bool drop, fc_recipe_rule *rule, bool *skip) {
     static const char *const known[] = {"drop", "add", "same_as", "when", NULL};
     const char **names = fc_arena_calloc(r->arena, 3, sizeof *names);

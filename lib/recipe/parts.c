@@ -1,5 +1,5 @@
 /*
- * Operations on tensors of parts: see parts.h. rearrange.c has the one that is not here.
+ * Operations on tensors of parts: see parts.h. rearrange.c has the remaining one.
  */
 #include "recipe/parts.h"
 
@@ -159,7 +159,7 @@ static int outermost(const fc_part *p, int dim) {
     return found;
 }
 
-/* @return how far the last place along `dim` is from the first, without axis `except`. */
+/* @return the distance from the first place along `dim` to the last, without axis `except`. */
 static int64_t reach(const fc_part *p, int dim, int except) {
     int64_t sum = 0;
     for (int a = 0; a < p->naxes; a++) {
@@ -182,8 +182,8 @@ static fc_part narrow(const fc_part *p, int a, int64_t first, int64_t last) {
 }
 
 /*
- * Adds what `p` has in [low, high) along `dim`. Axes along one dimension are nested: the inner ones reach less far than
- * a step of the outer one. So at most the first and the last step of the outer one are cut.
+ * Adds the elements of `p` in [low, high) along `dim`. Axes along one dimension are nested: the inner ones reach less
+ * far than a step of the outer one. So at most the first and the last step of the outer one are cut.
  */
 static fc_code add_slice(fc_parted *out, const fc_part *p, int dim, int64_t low, int64_t high,
                          fc_error *err) { // NOLINT(misc-no-recursion): one level per axis

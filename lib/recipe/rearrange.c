@@ -123,7 +123,7 @@ static fc_code axis_sizes(const fc_parted *t, const fc_recipe *recipe, const fc_
     return FC_OK;
 }
 
-/* A dimension of the old tensor, written in the digits of the axes it is split into. */
+/* A dimension of the old tensor as a number: each axis that it is split into is one digit. */
 typedef struct digits {
     int count, axes[FC_PART_DIMS]; /* from the innermost */
     int64_t places[FC_PART_DIMS];  /* of each digit */
@@ -143,7 +143,8 @@ static digits digits_of(const side *left, const int64_t *sizes, int dim) {
 }
 
 /*
- * Writes an axis in these digits. It is within one digit, or it is all of some digits and a range of the next one.
+ * Splits an axis into one axis per digit. It must lie within one digit, or fill some digits and take a range of the
+ * next one.
  */
 static bool split_axis(const fc_part_axis *x, const digits *g, const int64_t *sizes, fc_part *out) {
     int64_t size = x->size, sstep = x->sstep, step = x->tstep;
@@ -206,7 +207,7 @@ static bool split_part(const fc_part *p, const side *left, const int64_t *sizes,
     return true;
 }
 
-/* Joins neighbouring axes that count as one. */
+/* Joins two axes where one continues the other. */
 static void join_axes(fc_part *p) {
     for (int a = 0; a < p->naxes; a++) {
         for (int b = 0; b < p->naxes; b++) {

@@ -32,7 +32,7 @@ typedef struct fc_recipe_op {
 typedef enum fc_recipe_rule_kind {
     FC_RULE_MAP,  /**< tensors called `from` become tensors called `to` */
     FC_RULE_DROP, /**< tensors called `from` are left out */
-    FC_RULE_ADD   /**< the tensor of the result called to[0] is there a second time, as to[1] */
+    FC_RULE_ADD   /**< the tensor to[0] of the result appears a second time, as to[1] */
 } fc_recipe_rule_kind;
 
 typedef struct fc_recipe_rule {
