@@ -117,7 +117,8 @@ static uint64_t unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *bin
     const char *inner = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, &len);
     const fc_recipe_binding *bound = inner ? fc_recipe_bound(bindings, inner, len) : NULL;
     for (size_t i = 0; bound && i < bound->ndigits; i++) {
-        number = number * 10 + (uint64_t)(bound->digits[i] - '0'); /* what wraps is no number from 0 to the count */
+        /* A number too large for 64 bits stays the largest, which is no index of an input. */
+        number = number > UINT64_MAX / 10 - 1 ? UINT64_MAX : number * 10 + (uint64_t)(bound->digits[i] - '0');
     }
     if (bound) {
         size_t at = (size_t)(bound - bindings->all);

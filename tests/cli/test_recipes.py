@@ -300,6 +300,13 @@ class Language(harness.Case):
             with self.subTest(why):
                 self.write([rule, *([{"from": "b", "to": "e"}] if rule.get("to") == "e" else []), *rest])
                 self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
+        for second, why in (("e.18446744073709551617", "numbered from 0"),  # 2^64 + 1
+                            ("e.01", "no rule of the recipe r.json takes 'e.01'")):
+            with self.subTest(second):
+                write_safetensors(self.path("wide.safetensors"), {"e.0": counted(2), second: counted(2)})
+                self.write([{"from": "e.{e}", "to": "e", "operations": {"stack": 0}}])
+                self.fails(2, "consolidate", "wide.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
+        os.unlink(self.path("wide.safetensors"))
         for text, why in (("[]", "a recipe must be an object such as"), ("{\"rules\": []}", "not a recipe, which begins with"),
                           ("{\"fsdpckpt\": \"recipe\", \"schema\": 1}", "a recipe has \"rules\"")):
             with open(self.path("r.json"), "w", encoding="utf-8") as f:
