@@ -36,9 +36,10 @@ static void write_holders(json_out *j, const rank_span *span) {
 static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     inspect_holders holders = {0};
     fc_arena *arena = extents ? fc_arena_new() : NULL;
-    fc_code rc = !extents ? FC_OK
-                 : arena  ? inspect_find_holders(in, t, arena, &holders, err)
-                          : inspect_no_memory(in, err);
+    fc_code rc = FC_OK;
+    if (extents) {
+        rc = arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err);
+    }
     jw_key(j, "chunks");
     jw_open(j, '[');
     for (size_t i = 0; i < t->nchunks && rc == FC_OK && j->out->error == 0; i++) {
