@@ -347,14 +347,12 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
         }
         out->dtype = (fc_dtype)dtype;
     }
-    fc_code rc;
-    FC_TRY_GOTO(decode_storage(p, args[0], typed, out, err), rc, out);
-    FC_TRY_GOTO(fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is not an integer", err), rc, out);
-    FC_TRY_GOTO(decode_sizes(p, args[2], args[3], out, err), rc, out);
-    FC_TRY_GOTO(check_reach(out, offset, err), rc, out);
-out:
+    FC_TRY(decode_storage(p, args[0], typed, out, err));
+    FC_TRY(fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is not an integer", err));
+    FC_TRY(decode_sizes(p, args[2], args[3], out, err));
+    FC_TRY(check_reach(out, offset, err));
     size_t flags = typed ? 6 : 7;
-    return rc == FC_OK && n > flags ? read_flags(p, args[flags], out, err) : rc;
+    return n > flags ? read_flags(p, args[flags], out, err) : FC_OK;
 }
 
 fc_code fc_torch_storage_decode(const fc_pickle *p, fc_pv persid, fc_torch_tensor *out, fc_error *err) {

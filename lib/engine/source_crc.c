@@ -286,10 +286,12 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     uint64_t *numbers = calloc(count + 1, 4 * sizeof *numbers);
     fc_code rc;
     FC_TRY_GOTO(fc_comm_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
-    const exchange all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
-    pack(crc, &all);
-    FC_TRY_GOTO(join_numbers(comm, numbers, count, err), rc, out);
-    unpack(crc, &all);
+    if (numbers) { /* if one rank has none, the ranks have agreed on an error */
+        const exchange all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
+        pack(crc, &all);
+        FC_TRY_GOTO(join_numbers(comm, numbers, count, err), rc, out);
+        unpack(crc, &all);
+    }
 out:
     free(numbers);
     return rc;
