@@ -52,8 +52,8 @@ fc_code train_load_param(const fc_checkpoint *from, const mlp_layer *layer, int 
     int64_t shape[] = {layer->out, layer->in};
     int ndim = kind == 0 ? 2 : 1;
     full_name(layer, kind, state, name, sizeof name);
-    TRY(read_tensor(from, name, ndim, shape, values, err));
-    TRY(fc_array_new(device, FC_F32, ndim, shape, out, err));
+    FC_TRY(read_tensor(from, name, ndim, shape, values, err));
+    FC_TRY(fc_array_new(device, FC_F32, ndim, shape, out, err));
     return train_store(out, values, err);
 }
 
@@ -81,14 +81,14 @@ static fc_code gather(trainer *t, const fc_flat_layout *layout, const fc_array *
     int64_t padded = layout->shard_numel * layout->world_size;
     fc_array mine = {0};
     fc_code rc;
-    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err), rc, out);
-    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &padded, full, err), rc, out);
-    TRY_GOTO(fc_array_copy(&mine, shard, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err), rc, out);
+    FC_TRY_GOTO(fc_array_new(device, shard->dtype, 1, &padded, full, err), rc, out);
+    FC_TRY_GOTO(fc_array_copy(&mine, shard, NULL, err), rc, out);
     if (layout->world_size > 1) {
         size_t bytes = fc_array_bytes(&mine);
-        TRY_GOTO(t->shard->all_gather(t->shard, mine.data, full->data, bytes, NULL, err), rc, out);
+        FC_TRY_GOTO(t->shard->all_gather(t->shard, mine.data, full->data, bytes, NULL, err), rc, out);
     } else {
-        TRY_GOTO(fc_array_copy(full, &mine, NULL, err), rc, out);
+        FC_TRY_GOTO(fc_array_copy(full, &mine, NULL, err), rc, out);
     }
     rc = device->synchronize(device, NULL, err);
 out:

@@ -6,27 +6,10 @@
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/train/fsdp.h"
+#include "fsdpckpt/try.h"
 #include "mlp.h"
 
 #include <stdio.h>
-
-/* Returns from the enclosing function if `call` fails. */
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        fc_code try_code = (call);                                                                                     \
-        if (try_code != FC_OK) {                                                                                       \
-            return try_code;                                                                                           \
-        }                                                                                                              \
-    } while (0)
-
-/* Stores the code of `call` in `rc`, and jumps to `label` if it fails. */
-#define TRY_GOTO(call, rc, label)                                                                                      \
-    do {                                                                                                               \
-        (rc) = (call);                                                                                                 \
-        if ((rc) != FC_OK) {                                                                                           \
-            goto label;                                                                                                \
-        }                                                                                                              \
-    } while (0)
 
 typedef struct train_options {
     const char *comm; /* "local", "mpi" or "nccl" */

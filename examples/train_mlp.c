@@ -28,7 +28,7 @@ static fc_code new_param(mlp_random *random, const mlp_layer *layer, int kind, f
     for (int64_t i = 0; i < count; i++) {
         values[i] = mlp_random_next(random) * 0.25f;
     }
-    TRY(fc_array_new(device, FC_F32, kind == 0 ? 2 : 1, shape, out, err));
+    FC_TRY(fc_array_new(device, FC_F32, kind == 0 ? 2 : 1, shape, out, err));
     return train_store(out, values, err);
 }
 
@@ -59,18 +59,18 @@ static fc_code add_state(trainer *t, int i, const char *name, const fc_checkpoin
     fc_array params[2] = {{0}}, flat = {0}, shard = {0};
     int64_t rank = layout->world_size > 1 ? t->shard->rank : 0;
     fc_code rc;
-    TRY(fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err));
+    FC_TRY(fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err));
     if (!from) {
         return out->device->zero(out->device, out->data, fc_array_bytes(out), NULL, err);
     }
     for (int kind = 0; kind < 2; kind++) {
-        TRY_GOTO(train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err), rc, out);
+        FC_TRY_GOTO(train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err), rc, out);
     }
-    TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err), rc, out);
-    TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err), rc, out);
-    TRY_GOTO(fc_flat_flatten(layout, params, &flat, NULL, err), rc, out);
-    TRY_GOTO(fc_flat_shard(layout, &flat, rank, &shard, NULL, err), rc, out);
-    TRY_GOTO(fc_array_copy(out, &shard, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err), rc, out);
+    FC_TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err), rc, out);
+    FC_TRY_GOTO(fc_flat_flatten(layout, params, &flat, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_flat_shard(layout, &flat, rank, &shard, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_array_copy(out, &shard, NULL, err), rc, out);
     rc = device->synchronize(device, NULL, err);
 out:
     fc_array_free(&params[0]);
@@ -86,12 +86,12 @@ static fc_code add_layers(trainer *t, const fc_checkpoint *from, fc_error *err) 
         int i = (k + MLP_LAYERS - 1) % MLP_LAYERS; /* the root, which holds the head, must be added first */
         fc_fsdp_unit_options unit = t->options->unit;
         unit.is_root = k == 0;
-        TRY(fc_fsdp_add_unit(t->fsdp, mlp_layers[i].name, &unit, &t->layers[i].unit, err));
+        FC_TRY(fc_fsdp_add_unit(t->fsdp, mlp_layers[i].name, &unit, &t->layers[i].unit, err));
     }
     for (int i = 0; i < MLP_LAYERS; i++) {
-        TRY(add_layer(t, i, &random, from, err));
-        TRY(add_state(t, i, "exp_avg", from, &t->layers[i].exp_avg, err));
-        TRY(add_state(t, i, "exp_avg_sq", from, &t->layers[i].exp_avg_sq, err));
+        FC_TRY(add_layer(t, i, &random, from, err));
+        FC_TRY(add_state(t, i, "exp_avg", from, &t->layers[i].exp_avg, err));
+        FC_TRY(add_state(t, i, "exp_avg_sq", from, &t->layers[i].exp_avg_sq, err));
     }
     return from ? train_load_step(from, &t->step, err) : FC_OK;
 }
@@ -108,7 +108,7 @@ static fc_code split_mesh(trainer *t, fc_error *err) {
         return FC_OK;
     }
     t->mesh = (fc_mesh){.ndim = 2, .sizes = {replicas, t->world->size / replicas}, .names = {"replicate", "dp"}};
-    TRY(fc_comm_split_mesh(t->world, &t->mesh, 0, &t->replicate, err));
+    FC_TRY(fc_comm_split_mesh(t->world, &t->mesh, 0, &t->replicate, err));
     return fc_comm_split_mesh(t->world, &t->mesh, 1, &t->shard, err);
 }
 
@@ -175,9 +175,9 @@ static void next_batch(const trainer *t, int micro, activations *a) {
 
 static fc_code fetch_params(trainer *t, int i, float *w, float *b, fc_error *err) {
     fc_fsdp_tensor param;
-    TRY(fc_fsdp_param(t->layers[i].handle, 0, &param, err));
-    TRY(train_fetch(&param.local, w, err));
-    TRY(fc_fsdp_param(t->layers[i].handle, 1, &param, err));
+    FC_TRY(fc_fsdp_param(t->layers[i].handle, 0, &param, err));
+    FC_TRY(train_fetch(&param.local, w, err));
+    FC_TRY(fc_fsdp_param(t->layers[i].handle, 1, &param, err));
     return train_fetch(&param.local, b, err);
 }
 
@@ -185,7 +185,7 @@ static fc_code forward_layer(trainer *t, int i, activations *a, fc_error *err) {
     float w[MLP_WIDEST * MLP_WIDEST], b[MLP_WIDEST];
     const mlp_layer *layer = &mlp_layers[i];
     int64_t count = (int64_t)a->samples * layer->out;
-    TRY(fetch_params(t, i, w, b, err));
+    FC_TRY(fetch_params(t, i, w, b, err));
     mlp_linear(layer, a->samples, a->x[i], w, b, a->x[i + 1]);
     mlp_round(compute_dtype(t), a->x[i + 1], count);
     if (i + 1 < MLP_LAYERS) {
@@ -197,14 +197,14 @@ static fc_code forward_layer(trainer *t, int i, activations *a, fc_error *err) {
 static fc_code forward(trainer *t, activations *a, fc_error *err) {
     fc_fsdp_unit *root = t->layers[MLP_LAYERS - 1].unit;
     mlp_round(compute_dtype(t), a->x[0], (int64_t)a->samples * MLP_IN); /* like the root, which casts its inputs */
-    TRY(fc_fsdp_root_pre_forward(t->fsdp, NULL, 0, err));
-    TRY(fc_fsdp_pre_forward(root, true, NULL, 0, err));
+    FC_TRY(fc_fsdp_root_pre_forward(t->fsdp, NULL, 0, err));
+    FC_TRY(fc_fsdp_pre_forward(root, true, NULL, 0, err));
     for (int i = 0; i < MLP_LAYERS - 1; i++) {
-        TRY(fc_fsdp_pre_forward(t->layers[i].unit, true, NULL, 0, err));
-        TRY(forward_layer(t, i, a, err));
-        TRY(fc_fsdp_post_forward(t->layers[i].unit, err));
+        FC_TRY(fc_fsdp_pre_forward(t->layers[i].unit, true, NULL, 0, err));
+        FC_TRY(forward_layer(t, i, a, err));
+        FC_TRY(fc_fsdp_post_forward(t->layers[i].unit, err));
     }
-    TRY(forward_layer(t, MLP_LAYERS - 1, a, err));
+    FC_TRY(forward_layer(t, MLP_LAYERS - 1, a, err));
     return fc_fsdp_post_forward(root, err);
 }
 
@@ -214,16 +214,16 @@ static fc_code backward_layer(trainer *t, int i, const activations *a, float *g,
     float gx[MLP_BATCH * MLP_WIDEST];
     const mlp_layer *layer = &mlp_layers[i];
     fc_array view;
-    TRY(fc_fsdp_pre_backward(t->layers[i].unit, err));
-    TRY(fetch_params(t, i, w, b, err));
+    FC_TRY(fc_fsdp_pre_backward(t->layers[i].unit, err));
+    FC_TRY(fetch_params(t, i, w, b, err));
     if (i + 1 < MLP_LAYERS) {
         mlp_relu_backward(a->x[i + 1], g, (int64_t)a->samples * layer->out);
     }
     mlp_linear_backward(layer, a->samples, a->x[i], w, g, gx, gw, gb);
-    TRY(fc_fsdp_grad(t->layers[i].handle, 0, &view, err));
-    TRY(train_store(&view, gw, err)); /* rounds to the param dtype */
-    TRY(fc_fsdp_grad(t->layers[i].handle, 1, &view, err));
-    TRY(train_store(&view, gb, err));
+    FC_TRY(fc_fsdp_grad(t->layers[i].handle, 0, &view, err));
+    FC_TRY(train_store(&view, gw, err)); /* rounds to the param dtype */
+    FC_TRY(fc_fsdp_grad(t->layers[i].handle, 1, &view, err));
+    FC_TRY(train_store(&view, gb, err));
     mlp_round(compute_dtype(t), gx, (int64_t)a->samples * layer->in);
     memcpy(g, gx, (size_t)(a->samples * layer->in) * sizeof *g);
     return fc_fsdp_post_backward(t->layers[i].handle, err);
@@ -235,7 +235,7 @@ static fc_code backward(trainer *t, const activations *a, float *loss, fc_error 
     *loss = mlp_loss(a->x[MLP_LAYERS], a->target, count, g);
     mlp_round(compute_dtype(t), g, count);
     for (int i = MLP_LAYERS; i-- > 0;) {
-        TRY(backward_layer(t, i, a, g, err));
+        FC_TRY(backward_layer(t, i, a, g, err));
     }
     return fc_fsdp_post_backward_final(t->fsdp, err);
 }
@@ -293,8 +293,8 @@ static fc_code train_step(trainer *t, fc_error *err) {
         activations a;
         next_batch(t, micro, &a);
         fc_fsdp_set_sync_gradients(t->fsdp, micro + 1 == micros);
-        TRY(forward(t, &a, err));
-        TRY(backward(t, &a, &losses[micro], err));
+        FC_TRY(forward(t, &a, err));
+        FC_TRY(backward(t, &a, &losses[micro], err));
     }
     t->step++;
     if (t->dump) {
@@ -311,7 +311,7 @@ static fc_code train_step(trainer *t, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
-    TRY(print_loss(t, losses[micros - 1], err));
+    FC_TRY(print_loss(t, losses[micros - 1], err));
     return fc_fsdp_zero_grad(t->fsdp, err);
 }
 
@@ -344,11 +344,11 @@ static fc_code train_processes(const train_options *o, fc_error *err) {
     fc_device *cpu = NULL, *gpu = NULL;
     fc_comm *mpi = NULL, *nccl = NULL;
     fc_code rc;
-    TRY_GOTO(fc_device_cpu(&cpu, err), rc, out);
-    TRY_GOTO(fc_comm_mpi(cpu, &mpi, err), rc, out);
+    FC_TRY_GOTO(fc_device_cpu(&cpu, err), rc, out);
+    FC_TRY_GOTO(fc_comm_mpi(cpu, &mpi, err), rc, out);
     if (strcmp(o->comm, "nccl") == 0) {
-        TRY_GOTO(fc_comm_agree(mpi, fc_device_cuda(mpi->rank, &gpu, err), err), rc, out);
-        TRY_GOTO(fc_comm_nccl(mpi, gpu, &nccl, err), rc, out);
+        FC_TRY_GOTO(fc_comm_agree(mpi, fc_device_cuda(mpi->rank, &gpu, err), err), rc, out);
+        FC_TRY_GOTO(fc_comm_nccl(mpi, gpu, &nccl, err), rc, out);
     }
     rc = train(o, nccl ? nccl : mpi, mpi, err);
 out:

@@ -67,8 +67,8 @@ static fc_class class_like(const fc_pickle *p, const fc_pv *pairs, size_t n) {
 }
 
 /*
- * Turns an instance of an unknown class into one of DCP's class with the same fields, of which it is a subclass or
- * copy.
+ * Turns an instance of an unknown class into one of DCP's class with the same fields. The unknown class is a subclass
+ * or a copy of DCP's.
  */
 static fc_code recognise(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     fc_pickle *p = vm->p;

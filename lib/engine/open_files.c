@@ -127,10 +127,13 @@ static bool make_slots(file_queue *o) {
     }
     o->places = calloc(o->nplaces, sizeof *o->places);
     o->slots = malloc(size);
-    for (size_t i = 0; o->places && i < o->nplaces; i++) {
+    if (!o->places || !o->slots) {
+        return false;
+    }
+    for (size_t i = 0; i < o->nplaces; i++) {
         o->places[i].slot = o->slots + i * o->how->slot_size;
     }
-    return o->places && o->slots;
+    return true;
 }
 
 static bool init_lock(file_queue *o) {

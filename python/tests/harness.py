@@ -1,6 +1,7 @@
 """What the tests of the package share: they skip (77) where a package is missing."""
 
 import os
+import signal
 import sys
 import unittest
 from pathlib import Path
@@ -23,6 +24,13 @@ def main(*modules):
         except ImportError as error:
             skip(error)
     unittest.main(verbosity=1)
+
+
+def interrupt(child):
+    """Sends Ctrl-C to a child process that still writes to its pipes. Returns its exit status and stderr."""
+    child.send_signal(signal.SIGINT)
+    error = child.communicate()[1]
+    return child.returncode, error.decode()
 
 
 def load_dcp(path):

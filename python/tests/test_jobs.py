@@ -5,11 +5,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 import warnings
 from pathlib import Path
@@ -149,14 +147,8 @@ class Jobs(unittest.TestCase):
         )
         while child.stdout.readline() not in (b"copying\n", b""):
             pass
-        child.send_signal(signal.SIGINT)
-        drained = threading.Thread(target=child.stdout.read)
-        drained.start()
-        error = child.stderr.read().decode()
-        self.assertNotEqual(child.wait(), 0)
-        drained.join()
-        child.stdout.close()
-        child.stderr.close()
+        status, error = harness.interrupt(child)
+        self.assertNotEqual(status, 0)
         self.assertIn("KeyboardInterrupt", error)
         self.assertEqual(os.listdir(self.folder), ["source.h5"])
 

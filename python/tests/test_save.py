@@ -3,11 +3,9 @@
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 from pathlib import Path
 
@@ -215,14 +213,8 @@ class Save(unittest.TestCase):
         target = self.folder / "stopped.h5"
         child = subprocess.Popen([sys.executable, "-c", script, target], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         child.stdout.readline()
-        child.send_signal(signal.SIGINT)
-        drained = threading.Thread(target=child.stdout.read)
-        drained.start()
-        error = child.stderr.read().decode()
-        self.assertNotEqual(child.wait(), 0)
-        drained.join()
-        child.stdout.close()
-        child.stderr.close()
+        status, error = harness.interrupt(child)
+        self.assertNotEqual(status, 0)
         self.assertIn("KeyboardInterrupt", error)
         self.assertEqual(os.listdir(self.folder), [])
 

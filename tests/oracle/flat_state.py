@@ -337,7 +337,7 @@ def refusals(home):
     command("consolidate", f"{home}/sorted.safetensors", "-o", f"{home}/sorted.pt", "--force")
     refused(f"{home}/sorted.pt", "alphabetical")
     schema = json.loads(subprocess.run([PROGRAM, "schema", f"{home}/sorted.pt"], capture_output=True).stdout)
-    check("order" not in schema, "a sorted file's order is told as the model's")
+    check("order" not in schema, "the schema of a sorted file gives its order as the model's")
     pathlib.Path(f"{home}/told.json").write_text(json.dumps(schema))
     refused(f"{home}/told.json", "does not declare")
     refused(source, "flat parameters itself")

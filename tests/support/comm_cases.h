@@ -18,7 +18,7 @@ fc_code case_broadcast(fc_comm *comm, void *context, fc_error *err);
 fc_code case_split(fc_comm *comm, void *context, fc_error *err);
 /** Splits along the dimensions of 1D, 2D and 3D meshes. */
 fc_code case_split_mesh(fc_comm *comm, void *context, fc_error *err);
-/** Agreement on outcomes, of which some are failures. */
+/** Agreement when some ranks have failed. */
 fc_code case_agree(fc_comm *comm, void *context, fc_error *err);
 /** Invalid calls, which all ranks refuse. The communicator works afterwards. */
 fc_code case_refusals(fc_comm *comm, void *context, fc_error *err);

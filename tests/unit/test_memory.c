@@ -52,8 +52,8 @@ static float value(int64_t row, int64_t column) {
 }
 
 /*
- * Makes "model.w", of which this rank holds the rows that torch.chunk gives it (or, for a single rank, all rows,
- * transposed), an empty tensor, and a number that all ranks hold.
+ * Makes "model.w", an empty tensor, and a number that all ranks hold. This rank holds the rows of "model.w" that
+ * torch.chunk gives it; a single rank holds all rows, transposed.
  */
 static fc_code make(int rank, int ranks, float *data, const int64_t *step, fc_checkpoint **out, fc_error *err) {
     int64_t dims[8][4], strides[] = {1, ROWS};

@@ -84,7 +84,7 @@ static void test_errors(void **state) {
     for (size_t i = 1; i < sizeof counts / sizeof *counts; i++) {
         fc_error err;
         const size_t bad = counts[i] / 2;
-        fake_files files = {.bad_open = bad, .bad_take = SIZE_MAX}; /* all from there on fail: the first one is told */
+        fake_files files = {.bad_open = bad, .bad_take = SIZE_MAX}; /* all from there on fail; the first is reported */
         char wanted[32];
         snprintf(wanted, sizeof wanted, "file %zu", bad);
         assert_int_equal(run(&files, counts[i], &err), FC_ECORRUPT);
