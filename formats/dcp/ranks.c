@@ -5,6 +5,7 @@
  *
  * The data files alone are not enough, because their items do not contain their names.
  */
+#include "checkpoint/identity.h"
 #include "dcp/dcp.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -101,7 +102,7 @@ static fc_code gather_files(merger *m) {
     }
     m->checkpoint->files = files;
     m->checkpoint->nfiles = total;
-    return FC_OK;
+    return fc_identities_gather(m->checkpoint, m->parts, m->ranks, m->err);
 }
 
 static int by_name(const void *a, const void *b) {
