@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/engine lib/flat lib/wrap lib/derived
-lib/recipe lib/diff lib/check lib/verify formats/torch formats/safetensors formats/dcp formats/pt formats/hdf5 formats/schema
+lib/recipe lib/stats lib/diff lib/check lib/verify formats/torch formats/safetensors formats/dcp formats/pt formats/hdf5 formats/schema
 formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train cli""".split()
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
@@ -31,6 +31,7 @@ HEADERS = {
     "lib/flat": "flat_param",
     "lib/derived": "average flatten unflatten",
     "lib/recipe": "recipe",
+    "lib/stats": "stats",
     "lib/diff": "compare",
     "lib/check": "check",
     "lib/verify": "verify",
