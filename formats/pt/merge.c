@@ -221,8 +221,13 @@ static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *shard, const
     return FC_OK;
 }
 
+/* Any tensor without elements fits an empty shard: FSDP2 saves [0, 0] where the placements say [2, 0]. */
 static fc_code check_local(const pt_merger *m, const pt_shard *shard, const fc_torch_tensor *t) {
+    int64_t elements;
     bool same = t->ndim == shard->ndim;
+    if (same && is_empty(shard) && fc_numel(t->ndim, t->sizes, &elements) && elements == 0) {
+        return FC_OK;
+    }
     for (int i = 0; same && i < t->ndim; i++) {
         same = t->sizes[i] == shard->sizes[i] + (i == 0 ? shard->padding : 0);
     }

@@ -306,7 +306,8 @@ typedef struct fc_wrap_file fc_wrap_file;
  */
 fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out, fc_error *err);
 
-/** Return the root's options of a policy file, and its classes without mixed precision (NULL-terminated). */
+/** Return the root's options of a policy file, and its classes without mixed precision (NULL-terminated): batch norms
+ * unless the file lists others, as in torch's MixedPrecision; none if the root has no mixed precision. */
 const fc_unit_options *fc_wrap_file_root(const fc_wrap_file *file);
 const char *const *fc_wrap_file_fp32_classes(const fc_wrap_file *file);
 
