@@ -9,6 +9,7 @@
 #include "fsdpckpt/try.h"
 #include "stats/tally.h"
 
+#include <float.h>
 #include <math.h>
 
 /* The counts of one tensor while it is being read. */
@@ -98,7 +99,8 @@ static void end(void *context, size_t index, void *state, bool complete) {
     job *j = context;
     counts *c = state;
     j->out[index] = c->stats;
-    if (complete && j->histograms && c->stats.ordered) {
+    const bool fits = fmaxl(fabsl(c->stats.min), fabsl(c->stats.max)) <= FLT_MAX;
+    if (complete && j->histograms && c->stats.ordered && fits) {
         fc_histogram *h = fc_arena_alloc(j->arena, sizeof *h);
         if (h) {
             fc_tally_histogram(c->bins, &c->stats, h);

@@ -21,9 +21,13 @@ enum {
 
 _Static_assert(LDBL_MANT_DIG >= 64, "long double must hold each 64-bit integer");
 
-typedef double lanes __attribute__((vector_size(64)));
-typedef int64_t masks __attribute__((vector_size(64)));
-enum { LANES = sizeof(lanes) / sizeof(double) };
+typedef double lanes __attribute__((vector_size(32)));
+typedef int64_t masks __attribute__((vector_size(32)));
+enum {
+    WIDTH = sizeof(lanes) / sizeof(double),
+    SETS = 2,
+    LANES = SETS * WIDTH
+}; /* two sets do not wait for each other */
 
 /* Sums over a block, of distances from a pivot. */
 typedef struct block_sums {
@@ -37,30 +41,33 @@ typedef struct block_sums {
  * infinite. */
 static inline __attribute__((always_inline)) void add_lanes(double *x, size_t count, double pivot, block_sums *out) {
     const lanes origin = pivot - (lanes){0};
-    lanes sum = {0}, squares = {0}, low = origin, high = origin;
-    masks zeros = {0};
+    lanes sum[SETS] = {{0}}, squares[SETS] = {{0}}, low[SETS] = {origin, origin}, high[SETS] = {origin, origin};
+    masks zeros[SETS] = {{0}};
     const size_t padding = (LANES - count % LANES) % LANES;
     for (size_t i = 0; i < padding; i++) {
         x[count + i] = pivot;
     }
     for (size_t i = 0; i < count; i += LANES) {
-        lanes v;
-        memcpy(&v, x + i, sizeof v);
-        const lanes d = v - origin;
-        sum += d;
-        squares += d * d;
-        const masks below = v<low, above = v> high;
-        low = (lanes)(((masks)v & below) | ((masks)low & ~below));
-        high = (lanes)(((masks)v & above) | ((masks)high & ~above));
-        zeros -= v == 0;
+        for (size_t k = 0; k < SETS; k++) {
+            lanes v;
+            memcpy(&v, x + i + k * WIDTH, sizeof v);
+            const lanes d = v - origin;
+            const masks below = v<low[k], above = v> high[k];
+            sum[k] += d;
+            squares[k] += d * d;
+            low[k] = (lanes)(((masks)v & below) | ((masks)low[k] & ~below));
+            high[k] = (lanes)(((masks)v & above) | ((masks)high[k] & ~above));
+            zeros[k] -= v == 0;
+        }
     }
     *out = (block_sums){.min = pivot, .max = pivot, .zeros = pivot == 0 ? 0 - (uint64_t)padding : 0};
     for (size_t i = 0; i < LANES; i++) {
-        out->sum += sum[i];
-        out->squares += squares[i];
-        out->min = low[i] < out->min ? low[i] : out->min;
-        out->max = high[i] > out->max ? high[i] : out->max;
-        out->zeros += (uint64_t)zeros[i];
+        const size_t k = i / WIDTH, l = i % WIDTH;
+        out->sum += sum[k][l];
+        out->squares += squares[k][l];
+        out->min = low[k][l] < out->min ? low[k][l] : out->min;
+        out->max = high[k][l] > out->max ? high[k][l] : out->max;
+        out->zeros += (uint64_t)zeros[k][l];
     }
 }
 

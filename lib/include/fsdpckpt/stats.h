@@ -39,7 +39,7 @@ typedef struct fc_stats {
     long double squares; /**< sum of the squared distances from the mean */
     long double min, max;
     bool ordered;                  /**< whether there are extremes: real values, at least one of them finite */
-    const fc_histogram *histogram; /**< NULL: not requested, or no finite values */
+    const fc_histogram *histogram; /**< NULL: not requested, no finite values, or values beyond the range of float32 */
 } fc_stats;
 
 /** Adds the statistics of other values. The sum has no histogram. */
