@@ -26,7 +26,7 @@ static const struct {
     [FC_HINT_FORCE] = {NULL, "--force replaces it"},
     [FC_HINT_FOLLOW_EXTERNAL] = {NULL, "--follow-external allows it"},
     [FC_HINT_MEMORY] = {NULL, "raise --memory"},
-    [FC_HINT_CUT_BY_TP] = {NULL, "if tensor parallelism cut it, consolidate with --tp-plan"},
+    [FC_HINT_SHARDED_BY_TP] = {NULL, "if tensor parallelism sharded it, consolidate with --tp-plan"},
     [FC_HINT_TP_PLAN] = {NULL, "give a --tp-plan that names their modules"},
     [FC_HINT_POLICY] = {NULL, "choose another --policy, or leave the optimizer out with --exclude"},
     [FC_HINT_BUFFERS] = {NULL, "name the buffers with --classes FILE, or leave the optimizer out with --exclude"},

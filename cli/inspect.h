@@ -4,21 +4,21 @@
 #ifndef FSDPCKPT_CLI_INSPECT_H
 #define FSDPCKPT_CLI_INSPECT_H
 
-#include "cut.h"
+#include "sharding.h"
 #include "text.h"
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/compare.h"
 #include "fsdpckpt/stats.h"
 
-/** Values that look alike: tensors of one dtype, shape and cut, or objects of one value. */
+/** Values that look alike: tensors of one dtype, shape and sharding, or objects of one value. */
 typedef struct inspect_kind {
     const fc_tensor *example;
-    size_t count;                 /**< the number of such values */
-    const char *cut, *placements; /**< text about a tensor; placements may be "" */
-    const char *value;            /**< the decoded object, if short; else NULL */
-    const char *why;              /**< why an object cannot be decoded; NULL if it was decoded or not requested */
-    const char *same_as;          /**< the name of the tensor that this one is tied to; else NULL */
+    size_t count;                      /**< the number of such values */
+    const char *sharding, *placements; /**< text about a tensor; placements may be "" */
+    const char *value;                 /**< the decoded object, if short; else NULL */
+    const char *why;                   /**< why an object cannot be decoded; NULL if it was decoded or not requested */
+    const char *same_as;               /**< the name of the tensor that this one is tied to; else NULL */
 } inspect_kind;
 
 /** One line of the list: a value, several folded values, or a module with all values below it. */
@@ -69,11 +69,11 @@ typedef struct inspection {
     inspect_line *lines;
     size_t nlines;
     totals sum;
-    cut_summary cuts;
+    sharding_summary sharding;
     fc_mesh mesh;             /**< recorded, or recognised from the chunks; ndim 0: none */
     bool recognised;          /**< the mesh is not recorded */
     fc_placement *placements; /**< mesh.ndim per tensor of the checkpoint, if recognised */
-    fc_cut_scratch scratch;
+    fc_sharding_scratch scratch;
     fc_code worst; /**< the first failure to decode an object; the view continues */
     fc_error first;
 } inspection;
@@ -113,8 +113,9 @@ uint64_t inspect_add(uint64_t a, uint64_t b); /**< saturates */
 /** @return the placements of a tensor on in->mesh, or NULL if unknown. */
 const fc_placement *inspect_placed(const inspection *in, const fc_tensor *tensor);
 /** Placements of a tensor, recorded or recognised: "Shard(0)", "[_StridedShard(0, 2), Shard(0)]" or "". @return buf. */
-const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size);
-/** "8 ranks, mesh dp 4 × tp 2 (recognised)", "full: no tensor is cut" …, into `buf`. @return buf. */
+const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_sharding *c, char *buf,
+                               size_t size);
+/** "8 ranks, mesh dp 4 × tp 2 (recognised)", "full: no tensor is sharded" …, into `buf`. @return buf. */
 const char *inspect_layout(const inspection *in, char *buf, size_t size);
 /**
  * @return the decoded object from `arena`; NULL if decoding was not requested or failed, with the message in `err`. A

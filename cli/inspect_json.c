@@ -70,8 +70,8 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
 /* Writes the members of a tensor; the caller opens and closes the object. */
 static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     char text[160];
-    fc_cut c;
-    if (!fc_cut_recognise(t, &in->scratch, &c)) {
+    fc_sharding c;
+    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
     JSON_MEMBER(j, string, "name", t->name);

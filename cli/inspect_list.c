@@ -22,24 +22,24 @@ typedef struct keyed_value {
 } keyed_value;
 
 static bool key_tensor(inspection *in, const fc_tensor *t, const char *same_as, keyed_value *k) {
-    char cut[96], placements[160], shape[FC_MAX_DIMS * 22] = "";
-    fc_cut c;
-    if (!fc_cut_recognise(t, &in->scratch, &c)) {
+    char chunks[96], placements[160], shape[FC_MAX_DIMS * 22] = "";
+    fc_sharding c;
+    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
         return false;
     }
     fc_tensor as_placed = *t;
     as_placed.placements = inspect_placed(in, t);
-    cut_summary_add(&in->cuts, &in->mesh, &as_placed, &c);
+    sharding_summary_add(&in->sharding, &in->mesh, &as_placed, &c);
     size_t used = 0;
     for (int d = 0; d < t->ndim; d++) {
         used += (size_t)snprintf(shape + used, sizeof shape - used, "%lld,", (long long)t->shape[d]);
     }
-    k->kind.cut = fc_arena_printf(in->arena, "%s", cut_describe(t, &c, cut, sizeof cut));
+    k->kind.sharding = fc_arena_printf(in->arena, "%s", sharding_describe(t, &c, chunks, sizeof chunks));
     k->kind.placements = fc_arena_printf(in->arena, "%s", inspect_placements(in, t, &c, placements, sizeof placements));
     k->kind.same_as = same_as;
-    k->key =
-        fc_arena_printf(in->arena, "t %d %s %s %s %s", (int)t->dtype, shape, cut, placements, same_as ? same_as : "");
-    return k->key && k->kind.cut && k->kind.placements;
+    k->key = fc_arena_printf(in->arena, "t %d %s %s %s %s", (int)t->dtype, shape, chunks, placements,
+                             same_as ? same_as : "");
+    return k->key && k->kind.sharding && k->kind.placements;
 }
 
 static bool key_object(inspection *in, const fc_tensor *t, keyed_value *k) {

@@ -28,8 +28,8 @@ static void print_dtypes(const inspection *in) {
 }
 
 static void print_styles(const inspection *in) {
-    const cut_summary *summary = &in->cuts;
-    const char *label = "Cuts";
+    const sharding_summary *summary = &in->sharding;
+    const char *label = "Sharding";
     for (size_t i = 0; i < summary->nstyles; i++) {
         text_printf(in->out, "%-12s%s: %zu %s\n", label, summary->styles[i].text, summary->styles[i].tensors,
                     summary->styles[i].tensors == 1 ? "tensor" : "tensors");
@@ -126,7 +126,7 @@ static fc_code print_summary(inspection *in, fc_error *err) {
 }
 
 typedef struct widths {
-    size_t name, shape, cut, dtype, size, tensors;
+    size_t name, shape, chunks, dtype, size, tensors;
     bool placements, folded, values; /* whether these columns exist */
     stats_widths stats;
 } widths;
@@ -137,7 +137,7 @@ static size_t wider(size_t a, size_t b) {
 
 static void measure(const inspection *in, widths *w) {
     char text[128];
-    *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .cut = 3, .dtype = 5, .size = 4, .tensors = 7};
+    *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .chunks = 6, .dtype = 5, .size = 4, .tensors = 7};
     for (size_t i = 0; i < in->nlines; i++) {
         const inspect_line *line = &in->lines[i];
         const inspect_kind *kind = line->kind;
@@ -155,7 +155,7 @@ static void measure(const inspection *in, widths *w) {
         w->values = true;
         w->shape =
             wider(w->shape, text_name_width(text_shape(text, sizeof text, line->first->ndim, line->first->shape)));
-        w->cut = wider(w->cut, text_name_width(kind->cut));
+        w->chunks = wider(w->chunks, text_name_width(kind->sharding));
         w->dtype = wider(w->dtype, strlen(fc_dtype_get(line->first->dtype)->torch_name));
         w->placements = w->placements || kind->placements[0];
     }
@@ -184,10 +184,10 @@ static void print_heading(const inspection *in, const widths *w) {
     if (in->stats) {
         stats_print_heading(out, &w->stats);
     } else if (w->values) {
-        text_puts(out, "CUT");
+        text_puts(out, "CHUNKS");
     }
     if (w->placements && !in->stats) {
-        text_repeat(out, " ", w->cut - 1);
+        text_repeat(out, " ", w->chunks - 4);
         text_puts(out, "PLACEMENTS");
     }
     text_puts(out, "\n");
@@ -207,9 +207,9 @@ static void print_columns(const inspection *in, const inspect_line *line, const 
         return;
     }
     text_name_padded(out, text, w->shape + 2);
-    text_puts(out, kind->cut);
+    text_puts(out, kind->sharding);
     if (kind->placements[0]) {
-        text_repeat(out, " ", w->cut + 2 - text_name_width(kind->cut));
+        text_repeat(out, " ", w->chunks + 2 - text_name_width(kind->sharding));
         text_puts(out, kind->placements);
     }
     if (kind->same_as) {

@@ -160,6 +160,7 @@ def written(documents, work):
     documents.must("conversion", "average", TRAIN, TRAIN, "-o", at("mean.pt"), "--include", "model.*", "--json")
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
     documents.must("inspect", "inspect", at("mesh"), "--json", "--stats")
+    documents.must("tensor", "inspect", TRAIN, "--tensor", "model.norm.weight", "--stats", "--json")
     documents.progress("reshard", TRAIN, "-o", at("shown"), "--dp", "2", cwd=work)
 
     # A seal, and verify with it.

@@ -23,7 +23,7 @@ HEADERS = {
     "lib/io": "io",
     "lib/sharding": "box dtensor layout mesh sharding_spec",
     "lib/checkpoint": "checkpoint format memory seal target",
-    "lib/plan": "cut plan select",
+    "lib/plan": "sharding plan select",
     "lib/codec": "cast",
     "lib/comm": "array comm device gather_files",
     "lib/engine": "move",
