@@ -118,7 +118,7 @@ fc_code fc_identities_gather(fc_checkpoint *checkpoint, const fc_checkpoint *par
         }
         join_headers(&all->headers, parts[p].identities);
     }
-    checkpoint->identities = parts[0].identities ? all : NULL;
+    checkpoint->identities = nparts > 0 && parts[0].identities ? all : NULL;
     return FC_OK;
 }
 
