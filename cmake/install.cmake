@@ -1,7 +1,13 @@
 # Installation: the library with its headers, find_package(fsdpckpt) and pkg-config. The command installs itself (cli/).
 include(CMakePackageConfigHelpers)
 
-set_target_properties(fsdpckpt fsdpckpt-train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+# Before 1.0 a minor version may change the ABI, as SameMinorVersion below says, so it is in the SONAME. scripts/abi compares.
+set(soversion ${PROJECT_VERSION_MAJOR})
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(soversion 0.${PROJECT_VERSION_MINOR})
+endif()
+set_target_properties(fsdpckpt fsdpckpt-train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${soversion})
+include(${CMAKE_CURRENT_LIST_DIR}/exports.cmake)
 install(TARGETS fsdpckpt fsdpckpt-train EXPORT fsdpckpt
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
