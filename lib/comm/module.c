@@ -64,9 +64,7 @@ static void fill_search_path(search_path *p) {
     if (dladdr(&anchor, &info) && info.dli_fname) { /* a shared library */
         add_next_to(p, info.dli_fname);
     }
-    if (sizeof FSDPCKPT_MODULES_INSTALLED > 1) {
-        add_directory(p, FSDPCKPT_MODULES_INSTALLED, strlen(FSDPCKPT_MODULES_INSTALLED), "");
-    }
+    add_directory(p, FSDPCKPT_MODULES_INSTALLED, strlen(FSDPCKPT_MODULES_INSTALLED), "");
 }
 
 static fc_code check_table(const char *path, const fc_module *module, fc_error *err) {
