@@ -36,6 +36,9 @@ static void print_header(const fc_tensor *t, size_t i) {
     printf("\t%zu\t%s\t%s\t", t->nchunks, t->object ? t->object->encoding : "-", text);
 }
 
+static const char *const hints[FC_HINT_COUNT] = {
+    [FC_HINT_EXCLUDE] = "; exclude ", [FC_HINT_FOLLOW_EXTERNAL] = "; follow external or exclude "};
+
 static int dump(const fc_checkpoint *c, const fc_tensor *t, size_t i, const char *out) {
     static const char *const codecs[] = {"raw", "inline", "filtered", "format"};
     fc_error err;
@@ -45,8 +48,8 @@ static int dump(const fc_checkpoint *c, const fc_tensor *t, size_t i, const char
     fc_box box = {t->ndim, origin, t->shape};
     print_header(t, i);
     if (t->nchunks > 0 && fc_checkpoint_extent(c, t, 0, &extent, &err) != FC_OK) {
-        printf("ERROR %d %s%s%s\n", err.code, err.message, err.hint == FC_HINT_EXCLUDE ? "; exclude " : "",
-               err.hint == FC_HINT_EXCLUDE ? err.about : "");
+        printf("ERROR %d %s%s%s\n", err.code, err.message, hints[err.hint] ? hints[err.hint] : "",
+               hints[err.hint] ? err.about : "");
         return 0;
     }
     if (!fc_numel(t->ndim, t->shape, &numel)) {
@@ -59,8 +62,8 @@ static int dump(const fc_checkpoint *c, const fc_tensor *t, size_t i, const char
     size_t size = (size_t)numel * fc_dtype_size(t->dtype);
     unsigned char *bytes = malloc(size + 1);
     if (!bytes || fc_read_box(c, t, &box, t->dtype, bytes, &err) != FC_OK) {
-        printf("ERROR %d %s%s%s\n", err.code, err.message, err.hint == FC_HINT_EXCLUDE ? "; exclude " : "",
-               err.hint == FC_HINT_EXCLUDE ? err.about : "");
+        printf("ERROR %d %s%s%s\n", err.code, err.message, hints[err.hint] ? hints[err.hint] : "",
+               hints[err.hint] ? err.about : "");
         free(bytes);
         return 0;
     }
