@@ -247,6 +247,9 @@ fc_code inspect_begin(inspection *in, const fc_checkpoint *checkpoint, const ins
     FC_TRY(find_layout(in, err));
     FC_TRY(select_items(in, err));
     add_up(in);
+    if (how->stats) {
+        FC_TRY(inspect_read_stats(in, in->items, in->nitems, how->stats, err));
+    }
     return inspect_list(in, err);
 }
 

@@ -1,8 +1,7 @@
 /*
  * inspect --json: streams one line per tensor. docs/schemas/inspect.json describes the document.
  */
-#include "inspect.h"
-#include "json_out.h"
+#include "inspect_stats.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
@@ -89,6 +88,10 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
         jw_ints(j, t->ndim, c.counts);
     } else {
         jw_string(j, NULL);
+    }
+    const fc_stats *stats = inspect_stats_of(in, t);
+    if (stats) {
+        stats_write_json(j, stats, t->dtype);
     }
     return write_chunks(j, in, t, extents, err);
 }

@@ -215,9 +215,30 @@ static void multiply(inspect_line *line, const fold_line *fold) {
     uint64_t bytes;
     line->name = fold->pattern;
     line->folded = fold->count;
+    line->members = fold->members;
     line->tensors *= fold->count;
     line->objects *= fold->count;
     line->bytes = __builtin_mul_overflow(line->bytes, (uint64_t)fold->count, &bytes) ? UINT64_MAX : bytes;
+}
+
+/* Gives each line the statistics of its tensors. Without --depth, names are those of items. */
+static bool join_stats(inspection *in) {
+    for (size_t i = 0; i < in->nlines && in->stats; i++) {
+        inspect_line *line = &in->lines[i];
+        line->stats = inspect_stats_of(in, line->first);
+        if (line->folded == 1 || line->tensors == 0) {
+            continue;
+        }
+        fc_stats *sum = fc_arena_calloc(in->arena, 1, sizeof *sum);
+        for (size_t k = 0; sum && k < line->folded; k++) {
+            fc_stats_add(sum, inspect_stats_of(in, in->items[line->members[k]]));
+        }
+        if (!sum) {
+            return false;
+        }
+        line->stats = sum;
+    }
+    return true;
 }
 
 static bool make_lines(inspection *in, const list_entry *all, size_t count) {
@@ -239,7 +260,7 @@ static bool make_lines(inspection *in, const list_entry *all, size_t count) {
     if (in->lines && in->how.sort == INSPECT_BY_SIZE) {
         qsort(in->lines, in->nlines, sizeof *in->lines, by_bytes);
     }
-    return in->lines != NULL;
+    return in->lines && join_stats(in);
 }
 
 fc_code inspect_list(inspection *in, fc_error *err) {

@@ -1,7 +1,7 @@
 /*
  * inspect --tensor: draws the chunks of one tensor as a grid of ranks, then lists where each chunk is stored.
  */
-#include "inspect.h"
+#include "inspect_stats.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -289,6 +289,9 @@ fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     text_printf(out, "  chunks      %s\n", sharding_describe(t, &c, text, sizeof text));
     if (inspect_placements(in, t, &c, text, sizeof text)[0]) {
         text_printf(out, "  placements  %s\n", text);
+    }
+    if (inspect_stats_of(in, t)) {
+        stats_print_tensor(out, inspect_stats_of(in, t), t->dtype);
     }
     return print_shards(in, t, &c, err);
 }
