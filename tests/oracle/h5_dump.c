@@ -37,16 +37,16 @@ static void print_header(const fc_tensor *t, size_t i) {
 }
 
 static void print_error(const fc_error *err) {
-    static const char *const hints[FC_HINT_COUNT] = {[FC_HINT_EXCLUDE] = "; exclude ",
-                                                     [FC_HINT_FOLLOW_EXTERNAL] = "; follow external or exclude "};
-    const char *hint = hints[err->hint];
+    static const char *const hints[FC_HINT_COUNT] = {
+        [FC_HINT_EXCLUDE] = "; exclude ", [FC_HINT_FOLLOW_EXTERNAL] = "; follow external or exclude "};
+    const char *hint = (unsigned)err->hint < FC_HINT_COUNT ? hints[err->hint] : NULL;
     printf("ERROR %d %s%s%s\n", err->code, err->message, hint ? hint : "", hint ? err->about : "");
 }
 
 static int dump(const fc_checkpoint *c, const fc_tensor *t, size_t i, const char *out) {
     static const char *const codecs[] = {"raw", "inline", "filtered", "format"};
     fc_error err = {0};
-    fc_extent extent;
+    fc_extent extent = {0};
     char path[4096];
     int64_t origin[FC_MAX_DIMS] = {0}, numel = 0;
     fc_box box = {t->ndim, origin, t->shape};
