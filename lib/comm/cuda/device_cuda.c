@@ -41,12 +41,13 @@ static fc_code check(const fc_device *device, cudaError_t result, const char *wh
         return check(device, result_, what, err);                                                                      \
     } while (0)
 
-/* The same for calls that release something, whose outcome nobody can use. */
+/* The same for calls that release something: they are made even if the GPU cannot be chosen, which they do not need. */
 #define RELEASE_CALL(device, call)                                                                                     \
     do {                                                                                                               \
-        cudaError_t result_;                                                                                           \
-        CALL(result_, device, call);                                                                                   \
-        (void)result_;                                                                                                 \
+        int before_;                                                                                                   \
+        fc_cuda_enter(device, &before_);                                                                               \
+        call;                                                                                                          \
+        fc_cuda_leave(device, before_);                                                                                \
     } while (0)
 
 static fc_code cuda_alloc(fc_device *device, size_t bytes, void **out, fc_error *err) {

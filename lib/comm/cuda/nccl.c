@@ -18,7 +18,7 @@ static fc_code nccl_all_gather(fc_comm *comm, const void *send, void *recv, size
     return fc_nccl_end(comm, before, fc_nccl_check(comm, result, "all_gather", err));
 }
 
-/* Returns whether the parts are equal and adjacent, as those of NCCL's all-gather. */
+/* Returns whether the ranks' bytes are equally many and adjacent, as in NCCL's all-gather. */
 static bool is_even(const fc_comm *comm, const size_t *counts, const size_t *displs) {
     for (int r = 0; r < comm->size; r++) {
         if (counts[r] != counts[0] || displs[r] != counts[0] * (size_t)r) {
@@ -28,7 +28,7 @@ static bool is_even(const fc_comm *comm, const size_t *counts, const size_t *dis
     return true;
 }
 
-/* Each rank sends its part to all others, in one group. */
+/* Each rank sends its bytes to all others, in one group. */
 static ncclResult_t exchange(fc_comm *comm, const void *send, char *recv, const size_t *counts, const size_t *displs,
                              cudaStream_t stream) {
     const nccl_state *s = comm->state;

@@ -235,9 +235,9 @@ static fc_code exchange_wishes(fc_comm *comm, const nccl_wish *mine, nccl_wish *
     return fc_nccl_wait(comm, NULL, err);
 }
 
-/* Finds this rank's part of the split, if all ranks are ready. NCCL does not accept negative colors, so the first rank
- * of a color replaces it. */
-static fc_code find_part(fc_comm *comm, const nccl_wish *all, int color, int *first, fc_comm *made, fc_error *err) {
+/* Finds the group of this rank in the split, if all ranks are ready. NCCL does not accept negative colors, so the first
+ * rank of a color replaces it. */
+static fc_code find_group(fc_comm *comm, const nccl_wish *all, int color, int *first, fc_comm *made, fc_error *err) {
     for (int r = comm->size - 1; r >= 0; r--) {
         if (all[r].failed) {
             return fc_fail(err, FC_EIO, "nccl: split: rank %d cannot take part", r);
@@ -280,7 +280,7 @@ fc_code fc_nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
     FC_TRY_GOTO(rc == FC_OK ? exchanged : rc, rc, out);
     made->cancel = comm->cancel;
     made->timeout = comm->timeout;
-    FC_TRY_GOTO(find_part(comm, all, color, &first, made, err), rc, out);
+    FC_TRY_GOTO(find_group(comm, all, color, &first, made, err), rc, out);
     FC_TRY_GOTO(split_now(comm, first, made, err), rc, out);
     *out = made;
     made = NULL;

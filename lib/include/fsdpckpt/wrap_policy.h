@@ -26,7 +26,7 @@ extern "C" {
 
 #define FC_NO_MODULE UINT32_MAX
 
-/** A part of a name, without a final NUL. */
+/** A component of a name, without a final NUL. */
 typedef struct fc_name {
     const char *text;
     size_t len;
