@@ -5,8 +5,8 @@
  */
 #include "engine/write_files.h"
 
-#include "base/grow.h"
 #include "engine/ranks.h"
+#include "engine/source_crc.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
 
@@ -95,7 +95,7 @@ static fc_code write_files(fc_conversion *m, fc_target_file *shard, fc_arena *ar
     return FC_OK;
 }
 
-static fc_code write_rank(fc_conversion *m, uint32_t rank, fc_error *err) {
+fc_code fc_write_rank(fc_conversion *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
     fc_code rc;
@@ -120,8 +120,7 @@ bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_
            fc_mesh_ranks(target->mesh) >= FILES_PER_RANK * (int64_t)comm->size;
 }
 
-/* Adds what the writer keeps of the file that it has finished: the number of bytes, and the bytes. */
-static fc_code take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
+fc_code fc_take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
     uint64_t length = 0;
     const size_t start = notes->size;
     if (!m->writer.format->writer.take_notes) {
@@ -145,8 +144,8 @@ static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
     alone.move.share = alone.move.shares = 0;
     for (int64_t first = 0; first < ranks; first += m->comm->size) {
         const int64_t rank = first + m->comm->rank;
-        fc_code rc = rank < ranks ? write_rank(&alone, (uint32_t)rank, err) : FC_OK;
-        rc = rc == FC_OK && rank < ranks ? take_notes(&alone, notes, err) : rc;
+        fc_code rc = rank < ranks ? fc_write_rank(&alone, (uint32_t)rank, err) : FC_OK;
+        rc = rc == FC_OK && rank < ranks ? fc_take_notes(&alone, notes, err) : rc;
         FC_TRY(fc_ranks_agree(m->comm, rc, err));
     }
     return FC_OK;
@@ -193,7 +192,25 @@ fc_code fc_write_files(fc_conversion *m, fc_error *err) {
         return write_apart(m, err);
     }
     for (int64_t rank = 0; rank < ranks; rank++) {
-        FC_TRY(write_rank(m, (uint32_t)rank, err));
+        FC_TRY(fc_write_rank(m, (uint32_t)rank, err));
+    }
+    return FC_OK;
+}
+
+fc_code fc_finish_digests(const fc_conversion *m, fc_error *err) {
+    const fc_target *target = m->target;
+    uint64_t *digests = m->move.digests;
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_target_tensor *tensor = &target->tensors[i];
+        if (m->unmoved[i]) {
+            continue;
+        }
+        const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
+        digests[i] = fc_crc64_finish(digests[i], bytes);
+        if (tensor->dtype == tensor->source->dtype) { /* the elements of a cast tensor were added when they were read */
+            FC_TRY(fc_source_check_digest(target->source, tensor->source, digests[i], err));
+        }
     }
     return FC_OK;
 }
