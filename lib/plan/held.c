@@ -4,7 +4,6 @@
  */
 #include "fsdpckpt/cut.h"
 
-#include "base/checked.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
 

@@ -363,7 +363,7 @@ class HDF5Reader(StorageReader):
         if checkpoint_id is not None:
             self.path = os.fspath(checkpoint_id)
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
         if self.path is None:
             raise UsageError("no path: pass one to HDF5Reader, or checkpoint_id to load")
         self._checkpoint = checkpoint = _checkpoint.open(self.path, **self._options)
