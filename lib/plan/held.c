@@ -76,10 +76,10 @@ static fc_code choose(const held *h, const fc_tensor *t, const fc_placement *pla
             found = true;
         }
     }
-    return found ? FC_OK
-                 : fc_fail(err, FC_EUNSUPPORTED,
-                           "%s: tensor '%s': its chunks are on ranks that form no row of the mesh", h->source->path,
-                           t->name);
+    return found
+               ? FC_OK
+               : fc_fail(err, FC_EUNSUPPORTED, "%s: tensor '%s': its chunks are on ranks that form no row of the mesh",
+                         h->source->path, t->name);
 }
 
 static fc_code spread(const held *h, const fc_placement *placements, uint32_t *offsets, fc_error *err) {

@@ -38,6 +38,7 @@ from torch.distributed.checkpoint.planner import (
     ReadItem,
     SavePlan,
     SavePlanner,
+    TensorWriteData,
     WriteItem,
     WriteItemType,
 )
@@ -45,7 +46,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from . import _checkpoint, _native
-from ._errors import Error, UnsupportedError, UsageError
+from ._errors import UsageError
 from ._shards import Array, Box, Job, Value, find_layout
 
 __all__ = ["HDF5Reader", "HDF5Writer"]
@@ -311,9 +312,14 @@ def _write(
         if item.type != WriteItemType.BYTE_IO:
             host = _host(item, planner.resolve_data(item))
             kept.append(host)
-            chunk = item.tensor_data.chunk
+            chunk = _planned(item).chunk
             arrays[item.index.fqn] = Array(chunk.offsets, chunk.sizes, host.stride(), host.data_ptr())
     return job.write(rank, arrays, objects if rank == 0 else {}, jobs)
+
+
+def _planned(item: WriteItem) -> TensorWriteData:
+    assert item.tensor_data is not None
+    return item.tensor_data
 
 
 def _host(item: WriteItem, data: Any) -> torch.Tensor:
@@ -323,8 +329,9 @@ def _host(item: WriteItem, data: Any) -> torch.Tensor:
     name = item.index.fqn
     if not isinstance(data, torch.Tensor):
         raise UsageError(f"tensor {name}: the planner made a {type(data).__name__} of it")
-    host = host_tensor(name, data)
-    if tuple(host.shape) != tuple(item.tensor_data.chunk.sizes) or host.dtype != item.tensor_data.properties.dtype:
+    host: torch.Tensor = host_tensor(name, data)
+    plan = _planned(item)
+    if tuple(host.shape) != tuple(plan.chunk.sizes) or host.dtype != plan.properties.dtype:
         raise UsageError(f"tensor {name}: its shape or dtype is not the planned one")
     return host
 

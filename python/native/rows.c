@@ -148,16 +148,15 @@ static bool read_row(void *context, PyObject *row, Py_ssize_t index) {
     PyObject *name, *path, *shape, *chunks;
     const char *dtype, *encoding;
     bool good = true;
-    if (!PyTuple_Check(row) ||
-        !PyArg_ParseTuple(row, "UOzzOO", &name, &path, &dtype, &encoding, &shape, &chunks)) {
+    if (!PyTuple_Check(row) || !PyArg_ParseTuple(row, "UOzzOO", &name, &path, &dtype, &encoding, &shape, &chunks)) {
         return false;
     }
     Py_ssize_t ndim = PySequence_Size(shape);
     if (ndim < 0 || ndim > FC_MAX_DIMS) {
-        return ndim < 0 ? false
-                        : (PyErr_Format(PyExc_ValueError, "%zd dimensions, at most %d are supported", ndim,
-                                        FC_MAX_DIMS),
-                           false);
+        return ndim < 0
+                   ? false
+                   : (PyErr_Format(PyExc_ValueError, "%zd dimensions, at most %d are supported", ndim, FC_MAX_DIMS),
+                      false);
     }
     out->ndim = (int)ndim;
     out->name = keep(r->arena, name);

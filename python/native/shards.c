@@ -101,8 +101,7 @@ PyObject *native_layout(PyObject *module, PyObject *args) {
         r.path = PyBytes_AsString(path);
         if (r.ranks < 1 || r.ranks > (1 << 20)) {
             PyErr_SetString(PyExc_ValueError, "there are from 1 to 1,048,576 ranks");
-        } else if (r.path && native_rows(rows, r.arena, &r.tensors, &r.count) &&
-                   native_run(layout_work, &r, Py_None)) {
+        } else if (r.path && native_rows(rows, r.arena, &r.tensors, &r.count) && native_run(layout_work, &r, Py_None)) {
             result = layout_result(&r);
         }
     }
@@ -206,8 +205,8 @@ PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keyword
     int trust = 0;
     (void)module;
     if (PyArg_ParseTupleAndKeywords(args, keywords, "O&O&sOOOk|$piO", names, PyUnicode_FSConverter, &r.path,
-                                    PyUnicode_FSConverter, &r.staging, &format, &rows, &pairs, &layout, &r.rank,
-                                    &trust, &r.move.threads, &update) &&
+                                    PyUnicode_FSConverter, &r.staging, &format, &rows, &pairs, &layout, &r.rank, &trust,
+                                    &r.move.threads, &update) &&
         read_common(&r, format, rows, pairs, layout)) {
         r.shards.trust_objects = trust != 0;
         if ((int64_t)r.rank >= fc_mesh_ranks(&r.mesh)) {
