@@ -26,7 +26,7 @@ static const struct {
     [FC_HINT_FORCE] = {NULL, "--force replaces it"},
     [FC_HINT_FOLLOW_EXTERNAL] = {NULL, "--follow-external allows it"},
     [FC_HINT_MEMORY] = {NULL, "raise --memory"},
-    [FC_HINT_CUT_BY_TP] = {NULL, "if tensor parallelism cut it, consolidate with --tp-plan"},
+    [FC_HINT_SHARDED_BY_TP] = {NULL, "if tensor parallelism sharded it, consolidate with --tp-plan"},
     [FC_HINT_TP_PLAN] = {NULL, "give a --tp-plan that names their modules"},
     [FC_HINT_POLICY] = {NULL, "choose another --policy, or leave the optimizer out with --exclude"},
     [FC_HINT_BUFFERS] = {NULL, "name the buffers with --classes FILE, or leave the optimizer out with --exclude"},
@@ -36,7 +36,9 @@ static const struct {
     [FC_HINT_SELECT_STATE] = {NULL, "--include 'model*.*' --include 'optim*.*' leaves these out"},
     [FC_HINT_MODEL_PREFIX] = {"--rename 's/^/model./' makes all of them the model's, --include '%s' leaves these out",
                               "--rename 's/^/model./' makes them the model's"},
-    [FC_HINT_KEEP_DTYPE] = {NULL, "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep'"},
+    [FC_HINT_KEEP_DTYPE] = {NULL, "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep', or "
+                                  "compute the weights with --dequantize"},
+    [FC_HINT_DEQUANTIZE] = {NULL, "compute the weights with --dequantize"},
     [FC_HINT_CONFIG] = {NULL, "give it with --config"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };

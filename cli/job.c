@@ -13,6 +13,7 @@
 #include "source.h"
 #include "target.h"
 #include "unit_plan.h"
+#include "weights.h"
 
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/flatten.h"
@@ -169,7 +170,7 @@ static fc_code convert(job *j, fc_error *err) {
 /* The directory of an accelerate run also contains the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
-    if (j->how.format->writer.set_parts) { /* a target for both */
+    if (j->how.format->writer.set_sections) { /* a target for both */
         return;
     }
     const fc_checkpoint *source = j->source;
@@ -213,7 +214,7 @@ static void print_text(const job *j, text_out *out) {
     }
     text_puts(out, "\n");
     if (j->plan) {
-        text_printf(out, "TP cuts %zu of %zu tensors (plan ", r->selected.tp_cut, r->selected.tensors);
+        text_printf(out, "TP shards %zu of %zu tensors (plan ", r->selected.tp_sharded, r->selected.tensors);
         text_name(out, j->o->tp_plan ? j->o->tp_plan : "auto");
         text_puts(out, ")\n");
     }
@@ -245,7 +246,7 @@ static void print_json(const job *j, text_out *out) {
     JSON_MEMBER(&json, uint, "objects", r->selected.objects);
     JSON_MEMBER(&json, uint, "left_out", r->selected.left_out);
     if (j->plan) {
-        JSON_MEMBER(&json, uint, "tp_cut", r->selected.tp_cut);
+        JSON_MEMBER(&json, uint, "tp_sharded", r->selected.tp_sharded);
         JSON_MEMBER(&json, uint, "tp_idle_rules", r->selected.idle_rules);
     }
     JSON_MEMBER(&json, uint, "files", r->files);
@@ -305,7 +306,7 @@ static fc_code flatten(job *j, fc_error *err) {
     s->include = s->exclude = s->rename = NULL;
     s->strip_prefix = NULL;
     s->flat_state = true;
-    s->is_cut = fc_is_flattened;
+    s->is_sharded = fc_is_flattened;
     j->left_out = plan.selected.left_out;
 out:
     fc_checkpoint_close(model);
@@ -352,7 +353,8 @@ static fc_code apply_recipe(job *j, fc_error *err) {
 typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
-    return source_open(call, call->options->operands[0], false, out, err);
+    FC_TRY(source_open(call, call->options->operands[0], false, out, err));
+    return weights_compute(call->options, out, err);
 }
 
 /* Prints the plan of one rank, or converts. */
@@ -386,6 +388,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 /* Rank 0 converts the files that it has gathered. */
 static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
     FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
+    FC_TRY(weights_compute(j->o, &j->source, err));
     FC_TRY(apply_recipe(j, err));
     return do_job(j, out, err);
 }

@@ -86,6 +86,14 @@ const option_row option_table[OPT_COUNT] = {
                        .offset = FIELD(dtype_for),
                        .help = "like --dtype, for the names in SRC that match GLOB; 'keep' as TYPE keeps their type "
                                "(repeatable; it overrides --dtype, and the last match decides)"},
+    [OPT_DEQUANTIZE] =
+        {.name = "dequantize",
+         .kind = KIND_DTYPE,
+         .arg = "TYPE",
+         .offset = FIELD(dequantize),
+         .help = "turn quantized weights, which SRC stores as codes and scales, into numbers of TYPE: fp8 with scales "
+                 "per tensor, channel or block, int8 with scales, and MXFP4 (see docs/WEIGHTS.md). It comes before "
+                 "--include and all other options about names"},
     [OPT_RECIPE] = {.name = "recipe",
                     .kind = KIND_TEXT,
                     .arg = "RECIPE",
@@ -101,8 +109,8 @@ const option_row option_table[OPT_COUNT] = {
                     .kind = KIND_TEXT,
                     .arg = "FILE",
                     .offset = FIELD(config),
-                    .help = "config.json of the model, or its folder, from which the recipe takes sizes such as "
-                            "num_attention_heads (default: the one next to SRC)"},
+                    .help = "config.json of the model, or its folder, from which --recipe takes sizes such as "
+                            "num_attention_heads, and --dequantize those of blocks (default: the one next to SRC)"},
     [OPT_COMPRESS] = {.name = "compress",
                       .kind = KIND_LEVEL,
                       .arg = "LEVEL",
@@ -221,6 +229,12 @@ const option_row option_table[OPT_COUNT] = {
                   .arg = "FILE",
                   .offset = FIELD(html),
                   .help = "write one self-contained HTML page that shows how each tensor is sharded"},
+    [OPT_STATS] = {.name = "stats",
+                   .kind = KIND_FLAG,
+                   .offset = FIELD(stats),
+                   .help = "read the data once and show mean, standard deviation, minimum and maximum of the finite "
+                           "values of each tensor, and how many values are zero, NaN and infinite; --json and --html "
+                           "also have histograms"},
     [OPT_HEADERS_ONLY] = {.name = "headers-only",
                           .kind = KIND_FLAG,
                           .offset = FIELD(headers_only),
@@ -334,8 +348,8 @@ const option_group option_groups[OPTION_GROUPS] = {
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},
     {"Resources", TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL)},
-    {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_HTML) |
-                   TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_JSON) | TAKES_COMMON},
+    {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_STATS) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) |
+                   TAKES(OPT_HTML) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_JSON) | TAKES_COMMON},
 };
 
 uint64_t option_group_of(int i, uint64_t takes) {

@@ -39,7 +39,7 @@ static fc_code plan(const fc_shards *shards, apart *a, fc_error *err) {
     const fc_format_writer *writer = &shards->format->writer;
     const fc_selection selection = {.keep_layout = true,
                                     .self_contained = writer->self_contained,
-                                    .set_parts = writer->set_parts,
+                                    .set_sections = writer->set_sections,
                                     .owner_offsets = shards->owner_offsets};
     if (!writer->separable) {
         return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' cannot be written by several processes",

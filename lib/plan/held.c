@@ -1,8 +1,8 @@
 /*
  * Chooses which rank stores a replicated box when not every rank of the mesh holds its local box: under pipeline
- * parallelism, a stage holds only its own layers. See cut.h.
+ * parallelism, a stage holds only its own layers. See sharding.h.
  */
-#include "fsdpckpt/cut.h"
+#include "fsdpckpt/sharding.h"
 
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"

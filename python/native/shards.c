@@ -6,10 +6,10 @@
 #include "rows.h"
 #include "work.h"
 
-#include "fsdpckpt/cut.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/sharding.h"
 #include "fsdpckpt/shards.h"
 
 #include <stdlib.h>
@@ -50,7 +50,7 @@ static fc_code layout_work(void *context, fc_progress *progress, fc_error *err) 
     r->owners = fc_arena_calloc(r->arena, r->count + 1, sizeof *r->owners);
     rc = rc == FC_OK && !r->owners ? fc_no_memory(err, r->path) : rc;
     rc = rc == FC_OK ? check_coverage(source, err) : rc;
-    rc = rc == FC_OK ? fc_cut_layout_of(source, r->ranks, r->arena, &r->mesh, &r->placements, err) : rc;
+    rc = rc == FC_OK ? fc_recognise_layout_of(source, r->ranks, r->arena, &r->mesh, &r->placements, err) : rc;
     rc = rc == FC_OK ? fc_held_owners(source, &r->mesh, r->placements, r->owners, err) : rc;
     fc_checkpoint_close(source);
     return rc;

@@ -159,7 +159,8 @@ def written(documents, work):
     documents.must("conversion", "convert", TRAIN, "-o", at("dcp"), "--to", "dcp", "--json")
     documents.must("conversion", "average", TRAIN, TRAIN, "-o", at("mean.pt"), "--include", "model.*", "--json")
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
-    documents.must("inspect", "inspect", at("mesh"), "--json")
+    documents.must("inspect", "inspect", at("mesh"), "--json", "--stats")
+    documents.must("tensor", "inspect", TRAIN, "--tensor", "model.norm.weight", "--stats", "--json")
     documents.progress("reshard", TRAIN, "-o", at("shown"), "--dp", "2", cwd=work)
 
     # A seal, and verify with it.

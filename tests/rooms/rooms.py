@@ -14,7 +14,8 @@ import subprocess
 import sys
 
 ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/engine lib/flat lib/wrap lib/derived
-lib/recipe lib/diff lib/check lib/verify formats/torch formats/safetensors formats/dcp formats/pt formats/hdf5 formats/schema
+lib/weights lib/recipe lib/stats lib/diff lib/check lib/verify formats/torch formats/safetensors formats/dcp formats/pt
+formats/hdf5 formats/schema
 formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train cli""".split()
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
@@ -23,14 +24,16 @@ HEADERS = {
     "lib/io": "io",
     "lib/sharding": "box dtensor layout mesh sharding_spec",
     "lib/checkpoint": "checkpoint format memory seal target",
-    "lib/plan": "cut plan select",
+    "lib/plan": "sharding plan select",
     "lib/codec": "cast",
     "lib/comm": "array comm device gather_files",
     "lib/engine": "move shards",
     "lib/wrap": "wrap_policy",
     "lib/flat": "flat_param",
     "lib/derived": "average flatten unflatten",
+    "lib/weights": "weights",
     "lib/recipe": "recipe",
+    "lib/stats": "stats",
     "lib/diff": "compare",
     "lib/check": "check",
     "lib/verify": "verify",

@@ -32,7 +32,7 @@ typedef enum fc_hint {
     FC_HINT_FORCE,           /**< allow the target to be replaced: fc_convert_options.force */
     FC_HINT_FOLLOW_EXTERNAL, /**< follow links: fc_open_options.follow_external */
     FC_HINT_MEMORY,          /**< allow more memory: fc_move_options.memory */
-    FC_HINT_CUT_BY_TP,       /**< say how tensor parallelism cut the ranks: fc_open_options.tp_plan */
+    FC_HINT_SHARDED_BY_TP,   /**< say how tensor parallelism sharded the ranks: fc_open_options.tp_plan */
     FC_HINT_TP_PLAN,         /**< give a TP plan that names the modules: fc_selection.tp_plan */
     FC_HINT_POLICY,          /**< choose another wrap policy, or exclude the value */
     FC_HINT_BUFFERS,         /**< name the buffers, or exclude the value */
@@ -40,6 +40,7 @@ typedef enum fc_hint {
     FC_HINT_LAYOUT,          /**< choose the number of ranks of each mesh dimension */
     FC_HINT_DRY_RUN,         /**< only plan: fc_convert_options.dry_run */
     FC_HINT_KEEP_DTYPE,      /**< keep the dtype of these tensors: fc_selection.dtype_rules */
+    FC_HINT_DEQUANTIZE,      /**< compute weights from codes and scales first: fc_dequantize */
     FC_HINT_CONFIG,          /**< give the model's config.json: fc_recipe_options.config */
     FC_HINT_CHECK,           /**< compare with a schema through fc_check instead */
     FC_HINT_SELECT_STATE,    /**< select model and optimizer only: fc_selection.include */
