@@ -31,7 +31,7 @@ typedef struct fc_selection {
     /** For each value of the source, which holder stores its replicated boxes (fc_target_tensor.owner_offset). NULL:
      *  fc_layout_spread chooses. */
     const uint32_t *owner_offsets;
-    bool cast;                 /**< floating-point tensors become `dtype` */
+    bool cast; /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
     const fc_dtype_rule *dtype_rules; /**< they override `cast`; the last one that matches decides */
     size_t ndtype_rules;
