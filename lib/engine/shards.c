@@ -89,12 +89,11 @@ fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_move_op
     fc_notes notes = {NULL, 0, 0};
     fc_code rc;
     FC_TRY_GOTO(begin(shards, options, &a, err), rc, out);
-    FC_TRY_GOTO(fc_write_rank(&a.m, rank, err), rc, out);
+    FC_TRY_GOTO(fc_write_noted(&a.m, rank, &notes, err), rc, out);
     if (!a.m.writer.format->writer.take_notes) {
         const uint64_t none = 0;
         FC_TRY_GOTO(fc_notes_add(&notes, &none, sizeof none) ? FC_OK : fc_no_memory(err, NULL), rc, out);
     }
-    FC_TRY_GOTO(fc_take_notes(&a.m, &notes, err), rc, out);
     FC_TRY_GOTO(add_sums(&a, &notes, err), rc, out);
     *out = notes.data;
     *size = notes.size;

@@ -95,7 +95,7 @@ static fc_code write_files(fc_conversion *m, fc_target_file *shard, fc_arena *ar
     return FC_OK;
 }
 
-fc_code fc_write_rank(fc_conversion *m, uint32_t rank, fc_error *err) {
+static fc_code write_rank(fc_conversion *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
     fc_code rc;
@@ -120,7 +120,8 @@ bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_
            fc_mesh_ranks(target->mesh) >= FILES_PER_RANK * (int64_t)comm->size;
 }
 
-fc_code fc_take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
+/* Adds what the writer keeps of the file that it has finished: the number of bytes, and the bytes. */
+static fc_code take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
     uint64_t length = 0;
     const size_t start = notes->size;
     if (!m->writer.format->writer.take_notes) {
@@ -135,6 +136,11 @@ fc_code fc_take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
     return FC_OK;
 }
 
+fc_code fc_write_noted(fc_conversion *m, uint32_t rank, fc_notes *notes, fc_error *err) {
+    FC_TRY(write_rank(m, rank, err));
+    return take_notes(m, notes, err);
+}
+
 /* Writes every n-th file. The ranks agree after each, so that no rank works on for long after another has failed. */
 static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
     const int64_t ranks = fc_mesh_ranks(m->target->mesh);
@@ -144,8 +150,7 @@ static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
     alone.move.share = alone.move.shares = 0;
     for (int64_t first = 0; first < ranks; first += m->comm->size) {
         const int64_t rank = first + m->comm->rank;
-        fc_code rc = rank < ranks ? fc_write_rank(&alone, (uint32_t)rank, err) : FC_OK;
-        rc = rc == FC_OK && rank < ranks ? fc_take_notes(&alone, notes, err) : rc;
+        fc_code rc = rank < ranks ? fc_write_noted(&alone, (uint32_t)rank, notes, err) : FC_OK;
         FC_TRY(fc_ranks_agree(m->comm, rc, err));
     }
     return FC_OK;
@@ -192,7 +197,7 @@ fc_code fc_write_files(fc_conversion *m, fc_error *err) {
         return write_apart(m, err);
     }
     for (int64_t rank = 0; rank < ranks; rank++) {
-        FC_TRY(fc_write_rank(m, (uint32_t)rank, err));
+        FC_TRY(write_rank(m, (uint32_t)rank, err));
     }
     return FC_OK;
 }
