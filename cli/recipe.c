@@ -4,6 +4,7 @@
 #include "recipe.h"
 
 #include "fsdpckpt/recipe.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,9 +17,7 @@ fc_code recipe_check_options(const options *o, fc_error *err) {
     return FC_OK;
 }
 
-/* Finds the config.json next to the source: in its folder, or in the folder of its file. @return NULL: there is none.
- */
-static fc_code find_config(const options *o, const fc_checkpoint *source, fc_arena *arena, const char **out,
+fc_code recipe_find_config(const options *o, const fc_checkpoint *source, fc_arena *arena, const char **out,
                            fc_error *err) {
     const char *slash = strrchr(source->path, '/');
     char *in = fc_arena_printf(arena, "%s/config.json", source->path);
@@ -30,55 +29,26 @@ static fc_code find_config(const options *o, const fc_checkpoint *source, fc_are
     return FC_OK;
 }
 
-/*
- * Sets `*fits` to whether a shipped recipe has rules for all tensors, in this direction only: where both sides have the
- * same names, the names do not tell which side it is.
- */
-static fc_code try_recipe(const char *name, const fc_recipe_options *how, const fc_target *target, fc_arena *arena,
-                          const fc_recipe **recipe, bool *fits, fc_error *err) {
-    const fc_recipe_options back = {.reverse = !how->reverse, .config = how->config};
-    const fc_recipe *reversed = NULL;
-    bool also = false;
-    fc_code rc = fc_recipe_load(name, how, arena, recipe, err);
-    rc = rc == FC_OK ? fc_recipe_takes_all(*recipe, target, fits, err) : rc;
-    rc = rc == FC_OK ? fc_recipe_load(name, &back, arena, &reversed, err) : rc;
-    rc = rc == FC_OK ? fc_recipe_takes_all(reversed, target, &also, err) : rc;
-    *fits = *fits && !also;
-    return rc;
-}
-
 /* --recipe auto: the only shipped recipe that fits. */
 static fc_code find_recipe(const options *o, const fc_recipe_options *how, const fc_target *target, fc_arena *arena,
                            const fc_recipe **out, fc_error *err) {
-    char found[512] = "";
-    size_t count = 0;
-    const char *only = NULL;
-    for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
-        const fc_recipe *recipe = NULL;
-        bool fits = false;
-        fc_code rc = try_recipe(s->name, how, target, arena, &recipe, &fits, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
-        if (fits) {
-            size_t used = strlen(found);
-            snprintf(found + used, sizeof found - used, "%s'%s'", count++ ? ", " : "", s->name);
-            only = s->name;
-            *out = recipe;
-        }
+    fc_recipe_matches found;
+    FC_TRY(fc_recipe_find(target, how, arena, &found, err));
+    if (found.count == 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
+                       "'fsdpckpt recipes' lists them",
+                       target->source->path, how->reverse ? " (reversed)" : "");
     }
-    if (count == 1) {
-        if (!o->quiet) {
-            text_report("%s: the recipe is %s", target->source->path, only);
-        }
-        return FC_OK;
+    if (found.count > 1) {
+        return fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
+                       target->source->path, found.names);
     }
-    return count == 0 ? fc_fail(err, FC_EUSAGE,
-                                "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
-                                "'fsdpckpt recipes' lists them",
-                                target->source->path, how->reverse ? " (reversed)" : "")
-                      : fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
-                                target->source->path, found);
+    if (!o->quiet) {
+        text_report("%s: the recipe is %s", target->source->path, found.name);
+    }
+    *out = found.recipe;
+    return FC_OK;
 }
 
 static fc_code apply(const options *o, const fc_selection *selection, fc_arena *arena, fc_checkpoint **source,
@@ -92,7 +62,7 @@ static fc_code apply(const options *o, const fc_selection *selection, fc_arena *
     fc_checkpoint *made = NULL;
     fc_target target;
     fc_selected counts;
-    fc_code rc = find_config(o, *source, arena, &how.config, err);
+    fc_code rc = recipe_find_config(o, *source, arena, &how.config, err);
     rc = rc == FC_OK ? fc_target_new(*source, &some, arena, &target, &counts, err) : rc;
     if (rc == FC_OK) {
         rc = strcmp(o->recipe, "auto") == 0 ? find_recipe(o, &how, &target, arena, &recipe, err)
