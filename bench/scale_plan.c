@@ -159,14 +159,14 @@ typedef struct lookup {
     int64_t source_ranks;
 } lookup;
 
-static fc_code count_piece(void *context, const fc_overlap *piece, fc_error *err) {
+static fc_code count_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     lookup *l = context;
     moves *m = l->m;
-    uint32_t source = l->from->ranks[piece->chunk];
+    uint32_t source = l->from->ranks[overlap->chunk];
     uint64_t bytes = l->element * l->times;
     (void)err;
     for (int d = 0; d < l->ndim; d++) {
-        bytes *= (uint64_t)piece->sizes[d];
+        bytes *= (uint64_t)overlap->sizes[d];
     }
     if (source == l->target) {
         m->local_bytes += bytes;
@@ -201,7 +201,7 @@ static fc_code plan_class(const side *sides, uint32_t index, uint64_t times, box
         const int64_t *dims = to->dims + i * 2 * (size_t)t->ndim;
         const fc_box box = {t->ndim, dims, dims + t->ndim};
         l.target = to->ranks[i];
-        rc = fc_coverage_visit(coverage, &box, count_piece, &l, err);
+        rc = fc_coverage_visit(coverage, &box, count_overlap, &l, err);
     }
     fc_coverage_free(coverage);
     return rc;

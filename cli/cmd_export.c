@@ -137,7 +137,7 @@ static void print(const void *context, text_out *out) {
     const exported *x = context;
     const fc_export_report *r = &x->report;
     text_puts(out, "model:    ");
-    text_name(out, *r->place.section ? r->place.section : "all tensors");
+    text_name(out, *r->place.branch ? r->place.branch : "all tensors");
     if (*r->place.others) {
         text_printf(out, "; %zu other values left out: ", r->place.left_out);
         text_name(out, r->place.others);
@@ -182,7 +182,7 @@ static void print_json(const void *context, json_out *j) {
     const fc_export_report *r = &x->report;
     jw_key(j, "model");
     jw_open(j, '{');
-    JSON_MEMBER(j, string, "section", r->place.section);
+    JSON_MEMBER(j, string, "branch", r->place.branch);
     JSON_MEMBER(j, string, "wrappers", r->place.wrappers);
     JSON_MEMBER(j, string, "prefix", r->prefix);
     JSON_MEMBER(j, string, "recipe", r->recipe);

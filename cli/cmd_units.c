@@ -295,8 +295,11 @@ const command command_units = {
         "and a parameter that several modules share is managed by their lowest common ancestor or a module above "
         "it.\n\n--classes adds facts that names do not show: a pattern matches a module whose name equals it or ends "
         "with '.' and the pattern, and '*' stands for any text within one component. A policy file maps patterns (or "
-        "\"class:NAME\") to true, false, or options that override \"$root\"; classes in \"$fp32_classes\" are kept out "
-        "of mixed precision, in units of their own. Optimizer state, objects and buffers are in no unit.",
+        "\"class:NAME\") to true, false, or options that override \"$root\". If \"$root\" has mixed precision, the "
+        "classes "
+        "in \"$fp32_classes\" (batch norms, unless the file lists others) are kept out of it, in units of their own, "
+        "as "
+        "in torch. Optimizer state, objects and buffers are in no unit.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_INCLUDE) |
              TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |

@@ -25,7 +25,15 @@ typedef struct entry {
     int numbers;
     const char *sets[MAX_NUMBERS]; /* a number, or a set such as "{0..31}" after joining */
     size_t first, count;
+    size_t head, tail; /* the first and the last member; `next` links them */
 } entry;
+
+/* Memory for joining: the numbers of one set, and the member that follows each member of an entry. */
+typedef struct joining {
+    long *numbers;
+    size_t *next;
+    fc_arena *arena;
+} joining;
 
 /* A sort order: everything except number `free`, then that number. */
 typedef struct order {
@@ -143,7 +151,7 @@ static const char *write_set(const long *numbers, size_t count, fc_arena *arena)
 }
 
 /* Joins the entries that differ only in number `number`. @return false when out of memory. */
-static bool join(entry *entries, size_t *count, int number, long *numbers, fc_arena *arena) {
+static bool join(entry *entries, size_t *count, int number, const joining *memory) {
     order by = {number};
     size_t kept = 0;
     qsort_r(entries, *count, sizeof *entries, compare, &by);
@@ -153,12 +161,14 @@ static bool join(entry *entries, size_t *count, int number, long *numbers, fc_ar
              end++) {
             joined.count += entries[end].count;
             joined.first = entries[end].first < joined.first ? entries[end].first : joined.first;
+            memory->next[joined.tail] = entries[end].head;
+            joined.tail = entries[end].tail;
         }
         if (end > i + 1) {
             for (size_t k = i; k < end; k++) {
-                numbers[k - i] = strtol(entries[k].sets[number], NULL, 10);
+                memory->numbers[k - i] = strtol(entries[k].sets[number], NULL, 10);
             }
-            joined.sets[number] = write_set(numbers, end - i, arena);
+            joined.sets[number] = write_set(memory->numbers, end - i, memory->arena);
             if (!joined.sets[number]) {
                 return false;
             }
@@ -199,37 +209,58 @@ static const char *write_pattern(const entry *e, fc_arena *arena) {
     return pattern;
 }
 
-static bool finish(const entry *entries, size_t count, fc_arena *arena, fold_line **out) {
+/* Lists the members of an entry at `to`. @return the place after them. */
+static size_t *list_members(const entry *e, const size_t *next, size_t *to) {
+    size_t at = e->head;
+    for (size_t i = 0; i < e->count; i++) {
+        *to++ = at;
+        at = next[at];
+    }
+    return to;
+}
+
+/* @param names the number of all names. */
+static bool finish(const entry *entries, size_t count, size_t names, const joining *memory, fold_line **out) {
+    fc_arena *arena = memory->arena;
     fold_line *lines = fc_arena_calloc(arena, count, sizeof *lines);
-    for (size_t i = 0; lines && i < count; i++) {
-        lines[i] = (fold_line){.first = entries[i].first, .count = entries[i].count};
+    size_t *members = fc_arena_calloc(arena, names, sizeof *members);
+    if (!lines || !members) {
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        lines[i] = (fold_line){.first = entries[i].first, .count = entries[i].count, .members = members};
+        members = list_members(&entries[i], memory->next, members);
         lines[i].pattern = entries[i].count > 1 ? write_pattern(&entries[i], arena) : entries[i].name;
         if (!lines[i].pattern) {
             return false;
         }
     }
     *out = lines;
-    return lines != NULL;
+    return true;
 }
 
 bool fold_names(const fold_name *names, size_t count, fc_arena *arena, fold_line **out, size_t *nlines) {
     entry *entries = calloc(count + 1, sizeof *entries);
-    long *numbers = calloc(count + 1, sizeof *numbers);
-    bool good = entries && numbers;
+    const joining memory = {.numbers = calloc(count + 1, sizeof *memory.numbers),
+                            .next = calloc(count + 1, sizeof *memory.next),
+                            .arena = arena};
+    bool good = entries && memory.numbers && memory.next;
     size_t left = count;
     for (size_t i = 0; i < count && good; i++) {
-        entries[i] = (entry){.name = names[i].name, .kind = names[i].kind, .first = i, .count = 1};
+        entries[i] =
+            (entry){.name = names[i].name, .kind = names[i].kind, .first = i, .count = 1, .head = i, .tail = i};
         good = split_name(&entries[i], arena);
     }
     for (int number = MAX_NUMBERS - 1; number >= 0 && good; number--) {
-        good = join(entries, &left, number, numbers, arena);
+        good = join(entries, &left, number, &memory);
     }
     if (good) {
         qsort(entries, left, sizeof *entries, compare_first);
-        good = finish(entries, left, arena, out);
+        good = finish(entries, left, count, &memory, out);
         *nlines = left;
     }
-    free(numbers);
+    free(memory.next);
+    free(memory.numbers);
     free(entries);
     return good;
 }

@@ -19,9 +19,10 @@ typedef struct fold_name {
 
 /** One or more names. */
 typedef struct fold_line {
-    const char *pattern; /**< the name itself if it is the only one */
-    size_t first;        /**< index of the first of its names */
-    size_t count;        /**< the number of names that the line stands for */
+    const char *pattern;   /**< the name itself if it is the only one */
+    size_t first;          /**< index of the first of its names */
+    size_t count;          /**< the number of names that the line stands for */
+    const size_t *members; /**< their indexes, in the order of the pattern: the last number changes fastest */
 } fold_line;
 
 /**

@@ -20,14 +20,14 @@ const char *const hint_settings[FC_SETTING_COUNT] = {[FC_SETTING_NONE] = "",
 static const struct {
     const char *named, *plain;
 } spellings[FC_HINT_COUNT] = {
-    [FC_HINT_INCLUDE] = {NULL, "choose one with --include 'PART.*'"},
+    [FC_HINT_INCLUDE] = {NULL, "choose one with --include 'BRANCH.*'"},
     [FC_HINT_EXCLUDE] = {"--exclude '%s' leaves it out", "--exclude leaves it out"},
     [FC_HINT_TRUST_OBJECTS] = {"--exclude '%s' leaves it out, --trust-objects copies it unchanged",
                                "--exclude leaves it out, --trust-objects copies it unchanged"},
     [FC_HINT_FORCE] = {NULL, "--force replaces it"},
     [FC_HINT_FOLLOW_EXTERNAL] = {NULL, "--follow-external allows it"},
     [FC_HINT_MEMORY] = {NULL, "raise --memory"},
-    [FC_HINT_CUT_BY_TP] = {NULL, "if tensor parallelism cut it, consolidate with --tp-plan"},
+    [FC_HINT_SHARDED_BY_TP] = {NULL, "if tensor parallelism sharded it, consolidate with --tp-plan"},
     [FC_HINT_TP_PLAN] = {NULL, "give a --tp-plan that names their modules"},
     [FC_HINT_POLICY] = {NULL, "choose another --policy, or leave the optimizer out with --exclude"},
     [FC_HINT_BUFFERS] = {NULL, "name the buffers with --classes FILE, or leave the optimizer out with --exclude"},

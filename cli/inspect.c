@@ -109,7 +109,8 @@ const fc_placement *inspect_placed(const inspection *in, const fc_tensor *tensor
     return in->placements + (size_t)(tensor - in->checkpoint->tensors) * (size_t)in->mesh.ndim;
 }
 
-const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size) {
+const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_sharding *c, char *buf,
+                               size_t size) {
     const fc_placement *placed = inspect_placed(in, tensor);
     if (placed) {
         fc_placements_format(in->mesh.ndim, placed, buf, (int)size);
@@ -126,7 +127,7 @@ const char *inspect_layout(const inspection *in, char *buf, size_t size) {
         snprintf(buf, size, "none: there is no data");
         return buf;
     }
-    cut_summary_layout(&in->cuts, &in->mesh, buf, size);
+    sharding_summary_layout(&in->sharding, &in->mesh, buf, size);
     size_t used = strlen(buf);
     if (in->recognised) {
         snprintf(buf + used, size - used, ", recognised from the chunks");
@@ -156,7 +157,7 @@ static fc_code find_layout(inspection *in, fc_error *err) {
     fc_mesh mesh = {0};
     fc_error none;
     fc_code rc;
-    FC_TRY_GOTO(fc_cut_layout(c, c->ntensors, tensors, in->arena, &mesh, &in->placements, &none), rc, out);
+    FC_TRY_GOTO(fc_recognise_layout(c, c->ntensors, tensors, in->arena, &mesh, &in->placements, &none), rc, out);
     if (mesh.ndim > 1) {
         in->mesh = mesh;
         in->recognised = true;
@@ -246,10 +247,13 @@ fc_code inspect_begin(inspection *in, const fc_checkpoint *checkpoint, const ins
     FC_TRY(find_layout(in, err));
     FC_TRY(select_items(in, err));
     add_up(in);
+    if (how->stats) {
+        FC_TRY(inspect_read_stats(in, in->items, in->nitems, how->stats, err));
+    }
     return inspect_list(in, err);
 }
 
 void inspect_end(inspection *in) {
-    fc_cut_scratch_free(&in->scratch);
+    fc_sharding_scratch_free(&in->scratch);
     fc_arena_free(in->arena);
 }

@@ -4,19 +4,21 @@
 #ifndef FSDPCKPT_CLI_INSPECT_H
 #define FSDPCKPT_CLI_INSPECT_H
 
-#include "cut.h"
+#include "sharding.h"
 #include "text.h"
 
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/compare.h"
+#include "fsdpckpt/stats.h"
 
-/** Values that look alike: tensors of one dtype, shape and cut, or objects of one value. */
+/** Values that look alike: tensors of one dtype, shape and sharding, or objects of one value. */
 typedef struct inspect_kind {
     const fc_tensor *example;
-    size_t count;                 /**< the number of such values */
-    const char *cut, *placements; /**< text about a tensor; placements may be "" */
-    const char *value;            /**< the decoded object, if short; else NULL */
-    const char *why;              /**< why an object cannot be decoded; NULL if it was decoded or not requested */
-    const char *same_as;          /**< the name of the tensor that this one is tied to; else NULL */
+    size_t count;                      /**< the number of such values */
+    const char *sharding, *placements; /**< text about a tensor; placements may be "" */
+    const char *value;                 /**< the decoded object, if short; else NULL */
+    const char *why;                   /**< why an object cannot be decoded; NULL if it was decoded or not requested */
+    const char *same_as;               /**< the name of the tensor that this one is tied to; else NULL */
 } inspect_kind;
 
 /** One line of the list: a value, several folded values, or a module with all values below it. */
@@ -27,6 +29,8 @@ typedef struct inspect_line {
     size_t tensors, objects;  /**< numbers of values that the line stands for */
     size_t folded;            /**< the number of names that the line stands for */
     uint64_t bytes;           /**< total size of its tensors, or of its objects if there are no tensors */
+    const fc_stats *stats;    /**< of its tensors; NULL: not requested, or no tensors */
+    const size_t *members;    /**< the items that it stands for, in the order of the name; NULL: only `first` */
 } inspect_line;
 
 typedef enum inspect_sort { INSPECT_BY_SOURCE, INSPECT_BY_NAME, INSPECT_BY_SIZE } inspect_sort;
@@ -38,6 +42,7 @@ typedef struct inspect_options {
     int64_t depth; /**< components of a name to show; deeper levels are added up. 0: no limit */
     bool all;      /**< one line per value, nothing is folded */
     bool headers_only;
+    const fc_stats_options *stats; /**< how to compute statistics of the listed tensors; NULL: none */
 } inspect_options;
 
 /** Totals of the listed values. */
@@ -58,16 +63,17 @@ typedef struct inspection {
     fc_arena *arena;         /**< owns the fields below that the checkpoint does not own */
     const fc_tensor **items; /**< the listed values, in list order */
     size_t nitems;
+    fc_stats *stats;     /**< by tensor of the checkpoint, only those of items are set; NULL: none */
     inspect_kind *kinds; /**< nkinds of them */
     size_t nkinds;
     inspect_line *lines;
     size_t nlines;
     totals sum;
-    cut_summary cuts;
+    sharding_summary sharding;
     fc_mesh mesh;             /**< recorded, or recognised from the chunks; ndim 0: none */
     bool recognised;          /**< the mesh is not recorded */
     fc_placement *placements; /**< mesh.ndim per tensor of the checkpoint, if recognised */
-    fc_cut_scratch scratch;
+    fc_sharding_scratch scratch;
     fc_code worst; /**< the first failure to decode an object; the view continues */
     fc_error first;
 } inspection;
@@ -83,6 +89,19 @@ void inspect_end(inspection *in);
 /** A step of inspect_begin: computes the kinds and lines of the items. */
 fc_code inspect_list(inspection *in, fc_error *err);
 
+/** A step of inspect_begin, and for one tensor: computes the statistics of `count` tensors; objects are skipped. */
+fc_code inspect_read_stats(inspection *in, const fc_tensor *const *tensors, size_t count,
+                           const fc_stats_options *options, fc_error *err);
+/** @return the statistics of a tensor, or NULL without any. */
+const fc_stats *inspect_stats_of(const inspection *in, const fc_tensor *tensor);
+
+enum { INSPECT_NUMBER = FC_ELEMENT_TEXT };
+/**
+ * Writes a mean or a deviation (`digits` significant digits), or with digits 0 an extreme of a tensor of `dtype` as the
+ * shortest text that reads back as the same number. @return buf, of INSPECT_NUMBER bytes.
+ */
+const char *inspect_number(long double value, fc_dtype dtype, int digits, char *buf);
+
 /** Compares names component by component, numbers by value. */
 int inspect_compare_names(const char *a, const char *b);
 
@@ -94,8 +113,9 @@ uint64_t inspect_add(uint64_t a, uint64_t b); /**< saturates */
 /** @return the placements of a tensor on in->mesh, or NULL if unknown. */
 const fc_placement *inspect_placed(const inspection *in, const fc_tensor *tensor);
 /** Placements of a tensor, recorded or recognised: "Shard(0)", "[_StridedShard(0, 2), Shard(0)]" or "". @return buf. */
-const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size);
-/** "8 ranks, mesh dp 4 × tp 2 (recognised)", "full: no tensor is cut" …, into `buf`. @return buf. */
+const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_sharding *c, char *buf,
+                               size_t size);
+/** "8 ranks, mesh dp 4 × tp 2 (recognised)", "full: no tensor is sharded" …, into `buf`. @return buf. */
 const char *inspect_layout(const inspection *in, char *buf, size_t size);
 /**
  * @return the decoded object from `arena`; NULL if decoding was not requested or failed, with the message in `err`. A

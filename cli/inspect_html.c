@@ -115,14 +115,14 @@ static void write_layout(inspection *in, size_t ranks) {
         text_puts(out, "</li>");
     }
     text_puts(out, "</ul>\n<ul class=\"groups\">");
-    for (size_t i = 0; i < in->cuts.nstyles; i++) {
+    for (size_t i = 0; i < in->sharding.nstyles; i++) {
         text_puts(out, "<li><code>");
-        text_html(out, in->cuts.styles[i].text);
-        text_printf(out, "</code>: %s %s</li>", text_count(count, in->cuts.styles[i].tensors),
-                    in->cuts.styles[i].tensors == 1 ? "tensor" : "tensors");
+        text_html(out, in->sharding.styles[i].text);
+        text_printf(out, "</code>: %s %s</li>", text_count(count, in->sharding.styles[i].tensors),
+                    in->sharding.styles[i].tensors == 1 ? "tensor" : "tensors");
     }
-    if (in->cuts.other > 0) {
-        text_printf(out, "<li>other ways: %s tensors</li>", text_count(count, in->cuts.other));
+    if (in->sharding.other > 0) {
+        text_printf(out, "<li>other ways: %s tensors</li>", text_count(count, in->sharding.other));
     }
     text_puts(out, "</ul>\n");
     if (ranks > 1) {

@@ -67,7 +67,7 @@ static void write_detail(inspection *in, const inspect_line *line) {
     text_puts(out, "<div class=\"detail\"><dl><dt>Name</dt><dd class=\"name\">");
     text_html(out, line->name);
     text_puts(out, "</dd>");
-    write_term(out, "Cut", line->kind->cut);
+    write_term(out, "Chunks", line->kind->sharding);
     write_term(out, "Placements", line->kind->placements);
     write_term(out, "Same as", line->kind->same_as);
     text_printf(out, "<dt>Size</dt><dd>%s elements, %s", text_params(elements, inspect_elements(line->first)),
@@ -180,7 +180,7 @@ static void write_boxes(text_out *out, const fc_tensor *t) {
 }
 
 /* The axes of a grid of chunks, and which ranks hold each cell. */
-static fc_code write_grid(inspection *in, const fc_tensor *t, const fc_cut *c, fc_error *err) {
+static fc_code write_grid(inspection *in, const fc_tensor *t, const fc_sharding *c, fc_error *err) {
     text_out *out = in->out;
     inspect_holders holders = {0};
     fc_arena *arena = fc_arena_new();
@@ -200,8 +200,8 @@ out:
 
 static fc_code write_kind(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
-    fc_cut c;
-    if (!fc_cut_recognise(t, &in->scratch, &c)) {
+    fc_sharding c;
+    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
     text_puts(out, "{\"s\":[");

@@ -1,8 +1,7 @@
 /*
  * inspect --json: streams one line per tensor. docs/schemas/inspect.json describes the document.
  */
-#include "inspect.h"
-#include "json_out.h"
+#include "inspect_stats.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
@@ -71,8 +70,8 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
 /* Writes the members of a tensor; the caller opens and closes the object. */
 static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     char text[160];
-    fc_cut c;
-    if (!fc_cut_recognise(t, &in->scratch, &c)) {
+    fc_sharding c;
+    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
     JSON_MEMBER(j, string, "name", t->name);
@@ -89,6 +88,10 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
         jw_ints(j, t->ndim, c.counts);
     } else {
         jw_string(j, NULL);
+    }
+    const fc_stats *stats = inspect_stats_of(in, t);
+    if (stats) {
+        stats_write_json(j, stats, t->dtype);
     }
     return write_chunks(j, in, t, extents, err);
 }

@@ -22,24 +22,24 @@ typedef struct keyed_value {
 } keyed_value;
 
 static bool key_tensor(inspection *in, const fc_tensor *t, const char *same_as, keyed_value *k) {
-    char cut[96], placements[160], shape[FC_MAX_DIMS * 22] = "";
-    fc_cut c;
-    if (!fc_cut_recognise(t, &in->scratch, &c)) {
+    char chunks[96], placements[160], shape[FC_MAX_DIMS * 22] = "";
+    fc_sharding c;
+    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
         return false;
     }
     fc_tensor as_placed = *t;
     as_placed.placements = inspect_placed(in, t);
-    cut_summary_add(&in->cuts, &in->mesh, &as_placed, &c);
+    sharding_summary_add(&in->sharding, &in->mesh, &as_placed, &c);
     size_t used = 0;
     for (int d = 0; d < t->ndim; d++) {
         used += (size_t)snprintf(shape + used, sizeof shape - used, "%lld,", (long long)t->shape[d]);
     }
-    k->kind.cut = fc_arena_printf(in->arena, "%s", cut_describe(t, &c, cut, sizeof cut));
+    k->kind.sharding = fc_arena_printf(in->arena, "%s", sharding_describe(t, &c, chunks, sizeof chunks));
     k->kind.placements = fc_arena_printf(in->arena, "%s", inspect_placements(in, t, &c, placements, sizeof placements));
     k->kind.same_as = same_as;
-    k->key =
-        fc_arena_printf(in->arena, "t %d %s %s %s %s", (int)t->dtype, shape, cut, placements, same_as ? same_as : "");
-    return k->key && k->kind.cut && k->kind.placements;
+    k->key = fc_arena_printf(in->arena, "t %d %s %s %s %s", (int)t->dtype, shape, chunks, placements,
+                             same_as ? same_as : "");
+    return k->key && k->kind.sharding && k->kind.placements;
 }
 
 static bool key_object(inspection *in, const fc_tensor *t, keyed_value *k) {
@@ -215,9 +215,30 @@ static void multiply(inspect_line *line, const fold_line *fold) {
     uint64_t bytes;
     line->name = fold->pattern;
     line->folded = fold->count;
+    line->members = fold->members;
     line->tensors *= fold->count;
     line->objects *= fold->count;
     line->bytes = __builtin_mul_overflow(line->bytes, (uint64_t)fold->count, &bytes) ? UINT64_MAX : bytes;
+}
+
+/* Gives each line the statistics of its tensors. Without --depth, names are those of items. */
+static bool join_stats(inspection *in) {
+    for (size_t i = 0; i < in->nlines && in->stats; i++) {
+        inspect_line *line = &in->lines[i];
+        line->stats = inspect_stats_of(in, line->first);
+        if (line->folded == 1 || line->tensors == 0) {
+            continue;
+        }
+        fc_stats *sum = fc_arena_calloc(in->arena, 1, sizeof *sum);
+        for (size_t k = 0; sum && k < line->folded; k++) {
+            fc_stats_add(sum, inspect_stats_of(in, in->items[line->members[k]]));
+        }
+        if (!sum) {
+            return false;
+        }
+        line->stats = sum;
+    }
+    return true;
 }
 
 static bool make_lines(inspection *in, const list_entry *all, size_t count) {
@@ -239,7 +260,7 @@ static bool make_lines(inspection *in, const list_entry *all, size_t count) {
     if (in->lines && in->how.sort == INSPECT_BY_SIZE) {
         qsort(in->lines, in->nlines, sizeof *in->lines, by_bytes);
     }
-    return in->lines != NULL;
+    return in->lines && join_stats(in);
 }
 
 fc_code inspect_list(inspection *in, fc_error *err) {

@@ -1,7 +1,7 @@
 /*
  * inspect --tensor: draws the chunks of one tensor as a grid of ranks, then lists where each chunk is stored.
  */
-#include "inspect.h"
+#include "inspect_stats.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,12 +19,12 @@ typedef struct lines {
 static const lines unicode_lines = {"─", "│", {"┌", "┬", "┐"}, {"├", "┼", "┤"}, {"└", "┴", "┘"}, "⋮"};
 static const lines ascii_lines = {"-", "|", {"+", "+", "+"}, {"+", "+", "+"}, {"+", "+", "+"}, ":"};
 
-/* A picture of a grid that is cut along one or two dimensions, with at most MAX_ROWS × MAX_COLUMNS cells. */
+/* A picture of a grid that is sharded along one or two dimensions, with at most MAX_ROWS × MAX_COLUMNS cells. */
 typedef struct picture {
     inspection *in;
     const fc_tensor *tensor;
     const lines *lines;
-    int row_dim, column_dim;      /* -1: not cut that way */
+    int row_dim, column_dim;      /* -1: not sharded that way */
     size_t rows, columns;         /* of the grid */
     size_t row_step, column_step; /* cells between neighbours, in scratch.cells */
     size_t width;                 /* of a cell, in columns of the terminal */
@@ -137,7 +137,7 @@ static void draw_picture(const picture *p) {
 }
 
 /* @return the distance of neighbours along `dim` in the row-major array of cells. */
-static size_t cell_step(const fc_tensor *t, const fc_cut *c, int dim) {
+static size_t cell_step(const fc_tensor *t, const fc_sharding *c, int dim) {
     size_t step = 1;
     for (int d = dim + 1; d < t->ndim; d++) {
         step *= (size_t)c->counts[d];
@@ -145,19 +145,19 @@ static size_t cell_step(const fc_tensor *t, const fc_cut *c, int dim) {
     return step;
 }
 
-static void draw(inspection *in, const fc_tensor *t, const fc_cut *c, const inspect_holders *holders) {
-    if (!c->grid || c->ncut < 1 || c->ncut > 2) {
+static void draw(inspection *in, const fc_tensor *t, const fc_sharding *c, const inspect_holders *holders) {
+    if (!c->grid || c->nsharded < 1 || c->nsharded > 2) {
         return;
     }
     picture p = {.in = in, .tensor = t, .row_dim = -1, .column_dim = -1, .rows = 1, .columns = 1, .holders = *holders};
     p.lines = text_is_utf8() ? &unicode_lines : &ascii_lines;
-    if (c->ncut == 2 || c->dims[0] == 0) {
+    if (c->nsharded == 2 || c->dims[0] == 0) {
         p.row_dim = c->dims[0];
         p.rows = (size_t)c->counts[p.row_dim];
         p.row_step = cell_step(t, c, p.row_dim);
     }
-    if (c->ncut == 2 || c->dims[0] != 0) {
-        p.column_dim = c->dims[c->ncut - 1];
+    if (c->nsharded == 2 || c->dims[0] != 0) {
+        p.column_dim = c->dims[c->nsharded - 1];
         p.columns = (size_t)c->counts[p.column_dim];
         p.column_step = cell_step(t, c, p.column_dim);
     }
@@ -259,7 +259,7 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
     return print_chunks(in, t, NULL, err);
 }
 
-static fc_code print_shards(inspection *in, const fc_tensor *t, const fc_cut *c, fc_error *err) {
+static fc_code print_shards(inspection *in, const fc_tensor *t, const fc_sharding *c, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     inspect_holders holders = {0};
     fc_code rc;
@@ -274,21 +274,24 @@ out:
 fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
     char text[160], count[TEXT_SIZE_MAX];
-    fc_cut c;
+    fc_sharding c;
     text_name(out, t->name);
     if (t->object) {
         return print_object(in, t, err);
     }
-    if (!fc_cut_recognise(t, &in->scratch, &c)) {
+    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
     text_printf(out, "\n  dtype       %s\n", fc_dtype_get(t->dtype)->torch_name);
     text_printf(out, "  shape       %s\n", text_shape(text, sizeof text, t->ndim, t->shape));
     text_printf(out, "  size        %s elements, %s\n", text_count(count, inspect_elements(t)),
                 text_bytes(text, inspect_bytes(t)));
-    text_printf(out, "  cut         %s\n", cut_describe(t, &c, text, sizeof text));
+    text_printf(out, "  chunks      %s\n", sharding_describe(t, &c, text, sizeof text));
     if (inspect_placements(in, t, &c, text, sizeof text)[0]) {
         text_printf(out, "  placements  %s\n", text);
+    }
+    if (inspect_stats_of(in, t)) {
+        stats_print_tensor(out, inspect_stats_of(in, t), t->dtype);
     }
     return print_shards(in, t, &c, err);
 }

@@ -1,7 +1,7 @@
 /*
  * inspect as text: tables of tensors and objects with one line per pattern, then a summary.
  */
-#include "inspect.h"
+#include "inspect_stats.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
@@ -28,8 +28,8 @@ static void print_dtypes(const inspection *in) {
 }
 
 static void print_styles(const inspection *in) {
-    const cut_summary *summary = &in->cuts;
-    const char *label = "Cuts";
+    const sharding_summary *summary = &in->sharding;
+    const char *label = "Sharding";
     for (size_t i = 0; i < summary->nstyles; i++) {
         text_printf(in->out, "%-12s%s: %zu %s\n", label, summary->styles[i].text, summary->styles[i].tensors,
                     summary->styles[i].tensors == 1 ? "tensor" : "tensors");
@@ -117,14 +117,18 @@ static fc_code print_summary(inspection *in, fc_error *err) {
     if (in->nitems < c->ntensors) {
         text_printf(in->out, "Left out    %zu by --include and --exclude\n", c->ntensors - in->nitems);
     }
+    if (in->stats) {
+        stats_print_summary(in);
+    }
     print_dtypes(in);
     print_styles(in);
     return print_ranks(in, err);
 }
 
 typedef struct widths {
-    size_t name, shape, cut, dtype, size, tensors;
+    size_t name, shape, chunks, dtype, size, tensors;
     bool placements, folded, values; /* whether these columns exist */
+    stats_widths stats;
 } widths;
 
 static size_t wider(size_t a, size_t b) {
@@ -133,7 +137,7 @@ static size_t wider(size_t a, size_t b) {
 
 static void measure(const inspection *in, widths *w) {
     char text[128];
-    *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .cut = 3, .dtype = 5, .size = 4, .tensors = 7};
+    *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .chunks = 6, .dtype = 5, .size = 4, .tensors = 7};
     for (size_t i = 0; i < in->nlines; i++) {
         const inspect_line *line = &in->lines[i];
         const inspect_kind *kind = line->kind;
@@ -151,7 +155,7 @@ static void measure(const inspection *in, widths *w) {
         w->values = true;
         w->shape =
             wider(w->shape, text_name_width(text_shape(text, sizeof text, line->first->ndim, line->first->shape)));
-        w->cut = wider(w->cut, text_name_width(kind->cut));
+        w->chunks = wider(w->chunks, text_name_width(kind->sharding));
         w->dtype = wider(w->dtype, strlen(fc_dtype_get(line->first->dtype)->torch_name));
         w->placements = w->placements || kind->placements[0];
     }
@@ -162,7 +166,8 @@ static void right(text_out *out, const char *text, size_t width) {
     text_puts(out, text);
 }
 
-static void print_heading(text_out *out, const widths *w) {
+static void print_heading(const inspection *in, const widths *w) {
+    text_out *out = in->out;
     text_puts(out, "NAME");
     text_repeat(out, " ", w->name - 4);
     if (w->folded) {
@@ -174,20 +179,49 @@ static void print_heading(text_out *out, const widths *w) {
     if (w->values) {
         text_puts(out, "  ");
         text_name_padded(out, "DTYPE", w->dtype + 2);
-        text_name_padded(out, "SHAPE", w->shape + 2);
-        text_puts(out, "CUT");
+        text_name_padded(out, "SHAPE", w->shape + (in->stats ? 0 : 2));
     }
-    if (w->placements) {
-        text_repeat(out, " ", w->cut - 1);
+    if (in->stats) {
+        stats_print_heading(out, &w->stats);
+    } else if (w->values) {
+        text_puts(out, "CHUNKS");
+    }
+    if (w->placements && !in->stats) {
+        text_repeat(out, " ", w->chunks - 4);
         text_puts(out, "PLACEMENTS");
     }
     text_puts(out, "\n");
 }
 
+/* Prints how a tensor is cut, or its statistics. */
+static void print_columns(const inspection *in, const inspect_line *line, const widths *w) {
+    text_out *out = in->out;
+    const inspect_kind *kind = line->kind;
+    char text[128];
+    text_puts(out, "  ");
+    text_name_padded(out, fc_dtype_get(line->first->dtype)->torch_name, w->dtype + 2);
+    text_shape(text, sizeof text, line->first->ndim, line->first->shape);
+    if (in->stats) {
+        text_name_padded(out, text, w->shape);
+        stats_print_line(out, line, &w->stats);
+        return;
+    }
+    text_name_padded(out, text, w->shape + 2);
+    text_puts(out, kind->sharding);
+    if (kind->placements[0]) {
+        text_repeat(out, " ", w->chunks + 2 - text_name_width(kind->sharding));
+        text_puts(out, kind->placements);
+    }
+    if (kind->same_as) {
+        text_puts(out, "  the same as ");
+        text_name(out, kind->same_as);
+    }
+}
+
 static void print_tensors(inspection *in, const widths *w) {
     text_out *out = in->out;
     char text[128];
-    print_heading(out, w);
+    print_heading(in, w);
     for (size_t i = 0; i < in->nlines && out->error == 0; i++) {
         const inspect_line *line = &in->lines[i];
         const inspect_kind *kind = line->kind;
@@ -202,18 +236,7 @@ static void print_tensors(inspection *in, const widths *w) {
         text_puts(out, "  ");
         right(out, text_bytes(text, line->bytes), w->size);
         if (kind) {
-            text_puts(out, "  ");
-            text_name_padded(out, fc_dtype_get(line->first->dtype)->torch_name, w->dtype + 2);
-            text_name_padded(out, text_shape(text, sizeof text, line->first->ndim, line->first->shape), w->shape + 2);
-            text_puts(out, kind->cut);
-            if (kind->placements[0]) {
-                text_repeat(out, " ", w->cut + 2 - text_name_width(kind->cut));
-                text_puts(out, kind->placements);
-            }
-            if (kind->same_as) {
-                text_puts(out, "  the same as ");
-                text_name(out, kind->same_as);
-            }
+            print_columns(in, line, w);
         } else if (line->objects > 0) {
             text_printf(out, "  and %zu %s", line->objects, line->objects == 1 ? "object" : "objects");
         }
@@ -291,6 +314,7 @@ fc_code inspect_text(inspection *in, fc_error *err) {
     widths w;
     bool tensors = false, objects = false;
     measure(in, &w);
+    stats_measure(in, &w.stats);
     for (size_t i = 0; i < in->nlines; i++) {
         const bool object = in->lines[i].kind && in->lines[i].objects > 0;
         tensors = tensors || !object;

@@ -72,7 +72,7 @@ static fc_code print_line(tree *t, const inspect_line *line, fc_error *err) {
         return print_object(t, line, err);
     }
     text_printf(out, "  %s  %s  %s", fc_dtype_get(tensor->dtype)->torch_name,
-                text_shape(text, sizeof text, tensor->ndim, tensor->shape), line->kind->cut);
+                text_shape(text, sizeof text, tensor->ndim, tensor->shape), line->kind->sharding);
     if (line->folded > 1) {
         text_printf(out, "  (%zu tensors, %s)", line->folded, text_bytes(size, line->bytes));
     }

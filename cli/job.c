@@ -170,7 +170,7 @@ static fc_code convert(job *j, fc_error *err) {
 /* The directory of an accelerate run also contains the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
-    if (j->how.format->writer.set_parts) { /* a target for both */
+    if (j->how.format->writer.set_sections) { /* a target for both */
         return;
     }
     const fc_checkpoint *source = j->source;
@@ -214,7 +214,7 @@ static void print_text(const job *j, text_out *out) {
     }
     text_puts(out, "\n");
     if (j->plan) {
-        text_printf(out, "TP cuts %zu of %zu tensors (plan ", r->selected.tp_cut, r->selected.tensors);
+        text_printf(out, "TP shards %zu of %zu tensors (plan ", r->selected.tp_sharded, r->selected.tensors);
         text_name(out, j->o->tp_plan ? j->o->tp_plan : "auto");
         text_puts(out, ")\n");
     }
@@ -246,7 +246,7 @@ static void print_json(const job *j, text_out *out) {
     JSON_MEMBER(&json, uint, "objects", r->selected.objects);
     JSON_MEMBER(&json, uint, "left_out", r->selected.left_out);
     if (j->plan) {
-        JSON_MEMBER(&json, uint, "tp_cut", r->selected.tp_cut);
+        JSON_MEMBER(&json, uint, "tp_sharded", r->selected.tp_sharded);
         JSON_MEMBER(&json, uint, "tp_idle_rules", r->selected.idle_rules);
     }
     JSON_MEMBER(&json, uint, "files", r->files);
@@ -312,7 +312,7 @@ static fc_code flatten(job *j, fc_error *err) {
     s->include = s->exclude = s->rename = NULL;
     s->strip_prefix = NULL;
     s->flat_state = true;
-    s->is_cut = fc_is_flattened;
+    s->is_sharded = fc_is_flattened;
     j->left_out = plan.selected.left_out;
 out:
     fc_checkpoint_close(model);

@@ -221,6 +221,12 @@ const option_row option_table[OPT_COUNT] = {
                   .arg = "FILE",
                   .offset = FIELD(html),
                   .help = "write one self-contained HTML page that shows how each tensor is sharded"},
+    [OPT_STATS] = {.name = "stats",
+                   .kind = KIND_FLAG,
+                   .offset = FIELD(stats),
+                   .help = "read the data once and show mean, standard deviation, minimum and maximum of the finite "
+                           "values of each tensor, and how many values are zero, NaN and infinite; --json and --html "
+                           "also have histograms"},
     [OPT_HEADERS_ONLY] = {.name = "headers-only",
                           .kind = KIND_FLAG,
                           .offset = FIELD(headers_only),
@@ -342,8 +348,8 @@ const option_group option_groups[OPTION_GROUPS] = {
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},
     {"Resources", TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL)},
-    {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_HTML) |
-                   TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_JSON) | TAKES_COMMON},
+    {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_STATS) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) |
+                   TAKES(OPT_HTML) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_JSON) | TAKES_COMMON},
 };
 
 uint64_t option_group_of(int i, uint64_t takes) {

@@ -250,14 +250,16 @@ static fc_code parse_long(parser *p, const char *arg) {
     return store(p, id, "");
 }
 
-/* `-help`, `-json`: suggests two dashes if the text after one dash is a long name. */
-static fc_code unknown_letter(const parser *p, const char *arg, char letter, option_id known) {
+/* `-help`, `-json`: whether the text after one dash is the long name of an option, which needs two. */
+static bool lacks_a_dash(const parser *p, const char *arg) {
+    const size_t len = strcspn(arg + 1, "=");
+    const option_id id = option_find(arg + 1, len);
+    return len > 1 && id != OPT_COUNT && (p->takes & TAKES(id));
+}
+
+static fc_code unknown_letter(const parser *p, char letter, option_id known) {
     char text[3] = {'-', letter, '\0'};
-    size_t len = strcspn(arg + 1, "=");
-    option_id id = option_find(arg + 1, len);
-    return len > 1 && id != OPT_COUNT && (p->takes & TAKES(id))
-               ? fc_fail(p->err, FC_EUSAGE, "unknown option '%s'; did you mean '--%s'?", arg, option_table[id].name)
-               : unknown_option(p, text, 2, known);
+    return unknown_option(p, text, 2, known);
 }
 
 option_id option_find_letter(char letter) {
@@ -269,10 +271,13 @@ option_id option_find_letter(char letter) {
 }
 
 static fc_code parse_letters(parser *p, const char *arg) {
+    if (lacks_a_dash(p, arg)) { /* also -json and -force, which -j N and -f with -o DST could be */
+        return fc_fail(p->err, FC_EUSAGE, "unknown option '%s'; did you mean '-%s'?", arg, arg);
+    }
     for (const char *s = arg + 1; *s; s++) {
         option_id id = option_find_letter(*s);
         if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
-            return unknown_letter(p, arg, *s, id);
+            return unknown_letter(p, *s, id);
         }
         if (option_table[id].arg) {
             return take_argument(p, id, s[1] ? s + 1 : NULL);

@@ -48,6 +48,7 @@ typedef enum option_id {
     OPT_DEPTH,
     OPT_TENSOR,
     OPT_HTML,
+    OPT_STATS,
     OPT_HEADERS_ONLY,
     OPT_FOLLOW_EXTERNAL,
     OPT_LIKE,
@@ -159,7 +160,7 @@ typedef struct options {
     const char *weights;
     bool local, take_first;
     bool trust_objects, reverse;
-    bool force, dry_run, tree, all, headers_only, follow_external;
+    bool force, dry_run, tree, all, stats, headers_only, follow_external;
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */
     /* check and diff */

@@ -396,7 +396,7 @@ static const char options_help[] =
     "  --strategy S         full, grad-op or no: what is sharded (default: full)\n"
     "  --param-dtype TYPE   dtype of the parameters in the computation, such as bf16\n"
     "  --reduce-dtype TYPE  dtype in which gradients are reduced\n"
-    "  --prefetch           gather the parameters of the next unit ahead\n"
+    "  --prefetch           gather the parameters of the next unit ahead in the forward too\n"
     "  --offload            keep parameters and gradients on the host\n"
     "  --orig-params        like use_orig_params in PyTorch\n"
     "  --save DIR           write the final state, one file per rank\n"
@@ -443,7 +443,6 @@ static bool parse_option(train_options *o, int option) {
         o->unit.has_reduce_dtype = true;
         return fc_dtype_find(optarg, strlen(optarg), &o->unit.reduce_dtype);
     case 'f':
-        o->fsdp.backward_prefetch = FC_BACKWARD_PREFETCH_PRE;
         o->fsdp.forward_prefetch = true;
         return true;
     case 'o':

@@ -101,8 +101,8 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
     if (options->check_order && !options->warn) {
         return fc_fail(err, FC_EUSAGE, "check_order needs the function `warn`");
     }
-    if (options->backward_prefetch_limit < 0 || options->forward_prefetch_limit < 0) {
-        return fc_fail(err, FC_EUSAGE, "a prefetch limit is negative");
+    if (options->backward_prefetch_limit < 0 || options->forward_prefetch_limit < 0 || options->limit_all_gathers < 0) {
+        return fc_fail(err, FC_EUSAGE, "a limit of prefetches or all-gathers is negative");
     }
     fc_fsdp *fsdp = calloc(1, sizeof *fsdp);
     fc_arena *arena = fc_arena_new();
@@ -114,6 +114,7 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
     fsdp->shard = shard;
     fsdp->replicate = replicate;
     fsdp->device = fsdp->pool.device = shard->device;
+    fsdp->pool.spare = options->limit_all_gathers ? options->limit_all_gathers : 2;
     fsdp->options = *options;
     fsdp->arena = arena;
     fsdp->last_unit = &fsdp->units;

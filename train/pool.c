@@ -1,5 +1,5 @@
 /*
- * The pool of device memory. The sizes of a unit repeat in every step, so best fit finds its earlier block.
+ * The pool of device memory. The sizes of a unit repeat in every step, so earlier blocks fit.
  */
 #include "train/pool.h"
 
@@ -12,14 +12,28 @@ static bool fits(const fc_block *b, size_t bytes) {
     return b->taken == 0 && b->bytes >= bytes && b->bytes / 2 <= bytes;
 }
 
-static fc_block *best_fit(const fc_pool *pool, size_t bytes) {
+/* Returns the smallest block that `stream` gave back itself. */
+static fc_block *own_block(const fc_pool *pool, size_t bytes, const fc_stream *stream) {
     fc_block *best = NULL;
     for (fc_block *b = pool->blocks; b; b = b->next) {
-        if (fits(b, bytes) && (!best || b->bytes < best->bytes)) {
+        if (fits(b, bytes) && b->giver == stream && (!best || b->bytes < best->bytes)) {
             best = b;
         }
     }
     return best;
+}
+
+/* Returns the block that was given back the longest ago, if enough of them are free. */
+static fc_block *oldest_block(const fc_pool *pool, size_t bytes) {
+    fc_block *oldest = NULL;
+    int found = 0;
+    for (fc_block *b = pool->blocks; b; b = b->next) {
+        if (fits(b, bytes)) {
+            found++;
+            oldest = !oldest || b->given < oldest->given ? b : oldest;
+        }
+    }
+    return found >= pool->spare ? oldest : NULL;
 }
 
 static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *err) {
@@ -31,6 +45,7 @@ static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *
     FC_TRY_GOTO(pool->device->event_new(pool->device, &b->done, err), rc, fail);
     FC_TRY_GOTO(pool->device->alloc(pool->device, bytes, &b->memory, err), rc, fail);
     b->bytes = bytes;
+    pool->allocated += bytes;
     b->next = pool->blocks;
     pool->blocks = b;
     *out = b;
@@ -45,11 +60,12 @@ fail:
 
 fc_code fc_pool_take(fc_pool *pool, size_t bytes, fc_stream *stream, fc_block **out, fc_error *err) {
     bytes = bytes > 0 ? bytes : 1;
-    fc_block *b = best_fit(pool, bytes);
+    fc_block *b = own_block(pool, bytes, stream);
+    b = b ? b : oldest_block(pool, bytes);
     if (!b) {
         FC_TRY(new_block(pool, bytes, &b, err));
     }
-    if (b->recorded) {
+    if (b->given > 0 && b->giver != stream) {
         FC_TRY(pool->device->wait(pool->device, stream, b->done, err));
     }
     b->taken = bytes;
@@ -67,7 +83,8 @@ fc_code fc_pool_give(fc_pool *pool, fc_block **block, fc_stream *stream, fc_erro
     FC_TRY(pool->device->record(pool->device, b->done, stream, err));
     pool->in_use -= b->taken;
     b->taken = 0;
-    b->recorded = true;
+    b->given = ++pool->gives;
+    b->giver = stream;
     *block = NULL;
     return FC_OK;
 }
@@ -80,5 +97,5 @@ void fc_pool_clear(fc_pool *pool) {
         pool->device->release(pool->device, b->memory);
         free(b);
     }
-    pool->in_use = 0;
+    pool->in_use = pool->allocated = 0;
 }

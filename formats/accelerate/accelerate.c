@@ -31,15 +31,15 @@ static fc_code look_for(const char *directory, const char *folder, bool *found, 
                : fc_fail_errno(err, errno, "%s: cannot be examined", path);
 }
 
-/* Finds the folder of a part. */
-static fc_code find_folder(const char *directory, uint32_t part, char folder[ACCELERATE_NAME], bool *found,
+/* Finds the folder of a section. */
+static fc_code find_folder(const char *directory, uint32_t section, char folder[ACCELERATE_NAME], bool *found,
                            fc_error *err) {
-    fc_accelerate_folder(part, folder);
+    fc_accelerate_folder(section, folder);
     FC_TRY(look_for(directory, folder, found, err));
-    if (*found || part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER) {
+    if (*found || section % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER) {
         return FC_OK;
     }
-    snprintf(folder, ACCELERATE_NAME, "%s_%u", old_model, (unsigned)(part / ACCELERATE_KINDS));
+    snprintf(folder, ACCELERATE_NAME, "%s_%u", old_model, (unsigned)(section / ACCELERATE_KINDS));
     return look_for(directory, folder, found, err);
 }
 
@@ -60,55 +60,55 @@ static fc_code check_folder(const fc_checkpoint *checkpoint, const char *path, c
                                             : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
 }
 
-/* Makes the names of a part's files relative to the joint folder. */
-static fc_code name_files(fc_checkpoint *part, const char *folder, fc_error *err) {
-    fc_file *files = (fc_file *)(uintptr_t)part->files; /* ours while the manifest is built */
-    for (size_t i = 0; i < part->nfiles; i++) {
-        files[i].name = fc_arena_printf(part->arena, "%s/%s", folder, files[i].name);
+/* Makes the names of a section's files relative to the joint folder. */
+static fc_code name_files(fc_checkpoint *section, const char *folder, fc_error *err) {
+    fc_file *files = (fc_file *)(uintptr_t)section->files; /* ours while the manifest is built */
+    for (size_t i = 0; i < section->nfiles; i++) {
+        files[i].name = fc_arena_printf(section->arena, "%s/%s", folder, files[i].name);
         if (!files[i].name) {
-            return fc_no_memory(err, part->path);
+            return fc_no_memory(err, section->path);
         }
     }
     return FC_OK;
 }
 
 /* Gives the values of a model after the first, and of its optimizer, names of their own. */
-static fc_code name_values(fc_checkpoint *part, uint32_t number, fc_error *err) {
+static fc_code name_values(fc_checkpoint *section, uint32_t number, fc_error *err) {
     const char *head = fc_accelerate_head(number);
-    const char *own = fc_arena_printf(part->arena, "%s_%u", head, (unsigned)(number / ACCELERATE_KINDS));
-    fc_tensor *tensors = (fc_tensor *)(uintptr_t)part->tensors;
+    const char *own = fc_arena_printf(section->arena, "%s_%u", head, (unsigned)(number / ACCELERATE_KINDS));
+    fc_tensor *tensors = (fc_tensor *)(uintptr_t)section->tensors;
     size_t length = strlen(head);
-    for (size_t i = 0; own && number >= ACCELERATE_KINDS && i < part->ntensors; i++) {
+    for (size_t i = 0; own && number >= ACCELERATE_KINDS && i < section->ntensors; i++) {
         fc_tensor *t = &tensors[i];
         bool headed = strncmp(t->name, head, length) == 0 && t->name[length] == '.';
-        if (headed && !fc_accelerate_rename(part->arena, length, own, &t->name, &t->path)) {
+        if (headed && !fc_accelerate_rename(section->arena, length, own, &t->name, &t->path)) {
             own = NULL;
         }
     }
-    return own ? FC_OK : fc_no_memory(err, part->path);
+    return own ? FC_OK : fc_no_memory(err, section->path);
 }
 
-/* Reads the DCP checkpoint of a part. */
-static fc_code read_part(const fc_checkpoint *checkpoint, uint32_t number, const char *folder,
-                         const fc_open_options *options, fc_checkpoint *part, fc_error *err) {
+/* Reads the DCP checkpoint of a section. */
+static fc_code read_section(const fc_checkpoint *checkpoint, uint32_t number, const char *folder,
+                            const fc_open_options *options, fc_checkpoint *section, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, folder);
     const char *metadata = fc_arena_printf(arena, "%s/.metadata", path ? path : "");
     if (!path || !metadata) {
         return fc_no_memory(err, checkpoint->path);
     }
-    *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
+    *section = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
     FC_TRY(check_folder(checkpoint, path, folder, options, err));
-    FC_TRY(fc_dcp_load(part, options, path, metadata, err));
-    FC_TRY(fc_note_other_files(part, path, err)); /* needs names that are relative to the part's own folder */
-    FC_TRY(name_files(part, folder, err));
-    return name_values(part, number, err);
+    FC_TRY(fc_dcp_load(section, options, path, metadata, err));
+    FC_TRY(fc_note_other_files(section, path, err)); /* needs names that are relative to the section's own folder */
+    FC_TRY(name_files(section, folder, err));
+    return name_values(section, number, err);
 }
 
-/* Appends the tensors of a part. `base` is the index of the part's first file. */
-static void add_tensors(fc_tensor *all, size_t *count, const fc_checkpoint *part, uint32_t base) {
-    for (size_t i = 0; i < part->ntensors; i++) {
-        const fc_tensor *t = &part->tensors[i];
+/* Appends the tensors of a section. `base` is the index of the section's first file. */
+static void add_tensors(fc_tensor *all, size_t *count, const fc_checkpoint *section, uint32_t base) {
+    for (size_t i = 0; i < section->ntensors; i++) {
+        const fc_tensor *t = &section->tensors[i];
         fc_chunk *chunks = (fc_chunk *)(uintptr_t)t->chunks;
         for (size_t k = 0; k < t->nchunks; k++) {
             chunks[k].file += base;
@@ -117,12 +117,12 @@ static void add_tensors(fc_tensor *all, size_t *count, const fc_checkpoint *part
     }
 }
 
-static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_t nparts, fc_error *err) {
+static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *sections, size_t nsections, fc_error *err) {
     size_t nfiles = 0, ntensors = 0, count = 0;
     const char *twice;
-    for (size_t i = 0; i < nparts; i++) {
-        nfiles += parts[i].nfiles;
-        ntensors += parts[i].ntensors;
+    for (size_t i = 0; i < nsections; i++) {
+        nfiles += sections[i].nfiles;
+        ntensors += sections[i].ntensors;
     }
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, ntensors + 1, sizeof *tensors);
@@ -133,12 +133,12 @@ static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_
         return fc_fail(err, FC_EUNSUPPORTED, "%s: more than 2^32 files", checkpoint->path);
     }
     nfiles = 0;
-    for (size_t i = 0; i < nparts; i++) {
-        add_tensors(tensors, &count, &parts[i], (uint32_t)nfiles);
-        for (size_t f = 0; f < parts[i].nfiles; f++) {
-            files[nfiles++] = parts[i].files[f];
+    for (size_t i = 0; i < nsections; i++) {
+        add_tensors(tensors, &count, &sections[i], (uint32_t)nfiles);
+        for (size_t f = 0; f < sections[i].nfiles; f++) {
+            files[nfiles++] = sections[i].files[f];
         }
-        checkpoint->note = checkpoint->note ? checkpoint->note : parts[i].note;
+        checkpoint->note = checkpoint->note ? checkpoint->note : sections[i].note;
     }
     checkpoint->files = files;
     checkpoint->nfiles = nfiles;
@@ -152,33 +152,33 @@ static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_
     return FC_OK;
 }
 
-/* Reads the parts of all models, up to the first number that has none. */
-static fc_code read_parts(const fc_checkpoint *checkpoint, const fc_open_options *options, fc_checkpoint *parts,
-                          size_t *nparts, fc_error *err) {
+/* Reads the sections of all models, up to the first number that has none. */
+static fc_code read_sections(const fc_checkpoint *checkpoint, const fc_open_options *options, fc_checkpoint *sections,
+                             size_t *nsections, fc_error *err) {
     char folder[ACCELERATE_NAME];
     size_t before = 1;
-    for (uint32_t number = 0; number < ACCELERATE_PARTS && before > 0; number += ACCELERATE_KINDS) {
-        before = *nparts;
-        for (uint32_t part = number; part < number + ACCELERATE_KINDS; part++) {
+    for (uint32_t number = 0; number < ACCELERATE_SECTIONS && before > 0; number += ACCELERATE_KINDS) {
+        before = *nsections;
+        for (uint32_t section = number; section < number + ACCELERATE_KINDS; section++) {
             bool found;
-            FC_TRY(find_folder(checkpoint->path, part, folder, &found, err));
+            FC_TRY(find_folder(checkpoint->path, section, folder, &found, err));
             if (found) {
-                FC_TRY(read_part(checkpoint, part, folder, options, &parts[(*nparts)++], err));
+                FC_TRY(read_section(checkpoint, section, folder, options, &sections[(*nsections)++], err));
             }
         }
-        before = *nparts - before;
+        before = *nsections - before;
     }
     return FC_OK;
 }
 
 static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     size_t n = 0;
-    fc_checkpoint *parts = fc_arena_calloc(checkpoint->arena, ACCELERATE_PARTS, sizeof *parts);
-    if (!parts) {
+    fc_checkpoint *sections = fc_arena_calloc(checkpoint->arena, ACCELERATE_SECTIONS, sizeof *sections);
+    if (!sections) {
         return fc_no_memory(err, checkpoint->path);
     }
-    FC_TRY(read_parts(checkpoint, options, parts, &n, err));
-    FC_TRY(join(checkpoint, parts, n, err));
+    FC_TRY(read_sections(checkpoint, options, sections, &n, err));
+    FC_TRY(join(checkpoint, sections, n, err));
     checkpoint->producer = "accelerate";
     checkpoint->keeps_order = true;
     checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
@@ -228,7 +228,7 @@ const fc_format fc_format_accelerate = {
             .wants_crc32 = true,
             .holds_pickles = true,
             .is_directory = fc_accelerate_is_directory,
-            .set_parts = fc_accelerate_set_parts,
+            .set_sections = fc_accelerate_set_sections,
             .files = fc_accelerate_files,
             .index = fc_accelerate_index,
             .create = fc_accelerate_create,

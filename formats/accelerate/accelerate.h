@@ -15,27 +15,27 @@
 
 #include "fsdpckpt/format.h"
 
-/** fc_target_tensor.part: twice the number of the model, plus 1 for its optimizer. */
+/** fc_target_tensor.section: twice the number of the model, plus 1 for its optimizer. */
 enum {
     ACCELERATE_OPTIMIZER = 1,
     ACCELERATE_KINDS = 2,
     ACCELERATE_MODELS = 100,
-    ACCELERATE_PARTS = ACCELERATE_MODELS * ACCELERATE_KINDS,
+    ACCELERATE_SECTIONS = ACCELERATE_MODELS * ACCELERATE_KINDS,
     ACCELERATE_NAME = 48,
 };
 
 /**
- * Finds the part that the value `name` belongs to: "model.…", "model_1.…", "optimizer.…", "optim_1.…".
+ * Finds the section that the value `name` belongs to: "model.…", "model_1.…", "optimizer.…", "optim_1.…".
  * @param length receives the length of the name before its first dot.
  * @return false if it belongs to none.
  */
-bool fc_accelerate_part(const char *name, uint32_t *part, size_t *length);
+bool fc_accelerate_section(const char *name, uint32_t *section, size_t *length);
 
-/** The folder of a part. */
-void fc_accelerate_folder(uint32_t part, char folder[ACCELERATE_NAME]);
+/** The folder of a section. */
+void fc_accelerate_folder(uint32_t section, char folder[ACCELERATE_NAME]);
 
-/** What the names in the folder of a part begin with: "model" or "optimizer". */
-const char *fc_accelerate_head(uint32_t part);
+/** What the names in the folder of a section begin with: "model" or "optimizer". */
+const char *fc_accelerate_head(uint32_t section);
 
 /**
  * Puts `head` in the place of the first `length` bytes of a name and of its path.
@@ -43,7 +43,7 @@ const char *fc_accelerate_head(uint32_t part);
  */
 bool fc_accelerate_rename(fc_arena *arena, size_t length, const char *head, const char **name, fc_path *path);
 
-fc_code fc_accelerate_set_parts(fc_target_tensor *tensors, size_t count, fc_error *err);
+fc_code fc_accelerate_set_sections(fc_target_tensor *tensors, size_t count, fc_error *err);
 bool fc_accelerate_is_directory(const fc_target *target);
 size_t fc_accelerate_files(const fc_target *target);
 const char *fc_accelerate_index(const fc_target *target);

@@ -1,5 +1,5 @@
 /*
- * The parts of a checkpoint of accelerate: their folders, and the names of their values.
+ * The sections of a checkpoint of accelerate: their folders, and the names of their values.
  */
 #include "accelerate/accelerate.h"
 
@@ -28,28 +28,28 @@ static bool is_number(const char *text, size_t length, uint32_t *number) {
     return ok;
 }
 
-bool fc_accelerate_part(const char *name, uint32_t *part, size_t *length) {
+bool fc_accelerate_section(const char *name, uint32_t *section, size_t *length) {
     const char *dot = strchr(name, '.');
     *length = dot ? (size_t)(dot - name) : 0;
     for (size_t i = 0; dot && i < sizeof heads / sizeof *heads; i++) {
         size_t n = strlen(heads[i].word);
         uint32_t number;
         if (*length >= n && memcmp(name, heads[i].word, n) == 0 && is_number(name + n, *length - n, &number)) {
-            *part = number * ACCELERATE_KINDS + heads[i].kind;
+            *section = number * ACCELERATE_KINDS + heads[i].kind;
             return true;
         }
     }
     return false;
 }
 
-const char *fc_accelerate_head(uint32_t part) {
-    return part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER ? "optimizer" : "model";
+const char *fc_accelerate_head(uint32_t section) {
+    return section % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER ? "optimizer" : "model";
 }
 
-void fc_accelerate_folder(uint32_t part, char folder[ACCELERATE_NAME]) {
-    bool optimizer = part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER;
+void fc_accelerate_folder(uint32_t section, char folder[ACCELERATE_NAME]) {
+    bool optimizer = section % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER;
     snprintf(folder, ACCELERATE_NAME, "%s_%u", optimizer ? "optimizer" : "pytorch_model_fsdp",
-             (unsigned)(part / ACCELERATE_KINDS));
+             (unsigned)(section / ACCELERATE_KINDS));
 }
 
 bool fc_accelerate_rename(fc_arena *arena, size_t length, const char *head, const char **name, fc_path *path) {

@@ -1,7 +1,7 @@
 /*
  * Writes the folders that accelerate's load_state takes: one DCP checkpoint for each model and one for each optimizer,
- * every one by DCP's own writer. Each of these writers has a target of its own: the values of its part, under the names
- * that they have in its folder.
+ * every one by DCP's own writer. Each of these writers has a target of its own: the values of its section, under the
+ * names that they have in its folder.
  */
 #include "accelerate/accelerate.h"
 
@@ -13,30 +13,30 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- the parts ---- */
+/* ---- the sections ---- */
 
-/* What is found while every value is given its part. */
+/* What is found while every value is given its section. */
 typedef struct sorting {
-    const char *spelled[ACCELERATE_PARTS]; /* a name of each part */
-    const char *outsider;                  /* the first of them; NULL: there is none */
+    const char *spelled[ACCELERATE_SECTIONS]; /* a name of each section */
+    const char *outsider;                     /* the first of them; NULL: there is none */
     size_t outsiders;
     bool model, optimizer; /* whether there are values of any */
 } sorting;
 
-/* Two spellings of one part could give two values one name. */
+/* Two spellings of one section could give two values one name. */
 static fc_code add_value(sorting *s, fc_target_tensor *t, fc_error *err) {
     char folder[ACCELERATE_NAME];
     size_t length;
-    if (!fc_accelerate_part(t->name, &t->part, &length)) {
+    if (!fc_accelerate_section(t->name, &t->section, &length)) {
         s->outsider = s->outsider ? s->outsider : t->name;
         s->outsiders++;
         return FC_OK;
     }
-    const char **spelled = &s->spelled[t->part];
+    const char **spelled = &s->spelled[t->section];
     *spelled = *spelled ? *spelled : t->name;
-    *(t->part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER ? &s->optimizer : &s->model) = true;
+    *(t->section % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER ? &s->optimizer : &s->model) = true;
     if (strncmp(*spelled, t->name, length + 1) != 0) {
-        fc_accelerate_folder(t->part, folder);
+        fc_accelerate_folder(t->section, folder);
         return fc_fail(err, FC_EUSAGE, "%.256s and %.256s would both be in %s: only one of these spellings can be",
                        *spelled, t->name, folder);
     }
@@ -46,18 +46,19 @@ static fc_code add_value(sorting *s, fc_target_tensor *t, fc_error *err) {
 /* Accelerate looks for its models by number, and for a model of each optimizer. */
 static fc_code check_models(const sorting *s, fc_error *err) {
     char folder[ACCELERATE_NAME];
-    for (uint32_t part = 0; part < ACCELERATE_PARTS; part++) {
-        uint32_t model = part - part % ACCELERATE_KINDS, before = model == part && part > 0 ? part - 2 : 0;
-        if (s->spelled[part] && !(s->spelled[model] && s->spelled[before])) {
+    for (uint32_t section = 0; section < ACCELERATE_SECTIONS; section++) {
+        uint32_t model = section - section % ACCELERATE_KINDS,
+                 before = model == section && section > 0 ? section - 2 : 0;
+        if (s->spelled[section] && !(s->spelled[model] && s->spelled[before])) {
             fc_accelerate_folder(s->spelled[model] ? before : model, folder);
             return fc_fail(err, FC_EUSAGE, "%.256s needs a model in %s, and there are no values of that model",
-                           s->spelled[part], folder);
+                           s->spelled[section], folder);
         }
     }
     return FC_OK;
 }
 
-fc_code fc_accelerate_set_parts(fc_target_tensor *tensors, size_t count, fc_error *err) {
+fc_code fc_accelerate_set_sections(fc_target_tensor *tensors, size_t count, fc_error *err) {
     sorting s = {0};
     for (size_t i = 0; i < count; i++) {
         FC_TRY(add_value(&s, &tensors[i], err));
@@ -86,22 +87,22 @@ const char *fc_accelerate_index(const fc_target *target) {
     return fc_dcp_index(target);
 }
 
-/* The index of the first value after the part of value `first`. */
-static size_t end_of_part(const fc_target *target, size_t first) {
+/* The index of the first value after the section of value `first`. */
+static size_t end_of_section(const fc_target *target, size_t first) {
     size_t end = first;
-    while (end < target->ntensors && target->tensors[end].part == target->tensors[first].part) {
+    while (end < target->ntensors && target->tensors[end].section == target->tensors[first].section) {
         end++;
     }
     return end;
 }
 
-/* Only rank 0 has objects, so another rank has no file of a part without tensors. If no part has any, it has an empty
-   one of the first. */
+/* Only rank 0 has objects, so another rank has no file of a section without tensors. If no section has any, it has an
+   empty one of the first. */
 size_t fc_accelerate_files(const fc_target *target) {
     size_t ranks = (size_t)fc_mesh_ranks(target->mesh), files = 0, idle = ranks - 1;
     for (size_t first = 0, end; first < target->ntensors; first = end) {
         bool tensors = false;
-        end = end_of_part(target, first);
+        end = end_of_section(target, first);
         for (size_t i = first; i < end && !tensors; i++) {
             tensors = !target->tensors[i].source->object;
         }
@@ -113,28 +114,28 @@ size_t fc_accelerate_files(const fc_target *target) {
 
 /* ---- the writer ---- */
 
-typedef struct part {
-    fc_target target; /* of the part alone */
+typedef struct section {
+    fc_target target; /* of the section alone */
     fc_writer dcp;
     uint32_t first; /* index of its first value in the whole target */
-} part;
+} section;
 
 typedef struct accelerate_writer {
     fc_arena *arena;
-    part *parts;
-    size_t nparts;
+    section *sections;
+    size_t nsections;
 } accelerate_writer;
 
-/* The values of a part under the names that they have in its folder. */
-static fc_code rename_values(accelerate_writer *w, part *p, fc_error *err) {
+/* The values of a section under the names that they have in its folder. */
+static fc_code rename_values(accelerate_writer *w, section *p, fc_error *err) {
     fc_target_tensor *tensors = fc_arena_calloc(w->arena, p->target.ntensors, sizeof *tensors);
     uint32_t number;
     size_t length;
     for (size_t i = 0; tensors && i < p->target.ntensors; i++) {
         fc_target_tensor *t = &tensors[i];
         *t = p->target.tensors[i];
-        const char *head = fc_accelerate_head(t->part);
-        if (fc_accelerate_part(t->name, &number, &length) &&
+        const char *head = fc_accelerate_head(t->section);
+        if (fc_accelerate_section(t->name, &number, &length) &&
             !fc_accelerate_rename(w->arena, length, head, &t->name, &t->path)) {
             tensors = NULL;
         }
@@ -143,15 +144,15 @@ static fc_code rename_values(accelerate_writer *w, part *p, fc_error *err) {
     return tensors ? FC_OK : fc_no_memory(err, p->target.source->path);
 }
 
-static fc_code add_part(accelerate_writer *w, const fc_target *target, const char *staging, size_t first,
-                        fc_error *err) {
+static fc_code add_section(accelerate_writer *w, const fc_target *target, const char *staging, size_t first,
+                           fc_error *err) {
     char folder[ACCELERATE_NAME];
-    part *p = &w->parts[w->nparts++];
+    section *p = &w->sections[w->nsections++];
     p->first = (uint32_t)first;
     p->target = *target;
     p->target.tensors += first;
-    p->target.ntensors = end_of_part(target, first) - first;
-    fc_accelerate_folder(p->target.tensors[0].part, folder);
+    p->target.ntensors = end_of_section(target, first) - first;
+    fc_accelerate_folder(p->target.tensors[0].section, folder);
     FC_TRY(rename_values(w, p, err));
     const char *path = fc_arena_printf(w->arena, "%s/%s", staging, folder);
     if (!path) {
@@ -169,21 +170,21 @@ fc_code fc_accelerate_create(const fc_target *target, const char *staging, fc_wr
     if (!w || !(w->arena = fc_arena_new())) {
         return fc_no_memory(err, staging);
     }
-    w->parts = fc_arena_calloc(w->arena, ACCELERATE_PARTS, sizeof *w->parts);
-    fc_code rc = w->parts ? FC_OK : fc_no_memory(err, staging);
-    for (size_t first = 0; rc == FC_OK && first < target->ntensors; first = end_of_part(target, first)) {
-        rc = add_part(w, target, staging, first, err);
+    w->sections = fc_arena_calloc(w->arena, ACCELERATE_SECTIONS, sizeof *w->sections);
+    fc_code rc = w->sections ? FC_OK : fc_no_memory(err, staging);
+    for (size_t first = 0; rc == FC_OK && first < target->ntensors; first = end_of_section(target, first)) {
+        rc = add_section(w, target, staging, first, err);
     }
     return rc;
 }
 
-/* The part of a target file: the engine gives each the values of one part. */
-static part *part_of(const accelerate_writer *w, const fc_target_file *file) {
-    size_t i = file->nitems > 0 ? w->nparts - 1 : 0;
-    while (i > 0 && file->items[0].tensor < w->parts[i].first) {
+/* The section of a target file: the engine gives each the values of one section. */
+static section *section_of(const accelerate_writer *w, const fc_target_file *file) {
+    size_t i = file->nitems > 0 ? w->nsections - 1 : 0;
+    while (i > 0 && file->items[0].tensor < w->sections[i].first) {
         i--;
     }
-    return &w->parts[i];
+    return &w->sections[i];
 }
 
 /* Items count the values of the whole target, and DCP's writer those of its own. */
@@ -194,7 +195,7 @@ static void shift(const fc_target_file *file, uint32_t from, uint32_t to) {
 }
 
 fc_code fc_accelerate_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
-    part *p = part_of(writer->state, file);
+    section *p = section_of(writer->state, file);
     shift(file, p->first, 0);
     fc_code rc = fc_dcp_reserve(&p->dcp, file, err);
     shift(file, 0, p->first);
@@ -202,7 +203,7 @@ fc_code fc_accelerate_reserve(fc_writer *writer, fc_target_file *file, fc_error 
 }
 
 fc_code fc_accelerate_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
-    part *p = part_of(writer->state, file);
+    section *p = section_of(writer->state, file);
     shift(file, p->first, 0);
     fc_code rc = fc_dcp_finish_file(&p->dcp, file, err);
     shift(file, 0, p->first);
@@ -211,8 +212,8 @@ fc_code fc_accelerate_finish_file(fc_writer *writer, const fc_target_file *file,
 
 fc_code fc_accelerate_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
     const accelerate_writer *w = writer->state;
-    for (size_t i = 0; i < w->nparts; i++) {
-        FC_TRY(fc_dcp_finish(&w->parts[i].dcp, digests + w->parts[i].first, err));
+    for (size_t i = 0; i < w->nsections; i++) {
+        FC_TRY(fc_dcp_finish(&w->sections[i].dcp, digests + w->sections[i].first, err));
     }
     return FC_OK;
 }
@@ -220,8 +221,8 @@ fc_code fc_accelerate_finish(fc_writer *writer, const uint64_t *digests, fc_erro
 void fc_accelerate_destroy(fc_writer *writer) {
     accelerate_writer *w = writer->state;
     if (w) {
-        for (size_t i = 0; i < w->nparts; i++) {
-            fc_dcp_destroy(&w->parts[i].dcp);
+        for (size_t i = 0; i < w->nsections; i++) {
+            fc_dcp_destroy(&w->sections[i].dcp);
         }
         fc_arena_free(w->arena);
         free(w);

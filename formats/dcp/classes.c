@@ -62,13 +62,13 @@ static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tens
 /* Keeps the locations of all chunks for verify. */
 static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
     fc_arena *arena = b->checkpoint->arena;
-    dcp_pieces *pieces = fc_arena_alloc(arena, sizeof *pieces);
-    if (!pieces) {
+    dcp_chunks *chunks = fc_arena_alloc(arena, sizeof *chunks);
+    if (!chunks) {
         return fc_dcp_fail(b, FC_ENOMEM, tensor->name, "out of memory");
     }
-    *pieces = (dcp_pieces){tensor->chunks, tensor->nchunks, tensor->chunks[0].file};
-    tensor->detail = pieces;
-    return fc_dcp_refuse_tensor(b, tensor, &pieces->chunks[0],
+    *chunks = (dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].file};
+    tensor->detail = chunks;
+    return fc_dcp_refuse_tensor(b, tensor, &chunks->chunks[0],
                                 fc_arena_strndup(arena, why->message, strlen(why->message)));
 }
 

@@ -49,11 +49,11 @@ enum {
  * fc_tensor.detail of a refused tensor: all of its archives. The first one is the chunk of the object that stands for
  * it.
  */
-typedef struct dcp_pieces {
+typedef struct dcp_chunks {
     const fc_chunk *chunks; /* `file` counts from first_file, like that of the object's chunk */
     size_t count;
     uint32_t first_file;
-} dcp_pieces;
+} dcp_chunks;
 
 /** fc_format.unverified of the formats that read DCP alone. */
 #define DCP_UNVERIFIED ".metadata, and the gaps between the records of the data files, or their safetensors headers"

@@ -24,20 +24,20 @@ typedef struct listed {
     size_t rank, order; /* order: position in the lists of all ranks */
 } listed;
 
-typedef struct merger {
+typedef struct builder {
     fc_checkpoint *checkpoint;
     const fc_open_options *options;
     const char *directory;
     size_t ranks;
-    fc_checkpoint *parts; /* malloc'ed, one per rank; they share the checkpoint's arena */
-    uint32_t *first_file; /* per rank: index into checkpoint->files */
+    fc_checkpoint *opened; /* malloc'ed, one per rank; they share the checkpoint's arena */
+    uint32_t *first_file;  /* per rank: index into checkpoint->files */
     listed *all;
     size_t count;
     fc_tensor *tensors;
     size_t *orders; /* listed.order of each tensor */
     size_t ntensors;
     fc_error *err;
-} merger;
+} builder;
 
 /* Parses "__<rank>.metadata". */
 static bool parse_name(const char *name, size_t *rank) {
@@ -66,12 +66,12 @@ out:
     return fc_dir_close(&dir, rc, err);
 }
 
-static fc_code open_part(merger *m, size_t rank) {
+static fc_code open_rank(builder *m, size_t rank) {
     fc_arena *arena = m->checkpoint->arena;
-    fc_checkpoint *part = &m->parts[rank];
+    fc_checkpoint *opened = &m->opened[rank];
     size_t n = strlen(m->directory);
     const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
-    *part = (fc_checkpoint){.format = m->checkpoint->format, .path = m->directory, .arena = arena};
+    *opened = (fc_checkpoint){.format = m->checkpoint->format, .path = m->directory, .arena = arena};
     const char *path = fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, slash, rank);
     if (!path) {
         return fc_no_memory(m->err, m->directory);
@@ -81,22 +81,22 @@ static fc_code open_part(merger *m, size_t rank) {
                        "%s: the file is missing, but the directory has __%zu.metadata; each rank wrote one", path,
                        m->ranks - 1);
     }
-    return fc_dcp_load(part, m->options, m->directory, path, m->err);
+    return fc_dcp_load(opened, m->options, m->directory, path, m->err);
 }
 
-static fc_code gather_files(merger *m) {
+static fc_code gather_files(builder *m) {
     size_t total = 0, at = 0;
     for (size_t r = 0; r < m->ranks; r++) {
         m->first_file[r] = (uint32_t)total;
-        total += m->parts[r].nfiles;
+        total += m->opened[r].nfiles;
     }
     fc_file *files = fc_arena_calloc(m->checkpoint->arena, total, sizeof *files);
     if (!files || total >= UINT32_MAX) {
         return fc_no_memory(m->err, m->directory);
     }
     for (size_t r = 0; r < m->ranks; r++) {
-        for (size_t i = 0; i < m->parts[r].nfiles; i++) {
-            files[at++] = m->parts[r].files[i];
+        for (size_t i = 0; i < m->opened[r].nfiles; i++) {
+            files[at++] = m->opened[r].files[i];
         }
     }
     m->checkpoint->files = files;
@@ -110,9 +110,9 @@ static int by_name(const void *a, const void *b) {
     return order ? order : x->order < y->order ? -1 : 1;
 }
 
-static fc_code gather_values(merger *m) {
+static fc_code gather_values(builder *m) {
     for (size_t r = 0; r < m->ranks; r++) {
-        m->count += m->parts[r].ntensors;
+        m->count += m->opened[r].ntensors;
     }
     m->all = malloc((m->count + 1) * sizeof *m->all);
     m->orders = malloc((m->count + 1) * sizeof *m->orders);
@@ -122,15 +122,15 @@ static fc_code gather_values(merger *m) {
     }
     size_t at = 0;
     for (size_t r = 0; r < m->ranks; r++) {
-        for (size_t i = 0; i < m->parts[r].ntensors; i++, at++) {
-            m->all[at] = (listed){&m->parts[r].tensors[i], r, at};
+        for (size_t i = 0; i < m->opened[r].ntensors; i++, at++) {
+            m->all[at] = (listed){&m->opened[r].tensors[i], r, at};
         }
     }
     qsort(m->all, m->count, sizeof *m->all, by_name);
     return FC_OK;
 }
 
-static void add(merger *m, const fc_tensor *tensor, size_t order) {
+static void add(builder *m, const fc_tensor *tensor, size_t order) {
     m->tensors[m->ntensors] = *tensor;
     m->orders[m->ntensors++] = order;
 }
@@ -153,7 +153,7 @@ static bool has_box(const fc_tensor *t, const fc_chunk *chunks, size_t n, const 
 }
 
 /* Merges a tensor that several ranks list, each box once. */
-static fc_code merge_tensor(merger *m, const listed *same, size_t n) {
+static fc_code merge_tensor(builder *m, const listed *same, size_t n) {
     size_t total = 0, kept = 0;
     for (size_t i = 0; i < n; i++) {
         total += same[i].tensor->nchunks;
@@ -183,9 +183,9 @@ static fc_code merge_tensor(merger *m, const listed *same, size_t n) {
     return FC_OK;
 }
 
-static fc_code read_piece(const merger *m, const listed *l, uint64_t at, unsigned char *buf, size_t size) {
+static fc_code read_block(const builder *m, const listed *l, uint64_t at, unsigned char *buf, size_t size) {
     const fc_chunk *chunk = &l->tensor->chunks[0];
-    const char *path = m->parts[l->rank].files[chunk->file].path;
+    const char *path = m->opened[l->rank].files[chunk->file].path;
     int fd;
     uint64_t file_size;
     FC_TRY(fc_open_input(path, &fd, &file_size, m->err));
@@ -195,21 +195,21 @@ static fc_code read_piece(const merger *m, const listed *l, uint64_t at, unsigne
 }
 
 /* Finds out whether two objects have the same bytes. If data files may be missing, compares only their lengths. */
-static fc_code compare_objects(const merger *m, const listed *a, const listed *b, bool *same) {
+static fc_code compare_objects(const builder *m, const listed *a, const listed *b, bool *same) {
     unsigned char x[COMPARE], y[COMPARE];
     uint64_t length = a->tensor->nchunks ? a->tensor->chunks[0].length : 0;
     *same = length == (b->tensor->nchunks ? b->tensor->chunks[0].length : 0);
     for (uint64_t at = 0; *same && at < length && !m->options->headers_only; at += COMPARE) {
         size_t size = length - at < COMPARE ? (size_t)(length - at) : COMPARE;
-        FC_TRY(read_piece(m, a, at, x, size));
-        FC_TRY(read_piece(m, b, at, y, size));
+        FC_TRY(read_block(m, a, at, x, size));
+        FC_TRY(read_block(m, b, at, y, size));
         *same = memcmp(x, y, size) == 0;
     }
     return FC_OK;
 }
 
 /* Adds an object of one rank, under its common name or, if the ranks' objects differ, under a name with its rank. */
-static fc_code add_object(merger *m, const listed *l, bool rename) {
+static fc_code add_object(builder *m, const listed *l, bool rename) {
     fc_arena *arena = m->checkpoint->arena;
     fc_tensor t = *l->tensor;
     fc_chunk *chunks = fc_arena_calloc(arena, t.nchunks, sizeof *chunks);
@@ -239,7 +239,7 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
     return FC_OK;
 }
 
-static fc_code merge_objects(merger *m, const listed *same, size_t n) {
+static fc_code merge_objects(builder *m, const listed *same, size_t n) {
     FC_TRY(add_object(m, &same[0], false));
     for (size_t i = 1; i < n; i++) {
         bool equal = false;
@@ -255,7 +255,7 @@ static fc_code merge_objects(merger *m, const listed *same, size_t n) {
     return FC_OK;
 }
 
-static fc_code merge(merger *m) {
+static fc_code merge(builder *m) {
     fc_code rc = FC_OK;
     for (size_t i = 0; i < m->count && rc == FC_OK;) {
         size_t end = i + 1;
@@ -280,7 +280,7 @@ static int by_tensor_name(const void *a, const void *b, void *tensors) {
 }
 
 /* Only a name that was made for one rank's object can clash with another. */
-static fc_code check_names(const merger *m, size_t *sorted) {
+static fc_code check_names(const builder *m, size_t *sorted) {
     qsort_r(sorted, m->ntensors, sizeof *sorted, by_tensor_name, m->tensors);
     for (size_t i = 1; i < m->ntensors; i++) {
         if (strcmp(m->tensors[sorted[i - 1]].name, m->tensors[sorted[i]].name) == 0) {
@@ -293,7 +293,7 @@ static fc_code check_names(const merger *m, size_t *sorted) {
 }
 
 /* Puts the values in the order in which the ranks list them, rank 0 first. */
-static fc_code finish(merger *m) {
+static fc_code finish(builder *m) {
     size_t *sorted = malloc((m->ntensors + 1) * sizeof *sorted);
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->ntensors, sizeof *tensors);
     if (!sorted || !tensors) {
@@ -311,21 +311,21 @@ static fc_code finish(merger *m) {
     free(sorted);
     m->checkpoint->tensors = tensors;
     m->checkpoint->ntensors = m->ntensors;
-    m->checkpoint->producer = m->parts[0].producer;
+    m->checkpoint->producer = m->opened[0].producer;
     return rc;
 }
 
 fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
                           fc_error *err) {
-    merger m = {.checkpoint = checkpoint, .options = options, .directory = directory, .err = err};
+    builder m = {.checkpoint = checkpoint, .options = options, .directory = directory, .err = err};
     FC_TRY(fc_dcp_count_ranks(directory, &m.ranks, err));
-    m.parts = calloc(m.ranks + 1, sizeof *m.parts);
+    m.opened = calloc(m.ranks + 1, sizeof *m.opened);
     m.first_file = calloc(m.ranks + 1, sizeof *m.first_file);
     fc_code rc;
-    FC_TRY_GOTO(m.parts && m.first_file ? FC_OK : fc_no_memory(m.err, m.directory), rc, out);
+    FC_TRY_GOTO(m.opened && m.first_file ? FC_OK : fc_no_memory(m.err, m.directory), rc, out);
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, m.ranks);
     for (size_t r = 0; r < m.ranks; r++) {
-        FC_TRY_GOTO(open_part(&m, r), rc, out);
+        FC_TRY_GOTO(open_rank(&m, r), rc, out);
         FC_TRY_GOTO(fc_progress_count(options->progress, 1, err), rc, out);
     }
     FC_TRY_GOTO(gather_files(&m), rc, out);
@@ -333,7 +333,7 @@ fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *opti
     FC_TRY_GOTO(merge(&m), rc, out);
     rc = finish(&m);
 out:
-    free(m.parts);
+    free(m.opened);
     free(m.first_file);
     free(m.all);
     free(m.orders);

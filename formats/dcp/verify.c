@@ -67,14 +67,14 @@ out:
 }
 
 /* Checks the other archives of a refused tensor. */
-static fc_code check_pieces(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
+static fc_code check_chunks(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
                             bool *covered, fc_error *err) {
-    const dcp_pieces *pieces = object->detail;
+    const dcp_chunks *all = object->detail;
     fc_code rc = FC_OK;
-    for (size_t i = 1; i < pieces->count && rc == FC_OK; i++) {
-        fc_chunk chunk = pieces->chunks[i];
+    for (size_t i = 1; i < all->count && rc == FC_OK; i++) {
+        fc_chunk chunk = all->chunks[i];
         bool good = true;
-        chunk.file += object->chunks[0].file - pieces->first_file;
+        chunk.file += object->chunks[0].file - all->first_file;
         rc = check_item(checkpoint, object, &chunk, findings, &good, err);
         *covered = *covered && good;
     }
@@ -86,7 +86,7 @@ fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *o
     bool covered = object->nchunks > 0 && object->chunks[0].detail == DCP_ARCHIVE;
     FC_TRY(covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK);
     if (object->detail) {
-        FC_TRY(check_pieces(checkpoint, object, findings, &covered, err));
+        FC_TRY(check_chunks(checkpoint, object, findings, &covered, err));
     }
     if (covered) {
         fc_verify_covered(checkpoint, object, report);

@@ -30,7 +30,7 @@ typedef struct dcp_writer {
     char *staging;
     dcp_item *items; /* the items of all files so far */
     size_t nitems, capacity;
-    size_t part_first; /* index of the first item of the current file */
+    size_t file_first; /* index of the first item of the current file */
     fc_arena *scratch; /* owns the path of the current file */
     fc_torch_pickler pickler;
     fc_torch_zip zip;
@@ -183,7 +183,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     if (!file->path) {
         return fc_no_memory(err, w->staging);
     }
-    w->part_first = w->nitems;
+    w->file_first = w->nitems;
     for (size_t i = 0; i < file->nitems; i++) {
         file->items[i].offset = 0;
         if (is_stored(w->target, file, &file->items[i])) {
@@ -210,7 +210,7 @@ static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, 
 
 fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
-    const dcp_item *stored = w->items + w->part_first, *last = w->items + w->nitems;
+    const dcp_item *stored = w->items + w->file_first, *last = w->items + w->nitems;
     int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be reopened", file->path);

@@ -81,7 +81,7 @@ static fc_chunk *add_chunk(ds_tensor *t) {
     return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
 }
 
-static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const torch_extent *piece, ds_tensor *t) {
+static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const torch_extent *extent, ds_tensor *t) {
     int64_t *dims = fc_arena_calloc(b->checkpoint->arena, 2 * (size_t)d->ndim, sizeof *dims);
     if (!dims || !fc_numel(d->ndim, d->sizes, &t->numel)) {
         return fc_ds_no_memory(b);
@@ -98,11 +98,11 @@ static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const t
     }
     if (chunk) {
         *chunk = (fc_chunk){.dims = dims,
-                            .offset = piece->record.offset,
-                            .length = piece->record.stored,
-                            .file = piece->record.file,
+                            .offset = extent->record.offset,
+                            .length = extent->record.stored,
+                            .file = extent->record.file,
                             .rank = FC_NO_RANK,
-                            .detail = (uint64_t)(uintptr_t)piece};
+                            .detail = (uint64_t)(uintptr_t)extent};
     }
     return FC_OK;
 }
@@ -111,15 +111,15 @@ fc_code fc_ds_add_value(ds_builder *b, const torch_file *f, const fc_path_elemen
     const char *name = spell(b->checkpoint->arena, elements, count);
     ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
     fc_torch_tensor decoded;
-    torch_extent *piece = NULL;
+    torch_extent *extent = NULL;
     torch_object *object = NULL;
     if (!t) {
         return fc_ds_no_memory(b);
     }
     fc_code rc;
     if (fc_torch_is_tensor(f->p, v)) {
-        rc = fc_torch_find_extent(f, v, &decoded, b->checkpoint->arena, &piece, b->err);
-        return rc == FC_OK ? set_tensor(b, &decoded, piece, t) : fc_context(b->err, rc, "%s: %.256s", f->path, name);
+        rc = fc_torch_find_extent(f, v, &decoded, b->checkpoint->arena, &extent, b->err);
+        return rc == FC_OK ? set_tensor(b, &decoded, extent, t) : fc_context(b->err, rc, "%s: %.256s", f->path, name);
     }
     rc = fc_torch_object_new(f, v, b->checkpoint->arena, &object, b->err);
     t->object = object;
@@ -132,12 +132,12 @@ fc_code fc_ds_add_values(ds_builder *b, const torch_file *f, const fc_path_eleme
     if (type != FC_PV_DICT && type != FC_PV_LIST && type != FC_PV_TUPLE) {
         return fc_ds_add_value(b, f, elements, count, v);
     }
-    fc_pickle part = *f->p; /* the same pickle with `v` as its root */
+    fc_pickle rooted = *f->p; /* the same pickle with `v` as its root */
     torch_file view = *f;
     fc_path prefix = {elements, count};
     torch_leaves leaves = {.arena = b->checkpoint->arena};
-    part.root = v;
-    view.p = &part;
+    rooted.root = v;
+    view.p = &rooted;
     fc_code rc;
     FC_TRY_GOTO(fc_torch_flatten(&view, &prefix, &leaves, b->err), rc, out);
     for (size_t i = 0; i < leaves.count; i++) {
@@ -152,11 +152,11 @@ out:
 /* ---- flat partitions ---- */
 
 fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
-                   torch_extent **piece) {
+                   torch_extent **extent) {
     if (!fc_torch_is_tensor(f->p, v)) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is not a tensor", f->path, what);
     }
-    FC_TRY_CONTEXT(fc_torch_find_extent(f, v, t, b->checkpoint->arena, piece, b->err), b->err, "%s", f->path);
+    FC_TRY_CONTEXT(fc_torch_find_extent(f, v, t, b->checkpoint->arena, extent, b->err), b->err, "%s", f->path);
     if (t->ndim != 1 || (t->sizes[0] > 1 && t->strides[0] != 1)) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is not a contiguous tensor of one dimension", f->path, what);
     }
@@ -166,16 +166,16 @@ fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, f
 /* The extent of a row-major box of `sizes` that starts `at` elements into a flat tensor. */
 static torch_extent *box_extent(fc_arena *arena, const torch_extent *flat, int64_t at, int ndim, const int64_t *sizes,
                                 uint32_t element) {
-    torch_extent *piece = fc_arena_alloc(arena, sizeof *piece + (size_t)ndim * sizeof *piece->strides);
-    if (piece) {
-        *piece = *flat;
-        piece->first = flat->first + (uint64_t)at * element;
-        fc_row_major_strides(ndim, sizes, piece->strides);
+    torch_extent *extent = fc_arena_alloc(arena, sizeof *extent + (size_t)ndim * sizeof *extent->strides);
+    if (extent) {
+        *extent = *flat;
+        extent->first = flat->first + (uint64_t)at * element;
+        fc_row_major_strides(ndim, sizes, extent->strides);
     }
-    return piece;
+    return extent;
 }
 
-fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *piece, int64_t at, int64_t first,
+fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *extent, int64_t at, int64_t first,
                       int64_t count, uint32_t rank) {
     fc_arena *arena = b->checkpoint->arena;
     fc_flat_run run;
@@ -186,19 +186,19 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *pie
     while (fc_flat_run_next(&run, dims, &start)) {
         size_t bytes = 2 * (size_t)t->ndim * sizeof *dims;
         int64_t *kept = fc_arena_alloc(arena, bytes);
-        torch_extent *part =
-            box_extent(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
-        fc_chunk *chunk = kept && part ? add_chunk(t) : NULL;
+        torch_extent *box =
+            box_extent(arena, extent, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
+        fc_chunk *chunk = kept && box ? add_chunk(t) : NULL;
         if (!chunk) {
             return fc_ds_no_memory(b);
         }
         memcpy(kept, dims, bytes);
         *chunk = (fc_chunk){.dims = kept,
-                            .offset = piece->record.offset,
-                            .length = piece->record.stored,
-                            .file = piece->record.file,
+                            .offset = extent->record.offset,
+                            .length = extent->record.stored,
+                            .file = extent->record.file,
                             .rank = rank,
-                            .detail = (uint64_t)(uintptr_t)part};
+                            .detail = (uint64_t)(uintptr_t)box};
     }
     return FC_OK;
 }

@@ -127,12 +127,12 @@ ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_eleme
 fc_code fc_ds_add_value(ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v);
 /** Adds the leaves of `v`: dicts and lists are flattened. */
 fc_code fc_ds_add_values(ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v);
-/** Adds chunks for elements [first, first + count) of `t`, stored in the flat tensor `piece` from element `at` on. */
-fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *piece, int64_t at, int64_t first,
+/** Adds chunks for elements [first, first + count) of `t`, stored in the flat tensor `extent` from element `at` on. */
+fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *extent, int64_t at, int64_t first,
                       int64_t count, uint32_t rank);
 /** Reads the flat tensor `v`. Fails if it is not a contiguous tensor of one dimension. `what` names it in messages. */
 fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
-                   torch_extent **piece);
+                   torch_extent **extent);
 
 /** Reads the ZeRO stage and the number of ranks from the first file of the optimizer. (optimizer.c) */
 fc_code fc_ds_read_stage(ds_builder *b);

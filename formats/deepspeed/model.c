@@ -159,13 +159,13 @@ static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
     const fc_path_element path[2] = {{.key = "model"}, {.key = name}};
     const char *full = fc_arena_printf(m->b->checkpoint->arena, "model.%s", name);
     ds_tensor *t = full ? fc_ds_add_tensor(m->b, full, path, 2) : NULL;
-    fc_torch_tensor piece;
+    fc_torch_tensor fragment;
     if (!t) {
         return fc_ds_no_memory(m->b);
     }
-    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_ds_get(m->f->p, m->fragments, name), &piece, m->b->err),
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_ds_get(m->f->p, m->fragments, name), &fragment, m->b->err),
                    m->b->err, "%s: frozen parameter %.256s", m->f->path, name);
-    t->dtype = piece.dtype;
+    t->dtype = fragment.dtype;
     return read_shape(m, name, shape, &t->ndim, &t->shape, &t->numel);
 }
 
@@ -202,19 +202,19 @@ static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t e
     for (size_t i = first; i < end; i++) {
         ds_tensor *t = &b->tensors[i];
         const char *name = t->path.elements[1].key;
-        int64_t part = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
-        int64_t start = part * (int64_t)rank, count = t->numel - start;
+        int64_t partition = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
+        int64_t start = partition * (int64_t)rank, count = t->numel - start;
         fc_torch_tensor flat;
-        torch_extent *piece;
-        count = count < part ? count : part; /* negative if the rank has only padding */
-        FC_TRY_GOTO(fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &piece), rc, out);
+        torch_extent *extent;
+        count = count < partition ? count : partition; /* negative if the rank has only padding */
+        FC_TRY_GOTO(fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &extent), rc, out);
         if (flat.sizes[0] < count || flat.dtype != t->dtype) {
             rc = fc_fail(b->err, FC_ECORRUPT,
                          "%s: frozen parameter %.256s: its shard is too small or has another dtype", f.path, name);
             goto out;
         }
         if (count > 0) {
-            FC_TRY_GOTO(fc_ds_add_run(b, t, piece, 0, start, count, (uint32_t)rank), rc, out);
+            FC_TRY_GOTO(fc_ds_add_run(b, t, extent, 0, start, count, (uint32_t)rank), rc, out);
         }
     }
 out:

@@ -261,7 +261,7 @@ typedef struct partition {
     const rank_file *r;
     const ds_key *key;
     size_t number; /* index of the key in its group */
-    const torch_extent *piece;
+    const torch_extent *extent;
     fc_dtype dtype;
     int64_t start, count; /* elements; positions are those of ds_param.start */
 } partition;
@@ -286,7 +286,7 @@ static fc_code add_param_run(const partition *p, const ds_param *param) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: tensor %.256s: it is %s here, but %s in the files of other ranks",
                        p->r->f.path, t->name, fc_dtype_get(p->dtype)->torch_name, fc_dtype_get(t->dtype)->torch_name);
     }
-    return fc_ds_add_run(b, t, p->piece, low - p->start, first + (low - param->start), high - low,
+    return fc_ds_add_run(b, t, p->extent, low - p->start, first + (low - param->start), high - low,
                          (uint32_t)p->r->rank);
 }
 
@@ -305,9 +305,9 @@ static fc_code read_flat(const rank_file *r, size_t k, size_t number, fc_pv v, i
     const ds_key *key = &r->b->keys[k];
     const char *what = key->name[0] ? key->name : "a partition of the fp32 masters";
     fc_torch_tensor t;
-    torch_extent *piece;
-    FC_TRY(fc_ds_flat(r->b, &r->f, what, v, &t, &piece));
-    partition p = {r, key, number, piece, t.dtype, *at, t.sizes[0]};
+    torch_extent *extent;
+    FC_TRY(fc_ds_flat(r->b, &r->f, what, v, &t, &extent));
+    partition p = {r, key, number, extent, t.dtype, *at, t.sizes[0]};
     if (number == 0) {
         r->b->devices[r->rank] = fc_ds_device(&r->f, &t);
     }

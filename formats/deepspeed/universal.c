@@ -211,8 +211,8 @@ static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
 static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_element *path, size_t count,
                         const ds_param *param, fc_pv v) {
     fc_torch_tensor flat;
-    torch_extent *piece;
-    FC_TRY(fc_ds_flat(b, f, "its tensor", v, &flat, &piece));
+    torch_extent *extent;
+    FC_TRY(fc_ds_flat(b, f, "its tensor", v, &flat, &extent));
     if (flat.sizes[0] != param->numel) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: the tensor has %lld elements, but parameter %.256s has %lld", f->path,
                        (long long)flat.sizes[0], param->name, (long long)param->numel);
@@ -228,7 +228,7 @@ static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_elemen
     t->ndim = param->ndim;
     t->shape = param->shape;
     t->numel = param->numel;
-    return t->numel > 0 ? fc_ds_add_run(b, t, piece, 0, 0, t->numel, FC_NO_RANK) : FC_OK;
+    return t->numel > 0 ? fc_ds_add_run(b, t, extent, 0, 0, t->numel, FC_NO_RANK) : FC_OK;
 }
 
 /* Adds the value in one file. */

@@ -318,12 +318,12 @@ static fc_code receive_box(fc_h5_in *in, const char *path, unsigned char *buf, u
         if (r.tag == FC_H5_FAILURE) {
             return fc_h5_child_failure(&r, path, err);
         }
-        fc_h5_bytes piece = fc_h5_get_bytes(&r);
-        if (r.bad || r.tag != FC_H5_DATA || piece.size == 0 || piece.size > size - at) {
+        fc_h5_bytes bytes = fc_h5_get_bytes(&r);
+        if (r.bad || r.tag != FC_H5_DATA || bytes.size == 0 || bytes.size > size - at) {
             return fc_fail(err, FC_ECORRUPT, "%s", "");
         }
-        memcpy(buf + at, piece.data, piece.size);
-        at += piece.size;
+        memcpy(buf + at, bytes.data, bytes.size);
+        at += bytes.size;
     }
     return FC_OK;
 }

@@ -92,7 +92,7 @@ typedef struct fc_h5_box_row {
 
 #define FC_H5_NO_GRID UINT32_MAX
 
-/** `grids`: how compressed boxes are cut into HDF5 chunks, each distinct way once. */
+/** `grids`: how compressed boxes are divided into HDF5 chunks, each distinct way once. */
 typedef struct fc_h5_grid_row {
     uint64_t dims; /**< sizes of an HDF5 chunk: the first number in the table `dims` */
     uint32_t ndim;

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PIECE = 256 << 10 };
+enum { BLOCK = 256 << 10 };
 
 /* A range of tensor data in a file. */
 typedef struct extent {
@@ -36,7 +36,7 @@ typedef struct file {
     const char *path;
     int fd;
     uint64_t size;
-    unsigned char *piece;  /* PIECE bytes */
+    unsigned char *block;  /* BLOCK bytes */
     unsigned char *viewed; /* the bytes that fc_h5_view returned last */
 } file;
 
@@ -77,7 +77,7 @@ static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_er
 
 static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size) {
     file *f = context;
-    if (size > PIECE || !fc_range_within(at, size, f->size) ||
+    if (size > BLOCK || !fc_range_within(at, size, f->size) ||
         fc_pread_full(f->fd, f->viewed, (size_t)size, at, f->path, NULL) != FC_OK) {
         return NULL;
     }
@@ -87,9 +87,9 @@ static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size
 /* Adds the bytes from `from` to `to` to the CRC of the file. */
 static fc_code add_range(file *f, uint64_t from, uint64_t to, uint64_t *sum, fc_error *err) {
     while (from < to) {
-        size_t size = to - from < PIECE ? (size_t)(to - from) : PIECE;
-        FC_TRY(fc_pread_full(f->fd, f->piece, size, from, f->path, err));
-        *sum ^= fc_crc64_shift(fc_crc64_bare(f->piece, size), f->size - from - size);
+        size_t size = to - from < BLOCK ? (size_t)(to - from) : BLOCK;
+        FC_TRY(fc_pread_full(f->fd, f->block, size, from, f->path, err));
+        *sum ^= fc_crc64_shift(fc_crc64_bare(f->block, size), f->size - from - size);
         from += size;
     }
     return FC_OK;
@@ -154,9 +154,9 @@ out:
 fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err) {
     extents all = {0};
-    file f = {.fd = -1, .piece = malloc(PIECE), .viewed = malloc(PIECE)};
+    file f = {.fd = -1, .block = malloc(BLOCK), .viewed = malloc(BLOCK)};
     fc_code rc;
-    FC_TRY_GOTO(f.piece && f.viewed ? list_extents(checkpoint, &all, err) : fc_no_memory(err, checkpoint->path), rc,
+    FC_TRY_GOTO(f.block && f.viewed ? list_extents(checkpoint, &all, err) : fc_no_memory(err, checkpoint->path), rc,
                 out);
     size_t next = 0;
     FC_TRY_GOTO(fc_h5_verify_tables(checkpoint, findings, err), rc, out);
@@ -181,7 +181,7 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
         }
     }
 out:
-    free(f.piece);
+    free(f.block);
     free(f.viewed);
     free(all.items);
     return rc;

@@ -40,21 +40,21 @@ typedef struct mg_flat {
 } mg_flat;
 
 /* The state of one of several optimizers. */
-typedef struct mg_part {
+typedef struct mg_optimizer {
     const torch_file *f;
     fc_pv dict;
     size_t member, members;
     size_t first, end; /* of the model's values */
-} mg_part;
+} mg_optimizer;
 
-static bool has_parameter(const mg_reader *r, const mg_part *part, size_t i, size_t chunk) {
+static bool has_parameter(const mg_reader *r, const mg_optimizer *o, size_t i, size_t chunk) {
     const mg_value *v = &r->values[i];
-    return fc_mg_is_parameter(v) && v->chunk == chunk && fc_mg_belongs(r, v, part->member, part->members);
+    return fc_mg_is_parameter(v) && v->chunk == chunk && fc_mg_belongs(r, v, o->member, o->members);
 }
 
-static bool has_parameters(const mg_reader *r, const mg_part *part, size_t chunk) {
-    for (size_t i = part->first; i < part->end; i++) {
-        if (has_parameter(r, part, i, chunk)) {
+static bool has_parameters(const mg_reader *r, const mg_optimizer *o, size_t chunk) {
+    for (size_t i = o->first; i < o->end; i++) {
+        if (has_parameter(r, o, i, chunk)) {
             return true;
         }
     }
@@ -95,15 +95,15 @@ static bool read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg_fl
     for (size_t k = 0; k < KEYS; k++) {
         fc_pv v = dict ? fc_torch_dict_get(f->p, dict, keys[k].file) : 0;
         fc_torch_tensor t = {0};
-        torch_extent *piece = NULL;
+        torch_extent *extent = NULL;
         if (!v || !fc_torch_is_tensor(f->p, v) ||
-            fc_torch_find_extent(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK || t.dtype != FC_F32 ||
+            fc_torch_find_extent(f, v, &t, r->checkpoint->arena, &extent, NULL) != FC_OK || t.dtype != FC_F32 ||
             t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) || (k > 0 && t.sizes[0] != out->size) ||
-            piece->record.method != FC_ZIP_STORED || piece->swap || piece->negate) {
+            extent->record.method != FC_ZIP_STORED || extent->swap || extent->negate) {
             return false;
         }
-        out->records[k] = piece->record;
-        out->first[k] = piece->first;
+        out->records[k] = extent->record;
+        out->first[k] = extent->first;
         out->size = t.sizes[0];
     }
     return true;
@@ -127,11 +127,11 @@ static bool read_start(const mg_reader *r, const torch_record *record, uint64_t 
 static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *masters, int64_t start) {
     unsigned char own[8], flat[4], rounded[8];
     size_t size = fc_dtype_size(v->dtype);
-    if (v->piece->record.method != FC_ZIP_STORED || v->piece->swap ||
+    if (v->extent->record.method != FC_ZIP_STORED || v->extent->swap ||
         (v->dtype != FC_BF16 && v->dtype != FC_F16 && v->dtype != FC_F32)) {
         return false;
     }
-    if (!read_start(r, &v->piece->record, v->piece->first, own, size) ||
+    if (!read_start(r, &v->extent->record, v->extent->first, own, size) ||
         !read_start(r, &masters->records[0], masters->first[0] + (uint64_t)start * 4, flat, sizeof flat)) {
         return false;
     }
@@ -143,16 +143,17 @@ static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *m
 static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t k = 0; k < KEYS; k++) {
-        torch_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
-        if (!piece) {
+        torch_extent *extent =
+            fc_arena_calloc(arena, 1, sizeof *extent + (size_t)param->ndim * sizeof *extent->strides);
+        if (!extent) {
             return fc_mg_no_memory(r);
         }
-        piece->record = flat->records[k];
-        piece->first = flat->first[k] + (uint64_t)start * 4;
-        fc_row_major_strides(param->ndim, param->sizes, piece->strides);
+        extent->record = flat->records[k];
+        extent->first = flat->first[k] + (uint64_t)start * 4;
+        fc_row_major_strides(param->ndim, param->sizes, extent->strides);
         mg_value value = *param;
-        value.file = piece->record.file;
-        value.piece = piece;
+        value.file = extent->record.file;
+        value.extent = extent;
         value.dtype = FC_F32;
         if (!fc_mg_name_state(r, param, keys[k].name, &value.name, &value.path) ||
             !fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
@@ -164,12 +165,12 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
 }
 
 /* Computes the positions of a chunk's parameters. `starts` has one entry per value of the model. */
-static bool place(const mg_reader *r, const mg_part *part, size_t chunk, const mg_flat *flat, int64_t *starts) {
+static bool place(const mg_reader *r, const mg_optimizer *o, size_t chunk, const mg_flat *flat, int64_t *starts) {
     int64_t at = 0, numel;
-    for (size_t i = part->end; i-- > part->first;) {
+    for (size_t i = o->end; i-- > o->first;) {
         const mg_value *v = &r->values[i];
-        int64_t *start = &starts[i - part->first];
-        if (!has_parameter(r, part, i, chunk)) {
+        int64_t *start = &starts[i - o->first];
+        if (!has_parameter(r, o, i, chunk)) {
             continue;
         }
         if (!fc_numel(v->ndim, v->sizes, &numel) || !fc_add_i64(at, ALIGN - 1, &at)) {
@@ -185,30 +186,29 @@ static bool place(const mg_reader *r, const mg_part *part, size_t chunk, const m
 }
 
 /* Finds the flat tensors of all chunks and the positions in them. @return false if the layout is another one. */
-static bool find_all(const mg_reader *r, const mg_part *part, mg_flat *flats, int64_t *starts) {
-    const int64_t count = count_chunks(part->f, part->dict);
+static bool find_all(const mg_reader *r, const mg_optimizer *o, mg_flat *flats, int64_t *starts) {
+    const int64_t count = count_chunks(o->f, o->dict);
     int64_t number = 0; /* chunks without parameters have no dict */
     for (size_t c = 0; count >= 0 && c < r->chunks; c++) {
-        if (has_parameters(r, part, c) &&
-            (!read_flat(r, part->f, find_chunk(part->f, part->dict, number++), &flats[c]) ||
-             !place(r, part, c, &flats[c], starts))) {
+        if (has_parameters(r, o, c) && (!read_flat(r, o->f, find_chunk(o->f, o->dict, number++), &flats[c]) ||
+                                        !place(r, o, c, &flats[c], starts))) {
             return false;
         }
     }
     return number == count;
 }
 
-static fc_code read_part(mg_reader *r, const mg_part *part, bool *known) {
+static fc_code read_optimizer(mg_reader *r, const mg_optimizer *o, bool *known) {
     mg_flat *flats = calloc(r->chunks, sizeof *flats);
-    int64_t *starts = calloc(part->end - part->first + 1, sizeof *starts);
+    int64_t *starts = calloc(o->end - o->first + 1, sizeof *starts);
     fc_code rc;
     *known = false;
     FC_TRY_GOTO(flats && starts ? FC_OK : fc_mg_no_memory(r), rc, out);
-    *known = find_all(r, part, flats, starts);
-    for (size_t i = part->first; *known && i < part->end; i++) {
+    *known = find_all(r, o, flats, starts);
+    for (size_t i = o->first; *known && i < o->end; i++) {
         const mg_value param = r->values[i]; /* a copy: the list moves as it grows */
-        if (has_parameter(r, part, i, param.chunk)) {
-            FC_TRY_GOTO(add_states(r, &param, &flats[param.chunk], starts[i - part->first]), rc, out);
+        if (has_parameter(r, o, i, param.chunk)) {
+            FC_TRY_GOTO(add_states(r, &param, &flats[param.chunk], starts[i - o->first]), rc, out);
         }
     }
 out:
@@ -217,19 +217,19 @@ out:
     return rc;
 }
 
-/* Reads the parts of a file. A part of an unknown layout ends it, and is noted. */
-static fc_code read_parts(mg_reader *r, const torch_file *f, size_t first, size_t end) {
-    const fc_pv *parts = &f->p->root;
+/* Reads the optimizers of a file. One of an unknown layout ends it, and is noted. */
+static fc_code read_optimizers(mg_reader *r, const torch_file *f, size_t first, size_t end) {
+    const fc_pv *dicts = &f->p->root;
     size_t members = 1;
     bool known = true;
     if (fc_pv_typeof(f->p->root) == FC_PV_LIST) {
-        parts = fc_pickle_items(f->p, f->p->root, &members);
+        dicts = fc_pickle_items(f->p, f->p->root, &members);
         known = members > 1;
     }
     for (size_t i = 0; known && i < members; i++) {
-        const mg_part part = {f, parts[i], i, members, first, end};
-        if (fc_pv_typeof(parts[i]) != FC_PV_NONE) {
-            FC_TRY(read_part(r, &part, &known));
+        const mg_optimizer o = {f, dicts[i], i, members, first, end};
+        if (fc_pv_typeof(dicts[i]) != FC_PV_NONE) {
+            FC_TRY(read_optimizer(r, &o, &known));
         }
     }
     r->undistributed = known ? r->undistributed : other_layout;
@@ -240,7 +240,7 @@ fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
     uint32_t index = r->rank + (uint32_t)r->grid.count;
     torch_file f;
     FC_TRY(fc_torch_file_open(r->checkpoint->files[index].path, index, &f, r->err));
-    fc_code rc = read_parts(r, &f, first, end);
+    fc_code rc = read_optimizers(r, &f, first, end);
     fc_torch_file_close(&f);
     return rc;
 }

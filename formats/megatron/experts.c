@@ -16,11 +16,11 @@
 
 enum { MOST_EXPERTS = 1 << 20 };
 
-/* Returns the text after `part`, which must start at an element of the name; NULL if there is none. */
-static const char *after(const char *name, const char *part) {
-    for (const char *at = strstr(name, part); at; at = strstr(at + 1, part)) {
+/* Returns the text after `infix`, which must start at an element of the name; NULL if there is none. */
+static const char *after(const char *name, const char *infix) {
+    for (const char *at = strstr(name, infix); at; at = strstr(at + 1, infix)) {
         if (at == name || at[-1] == '.') {
-            return at + strlen(part);
+            return at + strlen(infix);
         }
     }
     return NULL;
@@ -166,27 +166,27 @@ fc_code fc_mg_count_experts(mg_reader *r, const torch_leaves *leaves) {
 static fc_code ungroup(mg_reader *r, mg_value *v) {
     fc_arena *arena = r->checkpoint->arena;
     int64_t n = v->grouped;
-    int cut = v->cut.dim;
-    if (v->ndim != 2 || v->sizes[cut] % n != 0 ||
-        (v->sizes[0] > 1 && v->sizes[1] > 0 && v->piece->strides[0] != v->sizes[1]) ||
-        (v->sizes[1] > 1 && v->piece->strides[1] != 1)) {
+    int dim = v->sharding.dim;
+    if (v->ndim != 2 || v->sizes[dim] % n != 0 ||
+        (v->sizes[0] > 1 && v->sizes[1] > 0 && v->extent->strides[0] != v->sizes[1]) ||
+        (v->sizes[1] > 1 && v->extent->strides[1] != 1)) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: it is not a matrix of %" PRId64 " experts",
                        fc_mg_file(r, v->file), v->name, n);
     }
     int64_t *sizes = fc_arena_calloc(arena, 3, sizeof *sizes);
-    torch_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + 3 * sizeof *piece->strides);
-    if (!sizes || !piece) {
+    torch_extent *extent = fc_arena_calloc(arena, 1, sizeof *extent + 3 * sizeof *extent->strides);
+    if (!sizes || !extent) {
         return fc_mg_no_memory(r);
     }
     sizes[0] = n;
-    sizes[1] = cut == 0 ? v->sizes[0] / n : v->sizes[0];
-    sizes[2] = cut == 0 ? v->sizes[1] : v->sizes[1] / n;
-    *piece = *v->piece;
-    fc_row_major_strides(3, sizes, piece->strides);
-    v->piece = piece;
+    sizes[1] = dim == 0 ? v->sizes[0] / n : v->sizes[0];
+    sizes[2] = dim == 0 ? v->sizes[1] : v->sizes[1] / n;
+    *extent = *v->extent;
+    fc_row_major_strides(3, sizes, extent->strides);
+    v->extent = extent;
     v->sizes = sizes;
     v->ndim = 3;
-    v->cut.dim = cut + 1;
+    v->sharding.dim = dim + 1;
     return FC_OK;
 }
 

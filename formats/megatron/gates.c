@@ -13,10 +13,10 @@
 static bool name_second(fc_arena *arena, const mg_value *v, const char **out) {
     const char *a, *b, *at = fc_mg_first_of_mlp(v->name, &a, &b);
     *out = NULL;
-    if (v->cut.rule != MG_CUT || v->ndim == 0 || !at) {
+    if (v->sharding.rule != MG_SHARD || v->ndim == 0 || !at) {
         return true;
     }
-    const char *part = at + strlen(a), *number = strncmp(part, "bias", 4) == 0 ? part + 4 : part + 6;
+    const char *rest = at + strlen(a), *number = strncmp(rest, "bias", 4) == 0 ? rest + 4 : rest + 6;
     *out = v->grouped ? fc_arena_printf(arena, "%.*s%s", (int)(at - v->name), v->name, b)
                       : fc_arena_printf(arena, "%.*s%sweight%s", (int)(at - v->name), v->name, b, number);
     return *out != NULL;
@@ -24,8 +24,9 @@ static bool name_second(fc_arena *arena, const mg_value *v, const char **out) {
 
 /* Along the sharded dimensions, a first matrix with a gate has twice as many outputs as the second one has inputs. */
 static fc_code find_gate(mg_reader *r, mg_value *v, const mg_value *second, const char *name) {
-    int64_t given = v->sizes[v->cut.dim < v->ndim ? v->cut.dim : 0];
-    int64_t taken = second && second->ndim == 2 && second->cut.rule == MG_CUT ? second->sizes[second->cut.dim] : -1;
+    int64_t given = v->sizes[v->sharding.dim < v->ndim ? v->sharding.dim : 0];
+    int64_t taken =
+        second && second->ndim == 2 && second->sharding.rule == MG_SHARD ? second->sizes[second->sharding.dim] : -1;
     bool twice = given % 2 == 0 && given > 0 && given / 2 == taken, once = given == taken;
     if ((!twice && !once) || (twice && r->args.gated == 0) || (once && r->args.gated == 1)) {
         return fc_fail(r->err, FC_EUNSUPPORTED,
@@ -33,7 +34,7 @@ static fc_code find_gate(mg_reader *r, mg_value *v, const mg_value *second, cons
                        "of the MLP, %.256s, disagree, or one is missing",
                        r->f.path, v->name, name);
     }
-    v->cut.rule = twice ? MG_GATED : v->cut.rule;
+    v->sharding.rule = twice ? MG_GATED : v->sharding.rule;
     return FC_OK;
 }
 

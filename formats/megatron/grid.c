@@ -26,7 +26,7 @@ static const char distributed[] = "distrib_optim.pt";
 typedef struct found_rank {
     char name[48];
     int64_t numbers[3]; /* tensor, and those that follow */
-    int parts;
+    int nnumbers;
     const char *file;
     bool optimizer;
 } found_rank;
@@ -46,7 +46,7 @@ static bool parse(const char *directory, const char *name, found_rank *out) {
     if (strncmp(name, prefix, sizeof prefix - 1) != 0 || strlen(name) >= sizeof out->name) {
         return false;
     }
-    for (; out->parts < 3; p++) {
+    for (; out->nnumbers < 3; p++) {
         const char *start = p;
         int64_t value = 0;
         for (; *p >= '0' && *p <= '9' && value < MAX_RANKS; p++) {
@@ -55,7 +55,7 @@ static bool parse(const char *directory, const char *name, found_rank *out) {
         if (p == start || value >= MAX_RANKS) {
             return false;
         }
-        out->numbers[out->parts++] = value;
+        out->numbers[out->nnumbers++] = value;
         if (*p != '_') {
             break;
         }
@@ -124,7 +124,7 @@ static int by_place(const void *a, const void *b) {
 
 static fc_code check_names(const char *directory, const found_rank *ranks, size_t count, fc_error *err) {
     for (size_t i = 1; i < count; i++) {
-        if (ranks[i].parts != ranks[0].parts) {
+        if (ranks[i].nnumbers != ranks[0].nnumbers) {
             return fc_fail(err, FC_ECORRUPT, "%s: %s and %s belong to two checkpoints: move one of them away",
                            directory, ranks[0].name, ranks[i].name);
         }
@@ -148,7 +148,7 @@ static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t c
     grid->names = fc_arena_calloc(arena, count, sizeof *grid->names);
     grid->places = fc_arena_calloc(arena, count, sizeof *grid->places);
     grid->count = count;
-    grid->parts = ranks[0].parts;
+    grid->nnumbers = ranks[0].nnumbers;
     bool good = files && grid->names && grid->places;
     for (size_t i = 0; good && i < count; i++) {
         grid->optimizers += ranks[i].optimizer;
@@ -216,10 +216,10 @@ static int compare_places(const void *a, const void *b) {
 
 static fc_code missing(const fc_checkpoint *checkpoint, const mg_grid *grid, const mg_place *place, fc_error *err) {
     char stage[24] = "", expert[24] = "", experts[64] = "";
-    if (grid->parts == 3 || (grid->parts == 2 && grid->ep == 1)) {
+    if (grid->nnumbers == 3 || (grid->nnumbers == 2 && grid->ep == 1)) {
         snprintf(stage, sizeof stage, "_%03" PRId64, place->stage);
     }
-    if (grid->parts == 3 || (grid->parts == 2 && grid->ep > 1)) {
+    if (grid->nnumbers == 3 || (grid->nnumbers == 2 && grid->ep > 1)) {
         snprintf(expert, sizeof expert, "_%03" PRId64, place->expert);
         snprintf(experts, sizeof experts, ", %" PRId64 " expert-parallel ranks", grid->ep);
     }
@@ -247,7 +247,7 @@ static fc_code check_whole(const fc_checkpoint *checkpoint, const mg_grid *grid,
 }
 
 fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const mg_args *args, mg_grid *grid, fc_error *err) {
-    for (size_t i = 0; grid->parts == 2 && args->stages <= 1 && args->ep > 1 && i < grid->count; i++) {
+    for (size_t i = 0; grid->nnumbers == 2 && args->stages <= 1 && args->ep > 1 && i < grid->count; i++) {
         grid->places[i].expert = grid->places[i].stage;
         grid->places[i].stage = 0;
     }

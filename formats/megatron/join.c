@@ -47,7 +47,7 @@ static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b,
         return FC_OK;
     }
     return same_shape(a, b)
-               ? fc_torch_same_extent(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
+               ? fc_torch_same_extent(r->checkpoint, a->dtype, a->ndim, a->sizes, a->extent, b->extent, same, r->err)
                : FC_OK;
 }
 
@@ -58,7 +58,7 @@ static const mg_place *place_of(const mg_reader *r, const mg_value *v) {
 }
 
 /* The number of ranks that a sharded value is sharded over. */
-static int64_t parts_of(const mg_reader *r, const mg_value *v) {
+static int64_t shards_of(const mg_reader *r, const mg_value *v) {
     return v->expert ? r->grid.expert_tp : r->grid.tp;
 }
 
@@ -68,7 +68,7 @@ static int64_t blocks_of(const mg_reader *r, const mg_value *v) {
 }
 
 /* Experts that are sharded over fewer ranks than the mesh has cannot be expressed as a placement. */
-static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *v, const mg_cut *cut) {
+static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *v, const mg_sharding *sharding) {
     if (r->grid.tp < 2) {
         return FC_OK;
     }
@@ -76,8 +76,8 @@ static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *
     if (!placement) {
         return fc_mg_no_memory(r);
     }
-    if ((cut->rule == MG_CUT || cut->rule == MG_GATED) && parts_of(r, v) == r->grid.tp) {
-        *placement = (fc_placement){FC_SHARD, cut->dim, 0};
+    if ((sharding->rule == MG_SHARD || sharding->rule == MG_GATED) && shards_of(r, v) == r->grid.tp) {
+        *placement = (fc_placement){FC_SHARD, sharding->dim, 0};
     }
     t->placements = placement;
     return FC_OK;
@@ -88,18 +88,18 @@ static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *
 static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t blocks,
                          int64_t from, int64_t count, int64_t offset) {
     fc_arena *arena = r->checkpoint->arena;
-    size_t n = (size_t)v->ndim, dim = (size_t)v->cut.dim;
+    size_t n = (size_t)v->ndim, dim = (size_t)v->sharding.dim;
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
-    const torch_extent *piece = v->piece;
+    const torch_extent *extent = v->extent;
     if (dims && from > 0) {
-        torch_extent *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
-        if (part) {
-            memcpy(part, piece, sizeof *part + n * sizeof *part->strides);
-            part->first += (uint64_t)(from * piece->strides[dim]) * fc_dtype_size(v->dtype);
+        torch_extent *moved = fc_arena_alloc(arena, sizeof *moved + n * sizeof *moved->strides);
+        if (moved) {
+            memcpy(moved, extent, sizeof *moved + n * sizeof *moved->strides);
+            moved->first += (uint64_t)(from * extent->strides[dim]) * fc_dtype_size(v->dtype);
         }
-        piece = part;
+        extent = moved;
     }
-    if (!dims || !piece) {
+    if (!dims || !extent) {
         return fc_mg_no_memory(r);
     }
     memcpy(dims + n, v->sizes, n * sizeof *dims);
@@ -109,22 +109,22 @@ static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, con
         dims[n + dim] = count;
     }
     chunks[t->nchunks++] = (fc_chunk){.dims = dims,
-                                      .offset = piece->record.offset,
-                                      .length = piece->record.stored,
-                                      .file = piece->record.file,
+                                      .offset = extent->record.offset,
+                                      .length = extent->record.stored,
+                                      .file = extent->record.file,
                                       .rank = r->grid.tp > 1 ? (uint32_t)place_of(r, v)->tensor : FC_NO_RANK,
-                                      .detail = (uint64_t)(uintptr_t)piece};
+                                      .detail = (uint64_t)(uintptr_t)extent};
     return FC_OK;
 }
 
-static fc_code describe(const mg_reader *r, const mg_value *v, int64_t blocks, int64_t parts, fc_tensor *t) {
+static fc_code describe(const mg_reader *r, const mg_value *v, int64_t blocks, int64_t shards, fc_tensor *t) {
     int64_t *shape = fc_arena_calloc(r->checkpoint->arena, (size_t)v->ndim, sizeof *shape);
     *t = (fc_tensor){.name = v->name, .path = v->path, .dtype = v->dtype, .ndim = v->ndim, .shape = shape};
     if (!shape) {
         return fc_mg_no_memory(r);
     }
     memcpy(shape, v->sizes, (size_t)v->ndim * sizeof *shape);
-    if ((parts > 1 && !fc_mul_i64(shape[v->cut.dim], parts, &shape[v->cut.dim])) ||
+    if ((shards > 1 && !fc_mul_i64(shape[v->sharding.dim], shards, &shape[v->sharding.dim])) ||
         (blocks > 1 && !fc_mul_i64(shape[0], blocks, &shape[0])) || !fc_torch_shape_fits(v->dtype, v->ndim, shape)) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its size overflows", fc_mg_file(r, v->file), v->name);
     }
@@ -140,28 +140,28 @@ static bool is_empty(const mg_value *v) {
     return false;
 }
 
-/* Joins `blocks` times `parts` values. If there is one value, it is the whole tensor. */
-static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t blocks, int64_t parts,
-                           const mg_cut *cut, fc_tensor *t) {
+/* Joins `blocks` times `shards` values. If there is one value, it is the whole tensor. */
+static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t blocks, int64_t shards,
+                           const mg_sharding *sharding, fc_tensor *t) {
     const mg_value *v = values[0];
-    int64_t size = v->ndim > 0 ? v->sizes[cut->dim] : 1, half = size / 2;
-    bool gated = cut->rule == MG_GATED && parts > 1;
-    fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * (size_t)(blocks * parts), sizeof *chunks);
+    int64_t size = v->ndim > 0 ? v->sizes[sharding->dim] : 1, half = size / 2;
+    bool gated = sharding->rule == MG_GATED && shards > 1;
+    fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * (size_t)(blocks * shards), sizeof *chunks);
     if (!chunks) {
         return fc_mg_no_memory(r);
     }
-    FC_TRY(describe(r, v, blocks, parts, t));
+    FC_TRY(describe(r, v, blocks, shards, t));
     t->chunks = chunks;
-    for (int64_t i = 0; i < blocks * parts && !is_empty(v); i++) {
-        int64_t block = i / parts, part = i % parts;
+    for (int64_t i = 0; i < blocks * shards && !is_empty(v); i++) {
+        int64_t block = i / shards, shard = i % shards;
         if (!gated) {
-            FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, size, part * size));
+            FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, size, shard * size));
             continue;
         }
-        FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, half, part * half));
-        FC_TRY(add_chunk(r, t, chunks, values[i], block, half, half, (parts + part) * half));
+        FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, half, shard * half));
+        FC_TRY(add_chunk(r, t, chunks, values[i], block, half, half, (shards + shard) * half));
     }
-    return set_placements(r, t, v, cut);
+    return set_placements(r, t, v, sharding);
 }
 
 static joined *next_made(joiner *j, const mg_value *v) {
@@ -174,11 +174,11 @@ static joined *next_made(joiner *j, const mg_value *v) {
 static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_path *path) {
     mg_value copy = *v, *one = &copy;
     joined *m = next_made(j, v);
-    const mg_cut whole = {MG_COPY, 0};
-    copy.cut = whole;
+    const mg_sharding whole = {MG_COPY, 0};
+    copy.sharding = whole;
     copy.name = name;
     copy.path = *path;
-    if (v->piece) {
+    if (v->extent) {
         return make_tensor(j->r, &one, 1, 1, &whole, &m->tensor);
     }
     m->tensor = (fc_tensor){.name = name, .path = *path};
@@ -256,7 +256,7 @@ static fc_code check_group(const mg_reader *r, const group *g) {
     const mg_value *first = g->values[0];
     for (size_t i = 0; i < g->count; i++) {
         const mg_value *v = g->values[i];
-        if (!v->piece || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
+        if (!v->extent || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
             return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its dtype or shape differs from that in %s",
                            fc_mg_file(r, v->file), first->name, fc_mg_file(r, first->file));
         }
@@ -272,7 +272,7 @@ static fc_code check_group(const mg_reader *r, const group *g) {
 static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value *b, bool *differ) {
     bool same;
     FC_TRY(compare(r, a, b, &same));
-    if (!same && a->cut.rule == MG_UNKNOWN) {
+    if (!same && a->sharding.rule == MG_UNKNOWN) {
         return fc_fail(r->err, FC_EUNSUPPORTED,
                        "%s: tensor %.256s: it differs from that in %s, and the dimension along which Megatron shards "
                        "it is unknown; give the path of one rank's file, or save with Megatron's --ckpt-format "
@@ -288,12 +288,12 @@ static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value 
 static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
     const mg_reader *r = j->r;
     mg_value *first = g->values[0];
-    size_t parts = (size_t)parts_of(r, first), ncells = parts * (size_t)blocks_of(r, first);
+    size_t shards = (size_t)shards_of(r, first), ncells = shards * (size_t)blocks_of(r, first);
     memset(j->cells, 0, ncells * sizeof *j->cells);
     for (size_t i = 0; i < g->count; i++) {
         const mg_place *p = place_of(r, g->values[i]);
         size_t block = first->grouped > 0 ? (size_t)p->expert : 0;
-        mg_value **cell = &j->cells[block * parts + (size_t)p->tensor % parts];
+        mg_value **cell = &j->cells[block * shards + (size_t)p->tensor % shards];
         if (*cell) {
             FC_TRY(check_copy(r, *cell, g->values[i], differ));
         } else {
@@ -303,7 +303,7 @@ static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
     for (size_t i = 0; i < ncells; i++) {
         if (!j->cells[i]) {
             return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: shard %zu of %zu is missing from all files",
-                           r->checkpoint->path, first->name, i % parts + 1, parts);
+                           r->checkpoint->path, first->name, i % shards + 1, shards);
         }
     }
     return FC_OK;
@@ -312,17 +312,17 @@ static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
 static fc_code join_shared(joiner *j, const group *g) {
     mg_reader *r = j->r;
     const mg_value *first = g->values[0];
-    mg_cut cut = first->cut;
-    bool differ = false, is_cut = cut.rule == MG_CUT || cut.rule == MG_GATED;
-    int64_t parts = parts_of(r, first);
+    mg_sharding sharding = first->sharding;
+    bool differ = false, is_sharded = sharding.rule == MG_SHARD || sharding.rule == MG_GATED;
+    int64_t shards = shards_of(r, first);
     FC_TRY(check_group(r, g));
-    if (is_cut && cut.dim >= first->ndim) {
+    if (is_sharded && sharding.dim >= first->ndim) {
         return fc_fail(r->err, FC_ECORRUPT,
                        "%s: tensor %.256s: it has too few dimensions to be sharded along dimension %d",
-                       fc_mg_file(r, first->file), first->name, cut.dim);
+                       fc_mg_file(r, first->file), first->name, sharding.dim);
     }
     FC_TRY(fill_cells(j, g, &differ));
-    for (int64_t i = 1; !is_cut && i < parts; i++) {
+    for (int64_t i = 1; !is_sharded && i < shards; i++) {
         FC_TRY(check_copy(r, j->cells[0], j->cells[i], &differ));
     }
     if (differ) {
@@ -330,7 +330,7 @@ static fc_code join_shared(joiner *j, const group *g) {
         r->ndiffering++;
     }
     joined *m = next_made(j, first);
-    return make_tensor(r, j->cells, blocks_of(r, first), is_cut ? parts : 1, &cut, &m->tensor);
+    return make_tensor(r, j->cells, blocks_of(r, first), is_sharded ? shards : 1, &sharding, &m->tensor);
 }
 
 /* ---- all tensors ---- */

@@ -73,7 +73,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
                      ? fc_dcp_open_with_file(checkpoint, common, false, options, err)
                      : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
-    checkpoint->keeps_order = false; /* the files of a pipeline's ranks each hold a part of the model */
+    checkpoint->keeps_order = false; /* the files of a pipeline's ranks each hold some of the layers */
     return rc;
 }
 

@@ -34,7 +34,7 @@ typedef struct mg_place {
  * distributed optimizer, if there are any, follow in the same order. */
 typedef struct mg_grid {
     size_t count;
-    int parts;              /**< How many numbers each name has. */
+    int nnumbers;           /**< How many numbers each name has. */
     const char **names;     /**< Names of the directories, e.g. "mp_rank_01_000". */
     mg_place *places;       /**< Sorted by stage, expert, tensor. */
     int64_t tp, stages, ep; /**< Numbers of tensor-parallel ranks, stages and expert-parallel ranks. */
@@ -56,17 +56,17 @@ fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const mg_args *args, mg_g
 typedef enum mg_rule {
     MG_UNKNOWN, /**< The name does not determine it. The parameter is readable only if all ranks have equal values. */
     MG_COPY,    /**< Every rank has the whole parameter. */
-    MG_CUT,     /**< It is sharded along `dim`. */
-    MG_GATED    /**< Like MG_CUT, but each rank has its shard of the gate followed by its shard of the rest. */
+    MG_SHARD,   /**< It is sharded along `dim`. */
+    MG_GATED    /**< Like MG_SHARD, but each rank has its shard of the gate followed by its shard of the rest. */
 } mg_rule;
 
-typedef struct mg_cut {
+typedef struct mg_sharding {
     mg_rule rule;
     int dim;
-} mg_cut;
+} mg_sharding;
 
 /** Returns the rule for a parameter by the end of its name. Never returns MG_GATED. */
-mg_cut fc_mg_rule(const char *name);
+mg_sharding fc_mg_rule(const char *name);
 
 /** Returns whether the value is an _extra_state of Transformer Engine, which differs between ranks. */
 bool fc_mg_is_extra_state(const char *name);
@@ -98,11 +98,11 @@ typedef struct mg_value {
     bool shared;                /**< A parameter or its state: the values of all ranks form one tensor. */
     const char *refusal;        /**< Why the value is unreadable; NULL if it is readable. */
     const torch_object *object; /**< The object; NULL for a tensor. */
-    const torch_extent *piece;  /**< The extent of the tensor; NULL for an object. */
+    const torch_extent *extent; /**< The extent of the tensor; NULL for an object. */
     fc_dtype dtype;
     int ndim;
     const int64_t *sizes;
-    mg_cut cut;
+    mg_sharding sharding;
     size_t chunk;    /**< The chunk of the model (virtual pipeline stage) that it belongs to. */
     bool expert;     /**< It is sharded over grid.expert_tp ranks, and each expert-parallel rank has other experts. */
     int64_t grouped; /**< MG_ALL_EXPERTS: number of experts in the matrix; else 0. */

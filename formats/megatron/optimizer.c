@@ -251,10 +251,10 @@ static fc_code add_state(const mg_optimizer *o, const mg_param *param, const cha
         return fc_mg_no_memory(r);
     }
     mg_value *value = fc_mg_add_leaf(r, name, &path, v);
-    if (value && value->piece && value->ndim == of->ndim &&
+    if (value && value->extent && value->ndim == of->ndim &&
         memcmp(value->sizes, of->sizes, (size_t)of->ndim * sizeof *of->sizes) == 0) {
         value->shared = true;
-        value->cut = of->cut;
+        value->sharding = of->sharding;
         value->expert = of->expert;
         value->grouped = of->grouped;
     }

@@ -28,7 +28,7 @@ static bool is_model(const char *key, size_t *chunk) {
 
 /* Whether the directory names have a second number and args does not determine its meaning. */
 static bool is_vague(const mg_reader *r) {
-    return r->grid.parts == 2 && (r->args.stages < 0 || r->args.ep < 0);
+    return r->grid.nnumbers == 2 && (r->args.stages < 0 || r->args.ep < 0);
 }
 
 static fc_code add_parameter(mg_reader *r, torch_leaf *leaf, size_t chunk) {
@@ -41,8 +41,8 @@ static fc_code add_parameter(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     }
     mg_expert expert = fc_mg_expert(leaf->name, &start, &end, &number);
     value->chunk = chunk;
-    value->shared = value->piece && !fc_mg_is_extra_state(leaf->name);
-    value->cut = value->shared ? fc_mg_rule(leaf->name) : (mg_cut){MG_UNKNOWN, 0};
+    value->shared = value->extent && !fc_mg_is_extra_state(leaf->name);
+    value->sharding = value->shared ? fc_mg_rule(leaf->name) : (mg_sharding){MG_UNKNOWN, 0};
     value->expert = value->shared && expert != MG_NO_EXPERT;
     value->grouped = value->shared && expert == MG_ALL_EXPERTS ? r->local_experts : 0;
     if (value->expert && is_vague(r)) {

@@ -17,28 +17,17 @@ typedef struct rule {
 } rule;
 
 static const rule rules[] = {
-    {"", "word_embeddings", MG_CUT, MG_UNKNOWN, 0},
-    {"", "word_embeddings_for_head", MG_CUT, MG_UNKNOWN, 0},
-    {"", "output_layer", MG_CUT, MG_CUT, 0},
-    {"", "linear_qkv", MG_CUT, MG_CUT, 0},
-    {"", "linear_q", MG_CUT, MG_CUT, 0},
-    {"", "linear_kv", MG_CUT, MG_CUT, 0},
-    {"", "linear_q_proj", MG_CUT, MG_CUT, 0},
-    {"", "linear_q_up_proj", MG_CUT, MG_CUT, 0},
-    {"", "linear_kv_up_proj", MG_CUT, MG_CUT, 0},
-    {"", "linear_proj", MG_CUT, MG_COPY, 1},
-    {"", "linear_fc1", MG_CUT, MG_CUT, 0},
-    {"", "linear_fc2", MG_CUT, MG_COPY, 1},
-    {"", "query_key_value", MG_CUT, MG_CUT, 0},
-    {"", "query", MG_CUT, MG_CUT, 0},
-    {"", "key_value", MG_CUT, MG_CUT, 0},
-    {"attention", "dense", MG_CUT, MG_COPY, 1},
-    {"", "dense_h_to_4h", MG_CUT, MG_CUT, 0},
-    {"", "dense_4h_to_h", MG_CUT, MG_COPY, 1},
-    {"", "lm_head", MG_UNKNOWN, MG_CUT, 0},
-    {"", "position_embeddings", MG_COPY, MG_COPY, 0},
-    {"", "tokentype_embeddings", MG_COPY, MG_COPY, 0},
-    {"", "router", MG_COPY, MG_COPY, 0},
+    {"", "word_embeddings", MG_SHARD, MG_UNKNOWN, 0},  {"", "word_embeddings_for_head", MG_SHARD, MG_UNKNOWN, 0},
+    {"", "output_layer", MG_SHARD, MG_SHARD, 0},       {"", "linear_qkv", MG_SHARD, MG_SHARD, 0},
+    {"", "linear_q", MG_SHARD, MG_SHARD, 0},           {"", "linear_kv", MG_SHARD, MG_SHARD, 0},
+    {"", "linear_q_proj", MG_SHARD, MG_SHARD, 0},      {"", "linear_q_up_proj", MG_SHARD, MG_SHARD, 0},
+    {"", "linear_kv_up_proj", MG_SHARD, MG_SHARD, 0},  {"", "linear_proj", MG_SHARD, MG_COPY, 1},
+    {"", "linear_fc1", MG_SHARD, MG_SHARD, 0},         {"", "linear_fc2", MG_SHARD, MG_COPY, 1},
+    {"", "query_key_value", MG_SHARD, MG_SHARD, 0},    {"", "query", MG_SHARD, MG_SHARD, 0},
+    {"", "key_value", MG_SHARD, MG_SHARD, 0},          {"attention", "dense", MG_SHARD, MG_COPY, 1},
+    {"", "dense_h_to_4h", MG_SHARD, MG_SHARD, 0},      {"", "dense_4h_to_h", MG_SHARD, MG_COPY, 1},
+    {"", "lm_head", MG_UNKNOWN, MG_SHARD, 0},          {"", "position_embeddings", MG_COPY, MG_COPY, 0},
+    {"", "tokentype_embeddings", MG_COPY, MG_COPY, 0}, {"", "router", MG_COPY, MG_COPY, 0},
 };
 
 static bool ends_in(const char *text, size_t length, const char *end) {
@@ -47,7 +36,7 @@ static bool ends_in(const char *text, size_t length, const char *end) {
 }
 
 /* Whether the text is `what`, optionally followed by a number: TEGroupedMLP calls the experts "weight0", "weight1". */
-static bool is_part(const char *text, const char *what) {
+static bool is(const char *text, const char *what) {
     size_t n = strlen(what);
     return strncmp(text, what, n) == 0 && text[n + strspn(text + n, "0123456789")] == '\0';
 }
@@ -60,36 +49,36 @@ static size_t before_last(const char *name, size_t length) {
     return length > 0 ? length - 1 : 0;
 }
 
-mg_cut fc_mg_rule(const char *name) {
-    const mg_cut copy = {MG_COPY, 0};
+mg_sharding fc_mg_rule(const char *name) {
+    const mg_sharding copy = {MG_COPY, 0};
     size_t module_end = before_last(name, strlen(name)), parent_end = before_last(name, module_end);
-    const char *module = parent_end ? name + parent_end + 1 : name, *part = module_end ? name + module_end + 1 : name;
+    const char *module = parent_end ? name + parent_end + 1 : name, *leaf = module_end ? name + module_end + 1 : name;
     size_t length = (size_t)(name + module_end - module);
-    bool weight = is_part(part, "weight"), bias = is_part(part, "bias");
-    if (is_part(part, "layer_norm_weight") || is_part(part, "layer_norm_bias") ||
+    bool weight = is(leaf, "weight"), bias = is(leaf, "bias");
+    if (is(leaf, "layer_norm_weight") || is(leaf, "layer_norm_bias") ||
         ((weight || bias) && (ends_in(module, length, "norm") || ends_in(module, length, "layernorm")))) {
         return copy;
     }
     if (ends_in(name, strlen(name),
                 ".experts.weight1")) { /* GroupedMLP stores the matrices of the experts transposed */
-        return (mg_cut){MG_CUT, 1};
+        return (mg_sharding){MG_SHARD, 1};
     }
     if (ends_in(name, strlen(name), ".experts.weight2")) {
-        return (mg_cut){MG_CUT, 0};
+        return (mg_sharding){MG_SHARD, 0};
     }
     for (size_t i = 0; (weight || bias) && i < sizeof rules / sizeof *rules; i++) {
         const rule *r = &rules[i];
         if (strlen(r->module) == length && memcmp(module, r->module, length) == 0 &&
             ends_in(name, parent_end, r->parent)) {
-            return weight ? (mg_cut){r->weight, r->dim} : (mg_cut){r->bias, 0};
+            return weight ? (mg_sharding){r->weight, r->dim} : (mg_sharding){r->bias, 0};
         }
     }
-    return (mg_cut){MG_UNKNOWN, 0};
+    return (mg_sharding){MG_UNKNOWN, 0};
 }
 
 bool fc_mg_is_extra_state(const char *name) {
-    const char *dot = strrchr(name, '.'), *part = dot ? dot + 1 : name;
-    return is_part(part, "_extra_state");
+    const char *dot = strrchr(name, '.'), *leaf = dot ? dot + 1 : name;
+    return is(leaf, "_extra_state");
 }
 
 const char *fc_mg_first_of_mlp(const char *name, const char **first, const char **second) {

@@ -12,14 +12,14 @@
 static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
     fc_arena *arena = r->checkpoint->arena;
     fc_torch_tensor t = {0};
-    torch_extent *piece = NULL;
-    fc_code rc = fc_torch_find_extent(&r->f, v, &t, arena, &piece, err);
+    torch_extent *extent = NULL;
+    fc_code rc = fc_torch_find_extent(&r->f, v, &t, arena, &extent, err);
     int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
     if (!sizes) {
         return rc == FC_OK ? fc_no_memory(err, NULL) : rc;
     }
     memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
-    value->piece = piece;
+    value->extent = extent;
     value->dtype = t.dtype;
     value->ndim = t.ndim;
     value->sizes = sizes;
@@ -67,10 +67,10 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves
     fc_pv_type type = fc_pv_typeof(v);
     *leaves = (torch_leaves){.arena = r->checkpoint->arena};
     if (type == FC_PV_DICT || type == FC_PV_LIST || type == FC_PV_TUPLE) {
-        fc_pickle part = *r->f.p; /* the same pickle with `v` as its root */
+        fc_pickle rooted = *r->f.p; /* the same pickle with `v` as its root */
         torch_file view = r->f;
-        part.root = v;
-        view.p = &part;
+        rooted.root = v;
+        view.p = &rooted;
         return fc_torch_flatten(&view, prefix, leaves, r->err);
     }
     const char *name = fc_mg_spell(r->checkpoint->arena, prefix);

@@ -1,7 +1,7 @@
 /*
  * FSDP1's flat parameters in checkpoints of one file per rank: the views of parameters that are stored next to them,
- * and optimizer state that is cut in the same way. An optimizer's state_dict() numbers its parameters, does not mention
- * shards, and contains the padding.
+ * and optimizer state that is sharded in the same way. An optimizer's state_dict() numbers its parameters, does not
+ * mention shards, and contains the padding.
  */
 #include "base/grow.h"
 #include "derived/flat_units.h"
@@ -18,7 +18,7 @@ static bool is_flat(const torch_leaf *leaf) {
 }
 
 /* Notes where the storage of a flat parameter is, if this rank holds any of it. */
-static fc_code note_flat(pt_merger *m, const torch_leaf *leaf) {
+static fc_code note_flat(pt_builder *m, const torch_leaf *leaf) {
     pt_shard own;
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
@@ -34,7 +34,7 @@ static fc_code note_flat(pt_merger *m, const torch_leaf *leaf) {
     return FC_OK;
 }
 
-fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
+fc_code fc_pt_find_flat(pt_builder *m, const torch_leaves *leaves) {
     m->nflat = 0;
     for (size_t i = 0; i < leaves->count; i++) {
         if (is_flat(&leaves->items[i])) {
@@ -44,20 +44,20 @@ fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
     return FC_OK;
 }
 
-static fc_code add_cut(pt_merger *m, int64_t ranks) {
-    if (!fc_grow(&m->cuts, &m->cuts_capacity, m->ncuts + 1, sizeof *m->cuts)) {
+static fc_code add_flat(pt_builder *m, int64_t ranks) {
+    if (!fc_grow(&m->flats, &m->flats_capacity, m->nflats + 1, sizeof *m->flats)) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    pt_flat *cut = &m->cuts[m->ncuts++];
-    *cut = (pt_flat){.ranks = ranks,
-                     .offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *cut->offsets)};
-    for (int64_t r = 0; cut->offsets && r < ranks; r++) {
-        cut->offsets[r] = -1;
+    pt_flat *flat = &m->flats[m->nflats++];
+    *flat = (pt_flat){.ranks = ranks,
+                      .offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *flat->offsets)};
+    for (int64_t r = 0; flat->offsets && r < ranks; r++) {
+        flat->offsets[r] = -1;
     }
-    return cut->offsets ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
+    return flat->offsets ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks) {
+fc_code fc_pt_note_flats(pt_builder *m, const torch_leaves *leaves, int64_t ranks) {
     size_t n = 0;
     for (size_t i = 0; i < leaves->count; i++) {
         pt_shard own;
@@ -65,21 +65,21 @@ fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks)
             continue;
         }
         FC_TRY(fc_pt_sharded_shard(m->f, leaves->items[i].v, 0, &own, m->err));
-        m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* from an earlier set */
+        m->nflats = m->rank == 0 && n == 0 ? 0 : m->nflats; /* from an earlier set */
         if (m->rank == 0) {
-            FC_TRY(add_cut(m, ranks));
+            FC_TRY(add_flat(m, ranks));
         }
-        pt_flat *cut = n < m->ncuts ? &m->cuts[n++] : NULL;
-        if (cut && own.local && own.ndim == 1) {
-            cut->numel = own.shape[0];
-            cut->shard = own.sizes[0] > cut->shard ? own.sizes[0] : cut->shard;
-            cut->offsets[m->rank] = own.offsets[0];
+        pt_flat *flat = n < m->nflats ? &m->flats[n++] : NULL;
+        if (flat && own.local && own.ndim == 1) {
+            flat->numel = own.shape[0];
+            flat->shard = own.sizes[0] > flat->shard ? own.sizes[0] : flat->shard;
+            flat->offsets[m->rank] = own.offsets[0];
         }
     }
     return FC_OK;
 }
 
-void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {
+void fc_pt_match_numbers(pt_builder *m, const torch_leaves *leaves) {
     size_t groups = 0, count = 0;
     for (size_t i = 0; i < leaves->count; i++) {
         const fc_path *path = &leaves->items[i].path;
@@ -90,33 +90,33 @@ void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {
             groups++;
         }
     }
-    m->numbered = m->ncuts > 0;
-    m->numbers_fit = groups == 1 && count == m->ncuts;
+    m->numbered = m->nflats > 0;
+    m->numbers_fit = groups == 1 && count == m->nflats;
 }
 
-static bool is_some_shard(const pt_merger *m, int64_t size) {
-    for (size_t i = 0; i < m->ncuts; i++) {
-        if (m->cuts[i].shard == size && m->cuts[i].numel != size) {
+static bool is_some_shard(const pt_builder *m, int64_t size) {
+    for (size_t i = 0; i < m->nflats; i++) {
+        if (m->flats[i].shard == size && m->flats[i].numel != size) {
             return true;
         }
     }
     return false;
 }
 
-/* Fills in the shard of this rank: the part of the flat parameter `cut` that is not padding. */
-static void place_state(const pt_merger *m, const pt_flat *cut, pt_shard *out) {
-    int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
-    out->shape[0] = cut->numel;
+/* Fills in the shard of this rank: the elements of the flat parameter that are not padding. */
+static void place_state(const pt_builder *m, const pt_flat *flat, pt_shard *out) {
+    int64_t offset = flat->offsets[m->rank], left = flat->numel - offset;
+    out->shape[0] = flat->numel;
     if (offset < 0) { /* only padding */
         out->local = 0;
         return;
     }
     out->offsets[0] = offset;
-    out->sizes[0] = left < cut->shard ? left : cut->shard;
-    out->padding = cut->shard - out->sizes[0];
+    out->sizes[0] = left < flat->shard ? left : flat->shard;
+    out->padding = flat->shard - out->sizes[0];
 }
 
-fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err) {
+fc_code fc_pt_state_shard(const pt_builder *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err) {
     const fc_path_element *e = leaf->path.count >= 3 ? &leaf->path.elements[leaf->path.count - 3] : NULL;
     fc_torch_tensor t = {0};
     *is = false;
@@ -130,7 +130,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
     if (t.ndim != 1) {
         return FC_OK;
     }
-    const pt_flat *cut = e[1].key[0] != '-' && number < m->ncuts ? &m->cuts[number] : NULL;
+    const pt_flat *flat = e[1].key[0] != '-' && number < m->nflats ? &m->flats[number] : NULL;
     if (!m->numbers_fit && is_some_shard(m, t.sizes[0])) {
         return fc_fail(
             err, FC_EUNSUPPORTED,
@@ -138,18 +138,18 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
             "it is unknown which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
             m->f->path);
     }
-    if (!m->numbers_fit || !cut || t.sizes[0] != cut->shard) {
+    if (!m->numbers_fit || !flat || t.sizes[0] != flat->shard) {
         return FC_OK;
     }
-    if (m->rank >= cut->ranks) {
+    if (m->rank >= flat->ranks) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: optimizer state of flat parameters that %" PRId64
                        " ranks saved, but this file is that of a higher rank: the files are of two checkpoints; give "
                        "the path of one of "
                        "their sets",
-                       m->f->path, cut->ranks);
+                       m->f->path, flat->ranks);
     }
     *is = true;
-    place_state(m, cut, out);
+    place_state(m, flat, out);
     return FC_OK;
 }

@@ -20,7 +20,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-static uint32_t *find_slot(const pt_merger *m, uint32_t *slots, size_t nslots, const char *name) {
+static uint32_t *find_slot(const pt_builder *m, uint32_t *slots, size_t nslots, const char *name) {
     size_t i = (size_t)XXH3_64bits(name, strlen(name)) & (nslots - 1);
     while (slots[i] && strcmp(m->values[slots[i] - 1].name, name) != 0) {
         i = (i + 1) & (nslots - 1);
@@ -28,7 +28,7 @@ static uint32_t *find_slot(const pt_merger *m, uint32_t *slots, size_t nslots, c
     return &slots[i];
 }
 
-static bool grow_slots(pt_merger *m) {
+static bool grow_slots(pt_builder *m) {
     size_t nslots = m->nslots ? m->nslots * 2 : 1024;
     uint32_t *slots = calloc(nslots, sizeof *slots);
     if (!slots) {
@@ -44,7 +44,7 @@ static bool grow_slots(pt_merger *m) {
 }
 
 /* Copies the name, because names of leaves live only while their file is read. */
-static bool keep_name(const pt_merger *m, pt_value *v) {
+static bool keep_name(const pt_builder *m, pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
     v->name = fc_arena_strndup(arena, v->name, strlen(v->name));
@@ -58,7 +58,7 @@ static bool keep_name(const pt_merger *m, pt_value *v) {
 }
 
 /* Finds the value called `name`, or makes it and sets `*made`. */
-static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, bool *made) {
+static pt_value *value_of(pt_builder *m, const char *name, const fc_path *path, bool *made) {
     if ((m->count + 1) * 2 >= m->nslots && !grow_slots(m)) {
         return NULL;
     }
@@ -82,7 +82,7 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
 /* ---- objects ---- */
 
 /* Makes a name and path for a rank's value whose name is already in use: "lr.rank_3". */
-static fc_code rank_path(pt_merger *m, const torch_leaf *leaf, const char **name, fc_path *path) {
+static fc_code rank_path(pt_builder *m, const torch_leaf *leaf, const char **name, fc_path *path) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
     *name = fc_arena_printf(arena, "%s.rank_%" PRId64, leaf->name, m->rank);
@@ -97,7 +97,7 @@ static fc_code rank_path(pt_merger *m, const torch_leaf *leaf, const char **name
 }
 
 /* Adds an object that differs from rank 0's under a name of the rank. */
-static fc_code add_rank_object(pt_merger *m, const torch_leaf *leaf, pt_value **out) {
+static fc_code add_rank_object(pt_builder *m, const torch_leaf *leaf, pt_value **out) {
     const char *name;
     fc_path path;
     bool made;
@@ -112,7 +112,7 @@ static fc_code add_rank_object(pt_merger *m, const torch_leaf *leaf, pt_value **
                           name);
 }
 
-static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
+static fc_code add_object(pt_builder *m, const torch_leaf *leaf) {
     torch_object *object = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
@@ -138,7 +138,7 @@ static bool same_shape(const pt_value *v, const pt_shard *shard) {
     return v->ndim == shard->ndim && memcmp(v->shape, shard->shape, (size_t)v->ndim * sizeof *v->shape) == 0;
 }
 
-static fc_code describe(pt_merger *m, pt_value *v, const pt_shard *shard, fc_dtype dtype) {
+static fc_code describe(pt_builder *m, pt_value *v, const pt_shard *shard, fc_dtype dtype) {
     size_t bytes = (size_t)shard->ndim * sizeof *v->shape;
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
     v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)shard->mesh.ndim, sizeof *v->placements);
@@ -164,7 +164,7 @@ static bool is_empty(const pt_shard *shard) {
 }
 
 /* @return the slot of a box in the table of all boxes, or the free slot where it belongs. */
-static pt_box *find_box(const pt_merger *m, pt_box *slots, size_t nslots, uint32_t value, const int64_t *dims) {
+static pt_box *find_box(const pt_builder *m, pt_box *slots, size_t nslots, uint32_t value, const int64_t *dims) {
     size_t bytes = 2 * (size_t)m->values[value].ndim * sizeof *dims;
     size_t i = (size_t)XXH3_64bits_withSeed(dims, bytes, value) & (nslots - 1);
     while (slots[i].used) {
@@ -177,7 +177,7 @@ static pt_box *find_box(const pt_merger *m, pt_box *slots, size_t nslots, uint32
     return &slots[i];
 }
 
-static bool grow_boxes(pt_merger *m) {
+static bool grow_boxes(pt_builder *m) {
     size_t nslots = m->nboxes ? m->nboxes * 2 : 1024;
     pt_box *slots = calloc(nslots, sizeof *slots);
     for (size_t i = 0; slots && i < m->nboxes; i++) {
@@ -194,14 +194,14 @@ static bool grow_boxes(pt_merger *m) {
     return slots != NULL;
 }
 
-static bool has_box(const pt_merger *m, const pt_value *v, const pt_shard *shard) {
+static bool has_box(const pt_builder *m, const pt_value *v, const pt_shard *shard) {
     int64_t dims[2 * FC_MAX_DIMS];
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
     return m->nboxes > 0 && find_box(m, m->boxes, m->nboxes, (uint32_t)(v - m->values), dims)->used;
 }
 
-static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
+static fc_code add_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
     if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks) ||
         ((m->nchunks + 1) * 2 >= m->nboxes && !grow_boxes(m))) {
@@ -221,8 +221,13 @@ static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *shard, const
     return FC_OK;
 }
 
-static fc_code check_local(const pt_merger *m, const pt_shard *shard, const fc_torch_tensor *t) {
+/* Any tensor without elements fits an empty shard: FSDP2 saves [0, 0] where the placements say [2, 0]. */
+static fc_code check_local(const pt_builder *m, const pt_shard *shard, const fc_torch_tensor *t) {
+    int64_t elements;
     bool same = t->ndim == shard->ndim;
+    if (same && is_empty(shard) && fc_numel(t->ndim, t->sizes, &elements) && elements == 0) {
+        return FC_OK;
+    }
     for (int i = 0; same && i < t->ndim; i++) {
         same = t->sizes[i] == shard->sizes[i] + (i == 0 ? shard->padding : 0);
     }
@@ -232,7 +237,7 @@ static fc_code check_local(const pt_merger *m, const pt_shard *shard, const fc_t
 }
 
 /* Adds a rank's shard of the value called leaf->name. */
-static fc_code add_shard(pt_merger *m, const torch_leaf *leaf, const pt_shard *shard) {
+static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *shard) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     bool made;
@@ -263,7 +268,7 @@ static fc_code add_shard(pt_merger *m, const torch_leaf *leaf, const pt_shard *s
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
-static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const torch_extent *extent) {
+static bool is_flat_view(const pt_builder *m, const fc_torch_tensor *t, const torch_extent *extent) {
     for (size_t i = 0; i < m->nflat && t->ndim == 1; i++) {
         if (m->flat[i] == extent->record.offset) {
             return true;
@@ -272,15 +277,15 @@ static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const tor
     return false;
 }
 
-/* Checks that every rank had a part, and that they are cut as by torch.chunk. */
-static fc_code end_parts(const pt_merger *m, pt_value *v, int64_t ranks) {
+/* Checks that every rank had a shard, and that these are the shards of torch.chunk. */
+static fc_code end_tp_shards(const pt_builder *m, pt_value *v, int64_t ranks) {
     const int dim = v->placements[0].dim;
     bool regular = true;
-    if (v->parts != ranks) {
+    if (v->shards != ranks) {
         return fc_fail(m->err, FC_ECORRUPT,
                        "%s: %.256s: only %" PRId64 " of %" PRId64
-                       " ranks' files contain it, but according to the plan tensor parallelism cut it",
-                       m->directory, v->name, v->parts, ranks);
+                       " ranks' files contain it, but according to the plan tensor parallelism sharded it",
+                       m->directory, v->name, v->shards, ranks);
     }
     v->mesh.sizes[0] = ranks;
     for (size_t i = 0; i < v->nchunks && regular; i++) {
@@ -293,31 +298,31 @@ static fc_code end_parts(const pt_merger *m, pt_value *v, int64_t ranks) {
     return FC_OK;
 }
 
-fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks) {
+fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks) {
     fc_code rc = FC_OK;
     for (size_t i = first; rc == FC_OK && i < m->count; i++) {
-        rc = m->values[i].parts > 0 ? end_parts(m, &m->values[i], ranks) : rc;
+        rc = m->values[i].shards > 0 ? end_tp_shards(m, &m->values[i], ranks) : rc;
     }
     return rc;
 }
 
 /* Appends this rank's shard to those of the ranks before along `dim`. */
-static fc_code extend_along(const pt_merger *m, pt_value *v, const fc_torch_tensor *t, int dim, pt_shard *shard) {
-    shard->offsets[dim] = v->parts > 0 && v->ndim == t->ndim ? v->shape[dim] : 0;
+static fc_code extend_along(const pt_builder *m, pt_value *v, const fc_torch_tensor *t, int dim, pt_shard *shard) {
+    shard->offsets[dim] = v->shards > 0 && v->ndim == t->ndim ? v->shape[dim] : 0;
     shard->shape[dim] = shard->offsets[dim];
-    bool fits = v->parts == m->rank && v->dtype == t->dtype && same_shape(v, shard);
+    bool fits = v->shards == m->rank && v->dtype == t->dtype && same_shape(v, shard);
     if (!fits || !fc_add_i64(v->shape[dim], t->sizes[dim], &v->shape[dim]) ||
         !fc_torch_shape_fits(v->dtype, v->ndim, v->shape)) {
         return fc_fail(m->err, FC_ECORRUPT,
-                       "%s: its dtype or shape does not match those of earlier ranks, with which it is cut along "
+                       "%s: its dtype or shape does not match those of earlier ranks, with which it is sharded along "
                        "dimension %d according to the plan",
                        m->f->path, dim);
     }
     return FC_OK;
 }
 
-/* Adds a plain tensor that is cut along `dim` according to the plan: appends the rank's shard. */
-static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
+/* Adds a plain tensor that is sharded along `dim` according to the plan: appends the rank's shard. */
+static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     bool made;
@@ -338,21 +343,21 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     } else {
         FC_TRY(extend_along(m, v, &t, dim, &shard));
     }
-    v->parts = m->rank + 1;
+    v->shards = m->rank + 1;
     return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
 }
 
 /* Compares a plain tensor with that of rank 0, from which `v` was made. */
-static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_shard *shard, fc_dtype dtype,
+static fc_code compare_plain(const pt_builder *m, const pt_value *v, const pt_shard *shard, fc_dtype dtype,
                              const torch_extent *extent) {
     bool same = false;
     if (v->object || !v->plain || v->dtype != dtype || !same_shape(v, shard)) {
         return fc_advise(m->err,
                          fc_fail(m->err, FC_EUNSUPPORTED,
                                  "%s: a plain tensor whose dtype or shape differs between ranks, and the files do not "
-                                 "say how the parts of the ranks are combined",
+                                 "say how the ranks' shards are combined",
                                  m->f->path),
-                         FC_HINT_CUT_BY_TP, NULL);
+                         FC_HINT_SHARDED_BY_TP, NULL);
     }
     if (v->nchunks == 0) {
         return FC_OK;
@@ -363,13 +368,13 @@ static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_sha
                 : fc_advise(m->err,
                             fc_fail(m->err, FC_EUNSUPPORTED,
                                     "%s: this plain tensor differs from that of rank 0 and is not a copy, and no file "
-                                    "says how the ranks' parts fit together",
+                                    "says how the ranks' shards fit together",
                                     m->f->path),
-                            FC_HINT_CUT_BY_TP, NULL);
+                            FC_HINT_SHARDED_BY_TP, NULL);
 }
 
 /* Adds a plain tensor without a layout. It must be equal on all ranks, or they cannot be merged. */
-static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
+static fc_code add_plain(pt_builder *m, const torch_leaf *leaf) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     pt_shard shard = {0};
@@ -399,7 +404,7 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
 }
 
-static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
+static fc_code add_sharded(pt_builder *m, const torch_leaf *leaf) {
     pt_shard shard;
     size_t n = fc_pt_sharded_count(m->f, leaf->v);
     for (size_t i = 0; i < n; i++) {
@@ -409,8 +414,8 @@ static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
     return FC_OK;
 }
 
-/* Finds the dimension that tensor parallelism cut according to the plan, or -1. */
-static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
+/* Finds the dimension along which tensor parallelism sharded according to the plan, or -1. */
+static fc_code find_tp_dim(const pt_builder *m, const torch_leaf *leaf, int *dim) {
     fc_torch_tensor t = {0};
     fc_tp_style style;
     FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, leaf->v, &t, m->err), m->err, "%s", m->f->path);
@@ -419,7 +424,7 @@ static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
 }
 
 /* A tensor of the rank: what it is follows from the optimizer's numbers, our layout record, or the TP plan. */
-static fc_code merge_tensor(pt_merger *m, const torch_leaf *leaf) {
+static fc_code merge_tensor(pt_builder *m, const torch_leaf *leaf) {
     pt_shard shard;
     if (m->numbered) {
         bool is = false;
@@ -436,12 +441,12 @@ static fc_code merge_tensor(pt_merger *m, const torch_leaf *leaf) {
     }
     int dim = -1;
     if (m->tp_plan) {
-        FC_TRY(find_cut(m, leaf, &dim));
+        FC_TRY(find_tp_dim(m, leaf, &dim));
     }
-    return dim >= 0 ? add_part(m, leaf, dim) : add_plain(m, leaf);
+    return dim >= 0 ? add_tp_shard(m, leaf, dim) : add_plain(m, leaf);
 }
 
-fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
+fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf) {
     pt_shard shard;
     switch (leaf->kind) {
     case TORCH_OBJECT:

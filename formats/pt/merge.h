@@ -26,11 +26,11 @@ typedef struct pt_value {
     uint32_t file; /* index of an object's file */
     fc_mesh mesh;
     fc_placement *placements;
-    int64_t parts; /* number of ranks merged so far along the dimension that the TP plan cuts; 0: the plan does not cut
-                      it */
+    int64_t shards; /* number of ranks merged so far along the dimension that the TP plan shards; 0: the plan does not
+                      shard it */
 } pt_value;
 
-/* How a flat parameter is cut. Its optimizer state is cut in the same way, with padding at the end. */
+/* How a flat parameter is sharded. Its optimizer state is sharded in the same way, with padding at the end. */
 typedef struct pt_flat {
     int64_t numel, shard; /* elements of the whole, and of each rank's shard with padding */
     int64_t ranks;        /* number of ranks of the set */
@@ -43,7 +43,7 @@ typedef struct pt_box {
     bool used;
 } pt_box;
 
-typedef struct pt_merger {
+typedef struct pt_builder {
     fc_checkpoint *checkpoint;
     const char *directory;
     fc_arena *scratch; /* memory for the current file */
@@ -59,34 +59,34 @@ typedef struct pt_merger {
     const pt_layout *layout; /* layout record of the current file */
     uint64_t *flat;          /* malloc'ed: file offsets of the storages of the file's flat parameters */
     size_t nflat, flat_capacity;
-    pt_flat *cuts; /* malloc'ed: the flat parameters of the last set with flat parameters, in its order */
-    size_t ncuts, cuts_capacity;
+    pt_flat *flats; /* malloc'ed: the flat parameters of the last set with flat parameters, in its order */
+    size_t nflats, flats_capacity;
     const struct fc_tp_plan *tp_plan; /* the plan for plain tensors, or NULL */
     bool numbered;                    /* whether optimizer state in the current file may belong to flat parameters */
     size_t joined;                    /* number of tensors that tp_plan joined */
     bool numbers_fit;                 /* whether it also uses the same numbers */
     fc_error *err;
-} pt_merger;
+} pt_builder;
 
 /**
- * Finds the flat parameters of the current file. With use_orig_params, FSDP1 stores next to each the local part of its
+ * Finds the flat parameters of the current file. With use_orig_params, FSDP1 stores next to each the local shard of its
  * parameters: one-dimensional views of the same storage.
  */
-fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves);
+fc_code fc_pt_find_flat(pt_builder *m, const torch_leaves *leaves);
 
-/** Records how the flat parameters of a file are cut, if it has any. @param ranks of the set */
-fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks);
+/** Records how the flat parameters of a file are sharded, if it has any. @param ranks of the set */
+fc_code fc_pt_note_flats(pt_builder *m, const torch_leaves *leaves, int64_t ranks);
 /** Finds out whether this file is an optimizer's state_dict() of exactly these flat parameters, in one group. */
-void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves);
-/** Finds the shard of a leaf of such a file. `*is` is false for a leaf that is cut differently. The local tensor is
+void fc_pt_match_numbers(pt_builder *m, const torch_leaves *leaves);
+/** Finds the shard of a leaf of such a file. `*is` is false for a leaf that is sharded differently. The local tensor is
  *  longer than the shard by the padding. */
-fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
+fc_code fc_pt_state_shard(const pt_builder *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
 
-/** Call it after the last file of a set of `ranks`, whose values start at `first`. Checks that every rank had a part of
- *  each tensor that is cut according to the plan. */
-fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks);
+/** Call it after the last file of a set of `ranks`, whose values start at `first`. Checks that every rank had a shard
+ * of each tensor that is sharded according to the plan. */
+fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks);
 
 /** Adds a leaf of the current file. Its name may be in m->scratch. */
-fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf);
+fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf);
 
 #endif

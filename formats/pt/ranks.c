@@ -16,7 +16,7 @@
 /* ---- files ---- */
 
 /*
- * Whether the files of a set are parts of one model. Sets called model and optim are, and so are others, unless their
+ * Whether the files of a set belong to one model. Sets called model and optim are, and so are others, unless their
  * name shows that each rank has its own values.
  */
 static bool is_merged(const pt_set *set) {
@@ -38,7 +38,7 @@ typedef struct rank_file {
 
 /* A set while its files are read. */
 typedef struct set_reader {
-    pt_merger *m;
+    pt_builder *m;
     const pt_set *set;
     const fc_open_options *options;
     size_t first; /* index of its first file */
@@ -90,13 +90,13 @@ static fc_code open_file(void *context, size_t index, void *slot, fc_error *err)
 static fc_code merge_file(void *context, size_t index, void *slot, fc_error *err) {
     const set_reader *r = context;
     rank_file *file = slot;
-    pt_merger *m = r->m;
+    pt_builder *m = r->m;
     m->rank = (int64_t)index;
     m->scratch = file->scratch;
     m->f = &file->f;
     m->layout = &file->layout;
     FC_TRY(fc_pt_find_flat(m, &file->leaves));
-    FC_TRY(fc_pt_note_cuts(m, &file->leaves, r->set->ranks));
+    FC_TRY(fc_pt_note_flats(m, &file->leaves, r->set->ranks));
     fc_pt_match_numbers(m, &file->leaves);
     for (size_t i = 0; i < file->leaves.count; i++) {
         FC_TRY_CONTEXT(fc_pt_merge_leaf(m, &file->leaves.items[i]), err, "%s: %.256s", m->directory,
@@ -113,7 +113,7 @@ static void close_file(void *slot) {
     fc_arena_free(file->scratch);
 }
 
-static fc_code check_missing(const pt_merger *m, const pt_set *set, size_t first) {
+static fc_code check_missing(const pt_builder *m, const pt_set *set, size_t first) {
     size_t missing = 0, at = 0;
     for (int64_t r = 0; r < set->ranks; r++) {
         if (access(m->checkpoint->files[first + (size_t)r].path, F_OK) != 0) {
@@ -127,7 +127,7 @@ static fc_code check_missing(const pt_merger *m, const pt_set *set, size_t first
                                   m->checkpoint->files[at].path, missing, set->ranks);
 }
 
-static fc_code check_links(const pt_merger *m, const fc_open_options *options, size_t first, size_t count) {
+static fc_code check_links(const pt_builder *m, const fc_open_options *options, size_t first, size_t count) {
     char root[PATH_MAX];
     if (options->follow_external) {
         return FC_OK;
@@ -142,7 +142,7 @@ static fc_code check_links(const pt_merger *m, const fc_open_options *options, s
 }
 
 /* Names the files of a set from checkpoint->files[first] on. */
-static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
+static fc_code name_files(pt_builder *m, const pt_set *set, fc_file *files) {
     fc_arena *arena = m->checkpoint->arena;
     size_t n = strlen(m->directory);
     const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
@@ -156,7 +156,7 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
     return FC_OK;
 }
 
-static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
+static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
     size_t first = m->checkpoint->nfiles, first_value = m->count;
     m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
     FC_TRY(name_files(m, set, files + first));
@@ -172,12 +172,12 @@ static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_o
                                 .close = close_file};
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, (uint64_t)set->ranks);
     FC_TRY(fc_open_files(&how, m->err));
-    return fc_pt_check_parts(m, first_value, set->ranks);
+    return fc_pt_check_shards(m, first_value, set->ranks);
 }
 
 /* ---- the manifest ---- */
 
-static fc_code finish_value(const pt_merger *m, const pt_value *v, fc_tensor *t) {
+static fc_code finish_value(const pt_builder *m, const pt_value *v, fc_tensor *t) {
     fc_arena *arena = m->checkpoint->arena;
     t->name = v->name;
     t->path = v->path;
@@ -203,7 +203,7 @@ static fc_code finish_value(const pt_merger *m, const pt_value *v, fc_tensor *t)
 }
 
 /* A tensor of which every rank has a copy is replicated on the mesh of the others. */
-static fc_code place_plain(const pt_merger *m, const pt_value *v, fc_tensor *t) {
+static fc_code place_plain(const pt_builder *m, const pt_value *v, fc_tensor *t) {
     if (v->object || !v->plain || m->checkpoint->mesh.ndim == 0) {
         return FC_OK;
     }
@@ -213,12 +213,12 @@ static fc_code place_plain(const pt_merger *m, const pt_value *v, fc_tensor *t) 
     return placements ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-static fc_code finish(pt_merger *m) {
+static fc_code finish(pt_builder *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
     if (!tensors) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions; other meshes are parts of it */
+    for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions; the others are its submeshes */
         if (m->values[i].mesh.ndim > m->checkpoint->mesh.ndim) {
             m->checkpoint->mesh = m->values[i].mesh;
         }
@@ -240,11 +240,11 @@ out:
 }
 
 /* Adds a note about tensors that were merged only by the plan. */
-static fc_code note_joined(const pt_merger *m) {
+static fc_code note_joined(const pt_builder *m) {
     fc_checkpoint *c = m->checkpoint;
     const pt_value *v = NULL;
     for (size_t i = m->count; i-- > 0;) {
-        v = m->values[i].parts > 0 ? &m->values[i] : v;
+        v = m->values[i].shards > 0 ? &m->values[i] : v;
     }
     if (!v) {
         return FC_OK;
@@ -257,7 +257,7 @@ static fc_code note_joined(const pt_merger *m) {
 }
 
 /* Merges the sets, or the only one that is to be read. */
-static fc_code add_sets(pt_merger *m, const pt_set *sets, size_t nsets, const char *only,
+static fc_code add_sets(pt_builder *m, const pt_set *sets, size_t nsets, const char *only,
                         const fc_open_options *options, fc_file *files) {
     for (size_t i = 0; i < nsets; i++) {
         if (!only || strcmp(only, sets[i].name) == 0) {
@@ -273,7 +273,7 @@ static fc_code add_sets(pt_merger *m, const pt_set *sets, size_t nsets, const ch
 
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
-    pt_merger m = {.checkpoint = checkpoint, .directory = directory, .err = err};
+    pt_builder m = {.checkpoint = checkpoint, .directory = directory, .err = err};
     pt_set *sets = NULL;
     size_t nsets = 0, total = 0;
     FC_TRY(fc_pt_find_sets(directory, checkpoint->arena, &sets, &nsets, err));
@@ -291,7 +291,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     }
     free(m.values);
     free(m.flat);
-    free(m.cuts);
+    free(m.flats);
     free(m.slots);
     free(m.boxes);
     return rc;

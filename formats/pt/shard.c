@@ -98,11 +98,11 @@ static int mesh_sizes(const fc_pickle *p, fc_pv mesh, int64_t *sizes) {
     size_t n;
     if (axes && sequence(p, axes, &axis, &n) && n <= FC_MAX_MESH_DIMS) {
         for (size_t i = 0; i < n; i++) { /* the size of an axis that was flattened from several is their product */
-            int64_t parts[FC_MAX_MESH_DIMS];
-            int count = numbers(p, field(p, axis[i], "shape"), FC_MAX_MESH_DIMS, parts);
+            int64_t factors[FC_MAX_MESH_DIMS];
+            int count = numbers(p, field(p, axis[i], "shape"), FC_MAX_MESH_DIMS, factors);
             sizes[i] = 1;
             for (int k = 0; k < count; k++) {
-                if (!fc_mul_i64(sizes[i], parts[k], &sizes[i])) {
+                if (!fc_mul_i64(sizes[i], factors[k], &sizes[i])) {
                     return -1;
                 }
             }
@@ -118,8 +118,8 @@ static int mesh_sizes(const fc_pickle *p, fc_pv mesh, int64_t *sizes) {
     return shape ? numbers(p, shape, FC_MAX_MESH_DIMS, sizes) : -1;
 }
 
-/* @param takes_part receives whether the rank is in the mesh. */
-static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *coordinate, bool *takes_part,
+/* @param in_mesh receives whether the rank is in the mesh. */
+static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *coordinate, bool *in_mesh,
                          fc_error *err) {
     const fc_pickle *p = f->p;
     fc_pv names = field(p, v, "mesh_dim_names"), at = field(p, v, "_coordinate_on_dim");
@@ -132,8 +132,8 @@ static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *c
         return fc_fail(err, FC_EUNSUPPORTED, "%s: its device mesh has an unknown form, perhaps that of a newer PyTorch",
                        f->path);
     }
-    *takes_part = fc_pv_typeof(at) != FC_PV_NONE;
-    if (*takes_part && numbers(p, at, FC_MAX_MESH_DIMS, coordinate) != mesh->ndim) {
+    *in_mesh = fc_pv_typeof(at) != FC_PV_NONE;
+    if (*in_mesh && numbers(p, at, FC_MAX_MESH_DIMS, coordinate) != mesh->ndim) {
         return damaged(f, "the coordinate of the rank in its device mesh is missing", err);
     }
     bool named = names && sequence(p, names, &name, &n) && n == (size_t)mesh->ndim;
@@ -143,7 +143,7 @@ static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *c
         if (named && fc_pv_typeof(name[i]) == FC_PV_STR) {
             snprintf(mesh->names[i], sizeof mesh->names[i], "%s", fc_pickle_bytes(p, name[i], &length));
         }
-        if (mesh->sizes[i] < 1 || (*takes_part && coordinate[i] >= mesh->sizes[i])) {
+        if (mesh->sizes[i] < 1 || (*in_mesh && coordinate[i] >= mesh->sizes[i])) {
             return damaged(f, "its device mesh is invalid", err);
         }
     }
@@ -197,7 +197,7 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_erro
     const fc_pv *outer, *inner;
     size_t n, m;
     int64_t coordinate[FC_MAX_MESH_DIMS] = {0};
-    bool takes_part = false;
+    bool in_mesh = false;
     *out = (pt_shard){0};
     /* _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, (DTensor, dtype, size, strides, …), state) */
     if (!sequence(p, fc_pickle_arguments(p, v), &outer, &n) || n < 4 || !sequence(p, outer[2], &inner, &m) || m < 3) {
@@ -208,12 +208,12 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_erro
     if (out->ndim < 0 || fc_pv_typeof(spec) != FC_PV_CALL || !local) {
         return damaged(f, "it is not a DTensor that torch.save wrote", err);
     }
-    FC_TRY(read_mesh(f, field(p, spec, "mesh"), &out->mesh, coordinate, &takes_part, err));
+    FC_TRY(read_mesh(f, field(p, spec, "mesh"), &out->mesh, coordinate, &in_mesh, err));
     FC_TRY(read_placements(f, field(p, spec, "placements"), &out->mesh, out->placements, err));
     if (!fc_pt_shard_sane(out)) {
         return damaged(f, "its size or its placements are invalid", err);
     }
-    if (!takes_part) {
+    if (!in_mesh) {
         return FC_OK;
     }
     out->local = local;
@@ -233,28 +233,28 @@ bool fc_pt_shard_sane(const pt_shard *shard) {
  * state in _rebuild_from_type_v2(function, type, arguments, state).
  */
 static const fc_pv *sharded_state(const torch_file *f, fc_pv v) {
-    const fc_pv *parts;
+    const fc_pv *items;
     size_t n;
     fc_pv state = fc_pickle_state(f->p, v);
-    if (!state && sequence(f->p, fc_pickle_arguments(f->p, v), &parts, &n) && n >= 4) {
-        state = parts[3];
+    if (!state && sequence(f->p, fc_pickle_arguments(f->p, v), &items, &n) && n >= 4) {
+        state = items[3];
     }
-    return sequence(f->p, state, &parts, &n) && n >= 2 ? parts : NULL;
+    return sequence(f->p, state, &items, &n) && n >= 2 ? items : NULL;
 }
 
 size_t fc_pt_sharded_count(const torch_file *f, fc_pv v) {
-    const fc_pv *parts = sharded_state(f, v), *shards;
+    const fc_pv *state = sharded_state(f, v), *shards;
     size_t n = 0;
-    return parts && sequence(f->p, parts[0], &shards, &n) ? n : 0;
+    return state && sequence(f->p, state[0], &shards, &n) ? n : 0;
 }
 
 fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err) {
     const fc_pickle *p = f->p;
-    const fc_pv *parts = sharded_state(f, v), *shards = NULL;
+    const fc_pv *state = sharded_state(f, v), *shards = NULL;
     size_t n = 0;
     *out = (pt_shard){0};
-    out->ndim = parts ? numbers(p, field(p, parts[1], "size"), FC_MAX_DIMS, out->shape) : -1;
-    if (out->ndim < 0 || !sequence(p, parts[0], &shards, &n)) {
+    out->ndim = state ? numbers(p, field(p, state[1], "size"), FC_MAX_DIMS, out->shape) : -1;
+    if (out->ndim < 0 || !sequence(p, state[0], &shards, &n)) {
         return damaged(f, "it is not a ShardedTensor that torch.save wrote", err);
     }
     if (!fc_pt_shard_sane(out)) {

@@ -146,7 +146,7 @@ static void write_group(const sharded_out *s) {
     end_instance(s);
 }
 
-/* Writes the spec that torch infers for one dimension cut by torch.chunk over all ranks. */
+/* Writes the spec that torch infers for one dimension sharded by torch.chunk over all ranks. */
 static void write_spec(const sharded_out *s) {
     begin_instance(s, "torch.distributed._shard.sharding_spec.api", "EnumerableShardingSpec");
     fc_torch_pickle_often(s->w, "shards");

@@ -45,9 +45,9 @@ fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
     skip_blanks(json);
     size_t left = json->size - json->at;
     bool string = left > 0 && json->text[json->at] == '"';
-    bool cut = !string && left > ST_JSON_VALUE;
+    bool shortened = !string && left > ST_JSON_VALUE;
     const char *start = left > 0 ? json->text + json->at : "";
-    *value = json_loadb(start, cut ? ST_JSON_VALUE : left,
+    *value = json_loadb(start, shortened ? ST_JSON_VALUE : left,
                         JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES, &wrong);
     if (*value) {
         json->at += (size_t)wrong.position;
@@ -62,7 +62,7 @@ fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
                         err);
         return err ? (err->code = FC_EUNSUPPORTED) : FC_EUNSUPPORTED;
     }
-    if (cut && (what == json_error_premature_end_of_input || (size_t)wrong.position >= ST_JSON_VALUE)) {
+    if (shortened && (what == json_error_premature_end_of_input || (size_t)wrong.position >= ST_JSON_VALUE)) {
         return fc_st_json_fail(json, json->at, "a value has more than 64 KiB", err);
     }
     return fc_st_json_fail(json, json->at + (size_t)(wrong.position > 0 ? wrong.position : 0), wrong.text, err);

@@ -97,7 +97,7 @@ static fc_code push(walker *w, const fc_pv *items, size_t n) {
 }
 
 /* Pushes the values that `v` contains. */
-static fc_code push_parts(walker *w, fc_pv v) {
+static fc_code push_items(walker *w, fc_pv v) {
     const fc_pv *items;
     size_t n;
     switch (fc_pv_typeof(v)) {
@@ -157,7 +157,7 @@ static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
         } else if (!*clean && !*marked) {
             *marked = 1;
             rc = w->visits-- > 0
-                     ? push_parts(w, next)
+                     ? push_items(w, next)
                      : fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values", w->f->path);
         }
     }
@@ -331,8 +331,8 @@ static fc_pv class_of(const fc_pickle *p, fc_pv v) {
     fc_pv cls = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
     fc_pv id = fc_pv_typeof(cls) == FC_PV_PERSID ? fc_pickle_persid(p, cls) : 0;
     if (fc_pv_typeof(id) == FC_PV_TUPLE) {
-        const fc_pv *parts = fc_pickle_tuple(p, id, &n);
-        cls = n >= 2 ? parts[1] : 0;
+        const fc_pv *items = fc_pickle_tuple(p, id, &n);
+        cls = n >= 2 ? items[1] : 0;
     }
     return fc_pv_typeof(cls) == FC_PV_GLOBAL ? cls : 0;
 }

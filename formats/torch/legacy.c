@@ -72,24 +72,24 @@ static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
     }
     for (size_t i = 0; i < n; i++) {
         fc_pv id = fc_pickle_persid(f->p, ids[i]);
-        size_t parts = 0;
-        const fc_pv *part = fc_pv_typeof(id) == FC_PV_TUPLE ? fc_pickle_tuple(f->p, id, &parts) : NULL;
+        size_t nitems = 0;
+        const fc_pv *item = fc_pv_typeof(id) == FC_PV_TUPLE ? fc_pickle_tuple(f->p, id, &nitems) : NULL;
         int64_t elements;
         uint32_t dtype;
-        if (parts > 0 && fc_pickle_is_str(f->p, part[0], "module")) {
+        if (nitems > 0 && fc_pickle_is_str(f->p, item[0], "module")) {
             continue; /* the source text of a pickled module's class */
         }
-        if (parts < 5 || fc_pv_typeof(part[2]) != FC_PV_STR || fc_pv_typeof(part[1]) != FC_PV_GLOBAL ||
-            fc_pickle_global(f->p, part[1], &dtype) != FC_GLOBAL_STORAGE || !fc_pickle_int(f->p, part[4], &elements) ||
+        if (nitems < 5 || fc_pv_typeof(item[2]) != FC_PV_STR || fc_pv_typeof(item[1]) != FC_PV_GLOBAL ||
+            fc_pickle_global(f->p, item[1], &dtype) != FC_GLOBAL_STORAGE || !fc_pickle_int(f->p, item[4], &elements) ||
             elements < 0) {
             return damaged(f, start, "its pickle refers to something that is not a storage", err);
         }
-        if (parts > 5 && fc_pv_typeof(part[5]) != FC_PV_NONE) {
+        if (nitems > 5 && fc_pv_typeof(item[5]) != FC_PV_NONE) {
             return fc_fail(err, FC_EUNSUPPORTED,
                            "%s: a file of torch before 0.4 with views of storages, which is not supported", f->path);
         }
         uint64_t size = dtype < FC_DTYPE_COUNT ? fc_dtype_size((fc_dtype)dtype) : 0;
-        f->storages[kept++] = (torch_legacy_storage){part[2], (uint64_t)elements, size, 0};
+        f->storages[kept++] = (torch_legacy_storage){item[2], (uint64_t)elements, size, 0};
     }
     qsort_r(f->storages, kept, sizeof *f->storages, by_key, f->pickle);
     for (size_t i = 0; i < kept; i++) { /* keeps each storage once */

@@ -107,9 +107,9 @@ static char *decimal(uint32_t *limbs, size_t n, bool negative) {
     while (n > 0) {
         uint64_t rest = 0;
         for (size_t i = n; i-- > 0;) {
-            uint64_t part = rest << 32 | limbs[i];
-            limbs[i] = (uint32_t)(part / 1000000000);
-            rest = part % 1000000000;
+            uint64_t value = rest << 32 | limbs[i];
+            limbs[i] = (uint32_t)(value / 1000000000);
+            rest = value % 1000000000;
         }
         while (n > 0 && limbs[n - 1] == 0) {
             n--;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_WRAPPERS = 8, MAX_KEY_DEPTH = 16, MAX_KEY_PARTS = 1024 };
+enum { MAX_WRAPPERS = 8, MAX_KEY_DEPTH = 16, MAX_KEY_ITEMS = 1024 };
 
 /* Modules whose functions run code, start programs, or load other pickles. Their submodules count, too. */
 static const char *const running_modules[] = {
@@ -232,8 +232,8 @@ void fc_pickle_note_risk(fc_pickle *p, fc_pickle_risk risk, fc_pv global) {
     }
 }
 
-/* A tuple is hashable if its items are. `*parts` bounds the work, because shared tuples can unfold endlessly. */
-static bool is_hashable(const fc_pickle *p, fc_pv v, int depth, int *parts) {
+/* A tuple is hashable if its items are. `*left` bounds the work, because shared tuples can unfold endlessly. */
+static bool is_hashable(const fc_pickle *p, fc_pv v, int depth, int *left) {
     size_t n;
     switch (fc_pv_typeof(v)) {
     case FC_PV_LIST:
@@ -243,8 +243,8 @@ static bool is_hashable(const fc_pickle *p, fc_pv v, int depth, int *parts) {
         return false;
     case FC_PV_TUPLE: {
         const fc_pv *items = fc_pickle_tuple(p, v, &n);
-        for (size_t i = 0; i < n && depth < MAX_KEY_DEPTH && (*parts)-- > 0; i++) {
-            if (!is_hashable(p, items[i], depth + 1, parts)) {
+        for (size_t i = 0; i < n && depth < MAX_KEY_DEPTH && (*left)-- > 0; i++) {
+            if (!is_hashable(p, items[i], depth + 1, left)) {
                 return false;
             }
         }
@@ -257,8 +257,8 @@ static bool is_hashable(const fc_pickle *p, fc_pv v, int depth, int *parts) {
 
 fc_code fc_pickle_check_keys(fc_pickle_vm *vm, const fc_pv *items, size_t n, size_t step) {
     for (size_t i = 0; i < n; i += step) {
-        int parts = MAX_KEY_PARTS;
-        if (fc_pv_typeof(items[i]) > FC_PV_STR && !is_hashable(vm->p, items[i], 0, &parts)) {
+        int left = MAX_KEY_ITEMS;
+        if (fc_pv_typeof(items[i]) > FC_PV_STR && !is_hashable(vm->p, items[i], 0, &left)) {
             return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
                                   "the pickle is damaged: a key of a dict or set cannot be hashed");
         }

@@ -11,7 +11,7 @@
 enum {
     MOST = 64 << 20, /* the most bytes to read of tensors whose CRCs are not enough, because opening should only read
                         headers */
-    PIECE = 256 << 10
+    BLOCK = 256 << 10
 };
 
 bool fc_torch_same_object(const torch_object *a, const torch_object *b) {
@@ -39,7 +39,7 @@ static uint64_t span_of(const torch_extent *extent, int ndim, const int64_t *siz
 static fc_code compare_bytes(const fc_checkpoint *checkpoint, const torch_extent *a, const torch_extent *b,
                              uint64_t span, bool *same, fc_error *err) {
     const char *path_a = checkpoint->files[a->record.file].path, *path_b = checkpoint->files[b->record.file].path;
-    unsigned char *x = malloc(2 * (size_t)PIECE);
+    unsigned char *x = malloc(2 * (size_t)BLOCK);
     int fd_a = -1, fd_b = -1;
     uint64_t size;
     fc_code rc;
@@ -48,11 +48,11 @@ static fc_code compare_bytes(const fc_checkpoint *checkpoint, const torch_extent
     FC_TRY_GOTO(fc_open_input(path_a, &fd_a, &size, err), rc, out);
     FC_TRY_GOTO(fc_open_input(path_b, &fd_b, &size, err), rc, out);
     bool equal = true;
-    for (uint64_t at = 0; equal && at < span; at += PIECE) {
-        size_t n = span - at < PIECE ? (size_t)(span - at) : PIECE;
+    for (uint64_t at = 0; equal && at < span; at += BLOCK) {
+        size_t n = span - at < BLOCK ? (size_t)(span - at) : BLOCK;
         FC_TRY_GOTO(fc_pread_full(fd_a, x, n, a->record.offset + a->first + at, path_a, err), rc, out);
-        FC_TRY_GOTO(fc_pread_full(fd_b, x + PIECE, n, b->record.offset + b->first + at, path_b, err), rc, out);
-        equal = memcmp(x, x + PIECE, n) == 0;
+        FC_TRY_GOTO(fc_pread_full(fd_b, x + BLOCK, n, b->record.offset + b->first + at, path_b, err), rc, out);
+        equal = memcmp(x, x + BLOCK, n) == 0;
     }
     *same = equal;
 out:

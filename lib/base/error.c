@@ -60,7 +60,7 @@ fc_code(fc_advise)(fc_error *err, fc_code code, fc_hint hint, const char *about)
         err->hint = hint;
         int n = snprintf(err->about, sizeof err->about, "%s", about ? about : "");
         if (n < 0 || (size_t)n >= sizeof err->about) {
-            err->about[0] = '\0'; /* a cut name would be the name of something else */
+            err->about[0] = '\0'; /* a shortened name would be the name of something else */
         }
         make_printable(err->about);
     }

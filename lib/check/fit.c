@@ -16,7 +16,7 @@ typedef struct fit {
     fc_name_table *seen; /* from kind, pattern and type to an index into `alike` */
     struct alike *alike;
     size_t count;
-    size_t tensors, cut;
+    size_t tensors, sharded;
 } fit;
 
 /* A finding and the tensors it is about. */
@@ -132,7 +132,7 @@ static int64_t check_tp(fit *f, const fc_named *named) {
     if (d < 0 || d >= t->ndim) {
         return t->shape[0];
     }
-    f->cut++;
+    f->sharded++;
     int64_t size = t->shape[d], offset, length = size;
     if (size % f->tp != 0) {
         bool empty = size < f->tp;
@@ -213,13 +213,13 @@ void fc_check_fit(fc_check_run *c) {
             continue;
         }
         f.tensors++;
-        size_t cut = f.cut;
+        size_t before = f.sharded;
         int64_t rows = tp ? check_tp(&f, named) : named->tensor->shape[0];
-        check_dp(&f, named, rows, f.cut > cut && rows != named->tensor->shape[0]);
+        check_dp(&f, named, rows, f.sharded > before && rows != named->tensor->shape[0]);
     }
     report(&f);
-    if (tp && f.cut == 0) {
-        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_TP_CUTS_NONE,
+    if (tp && f.sharded == 0) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_TP_SHARDS_NONE,
                                       .name = c->path,
                                       .detail = fc_tp_plan_name(f.plan),
                                       .count = f.tensors});

@@ -84,10 +84,11 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
         {"renamed-perhaps", FC_SEVERITY_ERROR,
          "{name}: possibly renamed: it is not in {ref}, and {other}, also {found}, is missing here",
          "if they are the same, convert with {option}"},
-    [FC_FOUND_RENAMED_PART] = {"renamed-part", FC_SEVERITY_ERROR,
-                               "{count:name differs:names differ} in one component: '{found}' here is '{expected}' in "
-                               "{ref}, e.g. {name} is {other}{detail}",
-                               "convert with {option}"},
+    [FC_FOUND_RENAMED_COMPONENT] =
+        {"renamed-component", FC_SEVERITY_ERROR,
+         "{count:name differs:names differ} in one component: '{found}' here is '{expected}' in "
+         "{ref}, e.g. {name} is {other}{detail}",
+         "convert with {option}"},
     [FC_FOUND_SHAPE] = {"shape", FC_SEVERITY_ERROR, "{name}: shape {found}, but {expected} in {ref}", NULL},
     [FC_FOUND_SHAPE_TRANSPOSED] = {"shape-transposed", FC_SEVERITY_ERROR,
                                    "{name}: shape {found}, but {expected} in {ref}: transposed (perhaps a Conv1D of "
@@ -135,9 +136,9 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
         {"tp-no-rule", FC_SEVERITY_WARNING,
          "{name}{other}: {found}: no rule of the TP plan '{detail}' covers it, so every tp rank holds all of it",
          "to shard it, add a rule to a {setting:tp_plan}"},
-    [FC_FOUND_TP_CUTS_NONE] = {"tp-cuts-none", FC_SEVERITY_ERROR,
-                               "{src}: the TP plan '{detail}' shards none of its {count:tensor:tensors}",
-                               "give a {setting:tp_plan} that names their modules"},
+    [FC_FOUND_TP_SHARDS_NONE] = {"tp-shards-none", FC_SEVERITY_ERROR,
+                                 "{src}: the TP plan '{detail}' shards none of its {count:tensor:tensors}",
+                                 "give a {setting:tp_plan} that names their modules"},
     [FC_FOUND_TP_IDLE_RULE] = {"tp-idle-rule", FC_SEVERITY_WARNING, "{name}: the rule '{detail}' covers no tensor",
                                "correct or remove it"},
 };

@@ -300,13 +300,13 @@ static void check_groups(optimizer *o, const fc_named *object, bool *named) {
 static bool is_group_list(const fc_named *named) {
     const char *name = named->name;
     size_t len = strlen(name);
-    static const char whole[] = "param_groups", part[] = ".params";
+    static const char whole[] = "param_groups", member[] = ".params";
     if (!named->tensor->object) {
         return false;
     }
     bool is_whole = len >= sizeof whole - 1 && strcmp(name + len - (sizeof whole - 1), whole) == 0;
     const char *rest = fc_check_after_section(name, whole);
-    return is_whole || (rest && len > sizeof part && strcmp(name + len - (sizeof part - 1), part) == 0);
+    return is_whole || (rest && len > sizeof member && strcmp(name + len - (sizeof member - 1), member) == 0);
 }
 
 /*

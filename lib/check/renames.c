@@ -257,7 +257,7 @@ static void report_group(const rename_search *m, const renamed *r, size_t count)
         names[i] = here_of(m, &r[i])->name;
         certain += r[i].certain;
     }
-    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_RENAMED_PART,
+    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_RENAMED_COMPONENT,
                                   .name = here_of(m, r)->name,
                                   .other = there_of(m, r)->name,
                                   .found = r->from,

@@ -18,8 +18,8 @@ bool fc_is_optimizer_state(const char *name) {
     if (!strstr(name, "optim") && !strstr(name, "state")) {
         return false;
     }
-    fc_fqn_split(name, FC_FQN_PARTS, &n);
-    return fc_fqn_cut_state_key(&n).len > 0;
+    fc_fqn_split(name, FC_FQN_COMPONENTS, &n);
+    return fc_fqn_take_state_key(&n).len > 0;
 }
 
 /*
@@ -30,7 +30,7 @@ bool fc_is_buffer(const char *name, fc_dtype dtype) {
     static const char *const names[] = {"running_mean", "running_var", "num_batches_tracked", "inv_freq",   "freqs_cis",
                                         "cos_cached",   "sin_cached",  "masked_bias",         "causal_mask"};
     const char *dot = strrchr(name, '.');
-    fc_fqn_part last = {dot ? dot + 1 : name, strlen(dot ? dot + 1 : name)};
+    fc_fqn_component last = {dot ? dot + 1 : name, strlen(dot ? dot + 1 : name)};
     fc_dtype_class cls = fc_dtype_get(dtype)->cls;
     bool integer = cls == FC_CLASS_SIGNED || cls == FC_CLASS_UNSIGNED;
     return cls == FC_CLASS_BOOL || (integer && fc_dtype_size(dtype) > 1) ||

@@ -157,10 +157,10 @@ out:
 /* Transfers the files that the list assigns to `rank`. The other ranks only take part in the split. */
 static fc_code gather_from_rank(fc_comm *data, const char *source, const char *into, const fc_sent_file *files,
                                 size_t count, int rank, unsigned char *buf, fc_error *err) {
-    bool takes_part = data->rank == 0 || data->rank == rank;
+    bool in_pair = data->rank == 0 || data->rank == rank;
     transfer t = {.source = source, .into = into, .buf = buf};
-    FC_TRY(data->split(data, takes_part, &t.pair, err));
-    fc_code rc = takes_part ? gather_through(&t, data->device, files, count, rank, err) : FC_OK;
+    FC_TRY(data->split(data, in_pair, &t.pair, err));
+    fc_code rc = in_pair ? gather_through(&t, data->device, files, count, rank, err) : FC_OK;
     t.pair->free(t.pair);
     return rc;
 }

@@ -261,12 +261,12 @@ static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err)
     int first = 0;
     *out = NULL;
     FC_TRY(first_of_color(comm, color, &first, err));
-    MPI_Comm part = MPI_COMM_NULL;
-    int code = MPI_Comm_split(s->mpi, first, comm->rank, &part);
+    MPI_Comm group = MPI_COMM_NULL;
+    int code = MPI_Comm_split(s->mpi, first, comm->rank, &group);
     if (code != MPI_SUCCESS) {
         return fc_mpi_fail(comm, "split", code, err);
     }
-    FC_TRY(comm_new(part, false, s->call_bytes, comm->device, out, err));
+    FC_TRY(comm_new(group, false, s->call_bytes, comm->device, out, err));
     (*out)->cancel = comm->cancel;
     return FC_OK;
 }

@@ -219,10 +219,10 @@ static fc_code no_memory(fc_error *err) {
 }
 
 /*
- * Cuts a tensor into contiguous chunks. `*next` is their offset in an imaginary file: distinct offsets keep them from
- * looking like shared storage.
+ * Divides a tensor into contiguous chunks. `*next` is their offset in an imaginary file: distinct offsets keep them
+ * from looking like shared storage.
  */
-static fc_code cut_chunks(fc_tensor *tensor, size_t chunk_size, uint64_t *next, fc_arena *arena, fc_error *err) {
+static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, uint64_t *next, fc_arena *arena, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     arithmetic w = arithmetic_of(tensor->dtype);
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
@@ -284,7 +284,7 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         }
         tensors[t] = *inputs[0];
         tensors[t].detail = of;
-        FC_TRY(cut_chunks(&tensors[t], chunk_size, &next, average->arena, err));
+        FC_TRY(make_chunks(&tensors[t], chunk_size, &next, average->arena, err));
         of->inputs = inputs;
         of->read = fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read);
         if (!of->read) {

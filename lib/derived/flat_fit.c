@@ -3,9 +3,9 @@
  *
  * Without use_orig_params there is no choice: every member that is not stored on its own is in the flat parameter,
  * without gaps. With use_orig_params, members are padded for a dtype that no file records, and DCP stores some rank's
- * one-dimensional part of each member next to the flat parameter, which could also be a buffer. The evidence is the
- * number of elements and the size of each stored part. If several layouts fit, the bytes decide: first those of the
- * parts, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer changes.
+ * one-dimensional view of each member, a shard of it, next to the flat parameter, which could also be a buffer. The
+ * evidence is the number of elements and the size of each stored view. If several layouts fit, the bytes decide: first
+ * those of the views, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer changes.
  */
 #include "base/checked.h"
 #include "checkpoint/parameters.h"
@@ -23,11 +23,11 @@ enum { MOST_STEPS = 1 << 20, COMPARED = 4096 };
 typedef struct candidate {
     size_t member;
     bool may;              /* it may be a buffer, which is stored on its own */
-    const fc_tensor *part; /* what some rank stored of it; NULL: nothing */
+    const fc_tensor *view; /* what some rank stored of it; NULL: nothing */
     int64_t numel;         /* of the whole member */
     int64_t first, last;   /* that rank's shard, in elements of the flat parameter; first is -1 when unknown */
     size_t primary;        /* the candidate with which it is tied; its own index when it is not tied */
-    unsigned char *bytes;  /* the part's first elements, once they were read */
+    unsigned char *bytes;  /* the view's first elements, once they were read */
 } candidate;
 
 /* One level of the search: which choices were tried for the candidate, and where it would be. */
@@ -39,7 +39,7 @@ typedef struct decision {
 } decision;
 
 /* The evidence to use. Each level includes those before it. */
-typedef enum evidence { BY_NUMBERS, BY_PARTS, BY_PADDING } evidence;
+typedef enum evidence { BY_NUMBERS, BY_VIEWS, BY_PADDING } evidence;
 
 typedef struct search {
     const fc_flat_fit *f;
@@ -61,7 +61,7 @@ typedef struct search {
 
 /* ---- evidence ---- */
 
-bool fc_flat_is_part(const fc_flat_fit *f, const fc_flat_member *m, bool *whole) {
+bool fc_flat_is_view(const fc_flat_fit *f, const fc_flat_member *m, bool *whole) {
     const fc_tensor *t = m->stored != SIZE_MAX ? &f->source->tensors[m->stored] : NULL;
     *whole = t && t->ndim == m->tensor->ndim;
     for (int d = 0; *whole && d < t->ndim; d++) {
@@ -70,9 +70,9 @@ bool fc_flat_is_part(const fc_flat_fit *f, const fc_flat_member *m, bool *whole)
     return t && t->ndim == 1 && fc_dtype_get(m->tensor->dtype)->cls == FC_CLASS_FLOAT;
 }
 
-/* Finds the shard of the rank that stored a part. With replicated ranks another rank may have stored the shard. */
+/* Finds the shard of the rank that stored a view. With replicated ranks another rank may have stored the shard. */
 static void find_shard(const search *s, candidate *c) {
-    uint32_t rank = c->part && c->part->nchunks == 1 ? c->part->chunks[0].rank : FC_NO_RANK;
+    uint32_t rank = c->view && c->view->nchunks == 1 ? c->view->chunks[0].rank : FC_NO_RANK;
     c->first = -1;
     for (size_t i = 0; i < s->unit->tensor->nchunks && rank != FC_NO_RANK; i++) {
         const fc_chunk *chunk = &s->unit->tensor->chunks[i];
@@ -85,14 +85,14 @@ static void find_shard(const search *s, candidate *c) {
 
 /* Returns whether a member may be in the flat parameter. All other members are stored on their own. */
 static bool is_candidate(const search *s, const fc_flat_member *m, candidate *c) {
-    bool whole, part = fc_flat_is_part(s->f, m, &whole);
-    if (fc_dtype_get(m->tensor->dtype)->cls != FC_CLASS_FLOAT || (m->stored != SIZE_MAX && (!part || !s->f->views)) ||
+    bool whole, view = fc_flat_is_view(s->f, m, &whole);
+    if (fc_dtype_get(m->tensor->dtype)->cls != FC_CLASS_FLOAT || (m->stored != SIZE_MAX && (!view || !s->f->views)) ||
         (whole && fc_is_buffer(m->fqn, m->tensor->dtype))) {
         return false;
     }
-    c->part = part ? &s->f->source->tensors[m->stored] : NULL;
+    c->view = view ? &s->f->source->tensors[m->stored] : NULL;
     c->may = whole;
-    return !part || c->part->dtype == s->unit->tensor->dtype;
+    return !view || c->view->dtype == s->unit->tensor->dtype;
 }
 
 static fc_code list_candidates(search *s) {
@@ -126,10 +126,10 @@ static int64_t overlap_size(int64_t a, int64_t b, int64_t c, int64_t d) {
     return first < last ? last - first : 0;
 }
 
-/* Returns whether the rank that stored the part would hold as many elements of a member at `offset`. */
+/* Returns whether the rank that stored the view would hold as many elements of a member at `offset`. */
 static bool fits_shard(const search *s, const candidate *c, int64_t offset) {
-    int64_t has = c->part ? c->part->shape[0] : 0, end = offset + c->numel;
-    if (!c->part || has == 0) {
+    int64_t has = c->view ? c->view->shape[0] : 0, end = offset + c->numel;
+    if (!c->view || has == 0) {
         return true;
     }
     if (c->first >= 0) {
@@ -152,10 +152,10 @@ static fc_code read_run(const search *s, const fc_tensor *t, int64_t first, int6
 static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
     unsigned char there[COMPARED];
     size_t element = fc_dtype_size(s->unit->tensor->dtype);
-    int64_t has = c->part ? c->part->shape[0] : 0, most = COMPARED / (int64_t)element;
+    int64_t has = c->view ? c->view->shape[0] : 0, most = COMPARED / (int64_t)element;
     int64_t count = has < most ? has : most, first = offset > c->first ? offset : c->first;
     *same = true;
-    if (s->by < BY_PARTS || has == 0 || c->first < 0) {
+    if (s->by < BY_VIEWS || has == 0 || c->first < 0) {
         return FC_OK;
     }
     *same = false;
@@ -164,7 +164,7 @@ static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
         if (!c->bytes) {
             return fc_no_memory(s->f->err, s->f->source->path);
         }
-        FC_TRY(read_run(s, c->part, 0, count, c->bytes));
+        FC_TRY(read_run(s, c->view, 0, count, c->bytes));
     }
     FC_TRY(read_run(s, s->unit->tensor, first, count, there));
     *same = memcmp(there, c->bytes, (size_t)count * element) == 0;
@@ -430,7 +430,7 @@ static fc_code fit(search *s, fc_flat_unit *u) {
     find_ranks(s);
     FC_TRY(list_candidates(s));
     FC_TRY(try_dtypes(s, padded, BY_NUMBERS));
-    for (int by = BY_PARTS; by <= BY_PADDING && padded && is_open(s); by++) {
+    for (int by = BY_VIEWS; by <= BY_PADDING && padded && is_open(s); by++) {
         FC_TRY(try_dtypes(s, padded, (evidence)by));
     }
     if (is_open(s) || (s->by == BY_PADDING && !has_padding(s))) {

@@ -1,6 +1,6 @@
 /*
  * Decides whether the tensors of a checkpoint are in the order of its model. Formats that preserve a dict's order
- * report so, but several ranks may have written parts of it, or a program may have sorted it.
+ * report so, but several ranks may have written shards of it, or a program may have sorted it.
  */
 #include "base/name_table.h"
 #include "checkpoint/parameters.h"

@@ -61,16 +61,16 @@ const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *coun
 }
 
 const char *fc_unwrapped(fc_arena *arena, const char *name, size_t len) {
-    fc_fqn parts;
+    fc_fqn fqn;
     char *copy = fc_arena_strndup(arena, name, len), *out = fc_arena_alloc(arena, len + 1), *to = out;
     if (!copy || !out) {
         return NULL;
     }
-    fc_fqn_split(copy, FC_FQN_PARTS, &parts);
-    for (int i = 0; i < parts.count && len > 0; i++) {
+    fc_fqn_split(copy, FC_FQN_COMPONENTS, &fqn);
+    for (int i = 0; i < fqn.count && len > 0; i++) {
         to += i > 0 ? (*to = '.', 1) : 0;
-        memcpy(to, parts.parts[i].text, parts.parts[i].len);
-        to += parts.parts[i].len;
+        memcpy(to, fqn.components[i].text, fqn.components[i].len);
+        to += fqn.components[i].len;
     }
     *to = '\0';
     return out;
@@ -277,8 +277,8 @@ fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, c
     FC_TRY(find_members(&f));
     fc_flat_fit fit = {.source = source, .model = model, .out = out, .arena = arena, .err = err};
     for (size_t i = 0; i < out->nmembers && !fit.views; i++) {
-        bool whole, part = fc_flat_is_part(&fit, &out->members[i], &whole);
-        fit.views = part && !whole;
+        bool whole, view = fc_flat_is_view(&fit, &out->members[i], &whole);
+        fit.views = view && !whole;
     }
     for (size_t i = 0; i < out->nunits; i++) {
         FC_TRY(fc_flat_lay_out(&fit, &out->units[i]));

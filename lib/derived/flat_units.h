@@ -82,15 +82,15 @@ typedef struct fc_flat_fit {
     const fc_checkpoint *source, *model;
     fc_flat_model *out;
     fc_arena *arena;
-    bool views; /**< the source also stores parts of parameters next to the flat ones, as use_orig_params leaves them */
+    bool views; /**< the source also stores views of parameters next to the flat ones, as use_orig_params leaves them */
     fc_error *err;
 } fc_flat_fit;
 
 /**
- * Returns whether the source's tensor of a member's name can be a rank's part of it, flattened.
+ * Returns whether the source's tensor of a member's name can be a rank's view of it, flattened.
  * @param whole receives whether it has the member's shape.
  */
-bool fc_flat_is_part(const fc_flat_fit *fit, const fc_flat_member *member, bool *whole);
+bool fc_flat_is_view(const fc_flat_fit *fit, const fc_flat_member *member, bool *whole);
 
 /** Finds the members of a unit's flat parameter and their layout. Sets members, layout and fc_flat_member.flat. */
 fc_code fc_flat_lay_out(const fc_flat_fit *fit, fc_flat_unit *unit);

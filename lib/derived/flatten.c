@@ -1,11 +1,11 @@
 /*
- * Flattens a checkpoint: the engine sees it as another format. Each flat parameter is cut into chunks, and a chunk is
- * assembled from runs of parameters (sharding/flat_runs.h) when it is read.
+ * Flattens a checkpoint: the engine sees it as another format. Each flat parameter is divided into chunks, and a chunk
+ * is assembled from runs of parameters (sharding/flat_runs.h) when it is read.
  */
 #include "base/checked.h"
 #include "base/grow.h"
 #include "checkpoint/identity.h"
-#include "derived/flatten_parts.h"
+#include "derived/flatten_private.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -235,7 +235,7 @@ static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_targe
 /*
  * Chunks have at most CHUNK_BYTES, or more in very large parameters. No chunk crosses the boundary between two ranks.
  */
-fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel) {
+fc_code fc_flatten_into_chunks(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel) {
     int64_t shard = numel / f->ranks + (numel % f->ranks != 0);
     int64_t size = fc_dtype_size(t->dtype), chunk = CHUNK_BYTES / size, bytes;
     int64_t *shape = fc_arena_calloc(f->out->arena, 1, sizeof *shape);
@@ -325,7 +325,7 @@ static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout 
     o->layout = *layout;
     t->dtype = layout->dtype;
     FC_TRY(name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t));
-    return fc_flatten_cut(b, t, o, layout->numel);
+    return fc_flatten_into_chunks(b, t, o, layout->numel);
 }
 
 static int by_module(const void *a, const void *b) {

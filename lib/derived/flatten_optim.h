@@ -10,7 +10,7 @@
 #endif
 
 #include "base/name_table.h"
-#include "derived/flatten_parts.h"
+#include "derived/flatten_private.h"
 
 typedef enum fc_optim_kind {
     FC_OPTIM_NONE,

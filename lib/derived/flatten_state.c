@@ -1,7 +1,7 @@
 /*
  * Converts an optimizer's state to that of flat parameters, as optimizer.state_dict() of an FSDP1 model has it on each
- * rank. State with its parameter's shape is laid out like the parameters and padded so that all ranks have equal parts.
- * A value that all parameters of a unit share (step) is stored once. This rejects what torch rejects
+ * rank. State with its parameter's shape is laid out like the parameters and padded so that all ranks have equal
+ * shards. A value that all parameters of a unit share (step) is stored once. This rejects what torch rejects
  * (_flatten_optim_state in _optim_utils.py, called by FSDP.optim_state_dict_to_load).
  */
 #include "base/checked.h"
@@ -156,7 +156,7 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     if (!fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
         return refuse(f, run, "is too large");
     }
-    return fc_flatten_cut(f, t, value, padded);
+    return fc_flatten_into_chunks(f, t, value, padded);
 }
 
 /*

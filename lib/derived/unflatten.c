@@ -237,14 +237,14 @@ static bool grow(builder *b, size_t more) {
 
 /* ---- optimizer state ---- */
 
-/* Adds a state value of a flat parameter, once per parameter in it: cut like the parameter, or a copy. */
+/* Adds a state value of a flat parameter, once per parameter in it: sharded like the parameter, or a copy. */
 static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, size_t index, size_t at) {
     const fc_tensor *state = &b->source->tensors[index];
     const fc_flat_unit *u = &model->units[unit];
-    bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
-    size_t *order = cut ? fc_flat_order_chunks(state) : NULL, param = 0;
+    bool sharded = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
+    size_t *order = sharded ? fc_flat_order_chunks(state) : NULL, param = 0;
     fc_code rc = FC_OK;
-    if ((cut && !order) || !grow(b, u->nmembers)) {
+    if ((sharded && !order) || !grow(b, u->nmembers)) {
         rc = fc_no_memory(b->err, b->source->path);
         goto out;
     }
@@ -253,7 +253,7 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
             continue;
         }
         fc_tensor *t = &b->tensors[b->count];
-        if (cut) {
+        if (sharded) {
             FC_TRY_GOTO(fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err), rc, out);
             b->count++;
         } else {

@@ -98,12 +98,12 @@ static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_conv
     return FC_OK;
 }
 
-static size_t count_parts(const fc_target *target) {
-    size_t parts = 1;
+static size_t count_sections(const fc_target *target) {
+    size_t sections = 1;
     for (size_t i = 1; i < target->ntensors; i++) {
-        parts += target->tensors[i].part != target->tensors[i - 1].part;
+        sections += target->tensors[i].section != target->tensors[i - 1].section;
     }
-    return parts;
+    return sections;
 }
 
 static fc_code measure(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
@@ -115,7 +115,7 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
         return fc_no_memory(err, target->source->path);
     }
     report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
-    report->indexes = report->index ? count_parts(target) : 0;
+    report->indexes = report->index ? count_sections(target) : 0;
     report->files = (options->format->writer.files ? options->format->writer.files(target) : ranks) + report->indexes;
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
@@ -351,7 +351,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
-    selection.set_parts = options->format->writer.set_parts;
+    selection.set_sections = options->format->writer.set_sections;
     FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));

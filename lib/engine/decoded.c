@@ -1,5 +1,5 @@
 /*
- * The cache of decoded chunks. Tiles are cut for the target, so a compressed chunk overlaps many tiles and a tile many
+ * The cache of decoded chunks. Tiles are made for the target, so a compressed chunk overlaps many tiles and a tile many
  * chunks. Each chunk is decoded once while it fits. The cache is shared by the workers, and the only place that limits
  * the memory for decoding: a worker that finds no room waits until others release theirs.
  *

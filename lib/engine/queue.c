@@ -146,12 +146,12 @@ static fc_code check_item(const fc_target_tensor *target, const fc_box *box, uin
 }
 
 /*
- * Decides how the current item is cut into tiles. If the item does not start at a block boundary (as in archives), no
- * tile of whole rows does, and each would have a head and a tail to write through the page cache. A batch is then a run
- * of a few tiles from one block boundary to another. Tensors that gain from large tiles keep those: they are rare, and
- * are not cut within rows.
+ * Decides how the current item is divided into tiles. If the item does not start at a block boundary (as in archives),
+ * no tile of whole rows does, and each would have a head and a tail to write through the page cache. A batch is then a
+ * run of a few tiles from one block boundary to another. Tensors that gain from large tiles keep those: they are rare,
+ * and are not divided within rows.
  */
-static void cut_item(fc_queue *queue, const fc_box *box, uint64_t first, uint64_t end) {
+static void divide_item(fc_queue *queue, const fc_box *box, uint64_t first, uint64_t end) {
     const fc_target_item *item = queue->current->item;
     const fc_target_tensor *target = &queue->target->tensors[item->tensor];
     uint32_t element = element_size(target), size = fc_dtype_size(target->dtype);
@@ -205,7 +205,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         .tensor = target->source, .item = item, .dtype = target->dtype, .coverage = coverage, .users = 1};
     fc_item_digest_begin(&active->digest, item, file, queue->digests);
     queue->current = active;
-    cut_item(queue, &box, first, end);
+    divide_item(queue, &box, first, end);
     return FC_OK;
 }
 

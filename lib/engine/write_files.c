@@ -69,11 +69,11 @@ static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *aren
     return m->apart ? fc_output_sync(file->path, err) : FC_OK; /* rank 0 cannot sync another machine's page cache */
 }
 
-/* How many items of the shard, from `first` on, are of one part. */
-static size_t items_of_part(const fc_target *target, const fc_target_file *shard, size_t first) {
+/* How many items of the shard, from `first` on, are of one section. */
+static size_t items_of_section(const fc_target *target, const fc_target_file *shard, size_t first) {
     size_t end = first;
     while (end < shard->nitems &&
-           target->tensors[shard->items[end].tensor].part == target->tensors[shard->items[first].tensor].part) {
+           target->tensors[shard->items[end].tensor].section == target->tensors[shard->items[first].tensor].section) {
         end++;
     }
     return end - first;
@@ -83,7 +83,7 @@ static fc_code write_files(fc_conversion *m, fc_target_file *shard, fc_arena *ar
     const fc_format *format = m->writer.format;
     size_t first = 0;
     do { /* at least once: a rank that holds nothing still has a file */
-        size_t count = items_of_part(m->target, shard, first);
+        size_t count = items_of_section(m->target, shard, first);
         if (format->writer.split) {
             count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
             FC_TRY(fc_ranks_share_number(m->comm, FC_OK, &count, err));

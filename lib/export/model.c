@@ -35,9 +35,9 @@ static const char *const outer_wrappers[] = {"module.", "_forward_module.", NULL
 /* A tensor that may belong to the model. */
 typedef struct value {
     const fc_target_tensor *tensor;
-    bool nested;         /* its path spells its name */
-    const char *section; /* its key at the current depth; NULL: it is not nested deeper */
-    size_t section_len;
+    bool nested;        /* its path spells its name */
+    const char *branch; /* its key at the current depth; NULL: it is not nested deeper */
+    size_t branch_len;
 } value;
 
 typedef struct finder {
@@ -53,7 +53,7 @@ static fc_code no_memory(const finder *f) {
     return fc_no_memory(f->err, f->target->source->path);
 }
 
-/* ---- sections ---- */
+/* ---- branches ---- */
 
 static bool is_among(const char *text, size_t len, const char *const *list, bool prefix) {
     for (; *list; list++) {
@@ -65,21 +65,21 @@ static bool is_among(const char *text, size_t len, const char *const *list, bool
     return false;
 }
 
-/* Sets the section of a value at the current depth. */
-static void set_section(const finder *f, value *v) {
+/* Sets the branch of a value at the current depth. */
+static void set_branch(const finder *f, value *v) {
     const fc_path *path = &v->tensor->path;
-    v->section = NULL;
+    v->branch = NULL;
     if (v->nested && f->depth + 1 < path->count) {
-        v->section = path->elements[f->depth].key;
-        v->section_len = strlen(v->section);
+        v->branch = path->elements[f->depth].key;
+        v->branch_len = strlen(v->branch);
     }
 }
 
 /* Whether a value belongs to something other than the model. */
 static bool is_other(const finder *f, const value *v) {
     const char *name = v->tensor->name;
-    if (v->section) {
-        return is_among(v->section, v->section_len, others, true);
+    if (v->branch) {
+        return is_among(v->branch, v->branch_len, others, true);
     }
     return f->depth == 0 && name[strcspn(name, ".")] &&
            (is_among(name, strcspn(name, "."), flat_others, false) || fc_is_optimizer_state(name));
@@ -103,13 +103,12 @@ static fc_code leave_out(const finder *f, const fc_target_tensor *t) {
     return strlen(f->place->others) > 200 ? FC_OK : add_name(f, &f->place->others, name, strcspn(name, "."));
 }
 
-/* Keeps the values whose section is `section`, NULL: all that are not something else. */
-static fc_code keep(finder *f, const char *section, size_t len) {
+/* Keeps the values whose branch is `branch`, NULL: all that are not something else. */
+static fc_code keep(finder *f, const char *branch, size_t len) {
     size_t kept = 0;
     for (size_t i = 0; i < f->count; i++) {
         const value v = f->values[i];
-        bool wanted =
-            section ? v.section && v.section_len == len && memcmp(v.section, section, len) == 0 : !is_other(f, &v);
+        bool wanted = branch ? v.branch && v.branch_len == len && memcmp(v.branch, branch, len) == 0 : !is_other(f, &v);
         if (wanted) {
             f->values[kept++] = v;
         } else {
@@ -120,14 +119,14 @@ static fc_code keep(finder *f, const char *section, size_t len) {
     return FC_OK;
 }
 
-/* Finds the likeliest model among the sections. @return one of its values, or NULL. */
+/* Finds the likeliest model among the branches. @return one of its values, or NULL. */
 static const value *likeliest(const finder *f) {
     const value *which = NULL;
     size_t best = SIZE_MAX;
     for (size_t i = 0; i < f->count; i++) {
         const value *v = &f->values[i];
-        for (size_t m = 0; v->section && models[m] && m < best; m++) {
-            if (strlen(models[m]) == v->section_len && memcmp(models[m], v->section, v->section_len) == 0) {
+        for (size_t m = 0; v->branch && models[m] && m < best; m++) {
+            if (strlen(models[m]) == v->branch_len && memcmp(models[m], v->branch, v->branch_len) == 0) {
                 best = m;
                 which = v;
             }
@@ -136,43 +135,50 @@ static const value *likeliest(const finder *f) {
     return which;
 }
 
-/* Whether all values have the same section, which is not NULL. */
-static bool one_section(const finder *f) {
+/* Whether all values have the same branch, which is not NULL. */
+static bool one_branch(const finder *f) {
     const value *first = &f->values[0];
     for (size_t i = 0; i < f->count; i++) {
         const value *v = &f->values[i];
-        if (!v->section || v->section_len != first->section_len ||
-            memcmp(v->section, first->section, v->section_len) != 0) {
+        if (!v->branch || v->branch_len != first->branch_len || memcmp(v->branch, first->branch, v->branch_len) != 0) {
             return false;
         }
     }
     return true;
 }
 
+static bool any_branch(const finder *f) {
+    size_t i = 0;
+    while (i < f->count && !f->values[i].branch) {
+        i++;
+    }
+    return i < f->count;
+}
+
 static fc_code several(const finder *f) {
     const char *list = "";
     for (size_t i = 0; i < f->count && strlen(list) < 200; i++) {
         const value *v = &f->values[i];
-        FC_TRY(v->section ? add_name(f, &list, v->section, v->section_len) : FC_OK);
+        FC_TRY(v->branch ? add_name(f, &list, v->branch, v->branch_len) : FC_OK);
     }
     return fc_advise(
         f->err,
-        fc_fail(f->err, FC_EUSAGE, "%s: several parts of it could be the model: %s", f->target->source->path, list),
+        fc_fail(f->err, FC_EUSAGE, "%s: several branches of it could be the model: %s", f->target->source->path, list),
         FC_HINT_INCLUDE, NULL);
 }
 
-static fc_code enter(finder *f, const char *section, size_t len) {
-    f->place->section =
-        fc_arena_printf(f->arena, "%s%s%.*s", f->place->section, *f->place->section ? "." : "", (int)len, section);
+static fc_code enter(finder *f, const char *branch, size_t len) {
+    f->place->branch =
+        fc_arena_printf(f->arena, "%s%s%.*s", f->place->branch, *f->place->branch ? "." : "", (int)len, branch);
     f->depth++;
-    return f->place->section ? FC_OK : no_memory(f);
+    return f->place->branch ? FC_OK : no_memory(f);
 }
 
-/* Goes into the section of the model, as long as there is one. */
-static fc_code find_section(finder *f) {
+/* Goes into the branch of the model, as long as there is one. */
+static fc_code find_branch(finder *f) {
     for (;;) {
         for (size_t i = 0; i < f->count; i++) {
-            set_section(f, &f->values[i]);
+            set_branch(f, &f->values[i]);
         }
         FC_TRY(keep(f, NULL, 0));
         if (f->count == 0) {
@@ -180,24 +186,23 @@ static fc_code find_section(finder *f) {
                            f->place->others);
         }
         const value *model = likeliest(f);
-        if (!model && f->depth == 0 && one_section(f)) {
+        if (!model && f->depth == 0 && one_branch(f)) {
             model = &f->values[0];
         }
         if (!model) {
-            bool nested = f->depth == 0 && f->values[0].section;
-            return nested ? several(f) : FC_OK;
+            return f->depth == 0 && any_branch(f) ? several(f) : FC_OK;
         }
         const value chosen = *model;
-        FC_TRY(enter(f, chosen.section, chosen.section_len));
+        FC_TRY(enter(f, chosen.branch, chosen.branch_len));
         f->depth--;
-        FC_TRY(keep(f, chosen.section, chosen.section_len));
+        FC_TRY(keep(f, chosen.branch, chosen.branch_len));
         f->depth++;
     }
 }
 
 /* ---- names ---- */
 
-/* The name that a value has in its section. */
+/* The name that a value has in its branch. */
 static const char *name_in(const finder *f, const value *v) {
     const char *at = v->tensor->name;
     for (size_t i = 0; i < f->depth; i++) {
@@ -317,7 +322,7 @@ fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, f
     fc_code rc;
     FC_TRY_GOTO(f.values ? FC_OK : no_memory(&f), rc, out);
     FC_TRY_GOTO(take_tensors(&f), rc, out);
-    FC_TRY_GOTO(find_section(&f), rc, out);
+    FC_TRY_GOTO(find_branch(&f), rc, out);
     rc = set_names(&f);
 out:
     free(f.values);

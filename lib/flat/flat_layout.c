@@ -69,7 +69,7 @@ static bool is_dense(int ndim, const int64_t *sizes, const int64_t *strides) {
     return true;
 }
 
-static fc_code add_piece(builder *b, int64_t numel, bool padding, fc_error *err) {
+static fc_code add_entry(builder *b, int64_t numel, bool padding, fc_error *err) {
     fc_flat_layout *out = b->out;
     if (!fc_add_i64(out->numel, numel, &out->numel)) {
         return fc_fail(err, FC_EUNSUPPORTED, "the flat parameter is larger than 64-bit sizes allow");
@@ -82,7 +82,7 @@ static fc_code add_piece(builder *b, int64_t numel, bool padding, fc_error *err)
 /* Pads to the next multiple of `unit` elements. */
 static fc_code align(builder *b, int64_t unit, fc_error *err) {
     int64_t rest = b->out->numel % unit;
-    return rest == 0 ? FC_OK : add_piece(b, unit - rest, true, err);
+    return rest == 0 ? FC_OK : add_entry(b, unit - rest, true, err);
 }
 
 static fc_code describe_param(const fc_flat_desc *d, fc_arena *arena, fc_flat_param *p, fc_error *err) {
@@ -133,7 +133,7 @@ static fc_code add_param(builder *b, const fc_flat_desc *descs, size_t i, fc_are
     }
     FC_TRY(describe_param(d, arena, p, err));
     p->offset = out->numel;
-    FC_TRY(add_piece(b, p->numel, false, err));
+    FC_TRY(add_entry(b, p->numel, false, err));
     out->requires_grad = out->requires_grad || d->requires_grad;
     b->flattened[i] = (int64_t)out->nparams++;
     return FC_OK;

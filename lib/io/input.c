@@ -99,11 +99,11 @@ fc_code fc_input_read(fc_input *input, unsigned char *out, size_t size, uint64_t
         done = read_direct(input, out, size / FC_INPUT_BLOCK * FC_INPUT_BLOCK, offset);
     }
     while (direct && !input->cache_only && size - done >= FC_INPUT_DIRECT_LEAST) {
-        size_t part = size - done < window_size ? size - done : window_size;
-        size_t n = read_around(input, window, part, offset + done);
+        size_t length = size - done < window_size ? size - done : window_size;
+        size_t n = read_around(input, window, length, offset + done);
         memcpy(out + done, window + (offset + done) % FC_INPUT_BLOCK, n);
         done += n;
-        if (n < part) {
+        if (n < length) {
             break;
         }
     }

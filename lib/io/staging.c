@@ -310,7 +310,7 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
 }
 
 /* Leaves directories of other users alone. */
-static fc_code look_at(leftover *l, fc_error *err) {
+static fc_code clear_own(leftover *l, fc_error *err) {
     struct stat st;
     l->fd = openat(l->parent, l->entry, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (l->fd < 0) {
@@ -331,7 +331,7 @@ fc_code fc_staging_clear(const char *parent, const char *name, const fc_reporter
     for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {
         if (is_staging_name(entry, name)) {
             leftover l = {dirfd(dir.dir), name, parent, entry, -1, reporter, busy};
-            FC_TRY_GOTO(look_at(&l, err), rc, out);
+            FC_TRY_GOTO(clear_own(&l, err), rc, out);
         }
     }
 out:

@@ -93,7 +93,7 @@ typedef struct search {
 } search;
 
 /* A cast leaves packed codes alone, because they are not floating-point, but it would change their scales. */
-static void look_at(search *s, const fc_target_tensor *w) {
+static void note_codes(search *s, const fc_target_tensor *w) {
     char buf[1024];
     if (!can_be_codes(w->source)) {
         return;
@@ -143,7 +143,7 @@ static fc_code check_scales(const fc_checkpoint *source, const fc_target_tensor 
         s.target_of[tensors[i].source - source->tensors] = &tensors[i];
     }
     for (size_t i = 0; i < count; i++) {
-        look_at(&s, &tensors[i]);
+        note_codes(&s, &tensors[i]);
     }
     fc_code rc = s.count > 0 ? refuse(&s, err) : FC_OK;
     fc_arena_free(arena);

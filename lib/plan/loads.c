@@ -81,7 +81,7 @@ static fc_code add_boxes(const fc_target *target, const fc_target_tensor *t, uin
     return FC_OK;
 }
 
-/* Adds a value that is not cut: an object, or anything when there is no mesh. */
+/* Adds a value that is not sharded: an object, or anything when there is no mesh. */
 static fc_code add_whole(const fc_target *target, const fc_target_tensor *t, uint64_t *loads, fc_error *err) {
     const fc_box whole = {t->source->ndim, t->source->shape, t->source->shape};
     int64_t holders = target->self_contained ? fc_mesh_ranks(target->mesh) : 1;

@@ -1,5 +1,5 @@
 /*
- * Counts the parts of a regular expression with its repetitions expanded: see regex_size.h.
+ * Counts the atoms of a regular expression with its repetitions expanded: see regex_size.h.
  */
 #include "plan/regex_size.h"
 
@@ -8,29 +8,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_PARTS = 20000, MOST_OPTIONAL = 500, MOST_NESTED = 64, SATURATED = 1000000 };
+enum { MOST_ATOMS = 20000, MOST_OPTIONAL = 500, MOST_NESTED = 64, SATURATED = 1000000 };
 
-typedef struct parts {
+typedef struct atoms {
     uint64_t all;
     uint64_t optional; /* those that a match may skip or repeat */
-} parts;
+} atoms;
 
 /* Counts are far below 2^64: they are capped after each step, and a repetition multiplies them by less than 2^31. */
-static parts capped(parts p) {
-    return (parts){p.all < SATURATED ? p.all : SATURATED, p.optional < SATURATED ? p.optional : SATURATED};
+static atoms capped(atoms p) {
+    return (atoms){p.all < SATURATED ? p.all : SATURATED, p.optional < SATURATED ? p.optional : SATURATED};
 }
 
-static parts sum(parts a, parts b) {
-    return capped((parts){a.all + b.all, a.optional + b.optional});
+static atoms sum(atoms a, atoms b) {
+    return capped((atoms){a.all + b.all, a.optional + b.optional});
 }
 
 /* `p` at least `least` times and at most `most` times; `endless`: or more often. */
-static parts repeated(parts p, uint64_t least, uint64_t most, bool endless) {
+static atoms repeated(atoms p, uint64_t least, uint64_t most, bool endless) {
     uint64_t times = most > least ? most : least;
     uint64_t skipped = times - least + endless;
     times += endless && least > 0;
     times = times > 0 ? times : 1;
-    return capped((parts){p.all * times, p.optional * times + skipped});
+    return capped((atoms){p.all * times, p.optional * times + skipped});
 }
 
 /* @return the end of a bracket expression that begins at `s`; the end of the text when it does not end. */
@@ -58,7 +58,7 @@ static uint64_t read_count(const char **s) {
 }
 
 /* Applies the repetition at `*s`, if there is one, to `p` and steps over it. */
-static bool take_repetition(const char **s, parts *p) {
+static bool take_repetition(const char **s, atoms *p) {
     const char *at = *s;
     if (*at == '*' || *at == '?') {
         *p = repeated(*p, 0, 1, false);
@@ -85,8 +85,8 @@ static bool take_repetition(const char **s, parts *p) {
     return true;
 }
 
-/* @return the end of the part that begins at `s` and is not a group. */
-static const char *skip_part(const char *s) {
+/* @return the end of the atom that begins at `s` and is not a group. */
+static const char *skip_atom(const char *s) {
     if (*s == '[') {
         return skip_bracket(s);
     }
@@ -94,16 +94,16 @@ static const char *skip_part(const char *s) {
 }
 
 bool fc_regex_is_small(const char *pattern) {
-    parts outer[MOST_NESTED], now = {0, 0};
+    atoms outer[MOST_NESTED], now = {0, 0};
     size_t depth = 0;
     for (const char *s = pattern; *s;) {
-        parts last = {1, 0};
+        atoms last = {1, 0};
         if (*s == '(') {
             if (depth == MOST_NESTED) {
                 return false;
             }
             outer[depth++] = now;
-            now = (parts){0, 0};
+            now = (atoms){0, 0};
             s++;
             continue;
         }
@@ -112,7 +112,7 @@ bool fc_regex_is_small(const char *pattern) {
             last = sum(now, last);
             now = outer[--depth];
         }
-        s = closes ? s + 1 : skip_part(s);
+        s = closes ? s + 1 : skip_atom(s);
         while (take_repetition(&s, &last)) {
         }
         now = sum(now, last);
@@ -120,5 +120,5 @@ bool fc_regex_is_small(const char *pattern) {
     while (depth > 0) { /* a group that does not end is an error, found after repetitions are written out */
         now = sum(outer[--depth], now);
     }
-    return now.all <= MOST_PARTS && now.optional <= MOST_OPTIONAL;
+    return now.all <= MOST_ATOMS && now.optional <= MOST_OPTIONAL;
 }

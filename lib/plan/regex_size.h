@@ -1,6 +1,6 @@
 /*
  * Bounds the size of a compiled POSIX extended regular expression. The C library expands counted repetitions and needs
- * memory for each pair of parts that may be skipped, so a few hundred bytes can take gigabytes.
+ * memory for each pair of atoms that may be skipped, so a few hundred bytes can take gigabytes.
  */
 #ifndef FSDPCKPT_PLAN_REGEX_SIZE_H
 #define FSDPCKPT_PLAN_REGEX_SIZE_H

@@ -5,7 +5,7 @@
 #include "fsdpckpt/select.h"
 
 #include "base/checked.h"
-#include "fsdpckpt/cut.h"
+#include "fsdpckpt/sharding.h"
 #include "fsdpckpt/try.h"
 #include "plan/dtypes.h"
 #include "plan/globs.h"
@@ -102,23 +102,23 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
     return rc;
 }
 
-/* In the order of the parts, and of the source within each. */
-static int compare_parts(const void *a, const void *b) {
+/* In the order of the sections, and of the source within each. */
+static int compare_sections(const void *a, const void *b) {
     const fc_target_tensor *x = a, *y = b;
     int by_source = (x->source > y->source) - (x->source < y->source);
-    return x->part != y->part ? (x->part < y->part ? -1 : 1) : by_source;
+    return x->section != y->section ? (x->section < y->section ? -1 : 1) : by_source;
 }
 
-static fc_code arrange_parts(const fc_checkpoint *source, const fc_selection *selection, fc_target_tensor *tensors,
-                             size_t count, fc_error *err) {
-    if (!selection->set_parts) {
+static fc_code arrange_sections(const fc_checkpoint *source, const fc_selection *selection, fc_target_tensor *tensors,
+                                size_t count, fc_error *err) {
+    if (!selection->set_sections) {
         return FC_OK;
     }
-    fc_code rc = selection->set_parts(tensors, count, err);
+    fc_code rc = selection->set_sections(tensors, count, err);
     if (rc != FC_OK) {
         return fc_context(err, rc, "%s", source->path);
     }
-    qsort(tensors, count, sizeof *tensors, compare_parts);
+    qsort(tensors, count, sizeof *tensors, compare_sections);
     return FC_OK;
 }
 
@@ -132,12 +132,12 @@ static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
     return -1;
 }
 
-/* With more than one TP rank, a plan that cuts no tensor must be the wrong plan. */
+/* With more than one TP rank, a plan that shards no tensor must be the wrong plan. */
 static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const fc_selected *counts, fc_error *err) {
     int64_t tp = 1;
     const char *like[2] = {"", ""};
     int found = 0;
-    if (mesh_dim_size(target->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_cut > 0) {
+    if (mesh_dim_size(target->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_sharded > 0) {
         return FC_OK;
     }
     for (size_t i = 0; i < target->ntensors && found < 2; i++) {
@@ -145,10 +145,10 @@ static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const f
             like[found++] = target->tensors[i].name;
         }
     }
-    fc_code rc = fc_fail(err, FC_EUSAGE, "%s: the TP plan '%s' cuts none of the %zu tensors over %lld ranks%s%s%s%s%s",
-                         target->source->path, plan ? fc_tp_plan_name(plan) : "none", counts->tensors, (long long)tp,
-                         found > 0 ? "; names are like '" : "", like[0], found > 1 ? "' and '" : "", like[1],
-                         found > 0 ? "'" : "");
+    fc_code rc = fc_fail(
+        err, FC_EUSAGE, "%s: the TP plan '%s' shards none of the %zu tensors over %lld ranks%s%s%s%s%s",
+        target->source->path, plan ? fc_tp_plan_name(plan) : "none", counts->tensors, (long long)tp,
+        found > 0 ? "; names are like '" : "", like[0], found > 1 ? "' and '" : "", like[1], found > 0 ? "'" : "");
     return fc_advise(err, rc, FC_HINT_TP_PLAN, NULL);
 }
 
@@ -193,11 +193,11 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
         if (selection->tp_plan && !t->object) {
             tp_dim = fc_tp_plan_dim(selection->tp_plan, target->tensors[i].name, t->ndim, &style);
         }
-        if (!t->object && (!selection->flat_state || selection->is_cut(target->source, t))) {
+        if (!t->object && (!selection->flat_state || selection->is_sharded(target->source, t))) {
             /* Otherwise Replicate along all dimensions: rank 0's file contains every object. */
             fc_layout_placements(target->mesh, t->ndim, tp_dim, &placements[i * width]);
         }
-        counts->tp_cut += tp_dim >= 0;
+        counts->tp_sharded += tp_dim >= 0;
     }
     *out = placements;
     FC_TRY(check_tp(target, selection->tp_plan, counts, err));
@@ -245,7 +245,7 @@ static fc_code keep_layout(fc_target *target, fc_arena *arena, fc_placement **pl
         sources[i] = target->tensors[i].source;
     }
     target->mesh = mesh;
-    return fc_cut_layout(target->source, target->ntensors, sources, arena, mesh, placements, err);
+    return fc_recognise_layout(target->source, target->ntensors, sources, arena, mesh, placements, err);
 }
 
 fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_target *out,
@@ -255,7 +255,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     memset(counts, 0, sizeof *counts);
     FC_TRY(check_includes(source, selection, err));
     FC_TRY(select_tensors(source, selection, arena, &tensors, counts, err));
-    FC_TRY(arrange_parts(source, selection, tensors, counts->tensors + counts->objects, err));
+    FC_TRY(arrange_sections(source, selection, tensors, counts->tensors + counts->objects, err));
     if (selection->arrange) {
         FC_TRY(selection->arrange(selection->arrange_context, tensors, counts->tensors + counts->objects, err));
     }
@@ -317,9 +317,9 @@ bool fc_target_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *
     }
     for (int d = ndim - 1; d >= 0; d--) {
         int64_t most = room < 1 ? 1 : room;
-        int64_t pieces = (sizes[d] - 1) / most + 1;
-        chunk[d] = (sizes[d] - 1) / pieces + 1; /* evenly: little padding in the last one */
-        room = pieces > 1 ? 1 : room / sizes[d];
+        int64_t chunks = (sizes[d] - 1) / most + 1;
+        chunk[d] = (sizes[d] - 1) / chunks + 1; /* evenly: little padding in the last one */
+        room = chunks > 1 ? 1 : room / sizes[d];
     }
     return true;
 }

@@ -1,5 +1,5 @@
 /*
- * Tiles: cuts a box into boxes that are contiguous in its row-major order. The engine takes them one at a time, so a
+ * Tiles: divides a box into boxes that are contiguous in its row-major order. The engine takes them one at a time, so a
  * plan of any size needs no memory.
  *
  * A tile spans all trailing dimensions that fit the limit, a range of the dimension before them, and a single index of
@@ -24,9 +24,10 @@ void fc_tiles_only(fc_tiles *tiles, int64_t first, int64_t end) {
     tiles->total = end < tiles->total ? end : tiles->total;
 }
 
-/* @return the dimension that tiles cut; `inner` receives the number of elements per index of it. Tiles take one index
-   of every earlier dimension. If the walk starts or ends within an index, the tile is cut along a later dimension. */
-static int cut_dimension(const fc_tiles *tiles, int64_t *inner) {
+/* @return the dimension that tiles divide; `inner` receives the number of elements per index of it. Tiles take one
+   index of every earlier dimension. If the walk starts or ends within an index, the tile is divided along a later
+   dimension. */
+static int divided_dimension(const fc_tiles *tiles, int64_t *inner) {
     int d = tiles->ndim - 1;
     int64_t whole = 1;
     while (d > 0 && whole <= tiles->limit / tiles->box_sizes[d]) {
@@ -78,13 +79,13 @@ bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
         return true;
     }
     int64_t inner;
-    int cut = cut_dimension(tiles, &inner);
-    int64_t outer = tiles->next / inner; /* row-major position over the dimensions 0 … cut */
-    for (int d = tiles->ndim - 1; d > cut; d--) {
+    int divided = divided_dimension(tiles, &inner);
+    int64_t outer = tiles->next / inner; /* row-major position over the dimensions 0 … divided */
+    for (int d = tiles->ndim - 1; d > divided; d--) {
         tile->offsets[d] = tiles->box_offsets[d];
         tile->sizes[d] = tiles->box_sizes[d];
     }
-    int64_t size = tiles->box_sizes[cut];
+    int64_t size = tiles->box_sizes[divided];
     int64_t index = outer % size;
     int64_t most = tiles->limit / inner;
     int64_t rows = even_share(size, most < 1 ? 1 : most);
@@ -95,10 +96,10 @@ bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
     if (rows > (tiles->total - tiles->next) / inner) {
         rows = (tiles->total - tiles->next) / inner;
     }
-    tile->offsets[cut] = tiles->box_offsets[cut] + index;
-    tile->sizes[cut] = rows;
+    tile->offsets[divided] = tiles->box_offsets[divided] + index;
+    tile->sizes[divided] = rows;
     outer /= size;
-    for (int d = cut - 1; d >= 0; d--) {
+    for (int d = divided - 1; d >= 0; d--) {
         tile->offsets[d] = tiles->box_offsets[d] + outer % tiles->box_sizes[d];
         tile->sizes[d] = 1;
         outer /= tiles->box_sizes[d];

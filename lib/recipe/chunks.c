@@ -33,12 +33,12 @@ typedef struct builder {
     fc_error *err;
 } builder;
 
-/* The piece of a part that is being cut: its axes are runs, at most one along each dimension of the tensor. */
-typedef struct piece {
+/* A part that is being made into chunks: its axes are runs, at most one along each dimension of the tensor. */
+typedef struct walk {
     builder *b;
     fc_part part;
-    int cut; /* an axis along which the piece must be halved, because a chunk of the source ends in it; -1: none */
-} piece;
+    int halved; /* an axis along which the part must be halved, because a chunk of the source ends in it; -1: none */
+} walk;
 
 static fc_code no_memory(const builder *b) {
     return fc_no_memory(b->err, b->source->path);
@@ -49,7 +49,7 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     const int ndim = b->parted->ndim, sdims = part->source ? part->source->ndim : 0;
     int64_t *dims = fc_arena_calloc(b->arena, 2 * (size_t)ndim + (size_t)sdims + 1, sizeof *dims);
     if (b->count == MOST_CHUNKS) {
-        return fc_fail(b->err, FC_EUNSUPPORTED, "it would be more than %d pieces of its sources", MOST_CHUNKS);
+        return fc_fail(b->err, FC_EUNSUPPORTED, "it would be more than %d parts of its sources", MOST_CHUNKS);
     }
     if (!dims || !fc_grow(&b->chunks, &b->chunk_capacity, b->count + 1, sizeof *b->chunks) ||
         !fc_grow(&b->places, &b->place_capacity, b->count + 1, sizeof *b->places)) {
@@ -117,20 +117,20 @@ static int outer_of_several(const fc_part *p, int sdim) {
 }
 
 /* Finds an axis to halve: one of several along a source dimension along which the overlap does not contain the hull. */
-static fc_code find_cut(void *context, const fc_overlap *overlap, fc_error *err) {
-    piece *c = context;
+static fc_code find_halved(void *context, const fc_overlap *overlap, fc_error *err) {
+    walk *c = context;
     int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS];
     (void)err;
     hull_of(&c->part, offsets, sizes);
     for (int d = 0; d < c->part.source->ndim; d++) {
         const int a = sizes[d] == overlap->sizes[d] ? -1 : outer_of_several(&c->part, d);
-        c->cut = a >= 0 ? a : c->cut;
+        c->halved = a >= 0 ? a : c->halved;
     }
     return FC_OK;
 }
 
 static fc_code emit(void *context, const fc_overlap *overlap, fc_error *err) {
-    const piece *c = context;
+    const walk *c = context;
     fc_part part = c->part;
     (void)err;
     for (int a = 0; a < part.naxes; a++) {
@@ -148,34 +148,34 @@ static fc_code emit(void *context, const fc_overlap *overlap, fc_error *err) {
     return add_chunk(c->b, &part, overlap->chunk);
 }
 
-static fc_code cut_piece(builder *b, const fc_part *part) { // NOLINT(misc-no-recursion): halves
-    piece c = {b, *part, -1};
+static fc_code add_halves(builder *b, const fc_part *part) { // NOLINT(misc-no-recursion): halves
+    walk c = {b, *part, -1};
     int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS];
     hull_of(part, offsets, sizes);
     const fc_box hull = {part->source->ndim, offsets, sizes};
-    FC_TRY(fc_coverage_visit(b->known.coverage, &hull, find_cut, &c, b->err));
-    if (c.cut < 0) {
+    FC_TRY(fc_coverage_visit(b->known.coverage, &hull, find_halved, &c, b->err));
+    if (c.halved < 0) {
         return fc_coverage_visit(b->known.coverage, &hull, emit, &c, b->err);
     }
     fc_part low = *part, high = *part;
-    const fc_part_axis *x = &part->axes[c.cut];
+    const fc_part_axis *x = &part->axes[c.halved];
     const int64_t half = x->size / 2;
-    low.axes[c.cut].size = half;
-    high.axes[c.cut].size = x->size - half;
+    low.axes[c.halved].size = half;
+    high.axes[c.halved].size = x->size - half;
     high.tbase[x->tdim] += half;
     high.sbase[x->sdim] += half * x->sstep;
     for (int i = 0; i < 2; i++) {
         fc_part *p = i == 0 ? &low : &high;
-        if (p->axes[c.cut].size == 1) { /* one index only: no axis is left */
-            memmove(p->axes + c.cut, p->axes + c.cut + 1, (size_t)(--p->naxes - c.cut) * sizeof *p->axes);
+        if (p->axes[c.halved].size == 1) { /* one index only: no axis is left */
+            memmove(p->axes + c.halved, p->axes + c.halved + 1, (size_t)(--p->naxes - c.halved) * sizeof *p->axes);
         }
-        FC_TRY(cut_piece(b, p));
+        FC_TRY(add_halves(b, p));
     }
     return FC_OK;
 }
 
 /* Walks the indices of all axes that are not runs. */
-static fc_code cut_part(builder *b, const fc_part *part) { // NOLINT(misc-no-recursion): one level per axis
+static fc_code walk_part(builder *b, const fc_part *part) { // NOLINT(misc-no-recursion): one level per axis
     for (int a = 0; a < part->naxes; a++) {
         const fc_part_axis *x = &part->axes[a];
         if (x->tstep == 1) {
@@ -185,13 +185,13 @@ static fc_code cut_part(builder *b, const fc_part *part) { // NOLINT(misc-no-rec
         one.naxes--;
         memmove(one.axes + a, one.axes + a + 1, (size_t)(one.naxes - a) * sizeof *one.axes);
         for (int64_t i = 0; i < x->size; i++) {
-            FC_TRY(cut_part(b, &one));
+            FC_TRY(walk_part(b, &one));
             one.tbase[x->tdim] += x->tstep;
             one.sbase[x->sdim] += x->sstep;
         }
         return FC_OK;
     }
-    return part->source ? cut_piece(b, part) : add_chunk(b, part, 0);
+    return part->source ? add_halves(b, part) : add_chunk(b, part, 0);
 }
 
 static fc_code begin_part(builder *b, const fc_part *part) {
@@ -241,7 +241,7 @@ fc_code fc_recipe_chunks(const fc_checkpoint *source, const fc_parted *parted, f
     fc_code rc = FC_OK;
     for (size_t i = 0; i < parted->nparts && !source->format->layout_only; i++) {
         FC_TRY_GOTO(begin_part(&b, &parted->parts[i]), rc, out);
-        FC_TRY_GOTO(cut_part(&b, &parted->parts[i]), rc, out);
+        FC_TRY_GOTO(walk_part(&b, &parted->parts[i]), rc, out);
     }
     rc = finish(&b, out, places);
 out:

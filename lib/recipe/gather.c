@@ -100,7 +100,7 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, uint64_t *next, fc_te
 }
 
 /* Finds the parts of the tensor that lie in a block. */
-static fc_code cut_block(const fc_parted *t, const fc_box *box, fc_parted *out, fc_error *err) {
+static fc_code block_of(const fc_parted *t, const fc_box *box, fc_parted *out, fc_error *err) {
     fc_parted now = *t;
     now.capacity = 0; /* its parts belong to the arena */
     for (int d = 0; d < t->ndim; d++) {
@@ -160,7 +160,7 @@ fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, con
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
     const bool again = atomic_exchange(&g->read[index], true); /* the cache may have evicted it */
     fc_parted block;
-    FC_TRY(cut_block(&g->parted, &box, &block, err));
+    FC_TRY(block_of(&g->parted, &box, &block, err));
     fc_code rc = FC_OK;
     memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding */
     for (size_t i = 0; rc == FC_OK && i < block.nparts; i++) {

@@ -1,6 +1,6 @@
 /*
- * Tensors whose pieces are too small to be chunks of their own, such as interleaved columns: they are cut into blocks,
- * and a block is gathered in memory when it is read.
+ * Tensors whose parts are too small to be chunks of their own, such as interleaved columns: they are divided into
+ * blocks, and a block is gathered in memory when it is read.
  */
 #ifndef FSDPCKPT_RECIPE_GATHER_H
 #define FSDPCKPT_RECIPE_GATHER_H
@@ -20,11 +20,11 @@ typedef struct fc_gathered {
     atomic_bool *read; /**< one per chunk: whether it was read before, so that its CRCs are already added */
 } fc_gathered;
 
-/** Returns whether the pieces of the tensor are so small that gathering blocks is faster. */
+/** Returns whether the parts of the tensor are so small that gathering blocks is faster. */
 bool fc_gather_pays(const fc_parted *parted);
 
 /**
- * Cuts the tensor into blocks, which become the chunks of `out`.
+ * Divides the tensor into blocks, which become the chunks of `out`.
  * @param next the offset of the next block in an imaginary file: distinct offsets keep them from looking like shared
  *             storage.
  */

@@ -7,13 +7,13 @@
 #include <stdint.h>
 #include <string.h>
 
-typedef fc_fqn_part part;
+typedef fc_fqn_component component;
 
-bool fc_fqn_is(part p, const char *text) {
+bool fc_fqn_is(component p, const char *text) {
     return strlen(text) == p.len && memcmp(p.text, text, p.len) == 0;
 }
 
-bool fc_fqn_is_one_of(part p, const char *const *texts, size_t count) {
+bool fc_fqn_is_one_of(component p, const char *const *texts, size_t count) {
     for (size_t i = 0; i < count; i++) {
         if (fc_fqn_is(p, texts[i])) {
             return true;
@@ -22,12 +22,12 @@ bool fc_fqn_is_one_of(part p, const char *const *texts, size_t count) {
     return false;
 }
 
-static bool contains(part p, const char *text) {
+static bool contains(component p, const char *text) {
     return memmem(p.text, p.len, text, strlen(text)) != NULL;
 }
 
 /* Names that torch.compile, FSDP1 and activation checkpointing insert. Plans do not mention them. */
-static bool is_wrapper(part p) {
+static bool is_wrapper(component p) {
     static const char *const wrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_fpw_module",
                                            "_checkpoint_wrapped_module"};
     return p.len > 0 && p.text[0] == '_' && fc_fqn_is_one_of(p, wrappers, sizeof wrappers / sizeof *wrappers);
@@ -35,12 +35,12 @@ static bool is_wrapper(part p) {
 
 /* Works from the end of the name, so that splitting off a few components of a long name is cheap. */
 void fc_fqn_split(const char *text, int most, fc_fqn *out) {
-    part reversed[FC_FQN_PARTS];
+    component reversed[FC_FQN_COMPONENTS];
     const char *end = text + strlen(text);
     int n = 0;
     for (const char *at = end; n < most; at--) {
         if (at == text || at[-1] == '.') {
-            part p = {at, (size_t)(end - at)};
+            component p = {at, (size_t)(end - at)};
             if (!is_wrapper(p)) {
                 reversed[n++] = p;
             }
@@ -52,12 +52,12 @@ void fc_fqn_split(const char *text, int most, fc_fqn *out) {
     }
     out->count = n;
     for (int i = 0; i < n; i++) {
-        out->parts[i] = reversed[n - 1 - i];
+        out->components[i] = reversed[n - 1 - i];
     }
 }
 
 /* The keys that torch.optim's optimizers keep for each parameter. */
-static bool is_state_key(part p) {
+static bool is_state_key(component p) {
     static const char *const keys[] = {
         "step",      "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
         "acc_delta", "grad_avg", "sum",        "exp_inf",        "mu_product",      "prev",
@@ -71,17 +71,17 @@ static bool is_state_key(part p) {
  * its parameter, so the key is removed. Under "optim….state" any last component is a key. Elsewhere only torch.optim's
  * keys are, or a model saved under the key "state" would lose the names of its parameters.
  */
-part fc_fqn_cut_state_key(fc_fqn *n) {
+component fc_fqn_take_state_key(fc_fqn *n) {
     bool optim = false, state = false;
-    part none = {"", 0};
+    component none = {"", 0};
     for (int i = 0; i + 2 < n->count; i++) {
-        optim = optim || contains(n->parts[i], "optim");
-        state = state || fc_fqn_is(n->parts[i], "state");
+        optim = optim || contains(n->components[i], "optim");
+        state = state || fc_fqn_is(n->components[i], "state");
     }
     if (!optim && !state) {
         return none;
     }
-    part last = n->parts[n->count - 1];
+    component last = n->components[n->count - 1];
     bool parameter = fc_fqn_is(last, "weight") || fc_fqn_is(last, "bias");
     if (is_state_key(last) || (optim && state && !parameter)) {
         n->count--;
@@ -90,7 +90,7 @@ part fc_fqn_cut_state_key(fc_fqn *n) {
     return none;
 }
 
-bool fc_fqn_component_matches(part pattern, part p) {
+bool fc_fqn_component_matches(component pattern, component p) {
     size_t i = 0, j = 0, star = SIZE_MAX, resume = 0;
     while (j < p.len) {
         if (i < pattern.len && pattern.text[i] == '*') {
@@ -113,16 +113,16 @@ bool fc_fqn_component_matches(part pattern, part p) {
 }
 
 /* @return the last component of the first `len` bytes of `text`. */
-static part last_of(const char *text, size_t len) {
+static component last_of(const char *text, size_t len) {
     const char *dot = len ? memrchr(text, '.', len) : NULL;
     size_t start = dot ? (size_t)(dot - text) + 1 : 0;
-    return (part){text + start, len - start};
+    return (component){text + start, len - start};
 }
 
 bool fc_fqn_ends_with(const char *name, size_t len, const char *pattern) {
     size_t left = strlen(pattern);
     for (;;) {
-        part p = last_of(pattern, left), n = last_of(name, len);
+        component p = last_of(pattern, left), n = last_of(name, len);
         if (!fc_fqn_component_matches(p, n)) {
             return false;
         }

@@ -13,39 +13,40 @@
 #include <stddef.h>
 
 /** The most components that a name is split into; real names have far fewer. */
-enum { FC_FQN_PARTS = 64 };
+enum { FC_FQN_COMPONENTS = 64 };
 
 /** A component of a name or pattern. The text is borrowed and does not end in NUL. */
-typedef struct fc_fqn_part {
+typedef struct fc_fqn_component {
     const char *text;
     size_t len;
-} fc_fqn_part;
+} fc_fqn_component;
 
 /** The last components of a name, in order. */
 typedef struct fc_fqn {
-    fc_fqn_part parts[FC_FQN_PARTS];
+    fc_fqn_component components[FC_FQN_COMPONENTS];
     int count;
 } fc_fqn;
 
 /** @return whether the component equals `text`. */
-bool fc_fqn_is(fc_fqn_part p, const char *text);
+bool fc_fqn_is(fc_fqn_component p, const char *text);
 
 /** @return whether the component equals one of `texts`. */
-bool fc_fqn_is_one_of(fc_fqn_part p, const char *const *texts, size_t count);
+bool fc_fqn_is_one_of(fc_fqn_component p, const char *const *texts, size_t count);
 
-/** Splits `text` at its dots and keeps the last `most` (up to FC_FQN_PARTS) components that no wrapper inserted. */
+/** Splits `text` at its dots and keeps the last `most` (up to FC_FQN_COMPONENTS) components that no wrapper inserted.
+ */
 void fc_fqn_split(const char *text, int most, fc_fqn *out);
 
 /**
  * Removes the key from a name of optimizer state, "optim.state.<parameter>.<key>" in any of its spellings, so that the
  * name ends with that of the parameter.
  * @param n all components of the name.
- * @return the key, or an empty part when the name is not one of optimizer state.
+ * @return the key, or an empty component when the name is not one of optimizer state.
  */
-fc_fqn_part fc_fqn_cut_state_key(fc_fqn *n);
+fc_fqn_component fc_fqn_take_state_key(fc_fqn *n);
 
 /** @return whether `p` matches a pattern component, in which `*` stands for any text. */
-bool fc_fqn_component_matches(fc_fqn_part pattern, fc_fqn_part p);
+bool fc_fqn_component_matches(fc_fqn_component pattern, fc_fqn_component p);
 
 /** @return whether the last components of the name, which is `len` bytes long, match all components of `pattern`. */
 bool fc_fqn_ends_with(const char *name, size_t len, const char *pattern);

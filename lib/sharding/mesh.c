@@ -53,62 +53,62 @@ void fc_shard_range(int64_t size, int64_t count, int64_t index, int64_t *offset,
 }
 
 /*
- * The elements that a rank holds after a cut: `part` elements of each of `full` pieces, and `rest_part` elements of one
- * shorter piece. Later pieces are empty.
+ * The elements that a rank holds after a division: `share` elements of each of `full` blocks, and `rest` elements of
+ * one shorter block. Later blocks are empty.
  */
-typedef struct parts {
-    int64_t piece;                       /* elements of a full piece */
-    int64_t full;                        /* number of full pieces */
-    int64_t part_offset, part;           /* the rank's elements in a full piece */
-    int64_t rest_part_offset, rest_part; /* the rank's elements in the shorter piece */
-} parts;
+typedef struct held {
+    int64_t block;             /* elements of a full block */
+    int64_t full;              /* number of full blocks */
+    int64_t offset, share;     /* the rank's elements in a full block */
+    int64_t rest_offset, rest; /* the rank's elements in the shorter block */
+} held;
 
 /*
- * One cut of a tensor dimension by a mesh dimension of `count` ranks. `index` is the rank's coordinate. A split of 1 is
- * Shard. A larger one is _StridedShard: the dimension is divided into `split` pieces and each piece into `count` parts;
- * the rank holds part `index` of every piece, in order.
+ * The division of a tensor dimension by a mesh dimension of `count` ranks. `index` is the rank's coordinate. A split of
+ * 1 is Shard. A larger one is _StridedShard: the dimension is divided into `split` blocks and each block into `count`
+ * shards; the rank holds shard `index` of every block, in order.
  */
-typedef struct cut {
+typedef struct division {
     int64_t count, index, split;
-    int64_t size; /* the size of the dimension before the cut */
-    parts parts;  /* the elements that the rank holds after it */
-} cut;
+    int64_t size; /* the size of the dimension before the division */
+    held held;    /* the elements that the rank holds after it */
+} division;
 
-/* Computes the parts of a dimension of `size` that the rank holds. @return the size after the cut. */
-static int64_t apply_cut(cut *c, int64_t size) {
-    parts p = {0};
-    c->size = size;
-    p.piece = size / c->split + (size % c->split != 0);
-    if (p.piece > 0) {
-        p.full = size / p.piece;
-        fc_shard_range(p.piece, c->count, c->index, &p.part_offset, &p.part);
-        if (p.full * p.piece < size) {
-            fc_shard_range(size - p.full * p.piece, c->count, c->index, &p.rest_part_offset, &p.rest_part);
+/* Computes what the rank holds of a dimension of `size`. @return the size after the division. */
+static int64_t divide(division *d, int64_t size) {
+    held p = {0};
+    d->size = size;
+    p.block = size / d->split + (size % d->split != 0);
+    if (p.block > 0) {
+        p.full = size / p.block;
+        fc_shard_range(p.block, d->count, d->index, &p.offset, &p.share);
+        if (p.full * p.block < size) {
+            fc_shard_range(size - p.full * p.block, d->count, d->index, &p.rest_offset, &p.rest);
         }
     }
-    c->parts = p;
-    return p.full * p.part + p.rest_part;
+    d->held = p;
+    return p.full * p.share + p.rest;
 }
 
-/* @return the index that element `i` of the rank has in the uncut dimension. */
-static int64_t index_before(const cut *c, int64_t i) {
-    const parts *p = &c->parts;
-    if (i < p->full * p->part) {
-        return i / p->part * p->piece + p->part_offset + i % p->part;
+/* @return the index that element `i` of the rank has in the whole dimension. */
+static int64_t index_before(const division *d, int64_t i) {
+    const held *p = &d->held;
+    if (i < p->full * p->share) {
+        return i / p->share * p->block + p->offset + i % p->share;
     }
-    return p->full * p->piece + p->rest_part_offset + (i - p->full * p->part);
+    return p->full * p->block + p->rest_offset + (i - p->full * p->share);
 }
 
 /*
- * Applies `cuts` from left to right to a dimension of `size`, with the same result as torch's explicit index lists. The
- * indices of the local elements ascend, so they are contiguous exactly when the last minus the first is their number
- * minus one.
- * @return whether the local part is one interval. An empty part starts at `size`.
+ * Applies the divisions from left to right to a dimension of `size`, with the same result as torch's explicit index
+ * lists. The indices of the local elements ascend, so they are contiguous exactly when the last minus the first is
+ * their number minus one.
+ * @return whether the local shard is one interval. An empty one starts at `size`.
  */
-static bool apply_cuts(int64_t size, cut *cuts, int count, int64_t *offset, int64_t *length) {
+static bool divide_all(int64_t size, division *all, int count, int64_t *offset, int64_t *length) {
     int64_t n = size;
     for (int i = 0; i < count; i++) {
-        n = apply_cut(&cuts[i], n);
+        n = divide(&all[i], n);
     }
     *length = n;
     *offset = size;
@@ -117,86 +117,86 @@ static bool apply_cuts(int64_t size, cut *cuts, int count, int64_t *offset, int6
     }
     int64_t first = 0, last = n - 1;
     for (int i = count - 1; i >= 0; i--) {
-        first = index_before(&cuts[i], first);
-        last = index_before(&cuts[i], last);
+        first = index_before(&all[i], first);
+        last = index_before(&all[i], last);
     }
     *offset = first;
     return last - first == n - 1;
 }
 
 /*
- * Finds the _StridedShard that FSDP creates, where the later cuts divide the same dimension into exactly split_factor
- * pieces.
- * @return its position in `cuts`, or -1.
+ * Finds the _StridedShard that FSDP creates, where the later divisions split the same dimension into exactly
+ * split_factor blocks.
+ * @return its position in `all`, or -1.
  */
-static int fsdp_cut(const cut *cuts, int count) {
+static int fsdp_division(const division *all, int count) {
     int at = -1;
     int64_t later = 1;
     for (int i = 0; i < count; i++) {
-        if (cuts[i].split > 1) {
+        if (all[i].split > 1) {
             if (at >= 0) {
                 return -1;
             }
             at = i;
-        } else if (at >= 0 && !fc_mul_i64(later, cuts[i].count, &later)) {
+        } else if (at >= 0 && !fc_mul_i64(later, all[i].count, &later)) {
             return -1;
         }
     }
-    return at >= 0 && later == cuts[at].split ? at : -1;
+    return at >= 0 && later == all[at].split ? at : -1;
 }
 
-/* Sets the indices of the cuts after `at` to the coordinates of rank number `flat` of those that share the earlier
+/* Sets the indices of the divisions after `at` to the coordinates of rank number `flat` of those that share the earlier
  * ones. */
-static void set_later(cut *cuts, int count, int at, int64_t flat) {
+static void set_later(division *all, int count, int at, int64_t flat) {
     for (int i = count - 1; i > at; i--) {
-        cuts[i].index = flat % cuts[i].count;
-        flat /= cuts[i].count;
+        all[i].index = flat % all[i].count;
+        flat /= all[i].count;
     }
 }
 
-static int64_t get_later(const cut *cuts, int count, int at) {
+static int64_t get_later(const division *all, int count, int at) {
     int64_t flat = 0;
     for (int i = at + 1; i < count; i++) {
-        flat = flat * cuts[i].count + cuts[i].index;
+        flat = flat * all[i].count + all[i].index;
     }
     return flat;
 }
 
 /*
- * Computes the box that FSDP and TP hold in memory: TP cuts into `split` pieces, and FSDP cuts the rank's piece. It is
- * always an interval. The ranks with the same FSDP coordinate together hold the same elements as after torch's
- * left-to-right cuts, so they may use these boxes while other groups use torch's.
+ * Computes the box that FSDP and TP hold in memory: TP divides into `split` blocks, and FSDP shards the rank's block.
+ * It is always an interval. The ranks with the same FSDP coordinate together hold the same elements as after torch's
+ * left-to-right divisions, so they may use these boxes while other groups use torch's.
  */
-static void pieces_first(int64_t size, cut *cuts, int count, int at, int64_t *offset, int64_t *length) {
-    int64_t outer, piece, part, start;
-    apply_cuts(size, cuts, at, &outer, &start);
-    fc_shard_range(start, cuts[at].split, get_later(cuts, count, at), &piece, &start);
-    fc_shard_range(start, cuts[at].count, cuts[at].index, &part, length);
-    *offset = *length > 0 ? outer + piece + part : size;
+static void blocks_first(int64_t size, division *all, int count, int at, int64_t *offset, int64_t *length) {
+    int64_t outer, block, shard, start;
+    divide_all(size, all, at, &outer, &start);
+    fc_shard_range(start, all[at].split, get_later(all, count, at), &block, &start);
+    fc_shard_range(start, all[at].count, all[at].index, &shard, length);
+    *offset = *length > 0 ? outer + block + shard : size;
 }
 
 /*
- * With uneven sizes, torch's left-to-right cuts may leave a rank rows of two pieces. (With 50257 rows, dp 4 × tp 2, the
- * last dp ranks would hold 6281 = 6280 + 1.) That is neither a box nor what FSDP holds. All ranks of that FSDP
+ * With uneven sizes, torch's left-to-right divisions may leave a rank rows of two blocks. (With 50257 rows, dp 4 × tp
+ * 2, the last dp ranks would hold 6281 = 6280 + 1.) That is neither a box nor what FSDP holds. All ranks of that FSDP
  * coordinate then get the boxes that FSDP holds.
  */
-static bool cut_dimension(int64_t size, cut *cuts, int count, int64_t *offset, int64_t *length) {
-    int at = fsdp_cut(cuts, count);
-    bool interval = apply_cuts(size, cuts, count, offset, length);
+static bool divide_dimension(int64_t size, division *all, int count, int64_t *offset, int64_t *length) {
+    int at = fsdp_division(all, count);
+    bool interval = divide_all(size, all, count, offset, length);
     if (at < 0) {
         return interval;
     }
-    int64_t split = cuts[at].split, mine = get_later(cuts, count, at), o, n;
-    if (cuts[at].size % split == 0 && cuts[at].size / split % cuts[at].count == 0) {
+    int64_t split = all[at].split, mine = get_later(all, count, at), o, n;
+    if (all[at].size % split == 0 && all[at].size / split % all[at].count == 0) {
         return interval;
     }
     for (int64_t flat = 0; flat < split && interval; flat++) {
-        set_later(cuts, count, at, flat);
-        interval = apply_cuts(size, cuts, count, &o, &n);
+        set_later(all, count, at, flat);
+        interval = divide_all(size, all, count, &o, &n);
     }
-    set_later(cuts, count, at, mine);
+    set_later(all, count, at, mine);
     if (!interval) {
-        pieces_first(size, cuts, count, at, offset, length);
+        blocks_first(size, all, count, at, offset, length);
     }
     return true;
 }
@@ -239,18 +239,18 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
         FC_TRY(check_placement(ndim, mesh, m, &placements[m], coordinate, err));
     }
     for (int d = 0; d < ndim; d++) {
-        cut cuts[FC_MAX_MESH_DIMS];
+        division all[FC_MAX_MESH_DIMS];
         int count = 0;
         for (int m = 0; m < mesh->ndim; m++) {
             const fc_placement *p = &placements[m];
             if (p->kind != FC_REPLICATE && p->dim == d) {
                 int64_t split = p->kind == FC_STRIDED_SHARD ? p->split_factor : 1;
-                cuts[count++] = (cut){.count = mesh->sizes[m], .index = coordinate[m], .split = split};
+                all[count++] = (division){.count = mesh->sizes[m], .index = coordinate[m], .split = split};
             }
         }
         offsets[d] = 0;
         sizes[d] = shape[d];
-        if (count > 0 && !cut_dimension(shape[d], cuts, count, &offsets[d], &sizes[d])) {
+        if (count > 0 && !divide_dimension(shape[d], all, count, &offsets[d], &sizes[d])) {
             char text[256];
             fc_placements_format(mesh->ndim, placements, text, (int)sizeof text);
             return fc_fail(err, FC_EUNSUPPORTED,

@@ -5,7 +5,7 @@
  *
  * GPT-2's projections are Conv1D modules, whose weight is [in, out]. Only the name can show that, so c_attn, q_attn,
  * c_fc and c_proj are taken for Conv1D. A model that uses these names for nn.Linear, such as nanoGPT, still gets boxes
- * that cover its tensors, but they are cut along the other dimension. A plan file can correct that.
+ * that cover its tensors, but they are sharded along the other dimension. A plan file can correct that.
  */
 #include "sharding/tp_plan.h"
 

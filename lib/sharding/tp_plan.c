@@ -12,16 +12,16 @@
 
 #include <string.h>
 
-typedef fc_fqn_part part;
+typedef fc_fqn_component component;
 typedef fc_fqn name;
 
 /* Modules like nn.Embedding are recognised by the end of their names. */
-static bool ends_with(part p, const char *text) {
+static bool ends_with(component p, const char *text) {
     size_t len = strlen(text);
     return p.len >= len && memcmp(p.text + p.len - len, text, len) == 0;
 }
 
-static bool has_wildcard(part p) {
+static bool has_wildcard(component p) {
     return memchr(p.text, '*', p.len) != NULL;
 }
 
@@ -33,12 +33,12 @@ static bool matches(const fc_tp_pattern *pattern, const name *n, int count) {
     if (pattern->count > count || pattern->count == 0) {
         return false;
     }
-    part leaf = n->parts[count - 1], last = pattern->parts[pattern->count - 1];
+    component leaf = n->components[count - 1], last = pattern->components[pattern->count - 1];
     if (has_wildcard(last) && (fc_fqn_is(leaf, "weight") || fc_fqn_is(leaf, "bias"))) {
         return false;
     }
     for (int i = 1; i <= pattern->count; i++) {
-        if (!fc_fqn_component_matches(pattern->parts[pattern->count - i], n->parts[count - i])) {
+        if (!fc_fqn_component_matches(pattern->components[pattern->count - i], n->components[count - i])) {
             return false;
         }
     }
@@ -72,7 +72,7 @@ static bool is_better(const fit *a, const fit *b) {
 }
 
 /* FNV-1a. A user writes the plan, so the hash need not resist collisions. */
-static size_t bucket_of(const fc_tp_plan *plan, part last) {
+static size_t bucket_of(const fc_tp_plan *plan, component last) {
     uint32_t h = 2166136261u;
     for (size_t i = 0; i < last.len; i++) {
         h = (h ^ (unsigned char)last.text[i]) * 16777619u;
@@ -100,7 +100,7 @@ static void find_among(const fc_tp_plan *plan, uint32_t first, const name *n, fi
 static fit find(const fc_tp_plan *plan, const name *n) {
     fit best = {-1, 0, 0, 0};
     for (int level = n->count; level >= n->count - 1 && level > 0; level--) {
-        find_among(plan, plan->buckets[bucket_of(plan, n->parts[level - 1])], n, &best);
+        find_among(plan, plan->buckets[bucket_of(plan, n->components[level - 1])], n, &best);
     }
     find_among(plan, plan->wild, n, &best);
     return best;
@@ -109,26 +109,26 @@ static fit find(const fc_tp_plan *plan, const name *n) {
 /*
  * Splits the components that a look-up needs. The name of optimizer state is split completely, because its first
  * components identify it; other names only as far as the longest pattern can match.
- * @return the key of optimizer state, or an empty part.
+ * @return the key of optimizer state, or an empty component.
  */
-static part read_name(const fc_tp_plan *plan, const char *fqn, name *n) {
+static component read_name(const fc_tp_plan *plan, const char *fqn, name *n) {
     if (strstr(fqn, "optim") || strstr(fqn, "state")) {
-        fc_fqn_split(fqn, FC_FQN_PARTS, n);
-        return fc_fqn_cut_state_key(n);
+        fc_fqn_split(fqn, FC_FQN_COMPONENTS, n);
+        return fc_fqn_take_state_key(n);
     }
-    fc_fqn_split(fqn, plan->longest < FC_FQN_PARTS ? plan->longest + 1 : FC_FQN_PARTS, n);
-    return (part){"", 0};
+    fc_fqn_split(fqn, plan->longest < FC_FQN_COMPONENTS ? plan->longest + 1 : FC_FQN_COMPONENTS, n);
+    return (component){"", 0};
 }
 
 static bool make_pattern(const char *text, fc_arena *arena, fc_tp_pattern *out) {
     name n;
-    fc_fqn_split(text, FC_FQN_PARTS, &n);
-    part *parts = fc_arena_alloc(arena, (size_t)n.count * sizeof *parts);
-    if (!parts) {
+    fc_fqn_split(text, FC_FQN_COMPONENTS, &n);
+    component *components = fc_arena_alloc(arena, (size_t)n.count * sizeof *components);
+    if (!components) {
         return false;
     }
-    memcpy(parts, n.parts, (size_t)n.count * sizeof *parts);
-    *out = (fc_tp_pattern){parts, n.count, literal_count(text), 0};
+    memcpy(components, n.components, (size_t)n.count * sizeof *components);
+    *out = (fc_tp_pattern){components, n.count, literal_count(text), 0};
     return true;
 }
 
@@ -153,7 +153,7 @@ const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, si
         if (p->count == 0) { /* only wrapper names, so it matches nothing */
             continue;
         }
-        part last = p->parts[p->count - 1];
+        component last = p->components[p->count - 1];
         uint32_t *head = has_wildcard(last) ? &plan->wild : &buckets[bucket_of(plan, last)];
         p->next = *head;
         *head = (uint32_t)r + 1;
@@ -163,7 +163,7 @@ const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, si
 }
 
 /* Recognises nn.Embedding by the module's name. GPT-NeoX's embed_out is a linear layer and ends differently. */
-static bool is_embedding(part module) {
+static bool is_embedding(component module) {
     static const char *const names[] = {"embed_tokens", "embed_in", "embed_positions", "wte", "wpe"};
     return fc_fqn_is_one_of(module, names, sizeof names / sizeof *names) || ends_with(module, "embed") ||
            ends_with(module, "embedding") || ends_with(module, "embeddings");
@@ -174,7 +174,7 @@ static bool is_embedding(part module) {
  * of three dimensions, transformers shards the last two like those of a matrix. A vector that is not a bias, such as a
  * scale, is treated like one.
  */
-static int cut_dimension(fc_tp_style style, fc_tp_module module, bool bias, int ndim) {
+static int sharded_dimension(fc_tp_style style, fc_tp_module module, bool bias, int ndim) {
     if (ndim == 0 || (style != FC_TP_COLWISE && style != FC_TP_ROWWISE)) {
         return -1;
     }
@@ -198,7 +198,7 @@ static int cut_dimension(fc_tp_style style, fc_tp_module module, bool bias, int 
 
 int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style) {
     name n;
-    part key = read_name(plan, fqn, &n);
+    component key = read_name(plan, fqn, &n);
     fit f = find(plan, &n);
     *style = FC_TP_NONE;
     if (f.rule < 0) {
@@ -211,9 +211,9 @@ int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_styl
     }
     fc_tp_module module = rule->module;
     if (module == FC_TP_BY_NAME) {
-        module = is_embedding(n.parts[f.level - 1]) ? FC_TP_EMBEDDING : FC_TP_LINEAR;
+        module = is_embedding(n.components[f.level - 1]) ? FC_TP_EMBEDDING : FC_TP_LINEAR;
     }
-    return cut_dimension(rule->style, module, fc_fqn_is(n.parts[n.count - 1], "bias"), ndim);
+    return sharded_dimension(rule->style, module, fc_fqn_is(n.components[n.count - 1], "bias"), ndim);
 }
 
 const char *fc_tp_plan_name(const fc_tp_plan *plan) {

@@ -29,7 +29,7 @@ typedef struct fc_tp_rule {
 
 /** A pattern that is prepared for look-ups. */
 typedef struct fc_tp_pattern {
-    const fc_fqn_part *parts;
+    const fc_fqn_component *components;
     int count;
     size_t literals; /**< characters other than '*' */
     uint32_t next;   /**< the number of the next rule in the same bucket, plus 1; 0 ends the list */

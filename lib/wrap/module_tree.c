@@ -60,8 +60,8 @@ static const char *clean(const char *fqn, const fc_fqn *n, size_t dots, fc_arena
     size_t len = 0;
     char *out = fc_arena_alloc(arena, strlen(fqn) + 1);
     for (int i = 0; out && i < n->count; i++) {
-        memcpy(out + len, n->parts[i].text, n->parts[i].len);
-        len += n->parts[i].len;
+        memcpy(out + len, n->components[i].text, n->components[i].len);
+        len += n->components[i].len;
         out[len++] = i + 1 < n->count ? '.' : '\0';
     }
     return out;
@@ -78,12 +78,12 @@ static size_t count_dots(const char *s) {
 fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t *node, fc_error *err) {
     fc_fqn n;
     size_t dots = count_dots(fqn);
-    if (dots >= FC_FQN_PARTS) {
+    if (dots >= FC_FQN_COMPONENTS) {
         return fc_advise(
-            err, fc_fail(err, FC_EUNSUPPORTED, "'%.128s…': the name has more than %d levels", fqn, FC_FQN_PARTS),
+            err, fc_fail(err, FC_EUNSUPPORTED, "'%.128s…': the name has more than %d levels", fqn, FC_FQN_COMPONENTS),
             FC_HINT_EXCLUDE, NULL);
     }
-    fc_fqn_split(fqn, FC_FQN_PARTS, &n);
+    fc_fqn_split(fqn, FC_FQN_COMPONENTS, &n);
     const char *text = clean(fqn, &n, dots, b->arena);
     if (!text) {
         return fc_no_memory(err, NULL);
@@ -91,15 +91,15 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
     if (n.count <= b->skip) {
         return fc_fail(err, FC_EUSAGE, "'%.256s' is not the name of a parameter of a module", fqn);
     }
-    fc_fqn_split(text, FC_FQN_PARTS, &n); /* again, because the components must point into the clean text */
+    fc_fqn_split(text, FC_FQN_COMPONENTS, &n); /* again, because the components must point into the clean text */
     uint32_t at = 0;
     for (int i = b->skip; i < n.count; i++) {
-        fc_name name = {n.parts[i].text, n.parts[i].len};
+        fc_name name = {n.components[i].text, n.components[i].len};
         fc_name whole = {text, (size_t)(name.text + name.len - text)};
         at = add_node(b, at, name, whole, i + 1 == n.count);
     }
     if (b->skip > 0 && b->nodes[0].fqn.len == 0) {
-        const fc_fqn_part *last = &n.parts[b->skip - 1];
+        const fc_fqn_component *last = &n.components[b->skip - 1];
         b->nodes[0].fqn = (fc_name){text, (size_t)(last->text + last->len - text)};
         b->nodes[0].name = (fc_name){last->text, last->len};
     }
@@ -110,11 +110,11 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
 
 uint32_t fc_tree_find_fqn(const fc_tree_builder *b, const char *fqn, bool is_parameter) {
     fc_fqn n;
-    fc_fqn_split(fqn, FC_FQN_PARTS, &n);
+    fc_fqn_split(fqn, FC_FQN_COMPONENTS, &n);
     uint32_t at = 0;
     for (int i = b->skip; i < n.count; i++) {
         bool last = i + 1 == n.count;
-        at = fc_tree_find(b, at, (fc_name){n.parts[i].text, n.parts[i].len}, last && is_parameter);
+        at = fc_tree_find(b, at, (fc_name){n.components[i].text, n.components[i].len}, last && is_parameter);
         if (at == 0) {
             return 0;
         }
@@ -313,7 +313,7 @@ fc_code fc_module_tree_new(const fc_parameter_spec *specs, size_t count, const f
 }
 
 void fc_module_post_order(const fc_module_tree *tree, uint32_t *order) {
-    uint32_t open[FC_FQN_PARTS + 1];
+    uint32_t open[FC_FQN_COMPONENTS + 1];
     size_t depth = 0, n = 0;
     for (uint32_t m = 0; m < tree->nmodules; m++) {
         while (depth > 0 && tree->modules[open[depth - 1]].end <= m) {

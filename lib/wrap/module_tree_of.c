@@ -29,7 +29,7 @@ static int common_levels(const fc_target *target, const uint32_t *chosen, size_t
     int levels = 0;
     for (size_t i = 0; i < common; i++) {
         fc_fqn n;
-        fc_fqn_split(first->elements[i].key, FC_FQN_PARTS, &n);
+        fc_fqn_split(first->elements[i].key, FC_FQN_COMPONENTS, &n);
         levels += n.count;
     }
     return levels;

@@ -201,6 +201,10 @@ fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out,
     json_object_foreach(root, r.key, value) {
         FC_TRY_GOTO(read_member(&r, value, arena, file), rc, out);
     }
+    if (file->fp32_classes && !file->root.options.mixed_precision) {
+        rc = fc_fail(err, FC_EUSAGE, "%s: \"$fp32_classes\" needs \"mixed_precision\" in \"$root\"", path);
+        goto out;
+    }
     *out = file;
 out:
     json_decref(root);
@@ -211,9 +215,16 @@ const fc_unit_options *fc_wrap_file_root(const fc_wrap_file *file) {
     return &file->root.options;
 }
 
+/* MixedPrecision._module_classes_to_ignore is (_BatchNorm,). Its subclasses are listed because a file of classes may
+ * name a module's own class only. */
 const char *const *fc_wrap_file_fp32_classes(const fc_wrap_file *file) {
-    static const char *const none[] = {NULL};
-    return file->fp32_classes ? file->fp32_classes : none;
+    static const char *const none[] = {NULL}, *const norms[] = {"_BatchNorm",      "BatchNorm1d",     "BatchNorm2d",
+                                                                "BatchNorm3d",     "SyncBatchNorm",   "LazyBatchNorm1d",
+                                                                "LazyBatchNorm2d", "LazyBatchNorm3d", NULL};
+    if (!file->root.options.mixed_precision) {
+        return none;
+    }
+    return file->fp32_classes ? file->fp32_classes : norms;
 }
 
 fc_code fc_wrap_file_fn(const fc_module_tree *tree, uint32_t m, void *user, fc_wrap_choice *choice, fc_error *err) {

@@ -345,7 +345,7 @@ def open(
 
     The options are those of the command (`fsdpckpt consolidate --help`): `include` and `exclude` are globs over names,
     `strip_prefix` and `rename` change names, `schema` names the parameters in FSDP1's flat parameters, `tp_plan` says
-    how tensor parallelism cut the tensors in rank files that do not record it.
+    how tensor parallelism sharded the tensors in rank files that do not record it.
     """
 
     def texts(value: Sequence[str] | str | None) -> Sequence[str] | None:

@@ -14,7 +14,7 @@ class Replicate(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """Dimension `dim` is cut like torch.chunk."""
+    """Dimension `dim` is sharded like torch.chunk."""
 
     dim: int
 
@@ -23,7 +23,7 @@ class Shard(NamedTuple):
 
 
 class StridedShard(NamedTuple):
-    """Dimension `dim` is cut again after `split_factor` parts of another mesh dimension: FSDP over TP."""
+    """Dimension `dim` is sharded again after `split_factor` shards of another mesh dimension: FSDP over TP."""
 
     dim: int
     split_factor: int

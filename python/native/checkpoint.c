@@ -4,11 +4,11 @@
  */
 #include "native.h"
 
-#include "fsdpckpt/cut.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/select.h"
+#include "fsdpckpt/sharding.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <string.h>
@@ -213,7 +213,7 @@ static fc_code find_layout(checkpoint_object *self, fc_mesh *mesh, fc_placement 
     for (size_t i = 0; i < count; i++) {
         tensors[i] = self->target.tensors[i].source;
     }
-    return fc_cut_layout(self->checkpoint, count, tensors, self->arena, mesh, placements, err);
+    return fc_recognise_layout(self->checkpoint, count, tensors, self->arena, mesh, placements, err);
 }
 
 typedef struct layout {

@@ -18,25 +18,25 @@ class Convert(harness.Case):
         text = self.ok("consolidate", harness.corpus(MESH), "-o", "m.h5")
         self.assertRegex(text, r"^m\.h5: 11 tensors, 0 objects, [\d.]+ kB in 1 h5 file, [\d.]+ s, .*/s\n$")
         self.assertEqual(self.listing(), ["m.h5"])
-        self.assertIn("full: no tensor is cut", self.ok("inspect", "m.h5"))
+        self.assertIn("full: no tensor is sharded", self.ok("inspect", "m.h5"))
         self.assertEqual(self.names("m.h5"), self.names(harness.corpus(MESH)))
 
-    def test_reshard_counts_the_tensors_that_tp_cuts(self):
+    def test_reshard_counts_the_tensors_that_tp_shards(self):
         text = self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "4", "--tp", "2")
         self.assertRegex(text, r"^out: \d+ tensors, .* in 8 h5 files and index.h5, ")
-        self.assertRegex(text, r"\nTP cuts [1-9]\d* of \d+ tensors \(plan auto\)\n$")
+        self.assertRegex(text, r"\nTP shards [1-9]\d* of \d+ tensors \(plan auto\)\n$")
         self.assertEqual(self.listing(), ["out"])
         files = sorted(os.listdir(self.path("out")))
         self.assertEqual(files, ["index.h5"] + [f"shard-{i:05d}-of-00008.h5" for i in range(8)])
         self.assertRegex(self.ok("inspect", "out"), r"8 ranks")
 
     def test_reshard_without_tp_names_no_plan(self):
-        self.assertNotIn("TP cuts", self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "3"))
+        self.assertNotIn("TP shards", self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "3"))
 
     def test_json_summary(self):
         got = json.loads(self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--tp", "2", "--json"))
         self.assertEqual((got["target"], got["dry_run"], got["files"]), ("out", False, 3))
-        self.assertGreater(got["tp_cut"], 0)
+        self.assertGreater(got["tp_sharded"], 0)
         self.assertGreater(got["data_bytes"], 0)
 
     def test_quiet_prints_nothing(self):
@@ -202,7 +202,7 @@ class Convert(harness.Case):
         with open(self.path("plan.json"), "w") as f:
             json.dump({"layers.*.feed_forward.w1": "colwise"}, f)
         text = self.ok("reshard", harness.corpus(MESH), "-o", "out", "--tp", "2", "--tp-plan", "plan.json")
-        self.assertIn("TP cuts 2 of 11 tensors (plan plan.json)", text)
+        self.assertIn("TP shards 2 of 11 tensors (plan plan.json)", text)
         for command in (["reshard", "-o", "x"], ["check"], ["average", harness.corpus(MESH), "-o", "x"]):
             self.fails(2, command[0], harness.corpus(MESH), *command[1:], "--tp", "2", "--tp-plan", "atuo",
                        contains=["TP plan 'atuo': neither a file nor a known plan; known is 'auto'"])

@@ -38,6 +38,7 @@ static void add(names *n, uint32_t kind, const char *name) {
 /* Folds the names, then checks the pattern of each line and that no name is lost. */
 static void check(names *n, size_t count, const char *const *patterns) {
     size_t total = 0;
+    bool listed[MOST] = {false}; /* each name is a member of one line */
     assert_true(fold_names(n->items, n->count, n->arena, &n->lines, &n->nlines));
     for (size_t i = 0; i < n->nlines && i < count; i++) {
         assert_string_equal(n->lines[i].pattern, patterns[i]);
@@ -46,6 +47,11 @@ static void check(names *n, size_t count, const char *const *patterns) {
     for (size_t i = 0; i < n->nlines; i++) {
         assert_true(i == 0 || n->lines[i - 1].first < n->lines[i].first);
         total += n->lines[i].count;
+        for (size_t k = 0; k < n->lines[i].count; k++) {
+            const size_t member = n->lines[i].members[k];
+            assert_true(member < n->count && !listed[member]);
+            listed[member] = true;
+        }
     }
     assert_int_equal(total, n->count);
     fc_arena_free(n->arena);
@@ -182,6 +188,26 @@ static void many_numbers_in_a_name(void **state) {
     CHECK(&n, name, other); /* the last number is one more than may vary */
 }
 
+static void members_are_in_the_order_of_the_pattern(void **state) {
+    (void)state;
+    names n;
+    char name[64];
+    begin(&n);
+    experts(&n, 0, 12, 11);
+    for (size_t i = 0; i < n.count / 2; i += 3) { /* the names are in no order */
+        const fold_name other = n.items[i];
+        n.items[i] = n.items[n.count - 1 - i];
+        n.items[n.count - 1 - i] = other;
+    }
+    assert_true(fold_names(n.items, n.count, n.arena, &n.lines, &n.nlines));
+    assert_int_equal(n.nlines, 1);
+    for (size_t k = 0; k < n.lines[0].count; k++) {
+        snprintf(name, sizeof name, "layers.%zu.experts.%zu.w", k / 11, k % 11);
+        assert_string_equal(n.items[n.lines[0].members[k]].name, name);
+    }
+    fc_arena_free(n.arena);
+}
+
 static void components_hold_folds(void **state) {
     (void)state;
     assert_int_equal(fold_component("layers.{0..31}.w"), 6);
@@ -200,6 +226,7 @@ int main(void) {
         cmocka_unit_test(only_numbers_between_dots_vary),
         cmocka_unit_test(numbers_at_the_ends_vary),
         cmocka_unit_test(many_numbers_in_a_name),
+        cmocka_unit_test(members_are_in_the_order_of_the_pattern),
         cmocka_unit_test(components_hold_folds),
     };
     return cmocka_run_group_tests_name("fold", tests, NULL, NULL);

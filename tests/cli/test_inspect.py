@@ -132,6 +132,32 @@ class Inspect(harness.Case):
         hsdp = harness.corpus("dcp-torch2.15.0-hsdp")  # the summary still counts all tensors
         self.assertEqual(*(self.ok("inspect", hsdp, *depth).split("\nCheckpoint ")[1] for depth in ((), ("--depth", "1"))))
 
+    def test_stats_are_columns(self):
+        """tests/oracle/stats.py compares the numbers with NumPy's."""
+        source = harness.corpus("dcp-torch2.15.0-dtypes")
+        text = self.ok("inspect", source, "--stats")
+        heading, line = text.splitlines()[0], next(x for x in text.splitlines() if x.startswith("bool "))
+        self.assertEqual(heading.split()[-7:], ["MEAN", "STD", "MIN", "MAX", "ZEROS", "NAN", "INF"])
+        self.assertEqual(len(heading), len(line))
+        self.assertEqual(line.split()[-7:], ["0.3333", "0.4714", "0", "1", "8", "0", "0"])
+        self.assertIn("\nValues      11 NaN in 10 tensors, first in float64\n", text)
+        self.assertIn("\nValues      all finite\n", self.ok("inspect", harness.corpus(FSDP2), "--stats"))
+        one = self.ok("inspect", source, "--stats", "--tensor", "int64")
+        self.assertIn("  min         -9223372036854775808\n", one)
+        self.assertNotIn("MEAN", self.ok("inspect", source, "--tensor", "int64"))
+
+    def test_stats_need_data(self):
+        source = harness.corpus(FSDP2)
+        for args in (["--tree"], ["--depth", "1"], ["--headers-only"]):
+            self.fails(2, "inspect", source, "--stats", *args, contains=["--stats cannot be combined"])
+        self.layers(2)
+        self.fails(2, "inspect", "model.json", "--stats", contains=["a schema has no data"])
+        shutil.copytree(source, self.path("copy"))
+        name = json.loads(self.ok("inspect", "copy", "--json"))["tensors"][0]["name"]
+        with self.flipped_chunk("copy", name, 0):
+            self.fails(3, "inspect", "copy", "--stats", contains=[name, "CRC-32"])
+        self.ok("inspect", "copy", "--stats")
+
     def test_folded_name_selects_its_first_tensor(self):
         self.layers(4)
         text = self.ok("inspect", "model.json", "--tensor", "layers.{0..3}.norm.weight")

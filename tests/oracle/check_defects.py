@@ -444,7 +444,7 @@ CHECKS = [
     ("# For a mesh", None, None),
     ("Rows do not divide by the ranks", "check ckpt --dp 5 --include *.up_proj.*", lambda: save(model())),
     ("More ranks than rows", "check ckpt --dp 24 --include *norm*", lambda: save(model())),
-    ("TP cuts first, FSDP gets the rest", "check ckpt --dp 5 --tp 2 --include *.q_proj.*", lambda: save(model())),
+    ("TP shards first, FSDP shards the rest", "check ckpt --dp 5 --tp 2 --include *.q_proj.*", lambda: save(model())),
     ("A dimension does not divide by the TP ranks", "check ckpt --tp 3 --include *.o_proj.*", lambda: save(model())),
     ("More TP ranks than columns", "check ckpt --tp 32 --include *.o_proj.*", lambda: save(model())),
     ("A matrix that the plan does not know", "check ckpt --tp 2",

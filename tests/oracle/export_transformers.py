@@ -10,9 +10,9 @@ import tempfile
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", HF_HUB_DISABLE_PROGRESS_BARS="1")
 try:
+    import transformers
     import torch
     import torch.distributed.checkpoint as dcp
-    import transformers
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.fsdp import fully_shard
 except ImportError as e:

@@ -88,6 +88,7 @@ CASES = {
     "aligned": (Model, 3, {"wrap": True, "use_orig_params": True}),
     "aligned tied": (Tied, 2, {"use_orig_params": True}),
     "aligned to bfloat16": (Model, 2, {"wrap": True, "use_orig_params": True, "bf16": True}),
+    "normed": (Model, 2, {"wrap": True, "bf16": True}),  # mixed precision makes the batch norm a unit
     "aligned in one": (Model, 2, {"use_orig_params": True, "bf16": True}),
     "aligned deep": (Deep, 2, {"use_orig_params": True}),
     "zeroed": (Deep, 2, {"use_orig_params": True, "zeroed": True}),
@@ -287,7 +288,10 @@ def case_out(home, case):
     out = f"{home}/{case}.out"
     with open(f"{home}/classes.json", "w") as f:
         json.dump({"$buffers": ["scale"]}, f)
-    policy = ["--policy", "blocks" if how.get("wrap") else "size:1T", "--classes", f"{home}/classes.json"]
+    with open(f"{home}/policy.json", "w") as f:
+        json.dump({"layers.*": True, "$root": {"mixed_precision": {"param_dtype": "bfloat16"}}}, f)
+    blocks = f"{home}/policy.json" if how.get("bf16") else "blocks"
+    policy = ["--policy", blocks if how.get("wrap") else "size:1T", "--classes", f"{home}/classes.json"]
     if how.get("ignore"):
         policy += ["--ignore", "norm.weight", "--ignore", "layers.1.act.bias"]
     command("consolidate", f"{home}/{case}.whole.pt", "-o", f"{home}/{case}.safetensors", "--force")

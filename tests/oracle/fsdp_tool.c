@@ -152,11 +152,12 @@ static fc_code add_unit(rank_run *r, const json_t *spec, fc_error *err) {
 }
 
 static fc_code build(rank_run *r, fc_error *err) {
-    static const char *const prefetches[] = {"NONE", "PRE", "POST"};
+    static const char *const prefetches[] = {"PRE", "POST", "NONE"};
     const json_t *s = r->scenario, *units = json_object_get(s, "units");
+    const char *prefetch = string_of(s, "backward_prefetch");
     fc_fsdp_options options = {.use_orig_params = is_true(s, "use_orig_params"),
                                .backward_prefetch =
-                                   (fc_backward_prefetch)index_of(prefetches, 3, string_of(s, "backward_prefetch")),
+                                   (fc_backward_prefetch)index_of(prefetches, 3, prefetch ? prefetch : "NONE"),
                                .forward_prefetch = is_true(s, "forward_prefetch"),
                                .check_order = is_true(s, "check_order"),
                                .warn = on_warning,

@@ -176,7 +176,8 @@ def written(documents, work):
     documents.must("conversion", "average", TRAIN, TRAIN, "-o", at("mean.pt"), "--include", "model.*", "--json")
     exported(documents, work)
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
-    documents.must("inspect", "inspect", at("mesh"), "--json")
+    documents.must("inspect", "inspect", at("mesh"), "--json", "--stats")
+    documents.must("tensor", "inspect", TRAIN, "--tensor", "model.norm.weight", "--stats", "--json")
     documents.progress("reshard", TRAIN, "-o", at("shown"), "--dp", "2", cwd=work)
 
     # A seal, and verify with it.

@@ -13,7 +13,12 @@ import sys
 from pt import load, refused, run_tests, save, well_formed  # exits with 77 without torch
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import gloo
 from checks import must, must_run
 from torch_values import must_equal
 
@@ -238,6 +243,63 @@ def writes_one_file_per_rank(program, home, corpus):
         must_equal(value, load(home / "back.pt"), "from dp 5 from " + " ".join(mesh))
 
 
+class Layer(torch.nn.Module):
+    """More tensor-parallel ranks than some of its dimensions can be divided among."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.q_proj = torch.nn.Linear(3, 5)
+        self.o_proj = torch.nn.Linear(6, 4, bias=False)
+        self.norm = torch.nn.LayerNorm(3)
+
+
+def on_a_mesh(dp, tp):
+    """FSDP2 on tensor parallelism, as torch's own 2D tutorial combines them."""
+    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(Layer(), mesh["tp"], {"q_proj": ColwiseParallel(), "o_proj": RowwiseParallel()})
+    return fully_shard(model, mesh=mesh["dp"])
+
+
+def save_rank(rank, world, home, dp):
+    state = on_a_mesh(dp, world // dp).state_dict()
+    torch.save(state, "%s/model_world_size_%d_rank_%d.pt" % (home, world, rank))
+    return [key for key, value in state.items() if value.to_local().shape.numel() == 0]
+
+
+def reads_empty_shards(program, home, corpus):
+    """Where the placements give a rank 2 × 0 elements, FSDP2 saves a tensor of 0 × 0."""
+    empty = gloo.run(8, save_rank, home, 2)
+    must("o_proj.weight" in empty[3] and "o_proj.weight" not in empty[0], empty)
+    must_run(program, "consolidate", home, "-o", home / "whole.pt", "-q")
+    must_equal(dict(Layer().state_dict()), load(home / "whole.pt"), "empty shards")
+
+
+def load_rank(rank, world, home, dp):
+    """docs/TORCH_SAVE.md: how a program loads local tensors into FSDP2."""
+    model = on_a_mesh(dp, world // dp)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    file = torch.load("%s/model_world_size_%d_rank_%d.pt" % (home, world, rank), weights_only=True)
+    state = {name: DTensor.from_local(file[name], p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
+             for name, p in model.state_dict().items()}
+    model.load_state_dict(state)
+    return {name: value.full_tensor().numpy() for name, value in model.state_dict().items()}
+
+
+def local_tensors_load_into_fsdp2(program, home, corpus):
+    want = Layer().state_dict()
+    source, plan = save(dict(want), home / "value.pt"), home / "plan.json"
+    plan.write_text(json.dumps({"q_proj": "colwise", "o_proj": "rowwise"}))
+    for dp, tp in ((3, 1), (2, 2)):
+        out, told = home / ("%d.%d" % (dp, tp)), ["--tp-plan", plan] if tp > 1 else []
+        must_run(program, "reshard", source, "-o", out, "--to", "pt", "--dp", str(dp), "--tp", str(tp), "-q", *told)
+        for got in gloo.run(dp * tp, load_rank, out, dp):
+            for name, value in want.items():
+                must(got[name].tobytes() == value.numpy().tobytes(), dp, tp, name)
+
+
 def refuses_one_file_per_rank(program, home, corpus):
     case = corpus / "pt" / "fsdp2-torch2.15.0"
     broken = home / "broken"
@@ -267,4 +329,5 @@ def refuses_one_file_per_rank(program, home, corpus):
 
 if __name__ == "__main__":
     sys.exit(run_tests([reads_one_file_per_rank, reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index,
-                        reads_metadata_of_ranks, writes_one_file_per_rank, refuses_one_file_per_rank]))
+                        reads_metadata_of_ranks, writes_one_file_per_rank, reads_empty_shards,
+                        local_tensors_load_into_fsdp2, refuses_one_file_per_rank]))

@@ -260,6 +260,23 @@ def mixed_precision():
     check(sorted(out["overridden_classes"]), ["BatchNorm1d", "BatchNorm2d", "MultiheadAttention"], "the overridden ones")
 
 
+def mixed_precision_by_default():
+    """Batch norms are units without mixed precision unless the policy says otherwise, as in MixedPrecision()."""
+    ignored = MixedPrecision()._module_classes_to_ignore
+    root = {"$root": {"mixed_precision": {"param_dtype": "bfloat16"}}}
+    model = Vision()
+    describe(model)
+    targets = wrap.ModuleWrapPolicy({nn.ModuleDict})._run_policy(model, set(), {"mixed_precision": "yes"})
+    wrap._run_mixed_precision_override_policy(model, ignored, set(), {"mixed_precision": "yes"}, targets)
+    out = units("--policy", policy_file({"class:ModuleDict": True} | root))
+    check(modules_in_order(out), applied(model, targets), "mixed precision by default")
+    check(sorted(out["overridden_classes"]), ["BatchNorm1d", "BatchNorm2d"], "the overridden ones by default")
+    none = units("--policy", policy_file({"class:ModuleDict": True, "$fp32_classes": []} | root))
+    check(none["overridden_classes"], [], "none are overridden")
+    full = units("--policy", policy_file({"class:ModuleDict": True}))
+    check((modules_in_order(full), full["overridden_classes"]), (modules_in_order(none), []), "full precision")
+
+
 def managed(model, targets):
     """The parameters that each unit would manage, according to torch."""
     seen, held = set(), {}
@@ -417,6 +434,7 @@ def random_trees():
     check(min(refused) > 20, True, f"both happened: {refused}")
 
 
-for test in (by_class, ignoring, custom, by_size, mixed_precision, frozen, shared, saved, real_fsdp, random_trees):
+for test in (by_class, ignoring, custom, by_size, mixed_precision, mixed_precision_by_default, frozen,
+             shared, saved, real_fsdp, random_trees):
     test()
 print(f"{checks} checks")

@@ -14,8 +14,8 @@ import subprocess
 import sys
 
 ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/engine lib/flat lib/wrap lib/derived
-lib/recipe lib/diff lib/check lib/export lib/verify formats/torch formats/safetensors formats/dcp formats/pt formats/hdf5
-formats/schema formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train cli""".split()
+lib/recipe lib/stats lib/diff lib/check lib/export lib/verify formats/torch formats/safetensors formats/dcp formats/pt
+formats/hdf5 formats/schema formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train cli""".split()
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
 HEADERS = {
@@ -23,7 +23,7 @@ HEADERS = {
     "lib/io": "io",
     "lib/sharding": "box dtensor layout mesh sharding_spec",
     "lib/checkpoint": "checkpoint format memory seal target",
-    "lib/plan": "cut plan select",
+    "lib/plan": "sharding plan select",
     "lib/codec": "cast",
     "lib/comm": "array comm device gather_files",
     "lib/engine": "move",
@@ -31,6 +31,7 @@ HEADERS = {
     "lib/flat": "flat_param",
     "lib/derived": "average flatten unflatten",
     "lib/recipe": "recipe",
+    "lib/stats": "stats",
     "lib/diff": "compare",
     "lib/check": "check",
     "lib/export": "export",

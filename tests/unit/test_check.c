@@ -156,7 +156,7 @@ static void equal_digests_reveal_renames(void **state) {
     const value e[] = {{"h.0.w", FC_F32, 1, {4}, 1}, {"h.1.w", FC_F32, 1, {4}, 2}};
     const value f[] = {{"layers.0.w", FC_F32, 1, {4}, 1}, {"layers.1.w", FC_F32, 1, {4}, 2}};
     assert_string_equal(CHECK(e, f).text,
-                        "renamed-part: 2 names differ in one component: 'h' here is 'layers' in ref, e.g. "
+                        "renamed-component: 2 names differ in one component: 'h' here is 'layers' in ref, e.g. "
                         "h.0.w is layers.0.w, bit for bit; convert with rename "
                         "'s/^h\\./layers./'\n");
 }

@@ -117,10 +117,10 @@ static void chunk_outside_the_tensor_is_refused(void **state) {
     assert_int_equal(fc_coverage_new(&f.tensor, &coverage, NULL), FC_ECORRUPT);
 }
 
-static fc_code collect(void *context, const fc_overlap *piece, fc_error *err) {
+static fc_code collect(void *context, const fc_overlap *overlap, fc_error *err) {
     (void)err;
     size_t *list = context;
-    list[++list[0]] = piece->chunk;
+    list[++list[0]] = overlap->chunk;
     return FC_OK;
 }
 
@@ -162,8 +162,8 @@ static void scalars_and_empty_tensors(void **state) {
     fc_coverage_free(coverage);
 }
 
-static fc_code stop_at_once(void *context, const fc_overlap *piece, fc_error *err) {
-    (void)context, (void)piece;
+static fc_code stop_at_once(void *context, const fc_overlap *overlap, fc_error *err) {
+    (void)context, (void)overlap;
     return fc_fail(err, FC_EINTERRUPTED, "stop");
 }
 
@@ -272,17 +272,17 @@ typedef struct tally {
     int times[ELEMENTS];
 } tally;
 
-static fc_code count_piece(void *context, const fc_overlap *piece, fc_error *err) {
+static fc_code count_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     (void)err;
     tally *t = context;
     int ndim = t->f->tensor.ndim;
-    fc_box box = {ndim, piece->offsets, piece->sizes};
+    fc_box box = {ndim, overlap->offsets, overlap->sizes};
     for (int64_t n = 0; n < fc_box_volume(&box); n++) {
         int64_t rest = n, at = 0, scale = 1;
         for (int d = ndim - 1; d >= 0; d--) {
-            at += (piece->offsets[d] + rest % piece->sizes[d]) * scale;
+            at += (overlap->offsets[d] + rest % overlap->sizes[d]) * scale;
             scale *= SIDE;
-            rest /= piece->sizes[d];
+            rest /= overlap->sizes[d];
         }
         t->times[at]++;
     }
@@ -293,7 +293,7 @@ static fc_code count_piece(void *context, const fc_overlap *piece, fc_error *err
 static void check_visit(const fixture *f, const fc_coverage *coverage, const fc_box *box) {
     tally t = {.f = f};
     fc_error err;
-    assert_int_equal(fc_coverage_visit(coverage, box, count_piece, &t, &err), FC_OK);
+    assert_int_equal(fc_coverage_visit(coverage, box, count_overlap, &t, &err), FC_OK);
     int64_t sum = 0;
     for (int i = 0; i < ELEMENTS; i++) {
         assert_in_range(t.times[i], 0, 1);

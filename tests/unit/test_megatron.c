@@ -1,5 +1,5 @@
 /*
- * Megatron's rules: how the modules of megatron.core and of older Megatron-LM cut their parameters, by name; which
+ * Megatron's rules: how the modules of megatron.core and of older Megatron-LM shard their parameters, by name; which
  * numbers in names are those of layers and experts; and which ranks a checkpoint must have.
  */
 #include "megatron/megatron.h"
@@ -19,41 +19,41 @@ static void cuts_by_name(void **state) {
         mg_rule rule;
         int dim;
     } cases[] = {
-        {"model.embedding.word_embeddings.weight", MG_CUT, 0},
+        {"model.embedding.word_embeddings.weight", MG_SHARD, 0},
         {"model.embedding.position_embeddings.weight", MG_COPY, 0},
-        {"model.decoder.layers.0.self_attention.linear_qkv.weight", MG_CUT, 0},
-        {"model.decoder.layers.0.self_attention.linear_qkv.bias", MG_CUT, 0},
+        {"model.decoder.layers.0.self_attention.linear_qkv.weight", MG_SHARD, 0},
+        {"model.decoder.layers.0.self_attention.linear_qkv.bias", MG_SHARD, 0},
         {"model.decoder.layers.0.self_attention.linear_qkv.layer_norm_weight", MG_COPY, 0},
         {"model.decoder.layers.0.self_attention.q_layernorm.weight", MG_COPY, 0},
-        {"model.decoder.layers.0.self_attention.linear_proj.weight", MG_CUT, 1},
+        {"model.decoder.layers.0.self_attention.linear_proj.weight", MG_SHARD, 1},
         {"model.decoder.layers.0.self_attention.linear_proj.bias", MG_COPY, 0},
-        {"model.decoder.layers.0.mlp.linear_fc2.weight", MG_CUT, 1},
-        {"model.decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight", MG_CUT, 0},
-        {"model.decoder.layers.0.mlp.experts.linear_fc2.weight12", MG_CUT, 1},
-        {"model.decoder.layers.0.mlp.experts.weight1", MG_CUT, 1},
-        {"model.decoder.layers.0.mlp.experts.weight2", MG_CUT, 0},
-        {"model.decoder.layers.0.mlp.shared_experts.linear_fc2.weight", MG_CUT, 1},
+        {"model.decoder.layers.0.mlp.linear_fc2.weight", MG_SHARD, 1},
+        {"model.decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight", MG_SHARD, 0},
+        {"model.decoder.layers.0.mlp.experts.linear_fc2.weight12", MG_SHARD, 1},
+        {"model.decoder.layers.0.mlp.experts.weight1", MG_SHARD, 1},
+        {"model.decoder.layers.0.mlp.experts.weight2", MG_SHARD, 0},
+        {"model.decoder.layers.0.mlp.shared_experts.linear_fc2.weight", MG_SHARD, 1},
         {"model.decoder.layers.0.mlp.router.weight", MG_COPY, 0},
-        {"model.output_layer.weight", MG_CUT, 0},
-        {"model.language_model.encoder.layers.0.self_attention.dense.weight", MG_CUT, 1},
-        {"model.language_model.encoder.layers.0.mlp.dense_h_to_4h.bias", MG_CUT, 0},
+        {"model.output_layer.weight", MG_SHARD, 0},
+        {"model.language_model.encoder.layers.0.self_attention.dense.weight", MG_SHARD, 1},
+        {"model.language_model.encoder.layers.0.mlp.dense_h_to_4h.bias", MG_SHARD, 0},
         {"model.language_model.encoder.layers.0.mlp.dense_4h_to_h.bias", MG_COPY, 0},
-        /* An uncut matrix in BERT's head, with the same name as a cut one of attention. */
+        /* An unsharded matrix in BERT's head, with the same name as a sharded one of attention. */
         {"model.lm_head.dense.weight", MG_UNKNOWN, 0},
-        {"model.lm_head.bias", MG_CUT, 0},
+        {"model.lm_head.bias", MG_SHARD, 0},
         {"model.decoder.layers.0.self_attention.linear_qkv._extra_state", MG_UNKNOWN, 0},
         {"model.decoder.layers.0.mixer.in_proj.weight", MG_UNKNOWN, 0},
         {"model.decoder.layers.0.self_attention.linear_qkv.weighty", MG_UNKNOWN, 0},
-        {"linear_qkv.weight", MG_CUT, 0},
+        {"linear_qkv.weight", MG_SHARD, 0},
         {"weight", MG_UNKNOWN, 0},
         {"", MG_UNKNOWN, 0},
         {".", MG_UNKNOWN, 0},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mg_cut cut = fc_mg_rule(cases[i].name);
-        if (cut.rule != cases[i].rule || cut.dim != cases[i].dim) {
-            fail_msg("%s: rule %d, dim %d", cases[i].name, (int)cut.rule, cut.dim);
+        mg_sharding sharding = fc_mg_rule(cases[i].name);
+        if (sharding.rule != cases[i].rule || sharding.dim != cases[i].dim) {
+            fail_msg("%s: rule %d, dim %d", cases[i].name, (int)sharding.rule, sharding.dim);
         }
     }
 }
@@ -133,7 +133,7 @@ static void experts_by_name(void **state) {
 static void coordinates_of_ranks(void **state) {
     static const struct {
         mg_args args;
-        int parts;
+        int nnumbers;
         size_t count;
         mg_place places[8];
         fc_code code;
@@ -165,7 +165,7 @@ static void coordinates_of_ranks(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mg_place own[8];
-        mg_grid grid = {.count = cases[i].count, .parts = cases[i].parts, .places = own};
+        mg_grid grid = {.count = cases[i].count, .nnumbers = cases[i].nnumbers, .places = own};
         fc_error err = {0};
         memcpy(own, cases[i].places, sizeof own);
         fc_code rc = fc_mg_arrange(&checkpoint, &cases[i].args, &grid, &err);

@@ -138,7 +138,7 @@ static void ranks_own_each_box_once(void **state) {
     assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
     assert_int_equal(fc_tp_plan_load("auto", f->arena, &plan, &f->err), FC_OK);
     assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
-    assert_int_equal(f->counts.tp_cut, 1);
+    assert_int_equal(f->counts.tp_sharded, 1);
     int owned_elements[4] = {0}, seen[4] = {0};
     for (uint32_t rank = 0; rank < 8; rank++) {
         fc_target_file file;
@@ -230,7 +230,7 @@ static void plan_that_cuts_nothing_is_refused(void **state) {
     assert_int_equal(fc_tp_plan_load(NULL, f->arena, &plan, &f->err), FC_OK);
     assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan, .include = include}), FC_EUSAGE);
     assert_string_equal(f->err.message,
-                        "ckpt: the TP plan 'auto' cuts none of the 1 tensors over 4 ranks; names are like "
+                        "ckpt: the TP plan 'auto' shards none of the 1 tensors over 4 ranks; names are like "
                         "'model.norm.weight'");
     assert_int_equal(f->err.hint, FC_HINT_TP_PLAN);
 }
@@ -249,7 +249,7 @@ static void rules_that_decide_nothing_are_counted(void **state) {
     assert_int_equal(fc_tp_plan_load(path, f->arena, &plan, &f->err), FC_OK);
     unlink(path);
     assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
-    assert_int_equal(f->counts.tp_cut, 1);
+    assert_int_equal(f->counts.tp_sharded, 1);
     assert_int_equal(f->counts.idle_rules, 2);
     assert_string_equal(f->counts.idle_rule, "layers.*.q_porj");
     assert_int_equal(fc_tp_plan_load("auto", f->arena, &plan, &f->err), FC_OK);

@@ -395,7 +395,7 @@ static void policy_files_are_read(void **state) {
     write_file(
         "{\"layers.*\": true, \"layers.1\": false, \"class:K\": {\"sharding_strategy\": \"NO_SHARD\"},"
         "\"head\": {\"mixed_precision\": {\"param_dtype\": \"float16\"}, \"backward_prefetch\": null}, \"x\": {},"
-        "\"idle\": true, \"$root\": {\"use_orig_params\": true}, \"$fp32_classes\": \"N\"}");
+        "\"idle\": true, \"$root\": {\"use_orig_params\": true, \"mixed_precision\": {}}, \"$fp32_classes\": \"N\"}");
     assert_int_equal(fc_wrap_file_load(path, f->arena, &file, &f->err), FC_OK);
     static const char *const kind[] = {"K", NULL};
     const fc_class_rule rules[] = {{"layers.1", kind, 1}, {"k", kind, 1}};
@@ -430,6 +430,7 @@ static void wrong_files_are_refused(void **state) {
         {"{\"a\": {\"backward_prefetch\": \"PRE\"}}", "BACKWARD_PRE", false},
         {"{\"$rot\": {}}", "unknown member \"$rot\"", false},
         {"{\"$fp32_classes\": [1]}", "array of classes", false},
+        {"{\"$fp32_classes\": []}", "needs \"mixed_precision\" in \"$root\"", false},
         {"[]", "a wrap policy must be an object such as {", false},
         {"{", ":1:1: not a wrap policy", false},
         {"{\"a\": 1}", "\"a\" must be a string or an array of strings", true},

@@ -225,7 +225,7 @@ static unsigned char *read_box(const fc_h5_scan *scan, hid_t dataset, char *why,
 
 int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
     const fc_h5_scan *scan = context;
-    const uint64_t piece = 1 << 20;
+    const uint64_t block = 1 << 20;
     char why[600] = "";
     fc_h5_sink out = {.fd = fd};
     fc_h5_capture capture = {0};
@@ -256,9 +256,9 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
     } else if (!bytes) {
         fc_h5_scan_failure(&walk, FC_ECORRUPT, "dataset /%s cannot be read (%s)", scan->dataset, why);
     }
-    for (uint64_t at = 0; bytes && at < scan->bytes; at += piece) {
+    for (uint64_t at = 0; bytes && at < scan->bytes; at += block) {
         fc_h5_begin(&out, FC_H5_DATA);
-        fc_h5_put_bytes(&out, bytes + at, scan->bytes - at < piece ? scan->bytes - at : piece);
+        fc_h5_put_bytes(&out, bytes + at, scan->bytes - at < block ? scan->bytes - at : block);
         fc_h5_end(&out);
     }
     free(bytes);

@@ -18,7 +18,7 @@
 
 enum { INPUT, OUT, SHARED, DESCRIPTORS };
 
-/* The control part of a message, with aligned room for the descriptors. */
+/* The control data of a message, with aligned room for the descriptors. */
 typedef union control {
     struct cmsghdr align;
     char bytes[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
@@ -29,9 +29,9 @@ typedef union control {
 /* @return false if the parent has exited. */
 static bool receive(int fd, fc_h5_request *request, int *descriptors) {
     control c;
-    struct iovec part = {request, sizeof *request};
+    struct iovec bytes = {request, sizeof *request};
     struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = c.bytes, .msg_controllen = sizeof c.bytes};
+        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = c.bytes, .msg_controllen = sizeof c.bytes};
     ssize_t n;
     do {
         n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
@@ -105,9 +105,9 @@ void fc_h5_starter_stop(fc_h5_starter *starter) {
 
 static bool ask(const fc_h5_starter *starter, const fc_h5_request *request, const int *descriptors, int64_t *answer) {
     control c = {.bytes = {0}};
-    struct iovec part = {(void *)(uintptr_t)request, sizeof *request};
+    struct iovec bytes = {(void *)(uintptr_t)request, sizeof *request};
     struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = c.bytes, .msg_controllen = sizeof c.bytes};
+        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = c.bytes, .msg_controllen = sizeof c.bytes};
     struct cmsghdr *head = CMSG_FIRSTHDR(&message);
     head->cmsg_level = SOL_SOCKET;
     head->cmsg_type = SCM_RIGHTS;

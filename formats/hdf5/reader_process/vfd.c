@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 /*
- * Headers are read in parts of 50 bytes to 4 KiB, one after the other. For an index of a thousand tensors, a window
+ * Headers are read in blocks of 50 bytes to 4 KiB, one after the other. For an index of a thousand tensors, a window
  * saves two thousand system calls.
  */
 enum { WINDOW = 64 << 10 };

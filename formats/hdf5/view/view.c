@@ -309,7 +309,7 @@ typedef struct copying {
     uint64_t offset;
 } copying;
 
-static fc_code write_piece(void *context, const void *bytes, size_t size, fc_error *err) {
+static fc_code write_bytes(void *context, const void *bytes, size_t size, fc_error *err) {
     copying *c = context;
     fc_code rc = fc_pwrite_full(c->fd, bytes, size, c->offset, c->path, err);
     c->offset += size;
@@ -320,7 +320,7 @@ static fc_code copy_value(const view *v, int fd, const fc_tensor *t, uint64_t of
     const int64_t origin[FC_MAX_DIMS] = {0};
     const fc_box whole = {t->ndim, origin, t->shape};
     copying c = {v->path, fd, offset};
-    return fc_read_stream(v->target->source, t, &whole, t->dtype, write_piece, &c, err);
+    return fc_read_stream(v->target->source, t, &whole, t->dtype, write_bytes, &c, err);
 }
 
 static fc_code copy_values(const view *v, fc_error *err) {

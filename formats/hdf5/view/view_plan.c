@@ -18,7 +18,7 @@
 #include <string.h>
 
 /* Tensors up to COPY_BYTES may be copied. More than MAX_PATCHES of one chunk would take libhdf5 seconds to open. */
-enum { COPY_BYTES = 64 << 10, MAX_PATCHES = 4096, MAX_CUT = 12 };
+enum { COPY_BYTES = 64 << 10, MAX_PATCHES = 4096, MAX_GRID_DIMS = 12 };
 
 /* A chunk and its extent. */
 typedef struct located {
@@ -62,11 +62,11 @@ static const char *reason(const fc_extent *e, fc_dtype dtype) {
     return e->negate ? "lazily negated" : e->conjugate ? "lazily conjugated" : NULL;
 }
 
-static fc_code locate(void *context, const fc_overlap *piece, fc_error *err) {
+static fc_code locate(void *context, const fc_overlap *overlap, fc_error *err) {
     plan *p = context;
     located *l = &p->chunks[p->nchunks];
-    l->dims = p->tensor->chunks[piece->chunk].dims;
-    FC_TRY(fc_checkpoint_extent(p->source, p->tensor, piece->chunk, &l->extent, err));
+    l->dims = p->tensor->chunks[overlap->chunk].dims;
+    FC_TRY(fc_checkpoint_extent(p->source, p->tensor, overlap->chunk, &l->extent, err));
     p->why = p->why ? p->why : reason(&l->extent, p->tensor->dtype);
     l->contiguous = fc_is_row_major(p->tensor->ndim, l->dims + p->tensor->ndim, l->extent.strides);
     p->nchunks++;
@@ -209,18 +209,18 @@ static fc_code add_stacks(plan *p, size_t *next, fc_error *err) {
 /* ---- strided chunks ---- */
 
 /* The dimensions of a chunk that have more than one index. */
-typedef struct cut {
+typedef struct grid {
     int count;
-    int dim[MAX_CUT];
-    int64_t sizes[MAX_CUT], strides[MAX_CUT];
-} cut;
+    int dim[MAX_GRID_DIMS];
+    int64_t sizes[MAX_GRID_DIMS], strides[MAX_GRID_DIMS];
+} grid;
 
 /*
  * Whether the dimensions that are not in `mask`, walked in order, are blocks at equal distances; if so, fills in `run`.
  * Blocks that follow each other directly are merged.
  */
-static bool is_run(const cut *c, unsigned mask, fc_h5_run *run) {
-    int64_t sizes[MAX_CUT], strides[MAX_CUT];
+static bool is_run(const grid *c, unsigned mask, fc_h5_run *run) {
+    int64_t sizes[MAX_GRID_DIMS], strides[MAX_GRID_DIMS];
     int n = 0; /* number of levels, from the innermost outwards */
     for (int i = c->count - 1; i >= 0; i--) {
         if (mask >> i & 1) {
@@ -249,7 +249,7 @@ static bool is_run(const cut *c, unsigned mask, fc_h5_run *run) {
 }
 
 /* Chooses the dimensions to walk index by index so that the others form as few runs as possible. */
-static bool choose_walk(const cut *c, unsigned *mask, int64_t *runs) {
+static bool choose_walk(const grid *c, unsigned *mask, int64_t *runs) {
     bool found = false;
     for (unsigned m = 0; m < 1u << c->count; m++) {
         int64_t n = 1;
@@ -267,11 +267,11 @@ static bool choose_walk(const cut *c, unsigned *mask, int64_t *runs) {
     return found;
 }
 
-static bool list_cut(int ndim, const int64_t *sizes, const int64_t *strides, cut *c) {
+static bool list_grid(int ndim, const int64_t *sizes, const int64_t *strides, grid *c) {
     c->count = 0;
     for (int d = 0; d < ndim; d++) {
         if (sizes[d] > 1) {
-            if (c->count == MAX_CUT) {
+            if (c->count == MAX_GRID_DIMS) {
                 return false;
             }
             c->dim[c->count] = d;
@@ -283,7 +283,7 @@ static bool list_cut(int ndim, const int64_t *sizes, const int64_t *strides, cut
 }
 
 /* Adds run number `n` of a chunk: one index of each walked dimension, and all of the others. */
-static fc_code add_run(plan *p, const located *l, const cut *c, unsigned mask, int64_t n, fc_h5_run run,
+static fc_code add_run(plan *p, const located *l, const grid *c, unsigned mask, int64_t n, fc_h5_run run,
                        fc_error *err) {
     int ndim = p->tensor->ndim;
     int64_t *dims = fc_arena_alloc(p->arena, 2 * (size_t)ndim * sizeof *dims);
@@ -307,10 +307,10 @@ static fc_code add_run(plan *p, const located *l, const cut *c, unsigned mask, i
 static fc_code add_strided(plan *p, const located *l, fc_error *err) {
     const fc_extent *e = &l->extent;
     const int64_t *sizes = l->dims + p->tensor->ndim;
-    cut c;
+    grid c;
     unsigned mask = 0;
     int64_t runs = 0, span = 1; /* elements from the first to the last, which cannot overflow within the extent */
-    if (!list_cut(p->tensor->ndim, sizes, e->strides, &c) || !choose_walk(&c, &mask, &runs)) {
+    if (!list_grid(p->tensor->ndim, sizes, e->strides, &c) || !choose_walk(&c, &mask, &runs)) {
         p->why = "strided in its storage so that it would take too many datasets";
         return FC_OK;
     }

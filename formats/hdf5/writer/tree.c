@@ -237,9 +237,9 @@ char *fc_h5_tree_path(const fc_h5_tree *tree, uint32_t node, fc_arena *arena) {
         path[len] = '\0';
     }
     for (uint32_t n = node; n != 0; n = tree->nodes[n].parent) {
-        size_t part = strlen(tree->nodes[n].link);
-        len -= part;
-        memcpy(path + len, tree->nodes[n].link, part);
+        size_t length = strlen(tree->nodes[n].link);
+        len -= length;
+        memcpy(path + len, tree->nodes[n].link, length);
         path[--len] = '/';
     }
     return path;

@@ -270,13 +270,13 @@ static fc_code gather_colors(fc_comm *comm, int color, int *colors, fc_error *er
     return check_cuda(comm, cudaMemcpy(colors, scratch, all, cudaMemcpyDeviceToHost), "split", err);
 }
 
-/* This rank's part of a split: the first rank of its color, its rank among those, and their number. */
-typedef struct nccl_part {
+/* The group of this rank in a split: the first rank of its color, its rank among those, and their number. */
+typedef struct nccl_group {
     int first, rank, size;
-} nccl_part;
+} nccl_group;
 
 /* NCCL does not accept negative colors, so the first rank of a color replaces it. */
-static fc_code find_part(fc_comm *comm, int color, nccl_part *part, fc_error *err) {
+static fc_code find_group(fc_comm *comm, int color, nccl_group *group, fc_error *err) {
     int *colors = malloc((size_t)comm->size * sizeof *colors);
     if (!colors) {
         return fc_no_memory(err, "split");
@@ -285,9 +285,9 @@ static fc_code find_part(fc_comm *comm, int color, nccl_part *part, fc_error *er
     FC_TRY_GOTO(gather_colors(comm, color, colors, err), rc, out);
     for (int r = comm->size - 1; r >= 0; r--) {
         if (colors[r] == color) {
-            part->first = r;
-            part->rank += r < comm->rank;
-            part->size++;
+            group->first = r;
+            group->rank += r < comm->rank;
+            group->size++;
         }
     }
 out:
@@ -298,14 +298,14 @@ out:
 /* NCCL does not accept negative colors, so the first rank of a color replaces it. */
 static fc_code nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
     nccl_state *s = comm->state, *made;
-    nccl_part part = {0, 0, 0};
+    nccl_group group = {0, 0, 0};
     fc_code rc;
     *out = NULL;
-    FC_TRY_GOTO(find_part(comm, color, &part, err), rc, failed);
-    FC_TRY_GOTO(comm_new(comm->device, part.rank, part.size, out, err), rc, failed);
+    FC_TRY_GOTO(find_group(comm, color, &group, err), rc, failed);
+    FC_TRY_GOTO(comm_new(comm->device, group.rank, group.size, out, err), rc, failed);
     (*out)->cancel = comm->cancel;
     made = (*out)->state;
-    rc = check(comm, ncclCommSplit(s->nccl, part.first, comm->rank, &made->nccl, NULL), "split", err);
+    rc = check(comm, ncclCommSplit(s->nccl, group.first, comm->rank, &made->nccl, NULL), "split", err);
     if (rc != FC_OK) {
         nccl_free(*out);
         *out = NULL;

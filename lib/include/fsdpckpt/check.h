@@ -42,13 +42,13 @@ typedef enum fc_finding_kind {
     FC_FOUND_MISSING_OBJECT,
     FC_FOUND_UNEXPECTED,
     FC_FOUND_UNEXPECTED_OBJECT,
-    FC_FOUND_PREFIX_EXTRA,    /**< names have a prefix that those of the reference lack */
-    FC_FOUND_PREFIX_LACKING,  /**< names lack a prefix that those of the reference have */
-    FC_FOUND_WRAPPER_EXTRA,   /**< names have a wrapper's component that those of the reference lack */
-    FC_FOUND_WRAPPER_LACKING, /**< the other way round */
-    FC_FOUND_RENAMED,         /**< same dtype, shape and bytes under another name */
-    FC_FOUND_RENAMED_PERHAPS, /**< same dtype and shape, a similar name */
-    FC_FOUND_RENAMED_PART,    /**< one component differs in several names */
+    FC_FOUND_PREFIX_EXTRA,      /**< names have a prefix that those of the reference lack */
+    FC_FOUND_PREFIX_LACKING,    /**< names lack a prefix that those of the reference have */
+    FC_FOUND_WRAPPER_EXTRA,     /**< names have a wrapper's component that those of the reference lack */
+    FC_FOUND_WRAPPER_LACKING,   /**< the other way round */
+    FC_FOUND_RENAMED,           /**< same dtype, shape and bytes under another name */
+    FC_FOUND_RENAMED_PERHAPS,   /**< same dtype and shape, a similar name */
+    FC_FOUND_RENAMED_COMPONENT, /**< one component differs in several names */
     FC_FOUND_SHAPE,
     FC_FOUND_SHAPE_TRANSPOSED,
     FC_FOUND_SHAPE_RESHAPED,  /**< another shape with as many elements */
@@ -67,9 +67,9 @@ typedef enum fc_finding_kind {
     FC_FOUND_EMPTY_SHARDS, /**< a dimension is shorter than the number of ranks */
     FC_FOUND_TP_UNEVEN,
     FC_FOUND_TP_EMPTY_SHARDS,
-    FC_FOUND_TP_NO_RULE,   /**< no rule of the plan covers a matrix */
-    FC_FOUND_TP_CUTS_NONE, /**< the plan cuts no tensor at all */
-    FC_FOUND_TP_IDLE_RULE, /**< a rule covers no tensor */
+    FC_FOUND_TP_NO_RULE,     /**< no rule of the plan covers a matrix */
+    FC_FOUND_TP_SHARDS_NONE, /**< the plan shards no tensor at all */
+    FC_FOUND_TP_IDLE_RULE,   /**< a rule covers no tensor */
     FC_FOUND_KINDS
 } fc_finding_kind;
 

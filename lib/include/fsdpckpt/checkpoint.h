@@ -126,7 +126,7 @@ typedef struct fc_open_options {
     void *context;        /**< passed to `damaged` */
     fc_reporter reporter; /**< receives a line if an interrupted replacement of `path` was finished */
     /**
-     * How tensor parallelism cut the plain tensors of torch.save files, one per rank, which do not record it. NULL:
+     * How tensor parallelism sharded the plain tensors of torch.save files, one per rank, which do not record it. NULL:
      * such tensors must be equal on all ranks. Borrowed for the call.
      */
     const struct fc_tp_plan *tp_plan;

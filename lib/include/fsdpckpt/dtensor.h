@@ -1,6 +1,6 @@
 /*
- * DTensor metadata without data, and the pure part of torch/distributed/tensor/parallel/fsdp.py: how FSDP1 cuts a plain
- * tensor, a ShardedTensor or a DTensor of tensor parallelism into chunks. Functions are named as in that file.
+ * DTensor metadata without data, and the pure part of torch/distributed/tensor/parallel/fsdp.py: how FSDP1 shards a
+ * plain tensor, a ShardedTensor or a DTensor of tensor parallelism into chunks. Functions are named as in that file.
  *
  * Nothing here communicates: a process group is only its rank, its size and its numbering.
  */
@@ -40,7 +40,7 @@ fc_code fc_dtensor_init(fc_dtensor *dt, int ndim, const int64_t *shape, const fc
  * tensor.
  *
  * This is the box of rank 1, not that of this rank, and it is right only if the ranks divide the dimension: 10 rows on
- * 4 ranks are cut at 0, 3, 6, 9, but the step is 2. fc_local_box returns the true box; these functions exist to
+ * 4 ranks are sharded at 0, 3, 6, 9, but the step is 2. fc_local_box returns the true box; these functions exist to
  * reproduce what FSDP1 with TP wrote.
  * @return FC_EUNSUPPORTED unless the mesh has one dimension.
  */
@@ -107,12 +107,12 @@ typedef struct fc_chunk_result {
 } fc_chunk_result;
 
 /**
- * _chunk_tensor: cuts the tensor, or the local part of a tensor that TP has cut, into chunks along dimension 0, one per
- * rank of `group`, or fewer if there are not enough rows.
+ * _chunk_tensor: divides the tensor, or the local shard of a tensor that TP has sharded, into chunks along dimension 0,
+ * one per rank of `group`, or fewer if there are not enough rows.
  * @param devices_per_node    numbers the devices: rank r uses device r % devices_per_node. Not used on "cpu".
  * @param accelerator_devices is used in its place for a DTensor, where torch calls torch.accelerator.device_count().
  * @return FC_EUSAGE for a tensor without dimensions, a ShardedTensor that does not have one local shard, or a count
- * below 1; FC_ECORRUPT for a DTensor that is not cut evenly, because fc_create_sharded_tensor_md_from_dt makes
+ * below 1; FC_ECORRUPT for a DTensor that is not sharded evenly, because fc_create_sharded_tensor_md_from_dt makes
  * overlapping shards of it.
  */
 fc_code fc_chunk_tensor(const fc_chunk_source *source, int64_t rank, int64_t world_size, int64_t devices_per_node,

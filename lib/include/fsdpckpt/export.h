@@ -14,17 +14,17 @@ extern "C" {
 
 /** Where the model was found in a checkpoint. The texts are in the caller's arena. */
 typedef struct fc_model_place {
-    const char *section;  /**< the keys of the state dict that lead to it, joined with "."; "": all of the checkpoint */
+    const char *branch;  /**< the keys of the state dict that lead to it, joined with "."; "": all of the checkpoint */
     const char *wrappers; /**< the components that wrappers had added to names, such as "module., _orig_mod."; "" */
-    const char *others;   /**< the sections that were left out, such as "optimizer, step"; "" */
+    const char *others;   /**< the branches that were left out, such as "optimizer, step"; "" */
     size_t left_out;      /**< number of values that were left out */
 } fc_model_place;
 
 /**
  * Reduces `target` to the tensors of the model, under the names that they have in it: leaves out objects, the optimizer
- * and other sections of the state dict, and removes what FSDP, DDP and torch.compile add to names.
+ * and other branches of the state dict, and removes what FSDP, DDP and torch.compile add to names.
  * @param target its tensors are replaced by new ones in `arena`.
- * @return FC_EUSAGE if it has no model, or several sections could be the model.
+ * @return FC_EUSAGE if it has no model, or several branches could be the model.
  */
 fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, fc_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * Flat parameters: the parameters of an FSDP unit, one after another in one array that is cut into equal chunks over
- * the ranks. Semantics: torch/distributed/fsdp/_flat_param.py (FlatParamHandle), with and without use_orig_params.
+ * Flat parameters: the parameters of an FSDP unit, one after another in one array that is divided into equal chunks
+ * over the ranks. Semantics: torch/distributed/fsdp/_flat_param.py (FlatParamHandle), with and without use_orig_params.
  *
  * The layout is pure arithmetic; the functions on arrays move data with fc_device.
  */

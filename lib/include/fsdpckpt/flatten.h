@@ -24,7 +24,7 @@ extern "C" {
  * @param source belongs to the new checkpoint after success, otherwise to the caller.
  * @param target made from `source`; its tensors are in the order of the model, its mesh and dtypes are ignored. It,
  *               `tree` and `units` need not outlive the call.
- * @param ranks  the number of ranks that the flat parameters will be cut over: chunks end at these cuts.
+ * @param ranks  the number of ranks that the flat parameters will be sharded over: chunks end where shards do.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
  * @return FC_EUSAGE for a unit that FSDP cannot flatten (see fc_flat_layout_new), and for optimizer state that cannot
  * be flattened (a shape other than its parameter's, steps that differ within a unit, groups that divide a unit);
@@ -34,7 +34,7 @@ extern "C" {
 fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,
                    int64_t ranks, fc_checkpoint **out, fc_error *err);
 
-/** Returns whether fc_flatten made the tensor. Only such tensors are cut over the ranks of the target. */
+/** Returns whether fc_flatten made the tensor. Only such tensors are sharded over the ranks of the target. */
 bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
 
 /** fc_object.encoding of a value that does not come from a file. Its bytes are JSON. */

@@ -107,13 +107,13 @@ typedef struct fc_format_writer {
     const fc_own_file *own_files;
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
-    /** Sets the `part` of each value. A part is a checkpoint of its own within the target: values of two parts are
-     * never in one file, and each part has its own index. Refuses values that the format has no place for. NULL: a
-     * target has one part. */
-    fc_code (*set_parts)(fc_target_tensor *tensors, size_t count, fc_error *err);
+    /** Sets the `section` of each value. A section is a checkpoint of its own within the target: values of two sections
+     * are never in one file, and each section has its own index. Refuses values that the format has no place for. NULL:
+     * a target has one section. */
+    fc_code (*set_sections)(fc_target_tensor *tensors, size_t count, fc_error *err);
     /** Returns the number of files with data. NULL: one file, or with a mesh one file per rank. */
     size_t (*files)(const fc_target *target);
-    /** Returns the name of the file that `finish` writes over the others of each part, or NULL. A NULL member means
+    /** Returns the name of the file that `finish` writes over the others of each section, or NULL. A NULL member means
      * that there is none. */
     const char *(*index)(const fc_target *target);
     /** Starts a target at `staging`, a file path, or an existing empty directory if is_directory. Writes nothing

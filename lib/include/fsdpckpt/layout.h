@@ -17,12 +17,12 @@
 extern "C" {
 #endif
 
-/** How a rule of a tensor-parallel plan cuts the parameters of the modules that it matches. */
+/** How a rule of a tensor-parallel plan shards the parameters of the modules that it matches. */
 typedef enum fc_tp_style {
     FC_TP_NONE,     /**< no rule matches: TP does not apply to the tensor */
     FC_TP_COLWISE,  /**< linear: weight and bias Shard(0), fused experts [e, out, in] Shard(1); embedding: Shard(1) */
     FC_TP_ROWWISE,  /**< linear: weight Shard(1), fused experts Shard(2), bias Replicate; embedding: Shard(0) */
-    FC_TP_REPLICATE /**< not cut: "replicate", "sequence_parallel" */
+    FC_TP_REPLICATE /**< not sharded: "replicate", "sequence_parallel" */
 } fc_tp_style;
 
 typedef struct fc_tp_plan fc_tp_plan;
@@ -31,7 +31,7 @@ typedef struct fc_tp_plan fc_tp_plan;
  * Loads a plan into `arena`. NULL or "auto" is the built-in plan; else it is the path of a JSON file in the spelling of
  * Hugging Face's base_model_tp_plan: {"layers.*.self_attn.q_proj": "colwise", …}, where `*` matches one component.
  * A pattern matches a module or parameter whose FQN equals it or ends with "." and it; the most specific one decides.
- * The built-in plan treats c_attn, c_fc and c_proj as GPT-2's Conv1D, whose weight is [in, out], so colwise cuts
+ * The built-in plan treats c_attn, c_fc and c_proj as GPT-2's Conv1D, whose weight is [in, out], so colwise shards
  * dimension 1 and rowwise 0. A plan file always means nn.Linear.
  * @return FC_EUSAGE for a malformed plan, an unknown style or a missing file; FC_EUNSUPPORTED for a style that does not
  * give boxes ("packed_colwise"); each with file, pattern and style. FC_EIO if the file cannot be read.
@@ -39,9 +39,9 @@ typedef struct fc_tp_plan fc_tp_plan;
 fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_plan **out, fc_error *err);
 
 /**
- * Returns the dimension along which the plan cuts the tensor `fqn` of `ndim` dimensions, or -1 if it does not.
+ * Returns the dimension along which the plan shards the tensor `fqn` of `ndim` dimensions, or -1 if it does not.
  * Optimizer state follows its parameter: "optim.state.<fqn>.exp_avg", nested or flat, is looked up as <fqn>. A 0-dim
- * state such as "step" is not cut.
+ * state such as "step" is not sharded.
  * @param style receives the style of the matching rule, or FC_TP_NONE.
  */
 int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style);
@@ -73,8 +73,8 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
 
 /**
  * Computes the placements (mesh->ndim entries) of a tensor on a mesh made by fc_layout_mesh. "replicate" is Replicate.
- * "dp" is Shard(0), or _StridedShard(0, tp) if TP cuts dimension 0. "tp" is Shard(tp_dim), or Replicate if tp_dim is
- * -1. A 0-dim tensor is replicated everywhere, because fully_shard does not cut it.
+ * "dp" is Shard(0), or _StridedShard(0, tp) if TP shards dimension 0. "tp" is Shard(tp_dim), or Replicate if tp_dim is
+ * -1. A 0-dim tensor is replicated everywhere, because fully_shard does not sharded it.
  */
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements);
 

@@ -1,6 +1,6 @@
 /*
  * Checkpoints in memory: the arrays of a running program as a source for fc_convert. A training program can write every
- * format and layout that the command can, and each rank needs to hold only its own part.
+ * format and layout that the command can, and each rank needs to hold only its own shard.
  */
 #ifndef FSDPCKPT_MEMORY_H
 #define FSDPCKPT_MEMORY_H

@@ -1,5 +1,5 @@
 /*
- * Device meshes, placements and local boxes: the part of a tensor that each rank holds.
+ * Device meshes, placements and local boxes: the shard of a tensor that each rank holds.
  * Semantics: torch.distributed.device_mesh, torch.distributed.tensor.placement_types and
  * torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
  */
@@ -27,7 +27,7 @@ typedef struct fc_mesh {
 typedef enum fc_placement_kind {
     FC_REPLICATE,
     FC_SHARD,
-    FC_STRIDED_SHARD, /**< _StridedShard(dim, split_factor): FSDP on a dimension that TP has already cut */
+    FC_STRIDED_SHARD, /**< _StridedShard(dim, split_factor): FSDP on a dimension that TP has already sharded */
     FC_PARTIAL
 } fc_placement_kind;
 
@@ -51,19 +51,19 @@ void fc_mesh_coordinate(const fc_mesh *mesh, int64_t rank, int64_t *coordinate);
 int64_t fc_mesh_rank(const fc_mesh *mesh, const int64_t *coordinate);
 
 /**
- * Computes part `index` of `count` of a dimension of `size`, cut like torch.chunk: each part has ceil(size / count)
- * elements, the last ones are smaller or empty. An empty part begins at `size`.
+ * Computes shard `index` of `count` of a dimension of `size`, as torch.chunk makes them: each has ceil(size / count)
+ * elements, the last ones are smaller or empty. An empty shard begins at `size`.
  */
 void fc_shard_range(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length);
 
 /**
  * Computes the local box of the rank at `coordinate` (ndim entries each).
- * It equals compute_local_shape_and_global_offset(shape, mesh, placements), which cuts from left to right, if torch's
- * local part is a box. It is not a box if FSDP over TP, [_StridedShard(d, tp), Shard(d)], meets a size that does not
- * divide evenly (50257 rows, dp 4 × tp 2). Then the ranks get what FSDP holds in memory: TP cuts first, and FSDP cuts
- * each part. In any case the boxes of all ranks cover the tensor exactly.
- * An empty box begins at the end of the dimension that is cut, as in torch.
- * @return FC_EUNSUPPORTED for Partial, and for any other _StridedShard whose local part is not a box; FC_EUSAGE for a
+ * It equals compute_local_shape_and_global_offset(shape, mesh, placements), which divides from left to right, if
+ * torch's local shard is a box. It is not a box if FSDP over TP, [_StridedShard(d, tp), Shard(d)], meets a size that
+ * does not divide evenly (50257 rows, dp 4 × tp 2). Then the ranks get what FSDP holds in memory: TP shards first, and
+ * FSDP shards each of these. In any case the boxes of all ranks cover the tensor exactly. An empty box begins at the
+ * end of the dimension that is sharded, as in torch.
+ * @return FC_EUNSUPPORTED for Partial, and for any other _StridedShard whose local shard is not a box; FC_EUSAGE for a
  * dimension or coordinate out of range.
  */
 fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,

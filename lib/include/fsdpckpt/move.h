@@ -59,7 +59,8 @@ fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, co
 /** Receives the next `size` bytes. Any code other than FC_OK ends the reading and is returned. */
 typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_error *err);
 
-/** Like fc_read_box, but passes the bytes to `visit` part by part, in constant memory. Digests are compared at the end.
+/** Like fc_read_box, but passes the bytes to `visit` block by block, in constant memory. Digests are compared at the
+ * end.
  */
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err);
@@ -90,7 +91,7 @@ typedef struct fc_convert_options {
 typedef struct fc_convert_report {
     fc_selected selected;
     size_t files;                         /**< number of files of the target, including its indexes */
-    size_t indexes;                       /**< number of these that are an index: one per part, or 0 */
+    size_t indexes;                       /**< number of these that are an index: one per section, or 0 */
     const char *index;                    /**< the name of the file that spans the others; NULL: there is none */
     uint64_t data_bytes;                  /**< bytes of tensors and objects in the target, each counted once */
     uint64_t stored_bytes;                /**< their bytes in the files, after compression; with dry_run the most */

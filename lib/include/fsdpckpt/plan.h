@@ -17,7 +17,7 @@ extern "C" {
 typedef struct fc_coverage fc_coverage;
 
 /**
- * Proves that the chunks of `tensor` cover it exactly once, in O(n log n) for the cuts that occur in practice.
+ * Proves that the chunks of `tensor` cover it exactly once, in O(n log n) for the shardings that occur in practice.
  * @return FC_ECORRUPT with the tensor, and the box of the first hole or the first two chunks that overlap.
  */
 fc_code fc_coverage_new(const fc_tensor *tensor, fc_coverage **out, fc_error *err);
@@ -45,7 +45,7 @@ typedef struct fc_overlap {
  * FC_OK and returns it.
  */
 fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
-                          fc_code (*visit)(void *context, const fc_overlap *piece, fc_error *err), void *context,
+                          fc_code (*visit)(void *context, const fc_overlap *overlap, fc_error *err), void *context,
                           fc_error *err);
 
 /** An iterator over the tiles of a box: boxes whose elements are contiguous in the row-major order of that box. */

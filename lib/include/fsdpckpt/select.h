@@ -19,15 +19,15 @@ typedef struct fc_dtype_rule {
     fc_dtype dtype;
 } fc_dtype_rule;
 
-/** Which values of a source to take, and how to cut them. */
+/** Which values of a source to take, and how to shard them. */
 typedef struct fc_selection {
     const fc_mesh *mesh;              /**< NULL or ndim 0: a full target */
-    const struct fc_tp_plan *tp_plan; /**< NULL: nothing is cut by TP */
+    const struct fc_tp_plan *tp_plan; /**< NULL: nothing is sharded by TP */
     const char *const *include;       /**< globs over FQNs, NULL-terminated; NULL: everything */
     const char *const *exclude;       /**< globs over FQNs, NULL-terminated; NULL: nothing */
     const char *strip_prefix;         /**< removed from names, with a dot that follows it; NULL: none */
     const char *const *rename; /**< applied after strip_prefix: "s/regex/replacement/gi", NULL-terminated; NULL: none */
-    bool keep_layout;          /**< keep the layout of the source (fc_cut_layout); mesh and tp_plan are ignored */
+    bool keep_layout;          /**< keep the layout of the source (fc_recognise_layout); mesh and tp_plan are ignored */
     bool cast;                 /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
     const fc_dtype_rule *dtype_rules; /**< they override `cast`; the last one that matches decides */
@@ -35,11 +35,11 @@ typedef struct fc_selection {
     int compress;        /**< deflate level 1 … 9; 0: no compression */
     bool self_contained; /**< as in fc_target */
     bool flat_state;     /**< as in fc_target */
-    /** With flat_state: returns whether a tensor is cut over the ranks; every other one is whole in each file. */
-    bool (*is_cut)(const fc_checkpoint *source, const fc_tensor *tensor);
+    /** With flat_state: returns whether a tensor is sharded over the ranks; every other one is whole in each file. */
+    bool (*is_sharded)(const fc_checkpoint *source, const fc_tensor *tensor);
     uint64_t max_file_bytes; /**< as in fc_target */
-    /** fc_format_writer.set_parts of the target's format; NULL: the target has one part. */
-    fc_code (*set_parts)(fc_target_tensor *tensors, size_t count, fc_error *err);
+    /** fc_format_writer.set_sections of the target's format; NULL: the target has one section. */
+    fc_code (*set_sections)(fc_target_tensor *tensors, size_t count, fc_error *err);
     /** Sets the order, `dtype` and `file` of the values after everything else was chosen. NULL: they stay. */
     fc_code (*arrange)(void *context, fc_target_tensor *tensors, size_t count, fc_error *err);
     void *arrange_context;
@@ -49,7 +49,7 @@ typedef struct fc_selection {
 typedef struct fc_selected {
     size_t tensors, objects;
     size_t left_out;       /**< number of values that include and exclude left out */
-    size_t tp_cut;         /**< number of tensors that TP cuts */
+    size_t tp_sharded;     /**< number of tensors that TP shards */
     size_t idle_rules;     /**< number of rules of a plan file that match no tensor, often misspelt */
     const char *idle_rule; /**< pattern of the first such rule, owned by the plan; or NULL */
 } fc_selected;
@@ -58,8 +58,8 @@ typedef struct fc_selected {
  * Selects values of `source`, renames them and gives each its placements.
  * @param arena owns the result, and must outlive `out`.
  * @return FC_EUSAGE if nothing is selected; if a glob of `include`, the prefix, a rule of `rename` or one of
- * `dtype_rules` matches nothing; if two names become equal; or if the mesh has a tp dimension above 1 and the plan cuts
- * no tensor. FC_EUNSUPPORTED if a cast would change quantized codes or their scales.
+ * `dtype_rules` matches nothing; if two names become equal; or if the mesh has a tp dimension above 1 and the plan
+ * shards no tensor. FC_EUNSUPPORTED if a cast would change quantized codes or their scales.
  */
 fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_target *out,
                       fc_selected *counts, fc_error *err);

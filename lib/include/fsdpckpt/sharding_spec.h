@@ -87,7 +87,7 @@ int64_t fc_get_split_size(int64_t dim_size, int64_t chunks);
 /** Returns the size of chunk `index` if chunks have `split_size` elements; 0 for a chunk beyond the end. */
 int64_t fc_get_chunked_dim_size(int64_t dim_size, int64_t split_size, int64_t index);
 
-/** ChunkShardingSpec: one dimension is cut into equal chunks, one per placement. */
+/** ChunkShardingSpec: one dimension is divided into equal chunks, one per placement. */
 typedef struct fc_chunk_sharding_spec {
     int dim; /**< negative counts from the last dimension */
     const fc_remote_device *placements;
@@ -119,7 +119,7 @@ typedef struct fc_sharding_spec {
 fc_code fc_enumerable_sharding_spec_check(const fc_enumerable_sharding_spec *spec, fc_error *err);
 
 /**
- * Checks that no two shards overlap, in O(n log n) for shards that are cut along one dimension, and by a sweep
+ * Checks that no two shards overlap, in O(n log n) for shards that are sharded along one dimension, and by a sweep
  * otherwise. As in torch, an empty shard inside another is an overlap, unless all shards are the same empty one at the
  * origin.
  * @return FC_ECORRUPT with the first two shards that overlap.

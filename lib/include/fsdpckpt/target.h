@@ -21,7 +21,7 @@ typedef struct fc_target_tensor {
     const fc_placement *placements; /**< mesh->ndim entries; NULL if the mesh has no dimensions */
     uint32_t owner_offset;          /**< which holder stores replicated boxes, see fc_layout_owner */
     uint32_t file;                  /**< values of two numbers are in two files of a full target of limited size */
-    uint32_t part;                  /**< ascending in fc_target.tensors, see fc_format_writer.set_parts */
+    uint32_t section;               /**< ascending in fc_target.tensors, see fc_format_writer.set_sections */
 } fc_target_tensor;
 
 /** The whole target. Everything that it points to belongs to the source or to the caller's arena. */
@@ -32,8 +32,8 @@ typedef struct fc_target {
     size_t ntensors;
     int compress;        /**< deflate level 1 … 9; 0: no compression */
     bool self_contained; /**< each rank stores all of its boxes (fc_format_writer.self_contained) */
-    bool flat_state; /**< as in LOCAL_STATE_DICT of FSDP1: flat parameters are cut, all other values are whole in each
-                        file */
+    bool flat_state; /**< as in LOCAL_STATE_DICT of FSDP1: flat parameters are sharded, all other values are whole in
+                        each file */
     uint64_t max_file_bytes; /**< most data bytes per file of a full target; 0: one file */
 } fc_target;
 

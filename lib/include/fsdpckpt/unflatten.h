@@ -1,7 +1,7 @@
 /*
  * FSDP1's LOCAL_STATE_DICT: FullyShardedDataParallel saves its own flat parameters, such as "layers.0._flat_param".
- * They have one dimension and are cut over the ranks without regard to the parameters in them. The files do not name
- * these parameters; they follow from the names, shapes and order of the model's parameters. Semantics:
+ * They have one dimension and are sharded over the ranks without regard to the parameters in them. The files do not
+ * name these parameters; they follow from the names, shapes and order of the model's parameters. Semantics:
  * _local_post_state_dict_hook in torch/distributed/fsdp/_state_dict_utils.py, and FlatParamHandle in _flat_param.py.
  */
 #ifndef FSDPCKPT_UNFLATTEN_H

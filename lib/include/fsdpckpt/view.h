@@ -23,7 +23,7 @@ typedef struct fc_view_report {
     uint64_t copied_bytes; /**< bytes of objects, and of small tensors that cannot be viewed */
     size_t external;       /**< number of tensors that are one external dataset */
     size_t assembled;      /**< number of tensors that are virtual datasets over several external ones */
-    size_t pieces;         /**< number of external datasets behind these */
+    size_t pieces;         /**< number of external datasets that these are made of, in the group %pieces */
     size_t copied;         /**< number of tensors that were copied */
 } fc_view_report;
 

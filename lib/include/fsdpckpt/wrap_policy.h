@@ -26,7 +26,7 @@ extern "C" {
 
 #define FC_NO_MODULE UINT32_MAX
 
-/** A part of a name, without a final NUL. */
+/** A component of a name, without a final NUL. */
 typedef struct fc_name {
     const char *text;
     size_t len;
@@ -306,7 +306,8 @@ typedef struct fc_wrap_file fc_wrap_file;
  */
 fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out, fc_error *err);
 
-/** Return the root's options of a policy file, and its classes without mixed precision (NULL-terminated). */
+/** Return the root's options of a policy file, and its classes without mixed precision (NULL-terminated): batch norms
+ * unless the file lists others, as in torch's MixedPrecision; none if the root has no mixed precision. */
 const fc_unit_options *fc_wrap_file_root(const fc_wrap_file *file);
 const char *const *fc_wrap_file_fp32_classes(const fc_wrap_file *file);
 

@@ -55,9 +55,9 @@ typedef enum fc_handle_state {
 
 /** When the backward gathers the parameters of the next unit. */
 typedef enum fc_backward_prefetch {
-    FC_BACKWARD_PREFETCH_NONE,
-    FC_BACKWARD_PREFETCH_PRE, /**< before the gradients of this unit are computed: the most overlap */
-    FC_BACKWARD_PREFETCH_POST /**< after the parameters of this unit are freed: less memory */
+    FC_BACKWARD_PREFETCH_PRE,  /**< before the gradients of this unit are computed: the most overlap */
+    FC_BACKWARD_PREFETCH_POST, /**< after the parameters of this unit are freed: less memory */
+    FC_BACKWARD_PREFETCH_NONE
 } fc_backward_prefetch;
 
 /** The streams of FSDP. The caller uses COMPUTE for its work. */
@@ -119,11 +119,15 @@ fc_comm_hook fc_reduce_scatter_hook(void);
 /** fp16_compress_hook and bf16_compress_hook: reduce in `dtype`. */
 fc_comm_hook fc_compress_hook(fc_dtype dtype);
 
+/** The options of an instance. All zero is torch's default. */
 typedef struct fc_fsdp_options {
     bool use_orig_params; /**< aligns parameters in the flat ones, see fc_flat_layout_new */
     fc_backward_prefetch backward_prefetch;
     bool forward_prefetch;
     int backward_prefetch_limit, forward_prefetch_limit; /**< units ahead; 0 means 1 */
+    /** limit_all_gathers: how many freed parameters may still be in use before a gather waits for the memory of the
+     *  oldest; until then it gets new memory. 0 means 2, as in torch. The host never waits. */
+    int limit_all_gathers;
     /** torch.distributed's debug level DETAIL: in the first iteration, ranks that run units in different orders are an
      *  error; later, `warn` is called once for an order that differs from that of the first iteration. */
     bool check_order;

@@ -1,7 +1,7 @@
 /*
- * Describes how tensors are cut: see cut.h.
+ * Describes how tensors are sharded: see sharding.h.
  */
-#include "cut.h"
+#include "sharding.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static bool is_empty(const fc_tensor *tensor) {
     return empty;
 }
 
-const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size) {
+const char *sharding_describe(const fc_tensor *tensor, const fc_sharding *c, char *buf, size_t size) {
     char grid[64];
     if (tensor->nchunks == 0) {
         snprintf(buf, size, is_empty(tensor) ? "empty" : "no data");
@@ -25,27 +25,28 @@ const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, si
         return buf;
     }
     size_t used = 0;
-    for (int d = 0; d < tensor->ndim && c->ncut > 0 && used < sizeof grid - 24; d++) {
+    for (int d = 0; d < tensor->ndim && c->nsharded > 0 && used < sizeof grid - 24; d++) {
         used += (size_t)snprintf(grid + used, sizeof grid - used, "%s%lld", d ? "×" : "", (long long)c->counts[d]);
     }
     if (c->copies > 1) {
-        snprintf(buf, size, "%s, %zu copies", c->ncut ? grid : "whole", c->copies);
+        snprintf(buf, size, "%s, %zu copies", c->nsharded ? grid : "whole", c->copies);
     } else {
-        snprintf(buf, size, "%s", c->ncut ? grid : "whole");
+        snprintf(buf, size, "%s", c->nsharded ? grid : "whole");
     }
     return buf;
 }
 
 /* "Shard(0) over 8", "[_StridedShard(0, 2), Shard(0)] over 4 × 2", "Shard(0) in 4 chunks", "3×2×2 chunks". */
-static void describe_style(const fc_mesh *recorded, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size) {
+static void describe_style(const fc_mesh *recorded, const fc_tensor *tensor, const fc_sharding *c, char *buf,
+                           size_t size) {
     char text[64];
     if (tensor->placements && recorded->ndim > 0) {
         fc_placements_format(recorded->ndim, tensor->placements, buf, (int)size);
-    } else if (!c->placed && c->ncut == 1 && c->copies == 1 && tensor->chunks[0].rank != FC_NO_RANK) {
+    } else if (!c->placed && c->nsharded == 1 && c->copies == 1 && tensor->chunks[0].rank != FC_NO_RANK) {
         snprintf(buf, size, "Shard(%d) in %lld chunks", c->dims[0], (long long)c->counts[c->dims[0]]);
     } else if (!c->placed) {
-        cut_describe(tensor, c, text, sizeof text);
-        snprintf(buf, size, "%s%s", text, c->ncut > 0 ? " chunks" : "");
+        sharding_describe(tensor, c, text, sizeof text);
+        snprintf(buf, size, "%s%s", text, c->nsharded > 0 ? " chunks" : "");
     } else if (c->mesh_ndim == 1) {
         snprintf(buf, size, "Shard(%d) over %lld", c->placements[0].dim, (long long)c->mesh[0]);
     } else {
@@ -54,14 +55,15 @@ static void describe_style(const fc_mesh *recorded, const fc_tensor *tensor, con
     }
 }
 
-static void count_style(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const fc_cut *c) {
+static void count_style(sharding_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor,
+                        const fc_sharding *c) {
     char text[sizeof summary->styles[0].text];
     describe_style(recorded, tensor, c, text, sizeof text);
     size_t i = 0;
     while (i < summary->nstyles && strcmp(summary->styles[i].text, text) != 0) {
         i++;
     }
-    if (i == CUT_MAX_STYLES) {
+    if (i == SHARDING_MAX_STYLES) {
         summary->other++;
         return;
     }
@@ -72,7 +74,8 @@ static void count_style(cut_summary *summary, const fc_mesh *recorded, const fc_
     summary->styles[i].tensors++;
 }
 
-void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const fc_cut *c) {
+void sharding_summary_add(sharding_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor,
+                          const fc_sharding *c) {
     for (size_t i = 0; i < tensor->nchunks; i++) {
         int64_t rank = tensor->chunks[i].rank;
         if (rank != FC_NO_RANK && rank >= summary->ranks) {
@@ -81,12 +84,12 @@ void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_ten
     }
     count_style(summary, recorded, tensor, c);
     summary->irregular = summary->irregular || (!c->grid && tensor->nchunks > 0);
-    if (c->ncut == 1) {
+    if (c->nsharded == 1) {
         int64_t chunks = c->counts[c->dims[0]];
         summary->dims |= UINT32_C(1) << c->dims[0];
         summary->chunks = chunks > summary->chunks ? chunks : summary->chunks;
     }
-    if (c->ncut == 2 || (c->placed && c->mesh_ndim == 2)) {
+    if (c->nsharded == 2 || (c->placed && c->mesh_ndim == 2)) {
         int64_t a = c->placed ? c->mesh[0] : c->counts[c->dims[0]];
         int64_t b = c->placed ? c->mesh[1] : c->counts[c->dims[1]];
         if (a * b > summary->mesh[0] * summary->mesh[1]) {
@@ -106,7 +109,7 @@ static const char *recorded_layout(const fc_mesh *mesh, char *buf, size_t size) 
     return buf;
 }
 
-const char *cut_summary_layout(const cut_summary *s, const fc_mesh *recorded, char *buf, size_t size) {
+const char *sharding_summary_layout(const sharding_summary *s, const fc_mesh *recorded, char *buf, size_t size) {
     char ranks[48] = "";
     if (recorded->ndim > 0) {
         return recorded_layout(recorded, buf, size);
@@ -134,7 +137,7 @@ const char *cut_summary_layout(const cut_summary *s, const fc_mesh *recorded, ch
             snprintf(buf + used, size - used, " over %lld", (long long)s->chunks);
         }
     } else {
-        snprintf(buf, size, "%s%s", ranks, s->irregular ? "irregular chunks" : "full: no tensor is cut");
+        snprintf(buf, size, "%s%s", ranks, s->irregular ? "irregular chunks" : "full: no tensor is sharded");
     }
     return buf;
 }

@@ -5,7 +5,7 @@
  * Meshes are tried in order of size, starting with the number of ranks that wrote something. A wrong mesh fails at one
  * of its first tensors.
  */
-#include "fsdpckpt/cut.h"
+#include "fsdpckpt/sharding.h"
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
@@ -20,26 +20,26 @@ enum {
         64 /* tried beyond the ranks that wrote something, as a group of TP ranks or the last ranks may be empty */
 };
 
-/* A tensor that is cut, and the dimensions along which it is. */
-typedef struct cut_tensor {
+/* A tensor that is sharded, and the dimensions along which it is. */
+typedef struct sharded_tensor {
     size_t index; /* in `tensors` */
-    int ncut;     /* 1 or 2 */
+    int nsharded; /* 1 or 2 */
     int dims[2];
-} cut_tensor;
+} sharded_tensor;
 
 typedef struct search {
     const fc_checkpoint *source;
     const fc_tensor *const *tensors;
     size_t count;
-    cut_tensor *cuts;
-    size_t ncuts;
+    sharded_tensor *sharded;
+    size_t nsharded;
     int64_t ranks;            /* number of ranks that wrote something; 0: unknown */
     int64_t most_chunks;      /* the largest number of distinct chunks of a tensor */
     bool by_rank;             /* each chunk must be the box of the rank that wrote it; otherwise of any rank */
     fc_mesh mesh;             /* the mesh that is being tried */
     int dp, tp;               /* its dimensions, or -1 */
-    fc_placement (*found)[3]; /* one entry per cut tensor */
-    size_t farthest;          /* the cut tensor at which the best mesh failed */
+    fc_placement (*found)[3]; /* one entry per sharded tensor */
+    size_t farthest;          /* the sharded tensor at which the best mesh failed */
     int64_t *boxes;           /* scratch of `any_rank` */
     size_t boxes_capacity;
 } search;
@@ -143,11 +143,11 @@ static bool try_placements(search *s, const fc_tensor *t, fc_placement dp, fc_pl
 }
 
 /* The chunks are known to cover the tensor, so if each chunk is a local box, each local box is a chunk. */
-static bool fit_tensor(search *s, const cut_tensor *c, fc_placement *out) {
+static bool fit_tensor(search *s, const sharded_tensor *c, fc_placement *out) {
     static const fc_placement replicate = {FC_REPLICATE, 0, 0};
     const fc_tensor *t = s->tensors[c->index];
     fc_placement a = shard(c->dims[0]), b = shard(c->dims[1]);
-    if (c->ncut == 2) {
+    if (c->nsharded == 2) {
         return try_placements(s, t, a, b, out) || try_placements(s, t, b, a, out);
     }
     fc_placement strided = {FC_STRIDED_SHARD, c->dims[0], s->tp >= 0 ? s->mesh.sizes[s->tp] : 1};
@@ -171,8 +171,8 @@ static bool fit_mesh(search *s, int64_t replicas, int64_t dp, int64_t tp) {
     add_dimension(&s->mesh, "replicate", replicas);
     s->dp = add_dimension(&s->mesh, "dp", dp);
     s->tp = add_dimension(&s->mesh, "tp", tp);
-    for (size_t i = 0; i < s->ncuts; i++) {
-        if (!fit_tensor(s, &s->cuts[i], s->found[i])) {
+    for (size_t i = 0; i < s->nsharded; i++) {
+        if (!fit_tensor(s, &s->sharded[i], s->found[i])) {
             s->farthest = i > s->farthest ? i : s->farthest;
             return false;
         }
@@ -180,7 +180,7 @@ static bool fit_mesh(search *s, int64_t replicas, int64_t dp, int64_t tp) {
     return true;
 }
 
-/* Tries meshes with few dimensions first. Replicas explain a checkpoint better than a TP dimension that cuts nothing.
+/* Tries meshes with few dimensions first. Replicas explain a checkpoint better than a TP dimension that shards nothing.
  */
 static bool fit_ranks(search *s, int64_t ranks) {
     if (fit_mesh(s, 1, ranks, 1)) {
@@ -226,43 +226,44 @@ static void count_ranks(search *s) {
     }
 }
 
-static fc_code find_cuts(search *s, fc_error *err) {
-    fc_cut_scratch scratch = {0};
-    fc_cut cut;
+static fc_code find_sharded(search *s, fc_error *err) {
+    fc_sharding_scratch scratch = {0};
+    fc_sharding sharding;
     fc_code rc = FC_OK;
     for (size_t i = 0; i < s->count; i++) {
         const fc_tensor *t = s->tensors[i];
         if (t->object || t->nchunks == 0) {
             continue;
         }
-        if (!fc_cut_recognise(t, &scratch, &cut)) {
+        if (!fc_recognise_sharding(t, &scratch, &sharding)) {
             rc = fc_no_memory(err, s->source->path);
             goto out;
-        } else if (!cut.grid || cut.ncut > 2) {
+        } else if (!sharding.grid || sharding.nsharded > 2) {
             FC_TRY_GOTO(refuse(s, t, err), rc, out);
-        } else if (cut.ncut > 0) {
-            s->cuts[s->ncuts++] = (cut_tensor){i, cut.ncut, {cut.dims[0], cut.dims[1]}};
+        } else if (sharding.nsharded > 0) {
+            s->sharded[s->nsharded++] = (sharded_tensor){i, sharding.nsharded, {sharding.dims[0], sharding.dims[1]}};
             s->most_chunks = (int64_t)scratch.ncells > s->most_chunks ? (int64_t)scratch.ncells : s->most_chunks;
         }
     }
 out:
-    fc_cut_scratch_free(&scratch);
+    fc_sharding_scratch_free(&scratch);
     return rc;
 }
 
-/* A single mesh dimension is FSDP's unless some tensor is cut along another dimension than the first; then it is TP's.
+/* A single mesh dimension is FSDP's unless some tensor is sharded along another dimension than the first; then it is
+ * TP's.
  */
 static void name_single(search *s) {
     bool rows = true;
-    for (size_t i = 0; i < s->ncuts; i++) {
-        rows = rows && s->cuts[i].dims[0] == 0;
+    for (size_t i = 0; i < s->nsharded; i++) {
+        rows = rows && s->sharded[i].dims[0] == 0;
     }
     if (s->mesh.ndim == 1 && !rows) {
         snprintf(s->mesh.names[0], sizeof s->mesh.names[0], "tp");
     }
 }
 
-/* A whole tensor is replicated. An empty tensor has no boxes to show its layout, so it is cut as FSDP would. */
+/* A whole tensor is replicated. An empty tensor has no boxes to show its layout, so it is sharded as FSDP would. */
 static fc_code fill(const search *s, fc_arena *arena, fc_placement **out, fc_error *err) {
     size_t width = (size_t)s->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(arena, s->count * width, sizeof *placements);
@@ -275,8 +276,8 @@ static fc_code fill(const search *s, fc_arena *arena, fc_placement **out, fc_err
             placements[i * width + (size_t)s->dp] = shard(0);
         }
     }
-    for (size_t i = 0; i < s->ncuts; i++) {
-        memcpy(&placements[s->cuts[i].index * width], s->found[i], width * sizeof *placements);
+    for (size_t i = 0; i < s->nsharded; i++) {
+        memcpy(&placements[s->sharded[i].index * width], s->found[i], width * sizeof *placements);
     }
     *out = placements;
     return FC_OK;
@@ -288,25 +289,25 @@ static fc_code infer(search *s, fc_arena *arena, fc_mesh *mesh, fc_placement **p
     if (s->ranks == 0) {
         return FC_OK;
     }
-    s->cuts = calloc(s->count + 1, sizeof *s->cuts);
+    s->sharded = calloc(s->count + 1, sizeof *s->sharded);
     s->found = calloc(s->count + 1, sizeof *s->found);
-    if (!s->cuts || !s->found) {
+    if (!s->sharded || !s->found) {
         rc = fc_no_memory(err, s->source->path);
         goto out;
     }
-    FC_TRY_GOTO(find_cuts(s, err), rc, out);
-    if (s->ncuts == 0) {
+    FC_TRY_GOTO(find_sharded(s, err), rc, out);
+    if (s->nsharded == 0) {
         goto out;
     }
     if (!fit(s)) {
-        rc = refuse(s, s->tensors[s->cuts[s->farthest].index], err);
+        rc = refuse(s, s->tensors[s->sharded[s->farthest].index], err);
         goto out;
     }
     name_single(s);
     *mesh = s->mesh;
     rc = fill(s, arena, placements, err);
 out:
-    free(s->cuts);
+    free(s->sharded);
     free(s->found);
     free(s->boxes);
     return rc;
@@ -327,8 +328,8 @@ static fc_code recorded(const fc_checkpoint *source, size_t count, const fc_tens
     return FC_OK;
 }
 
-fc_code fc_cut_layout(const fc_checkpoint *source, size_t count, const fc_tensor *const *tensors, fc_arena *arena,
-                      fc_mesh *mesh, fc_placement **placements, fc_error *err) {
+fc_code fc_recognise_layout(const fc_checkpoint *source, size_t count, const fc_tensor *const *tensors, fc_arena *arena,
+                            fc_mesh *mesh, fc_placement **placements, fc_error *err) {
     *mesh = source->mesh;
     *placements = NULL;
     if (source->mesh.ndim > 0) {

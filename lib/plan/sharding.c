@@ -1,18 +1,19 @@
 /*
- * Recognises how a tensor is cut: a grid from the chunks of the manifest, and placements from their ranks. See cut.h.
+ * Recognises how a tensor is sharded: a grid from the chunks of the manifest, and placements from their ranks. See
+ * sharding.h.
  */
-#include "fsdpckpt/cut.h"
+#include "fsdpckpt/sharding.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-void fc_cut_scratch_free(fc_cut_scratch *scratch) {
+void fc_sharding_scratch_free(fc_sharding_scratch *scratch) {
     free(scratch->values);
     free(scratch->cells);
     memset(scratch, 0, sizeof *scratch);
 }
 
-static bool reserve(fc_cut_scratch *scratch, size_t chunks, int ndim) {
+static bool reserve(fc_sharding_scratch *scratch, size_t chunks, int ndim) {
     size_t need;
     if (__builtin_mul_overflow(chunks, (size_t)(ndim ? ndim : 1), &need)) {
         return false;
@@ -79,7 +80,7 @@ static bool find_position(const int64_t *values, size_t n, int64_t value, size_t
 }
 
 /* Finds the cell of a chunk. @return false when the chunk is not exactly one cell of the grid. */
-static bool find_cell(const fc_tensor *t, const fc_cut *c, const fc_cut_scratch *s, const fc_chunk *chunk,
+static bool find_cell(const fc_tensor *t, const fc_sharding *c, const fc_sharding_scratch *s, const fc_chunk *chunk,
                       size_t *cell) {
     *cell = 0;
     for (int d = 0; d < t->ndim; d++) {
@@ -97,7 +98,7 @@ static bool find_cell(const fc_tensor *t, const fc_cut *c, const fc_cut_scratch 
 }
 
 /* Fills scratch->cells. @return false when the chunks do not fill the grid evenly. */
-static bool fill_cells(const fc_tensor *t, fc_cut *c, fc_cut_scratch *s) {
+static bool fill_cells(const fc_tensor *t, fc_sharding *c, fc_sharding_scratch *s) {
     size_t filled = 0;
     memset(s->cells, 0, s->ncells * sizeof *s->cells);
     for (size_t i = 0; i < t->nchunks; i++) {
@@ -114,7 +115,7 @@ static bool fill_cells(const fc_tensor *t, fc_cut *c, fc_cut_scratch *s) {
     return filled == s->ncells && t->nchunks % s->ncells == 0;
 }
 
-static bool find_grid(const fc_tensor *t, fc_cut_scratch *s, fc_cut *c) {
+static bool find_grid(const fc_tensor *t, fc_sharding_scratch *s, fc_sharding *c) {
     size_t cells = 1;
     int64_t *values = s->values;
     for (int d = 0; d < t->ndim; d++) {
@@ -131,7 +132,7 @@ static bool find_grid(const fc_tensor *t, fc_cut_scratch *s, fc_cut *c) {
 }
 
 /* Whether the ranks wrote the cells in order: row-major over the grid or, with `strided`, tp-major over dp × tp. */
-static bool ranks_match(const fc_tensor *t, const fc_cut_scratch *s, size_t dp, size_t tp, bool strided) {
+static bool ranks_match(const fc_tensor *t, const fc_sharding_scratch *s, size_t dp, size_t tp, bool strided) {
     for (size_t cell = 0; cell < s->ncells; cell++) {
         size_t rank = strided ? cell % dp * tp + cell / dp : cell;
         if (t->chunks[s->cells[cell] - 1].rank != rank) {
@@ -146,7 +147,7 @@ static fc_placement shard(int dim) {
     return p;
 }
 
-static void place(fc_cut *c, int ndim, size_t a, fc_placement first, size_t b, fc_placement second) {
+static void place(fc_sharding *c, int ndim, size_t a, fc_placement first, size_t b, fc_placement second) {
     c->placed = true;
     c->mesh_ndim = ndim;
     c->mesh[0] = (int64_t)a;
@@ -156,13 +157,13 @@ static void place(fc_cut *c, int ndim, size_t a, fc_placement first, size_t b, f
 }
 
 /* Finds placements that explain the order of the ranks: Shard on one axis, two Shards, or FSDP over a dimension that TP
-   cut first. */
-static void find_placements(const fc_tensor *t, const fc_cut_scratch *s, fc_cut *c) {
+   sharded first. */
+static void find_placements(const fc_tensor *t, const fc_sharding_scratch *s, fc_sharding *c) {
     size_t n = s->ncells;
-    if (c->copies != 1 || n < 2 || c->ncut < 1 || c->ncut > 2) {
+    if (c->copies != 1 || n < 2 || c->nsharded < 1 || c->nsharded > 2) {
         return;
     }
-    if (c->ncut == 2) {
+    if (c->nsharded == 2) {
         size_t a = (size_t)c->counts[c->dims[0]], b = (size_t)c->counts[c->dims[1]];
         if (ranks_match(t, s, n, 1, false)) {
             place(c, 2, a, shard(c->dims[0]), b, shard(c->dims[1]));
@@ -185,7 +186,7 @@ static void find_placements(const fc_tensor *t, const fc_cut_scratch *s, fc_cut 
     }
 }
 
-bool fc_cut_recognise(const fc_tensor *tensor, fc_cut_scratch *scratch, fc_cut *out) {
+bool fc_recognise_sharding(const fc_tensor *tensor, fc_sharding_scratch *scratch, fc_sharding *out) {
     memset(out, 0, sizeof *out);
     for (int d = 0; d < tensor->ndim; d++) {
         out->counts[d] = 1;
@@ -205,8 +206,8 @@ bool fc_cut_recognise(const fc_tensor *tensor, fc_cut_scratch *scratch, fc_cut *
         return true;
     }
     for (int d = 0; d < tensor->ndim; d++) {
-        if (out->counts[d] > 1 && out->ncut++ < 2) {
-            out->dims[out->ncut - 1] = d;
+        if (out->counts[d] > 1 && out->nsharded++ < 2) {
+            out->dims[out->nsharded - 1] = d;
         }
     }
     find_placements(tensor, scratch, out);

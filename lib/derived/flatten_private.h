@@ -2,8 +2,8 @@
  * What flatten.c and flatten_state.c share. flatten.c builds the model's flat parameters and computes all of them;
  * flatten_state.c builds those of an optimizer's state.
  */
-#ifndef FSDPCKPT_DERIVED_FLATTEN_PARTS_H
-#define FSDPCKPT_DERIVED_FLATTEN_PARTS_H
+#ifndef FSDPCKPT_DERIVED_FLATTEN_PRIVATE_H
+#define FSDPCKPT_DERIVED_FLATTEN_PRIVATE_H
 
 #ifndef FSDPCKPT_PRIVATE
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
@@ -44,10 +44,10 @@ fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value);
 fc_code fc_flatten_keep(fc_flattener *f, const fc_target_tensor *w);
 
 /**
- * Sets the shape of a flat tensor of `numel` elements and cuts it into chunks. No chunk crosses the boundary between
+ * Sets the shape of a flat tensor of `numel` elements and divides it into chunks. No chunk crosses the boundary between
  * two ranks.
  */
-fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel);
+fc_code fc_flatten_into_chunks(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel);
 
 /** Checks that the chunks of a source tensor cover it, so that holes are found before anything is written. */
 fc_code fc_flatten_check_whole(const fc_flattener *f, const fc_tensor *t);
@@ -57,7 +57,7 @@ void fc_flatten_find_state(const fc_flattener *f, bool *is);
 
 /**
  * Adds the optimizers' values as optimizer.state_dict() has them for flat parameters: numbered in the order of the
- * wrapped model's parameters, each rank's part padded.
+ * wrapped model's parameters, each rank's shard padded.
  */
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch);
 

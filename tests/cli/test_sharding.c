@@ -1,7 +1,7 @@
 /*
- * Recognising how a tensor is cut, from boxes and ranks alone.
+ * Recognising how a tensor is sharded, from boxes and ranks alone.
  */
-#include "cut.h"
+#include "sharding.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,17 +33,17 @@ static void fill(sample *s, int64_t rows, int64_t columns, size_t n, const int64
     }
 }
 
-static void recognise(const sample *s, fc_cut *c) {
-    fc_cut_scratch scratch = {0};
-    assert_true(fc_cut_recognise(&s->tensor, &scratch, c));
-    fc_cut_scratch_free(&scratch);
+static void recognise(const sample *s, fc_sharding *c) {
+    fc_sharding_scratch scratch = {0};
+    assert_true(fc_recognise_sharding(&s->tensor, &scratch, c));
+    fc_sharding_scratch_free(&scratch);
 }
 
 static void check_text(const sample *s, const char *grid, const char *placements) {
     char text[128];
-    fc_cut c;
+    fc_sharding c;
     recognise(s, &c);
-    assert_string_equal(cut_describe(&s->tensor, &c, text, sizeof text), grid);
+    assert_string_equal(sharding_describe(&s->tensor, &c, text, sizeof text), grid);
     text[0] = '\0';
     if (c.placed) {
         fc_placements_format(c.mesh_ndim, c.placements, text, sizeof text);
@@ -134,19 +134,19 @@ static void summary_names_the_mesh(void **state) {
     static const int64_t boxes[][5] = {{0, 0, 2, 3, 0}, {0, 3, 2, 3, 1}, {2, 0, 2, 3, 2}, {2, 3, 2, 3, 3}};
     static const int64_t rows[][5] = {{0, 0, 2, 6, 0}, {2, 0, 2, 6, 2}};
     fc_mesh none = {0}, recorded = {.ndim = 2, .sizes = {2, 4}, .names = {"dp", "tp"}};
-    cut_summary summary = {0};
+    sharding_summary summary = {0};
     char text[192];
     sample s;
-    fc_cut c;
+    fc_sharding c;
     fill(&s, 4, 6, 2, rows);
     recognise(&s, &c);
-    cut_summary_add(&summary, &none, &s.tensor, &c);
-    assert_string_equal(cut_summary_layout(&summary, &none, text, sizeof text), "3 ranks, Shard(0) over 2");
+    sharding_summary_add(&summary, &none, &s.tensor, &c);
+    assert_string_equal(sharding_summary_layout(&summary, &none, text, sizeof text), "3 ranks, Shard(0) over 2");
     fill(&s, 4, 6, 4, boxes);
     recognise(&s, &c);
-    cut_summary_add(&summary, &none, &s.tensor, &c);
-    assert_string_equal(cut_summary_layout(&summary, &none, text, sizeof text), "4 ranks, 2 × 2 mesh (FSDP × TP)");
-    assert_string_equal(cut_summary_layout(&summary, &recorded, text, sizeof text), "8 ranks, mesh dp 2 × tp 4");
+    sharding_summary_add(&summary, &none, &s.tensor, &c);
+    assert_string_equal(sharding_summary_layout(&summary, &none, text, sizeof text), "4 ranks, 2 × 2 mesh (FSDP × TP)");
+    assert_string_equal(sharding_summary_layout(&summary, &recorded, text, sizeof text), "8 ranks, mesh dp 2 × tp 4");
     assert_int_equal(summary.nstyles, 2);
     assert_string_equal(summary.styles[0].text, "Shard(0) in 2 chunks");
     assert_string_equal(summary.styles[1].text, "[Shard(0), Shard(1)] over 2 × 2");
@@ -159,8 +159,8 @@ static void many_chunks_in_any_order(void **state) {
     int64_t shape[1] = {N * 3}, *dims = calloc(N, 2 * sizeof *dims);
     fc_chunk *chunks = calloc(N, sizeof *chunks);
     fc_tensor t = {.name = "w", .dtype = FC_F32, .ndim = 1, .shape = shape, .chunks = chunks, .nchunks = N};
-    fc_cut_scratch scratch = {0};
-    fc_cut c;
+    fc_sharding_scratch scratch = {0};
+    fc_sharding c;
     assert_non_null(dims);
     assert_non_null(chunks);
     for (size_t i = 0; i < N; i++) {
@@ -170,11 +170,11 @@ static void many_chunks_in_any_order(void **state) {
         chunks[i].dims = &dims[2 * i];
         chunks[i].rank = (uint32_t)k;
     }
-    assert_true(fc_cut_recognise(&t, &scratch, &c));
+    assert_true(fc_recognise_sharding(&t, &scratch, &c));
     assert_true(c.grid);
     assert_int_equal(c.counts[0], N);
     assert_true(c.placed);
-    fc_cut_scratch_free(&scratch);
+    fc_sharding_scratch_free(&scratch);
     free(chunks);
     free(dims);
 }

@@ -1,9 +1,10 @@
 /*
- * lib/plan/cut_layout.c: inferring the layout of a checkpoint from its chunks. Checkpoints are cut with fc_local_box
- * and fc_layout_placements and recorded as torch's DCP does: a box and a rank per chunk, replicas once, no empty boxes.
+ * lib/plan/recognise_layout.c: inferring the layout of a checkpoint from its chunks. Checkpoints are cut with
+ * fc_local_box and fc_layout_placements and recorded as torch's DCP does: a box and a rank per chunk, replicas once, no
+ * empty boxes.
  */
-#include "fsdpckpt/cut.h"
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/sharding.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -65,7 +66,7 @@ static fc_code find(const sample *s, char *out, size_t size, fc_error *err) {
     fc_placement *placements = NULL;
     fc_arena *arena = fc_arena_new();
     assert_non_null(arena);
-    fc_code rc = fc_cut_layout(&s->checkpoint, TENSORS, s->list, arena, &mesh, &placements, err);
+    fc_code rc = fc_recognise_layout(&s->checkpoint, TENSORS, s->list, arena, &mesh, &placements, err);
     int used = 0;
     out[0] = '\0';
     for (int m = 0; rc == FC_OK && m < mesh.ndim; m++) {
