@@ -3,6 +3,7 @@
  */
 #include "job.h"
 #include "source.h"
+#include "weights.h"
 
 #include "fsdpckpt/average.h"
 #include "fsdpckpt/try.h"
@@ -35,6 +36,7 @@ static fc_code open_sources(const cli_call *call, fc_checkpoint **sources, doubl
     FC_TRY(o->weights ? parse_weights(o, weights, err) : FC_OK);
     for (size_t i = 0; i < o->noperands; i++) {
         FC_TRY(source_open(call, o->operands[i], false, &sources[i], err));
+        FC_TRY(weights_compute(o, &sources[i], err));
     }
     return fc_average_open(sources, o->noperands, &average, out, err);
 }
@@ -93,14 +95,17 @@ const command command_average = {
         "Floating-point and complex tensors are summed in float64 (float64 itself with compensated sums) in the order "
         "of the sources, and rounded once, to the type of the first source. Integers, booleans and objects (such as a "
         "step count) have no "
-        "average: they must be equal, unless --take-first uses those of the first source.\n\nWithout --dp, --tp and "
+        "average: they must be equal, unless --take-first uses those of the first source. Quantized weights are "
+        "refused "
+        "unless --dequantize computes them first.\n\nWithout --dp, --tp and "
         "--replicas the target is one full file, as from consolidate; with them it is sharded, as from reshard. Memory "
         "use does not depend on the size of the checkpoints.",
     .examples = examples,
     .helps = helps,
     .synopsis = "-o DST",
     .takes = (TAKES_CONVERSION & ~TAKES(OPT_LOCAL)) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
-             TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST),
+             TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_DEQUANTIZE) |
+             TAKES(OPT_CONFIG),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

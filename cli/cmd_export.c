@@ -3,7 +3,6 @@
  */
 #include "hint.h"
 #include "job.h"
-#include "recipe.h"
 #include "source.h"
 
 #include "fsdpckpt/export.h"
@@ -87,7 +86,7 @@ static fc_code change(void *context, fc_checkpoint **source, fc_convert_options 
         export.config = x->reference.config;
     }
     if (!export.config) {
-        FC_TRY(recipe_find_config(&x->o, *source, x->arena, &export.config, err));
+        FC_TRY(source_config(&x->o, *source, x->arena, &export.config, err));
     }
     FC_TRY(fc_export_open(source, &export, x->arena, &x->report, err));
     FC_TRY(refuse_differences(x, err));

@@ -13,6 +13,7 @@
 #include "source.h"
 #include "target.h"
 #include "unit_plan.h"
+#include "weights.h"
 
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/flatten.h"
@@ -361,7 +362,8 @@ static fc_code change_source(job *j, fc_error *err) {
 }
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
-    return source_open(call, call->options->operands[0], false, out, err);
+    FC_TRY(source_open(call, call->options->operands[0], false, out, err));
+    return weights_compute(call->options, out, err);
 }
 
 /* Prints the plan of one rank, or converts. */
@@ -395,6 +397,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 /* Rank 0 converts the files that it has gathered. */
 static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
     FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
+    FC_TRY(weights_compute(j->o, &j->source, err));
     FC_TRY(change_source(j, err));
     return do_job(j, out, err);
 }

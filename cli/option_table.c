@@ -86,6 +86,14 @@ const option_row option_table[OPT_COUNT] = {
                        .offset = FIELD(dtype_for),
                        .help = "like --dtype, for the names in SRC that match GLOB; 'keep' as TYPE keeps their type "
                                "(repeatable; it overrides --dtype, and the last match decides)"},
+    [OPT_DEQUANTIZE] =
+        {.name = "dequantize",
+         .kind = KIND_DTYPE,
+         .arg = "TYPE",
+         .offset = FIELD(dequantize),
+         .help = "turn quantized weights, which SRC stores as codes and scales, into numbers of TYPE: fp8 with scales "
+                 "per tensor, channel or block, int8 with scales, and MXFP4 (see docs/WEIGHTS.md). It comes before "
+                 "--include and all other options about names"},
     [OPT_RECIPE] = {.name = "recipe",
                     .kind = KIND_TEXT,
                     .arg = "RECIPE",
@@ -101,8 +109,8 @@ const option_row option_table[OPT_COUNT] = {
                     .kind = KIND_TEXT,
                     .arg = "FILE",
                     .offset = FIELD(config),
-                    .help = "config.json of the model, or its folder, from which the recipe takes sizes such as "
-                            "num_attention_heads (default: the one next to SRC)"},
+                    .help = "config.json of the model, or its folder, from which --recipe takes sizes such as "
+                            "num_attention_heads, and --dequantize those of blocks (default: the one next to SRC)"},
     [OPT_COMPRESS] = {.name = "compress",
                       .kind = KIND_LEVEL,
                       .arg = "LEVEL",

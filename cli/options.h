@@ -25,6 +25,7 @@ typedef enum option_id {
     OPT_RENAME,
     OPT_DTYPE,
     OPT_DTYPE_FOR,
+    OPT_DEQUANTIZE,
     OPT_RECIPE,
     OPT_REVERSE,
     OPT_CONFIG,
@@ -88,8 +89,8 @@ typedef enum option_id {
      TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) |                   \
      TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
 
-/** The options of commands that apply a recipe to SRC. */
-#define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG))
+/** The options of commands that apply a recipe to SRC, or compute weights of it. */
+#define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG) | TAKES(OPT_DEQUANTIZE))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -152,11 +153,12 @@ typedef struct options {
     uint64_t memory;                /**< 0: not given */
     uint64_t max_shard_size;        /**< 0: not given */
     option_list include, exclude, rename, dtype_for;
-    fc_dtype dtype; /**< valid if OPT_DTYPE was given */
-    int compress;   /**< 0: none */
-    int progress;   /**< progress_mode */
-    int color;      /**< color_mode */
-    int comm;       /**< comm_mode */
+    fc_dtype dtype;      /**< valid if OPT_DTYPE was given */
+    fc_dtype dequantize; /**< valid if OPT_DEQUANTIZE was given */
+    int compress;        /**< 0: none */
+    int progress;        /**< progress_mode */
+    int color;           /**< color_mode */
+    int comm;            /**< comm_mode */
     const char *weights;
     bool local, take_first;
     bool trust_objects, reverse;

@@ -3,30 +3,21 @@
  */
 #include "recipe.h"
 
+#include "source.h"
+
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 fc_code recipe_check_options(const options *o, fc_error *err) {
-    if (!o->recipe && (o->reverse || o->config)) {
-        return fc_fail(err, FC_EUSAGE, "--%s needs --recipe", o->reverse ? "reverse" : "config");
+    if (!o->recipe && o->reverse) {
+        return fc_fail(err, FC_EUSAGE, "--reverse needs --recipe");
     }
-    return FC_OK;
-}
-
-fc_code recipe_find_config(const options *o, const fc_checkpoint *source, fc_arena *arena, const char **out,
-                           fc_error *err) {
-    const char *slash = strrchr(source->path, '/');
-    char *in = fc_arena_printf(arena, "%s/config.json", source->path);
-    char *next = fc_arena_printf(arena, "%.*sconfig.json", slash ? (int)(slash + 1 - source->path) : 0, source->path);
-    if (!in || !next) {
-        return fc_no_memory(err, source->path);
-    }
-    *out = o->config ? o->config : access(in, F_OK) == 0 ? in : access(next, F_OK) == 0 ? next : NULL;
-    return FC_OK;
+    return !o->recipe && !option_given(o, OPT_DEQUANTIZE) && o->config
+               ? fc_fail(err, FC_EUSAGE, "--config needs --recipe or --dequantize")
+               : FC_OK;
 }
 
 /* --recipe auto: the only shipped recipe that fits. */
@@ -62,7 +53,7 @@ static fc_code apply(const options *o, const fc_selection *selection, fc_arena *
     fc_checkpoint *made = NULL;
     fc_target target;
     fc_selected counts;
-    fc_code rc = recipe_find_config(o, *source, arena, &how.config, err);
+    fc_code rc = source_config(o, *source, arena, &how.config, err);
     rc = rc == FC_OK ? fc_target_new(*source, &some, arena, &target, &counts, err) : rc;
     if (rc == FC_OK) {
         rc = strcmp(o->recipe, "auto") == 0 ? find_recipe(o, &how, &target, arena, &recipe, err)

@@ -12,13 +12,6 @@
 fc_code recipe_check_options(const options *o, fc_error *err);
 
 /**
- * Finds the file of --config, or the config.json next to the source: in its folder, or in the folder of its file.
- * @param out receives NULL if there is none.
- */
-fc_code recipe_find_config(const options *o, const fc_checkpoint *source, fc_arena *arena, const char **out,
-                           fc_error *err);
-
-/**
  * Replaces `*source` by the result of the recipe for its selected and renamed values.
  * @param left_out receives how many values the selection left out.
  */

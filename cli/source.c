@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 void source_note(void *unused, const char *line) {
@@ -35,6 +36,17 @@ const char **source_inputs(const options *o, bool operands) {
         inputs[count++] = o->operands[i];
     }
     return inputs;
+}
+
+fc_code source_config(const options *o, const fc_checkpoint *source, fc_arena *arena, const char **out, fc_error *err) {
+    const char *slash = strrchr(source->path, '/');
+    char *in = fc_arena_printf(arena, "%s/config.json", source->path);
+    char *next = fc_arena_printf(arena, "%.*sconfig.json", slash ? (int)(slash + 1 - source->path) : 0, source->path);
+    if (!in || !next) {
+        return fc_no_memory(err, source->path);
+    }
+    *out = o->config ? o->config : access(in, F_OK) == 0 ? in : access(next, F_OK) == 0 ? next : NULL;
+    return FC_OK;
 }
 
 fc_code source_spare(const options *o, const char *target, fc_error *err) {

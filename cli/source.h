@@ -32,6 +32,12 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
  */
 const char **source_inputs(const options *o, bool operands);
 
+/**
+ * Finds the model's config.json: the one of --config, or the one in the folder of the source or of its file.
+ * @param out receives the path, in `arena` or borrowed; NULL if there is none.
+ */
+fc_code source_config(const options *o, const fc_checkpoint *source, fc_arena *arena, const char **out, fc_error *err);
+
 /** Refuses a target that is one of these inputs or contains one. */
 fc_code source_spare(const options *o, const char *target, fc_error *err);
 

@@ -180,7 +180,9 @@ static fc_code average_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
         FC_TRY(fc_source_crc_check(a->crcs[i], comm, err));
     }
     for (size_t i = 0; i < a->count; i++) {
-        FC_TRY(fc_identities_check(a->sources[i], err));
+        const fc_checkpoint *source = a->sources[i];
+        FC_TRY(source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
+                                                   : fc_identities_check(source, err));
     }
     return FC_OK;
 }

@@ -7,6 +7,7 @@
 #include "engine/read_box.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
+#include "plan/quantized.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,7 +158,30 @@ static fc_code compare_source(const fc_average *a, const fc_names *names, size_t
     return fc_advise(err, rc, FC_HINT_TAKE_FIRST, NULL);
 }
 
+/* Codes and scales of quantized weights cannot be averaged apart from each other. */
+static fc_code refuse_codes(const fc_checkpoint *source, const fc_names *selected, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    fc_name_table *names = arena ? fc_names_of(source, arena) : NULL;
+    fc_code rc = names ? FC_OK : fc_no_memory(err, source->path);
+    for (size_t i = 0; rc == FC_OK && i < selected->count; i++) {
+        const fc_tensor *t = selected->items[i].tensor;
+        const fc_quantized q = fc_quantized_find(source, names, (size_t)(t - source->tensors));
+        if (q.quantizer) {
+            rc = fc_fail(err, FC_EUNSUPPORTED,
+                         "%s: tensor %.256s holds quantized codes, and %.256s their scales: an average of each would "
+                         "not be that of the weights",
+                         source->path, t->name, source->tensors[q.scales].name);
+            rc = fc_advise(err, rc, FC_HINT_DEQUANTIZE, NULL);
+        }
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
 fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err) {
+    for (size_t i = 0; i < a->count; i++) {
+        FC_TRY(refuse_codes(a->sources[i], &names[i], err));
+    }
     for (size_t i = 1; i < a->count; i++) {
         FC_TRY(compare_source(a, names, i, take_first, err));
     }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 /* Far larger than any plan or policy, and small enough to parse. */
 enum { MAX_BYTES = 1 << 20 };
@@ -79,4 +80,12 @@ const char *const *fc_json_strings(const json_t *value, fc_arena *arena, bool *m
         }
     }
     return out;
+}
+
+fc_code fc_json_load_config(const char *path, fc_arena *arena, const char **file, json_t **out, fc_error *err) {
+    struct stat st;
+    const bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    *file = fc_arena_printf(arena, "%s%s", path, folder ? "/config.json" : "");
+    return *file ? fc_json_load(*file, "a model's configuration", "{\"num_attention_heads\": 32}", out, err)
+                 : fc_no_memory(err, path);
 }

@@ -23,6 +23,13 @@
  */
 fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err);
 
+/**
+ * Loads a model's config.json.
+ * @param path the file, or its folder.
+ * @param file receives the path of the file, which `arena` owns.
+ */
+fc_code fc_json_load_config(const char *path, fc_arena *arena, const char **file, json_t **out, fc_error *err);
+
 /** Copies the strings of a JSON string or array of strings into a NULL-terminated array.
  *  @return NULL when out of memory, or when `value` is anything else (`*malformed` is then true). */
 const char *const *fc_json_strings(const json_t *value, fc_arena *arena, bool *malformed);

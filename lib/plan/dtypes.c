@@ -1,66 +1,16 @@
 /*
  * Chooses the dtype of each value of a target: see dtypes.h.
  *
- * Quantized weights are stored as codes and scales: weight = code × scale. A cast of one of the two gives other
- * weights. Codes and scales are recognised by names that quantizers use, and by the codes' dtype.
+ * A cast of quantized codes, or of their scales, gives other weights, so it is refused.
  */
 #include "plan/dtypes.h"
 
-#include "base/name_table.h"
 #include "fsdpckpt/try.h"
+#include "plan/quantized.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-/* The ends of the names of codes and of their scales, after the same beginning. */
-static const struct {
-    const char *codes, *scales;
-} conventions[] = {
-    {"", "_scale_inv"},            /* DeepSeek: blocks of 128 x 128 */
-    {"", "_scale"},                /* compressed-tensors, FBGEMM, ModelOpt: per tensor or channel */
-    {".weight", ".scale"},         /* DeepSeek's inference code */
-    {".weight", ".scales"},        /* MLX */
-    {".weight", ".scale_weight"},  /* ComfyUI */
-    {"_blocks", "_scales"},        /* MXFP4 of GPT-OSS */
-    {"_packed", "_scale"},         /* compressed-tensors: four bits */
-    {".qweight", ".scales"},       /* GPTQ, AWQ */
-    {".weight", ".SCB"},           /* bitsandbytes: eight bits */
-    {".weight", ".weight.absmax"}, /* bitsandbytes: four bits */
-};
-enum { CONVENTIONS = sizeof conventions / sizeof *conventions };
-
-/* Codes have few bits, or are packed into integers. */
-static bool can_be_codes(const fc_tensor *t) {
-    switch (fc_dtype_get(t->dtype)->cls) {
-    case FC_CLASS_FLOAT:
-        return fc_dtype_size(t->dtype) == 1;
-    case FC_CLASS_PACKED:
-    case FC_CLASS_SIGNED:
-    case FC_CLASS_UNSIGNED:
-        return !t->object;
-    default:
-        return false;
-    }
-}
-
-/* Finds the scales of codes called `name`. @return FC_NO_NAME when there are none. */
-static size_t find_scales(const fc_name_table *names, const char *name, char *buf, size_t size) {
-    size_t len = strlen(name);
-    for (int i = 0; i < CONVENTIONS; i++) {
-        size_t end = strlen(conventions[i].codes);
-        if (len < end || strcmp(name + len - end, conventions[i].codes) != 0) {
-            continue;
-        }
-        int used = snprintf(buf, size, "%.*s%s", (int)(len - end), name, conventions[i].scales);
-        size_t found = used > 0 && (size_t)used < size ? fc_name_table_find(names, buf, (size_t)used) : FC_NO_NAME;
-        if (found != FC_NO_NAME) {
-            return found;
-        }
-    }
-    return FC_NO_NAME;
-}
 
 /* The cast that the selection asks for, for one value. */
 typedef struct wish {
@@ -94,23 +44,20 @@ typedef struct search {
 
 /* A cast leaves packed codes alone, because they are not floating-point, but it would change their scales. */
 static void note_codes(search *s, const fc_target_tensor *w) {
-    char buf[1024];
-    if (!can_be_codes(w->source)) {
-        return;
-    }
-    size_t at = find_scales(s->names, w->source->name, buf, sizeof buf);
-    if (at == FC_NO_NAME || s->source->tensors[at].object) {
+    const size_t index = (size_t)(w->source - s->source->tensors);
+    const fc_quantized q = fc_quantized_find(s->source, s->names, index);
+    if (!q.quantizer) {
         return;
     }
     bool is_float = fc_dtype_get(w->source->dtype)->cls == FC_CLASS_FLOAT;
-    bool codes = is_float ? w->dtype != w->source->dtype : s->touched[w->source - s->source->tensors];
-    const fc_target_tensor *scales = s->target_of[at];
+    bool codes = is_float ? w->dtype != w->source->dtype : s->touched[index];
+    const fc_target_tensor *scales = s->target_of[q.scales];
     if (!codes && !(scales && scales->dtype != scales->source->dtype)) {
         return;
     }
     if (s->count++ == 0) {
         s->codes = w->source->name;
-        s->scales = &s->source->tensors[at];
+        s->scales = &s->source->tensors[q.scales];
     }
 }
 
@@ -130,14 +77,11 @@ static fc_code check_scales(const fc_checkpoint *source, const fc_target_tensor 
                             fc_error *err) {
     fc_arena *arena = fc_arena_new();
     search s = {.source = source, .touched = touched};
-    s.names = arena ? fc_name_table_new(arena, source->ntensors) : NULL;
+    s.names = arena ? fc_names_of(source, arena) : NULL;
     s.target_of = s.names ? fc_arena_calloc(arena, source->ntensors, sizeof *s.target_of) : NULL;
     if (!s.target_of) {
         fc_arena_free(arena);
         return fc_no_memory(err, source->path);
-    }
-    for (size_t i = 0; i < source->ntensors; i++) {
-        fc_name_table_put(s.names, source->tensors[i].name, strlen(source->tensors[i].name), i);
     }
     for (size_t i = 0; i < count; i++) {
         s.target_of[tensors[i].source - source->tensors] = &tensors[i];

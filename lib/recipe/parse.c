@@ -9,7 +9,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const char example[] =
     "{\"fsdpckpt\": \"recipe\", \"schema\": 1, \"rules\": [{\"from\": \"wte.weight\", \"to\": "
@@ -327,18 +326,12 @@ static size_t list_numbers(const json_t *object, const char *prefix, fc_recipe_n
 }
 
 static fc_code load_config(const reader *r, const char *path) {
-    struct stat st;
     json_t *root = NULL;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        path = fc_arena_printf(r->arena, "%s/config.json", path);
-    } else {
-        path = fc_arena_strndup(r->arena, path, strlen(path));
-    }
     fc_recipe_config *config = fc_arena_calloc(r->arena, 1, sizeof *config);
-    if (!path || !config) {
+    if (!config) {
         return no_memory(r);
     }
-    FC_TRY(fc_json_load(path, "a model's configuration", "{\"num_attention_heads\": 32}", &root, r->err));
+    FC_TRY(fc_json_load_config(path, r->arena, &r->recipe->config_path, &root, r->err));
     const size_t count = list_numbers(root, "", NULL, r->arena, 0);
     fc_recipe_number *numbers = fc_arena_calloc(r->arena, count + 1, sizeof *numbers);
     if (numbers) {
@@ -347,7 +340,6 @@ static fc_code load_config(const reader *r, const char *path) {
     json_decref(root);
     *config = (fc_recipe_config){numbers, count};
     r->recipe->config = config;
-    r->recipe->config_path = path;
     return numbers ? FC_OK : no_memory(r);
 }
 

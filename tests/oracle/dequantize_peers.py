@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""--dequantize against the code of the packages whose checkpoints it reads, bit for bit: Transformers (blocks of fp8, MXFP4
+of GPT-OSS) and compressed-tensors (fp8 and int8 per tensor, channel and group).
+
+usage: dequantize_peers.py FSDPCKPT        exit 77 without these packages
+"""
+import logging
+import os
+import sys
+import tempfile
+import warnings
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+try:
+    import torch
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+from checks import Failure, must, must_run
+from torch_values import must_equal
+
+
+def of_transformers(stored, want):
+    op = Fp8Dequantize(None)
+    for name, shape, blocks in (("a", (256, 384), (2, 3)), ("b", (64, 320), (1, 5)), ("e", (3, 256, 128), (3, 2, 1))):
+        codes = torch.randn(shape).to(torch.float8_e4m3fn)
+        scales = torch.rand(blocks).bfloat16() * 0.01
+        stored[name + ".weight"], stored[name + ".weight_scale_inv"] = codes, scales
+        want[name + ".weight"] = op._dequantize_one(codes, scales)
+    codes, scales = torch.randint(-128, 128, (96, 64), dtype=torch.int8), torch.rand(96, 4).bfloat16()
+    stored["pairs.weight"], stored["pairs.weight_scale_inv"] = codes, scales
+    want["pairs.weight"] = op._dequantize_one(codes, scales)
+    for name, shape in (("mlp.experts.gate_up_proj", (4, 640, 9, 16)), ("mlp.experts.down_proj", (4, 288, 20, 16))):
+        blocks = torch.randint(0, 256, shape, dtype=torch.uint8)
+        scales = torch.randint(80, 160, shape[:-1], dtype=torch.uint8)
+        stored[name + "_blocks"], stored[name + "_scales"] = blocks, scales
+        want[name] = convert_moe_packed_tensors(blocks, scales)
+
+
+def of_compressed_tensors(stored, want):
+    weight = torch.randn(160, 96)
+    for i, (strategy, kind, bits, shape) in enumerate((("tensor", "float", 8, (1,)), ("channel", "float", 8, (160, 1)),
+                                                       ("group", "float", 8, (160, 3)), ("channel", "int", 8, (160, 1)))):
+        args = QuantizationArgs(num_bits=bits, type=kind, strategy=strategy, group_size=32 if strategy == "group" else None)
+        limit = 448 if kind == "float" else 127
+        amax = weight.reshape(shape[0], -1, 96 // (shape[-1] if len(shape) == 2 else 1)).abs().amax((1, 2) if len(shape) == 1
+                                                                                                else 2)
+        scales = (amax.reshape(shape) / limit).bfloat16()
+        codes = quantize(weight, scales, None, args, dtype=torch.float8_e4m3fn if kind == "float" else torch.int8)
+        name = "c%d" % i
+        stored[name + ".weight"], stored[name + ".weight_scale"] = codes, scales
+        want[name + ".weight"] = dequantize(codes, scales, None, args, dtype=torch.bfloat16)
+
+
+def main():
+    tool = sys.argv[1]
+    torch.manual_seed(2)
+    stored, want = {}, {}
+    of_transformers(stored, want)
+    of_compressed_tensors(stored, want)
+    with tempfile.TemporaryDirectory(prefix="fsdpckpt-dequantize-") as home:
+        source, out = os.path.join(home, "q.safetensors"), os.path.join(home, "w.safetensors")
+        save_file(stored, source)
+        must_run(tool, "consolidate", source, "-o", out, "--dequantize", "bf16", "-q")
+        got = load_file(out)
+        must(sorted(got) == sorted(want), sorted(got), sorted(want))
+        must_equal(want, {name: got[name] for name in want})
+    print("%d weights are those of Transformers and compressed-tensors" % len(want))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failure as e:
+        print(e)
+        sys.exit(1)
