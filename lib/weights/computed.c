@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "checkpoint/identity.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -137,7 +136,7 @@ static fc_code computed_check_inputs(const fc_checkpoint *checkpoint, fc_comm *c
     for (size_t i = 0; i < s->count; i++) {
         const fc_checkpoint *source = s->sources[i];
         FC_TRY(source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
-                                                   : fc_identities_check(source, err));
+                                                   : fc_checkpoint_unchanged(source, err));
     }
     return FC_OK;
 }
