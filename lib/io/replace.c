@@ -98,6 +98,13 @@ static fc_code refuse_entry(const char *path, const char *name, fc_error *err) {
                    name);
 }
 
+static bool is_among(const char *name, const char *const *list) {
+    while (list && *list && strcmp(*list, name) != 0) {
+        list++;
+    }
+    return list && *list;
+}
+
 /* @param name relative to the target, as in own_files. @param entry the same in `directory`. */
 static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
                            const char *name, fc_error *err) {
@@ -108,7 +115,8 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
     FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, entry, name, head, &size, err) : FC_OK);
-    bool own = S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size);
+    bool own = S_ISREG(st.st_mode) &&
+               ((how->is_own_file && how->is_own_file(name, head, size)) || is_among(name, how->also));
     return own ? FC_OK : refuse_entry(path, name, err);
 }
 

@@ -90,6 +90,7 @@ typedef struct fc_commit_options {
     /** For a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL:
      *  no file may be replaced. */
     bool (*is_own_file)(const char *name, const unsigned char *head, size_t size);
+    const char *const *also; /**< names of further files that it may replace, ended by NULL. NULL: none */
     fc_reporter reporter;
 } fc_commit_options;
 
