@@ -91,13 +91,6 @@ static fc_code work(fc_comm *bootstrap, void *context, fc_error *err) {
     return outcomes[bootstrap->rank];
 }
 
-static void must_be(bool is_true, const char *what) {
-    if (!is_true) {
-        fprintf(stderr, "%s\n", what);
-        exit(1);
-    }
-}
-
 /* @return whether the call exists. */
 static bool fail_call(int gpu, long call) {
     fc_code outcomes[RANKS] = {FC_OK};
