@@ -35,6 +35,28 @@ fc_code fc_identities_take(fc_checkpoint *checkpoint, fc_error *err) {
     return FC_OK;
 }
 
+fc_code fc_identities_join(fc_checkpoint *checkpoint, fc_checkpoint *const *sources, size_t count, fc_error *err) {
+    size_t total = 0, n = 0;
+    for (size_t i = 0; i < count; i++) {
+        total += sources[i]->nfiles;
+    }
+    fc_file *files = fc_arena_calloc(checkpoint->arena, total + 1, sizeof *files);
+    struct fc_identity *all = fc_arena_calloc(checkpoint->arena, total + 1, sizeof *all);
+    if (!files || !all) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    for (size_t i = 0; i < count; i++) {
+        for (size_t f = 0; f < sources[i]->nfiles; f++, n++) {
+            files[n] = sources[i]->files[f];
+            all[n] = sources[i]->identities ? sources[i]->identities[f] : (struct fc_identity){.known = false};
+        }
+    }
+    checkpoint->files = files;
+    checkpoint->nfiles = total;
+    checkpoint->identities = all;
+    return FC_OK;
+}
+
 static fc_code compare(const fc_checkpoint *checkpoint, size_t index, const struct stat *st, fc_error *err) {
     const struct fc_identity *was = &checkpoint->identities[index];
     bool same = st->st_dev == was->device && st->st_ino == was->inode;

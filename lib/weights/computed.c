@@ -103,9 +103,15 @@ static fc_code computed_check_object(const fc_checkpoint *checkpoint, const fc_t
     return source->format->reader.check_object(source, o->kept, err);
 }
 
+/* The files of the sources follow each other. */
 static fc_code computed_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    const fc_checkpoint *source = first_of(checkpoint);
-    return source->format->reader.check_file(source, index, err);
+    const state *s = checkpoint->state;
+    size_t i = 0;
+    for (; index >= s->sources[i]->nfiles; i++) {
+        index -= s->sources[i]->nfiles;
+    }
+    const fc_format_reader *reader = &s->sources[i]->format->reader;
+    return reader->check_file ? reader->check_file(s->sources[i], index, err) : FC_OK;
 }
 
 static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error *err) {
@@ -163,7 +169,7 @@ static void make_format(state *s) {
     s->format.reader.object_json = of->reader.object_json ? computed_object_json : NULL;
     s->format.reader.digest = computed_digest;
     s->format.reader.check_object = of->reader.check_object ? computed_check_object : NULL;
-    s->format.reader.check_file = of->reader.check_file ? computed_check_file : NULL;
+    s->format.reader.check_file = computed_check_file;
     s->format.reader.check_inputs = computed_check_inputs;
     s->format.verifier.verify = NULL; /* it can only check the source */
     s->format.verifier.verify_chunk = NULL;
@@ -198,7 +204,7 @@ static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t c
     for (size_t i = 0; i < count; i++) {
         FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &s->crcs[i], err));
     }
-    return FC_OK;
+    return fc_identities_join(made, sources, count, err); /* none of these files may be the target */
 }
 
 fc_code fc_computed_new(fc_checkpoint *const *sources, size_t count, size_t most, fc_checkpoint **out, fc_error *err) {
