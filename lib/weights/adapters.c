@@ -300,7 +300,7 @@ static fc_code add_merged(const merger *m, const fc_tensor *w, fc_merged *merged
     FC_TRY(check_terms(m, merged));
     like.ndim = merged->base->ndim; /* a module that is saved as a whole may have another shape */
     like.shape = merged->base->shape;
-    fc_merged_blocks(&like, block);
+    fc_merged_blocks(merged, &like, block);
     return fc_computed_add(m->out, &like, name, block, fc_merged_compute, merged, m->err);
 }
 

@@ -26,8 +26,8 @@ typedef struct fc_merged {
     size_t nterms;
 } fc_merged;
 
-/** Computes the sizes of blocks for fc_merged_compute. */
-void fc_merged_blocks(const fc_tensor *weight, int64_t *block);
+/** Computes the sizes of blocks of `weight` for fc_merged_compute. */
+void fc_merged_blocks(const fc_merged *merged, const fc_tensor *weight, int64_t *block);
 
 /** Computes a block of fc_merged: in float32, in the order of the terms, rounded once. */
 fc_code fc_merged_compute(const fc_computed_block *block, fc_error *err);

@@ -10,7 +10,6 @@
 
 #include <fnmatch.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* COLUMNS: of a block of codes; rows are those of one block of scales. LARGEST: of float8_e4m3fn. */
@@ -20,7 +19,7 @@ static const float LARGEST = 448.0F;
 /* Reads rows and columns of a weight as floats. */
 static fc_code read_floats(const fc_computed_block *b, const fc_box *box, fc_source_crc *crc, float **out,
                            fc_error *err) {
-    *out = malloc(((size_t)fc_box_volume(box) + 1) * sizeof **out);
+    *out = fc_work_buffer(b->work, 0, (size_t)fc_box_volume(box) * sizeof **out);
     return *out ? fc_read_box_crc(b->sources[0], b->what, box, FC_F32, *out, crc, err)
                 : fc_no_memory(err, b->sources[0]->path);
 }
@@ -87,7 +86,6 @@ static fc_code compute_codes(const fc_computed_block *b, fc_error *err) {
     if (rc == FC_OK) {
         fc_cast(FC_F32, values, FC_F8_E4M3FN, b->out, (size_t)fc_box_volume(&b->box));
     }
-    free(values);
     return rc;
 }
 
@@ -115,7 +113,6 @@ static fc_code compute_scales(const fc_computed_block *b, fc_error *err) {
             rc = factors(values + j, (size_t)sizes[row], (size_t)at_most(SIDE, sizes[column] - j),
                          (size_t)sizes[column], &factor, out++, err);
         }
-        free(values);
         FC_TRY(rc);
     }
     return FC_OK;
