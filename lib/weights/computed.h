@@ -23,6 +23,8 @@ enum { FC_WORK_BUFFERS = 4 };
 typedef struct fc_work {
     void *bytes[FC_WORK_BUFFERS];
     size_t sizes[FC_WORK_BUFFERS];
+    const void *holds; /**< what the buffers hold for later blocks, at `from` and of `extent`; NULL: nothing */
+    int64_t from[FC_MAX_DIMS], extent[FC_MAX_DIMS];
     struct fc_work *next; /**< in the list of unused ones */
 } fc_work;
 

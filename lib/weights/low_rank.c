@@ -74,12 +74,14 @@ static fc_code read_part(const factors *f, const fc_low_rank *term, const fc_ten
 
 /* Puts (ranks, columns) into panels of `rank` rows, from row `first` on. */
 static void pack_rows(const factors *f, float *right, size_t rank, size_t first, size_t ranks) {
+    const size_t whole = f->columns / FC_PANEL * FC_PANEL;
     for (size_t k = 0; k < ranks; k++) {
         const float *row = f->part + k * f->columns;
-        for (size_t j = 0; j < f->columns; j += FC_PANEL) {
-            const size_t width = f->columns - j < FC_PANEL ? f->columns - j : FC_PANEL;
-            memcpy(right + j * rank + (first + k) * FC_PANEL, row + j, width * sizeof *row);
+        float *to = right + (first + k) * FC_PANEL;
+        for (size_t j = 0; j < whole; j += FC_PANEL) {
+            memcpy(to + j * rank, row + j, FC_PANEL * sizeof *row);
         }
+        memcpy(to + whole * rank, row + whole, (f->columns - whole) * sizeof *row);
     }
 }
 
@@ -123,8 +125,25 @@ static fc_code read_right(const factors *f, const fc_low_rank *term, float *righ
     return FC_OK;
 }
 
+/* @return whether the buffers still hold the right factors of an earlier block with the same columns. */
+static bool holds_right(const factors *f, const fc_merged *m) {
+    const fc_box *box = &f->block->box;
+    const size_t size = ((size_t)box->ndim - 1) * sizeof *box->sizes;
+    return f->block->work->holds == m && memcmp(f->block->work->from, box->offsets + 1, size) == 0 &&
+           memcmp(f->block->work->extent, box->sizes + 1, size) == 0;
+}
+
+static void note_right(const factors *f, const fc_merged *m) {
+    const fc_box *box = &f->block->box;
+    const size_t size = ((size_t)box->ndim - 1) * sizeof *box->sizes;
+    f->block->work->holds = m;
+    memcpy(f->block->work->from, box->offsets + 1, size);
+    memcpy(f->block->work->extent, box->sizes + 1, size);
+}
+
 /* Reads the factors of all products, one after the other. */
 static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
+    const bool again = holds_right(f, m);
     fc_work *work = f->block->work;
     const size_t ranks = (size_t)all_ranks(m), longest = f->rows > f->columns ? f->rows : f->columns;
     const size_t rights = f->wide * ranks * sizeof(float), part = longest > PART ? longest : PART;
@@ -134,18 +153,20 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
     if (!f->left || !f->right || !f->part) {
         return fc_no_memory(err, f->block->sources[0]->path);
     }
-    if (f->wide > f->columns) {
+    work->holds = NULL;
+    if (f->wide > f->columns && !again) {
         memset(f->right, 0, rights); /* the last panel is filled up */
     }
     float *left = f->left, *right = f->right;
     for (size_t i = 0; i < m->nterms; i++) {
         const size_t rank = (size_t)m->terms[i].a->shape[0];
         FC_TRY(read_left(f, &m->terms[i], left, rank, err));
-        FC_TRY(read_right(f, &m->terms[i], right, rank, err));
+        FC_TRY(again ? FC_OK : read_right(f, &m->terms[i], right, rank, err));
         memset(left + f->rows * rank, 0, SPARE_ROWS * rank * sizeof *left);
         left += (f->rows + SPARE_ROWS) * rank;
         right += f->wide * rank;
     }
+    note_right(f, m);
     return FC_OK;
 }
 

@@ -50,7 +50,7 @@ static fc_code factors(const float *values, size_t rows, size_t columns, size_t 
     if (!isfinite(most)) {
         return fc_fail(err, FC_EUNSUPPORTED, "has infinite values or NaN, which cannot be quantized");
     }
-    *factor = most > 0 ? LARGEST / most : 1.0F;
+    *factor = most > 0 ? 1.0F / most * LARGEST : 1.0F; /* in the two steps of torch for a number / a tensor */
     *scale = 1.0F / *factor;
     return FC_OK;
 }
