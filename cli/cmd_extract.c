@@ -115,14 +115,16 @@ static fc_code write_value(void *context, text_out *out, fc_error *err) {
     char header[NPY_HEADER_MAX];
     x->out = out;
     if (x->form == FORM_JSON) {
-        return write_json(x, err);
+        FC_TRY(write_json(x, err));
+        return fc_checkpoint_unchanged(x->checkpoint, err);
     }
     if (x->form == FORM_NPY) {
         text_write(out, header, npy_header(x->value->dtype, t->ndim, t->shape, header));
     }
     fc_progress_begin(x->progress, FC_PHASE_READING, FC_COUNTED_BYTES, data_size(x->value));
     fc_code rc = fc_read_stream(x->checkpoint, t, &all, x->value->dtype, take_bytes, x, err);
-    return rc == FC_EIO && out->error ? FC_OK : rc;
+    FC_TRY(rc == FC_EIO && out->error ? FC_OK : rc);
+    return fc_checkpoint_unchanged(x->checkpoint, err);
 }
 
 static fc_code check_form(const extraction *x, fc_error *err) {

@@ -5,6 +5,7 @@
  */
 #include "accelerate/accelerate.h"
 
+#include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
@@ -142,6 +143,7 @@ static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *sections, si
     }
     checkpoint->files = files;
     checkpoint->nfiles = nfiles;
+    FC_TRY(fc_identities_gather(checkpoint, sections, nsections, err));
     checkpoint->tensors = tensors;
     checkpoint->ntensors = ntensors;
     FC_TRY(fc_find_same_name(tensors, ntensors, &twice, err));

@@ -4,6 +4,7 @@
  */
 #include "dcp/dcp.h"
 
+#include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 #include "dcp/writer.h"
 
@@ -166,6 +167,7 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
     b.directory = directory;
     b.metadata_path = metadata_path;
     fc_code rc;
+    FC_TRY_GOTO(fc_identities_add_header(checkpoint, metadata_path, options, err), rc, out);
     FC_TRY_GOTO(load_metadata(metadata_path, &pickle, err), rc, out);
     b.p = pickle;
     rc = build(&b);

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/file_name.h"
 #include "base/grow.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/stand_in.h"
@@ -140,6 +141,7 @@ fc_code fc_dcp_finish_files(dcp_builder *b) {
     }
     b->checkpoint->files = files;
     b->checkpoint->nfiles = b->nfiles;
+    FC_TRY(fc_identities_take(b->checkpoint, b->options, b->err));
     return check_files(b);
 }
 
@@ -238,13 +240,13 @@ static open_file *free_slot(dcp_state *state) {
 }
 
 /* Opens a file into a free slot. Called with the lock held. */
-static fc_code open_slot(dcp_state *state, const char *path, uint32_t file, open_file **out, fc_error *err) {
-    uint64_t size;
+static fc_code open_slot(const fc_checkpoint *checkpoint, uint32_t file, open_file **out, fc_error *err) {
+    dcp_state *state = checkpoint->state;
     open_file *o = free_slot(state);
     if (!o) {
-        return fc_no_memory(err, path);
+        return fc_no_memory(err, checkpoint->path);
     }
-    fc_code rc = fc_open_input(path, &o->fd, &size, err);
+    fc_code rc = fc_identity_open(checkpoint, file, &o->fd, err);
     if (rc != FC_OK) {
         o->fd = -1;
         o->last_use = 0;
@@ -263,7 +265,7 @@ fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, 
     pthread_mutex_lock(&state->lock);
     open_file *o = state->slots[file] ? &state->open[state->slots[file] - 1] : NULL;
     if (!o) {
-        FC_TRY_GOTO(open_slot(state, checkpoint->files[file].path, file, &o, err), rc, out);
+        FC_TRY_GOTO(open_slot(checkpoint, file, &o, err), rc, out);
     }
     o->users++;
     o->last_use = ++state->clock;

@@ -5,6 +5,7 @@
  *
  * The data files alone are not enough, because their items do not contain their names.
  */
+#include "checkpoint/identity.h"
 #include "dcp/dcp.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -76,7 +77,7 @@ static fc_code open_rank(builder *m, size_t rank) {
     if (!path) {
         return fc_no_memory(m->err, m->directory);
     }
-    if (access(path, F_OK) != 0) {
+    if (access(path, F_OK) != 0 && errno == ENOENT) {
         return fc_fail(m->err, FC_ECORRUPT,
                        "%s: the file is missing, but the directory has __%zu.metadata; each rank wrote one", path,
                        m->ranks - 1);
@@ -101,7 +102,7 @@ static fc_code gather_files(builder *m) {
     }
     m->checkpoint->files = files;
     m->checkpoint->nfiles = total;
-    return FC_OK;
+    return fc_identities_gather(m->checkpoint, m->opened, m->ranks, m->err);
 }
 
 static int by_name(const void *a, const void *b) {

@@ -4,6 +4,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "checkpoint/identity.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
@@ -111,6 +112,7 @@ static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options
     checkpoint->files = b.files.files;
     checkpoint->nfiles = b.files.nfiles;
     checkpoint->producer = "DeepSpeed";
+    FC_TRY_GOTO(fc_identities_take(checkpoint, options, err), rc, out);
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, b.files.nfiles);
     FC_TRY_GOTO(fc_ds_read_stage(&b), rc, out);
     FC_TRY_GOTO(fc_ds_read_model(&b), rc, out);

@@ -6,6 +6,7 @@
  * conversion keeps them.
  */
 #include "base/text.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
@@ -165,7 +166,7 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     return fc_h5_check_names(checkpoint->arena, tensors, count, !ours || file->nattributes > 0, path, err);
 }
 
-fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err) {
+fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     if (!file) {
@@ -175,5 +176,6 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err) {
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
     checkpoint->files = file;
     checkpoint->nfiles = 1;
+    FC_TRY(fc_identities_take(checkpoint, options, err));
     return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build, checkpoint, err);
 }

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
@@ -85,7 +86,7 @@ static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *option
         return directory ? fc_h5_open_sharded(checkpoint, directory, options, err)
                          : fc_no_memory(err, checkpoint->path);
     }
-    return fc_h5_open_full(checkpoint, err);
+    return fc_h5_open_full(checkpoint, options, err);
 }
 
 static fc_h5_make_job make_box_job;
@@ -370,14 +371,13 @@ static void make_box_job(void *context, const fc_h5_request *request, int input,
 }
 
 /* Starts the process that reads and decodes a chunk. */
-static fc_code start_reading(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, const char *path,
-                             uint64_t bytes, fc_h5_child *child, fc_error *err) {
+static fc_code start_reading(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, uint64_t bytes,
+                             fc_h5_child *child, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     const fc_h5_job like = {.timeout_ms = 0};
     const fc_h5_request request = {&tensor->chunks[index], bytes, tensor->ndim};
-    uint64_t file_size;
     int input;
-    FC_TRY(fc_open_input(path, &input, &file_size, err));
+    FC_TRY(fc_identity_open(checkpoint, stored_of(checkpoint, &tensor->chunks[index])->file, &input, err));
     fc_code rc = fc_h5_child_start_by(&state->starter, child, &request, input, &like, err);
     close(input);
     return rc;
@@ -390,7 +390,7 @@ fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
     fc_h5_child child;
     fc_h5_in in = {.child = &child, .budget = UINT64_MAX};
     FC_TRY(fc_h5_extent(checkpoint, tensor, index, &extent, err));
-    FC_TRY(start_reading(checkpoint, tensor, index, path, extent.decoded, &child, err));
+    FC_TRY(start_reading(checkpoint, tensor, index, extent.decoded, &child, err));
     fc_code rc = receive_box(&in, path, buf, extent.decoded, reason);
     bool broken = rc != FC_OK && reason->message[0] == '\0';
     fc_h5_in_free(&in);

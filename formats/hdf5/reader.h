@@ -91,7 +91,7 @@ fc_code fc_h5_check_dtype(const fc_h5_dataset *dataset, const char *path, fc_err
 fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err);
 
 /** Opens one file as a full checkpoint. */
-fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err);
+fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
 /** Opens a sharded checkpoint from the tables of index.h5 at `path`, except for the names and sizes of its files.
  *  @param used receives whether there are usable tables; if not, nothing was done. */

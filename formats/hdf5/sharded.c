@@ -13,6 +13,7 @@
 #include "hdf5/tables.h"
 
 #include "base/checked.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
@@ -391,6 +392,7 @@ static fc_code compare_sizes(const sharded_reader *o, fc_error *err) {
 static fc_code finish_listed(sharded_reader *o, const fc_open_options *options, fc_error *err) {
     o->ranks = fc_mesh_ranks(&o->checkpoint->mesh);
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
+    FC_TRY(fc_identities_take(o->checkpoint, options, err));
     if (!options->follow_external) {
         FC_TRY(fc_h5_check_links(o->checkpoint, o->directory, err));
     }
@@ -403,6 +405,7 @@ static fc_code finish_listed(sharded_reader *o, const fc_open_options *options, 
 static fc_code finish_walked(sharded_reader *o, const char *path, const fc_open_options *options, fc_error *err) {
     FC_TRY(fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, read_index, o, err));
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
+    FC_TRY(fc_identities_take(o->checkpoint, options, err));
     if (!options->follow_external) {
         FC_TRY(fc_h5_check_links(o->checkpoint, o->directory, err));
     }
@@ -428,6 +431,7 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
     }
     checkpoint->files = index;
     checkpoint->nfiles = 1;
+    FC_TRY(fc_identities_take(checkpoint, options, err));
     if (!options->follow_external) {
         FC_TRY(fc_h5_check_links(o.checkpoint, o.directory, err));
     }

@@ -7,6 +7,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -186,6 +187,7 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
     qsort(ranks, count, sizeof *ranks, by_place);
     FC_TRY_GOTO(check_names(checkpoint->path, ranks, count, err), rc, out);
     FC_TRY_GOTO(take(checkpoint, ranks, count, out, err), rc, out);
+    FC_TRY_GOTO(fc_identities_take(checkpoint, options, err), rc, out);
     if (!options->follow_external) {
         rc = check_links(checkpoint, err);
     }

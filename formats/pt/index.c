@@ -9,6 +9,7 @@
 
 #include "base/file_name.h"
 #include "base/name_table.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
@@ -88,7 +89,7 @@ static fc_code check_map(const index_reader *o, const fc_name_table *names) {
     return FC_OK;
 }
 
-static fc_code open_files(index_reader *o) {
+static fc_code open_files(index_reader *o, const fc_open_options *options) {
     fc_arena *arena = o->checkpoint->arena;
     o->tensors = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->tensors);
     o->counts = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->counts);
@@ -98,6 +99,7 @@ static fc_code open_files(index_reader *o) {
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles;
     o->checkpoint->producer = "torch.save, with an index";
+    FC_TRY(fc_identities_take(o->checkpoint, options, o->err));
     FC_TRY(read_files(o));
     fc_name_table *names = fc_name_table_new(arena, o->total + 1);
     fc_tensor *all = fc_arena_calloc(arena, o->total + 1, sizeof *all);
@@ -114,11 +116,12 @@ fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_o
         return fc_no_memory(o.err, o.checkpoint->path);
     }
     fc_code rc;
+    FC_TRY_GOTO(fc_identities_add_header(checkpoint, path, options, err), rc, out);
     FC_TRY_GOTO(fc_st_index_read(checkpoint->arena, path, &o.files, err), rc, out);
     if (!options->follow_external) {
         FC_TRY_GOTO(fc_st_check_links(&o.files, err), rc, out);
     }
-    FC_TRY_GOTO(open_files(&o), rc, out);
+    FC_TRY_GOTO(open_files(&o, options), rc, out);
     checkpoint->nfiles++; /* the index */
 out:
     fc_st_files_free(&o.files);

@@ -2,6 +2,7 @@
  * Opens checkpoints with one file per rank: reads the files of a directory's sets one after the other and makes one
  * manifest. merge.c merges their values.
  */
+#include "checkpoint/identity.h"
 #include "engine/open_files.h"
 #include "fsdpckpt/try.h"
 #include "pt/merge.h"
@@ -161,6 +162,7 @@ static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_
     m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
     FC_TRY(name_files(m, set, files + first));
     m->checkpoint->nfiles += (size_t)set->ranks;
+    FC_TRY(fc_identities_take(m->checkpoint, options, m->err));
     FC_TRY(check_missing(m, set, first));
     FC_TRY(check_links(m, options, first, (size_t)set->ranks));
     set_reader r = {m, set, options, first, several};

@@ -4,6 +4,7 @@
 #include "safetensors/files.h"
 
 #include "base/grow.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header.h"
 
@@ -277,7 +278,16 @@ static bool has_shards(const listing *l) {
     return false;
 }
 
-static fc_code find_in_directory(fc_arena *arena, const listing *l, st_files *out, fc_error *err) {
+/* Reads the index, which describes the other files. */
+static fc_code read_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, st_files *out,
+                          fc_error *err) {
+    FC_TRY(fc_identities_add_header(checkpoint, path, options, err));
+    return fc_st_index_read(checkpoint->arena, path, out, err);
+}
+
+static fc_code find_in_directory(fc_checkpoint *checkpoint, const listing *l, const fc_open_options *options,
+                                 st_files *out, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
     if (l->index) {
         fc_file index;
         if (l->indexes > 1 && strcmp(l->index, ST_INDEX_NAME) != 0) {
@@ -288,7 +298,7 @@ static fc_code find_in_directory(fc_arena *arena, const listing *l, st_files *ou
         if (!fc_st_make_file(arena, out->directory, l->index, &index)) {
             return fc_no_memory(err, out->directory);
         }
-        return fc_st_index_read(arena, index.path, out, err);
+        return read_index(checkpoint, index.path, options, out, err);
     }
     if (l->count == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: the directory holds no safetensors files", out->directory);
@@ -335,25 +345,26 @@ void fc_st_files_free(st_files *files) {
     files->map = NULL;
 }
 
-static fc_code open_directory(fc_arena *arena, st_files *out, fc_error *err) {
+static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *options, st_files *out, fc_error *err) {
     listing l = {0};
     fc_code rc;
-    FC_TRY_GOTO(list(arena, out->directory, &l, err), rc, out);
-    FC_TRY_GOTO(find_in_directory(arena, &l, out, err), rc, out);
+    FC_TRY_GOTO(list(checkpoint->arena, out->directory, &l, err), rc, out);
+    FC_TRY_GOTO(find_in_directory(checkpoint, &l, options, out, err), rc, out);
 out:
     free(l.names);
     return rc;
 }
 
-fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_options *options, st_files *out,
-                         fc_error *err) {
+fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *options, st_files *out, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
+    const char *path = checkpoint->path;
     struct stat st;
     uint32_t shard, model, models;
     const char *name = fc_base_name(path);
     *out = (st_files){.kind = ST_ONE};
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         out->directory = path;
-        FC_TRY(open_directory(arena, out, err));
+        FC_TRY(open_directory(checkpoint, options, out, err));
         return options->follow_external ? FC_OK : fc_st_check_links(out, err);
     }
     if (parse_shard_name(name, &shard, &model, &models)) {
@@ -364,7 +375,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
         return fc_no_memory(err, path);
     }
     if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
-        FC_TRY(fc_st_index_read(arena, path, out, err));
+        FC_TRY(read_index(checkpoint, path, options, out, err));
         return options->follow_external ? FC_OK : fc_st_check_links(out, err);
     }
     fc_file *file = fc_arena_calloc(arena, 1, sizeof *file);

@@ -47,9 +47,8 @@ typedef struct st_files {
 /** Returns whether the input looks like safetensors. */
 bool fc_st_files_probe(const fc_probe *probe);
 
-/** Finds the files of the checkpoint at `path`. @param out freed with fc_st_files_free, also on failure. */
-fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_options *options, st_files *out,
-                         fc_error *err);
+/** Finds the files of the checkpoint at checkpoint->path. @param out freed with fc_st_files_free, also on failure. */
+fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *options, st_files *out, fc_error *err);
 void fc_st_files_free(st_files *files);
 
 /** Reads the index at `path`, whose files are in out->directory. (index.c) */

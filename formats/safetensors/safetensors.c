@@ -4,6 +4,7 @@
  */
 #include "safetensors/safetensors.h"
 
+#include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 #include "engine/open_files.h"
 #include "fsdpckpt/try.h"
@@ -252,6 +253,7 @@ static void close_header(void *slot) {
 static fc_code read_headers(st_reader *o, fc_error *err) {
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
+    FC_TRY(fc_identities_take(o->checkpoint, o->options, err));
     o->headers = calloc(o->files.nfiles, sizeof *o->headers);
     if (!o->headers) {
         return fc_no_memory(err, o->checkpoint->path);
@@ -287,8 +289,8 @@ static fc_code keep_states(const st_reader *o, fc_error *err) {
 }
 
 static fc_code read_checkpoint(st_reader *o, fc_error *err) {
-    const fc_checkpoint *checkpoint = o->checkpoint;
-    FC_TRY(fc_st_files_find(checkpoint->arena, checkpoint->path, o->options, &o->files, err));
+    fc_checkpoint *checkpoint = o->checkpoint;
+    FC_TRY(fc_st_files_find(checkpoint, o->options, &o->files, err));
     FC_TRY(read_headers(o, err));
     FC_TRY(set_mesh(o, err));
     FC_TRY(set_producer(o, err));

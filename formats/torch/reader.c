@@ -4,6 +4,7 @@
 #include "torch/torch_file.h"
 
 #include "base/file_name.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -124,7 +125,7 @@ out:
     return rc;
 }
 
-fc_code fc_torch_open_file(fc_checkpoint *checkpoint, fc_error *err) {
+fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     fc_tensor *tensors = NULL;
     if (!file) {
@@ -135,6 +136,7 @@ fc_code fc_torch_open_file(fc_checkpoint *checkpoint, fc_error *err) {
     checkpoint->nfiles = 1;
     checkpoint->producer = "torch.save";
     checkpoint->keeps_order = true;
+    FC_TRY(fc_identities_take(checkpoint, options, err));
     fc_code rc = fc_torch_read_file(checkpoint, checkpoint->path, 0, &tensors, &checkpoint->ntensors, err);
     checkpoint->tensors = tensors;
     return rc;

@@ -165,7 +165,7 @@ fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t
                            size_t *count, fc_error *err);
 
 /** Makes the manifest of the one file that checkpoint->path names. */
-fc_code fc_torch_open_file(fc_checkpoint *checkpoint, fc_error *err);
+fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
 /** @return whether the size of the tensor fits in 63 bits; then sums and products of its boxes do, too. */
 bool fc_torch_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape);

@@ -3,92 +3,177 @@
  */
 #include "checkpoint/identity.h"
 
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-struct fc_identity {
-    bool known; /* false: the file was missing */
+typedef struct identity {
+    const char *path; /* of the checkpoint's file; NULL: the file was missing */
     dev_t device;
     ino_t inode;
     off_t size;
     struct timespec modified, changed;
+} identity;
+
+/* A file that describes the others and is not among them, such as an index. */
+typedef struct header {
+    struct header *next;
+    identity file;
+} header;
+
+struct fc_identities {
+    header *headers;
+    size_t count;
+    identity items[];
 };
 
 static bool same_time(const struct timespec *a, const struct timespec *b) {
     return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
 }
 
-fc_code fc_identities_take(fc_checkpoint *checkpoint, fc_error *err) {
-    struct fc_identity *all = fc_arena_calloc(checkpoint->arena, checkpoint->nfiles + 1, sizeof *all);
+/* The identity of file `index`; NULL if it is unknown. */
+static const identity *known(const fc_checkpoint *checkpoint, size_t index) {
+    const struct fc_identities *all = checkpoint->identities;
+    const identity *was = all && index < all->count ? &all->items[index] : NULL;
+    return was && was->path && strcmp(was->path, checkpoint->files[index].path) == 0 ? was : NULL;
+}
+
+static identity take(const char *path) {
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return (identity){.path = NULL}; /* opening the file reports the error */
+    }
+    return (identity){path, st.st_dev, st.st_ino, st.st_size, st.st_mtim, st.st_ctim};
+}
+
+/* `checkpoint` keeps the identities of its headers. */
+static struct fc_identities *new_identities(const fc_checkpoint *checkpoint) {
+    const size_t count = checkpoint->nfiles; /* their list is in memory, so the size does not overflow */
+    struct fc_identities *all = fc_arena_alloc(checkpoint->arena, sizeof *all + count * sizeof *all->items);
+    if (all) {
+        memset(all, 0, sizeof *all + count * sizeof *all->items);
+        all->count = count;
+        all->headers = checkpoint->identities ? checkpoint->identities->headers : NULL;
+    }
+    return all;
+}
+
+fc_code fc_identities_add_header(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options,
+                                 fc_error *err) {
+    if (options->headers_only) {
+        return FC_OK;
+    }
+    header *h = fc_arena_alloc(checkpoint->arena, sizeof *h);
+    struct fc_identities *all = h ? new_identities(checkpoint) : NULL;
     if (!all) {
         return fc_no_memory(err, checkpoint->path);
     }
-    for (size_t i = 0; i < checkpoint->nfiles; i++) {
-        struct stat st;
-        if (stat(checkpoint->files[i].path, &st) == 0) {
-            all[i] = (struct fc_identity){true, st.st_dev, st.st_ino, st.st_size, st.st_mtim, st.st_ctim};
-        }
+    *h = (header){all->headers, take(path)};
+    all->headers = h;
+    for (size_t i = 0; i < all->count; i++) {
+        const identity *was = known(checkpoint, i);
+        all->items[i] = was ? *was : (identity){.path = NULL};
     }
     checkpoint->identities = all;
     return FC_OK;
 }
 
-fc_code fc_identities_join(fc_checkpoint *checkpoint, fc_checkpoint *const *sources, size_t count, fc_error *err) {
-    size_t total = 0, n = 0;
-    for (size_t i = 0; i < count; i++) {
-        total += sources[i]->nfiles;
+fc_code fc_identities_take(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    if (options->headers_only) {
+        return FC_OK;
     }
-    fc_file *files = fc_arena_calloc(checkpoint->arena, total + 1, sizeof *files);
-    struct fc_identity *all = fc_arena_calloc(checkpoint->arena, total + 1, sizeof *all);
-    if (!files || !all) {
+    struct fc_identities *all = new_identities(checkpoint);
+    if (!all) {
         return fc_no_memory(err, checkpoint->path);
     }
-    for (size_t i = 0; i < count; i++) {
-        for (size_t f = 0; f < sources[i]->nfiles; f++, n++) {
-            files[n] = sources[i]->files[f];
-            all[n] = sources[i]->identities ? sources[i]->identities[f] : (struct fc_identity){.known = false};
-        }
+    for (size_t i = 0; i < all->count; i++) {
+        const identity *was = known(checkpoint, i);
+        all->items[i] = was ? *was : take(checkpoint->files[i].path);
     }
-    checkpoint->files = files;
-    checkpoint->nfiles = total;
     checkpoint->identities = all;
     return FC_OK;
 }
 
-static fc_code compare(const fc_checkpoint *checkpoint, size_t index, const struct stat *st, fc_error *err) {
-    const struct fc_identity *was = &checkpoint->identities[index];
+static void join_headers(header **list, const struct fc_identities *part) {
+    while (*list) {
+        list = &(*list)->next;
+    }
+    *list = part ? part->headers : NULL;
+}
+
+fc_code fc_identities_gather(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_t nparts, fc_error *err) {
+    struct fc_identities *all = new_identities(checkpoint);
+    size_t n = 0;
+    if (!all) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    for (size_t p = 0; p < nparts; p++) {
+        for (size_t i = 0; i < parts[p].nfiles && n < all->count; i++) {
+            const identity *was = known(&parts[p], i);
+            all->items[n++] = was ? *was : (identity){.path = NULL};
+        }
+        join_headers(&all->headers, parts[p].identities);
+    }
+    checkpoint->identities = nparts > 0 && parts[0].identities ? all : NULL;
+    return FC_OK;
+}
+
+static fc_code compare(const identity *was, const struct stat *st, fc_error *err) {
     bool same = st->st_dev == was->device && st->st_ino == was->inode;
     if (same && st->st_size == was->size && same_time(&st->st_mtim, &was->modified) &&
         same_time(&st->st_ctim, &was->changed)) {
         return FC_OK;
     }
     return fc_fail(err, FC_ECORRUPT, "%s: %s while the checkpoint was read: start again when nothing writes to it",
-                   checkpoint->files[index].path, same ? "was changed" : "was replaced by another file");
+                   was->path, same ? "was changed" : "was replaced by another file");
 }
 
 fc_code fc_identity_check(const fc_checkpoint *checkpoint, size_t index, int fd, fc_error *err) {
     struct stat st;
-    if (!checkpoint->identities || !checkpoint->identities[index].known) {
+    const identity *was = known(checkpoint, index);
+    if (!was) {
         return FC_OK;
     }
-    return fstat(fd, &st) == 0 ? compare(checkpoint, index, &st, err)
-                               : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->files[index].path);
+    return fstat(fd, &st) == 0 ? compare(was, &st, err)
+                               : fc_fail_errno(err, errno, "%s: cannot be examined", was->path);
 }
 
-fc_code fc_identities_check(const fc_checkpoint *checkpoint, fc_error *err) {
-    for (size_t i = 0; checkpoint->identities && i < checkpoint->nfiles; i++) {
-        struct stat st;
-        if (!checkpoint->identities[i].known) {
-            continue;
-        }
-        if (stat(checkpoint->files[i].path, &st) != 0) {
-            return errno == ENOENT ? fc_fail(err, FC_ECORRUPT, "%s: was removed while the checkpoint was read",
-                                             checkpoint->files[i].path)
-                                   : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->files[i].path);
-        }
-        FC_TRY(compare(checkpoint, i, &st, err));
+fc_code fc_identity_open(const fc_checkpoint *checkpoint, size_t index, int *fd, fc_error *err) {
+    uint64_t size;
+    FC_TRY(fc_open_input(checkpoint->files[index].path, fd, &size, err));
+    fc_code rc = fc_identity_check(checkpoint, index, *fd, err);
+    if (rc != FC_OK) {
+        close(*fd);
+        *fd = -1;
+    }
+    return rc;
+}
+
+static fc_code compare_by_name(const identity *was, fc_error *err) {
+    struct stat st;
+    if (!was || !was->path) {
+        return FC_OK;
+    }
+    if (stat(was->path, &st) == 0) {
+        return compare(was, &st, err);
+    }
+    return errno == ENOENT || errno == ENOTDIR
+               ? fc_fail(err, FC_ECORRUPT,
+                         "%s: was removed while the checkpoint was read: start again when nothing writes to it",
+                         was->path)
+               : fc_fail_errno(err, errno, "%s: cannot be examined", was->path);
+}
+
+fc_code fc_checkpoint_unchanged(const fc_checkpoint *checkpoint, fc_error *err) {
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        FC_TRY(compare_by_name(known(checkpoint, i), err));
+    }
+    for (const header *h = checkpoint->identities ? checkpoint->identities->headers : NULL; h; h = h->next) {
+        FC_TRY(compare_by_name(&h->file, err));
     }
     return FC_OK;
 }

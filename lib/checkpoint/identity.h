@@ -1,6 +1,7 @@
 /*
  * Records which files a checkpoint was opened from. Data is read later, through names. If a file was replaced or
- * rewritten in the meantime, this would give values of another checkpoint under the names of this one.
+ * rewritten in the meantime, this would give values of another checkpoint under the names of this one. After the last
+ * byte, fc_checkpoint_unchanged (fsdpckpt/checkpoint.h) compares all files.
  */
 #ifndef FSDPCKPT_CHECKPOINT_IDENTITY_H
 #define FSDPCKPT_CHECKPOINT_IDENTITY_H
@@ -11,16 +12,24 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** Records device, inode, size and times of each file of the checkpoint. A missing file has none. */
-fc_code fc_identities_take(fc_checkpoint *checkpoint, fc_error *err);
+/**
+ * Records device, inode, size and times of each file of `checkpoint`; keeps those that it already has. A missing file
+ * has none. A format calls this when it knows its files, before it reads their headers. fc_checkpoint_open calls it for
+ * files that the format added later. Does nothing with options->headers_only, because nobody reads data then.
+ */
+fc_code fc_identities_take(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
-/** Makes the files of `checkpoint`, with their identities, those of all `sources`, one source after the other. */
-fc_code fc_identities_join(fc_checkpoint *checkpoint, fc_checkpoint *const *sources, size_t count, fc_error *err);
+/** Records `path`, a file that describes the others and is not among them. Call this before it is read. */
+fc_code fc_identities_add_header(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options,
+                                 fc_error *err);
+
+/** Gives `checkpoint`, whose files are those of all `parts` in order, the identities of the parts. */
+fc_code fc_identities_gather(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_t nparts, fc_error *err);
+
+/** Opens file `index` like fc_open_input and checks that it is still the same, unchanged. */
+fc_code fc_identity_open(const fc_checkpoint *checkpoint, size_t index, int *fd, fc_error *err);
 
 /** Checks that the open file `fd` is still file `index`, unchanged. @return FC_ECORRUPT if not. */
 fc_code fc_identity_check(const fc_checkpoint *checkpoint, size_t index, int fd, fc_error *err);
-
-/** Does the same for all files by name. Call it after the last byte was read. */
-fc_code fc_identities_check(const fc_checkpoint *checkpoint, fc_error *err);
 
 #endif

@@ -171,9 +171,7 @@ static fc_code new_checkpoint(const fc_format *format, const char *path, fc_chec
 static fc_code read_manifest(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, 0);
     FC_TRY(checkpoint->format->reader.open(checkpoint, options, err));
-    if (!options->headers_only) {
-        FC_TRY(fc_identities_take(checkpoint, err));
-    }
+    FC_TRY(fc_identities_take(checkpoint, options, err));
     return fc_seal_load(checkpoint, err);
 }
 

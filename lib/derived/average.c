@@ -4,7 +4,6 @@
  */
 #include "fsdpckpt/average.h"
 
-#include "checkpoint/identity.h"
 #include "derived/average.h"
 #include "engine/read_box.h"
 #include "engine/tuning.h"
@@ -182,7 +181,7 @@ static fc_code average_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
     for (size_t i = 0; i < a->count; i++) {
         const fc_checkpoint *source = a->sources[i];
         FC_TRY(source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
-                                                   : fc_identities_check(source, err));
+                                                   : fc_checkpoint_unchanged(source, err));
     }
     return FC_OK;
 }

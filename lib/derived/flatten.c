@@ -4,7 +4,6 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
-#include "checkpoint/identity.h"
 #include "derived/flatten_private.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
@@ -135,7 +134,7 @@ static fc_code flat_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm,
     const flattened *f = checkpoint->state;
     FC_TRY(fc_source_crc_join(f->crc, comm, err));
     FC_TRY(fc_source_crc_check(f->crc, comm, err));
-    return fc_identities_check(f->source, err);
+    return fc_checkpoint_unchanged(f->source, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {
@@ -413,6 +412,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
                             .arena = arena,
                             .files = source->files,
                             .nfiles = source->nfiles,
+                            .identities = source->identities,
                             .producer = source->producer,
                             .note = source->note,
                             .state = f};

@@ -416,6 +416,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
                             .arena = arena,
                             .files = source->files,
                             .nfiles = source->nfiles,
+                            .identities = source->identities,
                             .keeps_order = true,
                             .producer = source->producer,
                             .note = source->note,

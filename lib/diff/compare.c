@@ -268,7 +268,8 @@ static fc_code finish(comparison *c, fc_error *err) {
         compare_objects(c, &r->items[i]);
         count(r, &r->items[i]);
     }
-    return FC_OK;
+    FC_TRY(fc_checkpoint_unchanged(c->a, err));
+    return fc_checkpoint_unchanged(c->b, err);
 }
 
 fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,

@@ -5,7 +5,6 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
-#include "checkpoint/identity.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
@@ -223,7 +222,7 @@ static fc_code fill_staging(const fc_target *target, const char *staging, const 
     FC_TRY_GOTO(fc_ranks_share_path(options->comm, mine, &staging, arena, err), rc, out);
     FC_TRY_GOTO(write_all(target, staging, options, report, err), rc, out);
     rc = fc_is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                                         : fc_identities_check(target->source, err);
+                                         : fc_checkpoint_unchanged(target->source, err);
 out:
     fc_arena_free(arena);
     return rc;

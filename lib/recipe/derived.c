@@ -4,7 +4,6 @@
  */
 #include "recipe/derived.h"
 
-#include "checkpoint/identity.h"
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -156,7 +155,7 @@ static fc_code recipe_check_inputs(const fc_checkpoint *checkpoint, fc_comm *com
         FC_TRY(fc_source_crc_check(crc, comm, err));
     }
     return source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
-                                               : fc_identities_check(source, err);
+                                               : fc_checkpoint_unchanged(source, err);
 }
 
 static void recipe_close(fc_checkpoint *checkpoint) {

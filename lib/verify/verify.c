@@ -464,6 +464,7 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
     if (checkpoint->format->verifier.verify) {
         FC_TRY_GOTO(checkpoint->format->verifier.verify(checkpoint, &findings, out, err), rc, out);
     }
+    rc = fc_checkpoint_unchanged(checkpoint, err);
 out:
     out->defects = findings.count;
     pthread_mutex_destroy(&findings.lock);

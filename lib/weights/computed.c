@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "checkpoint/identity.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -188,7 +187,7 @@ static fc_code computed_check_inputs(const fc_checkpoint *checkpoint, fc_comm *c
     for (size_t i = 0; i < s->count; i++) {
         const fc_checkpoint *source = s->sources[i];
         FC_TRY(source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
-                                                   : fc_identities_check(source, err));
+                                                   : fc_checkpoint_unchanged(source, err));
     }
     return FC_OK;
 }
@@ -223,6 +222,28 @@ static void make_format(state *s) {
 
 /* ---- the manifest ---- */
 
+/* Lists the files of all sources: none of them may be the target. Chunks refer to those of the first source. */
+static fc_code list_files(fc_checkpoint *made, fc_error *err) {
+    const state *s = made->state;
+    size_t count = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        count += s->sources[i]->nfiles;
+    }
+    fc_file *files = fc_arena_calloc(made->arena, count + 1, sizeof *files);
+    if (!files) {
+        return fc_no_memory(err, made->path);
+    }
+    count = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        for (size_t f = 0; f < s->sources[i]->nfiles; f++) {
+            files[count++] = s->sources[i]->files[f];
+        }
+    }
+    made->files = files;
+    made->nfiles = count;
+    return FC_OK;
+}
+
 static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t count, size_t most, fc_error *err) {
     fc_arena *arena = made->arena;
     state *s = fc_arena_calloc(arena, 1, sizeof *s);
@@ -251,7 +272,7 @@ static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t c
     for (size_t i = 0; i < count; i++) {
         FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &s->crcs[i], err));
     }
-    return fc_identities_join(made, sources, count, err); /* none of these files may be the target */
+    return list_files(made, err);
 }
 
 fc_code fc_computed_new(fc_checkpoint *const *sources, size_t count, size_t most, fc_checkpoint **out, fc_error *err) {

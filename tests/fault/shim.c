@@ -6,6 +6,8 @@
  *   FAULT_AT=n                the number of the call, counted from 1
  *   FAULT_ERRNO=number        the error of the call
  *   FAULT_KILL=1              kills the process instead, as kill -9 does
+ *   FAULT_STOP=1              stops the process before the call instead, so that the driver can change its files, and
+ *                             lets the call through. A child is not stopped.
  *   FAULT_NO_EXCHANGE=1       renameat2 supports no flags, as on NFS
  *   FAULT_LOG=path            an existing file of 64 bytes that gets the name of the failed call. It is mapped at the
  *                             start, so that a child confined by seccomp can still write to it.
@@ -36,7 +38,8 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem, family_dir, kills, no_exchange;
+static bool family_mem, family_dir, kills, stops, no_exchange;
+static pid_t first_process;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
@@ -101,6 +104,8 @@ __attribute__((constructor)) static void start(void) {
     fault_errno = number ? atoi(number) : EIO;
     family_dir = family && strcmp(family, "dir") == 0;
     kills = getenv("FAULT_KILL") != NULL;
+    stops = getenv("FAULT_STOP") != NULL;
+    first_process = getpid();
     no_exchange = getenv("FAULT_NO_EXCHANGE") != NULL;
     const char *path = getenv("FAULT_LOG");
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
@@ -117,11 +122,18 @@ static bool fails(bool mem, const char *name) {
     if (fault_at == 0 || mem != family_mem || atomic_fetch_add(&calls, 1) + 1 != fault_at) {
         return false;
     }
+    if (stops && getpid() != first_process) {
+        return false;
+    }
     if (fault_log) {
         strncpy(fault_log, name, LOG_SIZE - 1);
     }
     if (kills) {
         raise(SIGKILL);
+    }
+    if (stops) {
+        raise(SIGSTOP);
+        return false;
     }
     errno = mem ? ENOMEM : fault_errno;
     return true;

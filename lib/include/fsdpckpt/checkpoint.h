@@ -107,8 +107,8 @@ typedef struct fc_checkpoint {
     const char *risk; /**< one line for people about code that PyTorch would run when it loads one of the files; objects
                          have their own (fc_checkpoint_object_verdict). NULL: none */
     const struct fc_seal *seal; /**< its seal; NULL if there is none */
-    /** The identity of each of `files` when the checkpoint was opened (lib/checkpoint/identity.h). NULL: unknown. */
-    const struct fc_identity *identities;
+    /** The identities of `files` before their headers were read (lib/checkpoint/identity.h). NULL: unknown. */
+    const struct fc_identities *identities;
     void *state; /**< private to the format, whose `close` frees it */
 } fc_checkpoint;
 
@@ -161,6 +161,13 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
  *                  unless it is one file of several.
  */
 fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err);
+
+/**
+ * Checks by name that no file of the checkpoint has changed since it was opened. Call it after the last byte was read:
+ * what was read before a change and after it does not belong together. fc_convert, fc_compare_paths and fc_verify do.
+ * @return FC_ECORRUPT with the name of a file that was changed, replaced or removed.
+ */
+fc_code fc_checkpoint_unchanged(const fc_checkpoint *checkpoint, fc_error *err);
 
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
