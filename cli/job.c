@@ -360,10 +360,13 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     return rc;
 }
 
+/* Replaces the source by what the command, or else --recipe, and --quantize make of it. */
 static fc_code change_source(job *j, fc_error *err) {
     const job_steps *s = j->steps;
-    return s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err);
+    FC_TRY(s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err));
+    return weights_quantize(j->o, &j->source, err);
 }
+
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     FC_TRY(source_open(call, call->options->operands[0], false, out, err));
