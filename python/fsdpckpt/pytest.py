@@ -68,7 +68,10 @@ def _schema(reference: Mapping[str, Any] | HasStateDict, path: str) -> str:
     return path
 
 
-@pytest.fixture
-def assert_checkpoint_compatible() -> AssertCompatible:
-    """The function `assert_compatible(checkpoint, reference, **options)`."""
+def _assert_checkpoint_compatible() -> AssertCompatible:
+    """The function `assert_compatible(checkpoint, reference, **options)` of fsdpckpt.pytest."""
     return assert_compatible
+
+
+# Not as a decorator, which mypy calls untyped where pytest is not installed.
+assert_checkpoint_compatible = pytest.fixture(_assert_checkpoint_compatible, name="assert_checkpoint_compatible")
