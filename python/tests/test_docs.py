@@ -28,12 +28,12 @@ class Examples(unittest.TestCase):
     def test_docstrings(self):
         tried = 0
         for info in pkgutil.iter_modules(fsdpckpt.__path__):
-            if info.name in ("__main__", "torch"):  # runs the command; has tests of its own
+            if info.name == "__main__":  # runs the command
                 continue
             try:
                 module = importlib.import_module(f"fsdpckpt.{info.name}")
-            except ModuleNotFoundError as error:
-                self.assertEqual(error.name, info.name)  # such as pytest
+            except ImportError:
+                self.assertIn(info.name, ("pytest", "torch"))
                 continue
             names = {**vars(module), **scene()}
             result = doctest.testmod(module, globs=names)
