@@ -9,6 +9,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -32,10 +33,25 @@ static void fact(text_out *out, const char *name, const char *value) {
     text_puts(out, "</dd></div>");
 }
 
+/* Writes "3 NaN, 1 infinite" into `buf`. @return false if all values are finite. */
+static bool count_bad(const inspection *in, char *buf, size_t size) {
+    uint64_t nans = 0, infinities = 0;
+    char a[TEXT_SIZE_MAX], b[TEXT_SIZE_MAX];
+    for (size_t i = 0; i < in->nitems; i++) {
+        const fc_stats *s = inspect_stats_of(in, in->items[i]);
+        nans = inspect_add(nans, s ? s->nans : 0);
+        infinities = inspect_add(infinities, s ? s->infinities : 0);
+    }
+    snprintf(buf, size, "%s%s%s%s%s", nans > 0 ? text_count(a, nans) : "", nans > 0 ? " NaN" : "",
+             nans > 0 && infinities > 0 ? ", " : "", infinities > 0 ? text_count(b, infinities) : "",
+             infinities > 0 ? " infinite" : "");
+    return nans > 0 || infinities > 0;
+}
+
 static void write_facts(inspection *in) {
     const fc_checkpoint *c = in->checkpoint;
     text_out *out = in->out;
-    char text[TEXT_SIZE_MAX];
+    char text[3 * TEXT_SIZE_MAX];
     const char *name = strrchr(c->path, '/');
     text_puts(out, "<header><h1>");
     text_html(out, name && name[1] ? name + 1 : c->path);
@@ -62,6 +78,9 @@ static void write_facts(inspection *in) {
     fact(out, "Files", text_count(text, c->nfiles));
     if (!in->headers_only) {
         fact(out, "On disk", text_bytes(text, in->sum.file_bytes));
+    }
+    if (in->stats) {
+        fact(out, "Values", count_bad(in, text, sizeof text) ? text : "all finite");
     }
     text_puts(out, "</dl>");
     if (in->nitems < c->ntensors) {
@@ -161,13 +180,14 @@ static void write_ranks(inspection *in, const inspect_loads *loads) {
 
 static fc_code write_tensors(inspection *in, fc_error *err) {
     text_out *out = in->out;
-    text_puts(
+    text_printf(
         out,
         "<h2 id=\"tensors\">Tensors</h2>\n<div class=\"tools live\" hidden role=\"search\">"
         "<input id=\"search\" type=\"search\" placeholder=\"Search: layers.17, q_proj, bfloat16, 4096x\" "
         "aria-label=\"Search names, types and shapes\">"
         "<button id=\"open\" type=\"button\">Open all</button><button id=\"close\" type=\"button\">Close all</button>"
-        "<span id=\"found\" role=\"status\" class=\"sub\"></span></div>\n<div id=\"tree\" class=\"tree\">\n");
+        "<span id=\"found\" role=\"status\" class=\"sub\"></span></div>\n<div id=\"tree\" class=\"tree%s\">\n",
+        in->stats ? " stats" : "");
     fc_code rc = inspect_html_tree(in, err);
     text_puts(out, "</div>\n");
     return rc;

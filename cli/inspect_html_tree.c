@@ -54,28 +54,31 @@ static void leave(void *context, const tree_node *node) {
 
 static void write_term(text_out *out, const char *term, const char *text) {
     if (text && text[0]) {
-        text_printf(out, "<dt>%s</dt><dd>", term);
+        text_printf(out, "%s: ", term);
         text_html(out, text);
-        text_puts(out, "</dd>");
+        text_puts(out, "\n");
     }
 }
 
-/* Writes the details below an open line. */
+/*
+ * Writes the details below an open line, one per line of text: a page may have 10,000 of them, and a browser needs long
+ * for as many lists. The script makes a list of them when the line is opened.
+ */
 static void write_detail(inspection *in, const inspect_line *line) {
     text_out *out = in->out;
     char each[TEXT_SIZE_MAX], all[TEXT_SIZE_MAX], elements[TEXT_SIZE_MAX];
-    text_puts(out, "<div class=\"detail\"><dl><dt>Name</dt><dd class=\"name\">");
-    text_html(out, line->name);
-    text_puts(out, "</dd>");
+    text_puts(out, "<div class=\"detail\"><p>");
     write_term(out, "Chunks", line->kind->sharding);
     write_term(out, "Placements", line->kind->placements);
     write_term(out, "Same as", line->kind->same_as);
-    text_printf(out, "<dt>Size</dt><dd>%s elements, %s", text_params(elements, inspect_elements(line->first)),
+    text_printf(out, "Size: %s elements, %s", text_params(elements, inspect_elements(line->first)),
                 text_bytes(each, inspect_bytes(line->first)));
     if (line->folded > 1) {
         text_printf(out, " each; %s in all", text_bytes(all, line->bytes));
     }
-    text_puts(out, "</dd></dl><div class=\"picture scroll\"></div></div>");
+    text_puts(out, "</p>");
+    html_stats_terms(in, line);
+    text_puts(out, "</div>");
 }
 
 static fc_code leaf(void *context, const tree_node *node, fc_error *err) {
@@ -84,18 +87,20 @@ static fc_code leaf(void *context, const tree_node *node, fc_error *err) {
     text_out *out = in->out;
     const inspect_line *line = node->line;
     char text[128], size[TEXT_SIZE_MAX];
-    text_printf(out, "<details class=\"leaf\" data-k=\"%zu\" data-name=\"", (size_t)(line->kind - in->kinds));
+    text_printf(out, "<details class=\"leaf\" data-k=\"%zu\" data-s=\"%zu\" data-name=\"",
+                (size_t)(line->kind - in->kinds), (size_t)(line - in->lines));
     text_html(out, line->name);
     text_printf(out, "\"><summary style=\"--w:%.1f\"><span class=\"name\">", share(in, line->bytes));
     write_label(out, node);
-    text_puts(out, "</span><span class=\"meta cnt num\">");
+    text_puts(out, "</span>");
     if (line->folded > 1) {
-        text_printf(out, "%zu ×", line->folded);
+        text_printf(out, "<span class=\"meta cnt num\">%zu ×</span>", line->folded);
     }
-    text_printf(out, "</span><span class=\"meta\">%s</span><span class=\"meta\">%s</span><span class=\"num\">%s</span>",
+    text_printf(out, "<span class=\"meta dt\">%s</span><span class=\"meta sh\">%s",
                 fc_dtype_get(line->first->dtype)->torch_name,
-                text_shape(text, sizeof text, line->first->ndim, line->first->shape), text_bytes(size, line->bytes));
-    text_puts(out, "</summary>");
+                text_shape(text, sizeof text, line->first->ndim, line->first->shape));
+    html_stats_badge(in, line);
+    text_printf(out, "</span><span class=\"num\">%s</span></summary>", text_bytes(size, line->bytes));
     write_detail(in, line);
     text_puts(out, "</details>\n");
     return FC_OK;
@@ -240,6 +245,7 @@ fc_code inspect_html_data(inspection *in, const inspect_loads *loads, fc_error *
     text_puts(out, "]");
     write_runs(out, "stored", loads->stored, loads->ranks);
     write_runs(out, "held", loads->held, loads->ranks);
+    html_stats_data(in);
     text_puts(out, ",\"kinds\":[");
     for (size_t i = 0; i < in->nkinds && rc == FC_OK && out->error == 0; i++) {
         text_puts(out, i ? ",\n" : "");

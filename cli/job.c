@@ -82,13 +82,15 @@ static fc_code choose_dtypes(job *j, fc_error *err) {
     s->cast = option_given(j->o, OPT_DTYPE);
     s->dtype = j->o->dtype;
     fc_dtype_rule *rules = fc_arena_calloc(j->arena, list->count + 1, sizeof *rules);
-    fc_code rc = rules ? FC_OK : fc_no_memory(err, NULL);
-    for (size_t i = 0; rc == FC_OK && i < list->count; i++) {
-        rc = parse_dtype_rule(list->items[i], j->arena, &rules[i], err);
+    if (!rules) {
+        return fc_no_memory(err, NULL);
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        FC_TRY(parse_dtype_rule(list->items[i], j->arena, &rules[i], err));
     }
     s->dtype_rules = rules;
     s->ndtype_rules = list->count;
-    return rc;
+    return FC_OK;
 }
 
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
@@ -330,13 +332,15 @@ static fc_code warn_uneven(const job *j, fc_error *err) {
                             .only_mesh = true};
     fc_report report;
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL);
-    for (size_t i = 0; rc == FC_OK && i < report.count; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL), rc, out);
+    for (size_t i = 0; i < report.count; i++) {
         fc_finding_kind kind = report.findings[i].kind;
         if (kind == FC_FOUND_TP_UNEVEN || kind == FC_FOUND_TP_EMPTY_SHARDS) {
             text_report("warning: %s", report.findings[i].message);
         }
     }
+out:
     fc_arena_free(arena);
     return rc;
 }

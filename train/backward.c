@@ -28,7 +28,7 @@ static fc_code unshard_for_backward(fc_fsdp_unit *unit, fc_error *err) {
     return fc_fsdp_wait_unsharded(unit, err);
 }
 
-fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err) {
+static fc_code pre_backward(fc_fsdp_unit *unit, fc_error *err) {
     if (unit->handles && unit->ran_pre_backward) {
         return FC_OK;
     }
@@ -48,6 +48,10 @@ fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err) {
 out:
     unit->ran_pre_backward = true;
     return rc;
+}
+
+fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err) {
+    return fc_fsdp_note(unit->fsdp, pre_backward(unit, err));
 }
 
 static fc_code check_post_backward(const fc_fsdp_handle *h, fc_error *err) {
@@ -73,7 +77,7 @@ static fc_code reshard_in_backward(fc_fsdp_handle *h, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_fsdp_post_backward(fc_fsdp_handle *h, fc_error *err) {
+static fc_code post_backward(fc_fsdp_handle *h, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     FC_TRY(check_post_backward(h, err));
     h->state = FC_HANDLE_BACKWARD_POST;
@@ -95,6 +99,10 @@ out:
     return rc == FC_OK ? FC_OK : fc_context(err, rc, "unit '%s': post-backward", h->unit->name);
 }
 
+fc_code fc_fsdp_post_backward(fc_fsdp_handle *h, fc_error *err) {
+    return fc_fsdp_note(h->unit->fsdp, post_backward(h, err));
+}
+
 static fc_code wait_for_reductions(fc_fsdp *fsdp, fc_error *err) {
     FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_COMPUTE, FC_STREAM_POST_BACKWARD, err));
     if (fsdp->replicate) {
@@ -102,7 +110,7 @@ static fc_code wait_for_reductions(fc_fsdp *fsdp, fc_error *err) {
     }
     for (const fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
         if (u->options.offload_params) { /* the host is about to read the gradients */
-            return fsdp->device->synchronize(fsdp->device, fsdp->streams[FC_STREAM_COMPUTE], err);
+            return fc_comm_wait(fsdp->shard, fsdp->streams[FC_STREAM_COMPUTE], err);
         }
     }
     return FC_OK;
@@ -134,7 +142,7 @@ out:
     return rc;
 }
 
-fc_code fc_fsdp_post_backward_final(fc_fsdp *fsdp, fc_error *err) {
+static fc_code post_backward_final(fc_fsdp *fsdp, fc_error *err) {
     if (!fsdp->callback_queued) {
         return fc_fail(err, FC_EUSAGE, "the backward ends before the pre-backward of the root unit");
     }
@@ -145,4 +153,8 @@ fc_code fc_fsdp_post_backward_final(fc_fsdp *fsdp, fc_error *err) {
     }
     fsdp->callback_queued = false;
     return rc;
+}
+
+fc_code fc_fsdp_post_backward_final(fc_fsdp *fsdp, fc_error *err) {
+    return fc_fsdp_note(fsdp, post_backward_final(fsdp, err));
 }

@@ -40,7 +40,7 @@ static fc_code cast_inputs(const fc_fsdp_unit *unit, fc_array *inputs, size_t co
     return FC_OK;
 }
 
-fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err) {
+static fc_code root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err) {
     if (!fsdp->units) {
         return fc_fail(err, FC_EUSAGE, "the FSDP instance has no units: add the root first");
     }
@@ -54,6 +54,10 @@ fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs
         FC_TRY(cast_inputs(fsdp->units, inputs, ninputs, err));
     }
     return FC_OK;
+}
+
+fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err) {
+    return fc_fsdp_note(fsdp, root_pre_forward(fsdp, inputs, ninputs, err));
 }
 
 /* Several forwards register once: the sum of their gradients is reduced once. */
@@ -81,7 +85,7 @@ static bool is_recomputed(const fc_fsdp_unit *unit) {
     return unit->handles && unit->handles->state == FC_HANDLE_BACKWARD_PRE;
 }
 
-fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err) {
+static fc_code pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err) {
     if (is_recomputed(unit)) {
         return FC_OK;
     }
@@ -95,7 +99,11 @@ fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs,
     return unit->options.cast_forward_inputs ? cast_inputs(unit, inputs, ninputs, err) : FC_OK;
 }
 
-fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err) {
+fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err) {
+    return fc_fsdp_note(unit->fsdp, pre_forward(unit, training, inputs, ninputs, err));
+}
+
+static fc_code post_forward(fc_fsdp_unit *unit, fc_error *err) {
     fc_fsdp *fsdp = unit->fsdp;
     fc_code rc = FC_OK;
     if (is_recomputed(unit)) {
@@ -119,4 +127,8 @@ fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err) {
     }
     unit->state = FC_STATE_IDLE;
     return rc;
+}
+
+fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err) {
+    return fc_fsdp_note(unit->fsdp, post_forward(unit, err));
 }

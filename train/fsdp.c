@@ -148,14 +148,37 @@ static void free_handle(fc_fsdp_handle *h) {
     }
 }
 
+fc_code fc_fsdp_note(fc_fsdp *fsdp, fc_code rc) {
+    fsdp->failed = fsdp->failed || (rc != FC_OK && rc != FC_EUSAGE);
+    return rc;
+}
+
+/* Waits for all streams. If that is hopeless, because this rank has failed or another one, ends their work: a
+ * collective on one of them would never end, nor would the release of memory, which waits for the device. */
+static void end_work(fc_fsdp *fsdp) {
+    fc_device *device = fsdp->device;
+    bool hopeless = fsdp->failed;
+    for (int s = 0; s < FC_STREAM_COUNT && !hopeless; s++) {
+        hopeless = fc_comm_wait(fsdp->shard, fsdp->streams[s], NULL) != FC_OK;
+    }
+    if (!hopeless) {
+        return;
+    }
+    fc_comm_abort(fsdp->shard);
+    if (fsdp->replicate) {
+        fc_comm_abort(fsdp->replicate);
+    }
+    for (int s = 0; s < FC_STREAM_COUNT; s++) {
+        device->synchronize(device, fsdp->streams[s], NULL);
+    }
+}
+
 void fc_fsdp_free(fc_fsdp *fsdp) {
     if (!fsdp) {
         return;
     }
     fc_device *device = fsdp->device;
-    for (int s = 0; s < FC_STREAM_COUNT; s++) {
-        device->synchronize(device, fsdp->streams[s], NULL);
-    }
+    end_work(fsdp);
     for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
         for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
             free_handle(h);

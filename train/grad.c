@@ -26,7 +26,7 @@ static fc_code take_fresh(fc_fsdp_handle *h, fc_error *err) {
     return fsdp->device->zero(fsdp->device, h->fresh->memory, bytes, compute, err);
 }
 
-fc_code fc_fsdp_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {
+static fc_code unsharded_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {
     if (h->state != FC_HANDLE_BACKWARD_PRE && h->state != FC_HANDLE_BACKWARD_POST) {
         return fc_fail(err, FC_EUSAGE,
                        "unit '%s': a gradient can only be written after pre-backward, but the state is %s",
@@ -41,6 +41,10 @@ fc_code fc_fsdp_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *e
     }
     fc_array flat = fc_fsdp_over(h->unit->fsdp, h->fresh, h->compute_dtype, h->layout.numel);
     return fc_flat_view(&h->layout, &flat, param, out, err);
+}
+
+fc_code fc_fsdp_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {
+    return fc_fsdp_note(h->unit->fsdp, unsharded_grad(h, param, out, err));
 }
 
 /* _check_grad_to_accumulate: the caller may have changed the gradient, and an offloaded one is on the host. */
@@ -214,7 +218,7 @@ fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle) {
     return handle->has_sharded_grad ? &handle->sharded_grad : NULL;
 }
 
-fc_code fc_fsdp_zero_grad(fc_fsdp *fsdp, fc_error *err) {
+static fc_code zero_grad(fc_fsdp *fsdp, fc_error *err) {
     for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
         for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
             h->has_sharded_grad = h->has_saved = false;
@@ -222,4 +226,8 @@ fc_code fc_fsdp_zero_grad(fc_fsdp *fsdp, fc_error *err) {
         }
     }
     return FC_OK;
+}
+
+fc_code fc_fsdp_zero_grad(fc_fsdp *fsdp, fc_error *err) {
+    return fc_fsdp_note(fsdp, zero_grad(fsdp, err));
 }

@@ -153,7 +153,7 @@ static fc_code gather_dim(tensor_state *w, int m, fc_error *err) {
     FC_TRY_GOTO(fc_array_new(device, w->local.dtype, w->ndim, g.whole_sizes, &whole, err), rc, out);
     FC_TRY_GOTO(group->all_gather_v(group, send.data, packed.data, g.counts, g.displs, w->stream, err), rc, out);
     FC_TRY_GOTO(unpack(w, w->mesh->mesh.sizes[m], &g, packed.data, &whole, err), rc, out);
-    FC_TRY_GOTO(device->synchronize(device, w->stream, err), rc, out); /* the buffers are freed below */
+    FC_TRY_GOTO(fc_comm_wait(group, w->stream, err), rc, out); /* the buffers are freed below */
     w->placements[m] = (fc_placement){FC_REPLICATE, 0, 0};
     replace_local(w, &whole);
     whole = (fc_array){0};
@@ -207,8 +207,9 @@ static fc_code agree_on_shape(const tensor_state *w, int m, fc_error *err) {
     FC_TRY_GOTO(host ? FC_OK : fc_no_memory(err, "comparing shapes"), rc, out);
     FC_TRY_GOTO(device->copy(device, mine.data, w->shape, bytes, w->stream, err), rc, out);
     FC_TRY_GOTO(group->all_gather(group, mine.data, all.data, bytes, w->stream, err), rc, out);
+    FC_TRY_GOTO(fc_comm_wait(group, w->stream, err), rc, out);
     FC_TRY_GOTO(device->copy(device, host, all.data, all_bytes, w->stream, err), rc, out);
-    FC_TRY_GOTO(device->synchronize(device, w->stream, err), rc, out);
+    FC_TRY_GOTO(fc_comm_wait(group, w->stream, err), rc, out);
     for (int r = 0; rc == FC_OK && r < group->size; r++) {
         if (memcmp(host + (size_t)r * (size_t)w->ndim, host, bytes) != 0) {
             rc = fc_fail(err, FC_ECORRUPT,

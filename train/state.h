@@ -77,6 +77,7 @@ struct fc_fsdp {
     fc_fsdp_unit *units, **last_unit;
     int64_t nunits;
     bool sync_gradients, grad_enabled;
+    bool failed;          /* whether a call has failed halfway, so that other ranks may wait for this one */
     bool callback_queued; /* whether a backward has begun and not ended */
     bool has_hook;
     fc_comm_hook hook;
@@ -101,7 +102,10 @@ static inline int64_t fc_fsdp_padded(const fc_fsdp_handle *h) {
     return h->layout.shard_numel * h->layout.world_size;
 }
 
-/* fsdp.c: calls options.trace if it is set */
+/* fsdp.c: remembers a failure for fc_fsdp_free. Every public function that gives work to streams returns through it.
+ * @return `rc`. */
+fc_code fc_fsdp_note(fc_fsdp *fsdp, fc_code rc);
+/* Calls options.trace if it is set. */
 void fc_fsdp_trace(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream);
 /* Makes `stream` wait for the work that `other` has so far (wait_stream). */
 fc_code fc_fsdp_wait(fc_fsdp *fsdp, fc_fsdp_stream stream, fc_fsdp_stream other, fc_error *err);

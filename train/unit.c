@@ -147,8 +147,8 @@ static fc_code lay_out(fc_fsdp_handle *h, const fc_fsdp_param_init *params, size
                               fsdp->arena, &h->layout, err);
 }
 
-fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
-                           fc_error *err) {
+static fc_code add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
+                          fc_error *err) {
     fc_arena *arena = unit->fsdp->arena;
     fc_fsdp_handle *h = fc_arena_calloc(arena, 1, sizeof *h);
     fc_flat_desc *descs = fc_arena_calloc(arena, count, sizeof *descs);
@@ -172,6 +172,11 @@ fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params,
     FC_TRY(new_gradients(h, err));
     *out = h;
     return FC_OK;
+}
+
+fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
+                           fc_error *err) {
+    return fc_fsdp_note(unit->fsdp, add_handle(unit, params, count, out, err));
 }
 
 const fc_flat_layout *fc_fsdp_layout(const fc_fsdp_handle *handle) {

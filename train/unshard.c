@@ -139,7 +139,7 @@ static fc_code unsharded_array(fc_fsdp_handle *h, fc_array *out, fc_error *err) 
     return FC_OK;
 }
 
-fc_code fc_fsdp_param(fc_fsdp_handle *h, size_t param, fc_fsdp_tensor *out, fc_error *err) {
+static fc_code unsharded_param(fc_fsdp_handle *h, size_t param, fc_fsdp_tensor *out, fc_error *err) {
     fc_array flat, view;
     fc_dtensor_extensions extensions = {.compute_stream = h->unit->fsdp->streams[FC_STREAM_COMPUTE],
                                         .has_compute_stream = true};
@@ -151,7 +151,11 @@ fc_code fc_fsdp_param(fc_fsdp_handle *h, size_t param, fc_fsdp_tensor *out, fc_e
     return fc_post_unflatten_transform(&extensions, &view, &h->extensions[param], h->unsharded, out, err);
 }
 
-fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
+fc_code fc_fsdp_param(fc_fsdp_handle *h, size_t param, fc_fsdp_tensor *out, fc_error *err) {
+    return fc_fsdp_note(h->unit->fsdp, unsharded_param(h, param, out, err));
+}
+
+static fc_code summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *stream = fsdp->streams[FC_STREAM_COMPUTE];
     fc_array full = {0}, shard = {0};
@@ -169,7 +173,7 @@ fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *e
     } else {
         FC_TRY_GOTO(fc_array_copy(&full, &shard, stream, err), rc, out);
     }
-    FC_TRY_GOTO(fsdp->device->synchronize(fsdp->device, stream, err), rc, out);
+    FC_TRY_GOTO(fc_comm_wait(fsdp->shard, stream, err), rc, out);
     *out = full;
     out->sizes[0] = h->layout.numel;
     full = (fc_array){0};
@@ -179,4 +183,8 @@ out:
     h->unit->state = FC_STATE_IDLE;
     h->state = FC_HANDLE_IDLE;
     return rc;
+}
+
+fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
+    return fc_fsdp_note(h->unit->fsdp, summon_full_params(h, out, err));
 }

@@ -63,15 +63,42 @@
     return at;
   };
 
-  // Draws one tensor: the two dimensions that are cut, or the first two. To scale, but each cell has room for its ranks.
-  const picture = (k) => {
-    const cut = k.a.map((axis, d) => [Array.isArray(axis) ? axis.length : axis.n, d]).filter(([n]) => n > 1).map(([, d]) => d);
-    if (cut.length > 2 || k.s.length === 0) return null;
-    const dims = [...cut, ...k.s.map((_, d) => d).filter((d) => !cut.includes(d))].slice(0, 2).sort((a, b) => a - b);
-    const [row, column] = dims.length > 1 ? dims : [dims[0], -1];
+  const count = (axis) => Array.isArray(axis) ? axis.length : axis.n;
+
+  // Draws one tensor. If more than two dimensions are sharded, there is a picture for each part of the others.
+  const pictures = (k) => {
+    if (k.s.length === 0) return [];
+    const cut = k.a.map((axis, d) => [count(axis), d]).filter(([n]) => n > 1).map(([, d]) => d);
+    const outer = cut.slice(0, -2), inner = cut.slice(-2);
+    const dims = [...inner, ...k.s.map((_, d) => d).filter((d) => !cut.includes(d))].slice(0, 2).sort((a, b) => a - b);
+    let parts = [[]];
+    for (const d of outer) parts = parts.flatMap((at) => Array.from({ length: count(k.a[d]) }, (_, i) => [...at, [d, i]]));
+    const shown = parts.slice(0, 16).map((at) => {
+      const svg = picture(k, dims.length > 1 ? dims : [dims[0], -1], at);
+      if (at.length === 0) return svg;
+      const figure = make("figure"), of = at.map(([d, i]) => {
+        const bounds = offsets(k.a[d], k.s[d]);
+        return "dim " + d + ": " + bounds[i] + ":" + bounds[i + 1];
+      });
+      figure.append(make("figcaption", {}, of.join(", ")), svg);
+      return figure;
+    });
+    if (parts.length > 16) shown.push(make("p", { class: "note" }, "… and " + (parts.length - 16) + " more"));
+    return shown;
+  };
+
+  // Draws dimension `row` downwards and `column` (-1: none) to the right, at one place in the dimensions of `at`. To scale, but
+  // each cell has room for its ranks.
+  const picture = (k, [row, column], at) => {
+    const fixed = new Map(at), shape = k.a.map(count);
+    const cellOf = (r, c) => shape.reduce((cell, n, d) => cell * n + (d === row ? r : d === column ? c : fixed.get(d) || 0), 0);
     const ys = offsets(k.a[row], k.s[row]), xs = column < 0 ? [0, 1] : offsets(k.a[column], k.s[column]);
     const most = Math.max(ys[ys.length - 1], xs[xs.length - 1]), cells = (xs.length - 1) * (ys.length - 1);
-    const texts = Array.from({ length: Math.min(cells, 64) }, (_, i) => label(holders(k, i), i).length * 6.7 + 14);
+    const across = xs.length - 1;
+    const texts = Array.from({ length: Math.min(cells, 64) }, (_, i) => {
+      const cell = cellOf(Math.floor(i / across), i % across);
+      return label(holders(k, cell), cell).length * 6.7 + 14;
+    });
     const side = (cuts, each, limit) =>
       Math.max(240 * cuts[cuts.length - 1] / most, Math.min((cuts.length - 1) * each, limit), each);
     const high = side(ys, 22, 480), wide = side(xs, Math.max(...texts, 60), 720);
@@ -84,13 +111,16 @@
     const said = [];
     for (let r = 0; r + 1 < ys.length; r++) {
       for (let c = 0; c + 1 < xs.length; c++) {
-        const cell = r * (xs.length - 1) + c, who = holders(k, cell), text = label(who, cell);
+        const cell = cellOf(r, c), who = holders(k, cell), text = label(who, cell);
         const w = x(xs[c + 1]) - x(xs[c]), h = y(ys[r + 1]) - y(ys[r]);
         const g = draw(svg, "g", chosen !== null && who && !who.includes(chosen) ? { class: "dim" } : {});
         const rect = draw(g, "rect", { x: x(xs[c]), y: y(ys[r]), width: w, height: h });
         if (w < 4 || h < 4) rect.style.stroke = "none";
         rect.style.fill = `hsl(${hue(who ? who[0] : cell)} 55% var(--light))`;
-        const range = k.s.map((n, d) => d === row ? ys[r] + ":" + ys[r + 1] : d === column ? xs[c] + ":" + xs[c + 1] : "0:" + n);
+        const range = k.s.map((n, d) => {
+          const bounds = fixed.has(d) ? offsets(k.a[d], n) : null, i = fixed.get(d);
+          return d === row ? ys[r] + ":" + ys[r + 1] : d === column ? xs[c] + ":" + xs[c + 1] : bounds ? bounds[i] + ":" + bounds[i + 1] : "0:" + n;
+        });
         draw(g, "title", {}, text + ": [" + range.join(", ") + "]");
         const short = who === null ? String(cell) : shorten(who);
         const fit = [text, short].find((t) => t.length * 6.7 + 6 < w);
@@ -123,12 +153,120 @@
     return table;
   };
 
+  // Makes a list of the lines "term: text" of a paragraph.
+  const listOf = (p) => {
+    const list = make("dl", { class: p.className });
+    for (const line of p.textContent.split("\n").filter(Boolean)) {
+      const at = line.indexOf(": "), row = make("div");
+      row.append(make("dt", {}, line.slice(0, at)), make("dd", {}, line.slice(at + 2)));
+      list.append(row);
+    }
+    p.replaceWith(list);
+    return list;
+  };
+  // Completes the details of a line when it is opened for the first time.
+  const complete = (leaf) => {
+    const detail = leaf.querySelector(".detail");
+    if (leaf.querySelector(".picture")) return;
+    const [first] = [...detail.querySelectorAll("p")].map(listOf), row = make("div");
+    row.append(make("dt", {}, "Name"), make("dd", { class: "name" }, leaf.dataset.name));
+    first.prepend(row);
+    detail.append(make("div", { class: "values" }), make("div", { class: "picture scroll" }));
+    detail.setAttribute("role", "group");
+    detail.setAttribute("aria-label", "Details of " + leaf.dataset.name);
+  };
   const fill = (leaf) => {
+    complete(leaf);
     const place = leaf.querySelector(".picture"), k = data.kinds[leaf.dataset.k];
-    if (!place || !k) return;
+    if (!k) return;
     place.textContent = "";
-    const shown = k.a ? picture(k) : k.b ? chunks(k) : null;
-    if (shown) place.append(shown);
+    place.append(...(k.a ? pictures(k) : k.b ? [chunks(k)] : []));
+    if (place.childNodes.length) {
+      const label = "How " + leaf.dataset.name + " is sharded";
+      for (const [key, value] of Object.entries({ role: "region", tabindex: 0, "aria-label": label })) place.setAttribute(key, value);
+    }
+    showValues(leaf);
+  };
+
+  // ---- statistics ----
+
+  const HEIGHTS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", BINS = 64;
+  // The histogram of a tensor, with bins as shares of its values; null without one.
+  const histogram = ([, , , , , , , from, to, below, above, text]) => {
+    if (text === undefined) return null;
+    const bins = [...text].map((c) => HEIGHTS.indexOf(c)), sum = bins.reduce((a, b) => a + b, 0) || 1;
+    return { from, to, below, above, bins: bins.map((n) => n / sum) };
+  };
+  // Joins histograms: each bin is divided among those that it covers on a common axis.
+  const joined = (all) => {
+    if (all.length < 2) return all[0] || null;
+    const from = Math.min(...all.map((h) => h.from)), to = Math.max(...all.map((h) => h.to));
+    const sum = { from, to, below: 0, above: 0, bins: Array(BINS).fill(0) };
+    for (const h of all) {
+      sum.below += h.below;
+      sum.above += h.above;
+      h.bins.forEach((share, i) => {
+        const at = (x) => to > from ? (x - from) / (to - from) * BINS : 0, step = (h.to - h.from) / BINS;
+        const a = at(h.from + i * step), b = Math.max(at(h.from + (i + 1) * step), a + 1e-9);
+        for (let k = Math.floor(a); k < b && k < BINS; k++) sum.bins[k] += share * (Math.min(b, k + 1) - Math.max(a, k)) / (b - a);
+        if (a >= BINS) sum.bins[BINS - 1] += share;
+      });
+    }
+    return sum;
+  };
+  const short = (x) => String(Number(x.toPrecision(4)));
+  const outline = (h, wide, high) => {
+    const most = Math.max(...h.bins), step = wide / BINS;
+    return "M0 " + high + h.bins.map((n, i) => `V${(high - high * n / most).toFixed(1)}H${((i + 1) * step).toFixed(1)}`).join("") + "V" + high + "Z";
+  };
+  const spark = (h) => {
+    const svg = document.createElementNS(SVG, "svg");
+    for (const [key, value] of Object.entries({ class: "spark", viewBox: "0 0 96 18", "aria-hidden": "true" })) svg.setAttribute(key, value);
+    draw(svg, "path", { d: outline(h, 96, 18) });
+    return svg;
+  };
+  const largeHistogram = (h) => {
+    const svg = document.createElementNS(SVG, "svg"), wide = 380, high = 90;
+    const outside = [h.below && h.below.toLocaleString("en") + " below", h.above && h.above.toLocaleString("en") + " above"].filter(Boolean).join(", ");
+    svg.setAttribute("viewBox", `0 0 ${wide} ${high + 20}`);
+    svg.setAttribute("class", "histogram");
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", "Histogram from " + short(h.from) + " to " + short(h.to) + (outside ? "; " + outside : ""));
+    draw(svg, "path", { d: outline(h, wide, high) });
+    draw(svg, "line", { x1: 0, x2: wide, y1: high, y2: high });
+    const zero = (0 - h.from) / (h.to - h.from) * wide;
+    if (zero > 40 && zero < wide - 40) {
+      draw(svg, "line", { class: "zero", x1: zero, x2: zero, y1: 0, y2: high });
+      draw(svg, "text", { x: zero, y: high + 14, "text-anchor": "middle" }, "0");
+    }
+    draw(svg, "text", { x: 0, y: high + 14 }, short(h.from));
+    draw(svg, "text", { x: wide, y: high + 14, "text-anchor": "end" }, short(h.to));
+    const parts = [svg];
+    if (outside) parts.push(make("p", { class: "note" }, "Not in the picture, further than six deviations from the mean: " + outside));
+    return parts;
+  };
+  const ROWS = 256;
+  // The histogram of an open line, and its tensors if there are several.
+  const showValues = (leaf) => {
+    const place = leaf.querySelector(".values"), all = data.stats && data.stats[leaf.dataset.s];
+    if (!all || place.childNodes.length) return;
+    const sum = joined(all.map(histogram).filter(Boolean));
+    if (sum) place.append(...largeHistogram(sum));
+    if (all.length < 2) return;
+    const box = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": "The tensors of " + leaf.dataset.name });
+    const table = make("table", { class: "each" }), head = table.createTHead().insertRow(), body = table.createTBody();
+    for (const text of ["Name", "Mean", "Deviation", "Smallest", "Largest", "Zeros", "NaN", "Infinite", "Histogram"]) head.append(make("th", { scope: "col" }, text));
+    const list = expand(leaf.dataset.name) || [];
+    all.slice(0, ROWS).forEach((tensor, i) => {
+      const tr = body.insertRow(), h = histogram(tensor);
+      tr.append(make("th", { scope: "row", class: "name" }, list[i] || String(i)));
+      tensor.slice(0, 7).forEach((text, c) => tr.append(make("td", { class: c > 4 && text !== "0" ? "num bad" : "num" }, text)));
+      const cell = tr.insertCell();
+      if (h) cell.append(spark(h));
+    });
+    box.append(table);
+    place.append(box);
+    if (all.length > ROWS) place.append(make("p", { class: "note" }, "… and " + (all.length - ROWS) + " more"));
   };
   const tree = $("tree");
   if (tree) {
@@ -218,17 +356,19 @@
     for (let i = a; i <= (b === undefined ? a : b) && all.length < 100000; i += step || 1) all.push(i);
     return all;
   });
+  // The names that a pattern stands for, in the order of data.stats; null if there are too many.
+  const expand = (pattern) => {
+    let all = [""];
+    for (const part of pattern.split(/(\{[\d.,]+\})/)) {
+      const set = /^\{[\d.,]+\}$/.test(part) ? numbers(part.slice(1, -1)) : [part];
+      if (all.length * set.length > 100000) return null;
+      all = all.flatMap((a) => set.map((b) => a + b));
+    }
+    return all;
+  };
   const spelled = new Map();
   const names = (pattern) => {
-    if (!spelled.has(pattern)) {
-      let all = [""];
-      for (const part of pattern.split(/(\{[\d.,]+\})/)) {
-        const set = /^\{[\d.,]+\}$/.test(part) ? numbers(part.slice(1, -1)) : [part];
-        if (all.length * set.length > 100000) { all = [pattern]; break; }
-        all = all.flatMap((a) => set.map((b) => a + b));
-      }
-      spelled.set(pattern, all.join("\n").toLowerCase());
-    }
+    if (!spelled.has(pattern)) spelled.set(pattern, (expand(pattern) || [pattern]).join("\n").toLowerCase());
     return spelled.get(pattern);
   };
   const leaves = [...document.querySelectorAll(".leaf")];
@@ -274,6 +414,78 @@
       leaf.scrollIntoView();
     }
   };
+  // ---- keyboard and screen reader ----
+
+  // The summaries are the items of an ARIA tree. One of them is in the order of Tab; arrows move among those that are visible.
+  const start = (text) => text.trim().toLowerCase();
+  const children = (of) => [...of.children].filter((e) => e.tagName === "DETAILS");
+  const itemOf = (details) => details.querySelector("summary");
+  const prepare = (parent, level) => {
+    children(parent).forEach((details, i, all) => {
+      const item = itemOf(details);
+      if (item.hasAttribute("role")) return;
+      details.setAttribute("role", "none");
+      const says = { role: "treeitem", "aria-level": level, "aria-setsize": all.length, "aria-posinset": i + 1, "aria-expanded": details.open, tabindex: -1 };
+      for (const [key, value] of Object.entries(says)) item.setAttribute(key, value);
+      if (details.open) prepare(details, level + 1);
+    });
+  };
+  let current = null;
+  const focusable = (item) => {
+    if (current) current.tabIndex = -1;
+    current = item;
+    item.tabIndex = 0;
+  };
+  const visible = () => {
+    const all = [];
+    const add = (parent) => children(parent).forEach((d) => { if (!d.hidden) { all.push(itemOf(d)); if (d.open) add(d); } });
+    add(tree);
+    return all;
+  };
+  const parentOf = (details) => details.parentElement === tree ? null : itemOf(details.parentElement);
+  const move = (item, key) => {
+    const details = item.parentElement, all = visible(), at = all.indexOf(item);
+    if (key === "ArrowDown") return all[at + 1];
+    if (key === "ArrowUp") return all[at - 1];
+    if (key === "Home") return all[0];
+    if (key === "End") return all[all.length - 1];
+    if (key === "ArrowRight" && !details.open) details.open = true;
+    else if (key === "ArrowRight") return children(details).filter((d) => !d.hidden).map(itemOf)[0];
+    else if (key === "ArrowLeft" && details.open) details.open = false;
+    else if (key === "ArrowLeft") return parentOf(details);
+    else if (key === "*") children(details.parentElement).filter((d) => !d.matches(".leaf")).forEach((d) => { d.open = true; });
+    else return [...all.slice(at + 1), ...all.slice(0, at)].find((e) => start(e.textContent).startsWith(key.toLowerCase()));
+    return item;
+  };
+  if (tree) {
+    tree.setAttribute("role", "tree");
+    tree.setAttribute("aria-label", "Modules and tensors");
+    prepare(tree, 1);
+    if (tree.querySelector("summary")) focusable(tree.querySelector("summary"));
+    tree.addEventListener("toggle", (e) => {
+      const item = itemOf(e.target);
+      if (item) item.setAttribute("aria-expanded", e.target.open);
+      if (e.target.open && item) prepare(e.target, Number(item.getAttribute("aria-level")) + 1);
+    }, true);
+    tree.addEventListener("focusin", (e) => { if (e.target.matches("summary")) focusable(e.target); });
+    tree.addEventListener("keydown", (e) => {
+      const letter = e.key.length === 1 && /\S/.test(e.key) && e.key !== "/";
+      if (!e.target.matches("summary") || e.ctrlKey || e.metaKey || e.altKey) return;
+      if (!letter && !/^(Arrow(Up|Down|Left|Right)|Home|End)$/.test(e.key)) return;
+      const next = move(e.target, e.key);
+      e.preventDefault();
+      if (next) next.focus();
+    });
+  }
+  // Small histograms are drawn when their line comes into view.
+  if (data.stats && window.IntersectionObserver) {
+    const seen = new IntersectionObserver((entries) => entries.filter((e) => e.isIntersecting).forEach(({ target }) => {
+      const h = joined((data.stats[target.dataset.s] || []).map(histogram).filter(Boolean));
+      seen.unobserve(target);
+      if (h) target.querySelector(".dt").before(spark(h));
+    }));
+    leaves.forEach((leaf) => seen.observe(leaf));
+  }
   window.addEventListener("hashchange", follow);
   document.querySelectorAll(".live").forEach((e) => { e.hidden = false; });
   showMesh();

@@ -163,8 +163,8 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, ui
 }
 
 static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const char *path, fc_error *err) {
-    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message), FC_HINT_EXCLUDE,
-                     tensor->name);
+    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message),
+                     d->where == FC_H5_ELSEWHERE ? FC_HINT_FOLLOW_EXTERNAL : FC_HINT_EXCLUDE, tensor->name);
 }
 
 /* @return the row of the box to which a chunk belongs, in a checkpoint that was opened from tables. */

@@ -41,9 +41,6 @@ const char *fc_check_shape(fc_check_run *c, const fc_tensor *tensor);
 /** Returns " and 11 more", to append to the first of several names, or "" for a count of 1. */
 const char *fc_check_others(fc_check_run *c, uint64_t count);
 
-/** Quotes a text for a shell, if necessary. */
-const char *fc_check_quote(fc_check_run *c, const char *text);
-
 /**
  * Returns the rest of a name after "<word>.", which must be at the start or after a component that contains "optim":
  * "w.step" for the name "optim.state.w.step" and the word "state". NULL when there is none.

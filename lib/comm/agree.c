@@ -1,5 +1,5 @@
 /*
- * fc_comm_agree for every backend. It uses only the functions of fc_comm and of its device.
+ * fc_comm_agree, and the functions that a backend may lack. They use only the functions of fc_comm and of its device.
  */
 #include "fsdpckpt/comm.h"
 
@@ -8,6 +8,21 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+fc_code fc_comm_wait(fc_comm *comm, fc_stream *stream, fc_error *err) {
+    return comm->wait ? comm->wait(comm, stream, err) : comm->device->synchronize(comm->device, stream, err);
+}
+
+void fc_comm_abort(fc_comm *comm) {
+    comm->broken = true;
+    if (comm->abort) {
+        comm->abort(comm);
+    }
+}
+
+bool fc_comm_has_failed(fc_comm *comm) {
+    return comm->has_failed && comm->has_failed(comm);
+}
 
 /* The outcome of one rank, as sent to the others. */
 typedef struct outcome {
@@ -22,16 +37,21 @@ static fc_code gather_from_host(fc_comm *comm, const void *send, void *recv, siz
     if (device->is_host) {
         return comm->all_gather(comm, send, recv, bytes, NULL, err);
     }
-    void *memory;
+    void *memory = NULL;
     size_t all = bytes * (size_t)comm->size;
-    FC_TRY(device->alloc(device, all, &memory, err));
-    char *mine = (char *)memory + bytes * (size_t)comm->rank;
+    char *mine;
     fc_code rc;
+    FC_TRY_GOTO(device->alloc(device, all, &memory, err), rc, out);
+    mine = (char *)memory + bytes * (size_t)comm->rank;
     FC_TRY_GOTO(device->copy(device, mine, send, bytes, NULL, err), rc, out);
     FC_TRY_GOTO(comm->all_gather(comm, mine, memory, bytes, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_comm_wait(comm, NULL, err), rc, out);
     FC_TRY_GOTO(device->copy(device, recv, memory, all, NULL, err), rc, out);
-    rc = device->synchronize(device, NULL, err);
+    rc = fc_comm_wait(comm, NULL, err);
 out:
+    if (rc != FC_OK && !comm->broken) {
+        fc_comm_abort(comm);
+    }
     device->release(device, memory);
     return rc;
 }

@@ -103,6 +103,23 @@ static fc_code local_barrier(fc_comm *comm, fc_error *err) {
     return fc_local_leave(comm, err);
 }
 
+static void local_abort(fc_comm *comm) {
+    local_group *g = comm->state;
+    local_world *w = g->world;
+    pthread_mutex_lock(&w->lock);
+    fc_local_fail(w, g->members[comm->rank], FC_EIO, "it has given up");
+    pthread_cond_broadcast(&w->wake);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static bool local_has_failed(fc_comm *comm) {
+    local_world *w = ((local_group *)comm->state)->world;
+    pthread_mutex_lock(&w->lock);
+    bool failed = w->failed;
+    pthread_mutex_unlock(&w->lock);
+    return failed;
+}
+
 static fc_comm *comm_new(const fc_comm *like, local_group *g, int rank);
 
 static void local_free(fc_comm *comm) {
@@ -178,6 +195,8 @@ static const fc_comm functions = {
     .broadcast = local_broadcast,
     .barrier = local_barrier,
     .split = local_split,
+    .abort = local_abort,
+    .has_failed = local_has_failed,
     .free = local_free,
 };
 

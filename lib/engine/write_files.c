@@ -136,6 +136,11 @@ static fc_code take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
     return FC_OK;
 }
 
+static fc_code write_noted(fc_conversion *m, uint32_t rank, fc_notes *notes, fc_error *err) {
+    FC_TRY(write_rank(m, rank, err));
+    return take_notes(m, notes, err);
+}
+
 /* Writes every n-th file. The ranks agree after each, so that no rank works on for long after another has failed. */
 static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
     const int64_t ranks = fc_mesh_ranks(m->target->mesh);
@@ -145,8 +150,7 @@ static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
     alone.move.share = alone.move.shares = 0;
     for (int64_t first = 0; first < ranks; first += m->comm->size) {
         const int64_t rank = first + m->comm->rank;
-        fc_code rc = rank < ranks ? write_rank(&alone, (uint32_t)rank, err) : FC_OK;
-        rc = rc == FC_OK && rank < ranks ? take_notes(&alone, notes, err) : rc;
+        fc_code rc = rank < ranks ? write_noted(&alone, (uint32_t)rank, notes, err) : FC_OK;
         FC_TRY(fc_ranks_agree(m->comm, rc, err));
     }
     return FC_OK;

@@ -70,6 +70,12 @@ class Wheel(unittest.TestCase):
         self.assertEqual(sources - names, set())
         self.assertEqual({name for name in names if not name.startswith(("fsdpckpt/", "fsdpckpt-"))}, set())
 
+    def test_no_binary_names_a_directory_of_the_build(self):
+        """A module that is loaded from a temporary directory could be anyone's."""
+        with zipfile.ZipFile(self.wheel) as archive:
+            for name in ("fsdpckpt/bin/fsdpckpt", "fsdpckpt/_native.abi3.so"):
+                self.assertNotIn(tempfile.gettempdir().encode() + b"/", archive.read(name), name)
+
     def test_auditwheel(self):
         if not importlib.util.find_spec("auditwheel"):
             self.skipTest("auditwheel is not installed")

@@ -111,7 +111,7 @@ static void test_casts(void) {
         for (int to = FC_F64; to <= FC_F8_E8M0FNU; to++) {
             size_t count = make_values((fc_dtype)from, on_host_a), a = fc_dtype_size((fc_dtype)from);
             size_t b = fc_dtype_size((fc_dtype)to);
-            for (size_t skip = 0; skip < 2; skip++) { /* aligned and unaligned */
+            for (size_t skip = 0; skip < 3; skip++) { /* aligned, unaligned, and float64 aligned to 16 bytes only */
                 size_t n = count - 3 * skip;
                 to_gpu(on_gpu_a, on_host_a, count * a);
                 to_gpu(on_gpu_b, on_host_b, count * b + GUARD);
@@ -214,6 +214,7 @@ static void test_streams(void) {
     fc_stream *up, *down;
     fc_event *arrived;
     void *staging;
+    must(gpu->synchronize(gpu, NULL, &err), &err, "synchronize"); /* no other stream waits for the default one */
     must(gpu->stream_new(gpu, &up, &err), &err, "stream");
     must(gpu->stream_new(gpu, &down, &err), &err, "stream");
     must(gpu->event_new(gpu, &arrived, &err), &err, "event");

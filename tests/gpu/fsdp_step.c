@@ -1,11 +1,13 @@
 /*
  * The FSDP step with NCCL and one rank per GPU (at most 8). The shards after some steps equal those of the same steps
- * on the processor, with prefetching, mixed precision, accumulation and offloading.
+ * on the processor, with prefetching, mixed precision, accumulation and offloading. With three ranks or more, NCCL may
+ * round a sum after each rank, and the processor rounds it once; then they equal within that rounding.
  */
 #include "gpu.h"
 
 #include "fsdp_model.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { MOST = 8, LARGEST = 2 * MODEL_NUMEL };
@@ -66,6 +68,33 @@ static fc_code on_rank(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
+/* Returns the rounding of the dtype in which the setting reduces gradients, relative to the largest number. */
+static double rounding_of(const setting *s) {
+    fc_dtype dtype = s->unit.has_reduce_dtype  ? s->unit.reduce_dtype
+                     : s->unit.has_param_dtype ? s->unit.param_dtype
+                                               : FC_F32;
+    return dtype == FC_BF16 ? 0x1p-8 : dtype == FC_F16 ? 0x1p-11 : 0x1p-24;
+}
+
+static bool are_close(const outcome *a, const outcome *b, double tolerance) {
+    for (int i = 0; i < MODEL_UNITS; i++) {
+        double largest = 0;
+        for (int r = 0; r < MOST; r++) {
+            for (int k = 0; k < LARGEST; k++) {
+                largest = fmax(largest, fabs((double)a->shards[r][i][k]));
+            }
+        }
+        for (int r = 0; r < MOST; r++) {
+            for (int k = 0; k < LARGEST; k++) {
+                if (!(fabs((double)a->shards[r][i][k] - (double)b->shards[r][i][k]) <= tolerance * largest)) {
+                    return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
 static int gpus(void) {
     int count = 1; /* gpu_open has found the first one */
     fc_device *device = gpu_open(0);
@@ -104,8 +133,10 @@ int main(void) {
         j.on_gpu = true;
         must(fc_comm_run_local(ranks, on_rank, &j, &err), &err, settings[i].name);
         bool same = memcmp(&cpu, &gpu, sizeof cpu) == 0;
-        printf("%s on %d ranks: %s\n", settings[i].name, ranks, same ? "the same" : "DIFFERENT");
-        failures += !same;
+        size_t steps = strlen(settings[i].steps);
+        bool close = ranks > 2 && are_close(&cpu, &gpu, rounding_of(&settings[i]) * ranks * (double)steps);
+        printf("%s on %d ranks: %s\n", settings[i].name, ranks, same ? "the same" : close ? "close" : "DIFFERENT");
+        failures += !same && !close;
     }
     return failures > 0;
 }

@@ -38,9 +38,24 @@ static inline cudaStream_t fc_cuda_stream(const fc_stream *stream) {
     return stream ? stream->cuda : NULL;
 }
 
-/** Makes the GPU of `device` the current one of this thread, which calls of the CUDA runtime use. */
-static inline cudaError_t fc_cuda_use(const fc_device *device) {
-    return cudaSetDevice(((const fc_cuda_state *)device->state)->index);
+/**
+ * Makes the GPU of `device` the current one of this thread, which calls of the CUDA runtime use, and remembers the one
+ * before in `before`. fc_cuda_leave makes that the current one again: the caller may use another GPU of its own.
+ */
+static inline cudaError_t fc_cuda_enter(const fc_device *device, int *before) {
+    int index = ((const fc_cuda_state *)device->state)->index;
+    cudaError_t result = cudaGetDevice(before);
+    if (result != cudaSuccess) {
+        *before = index;
+        return result;
+    }
+    return *before == index ? cudaSuccess : cudaSetDevice(index);
+}
+
+static inline void fc_cuda_leave(const fc_device *device, int before) {
+    if (before != ((const fc_cuda_state *)device->state)->index) {
+        cudaSetDevice(before);
+    }
 }
 
 #endif

@@ -17,16 +17,37 @@ static fc_code check(const fc_device *device, cudaError_t result, const char *wh
     if (result == cudaSuccess) {
         return FC_OK;
     }
+    cudaGetLastError(); /* it is reported here, so a later caller of this function must not see it */
     return fc_fail(err, result == cudaErrorMemoryAllocation ? FC_ENOMEM : FC_EIO, "%s: %s: %s", device->name, what,
                    cudaGetErrorString(result));
 }
 
-/* Makes a call of the CUDA runtime on the GPU of `device`, and returns its outcome from the enclosing function. */
+/* Makes a call of the CUDA runtime on the GPU of `device`. */
+#define CALL(result, device, call)                                                                                     \
+    do {                                                                                                               \
+        int before_;                                                                                                   \
+        result = fc_cuda_enter(device, &before_);                                                                      \
+        if (result == cudaSuccess) {                                                                                   \
+            result = (call);                                                                                           \
+        }                                                                                                              \
+        fc_cuda_leave(device, before_);                                                                                \
+    } while (0)
+
+/* The same; returns its outcome from the enclosing function. */
 #define RETURN_CALL(device, what, call, err)                                                                           \
     do {                                                                                                               \
-        cudaError_t result_ = fc_cuda_use(device);                                                                     \
-        result_ = result_ == cudaSuccess ? (call) : result_;                                                           \
+        cudaError_t result_;                                                                                           \
+        CALL(result_, device, call);                                                                                   \
         return check(device, result_, what, err);                                                                      \
+    } while (0)
+
+/* The same for calls that release something: they are made even if the GPU cannot be chosen, which they do not need. */
+#define RELEASE_CALL(device, call)                                                                                     \
+    do {                                                                                                               \
+        int before_;                                                                                                   \
+        fc_cuda_enter(device, &before_);                                                                               \
+        call;                                                                                                          \
+        fc_cuda_leave(device, before_);                                                                                \
     } while (0)
 
 static fc_code cuda_alloc(fc_device *device, size_t bytes, void **out, fc_error *err) {
@@ -35,8 +56,8 @@ static fc_code cuda_alloc(fc_device *device, size_t bytes, void **out, fc_error 
 }
 
 static void cuda_release(fc_device *device, void *memory) {
-    if (memory && fc_cuda_use(device) == cudaSuccess) {
-        cudaFree(memory);
+    if (memory) {
+        RELEASE_CALL(device, cudaFree(memory));
     }
 }
 
@@ -46,8 +67,8 @@ static fc_code cuda_alloc_staging(fc_device *device, size_t bytes, void **out, f
 }
 
 static void cuda_release_staging(fc_device *device, void *memory) {
-    if (memory && fc_cuda_use(device) == cudaSuccess) {
-        cudaFreeHost(memory);
+    if (memory) {
+        RELEASE_CALL(device, cudaFreeHost(memory));
     }
 }
 
@@ -57,10 +78,8 @@ static fc_code cuda_stream_new(fc_device *device, fc_stream **out, fc_error *err
     if (!stream) {
         return fc_no_memory(err, device->name);
     }
-    cudaError_t result = fc_cuda_use(device);
-    if (result == cudaSuccess) {
-        result = cudaStreamCreateWithFlags(&stream->cuda, cudaStreamNonBlocking);
-    }
+    cudaError_t result;
+    CALL(result, device, cudaStreamCreateWithFlags(&stream->cuda, cudaStreamNonBlocking));
     if (result != cudaSuccess) {
         free(stream);
         return check(device, result, "creating a stream", err);
@@ -71,9 +90,7 @@ static fc_code cuda_stream_new(fc_device *device, fc_stream **out, fc_error *err
 
 static void cuda_stream_free(fc_device *device, fc_stream *stream) {
     if (stream) {
-        if (fc_cuda_use(device) == cudaSuccess) {
-            cudaStreamDestroy(stream->cuda);
-        }
+        RELEASE_CALL(device, cudaStreamDestroy(stream->cuda));
         free(stream);
     }
 }
@@ -88,10 +105,8 @@ static fc_code cuda_event_new(fc_device *device, fc_event **out, fc_error *err) 
     if (!event) {
         return fc_no_memory(err, device->name);
     }
-    cudaError_t result = fc_cuda_use(device);
-    if (result == cudaSuccess) {
-        result = cudaEventCreateWithFlags(&event->cuda, cudaEventDisableTiming);
-    }
+    cudaError_t result;
+    CALL(result, device, cudaEventCreateWithFlags(&event->cuda, cudaEventDisableTiming));
     if (result != cudaSuccess) {
         free(event);
         return check(device, result, "creating an event", err);
@@ -102,9 +117,7 @@ static fc_code cuda_event_new(fc_device *device, fc_event **out, fc_error *err) 
 
 static void cuda_event_free(fc_device *device, fc_event *event) {
     if (event) {
-        if (fc_cuda_use(device) == cudaSuccess) {
-            cudaEventDestroy(event->cuda);
-        }
+        RELEASE_CALL(device, cudaEventDestroy(event->cuda));
         free(event);
     }
 }
@@ -212,9 +225,14 @@ static fc_code probe(int index, fc_error *err) {
         return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: no such GPU: this process has %d, numbered from 0", index,
                        count);
     }
+    int before = index;
+    cudaGetDevice(&before);
     result = cudaSetDevice(index);
     if (result == cudaSuccess) {
         result = fc_cuda_probe();
+    }
+    if (before != index) {
+        cudaSetDevice(before);
     }
     if (result != cudaSuccess) {
         return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: this build cannot use the GPU: %s", index,

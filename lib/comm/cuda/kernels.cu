@@ -13,9 +13,21 @@
 
 enum { THREADS = 256, IN_FLIGHT = 4 };
 
-/* The emulated kernels test defines LAUNCH to run the kernels on the processor, one thread after the other. */
-#ifndef LAUNCH
-#define LAUNCH(kernel, blocks, stream, ...) kernel<<<blocks, THREADS, 0, stream>>>(__VA_ARGS__)
+template <typename Type> struct parameter {
+    typedef Type type;
+};
+
+/* Launches a kernel. Unlike cudaGetLastError, the result is that of this launch alone. tests/gpu/emulate has its own. */
+#ifndef FSDPCKPT_LAUNCH_IS_DEFINED
+template <typename... Parameters>
+static cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, cudaStream_t stream,
+                          typename parameter<Parameters>::type... arguments) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(THREADS);
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 #endif
 
 /* Returns the blocks for `items` at IN_FLIGHT per thread. Above the limit, the loops of the kernels do the rest. */
@@ -91,11 +103,9 @@ static cudaError_t launch_copy(const fc_strided *copy, const void *src, void *ds
     const Vector *from = (const Vector *)src;
     Vector *to = (Vector *)dst;
     if (plan.total <= UINT32_MAX) {
-        LAUNCH((copy_kernel<Vector, uint32_t>), blocks_for(plan.total), stream, plan, from, to);
-    } else {
-        LAUNCH((copy_kernel<Vector, uint64_t>), blocks_for(plan.total), stream, plan, from, to);
+        return launch(copy_kernel<Vector, uint32_t>, blocks_for(plan.total), stream, plan, from, to);
     }
-    return cudaGetLastError();
+    return launch(copy_kernel<Vector, uint64_t>, blocks_for(plan.total), stream, plan, from, to);
 }
 
 /* Returns the size of the widest vector, at most 16 bytes, that divides all sizes, strides and addresses. */
@@ -180,11 +190,12 @@ template <int size> __device__ __forceinline__ typename raw<size>::type encode(f
     }
 }
 
-/* Four elements that are loaded and stored together, if they are aligned. */
-template <int size> struct alignas(4 * size) four { typename raw<size>::type of[4]; };
+/* Four elements that are loaded and stored together, if they are aligned. The compiler may use accesses as wide as the
+ * alignment, which is 32 bytes on sm_100, so it must not be more than is_aligned checks. */
+template <int size> struct alignas(4 * size < 16 ? 4 * size : 16) four { typename raw<size>::type of[4]; };
 
 template <int size> static bool is_aligned(const void *memory) {
-    return (uintptr_t)memory % (4 * size < 16 ? 4 * size : 16) == 0;
+    return (uintptr_t)memory % alignof(four<size>) == 0;
 }
 
 /* Returns how many groups of four elements the kernels can process. They process the remaining elements one by one. */
@@ -217,8 +228,7 @@ template <int from_size, int to_size>
 static cudaError_t launch_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count,
                                cudaStream_t stream) {
     size_t fours = by_fours<from_size, to_size>(src, dst, count);
-    LAUNCH((cast_kernel<from_size, to_size>), blocks_for(count), stream, from, src, to, dst, fours, count);
-    return cudaGetLastError();
+    return launch(cast_kernel<from_size, to_size>, blocks_for(count), stream, from, src, to, dst, fours, count);
 }
 
 template <int from_size>
@@ -332,31 +342,29 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+template <int size, bool divides>
+static cudaError_t launch_sized(fc_dtype dtype, void *dst, const void *src, double divisor, size_t count,
+                                cudaStream_t stream) {
+    size_t fours = by_fours<size, size>(dst, src, count);
+    return launch(compute_kernel<size, divides>, blocks_for(count), stream, dtype, dst, src, divisor, fours, count);
+}
+
 template <bool divides>
 static cudaError_t launch_compute(fc_dtype dtype, void *dst, const void *src, double divisor, size_t count,
                                   cudaStream_t stream) {
     if (count == 0) {
         return cudaSuccess;
     }
-    unsigned blocks = blocks_for(count);
     switch (fc_dtype_size(dtype)) {
     case 8:
-        LAUNCH((compute_kernel<8, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<8, 8>(dst, src, count),
-               count);
-        break;
+        return launch_sized<8, divides>(dtype, dst, src, divisor, count, stream);
     case 4:
-        LAUNCH((compute_kernel<4, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<4, 4>(dst, src, count),
-               count);
-        break;
+        return launch_sized<4, divides>(dtype, dst, src, divisor, count, stream);
     case 2:
-        LAUNCH((compute_kernel<2, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<2, 2>(dst, src, count),
-               count);
-        break;
+        return launch_sized<2, divides>(dtype, dst, src, divisor, count, stream);
     default:
-        LAUNCH((compute_kernel<1, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<1, 1>(dst, src, count),
-               count);
+        return launch_sized<1, divides>(dtype, dst, src, divisor, count, stream);
     }
-    return cudaGetLastError();
 }
 
 cudaError_t fc_cuda_add(fc_dtype dtype, void *dst, const void *src, size_t count, cudaStream_t stream) {

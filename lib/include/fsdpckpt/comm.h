@@ -4,7 +4,8 @@
  *
  * Every function is collective: all ranks of the communicator call it in the same order, with sizes that agree. Buffers
  * are in the memory of the communicator's device. All ranks get the same error if the backend allows it. An error on
- * one rank never leaves the others waiting forever.
+ * one rank never leaves the others waiting forever, as long as they wait with fc_comm_wait, not with the device's
+ * synchronize, for streams that have collectives.
  */
 #ifndef FSDPCKPT_COMM_H
 #define FSDPCKPT_COMM_H
@@ -37,6 +38,10 @@ struct fc_comm {
     /** Set by a collective that fails, and by a caller that gives up without the agreement of the others. Then `free`
      *  does not wait for them. With mpi the process must exit soon, so that mpirun ends the other ranks. */
     bool broken;
+    /** Seconds after which fc_comm_wait, and making a communicator, fail because other ranks do not answer. nccl: 600
+     *  unless the caller changes it; `split` inherits it. 0: never, as with the other backends, whose ranks notice
+     *  failures of others. */
+    int timeout;
 
     /** Puts the `bytes` bytes of every rank into `recv` (size × bytes), in rank order. `send` may be recv + rank ×
      * bytes.
@@ -61,8 +66,26 @@ struct fc_comm {
      * `comm`.
      */
     fc_code (*split)(fc_comm *comm, int color, fc_comm **out, fc_error *err);
+    /** See fc_comm_wait, fc_comm_abort and fc_comm_has_failed, which callers use; NULL if there is nothing to do. */
+    fc_code (*wait)(fc_comm *comm, fc_stream *stream, fc_error *err);
+    void (*abort)(fc_comm *comm);
+    bool (*has_failed)(fc_comm *comm);
     void (*free)(fc_comm *comm);
 };
+
+/** Waits until `stream` has done its work, other ranks have failed, `cancel` is true or `timeout` has passed. After an
+ *  error the communicator is aborted. Copies to pageable host memory wait too, so call this before them. */
+fc_code fc_comm_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
+
+/**
+ * Gives up without the others. It ends what still runs on streams, also that of communicators that were split from this
+ * one or from which it was split; all of them are then broken. Ranks that wait for this one get an error: at once if
+ * they are threads, with mpi when this process ends, with nccl like those of the bootstrap, else after their timeout.
+ */
+void fc_comm_abort(fc_comm *comm);
+
+/** Returns whether another rank has given up. It never waits. */
+bool fc_comm_has_failed(fc_comm *comm);
 
 /** Makes a communicator of the ranks that differ only in their coordinate along mesh dimension `dim`. comm->size must
  * be the number of ranks of the mesh. */
@@ -87,7 +110,8 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
 fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err);
 
 /**
- * Makes an NCCL communicator of the ranks of `bootstrap`, which broadcasts the unique id, on the GPU `device`.
+ * Makes an NCCL communicator of the ranks of `bootstrap`, which broadcasts the unique id, on the GPU `device`. Free it
+ * before `bootstrap`, which tells it that other ranks have failed.
  * @return FC_EUNSUPPORTED with the reason why NCCL cannot run.
  */
 fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err);

@@ -1,8 +1,10 @@
 /*
  * The kernels of lib/comm/cuda on the processor. Macros define CUDA's keywords in C++, and the threads of all blocks
- * run one after the other. See cuda_runtime_api.h.
+ * run one after the other, when the stream comes to the launch. It does not test races between threads. See emulate.h.
  */
-#include <cuda_runtime_api.h>
+#include "emulate.h"
+
+#include <tuple>
 
 #define __CUDACC__ 1
 #define __device__
@@ -15,6 +17,8 @@ struct position {
     unsigned x;
 };
 static position blockIdx, threadIdx, gridDim;
+
+enum { BLOCK = 256 };
 
 struct alignas(8) uint2 {
     uint32_t x, y;
@@ -47,15 +51,45 @@ template <typename Kernel> static cudaError_t cudaFuncGetAttributes(cudaFuncAttr
     return cudaSuccess;
 }
 
-#define LAUNCH(kernel, blocks, stream, ...)                                                                            \
-    do {                                                                                                               \
-        gridDim.x = blocks;                                                                                            \
-        (void)(stream);                                                                                                \
-        for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {                                                   \
-            for (threadIdx.x = 0; threadIdx.x < THREADS; threadIdx.x++) {                                              \
-                kernel(__VA_ARGS__);                                                                                   \
-            }                                                                                                          \
-        }                                                                                                              \
-    } while (0)
+template <typename Type> struct same { typedef Type type; };
 
+/* The memory is that of the GPU, which the processor sees elsewhere. */
+template <typename Type> static Type seen(Type value) {
+    return value;
+}
+template <typename Type> static Type *seen(Type *memory) {
+    return (Type *)emulated_local(memory);
+}
+
+template <typename... Parameters> struct launched {
+    void (*kernel)(Parameters...);
+    unsigned blocks;
+    std::tuple<Parameters...> arguments;
+
+    static void run(void *argument) {
+        launched *l = (launched *)argument;
+        gridDim.x = l->blocks;
+        for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
+            for (threadIdx.x = 0; threadIdx.x < BLOCK; threadIdx.x++) {
+                std::apply([l](Parameters... values) { l->kernel(seen(values)...); }, l->arguments);
+            }
+        }
+    }
+    static void drop(void *argument) {
+        delete (launched *)argument;
+    }
+};
+
+template <typename... Parameters>
+static cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, cudaStream_t stream,
+                          typename same<Parameters>::type... arguments) {
+    typedef launched<Parameters...> work;
+    if (emulated_fails("a kernel")) {
+        return cudaErrorUnknown;
+    }
+    emulated_enqueue(stream, {NULL, work::run, work::drop, new work{kernel, blocks, {arguments...}}});
+    return cudaSuccess;
+}
+
+#define FSDPCKPT_LAUNCH_IS_DEFINED
 #include "comm/cuda/kernels.cu"

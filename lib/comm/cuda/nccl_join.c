@@ -1,0 +1,296 @@
+/*
+ * Makes NCCL communicators: from a bootstrap communicator or a file, through which the ranks get NCCL's unique id, and
+ * by splitting. Each rank first allocates all that it needs, then the ranks agree that they could, and only then they
+ * join, so that no rank waits for one that has failed.
+ *
+ * This is the file with the table of the module (see comm/module.h).
+ */
+#include "comm/cuda/nccl_state.h"
+#include "comm/module.h"
+#include "fsdpckpt/try.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static fc_code check_device(const fc_device *device, fc_error *err) {
+    if (!fc_is_cuda(device)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "nccl: memory of %s is not supported: use a GPU", device->name);
+    }
+    return FC_OK;
+}
+
+/* A failure is no reason to give up the others of the family: the ranks are about to agree. */
+static fc_code allocate_scratch(fc_comm *comm, size_t bytes, fc_error *err) {
+    nccl_state *s = comm->state;
+    fc_device *device = comm->device;
+    FC_TRY(device->alloc(device, bytes, &s->scratch, err));
+    FC_TRY(device->zero(device, s->scratch, bytes, NULL, err));
+    return device->synchronize(device, NULL, err);
+}
+
+/* Makes a communicator without its ncclComm_t. @param family NULL: a new one. */
+static fc_code comm_new(fc_device *device, nccl_family *family, int ranks, fc_comm **out, fc_error *err) {
+    fc_comm *comm = malloc(sizeof *comm);
+    nccl_state *s = calloc(1, sizeof *s);
+    nccl_family *own = family ? family : calloc(1, sizeof *own);
+    *out = NULL;
+    if (!comm || !s || !own) {
+        free(comm);
+        free(s);
+        if (!family) {
+            free(own);
+        }
+        return fc_no_memory(err, "nccl");
+    }
+    *comm = fc_nccl_functions;
+    comm->device = device;
+    comm->state = s;
+    s->family = own;
+    s->next = own->first;
+    own->first = comm;
+    fc_code rc = allocate_scratch(comm, ((size_t)ranks + 1) * sizeof(nccl_wish), err);
+    if (rc != FC_OK) {
+        fc_nccl_free(comm);
+        return rc;
+    }
+    *out = comm;
+    return FC_OK;
+}
+
+/* Joins the other ranks; an error frees the communicator. */
+static fc_code join(fc_comm **comm, const ncclUniqueId *id, int rank, int size, fc_error *err) {
+    nccl_state *s = (*comm)->state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int before;
+    config.blocking = 0;
+    (*comm)->rank = rank;
+    (*comm)->size = size;
+    fc_code rc = fc_nccl_begin(*comm, &before, err);
+    if (rc == FC_OK) {
+        ncclResult_t result = ncclCommInitRankConfig(&s->nccl, size, *id, rank, &config);
+        rc = fc_nccl_end(*comm, before, fc_nccl_check(*comm, result, "joining the other ranks", err));
+    }
+    if (rc != FC_OK) {
+        fc_nccl_free(*comm);
+        *comm = NULL;
+    }
+    return rc;
+}
+
+static fc_code make_id(ncclUniqueId *id, fc_error *err) {
+    ncclResult_t result = ncclGetUniqueId(id);
+    return result == ncclSuccess ? FC_OK : fc_fail(err, FC_EIO, "nccl: %s", ncclGetErrorString(result));
+}
+
+/* Broadcasts the id from rank 0. A bootstrap communicator on a GPU needs a copy in device memory. */
+static fc_code broadcast_id(fc_comm *bootstrap, ncclUniqueId *id, fc_error *err) {
+    fc_device *device = bootstrap->device;
+    if (device->is_host) {
+        return bootstrap->broadcast(bootstrap, id, sizeof *id, 0, NULL, err);
+    }
+    void *memory = NULL;
+    fc_code rc;
+    FC_TRY_GOTO(device->alloc(device, sizeof *id, &memory, err), rc, out);
+    FC_TRY_GOTO(device->copy(device, memory, id, sizeof *id, NULL, err), rc, out);
+    FC_TRY_GOTO(bootstrap->broadcast(bootstrap, memory, sizeof *id, 0, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_comm_wait(bootstrap, NULL, err), rc, out);
+    FC_TRY_GOTO(device->copy(device, id, memory, sizeof *id, NULL, err), rc, out);
+    rc = fc_comm_wait(bootstrap, NULL, err);
+out:
+    if (rc != FC_OK && !bootstrap->broken) {
+        fc_comm_abort(bootstrap);
+    }
+    device->release(device, memory);
+    return rc;
+}
+
+/* What a rank needs before the ranks join. */
+static fc_code prepare(fc_comm *bootstrap, fc_device *device, ncclUniqueId *id, fc_comm **out, fc_error *err) {
+    FC_TRY(check_device(device, err));
+    if (bootstrap->rank == 0) {
+        FC_TRY(make_id(id, err));
+    }
+    return comm_new(device, NULL, bootstrap->size, out, err);
+}
+
+static fc_code new_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err) {
+    ncclUniqueId id;
+    fc_comm *comm = NULL;
+    *out = NULL;
+    fc_code rc;
+    FC_TRY_GOTO(fc_comm_agree(bootstrap, prepare(bootstrap, device, &id, &comm, err), err), rc, failed);
+    FC_TRY_GOTO(broadcast_id(bootstrap, &id, err), rc, failed);
+    ((nccl_state *)comm->state)->family->bootstrap = bootstrap;
+    comm->cancel = bootstrap->cancel;
+    FC_TRY(join(&comm, &id, bootstrap->rank, bootstrap->size, err));
+    *out = comm;
+    return FC_OK;
+failed:
+    if (comm) {
+        fc_nccl_free(comm);
+    }
+    return rc;
+}
+
+/* Writes the id to a temporary file and renames it, so that no rank reads half of it. */
+static fc_code write_id(const char *path, const ncclUniqueId *id, fc_error *err) {
+    char temporary[4096];
+    int n = snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
+    if (n < 0 || (size_t)n >= sizeof temporary) {
+        return fc_fail(err, FC_EUSAGE, "%s: the file name is too long", path);
+    }
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be created", temporary);
+    }
+    ssize_t written = write(fd, id, sizeof *id);
+    int errnum = written < 0 ? errno : written < (ssize_t)sizeof *id ? ENOSPC : 0;
+    if (close(fd) != 0 && errnum == 0) {
+        errnum = errno;
+    }
+    if (errnum == 0 && rename(temporary, path) != 0) {
+        errnum = errno;
+    }
+    if (errnum != 0) {
+        unlink(temporary);
+        return fc_fail_errno(err, errnum, "%s: cannot be written", path);
+    }
+    return FC_OK;
+}
+
+/* Reads the id, after waiting up to `seconds` for rank 0 to write the file. */
+static fc_code read_id(const char *path, int seconds, ncclUniqueId *id, fc_error *err) {
+    const struct timespec pause = {0, 10 * 1000 * 1000};
+    struct timespec start, now;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (;;) {
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd >= 0) {
+            ssize_t got = read(fd, id, sizeof *id);
+            close(fd);
+            if (got != (ssize_t)sizeof *id) {
+                return fc_fail(err, FC_ECORRUPT, "%s: not an NCCL id file of rank 0", path);
+            }
+            return FC_OK;
+        }
+        if (errno != ENOENT) {
+            return fc_fail_errno(err, errno, "%s: cannot be read", path);
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        if (now.tv_sec - start.tv_sec >= seconds) {
+            return fc_fail(err, FC_EIO, "%s: rank 0 did not write this file within %d seconds", path, seconds);
+        }
+        nanosleep(&pause, NULL);
+    }
+}
+
+static fc_code offer_id(const char *path, ncclUniqueId *id, fc_error *err) {
+    FC_TRY(make_id(id, err));
+    return write_id(path, id, err);
+}
+
+static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
+                             fc_error *err) {
+    ncclUniqueId id;
+    fc_comm *comm = NULL;
+    *out = NULL;
+    FC_TRY(check_device(device, err));
+    if (size < 1 || rank < 0 || rank >= size) {
+        return fc_fail(err, FC_EUSAGE, "nccl: rank %d does not exist among %d ranks", rank, size);
+    }
+    FC_TRY(comm_new(device, NULL, size, &comm, err));
+    fc_code rc = rank == 0 ? offer_id(path, &id, err) : read_id(path, seconds, &id, err);
+    if (rc != FC_OK) {
+        fc_nccl_free(comm);
+        return rc;
+    }
+    int timeout = comm->timeout;
+    comm->timeout = seconds;
+    rc = join(&comm, &id, rank, size, err);
+    if (rank == 0) {
+        unlink(path); /* all ranks have joined, or joining has failed */
+    }
+    if (rc == FC_OK) {
+        comm->timeout = timeout;
+        *out = comm;
+    }
+    return rc;
+}
+
+/* Exchanges through device memory what the ranks wish. */
+static fc_code exchange_wishes(fc_comm *comm, const nccl_wish *mine, nccl_wish *all, fc_error *err) {
+    nccl_state *s = comm->state;
+    nccl_wish *scratch = s->scratch, *own = scratch + comm->size;
+    size_t bytes = (size_t)comm->size * sizeof *all;
+    fc_device *device = comm->device;
+    FC_TRY(device->copy(device, own, mine, sizeof *mine, NULL, err));
+    FC_TRY(comm->all_gather(comm, own, scratch, sizeof *mine, NULL, err));
+    FC_TRY(fc_nccl_wait(comm, NULL, err));
+    FC_TRY(device->copy(device, all, scratch, bytes, NULL, err));
+    return fc_nccl_wait(comm, NULL, err);
+}
+
+/* Finds the group of this rank in the split, if all ranks are ready. NCCL does not accept negative colors, so the first
+ * rank of a color replaces it. */
+static fc_code find_group(fc_comm *comm, const nccl_wish *all, int color, int *first, fc_comm *made, fc_error *err) {
+    for (int r = comm->size - 1; r >= 0; r--) {
+        if (all[r].failed) {
+            return fc_fail(err, FC_EIO, "nccl: split: rank %d cannot take part", r);
+        }
+        if (all[r].color == color) {
+            *first = r;
+            made->rank += r < comm->rank;
+            made->size++;
+        }
+    }
+    return FC_OK;
+}
+
+/* The last step: every rank has allocated what it needs. */
+static fc_code split_now(fc_comm *comm, int first, fc_comm *made, fc_error *err) {
+    nccl_state *parent = comm->state, *child = made->state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int before;
+    config.blocking = 0;
+    FC_TRY(fc_nccl_begin(comm, &before, err));
+    ncclResult_t result = ncclCommSplit(parent->nccl, first, comm->rank, &child->nccl, &config);
+    fc_code rc = fc_nccl_check(comm, result, "split", err);
+    rc = rc == FC_OK ? fc_nccl_check(made, ncclInProgress, "split", err) : rc;
+    return fc_nccl_end(comm, before, rc);
+}
+
+fc_code fc_nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
+    nccl_family *family = ((nccl_state *)comm->state)->family;
+    nccl_wish mine = {.color = color}, *all = malloc((size_t)comm->size * sizeof *all);
+    fc_comm *made = NULL;
+    int first = 0;
+    *out = NULL;
+    fc_code rc = all ? comm_new(comm->device, family, comm->size, &made, err) : fc_no_memory(err, "split");
+    mine.failed = rc != FC_OK;
+    fc_error other = {FC_OK, ""};
+    fc_code exchanged = all ? exchange_wishes(comm, &mine, all, rc == FC_OK ? err : &other) : rc;
+    if (exchanged != FC_OK && !comm->broken) {
+        fc_comm_abort(comm);
+    }
+    FC_TRY_GOTO(rc == FC_OK ? exchanged : rc, rc, out);
+    made->cancel = comm->cancel;
+    made->timeout = comm->timeout;
+    FC_TRY_GOTO(find_group(comm, all, color, &first, made, err), rc, out);
+    FC_TRY_GOTO(split_now(comm, first, made, err), rc, out);
+    *out = made;
+    made = NULL;
+out:
+    if (made) {
+        fc_nccl_free(made);
+    }
+    free(all);
+    return rc;
+}
+
+FC_MODULE_EXPORT extern const fc_module FC_MODULE_SYMBOL;
+const fc_module FC_MODULE_SYMBOL = {FC_MODULE_HEAD, .nccl = new_nccl, .nccl_file = new_nccl_file};

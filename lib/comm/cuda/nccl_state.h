@@ -1,0 +1,58 @@
+/*
+ * The state of an NCCL communicator. nccl.c has the collectives, nccl_wait.c waits and gives up, nccl_join.c makes
+ * communicators.
+ */
+#ifndef FSDPCKPT_COMM_CUDA_NCCL_STATE_H
+#define FSDPCKPT_COMM_CUDA_NCCL_STATE_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "comm/cuda/device.h"
+#include "fsdpckpt/comm.h"
+
+#include <nccl.h>
+
+/** The communicators of this rank that were split from one. If one is given up, all are: a call of the CUDA runtime
+ * that waits for the GPU, such as cudaFree, would wait for the collectives of the others. */
+typedef struct nccl_family {
+    fc_comm *first;
+    fc_comm *bootstrap; /**< tells whether other ranks have failed; borrowed; NULL if a file was used */
+} nccl_family;
+
+typedef struct nccl_state {
+    ncclComm_t nccl; /**< owned; NULL before it is made, and after it was aborted */
+    nccl_family *family;
+    fc_comm *next; /**< in the family */
+    void *scratch; /**< owned device memory for nccl_barrier and nccl_split */
+} nccl_state;
+
+/** What the ranks exchange before a split; the scratch memory has one per rank, and one more for this rank. */
+typedef struct nccl_wish {
+    int color, failed;
+} nccl_wish;
+
+/** The functions of the backend. */
+extern const fc_comm fc_nccl_functions;
+
+/** Begin and end a call on the GPU of the communicator. Between the two, every call of NCCL goes through fc_nccl_check.
+ */
+fc_code fc_nccl_begin(fc_comm *comm, int *before, fc_error *err);
+fc_code fc_nccl_end(fc_comm *comm, int before, fc_code rc);
+
+/** Reports a failed call, and waits until NCCL has taken the call: with a non-blocking communicator, it returns before.
+ */
+fc_code fc_nccl_check(fc_comm *comm, ncclResult_t result, const char *what, fc_error *err);
+fc_code fc_nccl_check_cuda(fc_comm *comm, cudaError_t result, const char *what, fc_error *err);
+
+/** Waits until the stream has done its work. The GPU is that of the communicator. */
+fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, fc_error *err);
+
+fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
+void fc_nccl_abort(fc_comm *comm);
+bool fc_nccl_has_failed(fc_comm *comm);
+void fc_nccl_free(fc_comm *comm);
+fc_code fc_nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err);
+
+#endif

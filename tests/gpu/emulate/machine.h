@@ -1,0 +1,32 @@
+/*
+ * What runtime.c and memory.c share.
+ */
+#ifndef TESTS_GPU_EMULATE_MACHINE_H
+#define TESTS_GPU_EMULATE_MACHINE_H
+
+#include "emulate.h"
+
+enum { MOST_GPUS = 16 };
+
+/** Returns the current GPU of this thread, and that of the running work. */
+int emulated_gpu(void);
+int emulated_running_gpu(void);
+
+/** Remembers the error for cudaGetLastError. @return it. */
+cudaError_t emulated_error(cudaError_t error);
+
+/** Wait for the stream, and for all work on the current GPU (the machine is locked). */
+void emulated_synchronize(cudaStream_t stream);
+void emulated_wait_for_gpu(void);
+
+void emulated_start_memory(void);
+
+/** Every call that can fail starts with this. */
+#define EMULATED_CALL(name, error)                                                                                     \
+    do {                                                                                                               \
+        if (emulated_fails(name)) {                                                                                    \
+            return emulated_error(error);                                                                              \
+        }                                                                                                              \
+    } while (0)
+
+#endif
