@@ -104,8 +104,7 @@ const command command_average = {
     .helps = helps,
     .synopsis = "-o DST",
     .takes = (TAKES_CONVERSION & ~TAKES(OPT_LOCAL)) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
-             TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_DEQUANTIZE) |
-             TAKES(OPT_CONFIG),
+             TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES_RECIPE,
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

@@ -4,6 +4,7 @@
 #include "recipe.h"
 
 #include "source.h"
+#include "weights.h"
 
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/try.h"
@@ -68,5 +69,35 @@ fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpo
     fc_arena *arena = fc_arena_new();
     fc_code rc = arena ? apply(o, selection, arena, source, left_out, err) : fc_no_memory(err, NULL);
     fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code change(const options *o, fc_checkpoint **source, fc_error *err) {
+    const fc_selection selection = {.include = o->include.items,
+                                    .exclude = o->exclude.items,
+                                    .strip_prefix = o->strip_prefix,
+                                    .rename = o->rename.items};
+    size_t left_out = 0;
+    FC_TRY(weights_compute(o, source, err));
+    return o->recipe ? recipe_apply(o, &selection, source, &left_out, err) : FC_OK;
+}
+
+fc_code recipe_open(cli_call *call, options *rest, const char *path, bool headers_only, fc_checkpoint **out,
+                    fc_error *err) {
+    const options *o = call->options;
+    *out = NULL;
+    FC_TRY(recipe_check_options(o, err));
+    FC_TRY(source_open(call, path, headers_only, out, err));
+    fc_code rc = change(o, out, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(*out);
+        *out = NULL;
+    }
+    if (o->recipe) {
+        *rest = *o;
+        rest->include = rest->exclude = rest->rename = (option_list){NULL, 0};
+        rest->strip_prefix = NULL;
+        call->options = rest;
+    }
     return rc;
 }

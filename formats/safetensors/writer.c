@@ -37,8 +37,8 @@ typedef struct writer_state {
 
 /* ---- the number of files ---- */
 
-/* Returns how many tensors from `first` on go into one file: as many as fit and belong there, but at least one. Objects do not count,
-   because the header holds them. */
+/* Returns how many tensors from `first` on go into one file: as many as fit and belong there, but at least one. Objects
+   do not count, because the header holds them. */
 static size_t count_fitting(const fc_target *target, size_t first) {
     uint64_t bytes = 0;
     size_t tensors = 0, i = first;

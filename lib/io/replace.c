@@ -115,8 +115,8 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
     FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, entry, name, head, &size, err) : FC_OK);
-    bool own = S_ISREG(st.st_mode) &&
-               ((how->is_own_file && how->is_own_file(name, head, size)) || is_among(name, how->also));
+    bool own =
+        S_ISREG(st.st_mode) && ((how->is_own_file && how->is_own_file(name, head, size)) || is_among(name, how->also));
     return own ? FC_OK : refuse_entry(path, name, err);
 }
 

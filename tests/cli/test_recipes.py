@@ -110,6 +110,49 @@ class Shipped(harness.Case):
                 self.ok("consolidate", to, "-o", f"{to}.pt", "--recipe", "torchtitan-llama3", "--config", here)
 
 
+class Reading(harness.Case):
+    """Commands that read show the result of the recipe, without writing it."""
+
+    def setUp(self):
+        super().setUp()
+        self.here = os.path.join(RECIPES, "torchtitan-llama3")
+        self.to = os.path.join(self.here, "to.safetensors")
+        self.want = read_safetensors(self.to)
+        source = os.path.join(self.here, "from.safetensors")
+        self.ok("consolidate", source, "-o", "more.safetensors", "--rename", "s/^/model./")
+        self.ok("reshard", "more.safetensors", "-o", "ranks", "--dp", "3")
+        self.given = ("--strip-prefix", "model.", "--recipe", "torchtitan-llama3", "--config", self.here)
+
+    def test_names_and_shapes(self):
+        for command, key in (("inspect", "tensors"), ("schema", "tensors")):
+            document = json.loads(self.ok(command, "ranks", *self.given, *(("--json",) if command == "inspect" else ())))
+            self.assertEqual({t["name"]: t["shape"] for t in document[key]}, {n: t[1] for n, t in self.want.items()}, command)
+        one = json.loads(self.ok("inspect", "ranks", *self.given, "--json", "--tensor", "model.layers.0.self_attn.k_proj.weight"))
+        self.assertGreater(len(one["chunks"]), 1)
+
+    def test_data(self):
+        for name in ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight", "lm_head.weight"):
+            self.ok("extract", "ranks", name, "-o", "bytes", "-f", *self.given)
+            with open(self.path("bytes"), "rb") as f:
+                self.assertEqual(f.read(), self.want[name][2], name)
+        self.assertIn("equal: 21 the same", self.ok("diff", "ranks", self.to, *self.given, "--data"))
+        self.ok("average", "ranks", "more.safetensors", "-o", "mean.safetensors", *self.given)
+        self.assertEqual(read_safetensors(self.path("mean.safetensors")), self.want)
+        self.ok("view", "ranks", "-o", "view.h5", *self.given)
+        self.ok("diff", "view.h5", self.to, "--follow-external", "-q")
+
+    def test_check(self):
+        self.ok("check", "ranks", "--against", self.to, *self.given)
+        self.assertEqual(self.run_tool("check", "ranks", "--against", self.to).returncode, 1)
+        back = ("--recipe", "torchtitan-llama3", "--reverse", "--config", self.here)
+        self.ok("check", self.to, "--against", os.path.join(self.here, "from.safetensors"), *back)
+        self.ok("diff", self.to, os.path.join(self.here, "from.safetensors"), *back)
+        self.fails(2, "inspect", "ranks", "--recipe", "torchtitan-llama3", contains=["no rule of the recipe"])
+        self.fails(2, "check", "ranks", "--config", self.here, contains=["--config needs"])
+        self.fails(2, "inspect", "ranks", "--strip-prefix", "model.", contains=["only together with --recipe"])
+        self.fails(2, "diff", "ranks", self.to, "--reverse", contains=["--reverse needs --recipe"])
+
+
 class Commands(harness.Case):
     def test_list_and_print(self):
         names = [line.split()[0] for line in self.ok("recipes").splitlines()]

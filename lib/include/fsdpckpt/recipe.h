@@ -60,8 +60,8 @@ typedef struct fc_recipe_matches {
 } fc_recipe_matches;
 
 /**
- * Finds the shipped recipes with rules for all tensors of `target` in this direction only: where both sides have the same
- * names, these do not tell which side it is.
+ * Finds the shipped recipes with rules for all tensors of `target` in this direction only: where both sides have the
+ * same names, these do not tell which side it is.
  * @param arena owns the result.
  */
 fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
