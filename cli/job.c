@@ -367,7 +367,6 @@ static fc_code change_source(job *j, fc_error *err) {
     return weights_quantize(j->o, &j->source, err);
 }
 
-
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     FC_TRY(source_open(call, call->options->operands[0], false, out, err));
     return weights_compute(call->options, out, err);

@@ -52,8 +52,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     const fc_model_info *info = NULL;
     fc_wrap_file *file = NULL;
     const char *path = fuzz_file(data + 1, size - 1);
-    const fc_code rc = data[0] % 2 ? fc_model_info_load(path, arena, &info, &err)
-                                   : fc_wrap_file_load(path, arena, &file, &err);
+    const fc_code rc =
+        data[0] % 2 ? fc_model_info_load(path, arena, &info, &err) : fc_wrap_file_load(path, arena, &file, &err);
     if (rc == FC_OK && fc_module_tree_new(specs, FUZZ_NAMES, info, arena, &tree, &err) == FC_OK && file) {
         apply_policy(file, &tree, arena);
     }
