@@ -9,10 +9,10 @@
 static void check_units(const fc_wrap_targets *targets, const fc_module_tree *tree, fc_arena *arena) {
     fc_error err;
     fc_units units;
-    uint32_t *unit = fc_arena_calloc(arena, tree->nmodules, sizeof *unit);
+    uint32_t *unit = fc_arena_calloc(arena, tree->nmodules + 1, sizeof *unit);
     fc_wrap_unit_of(targets, unit);
     for (size_t i = 0; i < tree->nmodules; i++) {
-        if (unit[i] >= tree->nmodules && unit[i] != UINT32_MAX) {
+        if (unit[i] >= tree->nmodules) {
             abort();
         }
     }
@@ -24,10 +24,12 @@ static void check_units(const fc_wrap_targets *targets, const fc_module_tree *tr
 static void apply_policy(fc_wrap_file *file, const fc_module_tree *tree, fc_arena *arena) {
     fc_error err;
     fc_wrap_targets targets;
+    const char *const *overridden;
     const char *idle;
     if (fc_wrap_targets_new(tree, fc_wrap_file_root(file), arena, &targets, &err) == FC_OK &&
         fc_wrap_custom(&targets, fc_wrap_file_fn, file, &err) == FC_OK &&
-        fc_wrap_override_mixed_precision(&targets, fc_wrap_file_fp32_classes(file), arena, &err) == FC_OK) {
+        fc_wrap_override_mixed_precision(&targets, fc_wrap_file_fp32_classes(file), arena, &overridden, &err) ==
+            FC_OK) {
         check_units(&targets, tree, arena);
     }
     (void)fc_wrap_file_idle(file, &idle);
@@ -43,7 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     memset(specs, 0, sizeof specs);
     for (int i = 0; i < FUZZ_NAMES; i++) {
-        specs[i].name = fuzz_names[i];
+        specs[i].fqn = fuzz_names[i];
         specs[i].dtype = FC_F32;
         specs[i].ndim = 2;
         specs[i].shape = shape;
