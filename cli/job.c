@@ -353,6 +353,12 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     return rc;
 }
 
+/* Replaces the source by what --recipe and --quantize make of it. */
+static fc_code derive(job *j, fc_error *err) {
+    FC_TRY(apply_recipe(j, err));
+    return weights_quantize(j->o, &j->source, err);
+}
+
 /* Opens the source of a conversion. */
 typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
@@ -393,7 +399,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
     FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
     FC_TRY(weights_compute(j->o, &j->source, err));
-    FC_TRY(apply_recipe(j, err));
+    FC_TRY(derive(j, err));
     return do_job(j, out, err);
 }
 
@@ -415,7 +421,7 @@ static fc_code open_job(job *j, const fc_layout_spec *spec, opener open, fc_erro
         return FC_OK;
     }
     FC_TRY(open(j->call, &j->source, err));
-    FC_TRY(apply_recipe(j, err));
+    FC_TRY(derive(j, err));
     return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
 }
 

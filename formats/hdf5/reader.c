@@ -77,8 +77,9 @@ static const char *directory_of(fc_arena *arena, const char *path) {
 }
 
 static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    struct stat st;
-    if (stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode)) {
+    bool is_directory;
+    FC_TRY(fc_is_directory(checkpoint->path, &is_directory, err));
+    if (is_directory) {
         return fc_h5_open_sharded(checkpoint, checkpoint->path, options, err);
     }
     if (is_named(checkpoint->path, "index.h5")) {

@@ -189,7 +189,19 @@ static fc_code run(fc_check_run *c, fc_report *out, fc_error *err) {
     return FC_OK;
 }
 
+bool fc_check_failed(fc_check_run *c, fc_code rc, const fc_error *why) {
+    bool failed = rc == FC_ENOMEM || rc == FC_EIO;
+    if (failed && c->failed == FC_OK) {
+        c->failed = rc;
+        c->failure = *why;
+    }
+    return failed;
+}
+
 static fc_code finish(const fc_check_run *c, fc_code rc, fc_error *err) {
+    if (rc == FC_OK && c->failed != FC_OK) {
+        return err ? (*err = c->failure, c->failed) : c->failed;
+    }
     return rc == FC_OK && c->no_memory ? fc_no_memory(err, c->path) : rc;
 }
 

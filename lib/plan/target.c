@@ -77,7 +77,7 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
     if (n == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: all %zu names are excluded", source->path,
+        return fc_fail(err, FC_EUSAGE, "%s: nothing is selected: all %zu names are excluded", source->path,
                        source->ntensors);
     }
     FC_TRY(fc_rename_check_used(rename, source->path, tensors[0].name, err));

@@ -19,6 +19,9 @@ class Checkpoint:
         exclude: Sequence[str] | None = ...,
         strip_prefix: str | None = ...,
         rename: Sequence[str] | None = ...,
+        recipe: str | None = ...,
+        reverse: bool = ...,
+        config: str | None = ...,
     ) -> None: ...
     def close(self) -> None: ...
     def about(self) -> tuple[str, str | None, str | None]: ...

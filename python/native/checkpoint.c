@@ -8,8 +8,10 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/sharding.h"
+#include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <string.h>
@@ -60,8 +62,8 @@ static const fc_target_tensor *value_at(const checkpoint_object *self, Py_ssize_
 /* ---- opening ---- */
 
 typedef struct open_request {
-    const char *path, *schema, *tp_plan;
-    int headers_only, follow_external;
+    const char *path, *schema, *tp_plan, *recipe, *config;
+    int headers_only, follow_external, reverse;
     fc_selection selection;
 } open_request;
 
@@ -81,19 +83,33 @@ static fc_code open_source(const open_request *r, fc_arena *arena, fc_checkpoint
     return rc;
 }
 
+/* Replaces the checkpoint by what the recipe makes of its selected values, and selects all of that. */
+static fc_code apply_recipe(const open_request *r, checkpoint_object *self, fc_error *err) {
+    static const fc_selection everything;
+    const fc_recipe_options how = {.reverse = r->reverse != 0, .config = r->config};
+    const fc_recipe *recipe = NULL;
+    fc_checkpoint *made = NULL;
+    fc_selected counts;
+    FC_TRY(fc_recipe_load(r->recipe, &how, self->arena, &recipe, err));
+    FC_TRY(fc_recipe_apply(self->checkpoint, &self->target, recipe, &made, err));
+    self->checkpoint = made;
+    return fc_target_new(made, &everything, self->arena, &self->target, &counts, err);
+}
+
 /* Opens the checkpoint and selects values. Runs without the interpreter lock. */
 static fc_code open_request_run(const open_request *r, checkpoint_object *self, fc_error *err) {
     fc_selected counts;
-    fc_code rc = open_source(r, self->arena, &self->checkpoint, err);
-    if (rc == FC_OK && self->checkpoint->ntensors > 0) {
-        rc = fc_target_new(self->checkpoint, &r->selection, self->arena, &self->target, &counts, err);
+    FC_TRY(open_source(r, self->arena, &self->checkpoint, err));
+    if (self->checkpoint->ntensors > 0) {
+        FC_TRY(fc_target_new(self->checkpoint, &r->selection, self->arena, &self->target, &counts, err));
     }
-    return rc;
+    return r->recipe ? apply_recipe(r, self, err) : FC_OK;
 }
 
 static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"path",    "headers_only", "follow_external", "schema", "tp_plan",
-                            "include", "exclude",      "strip_prefix",    "rename", NULL};
+    static char *names[] = {"path",    "headers_only", "follow_external", "schema", "tp_plan", "include",
+                            "exclude", "strip_prefix", "rename",          "recipe", "reverse", "config",
+                            NULL};
     checkpoint_object *self = (checkpoint_object *)object;
     open_request r = {.path = NULL};
     PyObject *path = NULL, *include = Py_None, *exclude = Py_None, *rename = Py_None;
@@ -101,9 +117,9 @@ static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords)
         PyErr_SetString(PyExc_RuntimeError, "the checkpoint is already open");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppzzOOzO", names, PyUnicode_FSConverter, &path,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppzzOOzOzpz", names, PyUnicode_FSConverter, &path,
                                      &r.headers_only, &r.follow_external, &r.schema, &r.tp_plan, &include, &exclude,
-                                     &r.selection.strip_prefix, &rename)) {
+                                     &r.selection.strip_prefix, &rename, &r.recipe, &r.reverse, &r.config)) {
         return -1;
     }
     r.path = PyBytes_AsString(path);
