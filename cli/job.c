@@ -360,21 +360,12 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     return rc;
 }
 
-<<<<<<< HEAD
+/* Replaces the source by what --recipe and --quantize, or the command's own step, make of it. */
 static fc_code change_source(job *j, fc_error *err) {
     const job_steps *s = j->steps;
-    return s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err);
-}
-=======
-/* Replaces the source by what --recipe and --quantize make of it. */
-static fc_code derive(job *j, fc_error *err) {
-    FC_TRY(apply_recipe(j, err));
+    FC_TRY(s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err));
     return weights_quantize(j->o, &j->source, err);
 }
-
-/* Opens the source of a conversion. */
-typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
->>>>>>> main
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     FC_TRY(source_open(call, call->options->operands[0], false, out, err));
@@ -413,11 +404,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
     FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
     FC_TRY(weights_compute(j->o, &j->source, err));
-<<<<<<< HEAD
     FC_TRY(change_source(j, err));
-=======
-    FC_TRY(derive(j, err));
->>>>>>> main
     return do_job(j, out, err);
 }
 
@@ -438,13 +425,8 @@ static fc_code open_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     if (j->o->local) {
         return FC_OK;
     }
-<<<<<<< HEAD
     FC_TRY((j->steps->open ? j->steps->open : open_operand)(j->call, &j->source, err));
     FC_TRY(change_source(j, err));
-=======
-    FC_TRY(open(j->call, &j->source, err));
-    FC_TRY(derive(j, err));
->>>>>>> main
     return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
 }
 
