@@ -166,7 +166,7 @@ out:
     return rc == FC_ENOMEM ? inspect_no_memory(in, err) : FC_OK;
 }
 
-/* ---- what is listed ---- */
+/* ---- the listed values ---- */
 
 static bool matches(const char *const *globs, const char *name) {
     for (; globs && *globs; globs++) {
