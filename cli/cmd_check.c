@@ -143,7 +143,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     options rest;
     fc_code rc;
     FC_TRY(recipe_check_options(j.o, err));
-    if (j.o->recipe || option_given(j.o, OPT_DEQUANTIZE)) { /* damage is then an error, not a finding */
+    if (recipe_changes(j.o)) { /* damage is then an error, not a finding */
         FC_TRY(recipe_open(call, &rest, j.o->operands[0], true, &j.checkpoint, err));
         j.o = call->options;
     }

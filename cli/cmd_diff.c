@@ -87,7 +87,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     options rest;
     fc_code rc;
     FC_TRY_GOTO(recipe_check_options(j.o, err), rc, out);
-    if (j.o->recipe || option_given(j.o, OPT_DEQUANTIZE)) {
+    if (recipe_changes(j.o)) {
         FC_TRY_GOTO(recipe_open(call, &rest, j.o->operands[0], false, &j.a, err), rc, out);
         j.o = call->options;
         FC_TRY_GOTO(source_open(call, j.o->operands[1], false, &j.b, err), rc, out);

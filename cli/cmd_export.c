@@ -209,6 +209,9 @@ static fc_code prepare(exported *x, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "export: with --like, dtypes come from there; leave --%s out",
                        option_given(x->given, OPT_DTYPE) ? "dtype" : "dtype-for");
     }
+    if (x->o.like && option_given(x->given, OPT_QUANTIZE)) {
+        return fc_fail(err, FC_EUSAGE, "export: --quantize cannot be combined with --like; export in two steps");
+    }
     if (!x->o.max_shard_size) { /* with a reference, its files decide */
         x->o.max_shard_size = x->o.like ? INT64_MAX : hub_file_bytes;
     }

@@ -114,7 +114,7 @@ const option_row option_table[OPT_COUNT] = {
                     .offset = FIELD(recipe),
                     .help = "give the selected tensors the names and layouts of another program: the name of a shipped "
                             "recipe (see 'fsdpckpt recipes'), a JSON file, or auto, the only shipped one that fits. "
-                            "--include, --exclude, --strip-prefix and --rename come before it, --dtype-for after it"},
+                            "--include, --exclude, --strip-prefix and --rename come before it, other options after it"},
     [OPT_REVERSE] = {.name = "reverse",
                      .kind = KIND_FLAG,
                      .offset = FIELD(reverse),

@@ -79,7 +79,12 @@ static fc_code change(const options *o, fc_checkpoint **source, fc_error *err) {
                                     .rename = o->rename.items};
     size_t left_out = 0;
     FC_TRY(weights_compute(o, source, err));
-    return o->recipe ? recipe_apply(o, &selection, source, &left_out, err) : FC_OK;
+    FC_TRY(o->recipe ? recipe_apply(o, &selection, source, &left_out, err) : FC_OK);
+    return weights_quantize(o, source, err);
+}
+
+bool recipe_changes(const options *o) {
+    return (o->given & (TAKES(OPT_RECIPE) | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) | TAKES(OPT_ADAPTER))) != 0;
 }
 
 fc_code recipe_open(cli_call *call, options *rest, const char *path, bool headers_only, fc_checkpoint **out,
