@@ -3,6 +3,7 @@
  */
 #include "recipe.h"
 
+#include "ranks.h"
 #include "source.h"
 
 #include "fsdpckpt/recipe.h"
@@ -55,7 +56,7 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
         }
     }
     if (count == 1) {
-        if (!o->quiet) {
+        if (!o->quiet && ranks_is_launched_first()) {
             text_report("%s: the recipe is %s", target->source->path, only);
         }
         return FC_OK;
