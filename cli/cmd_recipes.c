@@ -5,19 +5,20 @@
 #include "text.h"
 
 #include "fsdpckpt/recipe.h"
+#include "fsdpckpt/try.h"
 
 #include <string.h>
 
 static fc_code list(cli_call *call, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? FC_OK : fc_no_memory(err, NULL);
-    for (const fc_shipped_recipe *s = fc_shipped_recipes; rc == FC_OK && s->name; s++) {
+    fc_code rc;
+    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, NULL), rc, out);
+    for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
         const fc_recipe *recipe = NULL;
-        rc = fc_recipe_load(s->name, NULL, arena, &recipe, err);
-        if (rc == FC_OK) {
-            text_printf(call->out, "%-20s %s\n", s->name, fc_recipe_description(recipe));
-        }
+        FC_TRY_GOTO(fc_recipe_load(s->name, NULL, arena, &recipe, err), rc, out);
+        text_printf(call->out, "%-20s %s\n", s->name, fc_recipe_description(recipe));
     }
+out:
     fc_arena_free(arena);
     return rc;
 }

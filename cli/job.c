@@ -81,13 +81,15 @@ static fc_code choose_dtypes(job *j, fc_error *err) {
     s->cast = option_given(j->o, OPT_DTYPE);
     s->dtype = j->o->dtype;
     fc_dtype_rule *rules = fc_arena_calloc(j->arena, list->count + 1, sizeof *rules);
-    fc_code rc = rules ? FC_OK : fc_no_memory(err, NULL);
-    for (size_t i = 0; rc == FC_OK && i < list->count; i++) {
-        rc = parse_dtype_rule(list->items[i], j->arena, &rules[i], err);
+    if (!rules) {
+        return fc_no_memory(err, NULL);
+    }
+    for (size_t i = 0; i < list->count; i++) {
+        FC_TRY(parse_dtype_rule(list->items[i], j->arena, &rules[i], err));
     }
     s->dtype_rules = rules;
     s->ndtype_rules = list->count;
-    return rc;
+    return FC_OK;
 }
 
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
@@ -323,13 +325,15 @@ static fc_code warn_uneven(const job *j, fc_error *err) {
                             .only_mesh = true};
     fc_report report;
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL);
-    for (size_t i = 0; rc == FC_OK && i < report.count; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL), rc, out);
+    for (size_t i = 0; i < report.count; i++) {
         fc_finding_kind kind = report.findings[i].kind;
         if (kind == FC_FOUND_TP_UNEVEN || kind == FC_FOUND_TP_EMPTY_SHARDS) {
             text_report("warning: %s", report.findings[i].message);
         }
     }
+out:
     fc_arena_free(arena);
     return rc;
 }
@@ -347,6 +351,12 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     s->include = s->exclude = s->rename = NULL;
     s->strip_prefix = NULL;
     return rc;
+}
+
+/* Replaces the source by what --recipe and --quantize make of it. */
+static fc_code derive(job *j, fc_error *err) {
+    FC_TRY(apply_recipe(j, err));
+    return weights_quantize(j->o, &j->source, err);
 }
 
 /* Opens the source of a conversion. */
@@ -389,7 +399,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
     FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
     FC_TRY(weights_compute(j->o, &j->source, err));
-    FC_TRY(apply_recipe(j, err));
+    FC_TRY(derive(j, err));
     return do_job(j, out, err);
 }
 
@@ -411,7 +421,7 @@ static fc_code open_job(job *j, const fc_layout_spec *spec, opener open, fc_erro
         return FC_OK;
     }
     FC_TRY(open(j->call, &j->source, err));
-    FC_TRY(apply_recipe(j, err));
+    FC_TRY(derive(j, err));
     return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
 }
 

@@ -173,13 +173,13 @@ static fc_code run_help(int argc, char **argv, text_out *out, fc_error *err) {
 static fc_code print_names(const char *path, text_out *out, fc_error *err) {
     const fc_open_options how = {.headers_only = true};
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = fc_checkpoint_open(path, &how, &checkpoint, err);
-    for (size_t i = 0; rc == FC_OK && i < checkpoint->ntensors; i++) {
+    FC_TRY(fc_checkpoint_open(path, &how, &checkpoint, err));
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
         text_name(out, checkpoint->tensors[i].name);
         text_puts(out, "\n");
     }
     fc_checkpoint_close(checkpoint);
-    return rc;
+    return FC_OK;
 }
 
 /* Whether the word after the option `arg` is the argument of the option. */

@@ -94,6 +94,20 @@ const option_row option_table[OPT_COUNT] = {
          .help = "turn quantized weights, which SRC stores as codes and scales, into numbers of TYPE: fp8 with scales "
                  "per tensor, channel or block, int8 with scales, and MXFP4 (see docs/WEIGHTS.md). It comes before "
                  "--include and all other options about names"},
+    [OPT_QUANTIZE] = {.name = "quantize",
+                      .kind = KIND_LIST,
+                      .arg = "GLOB",
+                      .offset = FIELD(quantize),
+                      .help = "turn the floating-point matrices that match GLOB into f8_e4m3fn codes with a scale for "
+                              "each block of 128 x 128, in NAME_scale_inv, as DeepSeek stores them (repeatable). GLOB "
+                              "matches names in SRC, or those that --recipe makes"},
+    [OPT_ADAPTER] = {.name = "adapter",
+                     .kind = KIND_LIST,
+                     .arg = "DIR[=W]",
+                     .offset = FIELD(adapter),
+                     .help = "merge the LoRA adapter that PEFT saved in DIR, with the weight W (default: 1), into the "
+                             "weights of SRC (repeatable). It comes after --dequantize and before --include and all "
+                             "other options about names"},
     [OPT_RECIPE] = {.name = "recipe",
                     .kind = KIND_TEXT,
                     .arg = "RECIPE",

@@ -317,6 +317,8 @@ void options_free(options *o) {
     free(o->exclude.items);
     free(o->rename.items);
     free(o->dtype_for.items);
+    free(o->quantize.items);
+    free(o->adapter.items);
     free(o->allow_missing.items);
     free(o->allow_unexpected.items);
     free(o->ignore.items);

@@ -26,6 +26,8 @@ typedef enum option_id {
     OPT_DTYPE,
     OPT_DTYPE_FOR,
     OPT_DEQUANTIZE,
+    OPT_QUANTIZE,
+    OPT_ADAPTER,
     OPT_RECIPE,
     OPT_REVERSE,
     OPT_CONFIG,
@@ -89,7 +91,9 @@ typedef enum option_id {
      TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
 
 /** The options of commands that apply a recipe to SRC, or compute weights of it. */
-#define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG) | TAKES(OPT_DEQUANTIZE))
+#define TAKES_RECIPE                                                                                                   \
+    (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG) | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) |        \
+     TAKES(OPT_ADAPTER))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -151,7 +155,7 @@ typedef struct options {
     int64_t rank;                   /**< valid if OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
     uint64_t max_shard_size;        /**< 0: not given */
-    option_list include, exclude, rename, dtype_for;
+    option_list include, exclude, rename, dtype_for, quantize, adapter;
     fc_dtype dtype;      /**< valid if OPT_DTYPE was given */
     fc_dtype dequantize; /**< valid if OPT_DEQUANTIZE was given */
     int compress;        /**< 0: none */

@@ -6,6 +6,7 @@
 #include "source.h"
 
 #include "fsdpckpt/recipe.h"
+#include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -28,12 +29,12 @@ static fc_code try_recipe(const char *name, const fc_recipe_options *how, const 
     const fc_recipe_options back = {.reverse = !how->reverse, .config = how->config};
     const fc_recipe *reversed = NULL;
     bool also = false;
-    fc_code rc = fc_recipe_load(name, how, arena, recipe, err);
-    rc = rc == FC_OK ? fc_recipe_takes_all(*recipe, target, fits, err) : rc;
-    rc = rc == FC_OK ? fc_recipe_load(name, &back, arena, &reversed, err) : rc;
-    rc = rc == FC_OK ? fc_recipe_takes_all(reversed, target, &also, err) : rc;
+    FC_TRY(fc_recipe_load(name, how, arena, recipe, err));
+    FC_TRY(fc_recipe_takes_all(*recipe, target, fits, err));
+    FC_TRY(fc_recipe_load(name, &back, arena, &reversed, err));
+    FC_TRY(fc_recipe_takes_all(reversed, target, &also, err));
     *fits = *fits && !also;
-    return rc;
+    return FC_OK;
 }
 
 /* --recipe auto: the only shipped recipe that fits. */
@@ -45,10 +46,7 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
     for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
         const fc_recipe *recipe = NULL;
         bool fits = false;
-        fc_code rc = try_recipe(s->name, how, target, arena, &recipe, &fits, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(try_recipe(s->name, how, target, arena, &recipe, &fits, err));
         if (fits) {
             size_t used = strlen(found);
             snprintf(found + used, sizeof found - used, "%s'%s'", count++ ? ", " : "", s->name);
@@ -81,18 +79,14 @@ static fc_code apply(const options *o, const fc_selection *selection, fc_arena *
     fc_checkpoint *made = NULL;
     fc_target target;
     fc_selected counts;
-    fc_code rc = source_config(o, *source, arena, &how.config, err);
-    rc = rc == FC_OK ? fc_target_new(*source, &some, arena, &target, &counts, err) : rc;
-    if (rc == FC_OK) {
-        rc = strcmp(o->recipe, "auto") == 0 ? find_recipe(o, &how, &target, arena, &recipe, err)
-                                            : fc_recipe_load(o->recipe, &how, arena, &recipe, err);
-    }
-    rc = rc == FC_OK ? fc_recipe_apply(*source, &target, recipe, &made, err) : rc;
-    if (rc == FC_OK) {
-        *source = made;
-        *left_out = counts.left_out;
-    }
-    return rc;
+    FC_TRY(source_config(o, *source, arena, &how.config, err));
+    FC_TRY(fc_target_new(*source, &some, arena, &target, &counts, err));
+    FC_TRY(strcmp(o->recipe, "auto") == 0 ? find_recipe(o, &how, &target, arena, &recipe, err)
+                                          : fc_recipe_load(o->recipe, &how, arena, &recipe, err));
+    FC_TRY(fc_recipe_apply(*source, &target, recipe, &made, err));
+    *source = made;
+    *left_out = counts.left_out;
+    return FC_OK;
 }
 
 fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpoint **source, size_t *left_out,

@@ -4,7 +4,9 @@
 #include "suggest.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -86,8 +88,29 @@ fc_code suggest_name(const char *path, const char *const *names, size_t stride, 
                    n > 2 ? near[2] : "", n > 2 ? "'" : "");
 }
 
-void suggest_path(const char *path, fc_error *err) {
+/* Finds the entry of a directory with the most similar name. @return false if the directory cannot be read. */
+static bool nearest_entry(const char *directory, const char *name, size_t len, char best[NAME_MAX + 1]) {
     enum { MOST = 4096 }; /* do not read a directory of millions of files to the end */
+    size_t score = SUGGEST_NONE;
+    DIR *dir = opendir(directory);
+    struct dirent *e = NULL;
+    for (int i = 0; dir && i < MOST && (errno = 0, e = readdir(dir)); i++) {
+        const char *near = NULL;
+        if (e->d_name[0] != '.') {
+            suggest_consider(name, len, e->d_name, &near, &score);
+        }
+        if (near) {
+            snprintf(best, NAME_MAX + 1, "%s", near);
+        }
+    }
+    bool complete = dir && (e || errno == 0);
+    if (dir) {
+        closedir(dir);
+    }
+    return complete;
+}
+
+void suggest_path(const char *path, fc_error *err) {
     size_t len = strlen(path);
     while (len > 1 && path[len - 1] == '/') {
         len--;
@@ -101,20 +124,8 @@ void suggest_path(const char *path, fc_error *err) {
         return;
     }
     snprintf(directory, sizeof directory, "%.*s", (int)start, start ? path : ".");
-    size_t score = SUGGEST_NONE;
-    DIR *dir = opendir(start ? directory : ".");
-    struct dirent *e;
-    for (int i = 0; dir && i < MOST && (e = readdir(dir)); i++) {
-        const char *near = NULL;
-        if (e->d_name[0] != '.') {
-            suggest_consider(path + start, len - start, e->d_name, &near, &score);
-        }
-        if (near) {
-            snprintf(best, sizeof best, "%s", near);
-        }
-    }
-    if (dir) {
-        closedir(dir);
+    if (!nearest_entry(start ? directory : ".", path + start, len - start, best)) {
+        return;
     }
     if (best[0]) {
         size_t used = strlen(err->message);

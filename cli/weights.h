@@ -1,5 +1,5 @@
 /*
- * --dequantize: replaces weights of a source by what is computed from them.
+ * --dequantize, --adapter and --quantize: replaces weights of a source by what is computed from them.
  */
 #ifndef FSDPCKPT_CLI_WEIGHTS_H
 #define FSDPCKPT_CLI_WEIGHTS_H
@@ -8,7 +8,10 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** Replaces `*source`, before its values are selected and renamed. */
+/** --dequantize and --adapter: replaces `*source`, before its values are selected and renamed. */
 fc_code weights_compute(const options *o, fc_checkpoint **source, fc_error *err);
+
+/** --quantize: replaces `*source`, after the recipe. */
+fc_code weights_quantize(const options *o, fc_checkpoint **source, fc_error *err);
 
 #endif

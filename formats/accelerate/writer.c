@@ -171,11 +171,13 @@ fc_code fc_accelerate_create(const fc_target *target, const char *staging, fc_wr
         return fc_no_memory(err, staging);
     }
     w->sections = fc_arena_calloc(w->arena, ACCELERATE_SECTIONS, sizeof *w->sections);
-    fc_code rc = w->sections ? FC_OK : fc_no_memory(err, staging);
-    for (size_t first = 0; rc == FC_OK && first < target->ntensors; first = end_of_section(target, first)) {
-        rc = add_section(w, target, staging, first, err);
+    if (!w->sections) {
+        return fc_no_memory(err, staging);
     }
-    return rc;
+    for (size_t first = 0; first < target->ntensors; first = end_of_section(target, first)) {
+        FC_TRY(add_section(w, target, staging, first, err));
+    }
+    return FC_OK;
 }
 
 /* The section of a target file: the engine gives each the values of one section. */

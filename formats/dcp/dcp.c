@@ -14,7 +14,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
-#include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,14 +33,9 @@ static bool is_data_file(const char *name) {
     return strncmp(name, "__", 2) == 0 && fc_ends_with(name, ".distcp");
 }
 
-static bool has_metadata(const char *directory) {
-    struct stat st;
-    int dir = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool found = dir >= 0 && fstatat(dir, metadata_name, &st, 0) == 0;
-    if (dir >= 0) {
-        close(dir);
-    }
-    return found;
+static bool has_metadata(const char *directory, fc_error *err) {
+    char path[PATH_MAX];
+    return fc_find_in(directory, metadata_name, path, err);
 }
 
 static bool is_dcp_file(const char *name) {
@@ -49,7 +44,8 @@ static bool is_dcp_file(const char *name) {
 
 static bool dcp_probe(const fc_probe *probe) {
     if (probe->is_directory) {
-        return has_metadata(probe->path) || fc_dir_find(probe->path, is_dcp_file, probe->err);
+        return has_metadata(probe->path, probe->err) ||
+               (probe->err->code == FC_OK && fc_dir_find(probe->path, is_dcp_file, probe->err));
     }
     const char *name = fc_base_name(probe->path);
     return strcmp(name, metadata_name) == 0 || is_dcp_file(name);
@@ -84,8 +80,8 @@ static fc_code refuse(const char *path, bool is_directory, fc_error *err) {
 static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, const char **metadata, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     const char *path = checkpoint->path;
-    struct stat st;
-    bool is_directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    bool is_directory;
+    FC_TRY(fc_is_directory(path, &is_directory, err));
     const char *base = fc_base_name(path);
     *directory = path;
     *metadata = is_directory || is_rank_metadata(base) ? NULL : path;
@@ -93,7 +89,12 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
         size_t n = (size_t)(base - path);
         *directory = n == 0 ? "." : fc_arena_strndup(arena, path, n == 1 ? 1 : n - 1);
     }
-    if (is_directory && has_metadata(path)) {
+    fc_error failed = {FC_OK, ""};
+    bool has = is_directory && has_metadata(path, &failed);
+    if (failed.code != FC_OK) {
+        return fc_fail(err, failed.code, "%s", failed.message);
+    }
+    if (has) {
         *metadata = fc_arena_printf(arena, "%s%s%s", path, fc_ends_with(path, "/") ? "" : "/", metadata_name);
         return *metadata ? FC_OK : fc_no_memory(err, path);
     }

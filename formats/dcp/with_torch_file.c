@@ -8,14 +8,15 @@
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
 #include "fsdpckpt/try.h"
+#include "io/directory.h"
 #include "registry.h"
 #include "torch/torch_file.h"
 
 #include <string.h>
 
-bool fc_dcp_has_file(const char *directory, const char *name) {
+bool fc_dcp_has_file(const char *directory, const char *name, fc_error *err) {
     char path[PATH_MAX];
-    return fc_find_in(directory, ".metadata", path) && fc_find_in(directory, name, path);
+    return fc_find_in(directory, ".metadata", path, err) && fc_find_in(directory, name, path, err);
 }
 
 static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, fc_error *err) {

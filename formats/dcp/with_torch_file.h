@@ -13,7 +13,7 @@
 #include "fsdpckpt/format.h"
 
 /** Whether the directory has both `.metadata` and the file `name`. */
-bool fc_dcp_has_file(const char *directory, const char *name);
+bool fc_dcp_has_file(const char *directory, const char *name, fc_error *err);
 
 /**
  * Opens checkpoint->path as DCP and adds the values of its file `name` (static storage). A name that both have is an

@@ -43,7 +43,7 @@ typedef struct ds_files {
 bool fc_ds_probe(const fc_probe *probe);
 
 /** Returns whether the directory is that of a universal checkpoint. */
-bool fc_ds_is_universal(const char *directory);
+bool fc_ds_is_universal(const char *directory, fc_error *err);
 /** Adds the files of a universal checkpoint other than those of the model. (universal.c) */
 fc_code fc_ds_find_universal(fc_arena *arena, ds_files *files, fc_error *err);
 /** Sets `out` to the file `name` in the directory of the step. @return false when out of memory. */

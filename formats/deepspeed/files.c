@@ -78,15 +78,14 @@ static bool is_step(const char *directory, fc_error *err) {
 /* ---- the step ---- */
 
 /* Reads the tag from the file `name`. @return false if there is none. */
-static bool read_tag(const char *directory, const char *name, char tag[MAX_TAG + 1]) {
+static bool read_tag(const char *directory, const char *name, char tag[MAX_TAG + 1], fc_error *err) {
     char path[PATH_MAX];
     int fd;
     uint64_t size;
-    if (snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path ||
-        fc_open_input(path, &fd, &size, NULL) != FC_OK) {
+    if (!fc_find_in(directory, name, path, err) || fc_open_input(path, &fd, &size, err) != FC_OK) {
         return false;
     }
-    bool good = size > 0 && size <= MAX_TAG && fc_pread_full(fd, tag, (size_t)size, 0, path, NULL) == FC_OK;
+    bool good = size > 0 && size <= MAX_TAG && fc_pread_full(fd, tag, (size_t)size, 0, path, err) == FC_OK;
     close(fd);
     if (good) {
         tag[size] = '\0';
@@ -96,10 +95,10 @@ static bool read_tag(const char *directory, const char *name, char tag[MAX_TAG +
 }
 
 /* The trainer's file takes precedence over that of ds_to_universal.py. */
-static const char *read_latest(const char *directory, char tag[MAX_TAG + 1]) {
+static const char *read_latest(const char *directory, char tag[MAX_TAG + 1], fc_error *err) {
     static const char *const names[] = {"latest", "latest_universal"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (read_tag(directory, names[i], tag)) {
+        if (err->code == FC_OK && read_tag(directory, names[i], tag, err)) {
             return names[i];
         }
     }
@@ -109,7 +108,7 @@ static const char *read_latest(const char *directory, char tag[MAX_TAG + 1]) {
 /* Whether `tag` is the directory of a step. A missing directory is not an error. */
 static bool step_at(const char *directory, const char *tag, char path[PATH_MAX], fc_error *err) {
     struct stat st;
-    return snprintf(path, PATH_MAX, "%s/%s", directory, tag) < PATH_MAX && stat(path, &st) == 0 &&
+    return snprintf(path, PATH_MAX, "%s/%s", directory, tag) < PATH_MAX && fc_path_exists(path, &st, err) &&
            S_ISDIR(st.st_mode) && is_step(path, err);
 }
 
@@ -140,8 +139,8 @@ bool fc_ds_probe(const fc_probe *probe) {
     if (!probe->is_directory) {
         return false;
     }
-    if (is_step(probe->path, probe->err) ||
-        (probe->err->code == FC_OK && read_latest(probe->path, tag) && step_at(probe->path, tag, path, probe->err))) {
+    if (is_step(probe->path, probe->err) || (probe->err->code == FC_OK && read_latest(probe->path, tag, probe->err) &&
+                                             step_at(probe->path, tag, path, probe->err))) {
         return true;
     }
     return probe->err->code == FC_OK && find_steps(probe->path, path, &count, probe->err) == FC_OK && count > 0;
@@ -155,7 +154,7 @@ static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_er
         out->directory = path;
         return FC_OK;
     }
-    const char *latest = failed.code == FC_OK ? read_latest(path, tag) : NULL;
+    const char *latest = failed.code == FC_OK ? read_latest(path, tag, &failed) : NULL;
     bool tagged = latest && step_at(path, tag, found, &failed);
     if (failed.code != FC_OK) {
         return fc_fail(err, failed.code, "%s", failed.message);
@@ -301,7 +300,11 @@ fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_er
     size_t count = 0;
     fc_code rc;
     FC_TRY(find_step(arena, path, out, err));
-    out->universal = fc_ds_is_universal(out->directory);
+    fc_error failed = {FC_OK, ""};
+    out->universal = fc_ds_is_universal(out->directory, &failed);
+    if (failed.code != FC_OK) {
+        return fc_fail(err, failed.code, "%s", failed.message);
+    }
     out->model_parallel = 1;
     FC_TRY_GOTO(list_files(out, &list, &count, err), rc, out);
     if (count > 0) {

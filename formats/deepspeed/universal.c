@@ -24,11 +24,11 @@ static const char folder[] = "zero";
 static const char state_file[] = "zero/optimizer_state.pt";
 static const char master[] = "fp32";
 
-bool fc_ds_is_universal(const char *directory) {
+bool fc_ds_is_universal(const char *directory, fc_error *err) {
     char path[PATH_MAX];
     struct stat st;
-    return snprintf(path, sizeof path, "%s/%s", directory, folder) < (int)sizeof path && stat(path, &st) == 0 &&
-           S_ISDIR(st.st_mode);
+    return snprintf(path, sizeof path, "%s/%s", directory, folder) < (int)sizeof path &&
+           fc_path_exists(path, &st, err) && S_ISDIR(st.st_mode);
 }
 
 /* ---- the files ---- */

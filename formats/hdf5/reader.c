@@ -77,8 +77,9 @@ static const char *directory_of(fc_arena *arena, const char *path) {
 }
 
 static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    struct stat st;
-    if (stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode)) {
+    bool is_directory;
+    FC_TRY(fc_is_directory(checkpoint->path, &is_directory, err));
+    if (is_directory) {
         return fc_h5_open_sharded(checkpoint, checkpoint->path, options, err);
     }
     if (is_named(checkpoint->path, "index.h5")) {
@@ -163,8 +164,8 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, ui
 }
 
 static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const char *path, fc_error *err) {
-    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message), FC_HINT_EXCLUDE,
-                     tensor->name);
+    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message),
+                     d->where == FC_H5_ELSEWHERE ? FC_HINT_FOLLOW_EXTERNAL : FC_HINT_EXCLUDE, tensor->name);
 }
 
 /* @return the row of the box to which a chunk belongs, in a checkpoint that was opened from tables. */

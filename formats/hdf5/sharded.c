@@ -314,7 +314,7 @@ static fc_code compute_boxes(sharded_reader *o, size_t i, fc_error *err) {
             return no_memory(o, err);
         }
         *local = *o->datasets[i];
-        local->where = FC_H5_ELSEWHERE;
+        local->where = local->kind == FC_H5_UNREADABLE ? FC_H5_NOWHERE : FC_H5_ELSEWHERE;
         if (!tensor->object) {
             FC_TRY_CONTEXT(fc_local_box(tensor->ndim, tensor->shape, mesh, tensor->placements, coordinate, box,
                                         box + tensor->ndim, err),

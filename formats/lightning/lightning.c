@@ -11,7 +11,7 @@
 static const char meta[] = "meta.pt";
 
 static bool lightning_probe(const fc_probe *probe) {
-    return probe->is_directory && fc_dcp_has_file(probe->path, meta);
+    return probe->is_directory && fc_dcp_has_file(probe->path, meta, probe->err);
 }
 
 static fc_code lightning_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {

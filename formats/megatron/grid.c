@@ -32,14 +32,14 @@ typedef struct found_rank {
     bool optimizer;
 } found_rank;
 
-static bool exists(const char *directory, const char *rank, const char *name) {
+static bool exists(const char *directory, const char *rank, const char *name, fc_error *err) {
     char path[PATH_MAX];
-    struct stat st;
-    return snprintf(path, sizeof path, "%s/%s/%s", directory, rank, name) < (int)sizeof path && stat(path, &st) == 0;
+    return snprintf(path, sizeof path, "%s/%s/%s", directory, rank, name) < (int)sizeof path &&
+           fc_path_exists(path, NULL, err);
 }
 
-/* Parses the name of a rank's directory and looks for its file. */
-static bool parse(const char *directory, const char *name, found_rank *out) {
+/* Parses the name of a rank's directory and looks for its file. @param err receives an error of looking. */
+static bool parse(const char *directory, const char *name, found_rank *out, fc_error *err) {
     static const char prefix[] = "mp_rank_";
     static const char *const files[] = {"model_optim_rng.pt", "model_rng.pt"};
     const char *p = name + sizeof prefix - 1;
@@ -65,9 +65,9 @@ static bool parse(const char *directory, const char *name, found_rank *out) {
         return false;
     }
     for (size_t i = 0; i < 2 && !out->file; i++) {
-        out->file = exists(directory, name, files[i]) ? files[i] : NULL;
+        out->file = exists(directory, name, files[i], err) ? files[i] : NULL;
     }
-    out->optimizer = exists(directory, name, distributed);
+    out->optimizer = exists(directory, name, distributed, err);
     memcpy(out->name, name, strlen(name) + 1);
     return out->file != NULL;
 }
@@ -77,13 +77,13 @@ bool fc_mg_has_ranks(const char *directory, fc_error *err) {
     found_rank rank;
     bool found = false;
     struct stat st;
-    if (stat(directory, &st) != 0 || !S_ISDIR(st.st_mode)) {
+    if (!fc_path_exists(directory, &st, err) || !S_ISDIR(st.st_mode)) {
         return false;
     }
     fc_code rc;
     FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
-    for (const char *name; !found && (name = fc_dir_next(&dir)) != NULL;) {
-        found = parse(directory, name, &rank);
+    for (const char *name; !found && err->code == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        found = parse(directory, name, &rank, err);
     }
 out:
     return fc_dir_close(&dir, rc, err) == FC_OK && found;
@@ -93,10 +93,13 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
     size_t capacity = 0;
     fc_dir dir;
     found_rank rank;
+    fc_error failed = {FC_OK, ""};
     fc_code rc;
     FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        if (!parse(directory, name, &rank)) {
+        bool parsed = parse(directory, name, &rank, &failed);
+        FC_TRY_GOTO(failed.code == FC_OK ? FC_OK : fc_fail(err, failed.code, "%s", failed.message), rc, out);
+        if (!parsed) {
             continue;
         }
         if (fc_grow(out, &capacity, *count + 1, sizeof **out)) {

@@ -11,6 +11,7 @@
 #include "registry.h"
 
 #include "base/file_name.h"
+#include "io/directory.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -24,18 +25,18 @@ static const char common[] = "common.pt";
 enum { TRACKED = 32 };
 
 static bool is_iteration(const char *directory, fc_error *err) {
-    return fc_dcp_has_file(directory, common) || fc_mg_has_ranks(directory, err);
+    return fc_dcp_has_file(directory, common, err) || (err->code == FC_OK && fc_mg_has_ranks(directory, err));
 }
 
 /* Reads the directory name from the tracker file: "iter_0000010" for 10, or "release". */
-static bool read_tracker(const char *directory, char name[TRACKED]) {
+static bool read_tracker(const char *directory, char name[TRACKED], fc_error *err) {
     char path[PATH_MAX], text[TRACKED] = "", *end;
     int fd;
     uint64_t size;
-    if (!fc_find_in(directory, tracker, path) || fc_open_input(path, &fd, &size, NULL) != FC_OK) {
+    if (!fc_find_in(directory, tracker, path, err) || fc_open_input(path, &fd, &size, err) != FC_OK) {
         return false;
     }
-    bool good = size > 0 && size < TRACKED - 8 && fc_pread_full(fd, text, (size_t)size, 0, path, NULL) == FC_OK;
+    bool good = size > 0 && size < TRACKED - 8 && fc_pread_full(fd, text, (size_t)size, 0, path, err) == FC_OK;
     close(fd);
     text[strcspn(text, " \r\n")] = '\0';
     unsigned long long number = strtoull(text, &end, 10);
@@ -52,15 +53,15 @@ static bool megatron_probe(const fc_probe *probe) {
         return false;
     }
     return is_iteration(probe->path, probe->err) ||
-           (probe->err->code == FC_OK && read_tracker(probe->path, name) && fc_find_in(probe->path, name, path) &&
-            is_iteration(path, probe->err));
+           (probe->err->code == FC_OK && read_tracker(probe->path, name, probe->err) &&
+            fc_find_in(probe->path, name, path, probe->err) && is_iteration(path, probe->err));
 }
 
 static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     char name[TRACKED], path[PATH_MAX];
     fc_error failed = {FC_OK, ""};
-    if (!is_iteration(checkpoint->path, &failed) && failed.code == FC_OK && read_tracker(checkpoint->path, name) &&
-        fc_find_in(checkpoint->path, name, path)) {
+    if (!is_iteration(checkpoint->path, &failed) && failed.code == FC_OK &&
+        read_tracker(checkpoint->path, name, &failed) && fc_find_in(checkpoint->path, name, path, &failed)) {
         checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
         if (!checkpoint->path) {
             return fc_no_memory(err, NULL);
@@ -69,9 +70,12 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     if (failed.code != FC_OK) {
         return fc_fail(err, failed.code, "%s", failed.message);
     }
-    fc_code rc = fc_dcp_has_file(checkpoint->path, common)
-                     ? fc_dcp_open_with_file(checkpoint, common, false, options, err)
-                     : fc_mg_open_ranks(checkpoint, options, err);
+    bool distributed = fc_dcp_has_file(checkpoint->path, common, &failed);
+    if (failed.code != FC_OK) {
+        return fc_fail(err, failed.code, "%s", failed.message);
+    }
+    fc_code rc = distributed ? fc_dcp_open_with_file(checkpoint, common, false, options, err)
+                             : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* the files of a pipeline's ranks each hold some of the layers */
     return rc;
@@ -79,7 +83,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
 
 /* DCP's data files have no headers to check. */
 static fc_code megatron_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    return fc_dcp_has_file(checkpoint->path, common) ? FC_OK : fc_torch_check_header(checkpoint, index, err);
+    return fc_dcp_has_file(checkpoint->path, common, NULL) ? FC_OK : fc_torch_check_header(checkpoint, index, err);
 }
 
 static const char *const extensions[] = {NULL};

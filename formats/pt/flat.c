@@ -121,7 +121,7 @@ fc_code fc_pt_state_shard(const pt_builder *m, const torch_leaf *leaf, pt_shard 
     fc_torch_tensor t = {0};
     *is = false;
     *out = (pt_shard){.local = leaf->v, .ndim = 1};
-    if (m->checkpoint->flat_views || !e || strcmp(e[0].key, "state") != 0 || !e[1].is_number ||
+    if (m->checkpoint->omits_views || !e || strcmp(e[0].key, "state") != 0 || !e[1].is_number ||
         leaf->kind != TORCH_TENSOR) {
         return FC_OK;
     }

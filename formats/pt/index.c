@@ -11,6 +11,7 @@
 #include "base/name_table.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
+#include "io/directory.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,12 +35,12 @@ bool fc_pt_is_index(const char *path) {
     return fc_ends_with(path, index_end);
 }
 
-bool fc_pt_find_index(const char *directory, char path[PATH_MAX]) {
+bool fc_pt_find_index(const char *directory, char path[PATH_MAX], fc_error *err) {
     static const char *const ends[] = {".index.json", ""};
     struct stat st;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        if (snprintf(path, PATH_MAX, "%s/%s%s", directory, whole_name, ends[i]) < PATH_MAX && stat(path, &st) == 0 &&
-            S_ISREG(st.st_mode)) {
+        if (err->code == FC_OK && snprintf(path, PATH_MAX, "%s/%s%s", directory, whole_name, ends[i]) < PATH_MAX &&
+            fc_path_exists(path, &st, err) && S_ISREG(st.st_mode)) {
             return true;
         }
     }

@@ -299,11 +299,12 @@ static fc_code end_tp_shards(const pt_builder *m, pt_value *v, int64_t ranks) {
 }
 
 fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks) {
-    fc_code rc = FC_OK;
-    for (size_t i = first; rc == FC_OK && i < m->count; i++) {
-        rc = m->values[i].shards > 0 ? end_tp_shards(m, &m->values[i], ranks) : rc;
+    for (size_t i = first; i < m->count; i++) {
+        if (m->values[i].shards > 0) {
+            FC_TRY(end_tp_shards(m, &m->values[i], ranks));
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Appends this rank's shard to those of the ranks before along `dim`. */
@@ -386,7 +387,7 @@ static fc_code add_plain(pt_builder *m, const torch_leaf *leaf) {
     FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err),
                    m->err, "%s", m->f->path);
     if (is_flat_view(m, &t, extent) && (made || (v->plain && v->ndim == 1))) {
-        v->plain = v->view = m->checkpoint->flat_views = true;
+        v->plain = v->view = m->checkpoint->omits_views = true;
         v->ndim = 1;
         return FC_OK;
     }

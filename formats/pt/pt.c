@@ -9,6 +9,8 @@
 
 #include "base/file_name.h"
 #include "checkpoint/other_files.h"
+#include "fsdpckpt/try.h"
+#include "io/directory.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -17,7 +19,7 @@ static bool pt_probe(const fc_probe *probe) {
     char path[PATH_MAX];
     if (probe->is_directory) {
         return fc_pt_has_sets(probe->path, probe->err) ||
-               (probe->err->code == FC_OK && fc_pt_find_index(probe->path, path));
+               (probe->err->code == FC_OK && fc_pt_find_index(probe->path, path, probe->err));
     }
     return fc_pt_is_index(probe->path) || fc_torch_is_zip(probe->head, probe->head_size) ||
            fc_torch_is_legacy(probe->head, probe->head_size) || fc_torch_is_tar(probe->head, probe->head_size);
@@ -50,10 +52,14 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
     const char *path = checkpoint->path, *base = fc_base_name(path);
     char model[PATH_MAX];
     pt_rank_name name;
-    struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        fc_code rc = fc_pt_find_index(path, model) ? open_model(checkpoint, model, options, err)
-                                                   : fc_pt_open_ranks(checkpoint, path, NULL, options, err);
+    bool is_directory;
+    FC_TRY(fc_is_directory(path, &is_directory, err));
+    if (is_directory) {
+        fc_error failed = {FC_OK, ""};
+        bool indexed = fc_pt_find_index(path, model, &failed);
+        fc_code rc = failed.code != FC_OK ? fc_fail(err, failed.code, "%s", failed.message)
+                     : indexed            ? open_model(checkpoint, model, options, err)
+                                          : fc_pt_open_ranks(checkpoint, path, NULL, options, err);
         return rc == FC_OK ? fc_note_other_files(checkpoint, path, err) : rc;
     }
     if (fc_pt_parse_rank_name(base, &name) && name.ranks > 0) {

@@ -18,7 +18,7 @@
  * Finds the file in `directory` that lists which file has which tensor, as written by Hugging Face's save_pretrained:
  * pytorch_model.bin.index.json; or pytorch_model.bin, which has all tensors. @return false if there is neither.
  */
-bool fc_pt_find_index(const char *directory, char path[PATH_MAX]);
+bool fc_pt_find_index(const char *directory, char path[PATH_MAX], fc_error *err);
 /** @return whether `path` is such an index. */
 bool fc_pt_is_index(const char *path);
 

@@ -117,7 +117,7 @@ static void close_file(void *slot) {
 static fc_code check_missing(const pt_builder *m, const pt_set *set, size_t first) {
     size_t missing = 0, at = 0;
     for (int64_t r = 0; r < set->ranks; r++) {
-        if (access(m->checkpoint->files[first + (size_t)r].path, F_OK) != 0) {
+        if (access(m->checkpoint->files[first + (size_t)r].path, F_OK) != 0 && errno == ENOENT) {
             at = missing++ ? at : first + (size_t)r;
         }
     }

@@ -358,11 +358,12 @@ out:
 fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *options, st_files *out, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     const char *path = checkpoint->path;
-    struct stat st;
     uint32_t shard, model, models;
     const char *name = fc_base_name(path);
     *out = (st_files){.kind = ST_ONE};
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+    bool is_directory;
+    FC_TRY(fc_is_directory(path, &is_directory, err));
+    if (is_directory) {
         out->directory = path;
         FC_TRY(open_directory(checkpoint, options, out, err));
         return options->follow_external ? FC_OK : fc_st_check_links(out, err);

@@ -8,6 +8,7 @@
 #include "checkpoint/other_files.h"
 #include "engine/open_files.h"
 #include "fsdpckpt/try.h"
+#include "io/directory.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 
@@ -301,7 +302,6 @@ static fc_code read_checkpoint(st_reader *o, fc_error *err) {
 
 static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     st_reader o = {.checkpoint = checkpoint, .options = options};
-    struct stat st;
     const fc_code rc = read_checkpoint(&o, err);
     for (size_t f = 0; o.headers && f < o.files.nfiles; f++) {
         fc_st_header_free(&o.headers[f]);
@@ -312,10 +312,9 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
     checkpoint->nfiles += o.files.index != NULL;
     checkpoint->tensors = o.tensors;
     checkpoint->ntensors = o.ntensors;
-    if (stat(checkpoint->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
-        return FC_OK;
-    }
-    return fc_note_other_files(checkpoint, checkpoint->path, err);
+    bool is_directory;
+    FC_TRY(fc_is_directory(checkpoint->path, &is_directory, err));
+    return is_directory ? fc_note_other_files(checkpoint, checkpoint->path, err) : FC_OK;
 }
 
 static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {

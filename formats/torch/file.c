@@ -89,11 +89,12 @@ fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_e
     int fd;
     FC_TRY(fc_open_input(path, &fd, &f->size, err));
     f->fd = fd;
-    fc_code rc = read_contents(f, err);
-    rc = rc == FC_OK ? allow_unfolding(f, err) : rc;
-    if (rc != FC_OK) {
-        fc_torch_file_close(f);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(read_contents(f, err), rc, failed);
+    FC_TRY_GOTO(allow_unfolding(f, err), rc, failed);
+    return FC_OK;
+failed:
+    fc_torch_file_close(f);
     return rc;
 }
 

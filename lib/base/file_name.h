@@ -25,10 +25,4 @@ static inline bool fc_ends_with(const char *s, const char *end) {
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/** @return whether `directory` contains an entry called `name`; `path` receives its path. */
-static inline bool fc_find_in(const char *directory, const char *name, char path[PATH_MAX]) {
-    struct stat st;
-    return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
-}
-
 #endif

@@ -56,12 +56,35 @@ const char *fc_check_setting(const fc_check_run *c, fc_setting setting) {
     return c->options->setting_names ? c->options->setting_names[setting] : members[setting];
 }
 
+/* Quotes a text for a shell, if necessary. */
+static const char *quote(fc_check_run *c, const char *text) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/:=+,@%";
+    if (text[strspn(text, plain)] == '\0' && *text) {
+        return text;
+    }
+    char *quoted = fc_check_alloc(c, 4 * strlen(text) + 3, 1);
+    if (!quoted) {
+        return "";
+    }
+    char *to = quoted;
+    *to++ = '\'';
+    for (; *text; text++) {
+        if (*text == '\'') {
+            to = stpcpy(to, "'\\''");
+        } else {
+            *to++ = *text;
+        }
+    }
+    *to = '\'';
+    return quoted;
+}
+
 /* The fix as text for a shell: the setting once for each value. */
 static const char *fix_text(fc_check_run *c, const fc_fix *fix) {
     const char *text = "";
     for (size_t i = 0; i < fix->count; i++) {
         text = fc_check_text(c, "%s%s%s %s", text, i > 0 ? " " : "", fc_check_setting(c, fix->setting),
-                             fc_check_quote(c, fix->values[i]));
+                             quote(c, fix->values[i]));
     }
     return text;
 }
@@ -104,28 +127,6 @@ const char *fc_check_type(fc_check_run *c, const fc_tensor *tensor) {
 
 const char *fc_check_others(fc_check_run *c, uint64_t count) {
     return count > 1 ? fc_check_text(c, " and %" PRIu64 " more", count - 1) : "";
-}
-
-const char *fc_check_quote(fc_check_run *c, const char *text) {
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/:=+,@%";
-    if (text[strspn(text, plain)] == '\0' && *text) {
-        return text;
-    }
-    char *quoted = fc_check_alloc(c, 4 * strlen(text) + 3, 1);
-    if (!quoted) {
-        return "";
-    }
-    char *to = quoted;
-    *to++ = '\'';
-    for (; *text; text++) {
-        if (*text == '\'') {
-            to = stpcpy(to, "'\\''");
-        } else {
-            *to++ = *text;
-        }
-    }
-    *to = '\'';
-    return quoted;
 }
 
 /* Fills the report. */
@@ -188,7 +189,19 @@ static fc_code run(fc_check_run *c, fc_report *out, fc_error *err) {
     return FC_OK;
 }
 
+bool fc_check_failed(fc_check_run *c, fc_code rc, const fc_error *why) {
+    bool failed = rc == FC_ENOMEM || rc == FC_EIO;
+    if (failed && c->failed == FC_OK) {
+        c->failed = rc;
+        c->failure = *why;
+    }
+    return failed;
+}
+
 static fc_code finish(const fc_check_run *c, fc_code rc, fc_error *err) {
+    if (rc == FC_OK && c->failed != FC_OK) {
+        return err ? (*err = c->failure, c->failed) : c->failed;
+    }
     return rc == FC_OK && c->no_memory ? fc_no_memory(err, c->path) : rc;
 }
 

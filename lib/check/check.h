@@ -21,10 +21,15 @@ typedef struct fc_check_run {
     size_t count, capacity;
     size_t allowed; /* number of allowed missing or unexpected names */
     bool no_memory; /* something could not be allocated: the whole check fails */
+    fc_code failed; /* the first failure of the system, which says nothing about the checkpoint: the check fails */
+    fc_error failure;
 } fc_check_run;
 
 /** Adds a copy of `finding` with its message. A count of 0 becomes 1. */
 void fc_check_add(fc_check_run *c, const fc_finding *finding);
+
+/** Keeps a failure of the system: no memory, or an I/O error. @return whether `rc` is one. */
+bool fc_check_failed(fc_check_run *c, fc_code rc, const fc_error *why);
 
 /** Formats a text in the arena. On failure sets `no_memory` and returns "". */
 const char *fc_check_text(fc_check_run *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -40,9 +45,6 @@ const char *fc_check_shape(fc_check_run *c, const fc_tensor *tensor);
 
 /** Returns " and 11 more", to append to the first of several names, or "" for a count of 1. */
 const char *fc_check_others(fc_check_run *c, uint64_t count);
-
-/** Quotes a text for a shell, if necessary. */
-const char *fc_check_quote(fc_check_run *c, const char *text);
 
 /**
  * Returns the rest of a name after "<word>.", which must be at the start or after a component that contains "optim":

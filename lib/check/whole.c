@@ -123,6 +123,9 @@ static bool check_object(fc_check_run *c, const fc_named *name) {
     fc_object_verdict verdict;
     fc_error why;
     fc_code rc = fc_checkpoint_object_verdict(c->checkpoint, name->tensor, &verdict, &why);
+    if (fc_check_failed(c, rc, &why)) {
+        return false;
+    }
     if (rc == FC_ECORRUPT) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,
                                       .name = name->tensor->name,
@@ -175,7 +178,8 @@ void fc_check_coverage(fc_check_run *c) {
         fc_error why;
         const fc_tensor *tensor = c->names.items[i].tensor;
         check_readable(c, tensor);
-        if (fc_coverage_within(c->checkpoint, tensor, NULL, &coverage, &why) != FC_OK) {
+        fc_code rc = fc_coverage_within(c->checkpoint, tensor, NULL, &coverage, &why);
+        if (rc != FC_OK && !fc_check_failed(c, rc, &why)) {
             fc_check_add(c, &(fc_finding){.kind = FC_FOUND_COVERAGE,
                                           .name = tensor->name,
                                           .found = fc_check_type(c, tensor),

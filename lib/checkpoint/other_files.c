@@ -33,7 +33,8 @@ static fc_code count_unknown(const char *directory, const fc_name_table *known, 
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         struct stat st;
         if (!fc_holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
-            fstatat(dirfd(dir.dir), name, &st, 0) != 0 || st.st_size == 0) { /* an empty file of a rank without data */
+            (fstatat(dirfd(dir.dir), name, &st, 0) == 0 &&
+             st.st_size == 0)) { /* an empty file of a rank without data */
             continue;
         }
         if ((*count)++ == 0 || strcmp(name, first) < 0) {

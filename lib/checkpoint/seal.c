@@ -186,7 +186,10 @@ fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
     const char *path;
     struct stat st;
     FC_TRY(seal_path(checkpoint, checkpoint->arena, &path, err));
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
+    if (stat(path, &st) != 0) {
+        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    if (!S_ISREG(st.st_mode)) {
         return FC_OK;
     }
     if (st.st_size > MOST_BYTES) {

@@ -39,7 +39,7 @@ static fc_code walk(const char *source, FILE *lines, fc_error *err) {
     FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, by_name);
     fc_code rc;
     FC_TRY_GOTO(tree ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be listed", source), rc, out);
-    for (FTSENT *e; (e = fts_read(tree));) {
+    for (FTSENT *e; (e = (errno = 0, fts_read(tree)));) {
         if (e->fts_level == 0 && e->fts_info != FTS_D && e->fts_info != FTS_DP) {
             FC_TRY_GOTO(e->fts_errno
                             ? fc_fail_errno(err, e->fts_errno, "%s: cannot be listed", source)
@@ -52,6 +52,7 @@ static fc_code walk(const char *source, FILE *lines, fc_error *err) {
             goto out;
         }
     }
+    rc = errno ? fc_fail_errno(err, errno, "%s: cannot be listed to its end", source) : FC_OK;
 out:
     if (tree) {
         fts_close(tree);

@@ -27,15 +27,15 @@ static fc_code join(char *path, const char *directory, const char *name, fc_erro
 /* Makes the directories that `name` needs below `into`. */
 static fc_code make_parents(const char *into, const char *name, fc_error *err) {
     char path[PATH_BYTES];
-    fc_code rc = join(path, into, name, err);
-    for (char *s = path + strlen(into) + 1; rc == FC_OK && (s = strchr(s, '/')); s++) {
+    FC_TRY(join(path, into, name, err));
+    for (char *s = path + strlen(into) + 1; (s = strchr(s, '/')); s++) {
         *s = '\0';
         if (mkdir(path, 0777) != 0 && errno != EEXIST) {
-            rc = fc_fail_errno(err, errno, "%s: cannot be created", path);
+            return fc_fail_errno(err, errno, "%s: cannot be created", path);
         }
         *s = '/';
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code create(const char *into, const char *name, char *path, int *fd, fc_error *err) {

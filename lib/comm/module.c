@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_DIRECTORIES = 8 };
@@ -77,8 +78,35 @@ static fc_code check_table(const char *path, const fc_module *module, fc_error *
     return FC_OK;
 }
 
+/* Whether everybody may replace `path`: a module is code that this process runs. A file in a directory like /tmp, where
+   everybody may make files, must belong to this user or to root. */
+static bool is_open_to_all(const char *path, const char *directory) {
+    struct stat file, folder;
+    if (stat(path, &file) != 0 || stat(directory, &folder) != 0) {
+        return true; /* it may not be what it seems */
+    }
+    bool shared = (folder.st_mode & S_IWOTH) != 0;
+    bool ours = (folder.st_mode & S_ISVTX) && (file.st_uid == 0 || file.st_uid == geteuid());
+    return (file.st_mode & S_IWOTH) != 0 || (shared && !ours);
+}
+
+static fc_code check_place(const char *path, const char *directory, fc_error *err) {
+    if (directory[0] != '/') {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: modules are loaded only from absolute paths: set FSDPCKPT_MODULE_PATH to one", path);
+    }
+    if (is_open_to_all(path, directory)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: is not loaded, because everybody may write to it or to its directory: remove these "
+                       "permissions (chmod o-w)",
+                       path);
+    }
+    return FC_OK;
+}
+
 /* Loads the module in `path` and checks its table. */
-static fc_code load_module(const char *path, const fc_module **out, fc_error *err) {
+static fc_code load_module(const char *path, const char *directory, const fc_module **out, fc_error *err) {
+    FC_TRY(check_place(path, directory, err));
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();
@@ -115,8 +143,9 @@ static fc_code find_module(const char *name, bool built, const fc_module **out, 
         char path[PATH_MAX + 64];
         snprintf(path, sizeof path, "%s/libfsdpckpt-comm-%s.so", p->directories[i], name);
         if (access(path, F_OK) == 0) {
+            fc_code rc = load_module(path, p->directories[i], out, err);
             free(p);
-            return load_module(path, out, err);
+            return rc;
         }
     }
     fc_code rc = not_found(name, built, p, err);

@@ -415,7 +415,7 @@ static bool has_padding(const search *s) {
 }
 
 static fc_code fit(search *s, fc_flat_unit *u) {
-    bool padded = s->f->views || s->f->source->flat_views;
+    bool padded = s->f->views || s->f->source->omits_views;
     s->all = fc_arena_calloc(s->arena, u->nbelow, sizeof *s->all);
     s->decisions = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->decisions);
     s->way = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->way);

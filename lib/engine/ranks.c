@@ -152,16 +152,16 @@ fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t c
 
 fc_code fc_ranks_join_flags(fc_comm *comm, bool *flags, size_t count, fc_error *err) {
     uint64_t *numbers = calloc(count + 1, sizeof *numbers);
-    fc_code rc = fc_ranks_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err);
-    if (rc == FC_OK) {
-        for (size_t i = 0; i < count; i++) {
-            numbers[i] = flags[i];
-        }
-        rc = comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_MAX, NULL, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
+    for (size_t i = 0; i < count; i++) {
+        numbers[i] = flags[i];
     }
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    FC_TRY_GOTO(comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_MAX, NULL, err), rc, out);
+    for (size_t i = 0; i < count; i++) {
         flags[i] = numbers[i] != 0;
     }
+out:
     free(numbers);
     return rc;
 }

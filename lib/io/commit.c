@@ -212,8 +212,10 @@ static uint64_t count_files(const char *path) {
     fc_dir dir;
     fc_code rc = fc_dir_open(&dir, path, NULL);
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        bool folder = fc_dir_is_folder(&dir, name) && snprintf(below, sizeof below, "%s/%s", path, name) < PATH_MAX;
-        count += 1 + (folder ? count_files(below) : 0);
+        bool folder;
+        bool walk = fc_dir_is_folder(&dir, name, &folder, NULL) == FC_OK && folder &&
+                    snprintf(below, sizeof below, "%s/%s", path, name) < PATH_MAX;
+        count += 1 + (walk ? count_files(below) : 0);
     }
     (void)fc_dir_close(&dir, rc, NULL);
     return count;
@@ -293,7 +295,9 @@ static fc_code sync_tree(const char *path, fc_progress *progress, fc_error *err)
     fc_code rc;
     FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        if (!fc_dir_is_folder(&dir, name)) {
+        bool folder;
+        FC_TRY_GOTO(fc_dir_is_folder(&dir, name, &folder, err), rc, out);
+        if (!folder) {
             continue;
         }
         if (snprintf(below, sizeof below, "%s/%s", path, name) >= PATH_MAX) {
@@ -325,7 +329,8 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
         return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made", commit->target),
                          FC_HINT_FORCE, NULL);
     }
-    if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && rename(made, commit->target) == 0) {
+    if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && errno == ENOENT &&
+        rename(made, commit->target) == 0) {
         return FC_OK;
     }
     return fc_fail_errno(err, errno, "%s: cannot be renamed into place", commit->target);
@@ -363,8 +368,13 @@ static fc_code publish_directory(fc_commit *commit, fc_error *err) {
 }
 
 static fc_code publish(fc_commit *commit, fc_error *err) {
+    fc_error failed = {FC_OK, ""};
     FC_TRY(fc_check_replaced(&commit->how, commit->target, err));
-    if (access(commit->target, F_OK) != 0 || !commit->how.force) {
+    bool exists = fc_path_exists(commit->target, NULL, &failed);
+    if (failed.code != FC_OK) {
+        return fc_fail(err, failed.code, "%s", failed.message);
+    }
+    if (!exists || !commit->how.force) {
         return publish_new(commit, err);
     }
     if (commit->how.is_directory) {

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,9 +44,37 @@ const char *fc_dir_next(fc_dir *dir) {
     return NULL;
 }
 
-bool fc_dir_is_folder(const fc_dir *dir, const char *name) {
+fc_code fc_dir_is_folder(const fc_dir *dir, const char *name, bool *is_folder, fc_error *err) {
     struct stat st;
-    return fstatat(dirfd(dir->dir), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+    *is_folder = false;
+    if (fstatat(dirfd(dir->dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return fc_fail_errno(err, errno, "%s/%s: cannot be examined", dir->path, name);
+    }
+    *is_folder = S_ISDIR(st.st_mode);
+    return FC_OK;
+}
+
+bool fc_path_exists(const char *path, struct stat *st, fc_error *err) {
+    struct stat own;
+    bool found = stat(path, st ? st : &own) == 0;
+    if (!found && errno != ENOENT && errno != ENOTDIR) {
+        (void)fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    return found;
+}
+
+fc_code fc_is_directory(const char *path, bool *is, fc_error *err) {
+    struct stat st;
+    *is = false;
+    if (stat(path, &st) != 0) {
+        return errno == ENOENT || errno == ENOTDIR ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    *is = S_ISDIR(st.st_mode);
+    return FC_OK;
+}
+
+bool fc_find_in(const char *directory, const char *name, char path[PATH_MAX], fc_error *err) {
+    return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && fc_path_exists(path, NULL, err);
 }
 
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err) {
@@ -58,15 +87,11 @@ fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err) {
                : fc_fail_errno(err, dir->errnum, "%s: the directory cannot be read to its end", dir->path);
 }
 
-static bool is_directory(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *err) {
     fc_dir dir;
     bool found = false;
-    if (!is_directory(path)) {
+    struct stat st;
+    if (!fc_path_exists(path, &st, err) || !S_ISDIR(st.st_mode)) {
         return false;
     }
     fc_code rc;

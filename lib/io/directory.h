@@ -12,7 +12,22 @@
 #include "fsdpckpt/error.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <stdbool.h>
+#include <sys/stat.h>
+
+/**
+ * Returns whether `path` exists. If that cannot be found out (EACCES, EIO), the answer is false and `err` has the
+ * error: a file that cannot be examined must not look like one that is missing.
+ * @param st receives the result of stat(); may be NULL.
+ */
+bool fc_path_exists(const char *path, struct stat *st, fc_error *err);
+
+/** Sets `*is` to whether `path` is a directory. */
+fc_code fc_is_directory(const char *path, bool *is, fc_error *err);
+
+/** Like fc_path_exists for the entry `name` of `directory`. @param path receives its path. */
+bool fc_find_in(const char *directory, const char *name, char path[PATH_MAX], fc_error *err);
 
 /**
  * A walk in progress:
@@ -38,7 +53,7 @@ fc_code fc_dir_open_at(fc_dir *dir, int fd, const char *path, fc_error *err);
 const char *fc_dir_next(fc_dir *dir);
 
 /** Returns whether the entry `name` is a directory, and not a link to one. */
-bool fc_dir_is_folder(const fc_dir *dir, const char *name);
+fc_code fc_dir_is_folder(const fc_dir *dir, const char *name, bool *is_folder, fc_error *err);
 
 /** Closes it. @return `rc`, or if that is FC_OK, the error that ended the walk early. */
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err);

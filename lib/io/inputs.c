@@ -79,14 +79,17 @@ static bool is_above(const place *p, const char *path) {
     return found;
 }
 
-static bool holds(const place *p, const char *path) {
+/* Sets `*held` to whether the target is `path`, or contains it. */
+static fc_code find(const place *p, const char *path, bool *held, fc_error *err) {
     struct stat st;
+    *held = false;
     if (stat(path, &st) != 0) {
-        return false;
+        return errno == ENOENT || errno == ENOTDIR ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
     }
     const identity id = {st.st_dev, st.st_ino};
-    return compare(&id, &p->self) == 0 ||
-           (p->count > 0 && bsearch(&id, p->entries, p->count, sizeof *p->entries, compare)) || is_above(p, path);
+    *held = compare(&id, &p->self) == 0 ||
+            (p->count > 0 && bsearch(&id, p->entries, p->count, sizeof *p->entries, compare)) || is_above(p, path);
+    return FC_OK;
 }
 
 fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err) {
@@ -98,7 +101,9 @@ fc_code fc_check_inputs(const char *target, const char *const *inputs, const cha
     fc_code rc;
     FC_TRY_GOTO(S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK, rc, out);
     for (const char *const *input = inputs; *input; input++) {
-        if (holds(&p, *input)) {
+        bool held;
+        FC_TRY_GOTO(find(&p, *input, &held, err), rc, out);
+        if (held) {
             FC_TRY_GOTO(S_ISDIR(st.st_mode)
                             ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target",
                                       target, *input)

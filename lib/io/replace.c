@@ -140,8 +140,10 @@ static fc_code check_child(const fc_commit_options *how, const char *path, const
     if (!how->force) {
         return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
     }
-    return fc_dir_is_folder(dir, name) ? check_folder(how, path, dirfd(dir->dir), name, err)
-                                       : check_entry(how, path, dirfd(dir->dir), name, name, err);
+    bool folder;
+    FC_TRY(fc_dir_is_folder(dir, name, &folder, err));
+    return folder ? check_folder(how, path, dirfd(dir->dir), name, err)
+                  : check_entry(how, path, dirfd(dir->dir), name, name, err);
 }
 
 /* An empty directory was made for the target, so replacing it does not need `force`. */
@@ -259,7 +261,9 @@ static fc_code apply_to_content(int parent, const char *path, const content_perm
     fc_code rc;
     FC_TRY_GOTO(open_folder(&dir, parent, path, err), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        if (fc_dir_is_folder(&dir, name)) {
+        bool folder;
+        FC_TRY_GOTO(fc_dir_is_folder(&dir, name, &folder, err), rc, out);
+        if (folder) {
             FC_TRY_GOTO(apply_to_content(dirfd(dir.dir), name, p, err), rc, out);
             FC_TRY_GOTO(apply(dirfd(dir.dir), name, &p->folder, err), rc, out);
         } else if (p->files > 0) {

@@ -77,7 +77,7 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
     if (n == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: all %zu names are excluded", source->path,
+        return fc_fail(err, FC_EUSAGE, "%s: nothing is selected: all %zu names are excluded", source->path,
                        source->ntensors);
     }
     FC_TRY(fc_rename_check_used(rename, source->path, tensors[0].name, err));
@@ -205,7 +205,8 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
 }
 
 /* Sets the placements of each value, and which rank stores it if it is replicated. */
-static fc_code place(const fc_target *target, fc_placement *placements, fc_target_tensor *tensors, fc_error *err) {
+static fc_code place(const fc_target *target, fc_placement *placements, const uint32_t *given,
+                     fc_target_tensor *tensors, fc_error *err) {
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
     uint64_t *bytes = calloc(n, sizeof *bytes);
     uint32_t *owners = calloc(n, sizeof *owners);
@@ -224,9 +225,10 @@ static fc_code place(const fc_target *target, fc_placement *placements, fc_targe
         }
         tensors[i].placements = &placements[i * width];
     }
-    FC_TRY_GOTO(fc_layout_spread(target->mesh, n, bytes, placements, owners, err), rc, out);
+    FC_TRY_GOTO(given ? FC_OK : fc_layout_spread(target->mesh, n, bytes, placements, owners, err), rc, out);
     for (size_t i = 0; i < n; i++) {
-        tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
+        const uint32_t owner = given ? given[tensors[i].source - target->source->tensors] : owners[i];
+        tensors[i].owner_offset = tensors[i].source->object ? 0 : owner;
     }
 out:
     free(bytes);
@@ -270,7 +272,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     } else if (out->mesh->ndim > 0) {
         FC_TRY(plan_placements(out, selection, arena, counts, &placements, err));
     }
-    return placements ? place(out, placements, tensors, err) : FC_OK;
+    return placements ? place(out, placements, selection->owner_offsets, tensors, err) : FC_OK;
 }
 
 static bool is_empty(int ndim, const int64_t *sizes) {

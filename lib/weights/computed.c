@@ -10,6 +10,7 @@
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,8 @@ typedef struct state {
     uint64_t next;  /* offset of the next block in an imaginary file: distinct ones do not look like shared storage */
     shared *shared; /* from malloc */
     size_t nshared, capacity;
+    pthread_mutex_t lock; /* guards `idle` */
+    fc_work *idle;        /* from malloc */
 } state;
 
 /* fc_tensor.detail of a value. */
@@ -64,6 +67,42 @@ static fc_code computed_extent(const fc_checkpoint *checkpoint, const fc_tensor 
     return FC_OK;
 }
 
+void *fc_work_buffer(fc_work *work, int which, size_t size) {
+    if (work->sizes[which] < size || !work->bytes[which]) {
+        free(work->bytes[which]);
+        work->bytes[which] = malloc(size + 1);
+        work->sizes[which] = work->bytes[which] ? size : 0;
+    }
+    return work->bytes[which];
+}
+
+/* @return buffers that no worker uses, or NULL when out of memory. */
+static fc_work *take_work(state *s) {
+    pthread_mutex_lock(&s->lock);
+    fc_work *work = s->idle;
+    s->idle = work ? work->next : NULL;
+    pthread_mutex_unlock(&s->lock);
+    return work ? work : calloc(1, sizeof *work);
+}
+
+static void give_work(state *s, fc_work *work) {
+    pthread_mutex_lock(&s->lock);
+    work->next = s->idle;
+    s->idle = work;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void free_work(state *s) {
+    for (fc_work *work = s->idle, *next; work; work = next) {
+        next = work->next;
+        for (int i = 0; i < FC_WORK_BUFFERS; i++) {
+            free(work->bytes[i]);
+        }
+        free(work);
+    }
+    pthread_mutex_destroy(&s->lock);
+}
+
 static fc_code computed_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                              fc_error *err) {
     static fc_source_crc *const none[MOST_SOURCES];
@@ -72,15 +111,21 @@ static fc_code computed_read(const fc_checkpoint *checkpoint, const fc_tensor *t
     if (o->kept) {
         return s->sources[0]->format->reader.read(s->sources[0], o->kept, index, buf, err);
     }
+    fc_work *work = take_work(checkpoint->state);
+    if (!work) {
+        return fc_no_memory(err, checkpoint->path);
+    }
     const bool again = atomic_exchange(&o->read[index], true); /* the cache may have evicted it */
     const fc_computed_block block = {.tensor = tensor,
                                      .what = o->what,
                                      .box = fc_chunk_box(tensor, &tensor->chunks[index]),
                                      .sources = s->sources,
                                      .crcs = again ? none : s->crcs,
+                                     .work = work,
                                      .out = buf};
-    FC_TRY_CONTEXT(o->compute(&block, err), err, "tensor %.256s", tensor->name);
-    return FC_OK;
+    const fc_code rc = o->compute(&block, err);
+    give_work(checkpoint->state, work);
+    return rc == FC_OK ? FC_OK : fc_context(err, rc, "tensor %.256s", tensor->name);
 }
 
 static fc_code computed_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
@@ -102,9 +147,15 @@ static fc_code computed_check_object(const fc_checkpoint *checkpoint, const fc_t
     return source->format->reader.check_object(source, o->kept, err);
 }
 
+/* The files of the sources follow each other. */
 static fc_code computed_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    const fc_checkpoint *source = first_of(checkpoint);
-    return source->format->reader.check_file(source, index, err);
+    const state *s = checkpoint->state;
+    size_t i = 0;
+    for (; index >= s->sources[i]->nfiles; i++) {
+        index -= s->sources[i]->nfiles;
+    }
+    const fc_format_reader *reader = &s->sources[i]->format->reader;
+    return reader->check_file ? reader->check_file(s->sources[i], index, err) : FC_OK;
 }
 
 static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error *err) {
@@ -142,7 +193,8 @@ static fc_code computed_check_inputs(const fc_checkpoint *checkpoint, fc_comm *c
 }
 
 static void computed_close(fc_checkpoint *checkpoint) {
-    const state *s = checkpoint->state;
+    state *s = checkpoint->state;
+    free_work(s);
     free(s->shared);
     for (size_t i = 0; i < s->count; i++) {
         fc_source_crc_free(s->crcs[i]);
@@ -162,13 +214,35 @@ static void make_format(state *s) {
     s->format.reader.object_json = of->reader.object_json ? computed_object_json : NULL;
     s->format.reader.digest = computed_digest;
     s->format.reader.check_object = of->reader.check_object ? computed_check_object : NULL;
-    s->format.reader.check_file = of->reader.check_file ? computed_check_file : NULL;
+    s->format.reader.check_file = computed_check_file;
     s->format.reader.check_inputs = computed_check_inputs;
     s->format.verifier.verify = NULL; /* it can only check the source */
     s->format.verifier.verify_chunk = NULL;
 }
 
 /* ---- the manifest ---- */
+
+/* Lists the files of all sources: none of them may be the target. Chunks refer to those of the first source. */
+static fc_code list_files(fc_checkpoint *made, fc_error *err) {
+    const state *s = made->state;
+    size_t count = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        count += s->sources[i]->nfiles;
+    }
+    fc_file *files = fc_arena_calloc(made->arena, count + 1, sizeof *files);
+    if (!files) {
+        return fc_no_memory(err, made->path);
+    }
+    count = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        for (size_t f = 0; f < s->sources[i]->nfiles; f++) {
+            files[count++] = s->sources[i]->files[f];
+        }
+    }
+    made->files = files;
+    made->nfiles = count;
+    return FC_OK;
+}
 
 static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t count, size_t most, fc_error *err) {
     fc_arena *arena = made->arena;
@@ -182,6 +256,7 @@ static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t c
     if (!s->sources || !s->crcs || !s->tensors) {
         return fc_no_memory(err, sources[0]->path);
     }
+    pthread_mutex_init(&s->lock, NULL);
     memcpy(s->sources, sources, count * sizeof *sources);
     s->count = count;
     s->most = most;
@@ -197,7 +272,7 @@ static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t c
     for (size_t i = 0; i < count; i++) {
         FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &s->crcs[i], err));
     }
-    return FC_OK;
+    return list_files(made, err);
 }
 
 fc_code fc_computed_new(fc_checkpoint *const *sources, size_t count, size_t most, fc_checkpoint **out, fc_error *err) {

@@ -17,6 +17,20 @@ enum {
     FC_COMPUTED_EDGE = 480         /**< rows and columns of a block of a matrix that is transposed */
 };
 
+enum { FC_WORK_BUFFERS = 4 };
+
+/** Buffers that are kept from block to block, so that their pages are mapped once. One worker uses them at a time. */
+typedef struct fc_work {
+    void *bytes[FC_WORK_BUFFERS];
+    size_t sizes[FC_WORK_BUFFERS];
+    const void *holds; /**< what the buffers hold for later blocks, at `from` and of `extent`; NULL: nothing */
+    int64_t from[FC_MAX_DIMS], extent[FC_MAX_DIMS];
+    struct fc_work *next; /**< in the list of unused ones */
+} fc_work;
+
+/** @return buffer number `which`, with room for `size` bytes, or NULL when out of memory. Its content is undefined. */
+void *fc_work_buffer(fc_work *work, int which, size_t size);
+
 /** A block to compute, in row-major order. */
 typedef struct fc_computed_block {
     const fc_tensor *tensor; /**< of the computed checkpoint */
@@ -26,6 +40,7 @@ typedef struct fc_computed_block {
     /** One per source: receives the CRCs of what this block alone reads. The members are NULL if it was computed
      *  before. What several blocks read is not added, but named to fc_computed_shares. */
     fc_source_crc *const *crcs;
+    fc_work *work;
     void *out;
 } fc_computed_block;
 

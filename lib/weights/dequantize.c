@@ -95,22 +95,18 @@ static fc_code read_codes(const fc_computed_block *b, unsigned char **out, fc_er
         offsets[d] = b->box.offsets[d] / shared;
         sizes[d] = b->box.sizes[d] / shared;
     }
-    *out = malloc((size_t)fc_box_volume(&box) + 1);
+    *out = fc_work_buffer(b->work, 0, (size_t)fc_box_volume(&box));
     return *out ? fc_read_box_crc(b->sources[0], w->codes, &box, w->codes->dtype, *out, b->crcs[0], err)
                 : fc_no_memory(err, b->sources[0]->path);
 }
 
 static fc_code compute(const fc_computed_block *b, fc_error *err) {
-    fc_scale_box scales = {.values = NULL};
+    fc_scale_box scales;
     unsigned char *codes = NULL;
-    fc_code rc;
-    FC_TRY_GOTO(fc_scales_read(b->sources[0], b->what, &b->box, &scales, err), rc, out);
-    FC_TRY_GOTO(read_codes(b, &codes, err), rc, out);
+    FC_TRY(fc_scales_read(b, b->what, &scales, err));
+    FC_TRY(read_codes(b, &codes, err));
     compute_rows(b, &scales, codes);
-out:
-    free(scales.values);
-    free(codes);
-    return rc;
+    return FC_OK;
 }
 
 /* ---- which tensors ---- */

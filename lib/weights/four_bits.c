@@ -8,9 +8,6 @@
 #include "fsdpckpt/try.h"
 #include "weights/scales.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* The codes of a block, and the columns of the weight that are computed at once. */
 enum { IN_BLOCK = 32, BYTES = IN_BLOCK / 2, STRIP = 256 };
 
@@ -72,22 +69,17 @@ static fc_code read_packed(const fc_computed_block *b, packed *p, fc_error *err)
     sizes[n - 1] = p->blocks;
     sizes[n] = BYTES;
     const fc_box codes = {n + 1, offsets, sizes}, scales = {n, offsets, sizes};
-    p->codes = malloc((size_t)fc_box_volume(&codes));
-    p->scales = malloc((size_t)fc_box_volume(&scales) * sizeof *p->scales);
-    if (!p->codes || !p->scales) {
+    p->codes = fc_work_buffer(b->work, 0, (size_t)fc_box_volume(&codes));
+    if (!p->codes) {
         return fc_no_memory(err, b->sources[0]->path);
     }
     FC_TRY(fc_read_box_crc(b->sources[0], w->codes, &codes, FC_U8, p->codes, b->crcs[0], err));
-    return fc_scales_as_floats(b->sources[0], w->scales, &scales, p->scales, err);
+    return fc_scales_as_floats(b, w->scales, &scales, &p->scales, err);
 }
 
 fc_code fc_four_bits_compute(const fc_computed_block *b, fc_error *err) {
-    packed p = {.codes = NULL};
-    fc_code rc = read_packed(b, &p, err);
-    if (rc == FC_OK) {
-        compute_all(&p, b->tensor->dtype, b->out);
-    }
-    free(p.codes);
-    free(p.scales);
-    return rc;
+    packed p;
+    FC_TRY(read_packed(b, &p, err));
+    compute_all(&p, b->tensor->dtype, b->out);
+    return FC_OK;
 }

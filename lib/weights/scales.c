@@ -9,9 +9,6 @@
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* DeepSeek's blocks, which all others who name their scales alike use too. */
 enum { USUAL_BLOCK = 128 };
 
@@ -75,31 +72,30 @@ fc_code fc_scaled_fit(fc_scaled *w, const int64_t *shape, const int64_t *blocks,
     return FC_OK;
 }
 
-fc_code fc_scales_as_floats(const fc_checkpoint *source, const fc_tensor *scales, const fc_box *box, float *out,
+fc_code fc_scales_as_floats(const fc_computed_block *b, const fc_tensor *scales, const fc_box *box, float **out,
                             fc_error *err) {
-    if (scales->dtype != FC_U8) {
-        return fc_read_box_crc(source, scales, box, FC_F32, out, NULL, err);
-    }
     const size_t count = (size_t)fc_box_volume(box);
-    unsigned char *raw = malloc(count + 1);
-    fc_code rc = raw ? fc_read_box_crc(source, scales, box, FC_U8, raw, NULL, err) : fc_no_memory(err, source->path);
-    if (rc == FC_OK) {
-        fc_cast(FC_F8_E8M0FNU, raw, FC_F32, out, count);
+    const bool exponents = scales->dtype == FC_U8;
+    unsigned char *raw = exponents ? fc_work_buffer(b->work, 2, count) : NULL;
+    *out = fc_work_buffer(b->work, 1, count * sizeof **out);
+    if (!*out || (exponents && !raw)) {
+        return fc_no_memory(err, b->sources[0]->path);
     }
-    free(raw);
-    return rc;
+    FC_TRY(fc_read_box_crc(b->sources[0], scales, box, exponents ? FC_U8 : FC_F32, exponents ? raw : (void *)*out, NULL,
+                           err));
+    if (exponents) {
+        fc_cast(FC_F8_E8M0FNU, raw, FC_F32, *out, count);
+    }
+    return FC_OK;
 }
 
-fc_code fc_scales_read(const fc_checkpoint *source, const fc_scaled *w, const fc_box *box, fc_scale_box *out,
-                       fc_error *err) {
+fc_code fc_scales_read(const fc_computed_block *b, const fc_scaled *w, fc_scale_box *out, fc_error *err) {
     const fc_box scales = {w->scales->ndim, out->offsets, out->sizes};
     for (int d = 0; d < w->scales->ndim; d++) {
         const bool cut = d < w->ndim;
-        out->offsets[d] = cut ? box->offsets[d] / w->block[d] : 0;
-        out->sizes[d] = cut ? (box->offsets[d] + box->sizes[d] - 1) / w->block[d] - out->offsets[d] + 1 : 1;
+        out->offsets[d] = cut ? b->box.offsets[d] / w->block[d] : 0;
+        out->sizes[d] = cut ? (b->box.offsets[d] + b->box.sizes[d] - 1) / w->block[d] - out->offsets[d] + 1 : 1;
     }
     fc_row_major_strides(scales.ndim, out->sizes, out->strides);
-    out->values = malloc(((size_t)fc_box_volume(&scales) + 1) * sizeof *out->values);
-    return out->values ? fc_scales_as_floats(source, w->scales, &scales, out->values, err)
-                       : fc_no_memory(err, source->path);
+    return fc_scales_as_floats(b, w->scales, &scales, &out->values, err);
 }

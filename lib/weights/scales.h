@@ -32,15 +32,17 @@ fc_code fc_scaled_fit(fc_scaled *w, const int64_t *shape, const int64_t *blocks,
 /** The scales that a box of the weight needs. */
 typedef struct fc_scale_box {
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS], strides[FC_MAX_DIMS]; /**< in scales */
-    float *values;                                                          /**< from malloc */
+    float *values;
 } fc_scale_box;
 
-/** Reads the scales that a box of the weight needs. The caller frees out->values. */
-fc_code fc_scales_read(const fc_checkpoint *source, const fc_scaled *w, const fc_box *box, fc_scale_box *out,
-                       fc_error *err);
+/** Reads the scales that a block of the weight needs. Uses buffers 1 and 2 of the block. */
+fc_code fc_scales_read(const fc_computed_block *block, const fc_scaled *w, fc_scale_box *out, fc_error *err);
 
-/** Reads a box of scales as floats. Scales of type uint8 are exponents of two, with bias 127. */
-fc_code fc_scales_as_floats(const fc_checkpoint *source, const fc_tensor *scales, const fc_box *box, float *out,
+/**
+ * Reads a box of scales as floats, into buffer 1 of the block. Scales of type uint8 are exponents of two, with bias
+ * 127. Uses buffer 2.
+ */
+fc_code fc_scales_as_floats(const fc_computed_block *block, const fc_tensor *scales, const fc_box *box, float **out,
                             fc_error *err);
 
 /** The values of four-bit floats (E2M1). */

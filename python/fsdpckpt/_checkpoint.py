@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from . import _native, _objects
 from ._dtypes import numpy_dtype
+from ._errors import UsageError
 from ._index import read_axes, select
 from ._placements import Mesh, MeshLike, Placement, Replicate, parts_of, placement_of
 
@@ -237,6 +238,10 @@ class Checkpoint(Mapping[str, Tensor]):
         self.objects = Objects(self, objects, sizes)
         self._layout: tuple[Mesh | None, list[tuple[Placement, ...]]] | None = None
 
+    def _names(self) -> list[str]:
+        """The names of tensors and objects, in the order of the checkpoint."""
+        return [name for name, *_ in self._native.entries()]
+
     def _handle(self) -> _native.Checkpoint:
         """The open checkpoint; a forked process opens its own, because it shares descriptors with its parent."""
         if self._pid != os.getpid() and not self._closed:
@@ -339,6 +344,9 @@ def open(
     rename: Sequence[str] | str | None = None,
     schema: Path | None = None,
     tp_plan: str | None = None,
+    recipe: Path | None = None,
+    reverse: bool = False,
+    config: Path | None = None,
     follow_external: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint of any format and layout. Only its headers are read.
@@ -346,7 +354,15 @@ def open(
     The options are those of the command (`fsdpckpt consolidate --help`): `include` and `exclude` are globs over names,
     `strip_prefix` and `rename` change names, `schema` names the parameters in FSDP1's flat parameters, `tp_plan` says
     how tensor parallelism sharded the tensors in rank files that do not record it.
+
+    `recipe` gives the selected tensors the names and layouts of another program while they are read: the name of a
+    shipped recipe (`fsdpckpt.recipes()` lists them) or a JSON file. `reverse` applies it in the other direction, and
+    `config` is the model's config.json or its folder, by default the one in the checkpoint's folder.
     """
+    if recipe is None and (reverse or config is not None):
+        raise UsageError(("reverse=" if reverse else "config=") + " needs recipe=")
+    if recipe is not None and config is None:
+        config = _config_of(os.fspath(path))
 
     def texts(value: Sequence[str] | str | None) -> Sequence[str] | None:
         return [value] if isinstance(value, str) else value
@@ -359,5 +375,14 @@ def open(
         rename=texts(rename),
         schema=None if schema is None else os.fspath(schema),
         tp_plan=tp_plan,
+        recipe=None if recipe is None else os.fspath(recipe),
+        reverse=reverse,
+        config=None if config is None else os.fspath(config),
         follow_external=follow_external,
     )
+
+
+def _config_of(path: str) -> str | None:
+    """The config.json in the folder of a checkpoint, or next to its file."""
+    found = (os.path.join(folder, "config.json") for folder in (path, os.path.dirname(path)))
+    return next((os.path.abspath(file) for file in found if os.path.exists(file)), None)

@@ -74,6 +74,54 @@ class Corpus(unittest.TestCase):
         self.assertGreater(seen, 40)
 
 
+class Recipes(unittest.TestCase):
+    """tests/corpus/recipes: the same model before and after the converter of its own package."""
+
+    CASES = (("torchtitan-llama3", "torchtitan-llama3"), ("torchtitan-qwen3-moe", "torchtitan-qwen3"), ("meta-llama", "meta-llama"),
+             ("nanogpt", "nanogpt"))
+
+    def same(self, checkpoint, path):
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            self.assertEqual(set(checkpoint), set(file.keys()))
+            for name in file.keys():
+                value = file.get_tensor(name)
+                with self.subTest(path=path, name=name):
+                    self.assertEqual(harness.torch_bytes(checkpoint[name].torch()), harness.torch_bytes(value))
+                    half = slice(value.shape[0] // 2, None), ...
+                    self.assertEqual(checkpoint[name][half].tobytes(), harness.torch_bytes(value[half].contiguous()))
+
+    def test_tensors_are_what_the_converter_makes(self):
+        for folder, recipe in self.CASES:
+            there = harness.GOOD.parent / "recipes" / folder
+            with fsdpckpt.open(there / "from.safetensors", recipe=recipe) as checkpoint:
+                self.same(checkpoint, there / "to.safetensors")
+                again = pickle.loads(pickle.dumps(checkpoint))
+                self.assertEqual(set(again), set(checkpoint))
+        there = harness.GOOD.parent / "recipes" / "torchtitan-llama3"
+        with fsdpckpt.open(there / "to.safetensors", recipe="torchtitan-llama3", reverse=True, config=there) as checkpoint:
+            self.same(checkpoint, there / "from.safetensors")
+
+    def test_shards(self):
+        there = harness.GOOD.parent / "recipes" / "torchtitan-llama3"
+        with tempfile.TemporaryDirectory() as folder:
+            fsdpckpt.reshard(there / "from.safetensors", Path(folder, "shards"), to="dcp", dp=3, tp=2, progress=None)
+            with fsdpckpt.open(Path(folder, "shards"), recipe="torchtitan-llama3", config=there / "config.json") as checkpoint:
+                self.same(checkpoint, there / "to.safetensors")
+
+    def test_refusals(self):
+        there = harness.GOOD.parent / "recipes" / "torchtitan-llama3" / "from.safetensors"
+        with self.assertRaisesRegex(fsdpckpt.UsageError, "reverse= needs recipe="):
+            fsdpckpt.open(there, reverse=True)
+        with self.assertRaisesRegex(fsdpckpt.UsageError, "config= needs recipe="):
+            fsdpckpt.open(there, config=".")
+        with self.assertRaises(fsdpckpt.UsageError):
+            fsdpckpt.open(there, recipe="nanogpt")
+        with self.assertRaisesRegex(fsdpckpt.UsageError, "nothing is selected: all [0-9]+ names are excluded"):
+            fsdpckpt.open(there, exclude="*")
+
+
 class Reading(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

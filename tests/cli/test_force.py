@@ -74,6 +74,16 @@ class Force(harness.Case):
             f.write("Dear reader")
         self.refused("consolidate", harness.corpus(TRAIN), "-o", "letter.h5", contains=["not a checkpoint"])
 
+    def test_compressed_target_is_replaced(self):
+        source = os.path.join(harness.CORPUS, "h5-packed.h5")
+        for command, target in ((("consolidate",), "a.h5"), (("reshard", "--dp", "2"), "run")):
+            for level in ("1", "6"):
+                self.ok(command[0], source, "-o", target, *command[1:], "--compress", level, "--force", "-q")
+                self.ok("diff", source, target, "--data", "-q")
+                self.ok("verify", target, "-q")
+        self.ok("consolidate", "run", "-o", "a.h5", "--force", "-q")  # not compressed any more
+        self.ok("diff", source, "a.h5", "--data", "-q")
+
     def test_permissions_are_kept(self):
         self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
         os.chmod(self.path("a.h5"), 0o600)

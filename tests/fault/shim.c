@@ -2,7 +2,8 @@
  * Fault injection by LD_PRELOAD. Fails the n-th call of a family, counted over the whole process (a child starts at 0).
  * The command itself has no hooks for this, and libhdf5's system calls fail like our own.
  *
- *   FAULT_FAMILY=sys|mem|dir  which calls to fail (dir: only those of sys that list directories)
+ *   FAULT_FAMILY=sys|mem|dir|stat  which calls to fail (dir: only those of sys that list directories; stat: those that
+ *                             ask whether a file exists, which sys does not fail)
  *   FAULT_AT=n                the number of the call, counted from 1
  *   FAULT_ERRNO=number        the error of the call
  *   FAULT_KILL=1              kills the process instead, as kill -9 does
@@ -38,7 +39,7 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem, family_dir, kills, stops, no_exchange;
+static bool family_mem, family_dir, family_stat, kills, stops, no_exchange;
 static pid_t first_process;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
@@ -103,6 +104,7 @@ __attribute__((constructor)) static void start(void) {
     family_mem = family && strcmp(family, "mem") == 0;
     fault_errno = number ? atoi(number) : EIO;
     family_dir = family && strcmp(family, "dir") == 0;
+    family_stat = family && strcmp(family, "stat") == 0;
     kills = getenv("FAULT_KILL") != NULL;
     stops = getenv("FAULT_STOP") != NULL;
     first_process = getpid();
@@ -141,7 +143,7 @@ static bool fails(bool mem, const char *name) {
 
 /* Returns whether a call that does not list a directory fails. */
 static bool call_fails(const char *name) {
-    return !family_dir && fails(false, name);
+    return !family_dir && !family_stat && fails(false, name);
 }
 
 static bool called_by_us(const void *from) {
@@ -286,13 +288,27 @@ ONLY_KILLED(int, rmdir, (const char *path), (path))
 #define FAULTY_POINTER(ret, name, params, call)                                                                        \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \
-        return fails(false, #name) ? NULL : real call;                                                                 \
+        return !family_stat && fails(false, #name) ? NULL : real call;                                                 \
     }
 
 FAULTY_POINTER(DIR *, opendir, (const char *path), (path))
 FAULTY_POINTER(DIR *, fdopendir, (int fd), (fd))
 FAULTY_POINTER(struct dirent *, readdir, (DIR * dir), (dir))
 FAULTY_POINTER(struct dirent64 *, readdir64, (DIR * dir), (dir))
+
+/* Calls that ask whether a file exists. */
+#define FAULTY_QUESTION(name, params, call)                                                                            \
+    int name params;                                                                                                   \
+    int name params {                                                                                                  \
+        REAL(int(*) params, #name);                                                                                    \
+        return family_stat && fails(false, #name) ? -1 : real call;                                                    \
+    }
+
+FAULTY_QUESTION(stat, (const char *path, struct stat *st), (path, st))
+FAULTY_QUESTION(stat64, (const char *path, struct stat64 *st), (path, st))
+FAULTY_QUESTION(lstat64, (const char *path, struct stat64 *st), (path, st))
+FAULTY_QUESTION(fstatat64, (int dir, const char *path, struct stat64 *st, int flags), (dir, path, st, flags))
+FAULTY_QUESTION(access, (const char *path, int mode), (path, mode))
 
 char *mkdtemp(char *template) {
     REAL(char *(*)(char *), "mkdtemp");

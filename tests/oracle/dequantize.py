@@ -3,7 +3,8 @@
 
 Codes have scales per tensor, per channel and per block (also blocks at ragged edges, and of a size that only config.json
 tells); three-dimensional experts; int8; pairs of four-bit floats; MXFP4. They are read from one file and from shards, and
-written to one file and to shards. `average` refuses codes, and averages what they stand for.
+written to one file and to shards. `average` refuses codes, and averages what they stand for. --quantize is compared with the
+formula of Transformers, which DeepSeek's padding at ragged edges extends.
 
 usage: dequantize.py FSDPCKPT        exit 77 without torch
 """
@@ -180,6 +181,44 @@ def check_damage(tool, path, stored):
         must(victim in r.stderr and not os.path.exists(path("bad.h5")), victim, r.stderr)
 
 
+def quantized(weight):
+    """Codes and scales of blocks of 128 x 128: the largest magnitude becomes 448, in the steps of Transformers."""
+    codes, scale = torch.zeros(weight.shape), torch.ones(*weight.shape[:-2], *(-(-n // 128) for n in weight.shape[-2:]))
+    for i in range(scale.shape[-2]):
+        for j in range(scale.shape[-1]):
+            block = ..., slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+            largest = weight[block].float().abs().amax((-2, -1))
+            factor = torch.where(largest > 0, largest.reciprocal() * 448, 1.0)
+            codes[block] = (weight[block].float() * factor[..., None, None]).clamp(-448, 448)
+            scale[..., i, j] = 1.0 / factor
+    return codes.to(torch.float8_e4m3fn), scale
+
+
+def check_quantize(tool, path):
+    torch.manual_seed(6)
+    weights = {"l.a.weight": torch.randn(256, 384).bfloat16(), "l.b.weight": torch.randn(300, 9001) * 1e-3,
+               "l.c.weight": torch.randn(3, 130, 70).half(), "l.zero.weight": torch.zeros(5, 5),
+               "l.norm.weight": torch.randn(384), "head.weight": torch.randn(10, 20)}
+    save_file(weights, path("w.safetensors"))
+    want = dict(weights)
+    for name in ("l.a", "l.b", "l.c", "l.zero"):
+        want[name + ".weight"], want[name + ".weight_scale_inv"] = quantized(weights[name + ".weight"])
+    for to in ("consolidate", "reshard"):
+        out = path("q.safetensors") if to == "consolidate" else path("q")
+        must_run(tool, to, path("w.safetensors"), "-o", out, "-q", "--quantize", "l.*", *(("--dp", 3) if to == "reshard" else ()))
+        must_run(tool, "consolidate", out, "-o", path("again.safetensors"), "-q", "-f")
+        must_equal(dict(sorted(want.items())), dict(sorted(load_file(path("again.safetensors")).items())), to)
+    must_run(tool, "consolidate", path("q"), "-o", path("back.safetensors"), "-q", "--dequantize", "f32")
+    back = load_file(path("back.safetensors"))
+    for name, w in weights.items():
+        must(bool(((back[name].float() - w.float()).abs() <= w.float().abs() / 15 + w.float().abs().max() / 2e5).all()), name)
+    save_file({"l.weight": torch.tensor([[1.0, float("nan")]])}, path("nan.safetensors"))
+    r = must_run(tool, "consolidate", path("nan.safetensors"), "-o", path("no.h5"), "--quantize", "*", ok=(5,))
+    must("l.weight: has infinite values or NaN" in r.stderr and not os.path.exists(path("no.h5")), r.stderr)
+    r = must_run(tool, "consolidate", path("w.safetensors"), "-o", path("no.h5"), "--quantize", "*norm*", ok=(2,))
+    must("no floating-point matrix has a name like '*norm*'" in r.stderr, r.stderr)
+
+
 def check_average(tool, path, want):
     r = must_run(tool, "average", path("one.pt"), path("dcp"), "-o", path("mean.pt"), ok=(5,))
     must("holds quantized codes" in r.stderr and "--dequantize" in r.stderr, r.stderr)
@@ -198,6 +237,7 @@ def main():
         check_refusals(tool, path)
         check_damage(tool, path, stored)
         check_average(tool, path, want)
+        check_quantize(tool, path)
     print("%d dequantized weights have the bits of the formulas" % (len(want) - 2))
     return 0
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""--dequantize against the code of the packages whose checkpoints it reads, bit for bit: Transformers (blocks of fp8, MXFP4
-of GPT-OSS) and compressed-tensors (fp8 and int8 per tensor, channel and group).
+"""--dequantize and --quantize against the code of the packages whose checkpoints they read, bit for bit: Transformers (blocks of fp8,
+MXFP4 of GPT-OSS) and compressed-tensors (fp8 and int8 per tensor, channel and group).
 
 usage: dequantize_peers.py FSDPCKPT        exit 77 without these packages
 """
@@ -17,7 +17,7 @@ try:
     from compressed_tensors.quantization import QuantizationArgs
     from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
     from safetensors.torch import load_file, save_file
-    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 except ImportError as e:
     print("skipped: %s" % e)
@@ -59,6 +59,23 @@ def of_compressed_tensors(stored, want):
         want[name + ".weight"] = dequantize(codes, scales, None, args, dtype=torch.bfloat16)
 
 
+class Quantizer:
+    """What Fp8Quantize reads of a quantizer."""
+
+    class quantization_config:
+        weight_block_size, scale_fmt = (128, 128), None
+
+
+def check_quantize(tool, path):
+    torch.manual_seed(3)
+    weights = {"a.weight": torch.randn(256, 512).bfloat16(), "b.weight": torch.randn(2, 128, 384).bfloat16() * 1e-4,
+               "norm.weight": torch.randn(64)}
+    save_file(weights, path("w.safetensors"))
+    must_run(tool, "consolidate", path("w.safetensors"), "-o", path("fp8.safetensors"), "--quantize", "?.weight", "-q")
+    must_equal(dict(sorted(Fp8Quantize(Quantizer).convert(weights).items())),
+               dict(sorted(load_file(path("fp8.safetensors")).items())), "quantize")
+
+
 def main():
     tool = sys.argv[1]
     torch.manual_seed(2)
@@ -72,6 +89,7 @@ def main():
         got = load_file(out)
         must(sorted(got) == sorted(want), sorted(got), sorted(want))
         must_equal(want, {name: got[name] for name in want})
+        check_quantize(tool, lambda name: os.path.join(home, name))
     print("%d weights are those of Transformers and compressed-tensors" % len(want))
     return 0
 

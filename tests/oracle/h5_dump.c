@@ -36,17 +36,23 @@ static void print_header(const fc_tensor *t, size_t i) {
     printf("\t%zu\t%s\t%s\t", t->nchunks, t->object ? t->object->encoding : "-", text);
 }
 
+static void print_error(const fc_error *err) {
+    static const char *const hints[FC_HINT_COUNT] = {
+        [FC_HINT_EXCLUDE] = "; exclude ", [FC_HINT_FOLLOW_EXTERNAL] = "; follow external or exclude "};
+    const char *hint = (unsigned)err->hint < FC_HINT_COUNT ? hints[err->hint] : NULL;
+    printf("ERROR %d %s%s%s\n", err->code, err->message, hint ? hint : "", hint ? err->about : "");
+}
+
 static int dump(const fc_checkpoint *c, const fc_tensor *t, size_t i, const char *out) {
     static const char *const codecs[] = {"raw", "inline", "filtered", "format"};
-    fc_error err;
-    fc_extent extent;
+    fc_error err = {0};
+    fc_extent extent = {0};
     char path[4096];
     int64_t origin[FC_MAX_DIMS] = {0}, numel = 0;
     fc_box box = {t->ndim, origin, t->shape};
     print_header(t, i);
     if (t->nchunks > 0 && fc_checkpoint_extent(c, t, 0, &extent, &err) != FC_OK) {
-        printf("ERROR %d %s%s%s\n", err.code, err.message, err.hint == FC_HINT_EXCLUDE ? "; exclude " : "",
-               err.hint == FC_HINT_EXCLUDE ? err.about : "");
+        print_error(&err);
         return 0;
     }
     if (!fc_numel(t->ndim, t->shape, &numel)) {
@@ -59,8 +65,7 @@ static int dump(const fc_checkpoint *c, const fc_tensor *t, size_t i, const char
     size_t size = (size_t)numel * fc_dtype_size(t->dtype);
     unsigned char *bytes = malloc(size + 1);
     if (!bytes || fc_read_box(c, t, &box, t->dtype, bytes, &err) != FC_OK) {
-        printf("ERROR %d %s%s%s\n", err.code, err.message, err.hint == FC_HINT_EXCLUDE ? "; exclude " : "",
-               err.hint == FC_HINT_EXCLUDE ? err.about : "");
+        print_error(&err);
         free(bytes);
         return 0;
     }

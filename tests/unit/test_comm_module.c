@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -64,6 +65,53 @@ static void missing_modules_are_refused(void **state) {
     assert_true(strstr(err.message, directory) || strstr(err.message, "does not contain it"));
 }
 
+static void make_modules(const char *text) {
+    for (int i = 0; i < 3; i++) {
+        FILE *f = fopen(module_path(names[i]), "w");
+        assert_non_null(f);
+        fputs(text, f);
+        fclose(f);
+    }
+}
+
+static void remove_modules(void) {
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(unlink(module_path(names[i])), 0);
+    }
+}
+
+/* A module is code, so it must not be one that everybody can replace. */
+static void modules_that_everybody_can_write_are_refused(void **state) {
+    (void)state;
+    make_modules("not a shared object");
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(chmod(module_path(names[i]), 0666), 0);
+    }
+    all_refuse("everybody may write to it");
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(chmod(module_path(names[i]), 0644), 0);
+    }
+    assert_int_equal(chmod(directory, 0777), 0);
+    all_refuse("everybody may write to it");
+    assert_int_equal(chmod(directory, 01777), 0); /* like /tmp: only the owner can replace a file */
+    all_refuse(": cannot be loaded: ");
+    assert_int_equal(chmod(directory, 0700), 0);
+    remove_modules();
+}
+
+static void relative_paths_are_refused(void **state) {
+    (void)state;
+    char before[256];
+    make_modules("not a shared object");
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(chdir(directory), 0);
+    assert_int_equal(setenv("FSDPCKPT_MODULE_PATH", ".", 1), 0);
+    all_refuse("only from absolute paths");
+    assert_int_equal(setenv("FSDPCKPT_MODULE_PATH", directory, 1), 0);
+    assert_int_equal(chdir(before), 0);
+    remove_modules();
+}
+
 static void damaged_modules_are_refused(void **state) {
     (void)state;
     for (int i = 0; i < 3; i++) {
@@ -94,6 +142,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(missing_modules_are_refused),
         cmocka_unit_test(damaged_modules_are_refused),
+        cmocka_unit_test(modules_that_everybody_can_write_are_refused),
+        cmocka_unit_test(relative_paths_are_refused),
         cmocka_unit_test(other_libraries_are_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -82,7 +82,7 @@ static void globs_select(void **state) {
                                         "'model.layers.0.q_proj.weight'");
     const char *all[] = {"*", NULL};
     assert_int_equal(make(f, (fc_selection){.exclude = all}), FC_EUSAGE);
-    assert_string_equal(f->err.message, "ckpt: nothing to write: all 4 names are excluded");
+    assert_string_equal(f->err.message, "ckpt: nothing is selected: all 4 names are excluded");
 }
 
 static void prefix_is_stripped_from_name_and_path(void **state) {

@@ -44,7 +44,7 @@ typedef enum fc_h5_where {
     FC_H5_IN_CHUNKS,  /**< allocated chunks follow; the rest is the fill value in `bytes` */
     FC_H5_NOWHERE,    /**< never written: the fill value in `bytes` */
     FC_H5_BY_LIBRARY, /**< only libhdf5 can decode it, box by box in a child */
-    FC_H5_ELSEWHERE   /**< sharded layout: a virtual dataset that refers to the owner's file */
+    FC_H5_ELSEWHERE   /**< in another file: in the sharded layout the owner's; UNREADABLE: one that is not followed */
 } fc_h5_where;
 
 typedef struct fc_h5_bytes {

@@ -251,10 +251,12 @@ static bool may_follow(trail *t, const H5L_info_t *info) {
         (info->type == H5L_TYPE_EXTERNAL && walk->scan->follow_external)) {
         return true;
     }
-    fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_EUNSUPPORTED,
-                          info->type == H5L_TYPE_EXTERNAL
-                              ? "a link into another file, which is not followed (--follow-external does)"
-                              : "a user-defined link, which only the program that made it can follow");
+    if (info->type == H5L_TYPE_EXTERNAL) {
+        fc_h5_scan_elsewhere(walk, t->path, t->lists, t->depth, "a link into another file, which is not followed");
+    } else {
+        fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_EUNSUPPORTED,
+                              "a user-defined link, which only the program that made it can follow");
+    }
     return false;
 }
 

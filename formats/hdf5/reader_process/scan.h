@@ -62,6 +62,10 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
 void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
                            const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 
+/** Records an object whose data is in another file, which is not followed. */
+void fc_h5_scan_elsewhere(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists,
+                          const char *message);
+
 /** Sends a FAILURE with a reason, which ends the walk. */
 void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 

@@ -130,8 +130,8 @@ bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool fol
     directory[0] = '\0';
     if (indirect != 0 && !follow) {
         snprintf(why, why_size,
-                 indirect == 1 ? "a virtual dataset over other data, which is not followed (--follow-external does)"
-                               : "its bytes are in external files, which are not followed (--follow-external does)");
+                 indirect == 1 ? "a virtual dataset over other data, which is not followed"
+                               : "its bytes are in external files, which are not followed");
         return false;
     }
     return indirect == 0   ? true

@@ -30,6 +30,13 @@ typedef struct description {
     char *names[5];
 } description;
 
+/* `d` has the path, the place, the code and the message. */
+static void put_unreadable(fc_h5_walk *walk, fc_h5_dataset *d) {
+    d->kind = FC_H5_UNREADABLE;
+    d->owner = d->nglobal_shape = d->noffsets = -1;
+    fc_h5_put_dataset(walk->out, d);
+}
+
 void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
                            const char *fmt, ...) {
     char message[700];
@@ -38,16 +45,16 @@ void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned ch
     vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
     fc_make_utf8(message);
-    fc_h5_dataset d = {.path = path,
-                       .lists = {lists, nlists},
-                       .kind = FC_H5_UNREADABLE,
-                       .where = FC_H5_NOWHERE,
-                       .code = code,
-                       .message = message,
-                       .owner = -1,
-                       .nglobal_shape = -1,
-                       .noffsets = -1};
-    fc_h5_put_dataset(walk->out, &d);
+    fc_h5_dataset d = {
+        .path = path, .lists = {lists, nlists}, .where = FC_H5_NOWHERE, .code = code, .message = message};
+    put_unreadable(walk, &d);
+}
+
+void fc_h5_scan_elsewhere(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists,
+                          const char *message) {
+    fc_h5_dataset d = {
+        .path = path, .lists = {lists, nlists}, .where = FC_H5_ELSEWHERE, .code = FC_EUNSUPPORTED, .message = message};
+    put_unreadable(walk, &d);
 }
 
 /* ---- filters ---- */
@@ -348,7 +355,11 @@ static void describe(description *d, bool in_other_file) {
     if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->copies) &&
         !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external, directory,
                              sizeof directory, why, sizeof why)) {
-        refuse_plainly(d, d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, why);
+        if (d->walk->scan->follow_external) {
+            refuse_plainly(d, FC_ECORRUPT, why);
+        } else {
+            fc_h5_scan_elsewhere(d->walk, r->path, r->lists.data, r->lists.size, why);
+        }
         return;
     }
     if (type.cls == FC_H5_STRINGS && indirect == 2) {

@@ -274,9 +274,11 @@ static fc_code add_root(view *v, fc_error *err) {
     fc_h5_holder holder = {.image = &v->image, .messages = &root};
     v->w->layout = FC_H5_VIEW_LAYOUT;
     fc_h5_root_attributes(v->w, &holder, -1);
-    fc_code rc = fc_h5_groups_find(&v->groups, &v->image, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_groups_find(&v->groups, &v->image, err), rc, out);
     fc_h5_image_close_heap(&v->image);
-    rc = rc == FC_OK ? fc_h5_groups_make(&v->groups, &v->image, &root, holder.last, err) : rc;
+    rc = fc_h5_groups_make(&v->groups, &v->image, &root, holder.last, err);
+out:
     free(root.data);
     return rc;
 }

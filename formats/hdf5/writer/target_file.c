@@ -114,14 +114,16 @@ static fc_code choose_nodes(file_writer *m, const fc_target_file *file, fc_error
 static fc_code add_items(file_writer *m, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = m->w;
     fc_target_item **of_tensor = calloc(w->target->ntensors + 1, sizeof(fc_target_item *));
-    fc_code rc = of_tensor ? FC_OK : fc_no_memory(err, file->path);
-    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(of_tensor ? FC_OK : fc_no_memory(err, file->path), rc, out);
+    for (size_t i = 0; i < file->nitems; i++) {
         of_tensor[file->items[i].tensor] = &file->items[i];
     }
-    for (size_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
+    for (size_t i = 0; i < w->target->ntensors; i++) {
         fc_target_item *item = of_tensor[w->tree.order[i]];
-        rc = item ? add_item(m, item, &w->crc64_at[item - file->items], err) : FC_OK;
+        FC_TRY_GOTO(item ? add_item(m, item, &w->crc64_at[item - file->items], err) : FC_OK, rc, out);
     }
+out:
     free(of_tensor);
     return rc;
 }
@@ -131,9 +133,11 @@ static fc_code add_root(file_writer *m, const fc_target_file *file, fc_error *er
     fc_h5_holder holder = {.image = m->image, .messages = &root};
     const int64_t rank = m->w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1;
     fc_h5_root_attributes(m->w, &holder, rank);
-    fc_code rc = fc_h5_groups_find(&m->groups, m->image, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_groups_find(&m->groups, m->image, err), rc, out);
     fc_h5_image_close_heap(m->image);
-    rc = rc == FC_OK ? fc_h5_groups_make(&m->groups, m->image, &root, holder.last, err) : rc;
+    rc = fc_h5_groups_make(&m->groups, m->image, &root, holder.last, err);
+out:
     free(root.data);
     return rc;
 }

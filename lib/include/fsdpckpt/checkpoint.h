@@ -98,7 +98,8 @@ typedef struct fc_checkpoint {
     size_t nfiles;
     const fc_tensor *tensors; /**< in the order of the source */
     size_t ntensors;
-    bool flat_views; /**< whether FSDP1 had also saved views of the parameters in its flat parameters; they are left out
+    bool
+        omits_views; /**< whether FSDP1 had also saved views of the parameters in its flat parameters; they are left out
                       */
     bool keeps_order;     /**< whether the format keeps the order of the state dict; see fc_knows_model_order */
     fc_mesh mesh;         /**< ndim is 0 if the format records no mesh */

@@ -1,0 +1,45 @@
+/*
+ * adapter_config.json of a LoRA adapter, as PEFT writes it.
+ */
+#ifndef FSDPCKPT_WEIGHTS_ADAPTER_CONFIG_H
+#define FSDPCKPT_WEIGHTS_ADAPTER_CONFIG_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/arena.h"
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** A number for the modules that a regular expression matches. */
+typedef struct fc_adapter_pattern {
+    const char *regex; /**< POSIX extended; it matches the name of a module, or the end of it after a dot */
+    double value;
+} fc_adapter_pattern;
+
+typedef struct fc_adapter_config {
+    const char *path;
+    double rank, alpha;
+    fc_adapter_pattern *ranks, *alphas; /**< exceptions; the first that matches decides */
+    size_t nranks, nalphas;
+    bool rank_stabilized; /**< use_rslora: divide by the root of the rank */
+    bool transposed;      /**< fan_in_fan_out: weights are stored as (in, out) */
+} fc_adapter_config;
+
+/**
+ * Reads folder/adapter_config.json. `arena` owns what it returns.
+ * @return FC_EUNSUPPORTED for adapters that are not LoRA, or of a kind whose weights are not base + scale × B × A.
+ */
+fc_code fc_adapter_config_load(const char *folder, fc_arena *arena, fc_adapter_config *out, fc_error *err);
+
+/**
+ * Computes the factor of B × A for a module.
+ * @param rank the rows of A. @return FC_EUSAGE if the configuration has another rank.
+ */
+fc_code fc_adapter_scale(const fc_adapter_config *config, const char *module, int64_t rank, double *out, fc_error *err);
+
+#endif

@@ -1,0 +1,380 @@
+/*
+ * Merges LoRA adapters: finds the weight of each pair of factors by its name, and lists what is added to what.
+ */
+#include "base/grow.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
+#include "fsdpckpt/weights.h"
+#include "plan/quantized.h"
+#include "weights/adapter_config.h"
+#include "weights/low_rank.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What is done to a value of the source, or a value that an adapter adds. */
+typedef struct change {
+    fc_merged *merged; /* NULL: nothing */
+    const char *added; /* the name of a value that the source lacks */
+} change;
+
+typedef struct merger {
+    fc_checkpoint *source, *out;
+    fc_checkpoint **all; /* the source and the adapters */
+    const fc_adapter *adapters;
+    fc_adapter_config *configs;
+    size_t count;    /* of adapters */
+    fc_arena *arena; /* of `out` */
+    fc_arena *scratch;
+    fc_name_table *names; /* of the source */
+    const char *prefix;   /* which the source has before the adapters' names; NULL: not known yet */
+    change *changes;      /* one per value of the source, then those that are added */
+    size_t nchanges, capacity;
+    fc_error *err;
+} merger;
+
+/* ---- names ---- */
+
+/* The kinds of values of an adapter: the ends of their names. */
+typedef enum factor_kind { IS_A, IS_B, IS_OTHER } factor_kind;
+
+static const struct {
+    const char *end;
+    factor_kind kind;
+    bool embedding;
+} ends[] = {{".lora_A.weight", IS_A, false},
+            {".lora_B.weight", IS_B, false},
+            {".lora_embedding_A", IS_A, true},
+            {".lora_embedding_B", IS_B, true}};
+
+typedef struct value_name {
+    const char *module; /* of a factor */
+    const char *weight; /* the parameter that is changed */
+    factor_kind kind;
+    bool embedding;
+} value_name;
+
+/* Removes the first `part` from a name, in place. */
+static void remove_part(char *name, const char *part) {
+    char *at = strstr(name, part);
+    if (at) {
+        memmove(at, at + strlen(part), strlen(at + strlen(part)) + 1);
+    }
+}
+
+static fc_code parse_name(const merger *m, const fc_checkpoint *adapter, const fc_tensor *t, value_name *out) {
+    static const char wrapper[] = "base_model.model.";
+    const char *start = strncmp(t->name, wrapper, sizeof wrapper - 1) == 0 ? t->name + sizeof wrapper - 1 : t->name;
+    char *name = fc_arena_strndup(m->scratch, start, strlen(start));
+    if (!name) {
+        return fc_no_memory(m->err, adapter->path);
+    }
+    remove_part(name, ".base_layer");
+    remove_part(name, ".modules_to_save.default");
+    remove_part(name, ".modules_to_save");
+    *out = (value_name){.weight = name, .kind = IS_OTHER};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const size_t len = strlen(name), end = strlen(ends[i].end);
+        if (len > end && strcmp(name + len - end, ends[i].end) == 0) {
+            name[len - end] = '\0';
+            *out = (value_name){name, fc_arena_printf(m->scratch, "%s.weight", name), ends[i].kind, ends[i].embedding};
+            return out->weight ? FC_OK : fc_no_memory(m->err, adapter->path);
+        }
+    }
+    return strstr(name, ".lora_") ? fc_fail(m->err, FC_EUNSUPPORTED,
+                                            "%s: tensor %.256s cannot be merged: only lora_A and "
+                                            "lora_B are known",
+                                            adapter->path, t->name)
+                                  : FC_OK;
+}
+
+static size_t find(const merger *m, const char *prefix, const char *name) {
+    const char *full = fc_arena_printf(m->scratch, "%s%s", prefix, name);
+    return full ? fc_name_table_find(m->names, full, strlen(full)) : FC_NO_NAME;
+}
+
+/* Finds what the source has before the names of adapters, such as "model.", from the first weight that is found. */
+static void find_prefix(merger *m, const char *name) {
+    const size_t len = strlen(name);
+    size_t found = 0;
+    if (find(m, "", name) != FC_NO_NAME) {
+        m->prefix = "";
+        return;
+    }
+    for (size_t i = 0; i < m->source->ntensors; i++) {
+        const char *full = m->source->tensors[i].name;
+        const size_t more = strlen(full) - len;
+        if (strlen(full) > len && strcmp(full + more, name) == 0 && full[more - 1] == '.') {
+            m->prefix = fc_arena_strndup(m->scratch, full, more);
+            found++;
+        }
+    }
+    m->prefix = found == 1 ? m->prefix : NULL;
+}
+
+/* ---- what is added to what ---- */
+
+/* @return the change of value `index`, from now on with room for a product of each adapter; NULL: out of memory. */
+static fc_merged *merged_of(const merger *m, size_t index) {
+    change *c = &m->changes[index];
+    if (!c->merged) {
+        fc_merged *made = fc_arena_calloc(m->arena, 1, sizeof *made);
+        if (!made || !(made->terms = fc_arena_calloc(m->arena, m->count, sizeof *made->terms))) {
+            return NULL;
+        }
+        made->base = index < m->source->ntensors ? &m->source->tensors[index] : NULL;
+        c->merged = made;
+    }
+    return c->merged;
+}
+
+static fc_code no_weight(const merger *m, size_t i, const value_name *name, const fc_tensor *t) {
+    return fc_fail(m->err, FC_EUSAGE, "%s: has no %s%.256s, which tensor %.256s of %s is for", m->source->path,
+                   m->prefix ? m->prefix : "", name->weight, t->name, m->all[i + 1]->path);
+}
+
+static fc_code add_factor(merger *m, size_t i, const value_name *name, const fc_tensor *t) {
+    if (!m->prefix) {
+        find_prefix(m, name->weight);
+    }
+    const size_t at = m->prefix ? find(m, m->prefix, name->weight) : FC_NO_NAME;
+    if (at == FC_NO_NAME) {
+        return no_weight(m, i, name, t);
+    }
+    fc_merged *merged = merged_of(m, at);
+    if (!merged) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    fc_low_rank *term = &merged->terms[i];
+    term->source = i + 1;
+    term->transposed = name->embedding;
+    *(name->kind == IS_A ? &term->a : &term->b) = t;
+    if (name->kind == IS_A && t->ndim >= 2) {
+        double scale = 0;
+        FC_TRY(fc_adapter_scale(&m->configs[i], name->module, t->shape[0], &scale, m->err));
+        term->scale = (float)(scale * m->adapters[i].weight);
+    }
+    return fc_computed_shares(m->out, i + 1, t, m->err);
+}
+
+/* A value that the adapter stores as a whole, such as those of modules_to_save: it replaces the source's. */
+static fc_code replace(merger *m, size_t i, const value_name *name, const fc_tensor *t) {
+    size_t at = find(m, m->prefix ? m->prefix : "", name->weight);
+    if (m->adapters[i].weight != 1) {
+        return fc_fail(m->err, FC_EUSAGE, "%s: tensor %.256s replaces one of %s, so the adapter's weight must be 1",
+                       m->all[i + 1]->path, t->name, m->source->path);
+    }
+    for (size_t k = m->source->ntensors; at == FC_NO_NAME && k < m->nchanges; k++) {
+        at = strcmp(m->changes[k].added, name->weight) == 0 ? k : FC_NO_NAME;
+    }
+    if (at == FC_NO_NAME) {
+        if (!fc_grow(&m->changes, &m->capacity, m->nchanges + 1, sizeof *m->changes)) {
+            return fc_no_memory(m->err, m->source->path);
+        }
+        at = m->nchanges++;
+        m->changes[at] = (change){NULL, fc_arena_printf(m->scratch, "%s%s", m->prefix ? m->prefix : "", name->weight)};
+    }
+    fc_merged *merged = merged_of(m, at);
+    if (!merged || (at >= m->source->ntensors && !m->changes[at].added)) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    if (merged->source > 0) {
+        return fc_fail(m->err, FC_EUSAGE, "%s and %s both replace %.256s: merge one of them",
+                       m->all[merged->source]->path, m->all[i + 1]->path, name->weight);
+    }
+    merged->base = t;
+    merged->source = i + 1;
+    return FC_OK;
+}
+
+/* Takes the values of an adapter: first the factors, whose names tell the prefix. */
+static fc_code take(merger *m, size_t i) {
+    const fc_checkpoint *adapter = m->all[i + 1];
+    for (int others = 0; others < 2; others++) {
+        for (size_t k = 0; k < adapter->ntensors; k++) {
+            const fc_tensor *t = &adapter->tensors[k];
+            value_name name = {.kind = IS_OTHER};
+            FC_TRY(parse_name(m, adapter, t, &name));
+            if (!t->object && (name.kind == IS_OTHER) == (others == 1)) {
+                FC_TRY(others ? replace(m, i, &name, t) : add_factor(m, i, &name, t));
+            }
+        }
+    }
+    return FC_OK;
+}
+
+/* ---- shapes ---- */
+
+static bool has_shape(const fc_tensor *t, int64_t rows, int64_t columns) {
+    return t->ndim == 2 && t->shape[0] == rows && t->shape[1] == columns;
+}
+
+/* Whether B × A has the shape of the weight; with more dimensions, each place of a convolution's kernel is one more
+ * column. */
+static bool fits(const fc_tensor *w, const fc_low_rank *term) {
+    const fc_tensor *a = term->a, *b = term->b;
+    bool good = w->ndim >= 2 && a->ndim == w->ndim && b->ndim == w->ndim && b->shape[0] == w->shape[0] &&
+                b->shape[1] == a->shape[0];
+    for (int d = 1; good && d < w->ndim; d++) {
+        good = a->shape[d] == w->shape[d] && (d == 1 || b->shape[d] == 1);
+    }
+    return good;
+}
+
+static bool fits_transposed(const fc_tensor *w, const fc_low_rank *term) {
+    const int64_t rank = term->a->ndim == 2 ? term->a->shape[0] : 0;
+    return w->ndim == 2 && has_shape(term->a, rank, w->shape[0]) && has_shape(term->b, w->shape[1], rank);
+}
+
+static bool can_be_summed(const fc_tensor *t) {
+    return t->dtype == FC_F32 || t->dtype == FC_BF16 || t->dtype == FC_F16;
+}
+
+static fc_code check_term(const merger *m, const fc_tensor *w, fc_low_rank *term, const fc_adapter_config *config) {
+    const fc_checkpoint *adapter = m->all[term->source];
+    if (!term->a || !term->b) {
+        return fc_fail(m->err, FC_EUSAGE, "%s: has lora_%c of %.256s, but not lora_%c", adapter->path,
+                       term->a ? 'A' : 'B', w->name, term->a ? 'B' : 'A');
+    }
+    if (!can_be_summed(w)) {
+        fc_code rc = fc_fail(m->err, FC_EUNSUPPORTED,
+                             "%s: tensor %.256s is of type %s; adapters are merged into float32, "
+                             "bfloat16 and float16",
+                             m->source->path, w->name, fc_dtype_get(w->dtype)->torch_name);
+        return fc_dtype_size(w->dtype) == 1 ? fc_advise(m->err, rc, FC_HINT_DEQUANTIZE, NULL) : rc;
+    }
+    const bool floats =
+        fc_dtype_get(term->a->dtype)->cls == FC_CLASS_FLOAT && fc_dtype_get(term->b->dtype)->cls == FC_CLASS_FLOAT;
+    const bool straight = fits(w, term), across = fits_transposed(w, term);
+    if (!floats || (!straight && !across)) {
+        return fc_fail(m->err, FC_EUSAGE, "%s: lora_A and lora_B do not fit %.256s of %s in shape or type",
+                       adapter->path, w->name, m->source->path);
+    }
+    term->transposed = across && (!straight || term->transposed || config->transposed);
+    return FC_OK;
+}
+
+/* Checks the products of a weight, and closes the gaps between them. */
+static fc_code check_terms(const merger *m, fc_merged *merged) {
+    for (size_t i = 0; i < m->count; i++) {
+        fc_low_rank *term = &merged->terms[i];
+        if (term->a || term->b) {
+            FC_TRY(check_term(m, merged->base, term, &m->configs[i]));
+            merged->terms[merged->nterms++] = *term;
+        }
+    }
+    return FC_OK;
+}
+
+/* A tied tensor is stored once under two names; a change of one would part them. */
+static fc_code check_ties(const merger *m) {
+    const size_t count = m->source->ntensors;
+    const fc_tensor **all = fc_arena_calloc(m->scratch, count + 1, sizeof *all);
+    size_t *same_as = fc_arena_calloc(m->scratch, count + 1, sizeof *same_as);
+    if (!all || !same_as) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    for (size_t i = 0; i < count; i++) {
+        all[i] = &m->source->tensors[i];
+    }
+    FC_TRY(fc_find_ties(m->source, all, count, same_as, m->err));
+    for (size_t i = 0; i < count; i++) {
+        if (same_as[i] != i && (m->changes[i].merged != NULL || m->changes[same_as[i]].merged != NULL)) {
+            fc_code rc = fc_fail(m->err, FC_EUSAGE,
+                                 "%s: %.256s and %.256s are tied, and an adapter changes only one of "
+                                 "them",
+                                 m->source->path, all[same_as[i]]->name, all[i]->name);
+            return fc_advise(m->err, rc, FC_HINT_NONE, NULL);
+        }
+    }
+    return FC_OK;
+}
+
+/* ---- the checkpoint ---- */
+
+static fc_code add_merged(const merger *m, const fc_tensor *w, fc_merged *merged, const char *name) {
+    int64_t block[FC_MAX_DIMS];
+    fc_tensor like = *w;
+    FC_TRY(check_terms(m, merged));
+    like.ndim = merged->base->ndim; /* a module that is saved as a whole may have another shape */
+    like.shape = merged->base->shape;
+    fc_merged_blocks(merged, &like, block);
+    return fc_computed_add(m->out, &like, name, block, fc_merged_compute, merged, m->err);
+}
+
+static fc_code build(merger *m, size_t *merged) {
+    for (size_t i = 0; i < m->count; i++) {
+        FC_TRY(take(m, i));
+    }
+    FC_TRY(check_ties(m));
+    for (size_t i = 0; i < m->nchanges; i++) {
+        change *c = &m->changes[i];
+        if (i >= m->source->ntensors) {
+            FC_TRY(add_merged(m, c->merged->base, c->merged, c->added));
+        } else if (c->merged) {
+            FC_TRY(add_merged(m, &m->source->tensors[i], c->merged, NULL));
+        } else {
+            FC_TRY(fc_computed_keep(m->out, &m->source->tensors[i], m->err));
+        }
+        *merged += c->merged != NULL;
+    }
+    return fc_computed_own(m->out, m->err);
+}
+
+/* Opens the weights of an adapter, which PEFT stores in one of two files. */
+static fc_code open_adapter(const merger *m, const char *folder, fc_checkpoint **out) {
+    const char *path = fc_arena_printf(m->scratch, "%s/adapter_model.safetensors", folder);
+    const char *older = fc_arena_printf(m->scratch, "%s/adapter_model.bin", folder);
+    if (!path || !older) {
+        return fc_no_memory(m->err, folder);
+    }
+    return fc_checkpoint_open(access(path, F_OK) != 0 && access(older, F_OK) == 0 ? older : path, NULL, out, m->err);
+}
+
+static fc_code prepare(merger *m) {
+    m->all = fc_arena_calloc(m->scratch, m->count + 1, sizeof *m->all);
+    if (!m->all) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    m->all[0] = m->source;
+    m->configs = fc_arena_calloc(m->scratch, m->count, sizeof *m->configs);
+    m->names = fc_names_of(m->source, m->scratch);
+    if (!m->configs || !m->names || !fc_grow(&m->changes, &m->capacity, m->source->ntensors + 1, sizeof *m->changes)) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    memset(m->changes, 0, (m->source->ntensors + 1) * sizeof *m->changes);
+    m->nchanges = m->source->ntensors;
+    size_t most = m->source->ntensors;
+    for (size_t i = 0; i < m->count; i++) {
+        FC_TRY(fc_adapter_config_load(m->adapters[i].path, m->scratch, &m->configs[i], m->err));
+        FC_TRY(open_adapter(m, m->adapters[i].path, &m->all[i + 1]));
+        most += m->all[i + 1]->ntensors;
+    }
+    FC_TRY(fc_computed_new(m->all, m->count + 1, most, &m->out, m->err));
+    m->arena = m->out->arena;
+    return FC_OK;
+}
+
+fc_code fc_merge_adapters(fc_checkpoint *source, const fc_adapter *adapters, size_t count, fc_checkpoint **out,
+                          size_t *merged, fc_error *err) {
+    merger m = {.source = source, .adapters = adapters, .count = count, .scratch = fc_arena_new(), .err = err};
+    *out = NULL;
+    *merged = 0;
+    fc_code rc = m.scratch ? prepare(&m) : fc_no_memory(err, source->path);
+    if (rc == FC_OK) {
+        rc = build(&m, merged);
+    }
+    if (rc == FC_OK) {
+        *out = m.out;
+    } else {
+        fc_checkpoint_close(m.out); /* the sources stay open */
+        for (size_t i = 0; m.all && i < count; i++) {
+            fc_checkpoint_close(m.all[i + 1]);
+        }
+    }
+    free(m.changes);
+    fc_arena_free(m.scratch);
+    return rc;
+}

@@ -1,0 +1,205 @@
+/*
+ * Computes blocks of weights with products added: see low_rank.h. The factors that a block needs are read once and put
+ * in the order of the kernel. Then stripes of some rows are converted to float32, summed and converted back in the
+ * cache.
+ */
+#include "weights/low_rank.h"
+
+#include "engine/read_box.h"
+#include "fsdpckpt/cast.h"
+#include "fsdpckpt/try.h"
+
+#include <string.h>
+
+/*
+ * A block has BYTES at most. Its right factors have RIGHT elements, unless that left fewer columns than LEAST_COLUMNS.
+ * A factor is read in parts of PART elements. A stripe has STRIPE rows.
+ */
+enum { BYTES = 1 << 20, RIGHT = 256 << 10, COLUMNS = 8192, LEAST_COLUMNS = 256, PART = 128 << 10, STRIPE = 24 };
+
+/* The tile at the edge reads as many rows of the left factor as a whole one. */
+enum { SPARE_ROWS = 8 };
+
+/* The buffers of a block. */
+enum { LEFT_BUFFER, RIGHT_BUFFER, PART_BUFFER, SUMS_BUFFER };
+
+static int64_t all_ranks(const fc_merged *m) {
+    int64_t ranks = 0;
+    for (size_t i = 0; i < m->nterms; i++) {
+        ranks += m->terms[i].a->shape[0];
+    }
+    return ranks;
+}
+
+/* Limits the columns of a block, i.e. the product of all dimensions but the first. */
+static int64_t most_columns(const fc_merged *m) {
+    const int64_t ranks = all_ranks(m), fit = ranks > 0 ? RIGHT / ranks / FC_PANEL * FC_PANEL : COLUMNS;
+    return fit < LEAST_COLUMNS ? LEAST_COLUMNS : fit > COLUMNS ? COLUMNS : fit;
+}
+
+void fc_merged_blocks(const fc_merged *m, const fc_tensor *t, int64_t *block) {
+    int64_t room = most_columns(m), columns = 1;
+    for (int d = t->ndim - 1; d >= 1; d--) {
+        block[d] = t->shape[d] < room ? t->shape[d] : room;
+        columns *= block[d] > 0 ? block[d] : 1;
+        room = block[d] > 0 && room / block[d] > 0 ? room / block[d] : 1;
+    }
+    if (t->ndim > 0) {
+        const int64_t rows = BYTES / (int64_t)fc_dtype_size(t->dtype) / columns;
+        block[0] = t->shape[0] < rows ? t->shape[0] : rows;
+    }
+}
+
+/* The factors of all products, for a block of `rows` × `columns`. */
+typedef struct factors {
+    const fc_computed_block *block;
+    size_t rows, columns, wide; /* wide: columns of whole panels */
+    float *left, *right, *part;
+} factors;
+
+/* Reads some ranks of a factor into f->part, for the places that the block has. */
+static fc_code read_part(const factors *f, const fc_low_rank *term, const fc_tensor *factor, size_t first, size_t ranks,
+                         fc_error *err) {
+    int64_t offsets[FC_MAX_DIMS] = {0}, sizes[FC_MAX_DIMS];
+    const fc_box box = {factor->ndim, offsets, sizes}, *of = &f->block->box;
+    const bool is_a = factor == term->a;
+    for (int d = 0; d < factor->ndim; d++) {
+        const bool is_rank = d == (is_a ? 0 : 1), follows = is_a ? d > 0 : d == 0;
+        const int w = term->transposed ? 1 - d : d; /* the weight's dimension; it has two if it is transposed */
+        sizes[d] = is_rank ? (int64_t)ranks : follows ? of->sizes[w] : 1;
+        offsets[d] = is_rank ? (int64_t)first : follows ? of->offsets[w] : 0;
+    }
+    return fc_read_box_crc(f->block->sources[term->source], factor, &box, FC_F32, f->part, NULL, err);
+}
+
+/* Puts (ranks, columns) into panels of `rank` rows, from row `first` on. */
+static void pack_rows(const factors *f, float *right, size_t rank, size_t first, size_t ranks) {
+    const size_t whole = f->columns / FC_PANEL * FC_PANEL;
+    for (size_t k = 0; k < ranks; k++) {
+        const float *row = f->part + k * f->columns;
+        float *to = right + (first + k) * FC_PANEL;
+        for (size_t j = 0; j < whole; j += FC_PANEL) {
+            memcpy(to + j * rank, row + j, FC_PANEL * sizeof *row);
+        }
+        memcpy(to + whole * rank, row + whole, (f->columns - whole) * sizeof *row);
+    }
+}
+
+/* Puts (columns, ranks) into panels. */
+static void pack_columns(const factors *f, float *right, size_t rank, size_t first, size_t ranks) {
+    for (size_t j = 0; j < f->columns; j++) {
+        float *to = right + j / FC_PANEL * FC_PANEL * rank + j % FC_PANEL;
+        for (size_t k = 0; k < ranks; k++) {
+            to[(first + k) * FC_PANEL] = f->part[j * ranks + k];
+        }
+    }
+}
+
+/* Puts (rows, ranks), or (ranks, rows) if transposed, into rows of `rank`. */
+static void put_left(const factors *f, bool transposed, float *left, size_t rank, size_t first, size_t ranks) {
+    for (size_t i = 0; i < f->rows; i++) {
+        for (size_t k = 0; k < ranks; k++) {
+            left[i * rank + first + k] = f->part[transposed ? k * f->rows + i : i * ranks + k];
+        }
+    }
+}
+
+/* Reads a factor part by part. */
+static fc_code read_left(const factors *f, const fc_low_rank *term, float *left, size_t rank, fc_error *err) {
+    const size_t step = PART / f->rows > 0 ? PART / f->rows : 1;
+    for (size_t k = 0; k < rank; k += step) {
+        const size_t ranks = rank - k < step ? rank - k : step;
+        FC_TRY(read_part(f, term, term->transposed ? term->a : term->b, k, ranks, err));
+        put_left(f, term->transposed, left, rank, k, ranks);
+    }
+    return FC_OK;
+}
+
+static fc_code read_right(const factors *f, const fc_low_rank *term, float *right, size_t rank, fc_error *err) {
+    const size_t step = PART / f->columns > 0 ? PART / f->columns : 1;
+    for (size_t k = 0; k < rank; k += step) {
+        const size_t ranks = rank - k < step ? rank - k : step;
+        FC_TRY(read_part(f, term, term->transposed ? term->b : term->a, k, ranks, err));
+        (term->transposed ? pack_columns : pack_rows)(f, right, rank, k, ranks);
+    }
+    return FC_OK;
+}
+
+/* @return whether the buffers still hold the right factors of an earlier block with the same columns. */
+static bool holds_right(const factors *f, const fc_merged *m) {
+    const fc_box *box = &f->block->box;
+    const size_t size = ((size_t)box->ndim - 1) * sizeof *box->sizes;
+    return f->block->work->holds == m && memcmp(f->block->work->from, box->offsets + 1, size) == 0 &&
+           memcmp(f->block->work->extent, box->sizes + 1, size) == 0;
+}
+
+static void note_right(const factors *f, const fc_merged *m) {
+    const fc_box *box = &f->block->box;
+    const size_t size = ((size_t)box->ndim - 1) * sizeof *box->sizes;
+    f->block->work->holds = m;
+    memcpy(f->block->work->from, box->offsets + 1, size);
+    memcpy(f->block->work->extent, box->sizes + 1, size);
+}
+
+/* Reads the factors of all products, one after the other. */
+static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
+    const bool again = holds_right(f, m);
+    fc_work *work = f->block->work;
+    const size_t ranks = (size_t)all_ranks(m), longest = f->rows > f->columns ? f->rows : f->columns;
+    const size_t rights = f->wide * ranks * sizeof(float), part = longest > PART ? longest : PART;
+    f->left = fc_work_buffer(work, LEFT_BUFFER, (f->rows + SPARE_ROWS * m->nterms) * ranks * sizeof(float));
+    f->right = fc_work_buffer(work, RIGHT_BUFFER, rights);
+    f->part = fc_work_buffer(work, PART_BUFFER, part * sizeof(float));
+    if (!f->left || !f->right || !f->part) {
+        return fc_no_memory(err, f->block->sources[0]->path);
+    }
+    work->holds = NULL;
+    if (f->wide > f->columns && !again) {
+        memset(f->right, 0, rights); /* the last panel is filled up */
+    }
+    float *left = f->left, *right = f->right;
+    for (size_t i = 0; i < m->nterms; i++) {
+        const size_t rank = (size_t)m->terms[i].a->shape[0];
+        FC_TRY(read_left(f, &m->terms[i], left, rank, err));
+        FC_TRY(again ? FC_OK : read_right(f, &m->terms[i], right, rank, err));
+        memset(left + f->rows * rank, 0, SPARE_ROWS * rank * sizeof *left);
+        left += (f->rows + SPARE_ROWS) * rank;
+        right += f->wide * rank;
+    }
+    note_right(f, m);
+    return FC_OK;
+}
+
+/* Adds all products to rows from `first` on. */
+static void add_stripe(const factors *f, const fc_merged *m, size_t first, size_t rows, float *sums) {
+    const float *left = f->left, *right = f->right;
+    for (size_t i = 0; i < m->nterms; i++) {
+        const size_t rank = (size_t)m->terms[i].a->shape[0];
+        fc_low_rank_add(left + first * rank, right, rank, m->terms[i].scale, rows, f->columns, sums);
+        left += (f->rows + SPARE_ROWS) * rank;
+        right += f->wide * rank;
+    }
+}
+
+static fc_code add_products(const fc_computed_block *b, const fc_merged *m, fc_error *err) {
+    const fc_dtype dtype = b->tensor->dtype;
+    factors f = {.block = b, .rows = (size_t)b->box.sizes[0]};
+    f.columns = (size_t)fc_box_volume(&b->box) / f.rows;
+    f.wide = (f.columns + FC_PANEL - 1) / FC_PANEL * FC_PANEL;
+    float *sums = fc_work_buffer(b->work, SUMS_BUFFER, STRIPE * f.columns * sizeof *sums);
+    FC_TRY(sums ? read_factors(&f, m, err) : fc_no_memory(err, b->sources[0]->path));
+    for (size_t i = 0; i < f.rows; i += STRIPE) {
+        const size_t rows = f.rows - i < STRIPE ? f.rows - i : STRIPE;
+        unsigned char *at = (unsigned char *)b->out + i * f.columns * fc_dtype_size(dtype);
+        fc_cast(dtype, at, FC_F32, sums, rows * f.columns);
+        add_stripe(&f, m, i, rows, sums);
+        fc_cast(FC_F32, sums, dtype, at, rows * f.columns);
+    }
+    return FC_OK;
+}
+
+fc_code fc_merged_compute(const fc_computed_block *b, fc_error *err) {
+    const fc_merged *m = b->what;
+    FC_TRY(fc_read_box_crc(b->sources[m->source], m->base, &b->box, b->tensor->dtype, b->out, b->crcs[m->source], err));
+    return m->nterms > 0 ? add_products(b, m, err) : FC_OK;
+}

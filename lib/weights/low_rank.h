@@ -1,0 +1,48 @@
+/*
+ * Adds products of two thin matrices to weights: what merging a LoRA adapter computes.
+ */
+#ifndef FSDPCKPT_WEIGHTS_LOW_RANK_H
+#define FSDPCKPT_WEIGHTS_LOW_RANK_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "weights/computed.h"
+
+/** One product: scale × B × A, or scale × (B × A) transposed. */
+typedef struct fc_low_rank {
+    size_t source;          /**< of a and b; index into fc_computed_block.sources */
+    const fc_tensor *a, *b; /**< (rank, in, …) and (out, rank, …); NULL: there is no product */
+    float scale;
+    bool transposed; /**< the weight is (in, out) */
+} fc_low_rank;
+
+/** A weight that gets products added. fc_computed_block.what points to it. */
+typedef struct fc_merged {
+    size_t source; /**< of base */
+    const fc_tensor *base;
+    fc_low_rank *terms;
+    size_t nterms;
+} fc_merged;
+
+/** Computes the sizes of blocks of `weight` for fc_merged_compute. */
+void fc_merged_blocks(const fc_merged *merged, const fc_tensor *weight, int64_t *block);
+
+/** Computes a block of fc_merged: in float32, in the order of the terms, rounded once. */
+fc_code fc_merged_compute(const fc_computed_block *block, fc_error *err);
+
+/** Columns of the right matrix that the kernel takes at once. */
+enum { FC_PANEL = 16 };
+
+/**
+ * Adds scale × left × right to `out`: (rows × rank) × (rank × columns). Every element is one chain of fused
+ * multiply-adds in the order of the rank, so the bits are the same on all processors.
+ * @param left  row-major.
+ * @param right in panels: panel p has its FC_PANEL columns of row 0, then those of row 1, …; the last one is filled up.
+ * @param out   row-major.
+ */
+void fc_low_rank_add(const float *left, const float *right, size_t rank, float scale, size_t rows, size_t columns,
+                     float *out);
+
+#endif
