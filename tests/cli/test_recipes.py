@@ -172,7 +172,7 @@ class Commands(harness.Case):
         for side, options, recipe in (("nanogpt/from", (), "nanogpt"), ("meta-llama/from", (), "meta-llama"),
                                       ("torchtitan-deepseek-v3/to", ("--reverse",), "torchtitan-deepseek-v3"),
                                       ("megatron-qwen3/from", (), "megatron-llama"),
-                                      ("transformers-mixtral/from", (), "transformers-mixtral")):
+                                      ("transformers-qwen-moe/from", (), "transformers-qwen-moe")):
             source = os.path.join(RECIPES, side + ".safetensors")
             run = ("consolidate", source, "-o", "m.h5", "--force", "--recipe", "auto", *options)
             p = self.run_tool(*run)
