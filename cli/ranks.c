@@ -6,9 +6,7 @@
 #include "fsdpckpt/gather_files.h"
 #include "fsdpckpt/try.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
