@@ -52,8 +52,7 @@ def main():
             dcp.save(state(step), storage_writer=HDF5Writer(run / f"step-{step}"))
 
     if accelerator.is_main_process:
-        hub = {"to": "safetensors", "include": "model.*", "strip_prefix": "model."}
-        fsdpckpt.consolidate(run / f"step-{step}", f"{run}/hub/", **hub, force=True)
+        fsdpckpt.export(run / f"step-{step}", run / "hub", force=True)
     accelerator.end_training()
 
 

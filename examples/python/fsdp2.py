@@ -57,8 +57,7 @@ def main():
             dcp.save(state(step), storage_writer=HDF5Writer(run / f"step-{step}"))
 
     if dist.get_rank() == 0:
-        hub = {"to": "safetensors", "include": "model.*", "strip_prefix": "model."}
-        fsdpckpt.consolidate(run / f"step-{step}", f"{run}/hub/", **hub, force=True)
+        fsdpckpt.export(run / f"step-{step}", run / "hub", force=True)
     dist.destroy_process_group()
 
 

@@ -67,8 +67,7 @@ def main():
     )
     found = sorted(run.glob("step=*.h5"), key=lambda path: int(path.stem[5:]))
     trainer.fit(Model(), ckpt_path=found[-1] if found else None)
-    hub = {"to": "safetensors", "include": "state_dict.*", "strip_prefix": "state_dict."}
-    fsdpckpt.consolidate(saves.best_model_path, f"{run}/hub/", **hub, force=True)
+    fsdpckpt.export(saves.best_model_path, run / "hub", force=True)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ class HDF5Callback(TrainerCallback):
     def on_train_end(self, args, state, control, model, **others):
         if state.is_world_process_zero:
             run = Path(args.output_dir)
-            hub = {"to": "safetensors", "include": "model.*", "strip_prefix": "model."}
-            fsdpckpt.consolidate(run / f"hdf5-{state.global_step}", f"{run}/hub/", **hub, force=True)
+            fsdpckpt.export(run / f"hdf5-{state.global_step}", run / "hub", force=True)
             model.config.save_pretrained(run / "hub")
 
 
