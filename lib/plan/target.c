@@ -12,6 +12,7 @@
 #include "plan/rename.h"
 
 #include <fnmatch.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,16 +21,32 @@ static bool is_selected(const fc_selection *selection, const char *name) {
     return included && !fc_globs_match(selection->exclude, name, NULL);
 }
 
-/* A glob that matches nothing is usually a typing error, and would leave holes in the target. */
-static fc_code check_includes(const fc_checkpoint *source, const fc_selection *selection, fc_error *err) {
-    for (const char *const *glob = selection->include; glob && *glob; glob++) {
-        bool found = false;
-        for (size_t i = 0; i < source->ntensors && !found; i++) {
-            found = fnmatch(*glob, source->tensors[i].name, 0) == 0;
+static const char *first_match(const fc_checkpoint *source, const char *glob) {
+    for (size_t i = 0; i < source->ntensors; i++) {
+        if (fnmatch(glob, source->tensors[i].name, 0) == 0) {
+            return source->tensors[i].name;
         }
-        if (!found) {
-            return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; one is '%s'",
-                           source->path, *glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
+    }
+    return NULL;
+}
+
+/* A glob is about whole names; who gives a part of one is shown what would match it. */
+static fc_code refuse_glob(const fc_checkpoint *source, const char *glob, fc_error *err) {
+    char wider[512];
+    const int length = snprintf(wider, sizeof wider, "*%s*", glob);
+    const char *near = length < (int)sizeof wider ? first_match(source, wider) : NULL;
+    if (near) {
+        return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; '%s' matches '%s'",
+                       source->path, glob, source->ntensors, wider, near);
+    }
+    return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; one is '%s'",
+                   source->path, glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
+}
+
+fc_code fc_check_includes(const fc_checkpoint *source, const char *const *include, fc_error *err) {
+    for (; include && *include; include++) {
+        if (!first_match(source, *include)) {
+            return refuse_glob(source, *include, err);
         }
     }
     return FC_OK;
@@ -255,7 +272,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     static const fc_mesh no_mesh = {0};
     fc_target_tensor *tensors = NULL;
     memset(counts, 0, sizeof *counts);
-    FC_TRY(check_includes(source, selection, err));
+    FC_TRY(fc_check_includes(source, selection->include, err));
     FC_TRY(select_tensors(source, selection, arena, &tensors, counts, err));
     FC_TRY(arrange_sections(source, selection, tensors, counts->tensors + counts->objects, err));
     if (selection->arrange) {

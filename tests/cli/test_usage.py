@@ -156,6 +156,8 @@ class Usage(harness.Case):
             (("consolidate", source, "-o", "x.h5", "--dtype", "f8_e5m3"), "did you mean 'f8_e5m2'?"),
             (("verify", source, "-json"), "did you mean '--json'?"),
             (("consolidate", source, "-output", "x.h5"), "did you mean '--output'?"),
+            ((source,), "did you mean 'fsdpckpt inspect "),
+            (("consolidate", source, "-o", "x.h5", "--include", "norm.weight"), "'*norm.weight*' matches 'model.norm.weight'"),
             (("consolidate", source, "x.h5"), "the target goes after -o"),
             (("consolidate", source, "-o", "x.h5", "--memory", "2", "GB"), "needs quotes"),
             (("consolidate", "-o", "x.h5"), "use 'fsdpckpt consolidate SRC -o DST'"),

@@ -57,6 +57,9 @@ typedef struct fc_selected {
     const char *idle_rule; /**< pattern of the first such rule, owned by the plan; or NULL */
 } fc_selected;
 
+/** @return FC_EUSAGE for a glob (`include` is NULL-terminated, or NULL) that matches no name, often misspelt. */
+fc_code fc_check_includes(const fc_checkpoint *source, const char *const *include, fc_error *err);
+
 /**
  * Selects values of `source`, renames them and gives each its placements.
  * @param arena owns the result, and must outlive `out`.
