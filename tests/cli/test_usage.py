@@ -96,7 +96,7 @@ class Usage(harness.Case):
             (("consolidate", "a", "-o", "b", "--compress", ""), "not a level"),
             (("consolidate", "a", "-o", "b", "--compress", "x"), "not a level"),
             (("consolidate", "a", "-o", "b", "--progress", "often"), "auto, always, never"),
-            (("consolidate", "a", "-o", "b", "--comm", "smoke"), "'smoke' is not one of auto, none, mpi, nccl"),
+            (("consolidate", "a", "-o", "b", "--comm", "smoke"), "'smoke' is not one of auto, none, mpi"),
             (("convert", "a"), "convert needs -o, --output DST (or --dry-run)"),
             (("view", "a"), "view needs -o, --output DST; use 'fsdpckpt view SRC -o DST'"),
             (("reshard", "a", "-o", "b"), "--dp"),
