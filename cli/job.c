@@ -360,7 +360,7 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     return rc;
 }
 
-/* Replaces the source by what --recipe and --quantize, or the command's own step, make of it. */
+/* Replaces the source by what the command, or else --recipe, and --quantize make of it. */
 static fc_code change_source(job *j, fc_error *err) {
     const job_steps *s = j->steps;
     FC_TRY(s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err));

@@ -3,6 +3,7 @@
  */
 #include "recipe.h"
 
+#include "ranks.h"
 #include "source.h"
 #include "weights.h"
 
@@ -36,7 +37,7 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
         return fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
                        target->source->path, found.names);
     }
-    if (!o->quiet) {
+    if (!o->quiet && ranks_is_launched_first()) {
         text_report("%s: the recipe is %s", target->source->path, found.name);
     }
     *out = found.recipe;
