@@ -4,7 +4,7 @@
  */
 #include "check_print.h"
 
-/* XML cannot contain control characters, even escaped; they become U+FFFD. */
+/* XML cannot contain control characters, even escaped. They become U+FFFD, as do characters that reorder a line. */
 static void print_xml(text_out *out, const char *s) {
     static const char replacement[] = "\xef\xbf\xbd";
     while (*s) {
@@ -15,7 +15,7 @@ static void print_xml(text_out *out, const char *s) {
                              : *s == '>' ? "&gt;"
                              : *s == '"' ? "&quot;"
                                          : NULL;
-        bool allowed = len > 0 && code >= 0x20 && (code < 0x7f || code > 0x9f) && code != 0xfffe && code != 0xffff;
+        bool allowed = len > 0 && !text_is_unsafe(code) && code != 0xfffe && code != 0xffff;
         if (entity) {
             text_puts(out, entity);
         } else if (allowed) {

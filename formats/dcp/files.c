@@ -116,7 +116,7 @@ static fc_code check_files(const dcp_builder *b) {
             FC_TRY(fc_check_stand_in(file->path, b->err));
             return fc_fail(b->err, FC_ECORRUPT,
                            "%s: truncated: it has %" PRIu64 " bytes, .metadata places items up to byte %" PRIu64
-                           " in it, the last one of tensor %.256s",
+                           " in it, the last one of tensor %.256s: copy the file again, or save again",
                            file->path, (uint64_t)st.st_size, f->needed, b->tensors[f->farthest].name);
         }
     }

@@ -197,7 +197,7 @@ static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t e
     uint32_t file = b->files.models[rank];
     torch_file f;
     fc_code rc = FC_OK;
-    FC_TRY(fc_torch_file_open(b->files.files[file].path, file, &f, b->err));
+    FC_TRY(fc_torch_open_one(b->checkpoint, file, &f, b->err));
     fc_pv fragments = fc_ds_get(f.p, f.p->root, "frozen_param_fragments");
     for (size_t i = first; i < end; i++) {
         ds_tensor *t = &b->tensors[i];
@@ -489,7 +489,7 @@ fc_code fc_ds_read_model(ds_builder *b) {
     uint32_t file = b->files.models[0];
     torch_file f;
     model m = {.b = b, .f = &f};
-    FC_TRY(fc_torch_file_open(b->files.files[file].path, file, &f, b->err));
+    FC_TRY(fc_torch_open_one(b->checkpoint, file, &f, b->err));
     fc_code rc = read_all(&m);
     fc_torch_file_close(&f);
     free(m.known);

@@ -88,7 +88,7 @@ static fc_code open_rank(ds_builder *b, size_t rank, rank_file *r) {
     int stage = 0;
     fc_code rc;
     *r = (rank_file){.b = b, .rank = rank};
-    FC_TRY(fc_torch_file_open(b->files.files[file].path, file, &r->f, b->err));
+    FC_TRY(fc_torch_open_one(b->checkpoint, file, &r->f, b->err));
     r->state_dict = fc_ds_get(r->f.p, r->f.p->root, "optimizer_state_dict");
     if (fc_pv_typeof(r->state_dict) != FC_PV_DICT) {
         rc = fail_file(r, "optimizer_state_dict is missing: this is not a file of a ZeRO checkpoint");

@@ -172,7 +172,7 @@ bool fc_ds_has_universal(const ds_files *files, const char *name) {
 /* ---- the values ---- */
 
 static fc_code open_state(const ds_builder *b, torch_file *f) {
-    FC_TRY(fc_torch_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err));
+    FC_TRY(fc_torch_open_one(b->checkpoint, b->files.optimizer, f, b->err));
     if (fc_pv_typeof(f->p->root) != FC_PV_DICT) {
         fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a dict", f->path);
         fc_torch_file_close(f);
@@ -265,7 +265,7 @@ fc_code fc_ds_add_universal(ds_builder *b, const char *name, const ds_param *par
     }
     for (; i < files->nvalues && strcmp(files->values[i].param, name) == 0; i++) {
         torch_file f;
-        FC_TRY(fc_torch_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err));
+        FC_TRY(fc_torch_open_one(b->checkpoint, files->values[i].file, &f, b->err));
         const fc_code rc = add_value(b, &f, &files->values[i], param);
         fc_torch_file_close(&f);
         FC_TRY(rc);

@@ -2,10 +2,12 @@
  * The table of the HDF5 format.
  */
 #include "hdf5/h5.h"
+#include "hdf5/reader.h"
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
-static const fc_own_file own_files[] = {{"index.h5", FC_CONTENT_HDF5}, {"shard-*-of-*.h5", FC_CONTENT_HDF5}, {NULL}};
+static const fc_own_file own_files[] = {
+    {"index.h5", FC_CONTENT_HDF5, fc_h5_is_ours}, {"shard-*-of-*.h5", FC_CONTENT_HDF5, fc_h5_is_ours}, {NULL}};
 
 const fc_format fc_format_hdf5 = {
     .name = "h5",

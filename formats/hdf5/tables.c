@@ -59,6 +59,12 @@ static bool root_number(index_file *f, fc_h5_attribute attribute, uint64_t *valu
     return found;
 }
 
+bool fc_h5_is_ours(int fd, uint64_t size) {
+    index_file f = {.path = "", .fd = fd, .size = size};
+    uint64_t schema;
+    return root_number(&f, FC_H5_A_SCHEMA, &schema);
+}
+
 /* @return false if there are no tables of a known version. */
 static bool find_manifest(index_file *f, uint64_t *at, fc_h5_manifest_row *manifest) {
     uint64_t schema;

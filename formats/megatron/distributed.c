@@ -238,7 +238,7 @@ static fc_code read_optimizers(mg_reader *r, const torch_file *f, size_t first, 
 fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
     uint32_t index = r->rank + (uint32_t)r->grid.count;
     torch_file f;
-    FC_TRY(fc_torch_file_open(r->checkpoint->files[index].path, index, &f, r->err));
+    FC_TRY(fc_torch_open_one(r->checkpoint, index, &f, r->err));
     fc_code rc = read_optimizers(r, &f, first, end);
     fc_torch_file_close(&f);
     return rc;

@@ -145,7 +145,7 @@ static fc_code read_members(mg_reader *r, bool count) {
 /* Opens the file of a rank. On failure nothing stays open. */
 static fc_code open_file(mg_reader *r, uint32_t rank) {
     r->rank = rank;
-    FC_TRY(fc_torch_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err));
+    FC_TRY(fc_torch_open_one(r->checkpoint, rank, &r->f, r->err));
     if (fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
         fc_fail(r->err, FC_ECORRUPT, "%s: it does not hold a dict: this is not a file of a Megatron checkpoint",
                 r->f.path);

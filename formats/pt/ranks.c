@@ -96,6 +96,7 @@ static fc_code merge_file(void *context, size_t index, void *slot, fc_error *err
     m->scratch = file->scratch;
     m->f = &file->f;
     m->layout = &file->layout;
+    FC_TRY(fc_torch_note_risk(m->checkpoint, &file->f, err));
     FC_TRY(fc_pt_find_flat(m, &file->leaves));
     FC_TRY(fc_pt_note_flats(m, &file->leaves, r->set->ranks));
     fc_pt_match_numbers(m, &file->leaves);

@@ -90,8 +90,7 @@ static fc_code note_modules(fc_checkpoint *checkpoint, const torch_leaves *leave
     return checkpoint->note ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
-/* torch.load of the whole file makes every call in it, even if its result is not used. */
-static fc_code note_risk(fc_checkpoint *checkpoint, const torch_file *f, fc_error *err) {
+fc_code fc_torch_note_risk(fc_checkpoint *checkpoint, const torch_file *f, fc_error *err) {
     char name[256];
     if (f->p->risk != FC_RISK_RUNS || checkpoint->risk) {
         return FC_OK;
@@ -99,6 +98,15 @@ static fc_code note_risk(fc_checkpoint *checkpoint, const torch_file *f, fc_erro
     checkpoint->risk = fc_arena_printf(checkpoint->arena, "%s: loading it with torch.load calls %s: it may be hostile",
                                        f->path, fc_pickle_risky_name(f->p, name, sizeof name));
     return checkpoint->risk ? FC_OK : fc_no_memory(err, checkpoint->path);
+}
+
+fc_code fc_torch_open_one(fc_checkpoint *checkpoint, uint32_t index, torch_file *f, fc_error *err) {
+    FC_TRY(fc_torch_file_open(checkpoint->files[index].path, index, f, err));
+    fc_code rc = fc_torch_note_risk(checkpoint, f, err);
+    if (rc != FC_OK) {
+        fc_torch_file_close(f);
+    }
+    return rc;
 }
 
 fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
@@ -113,7 +121,7 @@ fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t
     FC_TRY_GOTO(fc_torch_flatten(&f, NULL, &leaves, err), rc, out);
     FC_TRY_GOTO(fc_torch_check_names(path, &leaves, err), rc, out);
     FC_TRY_GOTO(note_modules(checkpoint, &leaves, err), rc, out);
-    FC_TRY_GOTO(note_risk(checkpoint, &f, err), rc, out);
+    FC_TRY_GOTO(fc_torch_note_risk(checkpoint, &f, err), rc, out);
     made = fc_arena_calloc(checkpoint->arena, leaves.count, sizeof *made);
     FC_TRY_GOTO(made ? make_tensors(checkpoint, &f, &leaves, made, err) : fc_no_memory(err, checkpoint->path), rc, out);
     *tensors = made;

@@ -160,6 +160,15 @@ fc_code fc_torch_object_tensor(const torch_object *object, uint32_t file, fc_are
 /** Fills `t` as an unreadable value; `reason` is copied. */
 fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
 
+/**
+ * Sets checkpoint->risk if loading the file would run code: torch.load of a whole file makes every call in it, even if
+ * its result is not used.
+ */
+fc_code fc_torch_note_risk(fc_checkpoint *checkpoint, const torch_file *f, fc_error *err);
+
+/** Opens checkpoint->files[index] and notes its risk. On failure nothing stays open. */
+fc_code fc_torch_open_one(fc_checkpoint *checkpoint, uint32_t index, torch_file *f, fc_error *err);
+
 /** Reads the tensors and objects of the file that is checkpoint->files[index] into the checkpoint's arena. */
 fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
                            size_t *count, fc_error *err);

@@ -53,22 +53,19 @@ bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
     return false;
 }
 
-/* Reads the first bytes of a file in the open directory `parent`. */
-static fc_code read_head(int parent, const char *name, const char *shown, unsigned char *head, size_t *size,
-                         fc_error *err) {
+/* Opens a file in the open directory `parent`. */
+static fc_code open_old(int parent, const char *name, const char *shown, int *fd, uint64_t *size, fc_error *err) {
     struct stat st;
-    int fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0 || fstat(fd, &st) != 0) {
+    *fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (*fd < 0 || fstat(*fd, &st) != 0) {
         fc_code rc = fc_fail_errno(err, errno, "%s: cannot be read before it is replaced", shown);
-        if (fd >= 0) {
-            close(fd);
+        if (*fd >= 0) {
+            close(*fd);
         }
         return rc;
     }
-    *size = st.st_size < HEAD_SIZE ? (size_t)st.st_size : HEAD_SIZE;
-    fc_code rc = fc_pread_full(fd, head, *size, 0, shown, err);
-    close(fd);
-    return rc;
+    *size = (uint64_t)st.st_size;
+    return FC_OK;
 }
 
 /* Whether the content is that of a checkpoint in one file, which a target of one file may replace. */
@@ -81,14 +78,18 @@ static bool is_checkpoint_file(const unsigned char *head, size_t size) {
 
 static fc_code check_file(const char *path, fc_error *err) {
     unsigned char head[HEAD_SIZE];
-    size_t size = 0;
-    fc_code rc = read_head(AT_FDCWD, path, path, head, &size, err);
-    return rc != FC_OK || is_checkpoint_file(head, size) ? rc
-                                                         : fc_fail(err, FC_EUSAGE,
-                                                                   "%s: replacing it would delete a file that is not a "
-                                                                   "checkpoint: remove it yourself or name another "
-                                                                   "target",
-                                                                   path);
+    uint64_t size = 0;
+    int fd;
+    FC_TRY(open_old(AT_FDCWD, path, path, &fd, &size, err));
+    const size_t n = size < HEAD_SIZE ? (size_t)size : HEAD_SIZE;
+    fc_code rc = fc_pread_full(fd, head, n, 0, path, err);
+    close(fd);
+    return rc != FC_OK || is_checkpoint_file(head, n) ? rc
+                                                      : fc_fail(err, FC_EUSAGE,
+                                                                "%s: replacing it would delete a file that is not a "
+                                                                "checkpoint: remove it yourself or name another "
+                                                                "target",
+                                                                path);
 }
 
 /* What keeps a directory from being replaced. */
@@ -98,17 +99,31 @@ static fc_code refuse_entry(const char *path, const char *name, fc_error *err) {
                    name);
 }
 
+static bool is_among(const char *name, const char *const *list) {
+    while (list && *list && strcmp(*list, name) != 0) {
+        list++;
+    }
+    return list && *list;
+}
+
 /* @param name relative to the target, as in own_files. @param entry the same in `directory`. */
 static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
                            const char *name, fc_error *err) {
-    unsigned char head[HEAD_SIZE];
-    size_t size = 0;
     struct stat st;
+    uint64_t size = 0;
+    int fd = -1;
     if (fstatat(directory, entry, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
-    FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, entry, name, head, &size, err) : FC_OK);
-    bool own = S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size);
+    if (S_ISREG(st.st_mode) && is_among(name, how->also)) {
+        return FC_OK;
+    }
+    if (!S_ISREG(st.st_mode) || !how->is_own_file) {
+        return refuse_entry(path, name, err);
+    }
+    FC_TRY(open_old(directory, entry, name, &fd, &size, err));
+    bool own = how->is_own_file(name, fd, size);
+    close(fd);
     return own ? FC_OK : refuse_entry(path, name, err);
 }
 

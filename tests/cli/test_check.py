@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import xml.etree.ElementTree as xml
 
@@ -9,6 +10,7 @@ import harness
 
 STATE = "dcp-torch2.15.0-fsdp1-optim"
 MESH = "dcp-torch2.15.0-2d-dp4tp2"
+JUNIT_TAGS = {"testsuites", "testsuite", "testcase", "failure", "skipped", "system-out", "properties", "property"}
 
 
 class Check(harness.Case):
@@ -157,6 +159,25 @@ class Check(harness.Case):
         self.assertNotIn("\u001b", text)
         told = json.loads(self.found(harness.corpus(MESH), "--schema", "model.json", "--json"))
         self.assertEqual(told["findings"][0]["name"], "a\u001b[2J\nb")
+
+    def test_names_cannot_break_out_of_any_output(self):
+        names = ["x\n::error::owned", "x%0A::error::owned", "a]]></failure><x y='1'>&amp;\"", "bidi\u202egpj", "c1\u009b31m",
+                 "esc\u001b]0;title\u0007", "tag\U000e0041", "\r::set-output name=a::b"]
+        self.schema(edit=lambda s: s["tensors"].extend({"name": n, "dtype": "float32", "shape": [2]} for n in names))
+        bad = re.compile("[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
+        for options in ((), ("--github",), ("--json",)):
+            text = self.found(harness.corpus(MESH), "--schema", "model.json", "--junit", "r.xml", "--force", *options)
+            self.assertIsNone(bad.search(text), options)
+            if "--github" in options:  # one command for each finding, of which only the first characters are ours
+                self.assertEqual([line for line in text.splitlines()[:-1] if not line.startswith("::error file=")], [])
+                self.assertEqual(len(text.splitlines()), len(names) + 1)
+            elif not options:
+                self.assertEqual(len(text.splitlines()), len(names) + 1)
+            else:
+                self.assertEqual(sorted(f["name"] for f in json.loads(text)["findings"]), sorted(names))
+            with open(self.path("r.xml"), encoding="utf-8") as f:
+                self.assertIsNone(bad.search(f.read()))
+            self.assertEqual({e.tag for e in xml.parse(self.path("r.xml")).iter()} - JUNIT_TAGS, set())
 
     def test_wrong_arguments_are_refused(self):
         self.schema()

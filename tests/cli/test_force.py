@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -69,6 +70,10 @@ class Force(harness.Case):
         os.makedirs(self.path("out", "shard-00000-of-00001.h5"))
         with open(self.path("out", "shard-00000-of-00001.h5", "thesis.tex"), "w") as f:
             f.write("years")
+        self.refused("reshard", harness.corpus(TRAIN), "-o", "out", "--dp", "1", contains=["shard-00000-of-00001.h5"])
+        shutil.rmtree(self.path("out"))
+        os.makedirs(self.path("out"))  # somebody else's HDF5 file, with a name like ours
+        shutil.copy(os.path.join(harness.CORPUS, "h5-packed.h5"), self.path("out", "shard-00000-of-00001.h5"))
         self.refused("reshard", harness.corpus(TRAIN), "-o", "out", "--dp", "1", contains=["shard-00000-of-00001.h5"])
         with open(self.path("letter.h5"), "w") as f:
             f.write("Dear reader")

@@ -242,7 +242,7 @@ def _(folder):
 
 
 simple(BAD, "truncated-file", "3 {}/__0_0.distcp: truncated: it has 528 bytes, .metadata places items up to byte 2000 "
-       "in it, the last one of tensor w", length=2000)
+       "in it, the last one of tensor w: copy the file again, or save again", length=2000)
 simple(BAD, "path-up", "3 {}/.metadata: tensor w: the file name ../dcp-path-up/__0_0.distcp leads out of the "
        "checkpoint: this file may be hostile", path="../dcp-path-up/__0_0.distcp")
 simple(BAD, "path-absolute", "3 {}/.metadata: tensor w: the file name /dev/zero leads out of the checkpoint: this file "

@@ -57,6 +57,7 @@ def main():
                 start = archive.find(b"\x80\x02")
                 write(out, "pickle", archive[start:archive.find(b"PK\1\2", start)])
     torch_files(corpus, out)
+    texts(corpus, out)
 
 
 def torch_files(corpus, out):
@@ -69,6 +70,26 @@ def torch_files(corpus, out):
                 if data[:2] == b"PK":
                     start = data.find(b"\x80\x02")
                     write(out, "pt", data[start:data.find(b"PK\7\x08", start)])
+
+
+def texts(corpus, out):
+    """Files that people write: plans, policies, classes, rules, schemas and recipes."""
+    write(out, "tp_plan", b'{"layers.*.attention.wq": "colwise", "layers.*.mlp.down_proj": "rowwise", "norm": "replicate"}')
+    write(out, "tp_plan", b'{"base_model_tp_plan": {"embed_tokens": "colwise_rep", "lm_head": "colwise_gather_output"}}')
+    write(out, "policy", b'\0{"layers.*": true, "layers.0": false, "class:Embedding": true, "$root": {"mixed_precision": '
+                         b'{"param_dtype": "bfloat16"}}, "lm_head": {"sharding_strategy": "SHARD_GRAD_OP"}, '
+                         b'"$fp32_classes": ["LayerNorm"]}')
+    write(out, "policy", b'\1{"layers.*": "LlamaDecoderLayer", "norm": ["BatchNorm2d", "_BatchNorm"], "$frozen": ["embed"], '
+                         b'"$ignored": ["a"], "$buffers": ["b"], "$shared": [["lm_head.weight", "embed_tokens.weight"]]}')
+    for rules in (b"s/^layers/h/\0layers.0.w", b"s/(.*)\\.weight$/\\1.w/gi\0s/a|b/x\\./\0a.b.weight", b"s#[0-9]+#n#g\0h.12"):
+        write(out, "rename", rules)
+    write(out, "schema", b'{"fsdpckpt": "schema", "schema": 1, "tensors": [{"name": "a.b", "dtype": "float32", "shape": [3, 4]},'
+                         b' {"name": "c", "dtype": "bfloat16", "shape": [], "tied_to": "a.b"}], "objects": [{"name": "step"}]}')
+    shipped = os.path.join(corpus, "..", "..", "lib", "recipe", "shipped")
+    for name in sorted(os.listdir(shipped)):
+        write(out, "recipe", read(shipped, name))
+    for seed in range(8):
+        write(out, "layout", bytes((seed * 37 + i * 11) % 251 for i in range(40)))
 
 
 if __name__ == "__main__":

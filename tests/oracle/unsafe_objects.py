@@ -11,12 +11,14 @@ import datetime
 import decimal
 import fractions
 import functools
+import glob
 import io
 import json
 import logging
 import os
 import pathlib
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -160,6 +162,30 @@ def dropped_call(home):
     check(run("check", path).returncode == 1 and run("verify", path).returncode == 1, "dropped call: it is good")
     target = os.path.join(home, "clean.pt")
     check(run("convert", path, "-o", target).returncode == 0 and not runs(target, mark), "dropped call: it travelled")
+
+
+CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "corpus")
+
+
+def dropped_call_of_a_rank(home):
+    """The same in the file of one rank: the value is dropped there, too."""
+    call = b"cposix\nsystem\nX\4\0\0\0true\x85R0"
+    for source, name in (("deepspeed/0.19.8-zero2-bf16", "bf16_zero_pp_rank_1_*optim_states.pt"),
+                         ("deepspeed/0.19.8-zero3-bf16", "*rank_1_*optim_states.pt"),
+                         ("deepspeed/0.19.8-zero1-bf16-universal", "zero/*/exp_avg.pt"),
+                         ("megatron-ranks/tp2-gpt", "mp_rank_01/model_optim_rng.pt"),
+                         ("megatron-ranks/tp2dp2-distributed", "mp_rank_01/distrib_optim.pt"),
+                         ("pt/fsdp2-torch2.15.0", "*rank_1.pt")):
+        path = os.path.join(home, "ranks")
+        shutil.copytree(os.path.join(CORPUS, source), path)
+        found = sorted(glob.glob(os.path.join(path, "**", name), recursive=True))
+        check(found, "%s: there is no %s" % (source, name))
+        check(run("check", path, "-q").returncode != 3, "%s: cannot be read" % source)
+        with_pickle(found[-1], lambda data: data[:2] + call + data[2:])
+        r = run("check", path)
+        check(r.returncode == 1 and "system: it may be hostile" in r.stdout and os.path.basename(found[-1]) in r.stdout,
+              "%s: a dropped call is not reported: %s" % (source, r))
+        shutil.rmtree(path)
 
 
 def wrapped_call(home):
@@ -376,7 +402,7 @@ def unloadable(home):
 
 
 with tempfile.TemporaryDirectory(prefix="fc-unsafe-") as home:
-    for test in (attack_everywhere, dropped_call, wrapped_call, hooked_tensor, torchscript_object, unknown_class, look_alikes,
+    for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, wrapped_call, hooked_tensor, torchscript_object, unknown_class, look_alikes,
                  harmless_travel, unloadable):
         test(home)
 if failures:

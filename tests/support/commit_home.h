@@ -7,8 +7,10 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 
-/* The signature of HDF5, which makes a file one that --force replaces. */
+/* The signature of HDF5, which makes a single file one that --force replaces. */
 #define OURS "\x89HDF\r\n\x1a\n"
+/* The start of a zip archive: in a directory, an HDF5 file must also have our schema. */
+#define OURS_ZIP "PK\3\4"
 
 /* Setup and teardown: the working directory is a new, empty one. */
 int enter(void **state);

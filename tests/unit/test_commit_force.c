@@ -41,8 +41,9 @@ static void force_looks_into_files(void **state) {
     assert_int_equal(mkdir("other", 0777), 0);
     put("other/index.h5", "not HDF5");
     assert_int_equal(begin("other", true, true, 10, &commit, &err), FC_EUSAGE);
-    put("other/index.h5", OURS);
-    assert_int_equal(symlink("../thesis.h5", "other/shard-00000-of-00001.h5"), 0);
+    assert_int_equal(unlink("other/index.h5"), 0);
+    put("other/__0_0.distcp", OURS_ZIP);
+    assert_int_equal(symlink("../thesis.h5", "other/__1_0.distcp"), 0);
     assert_int_equal(begin("other", true, true, 10, &commit, &err), FC_EUSAGE);
     put("letter.h5", "Dear reader");
     assert_int_equal(begin("letter.h5", false, true, 10, &commit, &err), FC_EUSAGE);
@@ -149,10 +150,10 @@ static void permissions_are_kept(void **state) {
     assert_int_equal(stat("model.h5", &st), 0);
     assert_int_equal(st.st_mode & 07777, 0600);
     assert_int_equal(mkdir("out", 0777), 0);
-    put("out/index.h5", OURS);
-    put("out/shard-00000-of-00001.h5", OURS);
-    assert_int_equal(chmod("out/index.h5", 0640), 0);
-    assert_int_equal(chmod("out/shard-00000-of-00001.h5", 0604), 0);
+    put("out/__0_0.distcp", OURS_ZIP);
+    put("out/__1_0.distcp", OURS_ZIP);
+    assert_int_equal(chmod("out/__0_0.distcp", 0640), 0);
+    assert_int_equal(chmod("out/__1_0.distcp", 0604), 0);
     assert_int_equal(chmod("out", 0710), 0);
     assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
     put_in(commit, "index.h5", "new");

@@ -1,0 +1,44 @@
+/*
+ * What the fuzzers of texts share: a file in memory with the input, and names to try rules on.
+ */
+#ifndef FUZZ_H
+#define FUZZ_H
+
+#include "fsdpckpt/arena.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/* Puts the input into a file in memory. @return its path. */
+static inline const char *fuzz_file(const uint8_t *data, size_t size) {
+    static int fd = -1;
+    static char path[32];
+    if (fd < 0) {
+        fd = memfd_create("fuzz", MFD_CLOEXEC);
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    }
+    if (fd < 0 || ftruncate(fd, 0) != 0 || pwrite(fd, data, size, 0) != (ssize_t)size) {
+        abort();
+    }
+    return path;
+}
+
+static const char *const fuzz_names[] = {"model.layers.0.attention.wq.weight",
+                                         "layers.10.mlp.gate_proj.weight",
+                                         "layers.10.mlp.gate_proj.bias",
+                                         "embed_tokens.weight",
+                                         "lm_head.weight",
+                                         "transformer.h.3.attn.c_attn.weight",
+                                         "layers.2.mlp.experts.gate_up_proj",
+                                         "norm.weight",
+                                         "optim.state.layers.0.w1.weight.exp_avg",
+                                         "a"};
+enum { FUZZ_NAMES = sizeof fuzz_names / sizeof *fuzz_names };
+
+#endif
