@@ -26,9 +26,9 @@ static fc_code check(const fc_device *device, cudaError_t result, const char *wh
 #define CALL(result, device, call)                                                                                     \
     do {                                                                                                               \
         int before_;                                                                                                   \
-        result = fc_cuda_enter(device, &before_);                                                                      \
-        if (result == cudaSuccess) {                                                                                   \
-            result = (call);                                                                                           \
+        (result) = fc_cuda_enter(device, &before_);                                                                    \
+        if ((result) == cudaSuccess) {                                                                                 \
+            (result) = (call);                                                                                         \
         }                                                                                                              \
         fc_cuda_leave(device, before_);                                                                                \
     } while (0)

@@ -121,8 +121,10 @@ static fc_code new_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc
     ncclUniqueId id;
     fc_comm *comm = NULL;
     *out = NULL;
-    fc_code rc;
-    FC_TRY_GOTO(fc_comm_agree(bootstrap, prepare(bootstrap, device, &id, &comm, err), err), rc, failed);
+    fc_code rc = fc_comm_agree(bootstrap, prepare(bootstrap, device, &id, &comm, err), err);
+    if (rc != FC_OK || !comm) {
+        goto failed;
+    }
     FC_TRY_GOTO(broadcast_id(bootstrap, &id, err), rc, failed);
     ((nccl_state *)comm->state)->family->bootstrap = bootstrap;
     comm->cancel = bootstrap->cancel;

@@ -182,10 +182,12 @@ static void finish(fc_comm *comm) {
 static void leave_family(fc_comm *comm) {
     nccl_state *s = comm->state;
     fc_comm **p = &s->family->first;
-    while (*p != comm) {
+    while (*p && *p != comm) {
         p = &((nccl_state *)(*p)->state)->next;
     }
-    *p = s->next;
+    if (*p) {
+        *p = s->next;
+    }
     if (!s->family->first) {
         free(s->family);
     }
