@@ -13,7 +13,6 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 
-#include <errno.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>

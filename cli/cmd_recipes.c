@@ -42,7 +42,7 @@ static const char *const examples[] = {
     "fsdpckpt recipes",
     "the names of the shipped recipes, and what each is for",
     "fsdpckpt recipes torchtitan-llama3 > mine.json",
-    "a recipe to start one's own from, for --recipe mine.json",
+    "a copy to change, for --recipe mine.json",
     NULL,
 };
 

@@ -9,8 +9,6 @@
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/view.h"
 
-#include <string.h>
-
 static void print_json(const fc_view_report *r, const options *o, text_out *out) {
     json_out j;
     jw_document(&j, out, 1, "view");

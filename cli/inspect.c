@@ -6,6 +6,7 @@
 #include "fold.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 
 #include <fnmatch.h>
@@ -166,7 +167,7 @@ out:
     return rc == FC_ENOMEM ? inspect_no_memory(in, err) : FC_OK;
 }
 
-/* ---- what is listed ---- */
+/* ---- the listed values ---- */
 
 static bool matches(const char *const *globs, const char *name) {
     for (; globs && *globs; globs++) {
@@ -198,6 +199,7 @@ static fc_code select_items(inspection *in, fc_error *err) {
     if (!in->items) {
         return inspect_no_memory(in, err);
     }
+    FC_TRY(fc_check_includes(c, in->how.include, err));
     for (size_t i = 0; i < c->ntensors; i++) {
         const char *name = c->tensors[i].name;
         if ((!in->how.include || matches(in->how.include, name)) && !matches(in->how.exclude, name)) {

@@ -6,8 +6,6 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 /* Writes the offset and strides of the elements of a chunk, unless they must be decoded. */

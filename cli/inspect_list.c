@@ -6,7 +6,6 @@
 #include "inspect.h"
 
 #include "fsdpckpt/try.h"
-#include "fsdpckpt/unflatten.h"
 
 #include <stdio.h>
 #include <stdlib.h>

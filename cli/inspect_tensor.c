@@ -4,7 +4,6 @@
 #include "inspect_stats.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "fsdpckpt/try.h"

@@ -408,7 +408,7 @@ static fc_code do_local(job *j, text_out *out, fc_error *err) {
     fc_commit *gathered = NULL;
     fc_code rc;
     fc_progress_begin(j->call->progress, FC_PHASE_GATHERING, FC_COUNTED_FILES, 0);
-    FC_TRY_GOTO(ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err), rc, out);
+    FC_TRY_GOTO(ranks_gather(&j->ranks, j->o->operands[0], j->o->output, &gathered, err), rc, out);
     rc = fc_comm_agree(j->ranks.comm, gathered ? do_gathered(j, gathered, out, err) : FC_OK, err);
 out:
     fc_commit_abort(gathered);

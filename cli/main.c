@@ -26,7 +26,7 @@ static fc_code unknown_command(const char *name, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "unknown command '%s'; did you mean '%s'?", name, best);
     }
     if (access(name, F_OK) == 0) {
-        return fc_fail(err, FC_EUSAGE, "'%s' is a file, not a command; did you mean 'fsdpckpt inspect %s'?", name,
+        return fc_fail(err, FC_EUSAGE, "'%s' is a path, not a command; did you mean 'fsdpckpt inspect %s'?", name,
                        name);
     }
     return fc_fail(err, FC_EUSAGE, "unknown command '%s'; see 'fsdpckpt --help'", name);

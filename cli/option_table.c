@@ -10,7 +10,7 @@
 static const char *const progress_choices[] = {"auto", "always", "never", "json", NULL};
 static const char *const color_choices[] = {"auto", "always", "never", NULL};
 static const char *const sort_choices[] = {"source", "name", "size", NULL};
-static const char *const comm_choices[] = {"auto", "none", "mpi", "nccl", NULL};
+static const char *const comm_choices[] = {"auto", "none", "mpi", NULL};
 
 #define FIELD(name) offsetof(options, name)
 
@@ -191,8 +191,9 @@ const option_row option_table[OPT_COUNT] = {
                   .arg = "HOW",
                   .offset = FIELD(comm),
                   .choices = comm_choices,
-                  .help = "share the work with other processes: mpi, none, auto (the default: mpi when mpirun started "
-                          "more than one rank), or nccl, which sends the files of --local through GPUs"},
+                  .help =
+                      "share the work with other processes: mpi, none or auto (the default: mpi when mpirun started "
+                      "more than one rank)"},
     [OPT_LOCAL] = {.name = "local",
                    .kind = KIND_FLAG,
                    .offset = FIELD(local),

@@ -6,7 +6,6 @@
 #include "command.h"
 #include "words.h"
 
-#include <errno.h>
 #include <float.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -144,7 +144,7 @@ typedef struct option_list {
 
 typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER, PROGRESS_JSON } progress_mode;
 typedef enum color_mode { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color_mode;
-typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI, COMM_NCCL } comm_mode;
+typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI } comm_mode;
 
 /** The parsed command line. Strings are borrowed from argv. */
 typedef struct options {

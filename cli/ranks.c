@@ -6,9 +6,7 @@
 #include "fsdpckpt/gather_files.h"
 #include "fsdpckpt/try.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -53,10 +51,6 @@ static fc_code join(ranks *r, long launched, fc_error *err) {
 
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err) {
     long launched = launched_ranks();
-    if (o->comm == COMM_NCCL && !o->local) {
-        return fc_fail(err, FC_EUSAGE,
-                       "--comm nccl needs --local; on a shared file system every rank reads its data directly");
-    }
     if (o->comm == COMM_NONE || (o->comm == COMM_AUTO && launched <= 1)) {
         return o->local ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with one rank on every machine that has files")
                         : mine;
@@ -64,23 +58,6 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
     FC_TRY(join(r, launched, err)); /* replaces earlier errors: without MPI the ranks cannot agree on one */
     r->comm->cancel = &progress->cancel;
     return fc_comm_agree(r->comm, mine, err);
-}
-
-/* @return the GPU of this rank, by its number on this machine. */
-static int own_gpu(void) {
-    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-    rank = rank ? rank : getenv("MPI_LOCALRANKID");
-    return rank ? atoi(rank) : 0;
-}
-
-/* Opens the communicator that transfers the files. */
-static fc_code open_data(ranks *r, const options *o, fc_device **gpu, fc_comm **data, fc_error *err) {
-    *data = r->comm;
-    if (o->comm != COMM_NCCL) {
-        return FC_OK;
-    }
-    FC_TRY(fc_comm_agree(r->comm, fc_device_cuda(own_gpu(), gpu, err), err));
-    return fc_comm_agree(r->comm, fc_comm_nccl(r->comm, *gpu, data, err), err);
 }
 
 /* Rank 0 creates a scratch directory next to the target. */
@@ -91,24 +68,10 @@ static fc_code begin_gather(const ranks *r, const char *target, fc_commit **gath
     return r->comm->rank == 0 ? fc_commit_scratch(target, gathered, err) : FC_OK;
 }
 
-fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,
-                     fc_error *err) {
-    fc_device *gpu = NULL;
-    fc_comm *data = NULL;
-    fc_code rc;
+fc_code ranks_gather(ranks *r, const char *source, const char *target, fc_commit **gathered, fc_error *err) {
     *gathered = NULL;
-    FC_TRY_GOTO(fc_comm_agree(r->comm, begin_gather(r, target, gathered, err), err), rc, out);
-    FC_TRY_GOTO(open_data(r, o, &gpu, &data, err), rc, out);
-    data->cancel = r->comm->cancel;
-    rc = fc_gather_files(r->comm, data, source, *gathered ? fc_commit_path(*gathered) : "", err);
-out:
-    if (data && data != r->comm) {
-        data->free(data);
-    }
-    if (gpu) {
-        gpu->destroy(gpu);
-    }
-    return rc;
+    FC_TRY(fc_comm_agree(r->comm, begin_gather(r, target, gathered, err), err));
+    return fc_gather_files(r->comm, source, *gathered ? fc_commit_path(*gathered) : "", err);
 }
 
 bool ranks_speaks(const ranks *r) {

@@ -27,8 +27,7 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
  * same code.
  * @param gathered receives the temporary directory on rank 0, to be given to fc_commit_abort; NULL on the others.
  */
-fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,
-                     fc_error *err);
+fc_code ranks_gather(ranks *r, const char *source, const char *target, fc_commit **gathered, fc_error *err);
 
 /** Whether this is the launcher's first process, or there is no launcher. Works before ranks_begin. */
 bool ranks_is_launched_first(void);

@@ -63,19 +63,43 @@ void suggest_consider(const char *word, size_t len, const char *candidate, const
     }
 }
 
+/* How near a name is that contains the word: whole components are nearer than parts, short names than long ones. */
+static size_t part_score(const char *candidate, const char *word) {
+    const size_t length = strlen(word), all = strlen(candidate);
+    size_t score = SUGGEST_NONE;
+    for (const char *at = strstr(candidate, word); at && length > 0; at = strstr(at + 1, word)) {
+        const bool whole = (at == candidate || at[-1] == '.') && (at[length] == '.' || at[length] == '\0');
+        score = smaller(score, whole ? all : all + (1 << 20));
+    }
+    return score;
+}
+
+/* Keeps the two nearest names, the first of equals. */
+static void keep_nearest(const char *candidate, size_t score, const char *near[2], size_t scores[2]) {
+    const size_t place = score < scores[0] ? 0 : 1;
+    if (score >= scores[place]) {
+        return;
+    }
+    if (place == 0) {
+        near[1] = near[0];
+        scores[1] = scores[0];
+    }
+    near[place] = candidate;
+    scores[place] = score;
+}
+
 /* Names that contain the word come first, because users often omit the prefix of a name. */
 fc_code suggest_name(const char *path, const char *const *names, size_t stride, size_t count, const char *name,
                      fc_error *err) {
     const char *near[3] = {NULL, NULL, NULL};
-    size_t n = 0, score = SUGGEST_NONE, len = strlen(name);
+    size_t scores[2] = {SUGGEST_NONE, SUGGEST_NONE}, score = SUGGEST_NONE, len = strlen(name);
     const char *best = NULL;
     for (size_t i = 0; i < count; i++) {
         const char *candidate = *(const char *const *)(const void *)((const char *)names + i * stride);
-        if (n < 2 && strstr(candidate, name)) {
-            near[n++] = candidate;
-        }
+        keep_nearest(candidate, part_score(candidate, name), near, scores);
         suggest_consider(name, len, candidate, &best, &score);
     }
+    size_t n = (near[0] != NULL) + (near[1] != NULL);
     if (best && best != near[0] && best != near[1]) {
         near[n++] = best;
     }

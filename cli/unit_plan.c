@@ -80,7 +80,7 @@ static fc_code run_policy(unit_plan *c, fc_error *err) {
         int64_t least;
         return parse_count(policy + 5, &least)
                    ? fc_wrap_by_size(&c->targets, least, NULL, NULL, err)
-                   : fc_fail(err, FC_EUSAGE, "--policy %s: is not a number of elements such as size:100M", policy);
+                   : fc_fail(err, FC_EUSAGE, "--policy %s: not a number of elements, such as size:100M", policy);
     }
     if (strncmp(policy, "class:", 6) == 0) {
         const char *const *names = split_names(policy + 6, c->arena);

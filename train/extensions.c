@@ -169,19 +169,3 @@ fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh
     FC_TRY(fc_dtensor_from_local(&detached, root, replicate, 0, NULL, &whole, err));
     return fc_redistribute(&whole, wanted.placements, stream, out, err);
 }
-
-fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_stream *stream,
-                              fc_array *out, fc_error *err) {
-    if (!tensor->is_dtensor || parent_mesh != tensor->mesh) {
-        return fc_fail(err, FC_EUSAGE, "the parent mesh is not the mesh of the DTensor");
-    }
-    fc_placement placements[FC_MAX_MESH_DIMS];
-    memcpy(placements, tensor->spec.placements, sizeof placements);
-    for (int m = 0; m < parent_mesh->mesh.ndim - 1; m++) {
-        placements[m] = (fc_placement){FC_REPLICATE, 0, 0};
-    }
-    fc_fsdp_tensor gathered;
-    FC_TRY(fc_redistribute(tensor, placements, stream, &gathered, err));
-    *out = gathered.local;
-    return FC_OK;
-}

@@ -2,23 +2,11 @@
  * DTensor.redistribute: changes the placements of a DTensor by gathering along mesh dimensions and cutting again. Every
  * step is checked against the boxes of fc_local_box before data moves.
  */
-#include "fsdpckpt/train/dtensor_data.h"
-
-#include "base/checked.h"
 #include "fsdpckpt/try.h"
+#include "train/gather.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* A DTensor between two steps. `local` is the caller's tensor at first; after a gather, its memory is owned. */
-typedef struct tensor_state {
-    const fc_device_mesh *mesh;
-    int ndim;
-    const int64_t *shape;
-    fc_placement placements[FC_MAX_MESH_DIMS];
-    fc_array local;
-    fc_stream *stream;
-} tensor_state;
 
 static bool is_sharded(const fc_placement *p) {
     return p->kind == FC_SHARD || p->kind == FC_STRIDED_SHARD;
@@ -48,125 +36,8 @@ static bool must_gather(const fc_placement *from, const fc_placement *to, int m)
     return false;
 }
 
-static void replace_local(tensor_state *w, fc_array *with) {
-    fc_array_free(&w->local);
-    w->local = *with;
-}
-
-/* The gather along one mesh dimension. Boxes are relative to the new local box; arrays have one entry per rank. */
-typedef struct gather {
-    int64_t whole_offsets[FC_MAX_DIMS], whole_sizes[FC_MAX_DIMS]; /* the new local box in the tensor */
-    int64_t (*box_offsets)[FC_MAX_DIMS], (*box_sizes)[FC_MAX_DIMS];
-    size_t *counts, *displs; /* bytes of each box, and their offset in the gathered buffer */
-    size_t total;            /* bytes of all boxes */
-} gather;
-
-static void gather_free(gather *g) {
-    free(g->box_offsets);
-    free(g->box_sizes);
-    free(g->counts);
-    free(g->displs);
-}
-
-static fc_code measure_box(const tensor_state *w, int m, int64_t r, gather *g, fc_error *err) {
-    int64_t coordinate[FC_MAX_MESH_DIMS];
-    memcpy(coordinate, w->mesh->coordinate, sizeof coordinate);
-    coordinate[m] = r;
-    FC_TRY(fc_local_box(w->ndim, w->shape, &w->mesh->mesh, w->placements, coordinate, g->box_offsets[r],
-                        g->box_sizes[r], err));
-    int64_t elements;
-    bool fits = fc_numel(w->ndim, g->box_sizes[r], &elements);
-    g->counts[r] = fits ? (size_t)elements * fc_dtype_size(w->local.dtype) : 0;
-    g->displs[r] = g->total;
-    if (!fits || !fc_add_size(g->total, g->counts[r], &g->total)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "the local tensors of a DTensor do not fit in 64 bits");
-    }
-    for (int d = 0; d < w->ndim; d++) {
-        g->box_offsets[r][d] -= g->whole_offsets[d];
-    }
-    return FC_OK;
-}
-
-/* Computes the boxes of all ranks. They must tile the new box: if not, an inner mesh dimension still cuts it. */
-static fc_code measure(const tensor_state *w, int m, gather *g, fc_error *err) {
-    fc_placement whole[FC_MAX_MESH_DIMS];
-    int64_t ranks = w->mesh->mesh.sizes[m], elements;
-    memcpy(whole, w->placements, sizeof whole);
-    whole[m] = (fc_placement){FC_REPLICATE, 0, 0};
-    g->box_offsets = calloc((size_t)ranks, sizeof *g->box_offsets);
-    g->box_sizes = calloc((size_t)ranks, sizeof *g->box_sizes);
-    g->counts = calloc((size_t)ranks, sizeof *g->counts);
-    g->displs = calloc((size_t)ranks, sizeof *g->displs);
-    if (!g->box_offsets || !g->box_sizes || !g->counts || !g->displs) {
-        return fc_fail(err, FC_ENOMEM, "gathering a DTensor over %lld ranks: out of memory", (long long)ranks);
-    }
-    FC_TRY(fc_local_box(w->ndim, w->shape, &w->mesh->mesh, whole, w->mesh->coordinate, g->whole_offsets, g->whole_sizes,
-                        err));
-    for (int64_t r = 0; r < ranks; r++) {
-        FC_TRY(measure_box(w, m, r, g, err));
-    }
-    for (int64_t r = 0; r < ranks; r++) {
-        fc_box box = {w->ndim, g->box_offsets[r], g->box_sizes[r]};
-        if (g->counts[r] > 0 && !fc_box_within(&box, g->whole_sizes)) {
-            return fc_fail(err, FC_EUNSUPPORTED,
-                           "mesh dimension %d cannot be gathered before the dimensions inside of it", m);
-        }
-    }
-    if (!fc_numel(w->ndim, g->whole_sizes, &elements) || g->total != (size_t)elements * fc_dtype_size(w->local.dtype)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "the local tensors along mesh dimension %d do not tile a box", m);
-    }
-    return FC_OK;
-}
-
-static fc_code unpack(const tensor_state *w, int64_t ranks, const gather *g, void *packed, const fc_array *to,
-                      fc_error *err) {
-    for (int64_t r = 0; r < ranks; r++) {
-        fc_array from, view = *to;
-        if (g->counts[r] == 0) {
-            continue;
-        }
-        void *data = (char *)packed + g->displs[r];
-        FC_TRY(fc_array_over(to->device, to->dtype, w->ndim, g->box_sizes[r], data, &from, err));
-        for (int d = 0; d < w->ndim; d++) {
-            FC_TRY(fc_array_narrow(&view, d, g->box_offsets[r][d], g->box_sizes[r][d], &view, err));
-        }
-        FC_TRY(fc_array_copy(&view, &from, w->stream, err));
-    }
-    return FC_OK;
-}
-
-/* Sharded(m) -> Replicate(m): an uneven all-gather along mesh dimension m. */
-static fc_code gather_dim(tensor_state *w, int m, fc_error *err) {
-    gather g = {0};
-    fc_array send = {0}, packed = {0}, whole = {0};
-    fc_comm *group = w->mesh->groups[m];
-    fc_device *device = w->local.device;
-    fc_code rc;
-    FC_TRY_GOTO(measure(w, m, &g, err), rc, out);
-    if (fc_array_is_contiguous(&w->local)) {
-        send = w->local;
-        send.memory = NULL;
-    } else {
-        FC_TRY_GOTO(fc_array_clone(&w->local, w->stream, &send, err), rc, out);
-    }
-    FC_TRY_GOTO(fc_array_new(device, FC_U8, 1, (int64_t[]){(int64_t)g.total}, &packed, err), rc, out);
-    FC_TRY_GOTO(fc_array_new(device, w->local.dtype, w->ndim, g.whole_sizes, &whole, err), rc, out);
-    FC_TRY_GOTO(group->all_gather_v(group, send.data, packed.data, g.counts, g.displs, w->stream, err), rc, out);
-    FC_TRY_GOTO(unpack(w, w->mesh->mesh.sizes[m], &g, packed.data, &whole, err), rc, out);
-    FC_TRY_GOTO(fc_comm_wait(group, w->stream, err), rc, out); /* the buffers are freed below */
-    w->placements[m] = (fc_placement){FC_REPLICATE, 0, 0};
-    replace_local(w, &whole);
-    whole = (fc_array){0};
-out:
-    fc_array_free(&whole);
-    fc_array_free(&send);
-    fc_array_free(&packed);
-    gather_free(&g);
-    return rc;
-}
-
 /* Replicate(m) -> Shard(m): makes a view, which fc_redistribute copies in the end. */
-static fc_code cut_dim(tensor_state *w, int m, const fc_placement *to, fc_error *err) {
+static fc_code cut_dim(fc_tensor_state *w, int m, const fc_placement *to, fc_error *err) {
     int64_t before[FC_MAX_DIMS], had[FC_MAX_DIMS], after[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
     const fc_mesh *mesh = &w->mesh->mesh;
     FC_TRY(fc_local_box(w->ndim, w->shape, mesh, w->placements, w->mesh->coordinate, before, had, err));
@@ -186,44 +57,6 @@ static fc_code cut_dim(tensor_state *w, int m, const fc_placement *to, fc_error 
     return FC_OK;
 }
 
-/* Checks that the ranks of a mesh dimension agree on the shape. If not, a gather would wait for bytes that no rank
- * sends. */
-static fc_code agree_on_shape(const tensor_state *w, int m, fc_error *err) {
-    fc_comm *group = w->mesh->groups[m];
-    size_t bytes = (size_t)w->ndim * sizeof(int64_t), all_bytes;
-    fc_array mine = {0}, all = {0};
-    int64_t *host = NULL;
-    if (!fc_mul_size(bytes, (size_t)group->size, &all_bytes)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "the shapes of %d ranks do not fit in memory", group->size);
-    }
-    if (w->ndim == 0) {
-        return FC_OK;
-    }
-    fc_device *device = w->local.device;
-    fc_code rc;
-    FC_TRY_GOTO(fc_array_new(device, FC_I64, 1, (int64_t[]){w->ndim}, &mine, err), rc, out);
-    FC_TRY_GOTO(fc_array_new(device, FC_I64, 1, (int64_t[]){(int64_t)w->ndim * group->size}, &all, err), rc, out);
-    host = malloc(all_bytes);
-    FC_TRY_GOTO(host ? FC_OK : fc_no_memory(err, "comparing shapes"), rc, out);
-    FC_TRY_GOTO(device->copy(device, mine.data, w->shape, bytes, w->stream, err), rc, out);
-    FC_TRY_GOTO(group->all_gather(group, mine.data, all.data, bytes, w->stream, err), rc, out);
-    FC_TRY_GOTO(fc_comm_wait(group, w->stream, err), rc, out);
-    FC_TRY_GOTO(device->copy(device, host, all.data, all_bytes, w->stream, err), rc, out);
-    FC_TRY_GOTO(fc_comm_wait(group, w->stream, err), rc, out);
-    for (int r = 0; rc == FC_OK && r < group->size; r++) {
-        if (memcmp(host + (size_t)r * (size_t)w->ndim, host, bytes) != 0) {
-            rc = fc_fail(err, FC_ECORRUPT,
-                         "the DTensor is not cut evenly: ranks 0 and %d of mesh dimension %d infer different shapes", r,
-                         m);
-        }
-    }
-out:
-    free(host);
-    fc_array_free(&mine);
-    fc_array_free(&all);
-    return rc;
-}
-
 static fc_code check(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_error *err) {
     if (!tensor->is_dtensor) {
         return fc_fail(err, FC_EUSAGE, "a plain tensor has no placements to change");
@@ -237,19 +70,33 @@ static fc_code check(const fc_fsdp_tensor *tensor, const fc_placement *placement
     return FC_OK;
 }
 
+/* A list of tensors of one mesh, on the way to their placements. */
+typedef struct journey {
+    const fc_fsdp_tensor *tensors;
+    const fc_placement (*to)[FC_MAX_MESH_DIMS]; /* one per tensor */
+    size_t count;
+    fc_tensor_state *states;
+    fc_tensor_state **some; /* those of one step */
+} journey;
+
 /* A _StridedShard is cut last and gathered first, while the dimensions inside of it are cut. */
-static fc_code gather_all(tensor_state *w, const fc_placement *from, const fc_placement *to, fc_placement_kind kind,
-                          fc_error *err) {
-    for (int m = w->mesh->mesh.ndim; m-- > 0;) {
-        if (from[m].kind == kind && must_gather(from, to, m)) {
-            FC_TRY(agree_on_shape(w, m, err));
-            FC_TRY(gather_dim(w, m, err));
+static fc_code gather_all(const journey *j, fc_placement_kind kind, fc_error *err) {
+    for (int m = j->tensors[0].mesh->mesh.ndim; m-- > 0;) {
+        size_t n = 0;
+        for (size_t i = 0; i < j->count; i++) {
+            const fc_placement *from = j->tensors[i].spec.placements;
+            if (from[m].kind == kind && must_gather(from, j->to[i], m)) {
+                j->some[n++] = &j->states[i];
+            }
+        }
+        if (n > 0) {
+            FC_TRY(fc_gather_dim(j->some, n, m, err));
         }
     }
     return FC_OK;
 }
 
-static fc_code cut_all(tensor_state *w, const fc_placement *to, fc_placement_kind kind, fc_error *err) {
+static fc_code cut_all(fc_tensor_state *w, const fc_placement *to, fc_placement_kind kind, fc_error *err) {
     for (int m = 0; m < w->mesh->mesh.ndim; m++) {
         if (to[m].kind == kind && !is_sharded(&w->placements[m])) {
             FC_TRY(cut_dim(w, m, &to[m], err));
@@ -258,29 +105,132 @@ static fc_code cut_all(tensor_state *w, const fc_placement *to, fc_placement_kin
     return FC_OK;
 }
 
+/* Whether nothing but the array itself keeps its memory, and all of it is used. */
+static bool owns_all(const fc_array *local) {
+    return local->memory && local->data == local->memory && fc_array_is_contiguous(local);
+}
+
+/* A view would keep the whole gathered array alive, or share the memory of the caller's tensor. */
+static fc_code finish(fc_tensor_state *w, const fc_placement *to, bool is_cut, fc_fsdp_tensor *out, fc_error *err) {
+    fc_array local = {0};
+    if (!is_cut && owns_all(&w->local)) {
+        local = w->local;
+    } else {
+        FC_TRY(fc_array_clone(&w->local, w->stream, &local, err));
+        if (w->local.memory) {
+            fc_code rc = fc_comm_wait(w->mesh->groups[0], w->stream, err);
+            if (rc != FC_OK) {
+                fc_array_free(&local);
+                return rc;
+            }
+        }
+        fc_array_free(&w->local);
+    }
+    w->local = (fc_array){0};
+    fc_code rc = fc_dtensor_from_local(&local, w->mesh, to, w->ndim, w->shape, out, err);
+    if (rc != FC_OK) {
+        fc_array_free(&local);
+        return rc;
+    }
+    out->local = local;
+    return FC_OK;
+}
+
+static fc_code cut_and_finish(const journey *j, size_t i, fc_fsdp_tensor *out, fc_error *err) {
+    fc_tensor_state *w = &j->states[i];
+    fc_placement before[FC_MAX_MESH_DIMS];
+    memcpy(before, w->placements, sizeof before);
+    FC_TRY(cut_all(w, j->to[i], FC_SHARD, err));
+    FC_TRY(cut_all(w, j->to[i], FC_STRIDED_SHARD, err));
+    return finish(w, j->to[i], memcmp(before, w->placements, sizeof before) != 0, out, err);
+}
+
+/* Redistributes all tensors, or none. */
+static fc_code travel(journey *j, fc_stream *stream, fc_fsdp_tensor *out, fc_error *err) {
+    size_t done = 0;
+    fc_code rc;
+    for (size_t i = 0; i < j->count; i++) {
+        const fc_fsdp_tensor *t = &j->tensors[i];
+        j->states[i] = (fc_tensor_state){t->mesh, t->spec.ndim, t->spec.shape, {{0}}, t->local, stream};
+        memcpy(j->states[i].placements, t->spec.placements, sizeof j->states[i].placements);
+        j->states[i].local.memory = NULL;
+    }
+    FC_TRY_GOTO(gather_all(j, FC_STRIDED_SHARD, err), rc, out);
+    FC_TRY_GOTO(gather_all(j, FC_SHARD, err), rc, out);
+    for (; done < j->count; done++) {
+        FC_TRY_GOTO(cut_and_finish(j, done, &out[done], err), rc, out);
+    }
+out:
+    for (size_t i = 0; i < j->count; i++) {
+        fc_array_free(&j->states[i].local);
+    }
+    for (size_t i = 0; rc != FC_OK && i < done; i++) {
+        fc_array_free(&out[i].local);
+    }
+    return rc;
+}
+
+static fc_code redistribute(const fc_fsdp_tensor *tensors, size_t count, const fc_placement (*to)[FC_MAX_MESH_DIMS],
+                            fc_stream *stream, fc_fsdp_tensor *out, fc_error *err) {
+    journey j = {tensors, to, count, NULL, NULL};
+    if (count == 0) {
+        return FC_OK;
+    }
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(check(&tensors[i], to[i], err));
+    }
+    fc_code rc;
+    j.states = calloc(count, sizeof *j.states);
+    j.some = calloc(count, sizeof *j.some);
+    FC_TRY_GOTO(j.states && j.some ? FC_OK : fc_no_memory(err, "redistributing DTensors"), rc, out);
+    rc = travel(&j, stream, out, err);
+out:
+    free(j.states);
+    free(j.some);
+    return rc;
+}
+
 fc_code fc_redistribute(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_stream *stream,
                         fc_fsdp_tensor *out, fc_error *err) {
-    FC_TRY(check(tensor, placements, err));
-    const fc_placement *from = tensor->spec.placements;
-    tensor_state w = {tensor->mesh, tensor->spec.ndim, tensor->spec.shape, {{0}}, tensor->local, stream};
-    fc_array copy = {0};
-    memcpy(w.placements, from, sizeof w.placements);
-    w.local.memory = NULL;
-    fc_code rc;
-    FC_TRY_GOTO(gather_all(&w, from, placements, FC_STRIDED_SHARD, err), rc, out);
-    FC_TRY_GOTO(gather_all(&w, from, placements, FC_SHARD, err), rc, out);
-    FC_TRY_GOTO(cut_all(&w, placements, FC_SHARD, err), rc, out);
-    FC_TRY_GOTO(cut_all(&w, placements, FC_STRIDED_SHARD, err), rc, out);
-    /* A view would keep the whole gathered array alive, or share the memory of the caller's tensor. */
-    FC_TRY_GOTO(fc_array_clone(&w.local, stream, &copy, err), rc, out);
-    if (w.local.memory) {
-        FC_TRY_GOTO(w.local.device->synchronize(w.local.device, stream, err), rc, out);
+    fc_placement to[1][FC_MAX_MESH_DIMS] = {{{FC_REPLICATE, 0, 0}}};
+    memcpy(to[0], placements, (tensor->is_dtensor ? (size_t)tensor->mesh->mesh.ndim : 0) * sizeof *placements);
+    return redistribute(tensor, 1, (const fc_placement(*)[FC_MAX_MESH_DIMS])to, stream, out, err);
+}
+
+/* The placements of TP stay. */
+static fc_code gathered_placements(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_placement *to,
+                                   fc_error *err) {
+    if (!tensor->is_dtensor || parent_mesh != tensor->mesh) {
+        return fc_fail(err, FC_EUSAGE, "the parent mesh is not the mesh of the DTensor");
     }
-    FC_TRY_GOTO(fc_dtensor_from_local(&copy, tensor->mesh, placements, w.ndim, w.shape, out, err), rc, out);
-    out->local = copy;
-    copy = (fc_array){0};
+    memcpy(to, tensor->spec.placements, FC_MAX_MESH_DIMS * sizeof *to);
+    for (int m = 0; m < parent_mesh->mesh.ndim - 1; m++) {
+        to[m] = (fc_placement){FC_REPLICATE, 0, 0};
+    }
+    return FC_OK;
+}
+
+fc_code fc_all_gather_dtensors(const fc_fsdp_tensor *tensors, size_t count, const fc_device_mesh *parent_mesh,
+                               fc_stream *stream, fc_array *out, fc_error *err) {
+    fc_placement(*to)[FC_MAX_MESH_DIMS] = calloc(count + 1, sizeof *to);
+    fc_fsdp_tensor *gathered = calloc(count + 1, sizeof *gathered);
+    fc_code rc;
+    FC_TRY_GOTO(to && gathered ? FC_OK : fc_no_memory(err, "gathering DTensors"), rc, out);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY_GOTO(gathered_placements(&tensors[i], parent_mesh, to[i], err), rc, out);
+    }
+    FC_TRY_GOTO(redistribute(tensors, count, (const fc_placement(*)[FC_MAX_MESH_DIMS])to, stream, gathered, err), rc,
+                out);
+    for (size_t i = 0; i < count; i++) {
+        out[i] = gathered[i].local;
+    }
 out:
-    fc_array_free(&w.local);
-    fc_array_free(&copy);
+    free(to);
+    free(gathered);
     return rc;
+}
+
+fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_stream *stream,
+                              fc_array *out, fc_error *err) {
+    return fc_all_gather_dtensors(tensor, 1, parent_mesh, stream, out, err);
 }

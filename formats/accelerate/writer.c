@@ -15,7 +15,7 @@
 
 /* ---- the sections ---- */
 
-/* What is found while every value is given its section. */
+/* State while every value gets its section. */
 typedef struct sorting {
     const char *spelled[ACCELERATE_SECTIONS]; /* a name of each section */
     const char *outsider;                     /* the first of them; NULL: there is none */

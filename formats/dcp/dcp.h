@@ -112,7 +112,7 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
 /** Finds the highest rank with a `__<rank>.metadata` in the directory, plus 1. */
 fc_code fc_dcp_count_ranks(const char *directory, size_t *ranks, fc_error *err);
 
-/** Opens a checkpoint of which each rank wrote its own metadata. */
+/** Opens a checkpoint in which each rank wrote its own metadata. */
 fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
                           fc_error *err);
 

@@ -13,7 +13,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* The numbers of a tensor's chunks sorted by offsets, if the hints are wrong. */
 typedef struct order {

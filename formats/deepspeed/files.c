@@ -9,8 +9,6 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

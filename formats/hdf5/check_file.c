@@ -1,6 +1,6 @@
 /*
  * Checks the start of a data file without libhdf5: whether it is an HDF5 file, and as long as its superblock says. Used
- * for checkpoints of which only index.h5 was read.
+ * for checkpoints that were opened from index.h5 alone.
  */
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"

@@ -14,8 +14,6 @@
 #include "io/directory.h"
 
 #include <inttypes.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

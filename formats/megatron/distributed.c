@@ -15,7 +15,6 @@
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -9,7 +9,6 @@
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/try.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -10,7 +10,6 @@
 #include "fsdpckpt/try.h"
 #include "torch/name_list.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

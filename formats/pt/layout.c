@@ -10,7 +10,6 @@
 #include "pt/ranks.h"
 #include "pt/writer.h"
 
-#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,7 +9,6 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "derived/flat_units.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
 

@@ -205,7 +205,7 @@ static fc_code finish_value(const pt_builder *m, const pt_value *v, fc_tensor *t
     return FC_OK;
 }
 
-/* A tensor of which every rank has a copy is replicated on the mesh of the others. */
+/* A tensor that every rank has a copy of is replicated on the mesh of the others. */
 static fc_code place_plain(const pt_builder *m, const pt_value *v, fc_tensor *t) {
     if (v->object || !v->plain || m->checkpoint->mesh.ndim == 0) {
         return FC_OK;

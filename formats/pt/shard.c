@@ -9,7 +9,6 @@
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static fc_code damaged(const torch_file *f, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: the pickled tensor is damaged: %s", f->path, what);

@@ -7,7 +7,6 @@
 #include "fsdpckpt/try.h"
 #include "safetensors/safetensors.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

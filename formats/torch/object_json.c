@@ -27,7 +27,6 @@
 #include "torch/item.h"
 
 #include "base/base64.h"
-#include "base/checked.h"
 
 #include <jansson.h>
 #include <math.h>

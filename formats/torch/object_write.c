@@ -5,13 +5,11 @@
  */
 #include "torch/object_write.h"
 
-#include "base/checked.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_BYTES = 64 << 20, MOST_LEVELS = 512 };

@@ -8,7 +8,6 @@
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Adds the chunk of a tensor; a tensor without elements has no chunks. */
 static fc_code add_chunk(const torch_extent *extent, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {

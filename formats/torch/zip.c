@@ -65,9 +65,9 @@ static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
         }
         uint64_t most = zip->length < END_SIZE + MAX_COMMENT ? zip->length : END_SIZE + MAX_COMMENT;
         if (span == most) {
-            return damaged(zip, 0,
-                           "the end record is missing; the archive may be truncated, or its offset in the file wrong",
-                           err);
+            return damaged(
+                zip, 0, "the end record is missing; the archive may be truncated, or its offset in the file is wrong",
+                err);
         }
         span = most;
     }

@@ -14,7 +14,6 @@
 
 #include "fsdpckpt/error.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -11,7 +11,6 @@
 
 #include "fsdpckpt/arena.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 
 #define FC_NO_NAME ((size_t)-1)

@@ -6,7 +6,6 @@
 #include "base/base64.h"
 #include "base/grow.h"
 
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

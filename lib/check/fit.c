@@ -4,7 +4,6 @@
  */
 #include "check/check.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <string.h>
 

@@ -38,7 +38,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
         {"flat-parameters", FC_SEVERITY_WARNING,
          "{count:tensor is a flat parameter:tensors are flat parameters} of FSDP1, e.g. {name}: no header records "
          "which weights they hold",
-         "give {setting:model} FILE, a schema or a checkpoint of the model, to a conversion, or save with "
+         "convert with {setting:model} FILE (a schema or a checkpoint of the model), or save with "
          "StateDictType.SHARDED_STATE_DICT"},
     [FC_FOUND_STATE_ORPHAN] =
         {"state-orphan", FC_SEVERITY_ERROR,
@@ -129,7 +129,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                                "{name}{other}: {found}: dimension 0 is shorter than {detail}: {expected}", NULL},
     [FC_FOUND_TP_UNEVEN] =
         {"tp-uneven", FC_SEVERITY_WARNING,
-         "{name}{other}: {found}: {detail}: {expected}; kernels for tensor parallelism need equal parts", NULL},
+         "{name}{other}: {found}: {detail}: {expected}; kernels for tensor parallelism need equal shards", NULL},
     [FC_FOUND_TP_EMPTY_SHARDS] = {"tp-empty-shards", FC_SEVERITY_WARNING,
                                   "{name}{other}: {found}: {detail}: {expected}", NULL},
     [FC_FOUND_TP_NO_RULE] =

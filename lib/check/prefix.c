@@ -3,7 +3,6 @@
  */
 #include "check/check.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 

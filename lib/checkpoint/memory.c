@@ -110,7 +110,7 @@ static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chun
     if (given->strides) {
         memcpy(strides, given->strides, n * sizeof *strides);
     }
-    *out = (fc_chunk){.dims = dims, .rank = FC_NO_RANK, .detail = index};
+    *out = (fc_chunk){.dims = dims, .rank = t->ranks ? t->ranks[index] : FC_NO_RANK, .detail = index};
     if (!fits || !span(own, t->ndim, fc_dtype_size(t->dtype), &out->length)) {
         return fc_fail(err, FC_EUSAGE, "tensor %s: chunk %zu: a stride is negative or too large", t->name, index);
     }
@@ -229,4 +229,20 @@ fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tenso
 failed:
     fc_arena_free(arena); /* there is nothing else to close yet */
     return rc;
+}
+
+fc_code fc_memory_set_layout(fc_checkpoint *checkpoint, const fc_mesh *mesh, const fc_placement *placements,
+                             fc_error *err) {
+    size_t count = checkpoint->ntensors, width = (size_t)mesh->ndim;
+    fc_tensor *tensors = copy(checkpoint->arena, checkpoint->tensors, count, sizeof *tensors);
+    fc_placement *kept = copy(checkpoint->arena, placements, count * width, sizeof *kept);
+    if (!tensors || !kept) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    for (size_t i = 0; i < count; i++) {
+        tensors[i].placements = kept + i * width;
+    }
+    checkpoint->tensors = tensors;
+    checkpoint->mesh = *mesh;
+    return FC_OK;
 }

@@ -8,7 +8,6 @@
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
 #include <stdio.h>

@@ -9,6 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+fc_code fc_comm_group(fc_comm *comm, bool begin, fc_error *err) {
+    return comm->group ? comm->group(comm, begin, err) : FC_OK;
+}
+
 fc_code fc_comm_wait(fc_comm *comm, fc_stream *stream, fc_error *err) {
     return comm->wait ? comm->wait(comm, stream, err) : comm->device->synchronize(comm->device, stream, err);
 }

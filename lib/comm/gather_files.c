@@ -75,32 +75,15 @@ done:
     return rc;
 }
 
-/* Sends a block of host memory from rank 1 of a pair to rank 0. On a GPU it goes through device memory. */
-static fc_code send_block(fc_comm *pair, unsigned char *buf, size_t bytes, void *memory, fc_error *err) {
-    fc_device *device = pair->device;
-    if (device->is_host) {
-        return pair->broadcast(pair, buf, bytes, 1, NULL, err);
-    }
-    if (pair->rank == 1) {
-        FC_TRY(device->copy(device, memory, buf, bytes, NULL, err));
-    }
-    FC_TRY(pair->broadcast(pair, memory, bytes, 1, NULL, err));
-    if (pair->rank == 0) {
-        FC_TRY(device->copy(device, buf, memory, bytes, NULL, err));
-    }
-    return device->synchronize(device, NULL, err);
-}
-
 /* The transfer of one rank's files to rank 0, on either side. */
 typedef struct transfer {
     fc_comm *pair;
     const char *source, *into;
-    unsigned char *buf; /* BLOCK_BYTES of host memory */
-    void *memory;       /* BLOCK_BYTES of device memory; NULL if the communicator uses host memory */
+    unsigned char *buf; /* BLOCK_BYTES */
 } transfer;
 
 /*
- * Transfers one file. A side that fails still takes part in every send_block, with arbitrary bytes, because the other
+ * Transfers one file. A side that fails still takes part in every broadcast, with arbitrary bytes, because the other
  * side waits for it. The caller then agrees on the outcome.
  */
 static fc_code transfer_file(const transfer *t, const fc_sent_file *file, fc_error *err) {
@@ -118,7 +101,7 @@ static fc_code transfer_file(const transfer *t, const fc_sent_file *file, fc_err
             rc = fc_pread_full(fd, t->buf, bytes, at, path, err);
         }
         fc_error why;
-        fc_code sent = send_block(t->pair, t->buf, bytes, t->memory, &why);
+        fc_code sent = t->pair->broadcast(t->pair, t->buf, bytes, 1, NULL, &why);
         if (sent != FC_OK) {
             rc = fc_fail(err, sent, "%s", why.message);
             break;
@@ -142,25 +125,13 @@ static fc_code transfer_files(const transfer *t, const fc_sent_file *files, size
     return FC_OK;
 }
 
-/* Transfers through the pair of rank 0 and `rank`. A pair on a GPU needs a block of its memory. */
-static fc_code gather_through(transfer *t, fc_device *device, const fc_sent_file *files, size_t count, int rank,
-                              fc_error *err) {
-    fc_code mine = device->is_host ? FC_OK : device->alloc(device, BLOCK_BYTES, &t->memory, err);
-    fc_code rc;
-    FC_TRY_GOTO(fc_comm_agree(t->pair, mine, err), rc, out);
-    rc = transfer_files(t, files, count, rank, err);
-out:
-    device->release(device, t->memory);
-    return rc;
-}
-
 /* Transfers the files that the list assigns to `rank`. The other ranks only take part in the split. */
-static fc_code gather_from_rank(fc_comm *data, const char *source, const char *into, const fc_sent_file *files,
+static fc_code gather_from_rank(fc_comm *comm, const char *source, const char *into, const fc_sent_file *files,
                                 size_t count, int rank, unsigned char *buf, fc_error *err) {
-    bool in_pair = data->rank == 0 || data->rank == rank;
+    bool in_pair = comm->rank == 0 || comm->rank == rank;
     transfer t = {.source = source, .into = into, .buf = buf};
-    FC_TRY(data->split(data, in_pair, &t.pair, err));
-    fc_code rc = in_pair ? gather_through(&t, data->device, files, count, rank, err) : FC_OK;
+    FC_TRY(comm->split(comm, in_pair, &t.pair, err));
+    fc_code rc = in_pair ? transfer_files(&t, files, count, rank, err) : FC_OK;
     t.pair->free(t.pair);
     return rc;
 }
@@ -175,13 +146,13 @@ static bool sends_any(const fc_sent_file *files, size_t count, int rank) {
 }
 
 /* Copies rank 0's own files, and receives the others'. */
-static fc_code gather_one(fc_comm *control, fc_comm *data, const char *source, const char *into,
-                          const fc_sent_file *files, size_t count, int rank, unsigned char *buf, fc_error *err) {
+static fc_code gather_one(fc_comm *comm, const char *source, const char *into, const fc_sent_file *files, size_t count,
+                          int rank, unsigned char *buf, fc_error *err) {
     if (rank > 0) {
-        return sends_any(files, count, rank) ? gather_from_rank(data, source, into, files, count, rank, buf, err)
+        return sends_any(files, count, rank) ? gather_from_rank(comm, source, into, files, count, rank, buf, err)
                                              : FC_OK;
     }
-    for (size_t i = 0; control->rank == 0 && i < count; i++) {
+    for (size_t i = 0; comm->rank == 0 && i < count; i++) {
         if (files[i].rank == 0) {
             FC_TRY(take_own(source, into, &files[i], buf, err));
         }
@@ -189,17 +160,17 @@ static fc_code gather_one(fc_comm *control, fc_comm *data, const char *source, c
     return FC_OK;
 }
 
-fc_code fc_gather_files(fc_comm *control, fc_comm *data, const char *source, const char *into, fc_error *err) {
+fc_code fc_gather_files(fc_comm *comm, const char *source, const char *into, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     unsigned char *buf = malloc(BLOCK_BYTES);
     fc_sent_file *files = NULL;
     size_t count = 0;
     fc_code rc;
-    FC_TRY_GOTO(fc_comm_agree(control, arena && buf ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
-    FC_TRY_GOTO(fc_list_files(control, source, arena, &files, &count, err), rc, out);
-    for (int rank = 0; rank < control->size; rank++) {
-        fc_code mine = gather_one(control, data, source, into, files, count, rank, buf, err);
-        FC_TRY_GOTO(fc_comm_agree(control, mine, err), rc, out);
+    FC_TRY_GOTO(fc_comm_agree(comm, arena && buf ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
+    FC_TRY_GOTO(fc_list_files(comm, source, arena, &files, &count, err), rc, out);
+    for (int rank = 0; rank < comm->size; rank++) {
+        fc_code mine = gather_one(comm, source, into, files, count, rank, buf, err);
+        FC_TRY_GOTO(fc_comm_agree(comm, mine, err), rc, out);
     }
 out:
     free(buf);

@@ -10,7 +10,6 @@
 #include "comm/mpi_state.h"
 #include "fsdpckpt/try.h"
 
-#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,6 @@
 
 #include "derived/average.h"
 #include "engine/read_box.h"
-#include "engine/tuning.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"

@@ -19,7 +19,7 @@
 
 enum { MOST_STEPS = 1 << 20, COMPARED = 4096 };
 
-/* What is known of a member. */
+/* A member, and the evidence about it. */
 typedef struct candidate {
     size_t member;
     bool may;              /* it may be a buffer, which is stored on its own */

@@ -10,7 +10,6 @@
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

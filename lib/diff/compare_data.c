@@ -18,7 +18,6 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A pair of tensors whose tiles are being compared. The last user frees it. */
 typedef struct pair {

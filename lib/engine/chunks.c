@@ -153,7 +153,7 @@ static bool is_any_mine(const fc_chunks *chunks, uint64_t count) {
     return is_mine(chunks) || (next > number ? next : next + cycle) - number < count;
 }
 
-/* Passes over a chunk of another process, or over an item of which all chunks are. */
+/* Passes over a chunk of another process, or over an item whose chunks all are. */
 static void skip(fc_chunks *chunks) {
     fc_chunk_walk *walk = &chunks->walk;
     fc_target_item *item = walk->items[walk->next];

@@ -16,7 +16,6 @@
 #include "codec/shuffle.h"
 #include "engine/chunks.h"
 #include "engine/compress_sizes.h"
-#include "engine/queue.h"
 #include "engine/rounds.h"
 #include "engine/source.h"
 #include "engine/threads.h"
@@ -26,7 +25,6 @@
 #include "io/output.h"
 
 #include <fcntl.h>
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

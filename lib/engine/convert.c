@@ -150,24 +150,6 @@ static fc_code check_source(const fc_conversion *m, fc_error *err) {
     return source->format->reader.check_inputs(source, m->comm, err);
 }
 
-/* Turns the sums into the tensors' digests, and compares them with those that the source records. */
-static fc_code finish_digests(const fc_conversion *m, uint64_t *digests, fc_error *err) {
-    const fc_target *target = m->target;
-    for (size_t i = 0; i < target->ntensors; i++) {
-        const fc_target_tensor *tensor = &target->tensors[i];
-        if (m->unmoved[i]) {
-            continue;
-        }
-        const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
-        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
-        digests[i] = fc_crc64_finish(digests[i], bytes);
-        if (tensor->dtype == tensor->source->dtype) { /* the elements of a cast tensor were added when they were read */
-            FC_TRY(fc_source_check_digest(target->source, tensor->source, digests[i], err));
-        }
-    }
-    return FC_OK;
-}
-
 /* Allocates what a conversion needs, and creates the writer. */
 static fc_code prepare(fc_conversion *m, const char *staging, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
@@ -199,7 +181,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
     FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, m.move.digests, target->ntensors, err), rc, out);
     FC_TRY_GOTO(check_source(&m, err), rc, out);
-    FC_TRY_GOTO(finish_digests(&m, m.move.digests, err), rc, out);
+    FC_TRY_GOTO(fc_finish_digests(&m, err), rc, out);
     if (m.leads) {
         rc = options->format->writer.finish(&m.writer, m.move.digests, err);
     }

@@ -13,11 +13,8 @@
 #include "fsdpckpt/try.h"
 #include "io/output.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 /* How the memory is divided. */
 typedef struct budget {

@@ -6,7 +6,6 @@
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 /* The archive is a range of a file: only its headers and its pickle are read. */

@@ -105,7 +105,7 @@ void fc_queue_share(fc_queue *queue, uint32_t share, uint32_t shares) {
     queue->end = share + 1 == shares ? UINT64_MAX : (uint64_t)((unsigned __int128)total * (share + 1) / shares);
 }
 
-/* Advances to the next item of which this process moves bytes [*first, *end). Returns false at the end. */
+/* Advances to the next item in which this process moves bytes [*first, *end). Returns false at the end. */
 static bool find_next(fc_queue *queue, uint64_t *first, uint64_t *end) {
     const fc_target_file *file = queue->file;
     for (; queue->next < file->nitems && queue->position < queue->end; queue->next++) {

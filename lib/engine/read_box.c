@@ -81,7 +81,7 @@ out:
     return rc;
 }
 
-/* A tensor that is read as a whole is compared with what is recorded of it. */
+/* A tensor that is read as a whole is compared with its recorded digest. */
 static fc_code read_checked(const fc_checkpoint *checkpoint, box_reader *r, const fc_box *box, fc_error *err) {
     const fc_tensor *tensor = r->tensor;
     if (tensor->ndim > 0 && memcmp(box->sizes, tensor->shape, (size_t)tensor->ndim * sizeof *box->sizes) != 0) {

@@ -104,7 +104,7 @@ static bool is_affordable(const run *runs, size_t count, uint64_t missing) {
     return missing <= budget;
 }
 
-/* Computes the bare CRC of a record of which `count` runs are known; `of` is any of them. */
+/* Computes the bare CRC of a record from its `count` known runs; `of` is any of them. */
 static fc_code sum_record(const fc_input *input, const run *of, const run *runs, size_t count, unsigned char *buffer,
                           uint32_t *sum, fc_error *err) {
     uint64_t at = 0;

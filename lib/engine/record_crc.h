@@ -31,7 +31,7 @@ fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, siz
                            uint32_t sum, fc_error *err);
 
 /**
- * Compares every record of which something was added, and reads the missing bytes from its file. Skips a record if that
+ * Compares every record to which something was added, and reads the missing bytes from its file. Skips a record if that
  * would mean reading far more than was moved. Each rank of `comm` (may be NULL) checks its share of the records.
  * @return FC_ECORRUPT when a record does not match its CRC-32.
  */

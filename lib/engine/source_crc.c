@@ -209,7 +209,7 @@ static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error
 }
 
 /*
- * Checks a tensor of which all elements were added. If ranks have read some of them twice, the sum is useless, and one
+ * Checks a tensor whose elements were all added. If ranks have read some of them twice, the sum is useless, and one
  * rank (`mine`) reads the tensor again, which compares it.
  */
 static fc_code check_tensor(const fc_source_crc *crc, size_t index, bool mine, fc_error *err) {
@@ -230,7 +230,7 @@ static fc_code check_tensor(const fc_source_crc *crc, size_t index, bool mine, f
 
 /* ---- after everything is read ---- */
 
-/* What the ranks combine: sums and bytes of all chunks followed by all tensors, then what is known of the records. */
+/* What the ranks combine: sums and bytes of all chunks followed by all tensors, then the known runs of the records. */
 typedef struct exchange {
     uint64_t *sums, *bytes, *recorded, *layout;
     size_t chunks;

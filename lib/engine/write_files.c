@@ -5,8 +5,8 @@
  */
 #include "engine/write_files.h"
 
-#include "base/grow.h"
 #include "engine/ranks.h"
+#include "engine/source_crc.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
 
@@ -136,7 +136,7 @@ static fc_code take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code write_noted(fc_conversion *m, uint32_t rank, fc_notes *notes, fc_error *err) {
+fc_code fc_write_noted(fc_conversion *m, uint32_t rank, fc_notes *notes, fc_error *err) {
     FC_TRY(write_rank(m, rank, err));
     return take_notes(m, notes, err);
 }
@@ -150,7 +150,7 @@ static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
     alone.move.share = alone.move.shares = 0;
     for (int64_t first = 0; first < ranks; first += m->comm->size) {
         const int64_t rank = first + m->comm->rank;
-        fc_code rc = rank < ranks ? write_noted(&alone, (uint32_t)rank, notes, err) : FC_OK;
+        fc_code rc = rank < ranks ? fc_write_noted(&alone, (uint32_t)rank, notes, err) : FC_OK;
         FC_TRY(fc_ranks_agree(m->comm, rc, err));
     }
     return FC_OK;
@@ -198,6 +198,24 @@ fc_code fc_write_files(fc_conversion *m, fc_error *err) {
     }
     for (int64_t rank = 0; rank < ranks; rank++) {
         FC_TRY(write_rank(m, (uint32_t)rank, err));
+    }
+    return FC_OK;
+}
+
+fc_code fc_finish_digests(const fc_conversion *m, fc_error *err) {
+    const fc_target *target = m->target;
+    uint64_t *digests = m->move.digests;
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_target_tensor *tensor = &target->tensors[i];
+        if (m->unmoved[i]) {
+            continue;
+        }
+        const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
+        digests[i] = fc_crc64_finish(digests[i], bytes);
+        if (tensor->dtype == tensor->source->dtype) { /* the elements of a cast tensor were added when they were read */
+            FC_TRY(fc_source_check_digest(target->source, tensor->source, digests[i], err));
+        }
     }
     return FC_OK;
 }

@@ -8,6 +8,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
+#include "base/grow.h"
 #include "fsdpckpt/move.h"
 
 /** A target being written. */
@@ -32,6 +33,13 @@ bool fc_is_cancelled(const fc_move_options *options);
 
 /** Whether the ranks write whole files apart. If there are few files, they write each together. */
 bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm);
+
+/** Writes the files of one rank on its own, and adds what the writer keeps of them: the number of bytes, and the bytes.
+ */
+fc_code fc_write_noted(fc_conversion *m, uint32_t rank, fc_notes *notes, fc_error *err);
+
+/** Turns the sums m->move.digests into the tensors' digests, and compares them with those that the source records. */
+fc_code fc_finish_digests(const fc_conversion *m, fc_error *err);
 
 /** Writes all files but the index. Collective. */
 fc_code fc_write_files(fc_conversion *m, fc_error *err);

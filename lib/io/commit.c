@@ -260,7 +260,7 @@ static void *sync_files(void *context) {
     return NULL;
 }
 
-/* Syncs a directory and what is in it; of a folder in it, only the list of its files. Several files are synced at once,
+/* Syncs a directory and its files; of a folder in it, only the list of its files. Several files are synced at once,
    because the file system's journal commits many as fast as one. */
 static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };

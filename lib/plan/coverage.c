@@ -4,12 +4,12 @@
  *
  * The proof works for boxes of any shape without comparing pairs. Each bound x along each dimension d gets a secret
  * random number S(d, x) modulo the prime 2^61 - 1. The weight of a box is the product over d of S(d, end) - S(d,
- * start). Weights add up: the weight of a box is the sum of the weights of the cells into which any cuts divide it. So
- * the weights of chunks that cover the region exactly once add up to the weight of the region. If they do not cover it
- * exactly once, the difference is a polynomial in the random numbers that is not zero: every cell contributes a product
- * of its own. A random point is a root of it with a probability of about ndim / 2^61. The numbers are a hash of 16
- * random bytes of the process, so the author of a file does not know them. The time is that of reading the chunks,
- * whatever the number of dimensions.
+ * start). Weights add up: the weight of a box is the sum of the weights of the cells into which any hyperplanes divide
+ * it. So the weights of chunks that cover the region exactly once add up to the weight of the region. If they do not
+ * cover it exactly once, the difference is a polynomial in the random numbers that is not zero: every cell contributes
+ * a product of its own. A random point is a root of it with a probability of about ndim / 2^61. The numbers are a hash
+ * of 16 random bytes of the process, so the author of a file does not know them. The time is that of reading the
+ * chunks, whatever the number of dimensions.
  *
  * When the weights differ, bisection along each dimension in turn finds the first element, in lexicographic order, that
  * is not covered exactly once.
@@ -35,7 +35,7 @@ struct fc_coverage {
     int64_t low[FC_MAX_DIMS], high[FC_MAX_DIMS]; /* the region */
     size_t *chunks; /* the chunks that overlap the region, in the order of compare_chunks, without replicas */
     size_t count;
-    int key;        /* the first dimension along which the region is cut; ndim when there is none */
+    int key;        /* the first dimension along which chunks divide the region; ndim when there is none */
     int64_t *reach; /* reach[i]: the largest end along `key` of chunks[0 … i] */
     uint64_t secret[2];
 };

@@ -283,6 +283,23 @@ static fc_code fill(const search *s, fc_arena *arena, fc_placement **out, fc_err
     return FC_OK;
 }
 
+/* The layout of one rank. */
+static fc_code single(search *s, fc_arena *arena, fc_placement **placements, fc_error *err) {
+    s->mesh = (fc_mesh){0};
+    s->dp = 0;
+    s->mesh.ndim = 1;
+    s->mesh.sizes[0] = 1;
+    snprintf(s->mesh.names[0], sizeof s->mesh.names[0], "dp");
+    s->nsharded = 0;
+    FC_TRY(fill(s, arena, placements, err));
+    for (size_t i = 0; i < s->count; i++) {
+        if (!s->tensors[i]->object && s->tensors[i]->ndim > 0) {
+            (*placements)[i] = shard(0);
+        }
+    }
+    return FC_OK;
+}
+
 static fc_code infer(search *s, fc_arena *arena, fc_mesh *mesh, fc_placement **placements, fc_error *err) {
     fc_code rc = FC_OK;
     count_ranks(s);
@@ -337,4 +354,41 @@ fc_code fc_recognise_layout(const fc_checkpoint *source, size_t count, const fc_
     }
     search s = {.source = source, .tensors = tensors, .count = count};
     return infer(&s, arena, mesh, placements, err);
+}
+
+static fc_code fit_exactly(search *s, fc_arena *arena, fc_placement **placements, fc_error *err) {
+    FC_TRY(find_sharded(s, err));
+    if (s->ranks == 1) {
+        return single(s, arena, placements, err);
+    }
+    if (s->nsharded == 0) {
+        fit_mesh(s, s->ranks, 1, 1);
+    } else if (!fit_ranks(s, s->ranks)) {
+        return refuse(s, s->tensors[s->sharded[s->farthest].index], err);
+    }
+    name_single(s);
+    return fill(s, arena, placements, err);
+}
+
+fc_code fc_recognise_layout_of(const fc_checkpoint *source, int64_t ranks, fc_arena *arena, fc_mesh *mesh,
+                               fc_placement **placements, fc_error *err) {
+    const fc_tensor **tensors = fc_arena_calloc(arena, source->ntensors + 1, sizeof *tensors);
+    search s = {.source = source, .tensors = tensors, .count = source->ntensors, .ranks = ranks, .by_rank = true};
+    fc_code rc = FC_OK;
+    s.sharded = calloc(s.count + 1, sizeof *s.sharded);
+    s.found = calloc(s.count + 1, sizeof *s.found);
+    if (!tensors || !s.sharded || !s.found) {
+        rc = fc_no_memory(err, source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < s.count; i++) {
+        tensors[i] = &source->tensors[i];
+    }
+    FC_TRY_GOTO(fit_exactly(&s, arena, placements, err), rc, out);
+    *mesh = s.mesh;
+out:
+    free(s.sharded);
+    free(s.found);
+    free(s.boxes);
+    return rc;
 }

@@ -5,7 +5,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_ATOMS = 20000, MOST_OPTIONAL = 500, MOST_NESTED = 64, SATURATED = 1000000 };

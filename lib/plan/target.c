@@ -12,6 +12,7 @@
 #include "plan/rename.h"
 
 #include <fnmatch.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,16 +21,32 @@ static bool is_selected(const fc_selection *selection, const char *name) {
     return included && !fc_globs_match(selection->exclude, name, NULL);
 }
 
-/* A glob that matches nothing is usually a typing error, and would leave holes in the target. */
-static fc_code check_includes(const fc_checkpoint *source, const fc_selection *selection, fc_error *err) {
-    for (const char *const *glob = selection->include; glob && *glob; glob++) {
-        bool found = false;
-        for (size_t i = 0; i < source->ntensors && !found; i++) {
-            found = fnmatch(*glob, source->tensors[i].name, 0) == 0;
+static const char *first_match(const fc_checkpoint *source, const char *glob) {
+    for (size_t i = 0; i < source->ntensors; i++) {
+        if (fnmatch(glob, source->tensors[i].name, 0) == 0) {
+            return source->tensors[i].name;
         }
-        if (!found) {
-            return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; one is '%s'",
-                           source->path, *glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
+    }
+    return NULL;
+}
+
+/* A glob is about whole names; who gives a part of one is shown what would match it. */
+static fc_code refuse_glob(const fc_checkpoint *source, const char *glob, fc_error *err) {
+    char wider[512];
+    const int length = snprintf(wider, sizeof wider, "*%s*", glob);
+    const char *near = length < (int)sizeof wider ? first_match(source, wider) : NULL;
+    if (near) {
+        return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; '%s' matches '%s'",
+                       source->path, glob, source->ntensors, wider, near);
+    }
+    return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; one is '%s'",
+                   source->path, glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
+}
+
+fc_code fc_check_includes(const fc_checkpoint *source, const char *const *include, fc_error *err) {
+    for (; include && *include; include++) {
+        if (!first_match(source, *include)) {
+            return refuse_glob(source, *include, err);
         }
     }
     return FC_OK;
@@ -205,7 +222,8 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
 }
 
 /* Sets the placements of each value, and which rank stores it if it is replicated. */
-static fc_code place(const fc_target *target, fc_placement *placements, fc_target_tensor *tensors, fc_error *err) {
+static fc_code place(const fc_target *target, fc_placement *placements, const uint32_t *given,
+                     fc_target_tensor *tensors, fc_error *err) {
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
     uint64_t *bytes = calloc(n, sizeof *bytes);
     uint32_t *owners = calloc(n, sizeof *owners);
@@ -224,9 +242,10 @@ static fc_code place(const fc_target *target, fc_placement *placements, fc_targe
         }
         tensors[i].placements = &placements[i * width];
     }
-    FC_TRY_GOTO(fc_layout_spread(target->mesh, n, bytes, placements, owners, err), rc, out);
+    FC_TRY_GOTO(given ? FC_OK : fc_layout_spread(target->mesh, n, bytes, placements, owners, err), rc, out);
     for (size_t i = 0; i < n; i++) {
-        tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
+        const uint32_t owner = given ? given[tensors[i].source - target->source->tensors] : owners[i];
+        tensors[i].owner_offset = tensors[i].source->object ? 0 : owner;
     }
 out:
     free(bytes);
@@ -253,7 +272,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     static const fc_mesh no_mesh = {0};
     fc_target_tensor *tensors = NULL;
     memset(counts, 0, sizeof *counts);
-    FC_TRY(check_includes(source, selection, err));
+    FC_TRY(fc_check_includes(source, selection->include, err));
     FC_TRY(select_tensors(source, selection, arena, &tensors, counts, err));
     FC_TRY(arrange_sections(source, selection, tensors, counts->tensors + counts->objects, err));
     out->source = source;
@@ -270,7 +289,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     } else if (out->mesh->ndim > 0) {
         FC_TRY(plan_placements(out, selection, arena, counts, &placements, err));
     }
-    return placements ? place(out, placements, tensors, err) : FC_OK;
+    return placements ? place(out, placements, selection->owner_offsets, tensors, err) : FC_OK;
 }
 
 static bool is_empty(int ndim, const int64_t *sizes) {

@@ -16,7 +16,7 @@ bool fc_flat_run_next(fc_flat_run *run, int64_t *dims, int64_t *start) {
     if (run->at >= run->end) {
         return false;
     }
-    /* From the outermost dimension inwards, the first one of which the run covers a whole slice sets the box's extent.
+    /* The outermost dimension in which the run covers a whole slice sets the extent of the box.
      */
     for (int d = 0; d < run->ndim; d++) {
         stride /= run->shape[d]; /* never 0, because the run has an element */

@@ -127,5 +127,6 @@ fc_code fc_stats_read(const fc_checkpoint *checkpoint, const fc_tensor *const *t
         next = c->next;
         fc_pages_free(c, sizeof *c);
     }
-    return rc == FC_OK && j.no_memory ? fc_no_memory(err, checkpoint->path) : rc;
+    FC_TRY(rc);
+    return j.no_memory ? fc_no_memory(err, checkpoint->path) : fc_checkpoint_unchanged(checkpoint, err);
 }

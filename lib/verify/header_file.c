@@ -5,7 +5,6 @@
 
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
-#include "io/input.h"
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -12,13 +12,11 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
-#include "io/input.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A region that is being read. Its last tile frees it. */
 typedef struct active {

@@ -10,7 +10,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 void fc_wrap_unit_of(const fc_wrap_targets *targets, uint32_t *unit) {
     const fc_module_tree *tree = targets->tree;

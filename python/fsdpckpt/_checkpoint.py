@@ -238,6 +238,10 @@ class Checkpoint(Mapping[str, Tensor]):
         self.objects = Objects(self, objects, sizes)
         self._layout: tuple[Mesh | None, list[tuple[Placement, ...]]] | None = None
 
+    def _names(self) -> list[str]:
+        """The names of tensors and objects, in the order of the checkpoint."""
+        return [name for name, *_ in self._native.entries()]
+
     def _handle(self) -> _native.Checkpoint:
         """The open checkpoint; a forked process opens its own, because it shares descriptors with its parent."""
         if self._pid != os.getpid() and not self._closed:

@@ -29,7 +29,17 @@ class Checkpoint:
     def chunks(self, index: int, /) -> list[tuple[tuple[int, ...], tuple[int, ...], str | None, int | None, int]]: ...
     def layout(self) -> tuple[Pairs, list[Placements]]: ...
     def read(self, index: int, offsets: Sequence[int], sizes: Sequence[int], address: int, /) -> None: ...
+    def read_many(
+        self, boxes: Sequence[tuple[int, Sequence[int], Sequence[int], int]], threads: int, /
+    ) -> None: ...
+    def paths(self) -> list[list[str | int]]: ...
     def object_json(self, index: int, /) -> str: ...
+
+class Staging:
+    def __init__(self, path: str, *, force: bool = ..., bytes: int = ...) -> None: ...
+    def path(self) -> str: ...
+    def finish(self) -> None: ...
+    def abort(self) -> None: ...
 
 def local_box(
     shape: Sequence[int], mesh: Pairs, placements: Placements, rank: int, /
@@ -47,3 +57,35 @@ def save(
     jobs: int = ...,
     update: Callable[[str, str, int, int], object] | None = ...,
 ) -> dict[str, Any]: ...
+
+# (name, path, dtype, encoding, shape, [(offsets, sizes, strides, address, rank), ...])
+Row = tuple[str, Sequence[object], str | None, str | None, Sequence[int], Sequence[tuple[object, ...]]]
+Layout = Sequence[tuple[Placements, int]]
+
+def layout(path: str, values: Sequence[Row], ranks: int, /) -> tuple[
+    Pairs, list[tuple[tuple[Placements, int], list[int]]]
+]: ...
+def write_shard(
+    path: str,
+    staging: str,
+    format: str,
+    values: Sequence[Row],
+    mesh: Pairs,
+    layout: Layout,
+    rank: int,
+    *,
+    trust_objects: bool = ...,
+    jobs: int = ...,
+    update: Callable[[str, str, int, int], object] | None = ...,
+) -> bytes: ...
+def write_index(
+    path: str,
+    staging: str,
+    format: str,
+    values: Sequence[Row],
+    mesh: Pairs,
+    layout: Layout,
+    notes: tuple[bytes, ...],
+    trust_objects: bool,
+    /,
+) -> None: ...

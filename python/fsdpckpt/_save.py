@@ -124,8 +124,8 @@ def _row(path: tuple[Element, ...], value: Any, kept: list[Any]) -> tuple[Any, .
     else:
         data = _archive(name, value)
         kept.append(data)
-        return name, path, None, "torch.save", (len(data),), None, _address(data)
-    return name, path, dtype, None, shape, strides, address
+        return name, path, None, "torch.save", (len(data),), [(None, None, None, address_of(data), None)]
+    return name, path, dtype, None, shape, [(None, None, strides, address, None)]
 
 
 def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
@@ -134,13 +134,21 @@ def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int
             ranks = value.device_mesh.size()
             raise UsageError(f"{name}: a DTensor of {ranks} ranks; save its full_tensor(), or convert what dcp.save writes")
         value = value.to_local()
+    host = host_tensor(name, value)
+    kept.append(host)
+    return str(host.dtype).removeprefix("torch."), tuple(host.shape), tuple(host.stride()), host.data_ptr()
+
+
+def host_tensor(name: str, value: Any) -> Any:
+    """The elements of a tensor in host memory, which is not a copy if they are there."""
     if str(value.layout) != "torch.strided" or value.is_quantized:
         raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
+    if type(value).__name__ == "AsyncCollectiveTensor":
+        value = value.wait()
     host = value.detach().cpu().resolve_conj().resolve_neg()
     if type(host).__name__ != "Tensor":
         raise UnsupportedError(f"{name}: a {type(host).__name__}, which is more than its elements; save its parts")
-    kept.append(host)
-    return str(host.dtype).removeprefix("torch."), tuple(host.shape), tuple(host.stride()), host.data_ptr()
+    return host
 
 
 def _numpy_array(value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
@@ -153,10 +161,10 @@ def _numpy_array(value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tup
     if any(step < 0 or step % array.itemsize for step in array.strides):
         array = np.ascontiguousarray(array).reshape(array.shape)
     kept.append(array)
-    return dtype, array.shape, tuple(step // array.itemsize for step in array.strides), _address(array)
+    return dtype, array.shape, tuple(step // array.itemsize for step in array.strides), address_of(array)
 
 
-def _address(data: Any) -> int:
+def address_of(data: Any) -> int:
     import numpy as np
 
     array = np.frombuffer(data, "u1") if isinstance(data, bytes) else data

@@ -3,6 +3,7 @@
  * that closes it does not wait for them, the last of them frees it. All counting happens under the interpreter lock.
  */
 #include "native.h"
+#include "work.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
@@ -293,6 +294,105 @@ static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
     return rc == FC_OK ? Py_NewRef(Py_None) : native_raise(&err);
 }
 
+/* The boxes that read_many reads. */
+typedef struct many {
+    checkpoint_object *checkpoint;
+    fc_box_request *requests;
+    size_t count;
+    int threads;
+} many;
+
+/* (index, offsets, sizes, address) */
+static bool read_request(const many *m, fc_arena *arena, PyObject *item, fc_box_request *out) {
+    Py_ssize_t index;
+    PyObject *offsets, *sizes;
+    unsigned long long address;
+    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "nOOK", &index, &offsets, &sizes, &address)) {
+        return false;
+    }
+    const fc_target_tensor *value = value_at(m->checkpoint, index);
+    int64_t *dims = value ? fc_arena_calloc(arena, 2 * FC_MAX_DIMS, sizeof *dims) : NULL;
+    if (!dims) {
+        return value ? (PyErr_NoMemory(), false) : false;
+    }
+    int ndim = native_integers(offsets, FC_MAX_DIMS, dims);
+    if (ndim < 0 || native_integers(sizes, FC_MAX_DIMS, dims + FC_MAX_DIMS) < 0) {
+        return false;
+    }
+    *out = (fc_box_request){value->source, {ndim, dims, dims + FC_MAX_DIMS}, (void *)(uintptr_t)address};
+    if (ndim != value->source->ndim || PySequence_Size(sizes) != ndim ||
+        !fc_box_within(&out->box, value->source->shape)) {
+        PyErr_SetString(PyExc_IndexError, "the box is outside of the tensor");
+        return false;
+    }
+    return true;
+}
+
+static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
+    Py_ssize_t count = PySequence_Size(list);
+    m->requests = count < 0 ? NULL : fc_arena_calloc(arena, (size_t)count, sizeof *m->requests);
+    m->count = (size_t)count;
+    if (!m->requests) {
+        return count < 0 ? false : (PyErr_NoMemory(), false);
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(list, i);
+        bool read = item && read_request(m, arena, item, &m->requests[i]);
+        Py_XDECREF(item);
+        if (!read) {
+            return PyErr_Occurred() ? false : (PyErr_SetString(PyExc_TypeError, "a request is a tuple of four"), false);
+        }
+    }
+    return true;
+}
+
+static fc_code read_many_work(void *context, fc_progress *progress, fc_error *err) {
+    const many *m = context;
+    const fc_move_options how = {.threads = m->threads, .progress = progress};
+    return fc_read_boxes(m->checkpoint->checkpoint, m->requests, m->count, &how, err);
+}
+
+static PyObject *checkpoint_read_many(PyObject *object, PyObject *args) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    many m = {.checkpoint = self};
+    PyObject *list;
+    if (!PyArg_ParseTuple(args, "Oi", &list, &m.threads) || !is_open(self)) {
+        return NULL;
+    }
+    fc_arena *arena = fc_arena_new();
+    if (!arena) {
+        return PyErr_NoMemory();
+    }
+    self->users++;
+    bool done = read_requests(&m, arena, list) && (m.count == 0 || native_run(read_many_work, &m, Py_None));
+    done_with(self);
+    fc_arena_free(arena);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+/* The path of value `index`: keys, and for an index into a list or tuple its number. */
+static PyObject *path_of(const checkpoint_object *self, const void *unused, size_t index) {
+    const fc_path *path = &self->target.tensors[index].path;
+    PyObject *list = PyList_New((Py_ssize_t)path->count);
+    (void)unused;
+    for (size_t i = 0; list && i < path->count; i++) {
+        const fc_path_element *e = &path->elements[i];
+        PyObject *key = e->is_index ? PyLong_FromString(e->key, NULL, 10)
+                                    : PyUnicode_DecodeUTF8(e->key, (Py_ssize_t)strlen(e->key), "surrogatepass");
+        if (!key || PyList_SetItem(list, (Py_ssize_t)i, key) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+    }
+    return list;
+}
+
+static PyObject *checkpoint_paths(PyObject *object, PyObject *unused) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    (void)unused;
+    return is_open(self) ? list_of(self, self->target.ntensors, path_of, NULL) : NULL;
+}
+
 static PyObject *checkpoint_object_json(PyObject *object, PyObject *args) {
     checkpoint_object *self = (checkpoint_object *)object;
     Py_ssize_t index;
@@ -322,6 +422,9 @@ static PyMethodDef methods[] = {
     {"chunks", checkpoint_chunks, METH_VARARGS, "[(offsets, sizes, file, rank, bytes), ...] of value i"},
     {"layout", checkpoint_layout, METH_NOARGS, "(((name, size), ...), [((kind, dim, split_factor), ...), ...])"},
     {"read", checkpoint_read, METH_VARARGS, "Reads the box (offsets, sizes) of value i to an address."},
+    {"read_many", checkpoint_read_many, METH_VARARGS,
+     "Reads boxes, [(i, offsets, sizes, address), ...], with a number of threads (0: default)."},
+    {"paths", checkpoint_paths, METH_NOARGS, "[[key or index, ...], ...] in the nested state dict"},
     {"object_json", checkpoint_object_json, METH_VARARGS, "Object i as JSON text."},
     {NULL, NULL, 0, NULL},
 };

@@ -93,12 +93,20 @@ static PyMethodDef functions[] = {
     {"local_box", local_box, METH_VARARGS, "(offsets, sizes) of a rank: shape, mesh, placements, rank"},
     {"formats", formats, METH_NOARGS, "[(name, extensions, whether it can be written), ...]"},
     {"save", NATIVE_KEYWORDS(native_save), METH_VARARGS | METH_KEYWORDS, "Writes values in memory as a checkpoint."},
+    {"layout", native_layout, METH_VARARGS,
+     "(mesh, [((placements, owner), [index of each chunk that is stored, ...]), ...]): path, values, number of ranks"},
+    {"write_shard", NATIVE_KEYWORDS(native_write_shard), METH_VARARGS | METH_KEYWORDS,
+     "Writes the files of one rank, and returns its notes."},
+    {"write_index", native_write_index, METH_VARARGS,
+     "path, staging, format, values, mesh, layout, notes of all ranks, trust_objects"},
     {"placements", placements, METH_VARARGS, "The placements of reshard: name, ndim, mesh, tp_plan"},
     {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *module) {
-    return native_add_checkpoint(module) == 0 ? PyModule_AddStringConstant(module, "version", FSDPCKPT_VERSION) : -1;
+    return native_add_checkpoint(module) == 0 && native_add_staging(module) == 0
+               ? PyModule_AddStringConstant(module, "version", FSDPCKPT_VERSION)
+               : -1;
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -60,7 +60,13 @@ bool native_read_placements(PyObject *tuples, int count, fc_placement *out);
 /** Makes the type Checkpoint and adds it to the module. @return -1 with an exception set. */
 int native_add_checkpoint(PyObject *module);
 
-/** fsdpckpt._native.save */
+/** Makes the type Staging and adds it to the module. @return -1 with an exception set. */
+int native_add_staging(PyObject *module);
+
+/* Functions of the module. */
 PyObject *native_save(PyObject *module, PyObject *args, PyObject *keywords);
+PyObject *native_layout(PyObject *module, PyObject *args);
+PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keywords);
+PyObject *native_write_index(PyObject *module, PyObject *args);
 
 #endif

@@ -155,7 +155,7 @@ class Jobs(unittest.TestCase):
     def test_every_option_is_an_argument(self):
         for name in _commands.__all__:
             text = subprocess.run([_run.binary(), name, "--help"], stdout=subprocess.PIPE, check=True, text=True).stdout
-            options = {word.replace("-", "_") for word in re.findall(r"^ +(?:-\w, )?--([a-z-]+)", text, re.M)}
+            options = {word.replace("-", "_") for word in re.findall(r"^ {2,6}(?:-\w, )?--([a-z-]+)", text, re.M)}
             options -= set("color quiet verbose help version json comm local github all tree sort depth".split())
             taken = set(inspect.signature(getattr(fsdpckpt, name)).parameters)
             self.assertEqual(options - taken, set(), name)

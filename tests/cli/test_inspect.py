@@ -119,7 +119,9 @@ class Inspect(harness.Case):
         part = json.loads(self.ok("inspect", "model.json", "--json", "--include", "*.norm.weight"))
         self.assertEqual((part["totals"]["tensors"], part["totals"]["bytes"]), (12, 12 * 64 * 2))
         self.assertIn("Left out    26 by", self.ok("inspect", "model.json", "--include", "*.norm.weight"))
-        self.fails(2, "inspect", "model.json", "--include", "nothing*", contains=["leave out all 38 values"])
+        self.fails(2, "inspect", "model.json", "--include", "nothing*", contains=["'nothing*' to include matches none of the 38 names"])
+        self.fails(2, "inspect", "model.json", "--include", "norm", contains=["'*norm*' matches 'layers.0.norm.weight'"])
+        self.fails(2, "inspect", "model.json", "--exclude", "*", contains=["leave out all 38 values"])
         self.fails(2, "inspect", "model.json", "--sort", "color", contains=["--sort"])
 
     def test_depth_sums_the_values_that_it_hides(self):

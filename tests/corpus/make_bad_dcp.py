@@ -260,7 +260,7 @@ simple(BAD, "no-chunk", "3 {}/.metadata: tensor w: storage_data has a chunk at [
 simple(BAD, "two-places", "3 {}/.metadata: tensor w: storage_data lists one of its chunks twice",
        entries=[("w", (0, 0)), ("w", (0, 0))])
 simple(BAD, "item-garbage", "3 tensor w: {}/__0_0.distcp: offset 0: the torch.save archive is damaged: the end record "
-       "is missing; the archive may be truncated, or its offset in the file wrong", b"x" * 700)
+       "is missing; the archive may be truncated, or its offset in the file is wrong", b"x" * 700)
 simple(BAD, "item-dtype", "3 tensor w: {}/__0_0.distcp: offset 0: the item has the dtype int32, but .metadata says "
        "float32",
        item(tensor(storage=Storage("IntStorage"))))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 NO_TARGET = ("inspect", "check", "diff", "verify", "schema", "units", "recipes")
-HAS_JOBS = ("consolidate", "reshard", "convert", "average", "diff", "verify")
+HAS_JOBS = ("inspect", "consolidate", "reshard", "convert", "average", "diff", "verify")
 HANG = 600  # seconds; only a hang takes this long, even on a busy machine
 
 

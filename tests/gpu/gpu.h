@@ -35,4 +35,12 @@ static inline void must(fc_code rc, const fc_error *err, const char *what) {
     }
 }
 
+/** Ends the program with status 1 unless `is_true`. */
+static inline void must_be(bool is_true, const char *what) {
+    if (!is_true) {
+        fprintf(stderr, "%s\n", what);
+        exit(1);
+    }
+}
+
 #endif

@@ -27,7 +27,7 @@ HEADERS = {
     "lib/plan": "sharding plan select",
     "lib/codec": "cast",
     "lib/comm": "array comm device gather_files",
-    "lib/engine": "move",
+    "lib/engine": "move shards",
     "lib/wrap": "wrap_policy",
     "lib/flat": "flat_param",
     "lib/derived": "average flatten unflatten",

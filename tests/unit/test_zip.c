@@ -262,7 +262,7 @@ static void truncated_archives_are_refused(void **state) {
         fc_error err;
         assert_int_equal(open_at(&b, 0, &file, &zip, &err), FC_ECORRUPT);
         assert_string_equal(err.message, "x.distcp: offset 0: the torch.save archive is damaged: the end record is "
-                                         "missing; the archive may be truncated, or its offset in the file wrong");
+                                         "missing; the archive may be truncated, or its offset in the file is wrong");
         fclose(file);
     }
 }

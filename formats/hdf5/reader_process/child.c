@@ -4,7 +4,6 @@
 #include "hdf5/reader_process/child.h"
 
 #include "fsdpckpt/try.h"
-#include "hdf5/h5.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -21,7 +21,7 @@ int fc_h5_indirect(hid_t dcpl) {
 }
 
 /* Resolves `name` relative to the directory of `file_path`. @return false if the result does not fit. */
-static bool beside(const char *file_path, const char *name, char *out, size_t size) {
+static bool next_to(const char *file_path, const char *name, char *out, size_t size) {
     const char *slash = name[0] == '/' ? NULL : strrchr(file_path, '/');
     int n = slash ? snprintf(out, size, "%.*s/%s", (int)(slash - file_path), file_path, name)
                   : snprintf(out, size, "%s", name);
@@ -44,8 +44,8 @@ static bool external_files_exist(const char *file_path, hid_t dcpl, char *direct
             snprintf(why, why_size, "its external storage cannot be examined");
             return false;
         }
-        bool is_beside = beside(file_path, name, path, sizeof path) && stat(path, &st) == 0;
-        if (!is_beside && stat(name, &st) != 0) {
+        bool is_next_to = next_to(file_path, name, path, sizeof path) && stat(path, &st) == 0;
+        if (!is_next_to && stat(name, &st) != 0) {
             snprintf(why, why_size, "its external file %.300s is missing", name);
             return false;
         }
@@ -55,7 +55,7 @@ static bool external_files_exist(const char *file_path, hid_t dcpl, char *direct
             snprintf(why, why_size, "its external file %.300s is truncated", name);
             return false;
         }
-        if (is_beside && name[0] != '/' && !beside(file_path, ".", directory, size)) {
+        if (is_next_to && name[0] != '/' && !next_to(file_path, ".", directory, size)) {
             return false;
         }
     }
@@ -103,7 +103,7 @@ static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl,
             unescape_percent(object);
         }
         bool same = ok && strcmp(name, ".") == 0;
-        if (!ok || (!same && !beside(file_path, name, path, sizeof path))) {
+        if (!ok || (!same && !next_to(file_path, name, path, sizeof path))) {
             break;
         }
         hid_t source = same ? file : H5Fopen(path, H5F_ACC_RDONLY, fapl);

@@ -6,7 +6,6 @@
 #include "hdf5/writer/types_write.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static bool read_float(hid_t type, fc_dtype *out) {

@@ -8,7 +8,6 @@
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
-#include <string.h>
 
 void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD_NAME]) {
     snprintf(name, FC_H5_SHARD_NAME, "shard-%05lld-of-%05lld.h5", (long long)rank, (long long)w->ranks);

@@ -3,7 +3,6 @@
  */
 #include "hdf5/writer/image.h"
 
-#include "base/checked.h"
 #include "base/crc.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"

@@ -8,7 +8,6 @@
 #include "hdf5/writer/image_chunks.h"
 
 #include <errno.h>
-#include <stdlib.h>
 
 enum {
     NODE_HEAD = 24,      /* signature, type, level, entries, siblings */

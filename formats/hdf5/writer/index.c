@@ -10,7 +10,6 @@
 #include "hdf5/writer/image_map.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* An attribute of the root, for users of h5dump. */
 static const char absent_values[] =

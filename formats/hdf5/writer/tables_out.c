@@ -4,7 +4,6 @@
  */
 #include "hdf5/writer/writer.h"
 
-#include "base/checked.h"
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/writer/tables_out.h"

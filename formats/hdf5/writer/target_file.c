@@ -13,7 +13,6 @@
 #include "hdf5/writer/image_map.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* A file under construction. */
 typedef struct file_writer {

@@ -182,6 +182,18 @@ static fc_code nccl_barrier(fc_comm *comm, fc_error *err) {
     return fc_nccl_end(comm, before, rc == FC_OK ? fc_nccl_wait_for(comm, NULL, "barrier", err) : rc);
 }
 
+static fc_code nccl_group(fc_comm *comm, bool begin, fc_error *err) {
+    nccl_state *s = comm->state;
+    int before;
+    if (!begin && !s->grouped) { /* an error has ended it */
+        return FC_OK;
+    }
+    FC_TRY(fc_nccl_begin(comm, &before, err));
+    ncclResult_t result = begin ? ncclGroupStart() : ncclGroupEnd();
+    s->grouped = begin && result == ncclSuccess;
+    return fc_nccl_end(comm, before, fc_nccl_check(comm, result, "group", err));
+}
+
 const fc_comm fc_nccl_functions = {
     .backend = "nccl",
     .timeout = 600,
@@ -192,6 +204,7 @@ const fc_comm fc_nccl_functions = {
     .broadcast = nccl_broadcast,
     .barrier = nccl_barrier,
     .split = fc_nccl_split,
+    .group = nccl_group,
     .wait = fc_nccl_wait,
     .abort = fc_nccl_abort,
     .has_failed = fc_nccl_has_failed,

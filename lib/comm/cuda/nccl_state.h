@@ -25,6 +25,7 @@ typedef struct nccl_state {
     ncclComm_t nccl; /**< owned; NULL before it is made, and after it was aborted */
     nccl_family *family;
     fc_comm *next; /**< in the family */
+    bool grouped;  /**< between the two calls of `group` */
     void *scratch; /**< owned device memory for nccl_barrier and nccl_split */
 } nccl_state;
 

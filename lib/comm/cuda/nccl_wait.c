@@ -28,7 +28,12 @@ static void give_up(fc_comm *comm) {
 }
 
 static fc_code fail(fc_comm *comm, const char *what, const char *why, const char *detail, fc_error *err) {
+    nccl_state *s = comm->state;
     fc_code rc = fc_fail(err, FC_EIO, "rank %d: nccl: %s: %s%s%s", comm->rank, what, why, *detail ? ": " : "", detail);
+    if (s->grouped) { /* a communicator cannot be aborted within a group */
+        s->grouped = false;
+        ncclGroupEnd();
+    }
     give_up(comm);
     return rc;
 }
@@ -107,6 +112,9 @@ static fc_code ask(fc_comm *comm, ncclResult_t *state, const char *what, fc_erro
 fc_code fc_nccl_check(fc_comm *comm, ncclResult_t result, const char *what, fc_error *err) {
     vigil v = {.spins = 0};
     FC_TRY(check_result(comm, result, what, err));
+    if (((nccl_state *)comm->state)->grouped) { /* nothing has happened yet */
+        return FC_OK;
+    }
     while (result == ncclInProgress) {
         FC_TRY(ask(comm, &result, what, err));
         if (result == ncclInProgress) {

@@ -66,12 +66,18 @@ struct fc_comm {
      * `comm`.
      */
     fc_code (*split)(fc_comm *comm, int color, fc_comm **out, fc_error *err);
-    /** See fc_comm_wait, fc_comm_abort and fc_comm_has_failed, which callers use; NULL if there is nothing to do. */
+    /** See fc_comm_group, fc_comm_wait, fc_comm_abort and fc_comm_has_failed, which callers use; NULL if there is
+     *  nothing to do. */
+    fc_code (*group)(fc_comm *comm, bool begin, fc_error *err);
     fc_code (*wait)(fc_comm *comm, fc_stream *stream, fc_error *err);
     void (*abort)(fc_comm *comm);
     bool (*has_failed)(fc_comm *comm);
     void (*free)(fc_comm *comm);
 };
+
+/** Begins a group of collectives on one stream, or ends it. NCCL runs them together; no result is there before the end.
+ *  A group that has begun must end, also after an error. */
+fc_code fc_comm_group(fc_comm *comm, bool begin, fc_error *err);
 
 /** Waits until `stream` has done its work, other ranks have failed, `cancel` is true or `timeout` has passed. After an
  *  error the communicator is aborted. Copies to pageable host memory wait too, so call this before them. */

@@ -27,6 +27,7 @@ typedef struct fc_memory_tensor {
     const int64_t *shape;
     const fc_memory_chunk *chunks; /**< may include empty ones */
     size_t nchunks;
+    const uint32_t *ranks; /**< for each chunk, the rank that holds it; NULL: unknown */
     /** Of an object, which has the dtype FC_OPAQUE, one dimension and one chunk: a name that fc_object_encoding_find
      *  knows. NULL for a tensor. */
     const char *encoding;
@@ -41,6 +42,13 @@ typedef struct fc_memory_tensor {
  */
 fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tensors, size_t count, fc_checkpoint **out,
                                 fc_error *err);
+
+/**
+ * Records a layout in a checkpoint in memory, so that fc_selection.keep_layout gives it to a target.
+ * @param placements mesh->ndim entries for each value; copied.
+ */
+fc_code fc_memory_set_layout(fc_checkpoint *checkpoint, const fc_mesh *mesh, const fc_placement *placements,
+                             fc_error *err);
 
 #ifdef __cplusplus
 }

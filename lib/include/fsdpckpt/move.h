@@ -65,6 +65,21 @@ typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err);
 
+/** A box to read. */
+typedef struct fc_box_request {
+    const fc_tensor *tensor;
+    fc_box box;
+    void *buf; /**< receives the elements, row-major, in the dtype of the tensor and native byte order */
+} fc_box_request;
+
+/**
+ * Reads many boxes with several threads. A box that is the whole tensor, or exactly one of its chunks, is compared with
+ * the recorded CRC-64.
+ * @param options its threads and progress are used; may be NULL.
+ */
+fc_code fc_read_boxes(const fc_checkpoint *checkpoint, const fc_box_request *requests, size_t count,
+                      const fc_move_options *options, fc_error *err);
+
 /** The options of fc_convert. */
 typedef struct fc_convert_options {
     const fc_format *format; /**< the format of the target */

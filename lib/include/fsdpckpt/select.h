@@ -28,7 +28,10 @@ typedef struct fc_selection {
     const char *strip_prefix;         /**< removed from names, with a dot that follows it; NULL: none */
     const char *const *rename; /**< applied after strip_prefix: "s/regex/replacement/gi", NULL-terminated; NULL: none */
     bool keep_layout;          /**< keep the layout of the source (fc_recognise_layout); mesh and tp_plan are ignored */
-    bool cast;                 /**< floating-point tensors become `dtype` */
+    /** For each value of the source, which holder stores its replicated boxes (fc_target_tensor.owner_offset). NULL:
+     *  fc_layout_spread chooses. */
+    const uint32_t *owner_offsets;
+    bool cast; /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
     const fc_dtype_rule *dtype_rules; /**< they override `cast`; the last one that matches decides */
     size_t ndtype_rules;
@@ -50,6 +53,9 @@ typedef struct fc_selected {
     size_t idle_rules;     /**< number of rules of a plan file that match no tensor, often misspelt */
     const char *idle_rule; /**< pattern of the first such rule, owned by the plan; or NULL */
 } fc_selected;
+
+/** @return FC_EUSAGE for a glob (`include` is NULL-terminated, or NULL) that matches no name, often misspelt. */
+fc_code fc_check_includes(const fc_checkpoint *source, const char *const *include, fc_error *err);
 
 /**
  * Selects values of `source`, renames them and gives each its placements.

@@ -4,6 +4,7 @@
  */
 #include "collectives.h"
 
+static long collectives;
 static _Thread_local int depth;
 static _Thread_local batch *group; /* of the open group */
 static _Thread_local bool group_failed;
@@ -133,19 +134,33 @@ static void run_receive(const world *w, const batch *mine, int index) {
     emulated_die("rank %d receives what rank %d does not send", mine->comm->rank, to->peer);
 }
 
-static void run_together(const world *w, int index) {
+/* Returns the n-th call of a rank's batch that is not between two ranks, or NULL. */
+static const item *find_together(const batch *b, int n) {
+    for (int i = 0; i < b->count; i++) {
+        if (b->items[i].kind < SEND && n-- == 0) {
+            return &b->items[i];
+        }
+    }
+    return NULL;
+}
+
+/* Runs the n-th of them. @return false if there is none. */
+static bool run_together(const world *w, int n) {
     static void (*const runs[])(const item *const *, int) = {run_all_gather, run_reduce_scatter, run_all_reduce,
                                                              run_broadcast};
     const item *items[MOST_RANKS];
     for (int r = 0; r < w->size; r++) {
-        const batch *b = w->ranks[r]->first;
-        items[r] = &b->items[index];
-        if (index >= b->count || items[r]->kind != items[0]->kind || items[r]->count != items[0]->count ||
-            items[r]->dtype != items[0]->dtype || items[r]->op != items[0]->op || items[r]->peer != items[0]->peer) {
+        const item *i = items[r] = find_together(w->ranks[r]->first, n);
+        if (!i != !items[0] ||
+            (i && (i->kind != items[0]->kind || i->count != items[0]->count || i->dtype != items[0]->dtype ||
+                   i->op != items[0]->op || i->peer != items[0]->peer))) {
             emulated_die("ranks 0 and %d make different calls", r);
         }
     }
-    runs[items[0]->kind](items, w->size);
+    if (items[0]) {
+        runs[items[0]->kind](items, w->size);
+    }
+    return items[0] != NULL;
 }
 
 /* The first rank whose stream comes to the batch does the work of all. */
@@ -160,12 +175,20 @@ static void run_batch(void *argument) {
         for (int i = 0; i < theirs->count; i++) {
             if (theirs->items[i].kind == RECEIVE) {
                 run_receive(w, theirs, i);
-            } else if (theirs->items[i].kind != SEND && r == 0) {
-                run_together(w, i);
             }
         }
     }
+    for (int n = 0; run_together(w, n); n++) {
+    }
     w->done = b->number + 1;
+    collectives++;
+}
+
+long emulated_collectives(void) {
+    emulated_lock();
+    long count = collectives;
+    emulated_unlock();
+    return count;
 }
 
 void emulated_drop_batch(void *argument) {
@@ -221,7 +244,9 @@ ncclResult_t ncclGroupStart(void) {
 ncclResult_t ncclGroupEnd(void) {
     batch *b = group;
     bool failed = group_failed;
-    depth--;
+    if (--depth > 0) { /* of a group within a group */
+        return ncclSuccess;
+    }
     group = NULL;
     group_failed = false;
     if (fails("ncclGroupEnd") || failed) {

@@ -59,6 +59,9 @@ const char *emulated_failed(void);
 /** Counts a call on the current GPU. @return whether it fails. */
 bool emulated_fails(const char *name);
 
+/** Returns how many collectives, or groups of them, have run. */
+long emulated_collectives(void);
+
 /** Ends the program with a message, for what a GPU would punish with a crash or a deadlock. */
 void emulated_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 

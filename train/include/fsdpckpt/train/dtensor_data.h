@@ -134,6 +134,11 @@ fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh
 fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_stream *stream,
                               fc_array *out, fc_error *err);
 
+/** The same for a list of tensors of one mesh, together: one agreement of the ranks, one group of collectives, one
+ * wait. */
+fc_code fc_all_gather_dtensors(const fc_fsdp_tensor *tensors, size_t count, const fc_device_mesh *parent_mesh,
+                               fc_stream *stream, fc_array *out, fc_error *err);
+
 #ifdef __cplusplus
 }
 #endif

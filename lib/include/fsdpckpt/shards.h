@@ -1,0 +1,41 @@
+/*
+ * A sharded target that several processes write without a communicator: each writes the files of its rank into a common
+ * directory and returns notes, and one that has the notes of all ranks writes the index. The processes exchange the
+ * notes in their own way, as torch.distributed.checkpoint does.
+ */
+#ifndef FSDPCKPT_SHARDS_H
+#define FSDPCKPT_SHARDS_H
+
+#include "fsdpckpt/move.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What all processes agree on. */
+typedef struct fc_shards {
+    const fc_format *format;
+    const char *staging; /**< an existing directory; use fc_commit_begin */
+    /** All values, with a recorded layout (fc_memory_set_layout). A rank needs only its own chunks with data, and
+     *  the process that writes the index needs the data of objects. */
+    const fc_checkpoint *source;
+    const uint32_t *owner_offsets; /**< as in fc_selection */
+    bool trust_objects;
+} fc_shards;
+
+/**
+ * Writes and syncs the files of `rank`.
+ * @param notes receives what fc_shards_finish needs, malloc'ed.
+ * @return FC_EUNSUPPORTED if the format's files cannot be written apart.
+ */
+fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_move_options *options, void **notes,
+                        size_t *size, fc_error *err);
+
+/** Writes what spans all files. @param notes of all ranks, in their order. */
+fc_code fc_shards_finish(const fc_shards *shards, const void *const *notes, const size_t *sizes, size_t count,
+                         fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,465 @@
+"""HDF5 as a checkpoint format of torch.distributed.checkpoint.
+
+>>> import torch.distributed.checkpoint as dcp
+>>> from fsdpckpt.torch import HDF5Reader, HDF5Writer
+>>> state = {"model": {"weight": torch.ones(4, 3)}, "step": 100}
+>>> _ = dcp.save(state, storage_writer=HDF5Writer(folder / "step-100"))
+>>> state = {"model": {"weight": torch.zeros(4, 3)}, "step": 0}
+>>> dcp.load(state, storage_reader=HDF5Reader(folder / "step-100"))
+>>> state["step"], state["model"]["weight"].sum().item()
+(100, 12.0)
+
+`fsdpckpt.open` and the commands read what is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Union
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from . import _checkpoint, _native
+from ._errors import UsageError
+from ._shards import Array, Box, Job, Value, find_layout
+
+__all__ = ["HDF5Reader", "HDF5Writer"]
+
+Path = Union[str, "os.PathLike[str]"]
+# The most bytes of tensors that are copied to be written or read, such as those of a GPU.
+_COPIED_AT_ONCE = 256 << 20
+
+
+class _Task(NamedTuple):
+    """SavePlan.storage_data: what a rank has to write."""
+
+    job: bytes  # Job.packed
+    rank: int
+    late: bool  # rank 0's file waits for objects that other ranks hold
+
+
+class _Written(NamedTuple):
+    """WriteResult.storage_data: what a rank has written."""
+
+    rank: int
+    notes: bytes
+    objects: dict[str, bytes]
+
+
+class HDF5Writer(StorageWriter):
+    """Writes the sharded layout of docs/HDF5_SCHEMA.md: one file per rank, and index.h5.
+
+    The checkpoint appears under its name when it is complete and on disk. All ranks need the same file system.
+
+    Args:
+        path: the directory to make
+        force: replace an existing checkpoint
+        jobs: number of worker threads per rank (default: enough to keep the processors and the disk busy)
+    """
+
+    def __init__(self, path: Path | None = None, *, force: bool = False, jobs: int = 0) -> None:
+        self.path = None if path is None else os.fspath(path)
+        self.force = force
+        self.jobs = jobs
+        self._format = "h5"
+        self._trust_objects = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._coordinates = False
+        self._staging: _native.Staging | None = None
+        self._job: Job | None = None
+        self._late: tuple[SavePlan, SavePlanner] | None = None
+        self._objects: dict[str, bytes] = {}
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        return self.path
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "force": self.force, "jobs": self.jobs, "_format": self._format}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"], force=state["force"], jobs=state["jobs"])  # type: ignore[misc]
+        self._format = state["_format"]
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def storage_meta(self) -> StorageMeta | None:
+        return StorageMeta(checkpoint_id=self.path)
+
+    def reset(self, checkpoint_id: Path | None = None) -> None:
+        self._abort()
+        if checkpoint_id is not None:
+            self.path = os.fspath(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._abort()
+        self._coordinates = is_coordinator
+        if self.path is None:
+            raise UsageError("no path: pass one to HDF5Writer, or checkpoint_id to save")
+        if not kwargs.get("use_collectives", True):
+            raise UsageError(f"{self.path}: use_collectives=False: the ranks must agree on one checkpoint; leave it out")
+
+    # ---- planning ----
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        # The planner is about to remove replicas; which rank stores one is decided here.
+        return dataclasses.replace(plan, storage_data=tuple(plan.items)) if _usable(plan) else plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        assert self.path is not None
+        plans = _PLANS.complete(plans)
+        held = _Held(plans)
+        mesh, layout, stored = find_layout(self.path, held.values, held.boxes, len(plans))
+        self._staging = _native.Staging(self.path, force=self.force, bytes=held.bytes)
+        weakref.finalize(self, self._staging.abort)
+        job = Job(self.path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
+        self._job = job
+        items, late = held.assign(stored)
+        packed = job.packed()
+        return [
+            dataclasses.replace(plan, items=items[rank], storage_data=_Task(packed, rank, late and rank == 0))
+            for rank, plan in enumerate(plans)
+        ]
+
+    # ---- writing ----
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        task: _Task = plan.storage_data
+        objects = {item.index.fqn: _object(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
+        job = self._job or Job.unpacked(task.job)
+        notes = b""
+        if task.late:
+            self._late = (plan, planner)
+        else:
+            notes = _write(job, task.rank, plan, planner, objects, self.jobs)
+        if self._coordinates:
+            self._objects = objects
+            objects = {}
+        size = sum(item.tensor_storage_size() or 0 for item in plan.items)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([WriteResult(MetadataIndex(""), size, _Written(task.rank, notes, objects))])
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        job, staging = self._job, self._staging
+        assert job is not None and staging is not None
+        written: list[_Written] = sorted(result.storage_data for row in results for result in row)
+        try:
+            _check_complete(job, metadata, written)
+            for part in written:
+                self._objects.update(part.objects)
+            notes = [part.notes for part in written]
+            if self._late:
+                notes[0] = _write(job, 0, *self._late, self._objects, self.jobs)
+            job.finish(notes, self._objects)
+            self._staging = None
+            staging.finish()
+        finally:
+            staging.abort()
+            self._begin()
+
+    def _abort(self) -> None:
+        if self._staging:
+            self._staging.abort()
+        self._begin()
+
+
+class _Held:
+    """What the ranks hold, from their plans: values, and the boxes of each."""
+
+    def __init__(self, plans: list[SavePlan]) -> None:
+        self.values: list[Value] = []
+        self.boxes: list[list[Box]] = []
+        self.bytes = 0
+        self._items: list[list[WriteItem]] = []  # next to boxes
+        self._holders: list[list[tuple[int, WriteItem]]] = []  # of objects
+        self._ranks = len(plans)
+        numbers: dict[str, int] = {}
+        planned = {item.index for plan in plans for item in plan.items}
+        for rank, plan in enumerate(plans):
+            self.bytes += sum(item.tensor_storage_size() or 0 for item in plan.items)
+            own = {item.index: item for item in plan.storage_data or () if item.index in planned}
+            own.update((item.index, item) for item in plan.items)
+            for item in own.values():
+                number = numbers.setdefault(item.index.fqn, len(numbers))
+                if number == len(self.values):
+                    self._add(_value(item, plan))
+                self._hold(number, rank, item)
+
+    def _add(self, value: Value) -> None:
+        self.values.append(value)
+        self.boxes.append([])
+        self._items.append([])
+        self._holders.append([])
+
+    def _hold(self, number: int, rank: int, item: WriteItem) -> None:
+        if item.tensor_data is None:
+            self._holders[number].append((rank, item))
+            return
+        value, chunk = self.values[number], item.tensor_data.chunk
+        if (_dtype(item), tuple(item.tensor_data.size)) != (value.dtype, value.shape):
+            raise UsageError(f"tensor {value.name}: rank {rank} has another shape or dtype than the ranks before it")
+        if all(chunk.sizes):
+            self.boxes[number].append(Box(rank, tuple(chunk.offsets), tuple(chunk.sizes)))
+            self._items[number].append(item)
+
+    def assign(self, stored: Sequence[Sequence[int]]) -> tuple[list[list[WriteItem]], bool]:
+        """The items that each rank writes, and whether rank 0 must wait for objects of other ranks."""
+        items: list[list[WriteItem]] = [[] for _ in range(self._ranks)]
+        late = False
+        for number, indices in enumerate(stored):
+            for index in indices:
+                items[self.boxes[number][index].rank].append(self._items[number][index])
+            if self._holders[number]:
+                rank, item = min(self._holders[number], key=lambda holder: holder[0])
+                items[rank].append(item)
+                late = late or rank > 0
+        return items, late
+
+
+class _Plans:
+    """With enable_plan_caching, a planner passes on only those plans that have changed since the last save."""
+
+    def __init__(self) -> None:
+        self._last: list[SavePlan] = []
+
+    def complete(self, plans: list[SavePlan]) -> list[SavePlan]:
+        if not all(_usable(plan) for plan in plans):
+            if len(self._last) != len(plans):
+                raise UsageError("the planner has cached plans of a save that HDF5Writer did not see")
+            plans = [plan if _usable(plan) else last for plan, last in zip(plans, self._last)]
+        self._last = plans
+        return plans
+
+
+_PLANS = _Plans()
+
+
+def _usable(plan: SavePlan) -> bool:
+    return bool(getattr(plan, "usable", True))  # torch 2.6 has no such attribute
+
+
+def _value(item: WriteItem, plan: SavePlan) -> Value:
+    name = item.index.fqn
+    path = (plan.planner_data or {}).get(name) or (name,)
+    elements = tuple((str(key), False) if isinstance(key, int) else str(key) for key in path)
+    if item.tensor_data is None:
+        return Value(name, elements, None, ())
+    return Value(name, elements, _dtype(item), tuple(item.tensor_data.size))
+
+
+def _dtype(item: WriteItem) -> str | None:
+    return str(item.tensor_data.properties.dtype).removeprefix("torch.") if item.tensor_data else None
+
+
+def _check_complete(job: Job, metadata: Metadata, written: list[_Written]) -> None:
+    """Finds what a planner whose cached plans are those of another state dict would leave out."""
+    names = {value.name for value in job.values}
+    expected = set(metadata.state_dict_metadata)
+    if names != expected:
+        name = min(names ^ expected)
+        raise UsageError(f"{job.path}: {name}: the planner's cached plans are those of another state dict")
+    if [part.rank for part in written] != list(range(len(written))):
+        raise UsageError(f"{job.path}: the ranks have not written one shard each")
+
+
+# ---- the data of a rank ----
+
+
+def _object(item: WriteItem, planner: SavePlanner) -> bytes:
+    data = planner.resolve_data(item)
+    if not isinstance(data, io.BytesIO):
+        raise UsageError(f"object {item.index.fqn}: the planner made no bytes of it")
+    return data.getvalue()
+
+
+def _write(
+    job: Job, rank: int, plan: SavePlan, planner: SavePlanner, objects: dict[str, bytes], jobs: int
+) -> bytes:
+    kept: list[torch.Tensor] = []  # what the addresses point into
+    arrays = {}
+    for item in plan.items:
+        if item.type != WriteItemType.BYTE_IO:
+            host = _host(item, planner.resolve_data(item))
+            kept.append(host)
+            chunk = _planned(item).chunk
+            arrays[item.index.fqn] = Array(chunk.offsets, chunk.sizes, host.stride(), host.data_ptr())
+    return job.write(rank, arrays, objects if rank == 0 else {}, jobs)
+
+
+def _planned(item: WriteItem) -> TensorWriteData:
+    assert item.tensor_data is not None
+    return item.tensor_data
+
+
+def _host(item: WriteItem, data: Any) -> torch.Tensor:
+    """The elements of an item in host memory, which is not a copy if they are there."""
+    from ._save import host_tensor
+
+    name = item.index.fqn
+    if not isinstance(data, torch.Tensor):
+        raise UsageError(f"tensor {name}: the planner made a {type(data).__name__} of it")
+    host: torch.Tensor = host_tensor(name, data)
+    plan = _planned(item)
+    if tuple(host.shape) != tuple(plan.chunk.sizes) or host.dtype != plan.properties.dtype:
+        raise UsageError(f"tensor {name}: its shape or dtype is not the planned one")
+    return host
+
+
+# ---- loading ----
+
+
+class HDF5Reader(StorageReader):
+    """Loads a checkpoint, on any mesh. Every rank reads only what it needs.
+
+    It reads every format that `fsdpckpt.open` reads. A tensor of which a rank loads a whole chunk is compared with its
+    digest.
+
+    Args:
+        path: the checkpoint
+        jobs: number of worker threads per rank (default: enough to keep the processors and the disk busy)
+        options: those of `fsdpckpt.open`, such as `strip_prefix` and `rename`, for another naming of the state dict
+    """
+
+    def __init__(self, path: Path | None = None, *, jobs: int = 0, **options: Any) -> None:
+        self.path = None if path is None else os.fspath(path)
+        self.jobs = jobs
+        self._options = options
+        self._checkpoint: _checkpoint.Checkpoint | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def reset(self, checkpoint_id: Path | None = None) -> None:
+        self._checkpoint = None
+        if checkpoint_id is not None:
+            self.path = os.fspath(checkpoint_id)
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        if self.path is None:
+            raise UsageError("no path: pass one to HDF5Reader, or checkpoint_id to load")
+        self._checkpoint = checkpoint = _checkpoint.open(self.path, **self._options)
+        values: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.objects}
+        for name, tensor in checkpoint.items():
+            size = torch.Size(tensor.shape)
+            # One chunk, whatever is stored: the engine finds the bytes of any box.
+            chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+            properties = TensorProperties(dtype=getattr(torch, tensor.torch_dtype))
+            values[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[chunk])
+        order = checkpoint._names()
+        paths = {name: tuple(path) for name, path in zip(order, checkpoint._handle().paths())}
+        return Metadata({name: values[name] for name in order}, planner_data=paths)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self._checkpoint is None:
+            self.read_metadata()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        for batch in _batches(plan.items, checkpoint):
+            _read(checkpoint, batch, planner, self.jobs)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(_archive(checkpoint, item.storage_index.fqn)))
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+
+def _archive(checkpoint: _checkpoint.Checkpoint, name: str) -> bytes:
+    """An object as torch.save writes it."""
+    data = checkpoint.objects.raw(name)
+    if data.startswith(b"PK"):
+        return data
+    stream = io.BytesIO()
+    torch.save(checkpoint.objects[name], stream)
+    return stream.getvalue()
+
+
+def _batches(items: Sequence[ReadItem], checkpoint: _checkpoint.Checkpoint) -> Iterator[list[ReadItem]]:
+    """Items whose tensors have _COPIED_AT_ONCE bytes, in case that they must be copied."""
+    batch: list[ReadItem] = []
+    size = 0
+    for item in items:
+        if item.type == LoadItemType.BYTE_IO:
+            continue
+        batch.append(item)
+        size += torch.Size(item.lengths).numel() * checkpoint[item.storage_index.fqn].dtype.itemsize
+        if size >= _COPIED_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner: LoadPlanner, jobs: int) -> None:
+    requests = []
+    copies = []
+    targets = []
+    for item in items:
+        tensor = checkpoint[item.storage_index.fqn]
+        target = planner.resolve_tensor(item).detach()
+        dtype = getattr(torch, tensor.torch_dtype)
+        to = target
+        if not _is_plain(target, dtype):
+            to = torch.empty(tuple(item.lengths), dtype=dtype)
+            copies.append((target, to))
+        targets.append((item, target, to))
+        requests.append((tensor._index, tuple(item.storage_offsets), tuple(item.lengths), to.data_ptr()))
+    checkpoint._handle().read_many(requests, jobs)
+    for target, made in copies:
+        target.copy_(made)
+    for item, target, _ in targets:
+        planner.commit_tensor(item, target)
+
+
+def _is_plain(target: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether elements can be read into the memory of a tensor."""
+    return (
+        target.device.type == "cpu"
+        and target.dtype == dtype
+        and target.is_contiguous()
+        and not target.is_conj()
+        and not target.is_neg()
+    )
