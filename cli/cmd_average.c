@@ -62,7 +62,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (o->tp_plan && !o->tp) {
         return fc_fail(err, FC_EUSAGE, "average: --tp-plan needs --tp N, the number of tensor-parallel ranks");
     }
-    return job_run_opened(call, sharded ? &spec : NULL, open_average, err);
+    const job_steps steps = {.open = open_average};
+    return job_run_steps(call, sharded ? &spec : NULL, &steps, err);
 }
 
 static const option_help helps[] = {
@@ -103,8 +104,7 @@ const command command_average = {
     .helps = helps,
     .synopsis = "-o DST",
     .takes = (TAKES_CONVERSION & ~TAKES(OPT_LOCAL)) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
-             TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_DEQUANTIZE) |
-             TAKES(OPT_CONFIG),
+             TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES_RECIPE,
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

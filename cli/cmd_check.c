@@ -6,6 +6,7 @@
 #include "command.h"
 #include "hint.h"
 #include "out_file.h"
+#include "recipe.h"
 #include "source.h"
 #include "target.h"
 
@@ -139,9 +140,17 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
 
 static fc_code run(cli_call *call, fc_error *err) {
     job j = {.o = call->options, .progress = call->progress};
+    options rest;
     fc_code rc;
+    FC_TRY(recipe_check_options(j.o, err));
+    if (recipe_changes(j.o)) { /* damage is then an error, not a finding */
+        FC_TRY(recipe_open(call, &rest, j.o->operands[0], true, &j.checkpoint, err));
+        j.o = call->options;
+    }
     FC_TRY_GOTO(prepare(&j, err), rc, out);
-    FC_TRY_GOTO(fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err), rc, out);
+    rc = j.checkpoint ? fc_check(j.checkpoint, &j.how, j.arena, &j.report, err)
+                      : fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err);
+    FC_TRY_GOTO(rc, rc, out);
     FC_TRY_GOTO(show(&j, call->out, err), rc, out);
     rc = j.report.errors > 0 ? FC_EFOUND : FC_OK;
 out:
@@ -189,7 +198,7 @@ const command command_check = {
                    "what would remain after a conversion with them; globs match names before or after renaming.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
              TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_ALLOW_UNEXPECTED) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JUNIT) |
              TAKES(OPT_GITHUB) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),

@@ -3,6 +3,7 @@
  */
 #include "command.h"
 #include "diff_print.h"
+#include "recipe.h"
 #include "signals.h"
 #include "source.h"
 
@@ -42,6 +43,10 @@ static fc_code compare(job *j, fc_error *err) {
     fc_checkpoint *model = NULL;
     fc_code rc;
     signals_cancel(j->call->progress);
+    if (j->a) {
+        rc = fc_compare(j->a, j->b, &j->how, j->arena, &j->report, err);
+        goto out;
+    }
     FC_TRY_GOTO(source_model(j->call, &model, err), rc, out);
     j->how.model = model;
     FC_TRY_GOTO(fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err), rc,
@@ -79,8 +84,15 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (!j.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    prepare(&j);
+    options rest;
     fc_code rc;
+    FC_TRY_GOTO(recipe_check_options(j.o, err), rc, out);
+    if (recipe_changes(j.o)) {
+        FC_TRY_GOTO(recipe_open(call, &rest, j.o->operands[0], false, &j.a, err), rc, out);
+        j.o = call->options;
+        FC_TRY_GOTO(source_open(call, j.o->operands[1], false, &j.b, err), rc, out);
+    }
+    prepare(&j);
     FC_TRY_GOTO(compare(&j, err), rc, out);
     rc = show(&j, err);
 out:
@@ -91,6 +103,10 @@ out:
 }
 
 static const option_help helps[] = {
+    {OPT_RECIPE,
+     "give the tensors of A the names and layouts of another program: the name of a shipped recipe (see "
+     "'fsdpckpt recipes'), a JSON file, or auto. --include, --exclude, --strip-prefix and --rename then apply "
+     "to A only, before the recipe"},
     {OPT_VERBOSE, "also list values that are the same"},
     {OPT_QUIET, "print nothing and, without --json, stop at the first difference; the exit status is the result"},
     {.help = NULL},
@@ -125,7 +141,7 @@ const command command_diff = {
         "names before or after renaming.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |
              TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .run = run,

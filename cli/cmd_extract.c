@@ -5,6 +5,7 @@
 #include "json_out.h"
 #include "npy.h"
 #include "out_file.h"
+#include "recipe.h"
 #include "signals.h"
 #include "source.h"
 #include "suggest.h"
@@ -182,11 +183,12 @@ static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     extraction x = {.progress = call->progress};
+    options rest;
     fc_checkpoint *checkpoint = NULL;
     fc_arena *arena = NULL;
     fc_code rc;
     FC_TRY_GOTO(choose_form(o, &x.form, err), rc, out);
-    FC_TRY_GOTO(source_open(call, o->operands[0], false, &checkpoint, err), rc, out);
+    FC_TRY_GOTO(recipe_open(call, &rest, o->operands[0], false, &checkpoint, err), rc, out);
     source_report(o, checkpoint);
     x.checkpoint = checkpoint;
     arena = fc_arena_new();
@@ -234,7 +236,7 @@ const command command_extract = {
         "status.\n\nNAME is the name after --strip-prefix and --rename.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) |
              TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN),
     .run = run,

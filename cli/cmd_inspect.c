@@ -4,6 +4,7 @@
 #include "command.h"
 #include "inspect.h"
 #include "out_file.h"
+#include "recipe.h"
 #include "signals.h"
 #include "source.h"
 #include "suggest.h"
@@ -100,11 +101,15 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (o->stats && (o->tree || o->depth || o->headers_only)) {
         return fc_fail(err, FC_EUSAGE, "inspect: --stats cannot be combined with --tree, --depth and --headers-only");
     }
+    if (!o->recipe && (o->strip_prefix || o->rename.count)) {
+        return fc_fail(err, FC_EUSAGE, "inspect: --strip-prefix and --rename change names only together with --recipe");
+    }
     if (o->html) {
         FC_TRY(target_check(o->html, &target_html, err));
     }
     fc_checkpoint *checkpoint = NULL;
-    FC_TRY(source_open(call, o->operands[0], o->headers_only, &checkpoint, err));
+    options rest;
+    FC_TRY(recipe_open(call, &rest, o->operands[0], o->headers_only, &checkpoint, err));
     source_report(o, checkpoint);
     fc_code rc = FC_OK;
     if (o->stats && checkpoint->format->layout_only) {
@@ -120,6 +125,12 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
+    {OPT_STRIP_PREFIX,
+     "with --recipe: remove PREFIX, and a dot that follows it, from the start of names before the recipe is "
+     "applied"},
+    {OPT_RENAME,
+     "with --recipe: change names before it is applied, as sed -E does: s/regex/replacement/, with \\1, &, any "
+     "delimiter and the flags g and i (repeatable, applied in order)"},
     {OPT_FORCE, "replace the file of --html if it exists"},
     {OPT_QUIET, "print nothing except for --json; the exit status is 0 if SRC opens and all its files exist"},
     {.help = NULL},
@@ -148,9 +159,10 @@ const command command_inspect = {
                    "are decoded without executing anything. With --stats it reads all data, once.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_STATS) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |
-             TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_TENSOR) |
-             TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
-             TAKES(OPT_TP_PLAN) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_TREE) |
+             TAKES(OPT_ALL) | TAKES(OPT_STATS) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_SORT) |
+             TAKES(OPT_DEPTH) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) |
+             TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN) |
+             TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .run = run,
 };

@@ -53,8 +53,8 @@ const command command_recipes = {
     .max_operands = 1,
     .summary = "list the shipped recipes, or print one",
     .description = "A recipe describes the names and tensor layouts of one program as those of another one, such as "
-                   "torchtitan and transformers. consolidate, reshard and convert apply it with --recipe, in either "
-                   "direction. docs/RECIPES.md describes the language.",
+                   "torchtitan and transformers. Most commands apply it with --recipe, in either direction. "
+                   "docs/RECIPES.md describes the language.",
     .examples = examples,
     .takes = TAKES_COMMON,
     .run = run,

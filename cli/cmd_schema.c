@@ -5,6 +5,7 @@
 #include "command.h"
 #include "json_out.h"
 #include "out_file.h"
+#include "recipe.h"
 #include "source.h"
 #include "target.h"
 
@@ -108,10 +109,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     /* The data files are not read, and may be absent. */
     fc_checkpoint *checkpoint = NULL;
     const options *o = call->options;
+    options rest;
     if (o->output) {
         FC_TRY(target_check(o->output, &target_json, err));
     }
-    FC_TRY(source_open(call, o->operands[0], true, &checkpoint, err));
+    FC_TRY(recipe_open(call, &rest, o->operands[0], true, &checkpoint, err));
     source_report(o, checkpoint);
     fc_arena *arena = fc_arena_new();
     fc_code rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
@@ -147,7 +149,7 @@ const command command_schema = {
         "commands accept the file as a SRC without data: inspect shows it, and reshard --dry-run plans with it.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
-             TAKES(OPT_RENAME) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL),
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
+             TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL),
     .run = run,
 };

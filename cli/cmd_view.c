@@ -3,6 +3,7 @@
  */
 #include "command.h"
 #include "json_out.h"
+#include "recipe.h"
 #include "source.h"
 #include "target.h"
 
@@ -52,16 +53,17 @@ static void print_text(const fc_view_report *r, const options *o, const fc_check
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
-    const options *o = call->options;
-    fc_view_options how = {
-        .selection = {.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix},
-        .force = o->force,
-        .reporter = {source_note}};
+    options rest;
     fc_view_report report;
     fc_checkpoint *source = NULL;
     fc_code rc;
-    FC_TRY(target_check(o->output, &target_view, err));
-    FC_TRY(source_open(call, o->operands[0], false, &source, err));
+    FC_TRY(target_check(call->options->output, &target_view, err));
+    FC_TRY(recipe_open(call, &rest, call->options->operands[0], false, &source, err));
+    const options *o = call->options;
+    const fc_view_options how = {
+        .selection = {.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix},
+        .force = o->force,
+        .reporter = {source_note}};
     source_report(o, source);
     FC_TRY_GOTO(fc_view(source, o->output, &how, &report, err), rc, out);
     if (o->json) {
@@ -105,8 +107,9 @@ const command command_view = {
     .examples = examples,
     .helps = helps,
     .synopsis = "-o DST",
-    .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
-             TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
+             TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
+             TAKES(OPT_JSON),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

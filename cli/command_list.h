@@ -2,6 +2,7 @@
 X(consolidate)
 X(reshard)
 X(convert)
+X(export)
 X(average)
 X(inspect)
 X(check)

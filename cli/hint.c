@@ -20,6 +20,7 @@ const char *const hint_settings[FC_SETTING_COUNT] = {[FC_SETTING_NONE] = "",
 static const struct {
     const char *named, *plain;
 } spellings[FC_HINT_COUNT] = {
+    [FC_HINT_INCLUDE] = {NULL, "choose one with --include 'BRANCH.*'"},
     [FC_HINT_EXCLUDE] = {"--exclude '%s' leaves it out", "--exclude leaves it out"},
     [FC_HINT_TRUST_OBJECTS] = {"--exclude '%s' leaves it out, --trust-objects copies it unchanged",
                                "--exclude leaves it out, --trust-objects copies it unchanged"},
@@ -40,6 +41,7 @@ static const struct {
     [FC_HINT_KEEP_DTYPE] = {NULL, "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep', or "
                                   "compute the weights with --dequantize"},
     [FC_HINT_DEQUANTIZE] = {NULL, "compute the weights with --dequantize"},
+    [FC_HINT_RECIPE] = {NULL, "choose one with --recipe"},
     [FC_HINT_CONFIG] = {NULL, "give it with --config"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };

@@ -26,6 +26,7 @@
 /* One conversion: its options, its source and its report. */
 typedef struct job {
     const cli_call *call;
+    const job_steps *steps;
     const options *o;
     fc_checkpoint *source;
     fc_arena *arena;
@@ -226,7 +227,7 @@ static void print_text(const job *j, text_out *out) {
         text_name(out, r->selected.idle_rule);
         text_puts(out, "'\n");
     }
-    if (r->selected.left_out > 0) {
+    if (r->selected.left_out > 0 && !j->steps->print) {
         text_printf(out, "%zu left out by --include and --exclude\n", r->selected.left_out);
     }
     if (j->o->dry_run) {
@@ -264,6 +265,9 @@ static void print_json(const job *j, text_out *out) {
     } else {
         JSON_MEMBER(&json, number, "seconds", j->seconds);
     }
+    if (j->steps->print_json) {
+        j->steps->print_json(j->steps->context, &json);
+    }
     jw_end_document(&json);
 }
 
@@ -272,6 +276,9 @@ static void print_report(const job *j, text_out *out) {
         print_json(j, out);
     } else if (!j->o->quiet) {
         print_text(j, out);
+        if (j->steps->print) {
+            j->steps->print(j->steps->context, out);
+        }
     }
 }
 
@@ -353,14 +360,12 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     return rc;
 }
 
-/* Replaces the source by what --recipe and --quantize make of it. */
-static fc_code derive(job *j, fc_error *err) {
-    FC_TRY(apply_recipe(j, err));
+/* Replaces the source by what the command, or else --recipe, and --quantize make of it. */
+static fc_code change_source(job *j, fc_error *err) {
+    const job_steps *s = j->steps;
+    FC_TRY(s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err));
     return weights_quantize(j->o, &j->source, err);
 }
-
-/* Opens the source of a conversion. */
-typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     FC_TRY(source_open(call, call->options->operands[0], false, out, err));
@@ -399,7 +404,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 static fc_code do_gathered(job *j, const fc_commit *gathered, text_out *out, fc_error *err) {
     FC_TRY(source_open(j->call, fc_commit_path(gathered), false, &j->source, err));
     FC_TRY(weights_compute(j->o, &j->source, err));
-    FC_TRY(derive(j, err));
+    FC_TRY(change_source(j, err));
     return do_job(j, out, err);
 }
 
@@ -415,13 +420,13 @@ out:
     return rc;
 }
 
-static fc_code open_job(job *j, const fc_layout_spec *spec, opener open, fc_error *err) {
+static fc_code open_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     FC_TRY(prepare(j, spec, err));
     if (j->o->local) {
         return FC_OK;
     }
-    FC_TRY(open(j->call, &j->source, err));
-    FC_TRY(derive(j, err));
+    FC_TRY((j->steps->open ? j->steps->open : open_operand)(j->call, &j->source, err));
+    FC_TRY(change_source(j, err));
     return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
 }
 
@@ -433,10 +438,11 @@ static fc_code run_ranks(job *j, text_out *out, fc_error *err) {
     return do_job(j, out, err);
 }
 
-static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, opener open, fc_error *err) {
+static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, const job_steps *steps,
+                   fc_error *err) {
     const options *o = call->options;
-    job j = {.call = call, .o = o, .how = {.selection = {.keep_layout = keep_layout}}};
-    fc_code rc = open_job(&j, spec, open, err);
+    job j = {.call = call, .steps = steps, .o = o, .how = {.selection = {.keep_layout = keep_layout}}};
+    fc_code rc = open_job(&j, spec, err);
     if (!option_given(o, OPT_RANK)) { /* printing a plan needs no clean-up */
         signals_cancel(call->progress);
     }
@@ -450,14 +456,16 @@ out:
     return rc;
 }
 
+static const job_steps usual = {.open = open_operand};
+
 fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
-    return run(call, spec, false, open_operand, err);
+    return run(call, spec, false, &usual, err);
 }
 
-fc_code job_run_opened(cli_call *call, const fc_layout_spec *spec, opener open, fc_error *err) {
-    return run(call, spec, false, open, err);
+fc_code job_run_steps(cli_call *call, const fc_layout_spec *spec, const job_steps *steps, fc_error *err) {
+    return run(call, spec, false, steps, err);
 }
 
 fc_code job_keep_layout(cli_call *call, fc_error *err) {
-    return run(call, NULL, true, open_operand, err);
+    return run(call, NULL, true, &usual, err);
 }

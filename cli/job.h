@@ -1,11 +1,23 @@
 /*
- * Runs a conversion for consolidate, reshard, convert and average: fills fc_convert_options, runs with progress and
- * signals, and prints the summary.
+ * Runs a conversion for consolidate, reshard, convert, export and average: fills fc_convert_options, runs with progress
+ * and signals, and prints the summary.
  */
 #ifndef FSDPCKPT_CLI_JOB_H
 #define FSDPCKPT_CLI_JOB_H
 
 #include "command.h"
+#include "json_out.h"
+
+/** The steps of a conversion that differ between commands. */
+typedef struct job_steps {
+    fc_code (*open)(const cli_call *call, fc_checkpoint **out, fc_error *err); /**< NULL: opens the only operand */
+    /** Replaces the opened checkpoint by the one to convert, which applies the selection. NULL: --recipe does. */
+    fc_code (*change)(void *context, fc_checkpoint **source, fc_convert_options *how, size_t *left_out, fc_error *err);
+    /** Print what a summary also says. NULL: nothing. */
+    void (*print)(const void *context, text_out *out);
+    void (*print_json)(const void *context, json_out *json);
+    void *context;
+} job_steps;
 
 /**
  * Converts the only operand to --output.
@@ -13,9 +25,8 @@
  */
 fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err);
 
-/** Like job_run, for a source that `open` opens from the operands. */
-fc_code job_run_opened(cli_call *call, const fc_layout_spec *spec,
-                       fc_code (*open)(const cli_call *call, fc_checkpoint **out, fc_error *err), fc_error *err);
+/** Like job_run, with steps of the command's own. */
+fc_code job_run_steps(cli_call *call, const fc_layout_spec *spec, const job_steps *steps, fc_error *err);
 
 /** Like job_run, with the layout of the source. */
 fc_code job_keep_layout(cli_call *call, fc_error *err);

@@ -114,7 +114,7 @@ const option_row option_table[OPT_COUNT] = {
                     .offset = FIELD(recipe),
                     .help = "give the selected tensors the names and layouts of another program: the name of a shipped "
                             "recipe (see 'fsdpckpt recipes'), a JSON file, or auto, the only shipped one that fits. "
-                            "--include, --exclude, --strip-prefix and --rename come before it, --dtype-for after it"},
+                            "--include, --exclude, --strip-prefix and --rename come before it, other options after it"},
     [OPT_REVERSE] = {.name = "reverse",
                      .kind = KIND_FLAG,
                      .offset = FIELD(reverse),
@@ -259,6 +259,14 @@ const option_row option_table[OPT_COUNT] = {
                              .offset = FIELD(follow_external),
                              .help = "allow HDF5 external links, external storage, virtual datasets over other files, "
                                      "and symbolic links that leave the checkpoint"},
+    [OPT_LIKE] =
+        {.name = "like",
+         .kind = KIND_TEXT,
+         .arg = "HF_DIR",
+         .offset = FIELD(like),
+         .help = "directory of the model as the hub has it: names, dtypes, tied weights, the size of the vocabulary, "
+                 "which file holds which tensor, and all files but the weights come from there. Any other difference "
+                 "is an error"},
     [OPT_AGAINST] =
         {.name = "against",
          .kind = KIND_TEXT,
@@ -359,7 +367,7 @@ const option_group option_groups[OPTION_GROUPS] = {
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) |
                               TAKES_RECIPE | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
-    {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
+    {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_LIKE) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},
     {"Resources", TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL)},

@@ -54,6 +54,7 @@ typedef enum option_id {
     OPT_STATS,
     OPT_HEADERS_ONLY,
     OPT_FOLLOW_EXTERNAL,
+    OPT_LIKE,
     OPT_AGAINST,
     OPT_SCHEMA,
     OPT_ALLOW_MISSING,
@@ -169,7 +170,7 @@ typedef struct options {
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */
     /* check and diff */
-    const char *against, *schema, *junit;
+    const char *against, *schema, *junit, *like;
     option_list allow_missing, allow_unexpected;
     double rtol, atol;
     bool github, data, equal_nan, seal;

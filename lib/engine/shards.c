@@ -5,6 +5,7 @@
 #include "fsdpckpt/shards.h"
 
 #include "engine/write_files.h"
+#include "fsdpckpt/memory.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 
@@ -51,6 +52,44 @@ static fc_code plan(const fc_shards *shards, apart *a, fc_error *err) {
     return refuse_objects(shards, &a->target, err);
 }
 
+/* Finds the items from `first` on that are moved together, and lists the values among them whose data must be fetched.
+ * @return the index after the last item. */
+static size_t next_batch(const fc_conversion *m, const fc_target_file *file, size_t first, size_t *indices,
+                         size_t *count) {
+    const fc_checkpoint *source = m->target->source;
+    uint64_t bytes = 0;
+    size_t end = first;
+    for (*count = 0; end < file->nitems; end++) {
+        const fc_target_item *item = &file->items[end];
+        const size_t index = (size_t)(m->target->tensors[item->tensor].source - source->tensors);
+        if (!item->owned || !fc_memory_lacks_data(source, index)) {
+            continue;
+        }
+        const uint64_t size = fc_target_item_bytes(m->target, item);
+        if (*count > 0 && bytes + size > m->shards->batch_bytes) {
+            break;
+        }
+        bytes += size;
+        indices[(*count)++] = index;
+    }
+    return end;
+}
+
+static fc_code move_fetched(const fc_conversion *m, const fc_target_file *file, fc_error *err) {
+    size_t *indices = calloc(file->nitems + 1, sizeof *indices), count;
+    fc_code rc = indices ? FC_OK : fc_no_memory(err, file->path);
+    for (size_t first = 0, end; rc == FC_OK && first < file->nitems; first = end) {
+        fc_target_file batch = *file;
+        end = next_batch(m, file, first, indices, &count);
+        batch.items += first;
+        batch.nitems = end - first;
+        rc = count > 0 ? m->shards->fetch(m->shards->context, indices, count, err) : FC_OK;
+        rc = rc == FC_OK ? fc_move_file(m->target, &batch, &m->move, err) : rc;
+    }
+    free(indices);
+    return rc;
+}
+
 static fc_code begin(const fc_shards *shards, const fc_move_options *options, apart *a, fc_error *err) {
     FC_TRY(plan(shards, a, err));
     a->m = (fc_conversion){.target = &a->target,
@@ -58,7 +97,9 @@ static fc_code begin(const fc_shards *shards, const fc_move_options *options, ap
                            .apart = true,
                            .writer = {shards->format, NULL},
                            .move = options ? *options : (fc_move_options){0},
-                           .report = &a->report};
+                           .report = &a->report,
+                           .move_file = shards->fetch ? move_fetched : NULL,
+                           .shards = shards};
     a->m.move.crc32 = shards->format->writer.wants_crc32;
     a->m.move.digests = calloc(a->target.ntensors + 1, sizeof *a->m.move.digests);
     a->m.unmoved = calloc(a->target.ntensors + 1, sizeof *a->m.unmoved);

@@ -58,7 +58,7 @@ static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *aren
         m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */
     }
     choose_share(m, file);
-    fc_code written = fc_move_file(m->target, file, &m->move, err);
+    fc_code written = m->move_file ? m->move_file(m, file, err) : fc_move_file(m->target, file, &m->move, err);
     if (has_chunks(file)) {
         FC_TRY(fc_ranks_agree(m->comm, written, err));
         written = compress_items(m, file, err);

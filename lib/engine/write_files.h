@@ -11,6 +11,8 @@
 #include "base/grow.h"
 #include "fsdpckpt/move.h"
 
+struct fc_shards; /* shards.h */
+
 /** A target being written. */
 typedef struct fc_conversion {
     const fc_target *target;
@@ -22,6 +24,9 @@ typedef struct fc_conversion {
     fc_move_options move;
     fc_convert_report *report;
     bool *unmoved; /**< one per tensor: the format writes it in its own way, so no digest of its bytes is known */
+    /** Moves the data of a file. NULL: fc_move_file. */
+    fc_code (*move_file)(const struct fc_conversion *m, const fc_target_file *file, fc_error *err);
+    const struct fc_shards *shards; /**< for move_file */
 } fc_conversion;
 
 /** Whether this rank has a writer. */

@@ -99,6 +99,13 @@ static fc_code refuse_entry(const char *path, const char *name, fc_error *err) {
                    name);
 }
 
+static bool is_among(const char *name, const char *const *list) {
+    while (list && *list && strcmp(*list, name) != 0) {
+        list++;
+    }
+    return list && *list;
+}
+
 /* @param name relative to the target, as in own_files. @param entry the same in `directory`. */
 static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
                            const char *name, fc_error *err) {
@@ -107,6 +114,9 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
     int fd = -1;
     if (fstatat(directory, entry, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
+    }
+    if (S_ISREG(st.st_mode) && is_among(name, how->also)) {
+        return FC_OK;
     }
     if (!S_ISREG(st.st_mode) || !how->is_own_file) {
         return refuse_entry(path, name, err);

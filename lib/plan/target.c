@@ -275,6 +275,9 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     FC_TRY(fc_check_includes(source, selection->include, err));
     FC_TRY(select_tensors(source, selection, arena, &tensors, counts, err));
     FC_TRY(arrange_sections(source, selection, tensors, counts->tensors + counts->objects, err));
+    if (selection->arrange) {
+        FC_TRY(selection->arrange(selection->arrange_context, tensors, counts->tensors + counts->objects, err));
+    }
     out->source = source;
     out->mesh = selection->mesh ? selection->mesh : &no_mesh;
     out->tensors = tensors;

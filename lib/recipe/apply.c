@@ -72,7 +72,7 @@ fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bo
     for (size_t i = 0; i < target->ntensors && *all; i++) {
         fc_recipe_bindings bindings;
         size_t pattern;
-        *all = target->tensors[i].source->object ||
+        *all = target->tensors[i].source->object || recipe->keeps_others ||
                find_rule(&b, target->tensors[i].name, &pattern, &bindings) != SIZE_MAX;
     }
     fc_arena_free(b.scratch);
@@ -290,7 +290,8 @@ static fc_code add_copies(builder *b) {
 
 /* ---- all of it ---- */
 
-/* Gives a value to its rule. An object that no rule takes is added unchanged. */
+/* Gives a value to its rule. An object that no rule takes is added unchanged, and so is a tensor if the recipe keeps
+   others. */
 static fc_code give(builder *b, const fc_target_tensor *w) {
     fc_recipe_bindings bindings;
     size_t pattern = 0;
@@ -301,7 +302,7 @@ static fc_code give(builder *b, const fc_target_tensor *w) {
     if (rule != SIZE_MAX && !w->source->object) {
         return add_input(b, rule, pattern, &bindings, w->source);
     }
-    if (!w->source->object) {
+    if (!w->source->object && !b->recipe->keeps_others) {
         return no_rule(b, w->name);
     }
     fc_tensor t;

@@ -1,6 +1,7 @@
 /*
- * Gathers blocks of a tensor from small pieces of its sources: see gather.h. A block is long in the dimensions that are
- * contiguous in the target and in the sources alike, so what is read for it are runs of some length.
+ * Gathers blocks of a tensor from small pieces of its sources: see gather.h. Of all shapes of blocks the one is taken
+ * for which least is read: whole rows where columns are interleaved, and many rows of few columns where a matrix is
+ * transposed.
  */
 #include "recipe/gather.h"
 
@@ -14,10 +15,18 @@
 #include <string.h>
 
 /*
- * Smaller pieces are gathered. Blocks have at most EDGE elements along a dimension: a matrix that is transposed then
- * has runs of that length on both sides. A row of blocks is needed at once, so it has at most BAND bytes.
+ * Smaller pieces are gathered. A row of blocks is needed at once, so it has at most BAND bytes, which the cache of
+ * decoded blocks holds. A system call costs as much as reading CALL bytes; a gap of up to GAP bytes is read, too.
  */
-enum { SMALL_PIECE = 2048, EDGE = 480, BLOCK = 480 << 10, BAND = 8 << 20, MOST_BLOCKS = 1 << 22 };
+enum {
+    SMALL_PIECE = 2048,
+    BLOCK = 480 << 10, /* fits the cache of the least memory */
+    BAND = 12 << 20,
+    MOST_BLOCKS = 1 << 22,
+    LEAST_RUN = 128,
+    CALL = 3 << 10,
+    GAP = 4 << 10
+};
 
 /* @return whether the pieces of a part are large, and contiguous on both sides along the last dimension. */
 static bool has_large_pieces(const fc_part *p, const fc_parted *t) {
@@ -49,14 +58,73 @@ static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Chooses the sizes of blocks, from the last dimension on. */
-static void block_sizes(const fc_parted *t, int64_t *sizes) {
+/* The sizes of the smallest box of the source that contains what a block takes of a part. @return its number of
+   elements that are used. */
+static double hull_of(const fc_part *p, const int64_t *sizes, int64_t *hull) {
+    double used = 1;
+    for (int d = 0; d < FC_PART_DIMS; d++) {
+        hull[d] = 1;
+    }
+    for (int a = 0; a < p->naxes; a++) {
+        const fc_part_axis *x = &p->axes[a];
+        const int64_t steps = least(x->size, sizes[x->tdim] / x->tstep), count = steps < 1 ? 1 : steps;
+        hull[x->sdim] += (count - 1) * x->sstep;
+        used *= (double)count;
+    }
+    return used;
+}
+
+/* Estimates what reading a part costs for one block, in elements per element of the block. */
+static double cost_of_part(const fc_part *p, const int64_t *sizes, double element) {
+    int64_t hull[FC_PART_DIMS];
+    const double used = hull_of(p, sizes, hull);
+    double run = 1, row = 1, reads = 1; /* elements that are contiguous, those from one run to the next, and the runs */
+    bool whole = true;
+    for (int d = p->source->ndim - 1; d >= 0; d--) {
+        if (whole) {
+            run *= (double)least(hull[d], p->source->shape[d]);
+            row *= (double)p->source->shape[d];
+        } else {
+            reads *= (double)hull[d];
+        }
+        whole = whole && hull[d] >= p->source->shape[d];
+    }
+    const bool skips = (row - run) * element > GAP;
+    return reads * (skips ? run + CALL / element : row) / used;
+}
+
+static double cost_of(const fc_parted *t, const int64_t *sizes) {
+    double cost = 0;
+    for (size_t i = 0; i < t->nparts; i++) {
+        cost += t->parts[i].source ? cost_of_part(&t->parts[i], sizes, (double)fc_dtype_size(t->dtype)) : 0;
+    }
+    return cost;
+}
+
+/* Makes a block of `columns` of the last dimension, and as many of the others as fit. */
+static void make_block(const fc_parted *t, int64_t columns, int64_t *sizes) {
     const int64_t element = (int64_t)fc_dtype_size(t->dtype), row = t->shape[t->ndim - 1];
     int64_t room = BLOCK / element;
     for (int d = t->ndim - 1; d >= 0; d--) {
-        int64_t most = least(room, d == t->ndim - 2 ? least(EDGE, BAND / element / row) : EDGE);
+        const int64_t most = d == t->ndim - 1 ? least(room, columns) : least(room, BAND / element / row);
         sizes[d] = least(t->shape[d], most < 1 ? 1 : most);
         room /= sizes[d];
+    }
+}
+
+/* Chooses the sizes of blocks: whole rows, or fewer and fewer columns. */
+static void block_sizes(const fc_parted *t, int64_t *sizes) {
+    const int64_t element = (int64_t)fc_dtype_size(t->dtype);
+    int64_t tried[FC_PART_DIMS];
+    make_block(t, t->shape[t->ndim - 1], sizes);
+    double best = cost_of(t, sizes);
+    for (int64_t columns = sizes[t->ndim - 1] / 2; columns * element >= LEAST_RUN; columns /= 2) {
+        make_block(t, columns, tried);
+        const double cost = cost_of(t, tried);
+        if (cost < best) {
+            best = cost;
+            memcpy(sizes, tried, (size_t)t->ndim * sizeof *sizes);
+        }
     }
 }
 
@@ -162,7 +230,12 @@ fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, con
     fc_parted block;
     FC_TRY(block_of(&g->parted, &box, &block, err));
     fc_code rc = FC_OK;
-    memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding */
+    for (size_t i = 0; i < block.nparts; i++) {
+        if (!block.parts[i].source) { /* padding */
+            memset(buf, 0, (size_t)tensor->chunks[index].length);
+            break;
+        }
+    }
     for (size_t i = 0; rc == FC_OK && i < block.nparts; i++) {
         if (block.parts[i].source) {
             rc = copy_part(source, &block.parts[i], &box, tensor->dtype, again ? NULL : crc, buf, err);

@@ -268,6 +268,15 @@ static fc_code read_sizes(const reader *r, const json_t *object) {
     return FC_OK;
 }
 
+/* What becomes of tensors that no rule takes. */
+static fc_code read_others(const reader *r, const json_t *value) {
+    const char *text = value ? json_string_value(value) : "refuse";
+    r->recipe->keeps_others = text && strcmp(text, "keep") == 0;
+    return text && (r->recipe->keeps_others || strcmp(text, "refuse") == 0)
+               ? FC_OK
+               : fc_fail(r->err, FC_EUSAGE, "%s: \"others\" is \"keep\" or \"refuse\"", r->recipe->label);
+}
+
 static fc_code read_recipe(reader *r, const json_t *root) {
     const json_t *rules = json_object_get(root, "rules");
     const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
@@ -280,6 +289,7 @@ static fc_code read_recipe(reader *r, const json_t *root) {
                        example);
     }
     FC_TRY(read_text(r, json_object_get(root, "description"), "description", &r->recipe->description));
+    FC_TRY(read_others(r, json_object_get(root, "others")));
     FC_TRY(read_sizes(r, json_object_get(root, "sizes")));
     r->recipe->rules = fc_arena_calloc(r->arena, json_array_size(rules) + 1, sizeof *r->recipe->rules);
     if (!r->recipe->rules) {

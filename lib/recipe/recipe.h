@@ -56,6 +56,7 @@ struct fc_recipe {
     size_t nsizes;
     fc_recipe_rule *rules;
     size_t nrules;
+    bool keeps_others; /**< tensors that no rule takes stay as they are */
     const struct fc_recipe_config *config;
     const char *config_path; /**< NULL: none was given */
 };

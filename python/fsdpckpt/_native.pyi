@@ -73,6 +73,8 @@ def write_shard(
     mesh: Pairs,
     layout: Layout,
     rank: int,
+    fetch: Callable[[list[int]], Sequence[int]],
+    batch_bytes: int,
     *,
     trust_objects: bool = ...,
     jobs: int = ...,

@@ -28,7 +28,9 @@ def save(
     jobs: int = 0,
     progress: Progress = "auto",
 ) -> Report:
-    """Saves a state dict as a full checkpoint. It appears under its name when it is complete and on disk.
+    """Saves a state dict. It appears under its name when it is complete and on disk.
+
+    It becomes a full checkpoint, and a sharded one if it has DTensors of several ranks. Then all ranks call this.
 
     >>> import numpy as np
     >>> report = save({"model": {"weight": np.ones((2, 3))}, "step": 100}, folder / "step100.h5")
@@ -37,7 +39,7 @@ def save(
 
     Args:
         state_dict: nested dicts and lists of tensors; a value that is no tensor becomes an object
-        to: the format: h5, dcp, pt or safetensors (default: from the extension of `path`)
+        to: the format: h5, dcp, pt or safetensors (default: from the extension of `path`; h5 for shards)
         force: replace an existing checkpoint
         trust_objects: also write objects that PyTorch would have to run code for when it loads them
         compress: level of deflate, 1 to 9, for HDF5
@@ -45,8 +47,21 @@ def save(
         progress: a function that is called with each Update; "auto" shows a bar in a terminal or notebook; None: nothing
     """
     target = os.fspath(path)
+    leaves = list(_leaves(state_dict, ()))
+    if any(_is_sharded(value) for _, value in leaves):
+        from .torch import save_shards
+
+        if compress:
+            raise UsageError(f"{target}: compress={compress}: shards in a training loop are not compressed; reshard does that")
+        named = [(_name(elements), elements, value) for elements, value in leaves]
+        how = to or (_format_of(target) if os.path.splitext(target)[1] else "h5")
+        return Report(
+            "save",
+            save_shards(named, target, to=how, force=force, trust_objects=trust_objects, jobs=jobs),
+            True,
+        )
     kept: list[Any] = []  # what the addresses point into
-    rows = [_row(elements, value, kept) for elements, value in _leaves(state_dict, ())]
+    rows = [_row(elements, value, kept) for elements, value in leaves]
     with _shown(progress) as show:
 
         def update(phase: str, unit: str, done: int, total: int) -> None:
@@ -100,6 +115,10 @@ def _is_torch(value: Any) -> bool:
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(value).__mro__)
 
 
+def _is_sharded(value: Any) -> bool:
+    return hasattr(value, "full_tensor") and _is_torch(value) and int(value.device_mesh.size()) > 1
+
+
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array_interface__") and type(value).__module__.partition(".")[0] == "numpy"
 
@@ -130,9 +149,6 @@ def _row(path: tuple[Element, ...], value: Any, kept: list[Any]) -> tuple[Any, .
 
 def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
     if hasattr(value, "full_tensor"):
-        if value.device_mesh.size() > 1:
-            ranks = value.device_mesh.size()
-            raise UsageError(f"{name}: a DTensor of {ranks} ranks; save its full_tensor(), or convert what dcp.save writes")
         value = value.to_local()
     host = host_tensor(name, value)
     kept.append(host)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _native
 
+# The most bytes of tensors that are in memory to be written, if they are copies (of those of a GPU, for example).
+_FETCHED_AT_ONCE = 128 << 20
 # Path of a value in the nested state dict: keys, and list indices as (digits, whether it is a tuple).
 Element = Any
 
@@ -30,15 +32,6 @@ class Value(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Array(NamedTuple):
-    """Where the elements of a box are in memory."""
-
-    offsets: Sequence[int]
-    sizes: Sequence[int]
-    strides: Sequence[int]
-    address: int
-
-
 class Job(NamedTuple):
     """What the ranks agree on."""
 
@@ -58,16 +51,29 @@ class Job(NamedTuple):
         fields = pickle.loads(zlib.decompress(data))
         return cls(*fields)._replace(values=[Value(*value) for value in fields[4]])
 
-    def write(self, rank: int, arrays: Mapping[str, Array], objects: Mapping[str, bytes], jobs: int) -> bytes:
-        """Writes the file of a rank. Returns the notes for `finish`."""
+    def write(
+        self,
+        rank: int,
+        boxes: Mapping[str, Box],
+        objects: Mapping[str, bytes],
+        fetch: Callable[[list[str]], list[int]],
+        jobs: int,
+    ) -> bytes:
+        """Writes the file of a rank. Returns the notes for `finish`.
+
+        `boxes` are those that the rank stores. `fetch` gets names and returns the addresses of their elements, which are
+        row-major there. It may free those of the call before.
+        """
         return _native.write_shard(
             self.path,
             self.staging,
             self.format,
-            [_row(value, arrays.get(value.name), objects.get(value.name)) for value in self.values],
+            [_row(value, boxes.get(value.name), objects.get(value.name)) for value in self.values],
             self.mesh,
             self.layout,
             rank,
+            lambda indices: fetch([self.values[index].name for index in indices]),
+            _FETCHED_AT_ONCE,
             trust_objects=self.trust_objects,
             jobs=jobs,
         )
@@ -105,11 +111,11 @@ def find_layout(
     return mesh, [layout for layout, _ in found], [stored for _, stored in found]
 
 
-def _row(value: Value, array: Array | None, data: bytes | None) -> _native.Row:
+def _row(value: Value, box: Box | None, data: bytes | None) -> _native.Row:
     from ._save import address_of
 
     if value.dtype is None:
         where = address_of(data) if data else 0
         return (value.name, value.path, None, "torch.save", (len(data or b""),), [(None, None, None, where, None)])
-    chunks = [] if array is None else [(array.offsets, array.sizes, array.strides, array.address, None)]
+    chunks = [] if box is None else [(box.offsets, box.sizes, None, 0, None)]
     return (value.name, value.path, value.dtype, None, value.shape, chunks)

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Union
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -42,17 +44,18 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from . import _checkpoint, _native
-from ._errors import UsageError
-from ._shards import Array, Box, Job, Value, find_layout
+from ._errors import Error, UsageError
+from ._shards import Box, Element, Job, Value, find_layout
 
 __all__ = ["HDF5Reader", "HDF5Writer"]
 
 Path = Union[str, "os.PathLike[str]"]
-# The most bytes of tensors that are copied to be written or read, such as those of a GPU.
+# The most bytes of tensors that are read elsewhere first and then copied, such as those of a GPU.
 _COPIED_AT_ONCE = 256 << 20
 
 
@@ -89,6 +92,7 @@ class HDF5Writer(StorageWriter):
         self.jobs = jobs
         self._format = "h5"
         self._trust_objects = False
+        self._paths: dict[str, tuple[Element, ...]] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -132,8 +136,14 @@ class HDF5Writer(StorageWriter):
     # ---- planning ----
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        # The planner is about to remove replicas; which rank stores one is decided here.
-        return dataclasses.replace(plan, storage_data=tuple(plan.items)) if _usable(plan) else plan
+        if not _usable(plan):
+            return plan
+        # The planner is about to remove replicas; which rank stores one is decided later.
+        return dataclasses.replace(
+            plan,
+            storage_data=tuple(plan.items),
+            planner_data=plan.planner_data if self._paths is None else self._paths,
+        )
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         assert self.path is not None
@@ -272,7 +282,7 @@ def _usable(plan: SavePlan) -> bool:
 def _value(item: WriteItem, plan: SavePlan) -> Value:
     name = item.index.fqn
     path = (plan.planner_data or {}).get(name) or (name,)
-    elements = tuple((str(key), False) if isinstance(key, int) else str(key) for key in path)
+    elements = tuple((str(key), False) if isinstance(key, int) else key for key in path)
     if item.tensor_data is None:
         return Value(name, elements, None, ())
     return Value(name, elements, _dtype(item), tuple(item.tensor_data.size))
@@ -303,18 +313,18 @@ def _object(item: WriteItem, planner: SavePlanner) -> bytes:
     return data.getvalue()
 
 
-def _write(
-    job: Job, rank: int, plan: SavePlan, planner: SavePlanner, objects: dict[str, bytes], jobs: int
-) -> bytes:
-    kept: list[torch.Tensor] = []  # what the addresses point into
-    arrays = {}
-    for item in plan.items:
-        if item.type != WriteItemType.BYTE_IO:
-            host = _host(item, planner.resolve_data(item))
-            kept.append(host)
-            chunk = _planned(item).chunk
-            arrays[item.index.fqn] = Array(chunk.offsets, chunk.sizes, host.stride(), host.data_ptr())
-    return job.write(rank, arrays, objects if rank == 0 else {}, jobs)
+def _write(job: Job, rank: int, plan: SavePlan, planner: SavePlanner, objects: dict[str, bytes], jobs: int) -> bytes:
+    items = {item.index.fqn: item for item in plan.items if item.type != WriteItemType.BYTE_IO}
+    kept: list[torch.Tensor] = []  # what the addresses of the last call point into
+
+    def fetch(names: list[str]) -> list[int]:
+        kept.clear()
+        kept.extend(_host(items[name], planner.resolve_data(items[name])) for name in names)
+        return [host.data_ptr() for host in kept]
+
+    chunks = {name: _planned(item).chunk for name, item in items.items()}
+    boxes = {name: Box(rank, tuple(chunk.offsets), tuple(chunk.sizes)) for name, chunk in chunks.items()}
+    return job.write(rank, boxes, objects if rank == 0 else {}, fetch, jobs)
 
 
 def _planned(item: WriteItem) -> TensorWriteData:
@@ -323,17 +333,75 @@ def _planned(item: WriteItem) -> TensorWriteData:
 
 
 def _host(item: WriteItem, data: Any) -> torch.Tensor:
-    """The elements of an item in host memory, which is not a copy if they are there."""
+    """The elements of an item, row-major in host memory, which is not a copy if they are there."""
     from ._save import host_tensor
 
     name = item.index.fqn
     if not isinstance(data, torch.Tensor):
         raise UsageError(f"tensor {name}: the planner made a {type(data).__name__} of it")
-    host: torch.Tensor = host_tensor(name, data)
+    host: torch.Tensor = host_tensor(name, data).contiguous()
     plan = _planned(item)
     if tuple(host.shape) != tuple(plan.chunk.sizes) or host.dtype != plan.properties.dtype:
         raise UsageError(f"tensor {name}: its shape or dtype is not the planned one")
     return host
+
+
+# ---- fsdpckpt.save ----
+
+
+def save_shards(
+    leaves: Sequence[tuple[str, tuple[Element, ...], Any]],
+    path: str,
+    *,
+    to: str,
+    force: bool,
+    trust_objects: bool,
+    jobs: int,
+) -> dict[str, Any]:
+    """Saves the shards of all ranks of torch.distributed; all ranks call it. Returns the members of the report."""
+    writer = HDF5Writer(path, force=force, jobs=jobs)
+    writer._format = to
+    writer._trust_objects = trust_objects
+    writer._paths = {name: elements for name, elements, _ in leaves}
+    state = {name: _as_torch(value) for name, _, value in leaves}
+    try:
+        metadata = save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False))
+    except CheckpointException as error:
+        raise _one_of(error) from None
+    tensors = [value for value in metadata.state_dict_metadata.values() if isinstance(value, TensorStorageMetadata)]
+    size = sum(value.size.numel() * torch.empty((), dtype=value.properties.dtype).element_size() for value in tensors)
+    return {
+        "target": path,
+        "format": to,
+        "tensors": len(tensors),
+        "objects": len(metadata.state_dict_metadata) - len(tensors),
+        "files": torch.distributed.get_world_size() + 1,
+        "data_bytes": size,
+        "stored_bytes": size,
+    }
+
+
+def _as_torch(value: Any) -> Any:
+    """Tensors of NumPy and of open checkpoints as those of PyTorch."""
+    import numpy as np
+
+    from ._dtypes import torch_name
+
+    if isinstance(value, _checkpoint.Tensor):
+        return value.torch()
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return value
+    array = np.asarray(value)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    flat = torch.from_numpy(array.reshape(-1).view("u1"))
+    return flat.view(getattr(torch, torch_name(array.dtype))).reshape(array.shape)
+
+
+def _one_of(error: CheckpointException) -> BaseException:
+    """The error of the first rank that failed."""
+    rank = min(error.failures)
+    failure = error.failures[rank][0]
+    return type(failure)(f"rank {rank}: {failure}") if isinstance(failure, Error) else failure
 
 
 # ---- loading ----

@@ -9,6 +9,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/seal.h"
 #include "fsdpckpt/sharding.h"
 #include "fsdpckpt/shards.h"
 
@@ -129,6 +130,8 @@ typedef struct shards_request {
     const void **all; /* in, of all ranks */
     size_t *sizes;
     size_t ranks;
+    PyObject *fetch;
+    PyObject *raised[3]; /* by fetch */
 } shards_request;
 
 /* Converts the list that native_layout makes. */
@@ -185,6 +188,38 @@ static fc_code make_source(const shards_request *r, fc_checkpoint **out, fc_erro
     return rc == FC_OK ? fc_memory_set_layout(*out, &r->mesh, r->placements, err) : rc;
 }
 
+/* Asks Python for the data of values: a list of addresses. */
+static bool fetch_addresses(const shards_request *r, const size_t *indices, size_t count) {
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    bool good = list != NULL;
+    for (size_t i = 0; good && i < count; i++) {
+        PyObject *number = PyLong_FromSize_t(indices[i]);
+        good = number && PyList_SetItem(list, (Py_ssize_t)i, number) == 0;
+    }
+    PyObject *addresses = good ? PyObject_CallFunctionObjArgs(r->fetch, list, NULL) : NULL;
+    for (size_t i = 0; addresses && i < count; i++) {
+        PyObject *item = PySequence_GetItem(addresses, (Py_ssize_t)i);
+        const unsigned long long address = item ? PyLong_AsUnsignedLongLong(item) : 0;
+        Py_XDECREF(item);
+        fc_memory_set_data(r->shards.source, indices[i], 0, (const void *)(uintptr_t)address);
+    }
+    Py_XDECREF(list);
+    Py_XDECREF(addresses);
+    return addresses && !PyErr_Occurred();
+}
+
+/* As fc_shards.fetch. What Python raises is kept for the thread that waits for the job. */
+static fc_code fetch(void *context, const size_t *indices, size_t count, fc_error *err) {
+    shards_request *r = context;
+    PyGILState_STATE state = PyGILState_Ensure();
+    bool good = fetch_addresses(r, indices, count);
+    if (!good) {
+        PyErr_Fetch(&r->raised[0], &r->raised[1], &r->raised[2]);
+    }
+    PyGILState_Release(state);
+    return good ? FC_OK : fc_fail(err, FC_EIO, "the data could not be fetched");
+}
+
 static fc_code write_work(void *context, fc_progress *progress, fc_error *err) {
     shards_request *r = context;
     fc_checkpoint *source = NULL;
@@ -197,23 +232,30 @@ static fc_code write_work(void *context, fc_progress *progress, fc_error *err) {
 }
 
 PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"path", "staging",       "format", "values", "mesh", "layout",
-                            "rank", "trust_objects", "jobs",   "update", NULL};
+    static char *names[] = {"path",  "staging",     "format",        "values", "mesh",   "layout", "rank",
+                            "fetch", "batch_bytes", "trust_objects", "jobs",   "update", NULL};
     shards_request r = {.arena = NULL};
     PyObject *rows, *pairs, *layout, *update = Py_None, *notes = NULL;
     const char *format;
+    unsigned long long batch = 0;
     int trust = 0;
     (void)module;
-    if (PyArg_ParseTupleAndKeywords(args, keywords, "O&O&sOOOk|$piO", names, PyUnicode_FSConverter, &r.path,
-                                    PyUnicode_FSConverter, &r.staging, &format, &rows, &pairs, &layout, &r.rank, &trust,
-                                    &r.move.threads, &update) &&
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "O&O&sOOOkOK|$piO", names, PyUnicode_FSConverter, &r.path,
+                                    PyUnicode_FSConverter, &r.staging, &format, &rows, &pairs, &layout, &r.rank,
+                                    &r.fetch, &batch, &trust, &r.move.threads, &update) &&
         read_common(&r, format, rows, pairs, layout)) {
         r.shards.trust_objects = trust != 0;
+        r.shards.fetch = fetch;
+        r.shards.context = &r;
+        r.shards.batch_bytes = batch;
         if ((int64_t)r.rank >= fc_mesh_ranks(&r.mesh)) {
             PyErr_Format(PyExc_IndexError, "rank %lu: the mesh has %lld ranks", r.rank,
                          (long long)fc_mesh_ranks(&r.mesh));
         } else if (native_run(write_work, &r, update)) {
             notes = PyBytes_FromStringAndSize(r.notes, (Py_ssize_t)r.size);
+        } else if (r.raised[0]) {
+            PyErr_Clear();
+            PyErr_Restore(r.raised[0], r.raised[1], r.raised[2]);
         }
     }
     release(&r);
@@ -274,6 +316,7 @@ PyObject *native_write_index(PyObject *module, PyObject *args) {
 
 typedef struct staging_object {
     PyObject_HEAD fc_commit *commit; /* NULL: ended */
+    PyObject *target;                /* the path as bytes */
 } staging_object;
 
 static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
@@ -291,13 +334,13 @@ static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$pK", names, PyUnicode_FSConverter, &path, &force, &bytes)) {
         return -1;
     }
+    self->target = path;
     how.path = PyBytes_AsString(path);
     how.force = force != 0;
     how.bytes = bytes;
     fc_code rc;
     Py_BEGIN_ALLOW_THREADS rc = fc_commit_begin(&how, &self->commit, &err);
-    Py_END_ALLOW_THREADS Py_DECREF(path);
-    return rc == FC_OK ? 0 : (native_raise(&err), -1);
+    Py_END_ALLOW_THREADS return rc == FC_OK ? 0 : (native_raise(&err), -1);
 }
 
 static PyObject *staging_path(PyObject *object, PyObject *unused) {
@@ -317,6 +360,9 @@ static PyObject *staging_finish(PyObject *object, PyObject *unused) {
         Py_BEGIN_ALLOW_THREADS rc = fc_commit_finish(commit, &err);
         Py_END_ALLOW_THREADS
     }
+    if (commit && rc == FC_OK) {
+        fc_seal_forget(PyBytes_AsString(self->target));
+    }
     return rc == FC_OK ? Py_NewRef(Py_None) : native_raise(&err);
 }
 
@@ -332,6 +378,7 @@ static void staging_dealloc(PyObject *object) {
     staging_object *self = (staging_object *)object;
     PyTypeObject *type = Py_TYPE(object);
     fc_commit_abort(self->commit);
+    Py_XDECREF(self->target);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }

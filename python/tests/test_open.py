@@ -116,6 +116,8 @@ class Recipes(unittest.TestCase):
             fsdpckpt.open(there, reverse=True)
         with self.assertRaisesRegex(fsdpckpt.UsageError, "config= needs recipe="):
             fsdpckpt.open(there, config=".")
+        with self.assertRaisesRegex(fsdpckpt.UsageError, "name the recipe"):
+            fsdpckpt.open(there, recipe="auto")
         with self.assertRaises(fsdpckpt.UsageError):
             fsdpckpt.open(there, recipe="nanogpt")
         with self.assertRaisesRegex(fsdpckpt.UsageError, "nothing is selected: all [0-9]+ names are excluded"):

@@ -4,6 +4,7 @@ every layout, and every way a recipe can be wrong."""
 import array
 import json
 import os
+import re
 import shutil
 import struct
 
@@ -15,7 +16,17 @@ CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tie
          ("torchtitan-qwen3", "torchtitan-qwen3", []),
          ("torchtitan-qwen3-moe", "torchtitan-qwen3", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
          ("litgpt-llama", "litgpt-llama", []), ("nanogpt", "nanogpt", []),
-         ("meta-llama", "meta-llama", ["rope.freqs"])]
+         ("meta-llama", "meta-llama", ["rope.freqs"]),
+         ("torchtitan-deepseek-v3", "torchtitan-deepseek-v3", []), ("torchtitan-deepseek-v3-lite", "torchtitan-deepseek-v3", []),
+         ("torchtitan-gpt-oss", "torchtitan-gpt-oss", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
+         ("transformers-mixtral", "transformers-mixtral", []), ("transformers-qwen-moe", "transformers-qwen-moe", []),
+         ("megatron-llama", "megatron-llama", []), ("megatron-qwen2", "megatron-llama", []),
+         ("megatron-qwen3", "megatron-llama", []), ("megatron-qwen-moe", "megatron-qwen-moe", [])]
+# Megatron's names of the same tensors without Transformer Engine, and of experts that are not grouped.
+LOCAL = [("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+         ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
+         ("experts.linear_fc1.weight", "experts.local_experts.{}.linear_fc1.weight"),
+         ("experts.linear_fc2.weight", "experts.local_experts.{}.linear_fc2.weight")]
 
 
 def read_safetensors(path):
@@ -53,6 +64,30 @@ def values(tensor):
     return [v[0] for v in struct.iter_unpack("<h", tensor[2])]
 
 
+def local_name(name):
+    for engine, local in LOCAL:
+        at = name.find(engine)
+        if at >= 0:
+            number = name[at + len(engine):]
+            return name[:at] + local.format(number)
+    return name
+
+
+def stacked(tensors, pattern, name, number):
+    """Joins the tensors that match along a new first dimension, in the order of the group `number`."""
+    made, groups = {}, {}
+    for old, tensor in tensors.items():
+        found = re.fullmatch(pattern, old)
+        if found:
+            groups.setdefault(found.expand(name), []).append((int(found[number]), tensor))
+        else:
+            made[old] = tensor
+    for new, parts in groups.items():
+        parts = [t for _, t in sorted(parts, key=lambda p: p[0])]
+        made[new] = (parts[0][0], [len(parts), *parts[0][1]], b"".join(t[2] for t in parts))
+    return made
+
+
 class Shipped(harness.Case):
     def check(self, source, target, *options):
         self.ok("consolidate", source, "-o", self.path("out.safetensors"), "--force", *options)
@@ -74,6 +109,21 @@ class Shipped(harness.Case):
                     for to in ("h5", "dcp", "pt"):  # uneven shards cut heads, experts and halves
                         self.ok("reshard", path, "-o", self.path(to), "--to", to, "--dp", "3", "--tp", "2", "--force")
                         self.check(to, target, *given)
+
+    def test_other_names_of_megatron(self):
+        for folder, recipe in (("megatron-llama", "megatron-llama"), ("megatron-qwen2", "megatron-llama"),
+                               ("megatron-qwen3", "megatron-llama"), ("megatron-qwen-moe", "megatron-qwen-moe")):
+            here = os.path.join(RECIPES, folder)
+            source = read_safetensors(os.path.join(here, "from.safetensors"))
+            target = read_safetensors(os.path.join(here, "to.safetensors"))
+            variants = [{local_name(name): t for name, t in source.items()},
+                        stacked(source, r"(.*experts)\.(linear_fc.\.weight)(\d+)", r"\1.experts.\2", 3)]
+            if recipe == "megatron-llama":  # torch_dist stores all layers in one tensor
+                variants.append(stacked(source, r"(decoder\.layers)\.(\d+)\.(.*)", r"\1.\3", 2))
+            for i, tensors in enumerate(variants):
+                with self.subTest(folder, variant=i):
+                    write_safetensors(self.path("v.safetensors"), tensors)
+                    self.check("v.safetensors", target, "--recipe", recipe, "--config", here)
 
     def test_new_tensors_are_sharded(self):
         here = os.path.join(RECIPES, "torchtitan-llama3")
@@ -110,6 +160,49 @@ class Shipped(harness.Case):
                 self.ok("consolidate", to, "-o", f"{to}.pt", "--recipe", "torchtitan-llama3", "--config", here)
 
 
+class Reading(harness.Case):
+    """Commands that read show the result of the recipe, without writing it."""
+
+    def setUp(self):
+        super().setUp()
+        self.here = os.path.join(RECIPES, "torchtitan-llama3")
+        self.to = os.path.join(self.here, "to.safetensors")
+        self.want = read_safetensors(self.to)
+        source = os.path.join(self.here, "from.safetensors")
+        self.ok("consolidate", source, "-o", "more.safetensors", "--rename", "s/^/model./")
+        self.ok("reshard", "more.safetensors", "-o", "ranks", "--dp", "3")
+        self.given = ("--strip-prefix", "model.", "--recipe", "torchtitan-llama3", "--config", self.here)
+
+    def test_names_and_shapes(self):
+        for command, key in (("inspect", "tensors"), ("schema", "tensors")):
+            document = json.loads(self.ok(command, "ranks", *self.given, *(("--json",) if command == "inspect" else ())))
+            self.assertEqual({t["name"]: t["shape"] for t in document[key]}, {n: t[1] for n, t in self.want.items()}, command)
+        one = json.loads(self.ok("inspect", "ranks", *self.given, "--json", "--tensor", "model.layers.0.self_attn.k_proj.weight"))
+        self.assertGreater(len(one["chunks"]), 1)
+
+    def test_data(self):
+        for name in ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight", "lm_head.weight"):
+            self.ok("extract", "ranks", name, "-o", "bytes", "-f", *self.given)
+            with open(self.path("bytes"), "rb") as f:
+                self.assertEqual(f.read(), self.want[name][2], name)
+        self.assertIn("equal: 21 the same", self.ok("diff", "ranks", self.to, *self.given, "--data"))
+        self.ok("average", "ranks", "more.safetensors", "-o", "mean.safetensors", *self.given)
+        self.assertEqual(read_safetensors(self.path("mean.safetensors")), self.want)
+        self.ok("view", "ranks", "-o", "view.h5", *self.given)
+        self.ok("diff", "view.h5", self.to, "--follow-external", "-q")
+
+    def test_check(self):
+        self.ok("check", "ranks", "--against", self.to, *self.given)
+        self.assertEqual(self.run_tool("check", "ranks", "--against", self.to).returncode, 1)
+        back = ("--recipe", "torchtitan-llama3", "--reverse", "--config", self.here)
+        self.ok("check", self.to, "--against", os.path.join(self.here, "from.safetensors"), *back)
+        self.ok("diff", self.to, os.path.join(self.here, "from.safetensors"), *back)
+        self.fails(2, "inspect", "ranks", "--recipe", "torchtitan-llama3", contains=["no rule of the recipe"])
+        self.fails(2, "check", "ranks", "--config", self.here, contains=["--config needs"])
+        self.fails(2, "inspect", "ranks", "--strip-prefix", "model.", contains=["only together with --recipe"])
+        self.fails(2, "diff", "ranks", self.to, "--reverse", contains=["--reverse needs --recipe"])
+
+
 class Commands(harness.Case):
     def test_list_and_print(self):
         names = [line.split()[0] for line in self.ok("recipes").splitlines()]
@@ -120,7 +213,9 @@ class Commands(harness.Case):
 
     def test_auto(self):
         for side, options, recipe in (("nanogpt/from", (), "nanogpt"), ("meta-llama/from", (), "meta-llama"),
-                                      ("torchtitan-qwen3-moe/to", ("--reverse",), "torchtitan-qwen3")):
+                                      ("torchtitan-deepseek-v3/to", ("--reverse",), "torchtitan-deepseek-v3"),
+                                      ("megatron-qwen3/from", (), "megatron-llama"),
+                                      ("transformers-qwen-moe/from", (), "transformers-qwen-moe")):
             source = os.path.join(RECIPES, side + ".safetensors")
             run = ("consolidate", source, "-o", "m.h5", "--force", "--recipe", "auto", *options)
             p = self.run_tool(*run)
@@ -128,6 +223,7 @@ class Commands(harness.Case):
             self.assertEqual(self.run_tool(*run, "-q").stderr, "")
         for side, options, why in (
                 ("torchtitan-llama3/from", (), "several recipes fit the names of all its tensors: 'torchtitan-llama3', "),
+                ("torchtitan-qwen3-moe/to", ("--reverse",), "several recipes fit the names of all its tensors: "),
                 ("nanogpt/to", (), "no shipped recipe fits"),  # its names do not tell which side it is
                 ("nanogpt/to", ("--reverse",), "no shipped recipe fits"), ("nanogpt/from", ("--reverse",), "no shipped recipe")):
             self.fails(2, "consolidate", os.path.join(RECIPES, side + ".safetensors"), "-o", "n.h5", "--recipe", "auto",

@@ -20,7 +20,7 @@ class Usage(harness.Case):
             self.assertIn("--quiet", help_text)
             self.assertEqual(help_text, self.ok("help", command))
             self.assertLessEqual(max(map(len, help_text.splitlines())), 90)
-        for absent in ("merge ", "export ", "load "):  # help names no command that does not exist
+        for absent in ("merge ", "join ", "load "):  # help names no command that does not exist
             self.assertNotIn(f"\n  {absent}", text)
         self.assertIn("--strip-prefix model.\n", self.ok("consolidate", "--help"))  # the longest example is not cut
         self.assertIn("--tp-plan", self.ok("reshard", "--help"))

@@ -4,14 +4,20 @@ usage: make_recipes.py OUT [CASE...]
 
 Each case is a folder with from.safetensors, to.safetensors and config.json; every element of a model has other bits. What
 made them: torchtitan 0.3.0 (Llama3StateDictAdapter, Qwen3StateDictAdapter), litgpt 0.5.13 (convert_lit_checkpoint), nanoGPT
-at commit 3adf61e (GPT.from_pretrained; NANOGPT names the folder of its model.py) with transformers 5.23.0, and
-convert_llama_weights_to_hf of transformers 4.44.2, the last wheel series that has it.
+at commit 3adf61e (GPT.from_pretrained; NANOGPT names the folder of its model.py) with transformers 5.23.0,
+convert_llama_weights_to_hf of transformers 4.44.2, the last wheel series that has it, save_pretrained of transformers 5.23.0
+(fused experts), and the mappings of megatron-bridge 0.3.1 with megatron-core 0.16.1.
 """
 
+import importlib
+import importlib.abc
+import importlib.machinery
 import json
 import os
+import re
 import sys
 import tempfile
+import unittest.mock
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -152,6 +158,117 @@ def collect(path, saved):
     return type("Model", (), {"config": config, "save_pretrained": lambda *a, **k: None})()
 
 
+def titan_deepseek(folder, q_lora_rank):
+    from torchtitan.models import deepseek_v3 as v3
+    from torchtitan.models.common import ComplexRoPE
+    rope = ComplexRoPE.Config(dim=4, max_seq_len=64, theta=10000.0)
+    layers = v3._build_dsv3_layers(
+        n_layers=2, n_dense_layers=1, dim=16, n_heads=4, q_lora_rank=q_lora_rank, kv_lora_rank=8, qk_nope_head_dim=4,
+        qk_rope_head_dim=4, v_head_dim=4, mscale=0.7, dense_hidden_dim=24, moe_hidden_dim=12, num_experts=4,
+        num_shared_experts=2, router_top_k=2, router_score_func="sigmoid", attn_backend="flex", moe_comm_backend="standard",
+        non_blocking_capacity_factor=None, rope=rope)
+    state, hf = titan_pair(v3.DeepSeekV3StateDictAdapter, titan_model(v3.DeepSeekV3Model.Config, layers, rope, False))
+    write(folder, state, hf, {**LLAMA, "model_type": "deepseek_v3"})
+
+
+def titan_gpt_oss(folder):
+    """The adapter keeps the order of dimensions of the quantized files, so Transformers' own is made of it here. It also does
+    not know the names that its model has since 0.3 (mlp1_weight_EGD), and leaves these tensors out: they get its names."""
+    from torchtitan.models import gpt_oss
+    from torchtitan.models.common import CosSinRoPE, Embedding, Linear
+    rope = CosSinRoPE.Config(dim=8, max_seq_len=64, theta=150000.0)
+    layers = gpt_oss._build_gptoss_layers(dim=16, n_layers=2, hidden_dim=12, num_experts=4, top_k=2, load_balance_coeff=1e-3,
+                                          moe_comm_backend="standard", rope=rope)
+    init = {"weight": torch.nn.init.ones_}
+    config = gpt_oss.GptOssModel.Config(dim=16, vocab_size=32, layers=layers, norm=layers[0].attention_norm,
+                                        tok_embeddings=Embedding.Config(num_embeddings=32, embedding_dim=16, param_init=init),
+                                        lm_head=Linear.Config(in_features=16, out_features=32, param_init=init))
+    with torch.device("cpu"):
+        state = distinct({k: v for k, v in config.build().state_dict().items() if torch.is_floating_point(v)})
+    def old(name):
+        return re.sub(r"(mlp[12]_(weight|bias))_[A-Z]+$", r"\1", name)
+    hf = gpt_oss.GptOssStateDictAdapter(config, None).to_hf({old(k): v for k, v in state.items()})
+    hf = {k.removesuffix("_blocks"): v.transpose(1, 2).contiguous() if k.endswith("_blocks") else v for k, v in hf.items()}
+    import transformers
+    like = transformers.GptOssForCausalLM(transformers.GptOssConfig(
+        hidden_size=16, vocab_size=32, num_hidden_layers=2, num_attention_heads=64, num_key_value_heads=8, head_dim=64,
+        num_local_experts=4, intermediate_size=12)).state_dict()
+    assert {k: v.shape for k, v in like.items()} == {k: v.shape for k, v in hf.items()}
+    write(folder, state, hf, {**LLAMA, "model_type": "gpt_oss"})
+
+
+def fused_experts(folder, model, config):
+    """What Transformers 5 has in memory, and what it stores."""
+    import transformers
+    made = getattr(transformers, model + "ForCausalLM")(getattr(transformers, model + "Config")(**config)).bfloat16()
+    made.load_state_dict(distinct(made.state_dict()))
+    with tempfile.TemporaryDirectory() as tmp:
+        made.save_pretrained(tmp)
+        write(folder, made.state_dict(), load_file(os.path.join(tmp, "model.safetensors")), {**LLAMA, **config})
+
+
+class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands for all of megatron.bridge but its mappings, which need nothing else of it."""
+    real = ("conversion.param_mapping", "conversion.mapping_registry", "conversion.utils", "llama.llama_bridge",
+            "qwen.qwen2_bridge", "qwen.qwen3_bridge", "qwen.qwen3_moe_bridge")
+
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("megatron.bridge") and name.removeprefix("megatron.bridge.models.") not in self.real:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        import megatron.core
+        root = os.path.join(os.path.dirname(os.path.dirname(megatron.core.__file__)), "bridge")
+        made = unittest.mock.MagicMock(name=spec.name, __spec__=spec, __name__=spec.name,
+                                       __path__=[os.path.join(root, *spec.name.split(".")[2:])])
+        made.MegatronModelBridge = type("Bridge", (), {"register_bridge": classmethod(lambda cls, **k: lambda c: c)})
+        return made
+
+    def exec_module(self, module):
+        pass
+
+
+def megatron(folder, bridge, model, config):
+    """The mappings of Megatron-Bridge on one rank, for the names that Transformer Engine's layers have."""
+    import transformers
+    sys.meta_path.insert(0, Stubs())
+    package, name = bridge
+    mapping = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    registry = getattr(importlib.import_module("megatron.bridge.models." + package), name)().mapping_registry()
+    made = getattr(transformers, model + "ForCausalLM")(getattr(transformers, model + "Config")(**config)).bfloat16()
+    made.load_state_dict(distinct(made.state_dict()))
+    with tempfile.TemporaryDirectory() as tmp:
+        made.save_pretrained(tmp)
+        hf = load_file(os.path.join(tmp, "model.safetensors"))
+    sizes = type("Sizes", (), {"num_attention_heads": config["num_attention_heads"], "kv_channels": config["head_dim"],
+                               "num_query_groups": config["num_key_value_heads"], "hidden_size": config["hidden_size"]})
+    state, used = {}, set()
+    for m in registry.mappings:
+        names = m.hf_param if isinstance(m.hf_param, dict) else {"weight": m.hf_param}
+        first = re.compile(re.escape(next(iter(names.values()))).replace(r"\*", r"(\d+)"))
+        for values in [found.groups() for found in map(first.fullmatch, sorted(hf)) if found]:
+            def fill(pattern):
+                parts = pattern.split("*")
+                return "".join(a + b for a, b in zip(parts, [*values, ""]))
+            to = fill(m.megatron_param)
+            if "local_experts" in to or ".input_layernorm" in to or (".pre_mlp_layernorm" in to and "moe" not in package):
+                continue
+            parts = {k: hf[fill(v)] for k, v in names.items()}
+            used.update(fill(v) for v in names.values())
+            if isinstance(m, mapping.QKVMapping):
+                merge = mapping.merge_qkv_biases if to.endswith("bias") else mapping.merge_qkv_weights
+                state[to] = merge(sizes, parts["q"], parts["k"], parts["v"])
+            elif isinstance(m, mapping.GatedMLPMapping):
+                state[to] = torch.cat([parts["gate"], parts["up"]])
+            else:
+                state[to] = parts["weight"]
+    assert used == set(hf), set(hf) - used
+    write(folder, state, hf, {**LLAMA, **config})
+
+
+SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8,
+         "intermediate_size": 24, "vocab_size": 32, "tie_word_embeddings": False}
+EXPERTS = {**SMALL, "moe_intermediate_size": 12, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 MOE = {"num_experts": 4, "top_k": 2, "moe_hidden_dim": 12, "moe_comm_backend": "standard"}
 CASES = {
     "torchtitan-llama3": lambda f: titan_llama3(f, False),
@@ -161,6 +278,15 @@ CASES = {
     "litgpt-llama": litgpt_llama,
     "nanogpt": nanogpt,
     "meta-llama": meta_llama,
+    "torchtitan-deepseek-v3": lambda f: titan_deepseek(f, 8),
+    "torchtitan-deepseek-v3-lite": lambda f: titan_deepseek(f, 0),
+    "torchtitan-gpt-oss": titan_gpt_oss,
+    "transformers-mixtral": lambda f: fused_experts(f, "Mixtral", EXPERTS),
+    "transformers-qwen-moe": lambda f: fused_experts(f, "Qwen3Moe", EXPERTS),
+    "megatron-llama": lambda f: megatron(f, ("llama.llama_bridge", "LlamaBridge"), "Llama", SMALL),
+    "megatron-qwen2": lambda f: megatron(f, ("qwen.qwen2_bridge", "Qwen2Bridge"), "Qwen2", {**SMALL, "head_dim": 4}),
+    "megatron-qwen3": lambda f: megatron(f, ("qwen.qwen3_bridge", "Qwen3Bridge"), "Qwen3", SMALL),
+    "megatron-qwen-moe": lambda f: megatron(f, ("qwen.qwen3_moe_bridge", "Qwen3MoEBridge"), "Qwen3Moe", EXPERTS),
 }
 
 if __name__ == "__main__":

@@ -77,6 +77,26 @@ class Convert(harness.Case):
         self.check_same(source, 4, "reshard", "--dp", "2", "--compress", "6", "--dtype", "bf16")
         self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 3, "reshard", "--dp", "2", "--compress", "1")
 
+    def test_computed_weights(self):
+        """Blocks are computed by whichever rank needs them, and what several read is compared by one of them."""
+        source = harness.corpus("dcp-torch2.15.0-train")
+        self.check_same(source, 3, "reshard", "--dp", "2", "--quantize", "model.*")
+        self.ok("consolidate", source, "-o", "codes.pt", "--quantize", "model.*", "-q")
+        self.check_same("codes.pt", 4, "consolidate", "--dequantize", "bf16")
+        names = [t["name"] for t in json.loads(self.ok("inspect", "codes.pt", "--json"))["tensors"]]
+        scale = json.loads(self.ok("inspect", "codes.pt", "--json", "--tensor",
+                                   next(n for n in names if n.endswith("_scale_inv"))))["chunks"][0]
+        with self.flipped(self.path("codes.pt"), scale["data_offset"]):
+            p = self.job(3, "consolidate", "codes.pt", "-o", "none.h5", "--dequantize", "bf16")
+            self.assertEqual(p.returncode, 3, p.stderr)
+            self.assertIn("_scale_inv", p.stderr)
+            self.assertFalse(os.path.exists(self.path("none.h5")))
+
+    def test_auto_recipe_is_said_once(self):
+        source = os.path.join(harness.CORPUS, "..", "recipes", "megatron-llama", "from.safetensors")
+        p = self.job(3, "consolidate", source, "-o", "m.h5", "--recipe", "auto")
+        self.assertEqual((p.returncode, p.stderr), (0, f"fsdpckpt: {source}: the recipe is megatron-llama\n"))
+
     def test_many_files(self):
         """With many files, each rank writes whole files, and rank 0 the index."""
         source = harness.corpus("dcp-torch2.15.0-train")

@@ -116,7 +116,8 @@ def recipes(documents):
     documents.validate({"fsdpckpt": "recipe", "schema": 1, "sizes": {"n": ["a", "b / 2"]}, "rules": [
         {"from": ["a", "b"], "to": "c", "operations": [{"stack": 0}, {"concatenate": 1, "sizes": ["n", "1"]}]},
         {"from": "d", "to": ["e", "f"], "operations": {"chunk": 0}}, {"add": "g", "same_as": "c"},
-        {"from": "h", "to": "h", "operations": {"resize": 0, "from": "n", "to": "n + 1"}}]}, "recipe", "an example")
+        {"from": "h", "to": "h", "operations": {"resize": 0, "from": "n", "to": "n + 1"}}], "others": "keep"}, "recipe",
+        "an example")
 
 
 def sources():
@@ -150,6 +151,21 @@ def write(path, value):
         json.dump(value, f)
 
 
+def exported(documents, work):
+    """A model that needs every change to fit its reference: a padded vocabulary, and a tensor that repeats another one."""
+    at = lambda name: os.path.join(work, name)
+    plain = documents.must("conversion", "export", TRAIN, "-o", at("model"), "--json")
+    rows = next(t["shape"][0] for t in documents.must("inspect", "inspect", at("model"), "--json")["tensors"]
+                if t["name"] == "tok_embeddings.weight")
+    write(at("model/config.json"), {"vocab_size": rows})
+    write(at("pad.json"), {"fsdpckpt": "recipe", "schema": 1, "others": "keep", "rules": [
+        {"from": "tok_embeddings.weight", "to": "tok_embeddings.weight", "operations": {"resize": 0, "to": str(rows + 3)}},
+        {"add": "head.weight", "same_as": "tok_embeddings.weight"}]})
+    subprocess.run([PROGRAM, "export", TRAIN, "-o", at("padded"), "--recipe", at("pad.json"), "-q"], check=True)
+    fitted = documents.must("conversion", "export", at("padded"), "-o", at("fitted"), "--like", at("model"), "--json")
+    assert not plain["model"]["side_files"] and fitted["model"]["tied"] and fitted["model"]["trimmed"], fitted
+
+
 def written(documents, work):
     """Documents of commands that write, and of findings, seals and policies."""
     at = lambda name: os.path.join(work, name)
@@ -158,6 +174,7 @@ def written(documents, work):
     documents.must("conversion", "reshard", MESH, "-o", at("mesh"), "--dp", "2", "--tp", "2", "--json")
     documents.must("conversion", "convert", TRAIN, "-o", at("dcp"), "--to", "dcp", "--json")
     documents.must("conversion", "average", TRAIN, TRAIN, "-o", at("mean.pt"), "--include", "model.*", "--json")
+    exported(documents, work)
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
     documents.must("inspect", "inspect", at("mesh"), "--json", "--stats")
     documents.must("tensor", "inspect", TRAIN, "--tensor", "model.norm.weight", "--stats", "--json")

@@ -91,8 +91,11 @@ conda() {
     "$python" -c 'import yaml, scikit_build_core, pip' 2>/dev/null || skip "PyYAML, scikit-build-core or pip is not installed"
     copy_source
     mkdir -p "$work/prefix/lib"
-    ln -s "$(pkg-config --variable=includedir hdf5-serial)" "$work/prefix/include"
-    ln -s "$(pkg-config --variable=libdir hdf5-serial)/libhdf5.so" "$work/prefix/lib/libhdf5.so"
+    local include library
+    include=$(pkg-config --cflags-only-I hdf5-serial | sed 's/^-I//; s/ *$//')
+    library=$(pkg-config --libs-only-L hdf5-serial | sed 's/^-L//; s/ *$//')
+    ln -s "$include" "$work/prefix/include"
+    ln -s "$library/libhdf5.so" "$work/prefix/lib/libhdf5.so"
     "$python" -c 'import sys, yaml; print("\n".join(yaml.safe_load(open(sys.argv[1]))["build"]["script"]))' \
         "$work/source/packaging/conda/recipe.yaml" >"$work/script"
     (cd "$work/source" && PREFIX=$work/prefix PYTHON=$python quietly bash -e "$work/script")

@@ -14,9 +14,9 @@ import subprocess
 import sys
 
 ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/engine lib/flat lib/wrap lib/derived
-lib/weights lib/recipe lib/stats lib/diff lib/check lib/verify formats/torch formats/safetensors formats/dcp formats/pt
-formats/hdf5 formats/schema
-formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train cli""".split()
+lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify formats/torch formats/safetensors formats/dcp
+formats/pt formats/hdf5 formats/schema formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train
+cli""".split()
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
 HEADERS = {
@@ -36,6 +36,7 @@ HEADERS = {
     "lib/stats": "stats",
     "lib/diff": "compare",
     "lib/check": "check",
+    "lib/export": "export",
     "lib/verify": "verify",
     "formats/hdf5": "view",
     "train": "train/dtensor_data train/fsdp",

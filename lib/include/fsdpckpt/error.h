@@ -27,6 +27,7 @@ typedef enum fc_code {
 /** What the caller can change to make the call succeed. The command spells each as an option. */
 typedef enum fc_hint {
     FC_HINT_NONE,
+    FC_HINT_INCLUDE,         /**< select one of the branches: fc_selection.include */
     FC_HINT_EXCLUDE,         /**< exclude the value: fc_selection.exclude */
     FC_HINT_TRUST_OBJECTS,   /**< exclude the object, or copy it unchanged: fc_convert_options.trust_objects */
     FC_HINT_FORCE,           /**< allow the target to be replaced: fc_convert_options.force */
@@ -40,6 +41,7 @@ typedef enum fc_hint {
     FC_HINT_LAYOUT,          /**< choose the number of ranks of each mesh dimension */
     FC_HINT_DRY_RUN,         /**< only plan: fc_convert_options.dry_run */
     FC_HINT_KEEP_DTYPE,      /**< keep the dtype of these tensors: fc_selection.dtype_rules */
+    FC_HINT_RECIPE,          /**< choose a recipe: fc_export_options.recipe */
     FC_HINT_DEQUANTIZE,      /**< compute weights from codes and scales first: fc_dequantize */
     FC_HINT_CONFIG,          /**< give the model's config.json: fc_recipe_options.config */
     FC_HINT_CHECK,           /**< compare with a schema through fc_check instead */

@@ -91,6 +91,7 @@ typedef struct fc_commit_options {
     /** For a directory: returns whether `force` may replace the open file `fd` of `size` bytes with this relative name.
      *  NULL: no file may be replaced. */
     bool (*is_own_file)(const char *name, int fd, uint64_t size);
+    const char *const *also; /**< names of further files that it may replace, ended by NULL. NULL: none */
     fc_reporter reporter;
 } fc_commit_options;
 

@@ -90,7 +90,11 @@ typedef struct fc_convert_options {
     bool partial;       /**< the source is only a part of what was opened, so the target must not replace it */
     /** Other files and directories that are read, so the target must not replace them; ended by NULL. NULL: none. */
     const char *const *inputs;
-    fc_reporter reporter; /**< receives a line for each killed run that was cleaned up */
+    /** Adds files to a target that is a directory, before the commit. NULL: there are none. */
+    fc_code (*add_files)(void *context, const char *staging, fc_error *err);
+    void *add_context;
+    const char *const *added; /**< their names, relative to the target and ended by NULL; `force` may replace them */
+    fc_reporter reporter;     /**< receives a line for each killed run that was cleaned up */
     fc_move_options move;
     fc_comm *comm; /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
                       file system. Its device uses host memory. NULL: this process alone */

@@ -51,6 +51,22 @@ const char *fc_recipe_description(const fc_recipe *recipe);
  */
 fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err);
 
+/** The shipped recipes that fit a target. */
+typedef struct fc_recipe_matches {
+    const fc_recipe *recipe; /**< one of them; NULL: there is none */
+    const char *name;        /**< its name */
+    const char *names;       /**< all of them, for people: "'a', 'b'" */
+    size_t count;
+} fc_recipe_matches;
+
+/**
+ * Finds the shipped recipes with rules for all tensors of `target` in this direction only: where both sides have the
+ * same names, these do not tell which side it is.
+ * @param arena owns the result.
+ */
+fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
+                       fc_recipe_matches *out, fc_error *err);
+
 /**
  * Applies `recipe` to the values of `target`, under their names there. Objects that match no rule stay as they are.
  * @param target of `source`; its mesh and dtypes are not used. It need not outlive the call.

@@ -43,6 +43,9 @@ typedef struct fc_selection {
     uint64_t max_file_bytes; /**< as in fc_target */
     /** fc_format_writer.set_sections of the target's format; NULL: the target has one section. */
     fc_code (*set_sections)(fc_target_tensor *tensors, size_t count, fc_error *err);
+    /** Sets the order, `dtype` and `file` of the values after everything else was chosen. NULL: they stay. */
+    fc_code (*arrange)(void *context, fc_target_tensor *tensors, size_t count, fc_error *err);
+    void *arrange_context;
 } fc_selection;
 
 /** How many values fc_target_new selected. */

@@ -21,6 +21,14 @@ typedef struct fc_shards {
     const fc_checkpoint *source;
     const uint32_t *owner_offsets; /**< as in fc_selection */
     bool trust_objects;
+    /**
+     * Called before values of the source are written that have no data yet: provides that of the `count` values
+     * `indices` (fc_memory_set_data), which are stored by this rank and have `batch_bytes` bytes or are a single value.
+     * The data of the values before them is no longer needed. NULL: every chunk of the rank has its data.
+     */
+    fc_code (*fetch)(void *context, const size_t *indices, size_t count, fc_error *err);
+    void *context;
+    uint64_t batch_bytes;
 } fc_shards;
 
 /**

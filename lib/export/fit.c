@@ -1,0 +1,270 @@
+/*
+ * Fits a model to a reference: finds the tensors that are tied there, or stored twice, and the embeddings with more
+ * rows than its vocabulary, changes them by a recipe that is made for the purpose, and compares the result.
+ */
+#include "base/grow.h"
+#include "export/export.h"
+#include "fsdpckpt/check.h"
+#include "fsdpckpt/try.h"
+#include "io/json_file.h"
+#include "recipe/recipe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What has been found so far. The lists are malloc'ed until they are in the report. */
+typedef struct fit {
+    fc_checkpoint *model;
+    const fc_export_reference *reference;
+    fc_arena *arena;
+    fc_export_fit_report *report;
+    const fc_name_table *here, *there; /* names of both sides */
+    int64_t vocabulary;                /* rows, as the configuration says; 0: it does not */
+    fc_recipe_rule *rules;             /* malloc'ed */
+    size_t nrules, capacity;
+    fc_error *err;
+} fit;
+
+static fc_code no_memory(const fit *f) {
+    return fc_no_memory(f->err, f->reference->weights->path);
+}
+
+/* ---- lists in the arena ---- */
+
+/* Appends a change to a list in the arena. These lists have few elements. */
+static fc_code add_change(const fit *f, const fc_export_change **list, size_t *count, const fc_export_change *change) {
+    fc_export_change *more = fc_arena_calloc(f->arena, *count + 1, sizeof *more);
+    if (!more) {
+        return no_memory(f);
+    }
+    for (size_t i = 0; i < *count; i++) {
+        more[i] = (*list)[i];
+    }
+    more[(*count)++] = *change;
+    *list = more;
+    return FC_OK;
+}
+
+static fc_code add_rule(fit *f, const fc_recipe_rule *rule) {
+    if (!fc_grow(&f->rules, &f->capacity, f->nrules + 1, sizeof *f->rules)) {
+        return no_memory(f);
+    }
+    f->rules[f->nrules++] = *rule;
+    return FC_OK;
+}
+
+/* Returns an array of two texts in the arena, or NULL. */
+static const char **pair(const fit *f, const char *first, const char *second) {
+    const char **both = fc_arena_calloc(f->arena, 3, sizeof *both);
+    if (both) {
+        both[0] = first;
+        both[1] = second;
+    }
+    return both;
+}
+
+/* ---- the configuration ---- */
+
+/* Finds a member of the configuration, or of the language model's part in it. */
+static const json_t *member(const json_t *config, const char *name) {
+    const json_t *value = json_object_get(config, name);
+    return value ? value : json_object_get(json_object_get(config, "text_config"), name);
+}
+
+static fc_code read_config(fit *f) {
+    json_t *config = NULL;
+    if (!f->reference->config) {
+        return FC_OK;
+    }
+    FC_TRY(fc_json_load(f->reference->config, "a model's configuration", "{\"vocab_size\": 32000}", &config, f->err));
+    f->vocabulary = json_integer_value(member(config, "vocab_size"));
+    json_decref(config);
+    return FC_OK;
+}
+
+/* ---- ties ---- */
+
+/* A tensor that the reference does not have: it may repeat one that it has. */
+static fc_code drop_twin(fit *f, const fc_tensor *t) {
+    const fc_tensor *twin = NULL;
+    FC_TRY(fc_export_find_twin(f->model, t, f->there, &twin, f->err));
+    if (!twin) {
+        return FC_OK;
+    }
+    const char **from = pair(f, t->name, NULL);
+    if (!from) {
+        return no_memory(f);
+    }
+    const fc_export_change change = {.name = t->name, .other = twin->name};
+    FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_DROP, .from = from, .nfrom = 1}));
+    return add_change(f, &f->report->tied, &f->report->ntied, &change);
+}
+
+/* A tensor that only the reference has: there, it may repeat one that the model has. */
+static fc_code copy_twin(fit *f, const fc_tensor *t) {
+    const fc_tensor *twin = NULL;
+    FC_TRY(fc_export_find_twin(f->reference->weights, t, f->here, &twin, f->err));
+    if (!twin) {
+        return FC_OK;
+    }
+    const char **to = pair(f, twin->name, t->name);
+    if (!to) {
+        return no_memory(f);
+    }
+    const fc_export_change change = {.name = t->name, .other = twin->name};
+    FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_ADD, .to = to, .nto = 2}));
+    return add_change(f, &f->report->copied, &f->report->ncopied, &change);
+}
+
+static fc_code find_ties(fit *f) {
+    const fc_checkpoint *model = f->model, *reference = f->reference->weights;
+    for (size_t i = 0; i < model->ntensors; i++) {
+        const fc_tensor *t = &model->tensors[i];
+        FC_TRY(t->object || fc_export_find(f->there, t->name) != FC_NO_NAME ? FC_OK : drop_twin(f, t));
+    }
+    for (size_t i = 0; i < reference->ntensors; i++) {
+        const fc_tensor *t = &reference->tensors[i];
+        FC_TRY(t->object || fc_export_find(f->here, t->name) != FC_NO_NAME ? FC_OK : copy_twin(f, t));
+    }
+    return FC_OK;
+}
+
+/* ---- the vocabulary ---- */
+
+/* Whether only the first dimension differs, and the reference's is the vocabulary. */
+static bool is_padded(const fit *f, const fc_tensor *t, const fc_tensor *like) {
+    return f->vocabulary > 0 && t->ndim == like->ndim && t->ndim > 0 && like->shape[0] == f->vocabulary &&
+           t->shape[0] > like->shape[0] &&
+           memcmp(t->shape + 1, like->shape + 1, (size_t)(t->ndim - 1) * sizeof *t->shape) == 0;
+}
+
+static fc_code trim(fit *f, const fc_tensor *t, const fc_tensor *like) {
+    fc_recipe_op *op = fc_arena_calloc(f->arena, 1, sizeof *op);
+    const char **name = pair(f, t->name, NULL);
+    const char *before = fc_arena_printf(f->arena, "%" PRId64, t->shape[0]);
+    const char *after = fc_arena_printf(f->arena, "%" PRId64, like->shape[0]);
+    if (!op || !name || !before || !after) {
+        return no_memory(f);
+    }
+    *op = (fc_recipe_op){.kind = FC_OP_RESIZE, .left = before, .right = after};
+    const fc_recipe_rule rule = {.from = name, .to = name, .nfrom = 1, .nto = 1, .ops = op, .nops = 1};
+    const fc_export_change change = {.name = t->name, .from = t->shape[0], .to = like->shape[0]};
+    FC_TRY(add_rule(f, &rule));
+    return add_change(f, &f->report->trimmed, &f->report->ntrimmed, &change);
+}
+
+static fc_code find_padded(fit *f) {
+    for (size_t i = 0; i < f->model->ntensors; i++) {
+        const fc_tensor *t = &f->model->tensors[i];
+        size_t at = t->object ? FC_NO_NAME : fc_export_find(f->there, t->name);
+        if (at != FC_NO_NAME && is_padded(f, t, &f->reference->weights->tensors[at])) {
+            FC_TRY(trim(f, t, &f->reference->weights->tensors[at]));
+        }
+    }
+    return FC_OK;
+}
+
+/* ---- applying it ---- */
+
+static fc_code apply(fit *f, fc_checkpoint **model) {
+    const fc_recipe recipe = {
+        .label = "for the reference", .rules = f->rules, .nrules = f->nrules, .keeps_others = true};
+    const fc_selection all = {0};
+    fc_target target;
+    fc_selected counts;
+    fc_checkpoint *made = NULL;
+    if (f->nrules == 0) {
+        return FC_OK;
+    }
+    FC_TRY(fc_target_new(*model, &all, f->arena, &target, &counts, f->err));
+    FC_TRY(fc_recipe_apply(*model, &target, &recipe, &made, f->err));
+    *model = made;
+    return FC_OK;
+}
+
+/* ---- what remains different ---- */
+
+/* Differences of dtype are compared here, because a cast removes most of them. */
+static bool about_dtypes(fc_finding_kind kind) {
+    return kind == FC_FOUND_DTYPE || kind == FC_FOUND_DTYPE_MIXED || kind == FC_FOUND_DTYPE_OTHER;
+}
+
+typedef struct lines {
+    const char **items; /* malloc'ed */
+    size_t count, capacity;
+} lines;
+
+static fc_code add_line(const fit *f, lines *l, const char *line) {
+    if (!line || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
+        return no_memory(f);
+    }
+    l->items[l->count++] = line;
+    return FC_OK;
+}
+
+static fc_code compare_dtypes(const fit *f, const fc_checkpoint *model, lines *l) {
+    for (size_t i = 0; i < model->ntensors; i++) {
+        const fc_tensor *t = &model->tensors[i];
+        size_t at = t->object ? FC_NO_NAME : fc_export_find(f->there, t->name);
+        const fc_tensor *like = at == FC_NO_NAME ? t : &f->reference->weights->tensors[at];
+        if (like->dtype == t->dtype) {
+            continue;
+        }
+        if (fc_export_casts(t->dtype, like->dtype)) {
+            f->report->cast++;
+            continue;
+        }
+        FC_TRY(add_line(
+            f, l,
+            fc_arena_printf(
+                f->arena,
+                "%s is %s, and %s in the reference; only floating-point types of at least 16 bits are converted",
+                t->name, fc_dtype_get(t->dtype)->torch_name, fc_dtype_get(like->dtype)->torch_name)));
+    }
+    return FC_OK;
+}
+
+/* Names and shapes: the findings of a check, which pairs names that are alike. */
+static fc_code compare(fit *f, const fc_checkpoint *model, lines *l) {
+    const fc_check_options how = {.reference = f->reference->weights, .setting_names = f->reference->setting_names};
+    fc_report report;
+    FC_TRY(fc_check(model, &how, f->arena, &report, f->err));
+    for (size_t i = 0; i < report.count; i++) {
+        const fc_finding *found = &report.findings[i];
+        if (fc_finding_info_get(found->kind)->severity == FC_SEVERITY_ERROR && !about_dtypes(found->kind)) {
+            FC_TRY(add_line(f, l, found->message));
+        }
+    }
+    FC_TRY(compare_dtypes(f, model, l));
+    const char **kept = fc_arena_calloc(f->arena, l->count + 1, sizeof *kept);
+    if (!kept) {
+        return no_memory(f);
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        kept[i] = l->items[i];
+    }
+    f->report->differences = kept;
+    f->report->ndifferences = l->count;
+    return FC_OK;
+}
+
+fc_code fc_export_fit(fc_checkpoint **model, const fc_export_reference *reference, fc_arena *arena,
+                      fc_export_fit_report *out, fc_error *err) {
+    fit f = {.model = *model, .reference = reference, .arena = arena, .report = out, .err = err};
+    lines l = {0};
+    fc_code rc;
+    *out = (fc_export_fit_report){0};
+    f.here = fc_export_names(*model, arena);
+    f.there = fc_export_names(reference->weights, arena);
+    FC_TRY_GOTO(f.here && f.there ? FC_OK : no_memory(&f), rc, out);
+    FC_TRY_GOTO(read_config(&f), rc, out);
+    FC_TRY_GOTO(find_ties(&f), rc, out);
+    FC_TRY_GOTO(find_padded(&f), rc, out);
+    FC_TRY_GOTO(apply(&f, model), rc, out);
+    rc = compare(&f, *model, &l);
+out:
+    free(f.rules);
+    free(l.items);
+    return rc;
+}

@@ -1,0 +1,115 @@
+/*
+ * Exporting a model: finding it in a checkpoint of a training run, giving it the names and layouts of another program,
+ * and fitting it to a reference, a directory of the model as the hub has it.
+ */
+#ifndef FSDPCKPT_EXPORT_H
+#define FSDPCKPT_EXPORT_H
+
+#include "fsdpckpt/recipe.h"
+#include "fsdpckpt/select.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Where the model was found in a checkpoint. The texts are in the caller's arena. */
+typedef struct fc_model_place {
+    const char *branch;   /**< the keys of the state dict that lead to it, joined with "."; "": all of the checkpoint */
+    const char *wrappers; /**< the components that wrappers had added to names, such as "module., _orig_mod."; "" */
+    const char *others;   /**< the branches that were left out, such as "optimizer, step"; "" */
+    size_t left_out;      /**< number of values that were left out */
+} fc_model_place;
+
+/**
+ * Reduces `target` to the tensors of the model, under the names that they have in it: leaves out objects, the optimizer
+ * and other branches of the state dict, and removes what FSDP, DDP and torch.compile add to names.
+ * @param target its tensors are replaced by new ones in `arena`.
+ * @return FC_EUSAGE if it has no model, or several branches could be the model.
+ */
+fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, fc_error *err);
+
+/** Removes `prefix`, which all names have, from the names of a target. Its tensors are replaced by new ones in `arena`.
+ */
+fc_code fc_model_strip(fc_target *target, const char *prefix, fc_arena *arena, fc_error *err);
+
+/** Returns the first `components` components of the names with their dots if all names share them, else NULL. */
+const char *fc_model_prefix(const fc_target *target, int components, fc_arena *arena);
+
+/** The model as it should become. */
+typedef struct fc_export_reference {
+    const fc_checkpoint *weights;     /**< opened with its data */
+    const char *config;               /**< its config.json; NULL: none */
+    bool other_files;                 /**< its files need not hold the same tensors as those of the export */
+    const char *const *setting_names; /**< as in fc_check_options */
+} fc_export_reference;
+
+/** A tensor that was changed to fit the reference. */
+typedef struct fc_export_change {
+    const char *name, *other; /**< `other`: the tensor that it repeats, or NULL */
+    int64_t from, to;         /**< of a trimmed tensor: its rows before and after */
+} fc_export_change;
+
+/** What fc_export_fit has done. In the caller's arena. */
+typedef struct fc_export_fit_report {
+    const fc_export_change *tied;    /**< tensors that were left out because they repeat another one */
+    const fc_export_change *copied;  /**< tensors that were written a second time, as the reference has them */
+    const fc_export_change *trimmed; /**< tensors whose vocabulary was trimmed */
+    size_t ntied, ncopied, ntrimmed;
+    size_t cast;                    /**< number of tensors whose dtype changes */
+    const char *const *differences; /**< what remains different, one line each */
+    size_t ndifferences;
+} fc_export_fit_report;
+
+/**
+ * Fits a model to a reference: tied tensors are stored as often as there, and the vocabulary is trimmed to its size.
+ * Then names and shapes are compared.
+ * @param model  the checkpoint of the model alone; replaced by a derived one, which owns it.
+ * @param arena  owns the report.
+ */
+fc_code fc_export_fit(fc_checkpoint **model, const fc_export_reference *reference, fc_arena *arena,
+                      fc_export_fit_report *out, fc_error *err);
+
+typedef struct fc_export_options {
+    const fc_selection *selection; /**< only include, exclude, strip_prefix and rename are used */
+    const char *recipe; /**< a name or a file; "none": names and layouts stay; "auto": the shipped one that fits, which
+                           is an error if none does; NULL: the shipped one that fits, if there is one */
+    bool reverse;       /**< as in fc_recipe_options */
+    const char *config; /**< as in fc_recipe_options */
+    const fc_export_reference *reference; /**< NULL: none */
+} fc_export_options;
+
+/** What fc_export_open has done. In the caller's arena. */
+typedef struct fc_export_report {
+    fc_model_place place;
+    const char *prefix; /**< what was removed from all names besides wrappers; "" */
+    const char *recipe; /**< the name of the recipe, or NULL */
+    fc_export_fit_report fit;
+} fc_export_report;
+
+/**
+ * Replaces a checkpoint by its model: finds it, gives its tensors the names and layouts of a recipe, and fits them to
+ * the reference.
+ * @param source the caller closes it, also after a failure.
+ * @param arena  owns the report.
+ * @return FC_EUSAGE if there is no model, or several could be the model; or as fc_recipe_apply.
+ */
+fc_code fc_export_open(fc_checkpoint **source, const fc_export_options *options, fc_arena *arena, fc_export_report *out,
+                       fc_error *err);
+
+/**
+ * The fc_selection.arrange of an export: each tensor gets the dtype of its namesake in the reference, and the files get
+ * the same tensors as the reference's files.
+ * @param context an fc_export_reference.
+ */
+fc_code fc_export_arrange(void *context, fc_target_tensor *tensors, size_t count, fc_error *err);
+
+/** Lists the files of the directory `path` that are not weights, relative to it, ended by NULL. */
+fc_code fc_side_files(const char *path, fc_arena *arena, const char *const **out, fc_error *err);
+
+/** Copies these files from one directory to another one. */
+fc_code fc_side_files_copy(const char *from, const char *const *names, const char *to, fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,312 @@
+"""export: the model of a training checkpoint as a directory for transformers and vLLM. Names, dtypes, bytes, files and the index
+against the reference; and every way in which the two do not fit."""
+
+import array
+import json
+import os
+import shutil
+import struct
+
+import harness
+from test_recipes import read_safetensors, write_safetensors
+
+RECIPES = os.path.join(harness.CORPUS, "..", "recipes")
+
+
+def floats(*shape, start=0.0):
+    """A tensor of float32 whose elements count from `start`."""
+    size = 1
+    for n in shape:
+        size *= n
+    return "F32", list(shape), array.array("f", [start + i for i in range(size)]).tobytes()
+
+
+def as_bf16(tensor):
+    """The same as bfloat16, for values that it holds exactly."""
+    _, shape, data = tensor
+    return "BF16", shape, b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
+
+
+class Export(harness.Case):
+    def model(self):
+        """A tiny model under the names of the hub. Elements are whole numbers below 256, which bfloat16 holds."""
+        return {"model.embed_tokens.weight": floats(12, 4), "model.layers.0.mlp.up_proj.weight": floats(6, 4, start=50),
+                "model.layers.0.mlp.down_proj.weight": floats(4, 6, start=80), "model.norm.weight": floats(4, start=120),
+                "lm_head.weight": floats(12, 4, start=130)}
+
+    def reference(self, files, name="ref", **config):
+        """A directory as the hub has it: `files` are dicts of tensors, one for each file."""
+        root = self.path(name)
+        os.makedirs(os.path.join(root, "additional_chat_templates"))
+        names = ["model.safetensors"] if len(files) == 1 else \
+            ["model-%05d-of-%05d.safetensors" % (i + 1, len(files)) for i in range(len(files))]
+        for file, tensors in zip(names, files):
+            write_safetensors(os.path.join(root, file), tensors)
+        side = {"config.json": json.dumps({"vocab_size": 12, **config}), "tokenizer.json": "{}", "README.md": "# A model\n",
+                "additional_chat_templates/rag.jinja": "{{ messages }}", "pytorch_model.bin": "weights", ".gitattributes": "x"}
+        if len(files) > 1:
+            index = {"metadata": {"total_size": sum(len(t[2]) for f in files for t in f.values())},
+                     "weight_map": {t: n for n, f in zip(names, files) for t in f}}
+            side["model.safetensors.index.json"] = json.dumps(index)
+        for file, text in side.items():
+            with open(os.path.join(root, file), "w", encoding="utf-8") as f:
+                f.write(text)
+        return root
+
+    def source(self, tensors, name="in.safetensors"):
+        write_safetensors(self.path(name), tensors)
+        return name
+
+    def exported(self, out="out"):
+        """{name: tensor} of all files, after comparing them with the index."""
+        files = sorted(n for n in os.listdir(self.path(out)) if n.endswith(".safetensors"))
+        parts = {n: read_safetensors(self.path(out, n)) for n in files}
+        every = {name: t for part in parts.values() for name, t in part.items()}
+        self.assertEqual(len(every), sum(map(len, parts.values())))
+        if files == ["model.safetensors"]:
+            self.assertFalse(os.path.exists(self.path(out, "model.safetensors.index.json")))
+            return every
+        with open(self.path(out, "model.safetensors.index.json"), encoding="utf-8") as f:
+            index = json.load(f)
+        self.assertEqual(files, ["model-%05d-of-%05d.safetensors" % (i + 1, len(files)) for i in range(len(files))])
+        self.assertEqual(index["weight_map"], {name: n for n, part in parts.items() for name in part})
+        self.assertEqual(index["metadata"]["total_size"], sum(len(t[2]) for t in every.values()))
+        return every
+
+    def metadata(self, path):
+        with open(self.path(path), "rb") as f:
+            size, = struct.unpack("<Q", f.read(8))
+            return json.loads(f.read(size))["__metadata__"]
+
+    def training(self):
+        """A nested DCP checkpoint of a training run: model, optimizer, step."""
+        return harness.corpus("dcp-torch2.15.0-train")
+
+
+class WithoutReference(Export):
+    def test_the_model_alone(self):
+        out = self.ok("export", self.training(), "-o", "out")
+        got = self.exported()
+        listed = json.loads(self.ok("inspect", self.training(), "--json"))["tensors"]
+        self.assertEqual(sorted(got), sorted(t["name"][6:] for t in listed if t["name"].startswith("model.")))
+        self.assertIn("model:    model;", out)
+        self.assertIn("optim", out)
+        self.assertIn("missing:  config.json and the tokenizer", out)
+        self.assertEqual(self.metadata("out/model.safetensors")["format"], "pt")
+        self.ok("consolidate", self.training(), "-o", "m.safetensors", "--include", "model.*", "--strip-prefix", "model.")
+        self.assertEqual(got, read_safetensors(self.path("m.safetensors")))
+
+    def test_wrappers_and_prefixes(self):
+        model = self.model()
+        inner = {n.replace("mlp.", "_checkpoint_wrapped_module.mlp._orig_mod."): t for n, t in model.items()}
+        for prefix in ("", "module.", "_orig_mod.module.", "module.model.", "_forward_module.llm.model."):
+            with self.subTest(prefix):
+                self.source({prefix + n: t for n, t in inner.items()})
+                report = json.loads(self.ok("export", "in.safetensors", "-o", "out", "-f", "--json"))["model"]
+                self.assertEqual(self.exported(), model)
+                self.assertIn("_checkpoint_wrapped_module.", report["wrappers"])
+                self.assertEqual(report["prefix"], {"module.model.": "model.", "_forward_module.llm.model.": "llm.model."}
+                                 .get(prefix, ""))
+
+    def test_flat_optimizer_is_left_out(self):
+        model = self.model()
+        self.source({**model, "optimizer.state.lm_head.weight.exp_avg": floats(12, 4),
+                     "optim.state.model.norm.weight.step": floats()})
+        self.ok("export", "in.safetensors", "-o", "out")
+        self.assertEqual(self.exported(), model)
+
+    def test_a_base_model_keeps_its_names(self):
+        model = {n: t for n, t in self.model().items() if n.startswith("model.")}
+        self.source(model)
+        self.ok("export", "in.safetensors", "-o", "out")
+        self.assertEqual(self.exported(), model)
+
+    def test_recipe_and_files(self):
+        here = os.path.join(RECIPES, "torchtitan-qwen3")
+        self.source({"module.model." + n: t for n, t in read_safetensors(os.path.join(here, "from.safetensors")).items()})
+        self.ok("reshard", "in.safetensors", "-o", "ranks", "--to", "dcp", "--dp", "3")
+        args = ("export", "ranks", "-o", "out", "--max-shard-size", "2KB", "--recipe", "torchtitan-qwen3", "--config", here)
+        report = json.loads(self.ok(*args, "--json"))
+        want = read_safetensors(os.path.join(here, "to.safetensors"))
+        self.assertEqual(self.exported(), want)
+        self.assertEqual((report["model"]["recipe"], report["model"]["prefix"]), ("torchtitan-qwen3", "model."))
+        self.assertGreater(report["files"], 3)
+        self.ok("export", "ranks", "-o", "bf", "--dtype", "bf16", "--recipe", "torchtitan-qwen3", "--config", here)
+        self.assertEqual({t[0] for t in self.exported("bf").values()}, {"BF16"})
+
+    def test_auto(self):
+        here = os.path.join(RECIPES, "nanogpt")
+        for recipe in ((), ("--recipe", "auto")):
+            out = self.ok("export", os.path.join(here, "from.safetensors"), "-o", "out", "-f", *recipe)
+            self.assertIn("names:    nanogpt\n", out)
+            self.assertEqual(self.exported(), read_safetensors(os.path.join(here, "to.safetensors")))
+        self.source(self.model())
+        self.assertIn("names:    no recipe\n", self.ok("export", "in.safetensors", "-o", "plain"))
+        self.fails(2, "export", "in.safetensors", "-o", "none", "--recipe", "auto", contains=["no shipped recipe fits"])
+        self.fails(2, "export", os.path.join(RECIPES, "torchtitan-llama3", "from.safetensors"), "-o", "none",
+                   contains=["several recipes fit", "choose one with --recipe"])
+        self.ok("export", os.path.join(here, "from.safetensors"), "-o", "same", "--recipe", "none")
+        self.assertEqual(self.exported("same"), read_safetensors(os.path.join(here, "from.safetensors")))
+
+    def test_no_model_or_several(self):
+        train = self.training()
+        self.fails(2, "export", train, "-o", "out", "--include", "optim.*", contains=["it has no model, only: optim"])
+        self.assertFalse(os.path.exists(self.path("out")))
+
+
+class LikeReference(Export):
+    def check(self, tensors, files, *options, expect=None, **config):
+        """Exports `tensors` like a reference with `files`, whose tensors are expected unless others are named."""
+        self.source(tensors)
+        ref = self.reference(files, **config)
+        report = json.loads(self.ok("export", "in.safetensors", "-o", "out", "--like", ref, "--json", *options))
+        self.assertEqual(self.exported(), expect if expect is not None else {n: t for f in files for n, t in f.items()})
+        for name in ("config.json", "tokenizer.json", "README.md", "additional_chat_templates/rag.jinja"):
+            with open(os.path.join(ref, name), "rb") as a, open(self.path("out", name), "rb") as b:
+                self.assertEqual(a.read(), b.read(), name)
+        weights = len(files) if len(files) == 1 else len(files) + 1
+        if not options:
+            self.assertEqual(len(os.listdir(self.path("out"))), weights + 4)
+        shutil.rmtree(ref)
+        return report["model"]
+
+    def refused(self, tensors, files, *contains, status=2, **config):
+        self.source(tensors)
+        ref = self.reference(files, "other", **config)
+        self.fails(status, "export", "in.safetensors", "-o", "none", "--like", ref, contains=contains)
+        self.assertEqual([n for n in self.listing() if n.startswith(("none", "."))], [])
+        shutil.rmtree(ref)
+
+    def test_dtypes_and_files(self):
+        bf16 = {n: as_bf16(t) for n, t in self.model().items()}
+        names = sorted(bf16)
+        bf16["model.norm.weight"] = self.model()["model.norm.weight"]  # mixed dtypes
+        files = [{n: bf16[n] for n in names[:1]}, {n: bf16[n] for n in (names[1], names[3])},
+                 {n: bf16[n] for n in (names[2], names[4])}]
+        report = self.check({"model." + n: t for n, t in self.model().items()}, files)
+        self.assertEqual((report["prefix"], report["cast"]), ("model.", 4))
+        for number, file in enumerate(files):  # the same tensors in the same files
+            got = read_safetensors(self.path("out", "model-%05d-of-00003.safetensors" % (number + 1)))
+            self.assertEqual(sorted(got), sorted(file))
+
+    def test_another_size_of_files(self):
+        self.check(self.model(), [self.model()], "--max-shard-size", "300")
+        self.assertGreater(len([n for n in os.listdir(self.path("out")) if n.endswith(".safetensors")]), 2)
+
+    def test_tied_weights_are_written_once(self):
+        model = self.model()
+        model["lm_head.weight"] = model["model.embed_tokens.weight"]
+        stored = {n: t for n, t in model.items() if n != "lm_head.weight"}
+        report = self.check(model, [stored], tie_word_embeddings=True)
+        self.assertEqual(report["tied"], [{"name": "lm_head.weight", "same_as": "model.embed_tokens.weight"}])
+        self.check(stored, [stored], "-f", tie_word_embeddings=True)
+        # The reference stores both.
+        report = self.check(stored, [model], "-f", tie_word_embeddings=True)
+        self.assertEqual(report["copied"], [{"name": "lm_head.weight", "same_as": "model.embed_tokens.weight"}])
+        # They are not tied in this training run.
+        self.refused(self.model(), [stored], "lm_head.weight", "unexpected", tie_word_embeddings=True)
+        self.refused(stored, [self.model()], "lm_head.weight", "missing")
+
+    def test_vocabulary(self):
+        padded = self.model()
+        for name, start in (("model.embed_tokens.weight", 0), ("lm_head.weight", 130)):
+            padded[name] = floats(16, 4, start=start)
+        report = self.check(padded, [self.model()])
+        self.assertEqual([(t["name"], t["from"], t["to"]) for t in report["trimmed"]],
+                         [("model.embed_tokens.weight", 16, 12), ("lm_head.weight", 16, 12)])
+        tied = {**padded, "lm_head.weight": padded["model.embed_tokens.weight"]}
+        stored = {n: t for n, t in self.model().items() if n != "lm_head.weight"}
+        self.check(tied, [stored], "-f", text_config={"vocab_size": 12})
+        # Other dimensions and other sizes are not trimmed.
+        self.source(padded)
+        ref = self.reference([self.model()], "other", vocab_size=13)
+        p = self.run_tool("export", "in.safetensors", "-o", "none", "--like", ref)
+        self.assertEqual(p.returncode, 2)
+        self.assertIn("2 differences", p.stderr)
+        shutil.rmtree(ref)
+        small = {**self.model(), "lm_head.weight": floats(10, 4)}
+        self.refused(small, [self.model()], "lm_head.weight")
+
+    def test_differences(self):
+        model = self.model()
+        self.refused({**model, "model.layers.0.extra.weight": floats(3)}, [model], "model.layers.0.extra.weight")
+        self.refused({n: t for n, t in model.items() if "norm" not in n}, [model], "model.norm.weight", "missing")
+        self.refused({**model, "model.norm.weight": floats(5)}, [model], "model.norm.weight")
+        codes = {**model, "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [6, 4], bytes(24))}
+        self.refused(model, [codes], "model.layers.0.mlp.up_proj.weight is float32, and float8_e4m3fn in the reference")
+        self.refused({**model, "model.norm.weight": ("I32", [4], bytes(16))}, [model], "model.norm.weight is int32")
+
+    def test_recipe(self):
+        here = os.path.join(RECIPES, "torchtitan-llama3")
+        want = read_safetensors(os.path.join(here, "to.safetensors"))
+        ref = self.reference([want])
+        shutil.copy(os.path.join(here, "config.json"), os.path.join(ref, "config.json"))
+        self.ok("reshard", os.path.join(here, "from.safetensors"), "-o", "ranks", "--dp", "3", "--tp", "2")
+        self.ok("export", "ranks", "-o", "out", "--like", ref, "--recipe", "torchtitan-llama3")
+        self.assertEqual(self.exported(), want)
+        self.ok("export", "out", "-o", "again", "--like", ref)  # names that fit need no recipe
+        self.assertEqual(self.exported("again"), want)
+
+    def test_layouts_of_the_same_names(self):
+        """nanoGPT and transformers call most tensors alike, but only one of them transposes matrices."""
+        sides = {n: read_safetensors(os.path.join(RECIPES, "nanogpt", n + ".safetensors")) for n in ("from", "to")}
+        ref = self.reference([sides["to"]])
+        for side, recipe in (("from", "nanogpt"), ("to", None)):
+            self.source(sides[side])
+            report = json.loads(self.ok("export", "in.safetensors", "-o", "out", "-f", "--like", ref, "--json"))
+            self.assertEqual(report["model"]["recipe"], recipe)
+            self.assertEqual(self.exported(), sides["to"])
+
+
+class Targets(Export):
+    def test_dry_run_and_force(self):
+        self.source(self.model())
+        ref = self.reference([self.model()])
+        before = self.listing()
+        self.ok("export", "in.safetensors", "-o", "out", "--like", ref, "--dry-run")
+        self.ok("export", "in.safetensors", "--like", ref, "--dry-run")
+        self.assertEqual(self.listing(), before)
+        self.fails(2, "export", "in.safetensors", "--like", ref, contains=["-o"])
+        self.ok("export", "in.safetensors", "-o", "out", "--like", ref)
+        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, contains=["exists; --force replaces it"])
+        self.ok("export", "in.safetensors", "-o", "out", "--like", ref, "-f")
+        with open(self.path("out", "notes.txt"), "w", encoding="utf-8") as f:
+            f.write("mine")
+        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, "-f", contains=["notes.txt"])
+        os.remove(self.path("out", "notes.txt"))
+        self.fails(2, "export", "in.safetensors", "-o", "out", "-f", contains=["which this program does not write"])  # without --like it is not ours
+        self.assertEqual(self.exported(), self.model())
+        self.fails(2, "export", "in.safetensors", "-o", ref, "--like", ref, "-f")
+        self.assertEqual(sorted(os.listdir(ref))[-1], "tokenizer.json")
+
+    def test_wrong_references(self):
+        self.source(self.model())
+        ref = self.reference([self.model()])
+        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, "--dtype", "bf16", contains=["leave --dtype out"])
+        os.remove(os.path.join(ref, "model.safetensors"))
+        self.fails(3, "export", "in.safetensors", "-o", "out", "--like", ref)
+        os.remove(os.path.join(ref, "config.json"))
+        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, contains=["has no config.json"])
+        os.symlink("nowhere", os.path.join(ref, "vocab.json"))
+        self.assertNotIn("out", self.listing())
+
+    def test_links_of_the_hub_cache(self):
+        self.source(self.model())
+        ref = self.reference([self.model()], "blobs")
+        os.makedirs(self.path("snapshots", "1"))
+        for name in os.listdir(ref):
+            os.symlink(os.path.join("..", "..", "blobs", name), self.path("snapshots", "1", name))
+        self.ok("export", "in.safetensors", "-o", "out", "--like", "snapshots/1")
+        self.assertFalse(os.path.islink(self.path("out", "config.json")))
+        self.assertEqual(self.exported(), self.model())
+
+    def test_damage_is_found(self):
+        self.ok("reshard", self.source(self.model()), "-o", "ranks", "--dp", "2")
+        ref = self.reference([self.model()])
+        with self.flipped_chunk("ranks", "lm_head.weight", 1):
+            self.fails(3, "export", "ranks", "-o", "out", "--like", ref)
+        self.assertNotIn("out", self.listing())
+
+
+if __name__ == "__main__":
+    harness.main()
