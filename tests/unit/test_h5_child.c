@@ -201,7 +201,7 @@ static fc_code run_child(int (*run)(void *, int, fc_h5_shared *), void *context,
     char buf[64];
     fc_h5_job job = {.run = run,
                      .context = context,
-                     .timeout_ms = run == hang ? 300 : NO_LIMIT_MS,
+                     .timeout_ms = run == hang ? 5000 : NO_LIMIT_MS,
                      .not_confined = run == hang || run == crash};
     assert_int_equal(fc_h5_child_start(&child, &job, err), FC_OK);
     while (read_it && fc_h5_child_read(&child, buf, sizeof buf) > 0) {
