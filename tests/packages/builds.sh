@@ -100,7 +100,9 @@ conda() {
         "$work/source/packaging/conda/recipe.yaml" >"$work/script"
     (cd "$work/source" && PREFIX=$work/prefix PYTHON=$python quietly bash -e "$work/script")
     readelf -d "$(find "$work/prefix/" -path '*/fsdpckpt/bin/fsdpckpt')" | grep -q 'NEEDED.*libhdf5'
-    "$work/prefix/bin/fsdpckpt" check "$checkpoint"
+    # In conda, the prefix is that of Python.
+    PYTHONPATH=$(dirname "$(dirname "$(find "$work/prefix/" -path '*/fsdpckpt/__init__.py')")") \
+        "$work/prefix/bin/fsdpckpt" check "$checkpoint"
 }
 
 # Twice the same bytes, of a commit of what is here; the checksums and the SBOM are about these files.
