@@ -32,16 +32,18 @@ typedef struct index_file {
     const char *path;
     int fd;
     uint64_t size;
+    fc_code read; /* the outcome of the last read */
+    fc_error *err;
     unsigned char viewed[VIEW];
 } index_file;
 
 static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size) {
     index_file *f = context;
-    if (size > VIEW || !fc_range_within(at, size, f->size) ||
-        fc_pread_full(f->fd, f->viewed, (size_t)size, at, f->path, NULL) != FC_OK) {
+    if (size > VIEW || !fc_range_within(at, size, f->size)) {
         return NULL;
     }
-    return f->viewed;
+    f->read = fc_pread_full(f->fd, f->viewed, (size_t)size, at, f->path, f->err);
+    return f->read == FC_OK ? f->viewed : NULL;
 }
 
 /* Reads an attribute of the root group with 8 bytes. */
@@ -59,10 +61,11 @@ static bool root_number(index_file *f, fc_h5_attribute attribute, uint64_t *valu
     return found;
 }
 
-bool fc_h5_is_ours(int fd, uint64_t size) {
-    index_file f = {.path = "", .fd = fd, .size = size};
+fc_code fc_h5_is_ours(int fd, uint64_t size, const char *path, bool *ours, fc_error *err) {
+    index_file f = {.path = path, .fd = fd, .size = size, .err = err};
     uint64_t schema;
-    return root_number(&f, FC_H5_A_SCHEMA, &schema);
+    *ours = root_number(&f, FC_H5_A_SCHEMA, &schema);
+    return f.read;
 }
 
 /* @return false if there are no tables of a known version. */

@@ -122,9 +122,10 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
         return refuse_entry(path, name, err);
     }
     FC_TRY(open_old(directory, entry, name, &fd, &size, err));
-    bool own = how->is_own_file(name, fd, size);
+    bool own = false;
+    fc_code rc = how->is_own_file(name, fd, size, &own, err);
     close(fd);
-    return own ? FC_OK : refuse_entry(path, name, err);
+    return rc != FC_OK || own ? rc : refuse_entry(path, name, err);
 }
 
 /* Opens a folder of an open directory for a walk. */

@@ -173,10 +173,10 @@ static inline bool fc_format_writes(const fc_format *format) {
 }
 
 /**
- * Returns whether a file called `name` with the first bytes `head` is one that some format writes into a directory:
+ * Stores whether the open file `fd` of `size` bytes, called `name`, is one that some format writes into a directory:
  * name and content must agree. For fc_commit_options.is_own_file.
  */
-bool fc_is_own_file(const char *name, int fd, uint64_t size);
+fc_code fc_is_own_file(const char *name, int fd, uint64_t size, bool *own, fc_error *err);
 
 /** How objects of one fc_object.encoding are decoded, and examined for code that loading them would execute. */
 typedef struct fc_object_encoding {

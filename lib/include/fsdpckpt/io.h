@@ -29,7 +29,8 @@ typedef enum fc_content {
 typedef struct fc_own_file {
     const char *glob; /**< of the name relative to the target; "*" matches no "/" */
     fc_content content;
-    bool (*is_ours)(int fd, uint64_t size); /**< whether this program wrote the open file; NULL: `content` decides */
+    /** Stores whether this program wrote the open file of `size` bytes. NULL: `content` decides. */
+    fc_code (*is_ours)(int fd, uint64_t size, const char *path, bool *ours, fc_error *err);
 } fc_own_file;
 
 /** Returns whether `head`, the first `size` bytes of a file, is that kind of content. */
@@ -88,9 +89,9 @@ typedef struct fc_commit_options {
                             that this program writes */
     bool any_content; /**< for a single file: `force` replaces it whatever it contains */
     uint64_t bytes;   /**< bytes that will be written; 0: unknown */
-    /** For a directory: returns whether `force` may replace the open file `fd` of `size` bytes with this relative name.
+    /** For a directory: stores whether `force` may replace the open file `fd` of `size` bytes with this relative name.
      *  NULL: no file may be replaced. */
-    bool (*is_own_file)(const char *name, int fd, uint64_t size);
+    fc_code (*is_own_file)(const char *name, int fd, uint64_t size, bool *own, fc_error *err);
     const char *const *also; /**< names of further files that it may replace, ended by NULL. NULL: none */
     fc_reporter reporter;
 } fc_commit_options;
