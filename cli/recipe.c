@@ -26,17 +26,7 @@ fc_code recipe_check_options(const options *o, fc_error *err) {
 static fc_code find_recipe(const options *o, const fc_recipe_options *how, const fc_target *target, fc_arena *arena,
                            const fc_recipe **out, fc_error *err) {
     fc_recipe_matches found;
-    FC_TRY(fc_recipe_find(target, how, arena, &found, err));
-    if (found.count == 0) {
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
-                       "'fsdpckpt recipes' lists them",
-                       target->source->path, how->reverse ? " (reversed)" : "");
-    }
-    if (found.count > 1) {
-        return fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
-                       target->source->path, found.names);
-    }
+    FC_TRY(fc_recipe_find_only(target, how, arena, &found, err));
     if (!o->quiet && ranks_is_launched_first()) {
         text_report("%s: the recipe is %s", target->source->path, found.name);
     }

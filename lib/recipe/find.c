@@ -38,3 +38,19 @@ fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options
     }
     return FC_OK;
 }
+
+fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
+                            fc_recipe_matches *out, fc_error *err) {
+    FC_TRY(fc_recipe_find(target, options, arena, out, err));
+    if (out->count == 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
+                       "'fsdpckpt recipes' lists them",
+                       target->source->path, options->reverse ? " (reversed)" : "");
+    }
+    if (out->count > 1) {
+        return fc_fail(err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s; choose one",
+                       target->source->path, out->names);
+    }
+    return FC_OK;
+}

@@ -356,13 +356,12 @@ def open(
     how tensor parallelism sharded the tensors in rank files that do not record it.
 
     `recipe` gives the selected tensors the names and layouts of another program while they are read: the name of a
-    shipped recipe (the command `fsdpckpt recipes` lists them) or a JSON file. `reverse` applies it in the other direction, and
-    `config` is the model's config.json or its folder, by default the one in the checkpoint's folder.
+    shipped recipe (the command `fsdpckpt recipes` lists them), "auto" for the only one that fits, or a JSON file.
+    `reverse` applies it in the other direction, and `config` is the model's config.json or its folder, by default the
+    one in the checkpoint's folder.
     """
     if recipe is None and (reverse or config is not None):
         raise UsageError(("reverse=" if reverse else "config=") + " needs recipe=")
-    if recipe == "auto":
-        raise UsageError("recipe='auto' is for the command only; name the recipe: the command `fsdpckpt recipes` lists them")
     if recipe is not None and config is None:
         config = _config_of(os.fspath(path))
 

@@ -83,6 +83,18 @@ static fc_code open_source(const open_request *r, fc_arena *arena, fc_checkpoint
     return rc;
 }
 
+/* Loads the recipe, or finds the only one that fits. */
+static fc_code load_recipe(const open_request *r, const fc_recipe_options *how, checkpoint_object *self,
+                           const fc_recipe **out, fc_error *err) {
+    fc_recipe_matches found;
+    if (strcmp(r->recipe, "auto") != 0) {
+        return fc_recipe_load(r->recipe, how, self->arena, out, err);
+    }
+    FC_TRY(fc_recipe_find_only(&self->target, how, self->arena, &found, err));
+    *out = found.recipe;
+    return FC_OK;
+}
+
 /* Replaces the checkpoint by what the recipe makes of its selected values, and selects all of that. */
 static fc_code apply_recipe(const open_request *r, checkpoint_object *self, fc_error *err) {
     static const fc_selection everything;
@@ -90,7 +102,7 @@ static fc_code apply_recipe(const open_request *r, checkpoint_object *self, fc_e
     const fc_recipe *recipe = NULL;
     fc_checkpoint *made = NULL;
     fc_selected counts;
-    FC_TRY(fc_recipe_load(r->recipe, &how, self->arena, &recipe, err));
+    FC_TRY(load_recipe(r, &how, self, &recipe, err));
     FC_TRY(fc_recipe_apply(self->checkpoint, &self->target, recipe, &made, err));
     self->checkpoint = made;
     return fc_target_new(made, &everything, self->arena, &self->target, &counts, err);

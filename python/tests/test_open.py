@@ -99,6 +99,9 @@ class Recipes(unittest.TestCase):
                 self.same(checkpoint, there / "to.safetensors")
                 again = pickle.loads(pickle.dumps(checkpoint))
                 self.assertEqual(set(again), set(checkpoint))
+        there = harness.GOOD.parent / "recipes" / "meta-llama"
+        with fsdpckpt.open(there / "from.safetensors", recipe="auto") as checkpoint:
+            self.same(checkpoint, there / "to.safetensors")
         there = harness.GOOD.parent / "recipes" / "torchtitan-llama3"
         with fsdpckpt.open(there / "to.safetensors", recipe="torchtitan-llama3", reverse=True, config=there) as checkpoint:
             self.same(checkpoint, there / "from.safetensors")
@@ -116,7 +119,7 @@ class Recipes(unittest.TestCase):
             fsdpckpt.open(there, reverse=True)
         with self.assertRaisesRegex(fsdpckpt.UsageError, "config= needs recipe="):
             fsdpckpt.open(there, config=".")
-        with self.assertRaisesRegex(fsdpckpt.UsageError, "name the recipe"):
+        with self.assertRaisesRegex(fsdpckpt.UsageError, "several recipes fit .*'torchtitan-llama3', 'torchtitan-qwen3'"):
             fsdpckpt.open(there, recipe="auto")
         with self.assertRaises(fsdpckpt.UsageError):
             fsdpckpt.open(there, recipe="nanogpt")

@@ -67,6 +67,10 @@ typedef struct fc_recipe_matches {
 fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
                        fc_recipe_matches *out, fc_error *err);
 
+/** The same. @return FC_EUSAGE if none or several fit. */
+fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
+                            fc_recipe_matches *out, fc_error *err);
+
 /**
  * Applies `recipe` to the values of `target`, under their names there. Objects that match no rule stay as they are.
  * @param target of `source`; its mesh and dtypes are not used. It need not outlive the call.
