@@ -157,6 +157,8 @@ static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     if (!filter) {
         return false;
     }
+    /* Calls by the numbers of another machine end all threads, if the kernel can; else the one that made the call. */
+    seccomp_attr_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
     int rc = 0;
     for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
         rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, always[i], 0);
