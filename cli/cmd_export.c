@@ -68,7 +68,7 @@ static fc_code refuse_differences(const exported *x, fc_error *err) {
         text_report("%s", fit->differences[i]);
     }
     return fc_fail(err, FC_EUSAGE, "the model does not fit %s: %zu differences%s", x->o.like, fit->ndifferences,
-                   fit->ndifferences > MOST_SHOWN ? ", of which the first are shown" : "");
+                   fit->ndifferences > MOST_SHOWN ? "; these are the first" : "");
 }
 
 /* ---- the conversion ---- */

@@ -3,6 +3,7 @@
  */
 #include "checkpoint/identity.h"
 
+#include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
@@ -175,5 +176,34 @@ fc_code fc_checkpoint_unchanged(const fc_checkpoint *checkpoint, fc_error *err) 
     for (const header *h = checkpoint->identities ? checkpoint->identities->headers : NULL; h; h = h->next) {
         FC_TRY(compare_by_name(&h->file, err));
     }
+    return FC_OK;
+}
+
+fc_code fc_checkpoint_check_inputs(const fc_checkpoint *source, struct fc_comm *comm, fc_error *err) {
+    return source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
+                                               : fc_checkpoint_unchanged(source, err);
+}
+
+fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *const *sources, size_t count,
+                        fc_error *err) {
+    size_t n = own ? 1 : 0;
+    for (size_t i = 0; i < count; i++) {
+        n += sources[i]->nfiles;
+    }
+    fc_file *files = fc_arena_calloc(made->arena, n + 1, sizeof *files);
+    if (!files) {
+        return fc_no_memory(err, made->path);
+    }
+    n = 0;
+    if (own) {
+        files[n++] = *own;
+    }
+    for (size_t i = 0; i < count; i++) {
+        for (size_t f = 0; f < sources[i]->nfiles; f++) {
+            files[n++] = sources[i]->files[f];
+        }
+    }
+    made->files = files;
+    made->nfiles = n;
     return FC_OK;
 }

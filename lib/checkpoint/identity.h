@@ -12,6 +12,8 @@
 
 #include "fsdpckpt/checkpoint.h"
 
+struct fc_comm;
+
 /**
  * Records device, inode, size and times of each file of `checkpoint`; keeps those that it already has. A missing file
  * has none. A format calls this when it knows its files, before it reads their headers. fc_checkpoint_open calls it for
@@ -25,6 +27,19 @@ fc_code fc_identities_add_header(fc_checkpoint *checkpoint, const char *path, co
 
 /** Gives `checkpoint`, whose files are those of all `parts` in order, the identities of the parts. */
 fc_code fc_identities_gather(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_t nparts, fc_error *err);
+
+/**
+ * Gives `made` the files of all sources in order, after `own` unless it is NULL: none of them may be the target.
+ * @param made owns the list in its arena.
+ */
+fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *const *sources, size_t count,
+                        fc_error *err);
+
+/**
+ * After the last byte was read: lets `source`, which may be made from others, compare what was read of these, or checks
+ * that it is unchanged. Collective over `comm`, which may be NULL.
+ */
+fc_code fc_checkpoint_check_inputs(const fc_checkpoint *source, struct fc_comm *comm, fc_error *err);
 
 /** Opens file `index` like fc_open_input and checks that it is still the same, unchanged. */
 fc_code fc_identity_open(const fc_checkpoint *checkpoint, size_t index, int *fd, fc_error *err);

@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/average.h"
 
+#include "checkpoint/identity.h"
 #include "derived/average.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
@@ -178,9 +179,7 @@ static fc_code average_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
         FC_TRY(fc_source_crc_check(a->crcs[i], comm, err));
     }
     for (size_t i = 0; i < a->count; i++) {
-        const fc_checkpoint *source = a->sources[i];
-        FC_TRY(source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
-                                                   : fc_checkpoint_unchanged(source, err));
+        FC_TRY(fc_checkpoint_check_inputs(a->sources[i], comm, err));
     }
     return FC_OK;
 }
@@ -296,29 +295,6 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
     return FC_OK;
 }
 
-/* Lists the files of all sources: none of them may be the target. */
-static fc_code list_files(fc_checkpoint *average, fc_error *err) {
-    const fc_average *a = average->state;
-    size_t n = 0;
-    for (size_t i = 0; i < a->count; i++) {
-        n += a->sources[i]->nfiles;
-    }
-    fc_file *files = fc_arena_calloc(average->arena, n + 1, sizeof *files);
-    if (!files) {
-        return no_memory(err);
-    }
-    files[0] = (fc_file){average->path, average->path}; /* messages about a chunk name this path */
-    n = 1;
-    for (size_t i = 0; i < a->count; i++) {
-        for (size_t f = 0; f < a->sources[i]->nfiles; f++) {
-            files[n++] = a->sources[i]->files[f];
-        }
-    }
-    average->files = files;
-    average->nfiles = n;
-    return FC_OK;
-}
-
 /* Copies the weights, divided by their sum. */
 static fc_code make_weights(fc_average *a, const double *weights, fc_arena *arena, fc_error *err) {
     double sum = 0;
@@ -366,7 +342,8 @@ static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_
         FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err));
     }
     FC_TRY(fc_average_compare(a, names, options->take_first, err));
-    FC_TRY(list_files(average, err));
+    const fc_file own = {average->path, average->path}; /* messages about a chunk name this path */
+    FC_TRY(fc_files_gather(average, &own, a->sources, a->count, err));
     return make_tensors(average, names, err);
 }
 

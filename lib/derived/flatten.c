@@ -4,6 +4,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "checkpoint/identity.h"
 #include "derived/flatten_private.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
@@ -134,7 +135,7 @@ static fc_code flat_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm,
     const flattened *f = checkpoint->state;
     FC_TRY(fc_source_crc_join(f->crc, comm, err));
     FC_TRY(fc_source_crc_check(f->crc, comm, err));
-    return fc_checkpoint_unchanged(f->source, err);
+    return fc_checkpoint_check_inputs(f->source, comm, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {

@@ -15,4 +15,7 @@
 fc_code fc_read_box_crc(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                         void *buf, fc_source_crc *crc, fc_error *err);
 
+/** Reads a whole tensor only to compare it with the recorded digests and CRCs. */
+fc_code fc_compare_tensor(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err);
+
 #endif

@@ -4,6 +4,8 @@
  */
 #include "recipe/derived.h"
 
+#include "checkpoint/identity.h"
+#include "engine/read_box.h"
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -110,24 +112,15 @@ static fc_code recipe_check_file(const fc_checkpoint *checkpoint, size_t index, 
     return source->format->reader.check_file(source, index, err);
 }
 
-static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error *err) {
-    (void)context, (void)bytes, (void)size, (void)err;
-    return FC_OK;
-}
-
 /* Reads a tensor of the source again if a CRC-64 of it is recorded, which compares it. */
 static fc_code check_tensor(const fc_checkpoint *source, const fc_tensor *tensor, fc_error *err) {
-    static const int64_t origin[FC_MAX_DIMS];
-    const fc_box whole = {tensor->ndim, origin, tensor->shape};
     fc_digest digest;
     fc_extent extent = {0};
     FC_TRY(fc_checkpoint_digest(source, tensor, FC_WHOLE_TENSOR, &digest, err));
     if (digest.kind != FC_DIGEST_CRC64 && tensor->nchunks > 0) {
         FC_TRY(fc_checkpoint_extent(source, tensor, 0, &extent, err));
     }
-    return digest.kind == FC_DIGEST_CRC64 || extent.has_crc64
-               ? fc_read_stream(source, tensor, &whole, tensor->dtype, pass_over, NULL, err)
-               : FC_OK;
+    return digest.kind == FC_DIGEST_CRC64 || extent.has_crc64 ? fc_compare_tensor(source, tensor, err) : FC_OK;
 }
 
 /*
@@ -154,8 +147,7 @@ static fc_code recipe_check_inputs(const fc_checkpoint *checkpoint, fc_comm *com
         FC_TRY(fc_source_crc_join(crc, comm, err));
         FC_TRY(fc_source_crc_check(crc, comm, err));
     }
-    return source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
-                                               : fc_checkpoint_unchanged(source, err);
+    return fc_checkpoint_check_inputs(source, comm, err);
 }
 
 static void recipe_close(fc_checkpoint *checkpoint) {

@@ -5,7 +5,9 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "checkpoint/identity.h"
 #include "checkpoint/same_name.h"
+#include "engine/read_box.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
@@ -158,19 +160,11 @@ static fc_code computed_check_file(const fc_checkpoint *checkpoint, size_t index
     return reader->check_file ? reader->check_file(s->sources[i], index, err) : FC_OK;
 }
 
-static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error *err) {
-    (void)context, (void)bytes, (void)size, (void)err;
-    return FC_OK;
-}
-
 /* Reads what several blocks have read once more, as a whole, which compares it. The ranks divide this work. */
 static fc_code check_shared(const state *s, const fc_comm *comm, fc_error *err) {
-    static const int64_t start[FC_MAX_DIMS];
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     for (size_t i = share; i < s->nshared; i += shares) {
-        const fc_tensor *t = s->shared[i].tensor;
-        const fc_box whole = {t->ndim, start, t->shape};
-        FC_TRY(fc_read_stream(s->sources[s->shared[i].source], t, &whole, t->dtype, pass_over, NULL, err));
+        FC_TRY(fc_compare_tensor(s->sources[s->shared[i].source], s->shared[i].tensor, err));
     }
     return FC_OK;
 }
@@ -185,9 +179,7 @@ static fc_code computed_check_inputs(const fc_checkpoint *checkpoint, fc_comm *c
     }
     FC_TRY(check_shared(s, comm, err));
     for (size_t i = 0; i < s->count; i++) {
-        const fc_checkpoint *source = s->sources[i];
-        FC_TRY(source->format->reader.check_inputs ? source->format->reader.check_inputs(source, comm, err)
-                                                   : fc_checkpoint_unchanged(source, err));
+        FC_TRY(fc_checkpoint_check_inputs(s->sources[i], comm, err));
     }
     return FC_OK;
 }
@@ -222,28 +214,6 @@ static void make_format(state *s) {
 
 /* ---- the manifest ---- */
 
-/* Lists the files of all sources: none of them may be the target. Chunks refer to those of the first source. */
-static fc_code list_files(fc_checkpoint *made, fc_error *err) {
-    const state *s = made->state;
-    size_t count = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        count += s->sources[i]->nfiles;
-    }
-    fc_file *files = fc_arena_calloc(made->arena, count + 1, sizeof *files);
-    if (!files) {
-        return fc_no_memory(err, made->path);
-    }
-    count = 0;
-    for (size_t i = 0; i < s->count; i++) {
-        for (size_t f = 0; f < s->sources[i]->nfiles; f++) {
-            files[count++] = s->sources[i]->files[f];
-        }
-    }
-    made->files = files;
-    made->nfiles = count;
-    return FC_OK;
-}
-
 static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t count, size_t most, fc_error *err) {
     fc_arena *arena = made->arena;
     state *s = fc_arena_calloc(arena, 1, sizeof *s);
@@ -272,7 +242,7 @@ static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t c
     for (size_t i = 0; i < count; i++) {
         FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &s->crcs[i], err));
     }
-    return list_files(made, err);
+    return fc_files_gather(made, NULL, s->sources, count, err); /* chunks refer to the files of the first source */
 }
 
 fc_code fc_computed_new(fc_checkpoint *const *sources, size_t count, size_t most, fc_checkpoint **out, fc_error *err) {

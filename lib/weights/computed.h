@@ -61,7 +61,7 @@ fc_code fc_computed_keep(fc_checkpoint *computed, const fc_tensor *tensor, fc_er
  * Adds a tensor that is computed.
  * @param like    its name (copied unless `name` is given), path, dtype, ndim and shape; the rest is ignored.
  * @param name    another name, or NULL.
- * @param block   the sizes of a block, of which those at the edges have less.
+ * @param block   the sizes of a block; blocks at the edges have less.
  * @param compute with `what`, which must live as long as the checkpoint.
  */
 fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const char *name, const int64_t *block,

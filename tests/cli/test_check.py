@@ -168,7 +168,7 @@ class Check(harness.Case):
         for options in ((), ("--github",), ("--json",)):
             text = self.found(harness.corpus(MESH), "--schema", "model.json", "--junit", "r.xml", "--force", *options)
             self.assertIsNone(bad.search(text), options)
-            if "--github" in options:  # one command for each finding, of which only the first characters are ours
+            if "--github" in options:  # one command for each finding; only its first characters are ours
                 self.assertEqual([line for line in text.splitlines()[:-1] if not line.startswith("::error file=")], [])
                 self.assertEqual(len(text.splitlines()), len(names) + 1)
             elif not options:

@@ -1,9 +1,7 @@
 """The HDF5 files that fsdpckpt writes, byte by byte: h5_walk.py reads them by the specification of HDF5, without libhdf5."""
 
-import json
 import os
 import random
-import struct
 
 import h5_parts
 import h5_walk
@@ -30,17 +28,9 @@ class Bytes(harness.Case):
 
     def make(self, path, shapes):
         """A safetensors file of float32, half zeros and half noise."""
-        header, at, rng = {}, 0, random.Random(1)
-        for name, shape in shapes.items():
-            size = 4
-            for dim in shape:
-                size *= dim
-            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
-            at += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
+        head, _, size = harness.safetensors_head(shapes)
         with open(self.path(path), "wb") as f:
-            f.write(struct.pack("<Q", len(text)) + text + rng.randbytes(at // 2) + bytes(at - at // 2))
+            f.write(head + random.Random(1).randbytes(size // 2) + bytes(size - size // 2))
 
     def test_full_files_of_every_kind_of_value(self):
         for source in NESTED:

@@ -11,22 +11,14 @@ import harness
 KIB = 1024
 
 
-def write_safetensors(path, entries):
-    """entries: {name: (shape, bytes)} of float32 tensors of zeros, of which only the first 4 bytes are written."""
-    header, at = {}, 0
-    for name, shape in entries.items():
-        size = 4
-        for s in shape:
-            size *= s
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+def write_safetensors(path, shapes):
+    """shapes: {name: shape} of float32 tensors. The first element of each is its number, the others are zeros."""
+    head, offsets, size = harness.safetensors_head(shapes)
     with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        f.truncate(8 + len(text) + at)
-        for number, entry in enumerate(header.values()):
-            f.seek(8 + len(text) + entry["data_offsets"][0])
+        f.write(head)
+        f.truncate(len(head) + size)
+        for number, offset in enumerate(offsets):
+            f.seek(len(head) + offset)
             f.write(struct.pack("<f", number))
 
 

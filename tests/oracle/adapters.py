@@ -108,7 +108,7 @@ def check_linear(tool, path, dtype, factor_dtype, to):
 
 
 def check_transposed(tool, path):
-    """Conv1D of GPT-2 and embeddings store (in, out). A square one is told by fan_in_fan_out."""
+    """Conv1D of GPT-2 and embeddings store (in, out). For a square one, fan_in_fan_out decides."""
     torch.manual_seed(3)
     base = {"h.0.c_fc.weight": torch.randn(48, 192), "h.0.c_proj.weight": torch.randn(64, 64), "wte.weight": torch.randn(500, 48)}
     tensors, want, sizes = {}, {}, {}

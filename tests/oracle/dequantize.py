@@ -2,7 +2,7 @@
 """--dequantize against the published formulas in PyTorch, bit for bit: code × scale in float32, rounded once.
 
 Codes have scales per tensor, per channel and per block (also blocks at ragged edges, and of a size that only config.json
-tells); three-dimensional experts; int8; pairs of four-bit floats; MXFP4. They are read from one file and from shards, and
+gives); three-dimensional experts; int8; pairs of four-bit floats; MXFP4. They are read from one file and from shards, and
 written to one file and to shards. `average` refuses codes, and averages what they stand for. --quantize is compared with the
 formula of Transformers, which DeepSeek's padding at ragged edges extends.
 

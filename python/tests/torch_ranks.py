@@ -1,0 +1,378 @@
+"""What the ranks of test_torch.py run: forked processes that form a gloo group and save and load checkpoints."""
+
+import gc
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+import harness
+
+RANKS = 4
+
+
+def run_ranks(function, *args, ranks=RANKS):
+    """Runs a function in forked processes that form a gloo group. Returns their results, pickled through files."""
+    import torch.distributed as dist
+
+    import torch.distributed.tensor.parallel  # noqa: F401  once, not in each rank
+    from torch.distributed.checkpoint.state_dict import get_state_dict  # noqa: F401
+
+    import fsdpckpt.torch  # noqa: F401
+
+    folder = Path(tempfile.mkdtemp())
+    children = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        try:
+            warnings.simplefilter("ignore")
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+            result = function(*args)
+            (folder / str(rank)).write_bytes(pickle.dumps(result))
+            dist.barrier()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    failed = [rank for rank, pid in enumerate(children) if os.waitpid(pid, 0)[1]]
+    results = [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(ranks) if rank not in failed]
+    shutil.rmtree(folder)
+    assert not failed, f"ranks {failed} failed"
+    return results
+
+
+def same(a, b):
+    """Whether two state dicts are equal, bit for bit."""
+    import torch
+
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, torch.Tensor):
+        a, b = (t.to_local() if hasattr(t, "to_local") else t for t in (a, b))
+        a, b = a.resolve_conj(), b.resolve_conj()
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and harness.torch_bytes(a) == harness.torch_bytes(b)
+    return type(a) is type(b) and a == b
+
+
+def zeroed(state):
+    """A state dict of the same structure without its values."""
+    import torch
+
+    if isinstance(state, dict):
+        return {key: zeroed(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(map(zeroed, state))
+    return torch.zeros_like(state) if isinstance(state, torch.Tensor) else None
+
+
+def save(state, path, **options):
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import HDF5Writer
+
+    return dcp.save(state, storage_writer=HDF5Writer(path, **options))
+
+
+def load(state, path, **options):
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import HDF5Reader
+
+    dcp.load(state, storage_reader=HDF5Reader(path, **options))
+    return state
+
+
+# ---- what the ranks run ----
+
+
+def plain_state():
+    """Whole, cut, empty, tied and 0-dim tensors of several dtypes, lists, and objects."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("dp",))
+    torch.manual_seed(0)
+    weight, bias = torch.randn(10, 6), torch.randn(3)
+
+    def cut(tensor, placement=Shard(0)):
+        """distribute_tensor, which needs collectives that gloo lacks for some dtypes."""
+        local = tensor
+        if placement.is_shard():
+            parts = tensor.chunk(ranks, placement.dim)
+            local = parts[rank] if rank < len(parts) else tensor.narrow(placement.dim, 0, 0)
+        whole = {"shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(local.clone(), mesh, [placement], run_check=False, **whole)
+
+    bits = torch.randint(0, 256, (12, 16), dtype=torch.uint8)
+    return {
+        "model": {
+            "weight": cut(weight),
+            "tied": cut(weight),
+            "bias": cut(bias),
+            "none": cut(torch.zeros(0, 5)),
+            "columns": cut(torch.randn(5, 8).to(torch.bfloat16), Shard(1)),
+            "copy": cut(torch.randn(7), Replicate()),
+            "bool": cut(bits > 99),
+            "complex": cut(bits.view(torch.complex64).clone()),
+            "fp8": cut(bits[:, :4].clone().view(torch.float8_e4m3fn)),
+        },
+        "transposed": weight.t(),
+        "conjugated": torch.randn(4, dtype=torch.complex64).conj(),
+        "scalar": torch.tensor(7.5, dtype=torch.float64),
+        "list": [weight.clone(), {"inner": bias.clone()}],
+        "step": 100,
+        "betas": (0.9, 0.95),
+        "text": "é\n",
+    }
+
+
+def save_plain(folder):
+    import torch.distributed.checkpoint as dcp
+
+    state = plain_state()
+    save(state, folder / "ours")
+    dcp.save(state, checkpoint_id=folder / "theirs")
+    loaded = load(zeroed(state), folder / "ours")
+    assert same(loaded, state), loaded
+    return True
+
+
+def two_d_model():
+    """A small model under FSDP2 and tensor parallelism, with the state of its optimizer after a step."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.ReLU(), torch.nn.Linear(24, 10), torch.nn.LayerNorm(10))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optim": optimizer_state}
+
+
+def save_two_d(folder):
+    import torch.distributed.checkpoint as dcp
+
+    try:
+        state = two_d_model()
+    except AttributeError:
+        return False  # FSDP2 of this PyTorch needs a GPU
+    save(state, folder / "ours")
+    dcp.save(state, checkpoint_id=folder / "theirs")
+    again = two_d_model()
+    for group in (again["model"], *again["optim"]["state"].values()):
+        for tensor in group.values():
+            (tensor.to_local() if hasattr(tensor, "to_local") else tensor).zero_()
+    load(again, folder / "ours")
+    assert same(again, state)
+    return True
+
+
+def save_replicated(folder):
+    """HSDP: each box is held by two ranks, and stored once."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "dp"))
+    torch.manual_seed(2)
+    state = {f"w{i}": distribute_tensor(torch.randn(6, 3 + i), mesh, [Replicate(), Shard(0)]) for i in range(8)}
+    save(state, folder / "ours")
+    assert same(load(zeroed(state), folder / "ours"), state)
+    return {name: value.full_tensor().numpy() for name, value in state.items()}
+
+
+def save_stages(folder):
+    """Pipeline parallelism: ranks 0 and 1 hold other tensors and objects than ranks 2 and 3."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    stage = dist.get_rank() // 2
+    torch.manual_seed(3)
+    state = {}
+    for layer in range(4):
+        weight = torch.randn(8, 3)
+        if layer // 2 == stage:
+            state[f"layers.{layer}"] = distribute_tensor(weight, mesh["dp"], [Shard(0)])
+            state[f"steps.{layer}"] = layer
+            state[f"counts.{layer}"] = torch.tensor(layer)
+    save(state, folder / "ours")
+    loaded = load(zeroed(state), folder / "ours")
+    assert same(loaded, state), (loaded, state)
+    return sorted(state)
+
+
+def load_elsewhere(folder):
+    """Loads what save_plain wrote on two ranks with a 2-D mesh of other placements, partially."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    torch.manual_seed(0)
+    weight = torch.randn(10, 6)
+    state = {"model": {"weight": distribute_tensor(torch.zeros(10, 6), mesh, [Shard(1)])}, "step": 0}
+    load(state, folder / "ours")
+    assert torch.equal(state["model"]["weight"].full_tensor(), weight) and state["step"] == 100
+    state = {"weight": torch.zeros(10, 6, dtype=torch.float64).t().contiguous().t()}
+    load(state, folder / "ours", strip_prefix="model.", include="model.*")
+    assert torch.equal(state["weight"], weight.double())
+    return True
+
+
+def save_async(folder):
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import HDF5Writer
+
+    state = {key: value for key, value in plain_state().items() if key in ("model", "step", "list")}
+    future = dcp.async_save(state, storage_writer=HDF5Writer(folder / "ours"))
+    future.result()
+    assert same(load(zeroed(state), folder / "ours"), state)
+    return True
+
+
+def save_cached(folder):
+    """Plan caching, if PyTorch has it: the second save has no plans."""
+    import inspect
+
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import HDF5Writer
+
+    state = plain_state()
+    for step in range(3):
+        state["step"] = step
+        state["scalar"] += 1
+        if step == 2:
+            state["more"] = state["list"][0] + 1
+        known = "enable_plan_caching" in inspect.signature(dcp.DefaultSavePlanner).parameters
+        planner = dcp.DefaultSavePlanner(**({"enable_plan_caching": True} if known else {}))
+        dcp.save(state, storage_writer=HDF5Writer(folder / f"step-{step}"), planner=planner)
+        want = {key: state[key] for key in state if key in ("step", "scalar", "more", "list")}
+        assert same(load(zeroed(want), folder / f"step-{step}"), want)
+    return True
+
+
+def save_shards(folder):
+    """fsdpckpt.save of DTensors, NumPy arrays and objects; then with a rank whose value cannot be saved."""
+    import numpy as np
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    import fsdpckpt
+
+    mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("dp",))
+    torch.manual_seed(5)
+    weight = distribute_tensor(torch.randn(10, 3), mesh, [Shard(0)])
+    state = {
+        "weight": weight,
+        "pair": (weight, np.arange(3.0)),
+        "scalar": np.float32(2.5),
+        "bf16": torch.ones(2, dtype=torch.bfloat16),
+        "inner": {"step": 3, "text": "x"},
+    }
+    report = fsdpckpt.save(state, folder / "saved.h5", progress=None)
+    fsdpckpt.save(state, folder / "dcp", to="dcp", progress=None)
+    if torch.distributed.get_rank() == 2:
+        state["b"] = Unsaveable()
+    try:
+        fsdpckpt.save(state, folder / "failed", progress=None)
+        failure = "no error"
+    except fsdpckpt.Error as error:
+        failure = str(error)
+    return report.tensors, report.objects, report.format, (Path(report.target).name, failure)
+
+
+class Unsaveable:
+    def __reduce__(self):
+        import fsdpckpt
+
+        raise fsdpckpt.UsageError("b: no such data")
+
+
+def save_failing(folder, failing):
+    """A rank whose planner fails: every rank gets the error."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import HDF5Writer
+
+    class Planner(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            if dist.get_rank() == failing:
+                raise RuntimeError("no such data")
+            return super().resolve_data(item)
+
+    try:
+        dcp.save(plain_state(), storage_writer=HDF5Writer(folder / "ours"), planner=Planner())
+    except BaseException as error:  # CheckpointException is none of Exception
+        text = str(error)
+    else:
+        text = "no error"
+    gc.collect()  # the exception refers to the writer
+    dist.barrier()
+    return text, sorted(os.listdir(folder))
+
+
+def save_killed(folder, killed):
+    """A rank that is killed while it writes."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import HDF5Writer
+
+    class Planner(dcp.DefaultSavePlanner):
+        def resolve_data(self, item):
+            if dist.get_rank() == killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().resolve_data(item)
+
+    dcp.save(plain_state(), storage_writer=HDF5Writer(folder / "ours"), planner=Planner())
+
+
+def save_all(folder):
+    """Everything that four ranks do, in one group, because forking and importing takes most of the time."""
+    scenes = {
+        "plain": save_plain,
+        "two_d": save_two_d,
+        "replicated": save_replicated,
+        "stages": save_stages,
+        "async": save_async,
+        "cached": save_cached,
+        "failing0": lambda folder: save_failing(folder, 0),
+        "failing2": lambda folder: save_failing(folder, 2),
+        "shards": save_shards,
+    }
+    results = {}
+    for name, scene in scenes.items():
+        (folder / name).mkdir(exist_ok=True)
+        results[name] = scene(folder / name)
+    return results
