@@ -318,16 +318,14 @@ static fc_code check_target(const fc_target *target, const char *path, const fc_
     return options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : FC_OK;
 }
 
-/* Fails and names the formats whose targets can be compressed. */
-static fc_code fail_compression(const fc_format *format, fc_error *err) {
-    char names[128] = "";
-    for (const fc_format *const *f = fc_formats(); *f; f++) {
+/* Lists the formats whose targets can be compressed. */
+static void list_compressing(char *names, size_t size) {
+    size_t used = 0;
+    for (const fc_format *const *f = fc_formats(); *f && used < size; f++) {
         if ((*f)->writer.place) {
-            size_t used = strlen(names);
-            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
+            used += (size_t)snprintf(names + used, size - used, "%s%s", used ? ", " : "", (*f)->name);
         }
     }
-    return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression; these have: %s", format->name, names);
 }
 
 /* Plans on each rank, before the target is touched. */
@@ -336,7 +334,10 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     FC_TRY(check_request(source, path, options, err));
     fc_progress_begin(options->move.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
     if (options->selection.compress && !options->format->writer.place) {
-        return fail_compression(options->format, err);
+        char names[128] = "";
+        list_compressing(names, sizeof names);
+        return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression; these have: %s",
+                       options->format->name, names);
     }
     if (!arena) {
         return fc_no_memory(err, NULL);
