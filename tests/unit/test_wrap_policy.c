@@ -424,7 +424,7 @@ static void wrong_files_are_refused(void **state) {
         {"{\"a\": {\"x\": 1}}", "unknown option \"x\"", false},
         {"{\"a\": {\"sharding_strategy\": \"FULL\"}}", "must be FULL_SHARD", false},
         {"{\"a\": {\"mixed_precision\": true}}", "must be null or an object", false},
-        {"{\"a\": {\"mixed_precision\": {\"dtype\": null}}}", "param_dtype, reduce_dtype and buffer_dtype", false},
+        {"{\"a\": {\"mixed_precision\": {\"dtype\": null}}}", "an object of param_dtype, reduce_dtype, buffer_dtype", false},
         {"{\"a\": {\"mixed_precision\": {\"param_dtype\": \"int8\"}}}", "a floating-point type", false},
         {"{\"a\": {\"cpu_offload\": 1}}", "true or false", false},
         {"{\"a\": {\"backward_prefetch\": \"PRE\"}}", "BACKWARD_PRE", false},
