@@ -36,8 +36,8 @@ static float expected(const float *left, const float *right, size_t rank, size_t
 
 static void equals_the_plain_loop(void **state) {
     (void)state;
-    float *left = malloc((MOST_ROWS + FC_LEFT_SPARE) * MOST_RANK * sizeof *left);
-    float *right = malloc(WIDE * MOST_RANK * sizeof *right);
+    float *left = calloc((MOST_ROWS + FC_LEFT_SPARE) * MOST_RANK, sizeof *left);
+    float *right = calloc(WIDE * MOST_RANK, sizeof *right);
     float *out = malloc((MOST_ROWS * MOST_COLUMNS + CANARY) * sizeof *out),
           *before = malloc(MOST_ROWS * MOST_COLUMNS * sizeof *out);
     assert_true(left && right && out && before);
