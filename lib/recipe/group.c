@@ -36,6 +36,12 @@ const char *fc_recipe_only(const char *const *has, size_t nhas, const char *cons
     return NULL;
 }
 
+bool fc_recipe_renames(const fc_recipe_rule *rule) {
+    size_t len;
+    return rule->kind == FC_RULE_MAP && rule->nops == 0 && rule->nfrom == 1 && rule->nto == 1 &&
+           !fc_recipe_only(rule->to, 1, rule->from, 1, &len);
+}
+
 static int by_place(const void *a, const void *b) {
     const fc_group_input *x = a, *y = b;
     return x->pattern != y->pattern ? (x->pattern > y->pattern) - (x->pattern < y->pattern)

@@ -34,6 +34,9 @@ typedef struct fc_group {
 /** Finds a variable that one side has and the other lacks. @return its name, or NULL. */
 const char *fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks, size_t *len);
 
+/** Returns whether the rule gives each tensor a new name and changes nothing else. */
+bool fc_recipe_renames(const fc_recipe_rule *rule);
+
 /**
  * Applies the operations of the rule.
  * @param out   receives an array from malloc; fc_group_free_outputs frees it.

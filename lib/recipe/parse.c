@@ -352,6 +352,7 @@ static fc_code make(const char *label, const json_t *root, const fc_recipe_optio
     if (!recipe || !(recipe->label = fc_arena_strndup(arena, label, strlen(label)))) {
         return fc_no_memory(err, label);
     }
+    recipe->headers_only = options && options->headers_only;
     FC_TRY(read_recipe(&r, root));
     if (options && options->config) {
         FC_TRY(load_config(&r, options->config));

@@ -57,6 +57,7 @@ struct fc_recipe {
     fc_recipe_rule *rules;
     size_t nrules;
     bool keeps_others; /**< tensors that no rule takes stay as they are */
+    bool headers_only; /**< as in fc_recipe_options */
     const struct fc_recipe_config *config;
     const char *config_path; /**< NULL: none was given */
 };

@@ -423,5 +423,104 @@ class Language(harness.Case):
         self.assertEqual(self.apply(both), {"b": counted(2), "d": counted(2)})
 
 
+class Optimizer(harness.Case):
+    """Optimizer state follows its parameter. tests/oracle/recipe_optimizer.py loads it with torch."""
+
+    def write(self, rules, **more):
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": rules, **more}, f)
+
+    def states(self, *names, step=7):
+        """Parameters of 2 × 3 elements, with what AdamW keeps of each."""
+        made = {}
+        for i, name in enumerate(names):
+            made[name] = counted(2, 3, start=100 * i)
+            made[f"optim.state.{name}.exp_avg"] = counted(2, 3, start=100 * i + 10)
+            made[f"optim.state.{name}.step"] = counted(start=step)
+        return made
+
+    def apply(self, tensors, *options):
+        write_safetensors(self.path("in.safetensors"), tensors)
+        self.ok("consolidate", "in.safetensors", "-o", "out.safetensors", "--force", "--recipe", "r.json", *options)
+        return read_safetensors(self.path("out.safetensors"))
+
+    def test_joined_and_divided(self):
+        self.write([{"from": ["a", "b"], "to": "c", "operations": {"concatenate": 1}}])
+        source = self.states("a", "b")
+        made = self.apply(source)
+        self.assertEqual(sorted(made), ["c", "optim.state.c.exp_avg", "optim.state.c.step"])
+        self.assertEqual(values(made["optim.state.c.exp_avg"]), [10, 11, 12, 110, 111, 112, 13, 14, 15, 113, 114, 115])
+        self.assertEqual(values(made["optim.state.c.step"]), [7])
+        self.assertEqual(self.apply(made, "--reverse"), source)
+        alone = {name: t for name, t in made.items() if name != "c"}  # the optimizer without the model
+        self.assertEqual(self.apply(alone, "--reverse"), {name: t for name, t in source.items() if name not in "ab"})
+        self.ok("consolidate", "in.safetensors", "-o", "c.safetensors", "--recipe", "r.json", "--reverse", "--force")
+        write_safetensors(self.path("made.safetensors"), made)
+        self.ok("view", "made.safetensors", "-o", "view.h5", "--recipe", "r.json", "--reverse")
+        write_safetensors(self.path("in.safetensors"), source)
+        self.ok("diff", "view.h5", "in.safetensors", "--data", "--follow-external", "-q")
+        self.ok("check", "made.safetensors", "--recipe", "r.json", "--reverse")
+
+    def test_experts(self):
+        source = self.states(*(f"l.2.e.{e}.w" for e in range(11)))
+        self.write([{"from": "l.{n}.e.{e}.w", "to": "l.{n}.w", "operations": [{"stack": 0}, {"transpose": [1, 2]}]}])
+        made = self.apply(source)
+        self.assertEqual((made["optim.state.l.2.w.exp_avg"][1], values(made["optim.state.l.2.w.step"])), ([11, 3, 2], [7]))
+        self.assertEqual(values(made["optim.state.l.2.w.exp_avg"])[6:12], [110, 113, 111, 114, 112, 115])
+        self.assertEqual(self.apply(made, "--reverse"), source)
+
+    def test_dropped_and_kept(self):
+        self.write([{"from": "a", "to": "x"}, {"drop": "b"}], others="keep")
+        made = self.apply({**self.states("a", "b", "z"), "optim.state.a.row": counted(5)})
+        self.assertEqual(sorted(made), ["optim.state.x.exp_avg", "optim.state.x.row", "optim.state.x.step",
+                                        "optim.state.z.exp_avg", "optim.state.z.step", "x", "z"])
+
+    def test_refused(self):
+        joined = [{"from": ["a", "b"], "to": "c", "operations": {"concatenate": 0}}]
+        both, other = self.states("a", "b"), counted(start=8)
+        for rules, tensors, why in (
+                (joined, {**both, "optim.state.b.step": other}, "differs from 'optim.state.a.step'"),
+                (joined, {**both, "optim.state.b.step": counted(1, start=7)}, "differs from 'optim.state.a.step'"),
+                (joined, {**both, "optim.state.a.row": counted(2), "optim.state.b.row": counted(2)}, "has another shape than"),
+                (joined, {n: t for n, t in both.items() if n != "optim.state.b.step"}, "but not that of 'b', with which"),
+                ([{"from": "a", "to": "c"}], both, "no rule of the recipe r.json takes 'b'"),
+                ([{"from": "a", "to": "c"}, {"drop": "b"}], {**both, "optim.state.0.step": other}, "numbers its parameter")):
+            with self.subTest(why):
+                self.write(rules)
+                write_safetensors(self.path("in.safetensors"), tensors)
+                self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
+        self.write(joined)
+        write_safetensors(self.path("in.safetensors"), {**both, "optim.state.b.step": other})
+        self.ok("inspect", "in.safetensors", "--recipe", "r.json", "--headers-only")  # reads no data
+        self.assertEqual(self.listing(), ["in.safetensors", "r.json"])
+
+    def test_lists_of_parameters(self):
+        rules = [{"from": "tok_embeddings.weight", "to": "embed.weight"},
+                 {"from": "layers.{n}.w1.weight", "to": ["h.{n}.gate", "h.{n}.up"], "operations": {"chunk": 0}},
+                 {"from": "layers.{n}.w1.bias", "to": "h.{n}.bias"}, {"from": "layers.{n}.w2.weight", "to": "h.{n}.down",
+                                                                     "operations": {"transpose": [0, 1]}},
+                 {"from": "norm.{k}", "to": "ln.{k}"}, {"from": "norm.weight", "to": "ln.weight"}, {"drop": "norm.bias"}]
+        names = ["embed.weight", "h.0.gate", "h.0.up", "h.0.bias", "h.0.down", "ln.weight"]
+        for source in ("dcp-torch1.13.1-fsdp1-optim", "dcp-torch2.0.1-fsdp1-optim", "dcp-torch2.15.0-fsdp1-optim",
+                       "dcp-torch2.15.0-train"):
+            with self.subTest(source):
+                self.write(rules)
+                given = (os.path.join(harness.CORPUS, source), "--strip-prefix", "model.", "--exclude", "nested.*", "--recipe",
+                         "r.json")
+                for to in ("dcp", "h5", "pt"):
+                    self.ok("consolidate" if to != "dcp" else "reshard", *given, "-o", f"o.{to}", "--to", to, "--force",
+                            *(("--dp", "2") if to == "dcp" else ()))
+                    made = json.loads(self.ok("inspect", f"o.{to}", "--json"))
+                    lists = [o["value"] for o in made["objects"] if o["name"].endswith(".params")]
+                    lists += [g["params"] for o in made["objects"] if o["name"] == "optim.param_groups" for g in o["value"]]
+                    self.assertEqual(sorted(n for names in lists for n in names), sorted(names), to)
+                    state = {t["name"]: t for t in made["tensors"] if ".state." in t["name"]}
+                    self.assertEqual(sorted({n.split(".state.")[1].rsplit(".", 1)[0] for n in state}), sorted(names))
+                    key = next(n for n in state if n.endswith("h.0.down.exp_avg"))
+                    self.assertEqual((state[key]["shape"], ".".join(state[key]["path"])), ([10, 6], key))
+                    self.assertIn("{'$tuple': [0.9, 0.9", str(made["objects"]))
+                    self.ok("check", f"o.{to}")
+
+
 if __name__ == "__main__":
     harness.main()

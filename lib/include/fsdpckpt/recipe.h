@@ -18,6 +18,7 @@ typedef struct fc_recipe fc_recipe;
 typedef struct fc_recipe_options {
     bool reverse;       /**< from the recipe's second names and layouts to the first */
     const char *config; /**< the model's config.json, or its folder; NULL: none */
+    bool headers_only;  /**< as in fc_open_options: steps of joined parameters are then not compared */
 } fc_recipe_options;
 
 /**
