@@ -28,7 +28,9 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
     fc_recipe_matches found;
     FC_TRY(fc_recipe_find_only(target, how, arena, &found, err));
     if (!o->quiet && ranks_is_launched_first()) {
-        text_report("%s: the recipe is %s", target->source->path, found.name);
+        text_report("%s: the recipe is %s%s%s%s", target->source->path, found.name,
+                    found.model ? ", for the model '" : "", found.model ? found.model : "",
+                    found.model ? "' of config.json" : "");
     }
     *out = found.recipe;
     return FC_OK;

@@ -277,6 +277,14 @@ static fc_code read_others(const reader *r, const json_t *value) {
                : fc_fail(r->err, FC_EUSAGE, "%s: \"others\" is \"keep\" or \"refuse\"", r->recipe->label);
 }
 
+static fc_code read_models(const reader *r, const json_t *value) {
+    bool malformed = false;
+    r->recipe->models = value ? fc_json_strings(value, r->arena, &malformed) : NULL;
+    return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"models\" is not an array of strings", r->recipe->label)
+           : value && !r->recipe->models ? no_memory(r)
+                                         : FC_OK;
+}
+
 static fc_code read_recipe(reader *r, const json_t *root) {
     const json_t *rules = json_object_get(root, "rules");
     const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
@@ -289,6 +297,7 @@ static fc_code read_recipe(reader *r, const json_t *root) {
                        example);
     }
     FC_TRY(read_text(r, json_object_get(root, "description"), "description", &r->recipe->description));
+    FC_TRY(read_models(r, json_object_get(root, "models")));
     FC_TRY(read_others(r, json_object_get(root, "others")));
     FC_TRY(read_sizes(r, json_object_get(root, "sizes")));
     r->recipe->rules = fc_arena_calloc(r->arena, json_array_size(rules) + 1, sizeof *r->recipe->rules);
@@ -325,6 +334,16 @@ static size_t list_numbers(const json_t *object, const char *prefix, fc_recipe_n
     return n;
 }
 
+/* Finds the kind of the model, also that of the language model in a larger one. */
+static const char *model_of(const json_t *root, fc_arena *arena) {
+    const json_t *text = json_object_get(root, "text_config");
+    const char *model = json_string_value(json_object_get(text ? text : root, "model_type"));
+    if (!model) {
+        model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
+    }
+    return model ? fc_arena_strndup(arena, model, strlen(model)) : NULL;
+}
+
 static fc_code load_config(const reader *r, const char *path) {
     json_t *root = NULL;
     fc_recipe_config *config = fc_arena_calloc(r->arena, 1, sizeof *config);
@@ -337,8 +356,8 @@ static fc_code load_config(const reader *r, const char *path) {
     if (numbers) {
         list_numbers(root, "", numbers, r->arena, 0);
     }
+    *config = (fc_recipe_config){numbers, count, model_of(root, r->arena)};
     json_decref(root);
-    *config = (fc_recipe_config){numbers, count};
     r->recipe->config = config;
     return numbers ? FC_OK : no_memory(r);
 }

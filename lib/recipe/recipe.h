@@ -52,6 +52,7 @@ typedef struct fc_recipe_size {
 
 struct fc_recipe {
     const char *label, *description;
+    const char *const *models; /**< the model_type of the models that it is for, NULL-terminated; NULL: any */
     const fc_recipe_size *sizes;
     size_t nsizes;
     fc_recipe_rule *rules;
@@ -73,6 +74,7 @@ typedef struct fc_recipe_number {
 typedef struct fc_recipe_config {
     const fc_recipe_number *numbers;
     size_t count;
+    const char *model; /**< its model_type, or the class in its architectures; NULL: it has neither */
 } fc_recipe_config;
 
 /**

@@ -222,12 +222,38 @@ class Commands(harness.Case):
             self.assertEqual((p.returncode, p.stderr), (0, f"fsdpckpt: {source}: the recipe is {recipe}\n"))
             self.assertEqual(self.run_tool(*run, "-q").stderr, "")
         for side, options, why in (
-                ("torchtitan-llama3/from", (), "several recipes fit the names of all its tensors: 'torchtitan-llama3', "),
-                ("torchtitan-qwen3-moe/to", ("--reverse",), "several recipes fit the names of all its tensors: "),
                 ("nanogpt/to", (), "no shipped recipe fits"),  # its names do not tell which side it is
                 ("nanogpt/to", ("--reverse",), "no shipped recipe fits"), ("nanogpt/from", ("--reverse",), "no shipped recipe")):
             self.fails(2, "consolidate", os.path.join(RECIPES, side + ".safetensors"), "-o", "n.h5", "--recipe", "auto",
                        *options, contains=[why])
+
+    def test_auto_takes_the_recipe_for_the_model(self):
+        """The names of these fit several recipes; config.json tells which model it is."""
+        for folder, options, model in (("torchtitan-llama3/from", (), "llama"), ("transformers-mixtral/from", (), "mixtral"),
+                                       ("torchtitan-llama3-tied/from", (), "llama")):
+            recipe = dict((c[0], c[1]) for c in CASES)[folder.split("/")[0]]
+            here = os.path.join(RECIPES, folder)
+            for config in (model, None):  # without model_type the class in architectures tells it
+                with open(os.path.join(os.path.dirname(here), "config.json"), encoding="utf-8") as f:
+                    numbers = json.load(f)
+                numbers.pop("model_type" if config is None else "architectures")
+                with open(self.path("config.json"), "w", encoding="utf-8") as f:
+                    json.dump(numbers, f)
+                p = self.run_tool("consolidate", here + ".safetensors", "-o", "m.h5", "--force", "--recipe", "auto", "--config",
+                                  "config.json", *options)
+                self.assertEqual(p.returncode, 0, p.stderr)
+                self.assertIn(f"the recipe is {recipe}, for the model '", p.stderr)
+        alone = self.path("alone")
+        os.mkdir(alone)
+        for folder, options, contains in (
+                ("torchtitan-llama3/from", (), ["'torchtitan-llama3', 'torchtitan-qwen3'; choose one with --recipe, or name the"]),
+                ("torchtitan-qwen3-moe/to", ("--reverse",), ["several recipes fit the names of all its tensors: "])):
+            shutil.copy(os.path.join(RECIPES, folder + ".safetensors"), os.path.join(alone, "m.safetensors"))
+            run = ("consolidate", "alone/m.safetensors", "-o", "n.h5", "--recipe", "auto", *options)
+            self.fails(2, *run, contains=contains)
+        with open(self.path("config.json"), "w", encoding="utf-8") as f:  # several programs train this model
+            json.dump({"text_config": {"model_type": "qwen3_moe"}}, f)
+        self.fails(2, *run, "--config", "config.json", contains=["and the model 'qwen3_moe': ", "choose one with --recipe"])
 
 
 class Language(harness.Case):
