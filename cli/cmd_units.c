@@ -52,7 +52,7 @@ static void unit_name(text_out *out, const fc_unit *u) {
 
 static void options_text(text_out *out, const fc_unit_options *o, const fc_unit_options *root) {
     if (o->strategy != root->strategy) {
-        text_printf(out, ", %s", fc_unit_strategy_name(o->strategy));
+        text_printf(out, ", %s", fc_sharding_strategy_name(o->strategy));
     }
     if (o->mixed_precision != root->mixed_precision) {
         text_puts(out, o->mixed_precision ? ", mixed precision" : ", no mixed precision");
@@ -142,7 +142,7 @@ static void options_json(json_out *j, const fc_unit_options *o) {
     static const char *const prefetches[] = {"BACKWARD_PRE", "BACKWARD_POST", NULL};
     jw_key(j, "options");
     jw_open(j, '{');
-    JSON_MEMBER(j, string, "sharding_strategy", fc_unit_strategy_name(o->strategy));
+    JSON_MEMBER(j, string, "sharding_strategy", fc_sharding_strategy_name(o->strategy));
     jw_key(j, "mixed_precision");
     if (o->mixed_precision) {
         jw_open(j, '{');

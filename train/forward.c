@@ -44,7 +44,7 @@ static fc_code root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs,
     if (!fsdp->units) {
         return fc_fail(err, FC_EUSAGE, "the FSDP instance has no units: add the root first");
     }
-    for (fc_fsdp_unit *u = fsdp->units; u && fsdp->options.forward_prefetch; u = u->next) {
+    for (fc_fsdp_unit *u = fsdp->units; u && fsdp->units->options.forward_prefetch; u = u->next) {
         u->needs_pre_forward_unshard = true;
         u->prefetched = false;
     }

@@ -103,27 +103,32 @@ fc_code fc_recipe_no_rule(const fc_recipe_builder *b, const char *name) {
 
 /* ---- groups ---- */
 
-/* Removes the bindings of variables that `to` does not have. @return the number that the removed one stands for. */
-static uint64_t unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *bindings) {
+/* @return the number that digits stand for. One too large for 64 bits stays the largest, which is no index. */
+static uint64_t number_of(const fc_recipe_binding *bound) {
     uint64_t number = 0;
-    size_t len;
-    const char *inner = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, &len);
-    const fc_recipe_binding *bound = inner ? fc_recipe_bound(bindings, inner, len) : NULL;
-    for (size_t i = 0; bound && i < bound->ndigits; i++) {
-        /* A number too large for 64 bits stays the largest, which is no index of an input. */
+    for (size_t i = 0; i < bound->ndigits; i++) {
         number = number > UINT64_MAX / 10 - 1 ? UINT64_MAX : number * 10 + (uint64_t)(bound->digits[i] - '0');
-    }
-    if (bound) {
-        size_t at = (size_t)(bound - bindings->all);
-        bindings->all[at] = bindings->all[--bindings->count];
     }
     return number;
 }
 
-fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindings *bindings, uint64_t *number,
+/* Removes the bindings of variables that `to` does not have, and sets the numbers that they stand for. */
+static void unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *bindings, uint64_t *numbers) {
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
+    const size_t count = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, inner);
+    for (size_t i = 0; i < count; i++) {
+        const fc_recipe_binding *bound = fc_recipe_bound(bindings, inner[i].name, inner[i].len);
+        if (bound) {
+            numbers[i] = number_of(bound);
+            bindings->all[bound - bindings->all] = bindings->all[--bindings->count];
+        }
+    }
+}
+
+fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindings *bindings, uint64_t *numbers,
                              size_t *group) {
     const fc_recipe_rule *r = &b->recipe->rules[rule];
-    *number = unbind_inner(r, bindings);
+    unbind_inner(r, bindings, numbers);
     const char *spelled = fc_recipe_spell(r->from[0], bindings, b->scratch);
     const char *key = spelled ? fc_arena_printf(b->scratch, "%zu %s", rule, spelled) : NULL;
     if (!key || !fc_grow(&b->groups, &b->group_capacity, b->ngroups + 1, sizeof *b->groups)) {
@@ -141,14 +146,14 @@ fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindin
 
 static fc_code add_input(fc_recipe_builder *b, size_t rule, size_t pattern, fc_recipe_bindings *bindings,
                          const fc_tensor *tensor) {
-    uint64_t number = 0;
+    fc_group_input input = {.tensor = tensor, .pattern = pattern};
     size_t at = 0;
-    FC_TRY(fc_recipe_find_group(b, rule, bindings, &number, &at));
+    FC_TRY(fc_recipe_find_group(b, rule, bindings, input.numbers, &at));
     fc_group *g = &b->groups[at].group;
     if (!fc_grow(&g->inputs, &g->capacity, g->ninputs + 1, sizeof *g->inputs)) {
         return fc_recipe_no_memory(b);
     }
-    g->inputs[g->ninputs++] = (fc_group_input){tensor, pattern, number};
+    g->inputs[g->ninputs++] = input;
     return FC_OK;
 }
 

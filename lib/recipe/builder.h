@@ -19,9 +19,8 @@
 typedef struct fc_recipe_state {
     const fc_target_tensor *value;
     fc_optim_name name;
-    size_t kind;    /**< equal for values of one optimizer with one key */
-    size_t pattern; /**< of its parameter, as in fc_group_input */
-    uint64_t number;
+    size_t kind;          /**< equal for values of one optimizer with one key */
+    fc_group_input input; /**< its tensor, at the place of its parameter in the group */
 } fc_recipe_state;
 
 /** One application of a rule, with the optimizer state of its tensors. */
@@ -59,10 +58,10 @@ fc_code fc_recipe_no_memory(const fc_recipe_builder *b);
 size_t fc_recipe_find_rule(const fc_recipe_builder *b, const char *name, size_t *pattern, fc_recipe_bindings *bindings);
 
 /**
- * Finds or adds the group of a rule with these bindings, from which it removes the variable that only `from` has.
- * @param number receives the value of that variable.
+ * Finds or adds the group of a rule with these bindings, from which it removes the variables that only `from` has.
+ * @param numbers receives their values, as in fc_group_input.
  */
-fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindings *bindings, uint64_t *number,
+fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindings *bindings, uint64_t *numbers,
                              size_t *group);
 
 /** Fails because no rule takes `name`. */

@@ -56,14 +56,14 @@ fc_code fc_recipe_set_path(const fc_recipe_builder *b, const fc_path_element *el
 
 const char *fc_recipe_output_name(const fc_recipe_builder *b, const fc_group *g, const fc_group_output *o) {
     fc_recipe_bindings bindings = g->bindings;
-    size_t len;
-    const char *inner = fc_recipe_only(g->rule->to, g->rule->nto, g->rule->from, g->rule->nfrom, &len);
-    if (inner && bindings.count < FC_RECIPE_VARIABLES) {
-        const char *digits = fc_arena_printf(b->scratch, "%llu", (unsigned long long)o->number);
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
+    const size_t count = fc_recipe_only(g->rule->to, g->rule->nto, g->rule->from, g->rule->nfrom, inner);
+    for (size_t i = 0; i < count && bindings.count < FC_RECIPE_VARIABLES; i++) {
+        const char *digits = fc_arena_printf(b->scratch, "%llu", (unsigned long long)o->numbers[i]);
         if (!digits) {
             return NULL;
         }
-        bindings.all[bindings.count++] = (fc_recipe_binding){inner, digits, len, strlen(digits)};
+        bindings.all[bindings.count++] = (fc_recipe_binding){inner[i].name, digits, inner[i].len, strlen(digits)};
     }
     return fc_recipe_spell(g->rule->to[o->pattern], &bindings, b->scratch);
 }

@@ -185,11 +185,11 @@ bool fc_recipe_is_whole_list(const fc_target_tensor *w) {
 
 fc_code fc_recipe_group_names(const fc_recipe_builder *b, fc_recipe_group *g) {
     const fc_recipe_rule *rule = g->group.rule;
-    size_t len;
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
     if (g->nnames > 0) {
         return FC_OK;
     }
-    if (fc_recipe_only(rule->to, rule->nto, rule->from, rule->nfrom, &len)) {
+    if (fc_recipe_only(rule->to, rule->nto, rule->from, rule->nfrom, inner) > 0) {
         return fc_recipe_refuse_state(b, g->states[0].value,
                                       "is divided among tensors whose number only its parameter tells, which is not "
                                       "there");
@@ -232,7 +232,7 @@ static fc_code parameter_of(const fc_recipe_builder *b, const list *l, const jso
 static fc_code append_parameter(fc_recipe_builder *b, const list *l, const char *parameter) {
     fc_recipe_bindings bindings;
     size_t pattern = 0, at = 0;
-    uint64_t ignored = 0;
+    uint64_t ignored[FC_RECIPE_VARIABLES];
     const char *name = fc_arena_strndup(b->scratch, parameter, strlen(parameter)); /* the bindings refer to it */
     const size_t rule = name ? fc_recipe_find_rule(b, name, &pattern, &bindings) : SIZE_MAX;
     if (rule == SIZE_MAX) {
@@ -243,7 +243,7 @@ static fc_code append_parameter(fc_recipe_builder *b, const list *l, const char 
     if (b->recipe->rules[rule].kind == FC_RULE_DROP) {
         return FC_OK;
     }
-    FC_TRY(fc_recipe_find_group(b, rule, &bindings, &ignored, &at));
+    FC_TRY(fc_recipe_find_group(b, rule, &bindings, ignored, &at));
     fc_recipe_group *g = &b->groups[at];
     if (g->group.ninputs == 0 && g->nstates == 0) {
         const char *why = fc_arena_printf(b->scratch, "lists '%s', which is not there", name);

@@ -94,7 +94,7 @@ static fc_code add_same(fc_recipe_builder *b, const fc_recipe_state *s, const ch
 static fc_code add_state(fc_recipe_builder *b, size_t rule, fc_recipe_bindings *bindings, fc_recipe_state *s) {
     size_t at = 0;
     FC_TRY(find_kind(b, s));
-    FC_TRY(fc_recipe_find_group(b, rule, bindings, &s->number, &at));
+    FC_TRY(fc_recipe_find_group(b, rule, bindings, s->input.numbers, &at));
     fc_recipe_group *g = &b->groups[at];
     if (!fc_grow(&g->states, &g->state_capacity, g->nstates + 1, sizeof *g->states)) {
         return fc_recipe_no_memory(b);
@@ -115,7 +115,7 @@ fc_code fc_recipe_begin_states(fc_recipe_builder *b) {
 }
 
 fc_code fc_recipe_give_state(fc_recipe_builder *b, const fc_target_tensor *w, bool *given) {
-    fc_recipe_state s = {.value = w, .name = fc_optim_name_of(w)};
+    fc_recipe_state s = {.value = w, .name = fc_optim_name_of(w), .input.tensor = w->source};
     fc_recipe_bindings bindings;
     const char *parameter;
     *given = false;
@@ -131,7 +131,7 @@ fc_code fc_recipe_give_state(fc_recipe_builder *b, const fc_target_tensor *w, bo
         return fc_recipe_refuse_state(b, w, "is nested deeper than in torch's optimizers");
     }
     FC_TRY(find_parameter(b, &s, &parameter));
-    const size_t rule = fc_recipe_find_rule(b, parameter, &s.pattern, &bindings);
+    const size_t rule = fc_recipe_find_rule(b, parameter, &s.input.pattern, &bindings);
     if (rule == SIZE_MAX) {
         return b->recipe->keeps_others ? add_same(b, &s, parameter, false) : fc_recipe_no_rule(b, parameter);
     }
@@ -142,17 +142,14 @@ fc_code fc_recipe_give_state(fc_recipe_builder *b, const fc_target_tensor *w, bo
 
 static int by_kind(const void *a, const void *b) {
     const fc_recipe_state *x = a, *y = b;
-    return x->kind != y->kind         ? (x->kind > y->kind) - (x->kind < y->kind)
-           : x->pattern != y->pattern ? (x->pattern > y->pattern) - (x->pattern < y->pattern)
-                                      : (x->number > y->number) - (x->number < y->number);
+    return x->kind != y->kind ? (x->kind > y->kind) - (x->kind < y->kind) : fc_group_by_place(&x->input, &y->input);
 }
 
 /* Each tensor of the group must have the state, or none. */
 static fc_code check_complete(const fc_recipe_builder *b, const fc_recipe_group *g, const run *r) {
     const fc_group *of = &g->group;
     size_t i = 0;
-    while (i < of->ninputs && i < r->count && of->inputs[i].pattern == r->states[i].pattern &&
-           of->inputs[i].number == r->states[i].number) {
+    while (i < of->ninputs && i < r->count && fc_group_by_place(&of->inputs[i], &r->states[i].input) == 0) {
         i++;
     }
     if (of->ninputs == 0 || (i == of->ninputs && i == r->count)) {
@@ -209,7 +206,7 @@ static fc_code rearrange(fc_recipe_builder *b, fc_recipe_group *g, const run *r)
         return fc_recipe_no_memory(b);
     }
     for (size_t i = 0; i < r->count; i++) {
-        group.inputs[i] = (fc_group_input){r->states[i].value->source, r->states[i].pattern, r->states[i].number};
+        group.inputs[i] = r->states[i].input;
     }
     FC_TRY(fc_group_run(b->recipe, &group, &outputs, &count, b->err));
     const char **names = fc_arena_calloc(b->scratch, count, sizeof *names);

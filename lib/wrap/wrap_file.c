@@ -29,7 +29,7 @@ static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHAR
                                          "_HYBRID_SHARD_ZERO2"};
 static const char *const prefetches[] = {"BACKWARD_PRE", "BACKWARD_POST"};
 
-const char *fc_unit_strategy_name(fc_unit_strategy strategy) {
+const char *fc_sharding_strategy_name(fc_sharding_strategy strategy) {
     return strategies[strategy];
 }
 
@@ -103,13 +103,13 @@ static fc_code read_option(reader *r, const json_t *value, fc_wrap_choice *choic
     if (strcmp(r->option, "sharding_strategy") == 0) {
         choice->set |= FC_UNIT_SET_STRATEGY;
         i = find(value, strategies, 5);
-        o->strategy = (fc_unit_strategy)(i < 0 ? 0 : i);
+        o->strategy = (fc_sharding_strategy)(i < 0 ? 0 : i);
         return i < 0 ? wrong(r, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or _HYBRID_SHARD_ZERO2") : FC_OK;
     }
     if (strcmp(r->option, "backward_prefetch") == 0) {
         choice->set |= FC_UNIT_SET_PREFETCH;
-        i = json_is_null(value) ? (int)FC_UNIT_PREFETCH_NONE : find(value, prefetches, 2);
-        o->prefetch = (fc_unit_prefetch)(i < 0 ? 0 : i);
+        i = json_is_null(value) ? (int)FC_BACKWARD_PREFETCH_NONE : find(value, prefetches, 2);
+        o->prefetch = (fc_backward_prefetch)(i < 0 ? 0 : i);
         return i < 0 ? wrong(r, "BACKWARD_PRE, BACKWARD_POST or null") : FC_OK;
     }
     if (strcmp(r->option, "mixed_precision") == 0) {

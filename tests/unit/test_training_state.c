@@ -232,6 +232,53 @@ static void several_flat_parameters(void **state) {
     on_ranks(2, two_handles);
 }
 
+static fc_code load_ones(void *context, const fc_parameter *parameter, fc_fsdp_tensor *out, fc_error *err) {
+    fc_comm *comm = context;
+    return fc_array_new(comm->device, parameter->dtype, parameter->ndim, parameter->shape, &out->local, err);
+}
+
+/* Units with wrong communicators, and a plan that the instance cannot have. */
+static void refused(fc_comm *comm) {
+    fc_fsdp *fsdp;
+    fc_fsdp_unit *units[2];
+    fc_fsdp_handle *handles[2];
+    fc_device *other;
+    fc_comm strange = *comm;
+    fc_error err = {FC_OK, ""};
+    int64_t shape[] = {5};
+    fc_parameter_spec specs[] = {{.fqn = "a.w", .dtype = FC_F32, .ndim = 1, .shape = shape}};
+    fc_module_tree tree;
+    fc_wrap_targets targets;
+    fc_units planned;
+    fc_unit_options root = {.use_orig_params = true};
+    fc_fsdp_options options = {0};
+    fc_arena *arena = fc_arena_new();
+    MUST(arena && fc_fsdp_new(comm, comm, NULL, &options, &fsdp, NULL) == FC_OK);
+    MUST(fc_device_cpu(&other, NULL) == FC_OK);
+    strange.device = other;
+    fc_fsdp_unit_options plain = {.is_root = true}, far = {.is_root = true, .shard = &strange},
+                         alone = {.is_root = true, .shard = comm, .strategy = FC_HYBRID_SHARD};
+    MUST_FAIL(fc_fsdp_add_unit(fsdp, "x", &plain, units, &err), FC_EUSAGE, err, "a communicator of its own");
+    MUST_FAIL(fc_fsdp_add_unit(fsdp, "x", &far, units, &err), FC_EUSAGE, err, "are on another device");
+    MUST_FAIL(fc_fsdp_add_unit(fsdp, "x", &alone, units, &err), FC_EUSAGE, err, "needs a communicator over replicas");
+    other->destroy(other);
+    fc_fsdp_free(fsdp);
+    MUST(fc_fsdp_new(comm, NULL, NULL, &options, &fsdp, NULL) == FC_OK);
+    MUST(fc_module_tree_new(specs, 1, NULL, arena, &tree, NULL) == FC_OK);
+    MUST(fc_wrap_targets_new(&tree, &root, arena, &targets, NULL) == FC_OK);
+    MUST(fc_wrap_units(&targets, arena, &planned, NULL) == FC_OK);
+    fc_fsdp_plan plan = {.tree = &tree, .units = &planned, .load = load_ones, .context = comm};
+    MUST_FAIL(fc_fsdp_add_planned(fsdp, &plan, units, handles, &err), FC_EUSAGE, err,
+              "unit '(root)': expects one homogeneous value for use_orig_params");
+    fc_fsdp_free(fsdp);
+    fc_arena_free(arena);
+}
+
+static void refused_units(void **state) {
+    (void)state;
+    on_ranks(2, refused);
+}
+
 static void changed_order(fc_comm *comm) {
     fsdp_model m;
     static const int other[] = {2, 1, 3};
@@ -474,6 +521,7 @@ int main(void) {
         cmocka_unit_test(without_gradients),
         cmocka_unit_test(registered_once),
         cmocka_unit_test(several_flat_parameters),
+        cmocka_unit_test(refused_units),
         cmocka_unit_test(execution_order),
         cmocka_unit_test(cast_inputs),
         cmocka_unit_test(full_params),
