@@ -290,6 +290,32 @@ static fc_code build(fc_recipe_builder *b) {
     return keep_tensors(b);
 }
 
+/* Says what the recipe does not restore. */
+static fc_code add_note(const fc_recipe *recipe, fc_checkpoint *derived, fc_error *err) {
+    const char *note = derived->note;
+    if (!recipe->lost) {
+        return FC_OK;
+    }
+    derived->note = fc_arena_printf(derived->arena, "%s%sthe reversed recipe %s does not restore %s", note ? note : "",
+                                    note ? "; " : "", recipe->label, recipe->lost);
+    return derived->note ? FC_OK : fc_no_memory(err, derived->path);
+}
+
+/* Converts dtypes, and lets the result own the source. */
+static fc_code complete(const fc_recipe *recipe, fc_checkpoint *derived, fc_checkpoint *source, fc_checkpoint **out,
+                        fc_error *err) {
+    fc_checkpoint *made = derived;
+    fc_code rc = add_note(recipe, derived, err);
+    rc = rc == FC_OK ? fc_recipe_cast(recipe, &made, err) : rc;
+    rc = rc == FC_OK ? fc_recipe_derived_own(derived, source, err) : rc;
+    if (rc != FC_OK) {
+        fc_checkpoint_close(made);
+        return rc;
+    }
+    *out = made;
+    return FC_OK;
+}
+
 fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc_recipe *recipe, fc_checkpoint **out,
                         fc_error *err) {
     fc_recipe_builder b = {.recipe = recipe, .target = target, .source = source, .scratch = fc_arena_new(), .err = err};
@@ -307,11 +333,5 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
         fc_checkpoint_close(b.out);
         return rc;
     }
-    rc = fc_recipe_derived_own(b.out, source, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(b.out);
-        return rc;
-    }
-    *out = b.out;
-    return FC_OK;
+    return complete(recipe, b.out, source, out, err);
 }

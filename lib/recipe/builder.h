@@ -108,4 +108,10 @@ fc_code fc_recipe_give_state(fc_recipe_builder *b, const fc_target_tensor *w, bo
 /** Adds the states of all groups, after the names of their tensors are known, and the lists of parameters. */
 fc_code fc_recipe_add_states(fc_recipe_builder *b);
 
+/* ---- dtypes.c ---- */
+
+/** Replaces the result of a recipe by one whose tensors have the dtypes of the recipe. The caller closes `*made`, also
+ * after a failure. */
+fc_code fc_recipe_cast(const fc_recipe *recipe, fc_checkpoint **made, fc_error *err);
+
 #endif

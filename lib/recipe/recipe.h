@@ -50,6 +50,12 @@ typedef struct fc_recipe_size {
     const char *const *expressions; /**< NULL-terminated */
 } fc_recipe_size;
 
+/** Tensors of the result whose names match a glob have this dtype; the last one that matches decides. */
+typedef struct fc_recipe_dtype {
+    const char *glob;
+    fc_dtype dtype;
+} fc_recipe_dtype;
+
 struct fc_recipe {
     const char *label, *description;
     const char *const *models; /**< the model_type of the models that it is for, NULL-terminated; NULL: any */
@@ -57,6 +63,9 @@ struct fc_recipe {
     size_t nsizes;
     fc_recipe_rule *rules;
     size_t nrules;
+    const fc_recipe_dtype *dtypes;
+    size_t ndtypes;
+    const char *lost;  /**< what the reversed recipe cannot restore, for people; NULL: nothing, or it is not reversed */
     bool keeps_others; /**< tensors that no rule takes stay as they are */
     bool headers_only; /**< as in fc_recipe_options */
     const struct fc_recipe_config *config;

@@ -90,7 +90,7 @@ def stacked(tensors, pattern, name, number):
 
 class Shipped(harness.Case):
     def check(self, source, target, *options):
-        self.ok("consolidate", source, "-o", self.path("out.safetensors"), "--force", *options)
+        self.ok("consolidate", source, "-o", self.path("out.safetensors"), "--force", "-q", *options)
         got = read_safetensors(self.path("out.safetensors"))
         self.assertEqual(sorted(got), sorted(target))
         for name in target:
@@ -458,6 +458,92 @@ class Language(harness.Case):
         self.assertEqual(self.apply({"b": counted(2)}, "--reverse"), both)
         os.unlink(self.path("config.json"))
         self.assertEqual(self.apply(both), {"b": counted(2), "d": counted(2)})
+
+
+class Dtypes(harness.Case):
+    """Dtypes of a recipe: they hold in every command, and --dtype leaves them alone."""
+
+    def setUp(self):
+        super().setUp()
+        floats = lambda *shape: ("F32", list(shape), array.array("f", (i / 3 for i in range(shape[0] * shape[-1]))).tobytes())
+        self.source = {"a.norm": floats(4, 3), "b.norm": floats(4, 3), "w": floats(256, 128), "n": counted(3)}
+        write_safetensors(self.path("in.safetensors"), self.source)
+        self.write({"x.*": "f16", "x.norm": "bf16", "y.*": "f32"})
+
+    def write(self, dtypes):
+        rules = [{"from": ["a.norm", "b.norm"], "to": "x.norm", "operations": {"concatenate": 0}},
+                 {"from": "w", "to": "y.w", "operations": {"transpose": [0, 1]}}, {"from": "n", "to": "x.n"}]
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": rules, "dtypes": dtypes}, f)
+
+    def dtypes(self, *options, command="consolidate"):
+        self.ok(command, "in.safetensors", "-o", "out.safetensors", "--force", "--recipe", "r.json", *options)
+        return {name: t[0] for name, t in read_safetensors(self.path("out.safetensors")).items()}
+
+    def test_in_every_command(self):
+        want = {"x.norm": "BF16", "y.w": "F32", "x.n": "I16"}
+        self.assertEqual(self.dtypes(), want)
+        norm = read_safetensors(self.path("out.safetensors"))["x.norm"]
+        self.ok("average", "in.safetensors", "in.safetensors", "-o", "mean.safetensors", "--recipe", "r.json")
+        self.assertEqual(read_safetensors(self.path("mean.safetensors"))["x.norm"], norm)
+        self.ok("consolidate", "in.safetensors", "-o", "cast.safetensors", "--dtype", "bf16")  # the same rounding
+        cast = read_safetensors(self.path("cast.safetensors"))
+        self.assertEqual(norm[2], cast["a.norm"][2] + cast["b.norm"][2])
+        shown = json.loads(self.ok("inspect", "in.safetensors", "--recipe", "r.json", "--json"))["tensors"]
+        self.assertEqual({t["name"]: t["dtype"] for t in shown}, {"x.norm": "bfloat16", "y.w": "float32", "x.n": "int16"})
+        self.ok("extract", "in.safetensors", "x.norm", "-o", "bytes", "--recipe", "r.json")
+        with open(self.path("bytes"), "rb") as f:
+            self.assertEqual(f.read(), norm[2])
+        self.ok("view", "in.safetensors", "-o", "view.h5", "--recipe", "r.json", "--include", "?.norm")
+        self.ok("consolidate", "view.h5", "-o", "view.safetensors", "--follow-external")
+        self.assertEqual(read_safetensors(self.path("view.safetensors"))["x.norm"], norm)
+        self.ok("diff", "in.safetensors", "out.safetensors", "--recipe", "r.json", "--data")
+        self.ok("check", "in.safetensors", "--recipe", "r.json", "--against", "out.safetensors")
+        self.ok("reshard", "in.safetensors", "-o", "ranks", "--to", "dcp", "--dp", "3", "--recipe", "r.json")
+        self.ok("diff", "ranks", "out.safetensors", "--data")
+
+    def test_with_other_options(self):
+        self.assertEqual(self.dtypes("--dtype", "f16"), {"x.norm": "BF16", "y.w": "F32", "x.n": "I16"})
+        self.assertEqual(self.dtypes("--dtype-for", "x.norm=f32"), {"x.norm": "F32", "y.w": "F32", "x.n": "I16"})
+        self.write({"x.norm": "f32"})
+        self.assertEqual(self.dtypes("--dtype", "bf16"), {"x.norm": "F32", "y.w": "BF16", "x.n": "I16"})
+        codes = {"y.w": "F8_E4M3", "y.w_scale_inv": "F32"}
+        self.assertEqual(self.dtypes("--quantize", "y.w"), {"x.norm": "F32", "x.n": "I16", **codes})
+        self.write({})
+        self.assertEqual(self.dtypes("--quantize", "y.w", "--dtype", "bf16"), {"x.norm": "BF16", "x.n": "I16", **codes})
+        self.assertEqual(self.dtypes("--quantize", "y.w", "--dtype", "bf16", "--dtype-for", "*norm=f16"),
+                         {"x.norm": "F16", "x.n": "I16", **codes})
+        self.fails(5, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", "--quantize", "y.w", "--dtype-for",
+                   "*_scale_inv=bf16", contains=["would change the weights"])
+
+    def test_refused(self):
+        for dtypes, why in (({"x.*": "i32"}, "'x.*' needs a floating-point type"), ({"x.*": "f33"}, "needs a floating-point"),
+                            ({"x.*": 4}, "needs a floating-point type")):
+            self.write(dtypes)
+            self.fails(2, "inspect", "in.safetensors", "--recipe", "r.json", contains=[why])
+        self.ok("consolidate", "in.safetensors", "-o", "codes.safetensors", "--quantize", "w")
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": [], "others": "keep", "dtypes": {"*": "bf16"}}, f)
+        self.fails(5, "consolidate", "codes.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=["quantized codes, w,"])
+        self.ok("consolidate", "codes.safetensors", "-o", "m.h5", "--recipe", "r.json", "--dequantize", "f32")
+
+    def test_reversed(self):
+        self.dtypes()
+        run = ("consolidate", "out.safetensors", "-o", "back.safetensors", "--force", "--recipe", "r.json", "--reverse")
+        p = self.run_tool(*run)
+        self.assertEqual((p.returncode, p.stderr), (0, "fsdpckpt: out.safetensors: the reversed recipe r.json does not "
+                                                       "restore the dtype of 'x.*', the dtype of 'x.norm', the dtype of 'y.*'\n"))
+        self.assertEqual(self.run_tool(*run, "-q").stderr, "")
+        back = {name: t[0] for name, t in read_safetensors(self.path("back.safetensors")).items()}
+        self.assertEqual(back, {"a.norm": "BF16", "b.norm": "BF16", "w": "F32", "n": "I16"})
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": [
+                {"from": "a", "to": "b", "operations": {"resize": 0, "from": "5", "to": "3"}}, {"drop": "z"}]}, f)
+        write_safetensors(self.path("out.safetensors"), {"b": counted(3)})
+        p = self.run_tool(*run)
+        self.assertEqual(p.stderr, "fsdpckpt: out.safetensors: the reversed recipe r.json does not restore 'z', which it drops, "
+                                   "what it trims of 'a' (zeros)\n")
+        self.assertEqual(read_safetensors(self.path("back.safetensors"))["a"][1], [5])
 
 
 class Optimizer(harness.Case):

@@ -80,6 +80,7 @@ fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *op
 
 /**
  * Applies `recipe` to the values of `target`, under their names there. Objects that match no rule stay as they are.
+ * fc_checkpoint.note of the result says what a reversed recipe does not restore.
  * @param target of `source`; its mesh and dtypes are not used. It need not outlive the call.
  * @param source belongs to the new checkpoint if the call succeeds, else to the caller.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
