@@ -172,7 +172,7 @@ static fc_code load_arrays(const loading *l, fc_fsdp *fsdp, fc_error *err) {
 fc_code fc_fsdp_load(const fc_fsdp_state *state, fc_state_dict_type type, const fc_checkpoint *from, fc_error *err) {
     loading l = {.from = from};
     fc_code rc;
-    FC_TRY_GOTO(fc_state_list_new(state, type, &l.list, err), rc, out);
+    FC_TRY_GOTO(fc_state_list_new(state, type, true, &l.list, err), rc, out);
     FC_TRY_GOTO(find_all(&l, err), rc, out);
     rc = load_arrays(&l, state->fsdp, err);
 out:

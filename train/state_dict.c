@@ -142,7 +142,7 @@ static fc_code check_ranks(const fc_state_list *list, const fc_comm *ranks, fc_e
 
 static fc_code fill(fc_fsdp_state_dict *dict, const fc_fsdp_state *state, fc_state_dict_type type, bool may_borrow,
                     fc_staging *spare, const fc_comm *ranks, fc_error *err) {
-    FC_TRY(fc_state_list_new(state, type, &dict->list, err));
+    FC_TRY(fc_state_list_new(state, type, false, &dict->list, err));
     FC_TRY(check_ranks(&dict->list, ranks, err));
     return may_borrow && are_on_host(&dict->list) ? borrow_arrays(dict, err) : copy_arrays(dict, spare, err);
 }

@@ -4,12 +4,15 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/try.h"
 #include "train/state_list.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { DIGEST = -1 };
 
 /* A box of any rank. Several may be equal: replicas. */
 typedef struct any_box {
@@ -29,8 +32,21 @@ static bool gives(const fc_state_list *list, const fc_state_box *box) {
            (int64_t)(box->tensor % (size_t)list->mesh.sizes[list->tp]) == list->tp_rank;
 }
 
-/* A list is a number of boxes: the index of the tensor, then the 2 × ndim numbers. */
+static int64_t digest_of(const fc_state_list *list) {
+    uint64_t crc = 0;
+    for (size_t i = 0; i < list->ntensors; i++) {
+        const fc_state_tensor *t = &list->tensors[i];
+        crc = fc_crc64(crc, t->name, strlen(t->name) + 1);
+        crc = fc_crc64(crc, &t->dtype, sizeof t->dtype);
+        crc = fc_crc64(crc, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    }
+    return (int64_t)(crc >> 1);
+}
+
+/* A list begins with DIGEST and a digest of the tensors. A box is the index of its tensor, then 2 × ndim numbers. */
 static fc_code write_boxes(const fc_state_list *list, fc_notes *out, fc_error *err) {
+    const int64_t head[] = {DIGEST, digest_of(list)};
+    FC_TRY(fc_notes_add(out, head, sizeof head) ? FC_OK : fc_no_memory(err, NULL));
     for (size_t i = 0; i < list->nboxes; i++) {
         const fc_state_box *box = &list->boxes[i];
         const int64_t index = (int64_t)box->tensor;
@@ -84,8 +100,13 @@ static fc_code add_any(any_boxes *out, any_box box, fc_error *err) {
 
 static fc_code read_boxes(const fc_state_list *list, const int64_t *numbers, size_t count, any_boxes *out,
                           fc_error *err) {
+    const int64_t digest = digest_of(list);
     for (size_t i = 0; i < count;) {
         const int64_t index = numbers[i++];
+        if (index == DIGEST && i < count && numbers[i] == digest) {
+            i++;
+            continue;
+        }
         const bool known = index >= 0 && index < (int64_t)list->ntensors;
         const size_t dims = known ? 2 * (size_t)list->tensors[index].ndim : 0;
         if (!known || count - i < dims) {

@@ -14,11 +14,12 @@
 typedef struct listing {
     const fc_fsdp_state *state;
     fc_state_list *out;
+    bool for_load;
     int dp; /* the dimension of the mesh over which FSDP shards */
 } listing;
 
 static int64_t rank_of(const fc_fsdp_handle *h) {
-    return fc_fsdp_is_sharded(h->unit) ? h->unit->fsdp->shard->rank : 0;
+    return fc_fsdp_is_sharded(h->unit) ? h->unit->options.shard->rank : 0;
 }
 
 /* ---- names ---- */
@@ -232,12 +233,42 @@ static fc_code add_flat_state(listing *l, const fc_fsdp_optim_state *s, fc_error
 
 /* ---- the list ---- */
 
+/* Adds an array as a tensor that is whole on each rank. */
+static fc_code add_whole(listing *l, const fc_path *path, const fc_array *array, fc_error *err) {
+    static const int64_t zeros[FC_MAX_DIMS];
+    fc_state_tensor *t;
+    FC_TRY(add_tensor(l->out, path, array->dtype, array->ndim, array->sizes, &t, err));
+    if (!fc_array_is_contiguous(array)) {
+        return fc_fail(err, FC_EUSAGE, "%s: a value of the state must be contiguous", t->name);
+    }
+    FC_TRY(add_array(l->out, array, err));
+    return add_box(l->out, t->ndim, zeros, t->shape, array->strides, 0, err);
+}
+
+/* A buffer is saved in its own dtype, and loaded into the one in use. */
+static fc_code add_buffer(listing *l, const fc_fsdp_buffer *buffer, fc_error *err) {
+    const fc_path_element keys[] = {{.key = model_key(l->state)}, {.key = buffer->fqn}};
+    const fc_path path = {keys, 2};
+    fc_state_list *out = l->out;
+    if (l->for_load || buffer->dtype == buffer->array.dtype) {
+        return add_whole(l, &path, &buffer->array, err);
+    }
+    if (!fc_grow(&out->made, &out->made_capacity, out->nmade + 1, sizeof *out->made)) {
+        return fc_no_memory(err, buffer->fqn);
+    }
+    FC_TRY(fc_fsdp_saved_buffer(l->state->fsdp, buffer, &out->made[out->nmade], err));
+    return add_whole(l, &path, &out->made[out->nmade++], err);
+}
+
 static fc_code add_units(listing *l, bool flat, fc_error *err) {
     for (const fc_fsdp_unit *u = l->state->fsdp->units; u; u = u->next) {
         FC_TRY(fc_fsdp_expect_state(u, FC_STATE_IDLE, err));
         for (const fc_fsdp_handle *h = u->handles; h; h = h->next) {
             FC_TRY(add_array(l->out, &h->local_shard, err));
             FC_TRY(flat ? add_flat_param(l, h, err) : add_params(l, h, NULL, h->layout.dtype, err));
+        }
+        for (const fc_fsdp_buffer *b = u->buffers; b; b = b->next) {
+            FC_TRY(add_buffer(l, b, err));
         }
     }
     return FC_OK;
@@ -259,16 +290,8 @@ static fc_code add_optim(listing *l, bool flat, fc_error *err) {
 }
 
 static fc_code add_values(listing *l, fc_error *err) {
-    static const int64_t zeros[FC_MAX_DIMS];
     for (size_t i = 0; i < l->state->nvalues; i++) {
-        const fc_fsdp_value *v = &l->state->values[i];
-        fc_state_tensor *t;
-        FC_TRY(add_tensor(l->out, &v->path, v->array->dtype, v->array->ndim, v->array->sizes, &t, err));
-        if (!fc_array_is_contiguous(v->array)) {
-            return fc_fail(err, FC_EUSAGE, "%s: a value of the state must be contiguous", t->name);
-        }
-        FC_TRY(add_array(l->out, v->array, err));
-        FC_TRY(add_box(l->out, t->ndim, zeros, t->shape, v->array->strides, 0, err));
+        FC_TRY(add_whole(l, &l->state->values[i].path, l->state->values[i].array, err));
     }
     return FC_OK;
 }
@@ -315,9 +338,10 @@ static fc_code find_mesh(listing *l, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, fc_state_list *out, fc_error *err) {
+fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, bool for_load, fc_state_list *out,
+                          fc_error *err) {
     *out = (fc_state_list){.arena = fc_arena_new()};
-    listing l = {.state = state, .out = out};
+    listing l = {.state = state, .out = out, .for_load = for_load};
     const bool flat = type == FC_LOCAL_STATE_DICT;
     FC_TRY(out->arena ? FC_OK : fc_no_memory(err, NULL));
     FC_TRY(find_mesh(&l, err));
@@ -327,6 +351,10 @@ fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, f
 }
 
 void fc_state_list_free(fc_state_list *list) {
+    for (size_t i = 0; i < list->nmade; i++) {
+        fc_array_free(&list->made[i]);
+    }
+    free(list->made);
     free(list->tensors);
     free(list->boxes);
     free(list->arrays);

@@ -42,10 +42,13 @@ typedef struct fc_state_list {
     size_t nboxes, box_capacity;
     fc_array *arrays; /**< views */
     size_t narrays, array_capacity;
+    fc_array *made; /**< buffers in their own dtype */
+    size_t nmade, made_capacity;
 } fc_state_list;
 
-/** Lists a state. Free it even after a failure. */
-fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, fc_state_list *out, fc_error *err);
+/** Lists a state, to save or to load it. Free it even after a failure. */
+fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, bool for_load, fc_state_list *out,
+                          fc_error *err);
 void fc_state_list_free(fc_state_list *list);
 
 /** The data of a box on the host: `memory` has a copy of each array. */

@@ -302,6 +302,17 @@ class Language(harness.Case):
         self.assertEqual(made["l.3.gate_up"][1], [11, 4, 3])
         self.assertEqual(values(made["l.3.gate_up"])[-6:], [1050, 1051, 1052, 1053, 1054, 1055])
 
+    def test_layers_of_experts(self):
+        """Two variables are unstacked, the first one from the outer dimension."""
+        made = self.there_and_back({"fc1": counted(11, 3, 4, 2)}, [
+            {"from": "fc1", "to": ["l.{n}.e.{e}.gate", "l.{n}.e.{e}.up"],
+             "operations": [{"chunk": 2}, {"unstack": 0}, {"unstack": 0}]}])
+        self.assertEqual(len(made), 66)
+        self.assertEqual(values(made["l.10.e.2.up"]), list(range(260, 264)))
+        write_safetensors(self.path("in.safetensors"), {k: t for k, t in made.items() if k != "l.4.e.1.up"})
+        self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", "--reverse",
+                   contains=["'l.{n}.e.{e}.up'"])
+
     def test_small_pieces_are_gathered(self):
         """Transposed and interleaved matrices, larger than a block, from shards and from compressed chunks."""
         rows, columns = 700, 900

@@ -89,7 +89,8 @@ def texts(corpus, out):
     for name in sorted(os.listdir(shipped)):
         write(out, "recipe", read(shipped, name))
     for seed in range(8):
-        write(out, "layout", bytes((seed * 37 + i * 11) % 251 for i in range(40)))
+        for kind in ("layout", "view", "tables", "ranks"):
+            write(out, kind, bytes([seed]) + bytes((seed * 37 + i * 11) % 251 for i in range(40)))
 
 
 if __name__ == "__main__":

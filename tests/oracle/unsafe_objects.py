@@ -252,6 +252,61 @@ def torchscript_object(home):
     must_be_caught(folder, "o", "TorchScript in DCP", "torch.jit.load")
 
 
+def archive(records, prefix=b""):
+    out = io.BytesIO(prefix)
+    out.seek(len(prefix))
+    with zipfile.ZipFile(out, "w") as z:
+        for name, data in records:
+            z.writestr(name, data)
+    return out.getvalue()
+
+
+def ambiguous(mark):
+    """Archives that hold {"x": 1} for one reader and an attack for another. PyTorch takes the first bytes, and names in any case."""
+    legacy = io.BytesIO()
+    torch.save(system(mark), legacy, _use_new_zipfile_serialization=False)
+    evil, good = pickle.dumps(system(mark), 2), pickle.dumps({"x": 1}, 2)
+    plain = [("a/data.pkl", good), ("a/version", b"3\n")]
+    yield "a file of old torch before the archive", True, legacy.getvalue() + archive(plain)
+    yield "a pickle before the archive", True, evil + archive(plain)
+    yield "a pickle before the archive that its directory knows", True, archive(plain, evil)
+    yield "the name in capitals", True, archive([("a/DATA.PKL", evil), *plain])
+    yield "an archive after an archive", False, archive(plain) + archive([("a/data.pkl", evil), ("a/version", b"3\n")])
+    yield "an attack in a record that nobody reads", False, archive([*plain, ("a/x/data.pkl", evil)])
+
+
+def two_readers(home):
+    """None of them travels into a file that PyTorch loads."""
+    mark = os.path.join(home, "mark")
+    for what, must_run, data in ambiguous(mark):
+        path, folder, target = (os.path.join(home, n) for n in ("two.pt", "two", "two_out"))
+        with open(path, "wb") as f:
+            f.write(data)
+        check(runs(path, mark) == must_run, "%s: torch.load does not do what the test thinks" % what)
+        dcp.save({"w": torch.ones(4), "o": "text"}, checkpoint_id=folder)
+        metadata = dcp.FileSystemReader(folder).read_metadata()
+        info = metadata.storage_data[[i for i in metadata.storage_data if i.fqn == "o"][0]]
+        info.relative_path, info.offset, info.length = "__1_0.distcp", 0, len(data)
+        shutil.copy(path, os.path.join(folder, info.relative_path))
+        with open(os.path.join(folder, ".metadata"), "wb") as f:
+            pickle.dump(metadata, f)
+        r = converted = run("convert", folder, "-o", target, "--to", "dcp")
+        check(r.returncode in (3, 5) if must_run else r.returncode in (0, 3), "%s: %s" % (what, r))
+        if must_run:
+            for source in (path, folder):
+                r = run("check", source)
+                check(r.returncode in (1, 3, 5) or "cannot be examined" in r.stdout, "%s: check: %s" % (what, r))
+        if converted.returncode == 0:
+            loaded = {"o": None}
+            dcp.load(loaded, checkpoint_id=target)
+            check(loaded == {"o": {"x": 1}} and not os.path.exists(mark), "%s: loaded as %s" % (what, loaded))
+            for name in os.listdir(target):
+                with open(os.path.join(target, name), "rb") as f:
+                    check(b"posix" not in f.read(), "%s: the attack is in %s" % (what, name))
+        shutil.rmtree(folder)
+        shutil.rmtree(target, ignore_errors=True)
+
+
 # ---- unknown but harmless classes ----
 
 class Mine:
@@ -402,7 +457,7 @@ def unloadable(home):
 
 
 with tempfile.TemporaryDirectory(prefix="fc-unsafe-") as home:
-    for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, wrapped_call, hooked_tensor, torchscript_object, unknown_class, look_alikes,
+    for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, wrapped_call, hooked_tensor, torchscript_object, two_readers, unknown_class, look_alikes,
                  harmless_travel, unloadable):
         test(home)
 if failures:

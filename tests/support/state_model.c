@@ -320,7 +320,7 @@ static fc_code check_value(const state_model *m, int i, fc_error *err) {
 
 fc_code state_model_check(const state_model *m, int steps, fc_error *err) {
     for (int h = 0; h < STATE_HANDLES && m->handles[h]; h++) {
-        int of_params[PARAMS], of_states[2][PARAMS];
+        int of_params[PARAMS] = {0}, of_states[2][PARAMS] = {{0}};
         const int count = (int)fc_fsdp_layout(m->handles[h])->nparams;
         for (int i = 0; i < count; i++) {
             of_params[i] = param_of(h, (size_t)i);
