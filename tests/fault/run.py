@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 NO_TARGET = ("inspect", "check", "diff", "verify", "schema", "units", "recipes")
-HAS_JOBS = ("inspect", "consolidate", "reshard", "convert", "average", "diff", "verify")
+HAS_JOBS = ("inspect", "consolidate", "export", "reshard", "convert", "average", "diff", "verify")
 HANG = 600  # seconds; only a hang takes this long, even on a busy machine
 
 
@@ -36,7 +36,7 @@ def run(argv, env=None):
 def main():
     program, shim, source, family, number, *command = sys.argv[1:]
     home = tempfile.mkdtemp(prefix="fc-fault-")
-    target = os.path.join(home, "target" if command[0] == "reshard" else "target.h5")
+    target = os.path.join(home, "target" if command[0] in ("reshard", "export") else "target.h5")
     log = os.path.join(tempfile.gettempdir(), f"fc-fault-{os.getpid()}.log")
     jobs = ["-j1"] if command[0] in HAS_JOBS else []
     if command[0] in NO_TARGET:
