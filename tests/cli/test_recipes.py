@@ -17,7 +17,9 @@ RECIPES = os.path.join(harness.CORPUS, "..", "recipes")
 CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tied", "torchtitan-llama3", []),
          ("torchtitan-qwen3", "torchtitan-qwen3", []),
          ("torchtitan-qwen3-moe", "torchtitan-qwen3", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
-         ("litgpt-llama", "litgpt-llama", []), ("nanogpt", "nanogpt", []),
+         ("litgpt-llama", "litgpt-llama", []), ("litgpt-qwen2", "litgpt-llama", []), ("litgpt-qwen3", "litgpt-llama", []),
+         ("litgpt-gemma2", "litgpt-gemma", []), ("litgpt-gemma3", "litgpt-gemma", []), ("litgpt-phi3", "litgpt-phi", []),
+         ("litgpt-pythia", "litgpt-neox", []), ("nanogpt", "nanogpt", []),
          ("meta-llama", "meta-llama", ["rope.freqs"]),
          ("torchtitan-deepseek-v3", "torchtitan-deepseek-v3", []), ("torchtitan-deepseek-v3-lite", "torchtitan-deepseek-v3", []),
          ("torchtitan-gpt-oss", "torchtitan-gpt-oss", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
@@ -156,6 +158,15 @@ class Shipped(harness.Case):
                 with self.subTest(folder, variant=i):
                     write_safetensors(self.path("v.safetensors"), tensors)
                     self.check("v.safetensors", target, "--recipe", recipe, "--config", here)
+
+    def test_gpt2_of_the_hub(self):
+        """Its files have no prefix, and a mask that no model of today has."""
+        here = os.path.join(RECIPES, "nanogpt")
+        hub = {name.removeprefix("transformer."): t for name, t in read_safetensors(os.path.join(here, "to.safetensors")).items()}
+        hub["h.0.attn.bias"] = ("F32", [1, 1, 2, 2], bytes(16))
+        write_safetensors(self.path("hub.safetensors"), hub)
+        self.check("hub.safetensors", read_safetensors(os.path.join(here, "from.safetensors")), "--recipe", "nanogpt",
+                   "--reverse", "--exclude", "*.attn.bias")
 
     def test_new_tensors_are_sharded(self):
         here = os.path.join(RECIPES, "torchtitan-llama3")
