@@ -149,6 +149,9 @@ static void options_json(json_out *j, const fc_unit_options *o) {
         JSON_MEMBER(j, string, "param_dtype", mixed_name(o->param_dtype));
         JSON_MEMBER(j, string, "reduce_dtype", mixed_name(o->reduce_dtype));
         JSON_MEMBER(j, string, "buffer_dtype", mixed_name(o->buffer_dtype));
+        JSON_MEMBER(j, bool, "keep_low_precision_grads", o->keep_low_precision_grads);
+        JSON_MEMBER(j, bool, "cast_forward_inputs", o->cast_forward_inputs);
+        JSON_MEMBER(j, bool, "cast_root_forward_inputs", !o->no_cast_root_forward_inputs);
         jw_close(j, '}');
     } else {
         jw_string(j, NULL);
@@ -157,6 +160,7 @@ static void options_json(json_out *j, const fc_unit_options *o) {
     JSON_MEMBER(j, bool, "cpu_offload", o->cpu_offload);
     JSON_MEMBER(j, string, "backward_prefetch", prefetches[o->prefetch]);
     JSON_MEMBER(j, bool, "forward_prefetch", o->forward_prefetch);
+    JSON_MEMBER(j, bool, "fp32_inputs", o->fp32_inputs);
     jw_close(j, '}');
 }
 

@@ -186,6 +186,9 @@ void fc_fsdp_free(fc_fsdp *fsdp) {
         for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
             free_handle(h);
         }
+        for (fc_fsdp_buffer *b = u->buffers; b; b = b->next) {
+            fc_array_free(&b->array);
+        }
     }
     fc_pool_clear(&fsdp->pool);
     for (int s = 0; s < FC_STREAM_COUNT; s++) {

@@ -13,6 +13,12 @@ fc_fsdp_unit_options fc_fsdp_unit_options_of(const fc_unit_options *planned, boo
         .has_reduce_dtype = mixed && planned->reduce_dtype != FC_OPAQUE,
         .param_dtype = planned->param_dtype,
         .reduce_dtype = planned->reduce_dtype,
+        .has_buffer_dtype = mixed && planned->buffer_dtype != FC_OPAQUE,
+        .buffer_dtype = planned->buffer_dtype,
+        .fp32_inputs = planned->fp32_inputs,
+        .keep_low_precision_grads = mixed && planned->keep_low_precision_grads,
+        .cast_forward_inputs = mixed && planned->cast_forward_inputs,
+        .no_cast_root_forward_inputs = planned->no_cast_root_forward_inputs,
         .offload_params = planned->cpu_offload,
         .has_prefetch = true,
         .backward_prefetch = planned->prefetch,
@@ -91,6 +97,34 @@ out:
     return rc;
 }
 
+/* Finds the unit of a module: its own, or that of its nearest ancestor that has one. */
+static fc_fsdp_unit *unit_of(const fc_fsdp_plan *plan, fc_fsdp_unit *const *units, uint32_t m) {
+    for (;; m = plan->tree->modules[m].parent) {
+        uint32_t one = plan->tree->modules[m].same_as;
+        for (size_t i = 0; i < plan->units->count; i++) {
+            if (plan->units->units[i].module == one) {
+                return units[i];
+            }
+        }
+    }
+}
+
+static fc_code add_buffers(const fc_fsdp_plan *plan, fc_fsdp_unit *const *units, fc_error *err) {
+    for (size_t i = 0; i < plan->tree->nparameters; i++) {
+        const fc_parameter *p = &plan->tree->parameters[i];
+        fc_fsdp_tensor values = {0};
+        plan->buffers[i] = NULL;
+        if (!p->buffer || p->ignored || p->same_as != i) {
+            continue;
+        }
+        FC_TRY(plan->load(plan->context, p, &values, err));
+        fc_code rc = fc_fsdp_add_buffer(unit_of(plan, units, p->module), p->fqn, &values.local, &plan->buffers[i], err);
+        fc_array_free(&values.local);
+        FC_TRY(rc);
+    }
+    return FC_OK;
+}
+
 /* The plan has the root last, the step needs it first. */
 static fc_code add_all(fc_fsdp *fsdp, const fc_fsdp_plan *plan, fc_fsdp_unit **units, fc_fsdp_handle **handles,
                        fc_error *err) {
@@ -99,7 +133,7 @@ static fc_code add_all(fc_fsdp *fsdp, const fc_fsdp_plan *plan, fc_fsdp_unit **u
     for (size_t i = 0; i < root; i++) {
         FC_TRY(add_unit(fsdp, plan, &plan->units->units[i], &units[i], &handles[i], err));
     }
-    return FC_OK;
+    return plan->buffers ? add_buffers(plan, units, err) : FC_OK;
 }
 
 fc_code fc_fsdp_add_planned(fc_fsdp *fsdp, const fc_fsdp_plan *plan, fc_fsdp_unit **units, fc_fsdp_handle **handles,

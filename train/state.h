@@ -50,6 +50,9 @@ struct fc_fsdp_unit {
     fc_fsdp_unit_options options; /* complete: what the unit does not set is the instance's */
     double predivide, postdivide; /* of the average over the ranks of the unit */
     fc_fsdp_handle *handles, **last_handle;
+    fc_fsdp_buffer *buffers;
+    bool has_input_dtype; /* with fp32_inputs: whether an input of this forward was cast, and from what */
+    fc_dtype input_dtype;
     int64_t index;
     fc_training_state state;
     bool prefetched, needs_pre_forward_unshard, needs_pre_backward_unshard, ran_pre_backward;

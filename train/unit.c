@@ -29,7 +29,8 @@ static fc_code check_unit(const fc_fsdp *fsdp, const char *name, const fc_fsdp_u
         return fc_fail(err, FC_EUSAGE, "unit '%s': a communication hook is not supported for hybrid strategies", name);
     }
     if ((o->has_param_dtype && fc_dtype_get(o->param_dtype)->cls != FC_CLASS_FLOAT) ||
-        (o->has_reduce_dtype && fc_dtype_get(o->reduce_dtype)->cls != FC_CLASS_FLOAT)) {
+        (o->has_reduce_dtype && fc_dtype_get(o->reduce_dtype)->cls != FC_CLASS_FLOAT) ||
+        (o->has_buffer_dtype && fc_dtype_get(o->buffer_dtype)->cls != FC_CLASS_FLOAT)) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': the dtypes of mixed precision must be floating-point", name);
     }
     return FC_OK;

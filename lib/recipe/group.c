@@ -235,7 +235,7 @@ static fc_code do_split(const fc_recipe *recipe, const fc_recipe_op *op, const f
     const bool numbers = unstack && l->nfrom == 0 && l->nto < l->nvariables;
     int dim;
     if (!numbers && l->patterns) {
-        return fc_fail(err, FC_EUSAGE, "its tensors are still several; join them before they are split");
+        return fc_fail(err, FC_EUSAGE, "several tensors are left; join them before a split");
     }
     FC_TRY(fc_parted_dim(op->dim, l->items[0].tensor.ndim, &dim, err));
     const size_t parts = unstack ? (size_t)l->items[0].tensor.shape[dim] : rule->nto;

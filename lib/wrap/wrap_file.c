@@ -70,27 +70,39 @@ static fc_code read_dtype(const reader *r, const json_t *value, fc_dtype *out) {
     return FC_OK;
 }
 
-static fc_code read_mixed_precision(reader *r, const json_t *value, fc_unit_options *out) {
-    static const char *const names[] = {"param_dtype", "reduce_dtype", "buffer_dtype"};
-    fc_dtype *const fields[] = {&out->param_dtype, &out->reduce_dtype, &out->buffer_dtype};
-    const char *key;
-    json_t *dtype;
-    out->mixed_precision = json_is_object(value);
+/* A member of MixedPrecision. */
+static fc_code read_precision(reader *r, const json_t *value, fc_unit_options *out) {
+    static const char *const dtypes[] = {"param_dtype", "reduce_dtype", "buffer_dtype"};
+    static const char *const flags[] = {"keep_low_precision_grads", "cast_forward_inputs", "cast_root_forward_inputs"};
+    fc_dtype *const dtype_fields[] = {&out->param_dtype, &out->reduce_dtype, &out->buffer_dtype};
+    bool *const flag_fields[] = {&out->keep_low_precision_grads, &out->cast_forward_inputs,
+                                 &out->no_cast_root_forward_inputs};
     for (int i = 0; i < 3; i++) {
-        *fields[i] = FC_OPAQUE;
+        if (strcmp(r->option, dtypes[i]) == 0) {
+            return read_dtype(r, value, dtype_fields[i]);
+        }
+        if (strcmp(r->option, flags[i]) == 0) {
+            FC_TRY(read_bool(r, value, flag_fields[i]));
+            *flag_fields[i] = *flag_fields[i] != (i == 2); /* the last is stored as its opposite */
+            return FC_OK;
+        }
     }
+    r->option = "mixed_precision";
+    return wrong(r, "an object of param_dtype, reduce_dtype, buffer_dtype, keep_low_precision_grads, "
+                    "cast_forward_inputs and cast_root_forward_inputs");
+}
+
+static fc_code read_mixed_precision(reader *r, const json_t *value, fc_unit_options *out) {
+    const char *key;
+    json_t *member;
+    out->mixed_precision = json_is_object(value);
+    out->param_dtype = out->reduce_dtype = out->buffer_dtype = FC_OPAQUE;
     if (!json_is_object(value) && !json_is_null(value)) {
         return wrong(r, "null or an object such as {\"param_dtype\": \"bfloat16\"}");
     }
-    json_object_foreach((json_t *)value, key, dtype) {
-        json_t *name = json_string(key);
-        int i = find(name, names, 3);
-        json_decref(name);
-        if (i < 0) {
-            return wrong(r, "an object of param_dtype, reduce_dtype and buffer_dtype");
-        }
+    json_object_foreach((json_t *)value, key, member) {
         r->option = key;
-        FC_TRY(read_dtype(r, dtype, fields[i]));
+        FC_TRY(read_precision(r, member, out));
     }
     /* As in FullyShardedDataParallel, gradients are by default reduced in the type in which they were computed. */
     out->reduce_dtype = out->reduce_dtype == FC_OPAQUE ? out->param_dtype : out->reduce_dtype;

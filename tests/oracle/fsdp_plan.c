@@ -127,7 +127,7 @@ static fc_code add_planned(rank_run *r, fc_arena *arena, fc_error *err) {
     FC_TRY(fc_wrap_check_frozen(&targets, NULL, NULL, err));
     FC_TRY(fc_wrap_check_shared(&targets, err));
     FC_TRY(fc_wrap_units(&targets, arena, &planned, err));
-    fc_fsdp_plan plan = {&tree, &planned, load_planned, adjust_planned, r};
+    fc_fsdp_plan plan = {&tree, &planned, load_planned, NULL, adjust_planned, r};
     FC_TRY(fc_fsdp_add_planned(r->fsdp, &plan, units, handles, err));
     r->nunits = planned.count;
     for (size_t i = 0; i < planned.count; i++) {

@@ -1,6 +1,6 @@
 /*
  * train: the states of units and flat parameters, the calls that each state refuses, registration of post-backward, the
- * check of the execution order, memory and inputs.
+ * check of the execution order and memory.
  */
 #include "fsdp_model.h"
 
@@ -14,41 +14,7 @@
 
 #include <cmocka.h>
 
-/* Runs `body` as the only rank of the local backend. */
-typedef struct body {
-    void (*run)(fc_comm *comm);
-} body;
-
-static fc_code call(fc_comm *comm, void *context, fc_error *err) {
-    (void)err;
-    ((body *)context)->run(comm);
-    return FC_OK;
-}
-
-static void on_ranks(int size, void (*run)(fc_comm *comm)) {
-    fc_error err = {FC_OK, ""};
-    body b = {run};
-    fc_code rc = fc_comm_run_local(size, call, &b, &err);
-    assert_string_equal(err.message, "");
-    assert_int_equal(rc, FC_OK);
-}
-
-/* An assert of cmocka works only on the thread of the test. On the threads of ranks, a failure ends the program. */
-#define MUST(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define MUST_FAIL(rc, wanted, err, text)                                                                               \
-    do {                                                                                                               \
-        MUST((rc) == (wanted));                                                                                        \
-        if (!strstr((err).message, text)) {                                                                            \
-            fprintf(stderr, "%s:%d: '%s' is not in '%s'\n", __FILE__, __LINE__, text, (err).message);                  \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "on_ranks.h"
 
 static void open_model(fsdp_model *m, fc_comm *comm) {
     fc_error err = {FC_OK, ""};
@@ -232,53 +198,6 @@ static void several_flat_parameters(void **state) {
     on_ranks(2, two_handles);
 }
 
-static fc_code load_ones(void *context, const fc_parameter *parameter, fc_fsdp_tensor *out, fc_error *err) {
-    fc_comm *comm = context;
-    return fc_array_new(comm->device, parameter->dtype, parameter->ndim, parameter->shape, &out->local, err);
-}
-
-/* Units with wrong communicators, and a plan that the instance cannot have. */
-static void refused(fc_comm *comm) {
-    fc_fsdp *fsdp;
-    fc_fsdp_unit *units[2];
-    fc_fsdp_handle *handles[2];
-    fc_device *other;
-    fc_comm strange = *comm;
-    fc_error err = {FC_OK, ""};
-    int64_t shape[] = {5};
-    fc_parameter_spec specs[] = {{.fqn = "a.w", .dtype = FC_F32, .ndim = 1, .shape = shape}};
-    fc_module_tree tree;
-    fc_wrap_targets targets;
-    fc_units planned;
-    fc_unit_options root = {.use_orig_params = true};
-    fc_fsdp_options options = {0};
-    fc_arena *arena = fc_arena_new();
-    MUST(arena && fc_fsdp_new(comm, comm, NULL, &options, &fsdp, NULL) == FC_OK);
-    MUST(fc_device_cpu(&other, NULL) == FC_OK);
-    strange.device = other;
-    fc_fsdp_unit_options plain = {.is_root = true}, far = {.is_root = true, .shard = &strange},
-                         alone = {.is_root = true, .shard = comm, .strategy = FC_HYBRID_SHARD};
-    MUST_FAIL(fc_fsdp_add_unit(fsdp, "x", &plain, units, &err), FC_EUSAGE, err, "a communicator of its own");
-    MUST_FAIL(fc_fsdp_add_unit(fsdp, "x", &far, units, &err), FC_EUSAGE, err, "are on another device");
-    MUST_FAIL(fc_fsdp_add_unit(fsdp, "x", &alone, units, &err), FC_EUSAGE, err, "needs a communicator over replicas");
-    other->destroy(other);
-    fc_fsdp_free(fsdp);
-    MUST(fc_fsdp_new(comm, NULL, NULL, &options, &fsdp, NULL) == FC_OK);
-    MUST(fc_module_tree_new(specs, 1, NULL, arena, &tree, NULL) == FC_OK);
-    MUST(fc_wrap_targets_new(&tree, &root, arena, &targets, NULL) == FC_OK);
-    MUST(fc_wrap_units(&targets, arena, &planned, NULL) == FC_OK);
-    fc_fsdp_plan plan = {.tree = &tree, .units = &planned, .load = load_ones, .context = comm};
-    MUST_FAIL(fc_fsdp_add_planned(fsdp, &plan, units, handles, &err), FC_EUSAGE, err,
-              "unit '(root)': expects one homogeneous value for use_orig_params");
-    fc_fsdp_free(fsdp);
-    fc_arena_free(arena);
-}
-
-static void refused_units(void **state) {
-    (void)state;
-    on_ranks(2, refused);
-}
-
 static void changed_order(fc_comm *comm) {
     fsdp_model m;
     static const int other[] = {2, 1, 3};
@@ -321,47 +240,6 @@ static void execution_order(void **state) {
     assert_int_equal(fc_comm_run_local(3, ranks_differ, NULL, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "forward order differs across ranks: rank 0 is all-gathering parameters for "
                                         "'unit2' while rank 2 is all-gathering parameters for 'unit3'"));
-}
-
-/* Floating-point inputs are cast to the param dtype, integers are not, and a transposed input keeps its values. */
-static void inputs(fc_comm *comm) {
-    fsdp_model m;
-    fc_fsdp_options options = {0};
-    fc_fsdp_unit_options unit = {.has_param_dtype = true, .param_dtype = FC_BF16};
-    fc_array in[2];
-    MUST(model_open(&m, comm, NULL, comm->rank, options, unit, NULL) == FC_OK);
-    MUST(fc_array_new(comm->device, FC_F32, 2, (int64_t[]){3, 2}, &in[0], NULL) == FC_OK);
-    MUST(fc_array_new(comm->device, FC_I64, 1, (int64_t[]){2}, &in[1], NULL) == FC_OK);
-    fc_array before[2] = {in[0], in[1]};
-    for (int i = 0; i < 6; i++) {
-        ((float *)in[0].data)[i] = (float)i;
-    }
-    in[0].sizes[0] = 2;
-    in[0].sizes[1] = 3;
-    in[0].strides[0] = 1;
-    in[0].strides[1] = 2;
-    MUST(fc_fsdp_root_pre_forward(m.fsdp, in, 2, NULL) == FC_OK);
-    MUST(in[0].dtype == FC_BF16 && in[0].memory && in[0].memory != before[0].memory);
-    MUST(in[1].dtype == FC_I64 && in[1].memory == before[1].memory);
-    static const float wanted[] = {0, 2, 4, 1, 3, 5};
-    for (int i = 0; i < 6; i++) {
-        uint16_t high;
-        memcpy(&high, (const char *)&wanted[i] + 2, 2);
-        MUST(((const uint16_t *)in[0].data)[i] == high);
-    }
-    /* An input in the param dtype is not cast again. */
-    void *cast = in[0].memory;
-    MUST(fc_fsdp_pre_forward(m.units[0], true, in, 2, NULL) == FC_OK && in[0].memory == cast);
-    MUST(fc_fsdp_post_forward(m.units[0], NULL) == FC_OK);
-    fc_array_free(&in[0]);
-    fc_array_free(&before[0]);
-    fc_array_free(&before[1]);
-    model_close(&m);
-}
-
-static void cast_inputs(void **state) {
-    (void)state;
-    on_ranks(2, inputs);
 }
 
 /* summon_full_params gives full parameters in full precision, between steps. */
@@ -521,9 +399,7 @@ int main(void) {
         cmocka_unit_test(without_gradients),
         cmocka_unit_test(registered_once),
         cmocka_unit_test(several_flat_parameters),
-        cmocka_unit_test(refused_units),
         cmocka_unit_test(execution_order),
-        cmocka_unit_test(cast_inputs),
         cmocka_unit_test(full_params),
         cmocka_unit_test(original_parameters),
         cmocka_unit_test(fsdp_over_tp),

@@ -173,13 +173,16 @@ typedef struct fc_unit_options {
     bool use_orig_params;
     bool cpu_offload;
     bool forward_prefetch;
+    bool keep_low_precision_grads, cast_forward_inputs, no_cast_root_forward_inputs; /**< with mixed_precision */
+    bool fp32_inputs; /**< set by fc_wrap_override_mixed_precision: the inputs of the module are cast to float32, and
+                           its outputs back */
 } fc_unit_options;
 
 /** The fields of fc_unit_options that an override sets. */
 enum {
     FC_UNIT_SET_STRATEGY = 1,
     FC_UNIT_SET_PREFETCH = 2,
-    FC_UNIT_SET_MIXED_PRECISION = 4, /**< mixed_precision and the three dtypes */
+    FC_UNIT_SET_MIXED_PRECISION = 4, /**< mixed_precision, the three dtypes and the three flags that go with them */
     FC_UNIT_SET_USE_ORIG_PARAMS = 8,
     FC_UNIT_SET_CPU_OFFLOAD = 16,
     FC_UNIT_SET_FORWARD_PREFETCH = 32

@@ -128,6 +128,11 @@ typedef struct fc_fsdp_unit_options {
     fc_sharding_strategy strategy;
     bool has_param_dtype, has_reduce_dtype; /**< mixed precision; the reduce dtype defaults to the param dtype */
     fc_dtype param_dtype, reduce_dtype;
+    bool has_buffer_dtype; /**< cast the floating-point buffers of this unit */
+    fc_dtype buffer_dtype;
+    /** For a module that mixed precision leaves out, such as a batch norm: cast its inputs to float32, and its outputs
+     *  back (fc_fsdp_cast_outputs). */
+    bool fp32_inputs;
     bool keep_low_precision_grads;
     bool cast_forward_inputs;         /**< cast the inputs of this unit to its param dtype */
     bool no_cast_root_forward_inputs; /**< do not cast the inputs of the root, which is the default */
@@ -158,6 +163,21 @@ void fc_fsdp_free(fc_fsdp *fsdp);
 fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *options, fc_fsdp_unit **out,
                          fc_error *err);
 
+/** A buffer of a unit. */
+typedef struct fc_fsdp_buffer {
+    const char *fqn;
+    fc_dtype dtype; /**< its own, in which a checkpoint has it */
+    fc_array array; /**< its values in the dtype of the computation, which the program may change; owned */
+    struct fc_fsdp_buffer *next;
+} fc_fsdp_buffer;
+
+/** Copies a buffer, and casts it if it is floating-point and the unit has a buffer dtype. `fqn` is copied. */
+fc_code fc_fsdp_add_buffer(fc_fsdp_unit *unit, const char *fqn, const fc_array *values, fc_fsdp_buffer **out,
+                           fc_error *err);
+
+/** Returns a buffer in its own dtype, as torch's state_dict has it, in new memory that the caller frees. */
+fc_code fc_fsdp_saved_buffer(const fc_fsdp *fsdp, const fc_fsdp_buffer *buffer, fc_array *out, fc_error *err);
+
 /** A parameter of a unit. */
 typedef struct fc_fsdp_param_init {
     const char *fqn;
@@ -177,9 +197,10 @@ fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params,
 typedef struct fc_fsdp_plan {
     const fc_module_tree *tree;
     const fc_units *units; /**< from fc_wrap_units, after the checks of wrap_policy.h */
-    /** Gets the values of a parameter, on the compute device. The tensors of one unit are loaded, flattened and then
-     *  freed with fc_array_free, so a model needs not fit on the device. */
+    /** Gets the values of a parameter or buffer, on the compute device. The tensors of one unit are loaded, flattened
+     * and then freed with fc_array_free, so a model needs not fit on the device. */
     fc_code (*load)(void *context, const fc_parameter *parameter, fc_fsdp_tensor *out, fc_error *err);
+    fc_fsdp_buffer **buffers; /**< receives the buffers, one place per parameter of the tree; NULL: do not add them */
     /** Sets what a plan does not have, such as the communicators of a unit. NULL: nothing. */
     fc_code (*adjust)(void *context, const fc_unit *unit, fc_fsdp_unit_options *options, fc_error *err);
     void *context;
@@ -215,10 +236,18 @@ fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs
 
 /**
  * Pre-forward of a unit: unshards its parameters for later work on the compute stream, prefetches the next unit if
- * requested, registers post-backward once, and casts the inputs if requested.
+ * requested, registers post-backward once, and casts the inputs if requested: to the param dtype with
+ * cast_forward_inputs, to float32 with fp32_inputs.
  * @param training false for a forward in eval mode, whose order is not checked.
  */
 fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err);
+
+/**
+ * Casts the floating-point outputs of a unit with fp32_inputs back to the dtype that its inputs had (the last one that
+ * was cast), if one was cast. Other units are left alone. Call it between the computation and fc_fsdp_post_forward.
+ * @param outputs a cast output is replaced by a new array, which the caller frees with fc_array_free.
+ */
+fc_code fc_fsdp_cast_outputs(fc_fsdp_unit *unit, fc_array *outputs, size_t noutputs, fc_error *err);
 
 /** Post-forward: frees the parameters unless the strategy or the root's role keeps them. */
 fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err);
