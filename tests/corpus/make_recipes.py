@@ -46,6 +46,10 @@ def write(folder, source, target, config):
     os.makedirs(folder, exist_ok=True)
     save_file(clones(source), os.path.join(folder, "from.safetensors"))
     save_file(clones(target), os.path.join(folder, "to.safetensors"))
+    if config["model_type"] != "llama" and "architectures" in config:
+        name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3", "gpt_oss": "GptOss",
+                "mixtral": "Mixtral"}[config["model_type"]]
+        config = dict(config, architectures=[name + "ForCausalLM"])
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
         json.dump(config, f, indent=1)
         f.write("\n")
@@ -212,7 +216,8 @@ def fused_experts(folder, model, config):
     made.load_state_dict(distinct(made.state_dict()))
     with tempfile.TemporaryDirectory() as tmp:
         made.save_pretrained(tmp)
-        write(folder, made.state_dict(), load_file(os.path.join(tmp, "model.safetensors")), {**LLAMA, **config})
+        write(folder, made.state_dict(), load_file(os.path.join(tmp, "model.safetensors")),
+              {**LLAMA, "model_type": made.config.model_type, **config})
 
 
 def titan_02(folder, family, model, arguments, config):
@@ -296,7 +301,7 @@ def megatron(folder, bridge, model, config):
             else:
                 state[to] = parts["weight"]
     assert used == set(hf), set(hf) - used
-    write(folder, state, hf, {**LLAMA, **config})
+    write(folder, state, hf, {**LLAMA, "model_type": made.config.model_type, **config})
 
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8,
