@@ -103,15 +103,6 @@ fc_code fc_recipe_no_rule(const fc_recipe_builder *b, const char *name) {
 
 /* ---- groups ---- */
 
-/* @return the number that digits stand for. One too large for 64 bits stays the largest, which is no index. */
-static uint64_t number_of(const fc_recipe_binding *bound) {
-    uint64_t number = 0;
-    for (size_t i = 0; i < bound->ndigits; i++) {
-        number = number > UINT64_MAX / 10 - 1 ? UINT64_MAX : number * 10 + (uint64_t)(bound->digits[i] - '0');
-    }
-    return number;
-}
-
 /* Removes the bindings of variables that `to` does not have, and sets the numbers that they stand for. */
 static void unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *bindings, uint64_t *numbers) {
     fc_recipe_variable inner[FC_RECIPE_VARIABLES];
@@ -119,7 +110,7 @@ static void unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *binding
     for (size_t i = 0; i < count; i++) {
         const fc_recipe_binding *bound = fc_recipe_bound(bindings, inner[i].name, inner[i].len);
         if (bound) {
-            numbers[i] = number_of(bound);
+            numbers[i] = fc_recipe_number_of(bound);
             bindings->all[bound - bindings->all] = bindings->all[--bindings->count];
         }
     }

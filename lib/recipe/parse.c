@@ -438,6 +438,7 @@ static fc_code make(const char *label, const json_t *root, const fc_recipe_optio
     if (options && options->config) {
         FC_TRY(load_config(&r, options->config));
     }
+    FC_TRY(fc_recipe_place_offsets(recipe, arena, err));
     FC_TRY(r.reverse ? list_lost(&r) : FC_OK);
     *out = recipe;
     return FC_OK;
