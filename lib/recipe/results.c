@@ -63,7 +63,7 @@ const char *fc_recipe_output_name(const fc_recipe_builder *b, const fc_group *g,
         if (!digits) {
             return NULL;
         }
-        bindings.all[bindings.count++] = (fc_recipe_binding){inner[i].name, digits, inner[i].len, strlen(digits)};
+        bindings.all[bindings.count++] = (fc_recipe_binding){inner[i].name, digits, inner[i].len, strlen(digits), 0};
     }
     return fc_recipe_spell(g->rule->to[o->pattern], &bindings, b->scratch);
 }

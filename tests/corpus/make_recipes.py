@@ -307,6 +307,8 @@ def megatron(folder, bridge, model, config):
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8,
          "intermediate_size": 24, "vocab_size": 32, "tie_word_embeddings": False}
 EXPERTS = {**SMALL, "moe_intermediate_size": 12, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+MLA = {"num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+       "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 MOE = {"num_experts": 4, "top_k": 2, "moe_hidden_dim": 12, "moe_comm_backend": "standard"}
 CASES = {
     "torchtitan-llama3": lambda f: titan_llama3(f, False),
@@ -338,6 +340,7 @@ CASES = {
     "torchtitan-deepseek-v3": lambda f: titan_deepseek(f, 8),
     "torchtitan-deepseek-v3-lite": lambda f: titan_deepseek(f, 0),
     "torchtitan-gpt-oss": titan_gpt_oss,
+    "transformers-deepseek-v3": lambda f: fused_experts(f, "DeepseekV3", dict(EXPERTS, **MLA)),
     "transformers-mixtral": lambda f: fused_experts(f, "Mixtral", EXPERTS),
     "transformers-qwen-moe": lambda f: fused_experts(f, "Qwen3Moe", EXPERTS),
     "megatron-llama": lambda f: megatron(f, ("llama.llama_bridge", "LlamaBridge"), "Llama", SMALL),
