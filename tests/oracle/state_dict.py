@@ -83,6 +83,7 @@ def expected(one=False):
         for k, state in enumerate(["exp_avg", "exp_avg_sq"]):
             result[f"optim.state.{name}.{state}"] = numbers(3 * handle + 5 * k + 1 + place[handle], shape, dtype, transposed)
     result["optim.state.norm.weight.step"] = numbers(7, (), F32)
+    result["model.layers.0.freq"] = numbers(11, (3,), F32)
     result["model.norm.running"] = numbers(8, (3, 2), torch.float16)
     result["empty"] = numbers(9, (0,), F32)
     return result
@@ -171,6 +172,7 @@ class Model(nn.Module):
         self.embed, self.norm = Block("embed.", local), Block("norm.", local)
         self.layers = nn.ModuleList([Block("layers.0.", local), Block("layers.1.", local)])
         self.layers[1].tied = self.layers[1].w
+        self.layers[0].register_buffer("freq", torch.zeros(3))
         self.head = Block("head.", local)
 
 

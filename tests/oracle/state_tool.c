@@ -38,6 +38,8 @@ static fc_code save_async(state_model *m, const job *j, fc_comm *ranks, fc_error
 }
 
 static fc_code clear_params(state_model *m, fc_error *err) {
+    fc_array *buffer = &m->buffer->array;
+    FC_TRY(buffer->device->zero(buffer->device, buffer->data, fc_array_bytes(buffer), NULL, err));
     for (int h = 0; h < STATE_HANDLES && m->handles[h]; h++) {
         fc_array *shard = fc_fsdp_local_shard(m->handles[h]);
         FC_TRY(shard->device->zero(shard->device, shard->data, fc_array_bytes(shard), NULL, err));
