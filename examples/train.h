@@ -5,7 +5,7 @@
 #define EXAMPLES_TRAIN_H
 
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/train/fsdp.h"
+#include "fsdpckpt/train/state_dict.h"
 #include "fsdpckpt/try.h"
 #include "mlp.h"
 
@@ -17,6 +17,7 @@ typedef struct train_options {
     int steps, accumulate, replicas;
     fc_fsdp_unit_options unit;
     fc_fsdp_options fsdp;
+    int save_every; /* steps; 0: only at the end */
     const char *save, *resume, *dump;
 } train_options;
 
@@ -33,6 +34,7 @@ typedef struct trainer {
     fc_comm *shard, *replicate; /* along the mesh dimensions; replicate is NULL without replicas */
     fc_mesh mesh;               /* (dp) or (replicate, dp) */
     fc_fsdp *fsdp;
+    fc_fsdp_saver *saver; /* NULL if nothing is saved */
     train_layer layers[MLP_LAYERS];
     int64_t step; /* optimizer steps so far, including those of earlier runs */
     FILE *dump;
@@ -43,11 +45,9 @@ fc_code train_fetch(const fc_array *array, float *out, fc_error *err);
 fc_code train_store(const fc_array *array, const float *values, fc_error *err);
 
 /* checkpoint.c */
-/* Reads parameter `kind` (0 weight, 1 bias) of a layer, or its optimizer state ("exp_avg"), into a new array. */
-fc_code train_load_param(const fc_checkpoint *from, const mlp_layer *layer, int kind, const char *state,
-                         fc_device *device, fc_array *out, fc_error *err);
-fc_code train_load_step(const fc_checkpoint *from, int64_t *step, fc_error *err);
-/* Writes the sharded checkpoint `path`, one file per rank. */
+/* Loads this rank's shards and the number of steps from a checkpoint of any layout and format. */
+fc_code train_load(trainer *t, const char *path, fc_error *err);
+/* Starts to write the sharded checkpoint `path`, one file per rank, while the training goes on. */
 fc_code train_save(trainer *t, const char *path, fc_error *err);
 
 /* train_mlp.c: writes the name of a parameter, "layers.0.weight" for kind 0 or "layers.0.bias" for kind 1. */

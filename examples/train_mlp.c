@@ -1,7 +1,8 @@
 /*
  * train_mlp trains a small multi-layer perceptron with FSDP and AdamW, without Python, over threads, MPI or NCCL. It
- * has mixed precision, gradient accumulation, HSDP, prefetching and offloading. It saves sharded HDF5 checkpoints,
- * resumes from checkpoints of any layout and format, and can write its results for a comparison with PyTorch.
+ * has mixed precision, gradient accumulation, HSDP, prefetching and offloading. It saves sharded HDF5 checkpoints while
+ * it trains, resumes from checkpoints of any layout and format, and can write its results for a comparison with
+ * PyTorch.
  *
  *   train_mlp --ranks 4 --steps 10 --save ckpt
  *   fsdpckpt reshard ckpt -o ckpt2 --dp 2
@@ -32,7 +33,7 @@ static fc_code new_param(mlp_random *random, const mlp_layer *layer, int kind, f
     return train_store(out, values, err);
 }
 
-static fc_code add_layer(trainer *t, int i, mlp_random *random, const fc_checkpoint *from, fc_error *err) {
+static fc_code add_layer(trainer *t, int i, mlp_random *random, fc_error *err) {
     const mlp_layer *layer = &mlp_layers[i];
     fc_fsdp_param_init init[2];
     fc_fsdp_tensor tensors[2] = {{.is_dtensor = false}, {.is_dtensor = false}};
@@ -41,8 +42,7 @@ static fc_code add_layer(trainer *t, int i, mlp_random *random, const fc_checkpo
     for (int kind = 0; rc == FC_OK && kind < 2; kind++) {
         fc_array *local = &tensors[kind].local;
         train_name(layer, kind, names[kind], sizeof names[kind]);
-        rc = from ? train_load_param(from, layer, kind, NULL, t->world->device, local, err)
-                  : new_param(random, layer, kind, t->world->device, local, err);
+        rc = new_param(random, layer, kind, t->world->device, local, err);
         init[kind] = (fc_fsdp_param_init){names[kind], &tensors[kind], true, -1};
     }
     rc = rc == FC_OK ? fc_fsdp_add_handle(t->layers[i].unit, init, 2, &t->layers[i].handle, err) : rc;
@@ -51,36 +51,15 @@ static fc_code add_layer(trainer *t, int i, mlp_random *random, const fc_checkpo
     return rc;
 }
 
-/* Makes an optimizer state: zeros, or this rank's shard of the saved state. */
-static fc_code add_state(trainer *t, int i, const char *name, const fc_checkpoint *from, fc_array *out, fc_error *err) {
-    fc_fsdp_handle *handle = t->layers[i].handle;
-    const fc_flat_layout *layout = fc_fsdp_layout(handle);
-    fc_device *device = t->world->device;
-    fc_array params[2] = {{0}}, flat = {0}, shard = {0};
-    int64_t rank = layout->world_size > 1 ? t->shard->rank : 0;
-    fc_code rc;
-    FC_TRY(fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err));
-    if (!from) {
-        return out->device->zero(out->device, out->data, fc_array_bytes(out), NULL, err);
-    }
-    for (int kind = 0; kind < 2; kind++) {
-        FC_TRY_GOTO(train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err), rc, out);
-    }
-    FC_TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err), rc, out);
-    FC_TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err), rc, out);
-    FC_TRY_GOTO(fc_flat_flatten(layout, params, &flat, NULL, err), rc, out);
-    FC_TRY_GOTO(fc_flat_shard(layout, &flat, rank, &shard, NULL, err), rc, out);
-    FC_TRY_GOTO(fc_array_copy(out, &shard, NULL, err), rc, out);
-    rc = device->synchronize(device, NULL, err);
-out:
-    fc_array_free(&params[0]);
-    fc_array_free(&params[1]);
-    fc_array_free(&flat);
-    fc_array_free(&shard);
-    return rc;
+/* Makes an optimizer state of zeros. */
+static fc_code add_state(trainer *t, int i, fc_array *out, fc_error *err) {
+    const fc_array *shard = fc_fsdp_local_shard(t->layers[i].handle);
+    FC_TRY(fc_array_new(shard->device, FC_F32, 1, shard->sizes, out, err));
+    FC_TRY(out->device->zero(out->device, out->data, fc_array_bytes(out), NULL, err));
+    return out->device->synchronize(out->device, NULL, err);
 }
 
-static fc_code add_layers(trainer *t, const fc_checkpoint *from, fc_error *err) {
+static fc_code add_layers(trainer *t, fc_error *err) {
     mlp_random random = mlp_random_new(1);
     for (int k = 0; k < MLP_LAYERS; k++) {
         int i = (k + MLP_LAYERS - 1) % MLP_LAYERS; /* the root, which holds the head, must be added first */
@@ -89,11 +68,11 @@ static fc_code add_layers(trainer *t, const fc_checkpoint *from, fc_error *err) 
         FC_TRY(fc_fsdp_add_unit(t->fsdp, mlp_layers[i].name, &unit, &t->layers[i].unit, err));
     }
     for (int i = 0; i < MLP_LAYERS; i++) {
-        FC_TRY(add_layer(t, i, &random, from, err));
-        FC_TRY(add_state(t, i, "exp_avg", from, &t->layers[i].exp_avg, err));
-        FC_TRY(add_state(t, i, "exp_avg_sq", from, &t->layers[i].exp_avg_sq, err));
+        FC_TRY(add_layer(t, i, &random, err));
+        FC_TRY(add_state(t, i, &t->layers[i].exp_avg, err));
+        FC_TRY(add_state(t, i, &t->layers[i].exp_avg_sq, err));
     }
-    return from ? train_load_step(from, &t->step, err) : FC_OK;
+    return FC_OK;
 }
 
 static fc_code split_mesh(trainer *t, fc_error *err) {
@@ -114,7 +93,6 @@ static fc_code split_mesh(trainer *t, fc_error *err) {
 
 static fc_code open_trainer(trainer *t, fc_error *err) {
     const train_options *o = t->options;
-    fc_checkpoint *from = NULL;
     char path[1024];
     fc_code rc = split_mesh(t, err);
     if (rc == FC_OK && o->dump) {
@@ -123,13 +101,14 @@ static fc_code open_trainer(trainer *t, fc_error *err) {
         rc = t->dump ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be written", path);
     }
     rc = rc == FC_OK ? fc_fsdp_new(t->shard, t->replicate, NULL, &o->fsdp, &t->fsdp, err) : rc;
-    rc = rc == FC_OK && o->resume ? fc_checkpoint_open(o->resume, NULL, &from, err) : rc;
-    rc = rc == FC_OK ? add_layers(t, from, err) : rc;
-    fc_checkpoint_close(from);
-    return fc_comm_agree(t->host, rc, err);
+    rc = rc == FC_OK ? add_layers(t, err) : rc;
+    rc = rc == FC_OK && o->resume ? train_load(t, o->resume, err) : rc;
+    FC_TRY(fc_comm_agree(t->host, rc, err));
+    return o->save ? fc_fsdp_saver_new(t->host, &t->saver, err) : FC_OK;
 }
 
 static void close_trainer(trainer *t) {
+    fc_fsdp_saver_free(t->saver);
     fc_fsdp_free(t->fsdp);
     for (int i = 0; i < MLP_LAYERS; i++) {
         fc_array_free(&t->layers[i].exp_avg);
@@ -327,9 +306,11 @@ static fc_code train(const train_options *o, fc_comm *world, fc_comm *host, fc_e
     fc_code rc = open_trainer(t, err);
     for (int i = 0; rc == FC_OK && i < o->steps; i++) {
         rc = train_step(t, err);
+        bool saves = o->save && (i + 1 == o->steps || (o->save_every > 0 && (i + 1) % o->save_every == 0));
+        rc = rc == FC_OK && saves ? train_save(t, o->save, err) : rc;
     }
-    if (rc == FC_OK && o->save) {
-        rc = train_save(t, o->save, err);
+    if (rc == FC_OK && t->saver) {
+        rc = fc_fsdp_save_wait(t->saver, err);
     }
     close_trainer(t);
     free(t);
@@ -369,20 +350,29 @@ out:
 }
 
 static const struct option long_options[] = {
-    {"comm", 1, NULL, 'c'},        {"ranks", 1, NULL, 'n'},
-    {"steps", 1, NULL, 's'},       {"accumulate", 1, NULL, 'a'},
-    {"replicas", 1, NULL, 'r'},    {"strategy", 1, NULL, 't'},
-    {"param-dtype", 1, NULL, 'p'}, {"reduce-dtype", 1, NULL, 'q'},
-    {"prefetch", 0, NULL, 'f'},    {"offload", 0, NULL, 'o'},
-    {"orig-params", 0, NULL, 'g'}, {"save", 1, NULL, 'w'},
-    {"resume", 1, NULL, 'l'},      {"dump", 1, NULL, 'd'},
-    {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0},
+    {"comm", 1, NULL, 'c'},
+    {"ranks", 1, NULL, 'n'},
+    {"steps", 1, NULL, 's'},
+    {"accumulate", 1, NULL, 'a'},
+    {"replicas", 1, NULL, 'r'},
+    {"strategy", 1, NULL, 't'},
+    {"param-dtype", 1, NULL, 'p'},
+    {"reduce-dtype", 1, NULL, 'q'},
+    {"prefetch", 0, NULL, 'f'},
+    {"offload", 0, NULL, 'o'},
+    {"orig-params", 0, NULL, 'g'},
+    {"save", 1, NULL, 'w'},
+    {"save-every", 1, NULL, 'e'},
+    {"resume", 1, NULL, 'l'},
+    {"dump", 1, NULL, 'd'},
+    {"help", 0, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static const char usage[] =
     "usage: train_mlp [--comm local|mpi|nccl] [--ranks N] [--steps N] [--accumulate N] [--replicas N]\n"
     "                 [--strategy full|grad-op|no] [--param-dtype TYPE] [--reduce-dtype TYPE] [--prefetch]\n"
-    "                 [--offload] [--orig-params] [--save DIR] [--resume CHECKPOINT] [--dump DIR]\n";
+    "                 [--offload] [--orig-params] [--save DIR] [--save-every N] [--resume CHECKPOINT] [--dump DIR]\n";
 
 static const char options_help[] =
     "\n"
@@ -400,6 +390,7 @@ static const char options_help[] =
     "  --offload            keep parameters and gradients on the host\n"
     "  --orig-params        like use_orig_params in PyTorch\n"
     "  --save DIR           write the final state, one file per rank\n"
+    "  --save-every N       write it every N steps too, in the background\n"
     "  --resume CHECKPOINT  continue from a checkpoint of any layout\n"
     "  --dump DIR           write losses, gradients and parameters, for comparisons\n";
 
@@ -454,6 +445,8 @@ static bool parse_option(train_options *o, int option) {
     case 'w':
         o->save = optarg;
         return true;
+    case 'e':
+        return parse_number(optarg, 1 << 30, &o->save_every);
     case 'l':
         o->resume = optarg;
         return true;

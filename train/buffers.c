@@ -18,6 +18,7 @@ static fc_code copy_as(const fc_array *from, fc_dtype dtype, fc_stream *stream, 
     fc_device *device = from->device;
     fc_array dense = {0};
     fc_code rc;
+    *out = (fc_array){0};
     FC_TRY_GOTO(fc_array_clone(from, stream, &dense, err), rc, out);
     if (dtype == from->dtype) {
         *out = dense;

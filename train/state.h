@@ -128,6 +128,8 @@ fc_code fc_fsdp_wait_copies(fc_fsdp *fsdp, fc_error *err);
 /* unshard.c */
 fc_code fc_fsdp_unshard(fc_fsdp_unit *unit, fc_error *err);
 fc_code fc_fsdp_reshard(fc_fsdp_handle *handle, bool free_unsharded, fc_error *err);
+/* Gathers the flat parameter in full precision into new memory. The unit is idle. */
+fc_code fc_fsdp_gather_full(fc_fsdp_handle *handle, fc_array *out, fc_error *err);
 /* Returns whether post-backward frees the unsharded parameter (_should_free_in_backward). */
 bool fc_fsdp_should_free_in_backward(const fc_fsdp_handle *handle);
 /* Makes the compute stream wait for the unsharded parameters of the unit. */

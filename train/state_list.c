@@ -340,7 +340,7 @@ static fc_code find_mesh(listing *l, fc_error *err) {
 
 fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, bool for_load, fc_state_list *out,
                           fc_error *err) {
-    *out = (fc_state_list){.arena = fc_arena_new()};
+    *out = (fc_state_list){.fsdp = state->fsdp, .arena = fc_arena_new()};
     listing l = {.state = state, .out = out, .for_load = for_load};
     const bool flat = type == FC_LOCAL_STATE_DICT;
     FC_TRY(out->arena ? FC_OK : fc_no_memory(err, NULL));
@@ -351,6 +351,9 @@ fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, b
 }
 
 void fc_state_list_free(fc_state_list *list) {
+    if (list->nmade > 0) {
+        fc_fsdp_end_work(list->fsdp);
+    }
     for (size_t i = 0; i < list->nmade; i++) {
         fc_array_free(&list->made[i]);
     }

@@ -32,6 +32,7 @@ typedef struct fc_state_box {
 } fc_state_box;
 
 typedef struct fc_state_list {
+    fc_fsdp *fsdp;
     fc_arena *arena; /**< owns names, paths and numbers */
     fc_mesh mesh;    /**< the ranks: replicate, dp, tp, without those that there are none of */
     int tp;          /**< the dimension of tensor parallelism; -1: none */

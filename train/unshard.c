@@ -155,7 +155,7 @@ fc_code fc_fsdp_param(fc_fsdp_handle *h, size_t param, fc_fsdp_tensor *out, fc_e
     return fc_fsdp_note(h->unit->fsdp, unsharded_param(h, param, out, err));
 }
 
-static fc_code summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
+fc_code fc_fsdp_gather_full(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *stream = fsdp->streams[FC_STREAM_COMPUTE];
     fc_array full = {0}, shard = {0};
@@ -188,5 +188,5 @@ out:
 }
 
 fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
-    return fc_fsdp_note(h->unit->fsdp, summon_full_params(h, out, err));
+    return fc_fsdp_note(h->unit->fsdp, fc_fsdp_gather_full(h, out, err));
 }

@@ -76,7 +76,7 @@ static void check_target(const job *j, const char *failed) {
     must_be(count_entries(j->directory) == exists, failed);
     if (exists) {
         must(fc_checkpoint_open(j->path, NULL, &target, &err), &err, failed);
-        must_be(target->ntensors == 25, failed);
+        must_be(target->ntensors == 26, failed);
         fc_checkpoint_close(target);
     }
 }

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 
 try:
@@ -83,6 +84,7 @@ def expected(one=False):
         for k, state in enumerate(["exp_avg", "exp_avg_sq"]):
             result[f"optim.state.{name}.{state}"] = numbers(3 * handle + 5 * k + 1 + place[handle], shape, dtype, transposed)
     result["optim.state.norm.weight.step"] = numbers(7, (), F32)
+    result["model.layers.0.freq"] = numbers(11, (3,), F32)
     result["model.norm.running"] = numbers(8, (3, 2), torch.float16)
     result["empty"] = numbers(9, (0,), F32)
     return result
@@ -171,6 +173,7 @@ class Model(nn.Module):
         self.embed, self.norm = Block("embed.", local), Block("norm.", local)
         self.layers = nn.ModuleList([Block("layers.0.", local), Block("layers.1.", local)])
         self.layers[1].tied = self.layers[1].w
+        self.layers[0].register_buffer("freq", torch.zeros(3))
         self.head = Block("head.", local)
 
 
@@ -243,6 +246,38 @@ def test_torch(directory):
         run(TOOL, "load-model", name, "-", out, 1, 2, 1, "one")
 
 
+def summon_rank(rank, world, path, flags):
+    kind = StateDictType.LOCAL_STATE_DICT
+    model = wrap(1, True)
+    state = {"model": model_state(model, kind)}
+    dcp.load(state, checkpoint_id=path)
+    with with_type(model, kind):
+        model.load_state_dict(state["model"])
+    options = {"recurse": "r" not in flags, "writeback": "w" not in flags, "rank0_only": "0" in flags,
+               "offload_to_cpu": "o" in flags}
+    with FSDP.summon_full_params(model.layers[0] if "1" in flags else model, **options), torch.no_grad():
+        for name, param in model.named_parameters():
+            if "_flat_param" not in name:
+                param.add_(64 * (rank + 1))
+    return whole_params(model)
+
+
+def test_summon(directory):
+    """Each rank changes its own copy, so the result shows whose changes are written back."""
+    start = os.path.join(directory, "start")
+    run(TOOL, "save", "local", "dcp", start, 1, 3, 1)
+    gpus = os.path.exists(os.path.join(os.path.dirname(TOOL), "../gpu/emulated"))
+    for flags in ["", "w", "w0", "o", "r", "1", "ow0", "1r"]:
+        path = os.path.join(directory, f"summon-{flags}")
+        options = ["gpu"] if gpus and flags in ("", "ow0", "1") else []
+        run(TOOL, f"summon:{flags}", "sharded", "dcp", path, 1, 3, 1, "one", *options, gpus=bool(options))
+        got = {name[6:]: value for name, value in read_dcp(path).items() if name.startswith("model.")}
+        for wanted in gloo.run(3, summon_rank, start, flags):
+            compare({name: got[name] for name in wanted}, wanted, "summon", flags)
+    check("rank0_only with writeback" in run(TOOL, "summon:0", "full", "dcp", start, 1, 2, 1, status=5), "rank0")
+    check("offload_to_cpu with NO_SHARD" in run(TOOL, "summon:o", "full", "dcp", start, 1, 2, 1, "whole", status=5), "cpu")
+
+
 def test_refusals(directory):
     path = os.path.join(directory, "refused")
     check("needs a strategy that shards" in run(TOOL, "save", "local", "dcp", path, 1, 2, 1, "whole", status=2), "whole")
@@ -252,9 +287,27 @@ def test_refusals(directory):
     check("tensor model.head.bias is missing" in run(TOOL, "load", "full", "-", path, 1, 2, 1, status=3), "missing")
 
 
+def test_kills(directory):
+    """A save that is killed leaves the old target or a complete new one. The next save removes what it left behind."""
+    path = os.path.join(directory, "killed")
+    command = [TOOL, "async", "sharded", "h5", path, "1", "4", "1"]
+    for i in range(12):
+        process = subprocess.Popen([*command, "force"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(i * 0.008)
+        process.kill()
+        process.wait()
+        if os.path.exists(path):
+            run(COMMAND, "verify", "-q", path)
+    run(*command, "force")
+    check([n for n in os.listdir(directory) if n.startswith(".killed")] == [], os.listdir(directory))
+    compare(read_h5(path), expected(), "killed")
+
+
 with tempfile.TemporaryDirectory() as scratch:
+    test_kills(scratch)
     test_layouts(scratch)
     test_torch(scratch)
+    test_summon(scratch)
     test_refusals(scratch)
 print("failures:", failures)
 sys.exit(failures > 0)

@@ -3,10 +3,13 @@
  * torch.
  *
  *   state_tool save|async|load|load-model full|sharded|local FORMAT PATH REPLICAS SHARDS TP [orig] [whole] [one] [gpu]
+ * [force]
  *
- * `load` fills a model of zeros and checks every element; `load-model` loads only parameters. `async` trains three
- * steps while it saves.
+ * `summon:FLAGS` adds 64 × (rank + 1) to the full parameters that a rank has, and saves. Flags: w no writeback, 0 rank
+ * 0 only, o offload to the CPU, r no recursion, 1 of layers.0 instead of the root. `load` fills a model of zeros and
+ * checks every element; `load-model` loads only parameters. `async` trains three steps while it saves.
  */
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 
 #include "state_model.h"
@@ -38,11 +41,56 @@ static fc_code save_async(state_model *m, const job *j, fc_comm *ranks, fc_error
 }
 
 static fc_code clear_params(state_model *m, fc_error *err) {
+    fc_array *buffer = &m->buffer->array;
+    FC_TRY(buffer->device->zero(buffer->device, buffer->data, fc_array_bytes(buffer), NULL, err));
     for (int h = 0; h < STATE_HANDLES && m->handles[h]; h++) {
         fc_array *shard = fc_fsdp_local_shard(m->handles[h]);
         FC_TRY(shard->device->zero(shard->device, shard->data, fc_array_bytes(shard), NULL, err));
     }
     return FC_OK;
+}
+
+static fc_code add_number(const fc_array *array, float number, fc_error *err) {
+    float numbers[128];
+    unsigned char bytes[sizeof numbers];
+    const size_t count = (size_t)fc_array_numel(array);
+    for (size_t i = 0; i < count; i++) {
+        numbers[i] = number;
+    }
+    fc_cast(FC_F32, numbers, array->dtype, bytes, count);
+    fc_device *device = array->device;
+    fc_array other = {0};
+    fc_code rc;
+    FC_TRY_GOTO(fc_array_new(device, array->dtype, array->ndim, array->sizes, &other, err), rc, out);
+    FC_TRY_GOTO(device->copy(device, other.data, bytes, fc_array_bytes(&other), NULL, err), rc, out);
+    FC_TRY_GOTO(device->add(device, array->dtype, array->data, other.data, count, NULL, err), rc, out);
+    rc = device->synchronize(device, NULL, err);
+out:
+    fc_array_free(&other);
+    return rc;
+}
+
+static fc_code summon(state_model *m, const char *flags, fc_error *err) {
+    const fc_fsdp_summon_options options = {.no_recurse = strchr(flags, 'r') != NULL,
+                                            .no_writeback = strchr(flags, 'w') != NULL,
+                                            .rank0_only = strchr(flags, '0') != NULL,
+                                            .offload_to_cpu = strchr(flags, 'o') != NULL};
+    fc_fsdp_summoned *s, *second;
+    fc_code rc = FC_OK;
+    FC_TRY(fc_fsdp_summon(m->units[strchr(flags, '1') ? 1 : 0], &options, &s, err));
+    for (int h = 0; rc == FC_OK && h < STATE_HANDLES && m->handles[h]; h++) {
+        for (size_t p = 0; rc == FC_OK && p < fc_fsdp_layout(m->handles[h])->nparams; p++) {
+            fc_fsdp_tensor t;
+            if (fc_fsdp_summoned_param(s, m->handles[h], p, &t, NULL) == FC_OK) {
+                rc = add_number(&t.local, 64 * (float)(m->shard->rank + 1), err);
+            }
+        }
+    }
+    if (rc == FC_OK && fc_fsdp_summon(m->units[strchr(flags, '1') ? 1 : 0], &options, &second, NULL) == FC_OK) {
+        rc = fc_fail(err, FC_EIO, "summoned twice");
+    }
+    fc_code ended = fc_fsdp_summon_end(s, err);
+    return rc == FC_OK ? ended : rc;
 }
 
 static fc_code load(state_model *m, const job *j, fc_error *err) {
@@ -69,7 +117,10 @@ static fc_code run(fc_comm *comm, const job *j, fc_comm *ranks, const fc_device_
     options.replicate = mesh->mesh.sizes[0] > 1 ? mesh->groups[0] : NULL;
     (void)comm;
     fc_code rc = state_model_open(&m, mesh->groups[1], &options, err);
-    if (rc == FC_OK && strcmp(j->action, "save") == 0) {
+    if (rc == FC_OK && strncmp(j->action, "summon", 6) == 0) {
+        rc = summon(&m, j->action + 6, err);
+    }
+    if (rc == FC_OK && (strcmp(j->action, "save") == 0 || strncmp(j->action, "summon", 6) == 0)) {
         rc = fc_fsdp_save(&m.state, j->type, j->path, &j->options, ranks, err);
     } else if (rc == FC_OK) {
         rc = strncmp(j->action, "load", 4) == 0 ? load(&m, j, err) : save_async(&m, j, ranks, err);
@@ -111,6 +162,7 @@ int main(int argc, char **argv) {
     for (int i = 8; i < argc; i++) {
         j.model.one_handle |= strcmp(argv[i], "one") == 0;
         j.model.fsdp.use_orig_params |= strcmp(argv[i], "orig") == 0;
+        j.options.force |= strcmp(argv[i], "force") == 0;
         j.gpu |= strcmp(argv[i], "gpu") == 0;
         if (strcmp(argv[i], "whole") == 0) {
             j.model.unit.strategy = FC_NO_SHARD;

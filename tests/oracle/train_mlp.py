@@ -252,7 +252,7 @@ def run_mine(program, launch, c, directory, resume, save):
     command += ["--reduce-dtype", c["reduce"]] if c["reduce"] else []
     command += ["--orig-params"] if c["orig"] else []
     command += ["--resume", resume] if resume else []
-    command += ["--save", save] if save else []
+    command += ["--save", save, "--save-every", "1"] if save else []
     if c["comm"] == "local":
         command += ["--ranks", str(c["world"])]
     else:

@@ -155,6 +155,16 @@ static fc_code add_states(state_model *m, int h, fc_error *err) {
     return FC_OK;
 }
 
+static fc_code add_buffer(state_model *m, fc_error *err) {
+    static const int64_t size = 3;
+    fc_array values = {0};
+    fc_code rc = fc_array_new(m->shard->device, FC_F32, 1, &size, &values, err);
+    rc = rc == FC_OK ? fill(&values, 11, NULL, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_fsdp_add_buffer(m->units[1], "layers.0.freq", &values, &m->buffer, err) : rc;
+    fc_array_free(&values);
+    return rc;
+}
+
 static fc_code add_values(state_model *m, fc_error *err) {
     static const fc_path_element step[] = {{.key = "optim"}, {.key = "state"}, {.key = "norm.weight"}, {.key = "step"}};
     static const fc_path_element running[] = {{.key = "model"}, {.key = "norm.running"}};
@@ -179,12 +189,15 @@ fc_code state_model_open(state_model *m, fc_comm *shard, const state_model_optio
     for (int u = 0; u < STATE_UNITS; u++) {
         fc_fsdp_unit_options unit = o->unit;
         unit.is_root = u == 0;
+        unit.has_buffer_dtype = true;
+        unit.buffer_dtype = FC_F64;
         FC_TRY(fc_fsdp_add_unit(m->fsdp, unit_names[u], &unit, &m->units[u], err));
     }
     for (int h = 0; h < STATE_HANDLES - o->one_handle; h++) {
         FC_TRY(add_handle(m, h, o, err));
         FC_TRY(add_states(m, h, err));
     }
+    FC_TRY(add_buffer(m, err));
     m->state.fsdp = m->fsdp;
     m->state.optim = m->optim;
     m->state.values = m->named;
@@ -263,6 +276,7 @@ fc_code state_model_clear(state_model *m, fc_error *err) {
         FC_TRY(zero(&m->states[2 * h], err));
         FC_TRY(zero(&m->states[2 * h + 1], err));
     }
+    FC_TRY(zero(&m->buffer->array, err));
     for (int i = 0; i < STATE_VALUES; i++) {
         FC_TRY(zero(&m->values[i], err));
     }
@@ -274,7 +288,7 @@ static fc_code check_array(const state_model *m, int h, const int *tensors, cons
                            fc_error *err) {
     const fc_flat_layout *l = fc_fsdp_layout(m->handles[h]);
     const int64_t rank = l->world_size > 1 ? m->shard->rank : 0;
-    unsigned char bytes[MOST * sizeof(float)];
+    unsigned char bytes[MOST * sizeof(double)];
     float got[MOST] = {0};
     FC_TRY(array->device->copy(array->device, bytes, array->data, fc_array_bytes(array), NULL, err));
     FC_TRY(fc_comm_wait(m->shard, NULL, err));
@@ -299,20 +313,19 @@ static fc_code check_array(const state_model *m, int h, const int *tensors, cons
     return FC_OK;
 }
 
-static fc_code check_value(const state_model *m, int i, fc_error *err) {
-    const fc_array *array = &m->values[i];
+static fc_code check_value(const state_model *m, const fc_array *array, int tensor, fc_error *err) {
     const size_t count = (size_t)fc_array_numel(array);
-    unsigned char bytes[MOST * sizeof(float)];
+    unsigned char bytes[MOST * sizeof(double)];
     float got[MOST] = {0};
     FC_TRY(array->device->copy(array->device, bytes, array->data, fc_array_bytes(array), NULL, err));
     FC_TRY(fc_comm_wait(m->shard, NULL, err));
     fc_cast(array->dtype, bytes, FC_F32, got, count);
     for (size_t k = 0; k < count; k++) {
-        float wanted = number(7 + i, (int64_t)k);
+        float wanted = number(tensor, (int64_t)k);
         fc_cast(FC_F32, &wanted, array->dtype, bytes, 1);
         fc_cast(array->dtype, bytes, FC_F32, &wanted, 1);
         if (got[k] != wanted) {
-            return fc_fail(err, FC_ECORRUPT, "value %d: element %zu is %g", i, k, (double)got[k]);
+            return fc_fail(err, FC_ECORRUPT, "value %d: element %zu is %g", tensor, k, (double)got[k]);
         }
     }
     return FC_OK;
@@ -332,7 +345,7 @@ fc_code state_model_check(const state_model *m, int steps, fc_error *err) {
         FC_TRY(check_array(m, h, of_states[1], &m->states[2 * h + 1], steps, err));
     }
     for (int i = 0; i < STATE_VALUES; i++) {
-        FC_TRY(check_value(m, i, err));
+        FC_TRY(check_value(m, &m->values[i], 7 + i, err));
     }
-    return FC_OK;
+    return check_value(m, &m->buffer->array, 11, err);
 }

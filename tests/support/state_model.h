@@ -15,6 +15,7 @@ typedef struct state_model {
     fc_fsdp *fsdp;
     fc_fsdp_unit *units[STATE_UNITS]; /* the first is the root */
     fc_fsdp_handle *handles[STATE_HANDLES];
+    fc_fsdp_buffer *buffer; /* float32, and float64 while it is used */
     fc_array states[STATE_OPTIM], values[STATE_VALUES];
     fc_fsdp_optim_state optim[STATE_OPTIM];
     fc_fsdp_value named[STATE_VALUES];

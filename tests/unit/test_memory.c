@@ -80,6 +80,8 @@ static fc_code make(int rank, int ranks, float *data, const int64_t *step, fc_ch
 typedef struct job {
     fc_mesh mesh;
     bool own_shards;
+    const fc_mesh *target_mesh; /* NULL: `mesh` */
+    bool lost;                  /* all ranks have the data of rank 0 */
     int compress;
     char target[128];
 } job;
@@ -92,10 +94,13 @@ static fc_code write_rank(fc_comm *comm, void *context, fc_error *err) {
     int dp = comm ? (int)j->mesh.sizes[j->mesh.ndim - 1]
                   : 1; /* the last mesh dimension shards, the one before it replicates */
     fc_convert_options how = {.format = fc_format_find("h5"),
-                              .selection = {.mesh = j->mesh.ndim ? &j->mesh : NULL, .compress = j->compress},
+                              .selection = {.mesh = j->target_mesh ? j->target_mesh
+                                                    : j->mesh.ndim ? &j->mesh
+                                                                   : NULL,
+                                            .compress = j->compress},
                               .comm = comm,
                               .own_shards = j->own_shards};
-    fc_code rc = make(comm ? comm->rank % dp : 0, dp, data, &step, &source, err);
+    fc_code rc = make(comm && !j->lost ? comm->rank % dp : 0, dp, data, &step, &source, err);
     rc = rc == FC_OK ? fc_convert(source, j->target, &how, NULL, err) : rc;
     fc_checkpoint_close(source);
     return rc;
@@ -166,6 +171,25 @@ static void ranks_write_their_shards(void **state) {
     }
 }
 
+/* The layout of the target need not be that of the data. */
+static void ranks_write_other_layouts(void **state) {
+    (void)state;
+    static const fc_mesh meshes[] = {
+        {.ndim = 1, .sizes = {3}, .names = {"dp"}},
+        {.ndim = 0},
+    };
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        job j = {.mesh = {.ndim = 1, .sizes = {5}, .names = {"dp"}}, .own_shards = true, .target_mesh = &meshes[i]};
+        fc_error err = {FC_OK, ""};
+        snprintf(j.target, sizeof j.target, "%s/other%s", directory, meshes[i].ndim ? "" : ".h5");
+        fc_code rc = fc_comm_run_local(5, write_rank, &j, &err);
+        assert_string_equal(err.message, "");
+        assert_int_equal(rc, FC_OK);
+        check_target(j.target);
+        remove_target(meshes[i].ndim ? "other" : "other.h5");
+    }
+}
+
 static void bad_calls_are_refused(void **state) {
     (void)state;
     job j = {.mesh = {.ndim = 1, .sizes = {3}, .names = {"dp"}}};
@@ -174,7 +198,10 @@ static void bad_calls_are_refused(void **state) {
     /* Splitting by bytes would assign data to a rank that does not hold it. */
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "is in the memory of another rank"));
-    j.own_shards = true;
+    j.own_shards = j.lost = true;
+    assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "tensor model.w: no rank has the data of chunk 1"));
+    j.lost = false;
     j.compress = 1;
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
     assert_non_null(
@@ -231,6 +258,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_process_writes_everything),
         cmocka_unit_test(ranks_write_their_shards),
+        cmocka_unit_test(ranks_write_other_layouts),
         cmocka_unit_test(bad_calls_are_refused),
         cmocka_unit_test(tensors_that_look_alike_are_not_tied),
     };

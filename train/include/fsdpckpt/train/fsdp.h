@@ -311,6 +311,34 @@ fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *handle, size_t param, fc_error *er
  */
 fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *handle, fc_array *out, fc_error *err);
 
+/** How to summon full parameters. All zero is torch's default. */
+typedef struct fc_fsdp_summon_options {
+    bool no_recurse;     /**< only this unit; else also those within it: all for the root, else by their names */
+    bool no_writeback;   /**< changes are lost, except with NO_SHARD, whose parameters are always whole */
+    bool rank0_only;     /**< only rank 0 of the shard has them */
+    bool offload_to_cpu; /**< they are in host memory */
+} fc_fsdp_summon_options;
+
+/** Parameters that are whole in full precision for a while. */
+typedef struct fc_fsdp_summoned fc_fsdp_summoned;
+
+/**
+ * FSDP.summon_full_params: gathers the parameters of a unit for the program to read or change, between a step's forward
+ * and backward or between steps. Collective over the ranks of the shard. No forward until fc_fsdp_summon_end.
+ * @return FC_EUNSUPPORTED as in torch: rank0_only with writeback, offload_to_cpu with NO_SHARD. FC_EUSAGE in a forward
+ * or backward, or if the parameters are summoned already.
+ */
+fc_code fc_fsdp_summon(fc_fsdp_unit *unit, const fc_fsdp_summon_options *options, fc_fsdp_summoned **out,
+                       fc_error *err);
+
+/** Returns parameter `param`, valid until fc_fsdp_summon_end. @return FC_EUSAGE if this rank does not have it. */
+fc_code fc_fsdp_summoned_param(fc_fsdp_summoned *summoned, const fc_fsdp_handle *handle, size_t param,
+                               fc_fsdp_tensor *out, fc_error *err);
+
+/** Writes changes back to the shards, after the work so far on the compute stream, and frees the parameters. Each rank
+ *  writes what its own copy has in its shard. NULL is allowed. */
+fc_code fc_fsdp_summon_end(fc_fsdp_summoned *summoned, fc_error *err);
+
 /** Return the layout of a flat parameter, and the name of its unit. */
 const fc_flat_layout *fc_fsdp_layout(const fc_fsdp_handle *handle);
 const char *fc_fsdp_unit_name(const fc_fsdp_handle *handle);
