@@ -72,24 +72,47 @@ fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bo
     return rc;
 }
 
-/* @return how many characters two names have in common at their beginning and at their end. */
-static size_t likeness(const char *a, const char *b) {
-    size_t la = strlen(a), lb = strlen(b), front = 0, back = 0, most = la < lb ? la : lb;
+/* The next character of a name or pattern, with one for a number and for a variable. */
+static char next_of(const char **at) {
+    const char c = **at;
+    if (c == '{') {
+        *at += strcspn(*at, "}");
+        *at += **at == '}';
+    } else {
+        *at += c >= '0' && c <= '9' ? strspn(*at, "0123456789") : 1;
+    }
+    return c == '{' || (c >= '0' && c <= '9') ? '#' : c;
+}
+
+/* Copies a name or pattern, so that all numbers and variables are alike. */
+static size_t flatten(const char *text, char *out, size_t size) {
+    size_t len = 0;
+    while (*text && len < size) {
+        out[len++] = next_of(&text);
+    }
+    return len;
+}
+
+/* @return how alike a name and a pattern are: characters in common at both ends, less half of those of the pattern. */
+static long likeness(const char *name, const char *pattern) {
+    char a[512], b[512];
+    const size_t la = flatten(name, a, sizeof a), lb = flatten(pattern, b, sizeof b), most = la < lb ? la : lb;
+    size_t front = 0, back = 0;
     while (front < most && a[front] == b[front]) {
         front++;
     }
     while (back < most - front && a[la - 1 - back] == b[lb - 1 - back]) {
         back++;
     }
-    return front + back;
+    return 2 * (long)(front + back) - (long)lb;
 }
 
 fc_code fc_recipe_no_rule(const fc_recipe_builder *b, const char *name) {
     const char *nearest = NULL;
-    size_t best = 0;
+    long best = 0;
     for (size_t r = 0; r < b->recipe->nrules; r++) {
         for (size_t p = 0; p < b->recipe->rules[r].nfrom; p++) {
-            size_t like = likeness(name, b->recipe->rules[r].from[p]);
+            const long like = likeness(name, b->recipe->rules[r].from[p]);
             if (!nearest || like > best) {
                 best = like;
                 nearest = b->recipe->rules[r].from[p];
