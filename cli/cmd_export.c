@@ -206,7 +206,7 @@ static fc_code prepare(exported *x, fc_error *err) {
     x->arena = fc_arena_new();
     FC_TRY(x->arena ? FC_OK : fc_no_memory(err, NULL));
     if (x->o.like && (option_given(x->given, OPT_DTYPE) || x->o.dtype_for.count)) {
-        return fc_fail(err, FC_EUSAGE, "export: with --like, dtypes come from there; leave --%s out",
+        return fc_fail(err, FC_EUSAGE, "export: with --like, dtypes come from the reference; omit --%s",
                        option_given(x->given, OPT_DTYPE) ? "dtype" : "dtype-for");
     }
     if (x->o.like && option_given(x->given, OPT_QUANTIZE)) {

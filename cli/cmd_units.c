@@ -52,7 +52,7 @@ static void unit_name(text_out *out, const fc_unit *u) {
 
 static void options_text(text_out *out, const fc_unit_options *o, const fc_unit_options *root) {
     if (o->strategy != root->strategy) {
-        text_printf(out, ", %s", fc_unit_strategy_name(o->strategy));
+        text_printf(out, ", %s", fc_sharding_strategy_name(o->strategy));
     }
     if (o->mixed_precision != root->mixed_precision) {
         text_puts(out, o->mixed_precision ? ", mixed precision" : ", no mixed precision");
@@ -142,13 +142,16 @@ static void options_json(json_out *j, const fc_unit_options *o) {
     static const char *const prefetches[] = {"BACKWARD_PRE", "BACKWARD_POST", NULL};
     jw_key(j, "options");
     jw_open(j, '{');
-    JSON_MEMBER(j, string, "sharding_strategy", fc_unit_strategy_name(o->strategy));
+    JSON_MEMBER(j, string, "sharding_strategy", fc_sharding_strategy_name(o->strategy));
     jw_key(j, "mixed_precision");
     if (o->mixed_precision) {
         jw_open(j, '{');
         JSON_MEMBER(j, string, "param_dtype", mixed_name(o->param_dtype));
         JSON_MEMBER(j, string, "reduce_dtype", mixed_name(o->reduce_dtype));
         JSON_MEMBER(j, string, "buffer_dtype", mixed_name(o->buffer_dtype));
+        JSON_MEMBER(j, bool, "keep_low_precision_grads", o->keep_low_precision_grads);
+        JSON_MEMBER(j, bool, "cast_forward_inputs", o->cast_forward_inputs);
+        JSON_MEMBER(j, bool, "cast_root_forward_inputs", !o->no_cast_root_forward_inputs);
         jw_close(j, '}');
     } else {
         jw_string(j, NULL);
@@ -157,6 +160,7 @@ static void options_json(json_out *j, const fc_unit_options *o) {
     JSON_MEMBER(j, bool, "cpu_offload", o->cpu_offload);
     JSON_MEMBER(j, string, "backward_prefetch", prefetches[o->prefetch]);
     JSON_MEMBER(j, bool, "forward_prefetch", o->forward_prefetch);
+    JSON_MEMBER(j, bool, "fp32_inputs", o->fp32_inputs);
     jw_close(j, '}');
 }
 

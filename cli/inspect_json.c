@@ -6,6 +6,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 
+#include <errno.h>
 #include <sys/stat.h>
 
 /* Writes the offset and strides of the elements of a chunk, unless they must be decoded. */
@@ -171,6 +172,10 @@ static void write_files(json_out *j, const inspection *in) {
         JSON_MEMBER(j, string, "name", c->files[i].name);
         if (!in->headers_only && stat(c->files[i].path, &st) == 0) {
             JSON_MEMBER(j, uint, "bytes", (uint64_t)st.st_size);
+        } else if (!in->headers_only) {
+            fc_error why;
+            (void)fc_fail_errno(&why, errno, "%s: cannot be examined", c->files[i].path);
+            JSON_MEMBER(j, string, "error", why.message);
         }
         jw_close(j, '}');
     }

@@ -105,7 +105,7 @@ fc_code fc_fsdp_post_backward(fc_fsdp_handle *h, fc_error *err) {
 
 static fc_code wait_for_reductions(fc_fsdp *fsdp, fc_error *err) {
     FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_COMPUTE, FC_STREAM_POST_BACKWARD, err));
-    if (fsdp->replicate) {
+    if (fsdp->owns_stream[FC_STREAM_ALL_REDUCE]) {
         FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_COMPUTE, FC_STREAM_ALL_REDUCE, err));
     }
     for (const fc_fsdp_unit *u = fsdp->units; u; u = u->next) {

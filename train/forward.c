@@ -33,18 +33,42 @@ out:
     return rc;
 }
 
-static fc_code cast_inputs(const fc_fsdp_unit *unit, fc_array *inputs, size_t count, fc_error *err) {
-    for (size_t i = 0; unit->options.has_param_dtype && i < count; i++) {
-        FC_TRY(cast_input(unit->fsdp, &inputs[i], unit->options.param_dtype, err));
+static fc_code cast_all(const fc_fsdp *fsdp, fc_array *arrays, size_t count, fc_dtype dtype, fc_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(cast_input(fsdp, &arrays[i], dtype, err));
     }
     return FC_OK;
+}
+
+static fc_code cast_inputs(const fc_fsdp_unit *unit, fc_array *inputs, size_t count, fc_error *err) {
+    return unit->options.has_param_dtype ? cast_all(unit->fsdp, inputs, count, unit->options.param_dtype, err) : FC_OK;
+}
+
+/* The pre-forward hook of _override_module_mixed_precision. Its _MODULE_TO_INP_DTYPE is unit->input_dtype. */
+static fc_code to_fp32(fc_fsdp_unit *unit, fc_array *inputs, size_t count, fc_error *err) {
+    unit->has_input_dtype = false;
+    for (size_t i = 0; i < count; i++) {
+        fc_dtype dtype = inputs[i].dtype;
+        if (dtype != FC_F32 && fc_dtype_get(dtype)->cls == FC_CLASS_FLOAT) {
+            unit->has_input_dtype = true;
+            unit->input_dtype = dtype;
+        }
+    }
+    return cast_all(unit->fsdp, inputs, count, FC_F32, err);
+}
+
+fc_code fc_fsdp_cast_outputs(fc_fsdp_unit *unit, fc_array *outputs, size_t noutputs, fc_error *err) {
+    if (!unit->options.fp32_inputs || !unit->has_input_dtype) {
+        return FC_OK;
+    }
+    return fc_fsdp_note(unit->fsdp, cast_all(unit->fsdp, outputs, noutputs, unit->input_dtype, err));
 }
 
 static fc_code root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err) {
     if (!fsdp->units) {
         return fc_fail(err, FC_EUSAGE, "the FSDP instance has no units: add the root first");
     }
-    for (fc_fsdp_unit *u = fsdp->units; u && fsdp->options.forward_prefetch; u = u->next) {
+    for (fc_fsdp_unit *u = fsdp->units; u && fsdp->units->options.forward_prefetch; u = u->next) {
         u->needs_pre_forward_unshard = true;
         u->prefetched = false;
     }
@@ -96,7 +120,10 @@ static fc_code pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, 
     }
     FC_TRY(pre_forward_unshard(unit, err));
     register_post_backward(unit);
-    return unit->options.cast_forward_inputs ? cast_inputs(unit, inputs, ninputs, err) : FC_OK;
+    if (unit->options.cast_forward_inputs && unit->handles) {
+        FC_TRY(cast_inputs(unit, inputs, ninputs, err));
+    }
+    return unit->options.fp32_inputs ? to_fp32(unit, inputs, ninputs, err) : FC_OK;
 }
 
 fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err) {

@@ -76,7 +76,7 @@ static fc_code new_streams(fc_fsdp *fsdp, fc_stream *compute, fc_error *err) {
     fc_device *device = fsdp->device;
     for (int s = 0; s < FC_STREAM_COUNT; s++) {
         FC_TRY(device->event_new(device, &fsdp->marks[s], err));
-        if (s == FC_STREAM_COMPUTE || (s == FC_STREAM_ALL_REDUCE && !fsdp->replicate)) {
+        if (s == FC_STREAM_COMPUTE || s == FC_STREAM_ALL_REDUCE) { /* the first hybrid unit makes another one */
             fsdp->streams[s] = compute;
             continue;
         }
@@ -119,9 +119,6 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
     fsdp->arena = arena;
     fsdp->last_unit = &fsdp->units;
     fsdp->sync_gradients = fsdp->grad_enabled = true;
-    int64_t ranks = (int64_t)shard->size * (replicate ? replicate->size : 1);
-    fsdp->predivide = fc_gradient_predivide_factor(ranks);
-    fsdp->postdivide = (double)ranks / fsdp->predivide;
     fc_code rc;
     FC_TRY_GOTO(open_host(fsdp, err), rc, fail);
     FC_TRY_GOTO(new_streams(fsdp, compute, err), rc, fail);
@@ -168,6 +165,12 @@ static void end_work(fc_fsdp *fsdp) {
     if (fsdp->replicate) {
         fc_comm_abort(fsdp->replicate);
     }
+    for (const fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
+        fc_comm_abort(u->options.shard);
+        if (u->options.replicate) {
+            fc_comm_abort(u->options.replicate);
+        }
+    }
     for (int s = 0; s < FC_STREAM_COUNT; s++) {
         device->synchronize(device, fsdp->streams[s], NULL);
     }
@@ -182,6 +185,9 @@ void fc_fsdp_free(fc_fsdp *fsdp) {
     for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
         for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
             free_handle(h);
+        }
+        for (fc_fsdp_buffer *b = u->buffers; b; b = b->next) {
+            fc_array_free(&b->array);
         }
     }
     fc_pool_clear(&fsdp->pool);
@@ -206,14 +212,12 @@ fc_code fc_fsdp_register_comm_hook(fc_fsdp *fsdp, const fc_comm_hook *hook, fc_e
         return fc_fail(err, FC_EUSAGE, "the communication hook should not be NULL");
     }
     for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
-        if (fc_fsdp_is_hybrid(u)) {
+        if (fc_fsdp_is_hybrid(&u->options)) {
             return fc_fail(err, FC_EUSAGE, "unit '%s': a communication hook is not supported for hybrid strategies",
                            u->name);
         }
     }
     fsdp->hook = *hook;
-    fsdp->hook.predivide = fsdp->predivide;
-    fsdp->hook.postdivide = fsdp->postdivide;
     fsdp->has_hook = true;
     return FC_OK;
 }

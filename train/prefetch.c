@@ -46,7 +46,7 @@ static fc_code prefetch_forward(fc_fsdp_unit *unit, fc_error *err) {
 }
 
 fc_code fc_fsdp_prefetch(fc_fsdp_unit *unit, fc_error *err) {
-    const fc_fsdp_options *o = &unit->fsdp->options;
+    const fc_fsdp_unit_options *o = &unit->options;
     fc_handle_state state;
     if (!unit->handles) {
         return FC_OK;

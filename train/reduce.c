@@ -45,9 +45,10 @@ give:;
 /* Reduces over replicas on a separate stream, so that reduce-scatters of other units need not wait. */
 static fc_code all_reduce_replicas(fc_fsdp_handle *h, fc_array *shard, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
+    fc_comm *replicate = h->unit->options.replicate;
     FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_ALL_REDUCE, FC_STREAM_POST_BACKWARD, err));
-    FC_TRY(fsdp->replicate->all_reduce(fsdp->replicate, shard->data, (size_t)shard->sizes[0], shard->dtype,
-                                       FC_REDUCE_SUM, fsdp->streams[FC_STREAM_ALL_REDUCE], err));
+    FC_TRY(replicate->all_reduce(replicate, shard->data, (size_t)shard->sizes[0], shard->dtype, FC_REDUCE_SUM,
+                                 fsdp->streams[FC_STREAM_ALL_REDUCE], err));
     fc_fsdp_trace(h, FC_ACTION_ALL_REDUCE, FC_STREAM_ALL_REDUCE);
     return FC_OK;
 }
@@ -55,32 +56,35 @@ static fc_code all_reduce_replicas(fc_fsdp_handle *h, fc_array *shard, fc_error 
 /* Reduces `grad` into `shard`, or in place if `shard` is NULL (NO_SHARD). The result is complete on stream `*last`. */
 static fc_code communicate(fc_fsdp_handle *h, fc_array *grad, fc_array *shard, fc_fsdp_stream *last, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
+    fc_comm *comm = h->unit->options.shard;
     fc_stream *stream = fsdp->streams[FC_STREAM_POST_BACKWARD];
     fc_array *result = shard ? shard : grad;
     *last = FC_STREAM_POST_BACKWARD;
-    FC_TRY(divide(fsdp, grad, fsdp->predivide, stream, err));
+    FC_TRY(divide(fsdp, grad, h->unit->predivide, stream, err));
     fc_fsdp_trace(h, FC_ACTION_PRE_DIVIDE, FC_STREAM_POST_BACKWARD);
     if (shard) {
-        FC_TRY(fsdp->shard->reduce_scatter(fsdp->shard, grad->data, shard->data, (size_t)shard->sizes[0], grad->dtype,
-                                           FC_REDUCE_SUM, stream, err));
+        FC_TRY(comm->reduce_scatter(comm, grad->data, shard->data, (size_t)shard->sizes[0], grad->dtype, FC_REDUCE_SUM,
+                                    stream, err));
         fc_fsdp_trace(h, FC_ACTION_REDUCE_SCATTER, FC_STREAM_POST_BACKWARD);
     } else {
-        FC_TRY(fsdp->shard->all_reduce(fsdp->shard, grad->data, (size_t)grad->sizes[0], grad->dtype, FC_REDUCE_SUM,
-                                       stream, err));
+        FC_TRY(comm->all_reduce(comm, grad->data, (size_t)grad->sizes[0], grad->dtype, FC_REDUCE_SUM, stream, err));
         fc_fsdp_trace(h, FC_ACTION_ALL_REDUCE, FC_STREAM_POST_BACKWARD);
     }
-    if (fsdp->replicate) {
+    if (h->unit->options.replicate) {
         FC_TRY(all_reduce_replicas(h, result, err));
         *last = FC_STREAM_ALL_REDUCE;
     }
-    FC_TRY(divide(fsdp, result, fsdp->postdivide, fsdp->streams[*last], err));
+    FC_TRY(divide(fsdp, result, h->unit->postdivide, fsdp->streams[*last], err));
     fc_fsdp_trace(h, FC_ACTION_POST_DIVIDE, *last);
     return FC_OK;
 }
 
 static fc_code run_hook(fc_fsdp_handle *h, fc_array *grad, fc_array *shard, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
-    FC_TRY(fsdp->hook.run(&fsdp->hook, fsdp->shard, grad, shard, fsdp->streams[FC_STREAM_POST_BACKWARD], err));
+    fc_comm_hook hook = fsdp->hook;
+    hook.predivide = h->unit->predivide;
+    hook.postdivide = h->unit->postdivide;
+    FC_TRY(hook.run(&hook, h->unit->options.shard, grad, shard, fsdp->streams[FC_STREAM_POST_BACKWARD], err));
     fc_fsdp_trace(h, FC_ACTION_COMM_HOOK, FC_STREAM_POST_BACKWARD);
     return FC_OK;
 }

@@ -47,8 +47,12 @@ struct fc_fsdp_unit {
     fc_fsdp *fsdp;
     fc_fsdp_unit *next; /* in the order of fc_fsdp_add_unit, which is the same on all ranks */
     char *name;
-    fc_fsdp_unit_options options;
+    fc_fsdp_unit_options options; /* complete: what the unit does not set is the instance's */
+    double predivide, postdivide; /* of the average over the ranks of the unit */
     fc_fsdp_handle *handles, **last_handle;
+    fc_fsdp_buffer *buffers;
+    bool has_input_dtype; /* with fp32_inputs: whether an input of this forward was cast, and from what */
+    fc_dtype input_dtype;
     int64_t index;
     fc_training_state state;
     bool prefetched, needs_pre_forward_unshard, needs_pre_backward_unshard, ran_pre_backward;
@@ -81,7 +85,6 @@ struct fc_fsdp {
     bool callback_queued; /* whether a backward has begun and not ended */
     bool has_hook;
     fc_comm_hook hook;
-    double predivide, postdivide;
     /* exec_order.c */
     int64_t iteration, current_index;
     fc_unit_list pre_forward_order, post_forward_order;
@@ -91,8 +94,8 @@ struct fc_fsdp {
 static inline bool fc_fsdp_is_sharded(const fc_fsdp_unit *unit) {
     return unit->options.strategy != FC_NO_SHARD;
 }
-static inline bool fc_fsdp_is_hybrid(const fc_fsdp_unit *unit) {
-    return unit->options.strategy == FC_HYBRID_SHARD || unit->options.strategy == FC_HYBRID_SHARD_ZERO2;
+static inline bool fc_fsdp_is_hybrid(const fc_fsdp_unit_options *options) {
+    return options->strategy == FC_HYBRID_SHARD || options->strategy == FC_HYBRID_SHARD_ZERO2;
 }
 static inline bool fc_fsdp_reshards_after_forward(const fc_fsdp_unit *unit) {
     return unit->options.strategy == FC_FULL_SHARD || unit->options.strategy == FC_HYBRID_SHARD;

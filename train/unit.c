@@ -11,26 +11,64 @@ static fc_code check_unit(const fc_fsdp *fsdp, const char *name, const fc_fsdp_u
     if (o->is_root != (fsdp->units == NULL)) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': the first unit must be the root, and no other unit may be", name);
     }
-    bool hybrid = o->strategy == FC_HYBRID_SHARD || o->strategy == FC_HYBRID_SHARD_ZERO2;
-    if (hybrid && !fsdp->replicate) {
+    bool hybrid = fc_fsdp_is_hybrid(o);
+    if (hybrid && !o->replicate) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': a hybrid strategy needs a communicator over replicas", name);
     }
-    if (!hybrid && fsdp->replicate) {
-        return fc_fail(err, FC_EUSAGE, "unit '%s': a communicator over replicas needs a hybrid strategy", name);
+    if (!hybrid && o->replicate) {
+        return fc_fail(err, FC_EUSAGE,
+                       "unit '%s': a communicator over replicas needs a hybrid strategy; a unit without one among "
+                       "hybrid units needs a communicator of its own",
+                       name);
+    }
+    if (o->shard->device != fsdp->device || (hybrid && o->replicate->device != fsdp->device)) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': its communicators are on another device than those of the instance",
+                       name);
     }
     if (hybrid && fsdp->has_hook) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': a communication hook is not supported for hybrid strategies", name);
     }
     if ((o->has_param_dtype && fc_dtype_get(o->param_dtype)->cls != FC_CLASS_FLOAT) ||
-        (o->has_reduce_dtype && fc_dtype_get(o->reduce_dtype)->cls != FC_CLASS_FLOAT)) {
+        (o->has_reduce_dtype && fc_dtype_get(o->reduce_dtype)->cls != FC_CLASS_FLOAT) ||
+        (o->has_buffer_dtype && fc_dtype_get(o->buffer_dtype)->cls != FC_CLASS_FLOAT)) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': the dtypes of mixed precision must be floating-point", name);
     }
     return FC_OK;
 }
 
+/* Returns the options with the communicators and the prefetching of the instance where the unit has none. */
+static fc_fsdp_unit_options complete(const fc_fsdp *fsdp, const fc_fsdp_unit_options *options) {
+    fc_fsdp_unit_options o = *options;
+    if (!o.shard) {
+        o.shard = fsdp->shard;
+        o.replicate = o.replicate ? o.replicate : fsdp->replicate;
+    }
+    if (!o.has_prefetch) {
+        o.backward_prefetch = fsdp->options.backward_prefetch;
+        o.forward_prefetch = fsdp->options.forward_prefetch;
+    }
+    return o;
+}
+
+/* The all-reduces over replicas have a stream of their own; without hybrid units there are none. */
+static fc_code need_all_reduce_stream(fc_fsdp *fsdp, fc_error *err) {
+    fc_stream *stream;
+    if (fsdp->owns_stream[FC_STREAM_ALL_REDUCE]) {
+        return FC_OK;
+    }
+    FC_TRY(fsdp->device->stream_new(fsdp->device, &stream, err));
+    fsdp->streams[FC_STREAM_ALL_REDUCE] = stream;
+    fsdp->owns_stream[FC_STREAM_ALL_REDUCE] = true;
+    return FC_OK;
+}
+
 fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *options, fc_fsdp_unit **out,
                          fc_error *err) {
-    FC_TRY(check_unit(fsdp, name, options, err));
+    fc_fsdp_unit_options all = complete(fsdp, options);
+    FC_TRY(check_unit(fsdp, name, &all, err));
+    if (all.replicate) {
+        FC_TRY(need_all_reduce_stream(fsdp, err));
+    }
     fc_fsdp_unit *unit = fc_arena_calloc(fsdp->arena, 1, sizeof *unit);
     char *copy = fc_arena_strndup(fsdp->arena, name, strlen(name));
     if (!unit || !copy) {
@@ -38,7 +76,10 @@ fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_opt
     }
     unit->fsdp = fsdp;
     unit->name = copy;
-    unit->options = *options;
+    unit->options = all;
+    int64_t ranks = (int64_t)all.shard->size * (all.replicate ? all.replicate->size : 1);
+    unit->predivide = fc_gradient_predivide_factor(ranks);
+    unit->postdivide = (double)ranks / unit->predivide;
     unit->last_handle = &unit->handles;
     unit->index = fsdp->nunits++;
     unit->pre_forward_index = unit->post_forward_index = NOT_IN_ORDER;
@@ -102,7 +143,7 @@ static fc_code new_shard(fc_fsdp_handle *h, fc_dtype dtype, int staging, fc_arra
 static fc_code cut_shard(fc_fsdp_handle *h, const fc_array *locals, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
-    int64_t rank = fc_fsdp_is_sharded(h->unit) ? fsdp->shard->rank : 0;
+    int64_t rank = fc_fsdp_is_sharded(h->unit) ? h->unit->options.shard->rank : 0;
     fc_array flat = {0}, shard = {0};
     fc_code rc;
     FC_TRY_GOTO(fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.numel, &flat, err), rc, out);
@@ -143,8 +184,8 @@ static fc_code lay_out(fc_fsdp_handle *h, const fc_fsdp_param_init *params, size
     if (count > 0) {
         choose_dtypes(h, descs[0].dtype);
     }
-    return fc_flat_layout_new(descs, count, fsdp->shard->size, fsdp->options.use_orig_params, h->compute_dtype,
-                              fsdp->arena, &h->layout, err);
+    return fc_flat_layout_new(descs, count, h->unit->options.shard->size, fsdp->options.use_orig_params,
+                              h->compute_dtype, fsdp->arena, &h->layout, err);
 }
 
 static fc_code add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
@@ -192,7 +233,7 @@ fc_array *fc_fsdp_local_shard(fc_fsdp_handle *handle) {
 }
 
 static int64_t shard_rank(const fc_fsdp_handle *h) {
-    return h->layout.world_size > 1 ? h->unit->fsdp->shard->rank : 0;
+    return h->layout.world_size > 1 ? h->unit->options.shard->rank : 0;
 }
 
 fc_code fc_fsdp_param_shard(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {

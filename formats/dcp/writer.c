@@ -2,7 +2,8 @@
  * Writes DCP: a directory with `.metadata` and one data file per rank, `__<rank>_0.distcp`; a full checkpoint has one
  * rank. Each box becomes an item: a torch.save archive around the data, which torch.load reads on its own.
  *
- * An object that is a torch.save archive is copied unchanged as its item.
+ * An object becomes an archive of its decoded value. Only an object that cannot be decoded, and that the user trusts,
+ * is copied unchanged.
  */
 #include "dcp/writer.h"
 
@@ -34,6 +35,7 @@ typedef struct dcp_writer {
     fc_arena *scratch; /* owns the path of the current file */
     fc_torch_pickler pickler;
     fc_torch_zip zip;
+    fc_torch_inners inners; /* of the object that is laid out */
 } dcp_writer;
 
 void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]) {
@@ -64,10 +66,6 @@ fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *w
     return FC_OK;
 }
 
-static bool is_archive(const fc_target_tensor *t) {
-    return t->source->object && strcmp(t->source->object->encoding, "torch.save") == 0;
-}
-
 static bool has_elements(const fc_tensor *t) {
     const fc_box box = {t->ndim, t->shape, t->shape};
     return fc_box_volume(&box) > 0;
@@ -96,29 +94,46 @@ fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *
     return FC_OK;
 }
 
-/* Lays out the archive of an item in w->zip, its pickle in w->pickler. @return the bytes of its data, if any. */
-static fc_code lay_out(dcp_writer *w, const dcp_item *item, uint64_t *data, fc_error *err) {
+static fc_code pickle_object(dcp_writer *w, const fc_target_tensor *t, bool *verbatim, fc_error *err) {
+    bool readable = true;
+    fc_code rc = strcmp(t->source->object->encoding, FC_TORCH_OBJECT) == 0
+                     ? fc_torch_copy_object(w->target, t->source, 0, &w->pickler, &w->inners, &readable, err)
+                     : fc_torch_write_object(w->target, t, &w->pickler, err);
+    *verbatim = !readable;
+    return rc;
+}
+
+static fc_code pickle_tensor(dcp_writer *w, const dcp_item *item, uint64_t *bytes, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     int64_t dims[2 * FC_MAX_DIMS];
+    FC_TRY(fc_dcp_item_box(w->target, item, dims, err));
+    const fc_box box = {t->source->ndim, dims, dims + t->source->ndim};
+    fc_torch_tensor_out out = {.dtype = t->dtype, .ndim = box.ndim, .sizes = box.sizes};
+    out.numel = (uint64_t)fc_box_volume(&box);
+    *bytes = out.numel * fc_dtype_size(t->dtype);
+    fc_torch_pickle_tensor(&w->pickler, &out);
+    return FC_OK;
+}
+
+/*
+ * Lays out the archive of an item in w->zip, its pickle in w->pickler.
+ * @param data receives the place of a tensor's data; 0 for an object.
+ */
+static fc_code lay_out(dcp_writer *w, dcp_item *item, uint64_t *data, fc_error *err) {
+    const fc_target_tensor *t = &w->target->tensors[item->tensor];
     uint64_t bytes = 0;
     *data = 0;
+    fc_torch_inners_free(&w->inners);
     fc_torch_pickle_free(&w->pickler);
     fc_torch_pickle_begin(&w->pickler, 2);
-    if (t->source->object) {
-        FC_TRY(fc_torch_write_object(w->target, t, &w->pickler, err));
-    } else {
-        FC_TRY(fc_dcp_item_box(w->target, item, dims, err));
-        const fc_box box = {t->source->ndim, dims, dims + t->source->ndim};
-        fc_torch_tensor_out out = {.dtype = t->dtype, .ndim = box.ndim, .sizes = box.sizes};
-        out.numel = (uint64_t)fc_box_volume(&box);
-        bytes = out.numel * fc_dtype_size(t->dtype);
-        fc_torch_pickle_tensor(&w->pickler, &out);
+    FC_TRY(t->source->object ? pickle_object(w, t, &item->verbatim, err) : pickle_tensor(w, item, &bytes, err));
+    if (item->verbatim) {
+        return FC_OK;
     }
     FC_TRY(fc_torch_pickle_end(&w->pickler, err));
     FC_TRY(fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err));
-    if (!t->source->object) {
-        FC_TRY(fc_torch_zip_add_data(&w->zip, bytes, data, err));
-    }
+    FC_TRY(t->source->object ? fc_torch_inners_add(&w->inners, &w->zip, err)
+                             : fc_torch_zip_add_data(&w->zip, bytes, data, err));
     return fc_torch_zip_end(&w->zip, err);
 }
 
@@ -129,13 +144,12 @@ static bool align(uint64_t *at, uint64_t to) {
 /* Places the item at `*end` and advances it. */
 static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
-    bool archive = is_archive(t);
     uint64_t data = 0, bytes = fc_target_item_bytes(w->target, item);
-    FC_TRY(archive ? FC_OK : lay_out(w, stored, &data, err));
-    stored->length = archive ? bytes : w->zip.length;
+    FC_TRY(lay_out(w, stored, &data, err));
+    stored->length = stored->verbatim ? bytes : w->zip.length;
     stored->offset = *end;
     bool ok = true;
-    if (!archive && bytes >= PAGED) { /* `data` is a multiple of FC_TORCH_ALIGNMENT, so the item's offset is one, too */
+    if (data > 0 && bytes >= PAGED) { /* `data` is a multiple of FC_TORCH_ALIGNMENT, so the item's offset is one, too */
         ok = fc_add_u64(stored->offset, data, &stored->offset) && align(&stored->offset, PAGE);
         stored->offset -= data;
     } else {
@@ -143,7 +157,7 @@ static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint
     }
     ok = ok && fc_add_u64(stored->offset, stored->length, end) && *end <= INT64_MAX;
     item->offset = stored->offset + data;
-    item->owned = item->owned && (archive || !t->source->object); /* the engine does not write what is written here */
+    item->owned = item->owned && (stored->verbatim || !t->source->object); /* the engine leaves the others to us */
     return ok ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "the file of rank %u would be too large", (unsigned)stored->rank);
 }
 
@@ -194,11 +208,10 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
 }
 
 /* Writes the archive around the data, now that its CRC is known. */
-static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, int fd, const char *path,
-                         fc_error *err) {
+static fc_code seal_item(dcp_writer *w, dcp_item *stored, uint32_t crc32, int fd, const char *path, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[stored->tensor];
     uint64_t data;
-    if (is_archive(t)) {
+    if (stored->verbatim) {
         return FC_OK;
     }
     FC_TRY(lay_out(w, stored, &data, err));
@@ -210,7 +223,7 @@ static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, 
 
 fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
-    const dcp_item *stored = w->items + w->file_first, *last = w->items + w->nitems;
+    dcp_item *stored = w->items + w->file_first, *last = w->items + w->nitems;
     int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be reopened", file->path);
@@ -263,6 +276,7 @@ fc_code fc_dcp_add_notes(fc_writer *writer, const void *notes, size_t size, fc_e
 void fc_dcp_destroy(fc_writer *writer) {
     dcp_writer *w = writer->state;
     if (w) {
+        fc_torch_inners_free(&w->inners);
         fc_torch_pickle_free(&w->pickler);
         fc_torch_zip_free(&w->zip);
         fc_arena_free(w->scratch);

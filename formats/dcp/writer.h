@@ -18,6 +18,7 @@ typedef struct dcp_item {
     uint64_t length;
     uint32_t tensor; /* index into target->tensors */
     uint32_t rank;
+    bool verbatim; /* an object whose bytes the engine copies */
 } dcp_item;
 
 enum { FC_DCP_FILE_NAME = 48 };

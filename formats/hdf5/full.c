@@ -7,12 +7,14 @@
  */
 #include "base/text.h"
 #include "checkpoint/identity.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 #include "hdf5/schema.h"
 
 #include <string.h>
+#include <unistd.h>
 
 static fc_code no_memory(const char *path, fc_error *err) {
     return fc_no_memory(err, path);
@@ -94,10 +96,37 @@ fc_code fc_h5_check_dtype(const fc_h5_dataset *d, const char *path, fc_error *er
                    d->path, d->dtype_name, found);
 }
 
+/*
+ * Refuses an object of ours whose attribute `encoding` was changed: its bytes are an archive of torch.save, and its
+ * JSON is not that of a foreign dataset, whose bytes can be anything. Only other encodings cost a read.
+ */
+static fc_code check_encoding(fc_checkpoint *checkpoint, fc_h5_dataset *d, fc_error *err) {
+    static const char foreign[] = "{\"$hdf5\"", archive[4] = {'P', 'K', 3, 4};
+    const char *path = checkpoint->files[0].path;
+    unsigned char head[sizeof archive] = {0};
+    uint64_t size;
+    int fd;
+    if (d->kind != FC_H5_OBJECT || d->where != FC_H5_AT_OFFSET || d->length < sizeof head || !d->encoding || !d->json ||
+        strcmp(d->encoding, "torch.save") == 0 || strncmp(d->json, foreign, sizeof foreign - 1) == 0) {
+        return FC_OK;
+    }
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    fc_code rc = fc_pread_full(fd, head, sizeof head, d->offset, path, err);
+    close(fd);
+    if (rc == FC_OK && memcmp(head, archive, sizeof head) == 0) {
+        d->kind = FC_H5_UNREADABLE;
+        d->code = FC_ECORRUPT;
+        d->message = "its attribute encoding was changed: its bytes are those of torch.save; copy the file again, or "
+                     "convert again";
+    }
+    return rc;
+}
+
 static fc_code add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, bool ours, fc_tensor *tensor, fc_error *err) {
     const char *path = checkpoint->files[0].path;
     fc_h5_chunks chunks = {.arena = checkpoint->arena};
     FC_TRY(ours ? fc_h5_check_dtype(d, path, err) : FC_OK);
+    FC_TRY(ours ? check_encoding(checkpoint, d, err) : FC_OK);
     fc_code rc;
     FC_TRY_GOTO(fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err), rc, out);
     FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, d, ours, path, tensor, err), rc, out);

@@ -1,6 +1,7 @@
 /*
  * Declarations shared by the files of this folder: the reader's and the writer's halves of the format's table. libhdf5
- * reads input only in a child process (reader). In this process it only writes our own files (writer).
+ * reads input only in a child process (reader). In this process it only encodes types for the writer, which makes the
+ * files without it.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_H5_H
 #define FSDPCKPT_FORMATS_HDF5_H5_H

@@ -242,9 +242,14 @@ out:
     return rc;
 }
 
+static fc_code add_note(const pt_builder *m, const char *text) {
+    fc_checkpoint *c = m->checkpoint;
+    c->note = text ? fc_arena_printf(c->arena, "%s%s%s", c->note ? c->note : "", c->note ? "; " : "", text) : NULL;
+    return c->note ? FC_OK : fc_no_memory(m->err, c->path);
+}
+
 /* Adds a note about tensors that were merged only by the plan. */
 static fc_code note_joined(const pt_builder *m) {
-    fc_checkpoint *c = m->checkpoint;
     const pt_value *v = NULL;
     for (size_t i = m->count; i-- > 0;) {
         v = m->values[i].shards > 0 ? &m->values[i] : v;
@@ -252,11 +257,20 @@ static fc_code note_joined(const pt_builder *m) {
     if (!v) {
         return FC_OK;
     }
-    c->note = fc_arena_printf(c->arena,
-                              "%s%s%zu tensors were merged according to the plan, which the files cannot confirm: "
-                              "check their shapes, e.g. %.256s along dimension %d",
-                              c->note ? c->note : "", c->note ? "; " : "", m->joined, v->name, v->placements[0].dim);
-    return c->note ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
+    return add_note(m, fc_arena_printf(m->checkpoint->arena,
+                                       "%zu tensors were merged according to the plan, which the files cannot confirm: "
+                                       "check their shapes, e.g. %.256s along dimension %d",
+                                       m->joined, v->name, v->placements[0].dim));
+}
+
+/* If the last files of a set are missing, neither names nor content tell: no mesh records the number of ranks. */
+static fc_code note_assumed(const pt_builder *m, const pt_set *set) {
+    if (set->counted || m->checkpoint->mesh.ndim > 0) {
+        return FC_OK;
+    }
+    return add_note(m, fc_arena_printf(m->checkpoint->arena,
+                                       "%" PRId64 " files of ranks, no record of their number: assumed complete",
+                                       set->ranks));
 }
 
 /* Merges the sets, or the only one that is to be read. */
@@ -268,6 +282,9 @@ static fc_code add_sets(pt_builder *m, const pt_set *sets, size_t nsets, const c
         }
     }
     FC_TRY(finish(m));
+    for (size_t i = 0; i < nsets; i++) {
+        FC_TRY(!only || strcmp(only, sets[i].name) == 0 ? note_assumed(m, &sets[i]) : FC_OK);
+    }
     if (options->tp_joined) {
         *options->tp_joined = m->joined;
     }

@@ -16,7 +16,8 @@ typedef struct pt_set {
     const char *name;        /* "model" */
     const char *head, *tail; /* the file names before and after the rank: "model_world_size_8_rank_" and ".pt" */
     int64_t ranks;
-    int width; /* digits of a rank that is padded with zeros, as in rank_00; else 1 */
+    int width;    /* digits of a rank that is padded with zeros, as in rank_00; else 1 */
+    bool counted; /* the names contain the number of ranks */
 } pt_set;
 
 /** The parts of a file name, as positions in the name. */

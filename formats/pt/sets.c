@@ -139,9 +139,12 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
     if (*count == MOST_SETS) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: contains more than %d sets of files", directory, MOST_SETS);
     }
-    pt_set set = {fc_arena_strndup(arena, file, name->name), fc_arena_strndup(arena, file, name->head),
-                  fc_arena_strndup(arena, name->tail, strlen(name->tail)), name->ranks ? name->ranks : name->rank + 1,
-                  name->width};
+    pt_set set = {fc_arena_strndup(arena, file, name->name),
+                  fc_arena_strndup(arena, file, name->head),
+                  fc_arena_strndup(arena, name->tail, strlen(name->tail)),
+                  name->ranks ? name->ranks : name->rank + 1,
+                  name->width,
+                  name->ranks > 0};
     if (!set.name || !set.head || !set.tail) {
         return fc_no_memory(err, directory);
     }

@@ -6,11 +6,8 @@
  */
 #include "pt/writer.h"
 
-#include "base/grow.h"
-#include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
-#include "torch/item.h"
 #include "torch/object_write.h"
 
 #include <errno.h>
@@ -19,12 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* A storage of a tensor within an object, which is copied into the archive. */
-typedef struct inner {
-    unsigned char *bytes;
-    uint64_t size;
-} inner;
 
 typedef struct pt_writer {
     const fc_target *target;
@@ -41,8 +32,7 @@ typedef struct pt_writer {
     fc_torch_pickler pickler;
     fc_torch_zip zip;
     char *layout;
-    inner *inners;
-    size_t ninners, inners_capacity;
+    fc_torch_inners inners; /* of the objects in the file */
 } pt_writer;
 
 bool fc_pt_is_directory(const fc_target *target) {
@@ -54,16 +44,11 @@ size_t fc_pt_files(const fc_target *target) {
 }
 
 static void end_file(pt_writer *w) {
-    for (size_t i = 0; i < w->ninners; i++) {
-        free(w->inners[i].bytes);
-    }
-    free(w->inners);
+    fc_torch_inners_free(&w->inners);
     free(w->layout);
     fc_torch_pickle_free(&w->pickler);
     fc_torch_zip_free(&w->zip);
     fc_arena_free(w->scratch);
-    w->inners = NULL;
-    w->ninners = w->inners_capacity = 0;
     w->layout = NULL;
     w->scratch = NULL;
     w->path = NULL;
@@ -124,63 +109,13 @@ static void write_tensor(void *context, fc_torch_pickler *p, uint32_t item) {
     fc_torch_pickle_tensor(p, &out);
 }
 
-/* Keeps the storages of an object's tensors until the file is finished. */
-static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_copy *copy, fc_error *err) {
-    if (item->big_endian && copy->nstorages > 0) {
-        return fc_fail(err, FC_EUNSUPPORTED, "it contains a big-endian tensor");
-    }
-    for (size_t i = 0; i < copy->nstorages; i++) {
-        fc_torch_tensor t = {0};
-        const fc_zip_entry *entry = NULL;
-        inner in = {0};
-        if (!fc_grow(&w->inners, &w->inners_capacity, w->ninners + 1, sizeof *w->inners)) {
-            return fc_no_memory(err, w->staging);
-        }
-        FC_TRY(fc_torch_storage_decode(item->pickle, copy->storages[i], &t, err));
-        FC_TRY(fc_torch_item_record(item, &t, &entry, err));
-        FC_TRY(fc_zip_read(&item->zip, entry, &in.bytes, err));
-        in.size = entry->size;
-        w->inners[w->ninners++] = in;
-    }
-    return FC_OK;
-}
-
-/* Writes the value in an object's archive into the pickle of the file. */
-static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *object, unsigned char *bytes,
-                            fc_error *err) {
-    fc_torch_item item = {0};
-    const fc_checkpoint *source = w->target->source;
-    bool in_file = object->nchunks > 0 && source->nfiles > 0; /* whether messages can name a file */
-    const char *path = in_file ? source->files[object->chunks[0].file].path : source->path;
-    FC_TRY(fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, &item, err));
-    fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
-    fc_code rc;
-    FC_TRY_GOTO(fc_pickle_copy_value(&copy, item.pickle->root, err), rc, out);
-    rc = keep_inners(w, &item, &copy, err);
-out:
-    fc_pickle_copy_free(&copy);
-    fc_torch_item_close(&item);
-    return rc;
-}
-
 static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_target_tensor *t, fc_error *err) {
-    const fc_tensor *source = t->source;
-    const int64_t start = 0;
-    const fc_box box = {1, &start, source->shape};
-    uint64_t size = (uint64_t)source->shape[0];
-    if (strcmp(source->object->encoding, "torch.save") != 0) {
+    bool readable;
+    if (strcmp(t->source->object->encoding, FC_TORCH_OBJECT) != 0) {
         return fc_torch_write_object(w->target, t, p, err);
     }
-    unsigned char *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;
-    if (!bytes) {
-        return fc_no_memory(err, w->staging);
-    }
-    fc_code rc = fc_read_box(w->target->source, source, &box, FC_OPAQUE, bytes, err);
-    if (rc != FC_OK) {
-        free(bytes);
-        return rc;
-    }
-    return splice_value(w, p, source, bytes, err);
+    FC_TRY(fc_torch_copy_object(w->target, t->source, w->nstored + w->inners.count, p, &w->inners, &readable, err));
+    return readable ? FC_OK : FC_EUNSUPPORTED; /* `err` says why */
 }
 
 static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_error *err) {
@@ -223,9 +158,7 @@ static fc_code lay_out(pt_writer *w, fc_error *err) {
             item->offset = 0;
         }
     }
-    for (size_t i = 0; i < w->ninners; i++) {
-        FC_TRY(fc_torch_zip_add_bytes(&w->zip, w->inners[i].bytes, w->inners[i].size, err));
-    }
+    FC_TRY(fc_torch_inners_add(&w->inners, &w->zip, err));
     if (w->layout) {
         FC_TRY(fc_torch_zip_add(&w->zip, FC_PT_LAYOUT, w->layout, strlen(w->layout), err));
     }

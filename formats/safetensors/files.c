@@ -239,12 +239,13 @@ out:
 
 /* ---- several files ---- */
 
-/* Files with numbered names, such as "model-00001-of-00003", must all exist. */
-static fc_code check_numbers(const listing *l, const st_files *f, fc_error *err) {
+/* Files with numbered names, such as "model-00001-of-00003", must all exist. Other names do not tell their number. */
+static fc_code check_numbers(const listing *l, st_files *f, fc_error *err) {
     for (size_t i = 0; i < l->count; i++) {
         size_t stem, other;
         uint32_t number, count, n, c;
         if (!parse_numbered_name(l->names[i], &stem, &number, &count)) {
+            f->assumed = l->count > 1;
             continue;
         }
         /* The names are sorted, so files with the same stem and count are adjacent and in the order of their numbers.

@@ -42,6 +42,7 @@ typedef struct st_files {
     const char *index_metadata; /**< The index's metadata without the sizes, as JSON text; NULL if there is none. */
     bool has_total;             /**< The index has a total_size. */
     int64_t total;              /**< total_size, bytes. */
+    bool assumed;               /* several files, but neither an index nor their names tell how many there should be */
 } st_files;
 
 /** Returns whether the input looks like safetensors. */

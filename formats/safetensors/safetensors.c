@@ -187,6 +187,10 @@ static const char *make_note(const st_reader *o, bool *good) {
                                (size_t)last_rank(&o->files) + 1);
         *good = note != NULL;
     }
+    if (o->files.assumed) {
+        note = fc_arena_printf(arena, "%zu files, no index: assumed complete", o->files.nfiles);
+        *good = note != NULL;
+    }
     return note;
 }
 

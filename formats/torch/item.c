@@ -383,3 +383,13 @@ fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *
     }
     return FC_OK;
 }
+
+bool fc_torch_is_script(const fc_torch_item *item) {
+    for (size_t i = 0; i < item->zip.nentries; i++) {
+        const char *slash = strchr(item->zip.entries[i].name, '/');
+        if (slash && strcmp(slash + 1, "constants.pkl") == 0) {
+            return true;
+        }
+    }
+    return false;
+}

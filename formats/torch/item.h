@@ -64,6 +64,9 @@ fc_code fc_torch_item_open_file(int fd, const char *path, uint64_t length, fc_to
 /** Frees the content of `item`, which may be zeroed. */
 void fc_torch_item_close(fc_torch_item *item);
 
+/** @return whether torch.load would pass the archive to torch.jit.load, which compiles the code in it. */
+bool fc_torch_is_script(const fc_torch_item *item);
+
 /** @return whether `v` is a tensor, of a supported kind or not. */
 bool fc_torch_is_tensor(const fc_pickle *p, fc_pv v);
 

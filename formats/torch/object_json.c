@@ -17,12 +17,14 @@
  *   tensor                           {"$tensor": {"dtype": …, "shape": [...]}} ({"$tensor": null}: not a dense one)
  *   pathlib paths                    {"$path": "a/b"}
  *   a class or function              {"$global": "module.name"}
+ *   an instance of a harmless class  {"$object": "module.name", …}; object_json_instance.c has these forms
  *   an instance of anything else     {"$opaque": "module.name"}: its content has a meaning only in its program
  *   a call that runs code or commands  {"$unsafe": "os.system"}
  *   cut off                          {"$omitted": "too deep" | "too large"}
  *
  * Values may be shared and may contain themselves, so depth and size are bounded. The text is in the caller's arena.
  */
+#include "torch/object_json.h"
 #include "fsdpckpt/try.h"
 #include "torch/item.h"
 
@@ -34,18 +36,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 128, MAX_DECIMAL_BYTES = 1024 };
+enum { MAX_DECIMAL_BYTES = 1024 };
 
-typedef struct writer {
-    const fc_pickle *p;
-    uint64_t budget; /* remaining bytes of JSON, approximately */
-    int depth;
-} writer;
-
-static json_t *convert(writer *w, fc_pv v);
+typedef fc_torch_json_writer writer;
 
 /* These functions own their arguments, and return NULL when out of memory. */
-static json_t *tagged(const char *tag, json_t *value) {
+json_t *fc_torch_json_tagged(const char *tag, json_t *value) {
     json_t *object = json_object();
     if (!object || !value || json_object_set_new(object, tag, value) != 0) {
         if (!object) {
@@ -67,10 +63,10 @@ static bool spend(writer *w, uint64_t bytes) {
 }
 
 static json_t *omitted(const char *why) {
-    return tagged("$omitted", json_string(why));
+    return fc_torch_json_tagged("$omitted", json_string(why));
 }
 
-static json_t *base64(writer *w, const char *tag, const char *bytes, size_t n) {
+json_t *fc_torch_json_base64(writer *w, const char *tag, const char *bytes, size_t n) {
     size_t length = fc_base64_length(n);
     if (length == SIZE_MAX || !spend(w, length)) {
         return omitted("too large");
@@ -82,7 +78,7 @@ static json_t *base64(writer *w, const char *tag, const char *bytes, size_t n) {
     fc_base64_encode(bytes, n, text);
     json_t *value = json_stringn(text, length);
     free(text);
-    return tagged(tag, value);
+    return fc_torch_json_tagged(tag, value);
 }
 
 static json_t *string(writer *w, fc_pv v) {
@@ -92,7 +88,7 @@ static json_t *string(writer *w, fc_pv v) {
         return omitted("too large");
     }
     json_t *value = json_stringn(s, n); /* NULL if it is not UTF-8 */
-    return value ? value : base64(w, "$surrogates", s, n);
+    return value ? value : fc_torch_json_base64(w, "$surrogates", s, n);
 }
 
 /* @return the decimal digits of the magnitude in `limbs` (least significant first), which is destroyed. */
@@ -165,17 +161,17 @@ static json_t *big_integer(writer *w, fc_pv v) {
     free(limbs);
     json_t *value = text ? json_string(text) : NULL;
     free(text);
-    return tagged("$int", value);
+    return fc_torch_json_tagged("$int", value);
 }
 
 static json_t *real(double value) {
     if (isnan(value) || isinf(value)) {
-        return tagged("$float", json_string(isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"));
+        return fc_torch_json_tagged("$float", json_string(isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"));
     }
     return json_real(value);
 }
 
-static json_t *array(writer *w, const fc_pv *items, size_t n) {
+json_t *fc_torch_json_array(writer *w, const fc_pv *items, size_t n) {
     json_t *list = json_array();
     for (size_t i = 0; list && i < n; i++) {
         if (w->budget == 0) { /* one mark for all remaining items */
@@ -185,7 +181,7 @@ static json_t *array(writer *w, const fc_pv *items, size_t n) {
             }
             break;
         }
-        if (json_array_append_new(list, convert(w, items[i])) != 0) {
+        if (json_array_append_new(list, fc_torch_json_value(w, items[i])) != 0) {
             json_decref(list);
             return NULL;
         }
@@ -210,7 +206,7 @@ static bool is_plain(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     return true;
 }
 
-static json_t *dict(writer *w, const fc_pv *pairs, size_t n) {
+json_t *fc_torch_json_dict(writer *w, const fc_pv *pairs, size_t n) {
     bool plain = is_plain(w->p, pairs, n);
     json_t *out = plain ? json_object() : json_array();
     for (size_t i = 0; out && i < n; i += 2) {
@@ -222,44 +218,46 @@ static json_t *dict(writer *w, const fc_pv *pairs, size_t n) {
             i = n;
         } else if (plain) {
             const char *key = fc_pickle_bytes(w->p, pairs[i], &length);
-            failed = json_object_set_new(out, key, spend(w, length) ? convert(w, pairs[i + 1]) : omitted("too large"));
+            failed = json_object_set_new(
+                out, key, spend(w, length) ? fc_torch_json_value(w, pairs[i + 1]) : omitted("too large"));
         } else {
-            failed = json_array_append_new(out, array(w, pairs + i, 2));
+            failed = json_array_append_new(out, fc_torch_json_array(w, pairs + i, 2));
         }
         if (failed) {
             json_decref(out);
             return NULL;
         }
     }
-    return plain ? out : tagged("$dict", out);
+    return plain ? out : fc_torch_json_tagged("$dict", out);
 }
 
-static json_t *named(const fc_pickle *p, const char *tag, fc_pv global) {
+json_t *fc_torch_json_named(const fc_pickle *p, const char *tag, fc_pv global) {
     char name[1024];
     fc_pickle_global_name(p, global, name, sizeof name);
     json_t *text = json_string(name);
-    return tagged(tag, text ? text : json_string("(not UTF-8)"));
+    return fc_torch_json_tagged(tag, text ? text : json_string("(not UTF-8)"));
 }
 
 static json_t *global(const fc_pickle *p, fc_pv v) {
     uint32_t aux;
     size_t n;
     if (fc_pickle_global(p, v, &aux) == FC_GLOBAL_DTYPE) {
-        return tagged("$dtype", json_string(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 2], &n)));
+        return fc_torch_json_tagged("$dtype", json_string(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 2], &n)));
     }
-    return named(p, "$global", v);
+    return fc_torch_json_named(p, "$global", v);
 }
 
 static json_t *tensor(const fc_pickle *p, fc_pv v) {
     fc_torch_tensor t;
     if (fc_torch_tensor_decode(p, v, &t, NULL) != FC_OK) {
-        return tagged("$tensor", json_null());
+        return fc_torch_json_tagged("$tensor", json_null());
     }
     json_t *shape = json_array();
     for (int i = 0; shape && i < t.ndim; i++) {
         json_array_append_new(shape, json_integer(t.sizes[i]));
     }
-    return tagged("$tensor", json_pack("{s:s, s:o}", "dtype", fc_dtype_get(t.dtype)->torch_name, "shape", shape));
+    return fc_torch_json_tagged("$tensor",
+                                json_pack("{s:s, s:o}", "dtype", fc_dtype_get(t.dtype)->torch_name, "shape", shape));
 }
 
 /* Joins the parts of a path like pathlib. */
@@ -277,7 +275,7 @@ static json_t *path(writer *w, const fc_pv *parts, size_t n) {
         json_decref(text);
         text = longer;
     }
-    return tagged("$path", text ? text : json_string("(too large or not UTF-8)"));
+    return fc_torch_json_tagged("$path", text ? text : json_string("(too large or not UTF-8)"));
 }
 
 static bool all_strings(const fc_pv *items, size_t n) {
@@ -295,29 +293,32 @@ static json_t *call(writer *w, fc_pv v) {
     uint32_t aux;
     const bool runs = fc_pickle_risk_of(p, v) == FC_RISK_RUNS;
     if (fc_pv_typeof(callee) != FC_PV_GLOBAL) {
-        return tagged(runs ? "$unsafe" : "$opaque", json_string("?"));
+        return fc_torch_json_tagged(runs ? "$unsafe" : "$opaque", json_string("?"));
     }
     if (runs) {
-        return named(p, "$unsafe", callee);
+        return fc_torch_json_named(p, "$unsafe", callee);
     }
     fc_global_kind kind = fc_pickle_global(p, callee, &aux);
     if (kind == FC_GLOBAL_REBUILD) {
         return tensor(p, v);
     }
+    if ((kind == FC_GLOBAL_INERT || kind == FC_GLOBAL_UNKNOWN) && fc_pickle_risk_of(p, v) == FC_RISK_NONE) {
+        return fc_torch_json_instance(w, v);
+    }
     if (fc_pv_typeof(arguments) == FC_PV_TUPLE) {
         size_t n;
         const fc_pv *args = fc_pickle_tuple(p, arguments, &n);
         if (kind == FC_GLOBAL_COMPLEX && n == 2) {
-            return tagged("$complex", array(w, args, n));
+            return fc_torch_json_tagged("$complex", fc_torch_json_array(w, args, n));
         }
         if (kind == FC_GLOBAL_PATH && all_strings(args, n)) {
             return path(w, args, n);
         }
         if (kind == FC_GLOBAL_LAYOUT && n == 1) {
-            return tagged("$layout", convert(w, args[0]));
+            return fc_torch_json_tagged("$layout", fc_torch_json_value(w, args[0]));
         }
         if (kind == FC_GLOBAL_DEVICE && n == 1) {
-            return tagged("$device", convert(w, args[0]));
+            return fc_torch_json_tagged("$device", fc_torch_json_value(w, args[0]));
         }
         int64_t index;
         size_t length;
@@ -325,10 +326,10 @@ static json_t *call(writer *w, fc_pv v) {
             fc_pickle_int(p, args[1], &index)) {
             json_t *text =
                 json_sprintf("%s:%" JSON_INTEGER_FORMAT, fc_pickle_bytes(p, args[0], &length), (json_int_t)index);
-            return tagged("$device", text ? text : json_string("(not UTF-8)"));
+            return fc_torch_json_tagged("$device", text ? text : json_string("(not UTF-8)"));
         }
     }
-    return named(p, "$opaque", callee);
+    return fc_torch_json_named(p, "$opaque", callee);
 }
 
 static json_t *container(writer *w, fc_pv v) {
@@ -337,28 +338,28 @@ static json_t *container(writer *w, fc_pv v) {
     switch (fc_pv_typeof(v)) {
     case FC_PV_TUPLE:
         items = fc_pickle_tuple(w->p, v, &n);
-        return tagged("$tuple", array(w, items, n));
+        return fc_torch_json_tagged("$tuple", fc_torch_json_array(w, items, n));
     case FC_PV_SIZE:
         items = fc_pickle_tuple(w->p, v, &n);
-        return tagged("$size", array(w, items, n));
+        return fc_torch_json_tagged("$size", fc_torch_json_array(w, items, n));
     case FC_PV_LIST:
         items = fc_pickle_items(w->p, v, &n);
-        return array(w, items, n);
+        return fc_torch_json_array(w, items, n);
     case FC_PV_DICT:
         items = fc_pickle_items(w->p, v, &n);
-        return dict(w, items, n);
+        return fc_torch_json_dict(w, items, n);
     case FC_PV_SET:
         items = fc_pickle_items(w->p, v, &n);
-        return tagged("$set", array(w, items, n));
+        return fc_torch_json_tagged("$set", fc_torch_json_array(w, items, n));
     case FC_PV_FROZENSET:
         items = fc_pickle_items(w->p, v, &n);
-        return tagged("$frozenset", array(w, items, n));
+        return fc_torch_json_tagged("$frozenset", fc_torch_json_array(w, items, n));
     default:
         return call(w, v);
     }
 }
 
-static json_t *convert(writer *w, fc_pv v) {
+json_t *fc_torch_json_value(writer *w, fc_pv v) {
     int64_t integer = 0;
     size_t n;
     const char *bytes;
@@ -383,17 +384,17 @@ static json_t *convert(writer *w, fc_pv v) {
     case FC_PV_BYTES:
     case FC_PV_BYTEARRAY:
         bytes = fc_pickle_bytes(w->p, v, &n);
-        return base64(w, fc_pv_typeof(v) == FC_PV_BYTES ? "$bytes" : "$bytearray", bytes, n);
+        return fc_torch_json_base64(w, fc_pv_typeof(v) == FC_PV_BYTES ? "$bytes" : "$bytearray", bytes, n);
     case FC_PV_GLOBAL:
         return global(w->p, v);
     case FC_PV_OBJECT:
-        return named(w->p, "$opaque", fc_pickle_callee(w->p, v));
+        return fc_torch_json_named(w->p, "$opaque", fc_pickle_callee(w->p, v));
     case FC_PV_PERSID:
-        return tagged("$opaque", json_string("torch.storage"));
+        return fc_torch_json_tagged("$opaque", json_string("torch.storage"));
     default:
         break;
     }
-    if (w->depth == MAX_DEPTH) {
+    if (w->depth == FC_TORCH_JSON_DEPTH) {
         return omitted("too deep");
     }
     w->depth++;
@@ -418,8 +419,8 @@ static char *dump(const json_t *value) {
 }
 
 fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *arena, const char **json, fc_error *err) {
-    writer w = {p, budget, 0};
-    json_t *value = convert(&w, v);
+    writer w = {.p = p, .budget = budget};
+    json_t *value = fc_torch_json_value(&w, v);
     char *text = value ? dump(value) : NULL;
     char *copy = text ? fc_arena_strndup(arena, text, strlen(text)) : NULL;
     free(text);

@@ -185,7 +185,7 @@ fc_global_kind fc_global_find(const char *module, size_t module_len, const char 
 bool fc_global_runs(const char *module, const char *name);
 
 /** @return whether a global that is not in the allowlist is harmless unless it is called: a class of torch or numpy. */
-bool fc_global_is_reference(const char *module);
+bool fc_global_is_reference(const char *module, const char *name);
 
 /** @return the name of torch's class of storages of `dtype`, such as "FloatStorage"; NULL if there is none. */
 const char *fc_storage_class(fc_dtype dtype);

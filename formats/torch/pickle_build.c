@@ -21,7 +21,7 @@ fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *o
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
                               "pickle global %.200s.%.200s is not allowed: this file may be hostile", m, n);
     }
-    const bool unknown = kind == FC_GLOBAL_UNKNOWN && !fc_global_is_reference(m);
+    const bool unknown = kind == FC_GLOBAL_UNKNOWN && !fc_global_is_reference(m, n);
     if (!fc_pickle_add_global(p, kind, aux, module, name, out)) {
         return fc_pickle_nomem(vm);
     }

@@ -136,7 +136,20 @@ bool fc_global_runs(const char *module, const char *name) {
     return false;
 }
 
-bool fc_global_is_reference(const char *module) {
+/* Functions that make types of types. Where they are called with anything else, they run. */
+static const struct {
+    const char *module, *name;
+} type_functions[] = {
+    {"_operator", "getitem"}, {"_operator", "or_"},    {"functools", "reduce"},   {"__builtin__", "reduce"},
+    {"builtins", "type"},     {"__builtin__", "type"}, {"types", "GenericAlias"},
+};
+
+bool fc_global_is_reference(const char *module, const char *name) {
+    for (size_t i = 0; i < sizeof type_functions / sizeof *type_functions; i++) {
+        if (strcmp(module, type_functions[i].module) == 0 && strcmp(name, type_functions[i].name) == 0) {
+            return true;
+        }
+    }
     return is_within(module, "torch") || is_within(module, "numpy") || strcmp(module, "typing") == 0;
 }
 
@@ -191,6 +204,74 @@ static bool is_enum_member(const fc_pickle *p, fc_pv args) {
     return n == 2 && kind_of(p, items[0], &aux) == FC_GLOBAL_ENUM && fc_pv_typeof(items[1]) == FC_PV_STR;
 }
 
+static bool is_global_of(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
+    size_t n;
+    if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
+        return false;
+    }
+    const uint64_t *cell = p->cells + fc_pv_payload(v);
+    return strcmp(fc_pickle_bytes(p, cell[1], &n), module) == 0 && strcmp(fc_pickle_bytes(p, cell[2], &n), name) == 0;
+}
+
+/* Whether it is a generic type such as typing.Optional, and not what its module has imported, such as sys.modules. */
+static bool is_generic(const fc_pickle *p, fc_pv v) {
+    size_t n;
+    if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
+        return false;
+    }
+    const uint64_t *cell = p->cells + fc_pv_payload(v);
+    const char *name = fc_pickle_bytes(p, cell[2], &n);
+    return strcmp(fc_pickle_bytes(p, cell[1], &n), "typing") == 0 && name[0] >= 'A' && name[0] <= 'Z' &&
+           !strchr(name, '.');
+}
+
+/* Whether it is a class, or a type made of classes. */
+static bool is_type(const fc_pickle *p, fc_pv v) {
+    return fc_pv_typeof(v) == FC_PV_GLOBAL || fc_pv_typeof(v) == FC_PV_NONE ||
+           (fc_pv_typeof(v) == FC_PV_CALL && fc_pickle_risk_of(p, v) == FC_RISK_NONE &&
+            fc_pickle_call_kind(p, v) == 0 && !fc_pickle_state(p, v));
+}
+
+static bool are_types(const fc_pickle *p, fc_pv v) {
+    size_t n;
+    if (fc_pv_typeof(v) != FC_PV_TUPLE) {
+        return false;
+    }
+    const fc_pv *items = fc_pickle_tuple(p, v, &n);
+    for (size_t i = 0; i < n; i++) {
+        if (!is_type(p, items[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/*
+ * The types in structured configurations: typing.Optional[int] is getitem(typing.Optional, int), int | str is
+ * or_(int, str) or reduce(or_, (int, str)), and NoneType is type(None). Elsewhere these functions can reach anything.
+ */
+static bool is_type_call(const fc_pickle *p, fc_pv callee, fc_pv args) {
+    size_t n = 0;
+    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    if (n == 1) {
+        return fc_pv_typeof(items[0]) == FC_PV_NONE &&
+               (is_global_of(p, callee, "builtins", "type") || is_global_of(p, callee, "__builtin__", "type"));
+    }
+    if (n != 2) {
+        return false;
+    }
+    if (is_global_of(p, callee, "_operator", "getitem")) {
+        return is_generic(p, items[0]);
+    }
+    if (is_global_of(p, callee, "functools", "reduce") || is_global_of(p, callee, "__builtin__", "reduce")) {
+        return is_global_of(p, items[0], "_operator", "or_") && are_types(p, items[1]);
+    }
+    if (is_global_of(p, callee, "types", "GenericAlias")) {
+        return is_type(p, items[0]);
+    }
+    return is_global_of(p, callee, "_operator", "or_") && is_type(p, items[0]) && is_type(p, items[1]);
+}
+
 fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv args, fc_pv *global) {
     uint32_t aux;
     *global = 0;
@@ -206,7 +287,7 @@ fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv ar
     *global = callee;
     switch (fc_pickle_global(p, callee, &aux)) {
     case FC_GLOBAL_UNKNOWN:
-        return risk_of_unknown(p, callee);
+        return is_type_call(p, callee, args) ? FC_RISK_NONE : risk_of_unknown(p, callee);
     case FC_GLOBAL_GETATTR:
         return is_enum_member(p, args) ? FC_RISK_NONE : FC_RISK_RUNS;
     case FC_GLOBAL_REBUILD:

@@ -8,17 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* torch.load passes an archive with this record to torch.jit.load, which compiles the code in it. */
-static bool is_torchscript(const fc_torch_item *item) {
-    for (size_t i = 0; i < item->zip.nentries; i++) {
-        const char *slash = strchr(item->zip.entries[i].name, '/');
-        if (slash && strcmp(slash + 1, "constants.pkl") == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static void judge_unknown(const fc_pickle *p, fc_object_verdict *out) {
     size_t n;
     out->risk = FC_OBJECT_UNKNOWN;
@@ -56,7 +45,7 @@ static fc_code judge(fc_torch_item *item, fc_code rc, const fc_error *why, fc_ob
         return fc_fail(err, rc, "%s", why->message);
     }
     judge_pickle(item->pickle, out);
-    if (is_torchscript(item)) {
+    if (fc_torch_is_script(item)) {
         *out = (fc_object_verdict){.risk = FC_OBJECT_RUNS, .global = "torch.jit.load"};
         snprintf(out->reason, sizeof out->reason, "loading it compiles a TorchScript program: it may be hostile");
     }

@@ -148,8 +148,7 @@ static bool read_extra64(const unsigned char *extra, size_t n, fc_zip_entry *ent
 }
 
 /* Checks one entry of the directory. `header` is an offset from the start of the archive. */
-static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, uint64_t prefix, fc_zip_entry *entry,
-                             fc_error *err) {
+static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, fc_zip_entry *entry, fc_error *err) {
     uint64_t header = get32(p + 42);
     uint32_t attributes = get32(p + 38);
     size_t name_len = get16(p + 28);
@@ -179,7 +178,7 @@ static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, u
     if (entry->method == FC_ZIP_STORED && entry->stored != entry->size) {
         return damaged(zip, at, "the two sizes of an uncompressed record differ", err);
     }
-    if (!fc_add_u64(header, prefix, &header) || header >= zip->length) {
+    if (header >= zip->length) {
         return damaged(zip, at, "a record is outside the archive", err);
     }
     entry->header = zip->offset + header;
@@ -193,7 +192,9 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
         return damaged(zip, dir->end, "the numbers in the end record are invalid", err);
     }
     uint64_t start = dir->end - dir->size;
-    uint64_t prefix = start - dir->offset; /* bytes before the archive, which some tools add */
+    if (dir->offset != start) {
+        return damaged(zip, 0, "it does not begin with its first record", err);
+    }
     FC_TRY(fc_zip_view(zip, start, dir->size, &p, err));
     zip->records_end = zip->offset + start;
     zip->entries = calloc((size_t)dir->count, sizeof *zip->entries);
@@ -213,7 +214,7 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
         if (size > dir->size - at || get32(record) != central_signature) {
             return damaged(zip, start + at, "the central directory is inconsistent", err);
         }
-        FC_TRY(parse_central(zip, record, start + at, prefix, &zip->entries[i], err));
+        FC_TRY(parse_central(zip, record, start + at, &zip->entries[i], err));
         size_t len = get16(record + 28);
         memcpy(name, record + CENTRAL_SIZE, len);
         name[len] = '\0';
@@ -266,11 +267,47 @@ static int by_header(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+/* PyTorch finds records without regard to the case of ASCII letters. */
+static int fold(char c) {
+    return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : (unsigned char)c;
+}
+
+static int by_folded_name(const void *a, const void *b) {
+    const char *x = (*(fc_zip_entry *const *)a)->name, *y = (*(fc_zip_entry *const *)b)->name;
+    while (*x && fold(*x) == fold(*y)) {
+        x++;
+        y++;
+    }
+    return fold(*x) - fold(*y);
+}
+
+static fc_code check_names(fc_zip *zip, fc_error *err) {
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_folded_name);
+    for (size_t i = 1; i < zip->nentries; i++) {
+        const fc_zip_entry *a = zip->sorted[i - 1], *b = zip->sorted[i];
+        if (by_folded_name(&a, &b) == 0) {
+            const bool same = strcmp(a->name, b->name) == 0;
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: offset %" PRIu64 ": the torch.save archive is damaged: two records are called %s%s%s",
+                           zip->path, b->header, a->name, same ? "" : " and ", same ? "" : b->name);
+        }
+    }
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_name);
+    return FC_OK;
+}
+
+/*
+ * The range begins with a record: PyTorch goes by the first bytes, and would load others as a pickle of their own. No
+ * two records overlap or have one name.
+ */
 static fc_code check_records(fc_zip *zip, fc_error *err) {
     for (size_t i = 0; i < zip->nentries; i++) {
         FC_TRY(check_local(zip, &zip->entries[i], err));
     }
     qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_header);
+    if (zip->sorted[0]->header != zip->offset) {
+        return damaged(zip, 0, "it does not begin with its first record", err);
+    }
     for (size_t i = 1; i < zip->nentries; i++) {
         const fc_zip_entry *before = zip->sorted[i - 1];
         if (before->data + before->stored > zip->sorted[i]->header) {
@@ -279,15 +316,7 @@ static fc_code check_records(fc_zip *zip, fc_error *err) {
                            zip->path, zip->sorted[i]->header, before->name, zip->sorted[i]->name);
         }
     }
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_name);
-    for (size_t i = 1; i < zip->nentries; i++) {
-        if (by_name(&zip->sorted[i - 1], &zip->sorted[i]) == 0) {
-            return fc_fail(err, FC_ECORRUPT,
-                           "%s: offset %" PRIu64 ": the torch.save archive is damaged: two records are called %s",
-                           zip->path, zip->sorted[i]->header, zip->sorted[i]->name);
-        }
-    }
-    return FC_OK;
+    return check_names(zip, err);
 }
 
 fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_zip *zip, fc_error *err) {

@@ -2,8 +2,8 @@
  * Reads the zip archive that torch.save writes, at a range of a file: an item of a DCP `.distcp`, or a whole `.pt`.
  *
  * It finds the records and the location of their bytes in the file, so that tensor data is never copied here. It
- * refuses everything that could make two readers see different bytes: duplicates, overlaps, local headers that disagree
- * with the central directory, directory bits, encryption.
+ * refuses everything that could make two readers see different bytes: bytes before the first record, names that differ
+ * only in case, overlaps, local headers that disagree with the central directory, directory bits, encryption.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_ZIP_H
 #define FSDPCKPT_FORMATS_TORCH_ZIP_H

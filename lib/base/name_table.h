@@ -21,7 +21,7 @@ typedef struct fc_name_table fc_name_table;
 fc_name_table *fc_name_table_new(fc_arena *arena, size_t capacity);
 
 /**
- * Adds a name unless it is already there.
+ * Adds a name unless it is already there. The name is borrowed: it must live as long as the table.
  * @return the number of the name: `value`, or the number that it already had. FC_NO_NAME when the table is full.
  */
 size_t fc_name_table_put(fc_name_table *table, const char *name, size_t len, size_t value);

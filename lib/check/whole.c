@@ -151,20 +151,35 @@ void fc_check_objects(fc_check_run *c) {
     }
 }
 
+static void add_unsupported(fc_check_run *c, const fc_tensor *tensor, const char *why) {
+    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
+                                  .name = tensor->name,
+                                  .detail = fc_check_text(c, "%s", why),
+                                  .fix = fc_check_fix(c, FC_SETTING_EXCLUDE, tensor->name)});
+}
+
 /* Adds a finding for a value that cannot be read, although the others can. */
 static void check_readable(fc_check_run *c, const fc_tensor *tensor) {
     fc_error why;
     fc_extent extent;
-    if (tensor->object && tensor->object->refusal) {
-        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
-                                      .name = tensor->name,
-                                      .detail = tensor->object->refusal,
-                                      .fix = fc_check_fix(c, FC_SETTING_EXCLUDE, tensor->name)});
-    } else if (tensor->object && tensor->object->damaged &&
-               fc_checkpoint_extent(c->checkpoint, tensor, 0, &extent, &why) != FC_OK) {
+    const fc_object *object = tensor->object;
+    if (object && object->refusal) {
+        add_unsupported(c, tensor, object->refusal);
+        return;
+    }
+    /* Objects of the other encodings are examined by check_object. */
+    if (!object || tensor->nchunks == 0 || fc_object_encoding_find(object->encoding)) {
+        return;
+    }
+    fc_code rc = fc_checkpoint_extent(c->checkpoint, tensor, 0, &extent, &why);
+    if (rc == FC_EUNSUPPORTED) {
+        add_unsupported(c, tensor, why.message);
+    } else if (rc == FC_ECORRUPT && object->damaged) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,
                                       .name = tensor->name,
                                       .detail = fc_check_text(c, "%s", why.message)});
+    } else {
+        (void)fc_check_failed(c, rc, &why);
     }
 }
 

@@ -105,8 +105,9 @@ static fc_code fail_unknown(const fc_probe *probe, fc_error *err) {
         }
     }
     return fc_fail(err, FC_ECORRUPT,
-                   probe->is_directory ? "%s: not a checkpoint: the directory contains none of: %s"
-                                       : "%s: not a checkpoint: the file is none of: %s; for DCP name its directory",
+                   probe->is_directory
+                       ? "%s: not a checkpoint: the directory contains none of: %s"
+                       : "%s: not a checkpoint: the file is none of: %s; if it is part of one, name its directory",
                    probe->path, signs);
 }
 

@@ -3,7 +3,8 @@
  *
  * torch converts every pair of floating-point types through float32 (c10::convert). A cast here does the same: a
  * decoder produces float32 bits and an encoder consumes them, so 18 small loops replace 72. They work on blocks of a
- * fixed size because gcc -O2 vectorises a loop only when it knows the trip count. Apart from the conversions from and
+ * fixed size because gcc -O2 vectorises a loop only when it knows the trip count. Where float32 is aligned it needs
+ * neither. Apart from the conversions from and
  * to float64, they use integer arithmetic and two exact float additions, so neither flush-to-zero nor the caller's
  * build flags can change a result.
  *
@@ -14,82 +15,81 @@
 #include "fsdpckpt/cast.h"
 #include "codec/cast_bits.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 /*
- * The oracle test also builds this file with FSDPCKPT_PORTABLE_CAST, which leaves out the F16C instructions, to test
- * both paths. clang 14 cannot query F16C with __builtin_cpu_supports; it vectorises the portable loops well.
+ * The oracle test also builds this file with FSDPCKPT_PORTABLE_CAST, which leaves out the F16C and AVX2 instructions,
+ * to test both paths. clang 14 cannot query F16C with __builtin_cpu_supports; it vectorises the portable loops well.
  */
 #if defined(__x86_64__) && !defined(__clang__) && !defined(FSDPCKPT_PORTABLE_CAST)
-#define USE_F16C 1
+#define USE_X86 1
 #include <immintrin.h>
 #endif
 
 enum { BLOCK = 256 };
 
-/* The bits of BLOCK float32 values, passed from a decoder to an encoder. */
-typedef uint32_t block_bits[BLOCK];
+/* The bits of BLOCK float32 values, passed from a decoder to an encoder. They may be the caller's floats. */
+typedef uint32_t __attribute__((may_alias)) float_bits;
+typedef float_bits block_bits[BLOCK];
 
-typedef void (*decode_fn)(const void *restrict src, uint32_t *restrict bits);
-typedef void (*encode_fn)(const uint32_t *restrict bits, void *restrict dst);
+typedef void (*decode_fn)(const void *restrict src, float_bits *restrict bits);
+typedef void (*encode_fn)(const float_bits *restrict bits, void *restrict dst);
 
-/* ---- decoders: any type → float32 ---- */
+/* ---- decoders: any type → float32, and encoders: float32 → any type ---- */
 
-#define DECODER(type, raw)                                                                                             \
-    static void decode_##type(const void *restrict src, uint32_t *restrict bits) {                                     \
+#define DECODER(target, suffix, type, raw)                                                                             \
+    target static void decode_##type##suffix(const void *restrict src, float_bits *restrict bits) {                    \
         raw in[BLOCK];                                                                                                 \
         memcpy(in, src, sizeof in);                                                                                    \
         for (int i = 0; i < BLOCK; i++) {                                                                              \
             bits[i] = fc_bits_of_##type(in[i]);                                                                        \
         }                                                                                                              \
     }
-DECODER(f64, double)
-DECODER(bf16, uint16_t)
-DECODER(f16, uint16_t)
-DECODER(e4m3fn, uint8_t)
-DECODER(e4m3fnuz, uint8_t)
-DECODER(e5m2, uint8_t)
-DECODER(e5m2fnuz, uint8_t)
-DECODER(e8m0fnu, uint8_t)
-
-static void decode_f32(const void *restrict src, uint32_t *restrict bits) {
-    memcpy(bits, src, sizeof(block_bits));
-}
-
-/* ---- encoders: float32 → any type ---- */
-
-#define ENCODER(type, raw)                                                                                             \
-    static void encode_##type(const uint32_t *restrict bits, void *restrict dst) {                                     \
+#define ENCODER(target, suffix, type, raw)                                                                             \
+    target static void encode_##type##suffix(const float_bits *restrict bits, void *restrict dst) {                    \
         raw out[BLOCK];                                                                                                \
         for (int i = 0; i < BLOCK; i++) {                                                                              \
             out[i] = fc_##type##_of_bits(bits[i]);                                                                     \
         }                                                                                                              \
         memcpy(dst, out, sizeof out);                                                                                  \
     }
-ENCODER(f64, double)
-ENCODER(bf16, uint16_t)
-ENCODER(f16, uint16_t)
-ENCODER(e4m3fn, uint8_t)
-ENCODER(e4m3fnuz, uint8_t)
-ENCODER(e5m2, uint8_t)
-ENCODER(e5m2fnuz, uint8_t)
-ENCODER(e8m0fnu, uint8_t)
+#define BOTH(target, suffix, type, raw)                                                                                \
+    DECODER(target, suffix, type, raw)                                                                                 \
+    ENCODER(target, suffix, type, raw)
+#define LOOPS(target, suffix)                                                                                          \
+    BOTH(target, suffix, f64, double)                                                                                  \
+    BOTH(target, suffix, bf16, uint16_t)                                                                               \
+    BOTH(target, suffix, f16, uint16_t)                                                                                \
+    BOTH(target, suffix, e4m3fn, uint8_t)                                                                              \
+    BOTH(target, suffix, e4m3fnuz, uint8_t)                                                                            \
+    BOTH(target, suffix, e5m2, uint8_t)                                                                                \
+    BOTH(target, suffix, e5m2fnuz, uint8_t)                                                                            \
+    BOTH(target, suffix, e8m0fnu, uint8_t)
+LOOPS(, )
 
-static void encode_f32(const uint32_t *restrict bits, void *restrict dst) {
+/* float32 needs no loop where it is aligned. */
+static void decode_f32(const void *restrict src, float_bits *restrict bits) {
+    memcpy(bits, src, sizeof(block_bits));
+}
+
+static void encode_f32(const float_bits *restrict bits, void *restrict dst) {
     memcpy(dst, bits, sizeof(block_bits));
 }
 
-/* ---- float16 with the F16C instructions: the same bits, faster ---- */
+/* ---- the same bits with the instructions of newer processors ---- */
 
-#ifdef USE_F16C
-__attribute__((target("avx,f16c"))) static void decode_f16_f16c(const void *restrict src, uint32_t *restrict bits) {
+#ifdef USE_X86
+LOOPS(__attribute__((target("avx2"))), _avx2)
+
+__attribute__((target("avx,f16c"))) static void decode_f16_f16c(const void *restrict src, float_bits *restrict bits) {
     for (int i = 0; i < BLOCK; i += 8) {
         __m128i half = _mm_loadu_si128((const __m128i *)((const char *)src + 2 * i));
         _mm256_storeu_ps((float *)(void *)(bits + i), _mm256_cvtph_ps(half));
     }
 }
 
-__attribute__((target("avx,f16c"))) static void encode_f16_f16c(const uint32_t *restrict bits, void *restrict dst) {
+__attribute__((target("avx,f16c"))) static void encode_f16_f16c(const float_bits *restrict bits, void *restrict dst) {
     for (int i = 0; i < BLOCK; i += 8) {
         __m256 value = _mm256_loadu_ps((const float *)(const void *)(bits + i));
         __m128i half = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -103,21 +103,25 @@ typedef struct codec {
     encode_fn encode;
 } codec;
 
+#define CODEC(type, suffix)                                                                                            \
+    { decode_##type##suffix, encode_##type##suffix }
+#define CODECS(suffix)                                                                                                 \
+    {                                                                                                                  \
+        [FC_F64] = CODEC(f64, suffix), [FC_F32] = CODEC(f32, ), [FC_F16] = CODEC(f16, suffix),                         \
+        [FC_BF16] = CODEC(bf16, suffix), [FC_F8_E4M3FN] = CODEC(e4m3fn, suffix),                                       \
+        [FC_F8_E4M3FNUZ] = CODEC(e4m3fnuz, suffix), [FC_F8_E5M2] = CODEC(e5m2, suffix),                                \
+        [FC_F8_E5M2FNUZ] = CODEC(e5m2fnuz, suffix), [FC_F8_E8M0FNU] = CODEC(e8m0fnu, suffix),                          \
+    }
+
 static codec codec_of(fc_dtype dtype) {
-    static const codec table[FC_DTYPE_COUNT] = {
-        [FC_F64] = {decode_f64, encode_f64},
-        [FC_F32] = {decode_f32, encode_f32},
-        [FC_F16] = {decode_f16, encode_f16},
-        [FC_BF16] = {decode_bf16, encode_bf16},
-        [FC_F8_E4M3FN] = {decode_e4m3fn, encode_e4m3fn},
-        [FC_F8_E4M3FNUZ] = {decode_e4m3fnuz, encode_e4m3fnuz},
-        [FC_F8_E5M2] = {decode_e5m2, encode_e5m2},
-        [FC_F8_E5M2FNUZ] = {decode_e5m2fnuz, encode_e5m2fnuz},
-        [FC_F8_E8M0FNU] = {decode_e8m0fnu, encode_e8m0fnu},
-    };
-#ifdef USE_F16C
+    static const codec table[FC_DTYPE_COUNT] = CODECS();
+#ifdef USE_X86
+    static const codec faster[FC_DTYPE_COUNT] = CODECS(_avx2);
     if (dtype == FC_F16 && __builtin_cpu_supports("f16c")) {
         return (codec){decode_f16_f16c, encode_f16_f16c};
+    }
+    if (__builtin_cpu_supports("avx2")) {
+        return faster[dtype];
     }
 #endif
     return table[dtype];
@@ -149,10 +153,18 @@ void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t coun
     }
     const char *in = src;
     char *out = dst;
-    block_bits bits;
+    const bool is_decoded = from == FC_F32 && (uintptr_t)src % sizeof(float_bits) == 0;
+    const bool stays_decoded = to == FC_F32 && (uintptr_t)dst % sizeof(float_bits) == 0;
+    block_bits between;
     for (; count >= BLOCK; count -= BLOCK) {
-        decode(in, bits);
-        encode(bits, out);
+        const float_bits *bits = is_decoded ? (const void *)in : between;
+        float_bits *decoded = stays_decoded ? (void *)out : between;
+        if (!is_decoded) {
+            decode(in, decoded);
+        }
+        if (!stays_decoded) {
+            encode(bits, out);
+        }
         in += BLOCK * src_size;
         out += BLOCK * dst_size;
     }

@@ -3,12 +3,14 @@
  *
  * The general copy is a nest of loops. Once neighbouring dimensions are merged, almost every real copy is a few long
  * runs: the rows of a shard are one run, and the columns of a tensor-parallel shard are one run per row. The remaining
- * case is the transpose. Its two innermost loops go block by block, so that both sides stay in the first-level cache.
+ * case is the transpose, which transpose.c does in vector registers if the elements are contiguous on both sides. Else
+ * the two innermost loops go block by block, so that both sides stay in the first-level cache.
  */
 #include "codec/strided.h"
 
 #include "base/checked.h"
 #include "codec/shuffle.h"
+#include "codec/transpose.h"
 
 #include <string.h>
 
@@ -142,9 +144,13 @@ static void copy_plane(int64_t unit, const fc_axis *outer, const fc_axis *inner,
     }
 }
 
-/* Copies a transpose block by block: `outer` is contiguous in the source, `inner` in the destination. */
+/* Copies a transpose: `outer` has the smallest step in the source, `inner` in the destination. */
 static void copy_transposed(int64_t unit, const fc_axis *outer, const fc_axis *inner, const unsigned char *src,
                             unsigned char *dst) {
+    const fc_transpose t = {inner->size, outer->size, inner->src, outer->dst};
+    if (outer->src == unit && inner->dst == unit && fc_transpose_run(&t, unit, src, dst)) {
+        return;
+    }
     for (int64_t i = 0; i < outer->size; i += BLOCK) {
         fc_axis rows = {outer->size - i < BLOCK ? outer->size - i : BLOCK, outer->src, outer->dst};
         for (int64_t j = 0; j < inner->size; j += BLOCK) {

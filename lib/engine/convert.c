@@ -13,6 +13,7 @@
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -317,14 +318,26 @@ static fc_code check_target(const fc_target *target, const char *path, const fc_
     return options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : FC_OK;
 }
 
+/* Lists the formats whose targets can be compressed. */
+static void list_compressing(char *names, size_t size) {
+    size_t used = 0;
+    for (const fc_format *const *f = fc_formats(); *f && used < size; f++) {
+        if ((*f)->writer.place) {
+            used += (size_t)snprintf(names + used, size - used, "%s%s", used ? ", " : "", (*f)->name);
+        }
+    }
+}
+
 /* Plans on each rank, before the target is touched. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
     fc_progress_begin(options->move.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
     if (options->selection.compress && !options->format->writer.place) {
-        return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression: only HDF5 targets are compressed",
-                       options->format->name);
+        char names[128] = "";
+        list_compressing(names, sizeof names);
+        return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression; these have: %s",
+                       options->format->name, names);
     }
     if (!arena) {
         return fc_no_memory(err, NULL);

@@ -20,12 +20,18 @@ size_t fc_export_find(const fc_name_table *names, const char *name);
 /** Returns whether a tensor of one dtype is written in another one: both are plain numbers of at least 16 bits. */
 bool fc_export_casts(fc_dtype from, fc_dtype to);
 
+/** Tensors of a checkpoint by dtype and shape: those that can be the twin of another tensor. */
+typedef struct fc_export_shapes fc_export_shapes;
+
+/** Returns the shapes of the tensors whose names `wanted` has, too, in `arena`; or NULL when out of memory. */
+fc_export_shapes *fc_export_shapes_new(const fc_checkpoint *checkpoint, const fc_name_table *wanted, fc_arena *arena);
+
 /**
- * Finds a tensor of `checkpoint` with the data of `tensor`, among those that `wanted` has, too. Only the few tensors
- * with its shape are read.
+ * Finds a tensor with the data of `tensor`, a tensor of the same checkpoint that is not in `shapes`. Only the few
+ * tensors with its shape are read.
  * @param out receives it, or NULL.
  */
-fc_code fc_export_find_twin(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_name_table *wanted,
-                            const fc_tensor **out, fc_error *err);
+fc_code fc_export_find_twin(const fc_export_shapes *shapes, const fc_tensor *tensor, const fc_tensor **out,
+                            fc_error *err);
 
 #endif

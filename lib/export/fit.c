@@ -32,17 +32,14 @@ static fc_code no_memory(const fit *f) {
 
 /* ---- lists in the arena ---- */
 
-/* Appends a change to a list in the arena. These lists have few elements. */
-static fc_code add_change(const fit *f, const fc_export_change **list, size_t *count, const fc_export_change *change) {
-    fc_export_change *more = fc_arena_calloc(f->arena, *count + 1, sizeof *more);
-    if (!more) {
+/* Appends a change to a list in the arena, which has at most one change for each tensor of `of`. */
+static fc_code add_change(const fit *f, fc_export_change **list, size_t *count, const fc_checkpoint *of,
+                          const fc_export_change *change) {
+    *list = *list ? *list : fc_arena_calloc(f->arena, of->ntensors, sizeof **list);
+    if (!*list) {
         return no_memory(f);
     }
-    for (size_t i = 0; i < *count; i++) {
-        more[i] = (*list)[i];
-    }
-    more[(*count)++] = *change;
-    *list = more;
+    (*list)[(*count)++] = *change;
     return FC_OK;
 }
 
@@ -86,9 +83,9 @@ static fc_code read_config(fit *f) {
 /* ---- ties ---- */
 
 /* A tensor that the reference does not have: it may repeat one that it has. */
-static fc_code drop_twin(fit *f, const fc_tensor *t) {
+static fc_code drop_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor *t) {
     const fc_tensor *twin = NULL;
-    FC_TRY(fc_export_find_twin(f->model, t, f->there, &twin, f->err));
+    FC_TRY(fc_export_find_twin(shapes, t, &twin, f->err));
     if (!twin) {
         return FC_OK;
     }
@@ -98,13 +95,13 @@ static fc_code drop_twin(fit *f, const fc_tensor *t) {
     }
     const fc_export_change change = {.name = t->name, .other = twin->name};
     FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_DROP, .from = from, .nfrom = 1}));
-    return add_change(f, &f->report->tied, &f->report->ntied, &change);
+    return add_change(f, &f->report->tied, &f->report->ntied, f->model, &change);
 }
 
 /* A tensor that only the reference has: there, it may repeat one that the model has. */
-static fc_code copy_twin(fit *f, const fc_tensor *t) {
+static fc_code copy_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor *t) {
     const fc_tensor *twin = NULL;
-    FC_TRY(fc_export_find_twin(f->reference->weights, t, f->here, &twin, f->err));
+    FC_TRY(fc_export_find_twin(shapes, t, &twin, f->err));
     if (!twin) {
         return FC_OK;
     }
@@ -114,18 +111,23 @@ static fc_code copy_twin(fit *f, const fc_tensor *t) {
     }
     const fc_export_change change = {.name = t->name, .other = twin->name};
     FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_ADD, .to = to, .nto = 2}));
-    return add_change(f, &f->report->copied, &f->report->ncopied, &change);
+    return add_change(f, &f->report->copied, &f->report->ncopied, f->reference->weights, &change);
 }
 
 static fc_code find_ties(fit *f) {
     const fc_checkpoint *model = f->model, *reference = f->reference->weights;
+    const fc_export_shapes *known = fc_export_shapes_new(model, f->there, f->arena);
+    const fc_export_shapes *wanted = fc_export_shapes_new(reference, f->here, f->arena);
+    if (!known || !wanted) {
+        return no_memory(f);
+    }
     for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
-        FC_TRY(t->object || fc_export_find(f->there, t->name) != FC_NO_NAME ? FC_OK : drop_twin(f, t));
+        FC_TRY(t->object || fc_export_find(f->there, t->name) != FC_NO_NAME ? FC_OK : drop_twin(f, known, t));
     }
     for (size_t i = 0; i < reference->ntensors; i++) {
         const fc_tensor *t = &reference->tensors[i];
-        FC_TRY(t->object || fc_export_find(f->here, t->name) != FC_NO_NAME ? FC_OK : copy_twin(f, t));
+        FC_TRY(t->object || fc_export_find(f->here, t->name) != FC_NO_NAME ? FC_OK : copy_twin(f, wanted, t));
     }
     return FC_OK;
 }
@@ -151,7 +153,7 @@ static fc_code trim(fit *f, const fc_tensor *t, const fc_tensor *like) {
     const fc_recipe_rule rule = {.from = name, .to = name, .nfrom = 1, .nto = 1, .ops = op, .nops = 1};
     const fc_export_change change = {.name = t->name, .from = t->shape[0], .to = like->shape[0]};
     FC_TRY(add_rule(f, &rule));
-    return add_change(f, &f->report->trimmed, &f->report->ntrimmed, &change);
+    return add_change(f, &f->report->trimmed, &f->report->ntrimmed, f->model, &change);
 }
 
 static fc_code find_padded(fit *f) {

@@ -10,9 +10,67 @@
 /* The embedding and the head are the only tied tensors, so many tensors of one shape are layers. */
 enum { MOST_ALIKE = 4 };
 
-static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim && a->ndim > 0 &&
-           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+typedef struct alike {
+    const fc_tensor *tensors[MOST_ALIKE];
+    size_t count; /* may exceed MOST_ALIKE */
+} alike;
+
+struct fc_export_shapes {
+    const fc_checkpoint *checkpoint;
+    fc_name_table *table; /* from dtype and shape to an index in groups */
+    alike *groups;
+};
+
+typedef struct shape_key {
+    int64_t values[FC_MAX_DIMS + 1]; /* the dtype, then the shape */
+    size_t bytes;                    /* in use */
+} shape_key;
+
+static void key_of(const fc_tensor *t, shape_key *key) {
+    key->values[0] = t->dtype;
+    memcpy(key->values + 1, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    key->bytes = (size_t)(t->ndim + 1) * sizeof *key->values;
+}
+
+/* Adds a tensor to its group, which may be a new one. */
+static bool add_tensor(fc_export_shapes *shapes, const fc_tensor *t, size_t *ngroups, fc_arena *arena) {
+    shape_key key;
+    key_of(t, &key);
+    size_t at = fc_name_table_find(shapes->table, (const char *)key.values, key.bytes);
+    if (at == FC_NO_NAME) {
+        char *kept = fc_arena_alloc(arena, key.bytes);
+        if (!kept) {
+            return false;
+        }
+        memcpy(kept, key.values, key.bytes);
+        at = fc_name_table_put(shapes->table, kept, key.bytes, (*ngroups)++);
+    }
+    alike *group = &shapes->groups[at];
+    if (group->count < MOST_ALIKE) {
+        group->tensors[group->count] = t;
+    }
+    group->count++;
+    return true;
+}
+
+fc_export_shapes *fc_export_shapes_new(const fc_checkpoint *checkpoint, const fc_name_table *wanted, fc_arena *arena) {
+    const size_t n = checkpoint->ntensors;
+    size_t ngroups = 0;
+    fc_export_shapes *shapes = fc_arena_calloc(arena, 1, sizeof *shapes);
+    alike *groups = fc_arena_calloc(arena, n + 1, sizeof *groups);
+    fc_name_table *table = fc_name_table_new(arena, n + 1);
+    if (!shapes || !groups || !table) {
+        return NULL;
+    }
+    *shapes = (fc_export_shapes){checkpoint, table, groups};
+    for (size_t i = 0; i < n; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        const bool candidate = !t->object && t->ndim > 0 && fc_export_find(wanted, t->name) != FC_NO_NAME;
+        if (candidate && !add_tensor(shapes, t, &ngroups, arena)) {
+            return NULL;
+        }
+    }
+    return shapes;
 }
 
 static fc_code add_bytes(void *context, const void *bytes, size_t size, fc_error *err) {
@@ -33,30 +91,21 @@ static fc_code digest_of(const fc_checkpoint *checkpoint, const fc_tensor *t, ui
                                             : fc_read_stream(checkpoint, t, &whole, t->dtype, add_bytes, out, err);
 }
 
-static bool is_candidate(const fc_tensor *tensor, const fc_tensor *other, const fc_name_table *wanted) {
-    return other != tensor && !other->object && same_shape(tensor, other) &&
-           fc_export_find(wanted, other->name) != FC_NO_NAME;
-}
-
-fc_code fc_export_find_twin(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_name_table *wanted,
-                            const fc_tensor **out, fc_error *err) {
-    const fc_tensor *alike[MOST_ALIKE];
-    size_t count = 0;
-    uint64_t mine, other;
+fc_code fc_export_find_twin(const fc_export_shapes *shapes, const fc_tensor *tensor, const fc_tensor **out,
+                            fc_error *err) {
+    shape_key key;
+    key_of(tensor, &key);
+    const size_t at = fc_name_table_find(shapes->table, (const char *)key.values, key.bytes);
+    const alike *group = at == FC_NO_NAME ? NULL : &shapes->groups[at];
+    uint64_t mine = 0, other = 0;
     *out = NULL;
-    for (size_t i = 0; i < checkpoint->ntensors; i++) {
-        const fc_tensor *t = &checkpoint->tensors[i];
-        if (is_candidate(tensor, t, wanted)) {
-            if (count == MOST_ALIKE) {
-                return FC_OK;
-            }
-            alike[count++] = t;
-        }
+    if (!group || group->count > MOST_ALIKE) {
+        return FC_OK;
     }
-    FC_TRY(count > 0 ? digest_of(checkpoint, tensor, &mine, err) : FC_OK);
-    for (size_t i = 0; i < count && !*out; i++) {
-        FC_TRY(digest_of(checkpoint, alike[i], &other, err));
-        *out = mine == other ? alike[i] : NULL;
+    FC_TRY(digest_of(shapes->checkpoint, tensor, &mine, err));
+    for (size_t i = 0; i < group->count && !*out; i++) {
+        FC_TRY(digest_of(shapes->checkpoint, group->tensors[i], &other, err));
+        *out = mine == other ? group->tensors[i] : NULL;
     }
     return FC_OK;
 }

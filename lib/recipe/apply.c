@@ -110,21 +110,17 @@ static fc_code no_rule(const builder *b, const char *name) {
 
 /* ---- groups ---- */
 
-/* Removes the bindings of variables that `to` does not have. @return the number that the removed one stands for. */
-static uint64_t unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *bindings) {
-    uint64_t number = 0;
-    size_t len;
-    const char *inner = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, &len);
-    const fc_recipe_binding *bound = inner ? fc_recipe_bound(bindings, inner, len) : NULL;
-    for (size_t i = 0; bound && i < bound->ndigits; i++) {
-        /* A number too large for 64 bits stays the largest, which is no index of an input. */
-        number = number > UINT64_MAX / 10 - 1 ? UINT64_MAX : number * 10 + (uint64_t)(bound->digits[i] - '0');
+/* Removes the bindings of variables that `to` does not have, and sets the numbers that they stand for. */
+static void unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *bindings, uint64_t *numbers) {
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
+    const size_t count = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, inner);
+    for (size_t i = 0; i < count; i++) {
+        const fc_recipe_binding *bound = fc_recipe_bound(bindings, inner[i].name, inner[i].len);
+        if (bound) {
+            numbers[i] = fc_recipe_number_of(bound);
+            bindings->all[bound - bindings->all] = bindings->all[--bindings->count];
+        }
     }
-    if (bound) {
-        size_t at = (size_t)(bound - bindings->all);
-        bindings->all[at] = bindings->all[--bindings->count];
-    }
-    return number;
 }
 
 /* Finds or adds the group of a rule with these bindings. */
@@ -145,13 +141,14 @@ static fc_code find_group(builder *b, size_t rule, const fc_recipe_bindings *bin
 
 static fc_code add_input(builder *b, size_t rule, size_t pattern, fc_recipe_bindings *bindings,
                          const fc_tensor *tensor) {
-    const uint64_t number = unbind_inner(&b->recipe->rules[rule], bindings);
+    fc_group_input input = {.tensor = tensor, .pattern = pattern};
     fc_group *g = NULL;
+    unbind_inner(&b->recipe->rules[rule], bindings, input.numbers);
     FC_TRY(find_group(b, rule, bindings, &g));
     if (!fc_grow(&g->inputs, &g->capacity, g->ninputs + 1, sizeof *g->inputs)) {
         return no_memory(b);
     }
-    g->inputs[g->ninputs++] = (fc_group_input){tensor, pattern, number};
+    g->inputs[g->ninputs++] = input;
     return FC_OK;
 }
 
@@ -225,14 +222,14 @@ static fc_code made_tensor(builder *b, const fc_parted *parted, fc_tensor *t) {
 
 static fc_code add_output(builder *b, const fc_group *g, const fc_group_output *o) {
     fc_recipe_bindings bindings = g->bindings;
-    size_t len;
-    const char *inner = fc_recipe_only(g->rule->to, g->rule->nto, g->rule->from, g->rule->nfrom, &len);
-    if (inner && bindings.count < FC_RECIPE_VARIABLES) {
-        const char *digits = fc_arena_printf(b->scratch, "%llu", (unsigned long long)o->number);
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
+    const size_t count = fc_recipe_only(g->rule->to, g->rule->nto, g->rule->from, g->rule->nfrom, inner);
+    for (size_t i = 0; i < count && bindings.count < FC_RECIPE_VARIABLES; i++) {
+        const char *digits = fc_arena_printf(b->scratch, "%llu", (unsigned long long)o->numbers[i]);
         if (!digits) {
             return no_memory(b);
         }
-        bindings.all[bindings.count++] = (fc_recipe_binding){inner, digits, len, strlen(digits)};
+        bindings.all[bindings.count++] = (fc_recipe_binding){inner[i].name, digits, inner[i].len, strlen(digits), 0};
     }
     const char *name = fc_recipe_spell(g->rule->to[o->pattern], &bindings, b->scratch);
     fc_tensor t;
@@ -251,9 +248,10 @@ static fc_code add_output(builder *b, const fc_group *g, const fc_group_output *
 /* A rule without operations only renames, whatever the dimensions. */
 static fc_code run_group(builder *b, fc_group *g) {
     fc_group_output *outputs = NULL;
-    size_t count = 0, len;
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
+    size_t count = 0;
     const bool renames = g->rule->nops == 0 && g->rule->nfrom == 1 && g->rule->nto == 1 && g->ninputs == 1;
-    if (renames && !fc_recipe_only(g->rule->to, 1, g->rule->from, 1, &len)) {
+    if (renames && fc_recipe_only(g->rule->to, 1, g->rule->from, 1, inner) == 0) {
         const char *name = fc_recipe_spell(g->rule->to[0], &g->bindings, b->scratch);
         fc_tensor t;
         FC_TRY(name ? same_tensor(b, g->inputs[0].tensor, &t) : no_memory(b));

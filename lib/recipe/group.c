@@ -1,6 +1,6 @@
 /*
  * Runs the operations of a rule on the tensors of a group: see group.h. The tensors are a list, in the order of
- * patterns and then of the numbers of a variable; an operation joins, splits or changes them.
+ * patterns and then of the numbers of variables; an operation joins, splits or changes them.
  */
 #include "recipe/group.h"
 
@@ -12,7 +12,10 @@
 typedef struct list {
     fc_group_output *items; /* from malloc */
     size_t count;
-    bool patterns, numbers; /* whether the items differ in these */
+    bool patterns; /* whether the items differ in their pattern */
+    size_t extents[FC_RECIPE_VARIABLES];
+    size_t nfrom, nto; /* how many numbers the items differ in: of variables of `from`, then of `to` */
+    size_t nvariables; /* how many variables only `to` has */
 } list;
 
 void fc_group_free_outputs(fc_group_output *outputs, size_t count) {
@@ -22,24 +25,32 @@ void fc_group_free_outputs(fc_group_output *outputs, size_t count) {
     free(outputs);
 }
 
-const char *fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks, size_t *len) {
+size_t fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks,
+                      fc_recipe_variable out[FC_RECIPE_VARIABLES]) {
     const char *at = has[0], *name;
-    while (nhas > 0 && (name = fc_recipe_next_variable(&at, len))) {
+    size_t len, count = 0;
+    while (nhas > 0 && count < FC_RECIPE_VARIABLES && (name = fc_recipe_next_variable(&at, &len))) {
         bool found = false;
         for (size_t i = 0; i < nlacks; i++) {
-            found = found || fc_recipe_mentions(lacks[i], name, *len);
+            found = found || fc_recipe_mentions(lacks[i], name, len);
+        }
+        for (size_t i = 0; i < count; i++) {
+            found = found || (out[i].len == len && memcmp(out[i].name, name, len) == 0);
         }
         if (!found) {
-            return name;
+            out[count++] = (fc_recipe_variable){name, len};
         }
     }
-    return NULL;
+    return count;
 }
 
 static int by_place(const void *a, const void *b) {
     const fc_group_input *x = a, *y = b;
-    return x->pattern != y->pattern ? (x->pattern > y->pattern) - (x->pattern < y->pattern)
-                                    : (x->number > y->number) - (x->number < y->number);
+    int order = (x->pattern > y->pattern) - (x->pattern < y->pattern);
+    for (size_t i = 0; order == 0 && i < FC_RECIPE_VARIABLES; i++) {
+        order = (x->numbers[i] > y->numbers[i]) - (x->numbers[i] < y->numbers[i]);
+    }
+    return order;
 }
 
 static fc_code missing(const fc_recipe *recipe, const fc_group *g, size_t pattern, fc_error *err) {
@@ -52,18 +63,55 @@ static fc_code missing(const fc_recipe *recipe, const fc_group *g, size_t patter
     return rc;
 }
 
-/* All patterns must have a tensor, for the same numbers 0, 1, 2, … */
-static fc_code check_inputs(const fc_recipe *recipe, const fc_group *g, fc_error *err) {
-    size_t at = 0, each = 0;
-    qsort(g->inputs, g->ninputs, sizeof *g->inputs, by_place);
-    for (size_t p = 0; p < g->rule->nfrom; p++) {
-        size_t count = 0;
-        while (at < g->ninputs && g->inputs[at].pattern == p && g->inputs[at].number == count) {
-            at++;
-            count++;
+/* @return whether the inputs have all numbers below `extents`, in their order; the first number varies slowest. */
+static bool have_all_numbers(const fc_group_input *inputs, size_t count, const size_t *extents, size_t n) {
+    for (size_t i = 0; i < count; i++) {
+        size_t rest = i;
+        for (size_t k = n; k > 0; k--) {
+            if (inputs[i].numbers[k - 1] != rest % extents[k - 1]) {
+                return false;
+            }
+            rest /= extents[k - 1];
         }
-        each = p == 0 ? count : each;
-        if (count == 0 || count != each || (at < g->ninputs && g->inputs[at].pattern == p)) {
+        if (rest > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static size_t count_pattern(const fc_group *g, size_t at, size_t pattern) {
+    size_t count = 0;
+    while (at + count < g->ninputs && g->inputs[at + count].pattern == pattern) {
+        count++;
+    }
+    return count;
+}
+
+/* Computes the extents from the last of `count` inputs. @return whether they multiply to `count`. */
+static bool find_extents(const fc_group_input *inputs, size_t count, list *l) {
+    size_t total = 1;
+    for (size_t k = 0; k < l->nfrom && count > 0; k++) {
+        const uint64_t last = inputs[count - 1].numbers[k];
+        if (last >= count / total) {
+            return false;
+        }
+        l->extents[k] = (size_t)last + 1;
+        total *= l->extents[k];
+    }
+    return count == total;
+}
+
+/* All patterns must have a tensor, for the same numbers 0, 1, 2, … of each variable. */
+static fc_code check_inputs(const fc_recipe *recipe, const fc_group *g, list *l, fc_error *err) {
+    qsort(g->inputs, g->ninputs, sizeof *g->inputs, by_place);
+    const size_t each = count_pattern(g, 0, 0);
+    if (!find_extents(g->inputs, each, l)) {
+        return missing(recipe, g, 0, err);
+    }
+    for (size_t p = 0; p < g->rule->nfrom; p++) {
+        const size_t at = p * each, count = count_pattern(g, at, p);
+        if (count != each || !have_all_numbers(g->inputs + at, count, l->extents, l->nfrom)) {
             return missing(recipe, g, p, err);
         }
     }
@@ -77,7 +125,7 @@ static fc_code start(const fc_group *g, list *l, fc_error *err) {
     }
     for (size_t i = 0; i < g->ninputs; i++, l->count++) {
         l->items[i].pattern = g->inputs[i].pattern;
-        l->items[i].number = g->inputs[i].number;
+        memcpy(l->items[i].numbers, g->inputs[i].numbers, sizeof l->items[i].numbers);
         FC_TRY(fc_parted_from(g->inputs[i].tensor, &l->items[i].tensor, err));
     }
     return FC_OK;
@@ -89,19 +137,20 @@ static void replace(list *l, fc_group_output *items, size_t count) {
     l->count = count;
 }
 
-/* Joins the items that differ in their pattern, or else in their number. */
+/* Joins the items that differ in their pattern, or else in the last of their numbers. */
 static fc_code join(list *l, const fc_recipe_op *op, bool patterns, fc_error *err) {
-    const size_t npatterns = l->items[l->count - 1].pattern + 1, each = l->count / npatterns;
-    const size_t groups = patterns ? each : npatterns, size = l->count / groups;
+    const size_t each = l->count / (l->items[l->count - 1].pattern + 1), live = l->nfrom + l->nto;
+    const size_t size = patterns ? l->count / each : l->extents[live - 1], groups = l->count / size;
     fc_group_output *made = calloc(groups, sizeof *made);
     fc_parted **some = calloc(size, sizeof(fc_parted *));
     fc_code rc = made && some ? FC_OK : fc_no_memory(err, NULL);
     for (size_t k = 0; rc == FC_OK && k < groups; k++) {
+        const fc_group_output *first = &l->items[patterns ? k : k * size];
         for (size_t i = 0; i < size; i++) {
-            some[i] = &l->items[patterns ? i * each + k : k * each + i].tensor;
+            some[i] = &l->items[patterns ? i * each + k : k * size + i].tensor;
         }
-        made[k].pattern = patterns ? 0 : k;
-        made[k].number = patterns ? k : 0;
+        made[k].pattern = first->pattern;
+        memcpy(made[k].numbers, first->numbers, sizeof made[k].numbers);
         rc = op->kind == FC_OP_STACK ? fc_parted_stack(some, size, op->dim, &made[k].tensor, err)
                                      : fc_parted_concatenate(some, size, op->dim, &made[k].tensor, err);
     }
@@ -111,18 +160,25 @@ static fc_code join(list *l, const fc_recipe_op *op, bool patterns, fc_error *er
         return rc;
     }
     replace(l, made, groups);
-    *(patterns ? &l->patterns : &l->numbers) = false;
+    if (patterns) {
+        l->patterns = false;
+    } else {
+        l->nto > 0 ? l->nto-- : l->nfrom--;
+        for (size_t k = 0; k < groups; k++) {
+            made[k].numbers[live - 1] = 0;
+        }
+    }
     return FC_OK;
 }
 
 /* Concatenation prefers patterns, stacking prefers numbers: {"stack": 0}, {"concatenate": 1} is how experts are fused.
  */
 static fc_code do_join(list *l, const fc_recipe_op *op, fc_error *err) {
-    const bool stack = op->kind == FC_OP_STACK;
-    if (!l->patterns && !l->numbers) {
+    const bool stack = op->kind == FC_OP_STACK, numbers = l->nfrom + l->nto > 0;
+    if (!l->patterns && !numbers) {
         return fc_fail(err, FC_EUSAGE, "there is one tensor only, and nothing to %s", stack ? "stack" : "concatenate");
     }
-    return join(l, op, stack ? !l->numbers : l->patterns, err);
+    return join(l, op, stack ? !numbers : l->patterns, err);
 }
 
 /* Computes where the parts of a split begin and end: `ends` receives one number for each part. */
@@ -150,7 +206,7 @@ static fc_code split_places(const fc_recipe *recipe, const fc_recipe_op *op, int
 }
 
 static fc_code split_item(const fc_recipe *recipe, const fc_recipe_op *op, const fc_group_output *item, size_t parts,
-                          bool numbers, fc_group_output *made, size_t stride, fc_error *err) {
+                          const size_t *number, fc_group_output *made, size_t stride, fc_error *err) {
     const bool unstack = op->kind == FC_OP_UNSTACK;
     int dim;
     FC_TRY(fc_parted_dim(op->dim, item->tensor.ndim, &dim, err));
@@ -158,8 +214,11 @@ static fc_code split_item(const fc_recipe *recipe, const fc_recipe_op *op, const
     fc_code rc = ends ? split_places(recipe, op, item->tensor.shape[dim], parts, ends, err) : fc_no_memory(err, NULL);
     for (size_t i = 0; rc == FC_OK && i < parts; i++) {
         fc_group_output *to = &made[i * stride];
-        to->pattern = numbers ? item->pattern : i;
-        to->number = numbers ? i : item->number;
+        to->pattern = number ? item->pattern : i;
+        memcpy(to->numbers, item->numbers, sizeof to->numbers);
+        if (number) {
+            to->numbers[*number] = i;
+        }
         rc = fc_parted_slice(&item->tensor, dim, i > 0 ? ends[i - 1] : 0, ends[i], unstack, &to->tensor, err);
     }
     free(ends);
@@ -167,17 +226,16 @@ static fc_code split_item(const fc_recipe *recipe, const fc_recipe_op *op, const
 }
 
 /*
- * Splits each item into one per pattern of the result, or unstacks it: into one per number if the names of the result
- * have a number, else into one per pattern.
+ * Splits each item into one per pattern of the result, or unstacks it: into one per number as long as the names of the
+ * result have another variable, else into one per pattern.
  */
 static fc_code do_split(const fc_recipe *recipe, const fc_recipe_op *op, const fc_recipe_rule *rule, list *l,
                         fc_error *err) {
-    size_t len;
     const bool unstack = op->kind == FC_OP_UNSTACK;
-    const bool numbers = unstack && !l->numbers && fc_recipe_only(rule->to, rule->nto, rule->from, rule->nfrom, &len);
+    const bool numbers = unstack && l->nfrom == 0 && l->nto < l->nvariables;
     int dim;
     if (!numbers && l->patterns) {
-        return fc_fail(err, FC_EUSAGE, "its tensors are still several; join them before they are split");
+        return fc_fail(err, FC_EUSAGE, "several tensors are left; join them before a split");
     }
     FC_TRY(fc_parted_dim(op->dim, l->items[0].tensor.ndim, &dim, err));
     const size_t parts = unstack ? (size_t)l->items[0].tensor.shape[dim] : rule->nto;
@@ -191,14 +249,18 @@ static fc_code do_split(const fc_recipe *recipe, const fc_recipe_op *op, const f
     fc_group_output *made = calloc(parts, l->count * sizeof *made);
     fc_code rc = made ? FC_OK : fc_no_memory(err, NULL);
     for (size_t i = 0; rc == FC_OK && i < l->count; i++) {
-        rc = split_item(recipe, op, &l->items[i], parts, numbers, &made[i * step], stride, err);
+        rc = split_item(recipe, op, &l->items[i], parts, numbers ? &l->nto : NULL, &made[i * step], stride, err);
     }
     if (rc != FC_OK) {
         fc_group_free_outputs(made, made ? parts * l->count : 0);
         return rc;
     }
     replace(l, made, parts * l->count);
-    *(numbers ? &l->numbers : &l->patterns) = true;
+    if (numbers) {
+        l->extents[l->nto++] = parts;
+    } else {
+        l->patterns = true;
+    }
     return FC_OK;
 }
 
@@ -233,13 +295,11 @@ static fc_code run_operation(const fc_recipe *recipe, const fc_recipe_op *op, co
 
 /* After all operations there must be a tensor for each name. */
 static fc_code check_outputs(const fc_group *g, const list *l, fc_error *err) {
-    size_t len;
-    const bool numbers = fc_recipe_only(g->rule->to, g->rule->nto, g->rule->from, g->rule->nfrom, &len) != NULL;
     const size_t patterns = l->items[l->count - 1].pattern + 1;
-    if (l->numbers && !numbers) {
+    if (l->nfrom > 0) {
         return fc_fail(err, FC_EUSAGE, "it makes several tensors of one name; stack or concatenate them");
     }
-    if (numbers && !l->numbers) {
+    if (l->nto < l->nvariables) {
         return fc_fail(err, FC_EUSAGE, "a variable of \"to\" has no value; unstack a dimension for it");
     }
     return patterns == g->rule->nto
@@ -249,12 +309,12 @@ static fc_code check_outputs(const fc_group *g, const list *l, fc_error *err) {
 
 fc_code fc_group_run(const fc_recipe *recipe, fc_group *group, fc_group_output **out, size_t *count, fc_error *err) {
     const fc_recipe_rule *rule = group->rule;
-    size_t len;
+    fc_recipe_variable ignored[FC_RECIPE_VARIABLES];
     list l = {.patterns = rule->nfrom > 1,
-              .numbers = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, &len) != NULL};
-    fc_code rc = check_inputs(recipe, group, err);
-    FC_TRY(rc);
-    rc = start(group, &l, err);
+              .nfrom = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, ignored),
+              .nvariables = fc_recipe_only(rule->to, rule->nto, rule->from, rule->nfrom, ignored)};
+    FC_TRY(check_inputs(recipe, group, &l, err));
+    fc_code rc = start(group, &l, err);
     for (size_t i = 0; rc == FC_OK && i < rule->nops; i++) {
         rc = run_operation(recipe, &rule->ops[i], rule, &l, err);
     }

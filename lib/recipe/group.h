@@ -13,15 +13,15 @@
 /** A tensor that a rule takes. */
 typedef struct fc_group_input {
     const fc_tensor *tensor;
-    size_t pattern;  /**< which of rule->from it matches */
-    uint64_t number; /**< the value of the variable that only `from` has; 0 without one */
+    size_t pattern;                        /**< which of rule->from it matches */
+    uint64_t numbers[FC_RECIPE_VARIABLES]; /**< the values of the variables that only `from` has, in their order */
 } fc_group_input;
 
 /** A tensor that a rule makes. */
 typedef struct fc_group_output {
     fc_parted tensor;
-    size_t pattern;  /**< which of rule->to names it */
-    uint64_t number; /**< the value of the variable that only `to` has; 0 without one */
+    size_t pattern;                        /**< which of rule->to names it */
+    uint64_t numbers[FC_RECIPE_VARIABLES]; /**< the values of the variables that only `to` has, in their order */
 } fc_group_output;
 
 typedef struct fc_group {
@@ -31,8 +31,15 @@ typedef struct fc_group {
     size_t ninputs, capacity;
 } fc_group;
 
-/** Finds a variable that one side has and the other lacks. @return its name, or NULL. */
-const char *fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks, size_t *len);
+/** A variable of one side of a rule that the other side lacks. The name is borrowed. */
+typedef struct fc_recipe_variable {
+    const char *name;
+    size_t len;
+} fc_recipe_variable;
+
+/** Finds the variables that the first pattern of `has` has and all of `lacks` lack. @return their number. */
+size_t fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks,
+                      fc_recipe_variable out[FC_RECIPE_VARIABLES]);
 
 /**
  * Applies the operations of the rule.

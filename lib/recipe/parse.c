@@ -356,6 +356,7 @@ static fc_code make(const char *label, const json_t *root, const fc_recipe_optio
     if (options && options->config) {
         FC_TRY(load_config(&r, options->config));
     }
+    FC_TRY(fc_recipe_place_offsets(recipe, arena, err));
     *out = recipe;
     return FC_OK;
 }

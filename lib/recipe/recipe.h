@@ -92,12 +92,16 @@ enum { FC_RECIPE_VARIABLES = 4 };
 typedef struct fc_recipe_binding {
     const char *name, *digits;
     size_t name_len, ndigits;
+    uint64_t offset; /**< the variable is the digits minus this: 61 in {n+61} */
 } fc_recipe_binding;
 
 typedef struct fc_recipe_bindings {
     fc_recipe_binding all[FC_RECIPE_VARIABLES];
     size_t count;
 } fc_recipe_bindings;
+
+/** @return the number that digits stand for; one too large for 64 bits is the largest. */
+uint64_t fc_recipe_number_of(const fc_recipe_binding *binding);
 
 /** @return whether `name` is the pattern with digits for each variable, which `out` receives. */
 bool fc_recipe_match(const char *pattern, const char *name, fc_recipe_bindings *out);
@@ -110,6 +114,12 @@ const fc_recipe_binding *fc_recipe_bound(const fc_recipe_bindings *b, const char
 
 /** @return the pattern with the digits of its variables; variables without binding stay. NULL: out of memory. */
 const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc_arena *arena);
+
+/**
+ * Replaces expressions after a '+' by their values: {n+num_hidden_layers} by {n+61}, and {0+num_hidden_layers} by 61.
+ * A rule in which one has an unknown name will not apply.
+ */
+fc_code fc_recipe_place_offsets(fc_recipe *recipe, fc_arena *arena, fc_error *err);
 
 /** Finds the next variable of a pattern from `*at` on. @return its name, with its length, or NULL. */
 const char *fc_recipe_next_variable(const char **at, size_t *len);

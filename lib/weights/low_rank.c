@@ -17,9 +17,6 @@
  */
 enum { BYTES = 1 << 20, RIGHT = 256 << 10, COLUMNS = 8192, LEAST_COLUMNS = 256, PART = 128 << 10, STRIPE = 24 };
 
-/* The tile at the edge reads as many rows of the left factor as a whole one. */
-enum { SPARE_ROWS = 8 };
-
 /* The buffers of a block. */
 enum { LEFT_BUFFER, RIGHT_BUFFER, PART_BUFFER, SUMS_BUFFER };
 
@@ -147,7 +144,7 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
     fc_work *work = f->block->work;
     const size_t ranks = (size_t)all_ranks(m), longest = f->rows > f->columns ? f->rows : f->columns;
     const size_t rights = f->wide * ranks * sizeof(float), part = longest > PART ? longest : PART;
-    f->left = fc_work_buffer(work, LEFT_BUFFER, (f->rows + SPARE_ROWS * m->nterms) * ranks * sizeof(float));
+    f->left = fc_work_buffer(work, LEFT_BUFFER, (f->rows + FC_LEFT_SPARE * m->nterms) * ranks * sizeof(float));
     f->right = fc_work_buffer(work, RIGHT_BUFFER, rights);
     f->part = fc_work_buffer(work, PART_BUFFER, part * sizeof(float));
     if (!f->left || !f->right || !f->part) {
@@ -162,8 +159,8 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
         const size_t rank = (size_t)m->terms[i].a->shape[0];
         FC_TRY(read_left(f, &m->terms[i], left, rank, err));
         FC_TRY(again ? FC_OK : read_right(f, &m->terms[i], right, rank, err));
-        memset(left + f->rows * rank, 0, SPARE_ROWS * rank * sizeof *left);
-        left += (f->rows + SPARE_ROWS) * rank;
+        memset(left + f->rows * rank, 0, FC_LEFT_SPARE * rank * sizeof *left);
+        left += (f->rows + FC_LEFT_SPARE) * rank;
         right += f->wide * rank;
     }
     note_right(f, m);
@@ -176,7 +173,7 @@ static void add_stripe(const factors *f, const fc_merged *m, size_t first, size_
     for (size_t i = 0; i < m->nterms; i++) {
         const size_t rank = (size_t)m->terms[i].a->shape[0];
         fc_low_rank_add(left + first * rank, right, rank, m->terms[i].scale, rows, f->columns, sums);
-        left += (f->rows + SPARE_ROWS) * rank;
+        left += (f->rows + FC_LEFT_SPARE) * rank;
         right += f->wide * rank;
     }
 }

@@ -32,13 +32,13 @@ void fc_merged_blocks(const fc_merged *merged, const fc_tensor *weight, int64_t 
 /** Computes a block of fc_merged: in float32, in the order of the terms, rounded once. */
 fc_code fc_merged_compute(const fc_computed_block *block, fc_error *err);
 
-/** Columns of the right matrix that the kernel takes at once. */
-enum { FC_PANEL = 16 };
+/** Columns of the right matrix that the kernel takes at once, and readable rows that follow the last of the left. */
+enum { FC_PANEL = 32, FC_LEFT_SPARE = 12 };
 
 /**
  * Adds scale × left × right to `out`: (rows × rank) × (rank × columns). Every element is one chain of fused
  * multiply-adds in the order of the rank, so the bits are the same on all processors.
- * @param left  row-major.
+ * @param left  row-major, followed by FC_LEFT_SPARE rows of any value.
  * @param right in panels: panel p has its FC_PANEL columns of row 0, then those of row 1, …; the last one is filled up.
  * @param out   row-major.
  */

@@ -29,7 +29,7 @@ static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHAR
                                          "_HYBRID_SHARD_ZERO2"};
 static const char *const prefetches[] = {"BACKWARD_PRE", "BACKWARD_POST"};
 
-const char *fc_unit_strategy_name(fc_unit_strategy strategy) {
+const char *fc_sharding_strategy_name(fc_sharding_strategy strategy) {
     return strategies[strategy];
 }
 
@@ -70,27 +70,39 @@ static fc_code read_dtype(const reader *r, const json_t *value, fc_dtype *out) {
     return FC_OK;
 }
 
-static fc_code read_mixed_precision(reader *r, const json_t *value, fc_unit_options *out) {
-    static const char *const names[] = {"param_dtype", "reduce_dtype", "buffer_dtype"};
-    fc_dtype *const fields[] = {&out->param_dtype, &out->reduce_dtype, &out->buffer_dtype};
-    const char *key;
-    json_t *dtype;
-    out->mixed_precision = json_is_object(value);
+/* A member of MixedPrecision. */
+static fc_code read_precision(reader *r, const json_t *value, fc_unit_options *out) {
+    static const char *const dtypes[] = {"param_dtype", "reduce_dtype", "buffer_dtype"};
+    static const char *const flags[] = {"keep_low_precision_grads", "cast_forward_inputs", "cast_root_forward_inputs"};
+    fc_dtype *const dtype_fields[] = {&out->param_dtype, &out->reduce_dtype, &out->buffer_dtype};
+    bool *const flag_fields[] = {&out->keep_low_precision_grads, &out->cast_forward_inputs,
+                                 &out->no_cast_root_forward_inputs};
     for (int i = 0; i < 3; i++) {
-        *fields[i] = FC_OPAQUE;
+        if (strcmp(r->option, dtypes[i]) == 0) {
+            return read_dtype(r, value, dtype_fields[i]);
+        }
+        if (strcmp(r->option, flags[i]) == 0) {
+            FC_TRY(read_bool(r, value, flag_fields[i]));
+            *flag_fields[i] = *flag_fields[i] != (i == 2); /* the last is stored as its opposite */
+            return FC_OK;
+        }
     }
+    r->option = "mixed_precision";
+    return wrong(r, "an object of param_dtype, reduce_dtype, buffer_dtype, keep_low_precision_grads, "
+                    "cast_forward_inputs and cast_root_forward_inputs");
+}
+
+static fc_code read_mixed_precision(reader *r, const json_t *value, fc_unit_options *out) {
+    const char *key;
+    json_t *member;
+    out->mixed_precision = json_is_object(value);
+    out->param_dtype = out->reduce_dtype = out->buffer_dtype = FC_OPAQUE;
     if (!json_is_object(value) && !json_is_null(value)) {
         return wrong(r, "null or an object such as {\"param_dtype\": \"bfloat16\"}");
     }
-    json_object_foreach((json_t *)value, key, dtype) {
-        json_t *name = json_string(key);
-        int i = find(name, names, 3);
-        json_decref(name);
-        if (i < 0) {
-            return wrong(r, "an object of param_dtype, reduce_dtype and buffer_dtype");
-        }
+    json_object_foreach((json_t *)value, key, member) {
         r->option = key;
-        FC_TRY(read_dtype(r, dtype, fields[i]));
+        FC_TRY(read_precision(r, member, out));
     }
     /* As in FullyShardedDataParallel, gradients are by default reduced in the type in which they were computed. */
     out->reduce_dtype = out->reduce_dtype == FC_OPAQUE ? out->param_dtype : out->reduce_dtype;
@@ -103,13 +115,13 @@ static fc_code read_option(reader *r, const json_t *value, fc_wrap_choice *choic
     if (strcmp(r->option, "sharding_strategy") == 0) {
         choice->set |= FC_UNIT_SET_STRATEGY;
         i = find(value, strategies, 5);
-        o->strategy = (fc_unit_strategy)(i < 0 ? 0 : i);
+        o->strategy = (fc_sharding_strategy)(i < 0 ? 0 : i);
         return i < 0 ? wrong(r, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or _HYBRID_SHARD_ZERO2") : FC_OK;
     }
     if (strcmp(r->option, "backward_prefetch") == 0) {
         choice->set |= FC_UNIT_SET_PREFETCH;
-        i = json_is_null(value) ? (int)FC_UNIT_PREFETCH_NONE : find(value, prefetches, 2);
-        o->prefetch = (fc_unit_prefetch)(i < 0 ? 0 : i);
+        i = json_is_null(value) ? (int)FC_BACKWARD_PREFETCH_NONE : find(value, prefetches, 2);
+        o->prefetch = (fc_backward_prefetch)(i < 0 ? 0 : i);
         return i < 0 ? wrong(r, "BACKWARD_PRE, BACKWARD_POST or null") : FC_OK;
     }
     if (strcmp(r->option, "mixed_precision") == 0) {

@@ -66,6 +66,9 @@ static void override(fc_unit_options *options, unsigned set, const fc_unit_optio
         options->param_dtype = with->param_dtype;
         options->reduce_dtype = with->reduce_dtype;
         options->buffer_dtype = with->buffer_dtype;
+        options->keep_low_precision_grads = with->keep_low_precision_grads;
+        options->cast_forward_inputs = with->cast_forward_inputs;
+        options->no_cast_root_forward_inputs = with->no_cast_root_forward_inputs;
     }
 }
 
@@ -203,6 +206,7 @@ fc_code fc_wrap_override_mixed_precision(fc_wrap_targets *targets, const char *c
                 choose(targets, m);
             }
             targets->options[m].mixed_precision = false;
+            targets->options[m].fp32_inputs = true;
         }
     }
     *overridden = names;

@@ -282,7 +282,7 @@ class Targets(Export):
     def test_wrong_references(self):
         self.source(self.model())
         ref = self.reference([self.model()])
-        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, "--dtype", "bf16", contains=["leave --dtype out"])
+        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, "--dtype", "bf16", contains=["omit --dtype"])
         os.remove(os.path.join(ref, "model.safetensors"))
         self.fails(3, "export", "in.safetensors", "-o", "out", "--like", ref)
         os.remove(os.path.join(ref, "config.json"))

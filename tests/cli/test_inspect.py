@@ -305,6 +305,46 @@ class Inspect(harness.Case):
         self.assertLess(os.path.getsize(self.path("page.html")), 60_000)
         self.assertEqual(len(json.loads(self.ok("inspect", "model.json", "--json"))["tensors"]), 1001)
 
+    def test_a_set_without_a_record_of_its_size_says_what_it_assumed(self):
+        def write(folder, names):
+            os.mkdir(self.path(folder))
+            for i, name in enumerate(names):
+                head, _, size = harness.safetensors_head({"layers.%d.w" % i: [2]})
+                with open(self.path(folder, name + ".safetensors"), "wb") as f:
+                    f.write(head + bytes(size))
+        write("unnumbered", ["a", "b", "c"])
+        assumed = "3 files, no index: assumed complete"
+        self.assertIn(assumed, self.ok("inspect", "unnumbered"))
+        self.assertEqual(json.loads(self.ok("inspect", "unnumbered", "--json"))["note"], assumed)
+        self.assertIn(assumed, self.ok("check", "unnumbered"))
+        for target in ("o.h5", "o.pt", "o.safetensors"):
+            p = self.run_tool("consolidate", "unnumbered", "-o", target)
+            self.assertEqual((p.returncode, p.stderr.count(assumed)), (0, 1), p.stderr)
+        write("mixed", ["model-00001-of-00002", "model-00002-of-00002", "more"])
+        self.assertIn(assumed, self.ok("inspect", "mixed"))
+        write("numbered", ["model-00001-of-00002", "model-00002-of-00002"])
+        self.assertNotIn("assumed", self.ok("inspect", "numbered"))
+        write("one", ["model"])
+        self.assertNotIn("assumed", self.ok("inspect", "one"))
+        for number, name in ((1, "first"), (2, "last")):
+            folder = shutil.copytree(self.path("numbered"), self.path(name))
+            os.remove(os.path.join(folder, "model-0000%d-of-00002.safetensors" % number))
+            self.fails(3, "inspect", name, contains=["is missing"])
+
+    def test_rank_files_without_a_record_of_their_number_say_what_was_assumed(self):
+        assumed = "2 files of ranks, no record of their number: assumed complete"
+        head, _, size = harness.safetensors_head({"w": [2]})
+        with open(self.path("a.safetensors"), "wb") as f:
+            f.write(head + bytes(size))
+        self.ok("consolidate", "a.safetensors", "-o", "a.pt")
+        for folder, names in (("named", ["rank_0.pt", "rank_1.pt"]), ("counted", ["m_world_size_2_rank_%d.pt" % r for r in (0, 1)])):
+            os.mkdir(self.path(folder))
+            for name in names:
+                shutil.copy(self.path("a.pt"), self.path(folder, name))
+        self.assertIn(assumed, self.ok("inspect", "named"))
+        self.assertIn(assumed, self.run_tool("convert", "named", "-o", "o.h5").stderr)
+        self.assertNotIn("assumed", self.ok("inspect", "counted"))
+
     def test_quiet_sets_only_the_exit_status(self):
         self.assertEqual(self.ok("inspect", "-q", harness.corpus(FSDP2)), "")
 

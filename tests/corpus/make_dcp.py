@@ -170,7 +170,7 @@ def as_json(x):
     if type(x) is torch.Tensor and x.layout is torch.strided:
         return {"$tensor": {"dtype": str(x.dtype).replace("torch.", ""), "shape": list(x.shape)}}
     if isinstance(x, argparse.Namespace):
-        return {"$opaque": "argparse.Namespace"}
+        return {"$object": "argparse.Namespace", "state": as_json(vars(x))}
     raise NoSpelling(type(x).__name__)
 
 

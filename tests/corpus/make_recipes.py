@@ -3,7 +3,7 @@
 usage: make_recipes.py OUT [CASE...]
 
 Each case is a folder with from.safetensors, to.safetensors and config.json; every element of a model has other bits. What
-made them: torchtitan 0.3.0 (Llama3StateDictAdapter, Qwen3StateDictAdapter), litgpt 0.5.13 (convert_lit_checkpoint), nanoGPT
+made them: torchtitan 0.3.0 (Llama3StateDictAdapter, Qwen3StateDictAdapter) and 0.2.2 (torchtitan-0.2-*), litgpt 0.5.13 (convert_lit_checkpoint), nanoGPT
 at commit 3adf61e (GPT.from_pretrained; NANOGPT names the folder of its model.py) with transformers 5.23.0,
 convert_llama_weights_to_hf of transformers 4.44.2, the last wheel series that has it, save_pretrained of transformers 5.23.0
 (fused experts), and the mappings of megatron-bridge 0.3.1 with megatron-core 0.16.1.
@@ -207,6 +207,31 @@ def fused_experts(folder, model, config):
         write(folder, made.state_dict(), load_file(os.path.join(tmp, "model.safetensors")), {**LLAMA, **config})
 
 
+def titan_02(folder, family, model, arguments, config):
+    """torchtitan 0.2, whose models and adapters are in other places and have other names. Its trainer imports what is not
+    needed here."""
+    sys.modules.setdefault("torch.utils.tensorboard", unittest.mock.MagicMock())
+    base = f"torchtitan.models.{family}.model."
+    sizes = getattr(importlib.import_module(base + "args"), model + "ModelArgs")
+    adapter = importlib.import_module(base + "state_dict_adapter")
+    names = {"Transformer": "Llama3", "Qwen3Model": "Qwen3"}
+    if "num_experts" in arguments:
+        from torchtitan.models.moe import MoEArgs
+        arguments = {**arguments, "moe_args": MoEArgs(num_experts=arguments["num_experts"], top_k=2,
+                                                      num_shared_experts=arguments["num_shared_experts"])}
+        del arguments["num_experts"], arguments["num_shared_experts"]
+    args = sizes(dim=16, n_layers=2, vocab_size=32, max_seq_len=64, **arguments)
+    args.moe_impl = "standard"  # which update_from_config sets
+    module = importlib.import_module(base + "model")
+    with torch.device("meta"):
+        built = next(getattr(module, n) for n in (model + "Model", "Transformer") if hasattr(module, n))(args)
+    state = distinct({k: torch.empty(v.shape) for k, v in built.state_dict().items() if torch.is_floating_point(v)})
+    hf = getattr(adapter, names.get(model, model) + "StateDictAdapter")(args, None).to_hf(dict(state))
+    if family == "gpt_oss":  # as in titan_gpt_oss
+        hf = {k.removesuffix("_blocks"): v.transpose(1, 2).contiguous() if k.endswith("_blocks") else v for k, v in hf.items()}
+    write(folder, state, hf, {**LLAMA, **config})
+
+
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stands for all of megatron.bridge but its mappings, which need nothing else of it."""
     real = ("conversion.param_mapping", "conversion.mapping_registry", "conversion.utils", "llama.llama_bridge",
@@ -278,6 +303,16 @@ CASES = {
     "litgpt-llama": litgpt_llama,
     "nanogpt": nanogpt,
     "meta-llama": meta_llama,
+    "torchtitan-0.2-llama3": lambda f: titan_02(f, "llama3", "Transformer", {"n_heads": 4, "n_kv_heads": 2}, {}),
+    "torchtitan-0.2-qwen3-moe": lambda f: titan_02(f, "qwen3", "Qwen3", {
+        "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "hidden_dim": 24, "moe_enabled": True, "moe_inter_dim": 12,
+        "num_experts": 4, "num_shared_experts": 0}, {"model_type": "qwen3_moe", "head_dim": 8}),
+    "torchtitan-0.2-deepseek-v3": lambda f: titan_02(f, "deepseek_v3", "DeepSeekV3", {
+        "n_heads": 4, "inter_dim": 24, "moe_inter_dim": 12, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4, "v_head_dim": 4, "num_experts": 4, "num_shared_experts": 2}, {"model_type": "deepseek_v3"}),
+    "torchtitan-0.2-gpt-oss": lambda f: titan_02(f, "gpt_oss", "GptOss", {
+        "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "moe_inter_dim": 12, "num_experts": 4, "num_shared_experts": 0},
+        {"model_type": "gpt_oss"}),
     "torchtitan-deepseek-v3": lambda f: titan_deepseek(f, 8),
     "torchtitan-deepseek-v3-lite": lambda f: titan_deepseek(f, 0),
     "torchtitan-gpt-oss": titan_gpt_oss,

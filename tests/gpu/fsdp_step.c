@@ -1,7 +1,8 @@
 /*
  * The FSDP step with NCCL and one rank per GPU (at most 8). The shards after some steps equal those of the same steps
- * on the processor, with prefetching, mixed precision, accumulation and offloading. With three ranks or more, NCCL may
- * round a sum after each rank, and the processor rounds it once; then they equal within that rounding.
+ * on the processor, with prefetching, mixed precision, accumulation, offloading, and groups of their own for some
+ * units. With three ranks or more, NCCL may round a sum after each rank, and the processor rounds it once; then they
+ * equal within that rounding.
  */
 #include "gpu.h"
 
@@ -17,6 +18,7 @@ typedef struct setting {
     fc_fsdp_options options;
     fc_fsdp_unit_options unit;
     const char *steps; /* s: synchronise and optimize, n: accumulate */
+    bool groups;       /* whether unit 1 has a group of its own, and unit 2 is hybrid */
 } setting;
 
 typedef struct outcome {
@@ -29,10 +31,24 @@ typedef struct job {
     bool on_gpu;
 } job;
 
+/* Splits an even number of ranks into two halves. With an odd number, the half is all of them. */
+static fc_code split(fc_comm *comm, fc_comm **half, fc_comm **across, fc_error *err) {
+    int64_t halves = comm->size % 2 == 0 ? 2 : 1;
+    fc_mesh mesh = {.ndim = 2, .sizes = {halves, comm->size / halves}};
+    fc_code rc = fc_comm_split_mesh(comm, &mesh, 1, half, err);
+    return rc == FC_OK ? fc_comm_split_mesh(comm, &mesh, 0, across, err) : rc;
+}
+
 static fc_code run_steps(fc_comm *comm, const setting *s, outcome *out, fc_error *err) {
-    fsdp_model m;
+    fsdp_model m = {0};
     fc_device *device = comm->device;
-    fc_code rc = model_open(&m, comm, NULL, comm->rank, s->options, s->unit, err);
+    fc_comm *half = NULL, *across = NULL;
+    fc_fsdp_unit_options units[MODEL_UNITS] = {s->unit, s->unit, s->unit, s->unit};
+    fc_code rc = s->groups ? split(comm, &half, &across, err) : FC_OK;
+    units[1].shard = units[2].shard = half;
+    units[2].replicate = across;
+    units[2].strategy = across ? FC_HYBRID_SHARD : units[2].strategy;
+    rc = rc == FC_OK ? model_open_each(&m, comm, NULL, comm->rank, s->options, units, err) : rc;
     for (const char *step = s->steps; rc == FC_OK && *step; step++) {
         fc_fsdp_set_sync_gradients(m.fsdp, *step == 's');
         rc = model_forward(&m, NULL, err);
@@ -45,6 +61,12 @@ static fc_code run_steps(fc_comm *comm, const setting *s, outcome *out, fc_error
     }
     rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
     model_close(&m);
+    if (half) {
+        half->free(half);
+    }
+    if (across) {
+        across->free(across);
+    }
     return rc;
 }
 
@@ -120,6 +142,7 @@ int main(void) {
         {"offload", {0}, {.offload_params = true, .has_param_dtype = true, .param_dtype = FC_F16}, "sns"},
         {"kept", {0}, {.strategy = FC_SHARD_GRAD_OP}, "ss"},
         {"whole", {0}, {.strategy = FC_NO_SHARD, .has_param_dtype = true, .param_dtype = FC_BF16}, "ss"},
+        {"groups", {.forward_prefetch = true}, {0}, "sns", .groups = true},
     };
     static outcome cpu, gpu;
     fc_error err = {FC_OK, ""};

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
 )
 from torch.distributed.fsdp import _flat_param, _runtime_utils
+from torch.distributed.fsdp.wrap import CustomPolicy
 
 warnings.filterwarnings("ignore")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -46,7 +47,7 @@ def tensor_of(text, dtype, shape):
 class Unit(nn.Module):
     """The parameters of a unit. The caller sets `coefficients` and `seen`."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, rank):
         super().__init__()
         self.names = []
         for i, p in enumerate(spec["params"]):
@@ -54,7 +55,8 @@ class Unit(nn.Module):
             if "shared_with" in p:
                 self.register_parameter(name, getattr(self, self.names[p["shared_with"]]))
                 continue
-            value = tensor_of(p["bytes"], DTYPES[p.get("dtype", "float32")], p["shape"])
+            text = p["bytes"][rank] if isinstance(p["bytes"], list) else p["bytes"]  # experts differ
+            value = tensor_of(text, DTYPES[p.get("dtype", "float32")], p["shape"])
             if "strides" in p:
                 value = value.reshape(-1).as_strided(p["shape"], p["strides"])
             self.register_parameter(name, nn.Parameter(value, requires_grad=not p.get("frozen", False)))
@@ -71,10 +73,10 @@ class Unit(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, units):
+    def __init__(self, units, rank):
         super().__init__()
-        self.own = Unit(units[0])
-        self.children_ = nn.ModuleList(Unit(u) for u in units[1:])
+        self.own = Unit(units[0], rank)
+        self.children_ = nn.ModuleList(Unit(u, rank) for u in units[1:])
         self.order = None
 
     def forward(self, x):
@@ -84,26 +86,38 @@ class Model(nn.Module):
         return x
 
 
-def wrap(scenario, groups):
-    model = Model(scenario["units"])
-    dtype = lambda key: DTYPES.get(scenario.get(key))
-    options = dict(
-        process_group=groups[scenario["world"]] if scenario.get("replicas", 1) == 1 else groups["hybrid"],
-        sharding_strategy=ShardingStrategy[scenario.get("strategy", "FULL_SHARD")],
+def settings(scenario, unit, groups):
+    """The arguments of FSDP for a unit: its own options, else those of the scenario."""
+    s = {**scenario, **scenario["units"][unit].get("options", {})}
+    group = s.get("group", "hybrid" if s.get("replicas", 1) > 1 else "world")
+    dtype = lambda key: DTYPES.get(s.get(key))
+    return dict(
+        process_group=groups[s["world"] if group == "world" else group],
+        sharding_strategy=ShardingStrategy[s.get("strategy", "FULL_SHARD")],
         mixed_precision=MixedPrecision(
             param_dtype=dtype("param_dtype"),
             reduce_dtype=dtype("reduce_dtype"),
-            keep_low_precision_grads=scenario.get("keep_low_precision_grads", False),
+            keep_low_precision_grads=s.get("keep_low_precision_grads", False),
         ),
-        backward_prefetch=PREFETCH[scenario.get("backward_prefetch", "NONE")],
-        forward_prefetch=scenario.get("forward_prefetch", False),
-        use_orig_params=scenario.get("use_orig_params", False),
-        cpu_offload=CPUOffload(scenario.get("offload", False)),
+        backward_prefetch=PREFETCH[s.get("backward_prefetch", "NONE")],
+        forward_prefetch=s.get("forward_prefetch", False),
+        use_orig_params=s.get("use_orig_params", False),
+        cpu_offload=CPUOffload(s.get("offload", False)),
         device_id=torch.device("cpu"),
     )
-    for i in range(len(model.children_)):
-        model.children_[i] = FSDP(model.children_[i], **options)
-    model = FSDP(model, **options)
+
+
+def wrap(scenario, groups, rank):
+    model = Model(scenario["units"], rank)
+    options = settings(scenario, 0, groups)
+    if scenario.get("planned"):
+        units = {id(m): i for i, m in enumerate(model.children_, 1)}
+        policy = CustomPolicy(lambda m: id(m) in units and settings(scenario, units[id(m)], groups))
+        model = FSDP(model, auto_wrap_policy=policy, **options)
+    else:
+        for i in range(len(model.children_)):
+            model.children_[i] = FSDP(model.children_[i], **settings(scenario, i + 1, groups))
+        model = FSDP(model, **options)
     hook = scenario.get("hook")
     if hook:
         state = default_hooks.LowPrecisionState(options["process_group"])
@@ -193,8 +207,8 @@ def describe(handle):
 
 
 def set_coefficients(units, scenario, step, rank):
-    dtype = DTYPES.get(scenario.get("param_dtype"))
     for unit, spec, grads in zip(units, scenario["units"], step["grads"][rank]):
+        dtype = DTYPES.get({**scenario, **spec.get("options", {})}.get("param_dtype"))
         params = [p for p in spec["params"] if "shared_with" not in p]
         unit.coefficients = [
             tensor_of(g, dtype or DTYPES[p.get("dtype", "float32")], p["shape"]) if g is not None else None
@@ -203,7 +217,7 @@ def set_coefficients(units, scenario, step, rank):
 
 
 def run_scenario(scenario, groups, rank):
-    model = wrap(scenario, groups)
+    model = wrap(scenario, groups, rank)
     inner = model.module
     fsdp_units = [model, *inner.children_]
     units = [inner.own] + [c.module for c in inner.children_]
@@ -235,5 +249,6 @@ def run_all(rank, world, scenarios):
     groups[world] = dist.group.WORLD
     if world == 4:
         pairs = [dist.new_group(list(r)) for r in ((0, 1), (2, 3), (0, 2), (1, 3))]
-        groups["hybrid"] = (pairs[rank // 2], pairs[2 + rank % 2])
+        groups["neighbours"], groups["across"] = pairs[rank // 2], pairs[2 + rank % 2]
+        groups["hybrid"] = (groups["neighbours"], groups["across"])
     return [run_scenario(s, groups, rank) if rank < s["world"] else None for s in scenarios]

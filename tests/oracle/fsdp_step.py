@@ -33,25 +33,34 @@ def values(rng, shape, dtype, exact):
     return torch.tensor([rng.uniform(-2, 2) for _ in range(count)], dtype=torch.float64).to(dtype).reshape(shape)
 
 
-def scenario(name, world, rng, *, steps="z", root_params=True, frozen=(), order=None, skip=(), **options):
-    """In `steps`, z clears the gradients first, a accumulates on them, and n runs without synchronisation."""
+def scenario(name, world, rng, *, steps="z", root_params=True, frozen=(), order=None, skip=(), unit_options=None,
+             experts=(), shared=(), **options):
+    """In `steps`, z clears the gradients first, a accumulates on them, and n runs without synchronisation.
+
+    `unit_options` are those of single units. In `experts`, even and odd ranks have different parameters. In `shared`, the
+    first parameter has a second name."""
     shapes = UNITS if root_params else [[]] + UNITS[1:]
-    compute = DTYPES.get(options.get("param_dtype"), torch.float32)
+    unit_options = unit_options or {}
+    compute = [DTYPES.get({**options, **unit_options.get(u, {})}.get("param_dtype"), torch.float32)
+               for u in range(len(shapes))]
     units = [{
         "name": f"unit{u}",
         "params": [{
             "fqn": f"p{i}",
             "shape": list(shape),
-            "bytes": raw(values(rng, shape, torch.float32, False)),
+            "bytes": ([raw(values(rng, shape, torch.float32, False)) for _ in range(2)] * 2 if u in experts
+                      else raw(values(rng, shape, torch.float32, False))),
             "frozen": u in frozen,
-        } for i, shape in enumerate(params)],
+        } for i, shape in enumerate(params)]
+        + ([{"fqn": "again", "shape": list(params[0]), "shared_with": 0}] if u in shared else []),
+        "options": unit_options.get(u, {}),
     } for u, params in enumerate(shapes)]
     exact = world > 2
     made = [{
         "sync": kind != "n",
         "zero": kind == "z",
         "order": (order or {}).get(i, [1, 2, 3]),
-        "grads": [[[raw(values(rng, s, compute, exact)) for s in params] if u not in skip and u not in frozen else []
+        "grads": [[[raw(values(rng, s, compute[u], exact)) for s in params] if u not in skip and u not in frozen else []
                    for u, params in enumerate(shapes)] for _ in range(world)],
     } for i, kind in enumerate(steps)]
     return {"name": name, "world": world, "units": units, "steps": made, **options}
@@ -97,6 +106,29 @@ def all_scenarios():
     add("offload", 2, offload=True, steps="zz")
     add("offload bf16", 2, offload=True, param_dtype="bfloat16", reduce_dtype="float32", steps="zz")
     add("no parameters of the root's own", 2, root_params=False, steps="zz")
+    # Each unit with options of its own, added one by one and by a wrap policy.
+    half = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+    hybrid = {"strategy": "HYBRID_SHARD", "group": "hybrid"}
+    for planned in (False, True):
+        def both(name, world, **options):
+            add(f"{name}, {'planned' if planned else 'one by one'}", world, planned=planned, **options)
+
+        both("strategies", 2, steps="zza", unit_options={1: {"strategy": "SHARD_GRAD_OP"}, 2: {"strategy": "NO_SHARD"}})
+        both("dtypes", 2, steps="za", unit_options={1: half, 2: {"reduce_dtype": "bfloat16"}})
+        both("prefetching", 2, steps="zz", backward_prefetch="PRE", forward_prefetch=True,
+             unit_options={1: {"forward_prefetch": False}, 2: {"backward_prefetch": "POST"},
+                           3: {"backward_prefetch": "NONE"}})
+        both("prefetching in units only", 2, steps="zz",
+             unit_options={2: {"backward_prefetch": "PRE", "forward_prefetch": True}, 3: {"backward_prefetch": "POST"}})
+        both("offloading", 2, steps="zz", unit_options={2: {"offload": True}})
+        both("experts", 4, steps="zan", experts=(2,), unit_options={2: {"group": "across"}})
+        both("experts, mixed", 4, steps="zna", experts=(1, 3), backward_prefetch="PRE",
+             unit_options={1: {"group": "across", "strategy": "SHARD_GRAD_OP"}, 3: {"group": "across", **half}})
+        both("hybrid among others", 4, steps="za", unit_options={1: hybrid, 3: {"group": "neighbours"}})
+        both("others among hybrid", 4, steps="za", replicas=2, strategy="HYBRID_SHARD",
+             unit_options={1: {"group": "world", "strategy": "FULL_SHARD"}, 2: {"strategy": "_HYBRID_SHARD_ZERO2"},
+                           3: {"group": "world", "strategy": "NO_SHARD"}})
+        both("shared parameter", 2, steps="z", shared=(1,))
     add("unused unit", 2, steps="zz", skip=(2,), backward_prefetch="PRE")
     return made
 

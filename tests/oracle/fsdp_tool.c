@@ -2,56 +2,16 @@
  * fsdp_tool: runs FSDP steps as scenarios on stdin say, with ranks as threads, and prints what every rank held, for
  * fsdp_step.py and flat_param.py to compare with PyTorch's FSDP. A scenario is JSON (see fsdp_scenarios.py); arrays are
  * their bytes in hexadecimal. The forward runs the units in the order of each
- * step, the root around them, the backward as its calls say.
+ * step, the root around them, the backward as its calls say. Units are added one by one or, if the scenario says
+ * "planned", by a wrap policy.
  */
-#include "fsdpckpt/train/fsdp.h"
+#include "fsdp_run.h"
 
-#include <jansson.h>
+#include "fsdpckpt/try.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MOST_UNITS = 16, MOST_PARAMS = 16 };
-
-typedef struct unit_run {
-    fc_fsdp_unit *unit;
-    fc_fsdp_handle *handle;
-    const json_t *spec;
-    fc_fsdp_tensor tensors[MOST_PARAMS];
-} unit_run;
-
-typedef struct rank_run {
-    const json_t *scenario;
-    json_t *result, *trace;
-    fc_comm *comm, *shard, *replicate;
-    fc_fsdp *fsdp;
-    unit_run units[MOST_UNITS];
-    size_t nunits;
-} rank_run;
-
-static const char *string_of(const json_t *object, const char *key) {
-    return json_string_value(json_object_get(object, key));
-}
-
-static int64_t integer_of(const json_t *object, const char *key) {
-    return json_integer_value(json_object_get(object, key));
-}
-
-static bool is_true(const json_t *object, const char *key) {
-    return json_is_true(json_object_get(object, key));
-}
-
-static bool dtype_of(const json_t *object, const char *key, fc_dtype *out) {
-    const char *name = string_of(object, key);
-    return name && fc_dtype_find(name, strlen(name), out);
-}
-
-static void bytes_of_hex(const char *hex, void *out, size_t bytes) {
-    for (size_t i = 0; hex && i < bytes && hex[2 * i]; i++) {
-        char pair[3] = {hex[2 * i], hex[2 * i + 1], 0};
-        ((unsigned char *)out)[i] = (unsigned char)strtoul(pair, NULL, 16);
-    }
-}
 
 static json_t *hex_of(const fc_array *array) {
     size_t bytes = fc_array_bytes(array);
@@ -70,6 +30,12 @@ static json_t *hex_of(const fc_array *array) {
     return string;
 }
 
+/* Returns the name of a unit in the scenario. A planned one has the name of its module. */
+static const char *run_unit_name(const rank_run *r, const fc_fsdp_handle *handle) {
+    const char *name = fc_fsdp_unit_name(handle);
+    return is_true(r->scenario, "planned") ? string_of(run_spec(r, run_unit(r, name, strlen(name))), "name") : name;
+}
+
 static void on_event(void *context, const fc_fsdp_event *event) {
     static const fc_fsdp_action shown[] = {FC_ACTION_ALL_GATHER, FC_ACTION_REDUCE_SCATTER, FC_ACTION_ALL_REDUCE,
                                            FC_ACTION_FREE};
@@ -82,7 +48,7 @@ static void on_event(void *context, const fc_fsdp_event *event) {
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
         if (action == shown[i] && (sharded || action != FC_ACTION_FREE)) {
             json_array_append_new(r->trace,
-                                  json_sprintf("%s %s", fc_fsdp_action_name(action), fc_fsdp_unit_name(event->handle)));
+                                  json_sprintf("%s %s", fc_fsdp_action_name(action), run_unit_name(r, event->handle)));
         }
     }
 }
@@ -92,55 +58,21 @@ static void on_warning(void *context, const char *message) {
     json_array_append_new(r->trace, json_sprintf("WARNING %s", message));
 }
 
-static int index_of(const char *const *names, int count, const char *name) {
-    for (int i = 0; name && i < count; i++) {
-        if (strcmp(names[i], name) == 0) {
-            return i;
-        }
-    }
-    return 0;
-}
-
-static fc_code read_param(rank_run *r, unit_run *u, size_t i, const json_t *spec, fc_fsdp_param_init *out,
-                          fc_error *err) {
-    int64_t shape[FC_MAX_DIMS];
-    json_t *sizes = json_object_get(spec, "shape"), *strides = json_object_get(spec, "strides");
-    fc_dtype dtype = FC_F32;
-    int ndim = (int)json_array_size(sizes);
-    for (int d = 0; d < ndim; d++) {
-        shape[d] = json_integer_value(json_array_get(sizes, (size_t)d));
-    }
-    dtype_of(spec, "dtype", &dtype);
-    *out = (fc_fsdp_param_init){string_of(spec, "fqn"), &u->tensors[i], !is_true(spec, "frozen"), -1};
-    if (json_object_get(spec, "shared_with")) {
-        out->shared_with = integer_of(spec, "shared_with");
-        u->tensors[i] = u->tensors[out->shared_with];
-        u->tensors[i].local.memory = NULL;
-        return FC_OK;
-    }
-    fc_array *local = &u->tensors[i].local;
-    fc_code rc = fc_array_new(r->shard->device, dtype, ndim, shape, local, err);
-    if (rc == FC_OK) {
-        bytes_of_hex(string_of(spec, "bytes"), local->data, fc_array_bytes(local));
-    }
-    for (int d = 0; rc == FC_OK && d < ndim && strides; d++) {
-        local->strides[d] = json_integer_value(json_array_get(strides, (size_t)d));
-    }
-    return rc;
-}
-
 static fc_code add_unit(rank_run *r, const json_t *spec, fc_error *err) {
-    static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
-                                             "_HYBRID_SHARD_ZERO2"};
-    const json_t *s = r->scenario, *params = json_object_get(spec, "params");
+    const json_t *params = json_object_get(spec, "params");
     unit_run *u = &r->units[r->nunits];
     fc_fsdp_param_init init[MOST_PARAMS];
     fc_fsdp_unit_options options = {.is_root = r->nunits == 0,
-                                    .strategy = (fc_sharding_strategy)index_of(strategies, 5, string_of(s, "strategy")),
-                                    .keep_low_precision_grads = is_true(s, "keep_low_precision_grads"),
-                                    .offload_params = is_true(s, "offload")};
-    options.has_param_dtype = dtype_of(s, "param_dtype", &options.param_dtype);
-    options.has_reduce_dtype = dtype_of(s, "reduce_dtype", &options.reduce_dtype);
+                                    .strategy = strategy_setting(r, spec),
+                                    .keep_low_precision_grads =
+                                        json_is_true(setting(r, spec, "keep_low_precision_grads")),
+                                    .offload_params = json_is_true(setting(r, spec, "offload")),
+                                    .has_prefetch = true,
+                                    .backward_prefetch = prefetch_setting(r, spec),
+                                    .forward_prefetch = json_is_true(setting(r, spec, "forward_prefetch"))};
+    options.has_param_dtype = dtype_setting(r, spec, "param_dtype", &options.param_dtype);
+    options.has_reduce_dtype = dtype_setting(r, spec, "reduce_dtype", &options.reduce_dtype);
+    choose_groups(r, spec, &options.shard, &options.replicate);
     u->spec = spec;
     r->nunits++;
     fc_code rc = fc_fsdp_add_unit(r->fsdp, string_of(spec, "name"), &options, &u->unit, err);
@@ -151,27 +83,39 @@ static fc_code add_unit(rank_run *r, const json_t *spec, fc_error *err) {
     return rc == FC_OK && count > 0 ? fc_fsdp_add_handle(u->unit, init, count, &u->handle, err) : rc;
 }
 
+static fc_code add_units(rank_run *r, fc_error *err) {
+    const json_t *units = json_object_get(r->scenario, "units");
+    fc_code rc = FC_OK;
+    if (is_true(r->scenario, "planned")) {
+        return run_plan(r, err);
+    }
+    for (size_t i = 0; rc == FC_OK && i < json_array_size(units); i++) {
+        rc = add_unit(r, json_array_get(units, i), err);
+    }
+    return rc;
+}
+
+static fc_code make_groups(rank_run *r, fc_error *err) {
+    fc_mesh mesh = {.ndim = 2, .sizes = {2, r->comm->size / 2}};
+    r->groups[GROUP_WORLD] = r->comm;
+    if (r->comm->size != 4) {
+        return FC_OK;
+    }
+    FC_TRY(fc_comm_split_mesh(r->comm, &mesh, 1, &r->groups[GROUP_NEIGHBOURS], err));
+    return fc_comm_split_mesh(r->comm, &mesh, 0, &r->groups[GROUP_ACROSS], err);
+}
+
 static fc_code build(rank_run *r, fc_error *err) {
-    static const char *const prefetches[] = {"PRE", "POST", "NONE"};
-    const json_t *s = r->scenario, *units = json_object_get(s, "units");
-    const char *prefetch = string_of(s, "backward_prefetch");
+    const json_t *s = r->scenario;
     fc_fsdp_options options = {.use_orig_params = is_true(s, "use_orig_params"),
-                               .backward_prefetch =
-                                   (fc_backward_prefetch)index_of(prefetches, 3, prefetch ? prefetch : "NONE"),
-                               .forward_prefetch = is_true(s, "forward_prefetch"),
                                .check_order = is_true(s, "check_order"),
                                .warn = on_warning,
                                .trace = on_event,
                                .context = r};
-    int64_t replicas = integer_of(s, "replicas");
-    fc_code rc = FC_OK;
-    r->shard = r->comm;
-    if (replicas > 1) {
-        fc_mesh mesh = {.ndim = 2, .sizes = {replicas, r->comm->size / replicas}};
-        rc = fc_comm_split_mesh(r->comm, &mesh, 0, &r->replicate, err);
-        rc = rc == FC_OK ? fc_comm_split_mesh(r->comm, &mesh, 1, &r->shard, err) : rc;
-    }
-    rc = rc == FC_OK ? fc_fsdp_new(r->shard, r->replicate, NULL, &options, &r->fsdp, err) : rc;
+    fc_comm *shard, *replicate;
+    fc_code rc = make_groups(r, err);
+    choose_groups(r, run_spec(r, 0), &shard, &replicate);
+    rc = rc == FC_OK ? fc_fsdp_new(shard, replicate, NULL, &options, &r->fsdp, err) : rc;
     if (rc == FC_OK && string_of(s, "hook")) {
         fc_dtype dtype;
         fc_comm_hook hook = fc_reduce_scatter_hook();
@@ -180,16 +124,20 @@ static fc_code build(rank_run *r, fc_error *err) {
         }
         rc = fc_fsdp_register_comm_hook(r->fsdp, &hook, err);
     }
-    for (size_t i = 0; rc == FC_OK && i < json_array_size(units); i++) {
-        rc = add_unit(r, json_array_get(units, i), err);
-    }
-    return rc;
+    return rc == FC_OK ? add_units(r, err) : rc;
+}
+
+static const char *last_component(const char *fqn) {
+    const char *dot = strrchr(fqn, '.');
+    return dot ? dot + 1 : fqn;
 }
 
 static json_t *describe_unit(const rank_run *r, const unit_run *u) {
     const fc_flat_layout *l = fc_fsdp_layout(u->handle);
     json_t *numels = json_array(), *padding = json_array(), *infos = json_array(), *shared = json_array();
-    int64_t rank = l->world_size > 1 ? r->shard->rank : 0;
+    fc_comm *shard, *replicate;
+    choose_groups(r, u->spec, &shard, &replicate);
+    int64_t rank = l->world_size > 1 ? shard->rank : 0;
     for (size_t i = 0; i < l->nentries; i++) {
         json_array_append_new(numels, json_integer(l->numels_with_padding[i]));
         json_array_append_new(padding, json_boolean(l->is_padding[i]));
@@ -201,7 +149,8 @@ static json_t *describe_unit(const rank_run *r, const unit_run *u) {
                                                 : json_null());
     }
     for (size_t i = 0; i < l->nshared; i++) {
-        json_array_append_new(shared, json_pack("[s,s]", l->shared[i].fqn, l->params[l->shared[i].primary].fqn));
+        const char *fqn = l->shared[i].fqn, *first = l->params[l->shared[i].primary].fqn;
+        json_array_append_new(shared, json_pack("[s,s]", last_component(fqn), last_component(first)));
     }
     return json_pack("{s:o,s:o,s:o,s:o,s:I,s:I,s:o}", "numels", numels, "is_padding", padding, "infos", infos, "shared",
                      shared, "shard_numel", l->shard_numel, "padding", fc_flat_shard_padding(l, rank), "shard",
@@ -309,9 +258,10 @@ static void close_rank(rank_run *r) {
             fc_array_free(&r->units[i].tensors[k].local);
         }
     }
-    if (r->replicate) {
-        r->shard->free(r->shard);
-        r->replicate->free(r->replicate);
+    for (int g = GROUP_WORLD + 1; g < GROUP_COUNT; g++) {
+        if (r->groups[g]) {
+            r->groups[g]->free(r->groups[g]);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ them to a full file and to shards. h5py shows the same values, if necessary in a
 usage: h5_values.py FSDPCKPT       exit 77 without torch or h5py
 FSDPCKPT_H5PY_PYTHONS: more Pythons, separated by ":", whose h5py (with another HDF5) must show the same.
 """
+import json
 import os
 import subprocess
 import sys
@@ -108,6 +109,42 @@ def lost_encoding(tool, home):
     return bad > 0
 
 
+def changed_encoding(tool, home):
+    """The same with another encoding: conversions and inspect notice it, not only verify."""
+    bad = 0
+    for name in ("hdf5.bytes", "hdf5.string", "torch.sabe", ""):
+        subprocess.run([tool, "consolidate", "object.pt", "-o", "changed.h5", "-q", "--force"], cwd=home, check=True)
+        with h5py.File(os.path.join(home, "changed.h5"), "a") as f:
+            f["step"].attrs["encoding"] = name
+        for status, *args in ((3, "convert", "changed.h5", "-o", "back.pt"), (3, "convert", "changed.h5", "-o", "back.h5"),
+                              (3, "inspect", "changed.h5"), (1, "check", "changed.h5"), (1, "verify", "changed.h5")):
+            p = subprocess.run([tool, *args], cwd=home, capture_output=True, text=True)
+            if p.returncode != status or "/step: its attribute encoding was changed" not in p.stdout + p.stderr:
+                print("an object with encoding %r:" % name, p)
+                bad += 1
+    return bad > 0
+
+
+def unreadable(tool, home):
+    """check warns of every dataset that a conversion would refuse."""
+    with h5py.File(os.path.join(home, "unreadable.h5"), "w") as f:
+        f["good"] = np.ones(3)
+        f["link"] = h5py.ExternalLink("missing.h5", "/x")
+        layout = h5py.VirtualLayout((3,), "f4")
+        layout[:] = h5py.VirtualSource("missing.h5", "d", (3,))
+        f.create_virtual_dataset("virtual", layout)
+        f.create_dataset("external", (4,), "f4", external=[("missing.raw", 0, 16)])
+        f.create_dataset("lzf", data=np.ones(1000), compression="lzf", chunks=(100,))
+        f["reference"] = f["good"].ref
+        f.create_dataset("ragged", data=np.array([np.ones(2), np.ones(3)], dtype=object), dtype=h5py.vlen_dtype("f4"))
+    p = subprocess.run([tool, "check", "unreadable.h5", "--json"], cwd=home, capture_output=True, text=True)
+    found = {f["name"] for f in json.loads(p.stdout)["findings"] if f["kind"] == "unsupported"}
+    if p.returncode != 0 or found != {"link", "virtual", "external", "lzf", "reference", "ragged"}:
+        print("unreadable datasets:", found, p)
+        return True
+    return False
+
+
 def main():
     if sys.argv[1] == "--compare":
         return compare(sys.argv[2]) > 0
@@ -120,7 +157,8 @@ def main():
         make(os.path.abspath(sys.argv[1]), home)
         bad = compare(home) > 0
         bad |= shuffled_by_another_size(os.path.abspath(sys.argv[1]), home)
-        bad |= lost_encoding(os.path.abspath(sys.argv[1]), home)
+        for test in (lost_encoding, changed_encoding, unreadable):
+            bad |= test(os.path.abspath(sys.argv[1]), home)
         for python in filter(None, os.environ.get("FSDPCKPT_H5PY_PYTHONS", "").split(":")):
             bad |= subprocess.run([python, os.path.abspath(__file__), "--compare", home]).returncode != 0
     return bad

@@ -21,6 +21,7 @@ try:
     from torch.distributed.fsdp._wrap_utils import _get_managed_param_to_fqn, _get_post_order_named_modules, \
         _validate_frozen_params
     from torch.distributed.fsdp import wrap
+    from torch.distributed.fsdp._common_utils import _override_module_mixed_precision
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -247,6 +248,7 @@ def mixed_precision():
         targets = wrap.ModuleWrapPolicy({nn.ModuleDict})._run_policy(model, set(), {"mixed_precision": "yes"})
         wrap._run_mixed_precision_override_policy(model, {nn.modules.batchnorm._BatchNorm, nn.MultiheadAttention}, set(),
                                                   {"mixed_precision": "yes"}, targets)
+        _override_module_mixed_precision(model, {nn.modules.batchnorm._BatchNorm, nn.MultiheadAttention})
     out = units("--policy", policy_file({"class:ModuleDict": True, "$fp32_classes": ["_BatchNorm", "MultiheadAttention"],
                                          "$root": {"mixed_precision": {"param_dtype": "bfloat16"}}}))
     # BatchNorm1d without affine parameters still has buffers, so it is also a unit.
@@ -256,7 +258,10 @@ def mixed_precision():
         mixed = targets[names[u["module"]]]["mixed_precision"] is not None
         check(u["options"]["mixed_precision"] is not None, mixed, u["module"])
     check(out["units"][-1]["options"]["mixed_precision"],
-          {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "buffer_dtype": None}, "the root's stays")
+          {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "buffer_dtype": None, "keep_low_precision_grads": False,
+           "cast_forward_inputs": False, "cast_root_forward_inputs": True}, "the root's stays")
+    check([u["module"] for u in out["units"] if u["options"]["fp32_inputs"]],
+          [u["module"] for u in out["units"][:-1] if hasattr(names[u["module"]], "_wrap_overrides")], "the hooks")
     check(sorted(out["overridden_classes"]), ["BatchNorm1d", "BatchNorm2d", "MultiheadAttention"], "the overridden ones")
 
 

@@ -6,6 +6,7 @@ harmless classes are converted and load in torch unchanged. Pickles that torch c
 usage: unsafe_objects.py FSDPCKPT      exit 77 without torch
 """
 import argparse
+import base64
 import collections
 import datetime
 import decimal
@@ -13,6 +14,7 @@ import fractions
 import functools
 import glob
 import io
+import ipaddress
 import json
 import logging
 import os
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import typing
 import uuid
 import warnings
 import zipfile
@@ -33,9 +36,15 @@ try:
     import numpy as np
     import torch
     import torch.distributed.checkpoint as dcp
+    from torch.distributed import fsdp
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
+
+try:
+    import omegaconf
+except ImportError:
+    omegaconf = None
 
 from checks import check, failures
 
@@ -252,6 +261,61 @@ def torchscript_object(home):
     must_be_caught(folder, "o", "TorchScript in DCP", "torch.jit.load")
 
 
+def archive(records, prefix=b""):
+    out = io.BytesIO(prefix)
+    out.seek(len(prefix))
+    with zipfile.ZipFile(out, "w") as z:
+        for name, data in records:
+            z.writestr(name, data)
+    return out.getvalue()
+
+
+def ambiguous(mark):
+    """Archives that hold {"x": 1} for one reader and an attack for another. PyTorch takes the first bytes, and names in any case."""
+    legacy = io.BytesIO()
+    torch.save(system(mark), legacy, _use_new_zipfile_serialization=False)
+    evil, good = pickle.dumps(system(mark), 2), pickle.dumps({"x": 1}, 2)
+    plain = [("a/data.pkl", good), ("a/version", b"3\n")]
+    yield "a file of old torch before the archive", True, legacy.getvalue() + archive(plain)
+    yield "a pickle before the archive", True, evil + archive(plain)
+    yield "a pickle before the archive that its directory knows", True, archive(plain, evil)
+    yield "the name in capitals", True, archive([("a/DATA.PKL", evil), *plain])
+    yield "an archive after an archive", False, archive(plain) + archive([("a/data.pkl", evil), ("a/version", b"3\n")])
+    yield "an attack in a record that nobody reads", False, archive([*plain, ("a/x/data.pkl", evil)])
+
+
+def two_readers(home):
+    """None of them travels into a file that PyTorch loads."""
+    mark = os.path.join(home, "mark")
+    for what, must_run, data in ambiguous(mark):
+        path, folder, target = (os.path.join(home, n) for n in ("two.pt", "two", "two_out"))
+        with open(path, "wb") as f:
+            f.write(data)
+        check(runs(path, mark) == must_run, "%s: torch.load does not do what the test thinks" % what)
+        dcp.save({"w": torch.ones(4), "o": "text"}, checkpoint_id=folder)
+        metadata = dcp.FileSystemReader(folder).read_metadata()
+        info = metadata.storage_data[[i for i in metadata.storage_data if i.fqn == "o"][0]]
+        info.relative_path, info.offset, info.length = "__1_0.distcp", 0, len(data)
+        shutil.copy(path, os.path.join(folder, info.relative_path))
+        with open(os.path.join(folder, ".metadata"), "wb") as f:
+            pickle.dump(metadata, f)
+        r = converted = run("convert", folder, "-o", target, "--to", "dcp")
+        check(r.returncode in (3, 5) if must_run else r.returncode in (0, 3), "%s: %s" % (what, r))
+        if must_run:
+            for source in (path, folder):
+                r = run("check", source)
+                check(r.returncode in (1, 3, 5) or "cannot be examined" in r.stdout, "%s: check: %s" % (what, r))
+        if converted.returncode == 0:
+            loaded = {"o": None}
+            dcp.load(loaded, checkpoint_id=target)
+            check(loaded == {"o": {"x": 1}} and not os.path.exists(mark), "%s: loaded as %s" % (what, loaded))
+            for name in os.listdir(target):
+                with open(os.path.join(target, name), "rb") as f:
+                    check(b"posix" not in f.read(), "%s: the attack is in %s" % (what, name))
+        shutil.rmtree(folder)
+        shutil.rmtree(target, ignore_errors=True)
+
+
 # ---- unknown but harmless classes ----
 
 class Mine:
@@ -261,7 +325,7 @@ class Mine:
 
 def unknown_class(home):
     path = os.path.join(home, "mine.pt")
-    torch.save({"w": torch.ones(4), "mine": Mine(), "part": functools.partial(int, "2")}, path)
+    torch.save({"w": torch.ones(4), "mine": Mine(), "part": functools.partial(Mine)}, path)
     r = run("check", path)
     check(r.returncode == 0 and "unsupported: class Mine of __main__" in r.stdout and "hostile" not in r.stdout,
           "unknown class: check: %s" % r)
@@ -326,6 +390,22 @@ def look_alikes(home):
 
 # ---- harmless classes ----
 
+def config():
+    """Types and values of a structured configuration."""
+    return {"types": [typing.Any, typing.Optional[int], typing.Dict[str, typing.List[float]], list[int], int | str, type(None)],
+            "partial": functools.partial(int, "11", base=2), "chain": collections.ChainMap({"a": 1}),
+            "user_dict": collections.UserDict({"a": 1}), "user_list": collections.UserList([1]), "ellipsis": [...],
+            "version": torch.__version__, "mixed": fsdp.MixedPrecision(torch.bfloat16), "address": ipaddress.ip_address("1.2.3.4"),
+            "state_dict": fsdp.FullStateDictConfig(), "strategy": [fsdp.ShardingStrategy.FULL_SHARD]}
+
+
+def omega():
+    if not omegaconf:
+        return {}
+    return {"conf": omegaconf.OmegaConf.create({"a": 1, "b": {"c": [1, 2.5, "x", True, None]}, "ref": "${a}", "todo": "???"}),
+            "conf_list": omegaconf.OmegaConf.create([1, {"a": pathlib.Path("p")}])}
+
+
 def harmless():
     d = collections.OrderedDict(b=1, a=2)
     d.attribute = 3
@@ -354,11 +434,53 @@ def same(a, b):
             getattr(a, "__dict__", None) == getattr(b, "__dict__", None))
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, functools.partial):
+        return (a.func, a.args, a.keywords) == (b.func, b.args, b.keywords)
     return a == b
 
 
+def decoded(home):
+    """inspect shows the values of known classes."""
+    path = os.path.join(home, "decoded.pt")
+    zone = datetime.timezone(datetime.timedelta(hours=-3, minutes=-30))
+    array = np.asfortranarray(np.arange(6, dtype="f4").reshape(2, 3))
+    numbers = [np.float16(-1.5), np.float16(6e-8), np.float32(3.5), np.float64("-inf"), np.int8(-3), np.int64(-2 ** 63), np.uint64(2 ** 64 - 1),
+               np.bool_(True), np.complex64(1 + 2j)]
+    want = {
+        "space": {"$object": "argparse.Namespace", "state": {"lr": 0.1, "path": {"$path": "/a"}}},
+        "numbers": [{"$scalar": {"dtype": str(n.dtype), "value": v}} for n, v in zip(numbers, (
+            -1.5, 2 ** -24, 3.5, {"$float": "-inf"}, -3, -2 ** 63, {"$int": str(2 ** 64 - 1)}, True, {"$complex": [1.0, 2.0]}))],
+        "array": {"$array": {"dtype": "float32", "shape": [2, 3], "order": "F",
+                             "data": base64.b64encode(array.tobytes("A")).decode()}},
+        "times": [{"$date": "2026-01-02"}, {"$time": "03:04:05"}, {"$datetime": "2026-01-02T03:04:05.000006-03:30"},
+                  {"$timedelta": [-1, 2, 3]}],
+        "deque": {"$object": "collections.deque", "arguments": [{"$tuple": []}, 3], "items": [1, 2]},
+        "decimal": {"$object": "decimal.Decimal", "arguments": ["1.50"]}, "counter": {"a": 2},
+        "strategy": {"$object": "torch.distributed.fsdp.api.ShardingStrategy", "arguments": [1]}}
+    loop = argparse.Namespace()
+    loop.me = loop
+    torch.save({"w": torch.ones(4), "space": argparse.Namespace(lr=0.1, path=pathlib.PurePosixPath("/a")), "numbers": numbers,
+                "array": array, "deque": collections.deque([1, 2], 3), "decimal": decimal.Decimal("1.50"), "loop": loop,
+                "times": [datetime.date(2026, 1, 2), datetime.time(3, 4, 5), datetime.datetime(2026, 1, 2, 3, 4, 5, 6, zone),
+                          datetime.timedelta(-1, 2, 3)],
+                "counter": collections.Counter("aa"), "strategy": fsdp.ShardingStrategy.FULL_SHARD, **omega()}, path)
+    r = run("inspect", path, "--json")
+    got = {}
+    for o in json.loads(r.stdout)["objects"]:
+        got[".".join(map(str, o["path"]))] = o.get("value")
+    for key, value in want.items():
+        shown = got.get(key, {k.split(".")[-1]: v for k, v in got.items() if k.startswith(key + ".")})
+        if isinstance(value, list):
+            shown = shown if isinstance(shown, list) else [shown[k] for k in sorted(shown, key=int)]
+        check(shown == value, "decoded: %s is %s" % (key, shown))
+    check(got["loop"] == {"$object": "argparse.Namespace", "state": {"me": {"$omitted": "cycle"}}}, "decoded: %s" % got["loop"])
+    for key, value in omega().items():
+        plain = json.loads(json.dumps(omegaconf.OmegaConf.to_container(value), default=lambda p: {"$path": str(p)}))
+        check(got[key]["value"] == plain, "decoded: %s is %s, not %s" % (key, got[key], plain))
+
+
 def harmless_travel(home):
-    want = harmless()
+    want = {**harmless(), **config(), **omega()}
     source = os.path.join(home, "harmless.pt")
     torch.save(dict(want, w=torch.ones(4)), source)
     for command in ("check", "verify"):
@@ -402,8 +524,8 @@ def unloadable(home):
 
 
 with tempfile.TemporaryDirectory(prefix="fc-unsafe-") as home:
-    for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, wrapped_call, hooked_tensor, torchscript_object, unknown_class, look_alikes,
-                 harmless_travel, unloadable):
+    for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, wrapped_call, hooked_tensor, torchscript_object, two_readers, unknown_class, look_alikes,
+                 decoded, harmless_travel, unloadable):
         test(home)
 if failures:
     sys.exit("%d failures" % len(failures))

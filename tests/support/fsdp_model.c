@@ -55,17 +55,23 @@ static fc_code add_unit(fsdp_model *m, fc_device *device, int i, int rank, fc_fs
     return rc;
 }
 
-fc_code model_open(fsdp_model *m, fc_comm *shard, fc_comm *replicate, int rank, fc_fsdp_options options,
-                   fc_fsdp_unit_options unit, fc_error *err) {
+fc_code model_open_each(fsdp_model *m, fc_comm *shard, fc_comm *replicate, int rank, fc_fsdp_options options,
+                        const fc_fsdp_unit_options *units, fc_error *err) {
     memset(m, 0, sizeof *m);
     options.trace = on_event;
     options.warn = on_warning;
     options.context = m;
     fc_code rc = fc_fsdp_new(shard, replicate, NULL, &options, &m->fsdp, err);
     for (int i = 0; rc == FC_OK && i < MODEL_UNITS; i++) {
-        rc = add_unit(m, shard->device, i, rank, unit, err);
+        rc = add_unit(m, shard->device, i, rank, units[i], err);
     }
     return rc;
+}
+
+fc_code model_open(fsdp_model *m, fc_comm *shard, fc_comm *replicate, int rank, fc_fsdp_options options,
+                   fc_fsdp_unit_options unit, fc_error *err) {
+    const fc_fsdp_unit_options units[MODEL_UNITS] = {unit, unit, unit, unit};
+    return model_open_each(m, shard, replicate, rank, options, units, err);
 }
 
 void model_close(fsdp_model *m) {

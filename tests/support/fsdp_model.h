@@ -22,6 +22,9 @@ typedef struct fsdp_model {
 /** Builds the model, and sets options.trace, warn and context. Close it even after a failure. */
 fc_code model_open(fsdp_model *m, fc_comm *shard, fc_comm *replicate, int rank, fc_fsdp_options options,
                    fc_fsdp_unit_options unit, fc_error *err);
+/** The same with options for each of the MODEL_UNITS units. */
+fc_code model_open_each(fsdp_model *m, fc_comm *shard, fc_comm *replicate, int rank, fc_fsdp_options options,
+                        const fc_fsdp_unit_options *units, fc_error *err);
 void model_close(fsdp_model *m);
 
 /** Runs the forward of all units in order, or as given by `order` (MODEL_UNITS - 1 indices). */

@@ -157,14 +157,16 @@ static const struct {
     {"unknown, protocol 2",
      "80025d71002863646563696d616c0a446563696d616c0a71015803000000312e3571028571035271046801635f5f6275"
      "696c74696e5f5f0a6c656e0a7105635f5f6275696c74696e5f5f0a736c6963650a71064b014b024e877107527108652e",
-     "[{\"$opaque\":\"decimal.Decimal\"},{\"$global\":\"decimal.Decimal\"},{\"$global\":\"__builtin__.len"
-     "\"},{\"$opaque\":\"__builtin__.slice\"}]"},
+     "[{\"$object\":\"decimal.Decimal\",\"arguments\":[\"1.5\"]},{\"$global\":\"decimal.Decimal\"},{\"$global\":\"__"
+     "builtin__.len"
+     "\"},{\"$object\":\"__builtin__.slice\",\"arguments\":[1,2,null]}]"},
     {"unknown, protocol 4",
      "80049558000000000000005d94288c07646563696d616c948c07446563696d616c9493948c03312e3594859452946803"
      "8c086275696c74696e73948c036c656e9493948c086275696c74696e73948c05736c6963659493944b014b024e879452"
      "94652e",
-     "[{\"$opaque\":\"decimal.Decimal\"},{\"$global\":\"decimal.Decimal\"},{\"$global\":\"builtins.len\"},"
-     "{\"$opaque\":\"builtins.slice\"}]"},
+     "[{\"$object\":\"decimal.Decimal\",\"arguments\":[\"1.5\"]},{\"$global\":\"decimal.Decimal\"},{\"$global\":"
+     "\"builtins.len\"},"
+     "{\"$object\":\"builtins.slice\",\"arguments\":[1,2,null]}]"},
     {"shared, protocol 2",
      "80025d7100285d7101285812000000736861726564736861726564736861726564710268026568016801857103652e",
      "[[\"sharedsharedshared\",\"sharedsharedshared\"],[\"sharedsharedshared\",\"sharedsharedshared\"],{\""

@@ -112,6 +112,36 @@ static void random_copies(void **state) {
     free(expected);
 }
 
+/* Transposes, interleaves and their opposites, at all edges of the kernels' tiles. */
+static void transposes(void **state) {
+    (void)state;
+    enum { MOST = 150, ROOM = MOST * (MOST + 3) * 16 };
+    static const int64_t narrow[] = {1, 2, 3, 4, 5, 8, 16, 17}, elements[] = {1, 2, 4, 8, 16};
+    unsigned char *src = malloc(ROOM), *dst = malloc(ROOM), *expected = malloc(ROOM);
+    assert_true(src && dst && expected);
+    srand(4);
+    for (int i = 0; i < ROOM; i++) {
+        src[i] = (unsigned char)rand();
+    }
+    for (int n = 0; n < 6000; n++) {
+        const int64_t few = n % 3 == 0 ? 1 + rand() % 70 : narrow[n % 8], many = 1 + rand() % MOST;
+        const int64_t rows = n & 8 ? few : many, columns = n & 8 ? many : few, element = elements[rand() % 5];
+        const int64_t sizes[] = {rows, columns}, from[] = {columns + (n & 16 ? rand() % 3 : 0), 1};
+        const int64_t to[] = {1, rows + (n & 32 ? rand() % 3 : 0)};
+        const size_t seen = (size_t)(columns * (rows + 2) * element), start = n & 64 ? (size_t)element : 0;
+        memset(dst, 0xaa, seen);
+        memset(expected, 0xaa, seen);
+        by_the_book(2, sizes, from, to, element, src + start, expected);
+        fc_strided copy;
+        assert_true(fc_strided_make(&copy, 2, sizes, from, to, element));
+        fc_strided_copy(&copy, src + start, dst);
+        assert_memory_equal(dst, expected, seen);
+    }
+    free(src);
+    free(dst);
+    free(expected);
+}
+
 static void all_dimensions(void **state) {
     (void)state;
     /* 32 dimensions, 10 of them of size 2, reversed: no two can be merged. */
@@ -216,9 +246,13 @@ static void flips_signs(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_copies),         cmocka_unit_test(all_dimensions),
-        cmocka_unit_test(contiguous_is_one_run), cmocka_unit_test(columns_are_one_run_per_row),
-        cmocka_unit_test(overflow_is_refused),   cmocka_unit_test(swaps_elements),
+        cmocka_unit_test(random_copies),
+        cmocka_unit_test(transposes),
+        cmocka_unit_test(all_dimensions),
+        cmocka_unit_test(contiguous_is_one_run),
+        cmocka_unit_test(columns_are_one_run_per_row),
+        cmocka_unit_test(overflow_is_refused),
+        cmocka_unit_test(swaps_elements),
         cmocka_unit_test(flips_signs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

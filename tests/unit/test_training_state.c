@@ -1,6 +1,6 @@
 /*
  * train: the states of units and flat parameters, the calls that each state refuses, registration of post-backward, the
- * check of the execution order, memory and inputs.
+ * check of the execution order and memory.
  */
 #include "fsdp_model.h"
 
@@ -14,41 +14,7 @@
 
 #include <cmocka.h>
 
-/* Runs `body` as the only rank of the local backend. */
-typedef struct body {
-    void (*run)(fc_comm *comm);
-} body;
-
-static fc_code call(fc_comm *comm, void *context, fc_error *err) {
-    (void)err;
-    ((body *)context)->run(comm);
-    return FC_OK;
-}
-
-static void on_ranks(int size, void (*run)(fc_comm *comm)) {
-    fc_error err = {FC_OK, ""};
-    body b = {run};
-    fc_code rc = fc_comm_run_local(size, call, &b, &err);
-    assert_string_equal(err.message, "");
-    assert_int_equal(rc, FC_OK);
-}
-
-/* An assert of cmocka works only on the thread of the test. On the threads of ranks, a failure ends the program. */
-#define MUST(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
-#define MUST_FAIL(rc, wanted, err, text)                                                                               \
-    do {                                                                                                               \
-        MUST((rc) == (wanted));                                                                                        \
-        if (!strstr((err).message, text)) {                                                                            \
-            fprintf(stderr, "%s:%d: '%s' is not in '%s'\n", __FILE__, __LINE__, text, (err).message);                  \
-            abort();                                                                                                   \
-        }                                                                                                              \
-    } while (0)
+#include "on_ranks.h"
 
 static void open_model(fsdp_model *m, fc_comm *comm) {
     fc_error err = {FC_OK, ""};
@@ -276,47 +242,6 @@ static void execution_order(void **state) {
                                         "'unit2' while rank 2 is all-gathering parameters for 'unit3'"));
 }
 
-/* Floating-point inputs are cast to the param dtype, integers are not, and a transposed input keeps its values. */
-static void inputs(fc_comm *comm) {
-    fsdp_model m;
-    fc_fsdp_options options = {0};
-    fc_fsdp_unit_options unit = {.has_param_dtype = true, .param_dtype = FC_BF16};
-    fc_array in[2];
-    MUST(model_open(&m, comm, NULL, comm->rank, options, unit, NULL) == FC_OK);
-    MUST(fc_array_new(comm->device, FC_F32, 2, (int64_t[]){3, 2}, &in[0], NULL) == FC_OK);
-    MUST(fc_array_new(comm->device, FC_I64, 1, (int64_t[]){2}, &in[1], NULL) == FC_OK);
-    fc_array before[2] = {in[0], in[1]};
-    for (int i = 0; i < 6; i++) {
-        ((float *)in[0].data)[i] = (float)i;
-    }
-    in[0].sizes[0] = 2;
-    in[0].sizes[1] = 3;
-    in[0].strides[0] = 1;
-    in[0].strides[1] = 2;
-    MUST(fc_fsdp_root_pre_forward(m.fsdp, in, 2, NULL) == FC_OK);
-    MUST(in[0].dtype == FC_BF16 && in[0].memory && in[0].memory != before[0].memory);
-    MUST(in[1].dtype == FC_I64 && in[1].memory == before[1].memory);
-    static const float wanted[] = {0, 2, 4, 1, 3, 5};
-    for (int i = 0; i < 6; i++) {
-        uint16_t high;
-        memcpy(&high, (const char *)&wanted[i] + 2, 2);
-        MUST(((const uint16_t *)in[0].data)[i] == high);
-    }
-    /* An input in the param dtype is not cast again. */
-    void *cast = in[0].memory;
-    MUST(fc_fsdp_pre_forward(m.units[0], true, in, 2, NULL) == FC_OK && in[0].memory == cast);
-    MUST(fc_fsdp_post_forward(m.units[0], NULL) == FC_OK);
-    fc_array_free(&in[0]);
-    fc_array_free(&before[0]);
-    fc_array_free(&before[1]);
-    model_close(&m);
-}
-
-static void cast_inputs(void **state) {
-    (void)state;
-    on_ranks(2, inputs);
-}
-
 /* summon_full_params gives full parameters in full precision, between steps. */
 static void summon(fc_comm *comm) {
     fsdp_model m;
@@ -475,7 +400,6 @@ int main(void) {
         cmocka_unit_test(registered_once),
         cmocka_unit_test(several_flat_parameters),
         cmocka_unit_test(execution_order),
-        cmocka_unit_test(cast_inputs),
         cmocka_unit_test(full_params),
         cmocka_unit_test(original_parameters),
         cmocka_unit_test(fsdp_over_tp),

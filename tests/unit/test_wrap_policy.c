@@ -50,7 +50,7 @@ static fc_code grow(fixture *f, const char *const *names, const fc_model_info *i
     }
     fc_code rc = fc_module_tree_new(specs, n, info, f->arena, &f->tree, &f->err);
     if (rc == FC_OK) {
-        fc_unit_options root = {.strategy = FC_UNIT_HYBRID_SHARD, .mixed_precision = true, .param_dtype = FC_BF16};
+        fc_unit_options root = {.strategy = FC_HYBRID_SHARD, .mixed_precision = true, .param_dtype = FC_BF16};
         assert_int_equal(fc_wrap_targets_new(&f->tree, &root, f->arena, &f->targets, &f->err), FC_OK);
     }
     return rc;
@@ -181,7 +181,7 @@ static void classes_by_the_most_specific_rule(void **state) {
     assert_string_equal(f->tree.idle_one, "nothing.*");
     fc_wrap_by_class(&f->targets, NAMES("Base"));
     assert_units(f, "layers.0=layers.0.w;layers.1=layers.1.w;=head.w");
-    assert_int_equal(f->targets.options[module(f, "layers.0")].strategy, FC_UNIT_HYBRID_SHARD);
+    assert_int_equal(f->targets.options[module(f, "layers.0")].strategy, FC_HYBRID_SHARD);
 }
 
 static void outer_units_keep_the_rest(void **state) {
@@ -203,7 +203,7 @@ static fc_code choose(const fc_module_tree *tree, uint32_t m, void *user, fc_wra
     choice->wrap = at->name.len == 1;
     if (at->name.len == 1 && at->name.text[0] == 'b') {
         choice->set = FC_UNIT_SET_STRATEGY | FC_UNIT_SET_MIXED_PRECISION | FC_UNIT_SET_CPU_OFFLOAD;
-        choice->options = (fc_unit_options){.strategy = FC_UNIT_NO_SHARD, .cpu_offload = true};
+        choice->options = (fc_unit_options){.strategy = FC_NO_SHARD, .cpu_offload = true};
     }
     return FC_OK;
 }
@@ -216,10 +216,10 @@ static void custom_options_over_the_roots(void **state) {
     assert_int_equal(asked, 4);
     assert_units(f, "a=a.w;b=b.w;=long.w");
     const fc_unit_options *a = &f->targets.options[module(f, "a")], *b = &f->targets.options[module(f, "b")];
-    assert_int_equal(a->strategy, FC_UNIT_HYBRID_SHARD);
+    assert_int_equal(a->strategy, FC_HYBRID_SHARD);
     assert_true(a->mixed_precision);
     assert_int_equal(a->param_dtype, FC_BF16);
-    assert_int_equal(b->strategy, FC_UNIT_NO_SHARD);
+    assert_int_equal(b->strategy, FC_NO_SHARD);
     assert_false(b->mixed_precision);
     assert_true(b->cpu_offload);
     assert_false(a->cpu_offload);
@@ -403,12 +403,12 @@ static void policy_files_are_read(void **state) {
     f->targets.root = *fc_wrap_file_root(file);
     assert_int_equal(fc_wrap_custom(&f->targets, fc_wrap_file_fn, file, &f->err), FC_OK);
     assert_units(f, "layers.0=layers.0.w;k=k.w;head=head.w;=layers.1.w,x.w");
-    assert_int_equal(f->targets.options[module(f, "k")].strategy, FC_UNIT_NO_SHARD);
+    assert_int_equal(f->targets.options[module(f, "k")].strategy, FC_NO_SHARD);
     const fc_unit_options *head = &f->targets.options[module(f, "head")];
     assert_true(head->use_orig_params && head->mixed_precision);
     assert_int_equal(head->reduce_dtype, FC_F16);
     assert_int_equal(head->buffer_dtype, FC_OPAQUE);
-    assert_int_equal(head->prefetch, FC_UNIT_PREFETCH_NONE);
+    assert_int_equal(head->prefetch, FC_BACKWARD_PREFETCH_NONE);
     assert_string_equal(fc_wrap_file_fp32_classes(file)[0], "N");
     assert_int_equal(fc_wrap_file_idle(file, &idle), 1);
     assert_string_equal(idle, "idle");
@@ -424,7 +424,8 @@ static void wrong_files_are_refused(void **state) {
         {"{\"a\": {\"x\": 1}}", "unknown option \"x\"", false},
         {"{\"a\": {\"sharding_strategy\": \"FULL\"}}", "must be FULL_SHARD", false},
         {"{\"a\": {\"mixed_precision\": true}}", "must be null or an object", false},
-        {"{\"a\": {\"mixed_precision\": {\"dtype\": null}}}", "param_dtype, reduce_dtype and buffer_dtype", false},
+        {"{\"a\": {\"mixed_precision\": {\"dtype\": null}}}", "an object of param_dtype, reduce_dtype, buffer_dtype",
+         false},
         {"{\"a\": {\"mixed_precision\": {\"param_dtype\": \"int8\"}}}", "a floating-point type", false},
         {"{\"a\": {\"cpu_offload\": 1}}", "true or false", false},
         {"{\"a\": {\"backward_prefetch\": \"PRE\"}}", "BACKWARD_PRE", false},

@@ -185,27 +185,46 @@ static void large_archive_reads_its_edges(void **state) {
     fclose(file);
 }
 
-/* Bytes before the archive, as in a self-extracting program. Offsets in the directory count from the archive's start.
- */
-static void prefix_bytes_are_skipped(void **state) {
+static void assert_refused(const builder *b, const char *why) {
+    FILE *file;
+    fc_zip zip;
+    fc_error err;
+    assert_int_equal(open_at(b, 0, &file, &zip, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, why));
+    fc_zip_close(&zip);
+    fclose(file);
+}
+
+/* torch.load goes by the first bytes of a file: it would load these as a pickle of their own. */
+static void bytes_before_the_first_record_are_refused(void **state) {
     (void)state;
     static builder b, with;
-    static const unsigned char text[] = "text";
     for (unsigned how = PLAIN; how <= ZIP64; how++) {
-        FILE *file;
-        fc_zip zip;
-        fc_error err;
         memset(&b, 0, sizeof b);
         memset(&with, 0, sizeof with);
-        add(&b, "a/b", text, 4, how);
+        add(&b, "a/b", (const unsigned char *)"text", 4, how);
         finish(&b, how, "");
         append(&with, "some prefix", 11);
         append(&with, b.bytes, b.size);
-        assert_int_equal(open_at(&with, 0, &file, &zip, &err), FC_OK);
-        assert_record(&zip, "a/b", text, 4);
-        fc_zip_close(&zip);
-        fclose(file);
+        assert_refused(&with, "does not begin with its first record");
+        memset(&b, 0, sizeof b);
+        append(&b, "some prefix", 11);
+        add(&b, "a/b", (const unsigned char *)"text", 4, how);
+        finish(&b, how, "");
+        assert_refused(&b, "does not begin with its first record");
     }
+}
+
+/* PyTorch ignores the case of letters when it looks for a record. */
+static void names_that_differ_only_in_case_are_refused(void **state) {
+    (void)state;
+    static builder b;
+    memset(&b, 0, sizeof b);
+    add(&b, "a/DATA.pkl", (const unsigned char *)"evil", 4, PLAIN);
+    add(&b, "a/b", (const unsigned char *)"text", 4, PLAIN);
+    add(&b, "a/data.pkl", (const unsigned char *)"good", 4, PLAIN);
+    finish(&b, PLAIN, "");
+    assert_refused(&b, "two records are called");
 }
 
 /* A change of any byte of a small archive is accepted only if it is harmless, and nothing is read out of bounds. */
@@ -307,7 +326,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_every_variant),
         cmocka_unit_test(large_archive_reads_its_edges),
-        cmocka_unit_test(prefix_bytes_are_skipped),
+        cmocka_unit_test(bytes_before_the_first_record_are_refused),
+        cmocka_unit_test(names_that_differ_only_in_case_are_refused),
         cmocka_unit_test(changed_bytes_are_survived),
         cmocka_unit_test(truncated_archives_are_refused),
         cmocka_unit_test(bad_archives_are_refused),

@@ -51,9 +51,9 @@ typedef struct fc_export_change {
 
 /** What fc_export_fit has done. In the caller's arena. */
 typedef struct fc_export_fit_report {
-    const fc_export_change *tied;    /**< tensors that were left out because they repeat another one */
-    const fc_export_change *copied;  /**< tensors that were written a second time, as the reference has them */
-    const fc_export_change *trimmed; /**< tensors whose vocabulary was trimmed */
+    fc_export_change *tied;    /**< tensors that were left out because they repeat another one */
+    fc_export_change *copied;  /**< tensors that were written a second time, as the reference has them */
+    fc_export_change *trimmed; /**< tensors whose vocabulary was trimmed */
     size_t ntied, ncopied, ntrimmed;
     size_t cast;                    /**< number of tensors whose dtype changes */
     const char *const *differences; /**< what remains different, one line each */

@@ -148,34 +148,41 @@ uint32_t fc_module_common_ancestor(const fc_module_tree *tree, uint32_t a, uint3
 bool fc_module_is_instance(const fc_module *m, const char *const *classes);
 
 /** torch.distributed.fsdp.ShardingStrategy. */
-typedef enum fc_unit_strategy {
-    FC_UNIT_FULL_SHARD,
-    FC_UNIT_SHARD_GRAD_OP,
-    FC_UNIT_NO_SHARD,
-    FC_UNIT_HYBRID_SHARD,
-    FC_UNIT_HYBRID_SHARD_ZERO2
-} fc_unit_strategy;
+typedef enum fc_sharding_strategy {
+    FC_FULL_SHARD,        /**< unsharded parameters are freed after forward and after backward */
+    FC_SHARD_GRAD_OP,     /**< they are kept from forward to backward */
+    FC_NO_SHARD,          /**< parameters and gradients are whole on each rank; gradients are all-reduced */
+    FC_HYBRID_SHARD,      /**< FULL_SHARD within a group, replicated over groups */
+    FC_HYBRID_SHARD_ZERO2 /**< SHARD_GRAD_OP within a group, replicated over groups */
+} fc_sharding_strategy;
 
-/** torch.distributed.fsdp.BackwardPrefetch, or None. */
-typedef enum fc_unit_prefetch { FC_UNIT_PREFETCH_PRE, FC_UNIT_PREFETCH_POST, FC_UNIT_PREFETCH_NONE } fc_unit_prefetch;
+/** torch.distributed.fsdp.BackwardPrefetch, or None: when the backward gathers the parameters of the next unit. */
+typedef enum fc_backward_prefetch {
+    FC_BACKWARD_PREFETCH_PRE,  /**< before the gradients of this unit are computed: the most overlap */
+    FC_BACKWARD_PREFETCH_POST, /**< after the parameters of this unit are freed: less memory */
+    FC_BACKWARD_PREFETCH_NONE
+} fc_backward_prefetch;
 
 /** The options of a unit: the arguments of FullyShardedDataParallel that are not Python objects. All 0 is torch's
  * default. The dtypes are used only with mixed_precision. */
 typedef struct fc_unit_options {
-    fc_unit_strategy strategy;
-    fc_unit_prefetch prefetch;
+    fc_sharding_strategy strategy;
+    fc_backward_prefetch prefetch;
     bool mixed_precision;                             /**< whether the dtypes are used */
     fc_dtype param_dtype, reduce_dtype, buffer_dtype; /**< FC_OPAQUE: unchanged */
     bool use_orig_params;
     bool cpu_offload;
     bool forward_prefetch;
+    bool keep_low_precision_grads, cast_forward_inputs, no_cast_root_forward_inputs; /**< with mixed_precision */
+    bool fp32_inputs; /**< set by fc_wrap_override_mixed_precision: the inputs of the module are cast to float32, and
+                           its outputs back */
 } fc_unit_options;
 
 /** The fields of fc_unit_options that an override sets. */
 enum {
     FC_UNIT_SET_STRATEGY = 1,
     FC_UNIT_SET_PREFETCH = 2,
-    FC_UNIT_SET_MIXED_PRECISION = 4, /**< mixed_precision and the three dtypes */
+    FC_UNIT_SET_MIXED_PRECISION = 4, /**< mixed_precision, the three dtypes and the three flags that go with them */
     FC_UNIT_SET_USE_ORIG_PARAMS = 8,
     FC_UNIT_SET_CPU_OFFLOAD = 16,
     FC_UNIT_SET_FORWARD_PREFETCH = 32
@@ -319,7 +326,7 @@ fc_code fc_wrap_file_fn(const fc_module_tree *tree, uint32_t m, void *file, fc_w
 size_t fc_wrap_file_idle(const fc_wrap_file *file, const char **first);
 
 /** Returns the name of a strategy, e.g. "FULL_SHARD". */
-const char *fc_unit_strategy_name(fc_unit_strategy strategy);
+const char *fc_sharding_strategy_name(fc_sharding_strategy strategy);
 
 #ifdef __cplusplus
 }

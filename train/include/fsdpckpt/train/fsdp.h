@@ -20,6 +20,7 @@
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/train/dtensor_data.h"
+#include "fsdpckpt/wrap_policy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,14 +29,6 @@ extern "C" {
 typedef struct fc_fsdp fc_fsdp;               /**< the root state: streams, order, all units */
 typedef struct fc_fsdp_unit fc_fsdp_unit;     /**< a module that FSDP wraps */
 typedef struct fc_fsdp_handle fc_fsdp_handle; /**< a flat parameter of a unit (FlatParamHandle) */
-
-typedef enum fc_sharding_strategy {
-    FC_FULL_SHARD,        /**< unsharded parameters are freed after forward and after backward */
-    FC_SHARD_GRAD_OP,     /**< they are kept from forward to backward */
-    FC_NO_SHARD,          /**< parameters and gradients are whole on each rank; gradients are all-reduced */
-    FC_HYBRID_SHARD,      /**< FULL_SHARD within a group, replicated over groups */
-    FC_HYBRID_SHARD_ZERO2 /**< SHARD_GRAD_OP within a group, replicated over groups */
-} fc_sharding_strategy;
 
 /** TrainingState: the state of a unit. */
 typedef enum fc_training_state {
@@ -52,13 +45,6 @@ typedef enum fc_handle_state {
     FC_HANDLE_BACKWARD_POST,
     FC_HANDLE_SUMMON_FULL_PARAMS
 } fc_handle_state;
-
-/** When the backward gathers the parameters of the next unit. */
-typedef enum fc_backward_prefetch {
-    FC_BACKWARD_PREFETCH_PRE,  /**< before the gradients of this unit are computed: the most overlap */
-    FC_BACKWARD_PREFETCH_POST, /**< after the parameters of this unit are freed: less memory */
-    FC_BACKWARD_PREFETCH_NONE
-} fc_backward_prefetch;
 
 /** The streams of FSDP. The caller uses COMPUTE for its work. */
 typedef enum fc_fsdp_stream {
@@ -106,7 +92,7 @@ const char *fc_fsdp_stream_name(fc_fsdp_stream stream);
 typedef struct fc_comm_hook {
     fc_code (*run)(const struct fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard, fc_stream *stream,
                    fc_error *err);
-    double predivide, postdivide; /**< set when the hook is registered */
+    double predivide, postdivide; /**< set for the ranks of the unit before each call of `run` */
     /** LOW_PRECISION_HOOKS: the hook gets gradients in `dtype`, cast directly from the dtype of the computation. If
      *  false, it gets them in the reduce dtype. */
     bool low_precision;
@@ -121,8 +107,8 @@ fc_comm_hook fc_compress_hook(fc_dtype dtype);
 
 /** The options of an instance. All zero is torch's default. */
 typedef struct fc_fsdp_options {
-    bool use_orig_params; /**< aligns parameters in the flat ones, see fc_flat_layout_new */
-    fc_backward_prefetch backward_prefetch;
+    bool use_orig_params;                   /**< aligns parameters in the flat ones, see fc_flat_layout_new */
+    fc_backward_prefetch backward_prefetch; /**< a unit can have its own, see fc_fsdp_unit_options */
     bool forward_prefetch;
     int backward_prefetch_limit, forward_prefetch_limit; /**< units ahead; 0 means 1 */
     /** limit_all_gathers: how many freed parameters may still be in use before a gather waits for the memory of the
@@ -142,10 +128,22 @@ typedef struct fc_fsdp_unit_options {
     fc_sharding_strategy strategy;
     bool has_param_dtype, has_reduce_dtype; /**< mixed precision; the reduce dtype defaults to the param dtype */
     fc_dtype param_dtype, reduce_dtype;
+    bool has_buffer_dtype; /**< cast the floating-point buffers of this unit */
+    fc_dtype buffer_dtype;
+    /** For a module that mixed precision leaves out, such as a batch norm: cast its inputs to float32, and its outputs
+     *  back (fc_fsdp_cast_outputs). */
+    bool fp32_inputs;
     bool keep_low_precision_grads;
     bool cast_forward_inputs;         /**< cast the inputs of this unit to its param dtype */
     bool no_cast_root_forward_inputs; /**< do not cast the inputs of the root, which is the default */
     bool offload_params;              /**< keep shards and their gradients in host memory between uses */
+    bool has_prefetch;                /**< whether the next two are used, instead of those of the instance */
+    fc_backward_prefetch backward_prefetch;
+    bool forward_prefetch; /**< has no effect unless the root has it too, as in torch */
+    /** The ranks of this unit, or NULL for those of the instance. Borrowed. A unit of experts has the ranks with the
+     *  same experts. A unit with a hybrid strategy needs both, others only `shard`. They must come from the same
+     *  communicator as those of the instance (`split`), so that a failure in one ends the others. */
+    fc_comm *shard, *replicate;
 } fc_fsdp_unit_options;
 
 /** gradient_predivide_factor: returns the power of two that splits a division by `world_size` into two. */
@@ -154,7 +152,7 @@ double fc_gradient_predivide_factor(int64_t world_size);
 /**
  * Starts an FSDP instance.
  * @param shard      the ranks that share a parameter; borrowed. All computation is on its device.
- * @param replicate  the ranks with the same shard (HSDP), or NULL; borrowed.
+ * @param replicate  the ranks with the same shard (HSDP), or NULL; borrowed. Units may have ranks of their own.
  * @param compute    the stream of the caller's computation; borrowed.
  */
 fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, const fc_fsdp_options *options,
@@ -164,6 +162,21 @@ void fc_fsdp_free(fc_fsdp *fsdp);
 /** Adds a unit without parameters. The root must be the first. `name` is copied. */
 fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *options, fc_fsdp_unit **out,
                          fc_error *err);
+
+/** A buffer of a unit. */
+typedef struct fc_fsdp_buffer {
+    const char *fqn;
+    fc_dtype dtype; /**< its own, in which a checkpoint has it */
+    fc_array array; /**< its values in the dtype of the computation, which the program may change; owned */
+    struct fc_fsdp_buffer *next;
+} fc_fsdp_buffer;
+
+/** Copies a buffer, and casts it if it is floating-point and the unit has a buffer dtype. `fqn` is copied. */
+fc_code fc_fsdp_add_buffer(fc_fsdp_unit *unit, const char *fqn, const fc_array *values, fc_fsdp_buffer **out,
+                           fc_error *err);
+
+/** Returns a buffer in its own dtype, as torch's state_dict has it, in new memory that the caller frees. */
+fc_code fc_fsdp_saved_buffer(const fc_fsdp *fsdp, const fc_fsdp_buffer *buffer, fc_array *out, fc_error *err);
 
 /** A parameter of a unit. */
 typedef struct fc_fsdp_param_init {
@@ -179,6 +192,31 @@ typedef struct fc_fsdp_param_init {
  */
 fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
                            fc_error *err);
+
+/** The units of a wrap policy, to be made by fc_fsdp_add_planned. */
+typedef struct fc_fsdp_plan {
+    const fc_module_tree *tree;
+    const fc_units *units; /**< from fc_wrap_units, after the checks of wrap_policy.h */
+    /** Gets the values of a parameter or buffer, on the compute device. The tensors of one unit are loaded, flattened
+     * and then freed with fc_array_free, so a model needs not fit on the device. */
+    fc_code (*load)(void *context, const fc_parameter *parameter, fc_fsdp_tensor *out, fc_error *err);
+    fc_fsdp_buffer **buffers; /**< receives the buffers, one place per parameter of the tree; NULL: do not add them */
+    /** Sets what a plan does not have, such as the communicators of a unit. NULL: nothing. */
+    fc_code (*adjust)(void *context, const fc_unit *unit, fc_fsdp_unit_options *options, fc_error *err);
+    void *context;
+} fc_fsdp_plan;
+
+/** Returns the options of the step for those of a planned unit. */
+fc_fsdp_unit_options fc_fsdp_unit_options_of(const fc_unit_options *planned, bool is_root);
+
+/**
+ * Adds all units of a plan with their flat parameters.
+ * @param units    receives plan->units->count units, in the order of the plan.
+ * @param handles  receives their flat parameters; NULL for a unit without parameters.
+ * @return FC_EUSAGE if use_orig_params of a unit is not that of the instance, which torch refuses, too.
+ */
+fc_code fc_fsdp_add_planned(fc_fsdp *fsdp, const fc_fsdp_plan *plan, fc_fsdp_unit **units, fc_fsdp_handle **handles,
+                            fc_error *err);
 
 /** Replaces the reduction of gradients. @return FC_EUSAGE for a hook without `run`, or with a hybrid strategy. */
 fc_code fc_fsdp_register_comm_hook(fc_fsdp *fsdp, const fc_comm_hook *hook, fc_error *err);
@@ -198,10 +236,18 @@ fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs
 
 /**
  * Pre-forward of a unit: unshards its parameters for later work on the compute stream, prefetches the next unit if
- * requested, registers post-backward once, and casts the inputs if requested.
+ * requested, registers post-backward once, and casts the inputs if requested: to the param dtype with
+ * cast_forward_inputs, to float32 with fp32_inputs.
  * @param training false for a forward in eval mode, whose order is not checked.
  */
 fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err);
+
+/**
+ * Casts the floating-point outputs of a unit with fp32_inputs back to the dtype that its inputs had (the last one that
+ * was cast), if one was cast. Other units are left alone. Call it between the computation and fc_fsdp_post_forward.
+ * @param outputs a cast output is replaced by a new array, which the caller frees with fc_array_free.
+ */
+fc_code fc_fsdp_cast_outputs(fc_fsdp_unit *unit, fc_array *outputs, size_t noutputs, fc_error *err);
 
 /** Post-forward: frees the parameters unless the strategy or the root's role keeps them. */
 fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err);

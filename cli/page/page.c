@@ -1,10 +1,10 @@
 /*
  * inspect --html: writes one self-contained page. The summary, the tree of modules and the tables are plain HTML;
- * page/page.js adds search and draws the tensors that the user opens.
+ * page.js adds search and draws the tensors that the user opens.
  */
-#include "inspect_html.h"
+#include "page/page.h"
 
-#include "page.h"
+#include "page_assets.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"

@@ -1,8 +1,8 @@
 /*
  * inspect --html: the tree of modules, and the numbers for its pictures.
  */
-#include "inspect_html.h"
 #include "inspect_tree.h"
+#include "page/page.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
  * inspect --html --stats: the statistics in the tree of modules, and the numbers for its histograms.
  */
-#include "inspect_html.h"
 #include "inspect_stats.h"
+#include "page/page.h"
 
 #include <math.h>
 

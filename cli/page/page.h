@@ -1,8 +1,8 @@
 /*
  * Parts of the page of inspect --html.
  */
-#ifndef FSDPCKPT_CLI_INSPECT_HTML_H
-#define FSDPCKPT_CLI_INSPECT_HTML_H
+#ifndef FSDPCKPT_CLI_PAGE_H
+#define FSDPCKPT_CLI_PAGE_H
 
 #include "inspect.h"
 
