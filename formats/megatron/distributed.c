@@ -89,53 +89,59 @@ static int64_t count_chunks(const torch_file *f, fc_pv dict) {
     return count;
 }
 
-/* Reads the flat tensors of a chunk. @return false if they are not as expected. */
-static bool read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg_flat *out) {
+/* Reads the flat tensors of a chunk. `*known` is false if they are not as expected. */
+static fc_code read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg_flat *out, bool *known) {
+    *known = false;
     for (size_t k = 0; k < KEYS; k++) {
         fc_pv v = dict ? fc_torch_dict_get(f->p, dict, keys[k].file) : 0;
         fc_torch_tensor t = {0};
         torch_extent *extent = NULL;
-        if (!v || !fc_torch_is_tensor(f->p, v) ||
-            fc_torch_find_extent(f, v, &t, r->checkpoint->arena, &extent, NULL) != FC_OK || t.dtype != FC_F32 ||
-            t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) || (k > 0 && t.sizes[0] != out->size) ||
-            extent->record.method != FC_ZIP_STORED || extent->swap || extent->negate) {
-            return false;
+        if (!v || !fc_torch_is_tensor(f->p, v)) {
+            return FC_OK;
+        }
+        fc_code rc = fc_torch_find_extent(f, v, &t, r->checkpoint->arena, &extent, r->err);
+        if (rc != FC_OK) {
+            return rc == FC_ENOMEM || rc == FC_EIO ? rc : FC_OK;
+        }
+        if (t.dtype != FC_F32 || t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) ||
+            (k > 0 && t.sizes[0] != out->size) || extent->record.method != FC_ZIP_STORED || extent->swap ||
+            extent->negate) {
+            return FC_OK;
         }
         out->records[k] = extent->record;
         out->first[k] = extent->first;
         out->size = t.sizes[0];
     }
-    return true;
+    *known = true;
+    return FC_OK;
 }
 
 /* Reads `size` bytes at offset `first` of a record. */
-static bool read_start(const mg_reader *r, const torch_record *record, uint64_t first, unsigned char *out,
-                       size_t size) {
+static fc_code read_start(const mg_reader *r, const torch_record *record, uint64_t first, unsigned char *out,
+                          size_t size) {
     const char *path = r->checkpoint->files[record->file].path;
     int fd;
     uint64_t length;
-    if (fc_open_input(path, &fd, &length, NULL) != FC_OK) {
-        return false;
-    }
-    bool good = fc_pread_full(fd, out, size, record->offset + first, path, NULL) == FC_OK;
+    FC_TRY(fc_open_input(path, &fd, &length, r->err));
+    fc_code rc = fc_pread_full(fd, out, size, record->offset + first, path, r->err);
     close(fd);
-    return good;
+    return rc;
 }
 
-/* Whether the first element of the master at `start`, rounded, equals that of the parameter. */
-static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *masters, int64_t start) {
+/* Compares the first element of the master at `start`, rounded, with that of the parameter. */
+static fc_code begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *masters, int64_t start, bool *alike) {
     unsigned char own[8], flat[4], rounded[8];
     size_t size = fc_dtype_size(v->dtype);
+    *alike = false;
     if (v->extent->record.method != FC_ZIP_STORED || v->extent->swap ||
         (v->dtype != FC_BF16 && v->dtype != FC_F16 && v->dtype != FC_F32)) {
-        return false;
+        return FC_OK;
     }
-    if (!read_start(r, &v->extent->record, v->extent->first, own, size) ||
-        !read_start(r, &masters->records[0], masters->first[0] + (uint64_t)start * 4, flat, sizeof flat)) {
-        return false;
-    }
+    FC_TRY(read_start(r, &v->extent->record, v->extent->first, own, size));
+    FC_TRY(read_start(r, &masters->records[0], masters->first[0] + (uint64_t)start * 4, flat, sizeof flat));
     fc_cast(FC_F32, flat, v->dtype, rounded, 1);
-    return memcmp(own, rounded, size) == 0;
+    *alike = memcmp(own, rounded, size) == 0;
+    return FC_OK;
 }
 
 /* Adds the parameter's range of each flat tensor. */
@@ -163,9 +169,12 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
     return FC_OK;
 }
 
-/* Computes the positions of a chunk's parameters. `starts` has one entry per value of the model. */
-static bool place(const mg_reader *r, const mg_optimizer *o, size_t chunk, const mg_flat *flat, int64_t *starts) {
+/* Computes the positions of a chunk's parameters. `starts` has one entry per value of the model. `*known` is false if
+   the layout is another one. */
+static fc_code place(const mg_reader *r, const mg_optimizer *o, size_t chunk, const mg_flat *flat, int64_t *starts,
+                     bool *known) {
     int64_t at = 0, numel;
+    *known = false;
     for (size_t i = o->end; i-- > o->first;) {
         const mg_value *v = &r->values[i];
         int64_t *start = &starts[i - o->first];
@@ -173,28 +182,38 @@ static bool place(const mg_reader *r, const mg_optimizer *o, size_t chunk, const
             continue;
         }
         if (!fc_numel(v->ndim, v->sizes, &numel) || !fc_add_i64(at, ALIGN - 1, &at)) {
-            return false;
+            return FC_OK;
         }
         at -= at % ALIGN;
         *start = at;
-        if (!fc_add_i64(at, numel, &at) || at > flat->size || (numel > 0 && !begins_alike(r, v, flat, *start))) {
-            return false;
+        bool alike = fc_add_i64(at, numel, &at) && at <= flat->size;
+        if (alike && numel > 0) {
+            FC_TRY(begins_alike(r, v, flat, *start, &alike));
+        }
+        if (!alike) {
+            return FC_OK;
         }
     }
-    return at == flat->size;
+    *known = at == flat->size;
+    return FC_OK;
 }
 
-/* Finds the flat tensors of all chunks and the positions in them. @return false if the layout is another one. */
-static bool find_all(const mg_reader *r, const mg_optimizer *o, mg_flat *flats, int64_t *starts) {
+/* Finds the flat tensors of all chunks and the positions in them. `*known` is false if the layout is another one. */
+static fc_code find_all(const mg_reader *r, const mg_optimizer *o, mg_flat *flats, int64_t *starts, bool *known) {
     const int64_t count = count_chunks(o->f, o->dict);
     int64_t number = 0; /* chunks without parameters have no dict */
-    for (size_t c = 0; count >= 0 && c < r->chunks; c++) {
-        if (has_parameters(r, o, c) && (!read_flat(r, o->f, find_chunk(o->f, o->dict, number++), &flats[c]) ||
-                                        !place(r, o, c, &flats[c], starts))) {
-            return false;
+    *known = count >= 0;
+    for (size_t c = 0; *known && c < r->chunks; c++) {
+        if (!has_parameters(r, o, c)) {
+            continue;
+        }
+        FC_TRY(read_flat(r, o->f, find_chunk(o->f, o->dict, number++), &flats[c], known));
+        if (*known) {
+            FC_TRY(place(r, o, c, &flats[c], starts, known));
         }
     }
-    return number == count;
+    *known = *known && number == count;
+    return FC_OK;
 }
 
 static fc_code read_optimizer(mg_reader *r, const mg_optimizer *o, bool *known) {
@@ -203,7 +222,7 @@ static fc_code read_optimizer(mg_reader *r, const mg_optimizer *o, bool *known) 
     fc_code rc;
     *known = false;
     FC_TRY_GOTO(flats && starts ? FC_OK : fc_mg_no_memory(r), rc, out);
-    *known = find_all(r, o, flats, starts);
+    FC_TRY_GOTO(find_all(r, o, flats, starts, known), rc, out);
     for (size_t i = o->first; *known && i < o->end; i++) {
         const mg_value param = r->values[i]; /* a copy: the list moves as it grows */
         if (has_parameter(r, o, i, param.chunk)) {

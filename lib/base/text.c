@@ -21,7 +21,7 @@ void fc_text_bytes(fc_text *t, const void *s, size_t len) {
         return;
     }
     if (!fc_grow(&t->data, &t->cap, t->size + len, 1)) {
-        t->failed = true;
+        t->failed = t->no_memory = true;
         return;
     }
     memcpy(t->data + t->size, s, len);

@@ -19,6 +19,7 @@ typedef struct fc_text {
     char *data;       /**< owned, from malloc */
     size_t size, cap; /**< bytes in use and bytes allocated */
     bool failed;      /**< out of memory, or longer than FC_MAX_TEXT; everything appended later is ignored */
+    bool no_memory;   /**< it failed because it was out of memory */
 } fc_text;
 
 void fc_text_free(fc_text *text);

@@ -34,7 +34,7 @@
 #define SANITIZED 0
 #endif
 
-enum { CPU_SECONDS = 600, EXTERNAL_FILES = 256, EXIT_NOT_CONFINED = 97, MAX_KEEP = 4096 };
+enum { CPU_SECONDS = 600, EXTERNAL_FILES = 256, EXIT_NOT_CONFINED = 97, EXIT_NO_MEMORY = 98, MAX_KEEP = 4096 };
 
 static const uint64_t default_memory = UINT64_C(1) << 30;
 
@@ -218,6 +218,18 @@ void fc_h5_child_become(const fc_h5_job *job, int out, int memory, pid_t parent)
     _exit(job->run(job->context, out, shared));
 }
 
+_Noreturn void fc_h5_child_no_memory(void) {
+    _exit(EXIT_NO_MEMORY);
+}
+
+void *fc_h5_child_calloc(size_t count, size_t size) {
+    void *memory = calloc(count ? count : 1, size ? size : 1);
+    if (!memory) {
+        fc_h5_child_no_memory();
+    }
+    return memory;
+}
+
 /* ---- in the parent ---- */
 
 fc_code fc_h5_child_prepare(fc_h5_child *child, const fc_h5_job *job, int *out, int *shared, fc_error *err) {
@@ -367,6 +379,9 @@ static fc_code tell(const fc_h5_child *child, int status, const char *where, con
     if (WEXITSTATUS(status) == EXIT_NOT_CONFINED) {
         return fc_fail(err, FC_EIO, "%s: not read, because the HDF5 reader process could not drop its privileges",
                        path);
+    }
+    if (WEXITSTATUS(status) == EXIT_NO_MEMORY) {
+        return fc_no_memory(err, path);
     }
     return fc_fail(err, FC_ECORRUPT,
                    "%s: corrupt HDF5 file (the reader process failed with status %d while reading %s)", path,

@@ -49,6 +49,12 @@ typedef struct fc_h5_job {
     bool not_confined; /**< for tests: no seccomp, so that a child can misbehave */
 } fc_h5_job;
 
+/** In the child: ends it because there is no memory, which fc_h5_child_finish tells apart from a corrupt file. */
+_Noreturn void fc_h5_child_no_memory(void);
+
+/** In the child: allocates zeroed memory, or ends it with fc_h5_child_no_memory. */
+void *fc_h5_child_calloc(size_t count, size_t size);
+
 typedef struct fc_h5_child {
     pid_t pid;
     int fd;
@@ -72,7 +78,7 @@ size_t fc_h5_child_read(fc_h5_child *child, void *buf, size_t size);
 /**
  * Ends the child (kills it if it still runs) and reaps it.
  * @param path for the message.
- * @return FC_OK if it exited with status 0, otherwise FC_ECORRUPT with how and where it died.
+ * @return FC_OK if it exited with status 0, otherwise FC_ECORRUPT with how and where it died, or FC_ENOMEM.
  */
 fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err);
 

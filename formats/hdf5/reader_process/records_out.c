@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "hdf5/reader_process/child.h"
 
 #include <errno.h>
 #include <string.h>
@@ -20,7 +21,10 @@ static bool reserve_out(fc_h5_sink *out, size_t more) {
         return true;
     }
     size_t needed;
-    out->failed = !fc_add_size(out->used, more, &needed) || !fc_grow(&out->buf, &out->cap, needed, 1);
+    out->failed = !fc_add_size(out->used, more, &needed);
+    if (!out->failed && !fc_grow(&out->buf, &out->cap, needed, 1)) {
+        fc_h5_child_no_memory();
+    }
     return !out->failed;
 }
 

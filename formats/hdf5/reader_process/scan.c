@@ -6,6 +6,7 @@
  */
 #include "hdf5/reader_process/scan.h"
 
+#include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/values.h"
 #include "hdf5/writer/tree.h"
 
@@ -91,14 +92,14 @@ static char *read_names(hid_t object, const char *name) {
     hid_t space = H5Aget_space(attribute), type = H5Aget_type(attribute);
     hssize_t n = H5Sget_simple_extent_npoints(space);
     if (H5Tis_variable_str(type) > 0 && n > 0 && n <= FC_MAX_MESH_DIMS) {
-        values = calloc((size_t)n, sizeof *values);
-        if (values && H5Aread(attribute, type, values) >= 0) {
+        values = fc_h5_child_calloc((size_t)n, sizeof *values);
+        if (H5Aread(attribute, type, values) >= 0) {
             size_t size = 1;
             for (hssize_t i = 0; i < n; i++) {
                 size += (values[i] ? strlen(values[i]) : 0) + 1;
             }
-            joined = calloc(1, size);
-            for (hssize_t i = 0; joined && i < n; i++) {
+            joined = fc_h5_child_calloc(1, size);
+            for (hssize_t i = 0; i < n; i++) {
                 strcat(joined, i ? "\n" : "");
                 strcat(joined, values[i] ? values[i] : "");
             }
@@ -142,6 +143,9 @@ static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *in
     fc_text_raw(&a->text, ": ");
     fc_text_attribute(&a->text, attribute);
     H5Aclose(attribute);
+    if (a->text.no_memory) {
+        fc_h5_child_no_memory();
+    }
     return a->text.failed ? -1 : 0;
 }
 
@@ -363,12 +367,8 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
     bool ok = false;
     hid_t root = H5I_INVALID_HID;
     hid_t fapl = fc_h5_vfd_fapl(scan->driver, &source);
-    trail *t = calloc(1, sizeof *t);
-    char *path = calloc(1, MAX_PATH_BYTES);
-    if (!t || !path) {
-        fc_h5_scan_failure(&walk, FC_ENOMEM, "out of memory");
-        goto out;
-    }
+    trail *t = fc_h5_child_calloc(1, sizeof *t);
+    char *path = fc_h5_child_calloc(1, MAX_PATH_BYTES);
     snprintf(shared->where, sizeof shared->where, "the superblock");
     walk.file = fapl < 0 ? H5I_INVALID_HID : H5Fopen(input->path, H5F_ACC_RDONLY, fapl);
     if (walk.file < 0 || H5Oget_info2(walk.file, &info, H5O_INFO_BASIC) < 0) {

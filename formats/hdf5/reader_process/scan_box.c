@@ -3,6 +3,7 @@
  * checks that these exist, because libhdf5 silently reads missing ones as fill values.
  */
 #include "base/checked.h"
+#include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/scan.h"
 
 #include <stdio.h>
@@ -202,9 +203,9 @@ static bool select_box(const fc_h5_scan *scan, hid_t space, hid_t *memory) {
 /* Reads the box in the type of the file. @return its bytes, or NULL. */
 static unsigned char *read_box(const fc_h5_scan *scan, hid_t dataset, char *why, size_t size) {
     hid_t space = H5Dget_space(dataset), type = H5Dget_type(dataset), memory = H5I_INVALID_HID;
-    unsigned char *bytes = calloc(1, scan->bytes + 1);
+    unsigned char *bytes = fc_h5_child_calloc(1, scan->bytes + 1);
     hssize_t n = 0;
-    bool ok = bytes && select_box(scan, space, &memory);
+    bool ok = select_box(scan, space, &memory);
     if (ok) {
         /* The file may have changed since it was opened, so the box must still have the expected size. */
         n = scan->ndim < 0 ? H5Sget_simple_extent_npoints(space) : H5Sget_select_npoints(space);

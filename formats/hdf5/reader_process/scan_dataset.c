@@ -3,6 +3,7 @@
  * bytes. scan_chunks.c lists its chunks.
  */
 #include "base/checked.h"
+#include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/reader_process/types_read.h"
 #include "hdf5/reader_process/values.h"
@@ -205,8 +206,8 @@ static void read_fill(description *d) {
 
 /* Reads all bytes through libhdf5 in the type of the file, so nothing is converted. */
 static bool read_inline(description *d) {
-    d->inline_bytes = malloc((size_t)d->total + 1);
-    if (!d->inline_bytes || H5Dread(d->dataset, d->type, H5S_ALL, H5S_ALL, H5P_DEFAULT, d->inline_bytes) < 0) {
+    d->inline_bytes = fc_h5_child_calloc((size_t)d->total + 1, 1);
+    if (H5Dread(d->dataset, d->type, H5S_ALL, H5S_ALL, H5P_DEFAULT, d->inline_bytes) < 0) {
         return false;
     }
     d->record.where = FC_H5_IN_RECORD;
@@ -235,7 +236,7 @@ static void describe_strings(description *d) {
 /* Appends the datatype as encoded by H5Tencode, so that the bytes can be interpreted outside this file. */
 static void append_encoded_type(description *d) {
     size_t size = 0;
-    unsigned char *encoded = H5Tencode(d->type, NULL, &size) >= 0 ? malloc(size + 1) : NULL;
+    unsigned char *encoded = H5Tencode(d->type, NULL, &size) >= 0 ? fc_h5_child_calloc(size + 1, 1) : NULL;
     if (encoded && H5Tencode(d->type, encoded, &size) >= 0) {
         fc_text_raw(&d->text, ", \"H5Tencode\": ");
         fc_text_base64(&d->text, encoded, size);
@@ -260,6 +261,9 @@ static void become_object(description *d) {
         append_encoded_type(d);
         fc_text_raw(&d->text, "}}");
         fc_text_nul(&d->text);
+        if (d->text.no_memory) {
+            fc_h5_child_no_memory();
+        }
         r->encoding = "hdf5.bytes";
         r->json = d->text.data;
     }
@@ -416,11 +420,7 @@ static void describe(description *d, bool in_other_file) {
 
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
                         bool in_other_file, uint32_t present) {
-    description *d = calloc(1, sizeof *d);
-    if (!d) {
-        fc_h5_scan_failure(walk, FC_ENOMEM, "out of memory");
-        return;
-    }
+    description *d = fc_h5_child_calloc(1, sizeof *d);
     d->walk = walk;
     d->dataset = dataset;
     d->record.path = path;

@@ -3,6 +3,7 @@
  */
 #include "hdf5/reader_process/values.h"
 
+#include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/types_read.h"
 
 #include <inttypes.h>
@@ -132,8 +133,8 @@ static void append_other(fc_text *t, hid_t type, hid_t attribute, hsize_t count)
     fc_text_raw(t, text);
     fc_text_raw(t, "\"");
     if (known.cls != FC_H5_POINTERS && known.size > 0 && count <= FC_MAX_TEXT / 2 / known.size) {
-        unsigned char *raw = malloc((size_t)count * known.size + 1);
-        if (raw && H5Aread(attribute, type, raw) >= 0) {
+        unsigned char *raw = fc_h5_child_calloc((size_t)count * known.size + 1, 1);
+        if (H5Aread(attribute, type, raw) >= 0) {
             fc_text_raw(t, ", \"bytes\": ");
             fc_text_base64(t, raw, (size_t)count * known.size);
         }
@@ -163,9 +164,9 @@ static bool read_values(fc_text *t, hid_t object, bool is_attribute, hid_t type,
     if (memory < 0 || count < 0 || e.size == 0 || (uint64_t)count > FC_MAX_TEXT / e.size) {
         goto out;
     }
-    raw = calloc((size_t)count + 1, e.size);
-    if (!raw || (is_attribute ? H5Aread(object, memory, raw)
-                              : H5Dread(object, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, raw)) < 0) {
+    raw = fc_h5_child_calloc((size_t)count + 1, e.size);
+    if ((is_attribute ? H5Aread(object, memory, raw) : H5Dread(object, memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, raw)) <
+        0) {
         goto out;
     }
     e.at = raw;
@@ -206,6 +207,9 @@ bool fc_text_dataset(fc_text *text, hid_t dataset) {
     } else {
         ok = read_values(text, dataset, false, type, space) && !text->failed;
     }
+    if (text->no_memory) {
+        fc_h5_child_no_memory();
+    }
     H5Sclose(space);
     H5Tclose(type);
     return ok;
@@ -225,12 +229,12 @@ char *fc_h5_attribute_text(hid_t object, const char *name) {
     if (variable) {
         char *value = NULL;
         if (H5Aread(attribute, type, &value) >= 0 && value) {
-            out = strdup(value);
+            out = strcpy(fc_h5_child_calloc(strlen(value) + 1, 1), value);
         }
         H5Dvlen_reclaim(type, space, H5P_DEFAULT, &value);
     } else {
         size_t size = H5Tget_size(type);
-        out = size <= FC_MAX_TEXT ? calloc(1, size + 1) : NULL;
+        out = size <= FC_MAX_TEXT ? fc_h5_child_calloc(1, size + 1) : NULL;
         if (out && H5Aread(attribute, type, out) < 0) {
             free(out);
             out = NULL;

@@ -3,6 +3,8 @@
  */
 #include "hdf5/reader_process/vfd.h"
 
+#include "hdf5/reader_process/child.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -55,7 +57,7 @@ static H5FD_t *vfd_open(const char *name, unsigned flags, hid_t fapl, haddr_t ma
     bool other = strcmp(name, source->path) != 0;
     struct stat st = *source->st;
     int fd = other ? open_other(source, name, &st) : source->fd;
-    vfd_file *file = fd >= 0 ? calloc(1, sizeof *file) : NULL;
+    vfd_file *file = fd >= 0 ? fc_h5_child_calloc(1, sizeof *file) : NULL;
     if (!file) {
         if (other && fd >= 0) {
             close(fd);
@@ -73,18 +75,14 @@ static H5FD_t *vfd_open(const char *name, unsigned flags, hid_t fapl, haddr_t ma
 
 /* Files that libhdf5 opens on its own (external links, virtual sources) use the same driver. */
 static void *vfd_fapl_get(H5FD_t *pub) {
-    vfd_info *info = malloc(sizeof *info);
-    if (info) {
-        info->source = ((vfd_file *)pub)->source;
-    }
+    vfd_info *info = fc_h5_child_calloc(1, sizeof *info);
+    info->source = ((vfd_file *)pub)->source;
     return info;
 }
 
 static void *vfd_fapl_copy(const void *fapl) {
-    vfd_info *info = malloc(sizeof *info);
-    if (info) {
-        *info = *(const vfd_info *)fapl;
-    }
+    vfd_info *info = fc_h5_child_calloc(1, sizeof *info);
+    *info = *(const vfd_info *)fapl;
     return info;
 }
 
