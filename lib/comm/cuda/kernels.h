@@ -1,6 +1,6 @@
 /*
- * The GPU kernels: strided copies, casts, sums, quotients, products and powers. Each function launches work on a stream and returns the
- * result of the launch. The caller has checked the arguments.
+ * The GPU kernels: strided copies, casts, sums, quotients, products and powers. Each function launches work on a stream
+ * and returns the result of the launch. The caller has checked the arguments.
  */
 #ifndef FSDPCKPT_COMM_CUDA_KERNELS_H
 #define FSDPCKPT_COMM_CUDA_KERNELS_H
