@@ -325,10 +325,23 @@ static fc_code find_tp(const fc_fsdp *fsdp, int64_t *size, int64_t *rank, fc_err
     return FC_OK;
 }
 
+/* The mesh of a checkpoint has the ranks of the instance; a unit with others would be saved with wrong boxes. */
+static fc_code check_groups(const fc_fsdp *fsdp, fc_error *err) {
+    for (const fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
+        if (u->options.shard != fsdp->shard || u->options.replicate != fsdp->replicate) {
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "unit '%s': has communicators of its own, and a state dict needs those of the instance",
+                           u->name);
+        }
+    }
+    return FC_OK;
+}
+
 static fc_code find_mesh(listing *l, fc_error *err) {
     const fc_fsdp *fsdp = l->state->fsdp;
     fc_mesh *mesh = &l->out->mesh;
     int64_t tp;
+    FC_TRY(check_groups(fsdp, err));
     FC_TRY(find_tp(fsdp, &tp, &l->out->tp_rank, err));
     if (fsdp->replicate) {
         add_dimension(mesh, "replicate", fsdp->replicate->size);
