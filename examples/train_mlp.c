@@ -54,7 +54,8 @@ static fc_code add_layer(trainer *t, int i, mlp_random *random, fc_error *err) {
 /* Makes an optimizer state of zeros. */
 static fc_code add_state(trainer *t, int i, fc_array *out, fc_error *err) {
     const fc_array *shard = fc_fsdp_local_shard(t->layers[i].handle);
-    FC_TRY(fc_array_new(shard->device, FC_F32, 1, shard->sizes, out, err));
+    fc_device *device = shard->device->is_host ? t->host->device : shard->device; /* it outlives FSDP's own */
+    FC_TRY(fc_array_new(device, FC_F32, 1, shard->sizes, out, err));
     FC_TRY(out->device->zero(out->device, out->data, fc_array_bytes(out), NULL, err));
     return out->device->synchronize(out->device, NULL, err);
 }

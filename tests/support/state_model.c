@@ -148,7 +148,8 @@ static fc_code add_states(state_model *m, int h, fc_error *err) {
         const int i = 2 * h + k;
         const fc_array *shard = fc_fsdp_local_shard(m->handles[h]);
         const int64_t numel = fc_fsdp_layout(m->handles[h])->shard_numel;
-        FC_TRY(fc_array_new(shard->device, shard->dtype, 1, &numel, &m->states[i], err));
+        FC_TRY(
+            fc_array_new(shard->device->is_host ? m->cpu : shard->device, shard->dtype, 1, &numel, &m->states[i], err));
         FC_TRY(fill_state(m, h, 3 * h + 5 * k + 1, &m->states[i], err));
         m->optim[m->state.noptim++] = (fc_fsdp_optim_state){m->handles[h], names[k], &m->states[i]};
     }
@@ -185,6 +186,7 @@ fc_code state_model_open(state_model *m, fc_comm *shard, const state_model_optio
     memset(m, 0, sizeof *m);
     m->shard = shard;
     m->tp = o->tp;
+    FC_TRY(fc_device_cpu(&m->cpu, err));
     FC_TRY(fc_fsdp_new(shard, o->replicate, NULL, &o->fsdp, &m->fsdp, err));
     for (int u = 0; u < STATE_UNITS; u++) {
         fc_fsdp_unit_options unit = o->unit;
@@ -212,6 +214,9 @@ void state_model_close(state_model *m) {
     }
     for (int i = 0; i < STATE_VALUES; i++) {
         fc_array_free(&m->values[i]);
+    }
+    if (m->cpu) {
+        m->cpu->destroy(m->cpu);
     }
 }
 

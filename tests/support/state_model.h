@@ -11,6 +11,7 @@ enum { STATE_UNITS = 4, STATE_HANDLES = 5, STATE_OPTIM = 2 * STATE_HANDLES, STAT
 
 typedef struct state_model {
     fc_comm *shard;
+    fc_device *cpu; /* of states whose shards are offloaded: the device of offloaded shards goes with the instance */
     const fc_device_mesh *tp;
     fc_fsdp *fsdp;
     fc_fsdp_unit *units[STATE_UNITS]; /* the first is the root */

@@ -109,7 +109,7 @@ static fc_code write_rank(fc_comm *comm, void *context, fc_error *err) {
 static void check_target(const char *path) {
     fc_checkpoint *read;
     fc_error err = {FC_OK, ""};
-    float got[ROWS][COLUMNS];
+    float got[ROWS][COLUMNS] = {{0}};
     int64_t step = 0;
     fc_code rc = fc_checkpoint_open(path, NULL, &read, &err);
     assert_string_equal(err.message, "");
