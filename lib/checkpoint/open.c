@@ -6,12 +6,14 @@
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/try.h"
 
+#include "base/checked.h"
 #include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,10 +171,52 @@ static fc_code new_checkpoint(const fc_format *format, const char *path, fc_chec
     return FC_OK;
 }
 
+static uint64_t object_bytes(const fc_checkpoint *checkpoint) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        if (t->object && !fc_add_u64(bytes, (uint64_t)t->shape[0], &bytes)) {
+            return UINT64_MAX;
+        }
+    }
+    return bytes;
+}
+
+/* @return the bytes of all files, or UINT64_MAX if one cannot be examined. Opening it, if it is needed, says why. */
+static uint64_t file_bytes(const fc_checkpoint *checkpoint) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        struct stat st;
+        if (stat(checkpoint->files[i].path, &st) != 0 || !fc_add_u64(bytes, (uint64_t)st.st_size, &bytes)) {
+            return UINT64_MAX;
+        }
+    }
+    return bytes;
+}
+
+/*
+ * Each object is examined and written on its own. If many share their bytes (one storage in a pickle, one place in a
+ * file), a small checkpoint would take hours and any memory.
+ */
+static fc_code check_object_bytes(const fc_checkpoint *checkpoint, fc_error *err) {
+    enum { RATIO = 8, SPARE = 16 << 20 };
+    const uint64_t objects = object_bytes(checkpoint);
+    const uint64_t files = objects > SPARE ? file_bytes(checkpoint) : 0;
+    uint64_t most;
+    if (objects <= SPARE || !fc_mul_u64(files, RATIO, &most) || !fc_add_u64(most, SPARE, &most) || objects <= most) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUNSUPPORTED,
+                   "%s: its files have %" PRIu64 " bytes, but its objects would take %" PRIu64
+                   ": too many of them share their bytes",
+                   checkpoint->path, files, objects);
+}
+
 static fc_code read_manifest(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, 0);
     FC_TRY(checkpoint->format->reader.open(checkpoint, options, err));
     FC_TRY(fc_identities_take(checkpoint, options, err));
+    FC_TRY(check_object_bytes(checkpoint, err));
     return fc_seal_load(checkpoint, err);
 }
 

@@ -7,6 +7,7 @@ an empty run, in processor time and in peak memory. A refusal (exit 3 or 5, one 
 """
 import argparse
 import atexit
+import io
 import json
 import os
 import pickle
@@ -111,6 +112,14 @@ def dicts_of_one_list(n):
     return many_calls(b"](" + b"K\x01K\x02\x86" * n + b"e", b"ccollections\nOrderedDict\n", n)
 
 
+def objects_of_one_storage(n):
+    """Every object has its own copy of the storage that its tensor is a part of."""
+    storage = torch.zeros(n * 250)
+    out = io.BytesIO()
+    torch.save({f"o{i}": {1.5: storage[i:i + 1]} for i in range(n)}, out)
+    return out.getvalue()
+
+
 # ---- DCP
 
 def write_dcp(folder, **parts):
@@ -166,6 +175,27 @@ def many_small_chunks(folder, n):
     write_dcp(folder, state_dict_metadata={"t": t}, storage_data=places("t", t))
 
 
+def many_names_of_one_item(folder, n):
+    write_dcp(folder)
+    item = io.BytesIO()
+    torch.save([list(range(n * 20))], item)
+    with open(os.path.join(folder, "__0_0.distcp"), "wb") as f:
+        f.write(item.getvalue())
+    place = _StorageInfo("__0_0.distcp", 0, len(item.getvalue()))
+    data = dcp.Metadata({f"o{i}": dcp.BytesStorageMetadata() for i in range(n)}, None,
+                        {dcp.MetadataIndex(f"o{i}"): place for i in range(n)})
+    with open(os.path.join(folder, ".metadata"), "wb") as f:
+        pickle.dump(data, f, 4)
+
+
+def one_chunk_over_many(folder, n):
+    """A chunk that spans all rows, next to one chunk per row."""
+    t = tensor((n, 2), [((0, 0), (n, 1))] + [((i, 1), (1, 1)) for i in range(n)])
+    write_dcp(folder, state_dict_metadata={"t": t}, storage_data=places("t", t))
+    with open(os.path.join(folder, "__0_0.distcp"), "wb") as f:
+        f.truncate(1000 * (n + 1))
+
+
 # ---- HDF5
 
 def groups_that_link_to_each_other(path, n):
@@ -184,6 +214,31 @@ def many_names_of_one_group(path, n):
             g[f"w{i}"] = i
         for i in range(n // 4):
             f[f"l{i}"] = h5py.SoftLink("/g")
+
+
+def many_names_of_one_object(path, n):
+    with h5py.File(path, "w") as f:
+        f["w"] = np.ones(1)
+        f["o"] = np.zeros(n * 10, dtype=[("a", "f4"), ("b", "i4")])
+        for i in range(n):
+            f[f"o{i}"] = f["o"]
+
+
+def many_chunks(path, n, **how):
+    with h5py.File(path, "w", libver=("earliest", "v110")) as f:
+        f.create_dataset("w", data=np.ones((n * 2, 2), "f4"), chunks=(1, 2), **how)
+
+
+def fixed_chunks(path, n):
+    many_chunks(path, n)
+
+
+def extensible_chunks(path, n):
+    many_chunks(path, n, maxshape=(None, 2))
+
+
+def tree_of_chunks(path, n):
+    many_chunks(path, n, maxshape=(None, None), compression=1)
 
 
 def never_written(path, n):
@@ -213,6 +268,28 @@ def nested_metadata(path, n):
         f.write(struct.pack("<Q", len(text)) + text.encode())
 
 
+def legacy(path, n):
+    torch.save({f"l{i}": torch.ones(1) for i in range(n)}, path, _use_new_zipfile_serialization=False)
+
+
+def views_of_one_storage(path, n):
+    storage = torch.ones(n)
+    torch.save({f"l{i}": storage[i:i + 1] for i in range(n)}, path)
+
+
+def optimizer(path, n):
+    n //= 4
+    torch.save({"model": {f"l{i}": torch.ones(2) for i in range(n)},
+                "optimizer": {"state": {i: {"exp_avg": torch.ones(2), "step": 1} for i in range(n)},
+                              "param_groups": [{"lr": 0.1, "params": list(range(n))}]}}, path)
+
+
+def rank_files(folder, n):
+    os.mkdir(folder)
+    for rank in range(2):
+        torch.save({f"l{i}": torch.ones(1) for i in range(n)}, os.path.join(folder, f"rank_{rank}.pt"))
+
+
 def schema(path, n):
     values = [{"name": f"layers.{i}.w", "dtype": "float32", "shape": [4, 4]} for i in range(n)]
     with open(path, "w") as f:
@@ -231,12 +308,25 @@ PT = (instances_of_one_state, one_long_key, long_path, one_dict_in_many_places, 
       sets_of_one_list, dicts_of_one_list)
 DCP = (one_list_of_chunks, one_state_of_chunks, long_paths, cut_along_many_dimensions, many_small_chunks)
 H5 = (groups_that_link_to_each_other, many_names_of_one_group, many_datasets)
+WRITTEN = [["inspect"], ["check"], ["verify"]] + [["convert", "-o", "out" + e] for e in (".h5", ".pt", ".safetensors")] + [
+    ["convert", "-o", "out", "--to", "dcp"]]
 
 # (case, name of the input, function that makes it, what is run)
 CASES = [(f, "x.pt", pickle_case(f), run) for f in PT for run in (["inspect"], ["check"], ["convert", "-o", "out.h5"])]
 CASES += [(f, "x", f, run) for f in DCP for run in (["inspect"], ["check"])]
 CASES += [(f, "x.h5", f, ["inspect"]) for f in H5]
 CASES += [(never_written, "x.h5", never_written, run) for run in (["inspect"], ["verify"], ["verify", "--seal"])]
+CASES += [(f, name, make, run) for f, name, make in (
+    (objects_of_one_storage, "x.pt", pickle_case(objects_of_one_storage)), (many_names_of_one_item, "x", many_names_of_one_item),
+    (many_names_of_one_object, "x.h5", many_names_of_one_object)) for run in WRITTEN]
+CASES += [(one_chunk_over_many, "x", one_chunk_over_many, run) for run in (["check"], ["reshard", "--dp", "512", "--dry-run"])]
+CASES += [(f, "x.h5", f, run) for f in (fixed_chunks, extensible_chunks, tree_of_chunks)
+          for run in (["verify"], ["reshard", "-o", "out", "--dp", "2"])]
+CASES += [(f, "x.pt", f, run) for f in (legacy, views_of_one_storage) for run in (["verify"], ["convert", "-o", "out.pt"])]
+CASES += [(optimizer, "x.pt", optimizer, run) for run in (
+    ["inspect", "--html", "out.html"], ["reshard", "-o", "out", "--dp", "2"], ["reshard", "-o", "out", "--to", "pt", "--dp", "2"],
+    ["reshard", "-o", "out", "--to", "safetensors", "--dp", "2"], ["export", "-o", "out"], ["average", "x.pt", "-o", "out.pt"])]
+CASES += [(rank_files, "x", rank_files, run) for run in (["check"], ["consolidate", "-o", "out.h5"])]
 CASES += [(nested_metadata, "x.safetensors", nested_metadata, ["inspect"])]
 CASES += [(schema, "x.json", schema, ["reshard", "--dp", "7", "--dry-run"])]
 CASES += [(many_tensors, "x.safetensors", many_tensors, run) for run in (
