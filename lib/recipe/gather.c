@@ -21,7 +21,7 @@
 enum {
     SMALL_PIECE = 2048,
     BLOCK = 480 << 10, /* fits the cache of the least memory */
-    BAND = 12 << 20,
+    BAND = 16 << 20,
     MOST_BLOCKS = 1 << 22,
     LEAST_RUN = 128,
     CALL = 3 << 10,

@@ -1,10 +1,15 @@
 /*
- * Patterns of names: text with variables in braces that stand for digits, such as "layers.{n}.attention.wq.weight".
+ * Patterns of names: text with variables in braces that stand for digits, such as "layers.{n}.attention.wq.weight". In
+ * {n+61}, the digits are the sum.
  */
 #include "fsdpckpt/try.h"
 #include "recipe/recipe.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+
+enum { MOST_DIGITS = 20 }; /* of a number of 64 bits */
 
 static bool is_digit(char c) {
     return c >= '0' && c <= '9';
@@ -17,8 +22,25 @@ const char *fc_recipe_next_variable(const char **at, size_t *len) {
         return NULL;
     }
     *at = close + 1;
-    *len = (size_t)(close - open - 1);
+    *len = strcspn(open + 1, "+}");
     return open + 1;
+}
+
+/* @return the number after the '+' of a variable; 0 without one. */
+static uint64_t offset_of(const char *variable, size_t len) {
+    fc_recipe_binding b = {.digits = variable + len + 1};
+    while (variable[len] == '+' && is_digit(b.digits[b.ndigits])) {
+        b.ndigits++;
+    }
+    return fc_recipe_number_of(&b);
+}
+
+uint64_t fc_recipe_number_of(const fc_recipe_binding *binding) {
+    uint64_t number = 0;
+    for (size_t i = 0; i < binding->ndigits; i++) {
+        number = number > UINT64_MAX / 10 - 1 ? UINT64_MAX : number * 10 + (uint64_t)(binding->digits[i] - '0');
+    }
+    return number == UINT64_MAX ? number : number - binding->offset;
 }
 
 fc_code fc_recipe_check_pattern(const char *label, const char *pattern, fc_error *err) {
@@ -28,7 +50,7 @@ fc_code fc_recipe_check_pattern(const char *label, const char *pattern, fc_error
         braces += *s == '{' || *s == '}';
     }
     while ((name = fc_recipe_next_variable(&at, &len))) {
-        if (len == 0 || memchr(name, '{', len) || (end == name - 1)) {
+        if (len == 0 || memchr(name, '{', (size_t)(at - name)) || end == name - 1) {
             return fc_fail(err, FC_EUSAGE,
                            "%s: pattern '%s': a variable is a name in braces, such as {n}, and text is "
                            "between two of them",
@@ -55,13 +77,24 @@ const fc_recipe_binding *fc_recipe_bound(const fc_recipe_bindings *b, const char
     return NULL;
 }
 
-/* Binds a variable; a second occurrence must stand for the same digits. */
+static bool is_same_number(const fc_recipe_binding *a, const fc_recipe_binding *b) {
+    return a->offset == b->offset ? a->ndigits == b->ndigits && memcmp(a->digits, b->digits, a->ndigits) == 0
+                                  : fc_recipe_number_of(a) == fc_recipe_number_of(b);
+}
+
+/* Binds a variable; a second occurrence must stand for the same number. */
 static bool bind(fc_recipe_bindings *b, const char *variable, size_t len, const char *digits, size_t ndigits) {
+    fc_recipe_binding made = {variable, digits, len, ndigits, 0};
     const fc_recipe_binding *old = fc_recipe_bound(b, variable, len);
-    if (old) {
-        return old->ndigits == ndigits && memcmp(old->digits, digits, ndigits) == 0;
+    const uint64_t offset = offset_of(variable, len);
+    if (fc_recipe_number_of(&made) < offset) {
+        return false;
     }
-    b->all[b->count++] = (fc_recipe_binding){variable, digits, len, ndigits};
+    made.offset = offset;
+    if (old) {
+        return is_same_number(old, &made);
+    }
+    b->all[b->count++] = made;
     return true;
 }
 
@@ -99,10 +132,22 @@ bool fc_recipe_mentions(const char *pattern, const char *variable, size_t len) {
     return false;
 }
 
+/* Writes the digits of a variable of a pattern. @return their number. */
+static size_t write_digits(char *to, const fc_recipe_binding *bound, uint64_t offset) {
+    if (bound->offset == offset) {
+        memcpy(to, bound->digits, bound->ndigits);
+        return bound->ndigits;
+    }
+    const uint64_t number = fc_recipe_number_of(bound);
+    const int n =
+        snprintf(to, MOST_DIGITS + 1, "%" PRIu64, number > UINT64_MAX - offset ? UINT64_MAX : number + offset);
+    return n > 0 ? (size_t)n : 0;
+}
+
 const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc_arena *arena) {
     size_t size = strlen(pattern) + 1;
     for (size_t i = 0; i < b->count; i++) { /* a variable may occur several times */
-        size += b->all[i].ndigits * (strlen(pattern) / 3 + 1);
+        size += (b->all[i].ndigits + MOST_DIGITS) * (strlen(pattern) / 3 + 1);
     }
     char *out = fc_arena_alloc(arena, size), *to = out;
     while (out && *pattern) {
@@ -111,8 +156,7 @@ const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc
         const char *variable = *pattern == '{' ? fc_recipe_next_variable(&at, &len) : NULL;
         const fc_recipe_binding *bound = variable ? fc_recipe_bound(b, variable, len) : NULL;
         if (bound) {
-            memcpy(to, bound->digits, bound->ndigits);
-            to += bound->ndigits;
+            to += write_digits(to, bound, offset_of(variable, len));
             pattern = at;
         } else {
             *to++ = *pattern++;
@@ -122,4 +166,84 @@ const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc
         *to = '\0';
     }
     return out;
+}
+
+/* ---- offsets ---- */
+
+/* Replaces the expression after the '+' of one variable. `known` receives whether all of its names are. */
+static fc_code place_offset(const fc_recipe *recipe, const char *variable, size_t len, const char *close,
+                            const char **out, bool *known, fc_arena *arena, fc_error *err) {
+    const char *expression = fc_arena_strndup(arena, variable + len + 1, (size_t)(close - variable) - len - 1);
+    const fc_recipe_binding literal = {.digits = variable, .ndigits = strspn(variable, "0123456789")};
+    const char *unknown = NULL;
+    int64_t value = 0;
+    *out = expression;
+    fc_code rc = expression ? fc_recipe_evaluate(recipe, expression, &value, &unknown, err) : fc_no_memory(err, NULL);
+    *known = rc == FC_OK;
+    if (!*known) {
+        return unknown ? FC_OK : rc;
+    }
+    if (value < 0 || value > INT32_MAX) {
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %lld, which is no number of a layer", recipe->label, expression,
+                       (long long)value);
+    }
+    *out = literal.ndigits == len
+               ? fc_arena_printf(arena, "%" PRIu64, fc_recipe_number_of(&literal) + (uint64_t)value)
+               : fc_arena_printf(arena, value > 0 ? "{%.*s+%lld}" : "{%.*s}", (int)len, variable, (long long)value);
+    return *out ? FC_OK : fc_no_memory(err, NULL);
+}
+
+/* Makes the rule apply only if all names of the expression are known. */
+static fc_code require(fc_recipe_rule *rule, const char *expression, fc_arena *arena, fc_error *err) {
+    rule->when = rule->when ? fc_arena_printf(arena, "(%s) * ((%s) == (%s))", rule->when, expression, expression)
+                            : fc_arena_printf(arena, "(%s) == (%s)", expression, expression);
+    return rule->when ? FC_OK : fc_no_memory(err, NULL);
+}
+
+static fc_code place_offsets(const fc_recipe *recipe, fc_recipe_rule *rule, const char **pattern, fc_arena *arena,
+                             fc_error *err) {
+    const char *at = *pattern, *variable;
+    size_t len;
+    while ((variable = fc_recipe_next_variable(&at, &len))) {
+        const char *text = NULL;
+        bool known = false;
+        if (variable[len] != '+') {
+            continue;
+        }
+        FC_TRY(place_offset(recipe, variable, len, at - 1, &text, &known, arena, err));
+        if (!known) {
+            FC_TRY(require(rule, text, arena, err));
+            continue;
+        }
+        const char *front = fc_arena_printf(arena, "%.*s%s", (int)(variable - 1 - *pattern), *pattern, text);
+        *pattern = front ? fc_arena_printf(arena, "%s%s", front, at) : NULL;
+        if (!*pattern) {
+            return fc_no_memory(err, NULL);
+        }
+        at = *pattern + strlen(front);
+    }
+    return FC_OK;
+}
+
+static fc_code place_in_all(const fc_recipe *recipe, fc_recipe_rule *rule, const char *const **patterns, size_t count,
+                            fc_arena *arena, fc_error *err) {
+    const char **placed = fc_arena_calloc(arena, count + 1, sizeof *placed);
+    if (!placed) {
+        return fc_no_memory(err, NULL);
+    }
+    for (size_t i = 0; i < count; i++) {
+        placed[i] = (*patterns)[i];
+        FC_TRY(place_offsets(recipe, rule, &placed[i], arena, err));
+    }
+    *patterns = placed;
+    return FC_OK;
+}
+
+fc_code fc_recipe_place_offsets(fc_recipe *recipe, fc_arena *arena, fc_error *err) {
+    for (size_t r = 0; r < recipe->nrules; r++) {
+        fc_recipe_rule *rule = &recipe->rules[r];
+        FC_TRY(place_in_all(recipe, rule, &rule->from, rule->nfrom, arena, err));
+        FC_TRY(place_in_all(recipe, rule, &rule->to, rule->nto, arena, err));
+    }
+    return FC_OK;
 }

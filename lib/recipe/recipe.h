@@ -50,13 +50,24 @@ typedef struct fc_recipe_size {
     const char *const *expressions; /**< NULL-terminated */
 } fc_recipe_size;
 
+/** Tensors of the result whose names match a glob have this dtype; the last one that matches decides. */
+typedef struct fc_recipe_dtype {
+    const char *glob;
+    fc_dtype dtype;
+} fc_recipe_dtype;
+
 struct fc_recipe {
     const char *label, *description;
+    const char *const *models; /**< the model_type of the models that it is for, NULL-terminated; NULL: any */
     const fc_recipe_size *sizes;
     size_t nsizes;
     fc_recipe_rule *rules;
     size_t nrules;
+    const fc_recipe_dtype *dtypes;
+    size_t ndtypes;
+    const char *lost;  /**< what the reversed recipe cannot restore, for people; NULL: nothing, or it is not reversed */
     bool keeps_others; /**< tensors that no rule takes stay as they are */
+    bool headers_only; /**< as in fc_recipe_options */
     const struct fc_recipe_config *config;
     const char *config_path; /**< NULL: none was given */
 };
@@ -72,6 +83,7 @@ typedef struct fc_recipe_number {
 typedef struct fc_recipe_config {
     const fc_recipe_number *numbers;
     size_t count;
+    const char *model; /**< its model_type, or the class in its architectures; NULL: it has neither */
 } fc_recipe_config;
 
 /**
@@ -92,12 +104,16 @@ enum { FC_RECIPE_VARIABLES = 4 };
 typedef struct fc_recipe_binding {
     const char *name, *digits;
     size_t name_len, ndigits;
+    uint64_t offset; /**< the variable is the digits minus this: 61 in {n+61} */
 } fc_recipe_binding;
 
 typedef struct fc_recipe_bindings {
     fc_recipe_binding all[FC_RECIPE_VARIABLES];
     size_t count;
 } fc_recipe_bindings;
+
+/** @return the number that digits stand for; one too large for 64 bits is the largest. */
+uint64_t fc_recipe_number_of(const fc_recipe_binding *binding);
 
 /** @return whether `name` is the pattern with digits for each variable, which `out` receives. */
 bool fc_recipe_match(const char *pattern, const char *name, fc_recipe_bindings *out);
@@ -110,6 +126,12 @@ const fc_recipe_binding *fc_recipe_bound(const fc_recipe_bindings *b, const char
 
 /** @return the pattern with the digits of its variables; variables without binding stay. NULL: out of memory. */
 const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc_arena *arena);
+
+/**
+ * Replaces expressions after a '+' by their values: {n+num_hidden_layers} by {n+61}, and {0+num_hidden_layers} by 61.
+ * A rule in which one has an unknown name will not apply.
+ */
+fc_code fc_recipe_place_offsets(fc_recipe *recipe, fc_arena *arena, fc_error *err);
 
 /** Finds the next variable of a pattern from `*at` on. @return its name, with its length, or NULL. */
 const char *fc_recipe_next_variable(const char **at, size_t *len);

@@ -10,6 +10,7 @@
  *   FAULT_STOP=1              stops the process before the call instead, so that the driver can change its files, and
  *                             lets the call through. A child is not stopped.
  *   FAULT_NO_EXCHANGE=1       renameat2 supports no flags, as on NFS
+ *   FAULT_OURS=1              does not count calls of libraries, such as those of MPI
  *   FAULT_LOG=path            an existing file of 64 bytes that gets the name of the failed call. It is mapped at the
  *                             start, so that a child confined by seccomp can still write to it.
  *
@@ -39,7 +40,7 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem, family_dir, family_stat, kills, stops, no_exchange;
+static bool family_mem, family_dir, family_stat, kills, stops, no_exchange, only_ours;
 static pid_t first_process;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
@@ -109,6 +110,7 @@ __attribute__((constructor)) static void start(void) {
     stops = getenv("FAULT_STOP") != NULL;
     first_process = getpid();
     no_exchange = getenv("FAULT_NO_EXCHANGE") != NULL;
+    only_ours = getenv("FAULT_OURS") != NULL;
     const char *path = getenv("FAULT_LOG");
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd >= 0) {
@@ -141,13 +143,18 @@ static bool fails(bool mem, const char *name) {
     return true;
 }
 
-/* Returns whether a call that does not list a directory fails. */
-static bool call_fails(const char *name) {
-    return !family_dir && !family_stat && fails(false, name);
-}
-
 static bool called_by_us(const void *from) {
     return fault_at != 0 && (uintptr_t)from >= text_begin && (uintptr_t)from < text_end && !is_libhdf5((uintptr_t)from);
+}
+
+/* Like fails, for a call that returns to `from`. */
+static bool system_call_fails(const char *name, const void *from) {
+    return (!only_ours || called_by_us(from)) && fails(false, name);
+}
+
+/* Returns whether a call that does not list a directory fails. */
+static bool call_fails(const char *name, const void *from) {
+    return !family_dir && !family_stat && system_call_fails(name, from);
 }
 
 #define REAL(type, name)                                                                                               \
@@ -215,7 +222,7 @@ int open(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return call_fails("open") ? -1 : real(path, flags, mode);
+    return call_fails("open", __builtin_return_address(0)) ? -1 : real(path, flags, mode);
 }
 
 int open64(const char *path, int flags, ...) {
@@ -224,7 +231,7 @@ int open64(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return call_fails("open64") ? -1 : real(path, flags, mode);
+    return call_fails("open64", __builtin_return_address(0)) ? -1 : real(path, flags, mode);
 }
 
 int openat(int dir, const char *path, int flags, ...) {
@@ -233,7 +240,7 @@ int openat(int dir, const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return call_fails("openat") ? -1 : real(dir, path, flags, mode);
+    return call_fails("openat", __builtin_return_address(0)) ? -1 : real(dir, path, flags, mode);
 }
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): the arguments are types and lists */
@@ -241,7 +248,7 @@ int openat(int dir, const char *path, int flags, ...) {
     ret name params;                                                                                                   \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \
-        return call_fails(#name) ? (ret)-1 : real call;                                                                \
+        return call_fails(#name, __builtin_return_address(0)) ? (ret)-1 : real call;                                   \
     }
 
 FAULTY(ssize_t, pread, (int fd, void *buf, size_t n, off_t at), (fd, buf, n, at))
@@ -258,7 +265,7 @@ FAULTY(int, renameat, (int fromdir, const char *from, int todir, const char *to)
 
 int renameat2(int fromdir, const char *from, int todir, const char *to, unsigned flags) {
     REAL(int (*)(int, const char *, int, const char *, unsigned), "renameat2");
-    if (call_fails("renameat2")) {
+    if (call_fails("renameat2", __builtin_return_address(0))) {
         return -1;
     }
     if (no_exchange && flags != 0) {
@@ -278,7 +285,7 @@ FAULTY(int, fchmod, (int fd, mode_t mode), (fd, mode))
     ret name params;                                                                                                   \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \
-        return kills && call_fails(#name) ? (ret)-1 : real call;                                                       \
+        return kills && call_fails(#name, __builtin_return_address(0)) ? (ret)-1 : real call;                          \
     }
 
 ONLY_KILLED(int, unlinkat, (int dir, const char *path, int flags), (dir, path, flags))
@@ -288,7 +295,7 @@ ONLY_KILLED(int, rmdir, (const char *path), (path))
 #define FAULTY_POINTER(ret, name, params, call)                                                                        \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \
-        return !family_stat && fails(false, #name) ? NULL : real call;                                                 \
+        return !family_stat && system_call_fails(#name, __builtin_return_address(0)) ? NULL : real call;               \
     }
 
 FAULTY_POINTER(DIR *, opendir, (const char *path), (path))
@@ -301,7 +308,7 @@ FAULTY_POINTER(struct dirent64 *, readdir64, (DIR * dir), (dir))
     int name params;                                                                                                   \
     int name params {                                                                                                  \
         REAL(int(*) params, #name);                                                                                    \
-        return family_stat && fails(false, #name) ? -1 : real call;                                                    \
+        return family_stat && system_call_fails(#name, __builtin_return_address(0)) ? -1 : real call;                  \
     }
 
 FAULTY_QUESTION(stat, (const char *path, struct stat *st), (path, st))
@@ -312,7 +319,7 @@ FAULTY_QUESTION(access, (const char *path, int mode), (path, mode))
 
 char *mkdtemp(char *template) {
     REAL(char *(*)(char *), "mkdtemp");
-    return call_fails("mkdtemp") ? NULL : real(template);
+    return call_fails("mkdtemp", __builtin_return_address(0)) ? NULL : real(template);
 }
 
 FAULTY(int, pipe2, (int fds[2], int flags), (fds, flags))

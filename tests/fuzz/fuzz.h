@@ -29,6 +29,11 @@ static inline const char *fuzz_file(const uint8_t *data, size_t size) {
     return path;
 }
 
+/* Makes the template `name` of a file or directory in memory, if there is a file system in memory. */
+static inline void fuzz_place(char path[64], const char *name) {
+    snprintf(path, 64, "%s/%s", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp", name);
+}
+
 static const char *const fuzz_names[] = {"model.layers.0.attention.wq.weight",
                                          "layers.10.mlp.gate_proj.weight",
                                          "layers.10.mlp.gate_proj.bias",

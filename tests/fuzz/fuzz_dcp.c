@@ -4,14 +4,14 @@
  */
 #include "fsdpckpt/checkpoint.h"
 
+#include "fuzz.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void put(const char *directory, const char *name, const uint8_t *data, size_t size) {
     char path[256];
@@ -57,7 +57,7 @@ static void check_tensor(const fc_checkpoint *c, const fc_tensor *t, size_t file
     }
 }
 
-static char directory[] = "/dev/shm/fuzz-dcp-XXXXXX";
+static char directory[64];
 
 /* Removes the files after the run. After a crash they stay for inspection. */
 static void clean_up(void) {
@@ -73,6 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int made;
     uint32_t n;
     if (!made) {
+        fuzz_place(directory, "fuzz-dcp-XXXXXX");
         made = mkdtemp(directory) != NULL && atexit(clean_up) == 0;
     }
     if (size < 4) {

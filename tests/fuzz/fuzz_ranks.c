@@ -53,10 +53,10 @@ static const char *const names[] = {"deepspeed/0.19.8-zero1-bf16",
                                     "pt/fsdp2-torch2.15.0"};
 enum { NAMES = sizeof names / sizeof *names };
 
-static char home[] = "/dev/shm/fuzz-ranks-XXXXXX";
+static char home[64];
 
 static void clean_up(void) {
-    char command[64];
+    char command[96];
     snprintf(command, sizeof command, "rm -rf %s", home);
     (void)!system(command);
 }
@@ -181,16 +181,18 @@ static void load_all(ranks *r, const char *directory) {
 }
 
 static void prepare(ranks *all) {
-    char command[512];
+    char *command;
+    fuzz_place(home, "fuzz-ranks-XXXXXX");
     if (!mkdtemp(home) || atexit(clean_up) != 0) {
         abort();
     }
     for (int i = 0; i < NAMES; i++) {
         snprintf(all[i].path, sizeof all[i].path, "%s/%d", home, i);
-        snprintf(command, sizeof command, "cp -r '%s/%s' '%s'", FSDPCKPT_CORPUS, names[i], all[i].path);
-        if (system(command) != 0) {
+        if (asprintf(&command, "cp -r '%s/%s' '%s'", FSDPCKPT_CORPUS, names[i], all[i].path) < 0 ||
+            system(command) != 0) {
             abort();
         }
+        free(command);
         load_all(&all[i], all[i].path);
         if (all[i].count == 0) {
             abort();

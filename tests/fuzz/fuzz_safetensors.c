@@ -3,14 +3,14 @@
  */
 #include "fsdpckpt/checkpoint.h"
 
+#include "fuzz.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static char path[] = "/dev/shm/fuzz-st-XXXXXX.safetensors";
+static char path[64];
 
 static void clean_up(void) {
     unlink(path);
@@ -43,6 +43,7 @@ static void check_tensor(const fc_checkpoint *c, const fc_tensor *t, size_t file
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int fd = -1;
     if (fd < 0) {
+        fuzz_place(path, "fuzz-st-XXXXXX.safetensors");
         fd = mkstemps(path, (int)strlen(".safetensors"));
         if (fd < 0 || atexit(clean_up) != 0) {
             abort();

@@ -15,22 +15,22 @@ enum { ROWS = 67, COLUMNS = 64, KINDS = 2, MOST_EDITS = 16 };
 
 /* A checkpoint on disk, and its index.h5 in memory. */
 typedef struct made {
-    char path[64];
+    char path[96];
     int fd; /* of index.h5 */
     unsigned char *good, *bytes;
     size_t size, tables; /* `tables`: offset of the tables */
 } made;
 
-static char home[] = "/dev/shm/fuzz-tables-XXXXXX";
+static char home[64];
 
 static void clean_up(void) {
-    char command[64];
+    char command[96];
     snprintf(command, sizeof command, "rm -rf %s", home);
     (void)!system(command);
 }
 
 static void load(made *m) {
-    char index[96];
+    char index[128];
     snprintf(index, sizeof index, "%s/index.h5", m->path);
     m->fd = open(index, O_RDWR | O_CLOEXEC);
     m->size = (size_t)lseek(m->fd, 0, SEEK_END);
@@ -97,6 +97,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static made kinds[KINDS];
     choices c = {data, size};
     if (!kinds[0].good) {
+        fuzz_place(home, "fuzz-tables-XXXXXX");
         if (!mkdtemp(home) || atexit(clean_up) != 0) {
             abort();
         }

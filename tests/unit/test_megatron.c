@@ -34,6 +34,7 @@ static void cuts_by_name(void **state) {
         {"model.decoder.layers.0.mlp.experts.weight2", MG_SHARD, 0},
         {"model.decoder.layers.0.mlp.shared_experts.linear_fc2.weight", MG_SHARD, 1},
         {"model.decoder.layers.0.mlp.router.weight", MG_COPY, 0},
+        {"model.mtp.layers.0.eh_proj.weight", MG_SHARD, 0},
         {"model.output_layer.weight", MG_SHARD, 0},
         {"model.language_model.encoder.layers.0.self_attention.dense.weight", MG_SHARD, 1},
         {"model.language_model.encoder.layers.0.mlp.dense_h_to_4h.bias", MG_SHARD, 0},
