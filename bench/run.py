@@ -2,7 +2,7 @@
 """Measures fsdpckpt and its peers alternately, and prints one table of ratios.
 
 Every round runs every command once, so that all of them run under the same conditions. The table gives the best and the
-median of the rounds, and ratios of the medians. Before each command, earlier output is synced, and the input is read
+median of the rounds, the least processor time, and ratios of the medians. Before each command, earlier output is synced, and the input is read
 (warm) or dropped from the cache (cold). The time includes the work of a command to make its output durable. A peer that
 is not installed or fails is left out, and the table says so. A new job is one entry in JOBS, a new peer one in COMMANDS, a
 new input one in SOURCES.
@@ -23,6 +23,7 @@ import time
 from collections import namedtuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+MAKE_LLAMA = os.path.join(HERE, "make_llama.py")
 MAKE_WEIGHTS = os.path.join(HERE, "make_weights.py")
 MAKE_BIG = os.path.join(HERE, "..", "tests", "corpus", "make_big.py")
 BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
@@ -48,6 +49,13 @@ SOURCES = {
     "weights": "{python} {make_weights} {dir} --size {size}",
     "packed": "h5repack -l CHUNK=1024x1024 -f SHUF -f GZIP=1 {weights} {dir}",
     "packed-by-us": "{ours} consolidate {weights} -o {dir} --to h5 --compress 1 -q",
+    "llama": "{python} {make_llama} {dir} --size {size}",
+    "lora16": "{python} {make_llama} {dir} --model {llama} --rank 16",
+    "lora64": "{python} {make_llama} {dir} --model {llama} --rank 64",
+    "titan": "{ours} reshard {llama} -o {dir} --recipe torchtitan-llama3 --reverse --dp 8 --to dcp -q",
+    "meta": "sh -c 'mkdir {dir} && cp {llama}/params.json {dir} && {ours} consolidate {llama} -o {dir}/consolidated.00.pth "
+            "--recipe meta-llama --reverse -q'",
+    "fp8": "{ours} consolidate {llama} -o {dir}/ --to safetensors --quantize model.layers.*_proj.weight -q",
 }
 
 # The program or Python module that an input needs, apart from torch and h5py.
@@ -87,6 +95,21 @@ COMMANDS = {
     "accelerate": library("accelerate `merge_fsdp_weights`", "model", "merge_fsdp_weights", "accelerate"),
     "zero-to-fp32": library("DeepSpeed `zero_to_fp32`", "zero3", "zero_to_fp32", "deepspeed"),
     "ds-to-universal": library("DeepSpeed `ds_to_universal`, 4 and 2 workers", "zero3", "ds_to_universal", "deepspeed"),
+    "titan-plain": Command("the same without a recipe", "titan", "{ours} consolidate {src} -o {dst}.safetensors -q"),
+    "torchtitan": theirs("torchtitan's `convert_to_hf`", "titan", "{python} {here}/peers.py torchtitan_to_hf {src} {dst} {llama}",
+                         "torchtitan"),
+    "meta-plain": Command("the same without a recipe", "meta",
+                          "{ours} consolidate {src}/consolidated.00.pth -o {dst}.safetensors -q"),
+    "transformers-meta": library("Transformers' `convert_llama_weights_to_hf`", "meta", "transformers_from_meta",
+                                 "transformers.models.llama.convert_llama_weights_to_hf"),
+    "llama-plain": Command("the model without the adapter", "llama", "{ours} consolidate {src} -o {dst}.safetensors -q"),
+    "peft": theirs("PEFT `merge_and_unload`, loaded and saved", "lora16",
+                   "{python} {here}/peers.py peft_merge {src} {dst} {llama}", "peft"),
+    "peft-64": theirs("PEFT `merge_and_unload`, loaded and saved", "lora64",
+                      "{python} {here}/peers.py peft_merge {src} {dst} {llama}", "peft"),
+    "torch-fp8": library("torch: code × scale, loaded and saved", "fp8", "torch_dequantize"),
+    "cat-llama": Command("`cat`", "llama", "sh -c 'cat {src}/model.safetensors > /dev/null'", synced=None),
+    "torch-stats": theirs("torch: the same numbers of each tensor", "llama", "{python} {here}/peers.py torch_stats {src} {dst}"),
     "plain": Command("without the recipe", "weights", "{ours} consolidate {src} -o {dst}.safetensors -q"),
     "h5repack-gzip": h5repack("-f SHUF -f GZIP=1", "weights"),
     "h5repack-chunks": h5repack("-l CHUNK=512x4096 -f SHUF -f GZIP=1", "packed"),
@@ -96,7 +119,7 @@ COMMANDS = {
 
 
 # A goal is (peer or None, function of our result and the peer's). A result has .best and .median (seconds), .whole (seconds
-# of the whole command, which includes the start of Python for some peers), .peak (MiB), .size (bytes of the output) and
+# of the whole command, which includes the start of Python for some peers), .used (processor seconds), .peak (MiB), .size (bytes of the output) and
 # .written (bytes written to files). The function returns (met, value, goal). Met is True, False, None if there is no goal,
 # or the condition under which it is met.
 def at_most(peer, ratio):
@@ -190,6 +213,25 @@ JOBS = {
     "recipe-interleave": Job(Command("columns of all large matrices interleaved by a recipe", "weights",
                                      "{ours} consolidate {src} -o {dst}.safetensors --recipe {here}/recipes/interleave.json -q"),
                              [at_most("plain", 2)]),
+    "recipe-rows": Job(Command("rows of all large matrices interleaved by a recipe", "weights",
+                               "{ours} consolidate {src} -o {dst}.safetensors --recipe {here}/recipes/rows.json -q"),
+                       [at_most("plain", 2)]),
+    "export-titan": Job(Command("export of 8 FSDP shards of torchtitan, DCP", "titan",
+                                "{ours} export {src} -o {dst} --recipe torchtitan-llama3 --config {llama} -q"),
+                        [at_most("titan-plain", 1.3), faster("torchtitan", 8)]),
+    "export-meta": Job(Command("export of Meta's `consolidated.00.pth`", "meta",
+                               "{ours} export {src}/consolidated.00.pth -o {dst} --recipe meta-llama --config {llama} -q"),
+                       [at_most("meta-plain", 1.3), faster("transformers-meta", 8)]),
+    "lora-16": Job(Command("a LoRA adapter of rank 16 merged", "lora16",
+                           "{ours} consolidate {llama} -o {dst}.safetensors --adapter {src} -q"),
+                   [at_most("llama-plain", 1.3), faster("peft", 8)]),
+    "lora-64": Job(Command("a LoRA adapter of rank 64 merged", "lora64",
+                           "{ours} consolidate {llama} -o {dst}.safetensors --adapter {src} -q"),
+                   [at_most("llama-plain", 1.3), faster("peft-64", 8)]),
+    "dequantize": Job(Command("block-scaled fp8 → bf16", "fp8", "{ours} consolidate {src} -o {dst}.safetensors --dequantize bf16 -q"),
+                      [at_most("llama-plain", 1.3), faster("torch-fp8", 8)]),
+    "stats": Job(Command("`inspect --stats`", "llama", "{ours} inspect {src} --stats --json"),
+                 [compared_with("cat-llama"), faster("torch-stats", 8)]),
     "decompress-ours": Job(Command("consolidate what `--compress 1` compressed", "packed-by-us",
                                    "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none-ours", 8)]),
 }
@@ -197,8 +239,10 @@ JOBS = {
 
 class Result:
     def __init__(self):
-        self.seconds, self.whole, self.peak, self.size, self.written, self.failed = [], [], 0, 0, 0, False
+        self.seconds, self.whole, self.processor = [], [], []
+        self.peak, self.size, self.written, self.failed = 0, 0, 0, False
 
+    used = property(lambda self: min(self.processor))
     best = property(lambda self: min(self.seconds))
     median = property(lambda self: statistics.median(self.seconds))
 
@@ -226,6 +270,8 @@ def read_all(path):
 
 
 def is_installed(name):
+    if name and "." in name:  # finding it would import the package here, whose memory each command would begin with
+        return subprocess.run([sys.executable, "-c", "import " + name], stderr=subprocess.DEVNULL).returncode == 0
     return name is None or shutil.which(name) is not None or importlib.util.find_spec(name) is not None
 
 
@@ -242,7 +288,7 @@ class Bench:
     def __init__(self, args, work):
         self.args, self.scratch = args, os.path.join(work, "out")
         os.mkdir(self.scratch)
-        self.words = {"python": sys.executable, "here": HERE, "make_big": MAKE_BIG, "make_weights": MAKE_WEIGHTS,
+        self.words = {"python": sys.executable, "here": HERE, "make_big": MAKE_BIG, "make_weights": MAKE_WEIGHTS, "make_llama": MAKE_LLAMA,
                       "size": args.size, "corpus": os.path.join(HERE, "..", "tests", "corpus"),
                       "ours": os.path.abspath(args.fsdpckpt)}
         self.work = work
@@ -268,12 +314,16 @@ class Bench:
         if cold:
             drop_caches()
         else:
-            read_all(src)
+            for name in SOURCES:
+                if name == command.source or "{%s}" % name in command.line:
+                    read_all(self.words[name])
         line = shlex.split(command.line.format(src=src, dst=os.path.join(self.scratch, "dst"),
                                                cache="cold" if cold else "warm", **self.words))
         started = time.perf_counter()
         process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
-        reported = re.search(r"^seconds: ([0-9.]+)$", process.stdout.read(), re.M)
+        output = process.stdout.read()
+        reported = re.search(r"^seconds: ([0-9.]+)$", output, re.M)
+        used = re.search(r"^processor: ([0-9.]+)$", output, re.M)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -283,6 +333,7 @@ class Bench:
             return
         result.whole.append(seconds)
         result.seconds.append(float(reported.group(1)) if reported else seconds)
+        result.processor.append(float(used.group(1)) if used else usage.ru_utime + usage.ru_stime)
         result.peak = max(result.peak, usage.ru_maxrss / 1024)
         result.size = size_of(self.scratch)
         result.written = usage.ru_oublock * 512
@@ -307,34 +358,35 @@ class Bench:
 
 
 def goal_lines(name, job, results):
-    """Yields (peer, its seconds and memory, synced, ratio, goal, reached) for each goal of a job."""
+    """Yields (peer, its seconds, processor seconds and memory, synced, ratio, goal, reached) for each goal of a job."""
     o = results[name]
     for peer, judge in job.goals:
         p = results.get(peer)
         if peer and peer not in results:
-            yield COMMANDS[peer].title, "", "", "", "%s is not installed" % COMMANDS[peer].needs, "", None
+            yield COMMANDS[peer].title, "", "", "", "", "%s is not installed" % COMMANDS[peer].needs, "", None
         elif peer and p.failed:
-            yield COMMANDS[peer].title, "", "", "", "it failed", "", None
+            yield COMMANDS[peer].title, "", "", "", "", "it failed", "", None
         elif not peer or p.seconds:
             met, ratio, goal = judge(o, p)
-            yield (COMMANDS[peer].title if peer else "–", "%.3f" % p.median if peer else "", "%.0f" % p.peak if peer else "",
+            yield (COMMANDS[peer].title if peer else "–", "%.3f" % p.median if peer else "",
+                   "%.2f" % p.used if peer else "", "%.0f" % p.peak if peer else "",
                    {True: "yes", False: "no", None: ""}[COMMANDS[peer].synced if peer else None], ratio, goal, met)
-    yield "memory", "", "", "", "%.0f MiB" % o.peak, "≤ %d MiB" % PEAK_MIB, o.peak <= PEAK_MIB
+    yield "memory", "", "", "", "", "%.0f MiB" % o.peak, "≤ %d MiB" % PEAK_MIB, o.peak <= PEAK_MIB
     if o.size > 1 << 20:
-        yield ("bytes written", "", "", "", "%.2f × its output" % (o.written / o.size), "≤ %.2f ×" % WRITTEN,
+        yield ("bytes written", "", "", "", "", "%.2f × its output" % (o.written / o.size), "≤ %.2f ×" % WRITTEN,
                o.written / o.size <= WRITTEN)
 
 
 def table(jobs, results):
-    lines = ["| job | runs | best, s | median, s | peak, MiB | against | its median, s | its peak, MiB | synced | ratio | "
-             "to reach | |", "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| job | runs | best, s | median, s | processor, s | peak, MiB | against | its median, s | its processor, s | "
+             "its peak, MiB | synced | ratio | to reach | |", "|" + "---|" * 14]
     for name, job in jobs.items():
         o = results[name]
-        first = "| %s | %d | %.3f | %.3f | %.0f |" % (job.command.title, len(o.seconds), o.best, o.median, o.peak)
+        first = "| %s | %d | %.3f | %.3f | %.2f | %.0f |" % (job.command.title, len(o.seconds), o.best, o.median, o.used, o.peak)
         for *cells, met in goal_lines(name, job, results):
             said = {True: "reached", False: "**not yet**", None: ""}.get(met, "**not yet**; reached %s" % met)
             lines.append("%s %s | %s |" % (first, " | ".join(cells), said))
-            first = "| | | | | |"
+            first = "| | | | | | |"
     return "\n".join(lines)
 
 

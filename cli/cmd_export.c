@@ -143,6 +143,11 @@ static void print(const void *context, text_out *out) {
     }
     text_puts(out, "\nnames:    ");
     text_name(out, r->recipe ? r->recipe : "no recipe");
+    if (r->model) {
+        text_puts(out, ", for the model '");
+        text_name(out, r->model);
+        text_puts(out, "' of config.json");
+    }
     if (*r->place.wrappers || *r->prefix) {
         text_puts(out, "; removed: ");
         text_name(out, r->place.wrappers);

@@ -280,6 +280,8 @@ static const char *const examples[] = {
     "by size; only the model's schema is needed",
     "fsdpckpt units ckpt/ --policy class:LlamaDecoderLayer --classes classes.json",
     "ModuleWrapPolicy; classes.json is {\"layers.*\": \"LlamaDecoderLayer\"}",
+    "fsdpckpt units ckpt/ --policy size:100M+exclude:ModuleList+name:embed",
+    "by size, and the embedding in any case",
     "fsdpckpt units ckpt/ --policy policy.json",
     "CustomPolicy; policy.json is {\"layers.*\": true, \"lm_head\": {\"sharding_strategy\": \"SHARD_GRAD_OP\"}}",
     NULL,
@@ -298,8 +300,13 @@ const command command_units = {
         "the parameters of a unit are either all frozen or all trainable (otherwise a warning, with use_orig_params), "
         "and a parameter that several modules share is managed by their lowest common ancestor or a module above "
         "it.\n\n--classes adds facts that names do not show: a pattern matches a module whose name equals it or ends "
-        "with '.' and the pattern, and '*' stands for any text within one component. A policy file maps patterns (or "
-        "\"class:NAME\") to true, false, or options that override \"$root\". If \"$root\" has mixed precision, the "
+        "with '.' and the pattern, and '*' stands for any text within one component.\n\nPolicies that are joined by "
+        "'+' "
+        "work like torch's _or_policy: a module becomes a unit if one of them chooses it. 'leaf:' names classes below "
+        "which the policy before it chooses nothing, and 'exclude:' classes that it never chooses; for 'size:' they "
+        "are torch's by default, MultiheadAttention, and ModuleList and ModuleDict.\n\nA policy file maps patterns (or "
+        "\"class:NAME\") to true, false, or options that override \"$root\"; or its "
+        "\"$policy\" is such a text. If \"$root\" has mixed precision, the "
         "classes "
         "in \"$fp32_classes\" (batch norms, unless the file lists others) are kept out of it, in units of their own, "
         "as "

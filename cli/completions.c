@@ -61,7 +61,7 @@ static arguments values_of(const command *c, option_id id, char *buf) {
         }
         return ARGUMENT_FILE;
     case OPT_POLICY:
-        add_value(buf, "blocks size: class:");
+        add_value(buf, "blocks always size: class: name:");
         return ARGUMENT_FILE;
     case OPT_TENSOR:
     case OPT_INCLUDE:

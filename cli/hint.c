@@ -42,6 +42,7 @@ static const struct {
                                   "compute the weights with --dequantize"},
     [FC_HINT_DEQUANTIZE] = {NULL, "compute the weights with --dequantize"},
     [FC_HINT_RECIPE] = {NULL, "choose one with --recipe"},
+    [FC_HINT_RECIPE_CONFIG] = {NULL, "choose one with --recipe, or name the model's config.json with --config"},
     [FC_HINT_CONFIG] = {NULL, "give it with --config"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };

@@ -354,7 +354,7 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     if (option_given(j->o, OPT_POLICY)) {
         return fc_fail(err, FC_EUSAGE, "--recipe cannot be combined with --policy; convert in two steps");
     }
-    fc_code rc = recipe_apply(j->o, s, &j->source, &j->left_out, err);
+    fc_code rc = recipe_apply(j->o, s, false, &j->source, &j->left_out, err);
     s->include = s->exclude = s->rename = NULL;
     s->strip_prefix = NULL;
     return rc;

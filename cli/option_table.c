@@ -326,8 +326,9 @@ const option_row option_table[OPT_COUNT] = {
                     .arg = "POLICY",
                     .offset = FIELD(policy),
                     .help = "which modules become units: 'blocks' (the default: the outermost numbered modules, such "
-                            "as layers.0), 'size:100M' (modules with at least this many elements left), "
-                            "'class:NAME,...' or a JSON file of patterns"},
+                            "as layers.0), 'always', 'size:100M' (modules with at least this many elements left), "
+                            "'class:NAME,...', 'name:PATTERN,...', several of these joined by '+', or a JSON file of "
+                            "patterns; '+leaf:CLASS,...' and '+exclude:CLASS,...' limit the policy before them"},
     [OPT_CLASSES] =
         {.name = "classes",
          .kind = KIND_TEXT,

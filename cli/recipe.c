@@ -28,19 +28,21 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
     fc_recipe_matches found;
     FC_TRY(fc_recipe_find_only(target, how, arena, &found, err));
     if (!o->quiet && ranks_is_launched_first()) {
-        text_report("%s: the recipe is %s", target->source->path, found.name);
+        text_report("%s: the recipe is %s%s%s%s", target->source->path, found.name,
+                    found.model ? ", for the model '" : "", found.model ? found.model : "",
+                    found.model ? "' of config.json" : "");
     }
     *out = found.recipe;
     return FC_OK;
 }
 
-static fc_code apply(const options *o, const fc_selection *selection, fc_arena *arena, fc_checkpoint **source,
-                     size_t *left_out, fc_error *err) {
+static fc_code apply(const options *o, const fc_selection *selection, bool headers_only, fc_arena *arena,
+                     fc_checkpoint **source, size_t *left_out, fc_error *err) {
     const fc_selection some = {.include = selection->include,
                                .exclude = selection->exclude,
                                .strip_prefix = selection->strip_prefix,
                                .rename = selection->rename};
-    fc_recipe_options how = {.reverse = o->reverse};
+    fc_recipe_options how = {.reverse = o->reverse, .headers_only = headers_only};
     const fc_recipe *recipe = NULL;
     fc_checkpoint *made = NULL;
     fc_target target;
@@ -55,22 +57,22 @@ static fc_code apply(const options *o, const fc_selection *selection, fc_arena *
     return FC_OK;
 }
 
-fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpoint **source, size_t *left_out,
-                     fc_error *err) {
+fc_code recipe_apply(const options *o, const fc_selection *selection, bool headers_only, fc_checkpoint **source,
+                     size_t *left_out, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? apply(o, selection, arena, source, left_out, err) : fc_no_memory(err, NULL);
+    fc_code rc = arena ? apply(o, selection, headers_only, arena, source, left_out, err) : fc_no_memory(err, NULL);
     fc_arena_free(arena);
     return rc;
 }
 
-static fc_code change(const options *o, fc_checkpoint **source, fc_error *err) {
+static fc_code change(const options *o, bool headers_only, fc_checkpoint **source, fc_error *err) {
     const fc_selection selection = {.include = o->include.items,
                                     .exclude = o->exclude.items,
                                     .strip_prefix = o->strip_prefix,
                                     .rename = o->rename.items};
     size_t left_out = 0;
     FC_TRY(weights_compute(o, source, err));
-    FC_TRY(o->recipe ? recipe_apply(o, &selection, source, &left_out, err) : FC_OK);
+    FC_TRY(o->recipe ? recipe_apply(o, &selection, headers_only, source, &left_out, err) : FC_OK);
     return weights_quantize(o, source, err);
 }
 
@@ -84,7 +86,7 @@ fc_code recipe_open(cli_call *call, options *rest, const char *path, bool header
     *out = NULL;
     FC_TRY(recipe_check_options(o, err));
     FC_TRY(source_open(call, path, headers_only, out, err));
-    fc_code rc = change(o, out, err);
+    fc_code rc = change(o, headers_only, out, err);
     if (rc != FC_OK) {
         fc_checkpoint_close(*out);
         *out = NULL;

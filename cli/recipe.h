@@ -24,9 +24,10 @@ fc_code recipe_check_options(const options *o, fc_error *err);
 
 /**
  * Replaces `*source` by the result of the recipe for its selected and renamed values.
- * @param left_out receives how many values the selection left out.
+ * @param headers_only as in fc_recipe_options.
+ * @param left_out     receives how many values the selection left out.
  */
-fc_code recipe_apply(const options *o, const fc_selection *selection, fc_checkpoint **source, size_t *left_out,
-                     fc_error *err);
+fc_code recipe_apply(const options *o, const fc_selection *selection, bool headers_only, fc_checkpoint **source,
+                     size_t *left_out, fc_error *err);
 
 #endif

@@ -9,91 +9,56 @@
 
 #include <string.h>
 
-/* Parses a number of elements such as "100M"; units are powers of 1000. */
-static bool parse_count(const char *text, int64_t *out) {
-    static const char units[] = "KMBT";
-    int64_t value = 0;
-    const char *s = text;
-    for (; *s >= '0' && *s <= '9'; s++) {
-        if (__builtin_mul_overflow(value, (int64_t)10, &value) ||
-            __builtin_add_overflow(value, (int64_t)(*s - '0'), &value)) {
-            return false;
-        }
+/* A class or pattern that no module has is a mistake. */
+static fc_code check_term(const unit_plan *c, const fc_wrap_term *term, fc_error *err) {
+    bool is_pattern;
+    const char *name = fc_wrap_term_idle(&c->tree, term, &is_pattern);
+    if (!name) {
+        return FC_OK;
     }
-    char letter = (char)(*s >= 'a' && *s <= 'z' ? *s - 'a' + 'A' : *s);
-    const char *unit = letter ? strchr(units, letter == 'G' ? 'B' : letter) : NULL;
-    for (long i = unit ? unit - units : -1; i >= 0; i--) {
-        if (__builtin_mul_overflow(value, (int64_t)1000, &value)) {
-            return false;
-        }
-    }
-    *out = value;
-    return s != text && value > 0 && (unit ? s[1] == '\0' : *s == '\0');
+    return is_pattern ? fc_fail(err, FC_EUSAGE, "--policy: no module fits the pattern %s", name)
+                      : fc_fail(err, FC_EUSAGE,
+                                "--policy: no module has the class %s; names do not contain classes, so give them with "
+                                "--classes FILE, such as {\"layers.*\": \"%s\"}",
+                                name, name);
 }
 
-/* "A,B" → {"A", "B", NULL} */
-static const char *const *split_names(const char *text, fc_arena *arena) {
-    size_t count = 1, n = 0;
-    for (const char *s = text; *s; s++) {
-        count += *s == ',';
+/* With mixed precision, the classes that it leaves out are wrapped in the same pass: their elements do not count for
+ * the modules above them. */
+static fc_code run_terms(unit_plan *c, const fc_wrap_term *terms, size_t count, fc_error *err) {
+    fc_wrap_term *all = fc_arena_calloc(c->arena, count + 1, sizeof *all);
+    const char *const *fp32 = c->file ? fc_wrap_file_fp32_classes(c->file) : NULL;
+    if (!all) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    const char **names = fc_arena_calloc(arena, count + 1, sizeof *names);
-    while (names && *text) {
-        size_t len = strcspn(text, ",");
-        if (len > 0 && !(names[n++] = fc_arena_strndup(arena, text, len))) {
-            return NULL;
-        }
-        text += len + (text[len] == ',');
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(check_term(c, &terms[i], err));
+        all[i] = terms[i];
     }
-    return names;
-}
-
-static fc_code check_classes(const unit_plan *c, const char *const *names, fc_error *err) {
-    if (!names || !names[0]) {
-        return names
-                   ? fc_fail(err, FC_EUSAGE, "--policy class: needs the name of a class, as in class:LlamaDecoderLayer")
-                   : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (fp32 && *fp32) {
+        all[count++] = (fc_wrap_term){.kind = FC_WRAP_CLASS, .names = fp32};
     }
-    for (; *names; names++) {
-        const char *const one[] = {*names, NULL};
-        bool found = false;
-        for (size_t m = 0; m < c->tree.nmodules && !found; m++) {
-            found = fc_module_is_instance(&c->tree.modules[m], one);
-        }
-        if (!found) {
-            return fc_fail(err, FC_EUSAGE,
-                           "--policy class:%s: no module has the class %s; names do not contain classes, so give them "
-                           "with --classes FILE, such as {\"layers.*\": \"%s\"}",
-                           *names, *names, *names);
-        }
-    }
-    return FC_OK;
+    return fc_wrap_any(&c->targets, all, count, err);
 }
 
 static fc_code run_policy(unit_plan *c, fc_error *err) {
     const char *policy = c->o->policy ? c->o->policy : "blocks";
+    const fc_wrap_term *terms = NULL;
+    size_t count = 0;
     if (strcmp(policy, "blocks") == 0) {
         fc_wrap_blocks(&c->targets);
         return FC_OK;
     }
-    if (strncmp(policy, "size:", 5) == 0) {
-        int64_t least;
-        return parse_count(policy + 5, &least)
-                   ? fc_wrap_by_size(&c->targets, least, NULL, NULL, err)
-                   : fc_fail(err, FC_EUSAGE, "--policy %s: not a number of elements, such as size:100M", policy);
+    if (c->file) {
+        terms = fc_wrap_file_terms(c->file, &count);
+    } else {
+        FC_TRY(fc_wrap_terms_parse(policy, c->arena, &terms, &count, err));
     }
-    if (strncmp(policy, "class:", 6) == 0) {
-        const char *const *names = split_names(policy + 6, c->arena);
-        FC_TRY(check_classes(c, names, err));
-        fc_wrap_by_class(&c->targets, names);
-        return FC_OK;
-    }
-    return fc_wrap_custom(&c->targets, fc_wrap_file_fn, c->file, err);
+    return terms ? run_terms(c, terms, count, err) : fc_wrap_custom(&c->targets, fc_wrap_file_fn, c->file, err);
 }
 
 static bool is_file(const char *policy) {
-    return policy && strcmp(policy, "blocks") != 0 && strncmp(policy, "size:", 5) != 0 &&
-           strncmp(policy, "class:", 6) != 0;
+    return policy && strcmp(policy, "blocks") != 0 && !fc_wrap_is_terms(policy);
 }
 
 static void keep_warning(void *user, const char *text) {
@@ -138,7 +103,8 @@ static fc_code make_tree(unit_plan *c, const fc_checkpoint *model, fc_error *err
     fc_model_info info;
     FC_TRY(read_info(c, &info, err));
     if (is_file(c->o->policy)) {
-        FC_TRY(fc_check_named("--policy", "policy", c->o->policy, "use blocks, size:N, class:NAME,... or a file",
+        FC_TRY(fc_check_named("--policy", "policy", c->o->policy,
+                              "use blocks, always, size:N, class:NAME,..., name:PATTERN,... or a file",
                               "{\"layers.*\": true}", err));
         FC_TRY(fc_wrap_file_load(c->o->policy, c->arena, &c->file, err));
     }

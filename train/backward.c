@@ -147,6 +147,7 @@ static fc_code post_backward_final(fc_fsdp *fsdp, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "the backward ends before the pre-backward of the root unit");
     }
     fc_code rc = fsdp->sync_gradients ? wait_for_reductions(fsdp, err) : FC_OK;
+    rc = rc == FC_OK ? fc_fsdp_wait_copies(fsdp, err) : rc; /* the optimizer is about to change the shards */
     fc_order_next_iteration(fsdp);
     for (fc_fsdp_unit *u = fsdp->units; u && rc == FC_OK; u = u->next) {
         rc = finalize_unit(u, err);

@@ -152,11 +152,14 @@ fc_code fc_fsdp_note(fc_fsdp *fsdp, fc_code rc) {
 
 /* Waits for all streams. If that is hopeless, because this rank has failed or another one, ends their work: a
  * collective on one of them would never end, nor would the release of memory, which waits for the device. */
-static void end_work(fc_fsdp *fsdp) {
+void fc_fsdp_end_work(fc_fsdp *fsdp) {
     fc_device *device = fsdp->device;
     bool hopeless = fsdp->failed;
     for (int s = 0; s < FC_STREAM_COUNT && !hopeless; s++) {
         hopeless = fc_comm_wait(fsdp->shard, fsdp->streams[s], NULL) != FC_OK;
+    }
+    if (fsdp->copies && !hopeless) {
+        hopeless = fc_comm_wait(fsdp->shard, fsdp->copies, NULL) != FC_OK;
     }
     if (!hopeless) {
         return;
@@ -174,6 +177,9 @@ static void end_work(fc_fsdp *fsdp) {
     for (int s = 0; s < FC_STREAM_COUNT; s++) {
         device->synchronize(device, fsdp->streams[s], NULL);
     }
+    if (fsdp->copies) {
+        device->synchronize(device, fsdp->copies, NULL);
+    }
 }
 
 void fc_fsdp_free(fc_fsdp *fsdp) {
@@ -181,7 +187,7 @@ void fc_fsdp_free(fc_fsdp *fsdp) {
         return;
     }
     fc_device *device = fsdp->device;
-    end_work(fsdp);
+    fc_fsdp_end_work(fsdp);
     for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
         for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
             free_handle(h);
@@ -198,6 +204,12 @@ void fc_fsdp_free(fc_fsdp *fsdp) {
         if (fsdp->owns_stream[s]) {
             device->stream_free(device, fsdp->streams[s]);
         }
+    }
+    if (fsdp->copied) {
+        device->event_free(device, fsdp->copied);
+    }
+    if (fsdp->copies) {
+        device->stream_free(device, fsdp->copies);
     }
     if (fsdp->owns_host && fsdp->host) {
         fsdp->host->destroy(fsdp->host);

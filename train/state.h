@@ -77,6 +77,9 @@ struct fc_fsdp {
     fc_pool pool;
     fc_stream *streams[FC_STREAM_COUNT];
     fc_event *marks[FC_STREAM_COUNT];
+    fc_stream *copies; /* of state dicts to the host; NULL until the first */
+    fc_event *copied;  /* the end of the copies */
+    bool copying;      /* whether the compute stream has not waited for them yet */
     bool owns_stream[FC_STREAM_COUNT];
     fc_fsdp_unit *units, **last_unit;
     int64_t nunits;
@@ -108,6 +111,8 @@ static inline int64_t fc_fsdp_padded(const fc_fsdp_handle *h) {
 /* fsdp.c: remembers a failure for fc_fsdp_free. Every public function that gives work to streams returns through it.
  * @return `rc`. */
 fc_code fc_fsdp_note(fc_fsdp *fsdp, fc_code rc);
+/* Call it before memory of the device, or page-locked memory, is released: that waits for all work of the device. */
+void fc_fsdp_end_work(fc_fsdp *fsdp);
 /* Calls options.trace if it is set. */
 void fc_fsdp_trace(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream);
 /* Makes `stream` wait for the work that `other` has so far (wait_stream). */
@@ -116,6 +121,9 @@ fc_code fc_fsdp_expect_state(const fc_fsdp_unit *unit, fc_training_state wanted,
 const char *fc_handle_state_name(fc_handle_state state);
 /* Makes a 1-D array over a block of the pool. */
 fc_array fc_fsdp_over(const fc_fsdp *fsdp, const fc_block *block, fc_dtype dtype, int64_t count);
+
+/* state_dict.c: makes the compute stream wait until the shards are copied to the host. */
+fc_code fc_fsdp_wait_copies(fc_fsdp *fsdp, fc_error *err);
 
 /* unshard.c */
 fc_code fc_fsdp_unshard(fc_fsdp_unit *unit, fc_error *err);

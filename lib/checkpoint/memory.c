@@ -242,6 +242,11 @@ bool fc_memory_lacks_data(const fc_checkpoint *checkpoint, size_t index) {
     return false;
 }
 
+bool fc_memory_has_data(const fc_checkpoint *checkpoint, size_t index, size_t chunk) {
+    const fc_tensor *t = &checkpoint->tensors[index];
+    return ((const fc_memory_chunk *)t->detail)[t->chunks[chunk].detail].data != NULL;
+}
+
 void fc_memory_set_data(const fc_checkpoint *checkpoint, size_t index, size_t chunk, const void *data) {
     ((fc_memory_chunk *)checkpoint->tensors[index].detail)[chunk].data = data;
 }

@@ -174,7 +174,21 @@ void fc_arith_reduce(fc_dtype dtype, fc_reduce op, const void *const *inputs, in
     }
 }
 
-void fc_arith_divide(fc_dtype dtype, double divisor, void *data, size_t count) {
+static void multiply_block(const arithmetic *a, block *b, double factor) {
+    if (a->compute == FC_F64) {
+        for (int i = 0; i < BLOCK; i++) {
+            b->f64[i] *= factor;
+        }
+    } else {
+        float by = (float)factor;
+        for (int i = 0; i < BLOCK; i++) {
+            b->f32[i] *= by;
+        }
+    }
+}
+
+static void each_block(fc_dtype dtype, void (*change)(const arithmetic *a, block *b, double by), double by, void *data,
+                       size_t count) {
     arithmetic a = arithmetic_of(dtype);
     size_t size = fc_dtype_size(a.stored);
     block b;
@@ -183,9 +197,17 @@ void fc_arith_divide(fc_dtype dtype, double divisor, void *data, size_t count) {
         size_t filled = left < BLOCK ? left : BLOCK;
         unsigned char *first = (unsigned char *)data + at * size;
         load(&a, first, filled, &b);
-        divide_block(&a, &b, divisor);
+        change(&a, &b, by);
         store(&a, &b, filled, first);
         at += filled;
         left -= filled;
     }
+}
+
+void fc_arith_divide(fc_dtype dtype, double divisor, void *data, size_t count) {
+    each_block(dtype, divide_block, divisor, data, count);
+}
+
+void fc_arith_multiply(fc_dtype dtype, double factor, void *data, size_t count) {
+    each_block(dtype, multiply_block, factor, data, count);
 }

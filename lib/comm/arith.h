@@ -27,6 +27,9 @@ fc_dtype fc_arith_component(fc_dtype dtype, size_t *components);
  */
 void fc_arith_reduce(fc_dtype dtype, fc_reduce op, const void *const *inputs, int n, void *out, size_t count);
 
+/** Computes data[i] *= factor like fc_arith_divide. */
+void fc_arith_multiply(fc_dtype dtype, double factor, void *data, size_t count);
+
 /** Computes data[i] /= divisor in float32 (float64 in float64), rounded once. `dtype` is floating-point or complex. */
 void fc_arith_divide(fc_dtype dtype, double divisor, void *data, size_t count);
 

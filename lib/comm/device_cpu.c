@@ -9,10 +9,14 @@
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGNMENT = 64 }; /* a cache line, and the widest vector register */
+enum {
+    ALIGNMENT = 64, /* a cache line, and the widest vector register */
+    POWER_BLOCK = 512
+};
 
 /* Streams and events have no state. They are allocated so that sanitizers see a leak or a double free. */
 struct fc_stream {
@@ -129,6 +133,46 @@ static fc_code cpu_divide(fc_device *device, fc_dtype dtype, void *data, double 
     return cpu_synchronize(device, stream, err);
 }
 
+static fc_code cpu_multiply(fc_device *device, fc_dtype dtype, void *data, double factor, size_t count,
+                            fc_stream *stream, fc_error *err) {
+    FC_TRY(fc_arith_check(dtype, FC_REDUCE_AVG, err));
+    fc_arith_multiply(dtype, factor, data, count);
+    return cpu_synchronize(device, stream, err);
+}
+
+/* Returns Σ|x|^p, or max|x|. */
+static double sum_powers(const double *x, size_t count, double p) {
+    double total = 0;
+    for (size_t i = 0; i < count; i++) {
+        double a = fabs(x[i]);
+        if (isinf(p)) {
+            total = a > total || isnan(a) ? a : total;
+        } else {
+            total += p == 2 ? a * a : p == 1 ? a : pow(a, p);
+        }
+    }
+    return total;
+}
+
+static fc_code cpu_powers(fc_device *device, fc_dtype dtype, const void *data, double p, double weight, size_t count,
+                          double *sums, fc_stream *stream, fc_error *err) {
+    if (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s has no powers", device->name, fc_dtype_get(dtype)->torch_name);
+    }
+    double block[POWER_BLOCK];
+    for (size_t at = 0; at < count; at += POWER_BLOCK) {
+        size_t n = count - at < POWER_BLOCK ? count - at : POWER_BLOCK;
+        fc_cast(dtype, (const char *)data + at * fc_dtype_size(dtype), FC_F64, block, n);
+        double x = sum_powers(block, n, p);
+        if (!isinf(p)) {
+            *sums += weight * x;
+        } else if (x > *sums || isnan(x)) {
+            *sums = x;
+        }
+    }
+    return cpu_synchronize(device, stream, err);
+}
+
 static void cpu_destroy(fc_device *device) {
     free(device);
 }
@@ -154,6 +198,8 @@ fc_code fc_device_cpu(fc_device **out, fc_error *err) {
         .cast = cpu_cast,
         .add = cpu_add,
         .divide = cpu_divide,
+        .multiply = cpu_multiply,
+        .powers = cpu_powers,
         .destroy = cpu_destroy,
     };
     *out = malloc(sizeof **out);

@@ -188,6 +188,7 @@ static fc_comm *comm_new(const fc_comm *like, local_group *g, int rank) {
 
 static const fc_comm functions = {
     .backend = "local",
+    .concurrent = true,
     .all_gather = local_all_gather,
     .all_gather_v = local_all_gather_v,
     .reduce_scatter = local_reduce_scatter,

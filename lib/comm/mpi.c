@@ -219,6 +219,9 @@ static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t call_bytes, fc_devic
     comm->device = device;
     comm->state = s;
     MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
+    int level = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&level);
+    comm->concurrent = level == MPI_THREAD_MULTIPLE;
     MPI_Comm_rank(mpi, &comm->rank);
     MPI_Comm_size(mpi, &comm->size);
     *out = comm;
@@ -294,7 +297,7 @@ static fc_code start_mpi(bool *started, fc_error *err) {
     if (initialized) {
         return FC_OK;
     }
-    int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided);
+    int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided);
     if (code != MPI_SUCCESS) {
         return fc_fail(err, FC_EIO, "mpi: MPI_Init_thread failed with %d", code);
     }

@@ -11,26 +11,7 @@
 
 #include "base/name_table.h"
 #include "derived/flatten_private.h"
-
-typedef enum fc_optim_kind {
-    FC_OPTIM_NONE,
-    FC_OPTIM_STATE, /**< "state", parameter, key */
-    FC_OPTIM_GROUP  /**< "param_groups", group number, key; or flattened: "param_groups.<parameter>.<key>" */
-} fc_optim_kind;
-
-/** The parts of the path of an optimizer's value. */
-typedef struct fc_optim_name {
-    fc_optim_kind kind;
-    size_t levels;    /**< path elements before the optimizer's own */
-    size_t extra;     /**< in names without nesting: bytes of the next element before the optimizer's own part */
-    const char *text; /**< the parameter, or the group's number; `len` bytes */
-    size_t len;
-    bool is_number;  /**< whether `text` is a number */
-    const char *key; /**< "exp_avg", "lr"; NULL: nested deeper */
-} fc_optim_name;
-
-/** Splits the path of a target value. */
-fc_optim_name fc_optim_name_of(const fc_target_tensor *w);
+#include "derived/optim_name.h"
 
 /** A parameter of the wrapped model: a flat one, or one that no unit manages. */
 typedef struct fc_optim_slot {
@@ -59,9 +40,6 @@ bool fc_optim_has(const fc_optim *o, const fc_target_tensor *w, const fc_optim_n
 
 /** Splits the path of a target value. Returns whether it belongs to a group of this optimizer. */
 bool fc_optim_in_group(const fc_optim *o, const fc_target_tensor *w, fc_optim_name *n);
-
-/** Returns whether a value of a group is its list of parameters. */
-bool fc_optim_is_list(const fc_optim_name *n);
 
 /** Reads the groups of the optimizer and numbers its slots, group by group. */
 fc_code fc_optim_number(const fc_flattener *f, fc_optim *o);

@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
+#include "engine/held.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
@@ -169,7 +170,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
                        .comm = options->comm,
                        .leads = fc_ranks_leads(options->comm),
                        .apart = !options->own_shards && fc_writes_apart(target, options->format, options->comm),
-                       .own_shards = options->own_shards,
+                       .move_file = options->own_shards && options->comm ? fc_held_move_file : NULL,
                        .writer = {options->format, NULL},
                        .move = options->move,
                        .report = report};
@@ -178,6 +179,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     m.move.crc32 = options->format->writer.wants_crc32;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare(&m, staging, err), err), rc, out);
+    FC_TRY_GOTO(m.move_file ? fc_held_choose(&m, err) : FC_OK, rc, out);
     FC_TRY_GOTO(fc_write_files(&m, err), rc, out);
     fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
     FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, m.move.digests, target->ntensors, err), rc, out);
@@ -192,6 +194,8 @@ out:
     }
     free(m.move.digests);
     free(m.unmoved);
+    free(m.movers);
+    free(m.first_chunks);
     fc_source_crc_free(m.move.recorded);
     return rc;
 }
@@ -296,13 +300,9 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
-    if (options->own_shards && options->comm &&
-        (options->selection.compress || !options->selection.mesh ||
-         fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
-        return fc_fail(
-            err, FC_EUSAGE,
-            "%s: with its data in the memory of %d ranks, the target must be uncompressed and have one file per rank",
-            source->path, options->comm->size);
+    if (options->own_shards && options->comm && options->selection.compress) {
+        return fc_fail(err, FC_EUSAGE, "%s: with its data in the memory of %d ranks, the target must be uncompressed",
+                       source->path, options->comm->size);
     }
     return FC_OK;
 }

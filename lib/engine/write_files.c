@@ -29,14 +29,6 @@ static bool has_chunks(const fc_target_file *file) {
     return false;
 }
 
-/* When each rank holds its own target file in memory, a rank moves all of a file or nothing (share = shares). */
-static void choose_share(fc_conversion *m, const fc_target_file *file) {
-    if (m->own_shards && m->comm) {
-        bool mine = file->rank == (uint32_t)m->comm->rank;
-        m->move.share = m->move.shares = mine ? 0 : 2;
-    }
-}
-
 /* Compresses the chunked items of a file. All ranks take part. */
 static fc_code compress_items(fc_conversion *m, const fc_target_file *file, fc_error *err) {
     uint64_t stored = 0, raw = 0;
@@ -57,7 +49,6 @@ static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *aren
         const fc_target_item *item = &file->items[i];
         m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */
     }
-    choose_share(m, file);
     fc_code written = m->move_file ? m->move_file(m, file, err) : fc_move_file(m->target, file, &m->move, err);
     if (has_chunks(file)) {
         FC_TRY(fc_ranks_agree(m->comm, written, err));

@@ -18,9 +18,10 @@ typedef struct fc_conversion {
     const fc_target *target;
     fc_comm *comm;
     bool leads;
-    bool apart; /**< each rank writes whole files, on its own */
-    bool own_shards;
-    fc_writer writer; /**< of rank 0; of every rank if they write files apart */
+    bool apart;       /**< each rank writes whole files, on its own */
+    uint64_t *movers; /**< with own_shards: for each chunk of the source, the rank that moves it (held.h). Else NULL */
+    size_t *first_chunks; /**< with movers: for each tensor of the source, the index of its first chunk */
+    fc_writer writer;     /**< of rank 0; of every rank if they write files apart */
     fc_move_options move;
     fc_convert_report *report;
     bool *unmoved; /**< one per tensor: the format writes it in its own way, so no digest of its bytes is known */

@@ -128,14 +128,12 @@ static fc_code take_fitting(exporter *e) {
         FC_TRY(without(e, e->prefixes[p], &target));
         FC_TRY(fc_recipe_find(&target, &e->how, e->arena, &found, e->err));
         if (found.count > 1) {
-            return fc_advise(e->err,
-                             fc_fail(e->err, FC_EUSAGE, "%s: several recipes fit the names of all its tensors: %s",
-                                     e->target.source->path, found.names),
-                             FC_HINT_RECIPE, NULL);
+            return fc_recipe_several(&target, &e->how, &found, e->err);
         }
         if (found.count == 1) {
             e->recipe = found.recipe;
             e->report->recipe = found.name;
+            e->report->model = found.model;
             FC_TRY(strip(e, e->prefixes[p]));
         }
     }

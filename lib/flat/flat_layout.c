@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
+#include "sharding/flat_runs.h"
 
 #include <string.h>
 
@@ -201,6 +202,46 @@ fc_flat_shard_info fc_flat_shard_of(const fc_flat_layout *layout, size_t param, 
     info.intra_param_end = least(last, end) - first;
     info.numel_in_shard = info.intra_param_end - info.intra_param_start + 1;
     return info;
+}
+
+/* Orders the dimensions as the elements are in memory: by descending stride. */
+static void memory_order(const fc_flat_param *p, int *order, int64_t *shape) {
+    for (int d = 0; d < p->ndim; d++) {
+        int at = d;
+        for (; !p->contiguous && at > 0 && p->strides[order[at - 1]] < p->strides[d]; at--) {
+            order[at] = order[at - 1];
+        }
+        order[at] = d;
+    }
+    for (int d = 0; d < p->ndim; d++) {
+        shape[d] = p->shape[order[d]];
+    }
+}
+
+fc_code fc_flat_shard_visit(const fc_flat_layout *layout, size_t param, int64_t rank,
+                            fc_code (*visit)(void *context, const fc_flat_box *box, fc_error *err), void *context,
+                            fc_error *err) {
+    const fc_flat_param *p = &layout->params[param];
+    const fc_flat_shard_info info = fc_flat_shard_of(layout, param, rank);
+    const int64_t end = info.intra_param_start + info.numel_in_shard;
+    int64_t shape[FC_MAX_DIMS], dims[2 * FC_MAX_DIMS], strides[FC_MAX_DIMS], start;
+    int order[FC_MAX_DIMS];
+    fc_flat_run run;
+    memory_order(p, order, shape);
+    if (!info.in_shard || !fc_flat_run_start(&run, p->ndim, shape, info.intra_param_start, end)) {
+        return FC_OK;
+    }
+    while (fc_flat_run_next(&run, dims, &start)) {
+        fc_flat_box box = {.at = info.offset_in_shard + start - info.intra_param_start};
+        fc_row_major_strides(p->ndim, dims + p->ndim, strides);
+        for (int d = 0; d < p->ndim; d++) {
+            box.offsets[order[d]] = dims[d];
+            box.sizes[order[d]] = dims[p->ndim + d];
+            box.strides[order[d]] = strides[d];
+        }
+        FC_TRY(visit(context, &box, err));
+    }
+    return FC_OK;
 }
 
 int64_t fc_flat_shard_padding(const fc_flat_layout *layout, int64_t rank) {

@@ -19,11 +19,11 @@ typedef struct wish {
 } wish;
 
 /* The last rule that matches decides; if none does, fc_selection.cast does. Sets `used` for all rules that match. */
-static wish wish_for(const fc_selection *selection, const char *name, bool *used) {
-    wish w = {selection->cast, selection->dtype};
+static wish wish_for(const fc_selection *selection, const fc_tensor *tensor, bool *used) {
+    wish w = {selection->cast && !tensor->keeps_dtype, selection->dtype};
     for (size_t i = 0; i < selection->ndtype_rules; i++) {
         const fc_dtype_rule *rule = &selection->dtype_rules[i];
-        if (fnmatch(rule->glob, name, 0) == 0) {
+        if (fnmatch(rule->glob, tensor->name, 0) == 0) {
             used[i] = true;
             w = (wish){!rule->keep, rule->dtype};
         }
@@ -119,7 +119,7 @@ fc_code fc_choose_dtypes(const fc_checkpoint *source, const fc_selection *select
     FC_TRY_GOTO(touched && used ? FC_OK : fc_no_memory(err, source->path), rc, out);
     for (size_t i = 0; i < count; i++) {
         const fc_tensor *t = tensors[i].source;
-        const wish w = wish_for(selection, t->name, used);
+        const wish w = wish_for(selection, t, used);
         touched[t - source->tensors] = w.cast;
         tensors[i].dtype = w.cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT ? w.dtype : t->dtype;
     }

@@ -3,36 +3,15 @@
  * rule by its variables, runs each group, and lists what comes out.
  */
 #include "base/grow.h"
-#include "base/name_table.h"
 #include "checkpoint/same_name.h"
-#include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
-#include "recipe/derived.h"
-#include "recipe/group.h"
+#include "recipe/builder.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct builder {
-    const fc_recipe *recipe;
-    fc_checkpoint *source, *out;
-    fc_arena *scratch;
-    bool *applies; /* per rule: its "when" holds */
-    fc_group *groups;
-    size_t ngroups, group_capacity;
-    fc_name_table *names; /* of groups */
-    fc_tensor *tensors;
-    size_t count, capacity;
-    uint64_t next; /* the offset of the next gathered block */
-    fc_error *err;
-} builder;
-
-static fc_code no_memory(const builder *b) {
-    return fc_no_memory(b->err, b->source->path);
-}
-
 /* A condition with an unknown name does not hold. */
-static fc_code evaluate_conditions(builder *b) {
+static fc_code evaluate_conditions(fc_recipe_builder *b) {
     b->applies = fc_arena_calloc(b->scratch, b->recipe->nrules + 1, sizeof *b->applies);
     if (!b->applies) {
         return fc_no_memory(b->err, b->recipe->label);
@@ -51,8 +30,8 @@ static fc_code evaluate_conditions(builder *b) {
 
 /* ---- finding the rule of a name ---- */
 
-/* Finds the first rule that takes `name`. @return its number, or SIZE_MAX. */
-static size_t find_rule(const builder *b, const char *name, size_t *pattern, fc_recipe_bindings *bindings) {
+size_t fc_recipe_find_rule(const fc_recipe_builder *b, const char *name, size_t *pattern,
+                           fc_recipe_bindings *bindings) {
     for (size_t r = 0; r < b->recipe->nrules; r++) {
         const fc_recipe_rule *rule = &b->recipe->rules[r];
         for (size_t p = 0; b->applies[r] && p < rule->nfrom; p++) {
@@ -65,15 +44,29 @@ static size_t find_rule(const builder *b, const char *name, size_t *pattern, fc_
     return SIZE_MAX;
 }
 
+/* Whether a rule takes a value, or the parameter that it is state of. */
+static fc_code is_taken(const fc_recipe_builder *b, const fc_target_tensor *w, bool *taken) {
+    fc_recipe_bindings bindings;
+    size_t pattern;
+    const fc_optim_name n = fc_optim_name_of(w);
+    *taken = w->source->object || b->recipe->keeps_others || n.is_number ||
+             fc_recipe_find_rule(b, w->name, &pattern, &bindings) != SIZE_MAX;
+    if (!*taken && n.kind != FC_OPTIM_NONE) {
+        const char *parameter = fc_arena_strndup(b->scratch, n.text, n.len);
+        if (!parameter) {
+            return fc_no_memory(b->err, NULL);
+        }
+        *taken = fc_recipe_find_rule(b, parameter, &pattern, &bindings) != SIZE_MAX;
+    }
+    return FC_OK;
+}
+
 fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err) {
-    builder b = {.recipe = recipe, .scratch = fc_arena_new(), .err = err};
+    fc_recipe_builder b = {.recipe = recipe, .scratch = fc_arena_new(), .err = err};
     fc_code rc = b.scratch ? evaluate_conditions(&b) : fc_no_memory(err, NULL);
     *all = rc == FC_OK;
-    for (size_t i = 0; i < target->ntensors && *all; i++) {
-        fc_recipe_bindings bindings;
-        size_t pattern;
-        *all = target->tensors[i].source->object || recipe->keeps_others ||
-               find_rule(&b, target->tensors[i].name, &pattern, &bindings) != SIZE_MAX;
+    for (size_t i = 0; i < target->ntensors && rc == FC_OK && *all; i++) {
+        rc = is_taken(&b, &target->tensors[i], all);
     }
     fc_arena_free(b.scratch);
     return rc;
@@ -91,7 +84,7 @@ static size_t likeness(const char *a, const char *b) {
     return front + back;
 }
 
-static fc_code no_rule(const builder *b, const char *name) {
+fc_code fc_recipe_no_rule(const fc_recipe_builder *b, const char *name) {
     const char *nearest = NULL;
     size_t best = 0;
     for (size_t r = 0; r < b->recipe->nrules; r++) {
@@ -123,30 +116,33 @@ static void unbind_inner(const fc_recipe_rule *rule, fc_recipe_bindings *binding
     }
 }
 
-/* Finds or adds the group of a rule with these bindings. */
-static fc_code find_group(builder *b, size_t rule, const fc_recipe_bindings *bindings, fc_group **out) {
+fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindings *bindings, uint64_t *numbers,
+                             size_t *group) {
     const fc_recipe_rule *r = &b->recipe->rules[rule];
+    unbind_inner(r, bindings, numbers);
     const char *spelled = fc_recipe_spell(r->from[0], bindings, b->scratch);
     const char *key = spelled ? fc_arena_printf(b->scratch, "%zu %s", rule, spelled) : NULL;
     if (!key || !fc_grow(&b->groups, &b->group_capacity, b->ngroups + 1, sizeof *b->groups)) {
-        return no_memory(b);
+        return fc_recipe_no_memory(b);
     }
-    size_t at = fc_name_table_put(b->names, key, strlen(key), b->ngroups);
-    if (at == b->ngroups) {
-        b->groups[b->ngroups++] = (fc_group){.rule = r, .bindings = *bindings};
+    *group = fc_name_table_put(b->group_names, key, strlen(key), b->ngroups);
+    if (*group == FC_NO_NAME) {
+        return fc_recipe_no_memory(b);
     }
-    *out = &b->groups[at];
+    if (*group == b->ngroups) {
+        b->groups[b->ngroups++] = (fc_recipe_group){.group = {.rule = r, .bindings = *bindings}};
+    }
     return FC_OK;
 }
 
-static fc_code add_input(builder *b, size_t rule, size_t pattern, fc_recipe_bindings *bindings,
+static fc_code add_input(fc_recipe_builder *b, size_t rule, size_t pattern, fc_recipe_bindings *bindings,
                          const fc_tensor *tensor) {
     fc_group_input input = {.tensor = tensor, .pattern = pattern};
-    fc_group *g = NULL;
-    unbind_inner(&b->recipe->rules[rule], bindings, input.numbers);
-    FC_TRY(find_group(b, rule, bindings, &g));
+    size_t at = 0;
+    FC_TRY(fc_recipe_find_group(b, rule, bindings, input.numbers, &at));
+    fc_group *g = &b->groups[at].group;
     if (!fc_grow(&g->inputs, &g->capacity, g->ninputs + 1, sizeof *g->inputs)) {
-        return no_memory(b);
+        return fc_recipe_no_memory(b);
     }
     g->inputs[g->ninputs++] = input;
     return FC_OK;
@@ -154,112 +150,48 @@ static fc_code add_input(builder *b, size_t rule, size_t pattern, fc_recipe_bind
 
 /* ---- results ---- */
 
-static fc_code add_tensor(builder *b, const fc_tensor *t) {
-    if (!fc_grow(&b->tensors, &b->capacity, b->count + 1, sizeof *b->tensors)) {
-        return no_memory(b);
-    }
-    b->tensors[b->count++] = *t;
-    return FC_OK;
-}
-
-/* Sets a name without nesting. */
-static fc_code set_name(const builder *b, const char *name, fc_tensor *t) {
-    fc_path_element *element = fc_arena_calloc(b->out->arena, 1, sizeof *element);
-    t->name = fc_arena_strndup(b->out->arena, name, strlen(name));
-    if (!element || !t->name) {
-        return no_memory(b);
-    }
-    element->key = t->name;
-    t->path = (fc_path){element, 1};
-    return FC_OK;
-}
-
-/* Copies the name and path that the target gives to a value. */
-static fc_code copy_name(const builder *b, const fc_target_tensor *w, fc_tensor *t) {
-    fc_arena *arena = b->out->arena;
-    fc_path_element *path = fc_arena_calloc(arena, w->path.count + 1, sizeof *path);
-    t->name = fc_arena_strndup(arena, w->name, strlen(w->name));
-    if (!path || !t->name) {
-        return no_memory(b);
-    }
-    for (size_t i = 0; i < w->path.count; i++) {
-        path[i] = w->path.elements[i];
-        path[i].key = fc_arena_strndup(arena, path[i].key, strlen(path[i].key));
-        if (!path[i].key) {
-            return no_memory(b);
-        }
-    }
-    t->path = (fc_path){path, w->path.count};
-    return FC_OK;
-}
-
-/* A copy of a value of the source, which keeps its chunks. */
-static fc_code same_tensor(const builder *b, const fc_tensor *source, fc_tensor *t) {
-    fc_recipe_origin *origin = fc_arena_calloc(b->out->arena, 1, sizeof *origin);
-    if (!origin) {
-        return no_memory(b);
-    }
-    origin->tensor = source;
-    *t = *source;
-    t->detail = origin;
-    t->placements = NULL; /* they refer to a mesh that other tensors do not have */
-    return FC_OK;
-}
-
-static fc_code made_tensor(builder *b, const fc_parted *parted, fc_tensor *t) {
-    fc_recipe_origin *origin = fc_arena_calloc(b->out->arena, 1, sizeof *origin);
-    int64_t *shape = fc_arena_calloc(b->out->arena, (size_t)parted->ndim + 1, sizeof *shape);
-    if (!origin || !shape) {
-        return no_memory(b);
-    }
-    memcpy(shape, parted->shape, (size_t)parted->ndim * sizeof *shape);
-    *t = (fc_tensor){.dtype = parted->dtype, .ndim = parted->ndim, .shape = shape, .detail = origin};
-    if (fc_gather_pays(parted) && !b->source->format->layout_only) {
-        return fc_gather_new(parted, b->out->arena, &b->next, t, &origin->gathered, b->err);
-    }
-    return fc_recipe_chunks(b->source, parted, b->out->arena, t, &origin->places, b->err);
-}
-
-static fc_code add_output(builder *b, const fc_group *g, const fc_group_output *o) {
-    fc_recipe_bindings bindings = g->bindings;
-    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
-    const size_t count = fc_recipe_only(g->rule->to, g->rule->nto, g->rule->from, g->rule->nfrom, inner);
-    for (size_t i = 0; i < count && bindings.count < FC_RECIPE_VARIABLES; i++) {
-        const char *digits = fc_arena_printf(b->scratch, "%llu", (unsigned long long)o->numbers[i]);
-        if (!digits) {
-            return no_memory(b);
-        }
-        bindings.all[bindings.count++] = (fc_recipe_binding){inner[i].name, digits, inner[i].len, strlen(digits), 0};
-    }
-    const char *name = fc_recipe_spell(g->rule->to[o->pattern], &bindings, b->scratch);
+static fc_code add_output(fc_recipe_builder *b, fc_recipe_group *g, const fc_group_output *o) {
+    const char *name = fc_recipe_output_name(b, &g->group, o);
     fc_tensor t;
     if (!name) {
-        return no_memory(b);
+        return fc_recipe_no_memory(b);
     }
     if (fc_parted_is_same(&o->tensor)) {
-        FC_TRY(same_tensor(b, o->tensor.parts->source, &t));
+        FC_TRY(fc_recipe_same_tensor(b, o->tensor.parts->source, &t));
     } else {
-        FC_TRY_CONTEXT(made_tensor(b, &o->tensor, &t), b->err, "%s", name);
+        FC_TRY_CONTEXT(fc_recipe_made_tensor(b, &o->tensor, &t), b->err, "%s", name);
     }
-    FC_TRY(set_name(b, name, &t));
-    return add_tensor(b, &t);
+    g->names[g->nnames++] = name;
+    FC_TRY(fc_recipe_set_name(b, name, &t));
+    return fc_recipe_add(b, &t);
 }
 
-/* A rule without operations only renames, whatever the dimensions. */
-static fc_code run_group(builder *b, fc_group *g) {
+static fc_code make_names(const fc_recipe_builder *b, fc_recipe_group *g, size_t count) {
+    g->names = fc_arena_calloc(b->scratch, count, sizeof *g->names);
+    return g->names ? FC_OK : fc_recipe_no_memory(b);
+}
+
+static fc_code rename_input(fc_recipe_builder *b, fc_recipe_group *g) {
+    fc_tensor t;
+    FC_TRY(make_names(b, g, 1));
+    g->names[0] = fc_recipe_spell(g->group.rule->to[0], &g->group.bindings, b->scratch);
+    g->nnames = 1;
+    FC_TRY(fc_recipe_same_tensor(b, g->group.inputs[0].tensor, &t));
+    FC_TRY(g->names[0] ? fc_recipe_set_name(b, g->names[0], &t) : fc_recipe_no_memory(b));
+    return fc_recipe_add(b, &t);
+}
+
+static fc_code run_group(fc_recipe_builder *b, fc_recipe_group *g) {
     fc_group_output *outputs = NULL;
-    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
     size_t count = 0;
-    const bool renames = g->rule->nops == 0 && g->rule->nfrom == 1 && g->rule->nto == 1 && g->ninputs == 1;
-    if (renames && fc_recipe_only(g->rule->to, 1, g->rule->from, 1, inner) == 0) {
-        const char *name = fc_recipe_spell(g->rule->to[0], &g->bindings, b->scratch);
-        fc_tensor t;
-        FC_TRY(name ? same_tensor(b, g->inputs[0].tensor, &t) : no_memory(b));
-        FC_TRY(set_name(b, name, &t));
-        return add_tensor(b, &t);
+    if (g->group.ninputs == 0) { /* it has only optimizer state */
+        return FC_OK;
     }
-    FC_TRY(fc_group_run(b->recipe, g, &outputs, &count, b->err));
-    fc_code rc = FC_OK;
+    if (g->group.ninputs == 1 && fc_recipe_renames(g->group.rule)) { /* whatever the dimensions */
+        return rename_input(b, g);
+    }
+    FC_TRY(fc_group_run(b->recipe, &g->group, &outputs, &count, b->err));
+    fc_code rc = make_names(b, g, count);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
         rc = add_output(b, g, &outputs[i]);
     }
@@ -268,7 +200,7 @@ static fc_code run_group(builder *b, fc_group *g) {
 }
 
 /* "add": a tensor of the result under a second name. */
-static fc_code add_copies(builder *b) {
+static fc_code add_copies(fc_recipe_builder *b) {
     const size_t made = b->count;
     for (size_t r = 0; r < b->recipe->nrules; r++) {
         const fc_recipe_rule *rule = &b->recipe->rules[r];
@@ -279,8 +211,8 @@ static fc_code add_copies(builder *b) {
             }
             fc_tensor t = b->tensors[i];
             const char *name = fc_recipe_spell(rule->to[1], &bindings, b->scratch);
-            FC_TRY(name ? set_name(b, name, &t) : no_memory(b));
-            FC_TRY(add_tensor(b, &t));
+            FC_TRY(name ? fc_recipe_set_name(b, name, &t) : fc_recipe_no_memory(b));
+            FC_TRY(fc_recipe_add(b, &t));
         }
     }
     return FC_OK;
@@ -288,28 +220,27 @@ static fc_code add_copies(builder *b) {
 
 /* ---- all of it ---- */
 
-/* Gives a value to its rule. An object that no rule takes is added unchanged, and so is a tensor if the recipe keeps
-   others. */
-static fc_code give(builder *b, const fc_target_tensor *w) {
+/* Gives a value to its rule, or to that of its parameter. Objects that no rule takes stay as they are, and so do
+   tensors if the recipe keeps others. */
+static fc_code give(fc_recipe_builder *b, const fc_target_tensor *w) {
     fc_recipe_bindings bindings;
     size_t pattern = 0;
-    const size_t rule = find_rule(b, w->name, &pattern, &bindings);
+    bool given = false;
+    const size_t rule = fc_recipe_find_rule(b, w->name, &pattern, &bindings);
     if (rule != SIZE_MAX && b->recipe->rules[rule].kind == FC_RULE_DROP) {
         return FC_OK;
     }
     if (rule != SIZE_MAX && !w->source->object) {
         return add_input(b, rule, pattern, &bindings, w->source);
     }
-    if (!w->source->object && !b->recipe->keeps_others) {
-        return no_rule(b, w->name);
+    FC_TRY(fc_recipe_give_state(b, w, &given));
+    if (given) {
+        return FC_OK;
     }
-    fc_tensor t;
-    FC_TRY(same_tensor(b, w->source, &t));
-    FC_TRY(copy_name(b, w, &t));
-    return add_tensor(b, &t);
+    return w->source->object || b->recipe->keeps_others ? fc_recipe_keep(b, w) : fc_recipe_no_rule(b, w->name);
 }
 
-static fc_code check_names(const builder *b) {
+static fc_code check_names(const fc_recipe_builder *b) {
     const char *name = NULL;
     FC_TRY(fc_find_same_name(b->tensors, b->count, &name, b->err));
     return name ? fc_fail(b->err, FC_EUSAGE, "%s: the recipe %s makes '%.256s' twice", b->source->path,
@@ -317,23 +248,11 @@ static fc_code check_names(const builder *b) {
                 : FC_OK;
 }
 
-static fc_code build(builder *b, const fc_target *target) {
-    b->names = fc_name_table_new(b->scratch, target->ntensors + 1);
-    if (!b->names) {
-        return no_memory(b);
-    }
-    FC_TRY(evaluate_conditions(b));
-    for (size_t i = 0; i < target->ntensors; i++) {
-        FC_TRY(give(b, &target->tensors[i]));
-    }
-    for (size_t i = 0; i < b->ngroups; i++) {
-        FC_TRY(run_group(b, &b->groups[i]));
-    }
-    FC_TRY(add_copies(b));
-    FC_TRY(check_names(b));
+/* Moves the values to the arena of the result. */
+static fc_code keep_tensors(fc_recipe_builder *b) {
     fc_tensor *kept = fc_arena_calloc(b->out->arena, b->count + 1, sizeof *kept);
     if (!kept) {
-        return no_memory(b);
+        return fc_recipe_no_memory(b);
     }
     if (b->count > 0) {
         memcpy(kept, b->tensors, b->count * sizeof *kept);
@@ -343,14 +262,60 @@ static fc_code build(builder *b, const fc_target *target) {
     return FC_OK;
 }
 
+static fc_code build(fc_recipe_builder *b) {
+    b->group_names = fc_name_table_new(b->scratch, b->target->ntensors + 1);
+    if (!b->group_names) {
+        return fc_recipe_no_memory(b);
+    }
+    FC_TRY(evaluate_conditions(b));
+    FC_TRY(fc_recipe_begin_states(b));
+    for (size_t i = 0; i < b->target->ntensors; i++) {
+        FC_TRY(give(b, &b->target->tensors[i]));
+    }
+    for (size_t i = 0; i < b->ngroups; i++) {
+        FC_TRY(run_group(b, &b->groups[i]));
+    }
+    FC_TRY(add_copies(b));
+    FC_TRY(fc_recipe_add_states(b));
+    FC_TRY(check_names(b));
+    return keep_tensors(b);
+}
+
+/* Says what the recipe does not restore. */
+static fc_code add_note(const fc_recipe *recipe, fc_checkpoint *derived, fc_error *err) {
+    const char *note = derived->note;
+    if (!recipe->lost) {
+        return FC_OK;
+    }
+    derived->note = fc_arena_printf(derived->arena, "%s%sthe reversed recipe %s does not restore %s", note ? note : "",
+                                    note ? "; " : "", recipe->label, recipe->lost);
+    return derived->note ? FC_OK : fc_no_memory(err, derived->path);
+}
+
+/* Converts dtypes, and lets the result own the source. */
+static fc_code complete(const fc_recipe *recipe, fc_checkpoint *derived, fc_checkpoint *source, fc_checkpoint **out,
+                        fc_error *err) {
+    fc_checkpoint *made = derived;
+    fc_code rc = add_note(recipe, derived, err);
+    rc = rc == FC_OK ? fc_recipe_cast(recipe, &made, err) : rc;
+    rc = rc == FC_OK ? fc_recipe_derived_own(derived, source, err) : rc;
+    if (rc != FC_OK) {
+        fc_checkpoint_close(made);
+        return rc;
+    }
+    *out = made;
+    return FC_OK;
+}
+
 fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc_recipe *recipe, fc_checkpoint **out,
                         fc_error *err) {
-    builder b = {.recipe = recipe, .source = source, .scratch = fc_arena_new(), .err = err};
+    fc_recipe_builder b = {.recipe = recipe, .target = target, .source = source, .scratch = fc_arena_new(), .err = err};
     *out = NULL;
     b.out = fc_recipe_derived_new(source);
-    fc_code rc = b.scratch && b.out ? build(&b, target) : fc_no_memory(err, source->path);
+    fc_code rc = b.scratch && b.out ? build(&b) : fc_no_memory(err, source->path);
     for (size_t i = 0; i < b.ngroups; i++) {
-        free(b.groups[i].inputs);
+        free(b.groups[i].group.inputs);
+        free(b.groups[i].states);
     }
     free(b.groups);
     free(b.tensors);
@@ -359,11 +324,5 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
         fc_checkpoint_close(b.out);
         return rc;
     }
-    rc = fc_recipe_derived_own(b.out, source, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(b.out);
-        return rc;
-    }
-    *out = b.out;
-    return FC_OK;
+    return complete(recipe, b.out, source, out, err);
 }

@@ -42,15 +42,27 @@ static void gathered_extent(const fc_tensor *tensor, size_t index, fc_extent *ou
     fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
 }
 
+static void text_extent(const char *text, fc_extent *out) {
+    memset(out, 0, sizeof *out);
+    out->codec = FC_CODEC_INLINE;
+    out->bytes = (const unsigned char *)text;
+    out->length = out->decoded = strlen(text);
+    out->strides[0] = 1;
+}
+
 static fc_code recipe_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
     const fc_recipe_origin *o = tensor->detail;
     const fc_checkpoint *source = source_of(checkpoint);
+    if (o->gathered || o->copied) {
+        gathered_extent(tensor, index, out);
+        return FC_OK;
+    }
     if (o->tensor) {
         return fc_checkpoint_extent(source, o->tensor, index, out, err);
     }
-    if (o->gathered) {
-        gathered_extent(tensor, index, out);
+    if (o->json) {
+        text_extent(o->json, out);
         return FC_OK;
     }
     const fc_recipe_place *p = &o->places[index];
@@ -83,6 +95,10 @@ static fc_code recipe_read(const fc_checkpoint *checkpoint, const fc_tensor *ten
     if (o->gathered) {
         return fc_gather_read(s->source, tensor, o->gathered, index, s->crc, buf, err);
     }
+    if (o->copied) {
+        const fc_box all = fc_chunk_box(tensor, &tensor->chunks[index]);
+        return fc_read_box(s->source, o->tensor, &all, tensor->dtype, buf, err);
+    }
     const fc_tensor *from = o->tensor ? o->tensor : o->places[index].steps->source;
     return s->source->format->reader.read(s->source, from, o->tensor ? index : o->places[index].chunk, buf, err);
 }
@@ -90,7 +106,8 @@ static fc_code recipe_read(const fc_checkpoint *checkpoint, const fc_tensor *ten
 static fc_code recipe_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err) {
     const fc_recipe_origin *o = object->detail;
-    return fc_checkpoint_object_json(source_of(checkpoint), o->tensor, arena, json, err);
+    *json = o->json;
+    return o->json ? FC_OK : fc_checkpoint_object_json(source_of(checkpoint), o->tensor, arena, json, err);
 }
 
 /* Only an unchanged value has the source's digests. */
@@ -98,13 +115,13 @@ static fc_code recipe_digest(const fc_checkpoint *checkpoint, const fc_tensor *t
                              fc_error *err) {
     const fc_recipe_origin *o = tensor->detail;
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
-    return !o->tensor ? FC_OK : fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err);
+    return !o->tensor || o->copied ? FC_OK : fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err);
 }
 
 static fc_code recipe_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     const fc_recipe_origin *o = object->detail;
     const fc_checkpoint *source = source_of(checkpoint);
-    return source->format->reader.check_object(source, o->tensor, err);
+    return o->json ? FC_OK : source->format->reader.check_object(source, o->tensor, err);
 }
 
 static fc_code recipe_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {

@@ -44,7 +44,13 @@ size_t fc_recipe_only(const char *const *has, size_t nhas, const char *const *la
     return count;
 }
 
-static int by_place(const void *a, const void *b) {
+bool fc_recipe_renames(const fc_recipe_rule *rule) {
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
+    return rule->kind == FC_RULE_MAP && rule->nops == 0 && rule->nfrom == 1 && rule->nto == 1 &&
+           fc_recipe_only(rule->to, 1, rule->from, 1, inner) == 0;
+}
+
+int fc_group_by_place(const void *a, const void *b) {
     const fc_group_input *x = a, *y = b;
     int order = (x->pattern > y->pattern) - (x->pattern < y->pattern);
     for (size_t i = 0; order == 0 && i < FC_RECIPE_VARIABLES; i++) {
@@ -104,7 +110,7 @@ static bool find_extents(const fc_group_input *inputs, size_t count, list *l) {
 
 /* All patterns must have a tensor, for the same numbers 0, 1, 2, … of each variable. */
 static fc_code check_inputs(const fc_recipe *recipe, const fc_group *g, list *l, fc_error *err) {
-    qsort(g->inputs, g->ninputs, sizeof *g->inputs, by_place);
+    qsort(g->inputs, g->ninputs, sizeof *g->inputs, fc_group_by_place);
     const size_t each = count_pattern(g, 0, 0);
     if (!find_extents(g->inputs, each, l)) {
         return missing(recipe, g, 0, err);

@@ -41,6 +41,12 @@ typedef struct fc_recipe_variable {
 size_t fc_recipe_only(const char *const *has, size_t nhas, const char *const *lacks, size_t nlacks,
                       fc_recipe_variable out[FC_RECIPE_VARIABLES]);
 
+/** Compares two fc_group_input for qsort: by pattern, then by numbers. */
+int fc_group_by_place(const void *a, const void *b);
+
+/** Returns whether the rule gives each tensor a new name and changes nothing else. */
+bool fc_recipe_renames(const fc_recipe_rule *rule);
+
 /**
  * Applies the operations of the rule.
  * @param out   receives an array from malloc; fc_group_free_outputs frees it.

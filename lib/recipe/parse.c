@@ -71,6 +71,16 @@ static fc_code check_keys(const reader *r, const json_t *object, const char *con
     return FC_OK;
 }
 
+/* Adds to what the reversed recipe cannot restore. */
+static fc_code add_lost(const reader *r, const char *before, const char *what, const char *after) {
+    const char *lost = r->recipe->lost;
+    if (lost && strlen(lost) > 300) {
+        return FC_OK;
+    }
+    r->recipe->lost = fc_arena_printf(r->arena, "%s%s%s%s%s", lost ? lost : "", lost ? ", " : "", before, what, after);
+    return r->recipe->lost ? FC_OK : no_memory(r);
+}
+
 /* ---- operations ---- */
 
 static const struct {
@@ -222,6 +232,7 @@ static fc_code read_extra(const reader *r, const json_t *object, bool drop, fc_r
     }
     rule->kind = drop != r->reverse ? FC_RULE_DROP : FC_RULE_ADD;
     *skip = rule->kind == FC_RULE_ADD && !names[0];
+    FC_TRY(*skip && r->reverse ? add_lost(r, "'", names[1], "', which it drops") : FC_OK);
     if (rule->kind == FC_RULE_DROP) {
         rule->from = names + 1;
         rule->nfrom = 1;
@@ -277,6 +288,38 @@ static fc_code read_others(const reader *r, const json_t *value) {
                : fc_fail(r->err, FC_EUSAGE, "%s: \"others\" is \"keep\" or \"refuse\"", r->recipe->label);
 }
 
+static fc_code read_dtypes(const reader *r, const json_t *object) {
+    const size_t count = json_object_size(object);
+    fc_recipe_dtype *dtypes = fc_arena_calloc(r->arena, count + 1, sizeof *dtypes);
+    const char *glob;
+    json_t *value;
+    if (!dtypes) {
+        return no_memory(r);
+    }
+    json_object_foreach((json_t *)object, glob, value) {
+        const char *type = json_string_value(value);
+        fc_recipe_dtype *d = &dtypes[r->recipe->ndtypes++];
+        if (!type || !fc_dtype_find(type, strlen(type), &d->dtype) || fc_dtype_get(d->dtype)->cls != FC_CLASS_FLOAT) {
+            return fc_fail(r->err, FC_EUSAGE, "%s: \"dtypes\": '%s' needs a floating-point type, such as \"f32\"",
+                           r->recipe->label, glob);
+        }
+        d->glob = fc_arena_strndup(r->arena, glob, strlen(glob));
+        if (!d->glob) {
+            return no_memory(r);
+        }
+    }
+    r->recipe->dtypes = dtypes;
+    return FC_OK;
+}
+
+static fc_code read_models(const reader *r, const json_t *value) {
+    bool malformed = false;
+    r->recipe->models = value ? fc_json_strings(value, r->arena, &malformed) : NULL;
+    return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"models\" is not an array of strings", r->recipe->label)
+           : value && !r->recipe->models ? no_memory(r)
+                                         : FC_OK;
+}
+
 static fc_code read_recipe(reader *r, const json_t *root) {
     const json_t *rules = json_object_get(root, "rules");
     const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
@@ -289,6 +332,8 @@ static fc_code read_recipe(reader *r, const json_t *root) {
                        example);
     }
     FC_TRY(read_text(r, json_object_get(root, "description"), "description", &r->recipe->description));
+    FC_TRY(read_models(r, json_object_get(root, "models")));
+    FC_TRY(read_dtypes(r, json_object_get(root, "dtypes")));
     FC_TRY(read_others(r, json_object_get(root, "others")));
     FC_TRY(read_sizes(r, json_object_get(root, "sizes")));
     r->recipe->rules = fc_arena_calloc(r->arena, json_array_size(rules) + 1, sizeof *r->recipe->rules);
@@ -325,6 +370,16 @@ static size_t list_numbers(const json_t *object, const char *prefix, fc_recipe_n
     return n;
 }
 
+/* Finds the kind of the model, also that of the language model in a larger one. */
+static const char *model_of(const json_t *root, fc_arena *arena) {
+    const json_t *text = json_object_get(root, "text_config");
+    const char *model = json_string_value(json_object_get(text ? text : root, "model_type"));
+    if (!model) {
+        model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
+    }
+    return model ? fc_arena_strndup(arena, model, strlen(model)) : NULL;
+}
+
 static fc_code load_config(const reader *r, const char *path) {
     json_t *root = NULL;
     fc_recipe_config *config = fc_arena_calloc(r->arena, 1, sizeof *config);
@@ -337,10 +392,36 @@ static fc_code load_config(const reader *r, const char *path) {
     if (numbers) {
         list_numbers(root, "", numbers, r->arena, 0);
     }
+    *config = (fc_recipe_config){numbers, count, model_of(root, r->arena)};
     json_decref(root);
-    *config = (fc_recipe_config){numbers, count};
     r->recipe->config = config;
     return numbers ? FC_OK : no_memory(r);
+}
+
+/* ---- the other direction ---- */
+
+/* Whether an operation of a reversed rule adds zeros, as far as the configuration tells. */
+static bool pads(const reader *r, const fc_recipe_op *op) {
+    int64_t before = 0, after = 1;
+    const char *unknown;
+    return op->kind == FC_OP_RESIZE &&
+           (!op->left || fc_recipe_evaluate(r->recipe, op->left, &before, &unknown, NULL) != FC_OK ||
+            fc_recipe_evaluate(r->recipe, op->right, &after, &unknown, NULL) != FC_OK || before < after);
+}
+
+/* Lists what a reversed recipe cannot restore: dtypes, which are those of its result only, and trimmed values. */
+static fc_code list_lost(const reader *r) {
+    for (size_t i = 0; i < r->recipe->nrules; i++) {
+        const fc_recipe_rule *rule = &r->recipe->rules[i];
+        for (size_t k = 0; k < rule->nops; k++) {
+            FC_TRY(pads(r, &rule->ops[k]) ? add_lost(r, "what it trims of '", rule->to[0], "' (zeros)") : FC_OK);
+        }
+    }
+    for (size_t i = 0; i < r->recipe->ndtypes; i++) {
+        FC_TRY(add_lost(r, "the dtype of '", r->recipe->dtypes[i].glob, "'"));
+    }
+    r->recipe->ndtypes = 0;
+    return FC_OK;
 }
 
 /* ---- entry points ---- */
@@ -352,11 +433,13 @@ static fc_code make(const char *label, const json_t *root, const fc_recipe_optio
     if (!recipe || !(recipe->label = fc_arena_strndup(arena, label, strlen(label)))) {
         return fc_no_memory(err, label);
     }
+    recipe->headers_only = options && options->headers_only;
     FC_TRY(read_recipe(&r, root));
     if (options && options->config) {
         FC_TRY(load_config(&r, options->config));
     }
     FC_TRY(fc_recipe_place_offsets(recipe, arena, err));
+    FC_TRY(r.reverse ? list_lost(&r) : FC_OK);
     *out = recipe;
     return FC_OK;
 }

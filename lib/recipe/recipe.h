@@ -50,13 +50,24 @@ typedef struct fc_recipe_size {
     const char *const *expressions; /**< NULL-terminated */
 } fc_recipe_size;
 
+/** Tensors of the result whose names match a glob have this dtype; the last one that matches decides. */
+typedef struct fc_recipe_dtype {
+    const char *glob;
+    fc_dtype dtype;
+} fc_recipe_dtype;
+
 struct fc_recipe {
     const char *label, *description;
+    const char *const *models; /**< the model_type of the models that it is for, NULL-terminated; NULL: any */
     const fc_recipe_size *sizes;
     size_t nsizes;
     fc_recipe_rule *rules;
     size_t nrules;
+    const fc_recipe_dtype *dtypes;
+    size_t ndtypes;
+    const char *lost;  /**< what the reversed recipe cannot restore, for people; NULL: nothing, or it is not reversed */
     bool keeps_others; /**< tensors that no rule takes stay as they are */
+    bool headers_only; /**< as in fc_recipe_options */
     const struct fc_recipe_config *config;
     const char *config_path; /**< NULL: none was given */
 };
@@ -72,6 +83,7 @@ typedef struct fc_recipe_number {
 typedef struct fc_recipe_config {
     const fc_recipe_number *numbers;
     size_t count;
+    const char *model; /**< its model_type, or the class in its architectures; NULL: it has neither */
 } fc_recipe_config;
 
 /**

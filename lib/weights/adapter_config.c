@@ -148,7 +148,6 @@ static const struct {
     {"alora_invocation_tokens", "activated LoRA, which applies from some token on"},
     {"layer_replication", "replicated layers, which the base model does not have"},
     {"lora_bias", "LoRA with biases (lora_bias)"},
-    {"target_parameters", "LoRA on parameters (target_parameters), such as fused experts"},
     {"trainable_token_indices", "trained tokens (trainable_token_indices)"},
     {"kasa_config", "KaSA, which changes the base weights"},
     {"monteclora_config", "MonteCLoRA, which samples"},
@@ -183,8 +182,24 @@ static fc_code check_kind(const char *path, const json_t *root, fc_error *err) {
                               : FC_OK;
 }
 
+static fc_code read_parameters(const json_t *list, fc_arena *arena, fc_adapter_config *c, fc_error *err) {
+    c->parameters = fc_arena_calloc(arena, json_array_size(list) + 1, sizeof *c->parameters);
+    for (size_t i = 0; c->parameters && i < json_array_size(list); i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        if (!text) {
+            return fc_fail(err, FC_EUSAGE, "%s: target_parameters has a member that is not a string", c->path);
+        }
+        c->parameters[c->nparameters] = fc_arena_strndup(arena, text, strlen(text));
+        if (!c->parameters[c->nparameters++]) {
+            return fc_no_memory(err, c->path);
+        }
+    }
+    return c->parameters ? FC_OK : fc_no_memory(err, c->path);
+}
+
 static fc_code read_all(const json_t *root, fc_arena *arena, fc_adapter_config *c, fc_error *err) {
     FC_TRY(check_kind(c->path, root, err));
+    FC_TRY(read_parameters(json_object_get(root, "target_parameters"), arena, c, err));
     c->rank = json_number_value(json_object_get(root, "r"));
     c->alpha = json_number_value(json_object_get(root, "lora_alpha"));
     c->rank_stabilized = json_is_true(json_object_get(root, "use_rslora"));

@@ -26,6 +26,8 @@ typedef struct fc_adapter_config {
     double rank, alpha;
     fc_adapter_pattern *ranks, *alphas; /**< exceptions; the first that matches decides */
     size_t nranks, nalphas;
+    const char **parameters; /**< target_parameters: the ends of names such as "mlp.experts.down_proj" */
+    size_t nparameters;
     bool rank_stabilized; /**< use_rslora: divide by the root of the rank */
     bool transposed;      /**< fan_in_fan_out: weights are stored as (in, out) */
 } fc_adapter_config;

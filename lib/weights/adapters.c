@@ -56,10 +56,10 @@ typedef struct value_name {
     bool embedding;
 } value_name;
 
-/* Removes the first `part` from a name, in place. */
+/* Removes every `part` from a name, in place. */
 static void remove_part(char *name, const char *part) {
-    char *at = strstr(name, part);
-    if (at) {
+    char *at = name;
+    while ((at = strstr(at, part))) {
         memmove(at, at + strlen(part), strlen(at + strlen(part)) + 1);
     }
 }
@@ -114,6 +114,13 @@ static void find_prefix(merger *m, const char *name) {
     m->prefix = found == 1 ? m->prefix : NULL;
 }
 
+static size_t locate(merger *m, const char *name) {
+    if (!m->prefix) {
+        find_prefix(m, name);
+    }
+    return m->prefix ? find(m, m->prefix, name) : FC_NO_NAME;
+}
+
 /* ---- what is added to what ---- */
 
 /* @return the change of value `index`, from now on with room for a product of each adapter; NULL: out of memory. */
@@ -135,14 +142,88 @@ static fc_code no_weight(const merger *m, size_t i, const value_name *name, cons
                    m->prefix ? m->prefix : "", name->weight, t->name, m->all[i + 1]->path);
 }
 
-static fc_code add_factor(merger *m, size_t i, const value_name *name, const fc_tensor *t) {
-    if (!m->prefix) {
-        find_prefix(m, name->weight);
+/* ---- parameters of modules, such as the fused experts of a layer ---- */
+
+/* @return whether `name` is `end`, or ends in it after a dot. */
+static bool ends_in(const char *name, const char *end, size_t len) {
+    const size_t all = strlen(name);
+    return len <= all && memcmp(name + all - len, end, len) == 0 &&
+           (len == all || len == 0 || name[all - len - 1] == '.');
+}
+
+/* @return the other factor of a product: lora_B of the same module for lora_A, and so on. NULL: there is none. */
+static const fc_tensor *partner_of(const fc_checkpoint *adapter, const fc_tensor *t, bool is_a) {
+    const size_t at = strlen(t->name) - strlen(is_a ? "A.weight" : "B.weight");
+    for (size_t i = 0; i < adapter->ntensors; i++) {
+        const char *name = adapter->tensors[i].name;
+        if (strncmp(name, t->name, at) == 0 && strcmp(name + at, is_a ? "B.weight" : "A.weight") == 0) {
+            return &adapter->tensors[i];
+        }
     }
-    const size_t at = m->prefix ? find(m, m->prefix, name->weight) : FC_NO_NAME;
-    if (at == FC_NO_NAME) {
-        return no_weight(m, i, name, t);
+    return NULL;
+}
+
+/* Whether the factors of all experts, one below the other in A, fit a parameter (experts, out, in) or (experts, in,
+ * out). */
+static bool fits_experts(const fc_tensor *w, const fc_tensor *a, const fc_tensor *b, bool *straight, bool *across) {
+    *straight = *across = false;
+    if (w->ndim == 3 && a->ndim == 2 && b->ndim == 2 && w->shape[0] > 0 && a->shape[0] % w->shape[0] == 0 &&
+        b->shape[1] == a->shape[0]) {
+        *straight = a->shape[1] == w->shape[2] && b->shape[0] == w->shape[1];
+        *across = a->shape[1] == w->shape[1] && b->shape[0] == w->shape[2];
     }
+    return *straight || *across;
+}
+
+/* Finds the parameter of a module that both factors fit: their names do not tell which of them it is. */
+static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_tensor *t, size_t *at) {
+    const fc_adapter_config *c = &m->configs[i];
+    const fc_tensor *other = partner_of(m->all[i + 1], t, name->kind == IS_A);
+    const char *module = name->module;
+    for (size_t k = 0; other && k < c->nparameters; k++) {
+        const char *dot = strrchr(c->parameters[k], '.'), *leaf = dot ? dot + 1 : c->parameters[k];
+        bool straight, across;
+        if (!ends_in(module, c->parameters[k], dot ? (size_t)(dot - c->parameters[k]) : 0)) {
+            continue;
+        }
+        const char *weight = fc_arena_printf(m->scratch, "%s.%s", module, leaf);
+        if (!weight) {
+            return fc_no_memory(m->err, m->source->path);
+        }
+        const size_t found = locate(m, weight);
+        const fc_tensor *w = found != FC_NO_NAME ? &m->source->tensors[found] : NULL;
+        if (!w ||
+            !fits_experts(w, name->kind == IS_A ? t : other, name->kind == IS_A ? other : t, &straight, &across)) {
+            continue;
+        }
+        if (*at != FC_NO_NAME && *at != found) {
+            return fc_fail(m->err, FC_EUNSUPPORTED, "%s: tensor %.256s fits %.256s and %.256s of %s",
+                           m->all[i + 1]->path, t->name, m->source->tensors[*at].name, w->name, m->source->path);
+        }
+        *at = found;
+        name->module = name->weight = weight;
+    }
+    return FC_OK;
+}
+
+/* Finds the weight that a factor is for. PEFT's patterns are about the name of the parameter if it is a target. */
+static fc_code find_weight(merger *m, size_t i, value_name *name, const fc_tensor *t, size_t *at) {
+    const fc_adapter_config *c = &m->configs[i];
+    *at = locate(m, name->weight);
+    for (size_t k = 0; *at != FC_NO_NAME && k < c->nparameters; k++) {
+        if (ends_in(name->weight, c->parameters[k], strlen(c->parameters[k]))) {
+            name->module = name->weight;
+        }
+    }
+    if (*at == FC_NO_NAME && c->nparameters > 0 && !name->embedding) {
+        FC_TRY(find_parameter(m, i, name, t, at));
+    }
+    return *at == FC_NO_NAME ? no_weight(m, i, name, t) : FC_OK;
+}
+
+static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor *t) {
+    size_t at;
+    FC_TRY(find_weight(m, i, name, t, &at));
     fc_merged *merged = merged_of(m, at);
     if (!merged) {
         return fc_no_memory(m->err, m->source->path);
@@ -150,10 +231,11 @@ static fc_code add_factor(merger *m, size_t i, const value_name *name, const fc_
     fc_low_rank *term = &merged->terms[i];
     term->source = i + 1;
     term->transposed = name->embedding;
+    term->experts = merged->base && merged->base->ndim == 3 && t->ndim == 2 ? merged->base->shape[0] : 0;
     *(name->kind == IS_A ? &term->a : &term->b) = t;
     if (name->kind == IS_A && t->ndim >= 2) {
         double scale = 0;
-        FC_TRY(fc_adapter_scale(&m->configs[i], name->module, t->shape[0], &scale, m->err));
+        FC_TRY(fc_adapter_scale(&m->configs[i], name->module, fc_low_rank_of(term), &scale, m->err));
         term->scale = (float)(scale * m->adapters[i].weight);
     }
     return fc_computed_shares(m->out, i + 1, t, m->err);
@@ -228,6 +310,24 @@ static bool fits_transposed(const fc_tensor *w, const fc_low_rank *term) {
     return w->ndim == 2 && has_shape(term->a, rank, w->shape[0]) && has_shape(term->b, w->shape[1], rank);
 }
 
+/* Whether a parameter of square matrices is (experts, in, out): as the other one of its module, whose matrices are
+ * wider. */
+static fc_code is_transposed(const merger *m, const fc_tensor *w, bool *out) {
+    const char *dot = strrchr(w->name, '.');
+    const char *wide = fc_arena_printf(m->scratch, "%.*s.gate_up_proj", dot ? (int)(dot - w->name) : 0, w->name);
+    if (!wide) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    const size_t at = fc_name_table_find(m->names, wide, strlen(wide));
+    const fc_tensor *s = at != FC_NO_NAME ? &m->source->tensors[at] : NULL;
+    const bool known = s && s->ndim == 3 && (s->shape[1] == w->shape[1]) != (s->shape[2] == w->shape[2]);
+    *out = known && s->shape[1] == w->shape[1];
+    return known ? FC_OK
+                 : fc_fail(m->err, FC_EUNSUPPORTED,
+                           "%s: %.256s has square matrices, and nothing tells whether they are (in, out) or (out, in)",
+                           m->source->path, w->name);
+}
+
 static bool can_be_summed(const fc_tensor *t) {
     return t->dtype == FC_F32 || t->dtype == FC_BF16 || t->dtype == FC_F16;
 }
@@ -247,7 +347,11 @@ static fc_code check_term(const merger *m, const fc_tensor *w, fc_low_rank *term
     }
     const bool floats =
         fc_dtype_get(term->a->dtype)->cls == FC_CLASS_FLOAT && fc_dtype_get(term->b->dtype)->cls == FC_CLASS_FLOAT;
-    const bool straight = fits(w, term), across = fits_transposed(w, term);
+    bool straight = fits(w, term), across = fits_transposed(w, term);
+    if (term->experts > 0 && fits_experts(w, term->a, term->b, &straight, &across) && straight && across) {
+        FC_TRY(is_transposed(m, w, &across));
+        straight = !across;
+    }
     if (!floats || (!straight && !across)) {
         return fc_fail(m->err, FC_EUSAGE, "%s: lora_A and lora_B do not fit %.256s of %s in shape or type",
                        adapter->path, w->name, m->source->path);

@@ -20,12 +20,21 @@ enum { BYTES = 1 << 20, RIGHT = 256 << 10, COLUMNS = 8192, LEAST_COLUMNS = 256, 
 /* The buffers of a block. */
 enum { LEFT_BUFFER, RIGHT_BUFFER, PART_BUFFER, SUMS_BUFFER };
 
+int64_t fc_low_rank_of(const fc_low_rank *term) {
+    return term->a->shape[0] / (term->experts > 0 ? term->experts : 1);
+}
+
 static int64_t all_ranks(const fc_merged *m) {
     int64_t ranks = 0;
     for (size_t i = 0; i < m->nterms; i++) {
-        ranks += m->terms[i].a->shape[0];
+        ranks += fc_low_rank_of(&m->terms[i]);
     }
     return ranks;
+}
+
+/* @return the dimension of a weight's rows: the second if the first counts experts. */
+static int row_dim(const fc_merged *m) {
+    return m->nterms > 0 && m->terms[0].experts > 0 ? 1 : 0;
 }
 
 /* Limits the columns of a block, i.e. the product of all dimensions but the first. */
@@ -36,14 +45,16 @@ static int64_t most_columns(const fc_merged *m) {
 
 void fc_merged_blocks(const fc_merged *m, const fc_tensor *t, int64_t *block) {
     int64_t room = most_columns(m), columns = 1;
-    for (int d = t->ndim - 1; d >= 1; d--) {
+    const int first = row_dim(m);
+    for (int d = t->ndim - 1; d > first; d--) {
         block[d] = t->shape[d] < room ? t->shape[d] : room;
         columns *= block[d] > 0 ? block[d] : 1;
         room = block[d] > 0 && room / block[d] > 0 ? room / block[d] : 1;
     }
     if (t->ndim > 0) {
         const int64_t rows = BYTES / (int64_t)fc_dtype_size(t->dtype) / columns;
-        block[0] = t->shape[0] < rows ? t->shape[0] : rows;
+        block[0] = 1; /* one expert */
+        block[first] = t->shape[first] < rows ? t->shape[first] : rows;
     }
 }
 
@@ -51,8 +62,19 @@ void fc_merged_blocks(const fc_merged *m, const fc_tensor *t, int64_t *block) {
 typedef struct factors {
     const fc_computed_block *block;
     size_t rows, columns, wide; /* wide: columns of whole panels */
+    int row_dim;
     float *left, *right, *part;
 } factors;
+
+/* Of rows of (ranks - 1) × step + 1 values in f->part, keeps every value that is `step` after the last. */
+static void pick(const factors *f, int64_t step, size_t ranks, size_t rows) {
+    const size_t width = (ranks - 1) * (size_t)step + 1;
+    for (size_t i = 0; step > 1 && i < rows; i++) {
+        for (size_t k = 0; k < ranks; k++) {
+            f->part[i * ranks + k] = f->part[i * width + k * (size_t)step];
+        }
+    }
+}
 
 /* Reads some ranks of a factor into f->part, for the places that the block has. */
 static fc_code read_part(const factors *f, const fc_low_rank *term, const fc_tensor *factor, size_t first, size_t ranks,
@@ -60,13 +82,18 @@ static fc_code read_part(const factors *f, const fc_low_rank *term, const fc_ten
     int64_t offsets[FC_MAX_DIMS] = {0}, sizes[FC_MAX_DIMS];
     const fc_box box = {factor->ndim, offsets, sizes}, *of = &f->block->box;
     const bool is_a = factor == term->a;
+    const int64_t step = term->experts > 0 && !is_a ? term->experts : 1,
+                  expert = term->experts > 0 ? of->offsets[0] : 0;
+    const int64_t begin = is_a ? expert * fc_low_rank_of(term) + (int64_t)first : (int64_t)first * step + expert;
     for (int d = 0; d < factor->ndim; d++) {
         const bool is_rank = d == (is_a ? 0 : 1), follows = is_a ? d > 0 : d == 0;
-        const int w = term->transposed ? 1 - d : d; /* the weight's dimension; it has two if it is transposed */
-        sizes[d] = is_rank ? (int64_t)ranks : follows ? of->sizes[w] : 1;
-        offsets[d] = is_rank ? (int64_t)first : follows ? of->offsets[w] : 0;
+        const int w = (term->transposed ? 1 - d : d) + f->row_dim; /* the weight's dimension; two if it is transposed */
+        sizes[d] = is_rank ? ((int64_t)ranks - 1) * step + 1 : follows ? of->sizes[w] : 1;
+        offsets[d] = is_rank ? begin : follows ? of->offsets[w] : 0;
     }
-    return fc_read_box_crc(f->block->sources[term->source], factor, &box, FC_F32, f->part, NULL, err);
+    FC_TRY(fc_read_box_crc(f->block->sources[term->source], factor, &box, FC_F32, f->part, NULL, err));
+    pick(f, step, ranks, is_a ? 1 : (size_t)sizes[0]);
+    return FC_OK;
 }
 
 /* Puts (ranks, columns) into panels of `rank` rows, from row `first` on. */
@@ -101,9 +128,15 @@ static void put_left(const factors *f, bool transposed, float *left, size_t rank
     }
 }
 
+/* @return how many ranks of a factor are read at once, for `places` rows or columns. */
+static size_t most_ranks(const fc_low_rank *term, size_t places) {
+    const size_t ranks = PART / places / (term->experts > 0 ? (size_t)term->experts : 1);
+    return ranks > 0 ? ranks : 1;
+}
+
 /* Reads a factor part by part. */
 static fc_code read_left(const factors *f, const fc_low_rank *term, float *left, size_t rank, fc_error *err) {
-    const size_t step = PART / f->rows > 0 ? PART / f->rows : 1;
+    const size_t step = most_ranks(term, f->rows);
     for (size_t k = 0; k < rank; k += step) {
         const size_t ranks = rank - k < step ? rank - k : step;
         FC_TRY(read_part(f, term, term->transposed ? term->a : term->b, k, ranks, err));
@@ -113,7 +146,7 @@ static fc_code read_left(const factors *f, const fc_low_rank *term, float *left,
 }
 
 static fc_code read_right(const factors *f, const fc_low_rank *term, float *right, size_t rank, fc_error *err) {
-    const size_t step = PART / f->columns > 0 ? PART / f->columns : 1;
+    const size_t step = most_ranks(term, f->columns);
     for (size_t k = 0; k < rank; k += step) {
         const size_t ranks = rank - k < step ? rank - k : step;
         FC_TRY(read_part(f, term, term->transposed ? term->b : term->a, k, ranks, err));
@@ -122,20 +155,23 @@ static fc_code read_right(const factors *f, const fc_low_rank *term, float *righ
     return FC_OK;
 }
 
-/* @return whether the buffers still hold the right factors of an earlier block with the same columns. */
+/* @return whether the buffers still hold the right factors of an earlier block with the same columns and expert. */
 static bool holds_right(const factors *f, const fc_merged *m) {
     const fc_box *box = &f->block->box;
-    const size_t size = ((size_t)box->ndim - 1) * sizeof *box->sizes;
-    return f->block->work->holds == m && memcmp(f->block->work->from, box->offsets + 1, size) == 0 &&
-           memcmp(f->block->work->extent, box->sizes + 1, size) == 0;
+    bool same = f->block->work->holds == m;
+    for (int d = 0; same && d < box->ndim; d++) {
+        same = d == f->row_dim ||
+               (f->block->work->from[d] == box->offsets[d] && f->block->work->extent[d] == box->sizes[d]);
+    }
+    return same;
 }
 
 static void note_right(const factors *f, const fc_merged *m) {
     const fc_box *box = &f->block->box;
-    const size_t size = ((size_t)box->ndim - 1) * sizeof *box->sizes;
+    const size_t size = (size_t)box->ndim * sizeof *box->sizes;
     f->block->work->holds = m;
-    memcpy(f->block->work->from, box->offsets + 1, size);
-    memcpy(f->block->work->extent, box->sizes + 1, size);
+    memcpy(f->block->work->from, box->offsets, size);
+    memcpy(f->block->work->extent, box->sizes, size);
 }
 
 /* Reads the factors of all products, one after the other. */
@@ -156,7 +192,7 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
     }
     float *left = f->left, *right = f->right;
     for (size_t i = 0; i < m->nterms; i++) {
-        const size_t rank = (size_t)m->terms[i].a->shape[0];
+        const size_t rank = (size_t)fc_low_rank_of(&m->terms[i]);
         FC_TRY(read_left(f, &m->terms[i], left, rank, err));
         FC_TRY(again ? FC_OK : read_right(f, &m->terms[i], right, rank, err));
         memset(left + f->rows * rank, 0, FC_LEFT_SPARE * rank * sizeof *left);
@@ -171,7 +207,7 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
 static void add_stripe(const factors *f, const fc_merged *m, size_t first, size_t rows, float *sums) {
     const float *left = f->left, *right = f->right;
     for (size_t i = 0; i < m->nterms; i++) {
-        const size_t rank = (size_t)m->terms[i].a->shape[0];
+        const size_t rank = (size_t)fc_low_rank_of(&m->terms[i]);
         fc_low_rank_add(left + first * rank, right, rank, m->terms[i].scale, rows, f->columns, sums);
         left += (f->rows + FC_LEFT_SPARE) * rank;
         right += f->wide * rank;
@@ -180,7 +216,8 @@ static void add_stripe(const factors *f, const fc_merged *m, size_t first, size_
 
 static fc_code add_products(const fc_computed_block *b, const fc_merged *m, fc_error *err) {
     const fc_dtype dtype = b->tensor->dtype;
-    factors f = {.block = b, .rows = (size_t)b->box.sizes[0]};
+    factors f = {.block = b, .row_dim = row_dim(m)};
+    f.rows = (size_t)b->box.sizes[f.row_dim];
     f.columns = (size_t)fc_box_volume(&b->box) / f.rows;
     f.wide = (f.columns + FC_PANEL - 1) / FC_PANEL * FC_PANEL;
     float *sums = fc_work_buffer(b->work, SUMS_BUFFER, STRIPE * f.columns * sizeof *sums);

@@ -16,7 +16,12 @@ typedef struct fc_low_rank {
     const fc_tensor *a, *b; /**< (rank, in, …) and (out, rank, …); NULL: there is no product */
     float scale;
     bool transposed; /**< the weight is (in, out) */
+    int64_t experts; /**< 0: a plain weight. Else it is (experts, out, in), a is (experts × rank, in), and of b (out,
+                        rank × experts) each expert has every column that is `experts` after the last */
 } fc_low_rank;
+
+/** @return the rank of a product: of one expert. */
+int64_t fc_low_rank_of(const fc_low_rank *term);
 
 /** A weight that gets products added. fc_computed_block.what points to it. */
 typedef struct fc_merged {

@@ -131,6 +131,7 @@ static fc_code add_pair(fc_checkpoint *out, const fc_tensor *weight, fc_error *e
         shape[d] = d < row || weight->shape[d] == 0 ? weight->shape[d] : (weight->shape[d] - 1) / SIDE + 1;
     }
     codes.dtype = FC_F8_E4M3FN;
+    codes.keeps_dtype = scales.keeps_dtype = true;
     block[row] = SIDE;
     block[column] = COLUMNS;
     FC_TRY(fc_computed_add(out, &codes, NULL, block, compute_codes, weight, err));

@@ -23,6 +23,8 @@ struct fc_wrap_file {
     size_t count;
     fc_wrap_choice root;
     const char *const *fp32_classes;
+    const fc_wrap_term *terms; /* NULL without "$policy" */
+    size_t nterms;
 };
 
 static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
@@ -177,6 +179,16 @@ static fc_code read_rule(reader *r, const json_t *value, fc_arena *arena, fc_wra
     return read_choice(r, value, &one->choice);
 }
 
+static fc_code read_terms(reader *r, const json_t *value, fc_arena *arena, fc_wrap_file *file) {
+    const char *text = json_string_value(value);
+    if (!text) {
+        return fc_fail(r->err, FC_EUSAGE, "%s: \"$policy\" must be a string such as \"size:100M+class:Embedding\"",
+                       r->path);
+    }
+    FC_TRY_CONTEXT(fc_wrap_terms_parse(text, arena, &file->terms, &file->nterms, r->err), r->err, "%s", r->path);
+    return FC_OK;
+}
+
 static fc_code read_member(reader *r, const json_t *value, fc_arena *arena, fc_wrap_file *file) {
     if (r->key[0] != '$') {
         return read_rule(r, value, arena, file);
@@ -193,8 +205,11 @@ static fc_code read_member(reader *r, const json_t *value, fc_arena *arena, fc_w
         return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"$fp32_classes\" must be an array of classes", r->path)
                          : fc_no_memory(r->err, r->path);
     }
-    return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%.64s\"; known are $root and $fp32_classes", r->path,
-                   r->key);
+    if (strcmp(r->key, "$policy") == 0) {
+        return read_terms(r, value, arena, file);
+    }
+    return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%.64s\"; known are $root, $policy and $fp32_classes",
+                   r->path, r->key);
 }
 
 fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out, fc_error *err) {
@@ -217,6 +232,10 @@ fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out,
         rc = fc_fail(err, FC_EUSAGE, "%s: \"$fp32_classes\" needs \"mixed_precision\" in \"$root\"", path);
         goto out;
     }
+    if (file->terms && file->count > 0) {
+        rc = fc_fail(err, FC_EUSAGE, "%s: has \"$policy\" and patterns; give one of them", path);
+        goto out;
+    }
     *out = file;
 out:
     json_decref(root);
@@ -225,6 +244,11 @@ out:
 
 const fc_unit_options *fc_wrap_file_root(const fc_wrap_file *file) {
     return &file->root.options;
+}
+
+const fc_wrap_term *fc_wrap_file_terms(const fc_wrap_file *file, size_t *count) {
+    *count = file->nterms;
+    return file->terms;
 }
 
 /* MixedPrecision._module_classes_to_ignore is (_BatchNorm,). Its subclasses are listed because a file of classes may

@@ -4,11 +4,9 @@
  */
 #include "fsdpckpt/wrap_policy.h"
 
-#include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "wrap/module_tree.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static bool is_one_of(const char *class, const char *const *classes) {
@@ -84,91 +82,6 @@ fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_e
         }
     }
     return FC_OK;
-}
-
-/*
- * Counts the elements below each module as Module.parameters() does, a shared tensor only once. Each occurrence is
- * added, and where two consecutive occurrences meet in the tree, one is subtracted.
- */
-static fc_code count_elements(const fc_module_tree *tree, int64_t *numel, uint32_t *latest, fc_error *err) {
-    for (uint32_t i = 0; i < tree->nparameters; i++) {
-        const fc_parameter *p = &tree->parameters[i];
-        if (p->buffer || p->ignored) {
-            continue;
-        }
-        if (!fc_add_i64(numel[p->module], p->numel, &numel[p->module])) {
-            return fc_fail(err, FC_ECORRUPT, "the parameters have more than 2^63 elements");
-        }
-        if (p->same_as != i) {
-            numel[fc_module_common_ancestor(tree, tree->parameters[latest[p->same_as]].module, p->module)] -= p->numel;
-        }
-        latest[p->same_as] = i;
-    }
-    for (uint32_t m = (uint32_t)tree->nmodules; m-- > 1;) {
-        int64_t *up = &numel[tree->modules[m].parent];
-        if (!fc_add_i64(*up, numel[m], up)) {
-            return fc_fail(err, FC_ECORRUPT, "the parameters have more than 2^63 elements");
-        }
-    }
-    return FC_OK;
-}
-
-typedef struct sizes {
-    int64_t *numel;   /* elements below each module */
-    int64_t *wrapped; /* elements below each module that are in units at or below it */
-    bool *recursed;   /* whether the policy descends into the module */
-    uint32_t *latest; /* the last occurrence of each shared parameter */
-    uint32_t *order;  /* modules in post-order */
-} sizes;
-
-static void size_decisions(fc_wrap_targets *targets, int64_t least, const char *const *force_leaf,
-                           const char *const *exclude, const sizes *s) {
-    const fc_module_tree *tree = targets->tree;
-    for (uint32_t m = 0; m < tree->nmodules; m++) {
-        const fc_module *module = &tree->modules[m];
-        bool seen = m == 0 || (s->recursed[module->parent] && is_considered(tree, m));
-        s->recursed[m] = seen && s->numel[m] >= least && !fc_module_is_instance(module, force_leaf);
-    }
-    for (uint32_t i = 0; i < tree->nmodules; i++) {
-        uint32_t m = s->order[i];
-        const fc_module *module = &tree->modules[m];
-        if (module->same_as != m) { /* its elements are in the units of the earlier module that it equals */
-            bool siblings = tree->modules[module->same_as].parent == module->parent;
-            s->wrapped[m] = siblings ? 0 : s->wrapped[module->same_as];
-            continue;
-        }
-        for (uint32_t c = m + 1; s->recursed[m] && c < module->end; c = tree->modules[c].end) {
-            s->wrapped[m] += s->wrapped[c];
-        }
-        if (s->recursed[m] && m > 0 && s->numel[m] - s->wrapped[m] >= least &&
-            !fc_module_is_instance(module, exclude)) {
-            choose(targets, m);
-            s->wrapped[m] = s->numel[m];
-        }
-    }
-}
-
-fc_code fc_wrap_by_size(fc_wrap_targets *targets, int64_t least, const char *const *force_leaf,
-                        const char *const *exclude, fc_error *err) {
-    static const char *const leaves[] = {"MultiheadAttention", NULL}, *const excluded[] = {"ModuleList", "ModuleDict",
-                                                                                           NULL};
-    const fc_module_tree *tree = targets->tree;
-    sizes s = {calloc(tree->nmodules, sizeof *s.numel), calloc(tree->nmodules, sizeof *s.wrapped),
-               calloc(tree->nmodules, sizeof *s.recursed), calloc(tree->nparameters + 1, sizeof *s.latest),
-               calloc(tree->nmodules, sizeof *s.order)};
-    fc_code rc;
-    FC_TRY_GOTO(s.numel && s.wrapped && s.recursed && s.latest && s.order ? count_elements(tree, s.numel, s.latest, err)
-                                                                          : fc_no_memory(err, NULL),
-                rc, out);
-    fc_module_post_order(tree, s.order);
-    size_decisions(targets, least, force_leaf ? force_leaf : leaves, exclude ? exclude : excluded, &s);
-out:
-    free(s.numel);
-    free(s.wrapped);
-    free(s.recursed);
-    free(s.latest);
-    free(s.order);
-    return rc;
 }
 
 /* A numbered module without submodules, such as a Linear in a Sequential, is too small to be a block. */

@@ -13,7 +13,7 @@ Jobs have the options of the command as keyword arguments:
 True
 """
 
-from ._checkpoint import Checkpoint, Chunk, Objects, Tensor, open
+from ._checkpoint import Checkpoint, Chunk, Objects, Tensor, open, recipes
 from ._commands import *  # noqa: F403
 from ._commands import __all__ as _command_names
 from ._errors import CorruptError, Error, FsdpckptWarning, NotFoundError, SystemFailure, UnsupportedError, UsageError
@@ -46,6 +46,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "open",
+    "recipes",
     "save",
 ]
 __all__ += _command_names

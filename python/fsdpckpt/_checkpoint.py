@@ -356,7 +356,7 @@ def open(
     how tensor parallelism sharded the tensors in rank files that do not record it.
 
     `recipe` gives the selected tensors the names and layouts of another program while they are read: the name of a
-    shipped recipe (the command `fsdpckpt recipes` lists them), "auto" for the only one that fits, or a JSON file.
+    shipped recipe (`recipes` lists them), "auto" for the only one that fits, or a JSON file.
     `reverse` applies it in the other direction, and `config` is the model's config.json or its folder, by default the
     one in the checkpoint's folder.
     """
@@ -387,3 +387,14 @@ def _config_of(path: str) -> str | None:
     """The config.json in the folder of a checkpoint, or next to its file."""
     found = (os.path.join(folder, "config.json") for folder in (path, os.path.dirname(path)))
     return next((os.path.abspath(file) for file in found if os.path.exists(file)), None)
+
+
+def recipes() -> dict[str, dict[str, Any]]:
+    """The shipped recipes by name, as in their JSON files (docs/RECIPES.md).
+
+    >>> recipes()["nanogpt"]["description"]
+    'GPT-2 of nanoGPT (nn.Linear) as GPT2LMHeadModel of transformers (Conv1D)'
+    """
+    import json
+
+    return {name: json.loads(text) for name, text in _native.recipes()}

@@ -98,7 +98,8 @@ static fc_code load_recipe(const open_request *r, const fc_recipe_options *how, 
 /* Replaces the checkpoint by what the recipe makes of its selected values, and selects all of that. */
 static fc_code apply_recipe(const open_request *r, checkpoint_object *self, fc_error *err) {
     static const fc_selection everything;
-    const fc_recipe_options how = {.reverse = r->reverse != 0, .config = r->config};
+    const fc_recipe_options how = {
+        .reverse = r->reverse != 0, .config = r->config, .headers_only = r->headers_only != 0};
     const fc_recipe *recipe = NULL;
     fc_checkpoint *made = NULL;
     fc_selected counts;

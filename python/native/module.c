@@ -5,6 +5,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/recipe.h"
 
 static PyObject *local_box(PyObject *module, PyObject *args) {
     PyObject *sizes, *pairs, *tuples;
@@ -89,9 +90,25 @@ static PyObject *formats(PyObject *module, PyObject *unused) {
     return list;
 }
 
+static PyObject *recipes(PyObject *module, PyObject *unused) {
+    PyObject *list = PyList_New(0);
+    (void)module;
+    (void)unused;
+    for (const fc_shipped_recipe *r = fc_shipped_recipes; list && r->name; r++) {
+        PyObject *row = Py_BuildValue("(ss)", r->name, r->text);
+        if (!row || PyList_Append(list, row) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
 static PyMethodDef functions[] = {
     {"local_box", local_box, METH_VARARGS, "(offsets, sizes) of a rank: shape, mesh, placements, rank"},
     {"formats", formats, METH_NOARGS, "[(name, extensions, whether it can be written), ...]"},
+    {"recipes", recipes, METH_NOARGS, "[(name, JSON text), ...] of the shipped recipes"},
     {"save", NATIVE_KEYWORDS(native_save), METH_VARARGS | METH_KEYWORDS, "Writes values in memory as a checkpoint."},
     {"layout", native_layout, METH_VARARGS,
      "(mesh, [((placements, owner), [index of each chunk that is stored, ...]), ...]): path, values, number of ranks"},

@@ -1,5 +1,6 @@
 """fsdpckpt.open against the packages that wrote the checkpoints, and indexing against NumPy."""
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -99,12 +100,25 @@ class Recipes(unittest.TestCase):
                 self.same(checkpoint, there / "to.safetensors")
                 again = pickle.loads(pickle.dumps(checkpoint))
                 self.assertEqual(set(again), set(checkpoint))
-        there = harness.GOOD.parent / "recipes" / "meta-llama"
-        with fsdpckpt.open(there / "from.safetensors", recipe="auto") as checkpoint:
-            self.same(checkpoint, there / "to.safetensors")
+        for folder in ("meta-llama", "torchtitan-llama3"):  # config.json tells the second from Qwen3
+            there = harness.GOOD.parent / "recipes" / folder
+            with fsdpckpt.open(there / "from.safetensors", recipe="auto") as checkpoint:
+                self.same(checkpoint, there / "to.safetensors")
         there = harness.GOOD.parent / "recipes" / "torchtitan-llama3"
         with fsdpckpt.open(there / "to.safetensors", recipe="torchtitan-llama3", reverse=True, config=there) as checkpoint:
             self.same(checkpoint, there / "from.safetensors")
+
+    def test_list(self):
+        shipped = fsdpckpt.recipes()
+        self.assertLessEqual({recipe for _, recipe in self.CASES}, set(shipped))
+        for name, recipe in shipped.items():
+            self.assertTrue(recipe["fsdpckpt"] == "recipe" and recipe["description"] and recipe["rules"], name)
+        there = harness.GOOD.parent / "recipes" / "nanogpt"
+        with tempfile.TemporaryDirectory() as folder:
+            mine = Path(folder, "mine.json")
+            mine.write_text(json.dumps(shipped["nanogpt"]), encoding="utf-8")
+            with fsdpckpt.open(there / "from.safetensors", recipe=mine) as checkpoint:
+                self.same(checkpoint, there / "to.safetensors")
 
     def test_shards(self):
         there = harness.GOOD.parent / "recipes" / "torchtitan-llama3"
@@ -119,8 +133,10 @@ class Recipes(unittest.TestCase):
             fsdpckpt.open(there, reverse=True)
         with self.assertRaisesRegex(fsdpckpt.UsageError, "config= needs recipe="):
             fsdpckpt.open(there, config=".")
-        with self.assertRaisesRegex(fsdpckpt.UsageError, "several recipes fit .*'torchtitan-llama3', 'torchtitan-qwen3'"):
-            fsdpckpt.open(there, recipe="auto")
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(there, folder)  # without config.json, which would tell
+            with self.assertRaisesRegex(fsdpckpt.UsageError, "several recipes fit .*'torchtitan-llama3', 'torchtitan-qwen3'"):
+                fsdpckpt.open(Path(folder, there.name), recipe="auto")
         with self.assertRaises(fsdpckpt.UsageError):
             fsdpckpt.open(there, recipe="nanogpt")
         with self.assertRaisesRegex(fsdpckpt.UsageError, "nothing is selected: all [0-9]+ names are excluded"):

@@ -143,8 +143,12 @@ class WithoutReference(Export):
         self.source(self.model())
         self.assertIn("names:    no recipe\n", self.ok("export", "in.safetensors", "-o", "plain"))
         self.fails(2, "export", "in.safetensors", "-o", "none", "--recipe", "auto", contains=["no shipped recipe fits"])
-        self.fails(2, "export", os.path.join(RECIPES, "torchtitan-llama3", "from.safetensors"), "-o", "none",
-                   contains=["several recipes fit", "choose one with --recipe"])
+        titan = os.path.join(RECIPES, "torchtitan-llama3")
+        self.source(read_safetensors(os.path.join(titan, "from.safetensors")))
+        self.fails(2, "export", "in.safetensors", "-o", "none", contains=["several recipes fit", "choose one with --recipe, or"])
+        out = self.ok("export", "in.safetensors", "-o", "hub", "--config", titan)
+        self.assertIn("names:    torchtitan-llama3, for the model 'llama' of config.json\n", out)
+        self.assertEqual(self.exported("hub"), read_safetensors(os.path.join(titan, "to.safetensors")))
         self.ok("export", os.path.join(here, "from.safetensors"), "-o", "same", "--recipe", "none")
         self.assertEqual(self.exported("same"), read_safetensors(os.path.join(here, "from.safetensors")))
 

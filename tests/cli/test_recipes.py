@@ -17,10 +17,13 @@ RECIPES = os.path.join(harness.CORPUS, "..", "recipes")
 CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tied", "torchtitan-llama3", []),
          ("torchtitan-qwen3", "torchtitan-qwen3", []),
          ("torchtitan-qwen3-moe", "torchtitan-qwen3", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
-         ("litgpt-llama", "litgpt-llama", []), ("nanogpt", "nanogpt", []),
+         ("litgpt-llama", "litgpt-llama", []), ("litgpt-qwen2", "litgpt-llama", []), ("litgpt-qwen3", "litgpt-llama", []),
+         ("litgpt-gemma2", "litgpt-gemma", []), ("litgpt-gemma3", "litgpt-gemma", []), ("litgpt-phi3", "litgpt-phi", []),
+         ("litgpt-pythia", "litgpt-neox", []), ("nanogpt", "nanogpt", []),
          ("meta-llama", "meta-llama", ["rope.freqs"]),
          ("torchtitan-deepseek-v3", "torchtitan-deepseek-v3", []), ("torchtitan-deepseek-v3-lite", "torchtitan-deepseek-v3", []),
          ("torchtitan-gpt-oss", "torchtitan-gpt-oss", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
+         ("transformers-deepseek-v3", "transformers-deepseek-v3", []),
          ("transformers-mixtral", "transformers-mixtral", []), ("transformers-qwen-moe", "transformers-qwen-moe", []),
          ("megatron-llama", "megatron-llama", []), ("megatron-qwen2", "megatron-llama", []),
          ("megatron-qwen3", "megatron-llama", []), ("megatron-qwen-moe", "megatron-qwen-moe", []),
@@ -97,7 +100,7 @@ def stacked(tensors, pattern, name, number):
 
 class Shipped(harness.Case):
     def check(self, source, target, *options):
-        self.ok("consolidate", source, "-o", self.path("out.safetensors"), "--force", *options)
+        self.ok("consolidate", source, "-o", self.path("out.safetensors"), "--force", "-q", *options)
         got = read_safetensors(self.path("out.safetensors"))
         self.assertEqual(sorted(got), sorted(target))
         for name in target:
@@ -131,6 +134,19 @@ class Shipped(harness.Case):
                     self.check(os.path.join(here, "ranks"), both["to"], "--include", "model.*", "--strip-prefix", "model.",
                                *given)
 
+    def test_model_of_the_config_decides(self):
+        """Mixtral and Qwen-MoE have the same names in Megatron."""
+        for folder, model, recipe in (("mixtral", "mixtral", "megatron-mixtral"), ("qwen2-moe", "qwen2_moe", "megatron-qwen-moe")):
+            here = os.path.join(RECIPES, "megatron-dist-" + folder)
+            with open(os.path.join(here, "config.json"), encoding="utf-8") as f:
+                config = {**json.load(f), "model_type": model}
+            with open(self.path("config.json"), "w", encoding="utf-8") as f:
+                json.dump(config, f)
+            run = ("consolidate", os.path.join(here, "from.safetensors"), "-o", "m.safetensors", "--force", "--recipe", "auto")
+            p = self.run_tool(*run, "--config", "config.json")
+            self.assertEqual((p.returncode, p.stderr.count(f"the recipe is {recipe}")), (0, 1), p.stderr)
+            self.assertEqual(read_safetensors(self.path("m.safetensors")), read_safetensors(os.path.join(here, "to.safetensors")))
+
     def test_distributed_optimizer_of_megatron(self):
         """Each sharding type is read as torch's DCP reader reads it."""
         for folder in ("llama", "mixtral-single"):
@@ -156,6 +172,15 @@ class Shipped(harness.Case):
                 with self.subTest(folder, variant=i):
                     write_safetensors(self.path("v.safetensors"), tensors)
                     self.check("v.safetensors", target, "--recipe", recipe, "--config", here)
+
+    def test_gpt2_of_the_hub(self):
+        """Its files have no prefix, and a mask that no model of today has."""
+        here = os.path.join(RECIPES, "nanogpt")
+        hub = {name.removeprefix("transformer."): t for name, t in read_safetensors(os.path.join(here, "to.safetensors")).items()}
+        hub["h.0.attn.bias"] = ("F32", [1, 1, 2, 2], bytes(16))
+        write_safetensors(self.path("hub.safetensors"), hub)
+        self.check("hub.safetensors", read_safetensors(os.path.join(here, "from.safetensors")), "--recipe", "nanogpt",
+                   "--reverse", "--exclude", "*.attn.bias")
 
     def test_new_tensors_are_sharded(self):
         here = os.path.join(RECIPES, "torchtitan-llama3")
@@ -251,16 +276,41 @@ class Commands(harness.Case):
             source = os.path.join(RECIPES, side + ".safetensors")
             run = ("consolidate", source, "-o", "m.h5", "--force", "--recipe", "auto", *options)
             p = self.run_tool(*run)
-            self.assertEqual((p.returncode, p.stderr), (0, f"fsdpckpt: {source}: the recipe is {recipe}\n"))
+            self.assertEqual((p.returncode, p.stderr.splitlines()[0]), (0, f"fsdpckpt: {source}: the recipe is {recipe}"))
             self.assertEqual(self.run_tool(*run, "-q").stderr, "")
         for side, options, why in (
-                ("torchtitan-llama3/from", (), "several recipes fit the names of all its tensors: 'torchtitan-llama3', "),
-                ("torchtitan-qwen3-moe/to", ("--reverse",), "several recipes fit the names of all its tensors: "),
-                ("torchtitan-deepseek-v3/to", ("--reverse",), "'megatron-deepseek-v3', 'torchtitan-deepseek-v3'; choose one"),
                 ("nanogpt/to", (), "no shipped recipe fits"),  # its names do not tell which side it is
                 ("nanogpt/to", ("--reverse",), "no shipped recipe fits"), ("nanogpt/from", ("--reverse",), "no shipped recipe")):
             self.fails(2, "consolidate", os.path.join(RECIPES, side + ".safetensors"), "-o", "n.h5", "--recipe", "auto",
                        *options, contains=[why])
+
+    def test_auto_takes_the_recipe_for_the_model(self):
+        """The names of these fit several recipes; config.json tells which model it is."""
+        for folder, options, model in (("torchtitan-llama3/from", (), "llama"), ("transformers-mixtral/from", (), "mixtral"),
+                                       ("torchtitan-llama3-tied/from", (), "llama")):
+            recipe = dict((c[0], c[1]) for c in CASES)[folder.split("/")[0]]
+            here = os.path.join(RECIPES, folder)
+            for config in (model, None):  # without model_type the class in architectures tells it
+                with open(os.path.join(os.path.dirname(here), "config.json"), encoding="utf-8") as f:
+                    numbers = json.load(f)
+                numbers.pop("model_type" if config is None else "architectures")
+                with open(self.path("config.json"), "w", encoding="utf-8") as f:
+                    json.dump(numbers, f)
+                p = self.run_tool("consolidate", here + ".safetensors", "-o", "m.h5", "--force", "--recipe", "auto", "--config",
+                                  "config.json", *options)
+                self.assertEqual(p.returncode, 0, p.stderr)
+                self.assertIn(f"the recipe is {recipe}, for the model '", p.stderr)
+        alone = self.path("alone")
+        os.mkdir(alone)
+        for folder, options, contains in (
+                ("torchtitan-llama3/from", (), ["'torchtitan-llama3', 'torchtitan-qwen3'; choose one with --recipe, or name the"]),
+                ("torchtitan-qwen3-moe/to", ("--reverse",), ["several recipes fit the names of all its tensors: "])):
+            shutil.copy(os.path.join(RECIPES, folder + ".safetensors"), os.path.join(alone, "m.safetensors"))
+            run = ("consolidate", "alone/m.safetensors", "-o", "n.h5", "--recipe", "auto", *options)
+            self.fails(2, *run, contains=contains)
+        with open(self.path("config.json"), "w", encoding="utf-8") as f:  # several programs train this model
+            json.dump({"text_config": {"model_type": "qwen3_moe"}}, f)
+        self.fails(2, *run, "--config", "config.json", contains=["and the model 'qwen3_moe': ", "choose one with --recipe"])
 
 
 class Language(harness.Case):
@@ -480,6 +530,191 @@ class Language(harness.Case):
         self.assertEqual(self.apply({"b": counted(2)}, "--reverse"), both)
         os.unlink(self.path("config.json"))
         self.assertEqual(self.apply(both), {"b": counted(2), "d": counted(2)})
+
+
+class Dtypes(harness.Case):
+    """Dtypes of a recipe: they hold in every command, and --dtype leaves them alone."""
+
+    def setUp(self):
+        super().setUp()
+        floats = lambda *shape: ("F32", list(shape), array.array("f", (i / 3 for i in range(shape[0] * shape[-1]))).tobytes())
+        self.source = {"a.norm": floats(4, 3), "b.norm": floats(4, 3), "w": floats(256, 128), "n": counted(3)}
+        write_safetensors(self.path("in.safetensors"), self.source)
+        self.write({"x.*": "f16", "x.norm": "bf16", "y.*": "f32"})
+
+    def write(self, dtypes):
+        rules = [{"from": ["a.norm", "b.norm"], "to": "x.norm", "operations": {"concatenate": 0}},
+                 {"from": "w", "to": "y.w", "operations": {"transpose": [0, 1]}}, {"from": "n", "to": "x.n"}]
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": rules, "dtypes": dtypes}, f)
+
+    def dtypes(self, *options, command="consolidate"):
+        self.ok(command, "in.safetensors", "-o", "out.safetensors", "--force", "--recipe", "r.json", *options)
+        return {name: t[0] for name, t in read_safetensors(self.path("out.safetensors")).items()}
+
+    def test_in_every_command(self):
+        want = {"x.norm": "BF16", "y.w": "F32", "x.n": "I16"}
+        self.assertEqual(self.dtypes(), want)
+        norm = read_safetensors(self.path("out.safetensors"))["x.norm"]
+        self.ok("average", "in.safetensors", "in.safetensors", "-o", "mean.safetensors", "--recipe", "r.json")
+        self.assertEqual(read_safetensors(self.path("mean.safetensors"))["x.norm"], norm)
+        self.ok("consolidate", "in.safetensors", "-o", "cast.safetensors", "--dtype", "bf16")  # the same rounding
+        cast = read_safetensors(self.path("cast.safetensors"))
+        self.assertEqual(norm[2], cast["a.norm"][2] + cast["b.norm"][2])
+        shown = json.loads(self.ok("inspect", "in.safetensors", "--recipe", "r.json", "--json"))["tensors"]
+        self.assertEqual({t["name"]: t["dtype"] for t in shown}, {"x.norm": "bfloat16", "y.w": "float32", "x.n": "int16"})
+        self.ok("extract", "in.safetensors", "x.norm", "-o", "bytes", "--recipe", "r.json")
+        with open(self.path("bytes"), "rb") as f:
+            self.assertEqual(f.read(), norm[2])
+        self.ok("view", "in.safetensors", "-o", "view.h5", "--recipe", "r.json", "--include", "?.norm")
+        self.ok("consolidate", "view.h5", "-o", "view.safetensors", "--follow-external")
+        self.assertEqual(read_safetensors(self.path("view.safetensors"))["x.norm"], norm)
+        self.ok("diff", "in.safetensors", "out.safetensors", "--recipe", "r.json", "--data")
+        self.ok("check", "in.safetensors", "--recipe", "r.json", "--against", "out.safetensors")
+        self.ok("reshard", "in.safetensors", "-o", "ranks", "--to", "dcp", "--dp", "3", "--recipe", "r.json")
+        self.ok("diff", "ranks", "out.safetensors", "--data")
+
+    def test_with_other_options(self):
+        self.assertEqual(self.dtypes("--dtype", "f16"), {"x.norm": "BF16", "y.w": "F32", "x.n": "I16"})
+        self.assertEqual(self.dtypes("--dtype-for", "x.norm=f32"), {"x.norm": "F32", "y.w": "F32", "x.n": "I16"})
+        self.write({"x.norm": "f32"})
+        self.assertEqual(self.dtypes("--dtype", "bf16"), {"x.norm": "F32", "y.w": "BF16", "x.n": "I16"})
+        codes = {"y.w": "F8_E4M3", "y.w_scale_inv": "F32"}
+        self.assertEqual(self.dtypes("--quantize", "y.w"), {"x.norm": "F32", "x.n": "I16", **codes})
+        self.write({})
+        self.assertEqual(self.dtypes("--quantize", "y.w", "--dtype", "bf16"), {"x.norm": "BF16", "x.n": "I16", **codes})
+        self.assertEqual(self.dtypes("--quantize", "y.w", "--dtype", "bf16", "--dtype-for", "*norm=f16"),
+                         {"x.norm": "F16", "x.n": "I16", **codes})
+        self.fails(5, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", "--quantize", "y.w", "--dtype-for",
+                   "*_scale_inv=bf16", contains=["would change the weights"])
+
+    def test_refused(self):
+        for dtypes, why in (({"x.*": "i32"}, "'x.*' needs a floating-point type"), ({"x.*": "f33"}, "needs a floating-point"),
+                            ({"x.*": 4}, "needs a floating-point type")):
+            self.write(dtypes)
+            self.fails(2, "inspect", "in.safetensors", "--recipe", "r.json", contains=[why])
+        self.ok("consolidate", "in.safetensors", "-o", "codes.safetensors", "--quantize", "w")
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": [], "others": "keep", "dtypes": {"*": "bf16"}}, f)
+        self.fails(5, "consolidate", "codes.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=["quantized codes, w,"])
+        self.ok("consolidate", "codes.safetensors", "-o", "m.h5", "--recipe", "r.json", "--dequantize", "f32")
+
+    def test_reversed(self):
+        self.dtypes()
+        run = ("consolidate", "out.safetensors", "-o", "back.safetensors", "--force", "--recipe", "r.json", "--reverse")
+        p = self.run_tool(*run)
+        self.assertEqual((p.returncode, p.stderr), (0, "fsdpckpt: out.safetensors: the reversed recipe r.json does not "
+                                                       "restore the dtype of 'x.*', the dtype of 'x.norm', the dtype of 'y.*'\n"))
+        self.assertEqual(self.run_tool(*run, "-q").stderr, "")
+        back = {name: t[0] for name, t in read_safetensors(self.path("back.safetensors")).items()}
+        self.assertEqual(back, {"a.norm": "BF16", "b.norm": "BF16", "w": "F32", "n": "I16"})
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": [
+                {"from": "a", "to": "b", "operations": {"resize": 0, "from": "5", "to": "3"}}, {"drop": "z"}]}, f)
+        write_safetensors(self.path("out.safetensors"), {"b": counted(3)})
+        p = self.run_tool(*run)
+        self.assertEqual(p.stderr, "fsdpckpt: out.safetensors: the reversed recipe r.json does not restore 'z', which it drops, "
+                                   "what it trims of 'a' (zeros)\n")
+        self.assertEqual(read_safetensors(self.path("back.safetensors"))["a"][1], [5])
+
+
+class Optimizer(harness.Case):
+    """Optimizer state follows its parameter. tests/oracle/recipe_optimizer.py loads it with torch."""
+
+    def write(self, rules, **more):
+        with open(self.path("r.json"), "w", encoding="utf-8") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": rules, **more}, f)
+
+    def states(self, *names, step=7):
+        """Parameters of 2 × 3 elements, with what AdamW keeps of each."""
+        made = {}
+        for i, name in enumerate(names):
+            made[name] = counted(2, 3, start=100 * i)
+            made[f"optim.state.{name}.exp_avg"] = counted(2, 3, start=100 * i + 10)
+            made[f"optim.state.{name}.step"] = counted(start=step)
+        return made
+
+    def apply(self, tensors, *options):
+        write_safetensors(self.path("in.safetensors"), tensors)
+        self.ok("consolidate", "in.safetensors", "-o", "out.safetensors", "--force", "--recipe", "r.json", *options)
+        return read_safetensors(self.path("out.safetensors"))
+
+    def test_joined_and_divided(self):
+        self.write([{"from": ["a", "b"], "to": "c", "operations": {"concatenate": 1}}])
+        source = self.states("a", "b")
+        made = self.apply(source)
+        self.assertEqual(sorted(made), ["c", "optim.state.c.exp_avg", "optim.state.c.step"])
+        self.assertEqual(values(made["optim.state.c.exp_avg"]), [10, 11, 12, 110, 111, 112, 13, 14, 15, 113, 114, 115])
+        self.assertEqual(values(made["optim.state.c.step"]), [7])
+        self.assertEqual(self.apply(made, "--reverse"), source)
+        alone = {name: t for name, t in made.items() if name != "c"}  # the optimizer without the model
+        self.assertEqual(self.apply(alone, "--reverse"), {name: t for name, t in source.items() if name not in "ab"})
+        self.ok("consolidate", "in.safetensors", "-o", "c.safetensors", "--recipe", "r.json", "--reverse", "--force")
+        write_safetensors(self.path("made.safetensors"), made)
+        self.ok("view", "made.safetensors", "-o", "view.h5", "--recipe", "r.json", "--reverse")
+        write_safetensors(self.path("in.safetensors"), source)
+        self.ok("diff", "view.h5", "in.safetensors", "--data", "--follow-external", "-q")
+        self.ok("check", "made.safetensors", "--recipe", "r.json", "--reverse")
+
+    def test_experts(self):
+        source = self.states(*(f"l.2.e.{e}.w" for e in range(11)))
+        self.write([{"from": "l.{n}.e.{e}.w", "to": "l.{n}.w", "operations": [{"stack": 0}, {"transpose": [1, 2]}]}])
+        made = self.apply(source)
+        self.assertEqual((made["optim.state.l.2.w.exp_avg"][1], values(made["optim.state.l.2.w.step"])), ([11, 3, 2], [7]))
+        self.assertEqual(values(made["optim.state.l.2.w.exp_avg"])[6:12], [110, 113, 111, 114, 112, 115])
+        self.assertEqual(self.apply(made, "--reverse"), source)
+
+    def test_dropped_and_kept(self):
+        self.write([{"from": "a", "to": "x"}, {"drop": "b"}], others="keep")
+        made = self.apply({**self.states("a", "b", "z"), "optim.state.a.row": counted(5)})
+        self.assertEqual(sorted(made), ["optim.state.x.exp_avg", "optim.state.x.row", "optim.state.x.step",
+                                        "optim.state.z.exp_avg", "optim.state.z.step", "x", "z"])
+
+    def test_refused(self):
+        joined = [{"from": ["a", "b"], "to": "c", "operations": {"concatenate": 0}}]
+        both, other = self.states("a", "b"), counted(start=8)
+        for rules, tensors, why in (
+                (joined, {**both, "optim.state.b.step": other}, "differs from 'optim.state.a.step'"),
+                (joined, {**both, "optim.state.b.step": counted(1, start=7)}, "differs from 'optim.state.a.step'"),
+                (joined, {**both, "optim.state.a.row": counted(2), "optim.state.b.row": counted(2)}, "has another shape than"),
+                (joined, {n: t for n, t in both.items() if n != "optim.state.b.step"}, "but not that of 'b', with which"),
+                ([{"from": "a", "to": "c"}], both, "no rule of the recipe r.json takes 'b'"),
+                ([{"from": "a", "to": "c"}, {"drop": "b"}], {**both, "optim.state.0.step": other}, "numbers its parameter")):
+            with self.subTest(why):
+                self.write(rules)
+                write_safetensors(self.path("in.safetensors"), tensors)
+                self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
+        self.write(joined)
+        write_safetensors(self.path("in.safetensors"), {**both, "optim.state.b.step": other})
+        self.ok("inspect", "in.safetensors", "--recipe", "r.json", "--headers-only")  # reads no data
+        self.assertEqual(self.listing(), ["in.safetensors", "r.json"])
+
+    def test_lists_of_parameters(self):
+        rules = [{"from": "tok_embeddings.weight", "to": "embed.weight"},
+                 {"from": "layers.{n}.w1.weight", "to": ["h.{n}.gate", "h.{n}.up"], "operations": {"chunk": 0}},
+                 {"from": "layers.{n}.w1.bias", "to": "h.{n}.bias"}, {"from": "layers.{n}.w2.weight", "to": "h.{n}.down",
+                                                                     "operations": {"transpose": [0, 1]}},
+                 {"from": "norm.{k}", "to": "ln.{k}"}, {"from": "norm.weight", "to": "ln.weight"}, {"drop": "norm.bias"}]
+        names = ["embed.weight", "h.0.gate", "h.0.up", "h.0.bias", "h.0.down", "ln.weight"]
+        for source in ("dcp-torch1.13.1-fsdp1-optim", "dcp-torch2.0.1-fsdp1-optim", "dcp-torch2.15.0-fsdp1-optim",
+                       "dcp-torch2.15.0-train"):
+            with self.subTest(source):
+                self.write(rules)
+                given = (os.path.join(harness.CORPUS, source), "--strip-prefix", "model.", "--exclude", "nested.*", "--recipe",
+                         "r.json")
+                for to in ("dcp", "h5", "pt"):
+                    self.ok("consolidate" if to != "dcp" else "reshard", *given, "-o", f"o.{to}", "--to", to, "--force",
+                            *(("--dp", "2") if to == "dcp" else ()))
+                    made = json.loads(self.ok("inspect", f"o.{to}", "--json"))
+                    lists = [o["value"] for o in made["objects"] if o["name"].endswith(".params")]
+                    lists += [g["params"] for o in made["objects"] if o["name"] == "optim.param_groups" for g in o["value"]]
+                    self.assertEqual(sorted(n for names in lists for n in names), sorted(names), to)
+                    state = {t["name"]: t for t in made["tensors"] if ".state." in t["name"]}
+                    self.assertEqual(sorted({n.split(".state.")[1].rsplit(".", 1)[0] for n in state}), sorted(names))
+                    key = next(n for n in state if n.endswith("h.0.down.exp_avg"))
+                    self.assertEqual((state[key]["shape"], ".".join(state[key]["path"])), ([10, 6], key))
+                    self.assertIn("{'$tuple': [0.9, 0.9", str(made["objects"]))
+                    self.ok("check", f"o.{to}")
 
 
 if __name__ == "__main__":

@@ -62,6 +62,15 @@ class Units(harness.Case):
         self.assertEqual(names("--policy", "size:1k"), [""])
         classes = self.write("classes.json", {"layers.*": "Block"})
         self.assertEqual(names("--policy", "class:Block", "--classes", classes), ["layers.0", "layers.1", ""])
+        self.assertEqual(names("--policy", "class:Block+name:embed", "--classes", classes),
+                         ["embed", "layers.0", "layers.1", ""])
+        self.assertEqual(names("--policy", "always+leaf:Block", "--classes", classes),
+                         ["embed", "layers", ""])
+        self.assertEqual(names("--policy", "always+leaf:Block+exclude:ModuleList+size:8", "--classes", classes),
+                         ["embed", "layers.0.a", "layers.0.b", "layers.0", "layers.1.a", "layers.1", ""])
+        policy = self.write("policy.json", {"$policy": "name:layers.1", "$root": {"cpu_offload": True}})
+        out = self.units(source, "--policy", policy)
+        self.assertEqual([(u["module"], u["options"]["cpu_offload"]) for u in out["units"]], [("layers.1", True), ("", True)])
         policy = self.write("policy.json", {"layers.*": True, "layers.0": False, "embed": {"cpu_offload": True}})
         out = self.units(source, "--policy", policy)
         self.assertEqual([u["module"] for u in out["units"]], ["embed", "layers.1", ""])
@@ -81,8 +90,16 @@ class Units(harness.Case):
         self.fails(2, "units", source, "--policy", "class:", contains=["needs the name of a class"])
         for wrong in ("size:", "size:0", "size:x", "size:1KB", "size:99999999999999999999"):
             self.fails(2, "units", source, "--policy", wrong, contains=["size:100M"])
+        for wrong, text in (("name:", "needs a pattern"), ("name:laeyrs.*", "no module fits the pattern laeyrs.*"),
+                            ("always+", "each part is always, size:N"), ("always+blocks", "each part is always"),
+                            ("always+leaf:Block", "no module has the class Block"),
+                            ("size:1+leaf:+leaf:", "once per policy")):
+            self.fails(2, "units", source, "--policy", wrong, contains=[text])
+        for content, text in (({"$policy": 1}, "must be a string"), ({"$policy": "leaf:A"}, "come after the policy"),
+                              ({"$policy": "always", "layers.*": True}, "give one of them")):
+            self.fails(2, "units", source, "--policy", self.write("wrong.json", content), contains=["wrong.json", text])
         self.fails(2, "units", source, "--policy", "blokcs",
-                   contains=["--policy 'blokcs': neither a file nor a known policy; use blocks, size:N, class:"])
+                   contains=["--policy 'blokcs': neither a file nor a known policy; use blocks, always, size:N, class:"])
         classes = self.write("classes.json", {"$shared": [["embed.weight", "head.weight"]]})
         policy = self.write("policy.json", {"head": True})
         self.fails(2, "units", source, "--policy", policy, "--classes", classes, contains=["shared parameter", "'the root'"])

@@ -12,6 +12,7 @@ convert_llama_weights_to_hf of transformers 4.44.2, the last wheel series that h
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import os
 import re
@@ -45,6 +46,10 @@ def write(folder, source, target, config):
     os.makedirs(folder, exist_ok=True)
     save_file(clones(source), os.path.join(folder, "from.safetensors"))
     save_file(clones(target), os.path.join(folder, "to.safetensors"))
+    if config["model_type"] != "llama" and "architectures" in config:
+        name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3", "gpt_oss": "GptOss",
+                "mixtral": "Mixtral"}[config["model_type"]]
+        config = dict(config, architectures=[name + "ForCausalLM"])
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
         json.dump(config, f, indent=1)
         f.write("\n")
@@ -95,17 +100,24 @@ def titan_qwen3(folder, moe):
                               "tie_word_embeddings": not moe})
 
 
-def litgpt_llama(folder):
+def litgpt(folder, family, model_type, name="", tied=False, **more):
+    """The functions of both of LitGPT's scripts for a family, such as copy_weights_llama and copy_weights_hf_llama."""
     from litgpt import GPT, Config
-    from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
-    from litgpt.scripts.convert_lit_checkpoint import copy_weights_llama
-    config = Config(block_size=64, n_layer=2, n_embd=16, n_head=4, n_query_groups=2, padded_vocab_size=32, bias=False,
-                    norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP", intermediate_size=24)
+    from litgpt.scripts import convert_hf_checkpoint, convert_lit_checkpoint
+    config = Config(**{"name": name, "block_size": 64, "n_layer": 2, "n_embd": 16, "n_head": 4, "n_query_groups": 2,
+                       "padded_vocab_size": 32, "bias": False, "norm_class_name": "RMSNorm", "mlp_class_name": "LLaMAMLP",
+                       "intermediate_size": 24, **more})
     state, hf, back = distinct(GPT(config).state_dict()), {}, {}
-    copy_weights_llama(config, hf, dict(state))
-    copy_weights_hf_llama(config, {}, back, dict(hf))
+    if tied:
+        state["lm_head.weight"] = state["transformer.wte.weight"]
+    untie = {"untie_weights": True} if tied else {}
+    getattr(convert_lit_checkpoint, "copy_weights_" + family)(config, hf, dict(state), **untie)
+    reverse = getattr(convert_hf_checkpoint, "copy_weights_" + {"llama": "hf_llama"}.get(family, family))
+    given = {"config": config, "qkv_weights": {}, "state_dict": back, "hf_weights": dict(hf)}
+    reverse(**{k: v for k, v in given.items() if k in inspect.signature(reverse).parameters})
+    back = {**({"lm_head.weight": state["lm_head.weight"]} if tied else {}), **back}
     assert set(back) == set(state) and all(torch.equal(back[k], state[k]) for k in state)
-    write(folder, state, hf, LLAMA)
+    write(folder, state, hf, {**LLAMA, "model_type": model_type, "head_dim": config.head_size, "tie_word_embeddings": tied})
 
 
 def nanogpt(folder):
@@ -204,7 +216,8 @@ def fused_experts(folder, model, config):
     made.load_state_dict(distinct(made.state_dict()))
     with tempfile.TemporaryDirectory() as tmp:
         made.save_pretrained(tmp)
-        write(folder, made.state_dict(), load_file(os.path.join(tmp, "model.safetensors")), {**LLAMA, **config})
+        write(folder, made.state_dict(), load_file(os.path.join(tmp, "model.safetensors")),
+              {**LLAMA, "model_type": made.config.model_type, **config})
 
 
 def titan_02(folder, family, model, arguments, config):
@@ -288,19 +301,30 @@ def megatron(folder, bridge, model, config):
             else:
                 state[to] = parts["weight"]
     assert used == set(hf), set(hf) - used
-    write(folder, state, hf, {**LLAMA, **config})
+    write(folder, state, hf, {**LLAMA, "model_type": made.config.model_type, **config})
 
 
 SMALL = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8,
          "intermediate_size": 24, "vocab_size": 32, "tie_word_embeddings": False}
 EXPERTS = {**SMALL, "moe_intermediate_size": 12, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+MLA = {"num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+       "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
 MOE = {"num_experts": 4, "top_k": 2, "moe_hidden_dim": 12, "moe_comm_backend": "standard"}
 CASES = {
     "torchtitan-llama3": lambda f: titan_llama3(f, False),
     "torchtitan-llama3-tied": lambda f: titan_llama3(f, True),
     "torchtitan-qwen3": lambda f: titan_qwen3(f, None),
     "torchtitan-qwen3-moe": lambda f: titan_qwen3(f, MOE),
-    "litgpt-llama": litgpt_llama,
+    "litgpt-llama": lambda f: litgpt(f, "llama", "llama"),
+    "litgpt-qwen2": lambda f: litgpt(f, "qwen_2_5", "qwen2", attn_bias=True),
+    "litgpt-qwen3": lambda f: litgpt(f, "qwen_3", "qwen3", norm_qk=True, head_size=8),
+    "litgpt-gemma2": lambda f: litgpt(f, "gemma_2", "gemma2", "Gemma-2", True, mlp_class_name="GemmaMLP", head_size=8,
+                                      post_attention_norm=True, post_mlp_norm=True),
+    "litgpt-gemma3": lambda f: litgpt(f, "gemma_3", "gemma3_text", "Gemma-3", True, mlp_class_name="GemmaMLP", head_size=8,
+                                      post_attention_norm=True, post_mlp_norm=True, norm_qk=True),
+    "litgpt-phi3": lambda f: litgpt(f, "phi", "phi3", "Phi-3"),
+    "litgpt-pythia": lambda f: litgpt(f, "gpt_neox", "gpt_neox", n_query_groups=4, bias=True, norm_class_name="LayerNorm",
+                                      mlp_class_name="GptNeoxMLP"),
     "nanogpt": nanogpt,
     "meta-llama": meta_llama,
     "torchtitan-0.2-llama3": lambda f: titan_02(f, "llama3", "Transformer", {"n_heads": 4, "n_kv_heads": 2}, {}),
@@ -316,6 +340,7 @@ CASES = {
     "torchtitan-deepseek-v3": lambda f: titan_deepseek(f, 8),
     "torchtitan-deepseek-v3-lite": lambda f: titan_deepseek(f, 0),
     "torchtitan-gpt-oss": titan_gpt_oss,
+    "transformers-deepseek-v3": lambda f: fused_experts(f, "DeepseekV3", dict(EXPERTS, **MLA)),
     "transformers-mixtral": lambda f: fused_experts(f, "Mixtral", EXPERTS),
     "transformers-qwen-moe": lambda f: fused_experts(f, "Qwen3Moe", EXPERTS),
     "megatron-llama": lambda f: megatron(f, ("llama.llama_bridge", "LlamaBridge"), "Llama", SMALL),

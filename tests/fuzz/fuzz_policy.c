@@ -26,8 +26,11 @@ static void apply_policy(fc_wrap_file *file, const fc_module_tree *tree, fc_aren
     fc_wrap_targets targets;
     const char *const *overridden;
     const char *idle;
+    size_t count;
+    const fc_wrap_term *terms = fc_wrap_file_terms(file, &count);
     if (fc_wrap_targets_new(tree, fc_wrap_file_root(file), arena, &targets, &err) == FC_OK &&
-        fc_wrap_custom(&targets, fc_wrap_file_fn, file, &err) == FC_OK &&
+        (terms ? fc_wrap_any(&targets, terms, count, &err) : fc_wrap_custom(&targets, fc_wrap_file_fn, file, &err)) ==
+            FC_OK &&
         fc_wrap_override_mixed_precision(&targets, fc_wrap_file_fp32_classes(file), arena, &overridden, &err) ==
             FC_OK) {
         check_units(&targets, tree, arena);

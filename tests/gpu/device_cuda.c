@@ -1,12 +1,13 @@
 /*
  * Compares GPU kernels with the processor, bit for bit: strided boxes, casts between all floating-point dtypes (every
- * value of those with 8 and 16 bits), sums and quotients of every dtype, streams and events.
+ * value of those with 8 and 16 bits), sums, quotients and products of every dtype, powers, streams and events.
  */
 #include "gpu.h"
 
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -206,6 +207,71 @@ static void test_arithmetic(void) {
     }
 }
 
+static void test_products(void) {
+    enum { N = 100003 };
+    static const double factors[] = {3, 0.1, 0, INFINITY};
+    for (int t = 0; t < FC_DTYPE_COUNT; t++) {
+        fc_dtype dtype = (fc_dtype)t;
+        size_t size = fc_dtype_size(dtype), parts;
+        fc_dtype of = component_of(dtype, &parts);
+        fill_random(on_host_a, N * size + GUARD);
+        for (size_t f = 0; f < sizeof factors / sizeof *factors; f++) {
+            memcpy(expected, on_host_a, N * size);
+            to_gpu(on_gpu_a, on_host_a, N * size + GUARD);
+            fc_code rc = cpu->multiply(cpu, dtype, expected, factors[f], N, NULL, NULL);
+            if (rc != gpu->multiply(gpu, dtype, on_gpu_a, factors[f], N, NULL, NULL)) {
+                fail("whether there is a product", dtype, dtype, 0);
+            }
+            if (rc == FC_OK) {
+                from_gpu(found, on_gpu_a, N * size + GUARD);
+                compare("multiply", of, N * parts, on_host_a, on_host_a);
+            }
+        }
+    }
+}
+
+/* Adds up the partial sums, or takes their maximum. */
+static double result_of(const double *sums, double p) {
+    double result = 0;
+    for (int i = 0; i < FC_POWER_SUMS; i++) {
+        result = !isinf(p) ? result + sums[i] : sums[i] > result || isnan(sums[i]) ? sums[i] : result;
+    }
+    return result;
+}
+
+/* From one element to more than there are threads; the GPU adds in another order than the processor. */
+static void test_powers(void) {
+    static const double powers[] = {1, 2, 3.5, INFINITY};
+    static const size_t counts[] = {0, 1, 5, 100003, 400001};
+    static const fc_dtype dtypes[] = {FC_F32, FC_BF16, FC_F16, FC_F64};
+    static double here[FC_POWER_SUMS], there[FC_POWER_SUMS];
+    static double values[400001];
+    void *sums;
+    must(gpu->alloc(gpu, sizeof there, &sums, &err), &err, "sums");
+    for (int i = 0; i < 400001; i++) {
+        values[i] = (double)(i % 2003 * 7919 % 2003 - 1001) / 64;
+    }
+    for (size_t k = 0; k < 4 * 5 * 4; k++) {
+        fc_dtype dtype = dtypes[k % 4];
+        size_t count = counts[k / 4 % 5];
+        double p = powers[k / 20];
+        memset(here, 0, sizeof here);
+        fc_cast(FC_F64, values, dtype, on_host_a, count);
+        to_gpu(on_gpu_a, on_host_a, count * fc_dtype_size(dtype) + 1);
+        must(gpu->zero(gpu, sums, sizeof there, NULL, &err), &err, "zero");
+        for (int twice = 0; twice < 2; twice++) {
+            must(gpu->powers(gpu, dtype, on_gpu_a, p, 0.25, count, sums, NULL, &err), &err, "powers");
+            must(cpu->powers(cpu, dtype, on_host_a, p, 0.25, count, here, NULL, &err), &err, "powers");
+        }
+        from_gpu((unsigned char *)there, sums, sizeof there);
+        double a = result_of(here, p), b = result_of(there, p);
+        if (!(fabs(a - b) <= (isinf(p) ? 0 : 1e-12 * a))) {
+            fail("powers", dtype, dtype, count);
+        }
+    }
+    gpu->release(gpu, sums);
+}
+
 /* ---- order ---- */
 
 /* Page-locked memory is copied to the GPU on one stream. The other stream waits for it with an event. */
@@ -256,6 +322,8 @@ int main(void) {
     test_boxes();
     test_casts();
     test_arithmetic();
+    test_products();
+    test_powers();
     test_streams();
     gpu->release(gpu, on_gpu_a);
     gpu->release(gpu, on_gpu_b);

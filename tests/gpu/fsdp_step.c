@@ -18,6 +18,7 @@ typedef struct setting {
     fc_fsdp_options options;
     fc_fsdp_unit_options unit;
     const char *steps; /* s: synchronise and optimize, n: accumulate */
+    double clip;       /* the largest norm of the gradients; 0: any */
     bool groups;       /* whether unit 1 has a group of its own, and unit 2 is hybrid */
 } setting;
 
@@ -43,6 +44,7 @@ static fc_code run_steps(fc_comm *comm, const setting *s, outcome *out, fc_error
     fsdp_model m = {0};
     fc_device *device = comm->device;
     fc_comm *half = NULL, *across = NULL;
+    double norm;
     fc_fsdp_unit_options units[MODEL_UNITS] = {s->unit, s->unit, s->unit, s->unit};
     fc_code rc = s->groups ? split(comm, &half, &across, err) : FC_OK;
     units[1].shard = units[2].shard = half;
@@ -53,6 +55,9 @@ static fc_code run_steps(fc_comm *comm, const setting *s, outcome *out, fc_error
         fc_fsdp_set_sync_gradients(m.fsdp, *step == 's');
         rc = model_forward(&m, NULL, err);
         rc = rc == FC_OK ? model_backward(&m, NULL, err) : rc;
+        if (rc == FC_OK && *step == 's' && s->clip > 0) {
+            rc = fc_fsdp_clip_grad_norm(m.fsdp, s->clip, 2, &norm, err);
+        }
         rc = rc == FC_OK && *step == 's' ? model_optimize(&m, err) : rc;
     }
     for (int i = 0; rc == FC_OK && i < MODEL_UNITS; i++) {
@@ -143,6 +148,8 @@ int main(void) {
         {"kept", {0}, {.strategy = FC_SHARD_GRAD_OP}, "ss"},
         {"whole", {0}, {.strategy = FC_NO_SHARD, .has_param_dtype = true, .param_dtype = FC_BF16}, "ss"},
         {"groups", {.forward_prefetch = true}, {0}, "sns", .groups = true},
+        {"clipped", {0}, {0}, "ss", .clip = 8},
+        {"clipped groups", {0}, {.offload_params = true}, "ss", .clip = 0.5, .groups = true},
     };
     static outcome cpu, gpu;
     fc_error err = {FC_OK, ""};

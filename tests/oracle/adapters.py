@@ -2,7 +2,7 @@
 """--adapter against the formula of LoRA in float64: base + weight × alpha / rank × B × A, in float32 and rounded once.
 
 The adapters are written as PEFT writes them: patterns of ranks and alphas, rank-stabilized scales, Conv1D and embeddings (which
-are transposed), convolutions, ranks above one slice, modules that are saved as a whole, several adapters with weights. Bases are
+are transposed), convolutions, ranks above one slice, modules that are saved as a whole, fused experts, several adapters with weights. Bases are
 of several types, formats and layouts.
 
 usage: adapters.py FSDPCKPT        exit 77 without torch
@@ -128,6 +128,52 @@ def check_transposed(tool, path):
         must_be_near(want[name], sizes[name], 8, got[name], name)
 
 
+def experts_product(a, b, experts, transposed):
+    """PEFT's ParamWrapper.get_delta_weight without the scale, and the sum of magnitudes."""
+    def all_experts(x, y):
+        x, y = x.double().reshape(experts, -1, x.shape[1]), y.double().reshape(len(y), -1, experts)
+        return torch.einsum("o r e, e r i -> e i o" if transposed else "o r e, e r i -> e o i", y, x)
+    return all_experts(a, b), all_experts(a.abs(), b.abs())
+
+
+def check_experts(tool, path, dtype, transposed, to):
+    """target_parameters: fused experts. Both parameters of a module have the same names in the adapter, but for its nesting.
+    Blocks end within an expert, and shards cut experts, rows and columns. The second matrix may be square."""
+    torch.manual_seed(6)
+    count, hidden, inner, rank = 5, 130, 4100 if not transposed else 130, 8
+    at = "model.layers.0.mlp.experts."
+    base, want, sizes, tensors = {}, {}, {}, {}
+    for name, nest, inside, outside in (("gate_up_proj", "base_layer.", hidden, 2 * inner), ("down_proj", "", inner, hidden)):
+        w = torch.randn(count, inside, outside).to(dtype) if transposed else torch.randn(count, outside, inside).to(dtype)
+        a, b = 0.2 * torch.randn(rank * count, inside), 0.2 * torch.randn(outside, rank * count)
+        tensors[at + nest + "lora_A.weight"], tensors[at + nest + "lora_B.weight"] = a, b
+        x, size = experts_product(a, b, count, transposed)
+        base[at + name], want[at + name], sizes[at + name] = w, w.double() + 2 * x, w.double().abs() + 2 * size
+    save_file(base, path("experts.safetensors"))
+    must_run(tool, "reshard", path("experts.safetensors"), "-o", path("experts-" + to), "--to", to, "--dp", 3, "-q", "-f")
+    write_adapter(path("fused"), tensors, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    for source, memory in (("experts.safetensors", "1G"), ("experts-" + to, "8M")):
+        must_run(tool, "consolidate", path(source), "-o", path("m.safetensors"), "--adapter", path("fused"), "-q", "-f",
+                 "--memory", memory)
+        got = load_file(path("m.safetensors"))
+        for name in base:
+            must_be_near(want[name], sizes[name], rank, got[name], name)
+
+
+def check_ambiguous_experts(tool, path):
+    torch.manual_seed(7)
+    def refused(names, words, status=5):
+        save_file({"e." + n: torch.randn(3, *shape) for n, shape in names.items()}, path("square.safetensors"))
+        write_adapter(path("square"), {"e.lora_A.weight": torch.randn(24, 16), "e.lora_B.weight": torch.randn(16, 24)},
+                      target_parameters=["e.down_proj", "e.up_proj"])
+        r = must_run(tool, "consolidate", path("square.safetensors"), "-o", path("no.h5"), "--adapter", path("square"),
+                     ok=(status,))
+        must(words in r.stderr and r.stderr.count("\n") == 1 and not os.path.exists(path("no.h5")), r.stderr)
+    refused({"down_proj": (16, 16)}, "nothing tells whether they are (in, out)")
+    refused({"down_proj": (16, 16), "up_proj": (16, 16)}, "fits e.down_proj and e.up_proj")
+    refused({"down_proj": (16, 15)}, "has no e.weight", 2)
+
+
 def check_saved_modules(tool, path):
     """What an adapter stores as a whole replaces the base's; the base may have a prefix, and fp8 with scales."""
     torch.manual_seed(4)
@@ -165,7 +211,7 @@ def check_refusals(tool, path):
     cases = [("dora", good, {"use_dora": True}, 5, "DoRA"), ("type", good, {"peft_type": "LOHA"}, 5, "type LOHA"),
              ("pissa", good, {"init_lora_weights": "pissa_niter_4"}, 5, "changes the base weights"),
              ("bias", good, {"lora_bias": True}, 5, "lora_bias"), ("rank", good, {"r": 4}, 2, "the rank of q is 4"),
-             ("experts", good, {"target_parameters": ["experts.up"]}, 5, "target_parameters"),
+             ("experts", good, {"target_parameters": [5]}, 2, "target_parameters has a member that is not a string"),
              ("pattern", good, {"rank_pattern": {"(?=q)q": 4}}, 5, "no equal POSIX expression"),
              ("missing", {"x.lora_A.weight": a, "x.lora_B.weight": b}, {}, 2, "has no x.weight"),
              ("half", {"q.lora_A.weight": a}, {}, 2, "but not lora_B"),
@@ -211,6 +257,9 @@ def main():
         check_damage(tool, path)
         check_transposed(tool, path)
         check_saved_modules(tool, path)
+        check_experts(tool, path, torch.bfloat16, False, "dcp")
+        check_experts(tool, path, torch.float32, True, "h5")
+        check_ambiguous_experts(tool, path)
         check_refusals(tool, path)
     print("merged adapters are the formula in float64, rounded once")
     return 0

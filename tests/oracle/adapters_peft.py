@@ -18,7 +18,8 @@ try:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers import (GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM,
+                              Qwen3MoeConfig, Qwen3MoeForCausalLM)
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
@@ -39,6 +40,21 @@ def conv():
     return torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Embedding(30, 16), torch.nn.Linear(16, 8))
 
 
+MOE = {"vocab_size": 64, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+       "head_dim": 12, "num_experts_per_tok": 2}
+
+
+def gpt_oss():
+    """Its experts are (experts, in, out), and the second matrix is square, as in the published model."""
+    return GptOssForCausalLM(GptOssConfig(intermediate_size=48, num_local_experts=5, **MOE))
+
+
+def qwen_moe():
+    """Its experts are (experts, out, in)."""
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(intermediate_size=64, moe_intermediate_size=1100, num_experts=3, **MOE))
+
+
+BOTH = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 CASES = {
     "plain": (llama, [dict(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])]),
     "patterns": (llama, [dict(r=4, lora_alpha=8, target_modules="all-linear", use_rslora=False, bias="all",
@@ -49,6 +65,11 @@ CASES = {
     "several": (llama, [dict(r=8, lora_alpha=16, target_modules=["q_proj"]),
                         dict(r=4, lora_alpha=1, target_modules=["q_proj", "gate_proj"])]),
     "gpt2": (gpt2, [dict(r=8, lora_alpha=16, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)]),
+    "gpt-oss": (gpt_oss, [dict(r=4, lora_alpha=8, target_modules=["q_proj"], target_parameters=BOTH)]),
+    "qwen-moe": (qwen_moe, [dict(r=3, lora_alpha=8, target_modules=[], target_parameters=[*BOTH, "mlp.gate.weight"],
+                                 rank_pattern={"down_proj": 7}, alpha_pattern={"gate.weight": 5})]),
+    "one-parameter": (gpt_oss, [dict(r=4, lora_alpha=8, target_modules=[], target_parameters=["experts.down_proj"],
+                                     use_rslora=True)]),
     "conv": (conv, [dict(r=4, lora_alpha=8, target_modules=["0", "1", "2"])]),
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tiny models of transformers, trained for one step with FSDP2 on two ranks and exported like a directory that save_pretrained
+"""Tiny models of each family of transformers, trained for one step with FSDP2 on two ranks and exported like a directory that save_pretrained
 wrote. from_pretrained of the result gives the logits of the trained model.
 
 usage: export_transformers.py FSDPCKPT       exit 77 without torch and transformers
@@ -32,6 +32,14 @@ FAMILIES = {  # class, configuration, most bytes in one file of the reference
     "GPT2": ({"vocab_size": 160, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 0,
               "eos_token_id": 1}, "5GB"),
 }
+MOE = dict(SIZES, moe_intermediate_size=24, num_experts_per_tok=2)
+FAMILIES.update({
+    "Qwen3Moe": (dict(MOE, head_dim=8, num_experts=4), "20KB"),
+    "Mixtral": (dict(SIZES, num_local_experts=4, num_experts_per_tok=2), "5GB"),
+    "DeepseekV3": (dict(MOE, n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=16,
+                        kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, num_key_value_heads=4), "5GB"),
+    "GptOss": (dict(SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2), "5GB"),
+})
 IDS = torch.arange(32).reshape(2, 16) % 160
 
 
@@ -58,7 +66,8 @@ def train(rank, world, family, home):
     adam.step()
     weights, state = get_state_dict(model, adam)
     dcp.save({"model": weights, "optimizer": state, "step": 1}, checkpoint_id=os.path.join(home, "dcp"))
-    full = {name: t.full_tensor().bfloat16().float() for name, t in weights.items()}
+    whole = lambda t: t.full_tensor() if hasattr(t, "full_tensor") else t  # a buffer
+    full = {name: whole(t).bfloat16().float() for name, t in weights.items()}
     return full if rank == 0 else None
 
 

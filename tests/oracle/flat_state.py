@@ -287,10 +287,10 @@ def case_out(home, case):
     world, how = CASES[case][1:]
     out = f"{home}/{case}.out"
     with open(f"{home}/classes.json", "w") as f:
-        json.dump({"$buffers": ["scale"]}, f)
+        json.dump({"$buffers": ["scale"], "layers.*": "Block"}, f)
     with open(f"{home}/policy.json", "w") as f:
-        json.dump({"layers.*": True, "$root": {"mixed_precision": {"param_dtype": "bfloat16"}}}, f)
-    blocks = f"{home}/policy.json" if how.get("bf16") else "blocks"
+        json.dump({"$policy": "name:layers.*", "$root": {"mixed_precision": {"param_dtype": "bfloat16"}}}, f)
+    blocks = f"{home}/policy.json" if how.get("bf16") else "class:Block+name:layers.*"
     policy = ["--policy", blocks if how.get("wrap") else "size:1T", "--classes", f"{home}/classes.json"]
     if how.get("ignore"):
         policy += ["--ignore", "norm.weight", "--ignore", "layers.1.act.bias"]

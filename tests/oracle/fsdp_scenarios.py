@@ -223,6 +223,8 @@ def run_scenario(scenario, groups, rank):
     units = [inner.own] + [c.module for c in inner.children_]
     handles = [u._handle for u in fsdp_units]
     result = {"units": [describe(h) if h else None for h in handles], "params": [], "grads": []}
+    if "clip" in scenario:
+        result |= {"unclipped": [], "norms": []}
     calls = []
     trace = Trace({h: s["name"] for h, s in zip(handles, scenario["units"]) if h})
     with trace():
@@ -237,6 +239,12 @@ def run_scenario(scenario, groups, rank):
                 model(x).backward()
             calls.append(trace.calls)
             result["params"].append([s for i in [0, *step["order"]] for s in units[i].seen])
+            if "clip" in scenario:
+                most, kind = scenario["clip"]
+                result["unclipped"].append([None if not h or h.flat_param.grad is None else h.flat_param.grad.clone()
+                                            for h in handles])
+                norm = model.clip_grad_norm_(most, kind or torch.inf)
+                result["norms"].append(norm)
             grads = [h.flat_param.grad if h else None for h in handles]
             result["grads"].append([None if g is None else [str(g.dtype)[6:], raw(g)] for g in grads]
                                    if step["sync"] else [])

@@ -9,6 +9,7 @@
 
 #include "fsdpckpt/try.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,12 +236,28 @@ static fc_code backward(rank_run *r, const json_t *step, fc_error *err) {
     return fc_fsdp_post_backward_final(r->fsdp, err);
 }
 
+/* "clip": [largest norm, type], where the type 0 is infinity. */
+static fc_code clip(rank_run *r, fc_error *err) {
+    const json_t *clip = json_object_get(r->scenario, "clip");
+    double norm, type = json_number_value(json_array_get(clip, 1));
+    if (!clip) {
+        return FC_OK;
+    }
+    FC_TRY(fc_fsdp_clip_grad_norm(r->fsdp, json_number_value(json_array_get(clip, 0)), type == 0 ? INFINITY : type,
+                                  &norm, err));
+    uint64_t bits;
+    memcpy(&bits, &norm, sizeof bits);
+    json_array_append_new(json_object_get(r->result, "norms"), json_sprintf("%016llx", (unsigned long long)bits));
+    return FC_OK;
+}
+
 static fc_code run_step(rank_run *r, const json_t *step, fc_error *err) {
     json_t *params = json_array(), *grads = json_array();
     fc_fsdp_set_sync_gradients(r->fsdp, is_true(step, "sync"));
     fc_code rc = is_true(step, "zero") ? fc_fsdp_zero_grad(r->fsdp, err) : FC_OK;
     rc = rc == FC_OK ? forward(r, step, params, err) : rc;
     rc = rc == FC_OK ? backward(r, step, err) : rc;
+    rc = rc == FC_OK ? clip(r, err) : rc;
     for (size_t i = 0; rc == FC_OK && is_true(step, "sync") && i < r->nunits; i++) {
         const fc_array *grad = r->units[i].handle ? fc_fsdp_sharded_grad(r->units[i].handle) : NULL;
         json_array_append_new(grads, grad ? json_pack("[s,o]", fc_dtype_get(grad->dtype)->torch_name, hex_of(grad))
@@ -280,7 +297,7 @@ static fc_code run_rank(fc_comm *comm, void *context, fc_error *err) {
     r->scenario = all->scenario;
     r->comm = comm;
     r->trace = json_array();
-    r->result = json_pack("{s:[],s:[],s:[],s:o}", "units", "params", "grads", "trace", r->trace);
+    r->result = json_pack("{s:[],s:[],s:[],s:[],s:o}", "units", "params", "grads", "norms", "trace", r->trace);
     all->results[comm->rank] = r->result;
     const json_t *steps = json_object_get(r->scenario, "steps");
     fc_code rc = build(r, err);

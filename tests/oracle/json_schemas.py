@@ -116,7 +116,7 @@ def recipes(documents):
     documents.validate({"fsdpckpt": "recipe", "schema": 1, "sizes": {"n": ["a", "b / 2"]}, "rules": [
         {"from": ["a", "b"], "to": "c", "operations": [{"stack": 0}, {"concatenate": 1, "sizes": ["n", "1"]}]},
         {"from": "d", "to": ["e", "f"], "operations": {"chunk": 0}}, {"add": "g", "same_as": "c"},
-        {"from": "h", "to": "h", "operations": {"resize": 0, "from": "n", "to": "n + 1"}}], "others": "keep"}, "recipe",
+        {"from": "h", "to": "h", "operations": {"resize": 0, "from": "n", "to": "n + 1"}}], "others": "keep", "dtypes": {"*.norm": "f32"}}, "recipe",
         "an example")
 
 

@@ -4,6 +4,7 @@ units.py FSDPCKPT: the models are nn.Modules, and the command sees only names, s
 """
 
 import atexit
+import functools
 import json
 import os
 import random
@@ -22,6 +23,8 @@ try:
         _validate_frozen_params
     from torch.distributed.fsdp import wrap
     from torch.distributed.fsdp._common_utils import _override_module_mixed_precision
+
+    from wrap_terms import random_term, term
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -109,19 +112,7 @@ def applied(model, targets):
 
 def sized(model, **kwargs):
     """The modules that size_based_auto_wrap_policy wraps, in order."""
-    names = {id(m): n for n, m in model.named_modules()}
-    order = []
-
-    def record(module):
-        order.append(names[id(module)])
-        return module  # the tree stays unchanged
-
-    def policy(module, recurse, nonwrapped_numel):
-        return wrap.size_based_auto_wrap_policy(module, recurse, nonwrapped_numel, **kwargs)
-
-    wrap._recursive_wrap(module=model, auto_wrap_policy=policy, wrapper_cls=record,
-                         ignored_modules=set(), ignored_params=set(), only_wrap_children=True)
-    return known(model, order)
+    return wrapped(model, functools.partial(wrap.size_based_auto_wrap_policy, **kwargs))
 
 
 class Attention(nn.Module):
@@ -239,6 +230,51 @@ def by_size():
         total = sum(p.numel() for p in model.parameters())
         for least in [1, 2, 9, 64, 100, 200, 500, 600, 1000, 4000, total - 1, total, total + 1]:
             compare_sized(model, least, f"{type(model).__name__}, size:{least}")
+
+
+def wrapped(model, policy):
+    """The modules that torch's _recursive_wrap wraps, in order."""
+    names = {id(m): n for n, m in model.named_modules()}
+    order = []
+
+    def record(module):
+        order.append(names[id(module)])
+        return module  # the tree stays unchanged
+
+    wrap._recursive_wrap(module=model, auto_wrap_policy=policy, wrapper_cls=record, ignored_modules=set(),
+                         ignored_params=set(), only_wrap_children=True)
+    return known(model, order)
+
+
+def compare_terms(model, terms, what, norms=()):
+    """Compares _or_policy of some terms with the text, on the command line and in a file. With mixed precision, `norms` are
+    wrapped individually."""
+    policies = [p for _, p in terms]
+    text = "+".join(t for t, _ in terms)
+    if norms:
+        policies.append(functools.partial(wrap._wrap_module_cls_individually, module_classes=norms))
+        given = policy_file({"$policy": text, "$root": {"mixed_precision": {"param_dtype": "bfloat16"}},
+                             "$fp32_classes": [c.__name__ for c in norms]})
+    else:
+        given = policy_file({"$policy": text})
+        check(run("--policy", text, "--json").stdout.replace(text, given), run("--policy", given, "--json").stdout,
+              f"{what}: a file says the same")
+    policy = policies[0] if len(policies) == 1 else functools.partial(wrap._or_policy, policies=policies)
+    check(modules_in_order(units("--policy", given)), wrapped(model, policy), f"{what}: {text}")
+
+
+def terms():
+    rng = random.Random(3)
+    for model in (Transformer(), Vision()):
+        describe(model)
+        names = {id(m): n for n, m in model.named_modules()}
+        seen = {m: n for m, n in names.items() if n in known(model, names.values())}
+        for kind in ("always", "size", "class", "name"):
+            compare_terms(model, [term(kind, least=100, classes=[nn.Linear], names=list(seen.values())[:3], modules=names)], kind)
+        for i in range(20):
+            chosen = [random_term(rng, model, seen, names) for _ in range(rng.randint(1, 3))]
+            norms = {nn.LayerNorm} if isinstance(model, Transformer) else {nn.modules.batchnorm._BatchNorm}
+            compare_terms(model, chosen, f"{type(model).__name__} {i}", norms if i % 4 == 0 else ())
 
 
 def mixed_precision():
@@ -439,7 +475,7 @@ def random_trees():
     check(min(refused) > 20, True, f"both happened: {refused}")
 
 
-for test in (by_class, ignoring, custom, by_size, mixed_precision, mixed_precision_by_default, frozen,
+for test in (by_class, ignoring, custom, by_size, terms, mixed_precision, mixed_precision_by_default, frozen,
              shared, saved, real_fsdp, random_trees):
     test()
 print(f"{checks} checks")

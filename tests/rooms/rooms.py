@@ -39,7 +39,7 @@ HEADERS = {
     "lib/export": "export",
     "lib/verify": "verify",
     "formats/hdf5": "view",
-    "train": "train/dtensor_data train/fsdp",
+    "train": "train/dtensor_data train/fsdp train/state_dict",
 }
 PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name in names.split()}
 

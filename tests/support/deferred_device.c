@@ -9,7 +9,21 @@
 
 enum { MOST_STREAMS = 32 };
 
-typedef enum task_kind { COPY, ZERO, COPY_BOX, CAST, ADD, DIVIDE, RECORD, WAIT, GATHER, SCATTER, REDUCE } task_kind;
+typedef enum task_kind {
+    COPY,
+    ZERO,
+    COPY_BOX,
+    CAST,
+    ADD,
+    DIVIDE,
+    MULTIPLY,
+    POWERS,
+    RECORD,
+    WAIT,
+    GATHER,
+    SCATTER,
+    REDUCE
+} task_kind;
 
 typedef struct task {
     struct task *next;
@@ -20,7 +34,8 @@ typedef struct task {
     uint32_t element;
     fc_strided_box to, from;
     fc_dtype dtype, dtype_to;
-    double divisor;
+    double divisor; /* or factor, or power */
+    double weight;
     fc_event *event;
     unsigned long mark; /* RECORD: the value it sets; WAIT: the value it needs; collectives: their number */
     fc_comm *comm;
@@ -103,6 +118,10 @@ static fc_code run(deferred *d, task *t) {
         return cpu->add(cpu, t->dtype, t->dst, t->src, t->count, NULL, err);
     case DIVIDE:
         return cpu->divide(cpu, t->dtype, t->dst, t->divisor, t->count, NULL, err);
+    case MULTIPLY:
+        return cpu->multiply(cpu, t->dtype, t->dst, t->divisor, t->count, NULL, err);
+    case POWERS:
+        return cpu->powers(cpu, t->dtype, t->src, t->divisor, t->weight, t->count, t->dst, NULL, err);
     case RECORD:
         t->event->done = t->mark > t->event->done ? t->mark : t->event->done;
         return FC_OK;
@@ -263,6 +282,18 @@ static fc_code deferred_divide(fc_device *device, fc_dtype dtype, void *data, do
     return give(device, stream, &t, err);
 }
 
+static fc_code deferred_multiply(fc_device *device, fc_dtype dtype, void *data, double factor, size_t count,
+                                 fc_stream *stream, fc_error *err) {
+    task t = {.kind = MULTIPLY, .dst = data, .count = count, .dtype = dtype, .divisor = factor};
+    return give(device, stream, &t, err);
+}
+
+static fc_code deferred_powers(fc_device *device, fc_dtype dtype, const void *data, double p, double weight,
+                               size_t count, double *sums, fc_stream *stream, fc_error *err) {
+    task t = {.kind = POWERS, .dst = sums, .src = data, .count = count, .dtype = dtype, .divisor = p, .weight = weight};
+    return give(device, stream, &t, err);
+}
+
 static void deferred_destroy(fc_device *device) {
     deferred *d = device->state;
     deferred_synchronize(device, NULL, NULL);
@@ -292,6 +323,8 @@ fc_code deferred_device_new(const deferred_options *options, fc_device **out, fc
         .cast = deferred_cast,
         .add = deferred_add,
         .divide = deferred_divide,
+        .multiply = deferred_multiply,
+        .powers = deferred_powers,
         .destroy = deferred_destroy,
     };
     fc_device *device = malloc(sizeof *device);

@@ -5,6 +5,7 @@
 #include "fsdpckpt/device.h"
 #include "fsdpckpt/move.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -171,11 +172,36 @@ static void sums_and_quotients(void **state) {
     assert_int_equal(device->add(device, FC_OPAQUE, n, m, 2, NULL, NULL), FC_EUNSUPPORTED);
 }
 
+/* 3 and -4 have the norms 7, 5 and 4; what is there already is kept. A NaN stays. */
+static void products_and_powers(void **state) {
+    fc_device *device = *state;
+    static double sums[FC_POWER_SUMS];
+    float x[] = {3, -4};
+    uint16_t h[] = {0x4040, 0xc080}, nan[] = {0x7fc0, 0x3f80};
+    assert_int_equal(device->powers(device, FC_F32, x, 1, 1, 2, sums, NULL, NULL), FC_OK);
+    assert_int_equal(device->powers(device, FC_BF16, h, 2, 0.5, 2, sums, NULL, NULL), FC_OK);
+    assert_int_equal(device->powers(device, FC_F32, x, 3, 1, 2, sums, NULL, NULL), FC_OK);
+    assert_int_equal(device->powers(device, FC_F32, x, 3, 1, 0, sums, NULL, NULL), FC_OK);
+    assert_true(sums[0] == 7 + 12.5 + 91);
+    sums[0] = 3.5;
+    assert_int_equal(device->powers(device, FC_BF16, h, INFINITY, 0.5, 2, sums, NULL, NULL), FC_OK);
+    assert_true(sums[0] == 4);
+    assert_int_equal(device->powers(device, FC_BF16, nan, INFINITY, 1, 2, sums, NULL, NULL), FC_OK);
+    assert_int_equal(device->powers(device, FC_BF16, h, INFINITY, 1, 2, sums, NULL, NULL), FC_OK);
+    assert_true(isnan(sums[0]));
+    assert_int_equal(device->powers(device, FC_I32, x, 2, 1, 2, sums, NULL, NULL), FC_EUNSUPPORTED);
+    assert_int_equal(device->multiply(device, FC_F32, x, 0.1, 2, NULL, NULL), FC_OK);
+    assert_true(x[0] == 3 * 0.1f && x[1] == -4 * 0.1f);
+    assert_int_equal(device->multiply(device, FC_BF16, h, 1.0 / 3, 2, NULL, NULL), FC_OK);
+    assert_true(h[0] == 0x3f80 && h[1] == 0xbfab);
+    assert_int_equal(device->multiply(device, FC_U8, h, 2, 2, NULL, NULL), FC_EUNSUPPORTED);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_streams_events), cmocka_unit_test(boxes_are_packed_and_unpacked),
         cmocka_unit_test(bad_boxes_are_refused), cmocka_unit_test(casts),
-        cmocka_unit_test(sums_and_quotients),
+        cmocka_unit_test(sums_and_quotients),    cmocka_unit_test(products_and_powers),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

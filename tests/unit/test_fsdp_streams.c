@@ -26,15 +26,20 @@ typedef struct trial {
     fc_fsdp_options options;
     fc_fsdp_unit_options unit;
     const char *steps; /* s: synchronise and optimize, n: accumulate */
+    double clip;       /* the largest norm of the gradients; 0: any */
     outcome *out;
 } trial;
 
 static fc_code run_steps(fsdp_model *m, const trial *t, fc_device *device, outcome *out, int rank, fc_error *err) {
     fc_code rc = FC_OK;
+    double norm;
     for (const char *step = t->steps; rc == FC_OK && *step; step++) {
         fc_fsdp_set_sync_gradients(m->fsdp, *step == 's');
         rc = model_forward(m, NULL, err);
         rc = rc == FC_OK ? model_backward(m, NULL, err) : rc;
+        if (rc == FC_OK && *step == 's' && t->clip > 0) {
+            rc = fc_fsdp_clip_grad_norm(m->fsdp, t->clip, 2, &norm, err);
+        }
         rc = rc == FC_OK && *step == 's' ? model_optimize(m, err) : rc;
     }
     rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
@@ -135,6 +140,15 @@ static void device_memory_is_not_accessed(void **state) {
     check(&t);
 }
 
+static void clipping(void **state) {
+    (void)state;
+    trial t = {.steps = "ss", .clip = 2, .device = {.remote = true}};
+    check(&t);
+    t.unit = (fc_fsdp_unit_options){.offload_params = true, .strategy = FC_HYBRID_SHARD};
+    t.hybrid = true;
+    check(&t);
+}
+
 static void prefetching(void **state) {
     (void)state;
     trial t = {.steps = "sss", .options = {.backward_prefetch = FC_BACKWARD_PREFETCH_PRE, .forward_prefetch = true}};
@@ -168,6 +182,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(results_do_not_depend_on_the_order),
         cmocka_unit_test(device_memory_is_not_accessed),
+        cmocka_unit_test(clipping),
         cmocka_unit_test(prefetching),
         cmocka_unit_test(mixed_precision_and_accumulation),
         cmocka_unit_test(hybrid),

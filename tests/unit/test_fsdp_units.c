@@ -1,8 +1,9 @@
 /*
- * train: what units refuse, casts of inputs and outputs, and buffers.
+ * train: what units refuse, casts of inputs and outputs, buffers, and what clipping refuses.
  */
 #include "fsdp_model.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -185,12 +186,44 @@ static void buffers(void **state) {
     on_ranks(2, kept);
 }
 
+static void clip_nothing(fc_comm *comm) {
+    fc_fsdp *empty;
+    fc_fsdp_options options = {0};
+    fc_error err = {FC_OK, ""};
+    double norm;
+    MUST(fc_fsdp_new(comm, NULL, NULL, &options, &empty, NULL) == FC_OK);
+    MUST_FAIL(fc_fsdp_clip_grad_norm(empty, 1, 2, &norm, &err), FC_EUSAGE, err, "has no units");
+    fc_fsdp_free(empty);
+}
+
+static void clip(fc_comm *comm) {
+    fsdp_model m;
+    fc_fsdp_options options = {0};
+    fc_fsdp_unit_options unit = {0};
+    fc_error err = {FC_OK, ""};
+    double norm = -1;
+    MUST(model_open(&m, comm, NULL, comm->rank, options, unit, NULL) == FC_OK);
+    MUST_FAIL(fc_fsdp_clip_grad_norm(m.fsdp, 1, 0, &norm, &err), FC_EUSAGE, err,
+              "a positive number or infinity, not 0");
+    MUST_FAIL(fc_fsdp_clip_grad_norm(m.fsdp, 1, (double)NAN, &norm, &err), FC_EUSAGE, err, "a positive number");
+    MUST(fc_fsdp_clip_grad_norm(m.fsdp, 1, 2, &norm, NULL) == FC_OK && norm == 0); /* there are no gradients */
+    MUST(model_forward(&m, NULL, NULL) == FC_OK && fc_fsdp_pre_backward(m.units[0], NULL) == FC_OK);
+    MUST_FAIL(fc_fsdp_clip_grad_norm(m.fsdp, 1, 2, &norm, &err), FC_EUSAGE, err, "expected to be in states [IDLE]");
+    MUST(fc_fsdp_post_backward_final(m.fsdp, NULL) == FC_OK);
+    MUST(fc_fsdp_memory(m.fsdp, NULL) == 0);
+    model_close(&m);
+}
+
+static void clipping(void **state) {
+    (void)state;
+    on_ranks(2, clip_nothing);
+    on_ranks(2, clip);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused_units),
-        cmocka_unit_test(cast_inputs),
-        cmocka_unit_test(fp32_module),
-        cmocka_unit_test(buffers),
+        cmocka_unit_test(refused_units), cmocka_unit_test(cast_inputs), cmocka_unit_test(fp32_module),
+        cmocka_unit_test(buffers),       cmocka_unit_test(clipping),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -186,6 +186,24 @@ static fc_code cuda_divide(fc_device *device, fc_dtype dtype, void *data, double
     RETURN_CALL(device, "dividing", fc_cuda_divide(of, data, divisor, count * components, fc_cuda_stream(stream)), err);
 }
 
+static fc_code cuda_multiply(fc_device *device, fc_dtype dtype, void *data, double factor, size_t count,
+                             fc_stream *stream, fc_error *err) {
+    size_t components;
+    FC_TRY(fc_arith_check(dtype, FC_REDUCE_AVG, err));
+    fc_dtype of = fc_arith_component(dtype, &components);
+    RETURN_CALL(device, "multiplying", fc_cuda_multiply(of, data, factor, count * components, fc_cuda_stream(stream)),
+                err);
+}
+
+static fc_code cuda_powers(fc_device *device, fc_dtype dtype, const void *data, double p, double weight, size_t count,
+                           double *sums, fc_stream *stream, fc_error *err) {
+    if (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s has no powers", device->name, fc_dtype_get(dtype)->torch_name);
+    }
+    RETURN_CALL(device, "summing powers", fc_cuda_powers(dtype, data, p, weight, count, sums, fc_cuda_stream(stream)),
+                err);
+}
+
 static void cuda_destroy(fc_device *device) {
     free(device->state);
     free(device);
@@ -210,6 +228,8 @@ static const fc_device functions = {
     .cast = cuda_cast,
     .add = cuda_add,
     .divide = cuda_divide,
+    .multiply = cuda_multiply,
+    .powers = cuda_powers,
     .destroy = cuda_destroy,
 };
 

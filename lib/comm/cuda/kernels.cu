@@ -8,16 +8,17 @@
 #include "comm/cuda/kernels.h"
 
 #include "codec/cast_bits.h"
+#include "fsdpckpt/device.h"
 
+#include <math.h>
 #include <stdint.h>
 
 enum { THREADS = 256, IN_FLIGHT = 4 };
 
-template <typename Type> struct parameter {
-    typedef Type type;
-};
+template <typename Type> struct parameter { typedef Type type; };
 
-/* Launches a kernel. Unlike cudaGetLastError, the result is that of this launch alone. tests/gpu/emulate has its own. */
+/* Launches a kernel. Unlike cudaGetLastError, the result is that of this launch alone. tests/gpu/emulate has its own.
+ */
 #ifndef FSDPCKPT_LAUNCH_IS_DEFINED
 template <typename... Parameters>
 static cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, cudaStream_t stream,
@@ -301,78 +302,151 @@ __device__ __forceinline__ bool is_float(fc_dtype dtype) {
     }
 }
 
-/* Computes a + b, or a / divisor if `divides`. */
-template <int size, bool divides>
+enum operation { ADD, DIVIDE, MULTIPLY };
+
+template <operation op, typename Number> __device__ __forceinline__ Number result_of(Number x, Number y) {
+    return op == DIVIDE ? x / y : op == MULTIPLY ? x * y : x + y;
+}
+
+/* Computes a + b, a / by or a * by. */
+template <int size, operation op>
 __device__ __forceinline__ typename raw<size>::type compute(fc_dtype dtype, typename raw<size>::type a,
-                                                            typename raw<size>::type b, double divisor) {
+                                                            typename raw<size>::type b, double by) {
     if (!is_float(dtype)) {
         return dtype == FC_BOOL ? a | b : a + b;
     }
     if constexpr (size == 8) {
-        double x = __longlong_as_double((long long)a), y = divides ? divisor : __longlong_as_double((long long)b);
-        double result = divides ? x / y : x + y;
+        double x = __longlong_as_double((long long)a), y = op != ADD ? by : __longlong_as_double((long long)b);
+        double result = result_of<op>(x, y);
         return keep_nan(a, (uint64_t)__double_as_longlong(y), (uint64_t)__double_as_longlong(result));
     } else {
-        uint32_t x = decode<size>(dtype, a), y = divides ? __float_as_uint((float)divisor) : decode<size>(dtype, b);
-        float result = divides ? __uint_as_float(x) / __uint_as_float(y) : __uint_as_float(x) + __uint_as_float(y);
+        uint32_t x = decode<size>(dtype, a), y = op != ADD ? __float_as_uint((float)by) : decode<size>(dtype, b);
+        float result = result_of<op>(__uint_as_float(x), __uint_as_float(y));
         return encode<size>(dtype, keep_nan(x, y, __float_as_uint(result)));
     }
 }
 
-template <int size, bool divides>
+template <int size, operation op>
 __global__ void __launch_bounds__(THREADS)
-    compute_kernel(fc_dtype dtype, void *__restrict__ dst, const void *__restrict__ src, double divisor, size_t fours,
+    compute_kernel(fc_dtype dtype, void *__restrict__ dst, const void *__restrict__ src, double by, size_t fours,
                    size_t count) {
     typedef typename raw<size>::type element;
     const size_t step = (size_t)gridDim.x * THREADS, me = (size_t)blockIdx.x * THREADS + threadIdx.x;
     for (size_t i = me; i < fours; i += step) {
         four<size> a = ((const four<size> *)dst)[i], b = a;
-        if (!divides) {
+        if (op == ADD) {
             b = ((const four<size> *)src)[i];
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            a.of[k] = compute<size, divides>(dtype, a.of[k], b.of[k], divisor);
+            a.of[k] = compute<size, op>(dtype, a.of[k], b.of[k], by);
         }
         ((four<size> *)dst)[i] = a;
     }
     for (size_t i = 4 * fours + me; i < count; i += step) {
-        element a = ((const element *)dst)[i], b = divides ? a : ((const element *)src)[i];
-        ((element *)dst)[i] = compute<size, divides>(dtype, a, b, divisor);
+        element a = ((const element *)dst)[i], b = op != ADD ? a : ((const element *)src)[i];
+        ((element *)dst)[i] = compute<size, op>(dtype, a, b, by);
     }
 }
 
-template <int size, bool divides>
-static cudaError_t launch_sized(fc_dtype dtype, void *dst, const void *src, double divisor, size_t count,
+template <int size, operation op>
+static cudaError_t launch_sized(fc_dtype dtype, void *dst, const void *src, double by, size_t count,
                                 cudaStream_t stream) {
     size_t fours = by_fours<size, size>(dst, src, count);
-    return launch(compute_kernel<size, divides>, blocks_for(count), stream, dtype, dst, src, divisor, fours, count);
+    return launch(compute_kernel<size, op>, blocks_for(count), stream, dtype, dst, src, by, fours, count);
 }
 
-template <bool divides>
-static cudaError_t launch_compute(fc_dtype dtype, void *dst, const void *src, double divisor, size_t count,
+template <operation op>
+static cudaError_t launch_compute(fc_dtype dtype, void *dst, const void *src, double by, size_t count,
                                   cudaStream_t stream) {
     if (count == 0) {
         return cudaSuccess;
     }
     switch (fc_dtype_size(dtype)) {
     case 8:
-        return launch_sized<8, divides>(dtype, dst, src, divisor, count, stream);
+        return launch_sized<8, op>(dtype, dst, src, by, count, stream);
     case 4:
-        return launch_sized<4, divides>(dtype, dst, src, divisor, count, stream);
+        return launch_sized<4, op>(dtype, dst, src, by, count, stream);
     case 2:
-        return launch_sized<2, divides>(dtype, dst, src, divisor, count, stream);
+        return launch_sized<2, op>(dtype, dst, src, by, count, stream);
     default:
-        return launch_sized<1, divides>(dtype, dst, src, divisor, count, stream);
+        return launch_sized<1, op>(dtype, dst, src, by, count, stream);
     }
 }
 
 cudaError_t fc_cuda_add(fc_dtype dtype, void *dst, const void *src, size_t count, cudaStream_t stream) {
-    return launch_compute<false>(dtype, dst, src, 0, count, stream);
+    return launch_compute<ADD>(dtype, dst, src, 0, count, stream);
 }
 
 cudaError_t fc_cuda_divide(fc_dtype dtype, void *data, double divisor, size_t count, cudaStream_t stream) {
-    return launch_compute<true>(dtype, data, data, divisor, count, stream);
+    return launch_compute<DIVIDE>(dtype, data, data, divisor, count, stream);
+}
+
+cudaError_t fc_cuda_multiply(fc_dtype dtype, void *data, double factor, size_t count, cudaStream_t stream) {
+    return launch_compute<MULTIPLY>(dtype, data, data, factor, count, stream);
+}
+
+/* ---- powers ---- */
+
+template <int size> __device__ __forceinline__ double magnitude(fc_dtype dtype, typename raw<size>::type bits) {
+    if constexpr (size == 8) {
+        return fabs(__longlong_as_double((long long)bits));
+    } else {
+        return fabs((double)__uint_as_float(decode<size>(dtype, bits)));
+    }
+}
+
+/* Adds |x|^p, or the maximum, to `sum`. */
+__device__ __forceinline__ double with_power(double sum, double x, double p) {
+    if (isinf(p)) {
+        return x > sum || x != x ? x : sum;
+    }
+    return sum + (p == 2 ? x * x : p == 1 ? x : pow(x, p));
+}
+
+/* Each thread has one sum, so there is no order between threads on which the result could depend. */
+template <int size>
+__global__ void __launch_bounds__(THREADS) power_kernel(fc_dtype dtype, const void *__restrict__ data, double p,
+                                                        double weight, size_t fours, size_t count, double *sums) {
+    typedef typename raw<size>::type element;
+    const size_t step = (size_t)gridDim.x * THREADS, me = (size_t)blockIdx.x * THREADS + threadIdx.x;
+    double sum = 0;
+    for (size_t i = me; i < fours; i += step) {
+        four<size> a = ((const four<size> *)data)[i];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            sum = with_power(sum, magnitude<size>(dtype, a.of[k]), p);
+        }
+    }
+    for (size_t i = 4 * fours + me; i < count; i += step) {
+        sum = with_power(sum, magnitude<size>(dtype, ((const element *)data)[i]), p);
+    }
+    sums[me] = isinf(p) ? with_power(sums[me], sum, p) : sums[me] + weight * sum;
+}
+
+template <int size>
+static cudaError_t launch_powers(fc_dtype dtype, const void *data, double p, double weight, size_t count, double *sums,
+                                 cudaStream_t stream) {
+    unsigned blocks = blocks_for(count), most = FC_POWER_SUMS / THREADS;
+    return launch(power_kernel<size>, blocks < most ? blocks : most, stream, dtype, data, p, weight,
+                  by_fours<size, size>(data, data, count), count, sums);
+}
+
+cudaError_t fc_cuda_powers(fc_dtype dtype, const void *data, double p, double weight, size_t count, double *sums,
+                           cudaStream_t stream) {
+    if (count == 0) {
+        return cudaSuccess;
+    }
+    switch (fc_dtype_size(dtype)) {
+    case 8:
+        return launch_powers<8>(dtype, data, p, weight, count, sums, stream);
+    case 4:
+        return launch_powers<4>(dtype, data, p, weight, count, sums, stream);
+    case 2:
+        return launch_powers<2>(dtype, data, p, weight, count, sums, stream);
+    default:
+        return launch_powers<1>(dtype, data, p, weight, count, sums, stream);
+    }
 }
 
 cudaError_t fc_cuda_probe(void) {

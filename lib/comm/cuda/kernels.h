@@ -1,6 +1,6 @@
 /*
- * The GPU kernels: strided copies, casts, sums and quotients. Each function launches work on a stream and returns the
- * result of the launch. The caller has checked the arguments.
+ * The GPU kernels: strided copies, casts, sums, quotients, products and powers. Each function launches work on a stream
+ * and returns the result of the launch. The caller has checked the arguments.
  */
 #ifndef FSDPCKPT_COMM_CUDA_KERNELS_H
 #define FSDPCKPT_COMM_CUDA_KERNELS_H
@@ -30,6 +30,13 @@ cudaError_t fc_cuda_add(fc_dtype dtype, void *dst, const void *src, size_t count
 
 /** Computes data[i] /= divisor for floating-point numbers, like fc_arith_divide. */
 cudaError_t fc_cuda_divide(fc_dtype dtype, void *data, double divisor, size_t count, cudaStream_t stream);
+
+/** Computes data[i] *= factor, like fc_arith_multiply. */
+cudaError_t fc_cuda_multiply(fc_dtype dtype, void *data, double factor, size_t count, cudaStream_t stream);
+
+/** Adds weight × |x|^p to `sums`, or raises them to |x|, see fc_device.powers. */
+cudaError_t fc_cuda_powers(fc_dtype dtype, const void *data, double p, double weight, size_t count, double *sums,
+                           cudaStream_t stream);
 
 /** Returns cudaSuccess if the current GPU can run the compiled kernels. */
 cudaError_t fc_cuda_probe(void);

@@ -85,6 +85,7 @@ typedef struct fc_tensor {
     const char *tied_to; /**< in a schema: the name of the tensor that this one is tied to; NULL: none. In other
                             formats, see fc_find_ties */
     const void *detail;  /**< private to the format */
+    bool keeps_dtype;    /**< its dtype was chosen: fc_selection.cast leaves it alone */
 } fc_tensor;
 
 struct fc_format;

@@ -42,6 +42,8 @@ struct fc_comm {
      *  unless the caller changes it; `split` inherits it. 0: never, as with the other backends, whose ranks notice
      *  failures of others. */
     int timeout;
+    /** Whether two threads may use two communicators of this backend at the same time. `split` inherits it. */
+    bool concurrent;
 
     /** Puts the `bytes` bytes of every rank into `recv` (size × bytes), in rank order. `send` may be recv + rank ×
      * bytes.

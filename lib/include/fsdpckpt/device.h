@@ -30,6 +30,9 @@ typedef struct fc_strided_box {
     int64_t first;
 } fc_strided_box;
 
+/** How many partial sums `powers` has: enough for a GPU's threads. */
+enum { FC_POWER_SUMS = 65536 };
+
 /** Memory is that of the device, unless a function says otherwise. */
 struct fc_device {
     const char *name; /**< "cpu", "cuda:0" */
@@ -71,6 +74,16 @@ struct fc_device {
     /** Divides `data` by `divisor` like torch's div_. */
     fc_code (*divide)(fc_device *device, fc_dtype dtype, void *data, double divisor, size_t count, fc_stream *stream,
                       fc_error *err);
+    /** Multiplies `data` by `factor` like torch's mul_. */
+    fc_code (*multiply)(fc_device *device, fc_dtype dtype, void *data, double factor, size_t count, fc_stream *stream,
+                        fc_error *err);
+    /**
+     * Adds weight × |x|^p of all elements to `sums`, FC_POWER_SUMS float64 numbers whose sum is the result, in an order
+     * that depends only on `count`. If p is infinite, `sums` are maxima of |x| and there is no weight; a NaN stays.
+     * `dtype` is floating-point.
+     */
+    fc_code (*powers)(fc_device *device, fc_dtype dtype, const void *data, double p, double weight, size_t count,
+                      double *sums, fc_stream *stream, fc_error *err);
     void (*destroy)(fc_device *device);
 };
 

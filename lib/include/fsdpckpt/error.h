@@ -42,6 +42,7 @@ typedef enum fc_hint {
     FC_HINT_DRY_RUN,         /**< only plan: fc_convert_options.dry_run */
     FC_HINT_KEEP_DTYPE,      /**< keep the dtype of these tensors: fc_selection.dtype_rules */
     FC_HINT_RECIPE,          /**< choose a recipe: fc_export_options.recipe */
+    FC_HINT_RECIPE_CONFIG,   /**< choose a recipe, or give the model's config.json: fc_recipe_options.config */
     FC_HINT_DEQUANTIZE,      /**< compute weights from codes and scales first: fc_dequantize */
     FC_HINT_CONFIG,          /**< give the model's config.json: fc_recipe_options.config */
     FC_HINT_CHECK,           /**< compare with a schema through fc_check instead */

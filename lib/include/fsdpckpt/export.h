@@ -83,6 +83,7 @@ typedef struct fc_export_report {
     fc_model_place place;
     const char *prefix; /**< what was removed from all names besides wrappers; "" */
     const char *recipe; /**< the name of the recipe, or NULL */
+    const char *model;  /**< as in fc_recipe_matches */
     fc_export_fit_report fit;
 } fc_export_report;
 

@@ -81,6 +81,21 @@ typedef struct fc_flat_shard_info {
 /** Returns the part of parameter `param` in the shard of `rank`. */
 fc_flat_shard_info fc_flat_shard_of(const fc_flat_layout *layout, size_t param, int64_t rank);
 
+/** A box of a parameter whose elements are consecutive in a shard. */
+typedef struct fc_flat_box {
+    int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS]; /**< in the parameter, in elements */
+    int64_t strides[FC_MAX_DIMS];                     /**< of its elements in the shard */
+    int64_t at;                                       /**< its first element in the shard */
+} fc_flat_box;
+
+/**
+ * Divides the part of parameter `param` in the shard of `rank` into boxes, at most 2 × ndim - 1, and calls `visit` for
+ * each. Stops at the first code other than FC_OK and returns it.
+ */
+fc_code fc_flat_shard_visit(const fc_flat_layout *layout, size_t param, int64_t rank,
+                            fc_code (*visit)(void *context, const fc_flat_box *box, fc_error *err), void *context,
+                            fc_error *err);
+
 /** Returns the number of padding elements at the end of the shard of `rank` (`_shard_numel_padded`). */
 int64_t fc_flat_shard_padding(const fc_flat_layout *layout, int64_t rank);
 

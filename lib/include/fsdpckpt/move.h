@@ -98,8 +98,9 @@ typedef struct fc_convert_options {
     fc_move_options move;
     fc_comm *comm; /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
                       file system. Its device uses host memory. NULL: this process alone */
-    bool own_shards; /**< the source is in memory (memory.h), and each rank has only its own shard: rank r of `comm`
-                       writes the file of rank r. The mesh of the target has as many ranks */
+    bool own_shards; /**< the source is in memory (memory.h), and each rank has the data of some of its chunks: it
+                        writes those, in whichever file they belong. The target may have any layout, but no compression
+                      */
 } fc_convert_options;
 
 /** The result of a conversion; with dry_run, an estimate. */

@@ -18,6 +18,7 @@ typedef struct fc_recipe fc_recipe;
 typedef struct fc_recipe_options {
     bool reverse;       /**< from the recipe's second names and layouts to the first */
     const char *config; /**< the model's config.json, or its folder; NULL: none */
+    bool headers_only;  /**< as in fc_open_options: steps of joined parameters are then not compared */
 } fc_recipe_options;
 
 /**
@@ -57,22 +58,29 @@ typedef struct fc_recipe_matches {
     const char *name;        /**< its name */
     const char *names;       /**< all of them, for people: "'a', 'b'" */
     size_t count;
+    const char
+        *model; /**< the model of the configuration, if the names fitted recipes for other models, too; NULL: not */
 } fc_recipe_matches;
 
 /**
  * Finds the shipped recipes with rules for all tensors of `target` in this direction only: where both sides have the
- * same names, these do not tell which side it is.
+ * same names, these do not tell which side it is. If several fit, those for the model of options->config.
  * @param arena owns the result.
  */
 fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
                        fc_recipe_matches *out, fc_error *err);
 
-/** The same. @return FC_EUSAGE if none or several fit. */
+/** Fails because several recipes fit. */
+fc_code fc_recipe_several(const fc_target *target, const fc_recipe_options *options, const fc_recipe_matches *found,
+                          fc_error *err);
+
+/** Like fc_recipe_find. @return FC_EUSAGE if none or several fit. */
 fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
                             fc_recipe_matches *out, fc_error *err);
 
 /**
  * Applies `recipe` to the values of `target`, under their names there. Objects that match no rule stay as they are.
+ * fc_checkpoint.note of the result says what a reversed recipe does not restore.
  * @param target of `source`; its mesh and dtypes are not used. It need not outlive the call.
  * @param source belongs to the new checkpoint if the call succeeds, else to the caller.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.

@@ -217,6 +217,46 @@ typedef fc_code (*fc_wrap_fn)(const fc_module_tree *tree, uint32_t m, void *user
 /** CustomPolicy: calls `fn` for every module that is not ignored, in pre-order, including the root. */
 fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_error *err);
 
+/** What a term of fc_wrap_any chooses. */
+typedef enum fc_wrap_kind {
+    FC_WRAP_ALWAYS, /**< always_wrap_policy: every module */
+    FC_WRAP_SIZE,   /**< size_based_auto_wrap_policy, see fc_wrap_by_size */
+    FC_WRAP_CLASS,  /**< transformer_auto_wrap_policy: modules of the classes `names` */
+    FC_WRAP_NAME,   /**< modules whose FQN fits one of the patterns `names` */
+    FC_WRAP_LAMBDA  /**< lambda_auto_wrap_policy: modules for which `lambda` returns true */
+} fc_wrap_kind;
+
+/** A policy of fc_wrap_any. Lists are NULL-terminated. */
+typedef struct fc_wrap_term {
+    fc_wrap_kind kind;
+    int64_t least;            /**< SIZE */
+    const char *const *names; /**< CLASS, NAME */
+    bool (*lambda)(const fc_module_tree *tree, uint32_t m, void *user);
+    void *user;
+    const char *const *leaf;    /**< classes below which this policy chooses nothing. NULL: with SIZE torch's
+                                   {MultiheadAttention}, else none */
+    const char *const *exclude; /**< classes that it never chooses. NULL: with SIZE torch's {ModuleList, ModuleDict},
+                                   else none */
+} fc_wrap_term;
+
+/**
+ * _or_policy: a module becomes a unit if one of the terms chooses it. As in torch, the terms share one pass: if one
+ * descends into a module, all are asked about what is below it, and elements in units count for none of them.
+ */
+fc_code fc_wrap_any(fc_wrap_targets *targets, const fc_wrap_term *terms, size_t count, fc_error *err);
+
+/**
+ * Parses terms: "always", "size:100M", "class:A,B" and "name:layers.*,head", joined by "+". "leaf:A,B" and
+ * "exclude:A,B" belong to the term before them: "size:100M+leaf:Attention+class:Embedding".
+ */
+fc_code fc_wrap_terms_parse(const char *text, fc_arena *arena, const fc_wrap_term **out, size_t *count, fc_error *err);
+
+/** Returns the first class or pattern of a term that no module has or fits, or NULL. It is often misspelt. */
+const char *fc_wrap_term_idle(const fc_module_tree *tree, const fc_wrap_term *term, bool *is_pattern);
+
+/** Returns whether `text` begins like terms, and not like the name of a file. */
+bool fc_wrap_is_terms(const char *text);
+
 /**
  * size_based_auto_wrap_policy: bottom up, a module becomes a unit if the parameters below it that are in no unit yet
  * have at least `least` elements. All elements are counted before any unit is made.
@@ -310,6 +350,7 @@ typedef struct fc_wrap_file fc_wrap_file;
  * "lm_head": {"sharding_strategy": "SHARD_GRAD_OP"}, "$root": {"mixed_precision": {"param_dtype": "bfloat16"}},
  * "$fp32_classes": ["LayerNorm"]}. Patterns as in fc_model_info; one that names modules beats one that names classes.
  * The values are what CustomPolicy's function returns: true, false, or options that override the root's.
+ * Instead of patterns it may have "$policy": terms for fc_wrap_any.
  */
 fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out, fc_error *err);
 
@@ -317,6 +358,9 @@ fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out,
  * unless the file lists others, as in torch's MixedPrecision; none if the root has no mixed precision. */
 const fc_unit_options *fc_wrap_file_root(const fc_wrap_file *file);
 const char *const *fc_wrap_file_fp32_classes(const fc_wrap_file *file);
+
+/** Returns the terms of "$policy", or NULL if the file has patterns. */
+const fc_wrap_term *fc_wrap_file_terms(const fc_wrap_file *file, size_t *count);
 
 /** The fc_wrap_fn of a policy file; pass the file as its `user`. */
 fc_code fc_wrap_file_fn(const fc_module_tree *tree, uint32_t m, void *file, fc_wrap_choice *choice, fc_error *err);

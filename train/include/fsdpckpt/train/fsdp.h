@@ -292,6 +292,15 @@ fc_code fc_fsdp_param_shard(fc_fsdp_handle *handle, size_t param, fc_array *out,
  * is outside of the shard, frozen or set to none, or there is no gradient. */
 fc_code fc_fsdp_param_grad(fc_fsdp_handle *handle, size_t param, fc_array *out, bool *has, fc_error *err);
 
+/**
+ * FSDP.clip_grad_norm_: computes the norm of all gradients as one vector and, if it is above `max_norm`, multiplies
+ * them by max_norm / (norm + 1e-6). All ranks call it, between steps; the host waits. Unlike torch, it counts each
+ * gradient once when hybrid units stand next to others.
+ * @param norm_type   2, another positive number, or INFINITY.
+ * @param total_norm  receives the norm: float32, rounded to the widest dtype of the gradients.
+ */
+fc_code fc_fsdp_clip_grad_norm(fc_fsdp *fsdp, double max_norm, double norm_type, double *total_norm, fc_error *err);
+
 /** param.grad = None for one parameter: writes zeros to the flat gradient. fc_fsdp_param_grad returns none until the
  * next gradient is computed. */
 fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *handle, size_t param, fc_error *err);

@@ -1,0 +1,37 @@
+/*
+ * Names of an optimizer's values: which parameter or group a value belongs to, in every spelling of torch's state
+ * dicts.
+ */
+#ifndef FSDPCKPT_DERIVED_OPTIM_NAME_H
+#define FSDPCKPT_DERIVED_OPTIM_NAME_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/target.h"
+
+typedef enum fc_optim_kind {
+    FC_OPTIM_NONE,
+    FC_OPTIM_STATE, /**< "state", parameter, key */
+    FC_OPTIM_GROUP  /**< "param_groups", group number, key; or flattened: "param_groups.<parameter>.<key>" */
+} fc_optim_kind;
+
+/** The parts of the path of an optimizer's value. */
+typedef struct fc_optim_name {
+    fc_optim_kind kind;
+    size_t levels;    /**< path elements before the optimizer's own */
+    size_t extra;     /**< in names without nesting: bytes of the next element before the optimizer's own part */
+    const char *text; /**< the parameter, or the group's number; `len` bytes */
+    size_t len;
+    bool is_number;  /**< whether `text` is a number */
+    const char *key; /**< "exp_avg", "lr"; NULL: nested deeper */
+} fc_optim_name;
+
+/** Splits the path of a target value. */
+fc_optim_name fc_optim_name_of(const fc_target_tensor *w);
+
+/** Returns whether a value of a group is its list of parameters. */
+bool fc_optim_is_list(const fc_optim_name *n);
+
+#endif

@@ -1,0 +1,96 @@
+/*
+ * The dtypes of a recipe: tensors of its result are converted while they are read. So every command sees them, and a
+ * conversion to another dtype leaves them alone.
+ */
+#include "engine/read_box.h"
+#include "fsdpckpt/try.h"
+#include "plan/quantized.h"
+#include "recipe/builder.h"
+#include "weights/computed.h"
+
+#include <fnmatch.h>
+
+static fc_code compute_cast(const fc_computed_block *block, fc_error *err) {
+    return fc_read_box_crc(block->sources[0], block->what, &block->box, block->tensor->dtype, block->out,
+                           block->crcs[0], err);
+}
+
+/* The dtype of the last glob that matches, or the tensor's own. */
+static fc_dtype dtype_of(const fc_recipe *recipe, const fc_tensor *t) {
+    fc_dtype dtype = t->dtype;
+    for (size_t i = 0; i < recipe->ndtypes && !t->object && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT; i++) {
+        dtype = fnmatch(recipe->dtypes[i].glob, t->name, 0) == 0 ? recipe->dtypes[i].dtype : dtype;
+    }
+    return dtype;
+}
+
+/* Codes and scales are no numbers of their own. */
+static fc_code refuse_codes(const fc_checkpoint *made, const fc_recipe *recipe, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    const fc_name_table *names = arena ? fc_names_of(made, arena) : NULL;
+    fc_code rc = names ? FC_OK : fc_no_memory(err, made->path);
+    for (size_t i = 0; rc == FC_OK && i < made->ntensors; i++) {
+        const fc_tensor *codes = &made->tensors[i];
+        const fc_quantized q = fc_quantized_find(made, names, i);
+        const fc_tensor *scales = q.quantizer ? &made->tensors[q.scales] : NULL;
+        if (scales && (dtype_of(recipe, codes) != codes->dtype || dtype_of(recipe, scales) != scales->dtype)) {
+            rc = fc_fail(err, FC_EUNSUPPORTED,
+                         "%s: the dtypes of the recipe %s would change quantized codes, %.256s, or their scales",
+                         made->path, recipe->label, codes->name);
+            rc = fc_advise(err, rc, FC_HINT_DEQUANTIZE, NULL);
+        }
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code add(fc_checkpoint *out, const fc_tensor *t, fc_dtype dtype, fc_error *err) {
+    int64_t block[FC_MAX_DIMS];
+    fc_tensor cast = *t;
+    if (dtype == t->dtype) {
+        return fc_computed_keep(out, t, err);
+    }
+    cast.dtype = dtype;
+    fc_computed_run(&cast, block);
+    return fc_computed_add(out, &cast, NULL, block, compute_cast, t, err);
+}
+
+static fc_code build(const fc_checkpoint *made, const fc_recipe *recipe, fc_checkpoint *out, fc_error *err) {
+    for (size_t i = 0; i < made->ntensors; i++) {
+        FC_TRY(add(out, &made->tensors[i], dtype_of(recipe, &made->tensors[i]), err));
+    }
+    return fc_computed_own(out, err);
+}
+
+/* Marks the tensors that a glob matches, whether or not their dtype changes. */
+static fc_code mark(const fc_recipe *recipe, fc_checkpoint *made, fc_error *err) {
+    fc_tensor *tensors = fc_arena_calloc(made->arena, made->ntensors + 1, sizeof *tensors);
+    if (!tensors) {
+        return fc_no_memory(err, made->path);
+    }
+    for (size_t i = 0; i < made->ntensors; i++) {
+        tensors[i] = made->tensors[i];
+        for (size_t k = 0; k < recipe->ndtypes; k++) {
+            tensors[i].keeps_dtype = tensors[i].keeps_dtype || fnmatch(recipe->dtypes[k].glob, tensors[i].name, 0) == 0;
+        }
+    }
+    made->tensors = tensors;
+    return FC_OK;
+}
+
+fc_code fc_recipe_cast(const fc_recipe *recipe, fc_checkpoint **made, fc_error *err) {
+    fc_checkpoint *out = NULL;
+    if (recipe->ndtypes == 0) {
+        return FC_OK;
+    }
+    FC_TRY(refuse_codes(*made, recipe, err));
+    FC_TRY(mark(recipe, *made, err));
+    FC_TRY(fc_computed_new(made, 1, (*made)->ntensors, &out, err));
+    fc_code rc = build(*made, recipe, out, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(out);
+        return rc;
+    }
+    *made = out;
+    return FC_OK;
+}

@@ -1,0 +1,150 @@
+/*
+ * Makes the values of a recipe's result: see builder.h.
+ */
+#include "base/grow.h"
+#include "fsdpckpt/flatten.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/try.h"
+#include "recipe/builder.h"
+
+#include <string.h>
+
+fc_code fc_recipe_no_memory(const fc_recipe_builder *b) {
+    return fc_no_memory(b->err, b->source->path);
+}
+
+fc_code fc_recipe_add(fc_recipe_builder *b, const fc_tensor *t) {
+    if (!fc_grow(&b->tensors, &b->capacity, b->count + 1, sizeof *b->tensors)) {
+        return fc_recipe_no_memory(b);
+    }
+    b->tensors[b->count++] = *t;
+    return FC_OK;
+}
+
+/* ---- names ---- */
+
+fc_code fc_recipe_set_name(const fc_recipe_builder *b, const char *name, fc_tensor *t) {
+    return fc_recipe_set_path(b, &(fc_path_element){.key = name}, 1, t);
+}
+
+fc_code fc_recipe_set_path(const fc_recipe_builder *b, const fc_path_element *elements, size_t count, fc_tensor *t) {
+    fc_arena *arena = b->out->arena;
+    fc_path_element *path = fc_arena_calloc(arena, count + 1, sizeof *path);
+    size_t len = 1, at = 0;
+    for (size_t i = 0; path && i < count; i++) {
+        path[i] = elements[i];
+        path[i].key = fc_arena_strndup(arena, path[i].key, strlen(path[i].key));
+        path = path[i].key ? path : NULL;
+        len += strlen(elements[i].key) + 1;
+    }
+    char *name = fc_arena_alloc(arena, len);
+    if (!path || !name) {
+        return fc_recipe_no_memory(b);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const size_t n = strlen(path[i].key);
+        memcpy(name + at, ".", i > 0);
+        at += i > 0;
+        memcpy(name + at, path[i].key, n);
+        at += n;
+    }
+    name[at] = '\0';
+    t->name = name;
+    t->path = (fc_path){path, count};
+    return FC_OK;
+}
+
+const char *fc_recipe_output_name(const fc_recipe_builder *b, const fc_group *g, const fc_group_output *o) {
+    fc_recipe_bindings bindings = g->bindings;
+    fc_recipe_variable inner[FC_RECIPE_VARIABLES];
+    const size_t count = fc_recipe_only(g->rule->to, g->rule->nto, g->rule->from, g->rule->nfrom, inner);
+    for (size_t i = 0; i < count && bindings.count < FC_RECIPE_VARIABLES; i++) {
+        const char *digits = fc_arena_printf(b->scratch, "%llu", (unsigned long long)o->numbers[i]);
+        if (!digits) {
+            return NULL;
+        }
+        bindings.all[bindings.count++] = (fc_recipe_binding){inner[i].name, digits, inner[i].len, strlen(digits), 0};
+    }
+    return fc_recipe_spell(g->rule->to[o->pattern], &bindings, b->scratch);
+}
+
+/* ---- values ---- */
+
+static fc_recipe_origin *new_origin(const fc_recipe_builder *b, fc_tensor *t) {
+    fc_recipe_origin *origin = fc_arena_calloc(b->out->arena, 1, sizeof *origin);
+    t->detail = origin;
+    t->placements = NULL; /* they refer to a mesh that other tensors do not have */
+    return origin;
+}
+
+fc_code fc_recipe_same_tensor(const fc_recipe_builder *b, const fc_tensor *source, fc_tensor *t) {
+    *t = *source;
+    fc_recipe_origin *origin = new_origin(b, t);
+    if (!origin) {
+        return fc_recipe_no_memory(b);
+    }
+    origin->tensor = source;
+    return FC_OK;
+}
+
+fc_code fc_recipe_made_tensor(fc_recipe_builder *b, const fc_parted *parted, fc_tensor *t) {
+    int64_t *shape = fc_arena_calloc(b->out->arena, (size_t)parted->ndim + 1, sizeof *shape);
+    *t = (fc_tensor){.dtype = parted->dtype, .ndim = parted->ndim, .shape = shape};
+    fc_recipe_origin *origin = new_origin(b, t);
+    if (!origin || !shape) {
+        return fc_recipe_no_memory(b);
+    }
+    memcpy(shape, parted->shape, (size_t)parted->ndim * sizeof *shape);
+    if (fc_gather_pays(parted) && !b->source->format->layout_only) {
+        return fc_gather_new(parted, b->out->arena, &b->next, t, &origin->gathered, b->err);
+    }
+    return fc_recipe_chunks(b->source, parted, b->out->arena, t, &origin->places, b->err);
+}
+
+/* Sets the one chunk of a value, which has `bytes` bytes in an imaginary file. */
+static fc_code one_chunk(fc_recipe_builder *b, uint64_t bytes, fc_tensor *t) {
+    const size_t ndim = (size_t)t->ndim;
+    fc_chunk *chunk = fc_arena_calloc(b->out->arena, 1, sizeof *chunk);
+    int64_t *dims = fc_arena_calloc(b->out->arena, 2 * ndim + 1, sizeof *dims);
+    if (!chunk || !dims) {
+        return fc_recipe_no_memory(b);
+    }
+    for (size_t d = 0; d < ndim; d++) {
+        dims[ndim + d] = t->shape[d];
+    }
+    *chunk = (fc_chunk){.dims = dims, .offset = b->next, .length = bytes, .rank = FC_NO_RANK};
+    b->next += bytes;
+    t->chunks = chunk;
+    t->nchunks = b->source->format->layout_only ? 0 : 1;
+    return FC_OK;
+}
+
+fc_code fc_recipe_second_tensor(fc_recipe_builder *b, const fc_tensor *source, fc_tensor *t) {
+    FC_TRY(fc_recipe_same_tensor(b, source, t));
+    if (source->object || source->nchunks == 0) {
+        return FC_OK;
+    }
+    ((fc_recipe_origin *)(uintptr_t)t->detail)->copied = true;
+    return one_chunk(b, fc_dtype_size(t->dtype), t);
+}
+
+fc_code fc_recipe_object(fc_recipe_builder *b, const char *json, fc_tensor *t) {
+    static const fc_object object = {.encoding = FC_OBJECT_VALUE};
+    int64_t *shape = fc_arena_calloc(b->out->arena, 1, sizeof *shape);
+    *t = (fc_tensor){.dtype = FC_OPAQUE, .ndim = 1, .shape = shape, .object = &object};
+    fc_recipe_origin *origin = new_origin(b, t);
+    if (!shape || !origin) {
+        return fc_recipe_no_memory(b);
+    }
+    origin->json = json;
+    shape[0] = (int64_t)strlen(json);
+    return one_chunk(b, strlen(json), t);
+}
+
+fc_code fc_recipe_keep(fc_recipe_builder *b, const fc_target_tensor *w) {
+    fc_tensor t;
+    FC_TRY(fc_recipe_same_tensor(b, w->source, &t));
+    FC_TRY(fc_recipe_set_path(b, w->path.elements, w->path.count, &t));
+    t.name = fc_arena_strndup(b->out->arena, w->name, strlen(w->name));
+    return t.name ? fc_recipe_add(b, &t) : fc_recipe_no_memory(b);
+}
