@@ -254,7 +254,7 @@ static fc_code read_rest(model *m) {
         }
         bool tensor = fc_torch_is_tensor(m->f->p, pairs[i + 1]);
         if (tensor) {
-            FC_TRY(fc_torch_tensor_decode(m->f->p, pairs[i + 1], &t, b->err));
+            FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, pairs[i + 1], &t, b->err), b->err, "%s", m->f->path);
         }
         if (tensor && b->stage == 3 && t.ndim == 1 && t.sizes[0] == 0) {
             b->absent = b->nabsent++ ? b->absent : name;

@@ -285,7 +285,7 @@ static fc_code add_steps(ds_builder *b, const torch_file *f) {
         fc_path_element key;
         FC_TRY(fc_torch_key_element(f, pairs[k], b->checkpoint->arena, &key, b->err));
         if (fc_torch_is_tensor(f->p, pairs[k + 1])) {
-            FC_TRY(fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err));
+            FC_TRY_CONTEXT(fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err), b->err, "%s", f->path);
         }
         for (size_t i = 0; t.ndim != 1 && i < b->nparams; i++) {
             const fc_path_element path[4] = {{.key = "optim"}, {.key = "state"}, {.key = b->params[i].name}, key};

@@ -107,7 +107,8 @@ static void list_operands(rank_file *f) {
         if (length == 0 || length > f->size - at) {
             break;
         }
-        if (strchr("KMJhjXG", f->good[at]) || f->good[at] == 0x8a || f->good[at] == 0x88 || f->good[at] == 0x89) {
+        if (length > start &&
+            (strchr("KMJhjXG", f->good[at]) || f->good[at] == 0x8a || f->good[at] == 0x88 || f->good[at] == 0x89)) {
             f->operands[f->noperands++] = (operand){(uint32_t)at + start, (uint32_t)length - start};
         }
         at += length;
