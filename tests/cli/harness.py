@@ -23,20 +23,6 @@ CORPUS = os.environ["FSDPCKPT_CORPUS"]
 HANG = 600  # seconds; only a hang takes this long, even on a busy machine
 
 
-def safetensors_head(shapes):
-    """The head of a safetensors file with float32 tensors: {name: shape}. Returns it, the offsets of the data and its size."""
-    header, at = {}, 0
-    for name, shape in shapes.items():
-        size = 4
-        for dim in shape:
-            size *= dim
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, [entry["data_offsets"][0] for entry in header.values()], at
-
-
 def corpus(name):
     path = os.path.join(CORPUS, name)
     assert os.path.isdir(path), path

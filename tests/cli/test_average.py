@@ -2,8 +2,6 @@
 by tests/oracle/average.py."""
 
 import os
-import shutil
-import unittest
 import zlib
 
 import harness

@@ -1,27 +1,9 @@
 """--dtype and --dtype-for: which tensors they cast, and quantized weights that they must not touch."""
 
 import json
-import struct
 
 import harness
-
-SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "I32": 4, "I8": 1}
-
-
-def write_safetensors(path, tensors):
-    """{name: (dtype, shape)}; the data is zeros."""
-    header, offset = {}, 0
-    for name, (dtype, shape) in tensors.items():
-        size = SIZES[dtype]
-        for n in shape:
-            size *= n
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + bytes(offset))
-
+import safetensors_file
 
 NORM = {"model.norm.weight": ("BF16", (8,)), "model.layers.0.input_layernorm.weight": ("BF16", (8,))}
 # What quantizers write: name of the codes, of the scales, and the tensors.
@@ -45,7 +27,7 @@ class Dtype(harness.Case):
     def test_codes_and_scales_are_not_parted(self):
         for what, (codes, scales, codes_are, scales_are) in QUANTIZED.items():
             with self.subTest(what):
-                write_safetensors(self.path("q.safetensors"), {**NORM, codes: codes_are, scales: scales_are})
+                safetensors_file.write_zeros(self.path("q.safetensors"), {**NORM, codes: codes_are, scales: scales_are})
                 for command in (("consolidate", "-o", "m.h5"), ("reshard", "-o", "out", "--dp", "2"),
                                 ("convert", "-o", "m.pt")):
                     self.fails(5, command[0], "q.safetensors", *command[1:], "--dtype", "bf16", contains=[
@@ -56,11 +38,11 @@ class Dtype(harness.Case):
     def test_every_pair_counts(self):
         pairs = {f"l.{i}.weight{end}": kind for i in range(3) for end, kind in (("", ("F8_E4M3", (4, 4))),
                                                                                 ("_scale_inv", ("F32", (1, 1))))}
-        write_safetensors(self.path("q.safetensors"), pairs)
+        safetensors_file.write_zeros(self.path("q.safetensors"), pairs)
         self.fails(5, "consolidate", "q.safetensors", "-o", "m.h5", "--dtype", "f32", contains=["the first of 3 such"])
 
     def test_quantized_weights_convert_and_keep(self):
-        write_safetensors(self.path("q.safetensors"), {**NORM, "q.weight": ("F8_E4M3", (4, 4)),
+        safetensors_file.write_zeros(self.path("q.safetensors"), {**NORM, "q.weight": ("F8_E4M3", (4, 4)),
                                                        "q.weight_scale_inv": ("F32", (1, 1))})
         self.ok("consolidate", "q.safetensors", "-o", "same.safetensors")
         self.assertEqual(self.dtypes("same.safetensors"), self.dtypes("q.safetensors"))
@@ -72,12 +54,12 @@ class Dtype(harness.Case):
                    contains=["q.weight holds quantized codes"])
         # Codes without scales are ordinary numbers.
         self.ok("consolidate", "q.safetensors", "-o", "norms.h5", "--dtype", "f32", "--exclude", "q.*")
-        write_safetensors(self.path("plain.safetensors"), {"q.weight": ("F8_E4M3", (4, 4))})
+        safetensors_file.write_zeros(self.path("plain.safetensors"), {"q.weight": ("F8_E4M3", (4, 4))})
         self.ok("consolidate", "plain.safetensors", "-o", "plain.h5", "--dtype", "bf16")
         self.assertEqual(self.dtypes("plain.h5"), {"q.weight": "bfloat16"})
 
     def test_dtype_for(self):
-        write_safetensors(self.path("m.safetensors"), {**NORM, "a.weight": ("BF16", (4, 4)), "n": ("I32", (2,))})
+        safetensors_file.write_zeros(self.path("m.safetensors"), {**NORM, "a.weight": ("BF16", (4, 4)), "n": ("I32", (2,))})
         self.ok("consolidate", "m.safetensors", "-o", "a.h5", "--dtype-for", "*norm.weight=f32")
         self.assertEqual(self.dtypes("a.h5"), {**dict.fromkeys(NORM, "float32"), "a.weight": "bfloat16", "n": "int32"})
         self.ok("consolidate", "m.safetensors", "-o", "b.h5", "--dtype", "f16", "--dtype-for", "*norm*=f64",
@@ -90,7 +72,7 @@ class Dtype(harness.Case):
         self.assertEqual(self.dtypes("c.h5")["norm.weight"], "float32")
 
     def test_dtype_for_is_checked(self):
-        write_safetensors(self.path("m.safetensors"), NORM)
+        safetensors_file.write_zeros(self.path("m.safetensors"), NORM)
         for rule, why in (("bf16", "'bf16' is not GLOB=TYPE"), ("=bf16", "is not GLOB=TYPE"),
                           ("a=int8", "int8 is not a floating-point type"), ("a=b", "there is no dtype 'b'"),
                           ("nothing*=f32", "the glob 'nothing*' with a dtype matches none of the names")):

@@ -6,6 +6,7 @@ import random
 import h5_parts
 import h5_walk
 import harness
+import safetensors_file
 
 NESTED = ("dcp-torch2.15.0-train", "dcp-torch2.15.0-2d-uneven", "dcp-torch2.15.0-dtypes", "dcp-torch2.15.0-shapes")
 
@@ -28,7 +29,7 @@ class Bytes(harness.Case):
 
     def make(self, path, shapes):
         """A safetensors file of float32, half zeros and half noise."""
-        head, _, size = harness.safetensors_head(shapes)
+        head, _, size = safetensors_file.head({name: ("F32", shape) for name, shape in shapes.items()})
         with open(self.path(path), "wb") as f:
             f.write(head + random.Random(1).randbytes(size // 2) + bytes(size - size // 2))
 

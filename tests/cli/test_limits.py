@@ -7,13 +7,14 @@ import struct
 import subprocess
 
 import harness
+import safetensors_file
 
 KIB = 1024
 
 
 def write_safetensors(path, shapes):
     """shapes: {name: shape} of float32 tensors. The first element of each is its number, the others are zeros."""
-    head, offsets, size = harness.safetensors_head(shapes)
+    head, offsets, size = safetensors_file.head({name: ("F32", shape) for name, shape in shapes.items()})
     with open(path, "wb") as f:
         f.write(head)
         f.truncate(len(head) + size)

@@ -6,7 +6,6 @@ Skipped (77) without Chromium.
 
 import html.parser
 import json
-import os
 import re
 import shutil
 import struct

@@ -5,7 +5,6 @@
 Tests random files with every layout, filter, byte order and type that we claim to read, then special cases one by one. h5py
 reads the expected bytes in the file's own type, so it converts nothing either.
 """
-import itertools
 import json
 import os
 import random
