@@ -5,7 +5,9 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
+#include "train/pool.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *out, fc_error *err) {
@@ -14,6 +16,11 @@ fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *o
         return fc_fail(err, FC_EUSAGE, "a mesh of %d dimensions and %lld ranks does not fit a communicator of %d ranks",
                        mesh->ndim, (long long)fc_mesh_ranks(mesh), comm->size);
     }
+    out->pool = calloc(1, sizeof *out->pool);
+    if (!out->pool) {
+        return fc_no_memory(err, NULL);
+    }
+    *out->pool = (fc_pool){.device = comm->device, .spare = 1};
     fc_mesh_coordinate(mesh, comm->rank, out->coordinate);
     for (int d = 0; d < mesh->ndim; d++) {
         fc_code rc = fc_comm_split_mesh(comm, mesh, d, &out->groups[d], err);
@@ -26,6 +33,10 @@ fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *o
 }
 
 void fc_device_mesh_free(fc_device_mesh *mesh) {
+    if (mesh->owns_groups && mesh->pool) {
+        fc_pool_clear(mesh->pool);
+        free(mesh->pool);
+    }
     for (int d = mesh->mesh.ndim; mesh->owns_groups && d-- > 0;) {
         if (mesh->groups[d]) {
             mesh->groups[d]->free(mesh->groups[d]);
@@ -38,7 +49,8 @@ fc_code fc_device_mesh_slice(const fc_device_mesh *mesh, int dim, fc_device_mesh
     if (dim < 0 || dim >= mesh->mesh.ndim) {
         return fc_fail(err, FC_EUSAGE, "a mesh of %d dimensions has no dimension %d", mesh->mesh.ndim, dim);
     }
-    *out = (fc_device_mesh){.mesh = {.ndim = 1, .sizes = {mesh->mesh.sizes[dim]}}, .root = mesh->root};
+    *out =
+        (fc_device_mesh){.mesh = {.ndim = 1, .sizes = {mesh->mesh.sizes[dim]}}, .pool = mesh->pool, .root = mesh->root};
     memcpy(out->mesh.names[0], mesh->mesh.names[dim], sizeof out->mesh.names[0]);
     out->coordinate[0] = mesh->coordinate[dim];
     out->groups[0] = mesh->groups[dim];

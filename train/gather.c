@@ -1,12 +1,13 @@
 /*
  * Gathers DTensors along one mesh dimension: the ranks' boxes into one buffer, and from there to their places. Often
- * the buffer is the result: shards along dimension 0 follow one another. The ranks allocate, agree that they could and
- * that the shapes are equal, and only then communicate.
+ * the buffer is the result: shards along dimension 0 follow one another. Other buffers are the mesh's. The ranks
+ * allocate, agree that they could and that the shapes are equal, and only then communicate.
  */
 #include "train/gather.h"
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
+#include "train/pool.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +21,12 @@ typedef struct gather {
     size_t total;            /* bytes of all boxes */
     size_t slot;             /* bytes per rank in the buffer if they are equal, with padding; else 0 */
     bool is_direct;          /* whether the buffer begins with the result */
+    fc_block *block;         /* the memory of a buffer that is not the result */
     fc_array buffer, whole;
 } gather;
 
 static void gather_free(gather *g) {
+    fc_pool_give(g->tensor->mesh->pool, &g->block, g->tensor->stream, NULL); /* after an error */
     fc_array_free(&g->buffer);
     fc_array_free(&g->whole);
     free(g->box_offsets);
@@ -128,10 +131,14 @@ static fc_code prepare(gather *g, int m, fc_error *err) {
     size_t bytes = 0;
     FC_TRY(measure(w, m, g, err));
     FC_TRY(lay_out(g, (size_t)ranks, &bytes, err));
-    FC_TRY(fc_array_new(w->local.device, FC_U8, 1, (int64_t[]){(int64_t)bytes}, &g->buffer, err));
+    const int64_t sizes[] = {(int64_t)bytes};
     g->is_direct = are_rows(g, ranks);
-    return g->is_direct ? FC_OK
-                        : fc_array_new(w->local.device, w->local.dtype, w->ndim, g->whole_sizes, &g->whole, err);
+    if (g->is_direct) {
+        return fc_array_new(w->local.device, FC_U8, 1, sizes, &g->buffer, err);
+    }
+    FC_TRY(fc_pool_take(w->mesh->pool, bytes, w->stream, &g->block, err));
+    FC_TRY(fc_array_over(w->local.device, FC_U8, 1, sizes, g->block->memory, &g->buffer, err));
+    return fc_array_new(w->local.device, w->local.dtype, w->ndim, g->whole_sizes, &g->whole, err);
 }
 
 static char *slot_of(const gather *g, int64_t rank) {
@@ -197,6 +204,7 @@ static fc_code communicate_all(gather *list, size_t count, int m, fc_error *err)
     FC_TRY(rc == FC_OK ? end : rc);
     for (size_t i = 0; i < count; i++) {
         FC_TRY(list[i].is_direct ? take_buffer(&list[i], err) : unpack(&list[i], group->size, err));
+        FC_TRY(fc_pool_give(list[i].tensor->mesh->pool, &list[i].block, list[i].tensor->stream, err));
     }
     return fc_comm_wait(group, list[0].tensor->stream, err); /* the buffers are freed */
 }
@@ -242,22 +250,25 @@ static fc_code agree(const gather *list, size_t count, int m, fc_code mine, fc_e
     fc_stream *stream = list[0].tensor->stream;
     fc_device *device = group->device;
     statement own = {hash_shapes(list, count), mine != FC_OK}, *host = calloc((size_t)group->size, sizeof *host);
-    fc_array memory = {0};
+    fc_pool *pool = list[0].tensor->mesh->pool;
+    fc_block *block = NULL;
+    const size_t bytes = sizeof own * (size_t)group->size;
     fc_error other = {0};
     fc_error *told = mine == FC_OK ? err : &other; /* this rank's own failure is the message */
     fc_code rc;
     char *place;
     FC_TRY_GOTO(host ? FC_OK : fc_no_memory(told, "comparing shapes"), rc, out);
-    FC_TRY_GOTO(fc_array_new(device, FC_U8, 1, (int64_t[]){(int64_t)sizeof own * group->size}, &memory, told), rc, out);
-    place = (char *)memory.data + sizeof own * (size_t)group->rank;
+    FC_TRY_GOTO(fc_pool_take(pool, bytes, stream, &block, told), rc, out);
+    place = (char *)block->memory + sizeof own * (size_t)group->rank;
     FC_TRY_GOTO(device->copy(device, place, &own, sizeof own, stream, told), rc, out);
-    FC_TRY_GOTO(group->all_gather(group, place, memory.data, sizeof own, stream, told), rc, out);
+    FC_TRY_GOTO(group->all_gather(group, place, block->memory, sizeof own, stream, told), rc, out);
     FC_TRY_GOTO(fc_comm_wait(group, stream, told), rc, out);
-    FC_TRY_GOTO(device->copy(device, host, memory.data, fc_array_bytes(&memory), stream, told), rc, out);
+    FC_TRY_GOTO(device->copy(device, host, block->memory, bytes, stream, told), rc, out);
     FC_TRY_GOTO(fc_comm_wait(group, stream, told), rc, out);
+    FC_TRY_GOTO(fc_pool_give(pool, &block, stream, told), rc, out);
     rc = compare_statements(host, group->size, m, mine, told);
 out:
-    fc_array_free(&memory);
+    fc_pool_give(pool, &block, stream, NULL); /* after an error */
     free(host);
     return mine == FC_OK ? rc : mine;
 }

@@ -36,6 +36,19 @@ static fc_block *oldest_block(const fc_pool *pool, size_t bytes) {
     return found >= pool->spare ? oldest : NULL;
 }
 
+static fc_code allocate(const fc_pool *pool, size_t bytes, void **out, fc_error *err) {
+    return pool->comm ? pool->comm->alloc(pool->comm, bytes, out, err)
+                      : pool->device->alloc(pool->device, bytes, out, err);
+}
+
+static void release(const fc_pool *pool, void *memory) {
+    if (pool->comm) {
+        pool->comm->release(pool->comm, memory);
+    } else {
+        pool->device->release(pool->device, memory);
+    }
+}
+
 static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *err) {
     fc_block *b = calloc(1, sizeof *b);
     if (!b) {
@@ -43,7 +56,7 @@ static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *
     }
     fc_code rc;
     FC_TRY_GOTO(pool->device->event_new(pool->device, &b->done, err), rc, fail);
-    FC_TRY_GOTO(pool->device->alloc(pool->device, bytes, &b->memory, err), rc, fail);
+    FC_TRY_GOTO(allocate(pool, bytes, &b->memory, err), rc, fail);
     b->bytes = bytes;
     pool->allocated += bytes;
     b->next = pool->blocks;
@@ -94,7 +107,7 @@ void fc_pool_clear(fc_pool *pool) {
         fc_block *b = pool->blocks;
         pool->blocks = b->next;
         pool->device->event_free(pool->device, b->done);
-        pool->device->release(pool->device, b->memory);
+        release(pool, b->memory);
         free(b);
     }
     pool->in_use = pool->allocated = 0;

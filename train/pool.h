@@ -15,7 +15,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "fsdpckpt/device.h"
+#include "fsdpckpt/comm.h"
 
 /** A block of device memory, owned by its pool. */
 typedef struct fc_block {
@@ -28,10 +28,11 @@ typedef struct fc_block {
     fc_stream *giver;
 } fc_block;
 
-/** A pool; all zero except for `device` and `spare`, it is empty. */
+/** A pool; all zero except for `device`, `comm` and `spare`, it is empty. */
 typedef struct fc_pool {
     fc_device *device;
-    int spare; /**< free blocks that a stream needs to see before it waits for another stream's */
+    fc_comm *comm; /**< allocates the memory; borrowed; NULL: the device does */
+    int spare;     /**< free blocks that a stream needs to see before it waits for another stream's */
     fc_block *blocks;
     uint64_t gives;
     size_t in_use, peak; /**< requested bytes of the taken blocks, now and at most so far */

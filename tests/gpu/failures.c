@@ -32,8 +32,8 @@ static fc_code join(job *j, fc_comm *bootstrap, fc_error *err) {
 static fc_code step(job *j, fc_error *err) {
     fc_fsdp_unit_options unit = {
         .strategy = FC_HYBRID_SHARD, .has_param_dtype = true, .param_dtype = FC_BF16, .offload_params = true};
-    fc_code rc = model_open(&j->model, j->shard, j->replicate, j->world->rank, (fc_fsdp_options){.check_order = true},
-                            unit, err);
+    fc_code rc = model_open(&j->model, j->shard, j->replicate, j->world->rank,
+                            (fc_fsdp_options){.check_order = true, .register_buffers = true}, unit, err);
     rc = rc == FC_OK ? model_forward(&j->model, NULL, err) : rc;
     rc = rc == FC_OK ? model_backward(&j->model, NULL, err) : rc;
     fc_array full = {0};
@@ -178,6 +178,7 @@ int main(void) {
     leaves_no_trace();
     waits_no_longer_than_asked();
     must_be(!fail_call(0, 0), "a call failed that should not");
+    must_be(emulated_registered_gathers() > 0, "no all-gather used registered memory");
     for (int gpu = 0; gpu < RANKS; gpu++) {
         for (long call = 1; fail_call(gpu, call); call++) {
             calls++;

@@ -148,6 +148,7 @@ int main(void) {
         {"kept", {0}, {.strategy = FC_SHARD_GRAD_OP}, "ss"},
         {"whole", {0}, {.strategy = FC_NO_SHARD, .has_param_dtype = true, .param_dtype = FC_BF16}, "ss"},
         {"groups", {.forward_prefetch = true}, {0}, "sns", .groups = true},
+        {"registered", {.register_buffers = true, .forward_prefetch = true}, {0}, "sns", .groups = true},
         {"clipped", {0}, {0}, "ss", .clip = 8},
         {"clipped groups", {0}, {.offload_params = true}, "ss", .clip = 0.5, .groups = true},
     };

@@ -205,6 +205,10 @@ const fc_comm fc_nccl_functions = {
     .barrier = nccl_barrier,
     .split = fc_nccl_split,
     .group = nccl_group,
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+    .alloc = fc_nccl_alloc,
+    .release = fc_nccl_release,
+#endif
     .wait = fc_nccl_wait,
     .abort = fc_nccl_abort,
     .has_failed = fc_nccl_has_failed,

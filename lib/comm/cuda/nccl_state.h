@@ -21,12 +21,16 @@ typedef struct nccl_family {
     fc_comm *bootstrap; /**< tells whether other ranks have failed; borrowed; NULL if a file was used */
 } nccl_family;
 
+/** Memory for collectives. */
+typedef struct nccl_buffer nccl_buffer;
+
 typedef struct nccl_state {
     ncclComm_t nccl; /**< owned; NULL before it is made, and after it was aborted */
     nccl_family *family;
-    fc_comm *next; /**< in the family */
-    bool grouped;  /**< between the two calls of `group` */
-    void *scratch; /**< owned device memory for nccl_barrier and nccl_split */
+    fc_comm *next;        /**< in the family */
+    bool grouped;         /**< between the two calls of `group` */
+    nccl_buffer *buffers; /**< those of fc_nccl_alloc; their users release them */
+    void *scratch;        /**< owned device memory for nccl_barrier and nccl_split */
 } nccl_state;
 
 /** What the ranks exchange before a split; the scratch memory has one per rank, and one more for this rank. */
@@ -49,6 +53,10 @@ fc_code fc_nccl_check_cuda(fc_comm *comm, cudaError_t result, const char *what, 
 
 /** Waits until the stream has done its work. The GPU is that of the communicator. */
 fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, fc_error *err);
+
+/** See fc_comm.alloc and fc_comm.release. They need NCCL 2.19. */
+fc_code fc_nccl_alloc(fc_comm *comm, size_t bytes, void **out, fc_error *err);
+void fc_nccl_release(fc_comm *comm, void *memory);
 
 fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
 void fc_nccl_abort(fc_comm *comm);

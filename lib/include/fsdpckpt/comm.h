@@ -68,6 +68,11 @@ struct fc_comm {
      * `comm`.
      */
     fc_code (*split)(fc_comm *comm, int color, fc_comm **out, fc_error *err);
+    /** Allocates memory of the device for buffers of collectives; `release` frees it after all work that uses it is
+     * done and before the communicator. nccl: ncclMemAlloc, registered with ncclCommRegister, so that collectives need
+     * no copies where the hardware allows. NULL: the device's own memory is as good. */
+    fc_code (*alloc)(fc_comm *comm, size_t bytes, void **out, fc_error *err);
+    void (*release)(fc_comm *comm, void *memory);
     /** See fc_comm_group, fc_comm_wait, fc_comm_abort and fc_comm_has_failed, which callers use; NULL if there is
      *  nothing to do. */
     fc_code (*group)(fc_comm *comm, bool begin, fc_error *err);

@@ -297,6 +297,9 @@ static fc_reduce op_of(ncclRedOp_t op) {
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
     item i = {.kind = ALL_GATHER, .send = send, .recv = recv, .count = count, .dtype = dtype_of(type)};
+    emulated_lock();
+    emulated_count_gather(comm, recv);
+    emulated_unlock();
     return add("ncclAllGather", comm, stream, i);
 }
 

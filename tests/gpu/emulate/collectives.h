@@ -73,5 +73,9 @@ void emulated_check_idle(struct ncclComm *comm, const char *name);
 /* Puts the calls on their stream; removes them when they are done. */
 void emulated_launch(batch *b);
 void emulated_drop_batch(void *batch);
+/* Ends the program if memory is still registered with a communicator that is destroyed; forgets it on an abort. */
+void emulated_end_registrations(const struct ncclComm *comm);
+/* Counts an all-gather if its result is in registered memory. */
+void emulated_count_gather(const struct ncclComm *comm, const void *recv);
 
 #endif

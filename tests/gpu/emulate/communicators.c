@@ -211,6 +211,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     emulated_lock();
     emulated_wait(is_finished, comm);
+    emulated_end_registrations(comm);
     emulated_let_go(comm);
     emulated_unlock();
     return ncclSuccess;
@@ -220,6 +221,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     emulated_lock();
     comm->aborted = true;
+    emulated_end_registrations(comm);
     for (batch *b = comm->first, *next; b; b = next) {
         next = b->next;
         if (!b->launched) {

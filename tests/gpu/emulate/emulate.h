@@ -62,6 +62,9 @@ bool emulated_fails(const char *name);
 /** Returns how many collectives, or groups of them, have run. */
 long emulated_collectives(void);
 
+/** Returns how many all-gathers were called with a result in memory that is registered with their communicator. */
+long emulated_registered_gathers(void);
+
 /** Ends the program with a message, for what a GPU would punish with a crash or a deadlock. */
 void emulated_die(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 

@@ -14,12 +14,14 @@
 extern "C" {
 #endif
 
-/** A DeviceMesh with its process groups, on one rank. All ranks make and free it together. */
+/** A DeviceMesh with its process groups, on one rank. All ranks make and free it together. The
+ * device of its communicators must outlive it. */
 typedef struct fc_device_mesh {
     fc_mesh mesh;
     int64_t coordinate[FC_MAX_MESH_DIMS];
     fc_comm *groups[FC_MAX_MESH_DIMS]; /**< get_group(dim): the ranks that differ only along `dim` */
     bool owns_groups;
+    struct fc_pool *pool; /**< memory for gathers, which stays until the mesh is freed; a slice borrows it */
     const struct fc_device_mesh *root; /**< get_root_mesh: itself, or the mesh that it is a slice of */
 } fc_device_mesh;
 
