@@ -122,17 +122,6 @@ static bool are_close(const outcome *a, const outcome *b, double tolerance) {
     return true;
 }
 
-static int gpus(void) {
-    int count = 1; /* gpu_open has found the first one */
-    fc_device *device = gpu_open(0);
-    device->destroy(device);
-    while (count < MOST && fc_device_cuda(count, &device, NULL) == FC_OK) {
-        device->destroy(device);
-        count++;
-    }
-    return count;
-}
-
 int main(void) {
     static const setting settings[] = {
         {"plain", {0}, {0}, "sss"},
@@ -154,7 +143,7 @@ int main(void) {
     };
     static outcome cpu, gpu;
     fc_error err = {FC_OK, ""};
-    int ranks = gpus(), failures = 0;
+    int ranks = gpu_count(MOST), failures = 0;
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         job j = {&settings[i], &cpu, false};
         memset(&cpu, 0, sizeof cpu);

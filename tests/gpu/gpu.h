@@ -27,6 +27,18 @@ static inline fc_device *gpu_open(int index) {
     return device;
 }
 
+/** Returns how many GPUs there are, at most `most`. Without one, the program ends with SKIPPED. */
+static inline int gpu_count(int most) {
+    int count = 1;
+    fc_device *device = gpu_open(0);
+    device->destroy(device);
+    while (count < most && fc_device_cuda(count, &device, NULL) == FC_OK) {
+        device->destroy(device);
+        count++;
+    }
+    return count;
+}
+
 /** Ends the program with status 1 if `rc` is an error. */
 static inline void must(fc_code rc, const fc_error *err, const char *what) {
     if (rc != FC_OK) {

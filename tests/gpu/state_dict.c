@@ -71,17 +71,6 @@ static fc_code on_rank(fc_comm *ranks, void *context, fc_error *err) {
     return rc;
 }
 
-static int gpus(void) {
-    int count = 1; /* gpu_open has found the first one */
-    fc_device *device = gpu_open(0);
-    device->destroy(device);
-    while (count < MOST && fc_device_cuda(count, &device, NULL) == FC_OK) {
-        device->destroy(device);
-        count++;
-    }
-    return count;
-}
-
 int main(void) {
     char directory[] = "/tmp/fsdpckpt-state-XXXXXX", command[128];
     const job jobs[] = {
@@ -91,7 +80,7 @@ int main(void) {
         {directory, FC_LOCAL_STATE_DICT, "dcp", {.unit = {.strategy = FC_SHARD_GRAD_OP}, .one_handle = true}},
     };
     fc_error err = {FC_OK, ""};
-    const int ranks = gpus();
+    const int ranks = gpu_count(MOST);
     must_be(mkdtemp(directory) != NULL, "mkdtemp");
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i < sizeof jobs / sizeof *jobs; i++) {
