@@ -302,7 +302,8 @@ static json_t *call(writer *w, fc_pv v) {
     if (kind == FC_GLOBAL_REBUILD) {
         return tensor(p, v);
     }
-    if ((kind == FC_GLOBAL_INERT || kind == FC_GLOBAL_UNKNOWN) && fc_pickle_risk_of(p, v) == FC_RISK_NONE) {
+    if ((kind == FC_GLOBAL_INERT || kind == FC_GLOBAL_GETATTR || kind == FC_GLOBAL_UNKNOWN) &&
+        fc_pickle_risk_of(p, v) == FC_RISK_NONE) {
         return fc_torch_json_instance(w, v);
     }
     if (fc_pv_typeof(arguments) == FC_PV_TUPLE) {

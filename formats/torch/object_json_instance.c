@@ -288,10 +288,17 @@ static bool add(json_t *out, const char *key, json_t *value) {
 static json_t *fields(fc_torch_json_writer *w, fc_pv v) {
     const fc_pickle *p = w->p;
     size_t n = 0;
+    uint32_t aux;
     const fc_pv args = fc_pickle_arguments(p, v), state = fc_pickle_state(p, v);
     const fc_pv list = fc_pickle_list_items(p, v), dict = fc_pickle_dict_items(p, v);
-    json_t *out = fc_torch_json_named(p, "$object", fc_pickle_callee(p, v));
     const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    fc_pv class = fc_pickle_callee(p, v);
+    if (n == 2 && fc_pickle_global(p, class, &aux) == FC_GLOBAL_GETATTR) { /* a member of an enumeration, by its name */
+        class = items[0];
+        items++;
+        n--;
+    }
+    json_t *out = fc_torch_json_named(p, "$object", class);
     bool good = out && (n == 0 || add(out, "arguments", fc_torch_json_array(w, items, n)));
     good = good && (!state || add(out, "state", fc_torch_json_value(w, state)));
     items = list ? fc_pickle_items(p, list, &n) : NULL;

@@ -73,7 +73,7 @@ typedef enum fc_global_kind {
     FC_GLOBAL_BYTES,
     FC_GLOBAL_BYTEARRAY,
     FC_GLOBAL_ENCODE,  /**< _codecs.encode: how protocol 2 writes bytes */
-    FC_GLOBAL_GETATTR, /**< only for members of the memory format enumeration */
+    FC_GLOBAL_GETATTR, /**< only for members of enumerations */
     FC_GLOBAL_ENUM,    /**< the memory format enumeration */
     FC_GLOBAL_LAYOUT,  /**< torch.serialization._get_layout */
     FC_GLOBAL_DEVICE,

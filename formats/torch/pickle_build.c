@@ -259,7 +259,7 @@ static fc_code make_bytes(fc_pickle_vm *vm, fc_pv callee, const fc_pv args[2], f
     return FC_OK;
 }
 
-/* Python 3.11.0 wrote members of an enumeration as getattr(class, name). Data needs no other getattr. */
+/* Python 3.11.0 to 3.11.3 write members of an enumeration as getattr(class, name). Data needs no other getattr. */
 static fc_code call_getattr(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     fc_pv arg[2];
     uint32_t aux;

@@ -196,12 +196,18 @@ static fc_pv class_of_persid(const fc_pickle *p, fc_pv v) {
     return n >= 2 && fc_pv_typeof(items[1]) == FC_PV_GLOBAL ? items[1] : 0;
 }
 
-/* Python 3.11.0 wrote a member of an enumeration as getattr(class, name). Any other getattr can reach anything. */
+/* Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Any other getattr can reach
+ * anything. */
 static bool is_enum_member(const fc_pickle *p, fc_pv args) {
     size_t n = 0;
-    uint32_t aux;
+    uint32_t is_enum;
     const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
-    return n == 2 && kind_of(p, items[0], &aux) == FC_GLOBAL_ENUM && fc_pv_typeof(items[1]) == FC_PV_STR;
+    if (n != 2 || fc_pv_typeof(items[1]) != FC_PV_STR) {
+        return false;
+    }
+    const char *name = fc_pickle_bytes(p, items[1], &n);
+    const fc_global_kind kind = kind_of(p, items[0], &is_enum);
+    return name[0] != '_' && (kind == FC_GLOBAL_ENUM || (kind == FC_GLOBAL_INERT && is_enum));
 }
 
 static bool is_global_of(const fc_pickle *p, fc_pv v, const char *module, const char *name) {

@@ -133,8 +133,8 @@ static fc_checkpoint *make_source(const source_tensor *t, const char *name) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static source_tensor t;
     static stored all;
-    static const fc_tp_plan *plan; /* in an arena that stays */
-    static fc_arena *plan_arena;
+    static const fc_tp_plan *plan;        /* in an arena that stays */
+    static fc_arena *volatile plan_arena; /* volatile, so that LeakSanitizer finds it */
     choices c = {data, size};
     fc_error err;
     for (int i = 0; values[1] == 0 && i < MOST_ELEMENTS; i++) {

@@ -2,12 +2,12 @@
 
 The importing script's first arguments are FSDPCKPT and CORPUS. Exits with 77 without torch.
 """
-import functools
 import json
 import logging
 import os
 import pickle
 import shutil
+import string
 import subprocess
 import sys
 import warnings
@@ -192,7 +192,7 @@ def running_object():
 
 
 def unknown_object():
-    torch.save({"weight": torch.zeros(4), "schedule": functools.partial(max, 1)}, "model.pt")
+    torch.save({"weight": torch.zeros(4), "schedule": string.Template("$lr")}, "model.pt")
 
 
 def running_file():

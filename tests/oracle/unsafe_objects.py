@@ -456,7 +456,8 @@ def decoded(home):
                   {"$timedelta": [-1, 2, 3]}],
         "deque": {"$object": "collections.deque", "arguments": [{"$tuple": []}, 3], "items": [1, 2]},
         "decimal": {"$object": "decimal.Decimal", "arguments": ["1.50"]}, "counter": {"a": 2},
-        "strategy": {"$object": "torch.distributed.fsdp.api.ShardingStrategy", "arguments": [1]}}
+        "strategy": {"$object": "torch.distributed.fsdp.api.ShardingStrategy",
+                     "arguments": ["FULL_SHARD" if b"getattr" in pickle.dumps(fsdp.ShardingStrategy.FULL_SHARD) else 1]}}
     loop = argparse.Namespace()
     loop.me = loop
     torch.save({"w": torch.ones(4), "space": argparse.Namespace(lr=0.1, path=pathlib.PurePosixPath("/a")), "numbers": numbers,

@@ -301,7 +301,16 @@ static void hostile_globals_are_refused(void **state) {
     ASSERT_JSON("\x80\x02"
                 "cos\nsystem\n)R}X\x01\x00\x00\x00xNsbK\x01K\x02s.",
                 "{\"$unsafe\":\"os.system\"}");
-    /* Enumeration members as Python 3.11.0 wrote them. */
+    /* Enumeration members as Python 3.11.0 to 3.11.3 write them. */
+    ASSERT_JSON("\x80\x02"
+                "c__builtin__\ngetattr\nctorch.distributed.fsdp.api\nShardingStrategy\nX\x01\x00\x00\x00x\x86R.",
+                "{\"$object\":\"torch.distributed.fsdp.api.ShardingStrategy\",\"arguments\":[\"x\"]}");
+    ASSERT_JSON("\x80\x02"
+                "c__builtin__\ngetattr\nctorch.distributed.fsdp.api\nShardingStrategy\nX\x01\x00\x00\x00_\x86R.",
+                "{\"$unsafe\":\"__builtin__.getattr\"}");
+    ASSERT_JSON("\x80\x02"
+                "c__builtin__\ngetattr\ncargparse\nNamespace\nX\x01\x00\x00\x00x\x86R.",
+                "{\"$unsafe\":\"__builtin__.getattr\"}");
     fc_pickle *p;
     fc_error err;
     assert_int_equal(LOAD("\x80\x02"
