@@ -315,7 +315,7 @@ fc_code fc_pickle_copy_value(fc_pickle_copy *copy, fc_pv v, fc_error *err) {
     copy->depth++;
     fc_code rc = copy_compound(copy, v, err);
     copy->depth--;
-    return rc == FC_OK ? copy->w->failed : rc;
+    return rc == FC_OK ? fc_torch_pickle_error(copy->w, err) : rc;
 }
 
 void fc_pickle_copy_free(fc_pickle_copy *copy) {

@@ -80,15 +80,19 @@ static void emit(fc_torch_pickler *w, int op, uint64_t number, int n, const void
     }
 }
 
+fc_code fc_torch_pickle_error(const fc_torch_pickler *w, fc_error *err) {
+    if (w->failed != FC_OK && err) {
+        *err = w->error;
+    }
+    return w->failed;
+}
+
 fc_code fc_torch_pickle_end(fc_torch_pickler *w, fc_error *err) {
     emit(w, OP_STOP, 0, 0, NULL, 0);
     if (w->fd >= 0) {
         flush(w);
     }
-    if (w->failed != FC_OK && err) {
-        *err = w->error;
-    }
-    return w->failed;
+    return fc_torch_pickle_error(w, err);
 }
 
 void fc_torch_pickle_free(fc_torch_pickler *w) {

@@ -4,7 +4,7 @@
  *
  * The caller writes one opcode or value at a time, in the order of Python's pickler: a container's opcode, a mark, the
  * items, the opcode that takes them. The bytes are kept in memory, or go to a file as they come. Only
- * fc_torch_pickle_end reports errors, so that callers need not check each step.
+ * fc_torch_pickle_end and fc_torch_pickle_error report errors, so that callers need not check each step.
  *
  *     fc_torch_pickler w;
  *     fc_torch_pickle_begin(&w, 2);                            {"a": [1, 2]}
@@ -74,6 +74,9 @@ void fc_torch_pickle_begin(fc_torch_pickler *w, int protocol);
 
 /** Starts a pickle that is written from the start of `fd`, 256 KiB at a time. @param path for messages; borrowed. */
 void fc_torch_pickle_begin_file(fc_torch_pickler *w, int protocol, int fd, const char *path);
+
+/** @return the first error since the start, for callers that stop before the end. */
+fc_code fc_torch_pickle_error(const fc_torch_pickler *w, fc_error *err);
 
 /** Ends the pickle and flushes it to the file. @return the first error since the start. */
 fc_code fc_torch_pickle_end(fc_torch_pickler *w, fc_error *err);
