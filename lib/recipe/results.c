@@ -43,8 +43,9 @@ fc_code fc_recipe_set_path(const fc_recipe_builder *b, const fc_path_element *el
     }
     for (size_t i = 0; i < count; i++) {
         const size_t n = strlen(path[i].key);
-        memcpy(name + at, ".", i > 0);
-        at += i > 0;
+        if (i > 0) {
+            name[at++] = '.';
+        }
         memcpy(name + at, path[i].key, n);
         at += n;
     }

@@ -54,7 +54,7 @@ static void make(sample *s, const fc_layout_spec *spec, int64_t rows, uint32_t s
         fc_tensor *t = &s->tensors[i];
         s->shapes[i][0] = i == 0 ? rows : 12;
         s->shapes[i][1] = 8;
-        *t = (fc_tensor){.name = "abcd" + i, .ndim = ndims[i], .shape = s->shapes[i], .chunks = s->chunks[i]};
+        *t = (fc_tensor){.name = &"abcd"[i], .ndim = ndims[i], .shape = s->shapes[i], .chunks = s->chunks[i]};
         cut_tensor(s, i, &mesh, spec->tp ? tp_dims[i] : -1, spread ? spread + (uint32_t)i : 0);
         s->list[i] = t;
     }
