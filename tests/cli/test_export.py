@@ -8,7 +8,7 @@ import shutil
 import struct
 
 import harness
-from test_recipes import read_safetensors, write_safetensors
+import safetensors_file
 
 RECIPES = os.path.join(harness.CORPUS, "..", "recipes")
 
@@ -41,7 +41,7 @@ class Export(harness.Case):
         names = ["model.safetensors"] if len(files) == 1 else \
             ["model-%05d-of-%05d.safetensors" % (i + 1, len(files)) for i in range(len(files))]
         for file, tensors in zip(names, files):
-            write_safetensors(os.path.join(root, file), tensors)
+            safetensors_file.write(os.path.join(root, file), tensors)
         side = {"config.json": json.dumps({"vocab_size": 12, **config}), "tokenizer.json": "{}", "README.md": "# A model\n",
                 "additional_chat_templates/rag.jinja": "{{ messages }}", "pytorch_model.bin": "weights", ".gitattributes": "x"}
         if len(files) > 1:
@@ -54,13 +54,13 @@ class Export(harness.Case):
         return root
 
     def source(self, tensors, name="in.safetensors"):
-        write_safetensors(self.path(name), tensors)
+        safetensors_file.write(self.path(name), tensors)
         return name
 
     def exported(self, out="out"):
         """{name: tensor} of all files, after comparing them with the index."""
         files = sorted(n for n in os.listdir(self.path(out)) if n.endswith(".safetensors"))
-        parts = {n: read_safetensors(self.path(out, n)) for n in files}
+        parts = {n: safetensors_file.read(self.path(out, n)) for n in files}
         every = {name: t for part in parts.values() for name, t in part.items()}
         self.assertEqual(len(every), sum(map(len, parts.values())))
         if files == ["model.safetensors"]:
@@ -94,7 +94,7 @@ class WithoutReference(Export):
         self.assertIn("missing:  config.json and the tokenizer", out)
         self.assertEqual(self.metadata("out/model.safetensors")["format"], "pt")
         self.ok("consolidate", self.training(), "-o", "m.safetensors", "--include", "model.*", "--strip-prefix", "model.")
-        self.assertEqual(got, read_safetensors(self.path("m.safetensors")))
+        self.assertEqual(got, safetensors_file.read(self.path("m.safetensors")))
 
     def test_wrappers_and_prefixes(self):
         model = self.model()
@@ -123,11 +123,11 @@ class WithoutReference(Export):
 
     def test_recipe_and_files(self):
         here = os.path.join(RECIPES, "torchtitan-qwen3")
-        self.source({"module.model." + n: t for n, t in read_safetensors(os.path.join(here, "from.safetensors")).items()})
+        self.source({"module.model." + n: t for n, t in safetensors_file.read(os.path.join(here, "from.safetensors")).items()})
         self.ok("reshard", "in.safetensors", "-o", "ranks", "--to", "dcp", "--dp", "3")
         args = ("export", "ranks", "-o", "out", "--max-shard-size", "2KB", "--recipe", "torchtitan-qwen3", "--config", here)
         report = json.loads(self.ok(*args, "--json"))
-        want = read_safetensors(os.path.join(here, "to.safetensors"))
+        want = safetensors_file.read(os.path.join(here, "to.safetensors"))
         self.assertEqual(self.exported(), want)
         self.assertEqual((report["model"]["recipe"], report["model"]["prefix"]), ("torchtitan-qwen3", "model."))
         self.assertGreater(report["files"], 3)
@@ -139,18 +139,18 @@ class WithoutReference(Export):
         for recipe in ((), ("--recipe", "auto")):
             out = self.ok("export", os.path.join(here, "from.safetensors"), "-o", "out", "-f", *recipe)
             self.assertIn("names:    nanogpt\n", out)
-            self.assertEqual(self.exported(), read_safetensors(os.path.join(here, "to.safetensors")))
+            self.assertEqual(self.exported(), safetensors_file.read(os.path.join(here, "to.safetensors")))
         self.source(self.model())
         self.assertIn("names:    no recipe\n", self.ok("export", "in.safetensors", "-o", "plain"))
         self.fails(2, "export", "in.safetensors", "-o", "none", "--recipe", "auto", contains=["no shipped recipe fits"])
         titan = os.path.join(RECIPES, "torchtitan-llama3")
-        self.source(read_safetensors(os.path.join(titan, "from.safetensors")))
+        self.source(safetensors_file.read(os.path.join(titan, "from.safetensors")))
         self.fails(2, "export", "in.safetensors", "-o", "none", contains=["several recipes fit", "choose one with --recipe, or"])
         out = self.ok("export", "in.safetensors", "-o", "hub", "--config", titan)
         self.assertIn("names:    torchtitan-llama3, for the model 'llama' of config.json\n", out)
-        self.assertEqual(self.exported("hub"), read_safetensors(os.path.join(titan, "to.safetensors")))
+        self.assertEqual(self.exported("hub"), safetensors_file.read(os.path.join(titan, "to.safetensors")))
         self.ok("export", os.path.join(here, "from.safetensors"), "-o", "same", "--recipe", "none")
-        self.assertEqual(self.exported("same"), read_safetensors(os.path.join(here, "from.safetensors")))
+        self.assertEqual(self.exported("same"), safetensors_file.read(os.path.join(here, "from.safetensors")))
 
     def test_no_model_or_several(self):
         train = self.training()
@@ -190,7 +190,7 @@ class LikeReference(Export):
         report = self.check({"model." + n: t for n, t in self.model().items()}, files)
         self.assertEqual((report["prefix"], report["cast"]), ("model.", 4))
         for number, file in enumerate(files):  # the same tensors in the same files
-            got = read_safetensors(self.path("out", "model-%05d-of-00003.safetensors" % (number + 1)))
+            got = safetensors_file.read(self.path("out", "model-%05d-of-00003.safetensors" % (number + 1)))
             self.assertEqual(sorted(got), sorted(file))
 
     def test_another_size_of_files(self):
@@ -242,7 +242,7 @@ class LikeReference(Export):
 
     def test_recipe(self):
         here = os.path.join(RECIPES, "torchtitan-llama3")
-        want = read_safetensors(os.path.join(here, "to.safetensors"))
+        want = safetensors_file.read(os.path.join(here, "to.safetensors"))
         ref = self.reference([want])
         shutil.copy(os.path.join(here, "config.json"), os.path.join(ref, "config.json"))
         self.ok("reshard", os.path.join(here, "from.safetensors"), "-o", "ranks", "--dp", "3", "--tp", "2")
@@ -253,7 +253,7 @@ class LikeReference(Export):
 
     def test_layouts_of_the_same_names(self):
         """nanoGPT and transformers call most tensors alike, but only one of them transposes matrices."""
-        sides = {n: read_safetensors(os.path.join(RECIPES, "nanogpt", n + ".safetensors")) for n in ("from", "to")}
+        sides = {n: safetensors_file.read(os.path.join(RECIPES, "nanogpt", n + ".safetensors")) for n in ("from", "to")}
         ref = self.reference([sides["to"]])
         for side, recipe in (("from", "nanogpt"), ("to", None)):
             self.source(sides[side])

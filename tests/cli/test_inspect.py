@@ -10,6 +10,7 @@ import xml.dom.minidom
 import zipfile
 
 import harness
+import safetensors_file
 
 FSDP2 = "dcp-torch2.15.0-fsdp2"
 MESH = "dcp-torch2.15.0-2d-dp4tp2"
@@ -309,7 +310,7 @@ class Inspect(harness.Case):
         def write(folder, names):
             os.mkdir(self.path(folder))
             for i, name in enumerate(names):
-                head, _, size = harness.safetensors_head({"layers.%d.w" % i: [2]})
+                head, _, size = safetensors_file.head({"layers.%d.w" % i: ("F32", [2])})
                 with open(self.path(folder, name + ".safetensors"), "wb") as f:
                     f.write(head + bytes(size))
         write("unnumbered", ["a", "b", "c"])
@@ -333,7 +334,7 @@ class Inspect(harness.Case):
 
     def test_rank_files_without_a_record_of_their_number_say_what_was_assumed(self):
         assumed = "2 files of ranks, no record of their number: assumed complete"
-        head, _, size = harness.safetensors_head({"w": [2]})
+        head, _, size = safetensors_file.head({"w": ("F32", [2])})
         with open(self.path("a.safetensors"), "wb") as f:
             f.write(head + bytes(size))
         self.ok("consolidate", "a.safetensors", "-o", "a.pt")
