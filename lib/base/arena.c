@@ -67,6 +67,10 @@ void *fc_arena_alloc(fc_arena *arena, size_t size) {
         return NULL;
     }
     rounded -= rounded % ALIGNMENT;
+#ifdef FSDPCKPT_SMALL_BLOCKS /* for the fault tests: each allocation has a block of its own, so that each can fail */
+    block *own = add_block(arena, rounded);
+    return own ? (unsigned char *)own + header_size : NULL;
+#endif
     if (rounded <= (size_t)(arena->end - arena->at) && arena->at) {
         void *p = arena->at;
         arena->at += rounded;

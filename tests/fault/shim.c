@@ -11,8 +11,9 @@
  *                             lets the call through. A child is not stopped.
  *   FAULT_NO_EXCHANGE=1       renameat2 supports no flags, as on NFS
  *   FAULT_OURS=1              does not count calls of libraries, such as those of MPI
- *   FAULT_LOG=path            an existing file of 64 bytes that gets the name of the failed call. It is mapped at the
- *                             start, so that a child confined by seccomp can still write to it.
+ *   FAULT_CALLERS=path        fails nothing, but appends the number of each call of the family and a hash of its
+ * callers, 16 bytes, to this file FAULT_LOG=path            an existing file of 64 bytes that gets the name of the
+ * failed call. It is mapped at the start, so that a child confined by seccomp can still write to it.
  *
  * mem fails only allocations of the command itself; libhdf5 without memory is not tested. If libhdf5 is linked
  * statically, its functions are recognised by their symbols, which begin with H5.
@@ -23,12 +24,15 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <link.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +49,7 @@ static pid_t first_process;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
+static int callers_fd = -1;
 static uintptr_t loaded_at;
 static const ElfW(Sym) * symbols; /* of the executable, which stays mapped */
 static size_t nsymbols;
@@ -118,12 +123,39 @@ __attribute__((constructor)) static void start(void) {
         fault_log = map == MAP_FAILED ? NULL : map;
         close(fd);
     }
+    const char *callers = getenv("FAULT_CALLERS");
+    if (callers) {
+        void *frame;
+        backtrace(&frame, 1); /* the first call allocates */
+        callers_fd = open(callers, O_WRONLY | O_APPEND | O_CLOEXEC);
+    }
     /* Last, since it arms the faults. */
-    fault_at = at ? atol(at) : 0;
+    fault_at = callers ? LONG_MAX : at ? atol(at) : 0;
+}
+
+static void note_callers(long number) {
+    enum { DEPTH = 12 };
+    void *frames[DEPTH];
+    uint64_t record[2] = {(uint64_t)number, 0};
+    int n = backtrace(frames, DEPTH);
+    for (int i = 0; i < n; i++) {
+        if ((uintptr_t)frames[i] >= text_begin && (uintptr_t)frames[i] < text_end) {
+            record[1] = record[1] * 1000003 + ((uintptr_t)frames[i] - loaded_at);
+        }
+    }
+    ssize_t written = write(callers_fd, record, sizeof record);
+    (void)written;
 }
 
 static bool fails(bool mem, const char *name) {
-    if (fault_at == 0 || mem != family_mem || atomic_fetch_add(&calls, 1) + 1 != fault_at) {
+    if (fault_at == 0 || mem != family_mem) {
+        return false;
+    }
+    const long number = atomic_fetch_add(&calls, 1) + 1;
+    if (callers_fd >= 0) {
+        note_callers(number);
+    }
+    if (number != fault_at) {
         return false;
     }
     if (stops && getpid() != first_process) {
