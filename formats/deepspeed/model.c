@@ -442,18 +442,16 @@ static fc_code add_aliases(ds_builder *b, const torch_file *f, fc_pv shared) {
     fc_code rc = FC_OK;
     for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(b, f, pairs[i]), *other = name ? text_of(b, f, pairs[i + 1]) : NULL;
-        const char *full = other ? fc_arena_printf(b->checkpoint->arena, "model.%s", other) : NULL;
-        const ds_tensor *t = full ? find(b, order, count, full) : NULL;
-        if (t) {
-            FC_TRY_GOTO(add_alias(b, name, (size_t)(t - b->tensors)), rc, out);
-        } else {
-            FC_TRY_GOTO(full
-                            ? fc_fail(b->err, FC_ECORRUPT,
-                                      "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
-                                      f->path, name, other)
-                            : failed(b),
-                        rc, out);
-        }
+        FC_TRY_GOTO(other ? FC_OK : failed(b), rc, out);
+        const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", other);
+        FC_TRY_GOTO(full ? FC_OK : fc_ds_no_memory(b), rc, out);
+        const ds_tensor *t = find(b, order, count, full);
+        FC_TRY_GOTO(t ? FC_OK
+                      : fc_fail(b->err, FC_ECORRUPT,
+                                "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
+                                f->path, name, other),
+                    rc, out);
+        FC_TRY_GOTO(add_alias(b, name, (size_t)(t - b->tensors)), rc, out);
     }
 out:
     free(order);
