@@ -88,7 +88,7 @@ fc_code fc_fsdp_save(const fc_fsdp_state *state, fc_state_dict_type type, const 
 typedef struct fc_fsdp_saver fc_fsdp_saver;
 
 /**
- * Makes a saver. Collective over `ranks`, of which it splits a communicator for its thread.
+ * Makes a saver. Collective over `ranks`. It splits `ranks` to make a communicator for its thread.
  * @return FC_EUNSUPPORTED if two threads may not use communicators of this kind at the same time (MPI without
  * MPI_THREAD_MULTIPLE).
  */
