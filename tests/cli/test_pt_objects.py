@@ -6,7 +6,7 @@ import struct
 
 import harness
 import pickles
-from pickles import Call, Global, Opcodes
+from pickles import Call, Global, Opcodes, Persistent
 
 
 def builtin(name, *args):
@@ -80,6 +80,8 @@ VALUES = [
       (DAY, DAY.replace(tzinfo=timezone(hours=2)), DAY.replace(tzinfo=timezone(hours=-5, minutes=-30)),
        DAY.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=1), "CET")), DAY.replace(tzinfo=datetime.timezone.utc))],
     (python(datetime.timedelta(1, 2, 3)), {"$timedelta": [1, 2, 3]}),
+    (Opcodes(b"\x8a\0"), 0),
+    (Call(Global("argparse", "Namespace"), (), True, {"a": 1}), {"$object": "argparse.Namespace", "state": {"a": 1}}),
     (python((1, 2.5, [b"x"])), {"$tuple": [1, 2.5, [{"$bytes": "eA=="}]]}),
     (array(1, (2,), dtype("i2"), False, b"\1\0\2\0"), {"$array": {"dtype": "int16", "shape": [2], "order": "C", "data": "AQACAA=="}}),
     (array(1, (2, 1), dtype("u1"), True, b"\1\2", module="numpy._core.multiarray"), {"$array": {"dtype": "uint8", "shape": [2, 1], "order": "F", "data": "AQI="}}),
@@ -159,6 +161,59 @@ DAMAGED = [
 ]
 
 
+def of(module, name, *args, **more):
+    """A call of module.name."""
+    return Call(Global(module, name), args, **more)
+
+
+def from_type(function, *more):
+    return of("torch._tensor", "_rebuild_from_type_v2", function, *more)
+
+
+def chain(times):
+    """A tensor that a function rebuilds through the same function, and so on."""
+    args = (Global("torch._utils", "_rebuild_tensor_v2"), Global("torch", "Tensor"), ())
+    for _ in range(times):
+        args = (Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch", "Tensor"), args)
+    return from_type(*args)
+
+
+INT, OPTIONAL, OR = Global("builtins", "int"), Global("typing", "Optional"), Global("_operator", "or_")
+OPTIONAL_INT = of("_operator", "getitem", OPTIONAL, INT)
+UNSAFE, OPAQUE, OBJECT = "$unsafe", "$opaque", "$object"
+
+# What a call may run if Python loads it: nothing (it is shown by its fields), unknown code, or code that does anything.
+RISKS = [
+    (OPTIONAL_INT, OBJECT), (of("_operator", "getitem", Global("typing", "sys"), "modules"), UNSAFE),
+    (of("_operator", "getitem", Global("typing", "Optional.x"), INT), UNSAFE), (of("_operator", "getitem", 7, 0), UNSAFE),
+    (of("_operator", "getitem", Global("typing", "[x"), 0), UNSAFE), (of("_operator", "getitem", Global("mine", "X"), 0), UNSAFE),
+    (of("_operator", "or_", INT, None), OBJECT), (of("_operator", "or_", INT, OPTIONAL_INT), OBJECT),
+    (of("_operator", "or_", 7, INT), UNSAFE), (of("_operator", "or_", INT, 7), UNSAFE), (of("_operator", "or_", INT, of("os", "getcwd")), UNSAFE),
+    (of("_operator", "or_", INT, of("_operator", "getitem", OPTIONAL, INT, state=7)), UNSAFE), (of("_operator", "add", INT, INT), UNSAFE),
+    (of("_operator", "or_", INT, of("argparse", "Namespace", new=True)), UNSAFE), (of("_operator", "or_", INT, INT, INT), UNSAFE),
+    (of("functools", "reduce", OR, (INT, INT)), OBJECT), (of("__builtin__", "reduce", OR, (INT, INT)), OBJECT),
+    (of("functools", "reduce", OR, 7), UNSAFE), (of("functools", "reduce", OR, (INT, 7)), UNSAFE), (of("functools", "reduce", Global("_operator", "add"), (1, 2)), UNSAFE),
+    (of("types", "GenericAlias", INT, (INT,)), OBJECT), (of("types", "GenericAlias", 7, (INT,)), UNSAFE),
+    (of("builtins", "type", None), OBJECT), (of("__builtin__", "type", None), OBJECT), (of("builtins", "type", 7), UNSAFE), (of("builtins", "len", None), OPAQUE),
+    (of("builtins", "getattr", 1, 2, 3), UNSAFE), (of("builtins", "getattr", Global("torch.distributed.fsdp.api", "ShardingStrategy"), 7), UNSAFE),
+    (Call(of("mine", "make"), ()), UNSAFE), (Call(Call(of("mine", "make"), ()), ()), UNSAFE), (of("torch", "os.system"), UNSAFE), (of("mine", "A.b"), OPAQUE), (of("torch", "load"), UNSAFE),
+    (of("builtins", "eval", "1"), UNSAFE), (of("pathlib", "PosixPath", 7), OPAQUE), (of("builtins", "complex", 1.0), OPAQUE),
+    (of("torch", "device", 7, 8), OPAQUE), (of("torch", "device", "cuda", "x"), OPAQUE), (of("torch.serialization", "_get_layout", 1, 2), OPAQUE),
+]
+
+
+NO_STORAGE, FEW, DENSE = "it refers to something that is not a storage", "it has too few arguments", "only dense tensors are supported"
+
+# Calls of storages, and functions that rebuild tensors with the help of others: only known functions may do so.
+REBUILT = [
+    (Call(Persistent(7), ()), 5, NO_STORAGE), (Call(Persistent(("module", 7, "x.py", "")), ()), 5, NO_STORAGE),
+    (Call(Persistent(("module", Global("os", "system"), "x.py", "")), ()), 5, NO_STORAGE), (Persistent(7), 5, NO_STORAGE),
+    (Persistent(("storage", 1, 2, 3, 4)), 5, NO_STORAGE), (Persistent(("storage", 1, "2", 3)), 5, NO_STORAGE),
+    (from_type(1), 5, DENSE), (from_type(1, 2, 3), 5, DENSE), (from_type(Global("os", "system"), 2, ()), 5, DENSE), (from_type(Global("mine", "f"), 2, ()), 5, DENSE),
+    (chain(2), 3, FEW), (chain(20), 3, "it is wrapped too many times"),
+]
+
+
 class Objects(harness.Case):
     def write(self, value, protocol=2):
         pickles.write_pt(self.path("x.pt"), pickles.dumps({"o": value}, protocol))
@@ -182,6 +237,22 @@ class Objects(harness.Case):
         for number, (value, expected) in enumerate(MADE):
             with self.subTest(number=number):
                 self.assertEqual(self.shown(value), expected)
+
+    def test_what_calls_run(self):
+        for number, (value, key) in enumerate(RISKS):
+            with self.subTest(number=number):
+                self.assertEqual(next(iter(self.shown(value))), key)
+
+    def test_calls_of_storages_and_for_tensors(self):
+        for number, (value, status, words) in enumerate(REBUILT):
+            with self.subTest(number=number):
+                self.write([value])
+                self.fails(status, "consolidate", "x.pt", "-o", "out.pt", contains=["x.pt", words])
+                self.assertEqual(self.listing(), ["x.pt"])
+
+    def test_long_integers(self):
+        for value in (1 << 20000, -(1 << 20000)):
+            self.assertEqual(int(self.shown(value)["$int"], 16), value)
 
     def test_damaged_pickles(self):
         for number, (value, words) in enumerate(DAMAGED):
