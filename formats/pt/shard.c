@@ -155,12 +155,12 @@ static fc_code read_placement(const torch_file *f, fc_pv v, fc_placement *out, f
     char name[128] = "?";
     int64_t dim, factor;
     *out = (fc_placement){0};
-    if (fc_torch_is_global(p, cls, NULL, "Replicate")) {
+    if (fc_pickle_is_global(p, cls, NULL, "Replicate")) {
         out->kind = FC_REPLICATE;
         return FC_OK;
     }
-    bool strided = fc_torch_is_global(p, cls, NULL, "_StridedShard");
-    if (!strided && !fc_torch_is_global(p, cls, NULL, "Shard")) {
+    bool strided = fc_pickle_is_global(p, cls, NULL, "_StridedShard");
+    if (!strided && !fc_pickle_is_global(p, cls, NULL, "Shard")) {
         if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
             fc_pickle_global_name(p, cls, name, sizeof name);
         }

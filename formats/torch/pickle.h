@@ -242,7 +242,7 @@ bool fc_pickle_int(const fc_pickle *p, fc_pv v, int64_t *out);
 /** @return whether `v` is the string `text`. */
 bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text);
 
-/** @return whether `v` is the global `module.name`. */
+/** @return whether `v` is the global `module`.`name`; a NULL module matches any module. */
 bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name);
 
 /** @return the kind of a global. */

@@ -264,7 +264,7 @@ bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const 
         return false;
     }
     const uint64_t *cell = p->cells + fc_pv_payload(v);
-    return fc_pickle_is_str(p, cell[1], module) && fc_pickle_is_str(p, cell[2], name);
+    return (!module || fc_pickle_is_str(p, cell[1], module)) && fc_pickle_is_str(p, cell[2], name);
 }
 
 void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size) {
