@@ -132,6 +132,8 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *ext
 /** Reads the flat tensor `v`. Fails if it is not a contiguous tensor of one dimension. `what` names it in messages. */
 fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
                    torch_extent **extent);
+/** Returns the number of elements of the flat tensor `v`; -1 for anything else. */
+int64_t fc_ds_count_flat(const torch_file *f, fc_pv v);
 
 /** Fails if an optimizer has an absurd number of values of each parameter: the tensors would be their product. */
 fc_code fc_ds_check_keys(const ds_builder *b, const torch_file *f, size_t count);
