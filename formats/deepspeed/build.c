@@ -16,18 +16,6 @@ fc_pv fc_ds_get(const fc_pickle *p, fc_pv v, const char *key) {
     return fc_pv_typeof(v) == FC_PV_DICT ? fc_torch_dict_get(p, v, key) : 0;
 }
 
-fc_pv fc_ds_get_number(const fc_pickle *p, fc_pv v, int64_t key) {
-    size_t n = 0;
-    int64_t number;
-    const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(p, v, &n) : NULL;
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        if (fc_pickle_int(p, pairs[i], &number) && number == key) {
-            return pairs[i + 1];
-        }
-    }
-    return 0;
-}
-
 const fc_pv *fc_ds_list(const fc_pickle *p, fc_pv v, size_t *count) {
     *count = 0;
     switch (fc_pv_typeof(v)) {
@@ -147,6 +135,15 @@ fc_code fc_ds_add_values(ds_builder *b, const torch_file *f, const fc_path_eleme
 out:
     free(leaves.items);
     return rc;
+}
+
+fc_code fc_ds_check_keys(const ds_builder *b, const torch_file *f, size_t count) {
+    enum { MOST_KEYS = 64 };
+    return count <= MOST_KEYS
+               ? FC_OK
+               : fc_fail(b->err, FC_EUNSUPPORTED,
+                         "%s: the optimizer keeps %zu values for each parameter, but more than %d are not supported",
+                         f->path, count, MOST_KEYS);
 }
 
 /* ---- flat partitions ---- */

@@ -123,6 +123,7 @@ out:
     }
     free(b.tensors);
     free(b.keys);
+    free((void *)b.by_name);
     free(b.devices);
     return rc;
 }

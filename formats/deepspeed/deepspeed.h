@@ -95,7 +95,8 @@ typedef struct ds_builder {
     size_t ranks;
     ds_param *params; /* in the arena, in the order of the groups */
     size_t nparams;
-    size_t *group_params; /* ngroups + 1 indexes of params: where each group starts */
+    const ds_param **by_name; /* malloc'ed; sorted by group and name */
+    size_t *group_params;     /* ngroups + 1 indexes of params: where each group starts */
     size_t ngroups;
     ds_key *keys; /* malloc'ed; sorted by group */
     size_t nkeys, keys_capacity;
@@ -114,8 +115,6 @@ static inline fc_code fc_ds_no_memory(const ds_builder *b) {
 
 /** Returns the value of `key` in the dict `v`; FC_PV_ABSENT if `v` is not a dict or lacks the key. */
 fc_pv fc_ds_get(const fc_pickle *p, fc_pv v, const char *key);
-/** Does the same for an integer key. */
-fc_pv fc_ds_get_number(const fc_pickle *p, fc_pv v, int64_t key);
 /** Returns the items of a list or tuple; NULL and a count of 0 for anything else. */
 const fc_pv *fc_ds_list(const fc_pickle *p, fc_pv v, size_t *count);
 /** Reads an integer, which may be wrapped in an enumeration. @return false if `v` is something else. */
@@ -135,6 +134,9 @@ fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, f
                    torch_extent **extent);
 /** Returns the number of elements of the flat tensor `v`; -1 for anything else. */
 int64_t fc_ds_count_flat(const torch_file *f, fc_pv v);
+
+/** Fails if an optimizer has an absurd number of values of each parameter: the tensors would be their product. */
+fc_code fc_ds_check_keys(const ds_builder *b, const torch_file *f, size_t count);
 
 /** Reads the ZeRO stage and the number of ranks from the first file of the optimizer. (optimizer.c) */
 fc_code fc_ds_read_stage(ds_builder *b);

@@ -16,8 +16,9 @@
 typedef struct model {
     ds_builder *b;
     const torch_file *f;
-    fc_pv module, shapes, buffers, frozen, fragments, shared;
-    const char **known; /* malloc'ed, sorted: names of parameters that are not read from `module` */
+    fc_pv module, shapes, buffers, frozen, shared;
+    torch_dict values, fragments; /* of the dicts `module` and `frozen_param_fragments` */
+    const char **known;           /* malloc'ed, sorted: names of parameters that are not read from `module` */
     size_t nknown, capacity;
 } model;
 
@@ -27,6 +28,9 @@ static const char *text_of(ds_builder *b, const torch_file *f, fc_pv v) {
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
     if (!text || !fc_is_plain_text(text, n)) {
         fc_fail(b->err, FC_ECORRUPT, "%s: the name of a parameter is not a string", f->path);
+        return NULL;
+    }
+    if (fc_torch_unfold(f, n, b->err) != FC_OK) { /* many values may have one long name */
         return NULL;
     }
     const char *copy = fc_arena_strndup(b->checkpoint->arena, text, n);
@@ -141,7 +145,7 @@ static fc_code read_buffers(model *m) {
         if (!name) {
             return m->b->err->code;
         }
-        fc_pv v = fc_ds_get(m->f->p, m->module, name);
+        fc_pv v = fc_torch_dict_find(&m->values, name);
         if (v) { /* buffers with persistent=False are listed but not saved */
             FC_TRY(add_model_value(m, name, v));
             FC_TRY(remember(m, name));
@@ -159,7 +163,7 @@ static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
     if (!t) {
         return fc_ds_no_memory(m->b);
     }
-    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_ds_get(m->f->p, m->fragments, name), &fragment, m->b->err),
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_torch_dict_find(&m->fragments, name), &fragment, m->b->err),
                    m->b->err, "%s: frozen parameter %.256s", m->f->path, name);
     t->dtype = fragment.dtype;
     return read_shape(m, name, shape, &t->ndim, &t->shape, &t->numel);
@@ -179,7 +183,7 @@ static fc_code read_frozen(model *m, size_t *first) {
             FC_TRY(add_frozen(m, name, pairs[i + 1]));
             continue;
         }
-        fc_pv v = fc_ds_get(m->f->p, m->fragments, name);
+        fc_pv v = fc_torch_dict_find(&m->fragments, name);
         if (!v) {
             return fc_fail(m->b->err, FC_ECORRUPT, "%s: frozen parameter %.256s has no data", m->f->path, name);
         }
@@ -194,7 +198,11 @@ static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t e
     torch_file f;
     fc_code rc = FC_OK;
     FC_TRY(fc_torch_open_one(b->checkpoint, file, &f, b->err));
-    fc_pv fragments = fc_ds_get(f.p, f.p->root, "frozen_param_fragments");
+    torch_dict fragments;
+    if (!fc_torch_dict_begin(&fragments, f.p, fc_ds_get(f.p, f.p->root, "frozen_param_fragments"))) {
+        rc = fc_ds_no_memory(b);
+        goto out;
+    }
     for (size_t i = first; i < end; i++) {
         ds_tensor *t = &b->tensors[i];
         const char *name = t->path.elements[1].key;
@@ -203,7 +211,7 @@ static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t e
         fc_torch_tensor flat;
         torch_extent *extent;
         count = count < partition ? count : partition; /* negative if the rank has only padding */
-        FC_TRY_GOTO(fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &extent), rc, out);
+        FC_TRY_GOTO(fc_ds_flat(b, &f, name, fc_torch_dict_find(&fragments, name), &flat, &extent), rc, out);
         if (flat.sizes[0] < count || flat.dtype != t->dtype) {
             rc = fc_fail(b->err, FC_ECORRUPT,
                          "%s: frozen parameter %.256s: its shard is too small or has another dtype", f.path, name);
@@ -214,6 +222,7 @@ static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t e
         }
     }
 out:
+    fc_torch_dict_free(&fragments);
     fc_torch_file_close(&f);
     return rc;
 }
@@ -324,7 +333,7 @@ static fc_code read_universal_rest(model *m) {
     for (size_t i = 0; i < files->nvalues; i++) {
         const char *name = files->values[i].param;
         bool again = i > 0 && strcmp(name, files->values[i - 1].param) == 0;
-        if (!again && !is_known(m, name) && (sharded || !fc_ds_get(m->f->p, m->module, name))) {
+        if (!again && !is_known(m, name) && (sharded || !fc_torch_dict_find(&m->values, name))) {
             FC_TRY(fc_ds_add_universal(m->b, name, NULL));
         }
     }
@@ -467,11 +476,14 @@ static fc_code read_all(model *m) {
     m->shapes = fc_ds_get(p, p->root, "param_shapes");
     m->buffers = fc_ds_get(p, p->root, "buffer_names");
     m->frozen = fc_ds_get(p, p->root, "frozen_param_shapes");
-    m->fragments = fc_ds_get(p, p->root, "frozen_param_fragments");
     m->shared = fc_ds_get(p, p->root, "shared_params");
     if (fc_pv_typeof(m->module) != FC_PV_DICT && m->b->files.model_parallel == 1) {
         return fc_fail(m->b->err, FC_ECORRUPT, "%s: 'module' is missing: this is not a file of a DeepSpeed checkpoint",
                        m->f->path);
+    }
+    if (!fc_torch_dict_begin(&m->values, p, m->module) ||
+        !fc_torch_dict_begin(&m->fragments, p, fc_ds_get(p, p->root, "frozen_param_fragments"))) {
+        return fc_ds_no_memory(m->b);
     }
     if (m->b->files.universal) {
         FC_TRY(read_universal(m));
@@ -491,6 +503,8 @@ fc_code fc_ds_read_model(ds_builder *b) {
     FC_TRY(fc_torch_open_one(b->checkpoint, file, &f, b->err));
     fc_code rc = read_all(&m);
     fc_torch_file_close(&f);
+    fc_torch_dict_free(&m.values);
+    fc_torch_dict_free(&m.fragments);
     free(m.known);
     return rc;
 }

@@ -21,8 +21,9 @@ typedef struct rank_file {
     ds_builder *b;
     size_t rank;
     torch_file f;
-    fc_pv state_dict; /* optimizer_state_dict */
-    fc_pv base;       /* the state dict of the optimizer that ZeRO wraps; absent if it was removed */
+    fc_pv state_dict;  /* optimizer_state_dict */
+    fc_pv base;        /* the state dict of the optimizer that ZeRO wraps; absent if it was removed */
+    torch_dict states; /* of the flat tensors, by number */
 } rank_file;
 
 /* ---- opening ---- */
@@ -82,6 +83,11 @@ static fc_code check_partitions(const rank_file *r) {
     return FC_OK;
 }
 
+static void close_rank(rank_file *r) {
+    fc_torch_dict_free(&r->states);
+    fc_torch_file_close(&r->f);
+}
+
 /* Opens the file of a rank. On failure nothing stays open. */
 static fc_code open_rank(ds_builder *b, size_t rank, rank_file *r) {
     uint32_t file = b->files.optims[rank];
@@ -101,11 +107,14 @@ static fc_code open_rank(ds_builder *b, size_t rank, rank_file *r) {
         goto out;
     }
     b->stage = stage;
-    rc = check_partitions(r);
+    FC_TRY_GOTO(check_partitions(r), rc, out);
     r->base = fc_ds_get(r->f.p, r->state_dict, stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+    if (!fc_torch_dict_begin(&r->states, r->f.p, fc_ds_get(r->f.p, r->base, "state"))) {
+        rc = fc_ds_no_memory(b);
+    }
 out:
     if (rc != FC_OK) {
-        fc_torch_file_close(&r->f);
+        close_rank(r);
     }
     return rc;
 }
@@ -119,7 +128,7 @@ static fc_pv state_of(const rank_file *r, size_t number) {
     if (list) {
         return number < n ? list[number] : 0;
     }
-    return fc_ds_get_number(r->f.p, fc_ds_get(r->f.p, r->base, "state"), (int64_t)number);
+    return fc_torch_dict_find_number(&r->states, (int64_t)number);
 }
 
 /* The list of the rank's flat masters. */
@@ -145,6 +154,7 @@ static fc_code read_keys(const rank_file *r, size_t group) {
     int64_t numel = group < nmasters ? fc_ds_count_flat(&r->f, masters[group]) : -1;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(r->f.p, state, &n) : NULL;
+    FC_TRY(fc_ds_check_keys(r->b, &r->f, n / 2));
     FC_TRY(add_key(r->b, group, "", true));
     for (size_t i = 0; i + 1 < n; i += 2) {
         size_t length = 0;
@@ -246,13 +256,16 @@ static fc_code add_param_tensor(const rank_file *r, const ds_param *param, const
 /* Adds, for each parameter, the tensors of all keys of its group. */
 static fc_code add_param_tensors(const rank_file *r) {
     ds_builder *b = r->b;
+    size_t first = 0; /* of the keys of the parameter's group; parameters and keys are in the order of the groups */
     for (size_t i = 0; i < b->nparams; i++) {
         ds_param *param = &b->params[i];
+        const size_t group = group_of(b, param);
         param->first = b->ntensors;
-        for (size_t k = 0; k < b->nkeys; k++) {
-            if (b->keys[k].group == group_of(b, param)) {
-                FC_TRY(add_param_tensor(r, param, &b->keys[k]));
-            }
+        while (first < b->nkeys && b->keys[first].group < group) {
+            first++;
+        }
+        for (size_t k = first; k < b->nkeys && b->keys[k].group == group; k++) {
+            FC_TRY(add_param_tensor(r, param, &b->keys[k]));
         }
     }
     return FC_OK;
@@ -294,11 +307,26 @@ static fc_code add_param_run(const partition *p, const ds_param *param) {
                          (uint32_t)p->r->rank);
 }
 
+/* The first of the parameters from `low` to `high`, exclusive, that ends after the start of the partition. */
+static size_t first_param(const partition *p, size_t low, size_t high) {
+    const ds_builder *b = p->r->b;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        const ds_param *param = &b->params[middle];
+        if (param->start + (b->stage == 3 ? shard_numel(b, param) : param->numel) > p->start) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
 static fc_code add_partition(const partition *p) {
     const ds_builder *b = p->r->b;
-    size_t first = b->stage == 3 ? 0 : b->group_params[p->key->group];
-    size_t end = b->stage == 3 ? b->nparams : b->group_params[p->key->group + 1];
-    for (size_t i = first; i < end && b->params[i].start < p->start + p->count; i++) {
+    const size_t begin = b->stage == 3 ? 0 : b->group_params[p->key->group];
+    const size_t end = b->stage == 3 ? b->nparams : b->group_params[p->key->group + 1];
+    for (size_t i = first_param(p, begin, end); i < end && b->params[i].start < p->start + p->count; i++) {
         FC_TRY(add_param_run(p, &b->params[i]));
     }
     return FC_OK;
@@ -331,24 +359,40 @@ static bool read_address(const fc_pickle *p, fc_pv v, const char *key, int64_t *
     return fc_ds_int(p, fc_ds_get(p, state, key), out);
 }
 
-/* Finds the parameter `name` of a group. The search starts at `*at`, after the one that was found before. */
-static const ds_param *find_param(const ds_builder *b, size_t group, const char *name, size_t *at) {
-    size_t first = b->group_params[group], count = b->group_params[group + 1] - first;
-    for (size_t i = 0; i < count; i++) {
-        size_t k = first + (*at + i) % count;
-        if (strcmp(b->params[k].name, name) == 0) {
-            *at = k - first + 1;
-            return &b->params[k];
-        }
+static int compare_params(const void *pa, const void *pb) {
+    const ds_param *const *a = pa, *const *b = pb;
+    const int order = ((*a)->group > (*b)->group) - ((*a)->group < (*b)->group);
+    return order ? order : strcmp((*a)->name, (*b)->name);
+}
+
+/* Sorts the parameters by group and name. */
+static fc_code sort_params(ds_builder *b) {
+    b->by_name = malloc((b->nparams + 1) * sizeof *b->by_name);
+    if (!b->by_name) {
+        return fc_ds_no_memory(b);
     }
-    return NULL;
+    for (size_t i = 0; i < b->nparams; i++) {
+        b->by_name[i] = &b->params[i];
+    }
+    if (b->nparams > 1) {
+        qsort(b->by_name, b->nparams, sizeof *b->by_name, compare_params);
+    }
+    return FC_OK;
+}
+
+/* Finds the parameter `name` of a group. */
+static const ds_param *find_param(const ds_builder *b, size_t group, const char *name) {
+    const ds_param wanted = {.name = name, .group = group}, *key = &wanted;
+    const ds_param **found =
+        b->nparams > 0 ? bsearch(&key, b->by_name, b->nparams, sizeof *b->by_name, compare_params) : NULL;
+    return found ? *found : NULL;
 }
 
 /* ZeRO-1 and 2: files do not record their rank, but they record the position of each parameter in their partitions.
    By the file's name its partition should hold elements [start, start + count) of the group. */
 static fc_code check_mapping(const rank_file *r, size_t group, int64_t start, int64_t count) {
     const fc_pickle *p = r->f.p;
-    size_t ngroups, n = 0, at = 0;
+    size_t ngroups, n = 0;
     const fc_pv *groups = fc_ds_list(p, fc_ds_get(p, r->state_dict, "param_slice_mappings"), &ngroups);
     const fc_pv *pairs = groups && group < ngroups && fc_pv_typeof(groups[group]) == FC_PV_DICT
                              ? fc_pickle_items(p, groups[group], &n)
@@ -356,7 +400,7 @@ static fc_code check_mapping(const rank_file *r, size_t group, int64_t start, in
     for (size_t i = 0; i + 1 < n; i += 2) {
         size_t length = 0;
         const char *name = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(p, pairs[i], &length) : "";
-        const ds_param *param = find_param(r->b, group, name, &at);
+        const ds_param *param = find_param(r->b, group, name);
         int64_t there, numel;
         if (!param || !read_address(p, pairs[i + 1], "start", &there) ||
             !read_address(p, pairs[i + 1], "numel", &numel)) {
@@ -447,6 +491,7 @@ static fc_code read_rank(const rank_file *r) {
             FC_TRY(read_keys(r, g));
         }
         FC_TRY(place_params(r));
+        FC_TRY(sort_params(r->b));
         FC_TRY(add_param_tensors(r));
     }
     if (r->b->stage == 3) {
@@ -472,7 +517,7 @@ fc_code fc_ds_read_optimizer(ds_builder *b) {
         rank_file r;
         FC_TRY(open_rank(b, i, &r));
         const fc_code rc = read_rank(&r);
-        fc_torch_file_close(&r.f);
+        close_rank(&r);
         FC_TRY(rc);
         FC_TRY(fc_progress_count(b->progress, 1, b->err));
     }
@@ -489,6 +534,6 @@ fc_code fc_ds_read_stage(ds_builder *b) {
         return FC_OK;
     }
     FC_TRY(open_rank(b, 0, &r));
-    fc_torch_file_close(&r.f);
+    close_rank(&r);
     return FC_OK;
 }

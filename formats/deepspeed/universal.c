@@ -277,9 +277,15 @@ fc_code fc_ds_add_universal(ds_builder *b, const char *name, const ds_param *par
 /* ZeRO-3: values that the optimizer keeps per group, such as the step, are added for each parameter. */
 static fc_code add_steps(ds_builder *b, const torch_file *f) {
     fc_pv inner = fc_ds_get(f->p, f->p->root, "optimizer_state_dict");
-    fc_pv state = fc_ds_get_number(f->p, fc_ds_get(f->p, inner, "state"), 0);
+    torch_dict states;
+    if (!fc_torch_dict_begin(&states, f->p, fc_ds_get(f->p, inner, "state"))) {
+        return fc_ds_no_memory(b);
+    }
+    fc_pv state = fc_torch_dict_find_number(&states, 0);
+    fc_torch_dict_free(&states);
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(f->p, state, &n) : NULL;
+    FC_TRY(fc_ds_check_keys(b, f, n / 2));
     for (size_t k = 0; k + 1 < n; k += 2) {
         fc_torch_tensor t = {0};
         fc_path_element key;

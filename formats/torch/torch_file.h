@@ -117,6 +117,29 @@ fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_er
 /** @return the value of `key` in a dict, or FC_PV_ABSENT. */
 fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key);
 
+/** One string or integer key of a dict. */
+typedef struct torch_dict_entry {
+    const char *text; /**< NULL: the key is `number` */
+    size_t length;
+    int64_t number;
+    fc_pv value;
+    size_t place; /**< in the dict */
+} torch_dict_entry;
+
+/** The sorted keys of a dict, for many look-ups. */
+typedef struct torch_dict {
+    torch_dict_entry *entries; /**< from malloc */
+    size_t count;
+} torch_dict;
+
+/** Sorts the keys of `v`; anything but a dict has none. @return false when out of memory. */
+bool fc_torch_dict_begin(torch_dict *dict, const fc_pickle *p, fc_pv v);
+/** @return the value of a string key, or FC_PV_ABSENT. */
+fc_pv fc_torch_dict_find(const torch_dict *dict, const char *key);
+/** @return the value of an integer key, or FC_PV_ABSENT. */
+fc_pv fc_torch_dict_find_number(const torch_dict *dict, int64_t key);
+void fc_torch_dict_free(torch_dict *dict);
+
 /** The bytes of one chunk: fc_chunk.detail, in the checkpoint's arena. */
 typedef struct torch_extent {
     torch_record record;

@@ -1,5 +1,5 @@
 /*
- * Reads two checkpoints in parallel. See compare_data.h. Workers take tiles of a tensor in row-major order, fill a
+ * Reads two checkpoints in parallel. See compare_data.h. Workers take portions of a tensor, fill a
  * buffer from each side, however its chunks are stored, and compare the buffers. Memory does not depend on the
  * checkpoints.
  */
@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/pages.h"
 #include "diff/values.h"
+#include "engine/portions.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/threads.h"
@@ -46,7 +47,7 @@ typedef struct job {
     pthread_mutex_t lock; /* guards the fields below, and the items' deviations */
     size_t next;
     pair *current;
-    fc_tiles tiles;
+    fc_portions portions; /* of the current pair */
     uint64_t bytes;
     fc_code code;
     fc_error error;
@@ -96,26 +97,33 @@ static fc_code open_pair(job *j, fc_compared *item, fc_error *err) {
     }
     p->item = item;
     p->users = 1;
-    fc_code rc = cover_both(j, item, p, err);
-    if (rc != FC_OK) {
-        drop(p);
-        return rc;
-    }
     static const int64_t origin[FC_MAX_DIMS];
     fc_box whole = {item->a->ndim, origin, item->a->shape};
     bool large = fc_gains_from_large_tiles(j->a, item->a) || fc_gains_from_large_tiles(j->b, item->b);
     size_t bytes = large ? j->budget.large_tile : j->budget.tile;
-    fc_tiles_begin(&j->tiles, &whole, (int64_t)(bytes / larger_element(item)), 1);
+    fc_code rc = cover_both(j, item, p, err);
+    if (rc == FC_OK) {
+        const fc_portions_side sides[2] = {{j->a, item->a, p->a}, {j->b, item->b, p->b}};
+        rc = fc_portions_begin(&j->portions, sides, 2, &whole, (int64_t)(bytes / larger_element(item)), err);
+    }
+    if (rc != FC_OK) {
+        drop(p);
+        return rc;
+    }
     item->read = true;
     j->current = p;
     return FC_OK;
 }
 
-/* Takes the next tile; `*out` is NULL when none is left. Called with the lock held. */
-static fc_code take_tile(job *j, pair **out, fc_tile *tile, fc_error *err) {
+/* Takes the next portion; `*out` is NULL when none is left. Called with the lock held. */
+static fc_code take_portion(job *j, pair **out, fc_portion *portion, fc_error *err) {
     *out = NULL;
     for (;;) {
-        if (j->current && fc_tiles_next(&j->tiles, tile)) {
+        bool any = false;
+        if (j->current) {
+            FC_TRY(fc_portions_next(&j->portions, portion, &any, err));
+        }
+        if (any) {
             j->current->users++;
             *out = j->current;
             return FC_OK;
@@ -131,39 +139,51 @@ static fc_code take_tile(job *j, pair **out, fc_tile *tile, fc_error *err) {
     }
 }
 
-static fc_code compare_tile(worker *w, const pair *p, const fc_tile *tile, fc_deviation *found, fc_error *err) {
+/* Reads the elements of a portion on both sides, or one for all of them. */
+static fc_code read_both(worker *w, const pair *p, const fc_portion *portion, const fc_box *box, fc_error *err) {
+    if (portion->repeats) {
+        FC_TRY(fc_source_fill_one(w->a, p->a, p->item->a, box, w->buffer_a, err));
+        return fc_source_fill_one(w->b, p->b, p->item->b, box, w->buffer_b, err);
+    }
+    FC_TRY(fc_source_fill(w->a, p->a, p->item->a, box, w->buffer_a, err));
+    return fc_source_fill(w->b, p->b, p->item->b, box, w->buffer_b, err);
+}
+
+static fc_code compare_portion(worker *w, const pair *p, const fc_portion *portion, fc_deviation *found,
+                               fc_error *err) {
     const fc_compare_options *o = w->job->options;
-    fc_box box = {p->item->a->ndim, tile->offsets, tile->sizes};
+    const fc_box box = fc_portion_box(portion, p->item->a->ndim);
     fc_value_rule rule = {.a = p->item->a->dtype,
                           .b = p->item->b->dtype,
                           .tolerant = o->tolerant,
                           .equal_nan = o->equal_nan,
                           .rtol = o->rtol,
                           .atol = o->atol};
-    FC_TRY(fc_source_fill(w->a, p->a, p->item->a, &box, w->buffer_a, err));
-    FC_TRY(fc_source_fill(w->b, p->b, p->item->b, &box, w->buffer_b, err));
-    fc_values_compare(&rule, w->buffer_a, w->buffer_b, (size_t)tile->count, (uint64_t)tile->start, found);
+    FC_TRY(read_both(w, p, portion, &box, err));
+    const uint64_t times = portion->repeats ? (uint64_t)portion->count : 1;
+    fc_values_compare(&rule, w->buffer_a, w->buffer_b, (size_t)((uint64_t)portion->count / times), found);
+    fc_deviation_place(found, times, &box, p->item->a->shape);
     return FC_OK;
 }
 
-/* The next tile, under the lock; `*p` is NULL after the last one. */
-static fc_code take_locked(job *j, pair **p, fc_tile *tile, fc_error *err) {
+/* The next portion, under the lock; `*p` is NULL after the last one. */
+static fc_code take_locked(job *j, pair **p, fc_portion *portion, fc_error *err) {
     pthread_mutex_lock(&j->lock);
-    fc_code rc = take_tile(j, p, tile, err);
+    fc_code rc = take_portion(j, p, portion, err);
     pthread_mutex_unlock(&j->lock);
     return rc;
 }
 
-/* Compares a tile, adds what it found to the item, and gives the pair back. */
-static fc_code compare_taken(worker *w, pair *p, const fc_tile *tile, fc_error *err) {
+/* Compares a portion, adds what it found to the item, and gives the pair back. */
+static fc_code compare_taken(worker *w, pair *p, const fc_portion *portion, fc_error *err) {
     job *j = w->job;
     fc_deviation found = {0};
     const uint64_t bytes =
-        (uint64_t)tile->count * (fc_dtype_size(p->item->a->dtype) + fc_dtype_size(p->item->b->dtype));
-    fc_code rc = compare_tile(w, p, tile, &found, err);
+        (uint64_t)portion->count * (fc_dtype_size(p->item->a->dtype) + fc_dtype_size(p->item->b->dtype));
+    fc_code rc = compare_portion(w, p, portion, &found, err);
     pthread_mutex_lock(&j->lock);
     fc_deviation_add(&p->item->deviation, &found);
-    j->bytes += bytes;
+    j->bytes += portion->repeats ? 0 : bytes;
     const bool object = p->item->a->object != NULL; /* objects with different bytes may have equal values */
     drop(p);
     pthread_mutex_unlock(&j->lock);
@@ -177,20 +197,20 @@ static fc_code compare_taken(worker *w, pair *p, const fc_tile *tile, fc_error *
     return FC_OK;
 }
 
-static fc_code compare_tiles(worker *w, fc_error *err) {
+static fc_code compare_portions(worker *w, fc_error *err) {
     job *j = w->job;
     fc_progress *progress = j->options->move.progress;
     while (!atomic_load_explicit(&j->stop, memory_order_relaxed)) {
         pair *p;
-        fc_tile tile;
+        fc_portion portion;
         if (progress && atomic_load_explicit(&progress->cancel, memory_order_relaxed)) {
             return fc_fail(err, FC_EINTERRUPTED, "interrupted");
         }
-        FC_TRY(take_locked(j, &p, &tile, err));
+        FC_TRY(take_locked(j, &p, &portion, err));
         if (!p) {
             return FC_OK;
         }
-        FC_TRY(compare_taken(w, p, &tile, err));
+        FC_TRY(compare_taken(w, p, &portion, err));
     }
     return FC_OK;
 }
@@ -214,7 +234,7 @@ static void *work(void *context) {
     fc_source_check_objects(w.b);
     fc_source_watch(w.a, j->crc_a, true);
     fc_source_watch(w.b, j->crc_b, true);
-    rc = compare_tiles(&w, &err);
+    rc = compare_portions(&w, &err);
 out:
     if (rc != FC_OK) {
         fail(j, rc, &err);
@@ -286,6 +306,7 @@ static void compare_all(job *j) {
     if (j->current) {
         drop(j->current);
     }
+    fc_portions_free(&j->portions);
     pthread_mutex_destroy(&j->lock);
     if (j->code == FC_OK) {
         check_sums(j);

@@ -225,7 +225,7 @@ static bool same_bits_suffice(const fc_value_rule *rule, way how) {
 }
 
 void fc_values_compare(const fc_value_rule *rule, const unsigned char *a, const unsigned char *b, size_t count,
-                       uint64_t start, fc_deviation *sum) {
+                       fc_deviation *sum) {
     way how = way_of(rule->a, rule->b);
     size_t size_a = fc_dtype_size(rule->a), size_b = fc_dtype_size(rule->b);
     bool skip = same_bits_suffice(rule, how);
@@ -239,10 +239,36 @@ void fc_values_compare(const fc_value_rule *rule, const unsigned char *a, const 
             continue;
         }
         if (how == BY_BITS) {
-            compare_bits(pa, pb, size_a, n, start + i, sum);
+            compare_bits(pa, pb, size_a, n, i, sum);
         } else {
-            compare_block(rule, how, pa, pb, n, start + i, sum);
+            compare_block(rule, how, pa, pb, n, i, sum);
         }
+    }
+}
+
+/* The index in a tensor of `shape` of the element that has index `at` in a box. */
+static uint64_t index_in_tensor(const fc_box *box, const int64_t *shape, uint64_t at) {
+    int64_t index[FC_MAX_DIMS];
+    uint64_t found = 0;
+    fc_unravel(box->ndim, box->sizes, at, index);
+    for (int d = 0; d < box->ndim; d++) {
+        found = found * (uint64_t)shape[d] + (uint64_t)(box->offsets[d] + index[d]);
+    }
+    return found;
+}
+
+void fc_deviation_place(fc_deviation *found, uint64_t times, const fc_box *box, const int64_t *shape) {
+    found->different *= times;
+    found->nan_both *= times;
+    found->nan_one *= times;
+    if (found->different > 0) {
+        found->first = index_in_tensor(box, shape, found->first);
+    }
+    if (found->max_abs > 0) {
+        found->max_abs_at = index_in_tensor(box, shape, found->max_abs_at);
+    }
+    if (found->max_rel > 0) {
+        found->max_rel_at = index_in_tensor(box, shape, found->max_rel_at);
     }
 }
 

@@ -1,11 +1,12 @@
 /*
- * Reads whole tensors for a visitor. See scan.h. Workers take tiles of one tensor after the other, fill a buffer,
+ * Reads whole tensors for a visitor. See scan.h. Workers take portions of one tensor after the other, fill a buffer,
  * however the chunks are stored, and pass it on.
  */
 #include "engine/scan.h"
 
 #include "base/checked.h"
 #include "base/pages.h"
+#include "engine/portions.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/threads.h"
@@ -45,7 +46,7 @@ typedef struct scan {
     pthread_mutex_t lock; /* guards the fields below, and the visitor's states */
     size_t next;
     active *current;
-    fc_tiles tiles;
+    fc_portions portions; /* of the current tensor */
     fc_code code;
     fc_error error;
 } scan;
@@ -85,6 +86,7 @@ static fc_code open_next(scan *s, fc_error *err) {
     const fc_tensor *t = s->tensors[s->next];
     const fc_box whole = {t->ndim, origin, t->shape};
     const size_t index = s->next++;
+    const size_t bytes = fc_gains_from_large_tiles(s->checkpoint, t) ? s->budget.large_tile : s->budget.tile;
     if (fc_box_volume(&whole) == 0) {
         return FC_OK;
     }
@@ -98,21 +100,27 @@ static fc_code open_next(scan *s, fc_error *err) {
         a->state = s->visitor->begin(s->visitor->context, index);
         rc = a->state ? FC_OK : fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", t->name);
     }
+    if (rc == FC_OK) {
+        const fc_portions_side side = {s->checkpoint, t, a->coverage};
+        rc = fc_portions_begin(&s->portions, &side, 1, &whole, (int64_t)(bytes / fc_dtype_size(t->dtype)), err);
+    }
     if (rc != FC_OK) {
         drop(s, a);
         return rc;
     }
-    const size_t bytes = fc_gains_from_large_tiles(s->checkpoint, t) ? s->budget.large_tile : s->budget.tile;
-    fc_tiles_begin(&s->tiles, &whole, (int64_t)(bytes / fc_dtype_size(t->dtype)), 1);
     s->current = a;
     return FC_OK;
 }
 
-/* Takes the next tile; `*out` is NULL when none is left. Called with the lock held. */
-static fc_code take(scan *s, active **out, fc_tile *tile, fc_error *err) {
+/* Takes the next portion; `*out` is NULL when none is left. Called with the lock held. */
+static fc_code take(scan *s, active **out, fc_portion *portion, fc_error *err) {
     *out = NULL;
     for (;;) {
-        if (s->current && fc_tiles_next(&s->tiles, tile)) {
+        bool any = false;
+        if (s->current) {
+            FC_TRY(fc_portions_next(&s->portions, portion, &any, err));
+        }
+        if (any) {
             s->current->users++;
             *out = s->current;
             return FC_OK;
@@ -128,18 +136,29 @@ static fc_code take(scan *s, active **out, fc_tile *tile, fc_error *err) {
     }
 }
 
-/* Reads a tile, shows it, and gives the tensor back. */
-static fc_code read_tile(worker *w, active *a, const fc_tile *tile, fc_error *err) {
+/* Reads a portion and shows it. */
+static fc_code show(worker *w, const active *a, const fc_portion *portion, fc_error *err) {
+    const fc_scan_visitor *v = w->scan->visitor;
+    const fc_box box = fc_portion_box(portion, a->tensor->ndim);
+    if (portion->repeats) {
+        FC_TRY(fc_source_fill_one(w->source, a->coverage, a->tensor, &box, w->buffer, err));
+        v->tile(v->context, a->index, w->scratch, w->buffer, 1, (uint64_t)portion->count);
+    } else {
+        FC_TRY(fc_source_fill(w->source, a->coverage, a->tensor, &box, w->buffer, err));
+        v->tile(v->context, a->index, w->scratch, w->buffer, (size_t)portion->count, 1);
+    }
+    return FC_OK;
+}
+
+/* Reads a portion, shows it, and gives the tensor back. */
+static fc_code read_portion(worker *w, active *a, const fc_portion *portion, fc_error *err) {
     scan *s = w->scan;
     const fc_scan_visitor *v = s->visitor;
-    const fc_box box = {a->tensor->ndim, tile->offsets, tile->sizes};
-    fc_code rc = fc_source_fill(w->source, a->coverage, a->tensor, &box, w->buffer, err);
-    if (rc == FC_OK) {
-        v->tile(v->context, a->index, w->scratch, w->buffer, (size_t)tile->count);
-    } else {
+    fc_code rc = show(w, a, portion, err);
+    if (rc != FC_OK) {
         fail(s, rc, err);
     }
-    const uint64_t bytes = (uint64_t)tile->count * fc_dtype_size(a->tensor->dtype);
+    const uint64_t bytes = (uint64_t)portion->count * fc_dtype_size(a->tensor->dtype);
     pthread_mutex_lock(&s->lock);
     if (rc == FC_OK) {
         v->add(v->context, a->index, a->state, w->scratch);
@@ -149,19 +168,19 @@ static fc_code read_tile(worker *w, active *a, const fc_tile *tile, fc_error *er
     return rc == FC_OK ? fc_progress_count(s->progress, bytes, err) : rc;
 }
 
-static fc_code read_tiles(worker *w, fc_error *err) {
+static fc_code read_portions(worker *w, fc_error *err) {
     scan *s = w->scan;
     while (!atomic_load_explicit(&s->stop, memory_order_relaxed)) {
         active *a;
-        fc_tile tile;
+        fc_portion portion;
         pthread_mutex_lock(&s->lock);
-        fc_code rc = take(s, &a, &tile, err);
+        fc_code rc = take(s, &a, &portion, err);
         pthread_mutex_unlock(&s->lock);
         FC_TRY(rc);
         if (!a) {
             return FC_OK;
         }
-        FC_TRY(read_tile(w, a, &tile, err));
+        FC_TRY(read_portion(w, a, &portion, err));
     }
     return FC_OK;
 }
@@ -179,7 +198,7 @@ static void *work(void *context) {
     }
     FC_TRY_GOTO(fc_source_new(s->checkpoint, s->decoded, s->budget.scratch, s->budget.files, &w.source, &err), rc, out);
     fc_source_watch(w.source, s->crc, true);
-    rc = read_tiles(&w, &err);
+    rc = read_portions(&w, &err);
 out:
     if (rc != FC_OK) {
         fail(s, rc, &err);
@@ -236,6 +255,7 @@ static void scan_all(scan *s) {
     if (s->current) { /* stopped early */
         drop(s, s->current);
     }
+    fc_portions_free(&s->portions);
     pthread_mutex_destroy(&s->lock);
 }
 

@@ -17,8 +17,12 @@ typedef struct fc_scan_visitor {
     size_t scratch; /**< bytes of memory, zeroed at the start, for each worker */
     /** Returns the state of a tensor, or NULL when out of memory. Only one thread at a time. */
     void *(*begin)(void *context, size_t index);
-    /** Looks at the elements of a tile, in the tensor's dtype and native byte order. Several threads at a time. */
-    void (*tile)(void *context, size_t index, void *scratch, const unsigned char *elements, size_t count);
+    /**
+     * Looks at `count` elements, each of which stands for `times` equal ones, in the tensor's dtype and native byte
+     * order. Several threads at a time.
+     */
+    void (*tile)(void *context, size_t index, void *scratch, const unsigned char *elements, size_t count,
+                 uint64_t times);
     /** Adds what `tile` left in `scratch` to the state. Only one thread at a time. */
     void (*add)(void *context, size_t index, void *state, void *scratch);
     /** Only one thread at a time. @param complete false after an error: some tiles were not added. */

@@ -446,8 +446,8 @@ static fc_code place_all(fill *f, const fc_coverage *coverage, fc_error *err) {
     return place_claimed(f, err);
 }
 
-fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
-                       unsigned char *out, fc_error *err) {
+static fc_code fill_box(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
+                        unsigned char *out, fc_error *err) {
     fill f = {.source = source, .tensor = tensor, .box = box, .out = out};
     int64_t volume = fc_box_volume(box);
     if (!fc_row_major_strides(box->ndim, box->sizes, f.strides)) {
@@ -462,12 +462,34 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
         return fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
                        tensor->name, f.filled, volume, fc_box_to_text(box).s);
     }
-    if (!source->crc || !source->elements) {
-        return FC_OK;
+    return FC_OK;
+}
+
+/* Adds the elements of a box, or one that the box `repeats`, to the CRC-64 of the tensor. */
+static fc_code add_elements(fc_source *source, const fc_tensor *tensor, const fc_box *box, bool repeats,
+                            const unsigned char *elements, fc_error *err) {
+    bool wanted = false;
+    if (source->crc && source->elements) {
+        FC_TRY(fc_source_crc_wants(source->crc, tensor, &wanted, err));
     }
-    bool wanted;
-    FC_TRY(fc_source_crc_wants(source->crc, tensor, &wanted, err));
-    return wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : FC_OK;
+    return wanted ? fc_source_crc_add(source->crc, tensor, box, repeats, elements, err) : FC_OK;
+}
+
+fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
+                       unsigned char *out, fc_error *err) {
+    FC_TRY(fill_box(source, coverage, tensor, box, out, err));
+    return add_elements(source, tensor, box, false, out, err);
+}
+
+fc_code fc_source_fill_one(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
+                           unsigned char *out, fc_error *err) {
+    int64_t ones[FC_MAX_DIMS];
+    for (int d = 0; d < box->ndim; d++) {
+        ones[d] = 1;
+    }
+    const fc_box first = {box->ndim, box->offsets, ones};
+    FC_TRY(fill_box(source, coverage, tensor, &first, out, err));
+    return add_elements(source, tensor, box, true, out, err);
 }
 
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,

@@ -50,4 +50,8 @@ fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsig
 fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
                        unsigned char *out, fc_error *err);
 
+/** The same for a box whose elements are all equal: reads the first, and counts it for all of them in the CRC-64. */
+fc_code fc_source_fill_one(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
+                           unsigned char *out, fc_error *err);
+
 #endif

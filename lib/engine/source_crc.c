@@ -178,11 +178,15 @@ fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *w
     return FC_OK;
 }
 
-fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes,
-                          fc_error *err) {
+fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, bool repeats,
+                          const unsigned char *bytes, fc_error *err) {
     tensor_sum *sum = &crc->whole[tensor - crc->tensors];
     uint64_t found;
-    FC_TRY(fc_box_digest_make(tensor, box, bytes, &found, err));
+    if (repeats) {
+        found = fc_repeat_digest(tensor, NULL, box, bytes).tensor;
+    } else {
+        FC_TRY(fc_box_digest_make(tensor, box, bytes, &found, err));
+    }
     const uint64_t size = (uint64_t)fc_box_volume(box) * fc_dtype_size(tensor->dtype);
     atomic_fetch_xor_explicit(&sum->sum, found, memory_order_relaxed);
     atomic_fetch_add_explicit(&sum->bytes, size, memory_order_relaxed);

@@ -44,9 +44,12 @@ fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor 
  */
 fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *wants, fc_error *err);
 
-/** Adds the elements of a box of the tensor, which are at `bytes` in row-major order. Thread-safe. */
-fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes,
-                          fc_error *err);
+/**
+ * Adds the elements of a box of the tensor, which are at `bytes` in row-major order; if it `repeats` one element, that
+ * one. Thread-safe.
+ */
+fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, bool repeats,
+                          const unsigned char *bytes, fc_error *err);
 
 /** How the elements of a chunk are laid out in their record. */
 typedef enum fc_crc_layout {

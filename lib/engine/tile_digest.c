@@ -1,7 +1,7 @@
 /*
- * Computes the digests of tiles. A tile is contiguous in its item. If it is also contiguous in the whole tensor, one
- * CRC gives both digests. Otherwise it is a nest of runs at constant distances (a block of columns: one run per row),
- * and both digests follow from the CRCs of the runs by Horner's rule. Each byte is read only once.
+ * Computes the digests of tiles. A tile that is moved is contiguous in its item. If it is also contiguous in the whole
+ * tensor, one CRC gives both digests. Otherwise it is a nest of runs at constant distances (a block of columns: one run
+ * per row), and both digests follow from the CRCs of the runs by Horner's rule. Each byte is read only once.
  */
 #include "engine/tile_digest.h"
 
@@ -88,16 +88,49 @@ static uint64_t bytes_after(const fc_box *tile, const int64_t *origin, const int
     return after * element;
 }
 
+/*
+ * Computes both sums of a tile that is not contiguous in its item: a part of a chunk of an HDF5 dataset of which other
+ * chunks are not stored. Its bytes are summed twice.
+ */
+static bool sum_box(const fc_tensor *tensor, const fc_target_item *item, const fc_box *tile, const int64_t *strides,
+                    uint32_t element, const unsigned char *bytes, fc_tile_digest *out) {
+    int64_t in_item[FC_MAX_DIMS];
+    fc_tile_digest again;
+    if (!fc_row_major_strides(tensor->ndim, item->dims + tensor->ndim, in_item) ||
+        !sum_tile(tile, strides, element, bytes, out) || !sum_tile(tile, in_item, element, bytes, &again)) {
+        return false;
+    }
+    out->item = again.tensor;
+    return true;
+}
+
+/* Whether a box is contiguous in the row-major order of a box of `sizes`. */
+static bool is_contiguous(const fc_box *box, const int64_t *sizes) {
+    int d = 0;
+    while (d < box->ndim && box->sizes[d] == 1) {
+        d++;
+    }
+    for (d++; d < box->ndim; d++) {
+        if (box->sizes[d] != sizes[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
 fc_code fc_tile_digest_make(const fc_target_tensor *target, const fc_target_item *item, const fc_box *tile,
                             const unsigned char *bytes, bool crc32, fc_tile_digest *out, fc_error *err) {
     const fc_tensor *tensor = target->source;
     const uint32_t element = fc_dtype_size(target->dtype);
+    const int64_t *sizes = item->dims + tensor->ndim;
     int64_t strides[FC_MAX_DIMS];
     *out = (fc_tile_digest){0, 0, 0};
-    if (!fc_row_major_strides(tensor->ndim, tensor->shape, strides) || !sum_tile(tile, strides, element, bytes, out)) {
+    if (!fc_row_major_strides(tensor->ndim, tensor->shape, strides) ||
+        !(is_contiguous(tile, sizes) ? sum_tile(tile, strides, element, bytes, out)
+                                     : sum_box(tensor, item, tile, strides, element, bytes, out))) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: its size overflows", target->name);
     }
-    uint64_t after = bytes_after(tile, item->dims, item->dims + tensor->ndim, element);
+    uint64_t after = bytes_after(tile, item->dims, sizes, element);
     uint64_t after_in_tensor = bytes_after(tile, NULL, tensor->shape, element);
     bool same = out->item == out->tensor && after == after_in_tensor;
     out->item = fc_crc64_shift(out->item, after);
@@ -121,15 +154,24 @@ fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const uns
     return FC_OK;
 }
 
-fc_tile_digest fc_constant_digest(const fc_tensor *tensor, const fc_box *box, const unsigned char *element) {
+/* The sum of a box of elements with the CRC `crc` within a box that starts at `origin` (NULL: at 0). */
+static uint64_t sum_repeated(uint64_t crc, const fc_box *box, const int64_t *origin, const int64_t *sizes,
+                             uint32_t element) {
+    uint64_t distance = element;
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        crc = fc_crc64_repeat(crc, distance, (uint64_t)box->sizes[d]);
+        distance *= (uint64_t)sizes[d]; /* a tensor with data has fewer than 2^63 bytes */
+    }
+    return fc_crc64_shift(crc, bytes_after(box, origin, sizes, element));
+}
+
+fc_tile_digest fc_repeat_digest(const fc_tensor *tensor, const fc_target_item *item, const fc_box *box,
+                                const unsigned char *element) {
     const uint32_t size = fc_dtype_size(tensor->dtype);
     const uint64_t crc = fc_crc64_bare(element, size);
-    fc_tile_digest out = {fc_crc64_repeat(crc, size, (uint64_t)fc_box_volume(box)), crc, 0};
-    uint64_t distance = size;
-    for (int d = box->ndim - 1; d >= 0; d--) {
-        out.tensor = fc_crc64_repeat(out.tensor, distance, (uint64_t)box->sizes[d]);
-        distance *= (uint64_t)tensor->shape[d]; /* a tensor with data has fewer than 2^63 bytes */
+    fc_tile_digest out = {.tensor = sum_repeated(crc, box, NULL, tensor->shape, size)};
+    if (item) {
+        out.item = sum_repeated(crc, box, item->dims, item->dims + tensor->ndim, size);
     }
-    out.tensor = fc_crc64_shift(out.tensor, bytes_after(box, NULL, tensor->shape, size));
     return out;
 }

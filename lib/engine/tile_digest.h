@@ -35,7 +35,8 @@ void fc_item_digest_end(const fc_item_digest *digest, const fc_target *target, b
 
 /**
  * Computes the digests of a tile.
- * @param tile a box of the tensor that is contiguous in the row-major order of the item.
+ * @param tile a box of the tensor and of the item. If `crc32`, it must be contiguous in the row-major order of the
+ * item.
  * @param bytes its elements in the target's dtype.
  */
 fc_code fc_tile_digest_make(const fc_target_tensor *target, const fc_target_item *item, const fc_box *tile,
@@ -49,10 +50,11 @@ fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const uns
                            fc_error *err);
 
 /**
- * The sums of a box of equal elements, which are not written out.
+ * The digests of a box of equal elements, which are not written out, in time that does not depend on their number.
+ * @param item may be NULL: only the sum of the tensor is computed
  * @param element fc_dtype_size(tensor->dtype) bytes
- * @return item: the sum of the box by itself; tensor: what the box adds to the sum of the whole tensor
  */
-fc_tile_digest fc_constant_digest(const fc_tensor *tensor, const fc_box *box, const unsigned char *element);
+fc_tile_digest fc_repeat_digest(const fc_tensor *tensor, const fc_target_item *item, const fc_box *box,
+                                const unsigned char *element);
 
 #endif

@@ -1,6 +1,6 @@
 /*
  * Coverage: finds the chunks of a tensor that overlap a box, and proves that they cover it exactly once. The result is
- * a sorted list of chunks that the engine searches for every tile.
+ * a sorted list of chunks, and a tree of boxes around them that the engine searches for every tile.
  *
  * The proof works for boxes of any shape without comparing pairs. Each bound x along each dimension d gets a secret
  * random number S(d, x) modulo the prime 2^61 - 1. The weight of a box is the product over d of S(d, end) - S(d,
@@ -25,7 +25,10 @@
 #include <string.h>
 #include <sys/auxv.h>
 
-enum { MAX_STEPS = 64 }; /* of a bisection: an int64_t has no more bits */
+enum {
+    MAX_STEPS = 64, /* of a bisection: an int64_t has no more bits */
+    LEAF = 8        /* chunks that are looked at one after the other */
+};
 
 #define PRIME ((UINT64_C(1) << 61) - 1)
 
@@ -35,8 +38,9 @@ struct fc_coverage {
     int64_t low[FC_MAX_DIMS], high[FC_MAX_DIMS]; /* the region */
     size_t *chunks; /* the chunks that overlap the region, in the order of compare_chunks, without replicas */
     size_t count;
-    int key;        /* the first dimension along which chunks divide the region; ndim when there is none */
-    int64_t *reach; /* reach[i]: the largest end along `key` of chunks[0 … i] */
+    /* A binary tree over runs of consecutive chunks; NULL if there are few. Node i has the children 2 i and 2 i + 1,
+     * and 2 ndim numbers: the bounds of a box around all chunks of its run. */
+    int64_t *bounds;
     uint64_t secret[2];
 };
 
@@ -122,18 +126,6 @@ static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     }
     c->count = kept;
     return FC_OK;
-}
-
-/* The first dimension along which some chunk does not span the region; ndim when there is none. */
-static int first_cut(const fc_coverage *c) {
-    for (int d = 0; d < c->tensor->ndim; d++) {
-        for (size_t i = 0; i < c->count; i++) {
-            if (clipped_low(c, c->chunks[i], d) != c->low[d] || clipped_high(c, c->chunks[i], d) != c->high[d]) {
-                return d;
-            }
-        }
-    }
-    return c->tensor->ndim;
 }
 
 /* The kernel gives each process 16 random bytes. */
@@ -313,20 +305,70 @@ static fc_code prove(const fc_coverage *c, fc_error *err) {
     return fail_hole(c, point, err);
 }
 
-static fc_code index_reach(fc_coverage *c, fc_error *err) {
-    if (c->key == c->tensor->ndim) {
+/* A node of the tree: chunks `begin` to `end`, exclusive. The two halves of its run are its children. */
+typedef struct node {
+    size_t index, begin, end;
+} node;
+
+static node root_of(const fc_coverage *c) {
+    return (node){1, 0, c->count};
+}
+
+static bool is_leaf(node n) {
+    return n.end - n.begin <= LEAF;
+}
+
+static node child_of(node n, int second) {
+    const size_t middle = n.begin + (n.end - n.begin) / 2;
+    return second ? (node){2 * n.index + 1, middle, n.end} : (node){2 * n.index, n.begin, middle};
+}
+
+static int64_t *bounds_of(const fc_coverage *c, node n) {
+    return c->bounds + 2 * (size_t)c->tensor->ndim * n.index;
+}
+
+static void include(int64_t *bounds, int ndim, int d, int64_t low, int64_t high) {
+    bounds[d] = low < bounds[d] ? low : bounds[d];
+    bounds[ndim + d] = high > bounds[ndim + d] ? high : bounds[ndim + d];
+}
+
+/* The recursion is as deep as the logarithm of the number of chunks. */
+static void set_bounds(const fc_coverage *c, node n) { /* NOLINT(misc-no-recursion) */
+    const int ndim = c->tensor->ndim;
+    int64_t *bounds = bounds_of(c, n);
+    for (int d = 0; d < ndim; d++) {
+        bounds[d] = INT64_MAX;
+        bounds[ndim + d] = INT64_MIN;
+    }
+    for (size_t i = n.begin; i < n.end && is_leaf(n); i++) {
+        const int64_t *dims = c->tensor->chunks[c->chunks[i]].dims;
+        for (int d = 0; d < ndim; d++) {
+            include(bounds, ndim, d, dims[d], dims[d] + dims[ndim + d]);
+        }
+    }
+    for (int second = 0; second < 2 && !is_leaf(n); second++) {
+        const node child = child_of(n, second);
+        const int64_t *inner = bounds_of(c, child);
+        set_bounds(c, child);
+        for (int d = 0; d < ndim; d++) {
+            include(bounds, ndim, d, inner[d], inner[ndim + d]);
+        }
+    }
+}
+
+static fc_code make_tree(fc_coverage *c, fc_error *err) {
+    size_t nodes = 2;
+    for (size_t run = c->count; run > LEAF; run = (run + 1) / 2) {
+        nodes *= 2;
+    }
+    if (nodes == 2) {
         return FC_OK;
     }
-    c->reach = malloc(c->count * sizeof *c->reach);
-    if (!c->reach) {
+    c->bounds = calloc(nodes, 2 * (size_t)c->tensor->ndim * sizeof *c->bounds);
+    if (!c->bounds) {
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", c->tensor->name);
     }
-    int64_t reach = INT64_MIN;
-    for (size_t i = 0; i < c->count; i++) {
-        int64_t end = clipped_high(c, c->chunks[i], c->key);
-        reach = end > reach ? end : reach;
-        c->reach[i] = reach;
-    }
+    set_bounds(c, root_of(c));
     return FC_OK;
 }
 
@@ -358,11 +400,10 @@ fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *ten
     /* A region without elements needs no proof, but a chunk outside the shape is still an error. */
     fc_code rc = FC_OK;
     FC_TRY_GOTO(select_chunks(c, err), rc, fail);
-    c->key = first_cut(c);
     if (fc_box_volume(region) > 0) {
         FC_TRY_GOTO(prove(c, err), rc, fail);
     }
-    FC_TRY_GOTO(index_reach(c, err), rc, fail);
+    FC_TRY_GOTO(make_tree(c, err), rc, fail);
     *out = c;
     return FC_OK;
 fail:
@@ -374,46 +415,68 @@ fc_code fc_coverage_new(const fc_tensor *tensor, fc_coverage **out, fc_error *er
     return fc_coverage_within(NULL, tensor, NULL, out, err);
 }
 
+size_t fc_coverage_count(const fc_coverage *coverage) {
+    return coverage->count;
+}
+
+size_t fc_coverage_chunk(const fc_coverage *coverage, size_t position) {
+    return coverage->chunks[position];
+}
+
 void fc_coverage_free(fc_coverage *coverage) {
     if (coverage) {
         free(coverage->chunks);
-        free(coverage->reach);
+        free(coverage->bounds);
         free(coverage);
     }
 }
 
-/* @return the first position whose reach is beyond `low`, or, with `starts`, whose chunk starts at or after `low`. */
-static size_t search(const fc_coverage *c, int64_t low, bool starts) {
-    size_t begin = 0, end = c->count;
-    while (begin < end) {
-        size_t middle = begin + (end - begin) / 2;
-        bool found = starts ? clipped_low(c, c->chunks[middle], c->key) >= low : c->reach[middle] > low;
-        if (found) {
-            end = middle;
-        } else {
-            begin = middle + 1;
+/* What fc_coverage_visit is called with. */
+typedef struct visitor {
+    const fc_coverage *coverage;
+    const fc_box *box;
+    fc_code (*visit)(void *context, const fc_overlap *overlap, fc_error *err);
+    void *context;
+} visitor;
+
+static bool meets_box(const visitor *v, node n) {
+    const int ndim = v->box->ndim;
+    const int64_t *bounds = v->coverage->bounds ? bounds_of(v->coverage, n) : NULL;
+    for (int d = 0; d < ndim && bounds; d++) {
+        if (bounds[d] >= v->box->offsets[d] + v->box->sizes[d] || bounds[ndim + d] <= v->box->offsets[d]) {
+            return false;
         }
     }
-    return begin;
+    return true;
+}
+
+static fc_code visit_leaf(const visitor *v, node n, fc_error *err) {
+    const fc_coverage *c = v->coverage;
+    for (size_t i = n.begin; i < n.end; i++) {
+        fc_overlap overlap = {.chunk = c->chunks[i]};
+        const fc_box chunk = fc_chunk_box(c->tensor, &c->tensor->chunks[overlap.chunk]);
+        if (fc_box_intersect(&chunk, v->box, overlap.offsets, overlap.sizes)) {
+            FC_TRY(v->visit(v->context, &overlap, err));
+        }
+    }
+    return FC_OK;
+}
+
+/* The recursion is as deep as the logarithm of the number of chunks. */
+static fc_code visit_node(const visitor *v, node n, fc_error *err) { /* NOLINT(misc-no-recursion) */
+    if (!meets_box(v, n)) {
+        return FC_OK;
+    }
+    if (is_leaf(n)) {
+        return visit_leaf(v, n, err);
+    }
+    FC_TRY(visit_node(v, child_of(n, 0), err));
+    return visit_node(v, child_of(n, 1), err);
 }
 
 fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
                           fc_code (*visit)(void *context, const fc_overlap *overlap, fc_error *err), void *context,
                           fc_error *err) {
-    size_t begin = 0, end = coverage->count;
-    if (coverage->key < coverage->tensor->ndim) {
-        /* All chunks have the same offsets in the dimensions before `key`, so the list is sorted along `key`. */
-        begin = search(coverage, box->offsets[coverage->key], false);
-        end = search(coverage, box->offsets[coverage->key] + box->sizes[coverage->key], true);
-    }
-    for (size_t i = begin; i < end; i++) {
-        fc_overlap overlap;
-        overlap.chunk = coverage->chunks[i];
-        fc_box chunk = fc_chunk_box(coverage->tensor, &coverage->tensor->chunks[overlap.chunk]);
-        if (!fc_box_intersect(&chunk, box, overlap.offsets, overlap.sizes)) {
-            continue;
-        }
-        FC_TRY(visit(context, &overlap, err));
-    }
-    return FC_OK;
+    const visitor v = {coverage, box, visit, context};
+    return visit_node(&v, root_of(coverage), err);
 }

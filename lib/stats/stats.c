@@ -75,12 +75,25 @@ static void *begin(void *context, size_t index) {
     return c;
 }
 
-static void tally_tile(void *context, size_t index, void *scratch, const unsigned char *elements, size_t count) {
+/* Statistics of values, each of which occurs `times` times. */
+static void multiply(fc_stats *stats, uint64_t times) {
+    stats->values *= times;
+    stats->zeros *= times;
+    stats->nans *= times;
+    stats->infinities *= times;
+    stats->finite *= times;
+    stats->squares *= (long double)times;
+}
+
+static void tally_tile(void *context, size_t index, void *scratch, const unsigned char *elements, size_t count,
+                       uint64_t times) {
     const job *j = context;
     fc_tally *tally = scratch;
     const fc_dtype dtype = j->tensors[index]->dtype;
     tally->binned = j->histograms && fc_dtype_get(dtype)->cls != FC_CLASS_COMPLEX;
+    tally->times = times;
     fc_tally_elements(tally, dtype, elements, count);
+    multiply(&tally->stats, times);
 }
 
 static void add_tile(void *context, size_t index, void *state, void *scratch) {
@@ -90,7 +103,7 @@ static void add_tile(void *context, size_t index, void *state, void *scratch) {
     fc_tally *tally = scratch;
     fc_stats_add(&c->stats, &tally->stats);
     for (size_t i = 0; i < FC_TALLY_BINS && tally->binned; i++) {
-        c->bins[i] += (uint64_t)tally->bins[0][i] + tally->bins[1][i];
+        c->bins[i] += ((uint64_t)tally->bins[0][i] + tally->bins[1][i]) * tally->times;
         tally->bins[0][i] = tally->bins[1][i] = 0;
     }
 }

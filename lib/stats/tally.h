@@ -19,6 +19,7 @@ enum {
 /** One worker's counters. Zero it before its first use. */
 typedef struct fc_tally {
     fc_stats stats;                  /**< out: of the last tile */
+    uint64_t times;                  /**< how often each of its elements occurs; set by the caller */
     bool binned;                     /**< whether to count `bins`, too */
     uint32_t bins[2][FC_TALLY_BINS]; /**< out: values by the upper bits of their float32, in any of both */
     bool ready;                      /**< whether `values` are those of `dtype` */

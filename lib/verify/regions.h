@@ -53,9 +53,6 @@ fc_code fc_regions_of_files(const fc_checkpoint *checkpoint, fc_seal *seal, bool
                             fc_regions *out, fc_error *err);
 void fc_regions_free(fc_regions *regions);
 
-/** If all elements of a box are equal and none is stored, adds them to `digest`. @return whether they are */
-bool fc_region_constant(const fc_checkpoint *checkpoint, const fc_region *r, fc_item_digest *digest);
-
 /** Digests a header file that the manifest does not list, and records its digest, or compares it and reports. */
 fc_code fc_digest_header_file(fc_sealed_file *file, bool compare, fc_findings *findings, fc_error *err);
 

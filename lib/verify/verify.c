@@ -6,6 +6,7 @@
 
 #include "base/crc.h"
 #include "base/pages.h"
+#include "engine/portions.h"
 #include "engine/source.h"
 #include "engine/threads.h"
 #include "engine/tuning.h"
@@ -32,9 +33,9 @@ typedef struct active {
 /* One unit of work. */
 typedef struct tile {
     active *of;
-    fc_tile tile; /* of a box */
-    uint64_t at;  /* of stored bytes: offset from the start of the region */
-    size_t size;  /* bytes */
+    fc_portion portion; /* of a box */
+    uint64_t at;        /* of stored bytes: offset from the start of the region */
+    size_t size;        /* bytes to read */
     fc_tile_digest sums;
 } tile;
 
@@ -51,7 +52,7 @@ typedef struct verifier {
     pthread_mutex_t lock; /* guards the fields below, the sums and all `active` regions */
     size_t next;          /* index of the next region */
     active *current;      /* the region that still has tiles to hand out */
-    fc_tiles tiles;
+    fc_portions portions;
     uint64_t at;
     uint64_t bytes;
     bool stop;
@@ -184,16 +185,33 @@ static fc_code open_next(verifier *v, fc_error *err) {
     a->item = (fc_target_item){.tensor = 0, .owned = true, .dims = r->dims};
     a->digest = (fc_item_digest){&a->item, r->counts ? &v->sums[r->number] : NULL, 0, 0};
     fc_code rc = fc_coverage_within(v->checkpoint, &r->own, &box, &a->coverage, &found);
+    if (rc == FC_OK) {
+        const fc_portions_side side = {v->checkpoint, &r->own, a->coverage};
+        const int64_t limit = (int64_t)(v->tile_bytes / fc_dtype_size(r->tensor->dtype));
+        rc = fc_portions_begin(&v->portions, &side, 1, &box, limit, &found);
+    }
     if (rc != FC_OK) {
         note(v, a, rc, &found);
-    }
-    if (rc != FC_OK || fc_region_constant(v->checkpoint, r, &a->digest)) {
         drop(v, a);
         return FC_OK;
     }
     v->current = a;
-    fc_tiles_begin(&v->tiles, &box, (int64_t)(v->tile_bytes / fc_dtype_size(r->tensor->dtype)), 1);
     return FC_OK;
+}
+
+/* Takes the next tile of a box. An error is a defect, and ends the region. */
+static bool next_of_box(verifier *v, tile *t) {
+    active *a = v->current;
+    bool any = false;
+    fc_error found;
+    fc_code rc = fc_portions_next(&v->portions, &t->portion, &any, &found);
+    if (rc != FC_OK) {
+        note(v, a, rc, &found);
+        return false;
+    }
+    const uint32_t element = fc_dtype_size(a->region->tensor->dtype);
+    t->size = any && !t->portion.repeats ? (size_t)t->portion.count * element : 0;
+    return any;
 }
 
 /* Takes the next tile of the current region. Returns false when none is left. */
@@ -203,11 +221,7 @@ static bool next_tile(verifier *v, tile *t) {
     memset(t, 0, sizeof *t);
     t->of = a;
     if (!is_stored(r)) {
-        if (!fc_tiles_next(&v->tiles, &t->tile)) {
-            return false;
-        }
-        t->size = (size_t)t->tile.count * fc_dtype_size(r->tensor->dtype);
-        return true;
+        return next_of_box(v, t);
     }
     if (v->at >= r->length) {
         return false;
@@ -263,8 +277,13 @@ static fc_code read_tile(worker *w, tile *t, fc_error *err) {
     if (is_stored(r)) {
         return read_bytes(w, t, err);
     }
-    const fc_box box = {r->tensor->ndim, t->tile.offsets, t->tile.sizes};
+    const fc_box box = fc_portion_box(&t->portion, r->tensor->ndim);
     const fc_target_tensor target = {.source = r->tensor, .name = r->tensor->name, .dtype = r->tensor->dtype};
+    if (t->portion.repeats) {
+        FC_TRY(fc_source_fill_one(w->source, a->coverage, &r->own, &box, w->buffer, err));
+        t->sums = fc_repeat_digest(r->tensor, &a->item, &box, w->buffer);
+        return FC_OK;
+    }
     FC_TRY(fc_source_fill(w->source, a->coverage, &r->own, &box, w->buffer, err));
     return fc_tile_digest_make(&target, &a->item, &box, w->buffer, false, &t->sums, err);
 }
@@ -335,6 +354,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     if (v->current) { /* stopped early */
         drop(v, v->current);
     }
+    fc_portions_free(&v->portions);
     pthread_mutex_destroy(&v->lock);
     if (v->code != FC_OK && err) {
         *err = v->error;

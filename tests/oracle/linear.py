@@ -5,8 +5,9 @@
 A cost that is linear grows by 4, a quadratic one by 16. Every case also must not grow by more than 8 plus the cost of
 an empty run, in processor time and in peak memory. A refusal (exit 3 or 5, one line) is an answer like any other.
 """
+from linear_cost import SMALL, TOOL, failures, finish, grows
+
 import argparse
-import atexit
 import io
 import json
 import os
@@ -17,21 +18,6 @@ import sys
 import tempfile
 import zipfile
 
-# Runs commands one after another. A child's peak memory begins at that of the process that made it, so this one starts
-# before anything large is imported.
-RUNNER = """
-import os, subprocess, sys
-for line in sys.stdin:
-    folder, *args = line.rstrip("\\n").split("\\t")
-    with open(os.devnull, "wb") as null:
-        p = subprocess.Popen(args, cwd=folder, stdout=null, stderr=subprocess.PIPE)
-        errors = p.stderr.read()
-        _, status, usage = os.wait4(p.pid, 0)
-    print(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss, errors[-500:], flush=True)
-"""
-runner = subprocess.Popen([sys.executable, "-S", "-c", RUNNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-atexit.register(runner.kill)
-
 try:
     import h5py
     import numpy as np
@@ -41,20 +27,6 @@ try:
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
-
-TOOL = os.path.abspath(sys.argv[1])
-SMALL, TIMES, MOST_GROWTH = 1500, 4, 8
-failures = []
-
-
-def cost(folder, *args):
-    """Processor seconds and peak KiB of a run."""
-    print(folder, TOOL, *args, sep="\t", file=runner.stdin, flush=True)
-    status, seconds, peak, errors = runner.stdout.readline().split(" ", 3)
-    answers = (0, 3, 5) + ((1,) if args[0] == "check" else ()) + ((2,) if "--rename" in args else ())
-    if int(status) not in answers or errors.count("\\n") > 1:
-        failures.append(f"{args}: exit {status}: {errors}")
-    return float(seconds), int(peak)
 
 
 # ---- torch.save: pickles whose values share their parts
@@ -301,7 +273,10 @@ def regex(n):
 
 
 def pickle_case(make):
-    return lambda path, n: save(path, make(n))
+    def write(path, n):
+        save(path, make(n))
+    write.__name__ = make.__name__
+    return write
 
 
 PT = (instances_of_one_state, one_long_key, long_path, one_dict_in_many_places, bytes_of_one_text, sizes_of_one_tuple,
@@ -335,20 +310,6 @@ CASES += [(many_tensors, "x.safetensors", many_tensors, run) for run in (
     ["check", "--rename", regex(SMALL)])]
 
 
-def grows(case, name, make, run):
-    costs = []
-    for n in (SMALL, SMALL * TIMES):
-        with tempfile.TemporaryDirectory() as d:
-            make(os.path.join(d, name), n)
-            costs.append(cost(d, run[0], name, *run[1:]))
-    empty = [max(c) for c in zip(*(cost("/", "--version") for _ in range(3)))]
-    label = f"{case.__name__}: {' '.join(run)}"
-    print(f"{label}: {costs[0][0]:.2f} → {costs[1][0]:.2f} s, {costs[0][1] >> 10} → {costs[1][1] >> 10} MiB", flush=True)
-    for i, what in enumerate(("processor time", "peak memory")):
-        if costs[1][i] > MOST_GROWTH * (costs[0][i] + empty[i]):
-            failures.append(f"{label}: {TIMES} × the input needs {costs[1][i] / costs[0][i]:.1f} × the {what}")
-
-
 def equal_digests():
     """The digest of what was never written is that of the same values written."""
     with tempfile.TemporaryDirectory() as d:
@@ -372,11 +333,9 @@ def main():
     wanted = sys.argv[2:]
     for case in CASES:
         if not wanted or case[0].__name__ in wanted:
-            grows(*case)
+            grows(case[1], case[2], [case[3]])
     equal_digests()
-    for failure in failures:
-        print("FAILED:", failure)
-    return 1 if failures else 0
+    return finish()
 
 
 if __name__ == "__main__":

@@ -44,15 +44,17 @@ static void tiles_in_any_order(void **state) {
         size_t cuts[9] = {0};
         rule.tolerant = round % 2;
         rule.atol = 3;
-        fc_values_compare(&rule, (void *)a, (void *)b, N, 0, &whole);
+        fc_values_compare(&rule, (void *)a, (void *)b, N, &whole);
         assert_true(whole.different > 10 && whole.nan_one > 10);
         for (int i = 1; i < 8; i++) {
             cuts[i] = cuts[i - 1] + (size_t)rand() % (N / 8);
         }
         cuts[8] = N;
         for (int i = 0; i < 8; i++) {
-            fc_values_compare(&rule, (void *)(a + cuts[i]), (void *)(b + cuts[i]), cuts[i + 1] - cuts[i], cuts[i],
-                              &parts[i]);
+            const int64_t shape = N, from = (int64_t)cuts[i], size = (int64_t)(cuts[i + 1] - cuts[i]);
+            const fc_box box = {1, &from, &size};
+            fc_values_compare(&rule, (void *)(a + from), (void *)(b + from), (size_t)size, &parts[i]);
+            fc_deviation_place(&parts[i], 1, &box, &shape);
         }
         int start = rand() % 8, step = rand() % 2 ? 3 : 5;
         for (int i = 0; i < 8; i++) {
@@ -65,7 +67,7 @@ static void tiles_in_any_order(void **state) {
 static uint64_t different(fc_dtype dtype, const void *a, const void *b, size_t n, bool tolerant, bool equal_nan) {
     fc_value_rule rule = {.a = dtype, .b = dtype, .tolerant = tolerant, .equal_nan = equal_nan};
     fc_deviation sum = {0};
-    fc_values_compare(&rule, a, b, n, 0, &sum);
+    fc_values_compare(&rule, a, b, n, &sum);
     return sum.different;
 }
 
@@ -95,7 +97,7 @@ static void mixed_integers(void **state) {
     const uint64_t b[] = {UINT64_MAX, UINT64_MAX, 5};
     fc_value_rule rule = {.a = FC_I64, .b = FC_U64, .tolerant = true};
     fc_deviation sum = {0};
-    fc_values_compare(&rule, (const void *)a, (const void *)b, 3, 0, &sum);
+    fc_values_compare(&rule, (const void *)a, (const void *)b, 3, &sum);
     assert_int_equal(sum.different, 2);
     assert_true(sum.max_abs == 27670116110564327423.0);
 }

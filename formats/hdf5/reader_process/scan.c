@@ -7,6 +7,7 @@
 #include "hdf5/reader_process/scan.h"
 
 #include "hdf5/reader_process/child.h"
+#include "hdf5/reader_process/links.h"
 #include "hdf5/reader_process/values.h"
 #include "hdf5/writer/tree.h"
 
@@ -206,7 +207,17 @@ static bool send_root(fc_h5_walk *walk) {
 
 /* ---- groups and links ---- */
 
-static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, void *context);
+static bool follow_link(trail *t, hid_t group, const fc_h5_link *link);
+
+static bool follow_links(trail *t, hid_t group) {
+    fc_h5_links links;
+    bool ok = fc_h5_links_read(t->walk->file, group, &links) >= 0;
+    for (size_t i = 0; i < links.count && ok; i++) {
+        ok = follow_link(t, group, &links.items[i]);
+    }
+    fc_h5_links_free(&links);
+    return ok;
+}
 
 static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t address) {
     fc_h5_walk *walk = t->walk;
@@ -220,12 +231,6 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
         return false;
     }
     set_where(walk->shared, "group", t->path);
-    unsigned order = 0;
-    hid_t gcpl = H5Gget_create_plist(group);
-    if (gcpl >= 0) {
-        H5Pget_link_creation_order(gcpl, &order);
-        H5Pclose(gcpl);
-    }
     attributes a;
     bool ok = read_attributes(walk, group, &a);
     char *kind =
@@ -236,13 +241,11 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     t->groups[t->depth].fileno = fileno;
     t->groups[t->depth].address = address;
     t->depth++;
-    H5_index_t index = order & H5P_CRT_ORDER_TRACKED ? H5_INDEX_CRT_ORDER : H5_INDEX_NAME;
-    hsize_t at = 0;
     if (ok) {
         send_attributes(walk, &a, t->path);
     }
     fc_text_free(&a.text);
-    ok = ok && H5Literate(group, index, H5_ITER_INC, &at, one_link, t) >= 0;
+    ok = ok && follow_links(t, group);
     if (!ok && !walk->failed && !walk->out->failed) {
         char why[256];
         fc_h5_library_error(why, sizeof why);
@@ -254,13 +257,12 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
 }
 
 /* Whether a link may be followed. libhdf5 resolves soft links; links out of the file need `follow_external`. */
-static bool may_follow(trail *t, const H5L_info_t *info) {
+static bool may_follow(trail *t, H5L_type_t type) {
     fc_h5_walk *walk = t->walk;
-    if (info->type == H5L_TYPE_HARD || info->type == H5L_TYPE_SOFT ||
-        (info->type == H5L_TYPE_EXTERNAL && walk->scan->follow_external)) {
+    if (type == H5L_TYPE_HARD || type == H5L_TYPE_SOFT || (type == H5L_TYPE_EXTERNAL && walk->scan->follow_external)) {
         return true;
     }
-    if (info->type == H5L_TYPE_EXTERNAL) {
+    if (type == H5L_TYPE_EXTERNAL) {
         fc_h5_scan_elsewhere(walk, t->path, t->lists, t->depth, "a link into another file, which is not followed");
     } else {
         fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_EUNSUPPORTED,
@@ -296,53 +298,64 @@ static void visit_object(trail *t, hid_t object) {
     }
 }
 
-static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, void *context) {
-    trail *t = context;
-    size_t before = t->length, len = strlen(name);
+/* Whether the path of a link may be made longer by `name`. */
+static bool is_usable(trail *t, const char *name, size_t length) {
     if (++t->names > t->most_names) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
                            "its links give objects more than %" PRIu64
                            " names, which is too many for its size: too many paths lead to the same groups",
                            t->most_names);
-        return -1;
+        return false;
     }
-    if (before + len + 2 > MAX_PATH_BYTES) {
+    if (t->length + length + 2 > MAX_PATH_BYTES) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED, "a name has more than %d bytes", MAX_PATH_BYTES);
-        return -1;
+        return false;
     }
-    if (!fc_is_utf8(name, len)) {
+    if (!fc_is_utf8(name, length)) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
                            "group /%s has a member whose name is not UTF-8: rename it (h5py: f.move) and try again",
                            t->path);
-        return -1;
+        return false;
+    }
+    return true;
+}
+
+static void open_and_visit(trail *t, hid_t group, const fc_h5_link *link) {
+    /* Opens it by its address, because looking up the name again takes longer. */
+    const bool hard = link->type == H5L_TYPE_HARD;
+    const hid_t object = hard ? H5Oopen_by_addr(group, link->address) : H5Oopen(group, link->name, H5P_DEFAULT);
+    if (object >= 0) {
+        visit_object(t, object);
+        H5Oclose(object);
+    } else {
+        char why[256];
+        fc_h5_library_error(why, sizeof why);
+        fc_h5_scan_unreadable(
+            t->walk, t->path, t->lists, t->depth, FC_ECORRUPT,
+            hard ? "it cannot be opened by this libhdf5 (%s)" : "a link whose target does not exist (%s)", why);
+    }
+    H5Eclear2(H5E_DEFAULT);
+}
+
+/* @return false when the walk must stop. */
+static bool follow_link(trail *t, hid_t group, const fc_h5_link *link) {
+    const size_t before = t->length, length = strlen(link->name);
+    if (!is_usable(t, link->name, length)) {
+        return false;
     }
     if (before > 0) {
         t->path[t->length++] = '/';
     }
-    memcpy(t->path + t->length, name, len + 1);
-    t->length += len;
+    memcpy(t->path + t->length, link->name, length + 1);
+    t->length += length;
     t->lists[t->depth - 1] = t->kind;
     set_where(t->walk->shared, "object", t->path);
-    if (may_follow(t, info)) {
-        /* Opens it by its address, because looking up the name again takes longer. */
-        hid_t object =
-            info->type == H5L_TYPE_HARD ? H5Oopen_by_addr(group, info->u.address) : H5Oopen(group, name, H5P_DEFAULT);
-        if (object >= 0) {
-            visit_object(t, object);
-            H5Oclose(object);
-        } else {
-            char why[256];
-            fc_h5_library_error(why, sizeof why);
-            fc_h5_scan_unreadable(t->walk, t->path, t->lists, t->depth, FC_ECORRUPT,
-                                  info->type == H5L_TYPE_HARD ? "it cannot be opened by this libhdf5 (%s)"
-                                                              : "a link whose target does not exist (%s)",
-                                  why);
-        }
-        H5Eclear2(H5E_DEFAULT);
+    if (may_follow(t, link->type)) {
+        open_and_visit(t, group, link);
     }
     t->length = before;
     t->path[before] = '\0';
-    return t->walk->failed || t->walk->out->failed ? -1 : 0;
+    return !t->walk->failed && !t->walk->out->failed;
 }
 
 /* ---- files ---- */

@@ -33,6 +33,12 @@ fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *ten
 /** Frees `coverage`. NULL is allowed. */
 void fc_coverage_free(fc_coverage *coverage);
 
+/** Returns the number of chunks that cover the region. Of replicas, one counts. */
+size_t fc_coverage_count(const fc_coverage *coverage);
+
+/** Returns the index, in the tensor's chunks, of the chunk at a position in ascending order of offsets. */
+size_t fc_coverage_chunk(const fc_coverage *coverage, size_t position);
+
 /** The part of a box that one chunk covers. */
 typedef struct fc_overlap {
     size_t chunk;                 /**< index into the tensor's chunks */

@@ -1,0 +1,32 @@
+/*
+ * In the reader process: the links of a group.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_LINKS_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_LINKS_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include <hdf5.h>
+
+typedef struct fc_h5_link {
+    char *name; /**< from malloc */
+    H5L_type_t type;
+    haddr_t address; /**< of a hard link's object */
+    int64_t order;   /**< of creation */
+} fc_h5_link;
+
+typedef struct fc_h5_links {
+    fc_h5_link *items; /**< from malloc */
+    size_t count, capacity;
+} fc_h5_links;
+
+/**
+ * Lists the links of a group in the order of their creation, if the group tracks it, or of their names. The list must
+ * be freed even after a failure.
+ */
+herr_t fc_h5_links_read(hid_t file, hid_t group, fc_h5_links *links);
+void fc_h5_links_free(fc_h5_links *links);
+
+#endif
