@@ -242,6 +242,9 @@ bool fc_pickle_int(const fc_pickle *p, fc_pv v, int64_t *out);
 /** @return whether `v` is the string `text`. */
 bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text);
 
+/** @return whether `v` is the global `module.name`. */
+bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name);
+
 /** @return the kind of a global. */
 static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint32_t *aux) {
     uint64_t cell = p->cells[fc_pv_payload(v)];

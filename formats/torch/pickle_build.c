@@ -191,9 +191,8 @@ static bool is_data_factory(const fc_pickle *p, fc_pv factory) {
 
 /* Makes a dict that records its class and its factory. The factory is code, but only its name is kept. */
 static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv factory, fc_pv *out) {
-    size_t n;
     FC_TRY(make_container(vm, callee, FC_PV_DICT, init, out));
-    if (strcmp(fc_pickle_bytes(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], &n), "dict") != 0) {
+    if (!fc_pickle_is_str(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], "dict")) {
         vm->p->containers[fc_pv_payload(*out)].cls = callee;
         vm->p->containers[fc_pv_payload(*out)].factory = factory;
     }
