@@ -44,50 +44,67 @@ static fc_code expect(bool is_true, const char *what, fc_error *err) {
     return is_true ? FC_OK : fc_fail(err, FC_EFOUND, "%s", what);
 }
 
-/* The first save waits at the gate. */
-static fc_code save_twice(state_model *m, fc_comm *ranks, fc_fsdp_saver *saver, fc_error *err) {
-    char first[64], second[64], expected[128];
-    fc_fsdp_save_options options = {.format = fc_format_find("dcp"), .refuse_second = true};
-    fc_error refused = {FC_OK, ""};
-    snprintf(first, sizeof first, "%s/first", directory);
-    snprintf(second, sizeof second, "%s/second", directory);
-    snprintf(expected, sizeof expected, "%s is still being saved: wait for it, or save less often", first);
-    FC_TRY(fc_fsdp_save_start(saver, &m->state, FC_FULL_STATE_DICT, first, &options, err));
-    fc_code rc = fc_fsdp_save_start(saver, &m->state, FC_FULL_STATE_DICT, second, &options, &refused);
-    FC_TRY(expect(rc == FC_EUSAGE && strcmp(refused.message, expected) == 0, refused.message, err));
-    FC_TRY(expect(!fc_fsdp_save_is_done(saver), "the first save is done", err));
-    FC_TRY(ranks->barrier(ranks, err));
-    atomic_store(&is_open, true);
-    FC_TRY(fc_fsdp_save_wait(saver, err));
-    FC_TRY(expect(access(first, F_OK) == 0, "the first save was lost", err));
-    FC_TRY(expect(access(second, F_OK) != 0, "the second save was not refused", err));
-    FC_TRY(fc_fsdp_save_wait(saver, err)); /* nothing runs */
-    FC_TRY(fc_fsdp_save_start(saver, &m->state, FC_FULL_STATE_DICT, second, &options, err));
-    options.refuse_second = false; /* the next save waits for it, and returns its error: this one has none */
-    options.force = true;
-    FC_TRY(fc_fsdp_save_start(saver, &m->state, FC_FULL_STATE_DICT, first, &options, err));
-    FC_TRY(expect(access(second, F_OK) == 0, "the save was not waited for", err));
-    FC_TRY(fc_fsdp_save_wait(saver, err));
+typedef struct scene {
+    state_model model;
+    fc_comm *ranks;
+    fc_fsdp_saver *saver;
+    char first[64], second[64];
+} scene;
 
-    options.force = false; /* the target exists */
-    FC_TRY(fc_fsdp_save_start(saver, &m->state, FC_FULL_STATE_DICT, first, &options, err));
-    rc = fc_fsdp_save_start(saver, &m->state, FC_FULL_STATE_DICT, second, &options, &refused);
-    FC_TRY(expect(rc == FC_EUSAGE && strstr(refused.message, "first: exists"), refused.message, err));
-    return expect(fc_fsdp_save_wait(saver, err) == FC_OK, "a save was started after an error", err);
+static fc_code start(scene *s, const char *path, bool refuse_second, bool force, fc_error *err) {
+    const fc_fsdp_save_options options = {
+        .format = fc_format_find("dcp"), .refuse_second = refuse_second, .force = force};
+    return fc_fsdp_save_start(s->saver, &s->model.state, FC_FULL_STATE_DICT, path, &options, err);
+}
+
+/* The first save waits at the gate. */
+static fc_code second_is_refused(scene *s, fc_error *err) {
+    char expected[128];
+    fc_error refused = {FC_OK, ""};
+    snprintf(expected, sizeof expected, "%s is still being saved: wait for it, or save less often", s->first);
+    FC_TRY(start(s, s->first, true, false, err));
+    fc_code rc = start(s, s->second, true, false, &refused);
+    FC_TRY(expect(rc == FC_EUSAGE && strcmp(refused.message, expected) == 0, refused.message, err));
+    FC_TRY(expect(!fc_fsdp_save_is_done(s->saver), "the first save is done", err));
+    FC_TRY(s->ranks->barrier(s->ranks, err));
+    atomic_store(&is_open, true);
+    FC_TRY(fc_fsdp_save_wait(s->saver, err));
+    FC_TRY(expect(access(s->first, F_OK) == 0, "the first save was lost", err));
+    FC_TRY(expect(access(s->second, F_OK) != 0, "the second save was not refused", err));
+    return fc_fsdp_save_wait(s->saver, err); /* nothing runs */
+}
+
+static fc_code second_waits(scene *s, fc_error *err) {
+    FC_TRY(start(s, s->second, true, false, err));
+    FC_TRY(start(s, s->first, false, true, err));
+    FC_TRY(expect(access(s->second, F_OK) == 0, "the save was not waited for", err));
+    return fc_fsdp_save_wait(s->saver, err);
+}
+
+/* A save that waits for one that fails returns its error, and starts nothing. */
+static fc_code second_returns_the_error(scene *s, fc_error *err) {
+    fc_error failed = {FC_OK, ""};
+    FC_TRY(start(s, s->first, false, false, err)); /* it exists */
+    fc_code rc = start(s, s->second, false, true, &failed);
+    FC_TRY(expect(rc == FC_EUSAGE && strstr(failed.message, "first: exists"), failed.message, err));
+    return expect(fc_fsdp_save_wait(s->saver, err) == FC_OK, "a save was started after an error", err);
 }
 
 static fc_code second_on_rank(fc_comm *ranks, void *context, fc_error *err) {
-    state_model m;
-    fc_fsdp_saver *saver = NULL;
+    scene s = {.ranks = ranks};
     fc_comm gated = *ranks; /* shares the state of the backend */
     (void)context;
     gated.split = gated_split;
-    FC_TRY(state_model_open(&m, ranks, &(state_model_options){0}, err));
-    FC_TRY(fc_fsdp_saver_new(&gated, &saver, err));
-    fc_code rc = save_twice(&m, ranks, saver, err);
+    snprintf(s.first, sizeof s.first, "%s/first", directory);
+    snprintf(s.second, sizeof s.second, "%s/second", directory);
+    FC_TRY(state_model_open(&s.model, ranks, &(state_model_options){0}, err));
+    FC_TRY(fc_fsdp_saver_new(&gated, &s.saver, err));
+    fc_code rc = second_is_refused(&s, err);
     atomic_store(&is_open, true);
-    fc_fsdp_saver_free(saver);
-    state_model_close(&m);
+    rc = rc == FC_OK ? second_waits(&s, err) : rc;
+    rc = rc == FC_OK ? second_returns_the_error(&s, err) : rc;
+    fc_fsdp_saver_free(s.saver);
+    state_model_close(&s.model);
     return rc;
 }
 
