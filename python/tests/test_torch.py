@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import harness
-from torch_ranks import RANKS, load, load_elsewhere, run_ranks, same, save, save_all, save_killed, zeroed
+from torch_ranks import RANKS, load, load_elsewhere, run_ranks, same, save, save_all, save_in_process, save_killed, zeroed
 
 
 class Commands(unittest.TestCase):
@@ -103,6 +103,21 @@ class FourRanks(Commands):
     def test_asynchronous_saves(self):
         self.check(self.root / "async" / "ours", {"tp": RANKS})
 
+    def test_sharded_tensors(self):
+        import fsdpckpt
+
+        folder = self.root / "sharded"
+        for error in (result["sharded"] for result in self.results):
+            self.assertIn("its 2 chunks are not the shards of a mesh", error)
+        self.assertEqual(sorted(os.listdir(folder)), ["ours", "theirs", "tiles"])
+        self.check(folder / "tiles", {"dp": 2, "tp": 2})
+        self.assertTrue(fsdpckpt.verify(folder / "ours", progress=None).ok)
+        self.assertTrue(fsdpckpt.diff(folder / "ours", folder / "theirs", data=True, progress=None).ok)
+        with fsdpckpt.open(folder / "ours") as ours, fsdpckpt.open(folder / "theirs") as theirs:
+            self.assertEqual(sorted(ours), sorted(theirs))
+            for name in ours:
+                self.assertEqual(ours[name].numpy().tobytes(), theirs[name].numpy().tobytes(), name)
+
     def test_cached_plans(self):
         for step in range(3):
             self.check(self.root / "cached" / f"step-{step}", {"tp": RANKS})
@@ -142,6 +157,15 @@ class Torch(Commands):
         save(state, self.folder / "one")
         self.check(self.folder / "one", {"dp": 1})
         self.assertTrue(same(load(zeroed(state), self.folder / "one"), state))
+
+    def test_asynchronous_saves_in_a_process(self):
+        for error in run_ranks(save_in_process, self.folder, ranks=2):  # each starts a process that imports PyTorch
+            if error is False:
+                self.skipTest("this PyTorch saves asynchronously in threads only")
+            self.assertIn("force=True", error)
+        self.check(self.folder / "ours", {"tp": 2})
+        self.compare(self.folder / "ours", self.folder / "theirs")
+        self.assertEqual(sorted(os.listdir(self.folder)), ["ours", "theirs"])
 
     def test_more_than_is_fetched_at_once(self):
         import torch

@@ -1,5 +1,6 @@
 """What the ranks of test_torch.py run: forked processes that form a gloo group and save and load checkpoints."""
 
+import copy
 import gc
 import os
 import pickle
@@ -258,6 +259,93 @@ def save_async(folder):
     return True
 
 
+def save_in_process(folder):
+    """async_save in a process of its own, if PyTorch has it: the writer is pickled. The state may change meanwhile."""
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import HDF5Writer
+
+    try:
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+    except ImportError:
+        return False
+    kind = {"async_checkpointer_type": AsyncCheckpointerType.PROCESS}
+    state = {key: value for key, value in plain_state().items() if key in ("model", "scalar", "step", "list", "text")}
+    want = {key: value.clone() if key == "scalar" else value for key, value in state.items()}
+    ours = dcp.async_save(state, storage_writer=HDF5Writer(folder / "ours"), **kind)
+    result = getattr(ours, "upload_completion", ours)
+    getattr(ours, "staging_completion", result).result()
+    state["scalar"].zero_()
+    result.result()
+    theirs = dcp.async_save(want, checkpoint_id=folder / "theirs", **kind)
+    getattr(theirs, "upload_completion", theirs).result()
+    assert same(load(zeroed(want), folder / "ours"), want)
+    try:  # the error of the other process
+        again = dcp.async_save(want, storage_writer=HDF5Writer(folder / "ours"), **kind)
+        getattr(again, "upload_completion", again).result()
+        return "no error"
+    except BaseException as error:
+        return str(error)
+
+
+def save_sharded_tensors(folder):
+    """ShardedTensors, as FSDP1 has them: uneven, with a rank that has no shard, and in two dimensions."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
+
+    rank = dist.get_rank()
+    torch.manual_seed(6)
+
+    def sharded(whole, boxes):
+        """`boxes`: the rank, offsets and sizes of each."""
+        shards = []
+        for owner, offsets, sizes in boxes:
+            part = whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))].clone()
+            if owner == rank:
+                shards.append(Shard.from_tensor_and_offsets(part, offsets, rank))
+        return init_from_local_shards(shards, *whole.shape)
+
+    rows = [(r, [3 * r, 0], [min(3, 10 - 3 * r), 6]) for r in range(RANKS)]
+    some = [(r, [2 * r], [min(2, 5 - 2 * r)]) for r in range(3)]
+    tiles = [(2 * i + j, [3 * i, 4 * j], [3 - i, 4 - j]) for i in range(2) for j in range(2)]
+    state = {
+        "rows": sharded(torch.randn(10, 6), rows),
+        "bf16": sharded(torch.randn(10, 6).to(torch.bfloat16), rows),
+        "some": sharded(torch.randn(5, dtype=torch.float64), some),
+        "whole": torch.randn(3),
+        "step": 7,
+    }
+    save(state, folder / "ours")
+    dcp.save(state, checkpoint_id=folder / "theirs")
+
+    def shards(state):
+        return {name: [s.tensor for s in value.local_shards()] if hasattr(value, "local_shards") else value
+                for name, value in state.items()}
+
+    want = copy.deepcopy(shards(state))
+    for path in (folder / "ours", folder / "theirs"):
+        for value in shards(state).values():
+            for tensor in value if isinstance(value, list) else [value]:
+                if isinstance(tensor, torch.Tensor):
+                    tensor.zero_()
+        state["step"] = 0
+        load(state, path)
+        assert same(shards(state), want), (shards(state), want)
+    grid = {"tiles": sharded(torch.arange(35).reshape(5, 7), tiles)}
+    save(grid, folder / "tiles")
+    tile = grid["tiles"].local_shards()[0].tensor
+    wanted = tile.clone()
+    tile.zero_()
+    assert torch.equal(load(grid, folder / "tiles")["tiles"].local_shards()[0].tensor, wanted)
+    try:
+        save({"odd": sharded(torch.randn(5), [(0, [0], [4]), (2, [4], [1])])}, folder / "odd")
+        return "no error"
+    except BaseException as error:
+        return str(error)
+
+
 def save_cached(folder):
     """Plan caching, if PyTorch has it: the second save has no plans."""
     import inspect
@@ -366,6 +454,7 @@ def save_all(folder):
         "replicated": save_replicated,
         "stages": save_stages,
         "async": save_async,
+        "sharded": save_sharded_tensors,
         "cached": save_cached,
         "failing0": lambda folder: save_failing(folder, 0),
         "failing2": lambda folder: save_failing(folder, 2),

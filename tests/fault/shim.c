@@ -16,6 +16,8 @@
  *   FAULT_LOG=path            an existing file of 64 bytes that gets the name of the failed call. It is mapped at the
  *                             start, so that a child confined by seccomp can still write to it.
  *
+ * A program can set this itself, as often as it likes: fault_arm, which also has the family `thread`, pthread_create.
+ *
  * mem fails only allocations of the command itself; libhdf5 without memory is not tested. If libhdf5 is linked
  * statically, its functions are recognised by their symbols, which begin with H5.
  */
@@ -28,6 +30,7 @@
 #include <execinfo.h>
 #include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -44,11 +47,12 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem, family_dir, family_stat, kills, stops, no_exchange, only_ours, only_first;
+static bool family_mem, family_dir, family_stat, family_thread, kills, stops, no_exchange, only_ours, only_first;
 static pid_t first_process;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
+static const char *failed_call;
 static uintptr_t loaded_at;
 static const ElfW(Sym) * symbols; /* of the executable, which stays mapped */
 static size_t nsymbols;
@@ -159,6 +163,7 @@ static bool fails(bool mem, const char *name) {
     if (stops && getpid() != first_process) {
         return false;
     }
+    failed_call = name;
     if (fault_log) {
         strncpy(fault_log, name, LOG_SIZE - 1);
     }
@@ -177,9 +182,28 @@ static bool called_by_us(const void *from) {
     return fault_at != 0 && (uintptr_t)from >= text_begin && (uintptr_t)from < text_end && !is_libhdf5((uintptr_t)from);
 }
 
+void fault_arm(long at, const char *family, int number);
+const char *fault_failed(void);
+
+/* Fails call number `at` from now on. 0: none. */
+void fault_arm(long at, const char *family, int number) {
+    fault_at = 0;
+    family_mem = strcmp(family, "mem") == 0;
+    family_thread = strcmp(family, "thread") == 0;
+    fault_errno = number;
+    failed_call = NULL;
+    atomic_store(&calls, 0);
+    fault_at = at;
+}
+
+/* Returns the name of the call that failed since fault_arm, or NULL. */
+const char *fault_failed(void) {
+    return failed_call;
+}
+
 /* Like fails, for a call that returns to `from`. */
 static bool system_call_fails(const char *name, const void *from) {
-    return (!only_ours || called_by_us(from)) && fails(false, name);
+    return !family_thread && (!only_ours || called_by_us(from)) && fails(false, name);
 }
 
 /* Returns whether a call that does not list a directory fails. */
@@ -191,6 +215,11 @@ static bool call_fails(const char *name, const void *from) {
     static __typeof__(type) real;                                                                                      \
     if (!real)                                                                                                         \
     real = (__typeof__(type))dlsym(RTLD_NEXT, name)
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*work)(void *), void *argument) {
+    REAL(int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *), "pthread_create");
+    return family_thread && fails(false, "pthread_create") ? EAGAIN : real(thread, how, work, argument);
+}
 
 int posix_memalign(void **out, size_t align, size_t size) {
     REAL(int (*)(void **, size_t, size_t), "posix_memalign");

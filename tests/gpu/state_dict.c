@@ -1,6 +1,6 @@
 /*
  * State dicts of the FSDP step with one rank per GPU (at most 8): a step trains while its state is saved in the
- * background, and the file has the state of before. A second save waits or is refused. The state is loaded again.
+ * background, and the file has the state of before. A second save waits. The state is loaded again.
  */
 #include "gpu.h"
 

@@ -1,0 +1,153 @@
+"""HDF5Reader of fsdpckpt.torch, which loads checkpoints for torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Union
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from . import _checkpoint
+from ._errors import UsageError
+
+Path = Union[str, "os.PathLike[str]"]
+# The most bytes of tensors that are read elsewhere first and then copied, such as those of a GPU.
+_COPIED_AT_ONCE = 256 << 20
+
+
+class HDF5Reader(StorageReader):
+    """Loads a checkpoint, on any mesh. Every rank reads only what it needs.
+
+    It reads every format that `fsdpckpt.open` reads. A tensor of which a rank loads a whole chunk is compared with its
+    digest.
+
+    Args:
+        path: the checkpoint
+        jobs: number of worker threads per rank (default: enough to keep the processors and the disk busy)
+        options: those of `fsdpckpt.open`, such as `strip_prefix` and `rename`, for another naming of the state dict
+    """
+
+    def __init__(self, path: Path | None = None, *, jobs: int = 0, **options: Any) -> None:
+        self.path = None if path is None else os.fspath(path)
+        self.jobs = jobs
+        self._options = options
+        self._checkpoint: _checkpoint.Checkpoint | None = None
+
+    @property
+    def checkpoint_id(self) -> str | None:
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def reset(self, checkpoint_id: Path | None = None) -> None:
+        self._checkpoint = None
+        if checkpoint_id is not None:
+            self.path = os.fspath(checkpoint_id)
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        if self.path is None:
+            raise UsageError("no path: pass one to HDF5Reader, or checkpoint_id to load")
+        self._checkpoint = checkpoint = _checkpoint.open(self.path, **self._options)
+        values: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.objects}
+        for name, tensor in checkpoint.items():
+            size = torch.Size(tensor.shape)
+            # One chunk, whatever is stored: the engine finds the bytes of any box.
+            chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
+            properties = TensorProperties(dtype=getattr(torch, tensor.torch_dtype))
+            values[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[chunk])
+        order = checkpoint._names()
+        paths = {name: tuple(path) for name, path in zip(order, checkpoint._handle().paths())}
+        return Metadata({name: values[name] for name in order}, planner_data=paths)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self._checkpoint is None:
+            self.read_metadata()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        for batch in _batches(plan.items, checkpoint):
+            _read(checkpoint, batch, planner, self.jobs)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(_archive(checkpoint, item.storage_index.fqn)))
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+
+def _archive(checkpoint: _checkpoint.Checkpoint, name: str) -> bytes:
+    """An object as torch.save writes it."""
+    data = checkpoint.objects.raw(name)
+    if data.startswith(b"PK"):
+        return data
+    stream = io.BytesIO()
+    torch.save(checkpoint.objects[name], stream)
+    return stream.getvalue()
+
+
+def _batches(items: Sequence[ReadItem], checkpoint: _checkpoint.Checkpoint) -> Iterator[list[ReadItem]]:
+    """Items whose tensors have _COPIED_AT_ONCE bytes, in case that they must be copied."""
+    batch: list[ReadItem] = []
+    size = 0
+    for item in items:
+        if item.type == LoadItemType.BYTE_IO:
+            continue
+        batch.append(item)
+        size += torch.Size(item.lengths).numel() * checkpoint[item.storage_index.fqn].dtype.itemsize
+        if size >= _COPIED_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner: LoadPlanner, jobs: int) -> None:
+    requests = []
+    copies = []
+    targets = []
+    for item in items:
+        tensor = checkpoint[item.storage_index.fqn]
+        target = planner.resolve_tensor(item).detach()
+        dtype = getattr(torch, tensor.torch_dtype)
+        to = target
+        if not _is_plain(target, dtype):
+            to = torch.empty(tuple(item.lengths), dtype=dtype)
+            copies.append((target, to))
+        targets.append((item, target, to))
+        requests.append((tensor._index, tuple(item.storage_offsets), tuple(item.lengths), to.data_ptr()))
+    checkpoint._handle().read_many(requests, jobs)
+    for target, made in copies:
+        target.copy_(made)
+    for item, target, _ in targets:
+        planner.commit_tensor(item, target)
+
+
+def _is_plain(target: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether elements can be read into the memory of a tensor."""
+    return (
+        target.device.type == "cpu"
+        and target.dtype == dtype
+        and target.is_contiguous()
+        and not target.is_conj()
+        and not target.is_neg()
+    )
