@@ -370,14 +370,17 @@ static size_t list_numbers(const json_t *object, const char *prefix, fc_recipe_n
     return n;
 }
 
-/* Finds the kind of the model, also that of the language model in a larger one. */
-static const char *model_of(const json_t *root, fc_arena *arena) {
+/* Finds the kind of the model, also that of the language model in a larger one, and the key that names it. */
+static void find_model(const json_t *root, fc_arena *arena, fc_recipe_config *config) {
     const json_t *text = json_object_get(root, "text_config");
     const char *model = json_string_value(json_object_get(text ? text : root, "model_type"));
+    config->model_key = text ? "text_config.model_type" : "model_type";
     if (!model) {
         model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
+        config->model_key = "architectures";
     }
-    return model ? fc_arena_strndup(arena, model, strlen(model)) : NULL;
+    config->model = model ? fc_arena_strndup(arena, model, strlen(model)) : NULL;
+    config->model_key = config->model ? config->model_key : NULL;
 }
 
 static fc_code load_config(const reader *r, const char *path) {
@@ -392,7 +395,8 @@ static fc_code load_config(const reader *r, const char *path) {
     if (numbers) {
         list_numbers(root, "", numbers, r->arena, 0);
     }
-    *config = (fc_recipe_config){numbers, count, model_of(root, r->arena)};
+    *config = (fc_recipe_config){.numbers = numbers, .count = count};
+    find_model(root, r->arena, config);
     json_decref(root);
     r->recipe->config = config;
     return numbers ? FC_OK : no_memory(r);
