@@ -27,7 +27,10 @@ CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tie
          ("megatron-llama", "megatron-llama", []), ("megatron-qwen2", "megatron-llama", []),
          ("megatron-qwen3", "megatron-llama", []), ("megatron-qwen-moe", "megatron-qwen-moe", []),
          ("torchtitan-0.2-llama3", "torchtitan-llama3", None), ("torchtitan-0.2-qwen3-moe", "torchtitan-qwen3", None),
-         ("torchtitan-0.2-deepseek-v3", "torchtitan-deepseek-v3", None), ("torchtitan-0.2-gpt-oss", "torchtitan-gpt-oss", None)]
+         ("torchtitan-0.2-deepseek-v3", "torchtitan-deepseek-v3", None), ("torchtitan-0.2-gpt-oss", "torchtitan-gpt-oss", None),
+         ("torchtitan-0.2-llama4", "torchtitan-llama4", ["layers.1.moe.expert_bias"]),
+         ("olmo-core", "olmo-core", []), ("olmo-core-flex", "olmo-core", []), ("olmo-core-llama", "olmo-core-llama", []),
+         ("olmo-core-qwen3", "olmo-core-llama", []), ("olmo", "olmo", []), ("olmo2", "olmo", [])]
 # Models that mbridge loaded into GPTModels on several ranks, by make_megatron_models.py.
 DISTRIBUTED = [("llama", "megatron-llama"), ("qwen3-moe", "megatron-qwen-moe"), ("qwen2-moe", "megatron-qwen-moe"),
                ("mixtral", "megatron-mixtral"), ("mixtral-single", "megatron-mixtral"), ("deepseek", "megatron-deepseek-v3")]
