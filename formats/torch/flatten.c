@@ -383,7 +383,7 @@ static fc_code walk_members(walker *w, fc_pv state, const char *table, const cha
     const fc_pv *transient = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(w->p, set, &ntransient) : NULL;
     FC_TRY(fc_torch_unfold(w->f, n * (uint64_t)ntransient, w->err)); /* comparisons */
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name;
+        const char *name = NULL;
         FC_TRY(name_member(w, prefix, pairs[i], "", &name));
         if (fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE && !is_transient(w->p, transient, ntransient, pairs[i])) {
             FC_TRY(walk_below(w, (fc_path_element){.key = name}, pairs[i + 1]));
@@ -404,7 +404,7 @@ static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth)
     FC_TRY(walk_members(w, state, "_parameters", prefix));
     FC_TRY(walk_members(w, state, "_buffers", prefix));
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *below;
+        const char *below = NULL;
         if (fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE) {
             FC_TRY(name_member(w, prefix, pairs[i], ".", &below));
             FC_TRY(is_module(w->p, pairs[i + 1]) ? walk_module(w, pairs[i + 1], below, depth + 1) : bad_module(w));
