@@ -308,9 +308,9 @@ fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks) {
 
 /* Appends this rank's shard to those of the ranks before along `dim`. */
 static fc_code extend_along(const pt_builder *m, pt_value *v, const fc_torch_tensor *t, int dim, pt_shard *shard) {
-    shard->offsets[dim] = v->shards > 0 && v->ndim == t->ndim ? v->shape[dim] : 0;
+    shard->offsets[dim] = v->ndim == t->ndim ? v->shape[dim] : 0;
     shard->shape[dim] = shard->offsets[dim];
-    bool fits = v->shards == m->rank && v->dtype == t->dtype && same_shape(v, shard);
+    bool fits = v->dtype == t->dtype && same_shape(v, shard);
     if (!fits || !fc_add_i64(v->shape[dim], t->sizes[dim], &v->shape[dim]) ||
         !fc_torch_shape_fits(v->dtype, v->ndim, v->shape)) {
         return fc_fail(m->err, FC_ECORRUPT,
@@ -329,6 +329,12 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
+    }
+    if (made ? m->rank > 0 : v->shards == 0 || v->shards != m->rank) {
+        return fc_fail(m->err, FC_ECORRUPT,
+                       "%s: not every file of the ranks before has such a tensor, but according to the plan tensor "
+                       "parallelism sharded it",
+                       m->f->path);
     }
     FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, m->checkpoint->arena, &extent, m->err), m->err, "%s",
                    m->f->path);

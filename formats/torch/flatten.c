@@ -350,18 +350,21 @@ static bool is_transient(const fc_pickle *p, const fc_pv *names, size_t n, fc_pv
     return false;
 }
 
-/* @return the name of a member of a module, preceded by the names of the enclosing modules. */
-static const char *member_name(walker *w, const char *prefix, fc_pv key) {
-    size_t n = 0;
-    const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
-    bool good = text && fc_is_plain_text(text, n) && strlen(prefix) + n < MAX_MEMBER;
-    good = good && fc_torch_unfold(w->f, strlen(prefix) + n, w->err) == FC_OK;
-    return good ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
-}
-
 static fc_code bad_module(walker *w) {
     return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s: a module that was not pickled by torch.nn.Module", w->f->path,
                    w->depth ? spell(w) : "its value");
+}
+
+/* Makes the name of a member of a module, preceded by the names of the enclosing modules and followed by `end`. */
+static fc_code name_member(walker *w, const char *prefix, fc_pv key, const char *end, const char **out) {
+    size_t n = 0;
+    const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
+    if (!text || !fc_is_plain_text(text, n) || strlen(prefix) + n >= MAX_MEMBER) {
+        return bad_module(w);
+    }
+    FC_TRY(fc_torch_unfold(w->f, strlen(prefix) + n, w->err));
+    *out = fc_arena_printf(w->leaves->arena, "%s%s%s", prefix, text, end);
+    return *out ? FC_OK : fc_no_memory(w->err, w->f->path);
 }
 
 /* Adds the values of _parameters or _buffers, named as in state_dict(). */
@@ -370,17 +373,15 @@ static fc_code walk_members(walker *w, fc_pv state, const char *table, const cha
     fc_pv dict = module_member(w->p, state, table), set = module_member(w->p, state, "_non_persistent_buffers_set");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
     const fc_pv *transient = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(w->p, set, &ntransient) : NULL;
-    fc_code rc = FC_OK;
     FC_TRY(fc_torch_unfold(w->f, n * (uint64_t)ntransient, w->err)); /* comparisons */
-    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
-        const char *name = member_name(w, prefix, pairs[i]);
-        if (!name) {
-            return bad_module(w);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        const char *name = NULL;
+        FC_TRY(name_member(w, prefix, pairs[i], "", &name));
+        if (fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE && !is_transient(w->p, transient, ntransient, pairs[i])) {
+            FC_TRY(walk_below(w, (fc_path_element){.key = name}, pairs[i + 1]));
         }
-        bool wanted = fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE && !is_transient(w->p, transient, ntransient, pairs[i]);
-        rc = wanted ? walk_below(w, (fc_path_element){.key = name}, pairs[i + 1]) : FC_OK;
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Adds the values of a module's state_dict(): parameters, buffers, then its submodules. */
@@ -395,11 +396,10 @@ static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth)
     FC_TRY(walk_members(w, state, "_parameters", prefix));
     FC_TRY(walk_members(w, state, "_buffers", prefix));
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = member_name(w, prefix, pairs[i]);
-        const char *below = name ? fc_arena_printf(w->leaves->arena, "%s.", name) : NULL;
+        const char *below = NULL;
         if (fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE) {
-            FC_TRY(below && is_module(w->p, pairs[i + 1]) ? walk_module(w, pairs[i + 1], below, depth + 1)
-                                                          : bad_module(w));
+            FC_TRY(name_member(w, prefix, pairs[i], ".", &below));
+            FC_TRY(is_module(w->p, pairs[i + 1]) ? walk_module(w, pairs[i + 1], below, depth + 1) : bad_module(w));
         }
     }
     return FC_OK;

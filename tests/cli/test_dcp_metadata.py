@@ -1,9 +1,10 @@
 """`.metadata` files in which one value is wrong, or has the form of another version or program."""
 import os
+import shutil
 
 import harness
 import pickles
-from pickles import Call, Global, replaced
+from pickles import Call, Global, Opcodes, replaced
 
 SOURCE = "dcp-torch2.15.0-fsdp2"
 NAME = "model.tok_embeddings.weight"  # four chunks of 3, 3, 3 and 2 rows
@@ -22,8 +23,8 @@ def chunk(m, index=0):
     return tensor(m)["chunks"][index].state
 
 
-def properties(m, index, value):
-    p = tensor(m)["properties"]
+def properties(m, index, value, name=NAME):
+    p = m["state_dict_metadata"][name].state["properties"]
     p.state = replaced(p.state, index, value)
 
 
@@ -124,7 +125,14 @@ CHANGES = [
     (lambda m: m.update(x=Call(Global("builtins", "getattr"), (Global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), 7))), 3, "pickle global builtins.getattr is not allowed"),
     (lambda m: m.update(x=Call(Global("builtins", "getattr"), (1, 2, 3))), 3, "pickle global builtins.getattr is not allowed"),
     (lambda m: m.update(x=Call(tensor(m)["properties"].state[1], ())), 3, "calls something that is not a global: this file may be hostile"),
+    (lambda m: m["storage_data"].pop(storage(m)[0]), 3, "storage_data does not list its chunk at [0, 0]"),
+    (lambda m: m["state_dict_metadata"].__setitem__(Opcodes(b"\x8c" + bytes([len(NAME)]) + NAME.encode()), m["state_dict_metadata"][NAME]), 3, "it is listed twice"),
     # Other forms of the same.
+    (lambda m: tensor(m)["chunks"].insert(0, tensor(m)["chunks"][0]), 0, None),
+    (lambda m: tensor(m)["chunks"].append(tensor(m)["chunks"][0]), 0, None),
+    (lambda m: m.update(version="1.0.0"), 0, None),
+    (lambda m: m.update(version="<b>"), 0, None),
+    (lambda m: m.update(version=7), 0, None),
     (lambda m: m["planner_data"].update({7: ("x",), "unknown": 5}), 0, None),
     (lambda m: m.update(planner_data=7), 0, "flat"),
     (lambda m: m.update(new_field=7), 0, None),
@@ -152,7 +160,84 @@ CHANGES = [
 ]
 
 
+def without(m, name):
+    """Removes the places of a value."""
+    m["storage_data"] = {k: v for k, v in m["storage_data"].items() if k.state["fqn"] != name}
+    return m["state_dict_metadata"].pop(name)
+
+
+def other_shape(m, *shape):
+    m["state_dict_metadata"]["model.weight"] = without(m, "model.weight")
+    m["state_dict_metadata"]["model.weight"].state.update(size=size(*shape), chunks=[])
+
+
+def renamed(m, old, new):
+    if new in m["state_dict_metadata"]:
+        without(m, new)
+    m["state_dict_metadata"][new] = m["state_dict_metadata"].pop(old)
+    for key in m["storage_data"]:
+        key.state["fqn"] = new if key.state["fqn"] == old else key.state["fqn"]
+    m["planner_data"] = None
+
+
+OTHER = "model.weight: its dtype or shape in __1.metadata differs from that in __0.metadata"
+
+# Changes of rank 1's file, where each rank wrote one.
+RANKS = [
+    (lambda m: other_shape(m, 10, 7), 3, OTHER),
+    (lambda m: other_shape(m, 60), 3, OTHER),
+    (lambda m: properties(m, 0, Global("torch", "float16"), "model.weight"), 3, OTHER),
+    (lambda m: renamed(m, "step", "model.weight"), 3, OTHER),
+    (lambda m: renamed(m, "model.weight", "step"), 3, "step is a tensor in __1.metadata, but not in __0.metadata"),
+    (lambda m: renamed(m, "names", "rank.rank_1"), 5, "the ranks have different values, and the name rank.rank_1 for one of them is already in use"),
+    (lambda m: m.update(planner_data=None), 0, None),
+]
+
+
 class Metadata(harness.Case):
+    def test_files_of_ranks(self):
+        good = os.path.join(harness.CORPUS, "..", "dcp-ranks-torch2.15.0")
+        shutil.copytree(good, self.path("ckpt"))
+        path = self.path("ckpt", "__1.metadata")
+        with open(path, "rb") as f:
+            data = f.read()
+        for name in ("__x.metadata", "__99999999999999999999.metadata", "__4294967296.metadata", "__9.metadat"):
+            shutil.copyfile(path, self.path("ckpt", name))  # not the file of a rank
+        for number, (change, status, words) in enumerate(RANKS):
+            with self.subTest(number=number):
+                root = pickles.loads(data)
+                change(root.state)
+                with open(path, "wb") as f:
+                    f.write(pickles.dumps(root, 4))
+                if status:
+                    self.fails(status, "consolidate", "ckpt", "-o", "out.h5", contains=["ckpt", words])
+                else:
+                    self.ok("diff", "ckpt/", good, "--data")
+        os.remove(self.path("ckpt", "__0.metadata"))
+        self.fails(3, "consolidate", "ckpt", "-o", "out.h5", contains=["__0.metadata: the file is missing, but the directory has __2.metadata"])
+        self.assertEqual(self.listing(), ["ckpt"])
+
+    def test_names_of_data_files(self):
+        """Other programs may name them as they like."""
+        good = harness.corpus(SOURCE)
+        self.copy(SOURCE)
+        with open(os.path.join(good, ".metadata"), "rb") as f:
+            root = pickles.loads(f.read())
+        infos = [i.state for i in root.state["storage_data"].values() if i.state["relative_path"] == "__0_0.distcp"]
+        last = "__0_0.distcp"
+        for name in ("data.distcp", "__x_0.distcp", "__4294967296_0.distcp", "__7.distcp", "__7_0.distcp"):
+            with self.subTest(name=name):
+                os.rename(self.path("ckpt", last), self.path("ckpt", name))
+                last = name
+                for i in infos:
+                    i["relative_path"] = name
+                with open(self.path("ckpt", ".metadata"), "wb") as f:
+                    f.write(pickles.dumps(root, 4))
+                self.ok("diff", "ckpt", good, "--data")
+        self.dir = self.path("ckpt")  # where the command runs
+        for path in (".metadata", "./", ".", "../ckpt/.metadata"):
+            self.ok("diff", path, good, "--data")
+
     def test_changes(self):
         good = harness.corpus(SOURCE)
         self.copy(SOURCE)

@@ -184,7 +184,38 @@ LEGACY = [
 ]
 
 
+def part(offset, *size, stride=None, storage=None, flags=()):
+    """A tensor in the middle of the storage."""
+    stride = stride or tuple(1 if i + 1 == len(size) else size[-1] for i in range(len(size)))
+    return v2(*flags, offset=offset, size=size, stride=stride, storage=storage)
+
+
+COMPLEX = identity(Global("torch", "ComplexFloatStorage"), count=3)
+
+# Tensors of one storage. torch.save keeps what they share, and so do we.
+SHARED = [
+    {"a": v2(), "b": v2()}, {"a": v2(), "b": part(0, 3)}, {"a": part(0, 3), "b": v2()}, {"a": part(0, 4), "b": part(2, 4)},
+    {"a": part(2, 4), "b": part(0, 4)}, {"a": part(0, 2), "b": part(4, 2)}, {"a": part(0, 2), "b": part(1, 2), "c": part(1, 4), "d": part(0, 6)},
+    {"a": v2(), "t": part(0, 3, 2, stride=(1, 3))}, {"t": part(0, 3, 2, stride=(1, 3)), "u": part(0, 3, 2, stride=(1, 3))},
+    {"a": part(0, 3, stride=(2,)), "b": part(1, 3, stride=(2,))}, {"a": part(0, 3, stride=(2,)), "b": part(0, 3, stride=(2,)), "c": v2()},
+    {"a": part(0, 6, stride=(0,)), "b": part(0, 6, stride=(0,)), "c": part(5, 1)}, {"a": part(0, 6), "b": part(0, 6, storage=identity(Global("torch", "IntStorage")))},
+    {"a": part(0, 3, storage=COMPLEX), "b": part(0, 3, storage=COMPLEX, flags=({"conj": True},))},
+    {"a": part(0, 3, storage=COMPLEX, flags=({"conj": True},)), "b": part(0, 3, storage=COMPLEX, flags=({"conj": True},))},
+    {"a": v2(), "n": part(0, 6, flags=({"neg": True},)), "m": part(0, 6, flags=({"neg": True},))},
+    {"a": part(0, 0), "b": part(0, 0), "c": v2()}, {"a": part(0, 1, 6), "b": part(0, 6, 1)}, {"a": [part(0, 6), part(0, 2), 7, part(3, 3)]},
+]
+
+
 class Files(harness.Case):
+    def test_shared_storages(self):
+        for number, value in enumerate(SHARED):
+            with self.subTest(number=number):
+                self.write(value)
+                for out in ("out.pt", "out"):
+                    self.ok("convert", "x.pt", "-o", out, "--to", "pt" if out == "out.pt" else "dcp", "-q", "--force")
+                    self.ok("diff", "x.pt", out, "--data")
+                    self.ok("verify", out)
+
     def write(self, value):
         if isinstance(value, bytes):
             with open(self.path("x.pt"), "wb") as f:

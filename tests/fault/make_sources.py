@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the sources of the fault tests that the corpus lacks: quantized weights, a LoRA adapter, a model's reference,
-recipes (the pieces of one are so small that they are gathered), a TP plan, a wrap policy, and HDF5 shards with and without valid
-tables, compressed and sealed.
+recipes (the pieces of one are so small that they are gathered), a TP plan, a wrap policy, HDF5 shards with and without valid
+tables, compressed and sealed, a torch.save file with objects of many kinds, and files of ranks that differ in an object.
 
 usage: make_sources.py DIRECTORY FSDPCKPT CORPUS
 """
@@ -11,6 +11,10 @@ import shutil
 import struct
 import subprocess
 import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import pickles  # noqa: E402
+from pickles import Call, Global, Persistent  # noqa: E402
 
 SIZES = {"F32": 4, "F8_E4M3": 1}
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False,
@@ -54,6 +58,51 @@ def write(path, tensors):
         f.write(struct.pack("<Q", len(text)) + text + data)
 
 
+def tensor(offset, *size):
+    """A tensor of the one storage."""
+    storage = Persistent(("storage", Global("torch", "FloatStorage"), "0", "cpu", 6))
+    stride = (size[-1], 1)[-len(size):]
+    return Call(Global("torch._utils", "_rebuild_tensor_v2"), (storage, offset, size, stride, False, Call(Global("collections", "OrderedDict"), ())))
+
+
+def numpy(function, *args, **more):
+    kind = Call(Global("numpy", "dtype"), ("i2", False, True), state=(3, "<", None, None, None, -1, -1, 0))
+    args = [kind if a is numpy else a for a in args]
+    state = tuple(kind if a is numpy else a for a in more["state"]) if more else None
+    return Call(Global("numpy.core.multiarray", function), tuple(args), state=state)
+
+
+def objects(path):
+    """A file with tensors that share a storage, a module, and objects of many kinds."""
+    ordered = Call(Global("collections", "OrderedDict"), (), state={"_metadata": {"version": 1}})
+    ordered["k"] = (1, True)
+    module = Call(Global("mine", "Layer"), (), True, {"_parameters": {"w": tensor(0, 6)}, "_buffers": {}, "_modules": {"x": None},
+                                                      "_non_persistent_buffers_set": Call(Global("builtins", "set"), ([],))})
+    node = Call(Global("omegaconf.nodes", "AnyNode"), (), True, {"_val": 3})
+    counter = Call(Global("collections", "Counter"), ({"a": 1},))
+    kinds = [1 << 70, 1 << 20000, 2.5, float("nan"), None, "text", b"bytes", bytearray(b"x"), {1, 2}, frozenset([3]), (4, 5), {6: [7]}, ordered, counter,
+             Call(Global("torch", "Size"), ((2, 3),)), Call(Global("torch", "Size"), ([2],)), Global("torch", "float32"), node,
+             Call(Global("torch", "device"), ("cuda", 1)), Call(Global("pathlib", "PosixPath"), ("/", "a")), Call(Global("builtins", "complex"), (1.0, 2.0)),
+             Call(Global("torch.serialization", "_get_layout"), ("torch.strided",)), Call(Global("argparse", "Namespace"), (), True, {"a": 1}),
+             Call(Global("datetime", "timedelta"), (1, 2, 3)), Call(Global("datetime", "date"), (b"\x07\xe8\2\x1d",)),
+             numpy("scalar", numpy, b"\1\0"), numpy("_reconstruct", Global("numpy", "ndarray"), (0,), b"b", state=(1, (2,), numpy, False, b"abcd"))]
+    value = {"module": module, "a": tensor(0, 2, 3), "b": tensor(0, 2, 3), "c": tensor(3, 3), "kinds": tuple(kinds)}
+    pickles.write_pt(path, value, storages=[struct.pack("<6f", *range(6))])
+
+
+def ranks(folder, corpus):
+    """Files of two ranks with few values: a DTensor, a tensor, and an object that differs."""
+    os.makedirs(folder)
+    source = os.path.join(corpus, "pt", "tp-torch2.15.0")
+    for rank in range(2):
+        for name in ("model", "extra_state"):
+            path = os.path.join(source, f"{name}_world_size_2_rank_{rank}.pt")
+            value = pickles.read_pt(path)
+            if name == "model":
+                value.entries = {k: value[k] for k in ("steps", "0.weight")} | {"rank": {"of": rank}, "all": [1]}
+            pickles.write_pt(os.path.join(folder, os.path.basename(path)), value, like=path)
+
+
 def make_shards(out, tool, corpus):
     source = os.path.join(corpus, "good", "dcp-torch2.15.0-objects")
     listed, walked = os.path.join(out, "shards"), os.path.join(out, "walked")
@@ -71,6 +120,8 @@ def main():
     make_shards(out, tool, corpus)
     model = {"model.embed_tokens.weight": ("F32", [6, 4]), "model.layers.0.mlp.up_proj.weight": ("F32", [3, 4]),
              "model.norm.weight": ("F32", [4])}
+    objects(os.path.join(out, "objects.pt"))
+    ranks(os.path.join(out, "ranks"), corpus)
     write(os.path.join(out, "fp8", "model.safetensors"),
           {"a.weight": ("F8_E4M3", [130, 140]), "a.weight_scale_inv": ("F32", [2, 2]), "norm.weight": ("F32", [4])})
     write(os.path.join(out, "model", "model.safetensors"), model)
