@@ -252,9 +252,9 @@ static bool is_known_attribute(const fc_pickle *p, fc_pv owner, const char *name
 /* Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Any getattr but that and those of
  * `attributes` can reach anything. */
 static bool is_harmless_getattr(const fc_pickle *p, fc_pv args, bool makes) {
-    size_t n = 0;
+    size_t n;
     uint32_t is_enum;
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n != 2 || fc_pv_typeof(items[0]) != FC_PV_GLOBAL || fc_pv_typeof(items[1]) != FC_PV_STR) {
         return false;
     }
@@ -296,7 +296,7 @@ static bool makes_generator(const fc_pickle *p, fc_pv callee, fc_pv args) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         found = found || fc_pickle_is_global(p, callee, "numpy.random._pickle", names[i]);
     }
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
     for (size_t i = 0; i < n; i++) {
         found = found && is_numpy_random(p, items[i]);
     }
@@ -341,8 +341,8 @@ static bool are_types(const fc_pickle *p, fc_pv v) {
  * or_(int, str) or reduce(or_, (int, str)), and NoneType is type(None). Elsewhere these functions can reach anything.
  */
 static bool is_type_call(const fc_pickle *p, fc_pv callee, fc_pv args) {
-    size_t n = 0;
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    size_t n;
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n == 1) {
         return fc_pv_typeof(items[0]) == FC_PV_NONE && (fc_pickle_is_global(p, callee, "builtins", "type") ||
                                                         fc_pickle_is_global(p, callee, "__builtin__", "type"));
@@ -411,9 +411,7 @@ static bool has_name(const fc_pickle *p, fc_pv global, const char *name) {
 static bool has_attributes_of_arguments(const fc_pickle *p, fc_pv call) {
     size_t n = 0;
     const fc_pv callee = fc_pickle_callee(p, call);
-    if (fc_pv_typeof(fc_pickle_arguments(p, call)) == FC_PV_TUPLE) {
-        fc_pickle_tuple(p, fc_pickle_arguments(p, call), &n);
-    }
+    fc_pickle_tuple(p, fc_pickle_arguments(p, call), &n);
     return n > 0 && (has_name(p, callee, "AttributeDict") || has_name(p, callee, "SimpleNamespace"));
 }
 
