@@ -145,13 +145,28 @@ static const struct {
     {"functools", "partial", false}, /* creating one calls nothing; a call of one is the result of another call */
     {"ipaddress", "IPv4Address", false},
     {"ipaddress", "IPv6Address", false},
+    {"ipaddress", "IPv4Network", false},
+    {"ipaddress", "IPv6Network", false},
+    {"ipaddress", "IPv4Interface", false},
+    {"ipaddress", "IPv6Interface", false},
+    {"zoneinfo", "ZoneInfo", false},
+    {"re", "_compile", false},
+    {"re", "RegexFlag", true},
+    {"time", "struct_time", false},
+    {"random", "Random", false},
+    {"string", "Template", false},
+    {"operator", "itemgetter", false}, /* as with partial, creating one calls nothing */
+    {"operator", "attrgetter", false},
+    {"http", "HTTPStatus", true},
     {"__builtin__", "Ellipsis", false},
     {"builtins", "Ellipsis", false},
     {"torch.torch_version", "TorchVersion", false},
+    {"torch._C", "Generator", false},
     {"signal", "Signals", true},
     /* numpy 1 and numpy 2 name their modules differently. */
     {"numpy", "dtype", false},
     {"numpy", "ndarray", false},
+    {"numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", false},
     {"numpy.core.multiarray", "scalar", false},
     {"numpy.core.multiarray", "_reconstruct", false},
     {"numpy._core.multiarray", "scalar", false},
@@ -202,6 +217,22 @@ static const struct {
     {"transformers.trainer_utils", "HubStrategy", true},
     {"accelerate.utils.dataclasses", "DistributedType", true},
     {"accelerate.utils.dataclasses", "PrecisionType", true},
+    {"accelerate.utils.dataclasses", "RNGType", true},
+    {"accelerate.utils.dataclasses", "LoggerType", true},
+    {"accelerate.utils.dataclasses", "ComputeEnvironment", true},
+    {"accelerate.utils.dataclasses", "DynamoBackend", true},
+    {"accelerate.utils.dataclasses", "DDPCommunicationHookType", true},
+    {"accelerate.utils.dataclasses", "SageMakerDistributedType", true},
+    {"accelerate.utils.dataclasses", "GradientAccumulationPlugin", false},
+    {"accelerate.utils.dataclasses", "ProjectConfiguration", false},
+    {"accelerate.utils.dataclasses", "DataLoaderConfiguration", false},
+    {"accelerate.utils.dataclasses", "GradScalerKwargs", false},
+    {"accelerate.utils.dataclasses", "InitProcessGroupKwargs", false},
+    {"accelerate.utils.dataclasses", "DistributedDataParallelKwargs", false},
+    {"transformers.trainer_pt_utils", "AcceleratorConfig", false},
+    {"transformers.trainer_callback", "TrainerState", false},
+    {"transformers.trainer_utils", "FSDPOption", true},
+    {"transformers.debug_utils", "DebugOption", true},
     {"torch.distributed.fsdp.api", "StateDictType", true},
     {"torch.distributed.fsdp.api", "ShardingStrategy", true},
     {"torch.distributed.fsdp.api", "BackwardPrefetch", true},
@@ -216,6 +247,16 @@ static const struct {
     {"torch.distributed.tensor.placement_types", "Shard", false},
     {"torch.distributed.tensor.placement_types", "Replicate", false},
     {"torch.distributed.tensor.placement_types", "Partial", false},
+    {"torch.distributed.tensor.placement_types", "_StridedShard", false},
+    {"torch.distributed.distributed_c10d", "ReduceOp", false},
+    {"torch._C._distributed_c10d", "ReduceOp", false},
+    {"torch.distributed.fsdp", "MixedPrecisionPolicy", false},
+    {"torch.distributed.fsdp", "OffloadPolicy", false},
+    {"torch.distributed.fsdp", "CPUOffloadPolicy", false},
+    {"torch.distributed.fsdp._fully_shard._fsdp_api", "MixedPrecisionPolicy", false},
+    {"torch.distributed.fsdp._fully_shard._fsdp_api", "OffloadPolicy", false},
+    {"torch.distributed.fsdp._fully_shard._fsdp_api", "CPUOffloadPolicy", false},
+    {"torch.distributed.checkpoint.state_dict", "StateDictOptions", false},
 };
 
 /* Dtypes of torch that fsdpckpt does not have. They are known so that a message can name the tensor. */
@@ -245,10 +286,7 @@ static bool find_dtype(const char *name, size_t len, uint32_t *aux) {
     return false;
 }
 
-/*
- * Whether it is a layer of torch.nn, such as a loss that was saved with the weights. Creating one only sets its fields.
- */
-static bool is_layer_class(const char *module, size_t module_len, const char *name, size_t name_len) {
+bool fc_global_is_layer(const char *module, size_t module_len, const char *name, size_t name_len) {
     static const char layers[] = "torch.nn.modules.";
     return module_len >= sizeof layers && memcmp(module, layers, sizeof layers - 1) == 0 && name_len > 0 &&
            name[0] >= 'A' && name[0] <= 'Z' && !memchr(name, '.', name_len);
@@ -265,7 +303,8 @@ fc_global_kind fc_global_find(const char *module, size_t module_len, const char 
             return entries[i].kind;
         }
     }
-    if (is_layer_class(module, module_len, name, name_len)) {
+    /* Creating one without its constructor only sets its fields. */
+    if (fc_global_is_layer(module, module_len, name, name_len)) {
         return FC_GLOBAL_INERT;
     }
     for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {

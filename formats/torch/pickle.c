@@ -395,6 +395,10 @@ static fc_code take_root(fc_pickle_vm *vm) {
     if (vm->depth != 1 || vm->nmarks != 0) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: values are left over at its end");
     }
+    if (vm->mode == FC_PICKLE_STRICT && vm->p->risk == FC_RISK_RUNS) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "the pickle calls something that is not a global: this file may be hostile");
+    }
     vm->p->root = vm->stack[0];
     vm->p->size = fc_pickle_position(&vm->reader);
     return FC_OK;

@@ -187,6 +187,9 @@ bool fc_global_runs(const char *module, const char *name);
 /** @return whether a global that is not in the allowlist is harmless unless it is called: a class of torch or numpy. */
 bool fc_global_is_reference(const char *module, const char *name);
 
+/** @return whether it is a layer of torch.nn, such as a loss that was saved with the weights. */
+bool fc_global_is_layer(const char *module, size_t module_len, const char *name, size_t name_len);
+
 /** @return the name of torch's class of storages of `dtype`, such as "FloatStorage"; NULL if there is none. */
 const char *fc_storage_class(fc_dtype dtype);
 

@@ -268,7 +268,7 @@ static fc_code call_getattr(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *o
     return make_call(vm, callee, args, out);
 }
 
-fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
+static fc_code call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     fc_pickle *p = vm->p;
     fc_pv arg[2] = {0, 0};
     uint32_t aux;
@@ -333,14 +333,30 @@ fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     }
 }
 
+/* A layer is pickled without its constructor, which may copy its arguments in ways that they decide. */
+static bool constructs_layer(const fc_pickle *p, fc_pv callee) {
+    size_t m, n;
+    if (fc_pv_typeof(callee) != FC_PV_GLOBAL) {
+        return false;
+    }
+    const char *module = fc_pickle_bytes(p, p->cells[fc_pv_payload(callee) + 1], &m);
+    const char *name = fc_pickle_bytes(p, p->cells[fc_pv_payload(callee) + 2], &n);
+    return fc_global_is_layer(module, m, name, n);
+}
+
+fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
+    if (constructs_layer(vm->p, callee)) {
+        fc_pickle_note_risk(vm->p, FC_RISK_UNKNOWN, callee);
+    }
+    return call(vm, callee, args, out);
+}
+
 fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
     fc_pickle *p = vm->p;
-    uint32_t aux;
+    uint32_t aux = 0;
     uint64_t at;
-    if (fc_pv_typeof(cls) != FC_PV_GLOBAL) {
-        return fc_pickle_reduce(vm, cls, args, out);
-    }
-    fc_global_kind kind = fc_pickle_global(p, cls, &aux);
+    const fc_global_kind kind =
+        fc_pv_typeof(cls) == FC_PV_GLOBAL ? fc_pickle_global(p, cls, &aux) : FC_GLOBAL_INERT; /* made by a call */
     /*
      * In an item it is a value like any other. An unknown class may be similar to a known one, which BUILD will show.
      */
@@ -357,7 +373,7 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
         *out = fc_pv_make(FC_PV_OBJECT, at);
         return FC_OK;
     }
-    FC_TRY(fc_pickle_reduce(vm, cls, args, out));
+    FC_TRY(call(vm, cls, args, out));
     if (fc_pv_typeof(*out) == FC_PV_CALL) {
         p->cells[fc_pv_payload(*out) + 5] |= 1;
     }
@@ -375,11 +391,15 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     case FC_PV_OBJECT:
         return fc_pickle_build_object(vm, instance, state);
     case FC_PV_CALL:
+        fc_pickle_note_state(vm->p, instance);
         vm->p->cells[fc_pv_payload(instance) + 2] = state;
         return FC_OK;
     case FC_PV_DICT: /* attributes, such as nn.Module.state_dict's _metadata */
         if (!has_attributes(vm->p, instance) && fc_pv_typeof(state) != FC_PV_NONE) {
             break;
+        }
+        if (vm->p->containers[fc_pv_payload(instance)].state) { /* which may have an attribute __setstate__ */
+            fc_pickle_note_risk(vm->p, FC_RISK_RUNS, 0);
         }
         vm->p->containers[fc_pv_payload(instance)].state = fc_pv_typeof(state) == FC_PV_NONE ? 0 : state;
         return FC_OK;
@@ -402,6 +422,7 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
 static fc_code extend_call(fc_pickle_vm *vm, fc_pv call, const fc_pv *items, size_t n, fc_pv_type wanted) {
     size_t cell = (size_t)fc_pv_payload(call) + (wanted == FC_PV_DICT ? 4 : 3);
     fc_pv kept = vm->p->cells[cell];
+    fc_pickle_note_items(vm->p, call, wanted);
     if (!kept) {
         if (!fc_pickle_add_container(vm->p, wanted, &kept)) {
             return fc_pickle_nomem(vm);

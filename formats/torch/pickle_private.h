@@ -192,6 +192,9 @@ fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *o
 fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out);
 fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out);
 fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
+/* What Python may call when a state of the instance is set, or items of this type are added to it. */
+void fc_pickle_note_state(fc_pickle *p, fc_pv call);
+void fc_pickle_note_items(fc_pickle *p, fc_pv call, fc_pv_type wanted);
 /** Executes BUILD for an instance of a data class. */
 fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
 /** Fails with the name of a class in `.metadata` that is neither known nor similar to a known one. */

@@ -75,6 +75,20 @@ static const char *const running_modules[] = {
     "venv",
     "ensurepip",
     "site",
+    "_posixsubprocess",
+    "_osx_support",
+    "_aix_support",
+    "_pyrepl",
+    "pkgutil",
+    "zipimport",
+    "lib2to3",
+    "idlelib",
+    "logging.config",
+    "test.support",
+    "torch.testing._internal",
+    "torch.utils.model_zoo",
+    "torch.utils.bottleneck",
+    "torch.utils.collect_env",
 };
 
 static const struct {
@@ -120,9 +134,26 @@ static bool is_running_builtin(const char *name) {
     return false;
 }
 
+/* A dotted name can reach other modules: torch has imported os, so its "os.system" is os.system, and so is its
+ * "serialization.os.system". */
+static bool reaches_running_module(const char *name) {
+    for (const char *dot = strchr(name, '.'); dot; dot = strchr(name, '.')) {
+        if (is_running_module(name)) {
+            return true;
+        }
+        name = dot + 1;
+    }
+    return false;
+}
+
+/* Whether importing it runs a program, such as numpy.f2py.__main__. A script's own classes are in __main__. */
+static bool is_program(const char *module) {
+    const char *last = strrchr(module, '.');
+    return last && strcmp(last, ".__main__") == 0;
+}
+
 bool fc_global_runs(const char *module, const char *name) {
-    /* A dotted name can reach other modules: torch has imported os, so its "os.system" is os.system. */
-    if (is_running_module(module) || (strchr(name, '.') && is_running_module(name))) {
+    if (is_running_module(module) || is_program(module) || reaches_running_module(name)) {
         return true;
     }
     if (strcmp(module, "builtins") == 0 || strcmp(module, "__builtin__") == 0) {
@@ -150,7 +181,8 @@ bool fc_global_is_reference(const char *module, const char *name) {
             return true;
         }
     }
-    return is_within(module, "torch") || is_within(module, "numpy") || strcmp(module, "typing") == 0;
+    return (is_within(module, "torch") || is_within(module, "numpy") || strcmp(module, "typing") == 0) &&
+           !fc_global_runs(module, name);
 }
 
 static fc_global_kind kind_of(const fc_pickle *p, fc_pv v, uint32_t *aux) {
@@ -196,18 +228,79 @@ static fc_pv class_of_persid(const fc_pickle *p, fc_pv v) {
     return n >= 2 && fc_pv_typeof(items[1]) == FC_PV_GLOBAL ? items[1] : 0;
 }
 
-/* Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Any other getattr can reach
- * anything. */
-static bool is_enum_member(const fc_pickle *p, fc_pv args) {
+/* Attributes of classes that Python's pickler writes with getattr. `makes`: calling the attribute creates data. */
+static const struct {
+    const char *module, *class, *attribute; /* no attribute: any that is public */
+    bool makes;
+} attributes[] = {
+    {"zoneinfo", "ZoneInfo", "_unpickle", true},
+    {"torch.distributed.distributed_c10d", "ReduceOp", "RedOpType", true},
+    {"torch._C._distributed_c10d", "ReduceOp", "RedOpType", true},
+    {"torch._C", "_VariableFunctionsClass", NULL, false}, /* torch.relu and others */
+};
+
+static bool is_known_attribute(const fc_pickle *p, fc_pv owner, const char *name, bool makes) {
+    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
+        if (fc_pickle_is_global(p, owner, attributes[i].module, attributes[i].class) &&
+            (attributes[i].attribute ? strcmp(name, attributes[i].attribute) == 0 : name[0] != '_')) {
+            return attributes[i].makes || !makes;
+        }
+    }
+    return false;
+}
+
+/* Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Any getattr but that and those of
+ * `attributes` can reach anything. */
+static bool is_harmless_getattr(const fc_pickle *p, fc_pv args, bool makes) {
     size_t n;
     uint32_t is_enum;
     const fc_pv *items = fc_pickle_tuple(p, args, &n);
-    if (n != 2 || fc_pv_typeof(items[1]) != FC_PV_STR) {
+    if (n != 2 || fc_pv_typeof(items[0]) != FC_PV_GLOBAL || fc_pv_typeof(items[1]) != FC_PV_STR) {
         return false;
     }
     const char *name = fc_pickle_bytes(p, items[1], &n);
     const fc_global_kind kind = kind_of(p, items[0], &is_enum);
-    return name[0] != '_' && (kind == FC_GLOBAL_ENUM || (kind == FC_GLOBAL_INERT && is_enum));
+    return is_known_attribute(p, items[0], name, makes) ||
+           (!makes && name[0] != '_' && (kind == FC_GLOBAL_ENUM || (kind == FC_GLOBAL_INERT && is_enum)));
+}
+
+/* Whether it is getattr(ZoneInfo, "_unpickle") or similar. */
+static bool is_maker(const fc_pickle *p, fc_pv callee) {
+    uint32_t aux;
+    return fc_pv_typeof(callee) == FC_PV_CALL && !fc_pickle_state(p, callee) &&
+           kind_of(p, fc_pickle_callee(p, callee), &aux) == FC_GLOBAL_GETATTR &&
+           is_harmless_getattr(p, fc_pickle_arguments(p, callee), true);
+}
+
+/* numpy's functions that make a random generator call their arguments, so these must be numpy's, too. */
+static bool is_numpy_random(const fc_pickle *p, fc_pv v) {
+    size_t n;
+    switch (fc_pv_typeof(v)) {
+    case FC_PV_STR:
+        return true;
+    case FC_PV_GLOBAL:
+        return is_within(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 1], &n), "numpy.random") &&
+               !strchr(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 2], &n), '.');
+    case FC_PV_CALL:
+        return fc_pickle_risk_of(p, v) == FC_RISK_NONE && fc_pv_typeof(fc_pickle_callee(p, v)) == FC_PV_GLOBAL &&
+               is_numpy_random(p, fc_pickle_callee(p, v));
+    default:
+        return false;
+    }
+}
+
+static bool makes_generator(const fc_pickle *p, fc_pv callee, fc_pv args) {
+    static const char *const names[] = {"__bit_generator_ctor", "__generator_ctor", "__randomstate_ctor"};
+    bool found = false;
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        found = found || fc_pickle_is_global(p, callee, "numpy.random._pickle", names[i]);
+    }
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
+    for (size_t i = 0; i < n; i++) {
+        found = found && is_numpy_random(p, items[i]);
+    }
+    return found;
 }
 
 /* Whether it is a generic type such as typing.Optional, and not what its module has imported, such as sys.modules. */
@@ -277,6 +370,9 @@ fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv ar
         *global = class_of_persid(p, callee);
         return *global ? risk_of_unknown(p, *global) : FC_RISK_UNKNOWN;
     }
+    if (is_maker(p, callee)) {
+        return FC_RISK_NONE;
+    }
     if (fc_pv_typeof(callee) != FC_PV_GLOBAL) { /* the result of another call */
         fc_pv inner = fc_pv_typeof(callee) == FC_PV_CALL ? fc_pickle_callee(p, callee) : 0;
         *global = fc_pv_typeof(inner) == FC_PV_GLOBAL ? inner : 0;
@@ -285,13 +381,60 @@ fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv ar
     *global = callee;
     switch (fc_pickle_global(p, callee, &aux)) {
     case FC_GLOBAL_UNKNOWN:
-        return is_type_call(p, callee, args) ? FC_RISK_NONE : risk_of_unknown(p, callee);
+        return is_type_call(p, callee, args) || makes_generator(p, callee, args) ? FC_RISK_NONE
+                                                                                 : risk_of_unknown(p, callee);
     case FC_GLOBAL_GETATTR:
-        return is_enum_member(p, args) ? FC_RISK_NONE : FC_RISK_RUNS;
+        return is_harmless_getattr(p, args, false) ? FC_RISK_NONE : FC_RISK_RUNS;
     case FC_GLOBAL_REBUILD:
         return aux == FC_REBUILD_FROM_TYPE ? risk_of_wrapper(p, args, global) : FC_RISK_NONE;
     default:
         return FC_RISK_NONE;
+    }
+}
+
+/*
+ * Setting a state and adding items look up a method of the instance: `__setstate__`, `append`, `extend` or `add`. If an
+ * earlier state, item or argument gave the instance an attribute of that name, Python calls the attribute. Python's
+ * pickler adds items first, then sets a state once, and only for classes that have both; anything else may be a call.
+ */
+static void note_hidden_call(fc_pickle *p, fc_pv call) {
+    uint64_t *how = &p->cells[fc_pv_payload(call) + 5];
+    *how = (*how & 0xff) | (uint64_t)FC_RISK_RUNS << 8;
+    fc_pickle_note_risk(p, FC_RISK_RUNS, 0);
+}
+
+static bool has_name(const fc_pickle *p, fc_pv global, const char *name) {
+    return fc_pv_typeof(global) == FC_PV_GLOBAL && fc_pickle_is_str(p, p->cells[fc_pv_payload(global) + 2], name);
+}
+
+/* Whether the arguments of its class become attributes of an instance. */
+static bool has_attributes_of_arguments(const fc_pickle *p, fc_pv call) {
+    size_t n = 0;
+    const fc_pv callee = fc_pickle_callee(p, call);
+    fc_pickle_tuple(p, fc_pickle_arguments(p, call), &n);
+    return n > 0 && (has_name(p, callee, "AttributeDict") || has_name(p, callee, "SimpleNamespace"));
+}
+
+void fc_pickle_note_state(fc_pickle *p, fc_pv call) {
+    uint32_t aux;
+    const fc_global_kind kind = kind_of(p, fc_pickle_callee(p, call), &aux);
+    const bool items = fc_pickle_list_items(p, call) || fc_pickle_dict_items(p, call);
+    const bool type = kind == FC_GLOBAL_UNKNOWN && is_type(p, call) && !is_maker(p, fc_pickle_callee(p, call)) &&
+                      !makes_generator(p, fc_pickle_callee(p, call), fc_pickle_arguments(p, call));
+    if (fc_pickle_state(p, call) || type || kind == FC_GLOBAL_REBUILD || (items && kind != FC_GLOBAL_UNKNOWN) ||
+        has_attributes_of_arguments(p, call)) {
+        note_hidden_call(p, call);
+    }
+}
+
+void fc_pickle_note_items(fc_pickle *p, fc_pv call, fc_pv_type wanted) {
+    uint32_t aux;
+    const fc_pv callee = fc_pickle_callee(p, call);
+    const bool known = kind_of(p, callee, &aux) != FC_GLOBAL_UNKNOWN || fc_pickle_risk_of(p, call) == FC_RISK_NONE;
+    const bool takes = wanted == FC_PV_DICT ? has_name(p, callee, "AttributeDict")
+                                            : wanted == FC_PV_LIST && has_name(p, callee, "deque");
+    if (fc_pickle_state(p, call) || (known && !takes)) {
+        note_hidden_call(p, call);
     }
 }
 

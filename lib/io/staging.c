@@ -74,9 +74,13 @@ static fc_code make_directory(const char *parent, const char *name, fc_staging *
     return FC_OK;
 }
 
-/* Without locks, the lock file must not exist either, or the next run would take this run for dead. */
+/* Without locks, the lock file must not exist either, or the next run would take this run for dead. With them, its name
+ * is synced before anything is made next to it, or a power failure could leave files that nobody removes. */
 static lock_state lock_new(fc_staging *s) {
     lock_state state = s->fd < 0 ? LOCK_GONE : take_lock(s->fd, O_CREAT, &s->lock);
+    if (state == LOCK_HELD && fsync(s->fd) != 0) {
+        return LOCK_FAILED;
+    }
     if (state == LOCK_UNKNOWN && unlinkat(s->fd, "lock", 0) != 0) {
         state = LOCK_FAILED;
     }
@@ -157,10 +161,11 @@ void fc_staging_leave(fc_staging *s) {
     *s = FC_NO_STAGING;
 }
 
-/* Removes the lock last, so that a directory without one is empty. */
+/* Removes the lock last, so that a directory without one is empty, also after a power failure. */
 static void remove_content(int directory) {
     fc_remove_tree(directory, "new");
     fc_remove_tree(directory, "old");
+    (void)fsync(directory);
     (void)unlinkat(directory, "lock", 0);
 }
 

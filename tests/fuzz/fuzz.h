@@ -29,6 +29,18 @@ static inline const char *fuzz_file(const uint8_t *data, size_t size) {
     return path;
 }
 
+/* Has a shell remove the file or directory when this process ends in any way, also when libFuzzer or a signal kills it.
+ */
+static inline void fuzz_remove_at_end(const char *path) {
+    static FILE *pipe;
+    char command[192];
+    snprintf(command, sizeof command, "exec setsid sh -c 'cat >/dev/null; rm -rf %s'", path);
+    pipe = popen(command, "we");
+    if (!pipe) {
+        abort();
+    }
+}
+
 /* Makes the template `name` of a file or directory in memory, if there is a file system in memory. */
 static inline void fuzz_place(char path[64], const char *name) {
     snprintf(path, 64, "%s/%s", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp", name);

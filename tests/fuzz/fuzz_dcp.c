@@ -60,21 +60,13 @@ static void check_tensor(const fc_checkpoint *c, const fc_tensor *t, size_t file
 static char directory[64];
 
 /* Removes the files after the run. After a crash they stay for inspection. */
-static void clean_up(void) {
-    char path[sizeof directory + 32];
-    snprintf(path, sizeof path, "%s/.metadata", directory);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/__0_0.distcp", directory);
-    unlink(path);
-    rmdir(directory);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static int made;
     uint32_t n;
     if (!made) {
         fuzz_place(directory, "fuzz-dcp-XXXXXX");
-        made = mkdtemp(directory) != NULL && atexit(clean_up) == 0;
+        made = mkdtemp(directory) != NULL;
+        fuzz_remove_at_end(directory);
     }
     if (size < 4) {
         return 0;

@@ -12,10 +12,6 @@
 
 static char path[64];
 
-static void clean_up(void) {
-    unlink(path);
-}
-
 static void check_tensor(const fc_checkpoint *c, const fc_tensor *t, size_t file_size) {
     fc_error err;
     for (size_t i = 0; i < t->nchunks; i++) {
@@ -45,9 +41,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (fd < 0) {
         fuzz_place(path, "fuzz-st-XXXXXX.safetensors");
         fd = mkstemps(path, (int)strlen(".safetensors"));
-        if (fd < 0 || atexit(clean_up) != 0) {
+        if (fd < 0) {
             abort();
         }
+        fuzz_remove_at_end(path);
     }
     if (ftruncate(fd, 0) != 0 || pwrite(fd, data, size, 0) != (ssize_t)size) {
         abort();

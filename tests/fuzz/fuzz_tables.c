@@ -23,12 +23,6 @@ typedef struct made {
 
 static char home[64];
 
-static void clean_up(void) {
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf %s", home);
-    (void)!system(command);
-}
-
 static void load(made *m) {
     char index[128];
     snprintf(index, sizeof index, "%s/index.h5", m->path);
@@ -98,9 +92,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     choices c = {data, size};
     if (!kinds[0].good) {
         fuzz_place(home, "fuzz-tables-XXXXXX");
-        if (!mkdtemp(home) || atexit(clean_up) != 0) {
+        if (!mkdtemp(home)) {
             abort();
         }
+        fuzz_remove_at_end(home);
         for (int i = 0; i < KINDS; i++) {
             make(&kinds[i], i);
         }

@@ -13,22 +13,28 @@ import decimal
 import fractions
 import functools
 import glob
+import http
 import io
 import ipaddress
 import json
 import logging
+import operator
 import os
 import pathlib
 import pickle
+import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import typing
 import uuid
 import warnings
 import zipfile
+import zoneinfo
 
 logging.disable(logging.WARNING)
 warnings.filterwarnings("ignore")
@@ -36,7 +42,10 @@ try:
     import numpy as np
     import torch
     import torch.distributed.checkpoint as dcp
+    from torch import distributed
     from torch.distributed import fsdp
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+    from torch.distributed.tensor.placement_types import _StridedShard
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
@@ -195,6 +204,74 @@ def dropped_call_of_a_rank(home):
         check(r.returncode == 1 and "system: it may be hostile" in r.stdout and os.path.basename(found[-1]) in r.stdout,
               "%s: a dropped call is not reported: %s" % (source, r))
         shutil.rmtree(path)
+
+
+def text(value):
+    return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
+
+
+def hidden_calls(mark):
+    """Values that call an attribute of an instance when they are loaded. No REDUCE names the function. (name, value, whether this
+    Python and these packages run it)"""
+    inner = io.BytesIO()
+    torch.save(system(mark), inner, _use_new_zipfile_serialization=False)
+    payload = b"c_codecs\nencode\n" + text(inner.getvalue().decode("latin1")) + text("latin1") + b"\x86R"
+    load, space = b"ctorch.storage\n_load_from_bytes\n", b"cargparse\nNamespace\n)\x81"
+    state = b"}" + text("__setstate__") + load + b"s"
+    yield "two states", space + state + b"b" + payload + b"b", True
+    yield "append to an attribute", space + b"}" + text("append") + load + b"sb" + payload + b"a", True
+    yield "extend an attribute", space + b"}" + text("extend") + load + b"sb(" + payload + b"e", False
+    yield "two states of an OrderedDict", b"ccollections\nOrderedDict\n)R" + state + b"b" + payload + b"b", True
+    yield "two states of a partial", (b"cfunctools\npartial\nc__builtin__\nint\n\x85R(c__builtin__\nint\n)}" + state
+                                      + b"tb" + payload + b"b"), True
+    yield "a state after an item", (b"clightning_fabric.utilities.data\nAttributeDict\n)\x81" + text("__setstate__") + load
+                                    + b"s" + payload + b"b"), False
+    yield "a state after an argument", (b"ctypes\nSimpleNamespace\n}" + text("__setstate__") + load + b"s\x85R" + payload
+                                        + b"b"), sys.version_info >= (3, 13)
+    yield "a state of a type", (b"c_operator\ngetitem\nctyping\nCounter\nc__builtin__\nint\n\x86RN}" + text("update") + load
+                                + b"s\x86b"), False
+    yield "an item of a ChainMap", b"ccollections\nChainMap\nctyping\nsys.modules\n\x85R" + text("x") + load + b"s", False
+    yield "a name behind two modules", b"ctorch\nserialization.os.system\n" + text("touch " + mark) + b"\x85R", False
+    yield "a function for a random generator", (b"cnumpy.random._pickle\n__generator_ctor\n" + text("touch " + mark)
+                                                + b"cposix\nsystem\n\x86R"), None
+    yield "an attribute of a class that makes data", (b"c__builtin__\ngetattr\nczoneinfo\nZoneInfo\n" + text("__init_subclass__")
+                                                      + b"\x86R)R"), False
+
+
+def hidden_call(home):
+    """They are reported, and they do not travel."""
+    mark, path = os.path.join(home, "mark"), os.path.join(home, "hidden.pt")
+    for what, value, must_run in hidden_calls(mark):
+        torch.save({"w": torch.ones(4)}, path)
+        with_pickle(path, lambda data: data[:-1] + text("evil") + value + b"s.")
+        check(must_run in (None, False) or runs(path, mark), "%s: does not run: the test is wrong" % what)
+        said = ("not known to be harmless",) if must_run is None else ("may be hostile",)
+        for command in ("check", "verify", "inspect"):
+            r = run(command, path)
+            check(any(s in r.stdout for s in said), "%s: %s: %s" % (what, command, r))
+            check(command == "inspect" or must_run is None or r.returncode == 1, "%s: it is good: %s" % (what, r))
+        for to in ("pt", "dcp"):
+            target = os.path.join(home, "hidden_to_" + to)
+            r = run("convert", path, "-o", target, "--to", to)
+            check(r.returncode in (0, 3, 5) and not os.path.exists(mark), "%s: %s" % (what, r))
+            if r.returncode == 0:
+                good = run("check", target)
+                check(good.returncode == 0 and (to == "dcp" or not runs(target, mark)), "%s: it travelled: %s" % (what, good))
+                shutil.rmtree(target) if to == "dcp" else os.remove(target)
+
+
+def hidden_call_in_metadata(home):
+    """The same in DCP's `.metadata`."""
+    folder = os.path.join(home, "hidden_metadata")
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=folder)
+    path = os.path.join(folder, ".metadata")
+    with open(path, "rb") as f:
+        data = f.read()
+    hidden = (b"ccollections\nOrderedDict\n)R}" + text("__setstate__") + b"ctorch.optim\nAdam\nsb}" + text("x") + b"Nsb0")
+    with open(path, "wb") as f:
+        f.write(data[:2] + hidden + data[2:])
+    r = run("convert", folder, "-o", folder + ".h5")
+    check(r.returncode == 3 and "may be hostile" in r.stderr and r.stderr.count("\n") == 1, "hidden call in .metadata: %s" % r)
 
 
 def wrapped_call(home):
@@ -420,7 +497,12 @@ def harmless():
         "delta": datetime.timedelta(1, 2, 3), "uuid": uuid.UUID(int=5), "decimal": decimal.Decimal("1.50"),
         "fraction": fractions.Fraction(1, 3), "complex": 1 + 2j, "set": {1, 2}, "frozenset": frozenset([1]),
         "bytes": b"\0\xff", "bytearray": bytearray(b"x"), "range": range(3), "slice": slice(1, 2), "none": None,
+        "zone": zoneinfo.ZoneInfo("UTC"), "reduce": distributed.ReduceOp.SUM, "pattern": re.compile("a+b", re.I), "flag": [re.I],
+        "network": ipaddress.ip_network("10.0.0.0/8"), "interface": ipaddress.ip_interface("::1/64"),
+        "relu": [torch.relu, torch.nn.functional.gelu], "getter": operator.itemgetter(1), "http": [http.HTTPStatus.OK],
+        "strided": _StridedShard(0, split_factor=2), "moment": time.gmtime(0), "options": StateDictOptions(cpu_offload=True),
         "big": 2 ** 100, "float": float("inf"), "class": [torch.optim.Adam], "random": np.random.RandomState(1).get_state(),
+        "generator": torch.Generator(), "numpy_generator": np.random.default_rng(1), "python_random": random.Random(1),
     }
 
 
@@ -434,6 +516,16 @@ def same(a, b):
             getattr(a, "__dict__", None) == getattr(b, "__dict__", None))
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, zoneinfo.ZoneInfo):
+        return a.key == b.key
+    if isinstance(a, operator.itemgetter):
+        return repr(a) == repr(b)
+    if isinstance(a, random.Random):
+        return a.getstate() == b.getstate()
+    if isinstance(a, np.random.Generator):
+        return same(a.bit_generator.state, b.bit_generator.state)
+    if isinstance(a, torch.Generator):
+        return torch.equal(a.get_state(), b.get_state())
     if isinstance(a, functools.partial):
         return (a.func, a.args, a.keywords) == (b.func, b.args, b.keywords)
     return a == b
@@ -525,7 +617,8 @@ def unloadable(home):
 
 
 with tempfile.TemporaryDirectory(prefix="fc-unsafe-") as home:
-    for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, wrapped_call, hooked_tensor, torchscript_object, two_readers, unknown_class, look_alikes,
+    for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, hidden_call,
+                 hidden_call_in_metadata, wrapped_call, hooked_tensor, torchscript_object, two_readers, unknown_class, look_alikes,
                  decoded, harmless_travel, unloadable):
         test(home)
 if failures:
