@@ -1,20 +1,17 @@
 #!/usr/bin/env python3
-"""Fails every system call or every allocation of a command in turn, until a run has no more calls to fail.
+"""Fails every system call, or an allocation at every place in the code, in turn, until a run has no more calls to fail.
 
 Each failed run must exit with status 3 or 4, print one line on stderr, leave the old target unchanged and leave nothing else
 behind. Or it must succeed completely, if the call does not matter, such as a read-ahead hint. A command without a target must
 then print the same as without a fault.
 
-usage: run.py FSDPCKPT SHIM SOURCE sys|mem|callers|dir|stat[@RANK[/STEP]] ERRNO COMMAND [OPTION...]
-
-callers fails allocations like mem, but of those with the same callers only the first one.
+usage: run.py FSDPCKPT SHIM SOURCE sys|mem|dir|stat[@RANK[/STEP]] ERRNO COMMAND [OPTION...]
 
 With @RANK the command runs on two ranks of MPI, and the calls that the program makes on this rank fail, with STEP only every STEP-th
 call. All ranks must end.
 """
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -50,16 +47,6 @@ def run(argv, rank, faults=None):
     return result
 
 
-def first_of_callers(argv, faults):
-    """The numbers of the first allocations by each sequence of callers, and one that no run reaches."""
-    with tempfile.NamedTemporaryFile() as log:
-        run(argv, "", {**faults, "FAULT_CALLERS": log.name})
-        first = {}
-        for number, callers in struct.iter_unpack("QQ", log.read()):
-            first[callers] = min(number, first.get(callers, number))
-    return [*sorted(set(first.values())), 1 << 40]
-
-
 def main():
     program, shim, source, family, number, *command = sys.argv[1:]
     family, _, rank = family.partition("@")
@@ -84,14 +71,10 @@ def main():
             return 1
         good = snapshot(home)
         failed = 0
-        always = dict(LD_PRELOAD=os.path.basename(shim), LD_LIBRARY_PATH=":".join(filter(None, folders)),
-                      FAULT_FAMILY="mem" if family == "callers" else family, FAULT_ERRNO=number, FAULT_LOG=log,
-                      **({"FAULT_OURS": "1"} if rank else {}))
-        numbers = range(1, 100000, int(step or 1))
-        if family == "callers":
-            numbers = first_of_callers([*argv, *force], always)
-        for count, n in enumerate(numbers):
-            faults = dict(always, FAULT_AT=str(n))
+        for n in range(1, 100000, int(step or 1)):
+            faults = dict(LD_PRELOAD=os.path.basename(shim), LD_LIBRARY_PATH=":".join(filter(None, folders)),
+                          FAULT_FAMILY=family, FAULT_AT=str(n), FAULT_ERRNO=number, FAULT_LOG=log,
+                          **({"FAULT_OURS": "1"} if rank else {"FAULT_FIRST": "1"} if family == "mem" else {}))
             with open(log, "wb") as f:
                 f.write(bytes(64))
             result = run([*argv, *force], rank, faults)
@@ -105,7 +88,7 @@ def main():
                 if result.returncode != made.returncode:
                     print(where + f"failed without a fault: {result.stderr}")
                     return 1
-                print(f"{count} calls failed in turn, {failed} of them ended the command; the target was never harmed")
+                print(f"{n - 1} calls failed in turn, {failed} of them ended the command; the target was never harmed")
                 return 0 if failed > 0 else 1
             if result.returncode == made.returncode and result.stdout == made.stdout:
                 continue

@@ -5,15 +5,16 @@
  *   FAULT_FAMILY=sys|mem|dir|stat  which calls to fail (dir: only those of sys that list directories; stat: those that
  *                             ask whether a file exists, which sys does not fail)
  *   FAULT_AT=n                the number of the call, counted from 1
+ *   FAULT_FIRST=1             counts only the first call from each place: from the same functions, up to 8 of them. A
+ *                             loop over a thousand tensors is then one place.
  *   FAULT_ERRNO=number        the error of the call
  *   FAULT_KILL=1              kills the process instead, as kill -9 does
  *   FAULT_STOP=1              stops the process before the call instead, so that the driver can change its files, and
  *                             lets the call through. A child is not stopped.
  *   FAULT_NO_EXCHANGE=1       renameat2 supports no flags, as on NFS
  *   FAULT_OURS=1              does not count calls of libraries, such as those of MPI
- *   FAULT_CALLERS=path        fails nothing, but appends the number of each call of the family and a hash of its
- * callers, 16 bytes, to this file FAULT_LOG=path            an existing file of 64 bytes that gets the name of the
- * failed call. It is mapped at the start, so that a child confined by seccomp can still write to it.
+ *   FAULT_LOG=path            an existing file of 64 bytes that gets the name of the failed call. It is mapped at the
+ *                             start, so that a child confined by seccomp can still write to it.
  *
  * mem fails only allocations of the command itself; libhdf5 without memory is not tested. If libhdf5 is linked
  * statically, its functions are recognised by their symbols, which begin with H5.
@@ -26,7 +27,6 @@
 #include <errno.h>
 #include <execinfo.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <link.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -44,12 +44,11 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem, family_dir, family_stat, kills, stops, no_exchange, only_ours;
+static bool family_mem, family_dir, family_stat, kills, stops, no_exchange, only_ours, only_first;
 static pid_t first_process;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
-static int callers_fd = -1;
 static uintptr_t loaded_at;
 static const ElfW(Sym) * symbols; /* of the executable, which stays mapped */
 static size_t nsymbols;
@@ -116,6 +115,9 @@ __attribute__((constructor)) static void start(void) {
     first_process = getpid();
     no_exchange = getenv("FAULT_NO_EXCHANGE") != NULL;
     only_ours = getenv("FAULT_OURS") != NULL;
+    only_first = getenv("FAULT_FIRST") != NULL;
+    void *frame;
+    backtrace(&frame, 1); /* loads what it needs, before there is seccomp */
     const char *path = getenv("FAULT_LOG");
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd >= 0) {
@@ -123,39 +125,35 @@ __attribute__((constructor)) static void start(void) {
         fault_log = map == MAP_FAILED ? NULL : map;
         close(fd);
     }
-    const char *callers = getenv("FAULT_CALLERS");
-    if (callers) {
-        void *frame;
-        backtrace(&frame, 1); /* the first call allocates */
-        callers_fd = open(callers, O_WRONLY | O_APPEND | O_CLOEXEC);
-    }
     /* Last, since it arms the faults. */
-    fault_at = callers ? LONG_MAX : at ? atol(at) : 0;
+    fault_at = at ? atol(at) : 0;
 }
 
-static void note_callers(long number) {
-    enum { DEPTH = 12 };
-    void *frames[DEPTH];
-    uint64_t record[2] = {(uint64_t)number, 0};
-    int n = backtrace(frames, DEPTH);
-    for (int i = 0; i < n; i++) {
-        if ((uintptr_t)frames[i] >= text_begin && (uintptr_t)frames[i] < text_end) {
-            record[1] = record[1] * 1000003 + ((uintptr_t)frames[i] - loaded_at);
+/* Whether no earlier call came from the same place. */
+static bool is_first(void) {
+    enum { FRAMES = 11, OURS = 3, PLACES = 1 << 16 }; /* the innermost functions are those of this file */
+    static _Atomic uint64_t places[PLACES];
+    void *frames[FRAMES];
+    uint64_t place = 14695981039346656037u;
+    const int n = backtrace(frames, FRAMES);
+    for (int i = OURS; i < n; i++) {
+        place = (place ^ ((uintptr_t)frames[i] - loaded_at)) * 1099511628211u;
+    }
+    for (uint64_t i = place; n > OURS; i++) {
+        uint64_t found = 0;
+        if (atomic_compare_exchange_strong(&places[(i ^ i >> 32) % PLACES], &found, place)) {
+            return true;
+        }
+        if (found == place) {
+            return false;
         }
     }
-    ssize_t written = write(callers_fd, record, sizeof record);
-    (void)written;
+    return true;
 }
 
 static bool fails(bool mem, const char *name) {
-    if (fault_at == 0 || mem != family_mem) {
-        return false;
-    }
-    const long number = atomic_fetch_add(&calls, 1) + 1;
-    if (callers_fd >= 0) {
-        note_callers(number);
-    }
-    if (number != fault_at) {
+    if (fault_at == 0 || mem != family_mem || (only_first && !is_first()) ||
+        atomic_fetch_add(&calls, 1) + 1 != fault_at) {
         return false;
     }
     if (stops && getpid() != first_process) {
