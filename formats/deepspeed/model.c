@@ -62,7 +62,7 @@ static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, 
         return fc_ds_no_memory(m->b);
     }
     bool good = n <= FC_MAX_DIMS && (items || fc_pv_typeof(v) == FC_PV_SIZE);
-    for (size_t i = 0; good && i < n; i++) {
+    for (size_t i = 0; good && items && i < n; i++) {
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
     }
     if (!good || !fc_numel((int)n, sizes, numel) || !fc_torch_shape_fits(FC_F64, (int)n, sizes)) {
