@@ -160,10 +160,12 @@ static fc_code read_keys(const rank_file *r, size_t group) {
         size_t length = 0;
         fc_torch_tensor t = {0};
         const char *text = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : NULL;
-        const char *name =
-            text && strlen(text) == length ? fc_arena_strndup(r->b->checkpoint->arena, text, length) : NULL;
-        if (!name || length == 0) { /* "" is the key of the masters */
+        if (!text || strlen(text) != length || length == 0) { /* "" is the key of the masters */
             return fail_file(r, "a name in the optimizer's state is not a string");
+        }
+        const char *name = fc_arena_strndup(r->b->checkpoint->arena, text, length);
+        if (!name) {
+            return fc_ds_no_memory(r->b);
         }
         if (fc_torch_is_tensor(r->f.p, pairs[i + 1])) {
             FC_TRY_CONTEXT(fc_torch_tensor_decode(r->f.p, pairs[i + 1], &t, r->b->err), r->b->err, "%s", r->f.path);

@@ -38,9 +38,12 @@ static fc_pv get(const mg_reader *r, fc_pv v, const char *key) {
     return fc_pv_typeof(v) == FC_PV_DICT ? fc_torch_dict_get(r->f.p, v, key) : 0;
 }
 
+/* @return NULL if `v` is not a list. */
 static const fc_pv *list_of(const mg_reader *r, fc_pv v, size_t *count) {
+    static const fc_pv none = 0;
     *count = 0;
-    return fc_pv_typeof(v) == FC_PV_LIST ? fc_pickle_items(r->f.p, v, count) : NULL;
+    const fc_pv *items = fc_pv_typeof(v) == FC_PV_LIST ? fc_pickle_items(r->f.p, v, count) : NULL;
+    return items || fc_pv_typeof(v) != FC_PV_LIST ? items : &none;
 }
 
 /* ---- from numbers to names ---- */

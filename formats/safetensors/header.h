@@ -87,7 +87,7 @@ const char *fc_st_header_value(const st_header *header, const char *key);
 /** Applies `__metadata__` to the entries and converts their shapes and offsets to those of torch. (kept.c) */
 fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, st_header *header, fc_error *err);
 
-/** Reads a path, a list of keys and indexes. @return FC_ECORRUPT, without a message, if `list` is not one. */
-fc_code fc_st_object_path(fc_arena *arena, const json_t *list, fc_path *out);
+/** Reads a path, a list of keys and indexes. `out->elements` is NULL if `list` is not one. @param path of the file */
+fc_code fc_st_object_path(fc_arena *arena, const char *path, const json_t *list, fc_path *out, fc_error *err);
 
 #endif

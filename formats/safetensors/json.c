@@ -60,7 +60,7 @@ fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
     if (what == json_error_null_character || what == json_error_null_byte_in_key) {
         fc_st_json_fail(json, json->at, "a name or string contains a NUL character (\\u0000), which is not supported",
                         err);
-        return err ? (err->code = FC_EUNSUPPORTED) : FC_EUNSUPPORTED;
+        return err->code = FC_EUNSUPPORTED;
     }
     if (shortened && (what == json_error_premature_end_of_input || (size_t)wrong.position >= ST_JSON_VALUE)) {
         return fc_st_json_fail(json, json->at, "a value has more than 64 KiB", err);

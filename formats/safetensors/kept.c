@@ -31,19 +31,25 @@ static fc_code find(const kept_reader *a, const char *name, st_entry **out, fc_e
     return *out ? FC_OK : fail(a, name, "the file has no tensor of that name", err);
 }
 
-/* Reads `count` integers of at least 0. @return NULL if the value is anything else. */
-static int64_t *read_numbers(const kept_reader *a, const json_t *list, size_t count) {
-    int64_t *out = json_array_size(list) == count && json_is_array(list)
-                       ? fc_arena_alloc(a->arena, (count + 1) * sizeof *out)
-                       : NULL;
-    for (size_t i = 0; out && i < count; i++) {
+/* Reads `count` integers of at least 0. `*out` is NULL if the value is anything else. */
+static fc_code read_numbers(const kept_reader *a, const json_t *list, size_t count, int64_t **out, fc_error *err) {
+    *out = NULL;
+    if (!json_is_array(list) || json_array_size(list) != count) {
+        return FC_OK;
+    }
+    int64_t *numbers = fc_arena_alloc(a->arena, (count + 1) * sizeof *numbers);
+    if (!numbers) {
+        return fc_no_memory(err, a->path);
+    }
+    for (size_t i = 0; i < count; i++) {
         const json_t *item = json_array_get(list, i);
-        out[i] = (int64_t)json_integer_value(item);
-        if (!json_is_integer(item) || out[i] < 0) {
-            return NULL;
+        numbers[i] = (int64_t)json_integer_value(item);
+        if (!json_is_integer(item) || numbers[i] < 0) {
+            return FC_OK;
         }
     }
-    return out;
+    *out = numbers;
+    return FC_OK;
 }
 
 static const char *keep(const kept_reader *a, const json_t *string) {
@@ -54,7 +60,7 @@ static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_
     kept_reader *a = context;
     st_entry *e;
     FC_TRY(find(a, name, &e, err));
-    e->offsets = read_numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim);
+    FC_TRY(read_numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim, &e->offsets, err));
     return e->offsets ? FC_OK : fail(a, name, "saved_offsets should have one number for each dimension", err);
 }
 
@@ -73,8 +79,8 @@ static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_er
     return fits ? FC_OK : fail(a, name, "the dtype does not fit the one in the header", err);
 }
 
-/* See ST_PATHS. */
-static bool read_element(const kept_reader *a, const json_t *item, fc_path_element *out) {
+/* See ST_PATHS. The key is NULL if the item is not an element. */
+static fc_code read_element(const kept_reader *a, const json_t *item, fc_path_element *out, fc_error *err) {
     const json_t *tuple = json_object_get(item, "tuple"), *number = json_object_get(item, "number");
     const json_t *value = tuple ? tuple : number ? number : item;
     char text[32];
@@ -84,28 +90,39 @@ static bool read_element(const kept_reader *a, const json_t *item, fc_path_eleme
     } else if (json_is_integer(value) && (number || json_integer_value(value) >= 0)) {
         int n = snprintf(text, sizeof text, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         out->key = fc_arena_strndup(a->arena, text, (size_t)n);
+    } else {
+        return FC_OK;
     }
-    return out->key != NULL;
+    return out->key ? FC_OK : fc_no_memory(err, a->path);
 }
 
-/* @return NULL if the list is not a path, or when out of memory. */
-static fc_path_element *read_path(const kept_reader *a, const json_t *list, size_t *count) {
+/* `*out` is NULL if the list is not a path. */
+static fc_code read_path(const kept_reader *a, const json_t *list, const fc_path_element **out, size_t *count,
+                         fc_error *err) {
+    *out = NULL;
     *count = json_array_size(list);
-    fc_path_element *elements =
-        *count > 0 && *count <= MAX_ELEMENTS ? fc_arena_calloc(a->arena, *count, sizeof *elements) : NULL;
-    for (size_t i = 0; elements && i < *count; i++) {
-        if (!read_element(a, json_array_get(list, i), &elements[i])) {
-            return NULL;
+    if (*count == 0 || *count > MAX_ELEMENTS) {
+        return FC_OK;
+    }
+    fc_path_element *elements = fc_arena_calloc(a->arena, *count, sizeof *elements);
+    if (!elements) {
+        return fc_no_memory(err, a->path);
+    }
+    for (size_t i = 0; i < *count; i++) {
+        FC_TRY(read_element(a, json_array_get(list, i), &elements[i], err));
+        if (!elements[i].key) {
+            return FC_OK;
         }
     }
-    return elements;
+    *out = elements;
+    return FC_OK;
 }
 
 static fc_code apply_path(void *context, const char *name, json_t *value, fc_error *err) {
     kept_reader *a = context;
     st_entry *e;
     FC_TRY(find(a, name, &e, err));
-    e->path = read_path(a, value, &e->path_count);
+    FC_TRY(read_path(a, value, &e->path, &e->path_count, err));
     return e->path ? FC_OK : fail(a, name, "the path should be a list of keys and indexes", err);
 }
 
@@ -114,10 +131,16 @@ static fc_code apply_layout(void *context, const char *name, json_t *value, fc_e
     st_entry *e;
     const json_t *placements = json_object_get(value, "placements");
     FC_TRY(find(a, name, &e, err));
-    e->global_ndim = (int)json_array_size(json_object_get(value, "shape"));
-    e->global = read_numbers(a, json_object_get(value, "shape"), (size_t)e->global_ndim);
-    e->placements = json_is_string(placements) ? keep(a, placements) : NULL;
-    return e->global && e->placements ? FC_OK : fail(a, name, "its shape or its placements are missing", err);
+    const json_t *shape = json_object_get(value, "shape");
+    int64_t *sizes;
+    e->global_ndim = (int)json_array_size(shape);
+    FC_TRY(read_numbers(a, shape, (size_t)e->global_ndim, &sizes, err));
+    if (!sizes || !json_is_string(placements)) {
+        return fail(a, name, "its shape or its placements are missing", err);
+    }
+    e->global = sizes;
+    e->placements = keep(a, placements);
+    return e->placements ? FC_OK : fc_no_memory(err, a->path);
 }
 
 /* Calls `member` for each member of the JSON object stored under `key`, if there is one. */
@@ -141,8 +164,8 @@ static fc_code apply_mesh(kept_reader *a, fc_error *err) {
     json_t *root = strlen(text) <= ST_JSON_VALUE ? json_loads(text, JSON_REJECT_DUPLICATES, &at) : NULL;
     const json_t *names = json_object_get(root, "names"), *rank = json_object_get(root, "rank");
     size_t n = json_array_size(names);
-    int64_t *sizes = read_numbers(a, json_object_get(root, "shape"), n);
-    int64_t ranks = 1;
+    int64_t *sizes, ranks = 1;
+    const fc_code rc = read_numbers(a, json_object_get(root, "shape"), n, &sizes, err);
     bool good = sizes && n > 0 && n <= FC_MAX_MESH_DIMS && json_is_integer(rank);
     for (size_t i = 0; good && i < n; i++) {
         const char *name = json_string_value(json_array_get(names, i));
@@ -157,6 +180,7 @@ static fc_code apply_mesh(kept_reader *a, fc_error *err) {
     a->header->rank = (int64_t)json_integer_value(rank);
     good = good && a->header->rank >= 0 && a->header->rank < ranks;
     json_decref(root);
+    FC_TRY(rc);
     if (!good) {
         return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s should be a mesh and a rank in it", a->path, ST_MESH);
     }
@@ -227,10 +251,8 @@ fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, st_header *he
     return FC_OK;
 }
 
-fc_code fc_st_object_path(fc_arena *arena, const json_t *list, fc_path *out) {
-    kept_reader a = {.arena = arena};
-    size_t count;
-    const fc_path_element *elements = read_path(&a, list, &count);
-    *out = (fc_path){elements, elements ? count : 0};
-    return elements ? FC_OK : FC_ECORRUPT;
+fc_code fc_st_object_path(fc_arena *arena, const char *path, const json_t *list, fc_path *out, fc_error *err) {
+    const kept_reader a = {.arena = arena, .path = path};
+    *out = (fc_path){0};
+    return read_path(&a, list, &out->elements, &out->count, err);
 }

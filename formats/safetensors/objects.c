@@ -114,29 +114,42 @@ typedef struct object_parser {
     bool has_data;
 } object_parser;
 
-static const char *keep(fc_arena *arena, const json_t *text) {
-    return json_is_string(text) ? fc_arena_strndup(arena, json_string_value(text), json_string_length(text)) : NULL;
+/* `*out` is NULL if the value is not a string. */
+static fc_code keep(const object_parser *p, const json_t *value, const char **out, fc_error *err) {
+    *out =
+        json_is_string(value) ? fc_arena_strndup(p->arena, json_string_value(value), json_string_length(value)) : NULL;
+    return *out || !json_is_string(value) ? FC_OK : fc_no_memory(err, p->file);
 }
 
-static bool decode(object_parser *p, const json_t *text) {
-    size_t length = json_string_length(text);
-    unsigned char *bytes = json_is_string(text) ? fc_arena_alloc(p->arena, length / 4 * 3 + 1) : NULL;
+static fc_code decode(object_parser *p, const json_t *value, fc_error *err) {
+    size_t length = json_string_length(value);
+    if (!json_is_string(value)) {
+        return FC_OK;
+    }
+    unsigned char *bytes = fc_arena_alloc(p->arena, length / 4 * 3 + 1);
+    if (!bytes) {
+        return fc_no_memory(err, p->file);
+    }
     p->content.bytes = bytes;
-    p->has_data = bytes && fc_base64_decode(json_string_value(text), length, bytes, &p->content.size);
-    return p->has_data;
+    p->has_data = fc_base64_decode(json_string_value(value), length, bytes, &p->content.size);
+    return FC_OK;
 }
 
 static fc_code parse_member(void *context, const char *key, json_t *value, fc_error *err) {
     object_parser *p = context;
     bool good = true;
     if (strcmp(key, "encoding") == 0) {
-        good = (p->encoding = keep(p->arena, value)) != NULL;
+        FC_TRY(keep(p, value, &p->encoding, err));
+        good = p->encoding;
     } else if (strcmp(key, "json") == 0) {
-        good = (p->content.json = keep(p->arena, value)) != NULL;
+        FC_TRY(keep(p, value, &p->content.json, err));
+        good = p->content.json;
     } else if (strcmp(key, "path") == 0) {
-        good = fc_st_object_path(p->arena, value, &p->path) == FC_OK;
+        FC_TRY(fc_st_object_path(p->arena, p->file, value, &p->path, err));
+        good = p->path.elements;
     } else if (strcmp(key, "data") == 0) {
-        good = decode(p, value);
+        FC_TRY(decode(p, value, err));
+        good = p->has_data;
     }
     if (!good) {
         return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: the value of %.32s is invalid", p->file, p->key,

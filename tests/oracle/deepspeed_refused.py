@@ -14,32 +14,19 @@ try:
     import torch
     from checks import check, finish, refused, run
     from deepspeed_read import stand_in_for_deepspeed
+    from edits import GONE, SPARSE, Add, Apply, changed
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-GONE = object()
-SPARSE = torch.eye(3).to_sparse()
 M2, O2 = "mp_rank_00_model_states.pt", "bf16_zero_pp_rank_%d_mp_rank_00_optim_states.pt"
 M3, O3 = "zero_pp_rank_%d_mp_rank_00_model_states.pt", "zero_pp_rank_%d_mp_rank_00_optim_states.pt"
 Z2, Z3, U1, U3 = "zero2-bf16", "zero3-subgroups", "zero1-bf16-universal", "zero3-bf16-universal"
 STATE, OPT = "zero/optimizer_state.pt", "optimizer_state_dict"
+STATE_OF_1 = tuple("optim.state.%s.%s" % (p, k) for p in ("scale", "l1.bias", "norm.weight", "norm.bias", "l2.bias")
+                   for k in ("exp_avg", "exp_avg_sq", "step"))
 ADAM2 = (OPT, "base_optimizer_state", "state", 0)
 NAME = "the name of a parameter is not a string"
-
-
-class Add:
-    """Adds members to the dict that is there."""
-
-    def __init__(self, members):
-        self.members = members
-
-
-class Apply:
-    """Replaces a value by a function of it."""
-
-    def __init__(self, function):
-        self.function = function
 
 
 # case, file, keys that lead to the changed value, its new value, exit status, words of the message
@@ -149,6 +136,8 @@ ACCEPTED = (
     (Z2, O2 % 0, (OPT, "base_optimizer_state", "param_groups"), [5, 5], (), ""),
     (Z2, O2 % 0, (*ADAM2, "step"), torch.ones(1), (), ""),
     (Z2, O2 % 0, (OPT, "base_optimizer_state"), Apply(lambda base: [base["state"][0], base["state"][1]]), (), ""),
+    (Z2, O2 % 0, (OPT, "base_optimizer_state"), Apply(lambda base: [base["state"][0]]), STATE_OF_1, ""),
+    (Z2, O2 % 0, ADAM2, Add({"note": "kept"}), (), ""),
 )
 
 
@@ -169,18 +158,6 @@ FILES = (
     ({"../latest": "global_step2\r\n"}, 0, ""),
     ({"../latest": GONE, "../global_step3/": "", "../global_step4": "", "../global_step5/a": ""}, 0, ""),
 )
-
-
-def changed(value, keys, new):
-    """A copy of the value with a change below `keys`."""
-    if keys:
-        own = list(value) if isinstance(value, list) else dict(value)
-        if new is GONE and len(keys) == 1:
-            del own[keys[0]]
-        else:
-            own[keys[0]] = changed(value[keys[0]], keys[1:], new)
-        return own
-    return new.function(value) if isinstance(new, Apply) else {**value, **new.members} if isinstance(new, Add) else new
 
 
 class Home:
