@@ -61,8 +61,11 @@ static bool is_known(const model *m, const char *name) {
 static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, const int64_t **shape, int64_t *numel) {
     size_t n;
     const fc_pv *items = fc_ds_list(m->f->p, v, &n);
-    int64_t *sizes = n <= FC_MAX_DIMS ? fc_arena_calloc(m->b->checkpoint->arena, n, sizeof *sizes) : NULL;
-    bool good = sizes && (items || fc_pv_typeof(v) == FC_PV_SIZE);
+    int64_t *sizes = fc_arena_calloc(m->b->checkpoint->arena, FC_MAX_DIMS, sizeof *sizes);
+    if (!sizes) {
+        return fc_ds_no_memory(m->b);
+    }
+    bool good = n <= FC_MAX_DIMS && (items || fc_pv_typeof(v) == FC_PV_SIZE);
     for (size_t i = 0; good && items && i < n; i++) {
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
     }

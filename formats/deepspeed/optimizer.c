@@ -146,15 +146,14 @@ static fc_code read_keys(const rank_file *r, size_t group) {
         size_t length = 0;
         fc_torch_tensor t = {0};
         const char *text = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : NULL;
-        const char *name =
-            text && strlen(text) == length ? fc_arena_strndup(r->b->checkpoint->arena, text, length) : NULL;
-        if (!name || length == 0) { /* "" is the key of the masters */
+        if (!text || length == 0 || strlen(text) != length) { /* "" is the key of the masters */
             return fail_file(r, "a name in the optimizer's state is not a string");
         }
         if (fc_torch_is_tensor(r->f.p, pairs[i + 1])) {
             FC_TRY_CONTEXT(fc_torch_tensor_decode(r->f.p, pairs[i + 1], &t, r->b->err), r->b->err, "%s", r->f.path);
         }
-        FC_TRY(add_key(r->b, group, name, t.ndim == 1));
+        const char *name = fc_arena_strndup(r->b->checkpoint->arena, text, length);
+        FC_TRY(name ? add_key(r->b, group, name, t.ndim == 1) : fc_ds_no_memory(r->b));
     }
     return FC_OK;
 }

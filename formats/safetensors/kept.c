@@ -20,10 +20,13 @@ typedef struct kept_reader {
     const char *path;
     st_header *header;
     const char *what; /* the key of the member that is applied, for messages */
+    bool no_memory;
 } kept_reader;
 
 static fc_code fail(const kept_reader *a, const char *name, const char *what, fc_error *err) {
-    return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s: tensor %.256s: %s", a->path, a->what, name, what);
+    return a->no_memory
+               ? fc_no_memory(err, a->path)
+               : fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s: tensor %.256s: %s", a->path, a->what, name, what);
 }
 
 static fc_code find(const kept_reader *a, const char *name, st_entry **out, fc_error *err) {
@@ -32,10 +35,11 @@ static fc_code find(const kept_reader *a, const char *name, st_entry **out, fc_e
 }
 
 /* Reads `count` integers of at least 0. @return NULL if the value is anything else. */
-static int64_t *read_numbers(const kept_reader *a, const json_t *list, size_t count) {
+static int64_t *read_numbers(kept_reader *a, const json_t *list, size_t count) {
     int64_t *out = json_array_size(list) == count && json_is_array(list)
                        ? fc_arena_alloc(a->arena, (count + 1) * sizeof *out)
                        : NULL;
+    a->no_memory |= !out && json_array_size(list) == count && json_is_array(list);
     for (size_t i = 0; out && i < count; i++) {
         const json_t *item = json_array_get(list, i);
         out[i] = (int64_t)json_integer_value(item);
@@ -46,8 +50,10 @@ static int64_t *read_numbers(const kept_reader *a, const json_t *list, size_t co
     return out;
 }
 
-static const char *keep(const kept_reader *a, const json_t *string) {
-    return fc_arena_strndup(a->arena, json_string_value(string), json_string_length(string));
+static const char *keep(kept_reader *a, const json_t *string) {
+    const char *copy = fc_arena_strndup(a->arena, json_string_value(string), json_string_length(string));
+    a->no_memory |= !copy;
+    return copy;
 }
 
 static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_error *err) {
@@ -74,7 +80,7 @@ static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_er
 }
 
 /* See ST_PATHS. */
-static bool read_element(const kept_reader *a, const json_t *item, fc_path_element *out) {
+static bool read_element(kept_reader *a, const json_t *item, fc_path_element *out) {
     const json_t *tuple = json_object_get(item, "tuple"), *number = json_object_get(item, "number");
     const json_t *value = tuple ? tuple : number ? number : item;
     char text[32];
@@ -84,15 +90,17 @@ static bool read_element(const kept_reader *a, const json_t *item, fc_path_eleme
     } else if (json_is_integer(value) && (number || json_integer_value(value) >= 0)) {
         int n = snprintf(text, sizeof text, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         out->key = fc_arena_strndup(a->arena, text, (size_t)n);
+        a->no_memory |= !out->key;
     }
     return out->key != NULL;
 }
 
 /* @return NULL if the list is not a path, or when out of memory. */
-static fc_path_element *read_path(const kept_reader *a, const json_t *list, size_t *count) {
+static fc_path_element *read_path(kept_reader *a, const json_t *list, size_t *count) {
     *count = json_array_size(list);
-    fc_path_element *elements =
-        *count > 0 && *count <= MAX_ELEMENTS ? fc_arena_calloc(a->arena, *count, sizeof *elements) : NULL;
+    const bool fits = *count > 0 && *count <= MAX_ELEMENTS;
+    fc_path_element *elements = fits ? fc_arena_calloc(a->arena, *count, sizeof *elements) : NULL;
+    a->no_memory |= fits && !elements;
     for (size_t i = 0; elements && i < *count; i++) {
         if (!read_element(a, json_array_get(list, i), &elements[i])) {
             return NULL;
