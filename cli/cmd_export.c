@@ -3,6 +3,7 @@
  */
 #include "hint.h"
 #include "job.h"
+#include "recipe.h"
 #include "source.h"
 
 #include "fsdpckpt/export.h"
@@ -28,6 +29,7 @@ typedef struct exported {
     fc_export_reference reference;
     const char *const *side_files;
     fc_export_report report;
+    const char *reason; /* why this recipe, for people; NULL: it was named, or there is none */
 } exported;
 
 /* ---- the reference ---- */
@@ -89,6 +91,10 @@ static fc_code change(void *context, fc_checkpoint **source, fc_convert_options 
         FC_TRY(source_config(&x->o, *source, x->arena, &export.config, err));
     }
     FC_TRY(fc_export_open(source, &export, x->arena, &x->report, err));
+    if (x->report.found.count > 0) {
+        x->reason = recipe_reason(&x->report.found, x->arena);
+        FC_TRY(x->reason ? FC_OK : fc_no_memory(err, NULL));
+    }
     FC_TRY(refuse_differences(x, err));
     s->include = s->exclude = s->rename = NULL;
     s->strip_prefix = NULL;
@@ -143,10 +149,9 @@ static void print(const void *context, text_out *out) {
     }
     text_puts(out, "\nnames:    ");
     text_name(out, r->recipe ? r->recipe : "no recipe");
-    if (r->model) {
-        text_puts(out, ", for the model '");
-        text_name(out, r->model);
-        text_puts(out, "' of config.json");
+    if (x->reason) {
+        text_puts(out, ", ");
+        text_name(out, x->reason);
     }
     if (*r->place.wrappers || *r->prefix) {
         text_puts(out, "; removed: ");
@@ -181,6 +186,25 @@ static void json_changes(json_out *j, const char *key, const fc_export_change *c
     jw_close(j, ']');
 }
 
+/* Why the recipe was chosen: what of the checkpoint or of config.json decided. */
+static void json_reason(json_out *j, const fc_export_report *r) {
+    const fc_recipe_matches *found = &r->found;
+    jw_key(j, "recipe_reason");
+    if (!r->recipe) {
+        jw_string(j, NULL);
+        return;
+    }
+    jw_open(j, '{');
+    JSON_MEMBER(j, string, "by", found->count == 0 ? "option" : found->model ? "config" : "names");
+    if (found->model) {
+        JSON_MEMBER(j, string, "key", found->model_key);
+        JSON_MEMBER(j, string, "value", found->model);
+    } else if (found->count > 0) {
+        JSON_MEMBER(j, string, "tensor", found->tensor);
+    }
+    jw_close(j, '}');
+}
+
 static void print_json(const void *context, json_out *j) {
     const exported *x = context;
     const fc_export_report *r = &x->report;
@@ -190,6 +214,7 @@ static void print_json(const void *context, json_out *j) {
     JSON_MEMBER(j, string, "wrappers", r->place.wrappers);
     JSON_MEMBER(j, string, "prefix", r->prefix);
     JSON_MEMBER(j, string, "recipe", r->recipe);
+    json_reason(j, r);
     json_changes(j, "tied", r->fit.tied, r->fit.ntied);
     json_changes(j, "copied", r->fit.copied, r->fit.ncopied);
     json_changes(j, "trimmed", r->fit.trimmed, r->fit.ntrimmed);

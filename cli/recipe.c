@@ -22,15 +22,23 @@ fc_code recipe_check_options(const options *o, fc_error *err) {
                : FC_OK;
 }
 
+const char *recipe_reason(const fc_recipe_matches *found, fc_arena *arena) {
+    if (found->model) {
+        return fc_arena_printf(arena, "because %s of config.json is '%s'", found->model_key, found->model);
+    }
+    return found->tensor ? fc_arena_printf(arena, "the only one with a rule for '%s'", found->tensor)
+                         : "the only one with a rule for every tensor";
+}
+
 /* --recipe auto: the only shipped recipe that fits. */
 static fc_code find_recipe(const options *o, const fc_recipe_options *how, const fc_target *target, fc_arena *arena,
                            const fc_recipe **out, fc_error *err) {
     fc_recipe_matches found;
     FC_TRY(fc_recipe_find_only(target, how, arena, &found, err));
+    const char *reason = recipe_reason(&found, arena);
+    FC_TRY(reason ? FC_OK : fc_no_memory(err, NULL));
     if (!o->quiet && ranks_is_launched_first()) {
-        text_report("%s: the recipe is %s%s%s%s", target->source->path, found.name,
-                    found.model ? ", for the model '" : "", found.model ? found.model : "",
-                    found.model ? "' of config.json" : "");
+        text_report("%s: the recipe is %s, %s", target->source->path, found.name, reason);
     }
     *out = found.recipe;
     return FC_OK;

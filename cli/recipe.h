@@ -6,6 +6,7 @@
 
 #include "command.h"
 
+#include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
 
 /**
@@ -21,6 +22,9 @@ bool recipe_changes(const options *o);
 
 /** Refuses --reverse and --config without --recipe. */
 fc_code recipe_check_options(const options *o, fc_error *err);
+
+/** Returns why a recipe was found, as the end of a sentence; in the arena, NULL: out of memory. */
+const char *recipe_reason(const fc_recipe_matches *found, fc_arena *arena);
 
 /**
  * Replaces `*source` by the result of the recipe for its selected and renamed values.

@@ -62,13 +62,8 @@ fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
 /* Whether `v` is a wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
 static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
     size_t n;
-    fc_pv args = fc_pickle_arguments(p, v);
-    if (!fc_torch_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") ||
-        fc_pv_typeof(args) != FC_PV_TUPLE) {
-        return false;
-    }
-    const fc_pv *arg = fc_pickle_tuple(p, args, &n);
-    return n >= 4 && fc_torch_is_global(p, arg[1], NULL, cls);
+    const fc_pv *arg = fc_pickle_call_items(p, v, &n);
+    return fc_torch_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") && n >= 4 && fc_torch_is_global(p, arg[1], NULL, cls);
 }
 
 /* @return the kind of a leaf; TORCH_OBJECT if it is not a tensor of any kind. */

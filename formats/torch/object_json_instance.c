@@ -10,10 +10,9 @@
 
 /* @return the arguments of a call, or NULL if they are not `n` values. */
 static const fc_pv *arguments_of(const fc_pickle *p, fc_pv call, size_t n) {
-    size_t found = 0;
-    const fc_pv args = fc_pickle_arguments(p, call);
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &found) : NULL;
-    return items && found == n ? items : NULL;
+    size_t found;
+    const fc_pv *items = fc_pickle_call_items(p, call, &found);
+    return found == n ? items : NULL;
 }
 
 static const fc_pv *tuple_of(const fc_pickle *p, fc_pv v, size_t n) {
@@ -278,11 +277,11 @@ static bool add(json_t *out, const char *key, json_t *value) {
 
 static json_t *fields(fc_torch_json_writer *w, fc_pv v) {
     const fc_pickle *p = w->p;
-    size_t n = 0;
+    size_t n;
     uint32_t aux;
-    const fc_pv args = fc_pickle_arguments(p, v), state = fc_pickle_state(p, v);
+    const fc_pv state = fc_pickle_state(p, v);
     const fc_pv list = fc_pickle_list_items(p, v), dict = fc_pickle_dict_items(p, v);
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    const fc_pv *items = fc_pickle_call_items(p, v, &n);
     fc_pv class = fc_pickle_callee(p, v);
     if (n == 2 && fc_pickle_global(p, class, &aux) == FC_GLOBAL_GETATTR) { /* a member of an enumeration, by its name */
         class = items[0];

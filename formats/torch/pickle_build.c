@@ -54,12 +54,9 @@ static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     return FC_OK;
 }
 
-/* Gets the arguments of a call if they are a tuple of at most `max`. Missing ones become FC_PV_ABSENT. */
+/* Gets the arguments of a call from a tuple of at most `max`. Missing ones become FC_PV_ABSENT. */
 static bool take_args(const fc_pickle *p, fc_pv args, fc_pv *out, size_t max) {
     size_t n;
-    if (fc_pv_typeof(args) != FC_PV_TUPLE) {
-        return false;
-    }
     const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n > max) {
         return false;

@@ -199,9 +199,9 @@ static fc_pv class_of_persid(const fc_pickle *p, fc_pv v) {
 /* Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Any other getattr can reach
  * anything. */
 static bool is_enum_member(const fc_pickle *p, fc_pv args) {
-    size_t n = 0;
+    size_t n;
     uint32_t is_enum;
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n != 2 || fc_pv_typeof(items[1]) != FC_PV_STR) {
         return false;
     }
@@ -248,8 +248,8 @@ static bool are_types(const fc_pickle *p, fc_pv v) {
  * or_(int, str) or reduce(or_, (int, str)), and NoneType is type(None). Elsewhere these functions can reach anything.
  */
 static bool is_type_call(const fc_pickle *p, fc_pv callee, fc_pv args) {
-    size_t n = 0;
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    size_t n;
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n == 1) {
         return fc_pv_typeof(items[0]) == FC_PV_NONE && (fc_pickle_is_global(p, callee, "builtins", "type") ||
                                                         fc_pickle_is_global(p, callee, "__builtin__", "type"));

@@ -110,10 +110,10 @@ static fc_code take_named(exporter *e) {
     e->report->recipe = e->options->recipe;
     for (size_t p = 0; p < e->nprefixes; p++) {
         fc_target target;
-        bool all = false;
+        const fc_target_tensor *untaken = NULL;
         FC_TRY(without(e, e->prefixes[p], &target));
-        FC_TRY(fc_recipe_takes_all(e->recipe, &target, &all, e->err));
-        if (all) {
+        FC_TRY(fc_recipe_takes_all(e->recipe, &target, &untaken, e->err));
+        if (!untaken) {
             return strip(e, e->prefixes[p]);
         }
     }
@@ -133,7 +133,7 @@ static fc_code take_fitting(exporter *e) {
         if (found.count == 1) {
             e->recipe = found.recipe;
             e->report->recipe = found.name;
-            e->report->model = found.model;
+            e->report->found = found;
             FC_TRY(strip(e, e->prefixes[p]));
         }
     }

@@ -61,12 +61,15 @@ static fc_code is_taken(const fc_recipe_builder *b, const fc_target_tensor *w, b
     return FC_OK;
 }
 
-fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err) {
+fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, const fc_target_tensor **untaken,
+                            fc_error *err) {
     fc_recipe_builder b = {.recipe = recipe, .scratch = fc_arena_new(), .err = err};
     fc_code rc = b.scratch ? evaluate_conditions(&b) : fc_no_memory(err, NULL);
-    *all = rc == FC_OK;
-    for (size_t i = 0; i < target->ntensors && rc == FC_OK && *all; i++) {
-        rc = is_taken(&b, &target->tensors[i], all);
+    *untaken = NULL;
+    for (size_t i = 0; i < target->ntensors && rc == FC_OK && !*untaken; i++) {
+        bool taken = false;
+        rc = is_taken(&b, &target->tensors[i], &taken);
+        *untaken = taken ? NULL : &target->tensors[i];
     }
     fc_arena_free(b.scratch);
     return rc;

@@ -7,19 +7,25 @@
 #include <ctype.h>
 #include <string.h>
 
+/* A shipped recipe that was tried. */
+typedef struct tried {
+    const fc_recipe *recipe;
+    const fc_target_tensor *untaken; /* a tensor for which it has no rule, or NULL */
+} tried;
+
 /* Sets `*fits` to whether the recipe has rules for all tensors in one direction, and not in the other one. */
 static fc_code try_recipe(const char *name, const fc_recipe_options *options, const fc_target *target, fc_arena *arena,
-                          const fc_recipe **recipe, bool *fits, fc_error *err) {
+                          tried *t, bool *fits, fc_error *err) {
     const fc_recipe_options back = {.reverse = !options->reverse, .config = options->config};
     const fc_recipe *reversed = NULL;
-    bool also = false;
-    FC_TRY(fc_recipe_load(name, options, arena, recipe, err));
-    FC_TRY(fc_recipe_takes_all(*recipe, target, fits, err));
-    if (*fits) {
+    const fc_target_tensor *untaken = NULL;
+    FC_TRY(fc_recipe_load(name, options, arena, &t->recipe, err));
+    FC_TRY(fc_recipe_takes_all(t->recipe, target, &t->untaken, err));
+    if (!t->untaken) {
         FC_TRY(fc_recipe_load(name, &back, arena, &reversed, err));
-        FC_TRY(fc_recipe_takes_all(reversed, target, &also, err));
+        FC_TRY(fc_recipe_takes_all(reversed, target, &untaken, err));
     }
-    *fits = *fits && !also;
+    *fits = !t->untaken && untaken;
     return FC_OK;
 }
 
@@ -58,22 +64,65 @@ static fc_code add(fc_recipe_matches *m, const fc_recipe *recipe, const char *na
     return names ? FC_OK : fc_no_memory(err, NULL);
 }
 
+/* Whether one of the recipes but `fitting` has a rule for a tensor. */
+static fc_code others_take(const tried *all, size_t count, const fc_recipe *fitting, const fc_target *target,
+                           const fc_target_tensor *tensor, bool *taken, fc_error *err) {
+    fc_target_tensor copy = *tensor;
+    fc_target alone = *target;
+    alone.tensors = &copy;
+    alone.ntensors = 1;
+    *taken = false;
+    for (size_t i = 0; i < count && !*taken; i++) {
+        const fc_target_tensor *untaken = tensor;
+        if (all[i].recipe != fitting && all[i].untaken != tensor) {
+            FC_TRY(fc_recipe_takes_all(all[i].recipe, &alone, &untaken, err));
+        }
+        *taken = !untaken;
+    }
+    return FC_OK;
+}
+
+/* Finds a tensor that tells the only match from all other recipes: the first one that one of them does not take. */
+static fc_code find_deciding(const tried *all, size_t count, const fc_target *target, fc_recipe_matches *m,
+                             fc_error *err) {
+    for (size_t i = 0; i < count && !m->tensor; i++) {
+        bool taken = true;
+        if (all[i].untaken) {
+            FC_TRY(others_take(all, count, m->recipe, target, all[i].untaken, &taken, err));
+        }
+        m->tensor = taken ? NULL : all[i].untaken->name;
+    }
+    return FC_OK;
+}
+
+static size_t count_shipped(void) {
+    size_t count = 0;
+    while (fc_shipped_recipes[count].name) {
+        count++;
+    }
+    return count;
+}
+
 fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
                        fc_recipe_matches *out, fc_error *err) {
     fc_recipe_matches all = {.names = ""}, some = {.names = ""};
-    for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
-        const fc_recipe *recipe = NULL;
+    const size_t count = count_shipped();
+    tried *t = fc_arena_calloc(arena, count + 1, sizeof *t);
+    FC_TRY(t ? FC_OK : fc_no_memory(err, NULL));
+    for (size_t i = 0; i < count; i++) {
+        const char *name = fc_shipped_recipes[i].name;
         bool fits = false;
-        FC_TRY(try_recipe(s->name, options, target, arena, &recipe, &fits, err));
-        const char *model = recipe->config ? recipe->config->model : NULL;
-        FC_TRY(fits ? add(&all, recipe, s->name, arena, err) : FC_OK);
-        if (fits && model && is_for(recipe, model)) {
-            some.model = model;
-            FC_TRY(add(&some, recipe, s->name, arena, err));
+        FC_TRY(try_recipe(name, options, target, arena, &t[i], &fits, err));
+        const fc_recipe_config *config = t[i].recipe->config;
+        FC_TRY(fits ? add(&all, t[i].recipe, name, arena, err) : FC_OK);
+        if (fits && config && config->model && is_for(t[i].recipe, config->model)) {
+            some.model = config->model;
+            some.model_key = config->model_key;
+            FC_TRY(add(&some, t[i].recipe, name, arena, err));
         }
     }
     *out = all.count > 1 && some.count > 0 ? some : all;
-    return FC_OK;
+    return all.count == 1 ? find_deciding(t, count, target, out, err) : FC_OK;
 }
 
 fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,

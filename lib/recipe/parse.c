@@ -373,15 +373,18 @@ static bool list_numbers(const json_t *object, const char *prefix, fc_recipe_num
     return true;
 }
 
-/* Finds the kind of the model, also that of the language model in a larger one. */
-static fc_code find_model(const reader *r, const json_t *root, const char **out) {
+/* Finds the kind of the model, also that of the language model in a larger one, and the key that names it. */
+static fc_code find_model(const reader *r, const json_t *root, fc_recipe_config *config) {
     const json_t *text = json_object_get(root, "text_config");
     const char *model = json_string_value(json_object_get(text ? text : root, "model_type"));
+    config->model_key = text ? "text_config.model_type" : "model_type";
     if (!model) {
         model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
+        config->model_key = "architectures";
     }
-    *out = model ? fc_arena_strndup(r->arena, model, strlen(model)) : NULL;
-    return model && !*out ? no_memory(r) : FC_OK;
+    config->model = model ? fc_arena_strndup(r->arena, model, strlen(model)) : NULL;
+    config->model_key = config->model ? config->model_key : NULL;
+    return model && !config->model ? no_memory(r) : FC_OK;
 }
 
 static fc_code load_config(const reader *r, const char *path) {
@@ -396,8 +399,8 @@ static fc_code load_config(const reader *r, const char *path) {
     fc_recipe_number *numbers = listed ? fc_arena_calloc(r->arena, count + 1, sizeof *numbers) : NULL;
     count = 0;
     listed = numbers && list_numbers(root, "", numbers, &count, r->arena, 0);
-    *config = (fc_recipe_config){numbers, count, NULL};
-    fc_code rc = listed ? find_model(r, root, &config->model) : no_memory(r);
+    *config = (fc_recipe_config){.numbers = numbers, .count = count};
+    fc_code rc = listed ? find_model(r, root, config) : no_memory(r);
     json_decref(root);
     r->recipe->config = config;
     return rc;

@@ -83,7 +83,8 @@ typedef struct fc_recipe_number {
 typedef struct fc_recipe_config {
     const fc_recipe_number *numbers;
     size_t count;
-    const char *model; /**< its model_type, or the class in its architectures; NULL: it has neither */
+    const char *model;     /**< its model_type, or the class in its architectures; NULL: it has neither */
+    const char *model_key; /**< the key that has it, such as "text_config.model_type"; NULL like `model` */
 } fc_recipe_config;
 
 /**

@@ -138,7 +138,7 @@ class WithoutReference(Export):
         here = os.path.join(RECIPES, "nanogpt")
         for recipe in ((), ("--recipe", "auto")):
             out = self.ok("export", os.path.join(here, "from.safetensors"), "-o", "out", "-f", *recipe)
-            self.assertIn("names:    nanogpt\n", out)
+            self.assertRegex(out, "names:    nanogpt, the only one with a rule for 'transformer[^ ]*'\n")
             self.assertEqual(self.exported(), safetensors_file.read(os.path.join(here, "to.safetensors")))
         self.source(self.model())
         self.assertIn("names:    no recipe\n", self.ok("export", "in.safetensors", "-o", "plain"))
@@ -147,7 +147,17 @@ class WithoutReference(Export):
         self.source(safetensors_file.read(os.path.join(titan, "from.safetensors")))
         self.fails(2, "export", "in.safetensors", "-o", "none", contains=["several recipes fit", "choose one with --recipe, or"])
         out = self.ok("export", "in.safetensors", "-o", "hub", "--config", titan)
-        self.assertIn("names:    torchtitan-llama3, for the model 'llama' of config.json\n", out)
+        self.assertIn("names:    torchtitan-llama3, because model_type of config.json is 'llama'\n", out)
+        with open(self.path("config.json"), "w", encoding="utf-8") as f:
+            json.dump({"text_config": {"model_type": "llama"}, "num_attention_heads": 4, "num_key_value_heads": 2}, f)
+        for options, reason in ((("--config", titan), {"by": "config", "key": "model_type", "value": "llama"}),
+                                (("--config", "config.json"),
+                                 {"by": "config", "key": "text_config.model_type", "value": "llama"}),
+                                (("--config", titan, "--recipe", "torchtitan-llama3"), {"by": "option"}),
+                                (("--recipe", "none"), None)):
+            report = json.loads(self.ok("export", "in.safetensors", "-o", "d", "--dry-run", "--json", *options))["model"]
+            self.assertEqual(report["recipe_reason"], reason)
+            self.assertEqual(report["recipe"], reason and "torchtitan-llama3")
         self.assertEqual(self.exported("hub"), safetensors_file.read(os.path.join(titan, "to.safetensors")))
         self.ok("export", os.path.join(here, "from.safetensors"), "-o", "same", "--recipe", "none")
         self.assertEqual(self.exported("same"), safetensors_file.read(os.path.join(here, "from.safetensors")))

@@ -27,7 +27,10 @@ CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tie
          ("megatron-llama", "megatron-llama", []), ("megatron-qwen2", "megatron-llama", []),
          ("megatron-qwen3", "megatron-llama", []), ("megatron-qwen-moe", "megatron-qwen-moe", []),
          ("torchtitan-0.2-llama3", "torchtitan-llama3", None), ("torchtitan-0.2-qwen3-moe", "torchtitan-qwen3", None),
-         ("torchtitan-0.2-deepseek-v3", "torchtitan-deepseek-v3", None), ("torchtitan-0.2-gpt-oss", "torchtitan-gpt-oss", None)]
+         ("torchtitan-0.2-deepseek-v3", "torchtitan-deepseek-v3", None), ("torchtitan-0.2-gpt-oss", "torchtitan-gpt-oss", None),
+         ("torchtitan-0.2-llama4", "torchtitan-llama4", ["layers.1.moe.expert_bias"]),
+         ("olmo-core", "olmo-core", []), ("olmo-core-flex", "olmo-core", []), ("olmo-core-llama", "olmo-core-llama", []),
+         ("olmo-core-qwen3", "olmo-core-llama", []), ("olmo", "olmo", []), ("olmo2", "olmo", [])]
 # Models that mbridge loaded into GPTModels on several ranks, by make_megatron_models.py.
 DISTRIBUTED = [("llama", "megatron-llama"), ("qwen3-moe", "megatron-qwen-moe"), ("qwen2-moe", "megatron-qwen-moe"),
                ("mixtral", "megatron-mixtral"), ("mixtral-single", "megatron-mixtral"), ("deepseek", "megatron-deepseek-v3")]
@@ -60,6 +63,30 @@ def stacked(tensors, pattern, name, number):
         parts = [t for _, t in sorted(parts, key=lambda p: p[0])]
         made[new] = (parts[0][0], [len(parts), *parts[0][1]], b"".join(t[2] for t in parts))
     return made
+
+
+def takers(case, name, side):
+    """The shipped recipes with a pattern that matches the name of a tensor."""
+    found = []
+    for recipe in (line.split()[0] for line in case.ok("recipes").splitlines()):
+        for rule in json.loads(case.ok("recipes", recipe))["rules"]:
+            patterns = rule.get(side, rule.get("drop") if side == "from" else None) or []
+            for p in [patterns] if isinstance(patterns, str) else patterns:
+                if re.fullmatch(re.sub(r"\\{[^{}]*\\}", r"\\d+", re.escape(p)), name):
+                    found.append(recipe)
+    return set(found)
+
+
+def decided(case, source, recipe, side):
+    """The tensor that export names as the reason for a recipe, or None. Only that recipe has a pattern for it."""
+    reverse = ("--recipe", "auto", "--reverse") if side == "to" else ()
+    report = json.loads(case.ok("export", source, "-o", "reason", "--dry-run", "--json", "-q", *reverse))["model"]
+    case.assertEqual((report["recipe"], report["recipe_reason"]["by"]), (recipe, "names"))
+    name = report["recipe_reason"]["tensor"]
+    if name is not None:
+        case.assertIn(name, safetensors_file.read(source))
+        case.assertEqual(takers(case, name, side), {recipe})
+    return name
 
 
 class Shipped(harness.Case):
@@ -238,10 +265,12 @@ class Commands(harness.Case):
                                       ("torchtitan-gpt-oss/to", ("--reverse",), "torchtitan-gpt-oss"),
                                       ("megatron-qwen3/from", (), "megatron-llama"),
                                       ("transformers-qwen-moe/from", (), "transformers-qwen-moe")):
+            name = decided(self, os.path.join(RECIPES, side + ".safetensors"), recipe, "to" if options else "from")
+            why = "the only one with a rule for " + ("'%s'" % name if name else "every tensor")
             source = os.path.join(RECIPES, side + ".safetensors")
             run = ("consolidate", source, "-o", "m.h5", "--force", "--recipe", "auto", *options)
             p = self.run_tool(*run)
-            self.assertEqual((p.returncode, p.stderr.splitlines()[0]), (0, f"fsdpckpt: {source}: the recipe is {recipe}"))
+            self.assertEqual((p.returncode, p.stderr.splitlines()[0]), (0, f"fsdpckpt: {source}: the recipe is {recipe}, {why}"))
             self.assertEqual(self.run_tool(*run, "-q").stderr, "")
         for side, options, why in (
                 ("nanogpt/to", (), "no shipped recipe fits"),  # its names do not tell which side it is
@@ -264,7 +293,8 @@ class Commands(harness.Case):
                 p = self.run_tool("consolidate", here + ".safetensors", "-o", "m.h5", "--force", "--recipe", "auto", "--config",
                                   "config.json", *options)
                 self.assertEqual(p.returncode, 0, p.stderr)
-                self.assertIn(f"the recipe is {recipe}, for the model '", p.stderr)
+                key, value = ("architectures", numbers["architectures"][0]) if config is None else ("model_type", model)
+                self.assertIn(f"the recipe is {recipe}, because {key} of config.json is '{value}'", p.stderr)
         alone = self.path("alone")
         os.mkdir(alone)
         for folder, options, contains in (

@@ -6,7 +6,8 @@ Each case is a folder with from.safetensors, to.safetensors and config.json; eve
 made them: torchtitan 0.3.0 (Llama3StateDictAdapter, Qwen3StateDictAdapter) and 0.2.2 (torchtitan-0.2-*), litgpt 0.5.13 (convert_lit_checkpoint), nanoGPT
 at commit 3adf61e (GPT.from_pretrained; NANOGPT names the folder of its model.py) with transformers 5.23.0,
 convert_llama_weights_to_hf of transformers 4.44.2, the last wheel series that has it, save_pretrained of transformers 5.23.0
-(fused experts), and the mappings of megatron-bridge 0.3.1 with megatron-core 0.16.1.
+(fused experts), the mappings of megatron-bridge 0.3.1 with megatron-core 0.16.1, convert_state_to_hf of ai2-olmo-core 3.0.0, and
+ai2-olmo 0.6.0 with the scripts of allenai/OLMo at commit 59a53e3 (OLMO_SCRIPTS names the folder with convert_olmo2_to_hf.py).
 """
 
 import importlib
@@ -48,7 +49,8 @@ def write(folder, source, target, config):
     save_file(clones(target), os.path.join(folder, "to.safetensors"))
     if config["model_type"] != "llama" and "architectures" in config:
         name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3", "gpt_oss": "GptOss",
-                "mixtral": "Mixtral"}[config["model_type"]]
+                "mixtral": "Mixtral", "llama4_text": "Llama4", "olmo": "Olmo", "olmo2": "Olmo2",
+                "flex_olmo": "FlexOlmo"}[config["model_type"]]
         config = dict(config, architectures=[name + "ForCausalLM"])
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
         json.dump(config, f, indent=1)
@@ -227,7 +229,7 @@ def titan_02(folder, family, model, arguments, config):
     base = f"torchtitan.models.{family}.model."
     sizes = getattr(importlib.import_module(base + "args"), model + "ModelArgs")
     adapter = importlib.import_module(base + "state_dict_adapter")
-    names = {"Transformer": "Llama3", "Qwen3Model": "Qwen3"}
+    names = {"Transformer": family.capitalize(), "Qwen3Model": "Qwen3"}
     if "num_experts" in arguments:
         from torchtitan.models.moe import MoEArgs
         arguments = {**arguments, "moe_args": MoEArgs(num_experts=arguments["num_experts"], top_k=2,
@@ -242,7 +244,56 @@ def titan_02(folder, family, model, arguments, config):
     hf = getattr(adapter, names.get(model, model) + "StateDictAdapter")(args, None).to_hf(dict(state))
     if family == "gpt_oss":  # as in titan_gpt_oss
         hf = {k.removesuffix("_blocks"): v.transpose(1, 2).contiguous() if k.endswith("_blocks") else v for k, v in hf.items()}
+    if family == "llama4":  # the adapter leaves dense layers out
+        names = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+        hf.update({f"language_model.model.layers.{k.split('.')[1]}.feed_forward.{names[k.split('.')[-2]]}.weight": v
+                   for k, v in state.items() if ".feed_forward." in k})
     write(folder, state, hf, {**LLAMA, **config})
+
+
+def olmo_core(folder, family="", **arguments):
+    """OLMo-core's own configuration for transformers says which model it is, but not for the Llama and Qwen3 that it imports."""
+    from olmo_core.nn.attention import AttentionBackendName
+    from olmo_core.nn.hf.config import get_hf_config
+    from olmo_core.nn.hf.convert import convert_state_from_hf, convert_state_to_hf
+    from olmo_core.nn.transformer import TransformerConfig
+    make = TransformerConfig.llama_like_moe if "num_experts" in arguments else TransformerConfig.llama_like
+    model = make(d_model=16, vocab_size=32, n_layers=2, n_heads=4, n_kv_heads=2, attn_backend=AttentionBackendName.torch,
+                 **arguments).build(init_device="cpu")
+    state = distinct(model.state_dict())
+    sizes = {**LLAMA, "model_type": family, "intermediate_size": 48}
+    if family:
+        config = type("Config", (), sizes)()
+    else:
+        config = get_hf_config(model)
+        sizes.update(model_type=config.model_type, **{k: getattr(config, k) for k in ("num_experts",) if hasattr(config, k)})
+    hf = convert_state_to_hf(config, dict(state))
+    back = convert_state_from_hf(config, dict(hf), model_type=config.model_type)
+    assert set(back) == set(state) and all(torch.equal(back[k], state[k]) for k in state)
+    write(folder, state, hf, sizes)
+
+
+def olmo(folder, name, script, **arguments):
+    """What the script for a model of the package ai2-olmo gives to from_pretrained. It imports tokenizers that transformers 5
+    has elsewhere."""
+    import yaml
+    for module in ("gpt2.tokenization_gpt2_fast", "gpt_neox.tokenization_gpt_neox_fast"):
+        sys.modules.setdefault("transformers.models." + module, unittest.mock.MagicMock())
+    sys.path.insert(0, os.environ["OLMO_SCRIPTS"])
+    converter = importlib.import_module(script)
+    from olmo.config import ModelConfig
+    from olmo.model import OLMo
+    config = ModelConfig(d_model=16, n_heads=4, n_kv_heads=2, n_layers=2, mlp_ratio=4, vocab_size=32, embedding_size=32,
+                         max_sequence_length=64, rope=True, include_bias=False, activation_type="swiglu", init_device="cpu",
+                         weight_tying=False, eos_token_id=1, pad_token_id=1, rope_theta=10000, **arguments)
+    state, saved = distinct(OLMo(config).state_dict()), {}
+    with tempfile.TemporaryDirectory() as tmp:
+        torch.save(state, os.path.join(tmp, "model.pt"))
+        with open(os.path.join(tmp, "config.yaml"), "w", encoding="utf-8") as f:
+            yaml.safe_dump({"model": json.loads(json.dumps(config.asdict(), default=str))}, f)
+        getattr(converter, name + "ForCausalLM").from_pretrained = classmethod(lambda cls, path, **k: collect(path, saved))
+        converter.write_model(os.path.join(tmp, "out"), tmp, include_tokenizer=False)
+    write(folder, state, saved, {**LLAMA, "model_type": name.lower(), "intermediate_size": 32})
 
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -337,9 +388,20 @@ CASES = {
     "torchtitan-0.2-gpt-oss": lambda f: titan_02(f, "gpt_oss", "GptOss", {
         "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "moe_inter_dim": 12, "num_experts": 4, "num_shared_experts": 0},
         {"model_type": "gpt_oss"}),
+    "torchtitan-0.2-llama4": lambda f: titan_02(f, "llama4", "Transformer", {
+        "n_heads": 4, "n_kv_heads": 2, "interleave_moe_layer_step": 2, "multiple_of": 8, "num_experts": 4,
+        "num_shared_experts": 1}, {"model_type": "llama4_text"}),
     "torchtitan-deepseek-v3": lambda f: titan_deepseek(f, 8),
     "torchtitan-deepseek-v3-lite": lambda f: titan_deepseek(f, 0),
     "torchtitan-gpt-oss": titan_gpt_oss,
+    "olmo-core": lambda f: olmo_core(f, qk_norm=True, block_name="reordered_norm", hidden_size_multiple_of=8),
+    "olmo-core-flex": lambda f: olmo_core(f, qk_norm=True, reordered_norm=True, num_experts=4, top_k=2, expert_hidden_size=8,
+                                          capacity_factor=1.2, lb_loss_weight=0.01, z_loss_weight=0.01),
+    "olmo-core-llama": lambda f: olmo_core(f, "llama", hidden_size_multiple_of=8),
+    "olmo-core-qwen3": lambda f: olmo_core(f, "qwen3", qk_norm=True, use_head_qk_norm=True, hidden_size_multiple_of=8),
+    "olmo": lambda f: olmo(f, "Olmo", "convert_olmo_to_hf_new", layer_norm_type="default", layer_norm_with_affine=False),
+    "olmo2": lambda f: olmo(f, "Olmo2", "convert_olmo2_to_hf", layer_norm_type="rms", layer_norm_with_affine=True,
+                            attention_layer_norm=True, attention_layer_norm_with_affine=True, norm_after=True),
     "transformers-deepseek-v3": lambda f: fused_experts(f, "DeepseekV3", dict(EXPERTS, **MLA)),
     "transformers-mixtral": lambda f: fused_experts(f, "Mixtral", EXPERTS),
     "transformers-qwen-moe": lambda f: fused_experts(f, "Qwen3Moe", EXPERTS),

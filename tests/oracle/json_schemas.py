@@ -164,6 +164,10 @@ def exported(documents, work):
     subprocess.run([PROGRAM, "export", TRAIN, "-o", at("padded"), "--recipe", at("pad.json"), "-q"], check=True)
     fitted = documents.must("conversion", "export", at("padded"), "-o", at("fitted"), "--like", at("model"), "--json")
     assert not plain["model"]["side_files"] and fitted["model"]["tied"] and fitted["model"]["trimmed"], fitted
+    for case, by in (("torchtitan-llama3", "config"), ("nanogpt", "names")):  # several recipes fit the names of the first one
+        source = os.path.join(CORPUS, "recipes", case, "from.safetensors")
+        chosen = documents.must("conversion", "export", source, "-o", at("dry"), "--dry-run", "--json")
+        assert chosen["model"]["recipe_reason"]["by"] == by, chosen
 
 
 def written(documents, work):

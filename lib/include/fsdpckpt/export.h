@@ -81,9 +81,9 @@ typedef struct fc_export_options {
 /** What fc_export_open has done. In the caller's arena. */
 typedef struct fc_export_report {
     fc_model_place place;
-    const char *prefix; /**< what was removed from all names besides wrappers; "" */
-    const char *recipe; /**< the name of the recipe, or NULL */
-    const char *model;  /**< as in fc_recipe_matches */
+    const char *prefix;      /**< what was removed from all names besides wrappers; "" */
+    const char *recipe;      /**< the name of the recipe, or NULL */
+    fc_recipe_matches found; /**< why this recipe: its count is 0 if the recipe was not found by itself */
     fc_export_fit_report fit;
 } fc_export_report;
 

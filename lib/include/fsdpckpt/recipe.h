@@ -47,10 +47,11 @@ extern const fc_shipped_recipe fc_shipped_recipes[];
 const char *fc_recipe_description(const fc_recipe *recipe);
 
 /**
- * Sets `*all` to whether rules of the recipe take all tensors of `target`.
+ * Sets `*untaken` to the first tensor of `target` that no rule of the recipe takes; NULL: rules take all of them.
  * @return FC_EUSAGE for a condition that cannot be computed; FC_ENOMEM.
  */
-fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, bool *all, fc_error *err);
+fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, const fc_target_tensor **untaken,
+                            fc_error *err);
 
 /** The shipped recipes that fit a target. */
 typedef struct fc_recipe_matches {
@@ -58,8 +59,9 @@ typedef struct fc_recipe_matches {
     const char *name;        /**< its name */
     const char *names;       /**< all of them, for people: "'a', 'b'" */
     size_t count;
-    const char
-        *model; /**< the model of the configuration, if the names fitted recipes for other models, too; NULL: not */
+    const char *model; /**< the model of the configuration, if it decided, because several recipes fitted; or NULL */
+    const char *model_key; /**< the key of config.json that names it; NULL like `model` */
+    const char *tensor; /**< of the only match, a tensor for which no other recipe has a rule; NULL: none was found */
 } fc_recipe_matches;
 
 /**
