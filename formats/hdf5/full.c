@@ -21,18 +21,18 @@ static fc_code no_memory(const char *path, fc_error *err) {
 }
 
 /* Writes all foreign attributes as one JSON object in the arena. */
-static bool join_attributes(fc_arena *arena, const fc_h5_file *file, fc_h5_bytes *out) {
+static fc_code join_attributes(fc_arena *arena, const char *path, const fc_h5_file *file, fc_h5_bytes *out,
+                               fc_error *err) {
     fc_text text = {0};
     unsigned char *copy = NULL;
+    fc_code rc = FC_OK;
     fc_text_raw(&text, "{");
     for (size_t i = 0; i < file->nattributes; i++) {
         const fc_h5_attributes *a = &file->attributes[i];
         size_t len = strlen(a->path);
         char *key = fc_arena_alloc(arena, len + 2);
-        if (!key || !fc_is_json((const char *)a->json.data, a->json.size)) {
-            text.failed = true;
-            break;
-        }
+        FC_TRY_GOTO(key ? FC_OK : no_memory(path, err), rc, out);
+        text.failed |= !fc_is_json((const char *)a->json.data, a->json.size);
         key[0] = '/';
         memcpy(key + 1, a->path, len + 1);
         fc_text_raw(&text, i ? ", " : "");
@@ -41,22 +41,30 @@ static bool join_attributes(fc_arena *arena, const fc_h5_file *file, fc_h5_bytes
         fc_text_bytes(&text, a->json.data, a->json.size);
     }
     fc_text_raw(&text, "}");
-    if (!text.failed && (copy = fc_arena_alloc(arena, text.size))) {
-        memcpy(copy, text.data, text.size);
-        *out = (fc_h5_bytes){copy, text.size};
-    }
+    FC_TRY_GOTO(
+        text.failed && !text.no_memory
+            ? fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: its attributes are invalid or exceed 64 MiB", path)
+            : FC_OK,
+        rc, out);
+    copy = text.failed ? NULL : fc_arena_alloc(arena, text.size);
+    FC_TRY_GOTO(copy ? FC_OK : no_memory(path, err), rc, out);
+    memcpy(copy, text.data, text.size);
+    *out = (fc_h5_bytes){copy, text.size};
+out:
     fc_text_free(&text);
-    return copy != NULL;
+    return rc;
 }
 
 /* Makes a dataset for the attributes, which is in no file. */
-static fc_h5_dataset *attributes_dataset(fc_arena *arena, const fc_h5_file *file) {
+static fc_code attributes_dataset(fc_arena *arena, const char *path, const fc_h5_file *file, fc_h5_dataset **out,
+                                  fc_error *err) {
     static const unsigned char no_list[1];
-    fc_h5_dataset *d = fc_arena_calloc(arena, 1, sizeof *d);
+    fc_h5_dataset *d = *out = fc_arena_calloc(arena, 1, sizeof *d);
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
-    if (!d || !shape || !join_attributes(arena, file, &d->bytes)) {
-        return NULL;
+    if (!d || !shape) {
+        return no_memory(path, err);
     }
+    FC_TRY(join_attributes(arena, path, file, &d->bytes, err));
     shape[0] = (int64_t)d->bytes.size;
     d->path = "@attributes";
     d->lists = (fc_h5_bytes){no_list, 1};
@@ -67,7 +75,7 @@ static fc_h5_dataset *attributes_dataset(fc_arena *arena, const fc_h5_file *file
     d->ndim = 1;
     d->shape = shape;
     d->encoding = "hdf5.attributes";
-    return d;
+    return FC_OK;
 }
 
 fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
@@ -137,11 +145,8 @@ out:
 }
 
 fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err) {
-    fc_h5_dataset *d = attributes_dataset(checkpoint->arena, file);
-    if (!d) {
-        return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: its attributes are invalid or exceed 64 MiB",
-                       checkpoint->path);
-    }
+    fc_h5_dataset *d;
+    FC_TRY(attributes_dataset(checkpoint->arena, checkpoint->path, file, &d, err));
     return add_dataset(checkpoint, d, false, tensor, err);
 }
 

@@ -313,7 +313,7 @@ static fc_code receive_box(fc_h5_in *in, const char *path, unsigned char *buf, u
     uint64_t at = 0;
     while (at < size) {
         if (fc_h5_next(in, &r) != 1) {
-            return fc_fail(err, FC_ECORRUPT, "%s", "");
+            return in->no_memory ? fc_no_memory(err, path) : fc_fail(err, FC_ECORRUPT, "%s", "");
         }
         if (r.tag == FC_H5_FAILURE) {
             return fc_h5_child_failure(&r, path, err);

@@ -131,11 +131,13 @@ static fc_code load(fc_h5_tables *t, index_file *f, uint64_t at, uint64_t bytes,
  * @return a copy of `size` bytes of the table `text`; NULL if they are missing or not plain text, or when out of
  * memory.
  */
-static const char *copy_text(const fc_h5_tables *t, uint64_t at, uint64_t size) {
+static const char *copy_text(fc_h5_tables *t, uint64_t at, uint64_t size) {
     if (!fc_range_within(at, size, fc_h5_rows(t, FC_H5_T_TEXT)) || !fc_is_plain_text(t->text + at, (size_t)size)) {
         return NULL;
     }
-    return fc_arena_strndup(t->checkpoint->arena, t->text + at, (size_t)size);
+    const char *copy = fc_arena_strndup(t->checkpoint->arena, t->text + at, (size_t)size);
+    t->no_memory |= !copy;
+    return copy;
 }
 
 static fc_code read_mesh(fc_h5_tables *t, fc_error *err) {
@@ -168,6 +170,7 @@ static fc_code read_placements(fc_h5_tables *t, fc_error *err) {
     for (uint64_t i = 0; i < count; i++) {
         const char *text = copy_text(t, t->placements[i].text, t->placements[i].size);
         fc_placement *list = text ? fc_arena_calloc(arena, (size_t)n, sizeof *list) : NULL;
+        t->no_memory |= text && !list;
         if (!list || !fc_placements_parse(text, n, list)) {
             return fc_h5_tables_damaged(t, err, "placements", i);
         }
@@ -183,7 +186,7 @@ static fc_dtype find_dtype(const char name[16]) {
 }
 
 /* Reads the texts of a row. A length of 0 means none, except for kinds, which are bytes. */
-static bool read_texts(const fc_h5_tables *t, const fc_h5_tensor_row *row, fc_h5_dataset *d) {
+static bool read_texts(fc_h5_tables *t, const fc_h5_tensor_row *row, fc_h5_dataset *d) {
     uint64_t at = row->text, end = 0;
     const bool ok = fc_add_u64(at, (uint64_t)row->path + row->kinds + row->fqn + row->encoding, &end) &&
                     fc_range_within(end, row->json, fc_h5_rows(t, FC_H5_T_TEXT));
@@ -213,7 +216,7 @@ static bool kinds_are_known(const fc_h5_dataset *d) {
 }
 
 /* Converts a row to the dataset of index.h5 that it describes. */
-static fc_code read_row(const fc_h5_tables *t, uint64_t number, fc_h5_dataset *d, fc_error *err) {
+static fc_code read_row(fc_h5_tables *t, uint64_t number, fc_h5_dataset *d, fc_error *err) {
     const fc_h5_tensor_row *row = &t->rows[number];
     const bool object = row->placements == FC_H5_NO_PLACEMENTS;
     int64_t numel;
@@ -287,7 +290,7 @@ static fc_code read_all(fc_h5_tables *t, fc_error *err) {
     state->grids = t->grids;
     state->dims = t->dims;
     state->box_dims = t->box_dims;
-    return state->known ? FC_OK : fc_no_memory(err, t->path);
+    return state->known && !t->no_memory ? FC_OK : fc_no_memory(err, t->path);
 }
 
 fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err) {

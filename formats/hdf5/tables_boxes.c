@@ -10,6 +10,9 @@
 #include <inttypes.h>
 
 fc_code fc_h5_tables_damaged(const fc_h5_tables *t, fc_error *err, const char *what, uint64_t row) {
+    if (t->no_memory) {
+        return fc_no_memory(err, t->path);
+    }
     return fc_fail(err, FC_ECORRUPT,
                    "%s: its tables are damaged: %s, row %" PRIu64 ": restore index.h5, or write the checkpoint again",
                    t->path, what, row);
@@ -55,6 +58,7 @@ static bool add_h5_chunk(fc_h5_tables *t, const fc_chunk *box, const int64_t *un
     int64_t *dims = fc_arena_calloc(t->checkpoint->arena, 2 * (size_t)ndim, sizeof *dims);
     fc_chunk *chunk = &t->chunks[t->nchunks++];
     const int64_t *sizes = box->dims + ndim;
+    t->no_memory = !dims;
     if (!dims || row->mask >> nfilters != 0 || row->length == 0 ||
         !fc_range_within(row->offset, row->length, t->files[box->rank].size)) {
         return false;

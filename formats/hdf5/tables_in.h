@@ -32,13 +32,14 @@ typedef struct fc_h5_tables {
     uint64_t nchunks;    /**< number of chunks so far */
     uint64_t compressed; /**< number of HDF5 chunks among them */
     const int64_t **box_dims;
+    bool no_memory; /**< an allocation failed, so what follows is no damage */
 } fc_h5_tables;
 
 static inline uint64_t fc_h5_rows(const fc_h5_tables *t, fc_h5_table table) {
     return t->manifest->tables[table][1];
 }
 
-/** @return the error for an invalid row. */
+/** @return the error for an invalid row, or for memory that was missing to read it. */
 fc_code fc_h5_tables_damaged(const fc_h5_tables *t, fc_error *err, const char *what, uint64_t row);
 
 /** Checks the table `grids`. */

@@ -137,9 +137,11 @@ static bool read_tensor(const fc_checkpoint *checkpoint, const json_t *entry, co
     return true;
 }
 
-static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc_seal *seal) {
+/* `*no_memory` receives whether memory was missing. */
+static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc_seal *seal, bool *no_memory) {
     by_name *names = calloc(checkpoint->ntensors + 1, sizeof *names);
     bool ok = names != NULL && json_is_array(list);
+    *no_memory = !names;
     for (size_t i = 0; ok && i < checkpoint->ntensors; i++) {
         names[i].tensor = &checkpoint->tensors[i];
     }
@@ -164,6 +166,7 @@ static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error
     json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES, &mistake);
     const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
     fc_code rc = FC_OK;
+    bool no_memory = false;
     if (!root) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: line %d: damaged seal: %s; remove it, or seal the checkpoint again",
                      seal->path, mistake.line, mistake.text);
@@ -171,11 +174,13 @@ static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error
         rc = fc_fail(err, FC_ECORRUPT, "%s: not a seal of version 1; remove it, or seal the checkpoint again",
                      seal->path);
     } else if (!read_files(json_object_get(root, "files"), seal) ||
-               !read_tensors(checkpoint, json_object_get(root, "tensors"), seal)) {
-        rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: damaged, or the seal of another checkpoint: its files are not those of %s; remove it, or "
-                     "seal the checkpoint again",
-                     seal->path, checkpoint->path);
+               !read_tensors(checkpoint, json_object_get(root, "tensors"), seal, &no_memory)) {
+        rc = no_memory
+                 ? fc_no_memory(err, seal->path)
+                 : fc_fail(err, FC_ECORRUPT,
+                           "%s: damaged, or the seal of another checkpoint: its files are not those of %s; remove it, "
+                           "or seal the checkpoint again",
+                           seal->path, checkpoint->path);
     }
     json_decref(root);
     return rc;

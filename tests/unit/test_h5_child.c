@@ -1,6 +1,5 @@
 /*
- * The reader process for HDF5 headers. It may die, hang or send wrong records without harm, and can only read and
- * compute.
+ * The reader process for HDF5 headers. It may die or hang without harm, and can only read and compute.
  */
 #include "base/text.h"
 #include "hdf5/reader_process/records.h"
@@ -257,57 +256,6 @@ static void reader_process_is_confined(void **state) {
 #endif
 }
 
-/* A child that sends the given bytes, in which the parent must find the error. */
-static int send_bytes(void *context, int out, fc_h5_shared *shared) {
-    const fc_h5_bytes *bytes = context;
-    (void)shared;
-    return write(out, bytes->data, bytes->size) != (ssize_t)bytes->size;
-}
-
-static fc_code decode(const void *data, size_t size, uint64_t file_size) {
-    fc_h5_child child;
-    fc_h5_bytes bytes = {data, size};
-    fc_h5_job job = {.run = send_bytes, .context = &bytes};
-    fc_error err = {0};
-    fc_h5_file file;
-    fc_arena *arena = fc_arena_new();
-    assert_int_equal(fc_h5_child_start(&child, &job, &err), FC_OK);
-    fc_h5_in in = {.child = &child, .budget = 1 << 20};
-    fc_code rc = fc_h5_read_file(&in, arena, "x.h5", file_size, &file, &err);
-    fc_h5_in_free(&in);
-    fc_h5_child_finish(&child, "x.h5", &err);
-    assert_true(fc_arena_size(arena) < 8 << 20);
-    fc_arena_free(arena);
-    return rc;
-}
-
-/* Encodes ROOT, one dataset, one chunk and END into a buffer instead of a pipe. */
-static fc_h5_sink encode(const fc_h5_dataset *d, uint64_t offset, uint64_t size, int64_t at) {
-    fc_h5_sink out = {.fd = -1};
-    fc_h5_root root = {.rank = -1, .world_size = -1, .nmesh = -1};
-    fc_h5_put_root(&out, &root);
-    fc_h5_put_dataset(&out, d);
-    if (d->where == FC_H5_IN_CHUNKS) {
-        fc_h5_begin(&out, FC_H5_CHUNKS);
-        fc_h5_put_u64(&out, 1);
-        fc_h5_put_u64(&out, offset);
-        fc_h5_put_u64(&out, size);
-        fc_h5_put_u64(&out, 0);
-        fc_h5_put_u64(&out, (uint64_t)at);
-        fc_h5_end(&out);
-    }
-    fc_h5_begin(&out, FC_H5_END);
-    fc_h5_end(&out);
-    return out;
-}
-
-static fc_code decode_dataset(const fc_h5_dataset *d, uint64_t offset, uint64_t size, int64_t at) {
-    fc_h5_sink out = encode(d, offset, size, at);
-    fc_code rc = decode(out.buf, out.used, 1000);
-    free(out.buf);
-    return rc;
-}
-
 static void every_forbidden_call_is_stopped(void **state) {
     (void)state;
 #if defined(FSDPCKPT_HAVE_SECCOMP) && defined(__x86_64__)
@@ -324,99 +272,6 @@ static void every_forbidden_call_is_stopped(void **state) {
 #else
     skip();
 #endif
-}
-
-static void parent_checks_every_record(void **state) {
-    static const unsigned char zeros[64];
-    const int64_t shape[] = {100}, chunk[] = {10}, huge[] = {INT64_MAX};
-    (void)state;
-    const fc_h5_dataset good = {.path = "w",
-                                .lists = {zeros, 1},
-                                .where = FC_H5_AT_OFFSET,
-                                .dtype = FC_U8,
-                                .element = 1,
-                                .ndim = 1,
-                                .shape = shape,
-                                .offset = 900,
-                                .length = 100,
-                                .owner = -1,
-                                .nglobal_shape = -1,
-                                .noffsets = -1};
-    fc_h5_dataset d = good;
-    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_OK);
-    d.offset = 901; /* one byte beyond the end */
-    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
-    d = good;
-    d.offset = UINT64_MAX - 50;
-    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
-    d = good;
-    d.length = 99;
-    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
-    d = good;
-    d.element = 2;
-    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
-    d = good;
-    d.shape = huge;
-    d.dtype = FC_F64;
-    d.element = 8;
-    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
-    static const char *const paths[] = {"", "/w", "w/", "a//b", "a/b", "\xff"};
-    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
-        d = good;
-        d.path = paths[i];
-        assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
-    }
-    d = good;
-    d.where = FC_H5_IN_CHUNKS;
-    d.chunk = chunk;
-    d.bytes = (fc_h5_bytes){zeros, 1};
-    assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_OK);
-    assert_int_equal(decode_dataset(&d, 991, 10, 90), FC_ECORRUPT);
-    assert_int_equal(decode_dataset(&d, 990, 0, 90), FC_ECORRUPT);
-    assert_int_equal(decode_dataset(&d, 990, 10, 91), FC_ECORRUPT);
-    assert_int_equal(decode_dataset(&d, 990, 10, 100), FC_ECORRUPT);
-    d.nfilters = 2;
-    d.filters[0] = d.filters[1] = 1; /* deflate twice: there is no useful limit for its output */
-    assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_ECORRUPT);
-    d.filters[1] = 4;
-    assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_ECORRUPT);
-}
-
-/* Every truncation and many random changes of a good stream give a result or an error, never a crash. */
-static void any_stream_is_survived(void **state) {
-    static const unsigned char zeros[64];
-    const int64_t shape[] = {100}, chunk[] = {10};
-    const fc_h5_dataset d = {.path = "w",
-                             .lists = {zeros, 1},
-                             .where = FC_H5_IN_CHUNKS,
-                             .dtype = FC_U8,
-                             .element = 1,
-                             .ndim = 1,
-                             .shape = shape,
-                             .chunk = chunk,
-                             .bytes = {zeros, 1},
-                             .owner = -1,
-                             .nglobal_shape = -1,
-                             .noffsets = -1,
-                             .json = "{}"};
-    fc_h5_sink out = encode(&d, 990, 10, 90);
-    unsigned seed = 1;
-    (void)state;
-    assert_int_equal(decode(out.buf, out.used, 1000), FC_OK);
-    for (size_t n = 0; n < out.used; n += 7) {
-        assert_int_equal(decode(out.buf, n, 1000), FC_ECORRUPT);
-    }
-    unsigned char *copy = malloc(out.used);
-    for (int i = 0; i < 300; i++) {
-        memcpy(copy, out.buf, out.used);
-        seed = seed * 1103515245 + 12345;
-        copy[seed / 65536 % out.used] ^= (unsigned char)(1 << seed / 4096 % 8);
-        seed = seed * 1103515245 + 12345;
-        copy[seed / 65536 % out.used] = (unsigned char)(seed >> 8);
-        decode(copy, out.used, 1000);
-    }
-    free(copy);
-    free(out.buf);
 }
 
 /* ---- text ---- */
@@ -451,8 +306,6 @@ int main(void) {
         cmocka_unit_test(spinning_reader_is_stopped),
         cmocka_unit_test(every_forbidden_call_is_stopped),
         cmocka_unit_test(reader_process_is_confined),
-        cmocka_unit_test(parent_checks_every_record),
-        cmocka_unit_test(any_stream_is_survived),
         cmocka_unit_test(json_text_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

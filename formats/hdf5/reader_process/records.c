@@ -27,6 +27,7 @@ static size_t fill(fc_h5_in *in, size_t size) {
     while (in->have < size) {
         /* Grows as bytes arrive, not by the claimed length. */
         if (!fc_grow(&in->buf, &in->cap, in->have + 1, 1)) {
+            in->no_memory = true;
             return in->have;
         }
         size_t n = fc_h5_child_read(in->child, in->buf + in->have, in->cap - in->have);
@@ -44,6 +45,7 @@ int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
         in->buf = malloc(READ_SIZE);
         in->cap = in->buf ? READ_SIZE : 0;
         if (!in->buf) {
+            in->no_memory = true;
             return -1;
         }
     }
@@ -60,7 +62,7 @@ int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
     if (fill(in, head[1]) < head[1]) {
         return -1;
     }
-    *record = (fc_h5_record){(fc_h5_tag)head[0], in->buf + in->at, head[1], 0, false};
+    *record = (fc_h5_record){(fc_h5_tag)head[0], in->buf + in->at, head[1], 0, false, false};
     in->at += head[1];
     in->budget -= head[1] + sizeof head;
     return 1;
@@ -109,7 +111,7 @@ static fc_h5_bytes keep_bytes(fc_h5_record *r, fc_arena *arena) {
     }
     unsigned char *copy = fc_arena_alloc(arena, bytes.size);
     if (!copy) {
-        r->bad = true;
+        r->bad = r->no_memory = true;
         return (fc_h5_bytes){NULL, 0};
     }
     memcpy(copy, bytes.data, bytes.size);
@@ -127,7 +129,8 @@ static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
         return NULL;
     }
     const char *text = fc_arena_strndup(arena, (const char *)bytes.data, bytes.size);
-    r->bad |= text == NULL;
+    r->no_memory = text == NULL;
+    r->bad |= r->no_memory;
     return text;
 }
 
@@ -144,7 +147,7 @@ static int64_t keep_i64s(fc_h5_record *r, fc_arena *arena, const int64_t **out) 
     }
     int64_t *values = fc_arena_alloc(arena, (size_t)count * sizeof *values);
     if (!values) {
-        r->bad = true;
+        r->bad = r->no_memory = true;
         return -1;
     }
     memcpy(values, r->data + r->at, (size_t)count * sizeof *values);
@@ -283,6 +286,7 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
         size_t cap = d->chunks_cap ? 2 * d->chunks_cap : (size_t)count;
         fc_h5_stored_chunk *grown = fc_arena_calloc(arena, cap, sizeof *grown);
         if (!grown) {
+            r->no_memory = true;
             return false;
         }
         if (d->nchunks > 0) {
@@ -292,6 +296,7 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
         d->chunks_cap = cap;
     }
     int64_t *at = fc_arena_calloc(arena, (size_t)count, (size_t)d->ndim * sizeof *at);
+    r->no_memory = !at;
     if (!at || d->chunks_cap - d->nchunks < count) {
         return false;
     }
@@ -337,6 +342,7 @@ static bool decode_attributes(fc_h5_record *r, fc_arena *arena, fc_h5_file *file
     fc_h5_attributes *a = grow(arena, &array, &file->nattributes, &file->attributes_cap, sizeof *a);
     file->attributes = array;
     if (!a) {
+        r->no_memory = file->nattributes < MAX_TENSORS_PER_FILE;
         return false;
     }
     a->path = keep_text(r, arena);
@@ -380,6 +386,7 @@ static fc_code read_records(fc_h5_in *in, fc_arena *arena, const char *path, uin
             break;
         case FC_H5_DATASET: {
             fc_h5_dataset *d = ok ? new_dataset(file) : NULL;
+            r.no_memory = ok && !d && file->ndatasets < MAX_TENSORS_PER_FILE;
             ok = d && decode_dataset(&r, arena, size, d);
             break;
         }
@@ -397,10 +404,10 @@ static fc_code read_records(fc_h5_in *in, fc_arena *arena, const char *path, uin
             ok = false;
         }
         if (!ok) {
-            return FC_ECORRUPT;
+            return r.no_memory ? fc_no_memory(err, path) : FC_ECORRUPT;
         }
     }
-    return FC_ECORRUPT;
+    return in->no_memory ? fc_no_memory(err, path) : FC_ECORRUPT;
 }
 
 fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,

@@ -129,7 +129,7 @@ typedef struct fc_h5_in {
     uint64_t budget; /**< remaining bytes of records that a file of this size may cause */
     unsigned char *buf;
     size_t cap, have, at;
-    bool over_budget;
+    bool over_budget, no_memory;
 } fc_h5_in;
 
 /** The payload of one record while it is read; `bad` is set when something does not fit. */
@@ -137,7 +137,7 @@ typedef struct fc_h5_record {
     fc_h5_tag tag;
     const unsigned char *data;
     size_t size, at;
-    bool bad;
+    bool bad, no_memory;
 } fc_h5_record;
 
 /** @return whether a dataset's path has as many elements as `lists`, none of them empty. */

@@ -181,6 +181,7 @@ static bool send_root(fc_h5_walk *walk) {
     int64_t schema = 0, mesh[FC_MAX_MESH_DIMS], rank = -1, world = -1;
     fc_h5_root root = {0};
     root.schema = fc_h5_read_i64s(walk->file, name_of(FC_H5_A_SCHEMA), &schema, 1) == 1 ? schema : 0;
+    root.schema = root.schema < INT32_MAX ? root.schema : INT32_MAX;
     walk->ours = root.schema != 0;
     root.rank = root.world_size = root.nmesh = -1;
     char *layout = NULL, *producer = NULL, *names = NULL;

@@ -276,6 +276,9 @@ int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t 
     if (H5Tget_class(type) == H5T_INTEGER && n >= 0 && (size_t)n <= max &&
         (n == 0 || H5Aread(attribute, H5T_NATIVE_INT64, values) >= 0)) {
         count = n;
+        for (hssize_t i = 0; i < n; i++) {
+            count = values[i] < 0 ? -1 : count;
+        }
     }
     H5Tclose(type);
     H5Sclose(space);

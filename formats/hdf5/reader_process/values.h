@@ -34,8 +34,8 @@ char *fc_h5_attribute_text(hid_t object, const char *name);
 bool fc_h5_read_u64(hid_t object, const char *name, uint64_t *value);
 
 /**
- * Reads the integers of an attribute into `values`. @return their number; -1 if it is missing, not integers, or too
- * long.
+ * Reads the integers of an attribute into `values`. @return their number; -1 if it is missing, not integers >= 0, or
+ * too long.
  */
 int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t max);
 
