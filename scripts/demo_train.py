@@ -4,6 +4,7 @@ Usage: torchrun --nproc-per-node 4 demo_train.py DIRECTORY
 """
 
 import logging
+import os
 import sys
 import warnings
 
@@ -65,6 +66,7 @@ def main():
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optim": state, "step": 1}, checkpoint_id=sys.argv[1])
     dist.destroy_process_group()
+    os._exit(0)  # while Python ends, a thread of torch that waits for the GIL can abort the process (seen with torch 2.15)
 
 
 if __name__ == "__main__":

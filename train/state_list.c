@@ -325,23 +325,39 @@ static fc_code find_tp(const fc_fsdp *fsdp, int64_t *size, int64_t *rank, fc_err
     return FC_OK;
 }
 
-/* The mesh of a checkpoint has the ranks of the instance; a unit with others would be saved with wrong boxes. */
-static fc_code check_groups(const fc_fsdp *fsdp, fc_error *err) {
+static int64_t count_ranks(const fc_comm *shard, const fc_comm *replicate) {
+    return (int64_t)shard->size * (replicate ? replicate->size : 1);
+}
+
+/* A unit with communicators of its own must have all ranks of the instance: others could hold other values under the
+ * same names. Its tensors are placed like the others; which rank holds which box does not matter. But the flat
+ * parameters of a local state dict are cut as the ranks have them. */
+static fc_code check_groups(const fc_fsdp *fsdp, bool flat, fc_error *err) {
+    const int64_t all = count_ranks(fsdp->shard, fsdp->replicate);
     for (const fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
-        if (u->options.shard != fsdp->shard || u->options.replicate != fsdp->replicate) {
+        const fc_fsdp_unit_options *o = &u->options;
+        const int64_t own = count_ranks(o->shard, o->replicate);
+        if (own != all) {
             return fc_fail(err, FC_EUNSUPPORTED,
-                           "unit '%s': has communicators of its own, and a state dict needs those of the instance",
-                           u->name);
+                           "unit '%s': its communicators have %lld ranks, and those of the instance have %lld; ranks "
+                           "without the unit may hold other values under the same names, and a state dict has room for "
+                           "one",
+                           u->name, (long long)own, (long long)all);
+        }
+        if (flat && o->shard != fsdp->shard) {
+            return fc_fail(
+                err, FC_EUNSUPPORTED,
+                "unit '%s': has communicators of its own, and a local state dict needs those of the instance", u->name);
         }
     }
     return FC_OK;
 }
 
-static fc_code find_mesh(listing *l, fc_error *err) {
+static fc_code find_mesh(listing *l, bool flat, fc_error *err) {
     const fc_fsdp *fsdp = l->state->fsdp;
     fc_mesh *mesh = &l->out->mesh;
     int64_t tp;
-    FC_TRY(check_groups(fsdp, err));
+    FC_TRY(check_groups(fsdp, flat, err));
     FC_TRY(find_tp(fsdp, &tp, &l->out->tp_rank, err));
     if (fsdp->replicate) {
         add_dimension(mesh, "replicate", fsdp->replicate->size);
@@ -357,7 +373,7 @@ fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, b
     listing l = {.state = state, .out = out, .for_load = for_load};
     const bool flat = type == FC_LOCAL_STATE_DICT;
     FC_TRY(out->arena ? FC_OK : fc_no_memory(err, NULL));
-    FC_TRY(find_mesh(&l, err));
+    FC_TRY(find_mesh(&l, flat, err));
     FC_TRY(add_units(&l, flat, err));
     FC_TRY(add_optim(&l, flat, err));
     return add_values(&l, err);

@@ -62,12 +62,11 @@ static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
 }
 
 static fc_code read_layout(const dcp_builder *b, fc_tensor *t, fc_pv layout) {
-    size_t n = 0, length;
+    size_t n, length;
     if (fc_pv_typeof(layout) != FC_PV_CALL) { /* torch.serialization._get_layout("torch.strided") */
         return FC_OK;
     }
-    fc_pv args = fc_pickle_arguments(b->p, layout);
-    const fc_pv *arg = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, args, &n) : NULL;
+    const fc_pv *arg = fc_pickle_call_items(b->p, layout, &n);
     if (n == 1 && fc_pickle_is_str(b->p, arg[0], "torch.strided")) {
         return FC_OK;
     }

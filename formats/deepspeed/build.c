@@ -163,6 +163,12 @@ fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, f
     return FC_OK;
 }
 
+int64_t fc_ds_count_flat(const torch_file *f, fc_pv v) {
+    fc_torch_tensor t;
+    return fc_torch_is_tensor(f->p, v) && fc_torch_tensor_decode(f->p, v, &t, NULL) == FC_OK && t.ndim == 1 ? t.sizes[0]
+                                                                                                            : -1;
+}
+
 /* The extent of a row-major box of `sizes` that starts `at` elements into a flat tensor. */
 static torch_extent *box_extent(fc_arena *arena, const torch_extent *flat, int64_t at, int ndim, const int64_t *sizes,
                                 uint32_t element) {

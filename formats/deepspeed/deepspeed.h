@@ -133,6 +133,8 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *ext
 /** Reads the flat tensor `v`. Fails if it is not a contiguous tensor of one dimension. `what` names it in messages. */
 fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
                    torch_extent **extent);
+/** Returns the number of elements of the flat tensor `v`; -1 for anything else. */
+int64_t fc_ds_count_flat(const torch_file *f, fc_pv v);
 
 /** Reads the ZeRO stage and the number of ranks from the first file of the optimizer. (optimizer.c) */
 fc_code fc_ds_read_stage(ds_builder *b);

@@ -256,16 +256,14 @@ bool fc_ds_keep_file(fc_arena *arena, const char *directory, const char *name, f
 static fc_code check_ranks(const ds_files *files, const found_file *list, size_t count, fc_error *err) {
     uint32_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        next = i > 0 && list[i].role == list[i - 1].role ? next + 1 : 0;
-        if (list[i].rank == UINT32_MAX && (i == 0 || list[i - 1].role != list[i].role)) {
+        bool again = i > 0 && list[i].role == list[i - 1].role, ranked = list[i].rank != UINT32_MAX;
+        next = again ? next + 1 : 0;
+        if (list[i].rank == next || (!ranked && !again)) {
             continue;
         }
-        if (list[i].rank == next) {
-            continue;
-        }
-        if (i > 0 && list[i].rank < next) {
+        if (list[i].rank < next || !ranked) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s: %s and %s belong to the same rank: files of two checkpoints are mixed here",
+                           "%s: %s and %s do not belong together: files of two checkpoints are mixed here",
                            files->directory, list[i - 1].name, list[i].name);
         }
         return fc_fail(err, FC_ECORRUPT, "%s: the file of rank %u is missing; the next one is %s", files->directory,

@@ -36,10 +36,6 @@ static const char *text_of(ds_builder *b, const torch_file *f, fc_pv v) {
     return copy;
 }
 
-static fc_code failed(const ds_builder *b) {
-    return b->err ? b->err->code : FC_ECORRUPT;
-}
-
 static fc_code remember(model *m, const char *name) {
     if (!fc_grow(&m->known, &m->capacity, m->nknown + 1, sizeof *m->known)) {
         return fc_ds_no_memory(m->b);
@@ -97,7 +93,7 @@ static fc_code read_group(model *m, fc_pv group, size_t number) {
         param->group = number;
         param->name = text_of(b, m->f, pairs[i]);
         if (!param->name) {
-            return failed(b);
+            return b->err->code;
         }
         FC_TRY(read_shape(m, param->name, pairs[i + 1], &param->ndim, &param->shape, &param->numel));
         FC_TRY(remember(m, param->name));
@@ -143,7 +139,7 @@ static fc_code read_buffers(model *m) {
     for (size_t i = 0; i < n; i++) {
         const char *name = text_of(m->b, m->f, names[i]);
         if (!name) {
-            return failed(m->b);
+            return m->b->err->code;
         }
         fc_pv v = fc_ds_get(m->f->p, m->module, name);
         if (v) { /* buffers with persistent=False are listed but not saved */
@@ -176,7 +172,7 @@ static fc_code read_frozen(model *m, size_t *first) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
         if (!name) {
-            return failed(m->b);
+            return m->b->err->code;
         }
         FC_TRY(remember(m, name));
         if (m->b->stage == 3) {
@@ -228,7 +224,7 @@ static fc_code remember_shared(model *m) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
         if (!name) {
-            return failed(m->b);
+            return m->b->err->code;
         }
         FC_TRY(remember(m, name));
     }
@@ -247,7 +243,7 @@ static fc_code read_rest(model *m) {
         const char *name = text_of(b, m->f, pairs[i]);
         fc_torch_tensor t = {0};
         if (!name) {
-            return failed(b);
+            return b->err->code;
         }
         if (is_known(m, name)) {
             continue;
@@ -276,7 +272,7 @@ static fc_code read_others(model *m) {
         const char *name = text_of(m->b, m->f, pairs[i]);
         bool taken = false;
         if (!name) {
-            return failed(m->b);
+            return m->b->err->code;
         }
         for (size_t k = 0; !taken && read[k]; k++) {
             taken = strcmp(read[k], name) == 0;
@@ -343,7 +339,7 @@ static fc_code check_sharded_module(const model *m) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
         if (!name) {
-            return failed(m->b);
+            return m->b->err->code;
         }
         if (fc_torch_is_tensor(m->f->p, pairs[i + 1]) && !is_known(m, name) && !fc_ds_has_universal(files, name)) {
             return fc_fail(m->b->err, FC_EUNSUPPORTED,
@@ -425,35 +421,38 @@ static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
     return FC_OK;
 }
 
+/* Adds the other name of one shared parameter. `order` are the tensors, sorted by name. */
+static fc_code add_shared(ds_builder *b, const torch_file *f, const size_t *order, size_t count, fc_pv key, fc_pv of) {
+    const char *name = text_of(b, f, key), *other = name ? text_of(b, f, of) : NULL;
+    if (!other) {
+        return b->err->code;
+    }
+    const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", other);
+    if (!full) {
+        return fc_ds_no_memory(b);
+    }
+    const ds_tensor *t = find(b, order, count, full);
+    return t ? add_alias(b, name, (size_t)(t - b->tensors))
+             : fc_fail(b->err, FC_ECORRUPT,
+                       "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing", f->path, name,
+                       other);
+}
+
 /* Adds the other names of shared parameters. Runs last, when all tensors are known. */
 static fc_code add_aliases(ds_builder *b, const torch_file *f, fc_pv shared) {
     size_t n = 0, count = b->ntensors;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
-    size_t *order = n > 0 ? malloc((count + 1) * sizeof *order) : NULL;
-    if (n > 0 && !order) {
+    size_t *order = malloc((count + 1) * sizeof *order);
+    if (!order) {
         return fc_ds_no_memory(b);
     }
-    for (size_t i = 0; order && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         order[i] = i;
     }
-    if (order) {
-        qsort_r(order, count, sizeof *order, by_name, b->tensors);
-    }
+    qsort_r(order, count, sizeof *order, by_name, b->tensors);
     fc_code rc = FC_OK;
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = text_of(b, f, pairs[i]), *other = name ? text_of(b, f, pairs[i + 1]) : NULL;
-        const char *full = other ? fc_arena_printf(b->checkpoint->arena, "model.%s", other) : NULL;
-        const ds_tensor *t = full ? find(b, order, count, full) : NULL;
-        if (t) {
-            FC_TRY_GOTO(add_alias(b, name, (size_t)(t - b->tensors)), rc, out);
-        } else {
-            FC_TRY_GOTO(full
-                            ? fc_fail(b->err, FC_ECORRUPT,
-                                      "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
-                                      f->path, name, other)
-                            : failed(b),
-                        rc, out);
-        }
+        FC_TRY_GOTO(add_shared(b, f, order, count, pairs[i], pairs[i + 1]), rc, out);
     }
 out:
     free(order);

@@ -136,9 +136,13 @@ static fc_code add_key(ds_builder *b, size_t group, const char *name, bool flat)
     return FC_OK;
 }
 
-/* Rank 0 determines which values the parameters of a group have. */
+/* Rank 0 determines which values the parameters of a group have. A tensor with one number is not partitioned: some
+   versions of torch count steps in it. */
 static fc_code read_keys(const rank_file *r, size_t group) {
     fc_pv state = state_of(r, group);
+    size_t nmasters;
+    const fc_pv *masters = masters_of(r, &nmasters);
+    int64_t numel = group < nmasters ? fc_ds_count_flat(&r->f, masters[group]) : -1;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(r->f.p, state, &n) : NULL;
     FC_TRY(add_key(r->b, group, "", true));
@@ -154,7 +158,7 @@ static fc_code read_keys(const rank_file *r, size_t group) {
         if (fc_torch_is_tensor(r->f.p, pairs[i + 1])) {
             FC_TRY_CONTEXT(fc_torch_tensor_decode(r->f.p, pairs[i + 1], &t, r->b->err), r->b->err, "%s", r->f.path);
         }
-        FC_TRY(add_key(r->b, group, name, t.ndim == 1));
+        FC_TRY(add_key(r->b, group, name, t.ndim == 1 && (t.sizes[0] != 1 || numel == 1)));
     }
     return FC_OK;
 }
@@ -300,13 +304,18 @@ static fc_code add_partition(const partition *p) {
     return FC_OK;
 }
 
-/* Reads one flat tensor of key `k`. `*at` is its position and advances by its size. */
-static fc_code read_flat(const rank_file *r, size_t k, size_t number, fc_pv v, int64_t *at) {
+/* Reads one flat tensor of key `k`, which belongs to `master`. `*at` is its position and advances by its size. */
+static fc_code read_flat(const rank_file *r, size_t k, size_t number, fc_pv v, fc_pv master, int64_t *at) {
     const ds_key *key = &r->b->keys[k];
     const char *what = key->name[0] ? key->name : "a partition of the fp32 masters";
     fc_torch_tensor t;
     torch_extent *extent;
     FC_TRY(fc_ds_flat(r->b, &r->f, what, v, &t, &extent));
+    int64_t numel = fc_ds_count_flat(&r->f, master);
+    if (t.sizes[0] < numel || (t.sizes[0] > numel && r->rank + 1 < r->b->ranks)) { /* the last master lacks padding */
+        return fc_fail(r->b->err, FC_ECORRUPT, "%s: %s has %" PRId64 " elements, but the fp32 masters have %" PRId64,
+                       r->f.path, what, t.sizes[0], numel);
+    }
     partition p = {r, key, number, extent, t.dtype, *at, t.sizes[0]};
     if (number == 0) {
         r->b->devices[r->rank] = fc_ds_device(&r->f, &t);
@@ -381,9 +390,10 @@ static fc_code read_groups(const rank_file *r) {
         if (!key->flat) {
             continue;
         }
-        fc_pv v = number == 0 ? masters[key->group] : fc_ds_get(r->f.p, state_of(r, key->group), key->name);
+        fc_pv master = masters[key->group];
+        fc_pv v = number == 0 ? master : fc_ds_get(r->f.p, state_of(r, key->group), key->name);
         int64_t start = key->next;
-        FC_TRY(read_flat(r, k, number, v, &key->next));
+        FC_TRY(read_flat(r, k, number, v, master, &key->next));
         if (number == 0) {
             FC_TRY(check_mapping(r, key->group, start, key->next - start));
         }
@@ -403,7 +413,7 @@ static fc_code read_all_groups(const rank_file *r) {
         int64_t at = 0;
         for (size_t i = 0; b->keys[k].flat && i < count; i++) {
             fc_pv v = k == 0 ? masters[i] : fc_ds_get(r->f.p, state_of(r, i), b->keys[k].name);
-            FC_TRY(read_flat(r, k, k, v, &at));
+            FC_TRY(read_flat(r, k, k, v, masters[i], &at));
         }
         if (b->keys[k].flat && at != end_of_group(b, 0)) {
             return fc_fail(b->err, FC_ECORRUPT,

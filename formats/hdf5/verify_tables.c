@@ -124,9 +124,13 @@ fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings 
     fc_error why;
     fc_code rc;
     FC_TRY_GOTO(directory ? FC_OK : fc_no_memory(err, checkpoint->path), rc, out);
-    if (fc_h5_walk_sharded(&walked, directory, &why) == FC_OK) {
+    rc = fc_h5_walk_sharded(&walked, directory, &why);
+    if (rc == FC_OK) {
         compare(checkpoint, &walked, findings);
+    } else if (rc == FC_ENOMEM || rc == FC_EIO) {
+        fc_fail(err, rc, "%s", why.message);
     } else {
+        rc = FC_OK;
         const fc_defect place = {.file = checkpoint->files[0].name};
         fc_report_defect(findings, &place, "%s", why.message);
     }

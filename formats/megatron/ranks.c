@@ -269,8 +269,7 @@ static void drop_distributed(mg_reader *r) {
 }
 
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    fc_error own;
-    mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .progress = options->progress, .err = err ? err : &own};
+    mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .progress = options->progress, .err = err};
     fc_code rc;
     FC_TRY_GOTO(fc_mg_find_ranks(checkpoint, options, &r.grid, r.err), rc, out);
     FC_TRY_GOTO(read_first(&r), rc, out);

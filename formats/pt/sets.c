@@ -192,9 +192,8 @@ fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, si
     FC_TRY_GOTO(*out ? FC_OK : fc_no_memory(err, directory), rc, out);
     for (size_t i = 0; i < nnames; i++) {
         pt_rank_name name;
-        if (fc_pt_parse_rank_name(names[i], &name)) {
-            FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
-        }
+        fc_pt_parse_rank_name(names[i], &name);
+        FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
     }
     qsort(*out, *count, sizeof **out, by_name);
 out:

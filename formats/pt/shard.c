@@ -155,12 +155,12 @@ static fc_code read_placement(const torch_file *f, fc_pv v, fc_placement *out, f
     char name[128] = "?";
     int64_t dim, factor;
     *out = (fc_placement){0};
-    if (fc_torch_is_global(p, cls, NULL, "Replicate")) {
+    if (fc_pickle_is_global(p, cls, NULL, "Replicate")) {
         out->kind = FC_REPLICATE;
         return FC_OK;
     }
-    bool strided = fc_torch_is_global(p, cls, NULL, "_StridedShard");
-    if (!strided && !fc_torch_is_global(p, cls, NULL, "Shard")) {
+    bool strided = fc_pickle_is_global(p, cls, NULL, "_StridedShard");
+    if (!strided && !fc_pickle_is_global(p, cls, NULL, "Shard")) {
         if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
             fc_pickle_global_name(p, cls, name, sizeof name);
         }
@@ -199,7 +199,8 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_erro
     bool in_mesh = false;
     *out = (pt_shard){0};
     /* _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, (DTensor, dtype, size, strides, …), state) */
-    if (!sequence(p, fc_pickle_arguments(p, v), &outer, &n) || n < 4 || !sequence(p, outer[2], &inner, &m) || m < 3) {
+    outer = fc_pickle_call_items(p, v, &n); /* at least four, or it would not be called a DTensor */
+    if (!sequence(p, outer[2], &inner, &m) || m < 3) {
         return damaged(f, "it is not a DTensor that torch.save wrote", err);
     }
     out->ndim = numbers(p, inner[2], FC_MAX_DIMS, out->shape);
@@ -235,8 +236,9 @@ static const fc_pv *sharded_state(const torch_file *f, fc_pv v) {
     const fc_pv *items;
     size_t n;
     fc_pv state = fc_pickle_state(f->p, v);
-    if (!state && sequence(f->p, fc_pickle_arguments(f->p, v), &items, &n) && n >= 4) {
-        state = items[3];
+    if (!state) {
+        items = fc_pickle_call_items(f->p, v, &n);
+        state = n >= 4 ? items[3] : 0;
     }
     return sequence(f->p, state, &items, &n) && n >= 2 ? items : NULL;
 }

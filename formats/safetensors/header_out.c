@@ -179,8 +179,6 @@ static fc_code add_mesh(const header_builder *m) {
 
 fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *object, unsigned char **bytes, size_t *size,
                           fc_error *err) {
-    const int64_t start = 0;
-    const fc_box box = {1, &start, object->source->shape};
     *bytes = NULL;
     *size = (size_t)object->source->shape[0];
     if (object->source->shape[0] > ST_MAX_HEADER) {
@@ -192,17 +190,8 @@ fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *objec
                                  target->source->path, object->name, object->source->shape[0], ST_MAX_HEADER),
                          FC_HINT_EXCLUDE, object->name);
     }
-    *bytes = malloc(*size + 1);
-    if (!*bytes) {
-        return fc_no_memory(err, target->source->path);
-    }
-    fc_code rc = fc_read_box(target->source, object->source, &box, FC_OPAQUE, *bytes, err);
-    if (rc != FC_OK) {
-        free(*bytes);
-        *bytes = NULL;
-        return fc_context(err, rc, "object %.256s", object->name);
-    }
-    return FC_OK;
+    fc_code rc = fc_read_object(target->source, object->source, bytes, err);
+    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
 }
 
 static json_t *base64_json(const unsigned char *bytes, size_t size) {

@@ -40,14 +40,6 @@ typedef struct walker {
     fc_error *err;
 } walker;
 
-bool fc_torch_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
-    if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
-        return false;
-    }
-    const uint64_t *cell = p->cells + fc_pv_payload(v);
-    return (!module || fc_pickle_is_str(p, cell[1], module)) && fc_pickle_is_str(p, cell[2], name);
-}
-
 fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(p, dict, &n);
@@ -62,13 +54,9 @@ fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
 /* Whether `v` is a wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
 static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
     size_t n;
-    fc_pv args = fc_pickle_arguments(p, v);
-    if (!fc_torch_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") ||
-        fc_pv_typeof(args) != FC_PV_TUPLE) {
-        return false;
-    }
-    const fc_pv *arg = fc_pickle_tuple(p, args, &n);
-    return n >= 4 && fc_torch_is_global(p, arg[1], NULL, cls);
+    const fc_pv *arg = fc_pickle_call_items(p, v, &n);
+    return fc_pickle_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") && n >= 4 &&
+           fc_pickle_is_global(p, arg[1], NULL, cls);
 }
 
 /* @return the kind of a leaf; TORCH_OBJECT if it is not a tensor of any kind. */
@@ -81,7 +69,7 @@ static torch_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
                : is_wrapped(p, v, "ShardedTensor") ? TORCH_SHARDED_TENSOR
                                                    : TORCH_TENSOR;
     }
-    return fc_torch_is_global(p, fc_pickle_callee(p, v), NULL, "ShardedTensor") ? TORCH_SHARDED_TENSOR : TORCH_OBJECT;
+    return fc_pickle_is_global(p, fc_pickle_callee(p, v), NULL, "ShardedTensor") ? TORCH_SHARDED_TENSOR : TORCH_OBJECT;
 }
 
 static fc_code push(walker *w, const fc_pv *items, size_t n) {
@@ -269,7 +257,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     const fc_pv *pairs = fc_pickle_items(w->p, v, &n);
     bool plain = has_plain_keys(w->p, pairs, n);
     fc_pv cls = fc_pickle_container_of(w->p, v)->cls;
-    bool ordinary = !cls || fc_torch_is_global(w->p, cls, "collections", "OrderedDict");
+    bool ordinary = !cls || fc_pickle_is_global(w->p, cls, "collections", "OrderedDict");
     FC_TRY(n > 0 && (!plain || !ordinary) ? holds_tensor(w, v, &found) : FC_OK);
     if (n == 0 && w->depth == 0) {
         return FC_OK;

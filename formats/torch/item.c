@@ -160,9 +160,10 @@ static fc_pv rebuilt_with(const fc_pickle *p, fc_pv v, fc_pv *cls) {
         uint32_t which;
         size_t n;
         function = fc_pickle_callee(p, v);
-        if (!rebuild_of(p, function, &which) || !tuple_items(p, fc_pickle_arguments(p, v), &args, &n)) {
+        if (!rebuild_of(p, function, &which)) {
             break;
         }
+        args = fc_pickle_call_items(p, v, &n);
         if (which == FC_REBUILD_FROM_TYPE && n >= 3) {
             function = args[0];
             *cls = args[1];

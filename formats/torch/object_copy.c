@@ -60,22 +60,12 @@ out:
 
 /* Reads the archive of an object. */
 static fc_code open_object(const fc_target *target, const fc_tensor *object, fc_torch_item *item, fc_error *err) {
-    static const int64_t start[1] = {0};
     const fc_checkpoint *source = target->source;
-    const fc_box box = {1, start, object->shape};
-    const uint64_t size = (uint64_t)object->shape[0];
     const bool in_file = object->nchunks > 0 && source->nfiles > 0; /* whether messages can name a file */
-    unsigned char *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;
-    if (!bytes) {
-        return fc_no_memory(err, source->path);
-    }
-    fc_code rc = fc_read_box(source, object, &box, FC_OPAQUE, bytes, err);
-    if (rc != FC_OK) {
-        free(bytes);
-        return rc;
-    }
-    return fc_torch_item_open_memory(bytes, size, in_file ? source->files[object->chunks[0].file].path : source->path,
-                                     item, err);
+    unsigned char *bytes;
+    FC_TRY(fc_read_object(source, object, &bytes, err));
+    const char *path = in_file ? source->files[object->chunks[0].file].path : source->path;
+    return fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, item, err);
 }
 
 fc_code fc_torch_copy_object(const fc_target *target, const fc_tensor *object, uint64_t first_storage,

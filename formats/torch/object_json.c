@@ -289,8 +289,10 @@ static bool all_strings(const fc_pv *items, size_t n) {
 
 static json_t *call(writer *w, fc_pv v) {
     const fc_pickle *p = w->p;
-    fc_pv callee = fc_pickle_callee(p, v), arguments = fc_pickle_arguments(p, v);
+    const fc_pv callee = fc_pickle_callee(p, v);
     uint32_t aux;
+    size_t n, length;
+    int64_t index;
     const bool runs = fc_pickle_risk_of(p, v) == FC_RISK_RUNS;
     if (fc_pv_typeof(callee) != FC_PV_GLOBAL) {
         return fc_torch_json_tagged(runs ? "$unsafe" : "$opaque", json_string("?"));
@@ -306,29 +308,23 @@ static json_t *call(writer *w, fc_pv v) {
         fc_pickle_risk_of(p, v) == FC_RISK_NONE) {
         return fc_torch_json_instance(w, v);
     }
-    if (fc_pv_typeof(arguments) == FC_PV_TUPLE) {
-        size_t n;
-        const fc_pv *args = fc_pickle_tuple(p, arguments, &n);
-        if (kind == FC_GLOBAL_COMPLEX && n == 2) {
-            return fc_torch_json_tagged("$complex", fc_torch_json_array(w, args, n));
-        }
-        if (kind == FC_GLOBAL_PATH && all_strings(args, n)) {
-            return path(w, args, n);
-        }
-        if (kind == FC_GLOBAL_LAYOUT && n == 1) {
-            return fc_torch_json_tagged("$layout", fc_torch_json_value(w, args[0]));
-        }
-        if (kind == FC_GLOBAL_DEVICE && n == 1) {
-            return fc_torch_json_tagged("$device", fc_torch_json_value(w, args[0]));
-        }
-        int64_t index;
-        size_t length;
-        if (kind == FC_GLOBAL_DEVICE && n == 2 && fc_pv_typeof(args[0]) == FC_PV_STR &&
-            fc_pickle_int(p, args[1], &index)) {
-            json_t *text =
-                json_sprintf("%s:%" JSON_INTEGER_FORMAT, fc_pickle_bytes(p, args[0], &length), (json_int_t)index);
-            return fc_torch_json_tagged("$device", text ? text : json_string("(not UTF-8)"));
-        }
+    const fc_pv *args = fc_pickle_call_items(p, v, &n);
+    if (kind == FC_GLOBAL_COMPLEX && n == 2) {
+        return fc_torch_json_tagged("$complex", fc_torch_json_array(w, args, n));
+    }
+    if (kind == FC_GLOBAL_PATH && all_strings(args, n)) {
+        return path(w, args, n);
+    }
+    if (kind == FC_GLOBAL_LAYOUT && n == 1) {
+        return fc_torch_json_tagged("$layout", fc_torch_json_value(w, args[0]));
+    }
+    if (kind == FC_GLOBAL_DEVICE && n == 1) {
+        return fc_torch_json_tagged("$device", fc_torch_json_value(w, args[0]));
+    }
+    if (kind == FC_GLOBAL_DEVICE && n == 2 && fc_pv_typeof(args[0]) == FC_PV_STR && fc_pickle_int(p, args[1], &index)) {
+        json_t *text =
+            json_sprintf("%s:%" JSON_INTEGER_FORMAT, fc_pickle_bytes(p, args[0], &length), (json_int_t)index);
+        return fc_torch_json_tagged("$device", text ? text : json_string("(not UTF-8)"));
     }
     return fc_torch_json_named(p, "$opaque", callee);
 }

@@ -8,21 +8,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool is_named(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
-    size_t n;
-    if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
-        return false;
-    }
-    const uint64_t *cell = p->cells + fc_pv_payload(v);
-    return strcmp(fc_pickle_bytes(p, cell[1], &n), module) == 0 && strcmp(fc_pickle_bytes(p, cell[2], &n), name) == 0;
-}
-
 /* @return the arguments of a call, or NULL if they are not `n` values. */
 static const fc_pv *arguments_of(const fc_pickle *p, fc_pv call, size_t n) {
-    size_t found = 0;
-    const fc_pv args = fc_pickle_arguments(p, call);
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &found) : NULL;
-    return items && found == n ? items : NULL;
+    size_t found;
+    const fc_pv *items = fc_pickle_call_items(p, call, &found);
+    return found == n ? items : NULL;
 }
 
 static const fc_pv *tuple_of(const fc_pickle *p, fc_pv v, size_t n) {
@@ -48,7 +38,7 @@ static const number_type number_types[] = {
 /* @return the type of numbers of a little-endian numpy.dtype, or NULL. Its state is (version, byte order, …). */
 static const number_type *number_type_of(const fc_pickle *p, fc_pv v) {
     size_t length, n = 0;
-    if (fc_pv_typeof(v) != FC_PV_CALL || !is_named(p, fc_pickle_callee(p, v), "numpy", "dtype")) {
+    if (fc_pv_typeof(v) != FC_PV_CALL || !fc_pickle_is_global(p, fc_pickle_callee(p, v), "numpy", "dtype")) {
         return NULL;
     }
     const fc_pv *args = arguments_of(p, v, 3), state = fc_pickle_state(p, v);
@@ -126,8 +116,8 @@ static json_t *number(const number_type *type, const unsigned char *bytes) {
 static bool scalar(const fc_pickle *p, fc_pv v, json_t **out) {
     size_t n;
     const fc_pv *args = arguments_of(p, v, 2), callee = fc_pickle_callee(p, v);
-    if (!args || !(is_named(p, callee, "numpy.core.multiarray", "scalar") ||
-                   is_named(p, callee, "numpy._core.multiarray", "scalar"))) {
+    if (!args || !(fc_pickle_is_global(p, callee, "numpy.core.multiarray", "scalar") ||
+                   fc_pickle_is_global(p, callee, "numpy._core.multiarray", "scalar"))) {
         return false;
     }
     const number_type *type = number_type_of(p, args[0]);
@@ -149,9 +139,9 @@ static bool numpy_array(fc_torch_json_writer *w, fc_pv v, json_t **out) {
     size_t n, length;
     const fc_pv *args = arguments_of(p, v, 3), callee = fc_pickle_callee(p, v);
     const fc_pv *state = tuple_of(p, fc_pickle_state(p, v), 5);
-    if (!args || !state || !is_named(p, args[0], "numpy", "ndarray") ||
-        !(is_named(p, callee, "numpy.core.multiarray", "_reconstruct") ||
-          is_named(p, callee, "numpy._core.multiarray", "_reconstruct"))) {
+    if (!args || !state || !fc_pickle_is_global(p, args[0], "numpy", "ndarray") ||
+        !(fc_pickle_is_global(p, callee, "numpy.core.multiarray", "_reconstruct") ||
+          fc_pickle_is_global(p, callee, "numpy._core.multiarray", "_reconstruct"))) {
         return false;
     }
     const number_type *type = number_type_of(p, state[2]);
@@ -175,7 +165,7 @@ static bool numpy_array(fc_torch_json_writer *w, fc_pv v, json_t **out) {
 
 /* @return whether it is timedelta(days, seconds, microseconds). */
 static bool timedelta(const fc_pickle *p, fc_pv v, int64_t out[3]) {
-    if (fc_pv_typeof(v) != FC_PV_CALL || !is_named(p, fc_pickle_callee(p, v), "datetime", "timedelta")) {
+    if (fc_pv_typeof(v) != FC_PV_CALL || !fc_pickle_is_global(p, fc_pickle_callee(p, v), "datetime", "timedelta")) {
         return false;
     }
     const fc_pv *args = arguments_of(p, v, 3);
@@ -186,7 +176,7 @@ static bool timedelta(const fc_pickle *p, fc_pv v, int64_t out[3]) {
 /* Writes "+02:00" for timezone(timedelta[, name]). */
 static bool utc_offset(const fc_pickle *p, fc_pv v, char *out, size_t size) {
     int64_t t[3];
-    if (fc_pv_typeof(v) != FC_PV_CALL || !is_named(p, fc_pickle_callee(p, v), "datetime", "timezone")) {
+    if (fc_pv_typeof(v) != FC_PV_CALL || !fc_pickle_is_global(p, fc_pickle_callee(p, v), "datetime", "timezone")) {
         return false;
     }
     const fc_pv *args = arguments_of(p, v, 1);
@@ -239,9 +229,9 @@ static bool date_or_time(const fc_pickle *p, fc_pv v, json_t **out) {
         *out = json_pack("{s:[I, I, I]}", "$timedelta", (json_int_t)t[0], (json_int_t)t[1], (json_int_t)t[2]);
         return true;
     }
-    return (is_named(p, callee, "datetime", "date") && moment("$date", 4, 0, p, v, out)) ||
-           (is_named(p, callee, "datetime", "time") && moment("$time", 0, 6, p, v, out)) ||
-           (is_named(p, callee, "datetime", "datetime") && moment("$datetime", 4, 6, p, v, out));
+    return (fc_pickle_is_global(p, callee, "datetime", "date") && moment("$date", 4, 0, p, v, out)) ||
+           (fc_pickle_is_global(p, callee, "datetime", "time") && moment("$time", 0, 6, p, v, out)) ||
+           (fc_pickle_is_global(p, callee, "datetime", "datetime") && moment("$datetime", 4, 6, p, v, out));
 }
 
 /* ---- OmegaConf ---- */
@@ -287,11 +277,11 @@ static bool add(json_t *out, const char *key, json_t *value) {
 
 static json_t *fields(fc_torch_json_writer *w, fc_pv v) {
     const fc_pickle *p = w->p;
-    size_t n = 0;
+    size_t n;
     uint32_t aux;
-    const fc_pv args = fc_pickle_arguments(p, v), state = fc_pickle_state(p, v);
+    const fc_pv state = fc_pickle_state(p, v);
     const fc_pv list = fc_pickle_list_items(p, v), dict = fc_pickle_dict_items(p, v);
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    const fc_pv *items = fc_pickle_call_items(p, v, &n);
     fc_pv class = fc_pickle_callee(p, v);
     if (n == 2 && fc_pickle_global(p, class, &aux) == FC_GLOBAL_GETATTR) { /* a member of an enumeration, by its name */
         class = items[0];

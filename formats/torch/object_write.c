@@ -11,6 +11,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_BYTES = 64 << 20, MOST_LEVELS = 512 };
@@ -109,10 +110,7 @@ static void write_decoding(fc_torch_pickler *w, const char *text, bool typed) {
     }
 }
 
-static fc_code read_bytes(const fc_target *target, const fc_tensor *object, fc_arena *arena, unsigned char **bytes,
-                          fc_error *err) {
-    static const int64_t origin[1] = {0};
-    const fc_box box = {1, origin, object->shape};
+static fc_code read_bytes(const fc_target *target, const fc_tensor *object, unsigned char **bytes, fc_error *err) {
     if (object->shape[0] > MOST_BYTES) {
         return fc_advise(err,
                          fc_fail(err, FC_EUNSUPPORTED,
@@ -120,8 +118,7 @@ static fc_code read_bytes(const fc_target *target, const fc_tensor *object, fc_a
                                  (long long)object->shape[0], object->object->encoding),
                          FC_HINT_EXCLUDE, object->name);
     }
-    *bytes = fc_arena_alloc(arena, (size_t)object->shape[0] + 1);
-    return *bytes ? fc_read_box(target->source, object, &box, FC_OPAQUE, *bytes, err) : fc_no_memory(err, NULL);
+    return fc_read_object(target->source, object, bytes, err);
 }
 
 fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *object, fc_torch_pickler *w,
@@ -131,7 +128,7 @@ fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *o
     const char *json = NULL;
     fc_arena *arena = fc_arena_new();
     fc_code rc;
-    FC_TRY_GOTO(arena ? read_bytes(target, source, arena, &bytes, err) : fc_no_memory(err, NULL), rc, out);
+    FC_TRY_GOTO(arena ? read_bytes(target, source, &bytes, err) : fc_no_memory(err, NULL), rc, out);
     FC_TRY_GOTO(fc_checkpoint_object_json(target->source, source, arena, &json, err), rc, out);
     if (strcmp(source->object->encoding, FC_OBJECT_VALUE) == 0) {
         write_decoding(w, json, true);
@@ -148,6 +145,7 @@ fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *o
         fc_torch_pickle_op(w, FC_PICKLE_SETITEM);
     }
 out:
+    free(bytes);
     fc_arena_free(arena);
     return rc;
 }

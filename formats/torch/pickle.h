@@ -242,6 +242,9 @@ bool fc_pickle_int(const fc_pickle *p, fc_pv v, int64_t *out);
 /** @return whether `v` is the string `text`. */
 bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text);
 
+/** @return whether `v` is the global `module`.`name`; a NULL module matches any module. */
+bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name);
+
 /** @return the kind of a global. */
 static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint32_t *aux) {
     uint64_t cell = p->cells[fc_pv_payload(v)];
@@ -274,9 +277,14 @@ static inline fc_pv fc_pickle_callee(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v)];
 }
 
-/** @return the arguments of a call: a tuple, or any other value if the pickle is malformed. */
+/** @return the arguments of a call, a tuple. A pickle with other arguments is refused when it is loaded. */
 static inline fc_pv fc_pickle_arguments(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v) + 1];
+}
+
+/** @return the items of a call's arguments. */
+static inline const fc_pv *fc_pickle_call_items(const fc_pickle *p, fc_pv v, size_t *n) {
+    return fc_pickle_tuple(p, fc_pickle_arguments(p, v), n);
 }
 
 /** Return the state that BUILD set on a call, and its items as a list and as a dict; FC_PV_ABSENT if there are none. */

@@ -54,12 +54,9 @@ static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     return FC_OK;
 }
 
-/* Gets the arguments of a call if they are a tuple of at most `max`. Missing ones become FC_PV_ABSENT. */
+/* Gets the arguments of a call from a tuple of at most `max`. Missing ones become FC_PV_ABSENT. */
 static bool take_args(const fc_pickle *p, fc_pv args, fc_pv *out, size_t max) {
     size_t n;
-    if (fc_pv_typeof(args) != FC_PV_TUPLE) {
-        return false;
-    }
     const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n > max) {
         return false;
@@ -191,9 +188,8 @@ static bool is_data_factory(const fc_pickle *p, fc_pv factory) {
 
 /* Makes a dict that records its class and its factory. The factory is code, but only its name is kept. */
 static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv factory, fc_pv *out) {
-    size_t n;
     FC_TRY(make_container(vm, callee, FC_PV_DICT, init, out));
-    if (strcmp(fc_pickle_bytes(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], &n), "dict") != 0) {
+    if (!fc_pickle_is_str(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], "dict")) {
         vm->p->containers[fc_pv_payload(*out)].cls = callee;
         vm->p->containers[fc_pv_payload(*out)].factory = factory;
     }

@@ -199,24 +199,15 @@ static fc_pv class_of_persid(const fc_pickle *p, fc_pv v) {
 /* Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Any other getattr can reach
  * anything. */
 static bool is_enum_member(const fc_pickle *p, fc_pv args) {
-    size_t n = 0;
+    size_t n;
     uint32_t is_enum;
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n != 2 || fc_pv_typeof(items[1]) != FC_PV_STR) {
         return false;
     }
     const char *name = fc_pickle_bytes(p, items[1], &n);
     const fc_global_kind kind = kind_of(p, items[0], &is_enum);
     return name[0] != '_' && (kind == FC_GLOBAL_ENUM || (kind == FC_GLOBAL_INERT && is_enum));
-}
-
-static bool is_global_of(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
-    size_t n;
-    if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
-        return false;
-    }
-    const uint64_t *cell = p->cells + fc_pv_payload(v);
-    return strcmp(fc_pickle_bytes(p, cell[1], &n), module) == 0 && strcmp(fc_pickle_bytes(p, cell[2], &n), name) == 0;
 }
 
 /* Whether it is a generic type such as typing.Optional, and not what its module has imported, such as sys.modules. */
@@ -257,25 +248,26 @@ static bool are_types(const fc_pickle *p, fc_pv v) {
  * or_(int, str) or reduce(or_, (int, str)), and NoneType is type(None). Elsewhere these functions can reach anything.
  */
 static bool is_type_call(const fc_pickle *p, fc_pv callee, fc_pv args) {
-    size_t n = 0;
-    const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(p, args, &n) : NULL;
+    size_t n;
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n == 1) {
-        return fc_pv_typeof(items[0]) == FC_PV_NONE &&
-               (is_global_of(p, callee, "builtins", "type") || is_global_of(p, callee, "__builtin__", "type"));
+        return fc_pv_typeof(items[0]) == FC_PV_NONE && (fc_pickle_is_global(p, callee, "builtins", "type") ||
+                                                        fc_pickle_is_global(p, callee, "__builtin__", "type"));
     }
     if (n != 2) {
         return false;
     }
-    if (is_global_of(p, callee, "_operator", "getitem")) {
+    if (fc_pickle_is_global(p, callee, "_operator", "getitem")) {
         return is_generic(p, items[0]);
     }
-    if (is_global_of(p, callee, "functools", "reduce") || is_global_of(p, callee, "__builtin__", "reduce")) {
-        return is_global_of(p, items[0], "_operator", "or_") && are_types(p, items[1]);
+    if (fc_pickle_is_global(p, callee, "functools", "reduce") ||
+        fc_pickle_is_global(p, callee, "__builtin__", "reduce")) {
+        return fc_pickle_is_global(p, items[0], "_operator", "or_") && are_types(p, items[1]);
     }
-    if (is_global_of(p, callee, "types", "GenericAlias")) {
+    if (fc_pickle_is_global(p, callee, "types", "GenericAlias")) {
         return is_type(p, items[0]);
     }
-    return is_global_of(p, callee, "_operator", "or_") && is_type(p, items[0]) && is_type(p, items[1]);
+    return fc_pickle_is_global(p, callee, "_operator", "or_") && is_type(p, items[0]) && is_type(p, items[1]);
 }
 
 fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv args, fc_pv *global) {

@@ -259,6 +259,14 @@ bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text) {
     return strlen(text) == n && memcmp(s, text, n) == 0;
 }
 
+bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
+    if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
+        return false;
+    }
+    const uint64_t *cell = p->cells + fc_pv_payload(v);
+    return (!module || fc_pickle_is_str(p, cell[1], module)) && fc_pickle_is_str(p, cell[2], name);
+}
+
 void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size) {
     const uint64_t *cell = p->cells + fc_pv_payload(v);
     size_t n;

@@ -114,8 +114,6 @@ fc_code fc_torch_key_element(const torch_file *f, fc_pv key, fc_arena *arena, fc
 /** Fails if two leaves have the same name. */
 fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_error *err);
 
-/** @return whether `v` is the global `module`.`name`; a NULL module matches any module. */
-bool fc_torch_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name);
 /** @return the value of `key` in a dict, or FC_PV_ABSENT. */
 fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key);
 

@@ -225,6 +225,8 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     const fc_open_options *how = options ? options : &defaults;
     const fc_format *format = NULL;
     fc_checkpoint *checkpoint = NULL;
+    fc_error own;
+    err = err ? err : &own; /* so readers can rely on it */
     *out = NULL;
     FC_TRY(fc_commit_recover(path, options ? &options->reporter : NULL, err));
     FC_TRY(find_format(path, &format, err));

@@ -117,25 +117,56 @@ enum {
     GLANCES = 5          /* odd: rows have even lengths, and the first of two equal rows repeats nothing */
 };
 
-/* Compresses with ISA-L to blocks that end at a byte, so that more blocks can follow. */
-static size_t deflate_blocks(fc_deflater *d, search how, const unsigned char *in, size_t size, bool last,
-                             unsigned char *out, size_t room) {
+/* Prepares ISA-L for a new stream. */
+static struct isal_zstream *isal_new_stream(fc_deflater *d, search how, unsigned char *out, size_t room) {
     struct isal_zstream *z = &d->isal;
     /* ISA-L searches what earlier calls left in its tables: correct, but the output would differ from run to run. */
     memset(z, 0, sizeof *z);
     memset(d->level_buffer, 0, how.buffer);
-    isal_deflate_stateless_init(z);
+    isal_deflate_init(z);
     z->level = how.level;
     z->hist_bits = (uint16_t)how.distance_bits;
     z->level_buf = d->level_buffer;
     z->level_buf_size = how.buffer;
-    z->end_of_stream = last;
-    z->flush = last ? NO_FLUSH : FULL_FLUSH;
-    z->next_in = (uint8_t *)in;
-    z->avail_in = (uint32_t)size;
     z->next_out = out;
     z->avail_out = (uint32_t)room;
-    return isal_deflate_stateless(z) == COMP_OK && z->avail_in == 0 ? room - z->avail_out : 0;
+    return z;
+}
+
+/* ISA-L hashes the third byte of a stream wrongly at level 1 when it reaches that byte in the same round as the first:
+   it hashes the address of its own state instead, so the output would differ from run to run. Every round leaves
+   ISAL_LOOK_AHEAD bytes for the next, so a first round of one more byte compresses that byte alone. */
+static bool deflate_runs(struct isal_zstream *z, const unsigned char *in, size_t size, bool last) {
+    const uint32_t first = ISAL_LOOK_AHEAD + 1;
+    if (size < first) {
+        return false;
+    }
+    z->next_in = (uint8_t *)in;
+    z->avail_in = first;
+    if (isal_deflate(z) != COMP_OK) {
+        return false;
+    }
+    z->avail_in += (uint32_t)size - first;
+    z->end_of_stream = last;
+    z->flush = last ? NO_FLUSH : FULL_FLUSH;
+    return isal_deflate(z) == COMP_OK && z->internal_state.state == (last ? ZSTATE_END : ZSTATE_NEW_HDR);
+}
+
+static bool deflate_matches(struct isal_zstream *z, const unsigned char *in, size_t size, bool last) {
+    z->next_in = (uint8_t *)in;
+    z->avail_in = (uint32_t)size;
+    z->end_of_stream = last;
+    z->flush = last ? NO_FLUSH : FULL_FLUSH;
+    return isal_deflate_stateless(z) == COMP_OK;
+}
+
+/* Compresses with ISA-L to blocks that end at a byte, so that more blocks can follow.
+   @return the size of the blocks, or 0 when they do not fit or when there are too few bytes to search for runs only. */
+static size_t deflate_blocks(fc_deflater *d, search how, const unsigned char *in, size_t size, bool last,
+                             unsigned char *out, size_t room) {
+    struct isal_zstream *z = isal_new_stream(d, how, out, room);
+    bool done = how.level == RUNS.level ? deflate_runs(z, in, size, last) : deflate_matches(z, in, size, last);
+    return done && z->avail_in == 0 ? room - z->avail_out : 0;
 }
 
 /* Whether the byte values are so evenly distributed that no code is shorter. A quarter of the bytes, spread over the

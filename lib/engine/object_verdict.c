@@ -5,7 +5,6 @@
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 
-#include <stdlib.h>
 #include <unistd.h>
 
 /* The archive is a range of a file: only its headers and its pickle are read. */
@@ -23,19 +22,9 @@ static fc_code examine_file(const fc_object_encoding *encoding, const fc_checkpo
 /* The archive is compressed, in several chunks, or made when it is read: all of it is read. */
 static fc_code examine_memory(const fc_object_encoding *encoding, const fc_checkpoint *checkpoint,
                               const fc_tensor *object, fc_object_verdict *out, fc_error *err) {
-    static const int64_t start[1] = {0};
-    const fc_box box = {1, start, object->shape};
-    const uint64_t size = (uint64_t)object->shape[0];
-    unsigned char *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;
-    if (!bytes) {
-        return fc_no_memory(err, checkpoint->path);
-    }
-    fc_code rc = fc_read_box(checkpoint, object, &box, FC_OPAQUE, bytes, err);
-    if (rc != FC_OK) {
-        free(bytes);
-        return rc;
-    }
-    return encoding->examine_memory(bytes, size, checkpoint->path, out, err);
+    unsigned char *bytes;
+    FC_TRY(fc_read_object(checkpoint, object, &bytes, err));
+    return encoding->examine_memory(bytes, (uint64_t)object->shape[0], checkpoint->path, out, err);
 }
 
 /* Whether the object's bytes are one range of a file. */

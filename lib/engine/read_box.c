@@ -102,6 +102,22 @@ fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, co
     return read_checked(checkpoint, &r, box, err);
 }
 
+fc_code fc_read_object(const fc_checkpoint *checkpoint, const fc_tensor *object, unsigned char **bytes, fc_error *err) {
+    static const int64_t start[1] = {0};
+    const fc_box all = {1, start, object->shape};
+    const uint64_t size = (uint64_t)object->shape[0];
+    *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL; /* malloc(0) may return NULL */
+    if (!*bytes) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    fc_code rc = fc_read_box(checkpoint, object, &all, FC_OPAQUE, *bytes, err);
+    if (rc != FC_OK) {
+        free(*bytes);
+        *bytes = NULL;
+    }
+    return rc;
+}
+
 fc_code fc_read_box_crc(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                         void *buf, fc_source_crc *crc, fc_error *err) {
     box_reader r = {.tensor = tensor, .dtype = dtype, .whole = buf, .crc = crc};

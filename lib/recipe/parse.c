@@ -348,30 +348,33 @@ static fc_code read_recipe(reader *r, const json_t *root) {
 
 /* ---- the model's configuration ---- */
 
-/* Counts the numbers of an object and of the objects in it, or copies them to `out`. */
-static size_t list_numbers(const json_t *object, const char *prefix, fc_recipe_number *out, fc_arena *arena,
-                           int depth) { // NOLINT(misc-no-recursion): two levels
+/*
+ * Counts the numbers of an object and of the objects in it, and copies them to `numbers` unless that is NULL.
+ * @return false if out of memory.
+ */
+static bool list_numbers(const json_t *object, const char *prefix, fc_recipe_number *numbers, size_t *count,
+                         fc_arena *arena, int depth) { // NOLINT(misc-no-recursion): two levels
     const char *key;
     json_t *value;
-    size_t n = 0;
     json_object_foreach((json_t *)object, key, value) {
-        const char *name = fc_arena_printf(arena, "%s%s", prefix, key);
-        if (name && json_is_object(value) && depth < 2) {
-            const char *inner = fc_arena_printf(arena, "%s.", name);
-            n += inner ? list_numbers(value, inner, out ? out + n : NULL, arena, depth + 1) : 0;
-        } else if (json_is_integer(value) || json_is_boolean(value)) {
-            if (out) {
-                out[n] =
-                    (fc_recipe_number){name ? name : "", json_is_true(value) ? 1 : (int64_t)json_integer_value(value)};
+        const bool inner = json_is_object(value) && depth < 2;
+        const char *name = fc_arena_printf(arena, "%s%s%s", prefix, key, inner ? "." : "");
+        if (!name || (inner && !list_numbers(value, name, numbers, count, arena, depth + 1))) {
+            return false;
+        }
+        if (json_is_integer(value) || json_is_boolean(value)) {
+            if (numbers) {
+                numbers[*count] =
+                    (fc_recipe_number){name, json_is_true(value) ? 1 : (int64_t)json_integer_value(value)};
             }
-            n++;
+            ++*count;
         }
     }
-    return n;
+    return true;
 }
 
 /* Finds the kind of the model, also that of the language model in a larger one, and the key that names it. */
-static void find_model(const json_t *root, fc_arena *arena, fc_recipe_config *config) {
+static fc_code find_model(const reader *r, const json_t *root, fc_recipe_config *config) {
     const json_t *text = json_object_get(root, "text_config");
     const char *model = json_string_value(json_object_get(text ? text : root, "model_type"));
     config->model_key = text ? "text_config.model_type" : "model_type";
@@ -379,8 +382,9 @@ static void find_model(const json_t *root, fc_arena *arena, fc_recipe_config *co
         model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
         config->model_key = "architectures";
     }
-    config->model = model ? fc_arena_strndup(arena, model, strlen(model)) : NULL;
+    config->model = model ? fc_arena_strndup(r->arena, model, strlen(model)) : NULL;
     config->model_key = config->model ? config->model_key : NULL;
+    return model && !config->model ? no_memory(r) : FC_OK;
 }
 
 static fc_code load_config(const reader *r, const char *path) {
@@ -390,16 +394,16 @@ static fc_code load_config(const reader *r, const char *path) {
         return no_memory(r);
     }
     FC_TRY(fc_json_load_config(path, r->arena, &r->recipe->config_path, &root, r->err));
-    const size_t count = list_numbers(root, "", NULL, r->arena, 0);
-    fc_recipe_number *numbers = fc_arena_calloc(r->arena, count + 1, sizeof *numbers);
-    if (numbers) {
-        list_numbers(root, "", numbers, r->arena, 0);
-    }
+    size_t count = 0;
+    bool listed = list_numbers(root, "", NULL, &count, r->arena, 0);
+    fc_recipe_number *numbers = listed ? fc_arena_calloc(r->arena, count + 1, sizeof *numbers) : NULL;
+    count = 0;
+    listed = numbers && list_numbers(root, "", numbers, &count, r->arena, 0);
     *config = (fc_recipe_config){.numbers = numbers, .count = count};
-    find_model(root, r->arena, config);
+    fc_code rc = listed ? find_model(r, root, config) : no_memory(r);
     json_decref(root);
     r->recipe->config = config;
-    return numbers ? FC_OK : no_memory(r);
+    return rc;
 }
 
 /* ---- the other direction ---- */

@@ -90,35 +90,45 @@ static fc_code parse_name(const merger *m, const fc_checkpoint *adapter, const f
                                   : FC_OK;
 }
 
-static size_t find(const merger *m, const char *prefix, const char *name) {
+static fc_code find(const merger *m, const char *prefix, const char *name, size_t *at) {
     const char *full = fc_arena_printf(m->scratch, "%s%s", prefix, name);
-    return full ? fc_name_table_find(m->names, full, strlen(full)) : FC_NO_NAME;
+    if (!full) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    *at = fc_name_table_find(m->names, full, strlen(full));
+    return FC_OK;
 }
 
 /* Finds what the source has before the names of adapters, such as "model.", from the first weight that is found. */
-static void find_prefix(merger *m, const char *name) {
+static fc_code find_prefix(merger *m, const char *name) {
     const size_t len = strlen(name);
-    size_t found = 0;
-    if (find(m, "", name) != FC_NO_NAME) {
+    size_t found = 0, at;
+    FC_TRY(find(m, "", name, &at));
+    if (at != FC_NO_NAME) {
         m->prefix = "";
-        return;
+        return FC_OK;
     }
     for (size_t i = 0; i < m->source->ntensors; i++) {
         const char *full = m->source->tensors[i].name;
         const size_t more = strlen(full) - len;
         if (strlen(full) > len && strcmp(full + more, name) == 0 && full[more - 1] == '.') {
             m->prefix = fc_arena_strndup(m->scratch, full, more);
+            if (!m->prefix) {
+                return fc_no_memory(m->err, m->source->path);
+            }
             found++;
         }
     }
     m->prefix = found == 1 ? m->prefix : NULL;
+    return FC_OK;
 }
 
-static size_t locate(merger *m, const char *name) {
+static fc_code locate(merger *m, const char *name, size_t *at) {
+    *at = FC_NO_NAME;
     if (!m->prefix) {
-        find_prefix(m, name);
+        FC_TRY(find_prefix(m, name));
     }
-    return m->prefix ? find(m, m->prefix, name) : FC_NO_NAME;
+    return m->prefix ? find(m, m->prefix, name, at) : FC_OK;
 }
 
 /* ---- what is added to what ---- */
@@ -190,7 +200,8 @@ static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_te
         if (!weight) {
             return fc_no_memory(m->err, m->source->path);
         }
-        const size_t found = locate(m, weight);
+        size_t found;
+        FC_TRY(locate(m, weight, &found));
         const fc_tensor *w = found != FC_NO_NAME ? &m->source->tensors[found] : NULL;
         if (!w ||
             !fits_experts(w, name->kind == IS_A ? t : other, name->kind == IS_A ? other : t, &straight, &across)) {
@@ -209,7 +220,7 @@ static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_te
 /* Finds the weight that a factor is for. PEFT's patterns are about the name of the parameter if it is a target. */
 static fc_code find_weight(merger *m, size_t i, value_name *name, const fc_tensor *t, size_t *at) {
     const fc_adapter_config *c = &m->configs[i];
-    *at = locate(m, name->weight);
+    FC_TRY(locate(m, name->weight, at));
     for (size_t k = 0; *at != FC_NO_NAME && k < c->nparameters; k++) {
         if (ends_in(name->weight, c->parameters[k], strlen(c->parameters[k]))) {
             name->module = name->weight;
@@ -243,7 +254,8 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
 
 /* A value that the adapter stores as a whole, such as those of modules_to_save: it replaces the source's. */
 static fc_code replace(merger *m, size_t i, const value_name *name, const fc_tensor *t) {
-    size_t at = find(m, m->prefix ? m->prefix : "", name->weight);
+    size_t at;
+    FC_TRY(find(m, m->prefix ? m->prefix : "", name->weight, &at));
     if (m->adapters[i].weight != 1) {
         return fc_fail(m->err, FC_EUSAGE, "%s: tensor %.256s replaces one of %s, so the adapter's weight must be 1",
                        m->all[i + 1]->path, t->name, m->source->path);

@@ -5,6 +5,7 @@ Usage: test_examples.py fsdp2|accelerate_loop|lightning_checkpoint|transformers_
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ class Example(unittest.TestCase):
     def train(self, ranks=None):
         """Runs the example for four steps and returns its output."""
         ranks_line = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
-        line = [sys.executable, *(ranks_line if ranks else []), str(FOLDER / f"{NAME}.py"), str(self.run_folder), "4"]
+        line = [sys.executable, *(ranks_line if ranks else []), __file__, "--process", NAME, str(self.run_folder), "4"]
         quiet = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HOME": str(self.run_folder.parent)}
         done = subprocess.run(
             line, env={**os.environ, **quiet}, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -97,7 +98,19 @@ class Example(unittest.TestCase):
             self.assertEqual(state[name].numpy().tobytes(), values.tobytes(), name)
 
 
+def run_process(name, *arguments):
+    """Runs the example in this process. Then it ends without Python's finalization, in which a thread of torch that waits for
+    the GIL can abort the process (seen with torch 2.15)."""
+    sys.argv = [str(FOLDER / f"{name}.py"), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--process":
+        run_process(*sys.argv[2:])
     NAME = sys.argv.pop()
     for needed in [*NEEDS[NAME], "h5py", "safetensors"]:
         if not importlib.util.find_spec(needed):

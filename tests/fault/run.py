@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails every system call or every allocation of a command in turn, until a run has no more calls to fail.
+"""Fails every system call, or an allocation at every place in the code, in turn, until a run has no more calls to fail.
 
 Each failed run must exit with status 3 or 4, print one line on stderr, leave the old target unchanged and leave nothing else
 behind. Or it must succeed completely, if the call does not matter, such as a read-ahead hint. A command without a target must
@@ -74,7 +74,7 @@ def main():
         for n in range(1, 100000, int(step or 1)):
             faults = dict(LD_PRELOAD=os.path.basename(shim), LD_LIBRARY_PATH=":".join(filter(None, folders)),
                           FAULT_FAMILY=family, FAULT_AT=str(n), FAULT_ERRNO=number, FAULT_LOG=log,
-                          **({"FAULT_OURS": "1"} if rank else {}))
+                          **({"FAULT_OURS": "1"} if rank else {"FAULT_FIRST": "1"} if family == "mem" else {}))
             with open(log, "wb") as f:
                 f.write(bytes(64))
             result = run([*argv, *force], rank, faults)

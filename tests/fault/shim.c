@@ -5,6 +5,8 @@
  *   FAULT_FAMILY=sys|mem|dir|stat  which calls to fail (dir: only those of sys that list directories; stat: those that
  *                             ask whether a file exists, which sys does not fail)
  *   FAULT_AT=n                the number of the call, counted from 1
+ *   FAULT_FIRST=1             counts only the first call from each place: from the same functions, up to 8 of them. A
+ *                             loop over a thousand tensors is then one place.
  *   FAULT_ERRNO=number        the error of the call
  *   FAULT_KILL=1              kills the process instead, as kill -9 does
  *   FAULT_STOP=1              stops the process before the call instead, so that the driver can change its files, and
@@ -23,12 +25,14 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <link.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +44,7 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem, family_dir, family_stat, kills, stops, no_exchange, only_ours;
+static bool family_mem, family_dir, family_stat, kills, stops, no_exchange, only_ours, only_first;
 static pid_t first_process;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
@@ -111,6 +115,9 @@ __attribute__((constructor)) static void start(void) {
     first_process = getpid();
     no_exchange = getenv("FAULT_NO_EXCHANGE") != NULL;
     only_ours = getenv("FAULT_OURS") != NULL;
+    only_first = getenv("FAULT_FIRST") != NULL;
+    void *frame;
+    backtrace(&frame, 1); /* loads what it needs, before there is seccomp */
     const char *path = getenv("FAULT_LOG");
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd >= 0) {
@@ -122,8 +129,31 @@ __attribute__((constructor)) static void start(void) {
     fault_at = at ? atol(at) : 0;
 }
 
+/* Whether no earlier call came from the same place. */
+static bool is_first(void) {
+    enum { FRAMES = 11, OURS = 3, PLACES = 1 << 16 }; /* the innermost functions are those of this file */
+    static _Atomic uint64_t places[PLACES];
+    void *frames[FRAMES];
+    uint64_t place = 14695981039346656037u;
+    const int n = backtrace(frames, FRAMES);
+    for (int i = OURS; i < n; i++) {
+        place = (place ^ ((uintptr_t)frames[i] - loaded_at)) * 1099511628211u;
+    }
+    for (uint64_t i = place; n > OURS; i++) {
+        uint64_t found = 0;
+        if (atomic_compare_exchange_strong(&places[(i ^ i >> 32) % PLACES], &found, place)) {
+            return true;
+        }
+        if (found == place) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool fails(bool mem, const char *name) {
-    if (fault_at == 0 || mem != family_mem || atomic_fetch_add(&calls, 1) + 1 != fault_at) {
+    if (fault_at == 0 || mem != family_mem || (only_first && !is_first()) ||
+        atomic_fetch_add(&calls, 1) + 1 != fault_at) {
         return false;
     }
     if (stops && getpid() != first_process) {

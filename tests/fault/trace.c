@@ -1,7 +1,7 @@
 /*
  * A library for LD_PRELOAD that logs the calls which change the file system, for power.py. TRACE_LOG names the log.
  * Each record is a line: the name of the call, its numbers, and its paths, which are absolute; then the bytes of a
- * pwrite. Files are told apart by their inode numbers. Only calls that succeeded are logged, in the order in which they
+ * pwrite. An inode number identifies a file. Only calls that succeeded are logged, in the order in which they
  * took place.
  */
 /* This file defines both names of each call, such as open and open64. */

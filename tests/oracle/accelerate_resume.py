@@ -31,7 +31,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import must
+from checks import leave, must
 from checks import must_run as run
 from torch_values import must_equal
 
@@ -111,6 +111,7 @@ def worker(action, version, folder, out):
         torch.save(values, out)
     dist.barrier()
     dist.destroy_process_group()
+    leave()
 
 
 def launch(ranks, *args):

@@ -246,6 +246,27 @@ def test_torch(directory):
         run(TOOL, "load-model", name, "-", out, 1, 2, 1, "one")
 
 
+def test_mixed_units(directory):
+    """Units with communicators of their own: hybrid next to fully sharded ones. torch reads and saves the same chunks as for
+    units without; any instance loads them."""
+    wanted = expected()
+    gpus = os.path.exists(os.path.join(os.path.dirname(TOOL), "../gpu/emulated"))
+    for i, (mesh, kind, form) in enumerate(itertools.product([(2, 2, 1), (3, 2, 1), (2, 4, 1), (2, 2, 2)], ["full", "sharded"],
+                                                             ["dcp", "h5"])):
+        path = os.path.join(directory, f"mixed-{i}" + (".h5" if (kind, form) == ("full", "h5") else ""))
+        options = ["mixed", *[["orig"], [], ["gpu"] if gpus else []][i % 3]]
+        run(TOOL, ["save", "async"][i // 2 % 2], kind, form, path, *mesh, *options, gpus="gpu" in options)
+        compare(read_dcp(path) if form == "dcp" else read_h5(path), wanted, mesh, kind, form, options)
+        run(COMMAND, "check", path)
+        run(TOOL, "load", kind, "-", path, *mesh, *options, gpus="gpu" in options)
+        run(TOOL, "load", kind, "-", path, *MESHES[i % len(MESHES)])
+        if (kind, form) == ("sharded", "dcp"):
+            plain = os.path.join(directory, f"plain-{i}")
+            run(TOOL, "save", kind, form, plain, *mesh)
+            check(chunks(path) == chunks(plain), "chunks", mesh, chunks(path), chunks(plain))
+            run(TOOL, "load", kind, "-", plain, *mesh, "mixed")
+
+
 def summon_rank(rank, world, path, flags):
     kind = StateDictType.LOCAL_STATE_DICT
     model = wrap(1, True)
@@ -282,6 +303,9 @@ def test_refusals(directory):
     path = os.path.join(directory, "refused")
     check("needs a strategy that shards" in run(TOOL, "save", "local", "dcp", path, 1, 2, 1, "whole", status=2), "whole")
     check("cannot have tensor parallelism" in run(TOOL, "save", "local", "dcp", path, 1, 2, 2, status=2), "tp")
+    check("a local state dict needs those of the instance" in run(TOOL, "save", "local", "dcp", path, 2, 2, 1, "mixed", status=5), "own")
+    text = run(TOOL, "async", "sharded", "dcp", path, 2, 2, 1, "mixed", "partial", status=5)
+    check("unit 'layers.0': its communicators have 2 ranks, and those of the instance have 4" in text, text)
     check(not os.path.exists(path), "nothing is written")
     run(TOOL, "save", "full", "dcp", path, 1, 2, 1, "one")
     check("tensor model.head.bias is missing" in run(TOOL, "load", "full", "-", path, 1, 2, 1, status=3), "missing")
@@ -307,6 +331,7 @@ with tempfile.TemporaryDirectory() as scratch:
     test_kills(scratch)
     test_layouts(scratch)
     test_torch(scratch)
+    test_mixed_units(scratch)
     test_summon(scratch)
     test_refusals(scratch)
 print("failures:", failures)

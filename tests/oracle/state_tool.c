@@ -3,11 +3,12 @@
  * torch.
  *
  *   state_tool save|async|load|load-model full|sharded|local FORMAT PATH REPLICAS SHARDS TP [orig] [whole] [one] [gpu]
- * [force]
+ * [force] [mixed] [partial]
  *
  * `summon:FLAGS` adds 64 × (rank + 1) to the full parameters that a rank has, and saves. Flags: w no writeback, 0 rank
  * 0 only, o offload to the CPU, r no recursion, 1 of layers.0 instead of the root. `load` fills a model of zeros and
- * checks every element; `load-model` loads only parameters. `async` trains three steps while it saves.
+ * checks every element; `load-model` loads only parameters. `async` trains three steps while it saves. `mixed` shards
+ * layers.0 over all ranks, and layers.1 over the replicas of the others; with `partial`, layers.0 has no replicas.
  */
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
@@ -24,7 +25,7 @@ typedef struct job {
     fc_fsdp_save_options options;
     fc_mesh mesh;
     state_model_options model;
-    bool gpu;
+    bool gpu, partial;
 } job;
 
 /* Trains while the state is saved. */
@@ -110,12 +111,14 @@ static fc_code run(fc_comm *comm, const job *j, fc_comm *ranks, const fc_device_
     state_model m;
     state_model_options options = j->model;
     fc_device_mesh tp;
+    fc_comm *all;
     if (mesh->mesh.ndim > 2) {
         FC_TRY(fc_device_mesh_slice(mesh, 2, &tp, err));
         options.tp = &tp;
     }
     options.replicate = mesh->mesh.sizes[0] > 1 ? mesh->groups[0] : NULL;
-    (void)comm;
+    FC_TRY(comm->split(comm, mesh->mesh.ndim > 2 ? (int)mesh->coordinate[2] : 0, &all, err));
+    options.all = j->partial ? mesh->groups[1] : all;
     fc_code rc = state_model_open(&m, mesh->groups[1], &options, err);
     if (rc == FC_OK && strncmp(j->action, "summon", 6) == 0) {
         rc = summon(&m, j->action + 6, err);
@@ -125,7 +128,11 @@ static fc_code run(fc_comm *comm, const job *j, fc_comm *ranks, const fc_device_
     } else if (rc == FC_OK) {
         rc = strncmp(j->action, "load", 4) == 0 ? load(&m, j, err) : save_async(&m, j, ranks, err);
     }
+    if (rc != FC_OK) {
+        fc_comm_abort(all);
+    }
     state_model_close(&m);
+    all->free(all);
     return rc;
 }
 
@@ -164,6 +171,8 @@ int main(int argc, char **argv) {
         j.model.fsdp.use_orig_params |= strcmp(argv[i], "orig") == 0;
         j.options.force |= strcmp(argv[i], "force") == 0;
         j.gpu |= strcmp(argv[i], "gpu") == 0;
+        j.model.mixed |= strcmp(argv[i], "mixed") == 0;
+        j.partial |= strcmp(argv[i], "partial") == 0;
         if (strcmp(argv[i], "whole") == 0) {
             j.model.unit.strategy = FC_NO_SHARD;
         }

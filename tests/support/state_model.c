@@ -126,7 +126,7 @@ static int param_of(int handle, size_t k) {
 /* Sets the elements of parameters in an array of the layout of a handle. `tensor` is added to their numbers. */
 static fc_code fill_state(const state_model *m, int h, int tensor, fc_array *array, fc_error *err) {
     const fc_flat_layout *l = fc_fsdp_layout(m->handles[h]);
-    const int64_t rank = l->world_size > 1 ? m->shard->rank : 0;
+    const int64_t rank = l->world_size > 1 ? m->shards[unit_of[h]]->rank : 0;
     float numbers[MOST];
     unsigned char bytes[MOST * sizeof *numbers];
     memset(numbers, 0, sizeof numbers);
@@ -182,6 +182,18 @@ static fc_code add_values(state_model *m, fc_error *err) {
     return FC_OK;
 }
 
+/* Gives units 1 and 2 communicators of their own. */
+static void mix(const state_model_options *o, fc_comm *shard, int u, fc_fsdp_unit_options *unit) {
+    if (o->mixed && u == 1) {
+        unit->strategy = FC_FULL_SHARD;
+        unit->shard = o->all;
+    } else if (o->mixed && u == 2) {
+        unit->strategy = FC_HYBRID_SHARD;
+        unit->shard = o->replicate;
+        unit->replicate = shard;
+    }
+}
+
 fc_code state_model_open(state_model *m, fc_comm *shard, const state_model_options *o, fc_error *err) {
     memset(m, 0, sizeof *m);
     m->shard = shard;
@@ -193,6 +205,8 @@ fc_code state_model_open(state_model *m, fc_comm *shard, const state_model_optio
         unit.is_root = u == 0;
         unit.has_buffer_dtype = true;
         unit.buffer_dtype = FC_F64;
+        mix(o, shard, u, &unit);
+        m->shards[u] = unit.shard ? unit.shard : shard;
         FC_TRY(fc_fsdp_add_unit(m->fsdp, unit_names[u], &unit, &m->units[u], err));
     }
     for (int h = 0; h < STATE_HANDLES - o->one_handle; h++) {
@@ -292,7 +306,7 @@ fc_code state_model_clear(state_model *m, fc_error *err) {
 static fc_code check_array(const state_model *m, int h, const int *tensors, const fc_array *array, int steps,
                            fc_error *err) {
     const fc_flat_layout *l = fc_fsdp_layout(m->handles[h]);
-    const int64_t rank = l->world_size > 1 ? m->shard->rank : 0;
+    const int64_t rank = l->world_size > 1 ? m->shards[unit_of[h]]->rank : 0;
     unsigned char bytes[MOST * sizeof(double)];
     float got[MOST] = {0};
     FC_TRY(array->device->copy(array->device, bytes, array->data, fc_array_bytes(array), NULL, err));

@@ -15,6 +15,7 @@ typedef struct state_model {
     const fc_device_mesh *tp;
     fc_fsdp *fsdp;
     fc_fsdp_unit *units[STATE_UNITS]; /* the first is the root */
+    fc_comm *shards[STATE_UNITS];     /* the ranks that shard each */
     fc_fsdp_handle *handles[STATE_HANDLES];
     fc_fsdp_buffer *buffer; /* float32, and float64 while it is used */
     fc_array states[STATE_OPTIM], values[STATE_VALUES];
@@ -28,6 +29,8 @@ typedef struct state_model_options {
     fc_fsdp_options fsdp;
     fc_fsdp_unit_options unit;
     fc_comm *replicate;       /* or NULL */
+    bool mixed;               /* layers.0 is sharded over all ranks, and layers.1 over the replicas of the others */
+    fc_comm *all;             /* for `mixed` */
     const fc_device_mesh *tp; /* the mesh of tensor parallelism, or NULL */
     bool one_handle;          /* the unit with two flat parameters has only the first, as LOCAL_STATE_DICT needs */
 } state_model_options;

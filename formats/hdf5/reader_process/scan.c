@@ -69,9 +69,14 @@ void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) {
     if (walk->failed) {
         return;
     }
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
+    if (walk->capture && walk->capture->errnum != 0) { /* the file may be good, whatever libhdf5 says */
+        code = FC_EIO;
+        snprintf(text, sizeof text, "reading failed: %s", strerror(walk->capture->errnum));
+    } else {
+        va_start(args, fmt);
+        vsnprintf(text, sizeof text, fmt, args);
+        va_end(args);
+    }
     fc_make_utf8(text);
     fc_h5_begin(walk->out, FC_H5_FAILURE);
     fc_h5_put_u64(walk->out, code);
@@ -387,7 +392,7 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
     }
     ok = walk_group(t, root, info.fileno, info.addr) && !walk.failed;
     if (ok && capture.errnum != 0) {
-        fc_h5_scan_failure(&walk, FC_EIO, "reading failed: %s", strerror(capture.errnum));
+        fc_h5_scan_failure(&walk, FC_EIO, "reading failed"); /* of something that only made a dataset unreadable */
         ok = false;
     }
     if (ok) {

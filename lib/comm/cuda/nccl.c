@@ -12,7 +12,7 @@ static fc_code nccl_all_gather(fc_comm *comm, const void *send, void *recv, size
                                fc_error *err) {
     nccl_state *s = comm->state;
     int before;
-    FC_TRY(fc_nccl_begin(comm, &before, err));
+    FC_TRY(fc_nccl_begin_collective(comm, &before, err));
     ncclResult_t result =
         bytes > 0 ? ncclAllGather(send, recv, bytes, ncclUint8, s->nccl, fc_cuda_stream(stream)) : ncclSuccess;
     return fc_nccl_end(comm, before, fc_nccl_check(comm, result, "all_gather", err));
@@ -59,7 +59,7 @@ static fc_code nccl_all_gather_v(fc_comm *comm, const void *send, void *recv, co
     size_t bytes = counts[comm->rank];
     cudaStream_t cuda = fc_cuda_stream(stream);
     fc_code rc = FC_OK;
-    FC_TRY(fc_nccl_begin(comm, &before, err));
+    FC_TRY(fc_nccl_begin_collective(comm, &before, err));
     if (bytes > 0 && own != send) {
         rc = fc_nccl_check_cuda(comm, cudaMemcpyAsync(own, send, bytes, cudaMemcpyDeviceToDevice, cuda), "all_gather_v",
                                 err);
@@ -141,7 +141,7 @@ static fc_code nccl_reduce_scatter(fc_comm *comm, const void *send, void *recv, 
     reduction r;
     int before;
     FC_TRY(reduction_of(dtype, op, &r, err));
-    FC_TRY(fc_nccl_begin(comm, &before, err));
+    FC_TRY(fc_nccl_begin_collective(comm, &before, err));
     ncclResult_t result =
         count > 0 ? ncclReduceScatter(send, recv, count * r.components, r.type, r.op, s->nccl, fc_cuda_stream(stream))
                   : ncclSuccess;
@@ -154,7 +154,7 @@ static fc_code nccl_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype
     reduction r;
     int before;
     FC_TRY(reduction_of(dtype, op, &r, err));
-    FC_TRY(fc_nccl_begin(comm, &before, err));
+    FC_TRY(fc_nccl_begin_collective(comm, &before, err));
     ncclResult_t result =
         count > 0 ? ncclAllReduce(data, data, count * r.components, r.type, r.op, s->nccl, fc_cuda_stream(stream))
                   : ncclSuccess;
@@ -167,7 +167,7 @@ static fc_code nccl_broadcast(fc_comm *comm, void *data, size_t bytes, int root,
     if (root < 0 || root >= comm->size) {
         return fc_fail(err, FC_EUSAGE, "broadcast: rank %d does not exist among %d ranks", root, comm->size);
     }
-    FC_TRY(fc_nccl_begin(comm, &before, err));
+    FC_TRY(fc_nccl_begin_collective(comm, &before, err));
     ncclResult_t result =
         bytes > 0 ? ncclBroadcast(data, data, bytes, ncclUint8, root, s->nccl, fc_cuda_stream(stream)) : ncclSuccess;
     return fc_nccl_end(comm, before, fc_nccl_check(comm, result, "broadcast", err));
@@ -176,7 +176,7 @@ static fc_code nccl_broadcast(fc_comm *comm, void *data, size_t bytes, int root,
 static fc_code nccl_barrier(fc_comm *comm, fc_error *err) {
     nccl_state *s = comm->state;
     int before;
-    FC_TRY(fc_nccl_begin(comm, &before, err));
+    FC_TRY(fc_nccl_begin_collective(comm, &before, err));
     ncclResult_t result = ncclAllReduce(s->scratch, s->scratch, 1, ncclInt32, ncclMax, s->nccl, NULL);
     fc_code rc = fc_nccl_check(comm, result, "barrier", err);
     return fc_nccl_end(comm, before, rc == FC_OK ? fc_nccl_wait_for(comm, NULL, "barrier", err) : rc);

@@ -9,12 +9,7 @@
 #include "comm/module.h"
 #include "fsdpckpt/try.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
 
 static fc_code check_device(const fc_device *device, fc_error *err) {
     if (!fc_is_cuda(device)) {
@@ -69,6 +64,8 @@ static fc_code join(fc_comm **comm, const ncclUniqueId *id, int rank, int size, 
     config.blocking = 0;
     (*comm)->rank = rank;
     (*comm)->size = size;
+    s->family->rank = rank;
+    s->family->root = *comm;
     fc_code rc = fc_nccl_begin(*comm, &before, err);
     if (rc == FC_OK) {
         ncclResult_t result = ncclCommInitRankConfig(&s->nccl, size, *id, rank, &config);
@@ -138,89 +135,55 @@ failed:
     return rc;
 }
 
-/* Writes the id to a temporary file and renames it, so that no rank reads half of it. */
-static fc_code write_id(const char *path, const ncclUniqueId *id, fc_error *err) {
-    char temporary[4096];
-    int n = snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
-    if (n < 0 || (size_t)n >= sizeof temporary) {
-        return fc_fail(err, FC_EUSAGE, "%s: the file name is too long", path);
-    }
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be created", temporary);
-    }
-    ssize_t written = write(fd, id, sizeof *id);
-    int errnum = written < 0 ? errno : written < (ssize_t)sizeof *id ? ENOSPC : 0;
-    if (close(fd) != 0 && errnum == 0) {
-        errnum = errno;
-    }
-    if (errnum == 0 && rename(temporary, path) != 0) {
-        errnum = errno;
-    }
-    if (errnum != 0) {
-        unlink(temporary);
-        return fc_fail_errno(err, errnum, "%s: cannot be written", path);
-    }
-    return FC_OK;
+/* What a rank needs before it can meet the others. */
+static fc_code prepare_alone(fc_device *device, int rank, int size, ncclUniqueId *id, fc_comm **out, fc_error *err) {
+    fc_code rc = comm_new(device, NULL, size, out, err);
+    rc = rc == FC_OK && rank == 0 ? make_id(id, err) : rc;
+    return rc == FC_OK ? rc : fc_context(err, rc, "rank %d", rank);
 }
 
-/* Reads the id, after waiting up to `seconds` for rank 0 to write the file. */
-static fc_code read_id(const char *path, int seconds, ncclUniqueId *id, fc_error *err) {
-    const struct timespec pause = {0, 10 * 1000 * 1000};
-    struct timespec start, now;
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    for (;;) {
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd >= 0) {
-            ssize_t got = read(fd, id, sizeof *id);
-            close(fd);
-            if (got != (ssize_t)sizeof *id) {
-                return fc_fail(err, FC_ECORRUPT, "%s: not an NCCL id file of rank 0", path);
-            }
-            return FC_OK;
-        }
-        if (errno != ENOENT) {
-            return fc_fail_errno(err, errno, "%s: cannot be read", path);
-        }
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        if (now.tv_sec - start.tv_sec >= seconds) {
-            return fc_fail(err, FC_EIO, "%s: rank 0 did not write this file within %d seconds", path, seconds);
-        }
-        nanosleep(&pause, NULL);
+/* Makes the communicator, which owns the meeting, and shares the id. A failure is told to the other ranks. */
+static fc_code prepare_at(fc_meeting *meeting, fc_device *device, int rank, int size, ncclUniqueId *id, fc_comm **out,
+                          fc_error *err) {
+    fc_error own = {FC_OK, ""};
+    fc_code rc = prepare_alone(device, rank, size, id, out, &own);
+    if (*out) {
+        ((nccl_state *)(*out)->state)->family->meeting = meeting;
     }
-}
-
-static fc_code offer_id(const char *path, ncclUniqueId *id, fc_error *err) {
-    FC_TRY(make_id(id, err));
-    return write_id(path, id, err);
+    rc = rc == FC_OK ? fc_meeting_share(meeting, id, sizeof *id, &own) : rc;
+    if (rc == FC_OK) {
+        return FC_OK;
+    }
+    fc_meeting_fail(meeting, own.message);
+    if (*out) {
+        fc_nccl_free(*out);
+        *out = NULL;
+    } else {
+        fc_meeting_leave(meeting, 0);
+    }
+    if (err) {
+        *err = own;
+    }
+    return rc;
 }
 
 static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
                              fc_error *err) {
     ncclUniqueId id;
-    fc_comm *comm = NULL;
+    fc_meeting *meeting = NULL;
     *out = NULL;
     FC_TRY(check_device(device, err));
     if (size < 1 || rank < 0 || rank >= size) {
         return fc_fail(err, FC_EUSAGE, "nccl: rank %d does not exist among %d ranks", rank, size);
     }
-    FC_TRY(comm_new(device, NULL, size, &comm, err));
-    fc_code rc = rank == 0 ? offer_id(path, &id, err) : read_id(path, seconds, &id, err);
-    if (rc != FC_OK) {
-        fc_nccl_free(comm);
-        return rc;
-    }
-    int timeout = comm->timeout;
-    comm->timeout = seconds;
-    rc = join(&comm, &id, rank, size, err);
-    if (rank == 0) {
-        unlink(path); /* all ranks have joined, or joining has failed */
-    }
-    if (rc == FC_OK) {
-        comm->timeout = timeout;
-        *out = comm;
-    }
-    return rc;
+    FC_TRY(fc_meeting_come(path, rank, size, seconds, &meeting, err));
+    FC_TRY(prepare_at(meeting, device, rank, size, &id, out, err));
+    const int timeout = (*out)->timeout;
+    (*out)->timeout = seconds;
+    FC_TRY(join(out, &id, rank, size, err));
+    (*out)->timeout = timeout;
+    fc_meeting_close_door(meeting);
+    return FC_OK;
 }
 
 /* Exchanges through device memory what the ranks wish. */

@@ -10,6 +10,7 @@
 #endif
 
 #include "comm/cuda/device.h"
+#include "comm/file_meet.h"
 #include "fsdpckpt/comm.h"
 
 #include <nccl.h>
@@ -18,7 +19,11 @@
  * that waits for the GPU, such as cudaFree, would wait for the collectives of the others. */
 typedef struct nccl_family {
     fc_comm *first;
-    fc_comm *bootstrap; /**< tells whether other ranks have failed; borrowed; NULL if a file was used */
+    fc_comm *bootstrap;  /**< tells whether other ranks have failed; borrowed; NULL if a file was used */
+    fc_meeting *meeting; /**< the same of ranks that met at a file; owned; else NULL */
+    fc_comm *root;       /**< the communicator of all ranks */
+    int rank;            /**< this rank in it */
+    uint64_t calls;      /**< collectives of it that this rank has begun */
 } nccl_family;
 
 /** Memory for collectives. */
@@ -44,6 +49,8 @@ extern const fc_comm fc_nccl_functions;
 /** Begin and end a call on the GPU of the communicator. Between the two, every call of NCCL goes through fc_nccl_check.
  */
 fc_code fc_nccl_begin(fc_comm *comm, int *before, fc_error *err);
+/** The same for a collective, which is counted: other ranks wait for it. */
+fc_code fc_nccl_begin_collective(fc_comm *comm, int *before, fc_error *err);
 fc_code fc_nccl_end(fc_comm *comm, int before, fc_code rc);
 
 /** Reports a failed call, and waits until NCCL has taken the call: with a non-blocking communicator, it returns before.

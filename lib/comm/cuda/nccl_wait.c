@@ -6,13 +6,14 @@
 #include "comm/cuda/nccl_state.h"
 #include "fsdpckpt/try.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 enum { SPINS = 200, POLL_NS = 100000 };
 
-/* Aborts all communicators of the family. */
-static void give_up(fc_comm *comm) {
+/* Aborts all communicators of the family, and tells the other ranks why. */
+static void give_up(fc_comm *comm, const char *why) {
     nccl_family *family = ((nccl_state *)comm->state)->family;
     for (fc_comm *c = family->first; c; c = ((nccl_state *)c->state)->next) {
         nccl_state *s = c->state;
@@ -25,16 +26,24 @@ static void give_up(fc_comm *comm) {
     if (family->bootstrap && !family->bootstrap->broken) {
         fc_comm_abort(family->bootstrap);
     }
+    if (family->meeting) {
+        fc_meeting_fail(family->meeting, why);
+    }
 }
 
 static fc_code fail(fc_comm *comm, const char *what, const char *why, const char *detail, fc_error *err) {
     nccl_state *s = comm->state;
-    fc_code rc = fc_fail(err, FC_EIO, "rank %d: nccl: %s: %s%s%s", comm->rank, what, why, *detail ? ": " : "", detail);
+    fc_error own;
+    fc_code rc =
+        fc_fail(&own, FC_EIO, "rank %d: nccl: %s: %s%s%s", s->family->rank, what, why, *detail ? ": " : "", detail);
     if (s->grouped) { /* a communicator cannot be aborted within a group */
         s->grouped = false;
         ncclGroupEnd();
     }
-    give_up(comm);
+    give_up(comm, own.message);
+    if (err) {
+        *err = own;
+    }
     return rc;
 }
 
@@ -54,19 +63,31 @@ static fc_code check_result(fc_comm *comm, ncclResult_t result, const char *what
 }
 
 bool fc_nccl_has_failed(fc_comm *comm) {
-    fc_comm *bootstrap = ((nccl_state *)comm->state)->family->bootstrap;
-    return bootstrap && fc_comm_has_failed(bootstrap);
+    const nccl_family *family = ((nccl_state *)comm->state)->family;
+    return (family->bootstrap && fc_comm_has_failed(family->bootstrap)) ||
+           (family->meeting && fc_meeting_check(family->meeting, family->calls, NULL) != FC_OK);
 }
 
-/* Another rank has failed. The bootstrap communicator, in which nobody waits then, says which. */
+/* Another rank has failed. The file, or the bootstrap communicator, in which nobody waits then, says which. */
 static fc_code fail_like_others(fc_comm *comm, const char *what, fc_error *err) {
-    fc_comm *bootstrap = ((nccl_state *)comm->state)->family->bootstrap;
-    fc_code rc = bootstrap->barrier(bootstrap, err);
+    const nccl_family *family = ((nccl_state *)comm->state)->family;
+    fc_comm *bootstrap = family->bootstrap;
+    fc_error own = {FC_OK, ""};
+    fc_code rc = bootstrap ? bootstrap->barrier(bootstrap, &own) : fc_meeting_check(family->meeting, 0, &own);
     if (rc == FC_OK) {
         return fail(comm, what, "another rank has failed", "", err);
     }
-    give_up(comm);
+    give_up(comm, own.message);
+    if (err) {
+        *err = own;
+    }
     return rc;
+}
+
+static void give_up_saying(fc_comm *comm, const char *what) {
+    char why[64];
+    snprintf(why, sizeof why, "rank %d %s", ((nccl_state *)comm->state)->family->rank, what);
+    give_up(comm, why);
 }
 
 /* A wait in progress. */
@@ -80,7 +101,7 @@ static fc_code keep_waiting(fc_comm *comm, vigil *v, const char *what, fc_error 
     const struct timespec pause = {0, POLL_NS};
     struct timespec now;
     if (comm->cancel && atomic_load(comm->cancel)) {
-        give_up(comm);
+        give_up_saying(comm, "was interrupted");
         return fc_fail(err, FC_EINTERRUPTED, "interrupted: the job was stopped, or another rank has died");
     }
     if (fc_nccl_has_failed(comm)) {
@@ -141,13 +162,20 @@ fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, f
 /* Every call starts with this. */
 fc_code fc_nccl_begin(fc_comm *comm, int *before, fc_error *err) {
     if (comm->broken) {
-        return fc_fail(err, FC_EIO, "rank %d: nccl: the communicator was given up after an earlier error", comm->rank);
+        return fc_fail(err, FC_EIO, "rank %d: nccl: the communicator was given up after an earlier error",
+                       ((nccl_state *)comm->state)->family->rank);
     }
     cudaError_t result = fc_cuda_enter(comm->device, before);
     if (result != cudaSuccess) {
         fc_cuda_leave(comm->device, *before);
     }
     return fc_nccl_check_cuda(comm, result, "choosing the GPU", err);
+}
+
+fc_code fc_nccl_begin_collective(fc_comm *comm, int *before, fc_error *err) {
+    nccl_family *family = ((nccl_state *)comm->state)->family;
+    family->calls += comm == family->root;
+    return fc_nccl_begin(comm, before, err);
 }
 
 fc_code fc_nccl_end(fc_comm *comm, int before, fc_code rc) {
@@ -164,7 +192,7 @@ fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err) {
 void fc_nccl_abort(fc_comm *comm) {
     int before;
     bool entered = fc_cuda_enter(comm->device, &before) == cudaSuccess;
-    give_up(comm);
+    give_up_saying(comm, "has given up");
     if (entered) {
         fc_cuda_leave(comm->device, before);
     }
@@ -189,6 +217,9 @@ static void leave_family(fc_comm *comm) {
         *p = s->next;
     }
     if (!s->family->first) {
+        if (s->family->meeting) {
+            fc_meeting_leave(s->family->meeting, s->family->calls);
+        }
         free(s->family);
     }
 }
@@ -199,7 +230,7 @@ void fc_nccl_free(fc_comm *comm) {
     bool entered = fc_cuda_enter(comm->device, &before) == cudaSuccess;
     finish(comm);
     if (comm->broken) {
-        give_up(comm); /* the caller may have marked this one only */
+        give_up_saying(comm, "has given up"); /* the caller may have marked this one only */
     }
     if (s->scratch) {
         cudaFree(s->scratch);

@@ -93,7 +93,8 @@ fc_code fc_comm_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
 /**
  * Gives up without the others. It ends what still runs on streams, also that of communicators that were split from this
  * one or from which it was split; all of them are then broken. Ranks that wait for this one get an error: at once if
- * they are threads, with mpi when this process ends, with nccl like those of the bootstrap, else after their timeout.
+ * they are threads, with mpi when this process ends, with nccl like those of the bootstrap, or at once if they met at a
+ * file.
  */
 void fc_comm_abort(fc_comm *comm);
 
@@ -131,7 +132,15 @@ fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_er
 
 /**
  * Makes an NCCL communicator of `size` ranks that find each other through a file. Rank 0 makes `path`, which must not
- * exist yet, and removes it when all have joined. The others wait for it, at most `seconds`.
+ * exist yet (a file that a killed rank 0 has left is replaced), and removes it when all have joined. The others wait
+ * for it, at most `seconds`.
+ *
+ * The ranks keep the file open, and each holds a lock on a byte of it. A rank that waits for others gets an error that
+ * names the rank when another one gives up, when its process ends in any way, or when it frees the communicator before
+ * a collective that the others have begun (of those of communicators that were split, this is noticed after the
+ * timeout). A child that is forked without exec keeps the lock of a rank that dies. On NFS, locks of a machine that is
+ * lost are held until the server drops them; without locks, a rank whose process was killed is noticed after the
+ * timeout.
  */
 fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
                           fc_error *err);

@@ -42,7 +42,7 @@ typedef struct fc_format_reader {
     /** Returns whether the input looks like this format. Has no side effects. */
     bool (*probe)(const fc_probe *probe);
     /** Reads the headers, validates every number and fills `checkpoint`, whose arena and path are set. After a failure
-     *  the caller calls `close` if `state` was set, and frees the arena. */
+     *  the caller calls `close` if `state` was set, and frees the arena. @param err never NULL */
     fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
     /** Frees checkpoint->state. NULL: there is nothing to free. */
     void (*close)(fc_checkpoint *checkpoint);

@@ -56,6 +56,12 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err);
 
+/**
+ * Reads all bytes of an object.
+ * @param bytes receives the object->shape[0] bytes, which the caller frees.
+ */
+fc_code fc_read_object(const fc_checkpoint *checkpoint, const fc_tensor *object, unsigned char **bytes, fc_error *err);
+
 /** Receives the next `size` bytes. Any code other than FC_OK ends the reading and is returned. */
 typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_error *err);
 

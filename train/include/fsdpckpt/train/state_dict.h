@@ -60,6 +60,8 @@ typedef struct fc_fsdp_state_dict fc_fsdp_state_dict;
  * @param ranks all ranks of the mesh (replicas × shard × tensor parallelism), with a host device.
  * @return FC_EUSAGE within a step, for a state with another number of elements, or a number of ranks that does not fit;
  * for LOCAL_STATE_DICT also with NO_SHARD, several flat parameters in a unit, or tensor parallelism, as in torch.
+ * FC_EUNSUPPORTED for a unit with communicators of its own that have not all ranks, such as experts; for
+ * LOCAL_STATE_DICT for any communicators of its own.
  */
 fc_code fc_fsdp_state_dict_new(const fc_fsdp_state *state, fc_state_dict_type type, fc_comm *ranks,
                                fc_fsdp_state_dict **out, fc_error *err);
@@ -88,7 +90,7 @@ fc_code fc_fsdp_save(const fc_fsdp_state *state, fc_state_dict_type type, const 
 typedef struct fc_fsdp_saver fc_fsdp_saver;
 
 /**
- * Makes a saver. Collective over `ranks`, of which it splits a communicator for its thread.
+ * Makes a saver. Collective over `ranks`. It splits `ranks` to make a communicator for its thread.
  * @return FC_EUNSUPPORTED if two threads may not use communicators of this kind at the same time (MPI without
  * MPI_THREAD_MULTIPLE).
  */
