@@ -2,7 +2,7 @@
  * Reads Megatron checkpoints. `torch_dist` is a DCP checkpoint with a torch.save file, `common.pt`, for everything that
  * is not sharded. The older `torch` format has one torch.save file per model-parallel rank,
  * `mp_rank_00/model_optim_rng.pt`; ranks.c reads and joins them. The path is the directory of an iteration, or its
- * parent, where `latest_checkpointed_iteration.txt` names the iteration.
+ * parent, where `latest_checkpointed_iteration.txt` names the iteration. NeMo 2 has torch_dist in a folder `weights`.
  */
 #include "fsdpckpt/format.h"
 
@@ -21,6 +21,7 @@
 
 static const char tracker[] = "latest_checkpointed_iteration.txt";
 static const char common[] = "common.pt";
+static const char nemo[] = "weights";
 
 enum { TRACKED = 32 };
 
@@ -47,21 +48,26 @@ static bool read_tracker(const char *directory, char name[TRACKED], fc_error *er
     return good && end != text && *end == '\0' && snprintf(name, TRACKED, "iter_%07llu", number) < TRACKED;
 }
 
-static bool megatron_probe(const fc_probe *probe) {
-    char name[TRACKED], path[PATH_MAX];
-    if (!probe->is_directory) {
-        return false;
+/* Finds the directory of an iteration that the tracker file names, or NeMo's. */
+static bool find_inner(const char *directory, char path[PATH_MAX], fc_error *err) {
+    char name[TRACKED];
+    if (read_tracker(directory, name, err)) {
+        return fc_find_in(directory, name, path, err) && is_iteration(path, err);
     }
-    return is_iteration(probe->path, probe->err) ||
-           (probe->err->code == FC_OK && read_tracker(probe->path, name, probe->err) &&
-            fc_find_in(probe->path, name, path, probe->err) && is_iteration(path, probe->err));
+    return err->code == FC_OK && fc_find_in(directory, nemo, path, err) && fc_dcp_has_file(path, common, err);
+}
+
+static bool megatron_probe(const fc_probe *probe) {
+    char path[PATH_MAX];
+    return probe->is_directory && (is_iteration(probe->path, probe->err) ||
+                                   (probe->err->code == FC_OK && find_inner(probe->path, path, probe->err)));
 }
 
 static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    char name[TRACKED], path[PATH_MAX];
+    char path[PATH_MAX];
     fc_error failed = {FC_OK, ""};
     if (!is_iteration(checkpoint->path, &failed) && failed.code == FC_OK &&
-        read_tracker(checkpoint->path, name, &failed) && fc_find_in(checkpoint->path, name, path, &failed)) {
+        find_inner(checkpoint->path, path, &failed)) {
         checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
         if (!checkpoint->path) {
             return fc_no_memory(err, NULL);

@@ -125,6 +125,23 @@ class Shipped(harness.Case):
                     self.check(os.path.join(here, "ranks"), both["to"], "--include", "model.*", "--strip-prefix", "model.",
                                *given)
 
+    def test_folder_of_nemo(self):
+        """NeMo 2 has Megatron's torch_dist in the folder `weights`, with `module.` before all names."""
+        here = os.path.join(RECIPES, "megatron-dist-nemo")
+        want = safetensors_file.read(os.path.join(here, "to.safetensors"))
+        for source in (here, os.path.join(here, "weights")):
+            out = self.ok("export", source, "-o", "out", "--force", "--config", here)
+            self.assertIn("names:    megatron-llama, ", out)
+            self.assertEqual(safetensors_file.read(self.path("out", "model.safetensors")), want)
+        listed = json.loads(self.ok("inspect", here, "--json"))
+        self.assertEqual(listed["format"], "megatron")
+        self.assertEqual({o["name"]: o["value"] for o in listed["objects"]}["global_step"], 10)
+        os.makedirs(self.path("run/weights"))  # a folder of this name alone says nothing
+        self.fails(3, "inspect", "run", contains=["run: not a checkpoint"])
+        shutil.copytree(os.path.join(here, "weights"), self.path("cut/weights"))
+        os.truncate(self.path("cut/weights/common.pt"), 100)
+        self.fails(3, "inspect", "cut", contains=["cut/weights/common.pt"])
+
     def test_model_of_the_config_decides(self):
         """Mixtral and Qwen-MoE have the same names in Megatron."""
         for folder, model, recipe in (("mixtral", "mixtral", "megatron-mixtral"), ("qwen2-moe", "qwen2_moe", "megatron-qwen-moe")):

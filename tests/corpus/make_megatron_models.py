@@ -38,6 +38,9 @@ DEEPSEEK = {**EXPERTS, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank
 CASES = {
     "llama": dict(model="Llama", bridge=("llama", "LLaMABridge"), sizes={**SMALL, "head_dim": 4}, tp=2, pp=2,
                   distributed=True, metadata={"distrib_optim_sharding_type": "fully_reshardable"}),
+    # The folders and names of NeMo 2, whose MegatronCheckpointIO calls dist_checkpointing.save.
+    "nemo": dict(model="Llama", bridge=("llama", "LLaMABridge"), sizes={**SMALL, "head_dim": 4}, tp=2, nemo=True,
+                 metadata={}),
     "qwen3-moe": dict(model="Qwen3Moe", bridge=("qwen3moe", "Qwen3MoEBridge"), sizes=EXPERTS, tp=2, ep=2, dp=2,
                       experts=4, qk_norm=True, metadata={}),
     "qwen2-moe": dict(model="Qwen2Moe", bridge=("qwen2moe", "Qwen2MoEBridge"), sizes=SHARED, ep=2, dp=2, pp=2, experts=4,
@@ -202,13 +205,17 @@ def run(rank, port, name, home):
                   os.path.join(home, "from.safetensors"))
     metadata = {"non_homogeneous_layers": False, "chained_optim_avoid_prefix": True,
                 "distrib_optim_fully_reshardable_mem_efficient": False, **case["metadata"]}
-    whole = model.sharded_state_dict(metadata=metadata)
+    whole = model.sharded_state_dict(prefix="module." if case.get("nemo") else "", metadata=metadata)
     if case.get("distributed"):
         optimizer = ranks.make_chained(case, config, [model])
         fill(case, hub, config, model, state)  # which its step has changed; the masters keep the step's values
         whole = {**whole, "optimizer": optimizer.sharded_state_dict(whole, metadata=metadata)}
-    whole.update(iteration=10, args={"num_layers": config.num_layers, "hidden_size": config.hidden_size})
-    dist_checkpointing.save(whole, os.path.join(home, "torch_dist"))
+    if case.get("nemo"):
+        whole = {"sharded_state_dict": whole, "state_dict": {}, "epoch": 0, "global_step": 10, "lr_schedulers": [],
+                 "pytorch-lightning_version": "2.6.6", "loops": {"fit_loop": {"state_dict": {}}}}
+    else:
+        whole.update(iteration=10, args={"num_layers": config.num_layers, "hidden_size": config.hidden_size})
+    dist_checkpointing.save(whole, os.path.join(home, data_folder(case)))
     folder = "mp_rank_%02d" % ps.get_tensor_model_parallel_rank()
     folder += "_%03d" % ps.get_pipeline_model_parallel_rank() if case["pp"] > 1 else ""
     folder += "_%03d" % ps.get_expert_model_parallel_rank() if case["ep"] > 1 else ""
@@ -218,6 +225,10 @@ def run(rank, port, name, home):
                     "model": model.state_dict_for_save_checkpoint()},
                    os.path.join(home, "ranks", folder, "model_optim_rng.pt"))
     torch.distributed.barrier()
+
+
+def data_folder(case):
+    return "weights" if case.get("nemo") else "torch_dist"
 
 
 def arguments(case, config):
@@ -249,7 +260,7 @@ def record_optimizer(home):
 def make(corpus, name):
     case, home = CASES[name], os.path.join(corpus, "recipes", "megatron-dist-" + name)
     shutil.rmtree(home, ignore_errors=True)
-    os.makedirs(os.path.join(home, "torch_dist"))
+    os.makedirs(os.path.join(home, data_folder(case)))
     save_file({k: v.clone().contiguous() for k, v in hub_model(case).items()}, os.path.join(home, "to.safetensors"))
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

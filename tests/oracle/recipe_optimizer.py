@@ -2,7 +2,8 @@
 """Optimizer state follows its parameter through a recipe. AdamW has trained a model with torchtitan's names; the recipe gives the
 checkpoint the names and layouts of the Hub, and torch's own set_optimizer_state_dict loads it into the optimizer of a model with
 those names: from DCP with nested and with flattened state (FSDP2, two ranks, two groups), from HDF5, and from torch.save, where
-parameters are numbers. The next step is that of the first model, and --reverse gives back the first checkpoint.
+parameters are numbers. The next step is that of the first model, and --reverse gives back the first checkpoint. FSDP1's own
+loader, optim_state_dict_to_load, takes the result, too.
 
 usage: recipe_optimizer.py FSDPCKPT       exit 77 without torch
 """
@@ -17,7 +18,9 @@ try:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
     from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_optimizer_state_dict,
                                                          set_model_state_dict, set_optimizer_state_dict)
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
+    from torch.distributed.fsdp import (FullyShardedDataParallel as FSDP, FullOptimStateDictConfig, FullStateDictConfig,
+                                        ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType, fully_shard)
     from torch.distributed.tensor import DTensor, distribute_tensor
 except ImportError as e:
     print("skipped: %s" % e)
@@ -190,6 +193,81 @@ def must_be_back(home):
         must(not list(differences(value, back[key])), key, value, back[key])
 
 
+# ---- FSDP1, on two ranks ----
+
+def fsdp1(values):
+    """A model whose loss has the gradients that its argument names."""
+    model = build(values)
+    model.forward = lambda grads: sum((p * grads[name]).sum() for name, p in model.named_parameters())
+    return FSDP(model, use_orig_params=True, device_id=torch.device("cpu"))
+
+
+def fsdp1_step(model, adam, grads):
+    model(grads).backward()
+    adam.step()
+    adam.zero_grad()
+
+
+def whole(model, adam):
+    """The weights and the optimizer's state by name, on every rank."""
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(rank0_only=False),
+                              FullOptimStateDictConfig(rank0_only=False)):
+        state = FSDP.optim_state_dict(model, adam)
+        weights = {name: t.clone() for name, t in model.state_dict().items()}
+    return weights, {key: {n: s[key].clone() for n, s in state["state"].items()} for key in ("exp_avg", "exp_avg_sq", "step")}
+
+
+def must_be_equal(hub, second, titan, first):
+    (weights, state), (want, wanted) = whole(hub, second), whole(titan, first)
+    for name, value in for_hub(want).items():
+        must(torch.equal(weights[name], value), "FSDP1", name)
+    for key in wanted:
+        values = for_hub(wanted[key]) if key != "step" else {b: wanted[key][a] for a, b, _, _ in PARAMS}
+        must(len(values) == len(PARAMS) == len(state[key]), "FSDP1", key, sorted(state[key]))
+        must(all(torch.equal(state[key][name], value) for name, value in values.items()), "FSDP1", key)
+
+
+def old_shards(rank, world, program, home, full):
+    """State that FSDP1 gives, full in a torch.save file or sharded in DCP, through the recipe into FSDP1's loader."""
+    at = lambda name: os.path.join(home, name)
+    titan = fsdp1(random(1))
+    first = optimizer(titan, 2)
+    for seed in (2, 3):
+        fsdp1_step(titan, first, random(seed))
+    kind = StateDictType.FULL_STATE_DICT if full else StateDictType.SHARDED_STATE_DICT
+    configs = ((FullStateDictConfig(rank0_only=False), FullOptimStateDictConfig(rank0_only=False)) if full else
+               (ShardedStateDictConfig(), ShardedOptimStateDictConfig()))
+    with FSDP.state_dict_type(titan, kind, *configs):
+        saved = {"model": titan.state_dict(), "optimizer": FSDP.optim_state_dict(titan, first)}
+    recipe = ("--recipe", "torchtitan-llama3", "--strip-prefix", "model.", "--config", at("config.json"))
+    hub = fsdp1(for_hub(random(7)))
+    second = optimizer(hub, 2)
+    with FSDP.state_dict_type(hub, kind, *configs):
+        if full:
+            if rank == 0:
+                torch.save(saved, at("titan.pt"))
+            convert(rank, program, "consolidate", at("titan.pt"), "-o", at("hub.pt"), "--force", *recipe)
+            loaded = torch.load(at("hub.pt"), weights_only=True)
+            state = loaded.pop("optimizer")
+        else:
+            dcp.save(saved, checkpoint_id=at("titan"))
+            convert(rank, program, "reshard", at("titan"), "-o", at("hub"), "--to", "dcp", "--dp", "3", *recipe)
+            loaded = hub.state_dict()
+            dcp.load(loaded, checkpoint_id=at("hub"))
+            state = load_sharded_optimizer_state_dict(loaded, "optimizer", dcp.FileSystemReader(at("hub")))["optimizer"]
+        hub.load_state_dict(loaded)
+        second.load_state_dict(FSDP.optim_state_dict_to_load(hub, second, state))
+    must_be_equal(hub, second, titan, first)
+    must([g["weight_decay"] for g in second.param_groups] == [0.1, 0.0], "FSDP1: groups")
+    if full:
+        return  # the next step after a full state dict gives other weights, also with torch's own file
+    fsdp1_step(titan, first, random(9))
+    fsdp1_step(hub, second, for_hub(random(9)))
+    (weights, _), (want, _) = whole(hub, second), whole(titan, first)
+    for name, value in for_hub(want).items():
+        must(torch.allclose(weights[name], value, rtol=1e-6, atol=1e-7), "FSDP1 after the next step", name)
+
+
 # ---- torch.save, one process ----
 
 def numbers(program, home, groups, named):
@@ -224,6 +302,8 @@ def main():
             json.dump(CONFIG, f)
         numbers(program, home, 1, False)
         numbers(program, home, 2, True)
+        for full in (True, False):
+            gloo.run(2, old_shards, program, home, full)
     return 0
 
 
