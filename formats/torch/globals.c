@@ -42,6 +42,7 @@ static const entry entries[] = {
     {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo", FC_GLOBAL_CLASS, FC_CLASS_STORAGE_INFO},
     /* Megatron stores the ranks' plans in `.metadata`, so that the next save need not plan again. */
     {"torch.distributed.checkpoint.planner", "SavePlan", FC_GLOBAL_INERT, 0},
+    {"megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.planner", "WriteItem", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.planner", "WriteItemType", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.planner", "TensorWriteData", FC_GLOBAL_INERT, 0},
