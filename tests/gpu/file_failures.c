@@ -92,7 +92,7 @@ static void run(job *j) {
 
 /* @return whether the call exists. A failure after the last collective may concern one rank only. */
 static bool fail_call(job *j, int gpu, long call) {
-    char who[16];
+    char who[32];
     emulated_fail(gpu, call);
     run(j);
     const char *failed = emulated_failed();
