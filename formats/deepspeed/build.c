@@ -4,6 +4,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
+#include "base/text.h"
 #include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
 
@@ -204,4 +205,21 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *ext
                             .detail = (uint64_t)(uintptr_t)box};
     }
     return FC_OK;
+}
+
+const char *fc_ds_text(ds_builder *b, const torch_file *f, fc_pv v) {
+    size_t n = 0;
+    const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
+    if (!text || !fc_is_plain_text(text, n)) {
+        fc_fail(b->err, FC_ECORRUPT, "%s: the name of a parameter is not a string", f->path);
+        return NULL;
+    }
+    if (fc_torch_unfold(f, n, b->err) != FC_OK) { /* many values may have one long name */
+        return NULL;
+    }
+    const char *copy = fc_arena_strndup(b->checkpoint->arena, text, n);
+    if (!copy) {
+        fc_ds_no_memory(b);
+    }
+    return copy;
 }

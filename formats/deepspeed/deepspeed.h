@@ -120,6 +120,9 @@ const fc_pv *fc_ds_list(const fc_pickle *p, fc_pv v, size_t *count);
 /** Reads an integer, which may be wrapped in an enumeration. @return false if `v` is something else. */
 bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out);
 
+/** Copies a key into the arena. @return NULL, with an error, if it is not plain text. */
+const char *fc_ds_text(ds_builder *b, const torch_file *f, fc_pv v);
+
 /** Adds a tensor without data. @return NULL when out of memory. */
 ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_element *elements, size_t count);
 /** Adds the value `v` as one tensor or object. */
@@ -142,8 +145,19 @@ fc_code fc_ds_check_keys(const ds_builder *b, const torch_file *f, size_t count)
 fc_code fc_ds_read_stage(ds_builder *b);
 /** Reads the whole checkpoint, beginning with the model's files. (model.c) */
 fc_code fc_ds_read_model(ds_builder *b);
+/** Adds shared parameters under their other names. All tensors must be known. @param shared `shared_params`. (shared.c)
+ */
+fc_code fc_ds_add_shared_names(ds_builder *b, const torch_file *f, fc_pv shared);
 /** Reads the optimizer's files of all ranks. (optimizer.c) */
 fc_code fc_ds_read_optimizer(ds_builder *b);
+/** Sorts the parameters by group and name, for fc_ds_check_mapping. (mapping.c) */
+fc_code fc_ds_sort_params(ds_builder *b);
+/**
+ * ZeRO-1 and 2: fails if the file of `rank` was renamed. By its name, its partition has elements [start, start + count)
+ * of the group. (mapping.c)
+ */
+fc_code fc_ds_check_mapping(const ds_builder *b, const torch_file *f, fc_pv state_dict, size_t rank, size_t group,
+                            int64_t start, int64_t count);
 /** Adds the hyperparameters of the groups, and the rest of `state_dict` and of its file. (others.c) */
 fc_code fc_ds_add_others(ds_builder *b, const torch_file *f, fc_pv state_dict, fc_pv groups);
 /** Reads the stage from a state dict. BF16_Optimizer, which partitions like ZeRO-1, does not record one. */

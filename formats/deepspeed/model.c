@@ -6,7 +6,6 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
-#include "base/text.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -21,24 +20,6 @@ typedef struct model {
     const char **known;           /* malloc'ed, sorted: names of parameters that are not read from `module` */
     size_t nknown, capacity;
 } model;
-
-/* Returns a key as text in the arena; NULL, with a message, if it is not plain text. */
-static const char *text_of(ds_builder *b, const torch_file *f, fc_pv v) {
-    size_t n = 0;
-    const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
-    if (!text || !fc_is_plain_text(text, n)) {
-        fc_fail(b->err, FC_ECORRUPT, "%s: the name of a parameter is not a string", f->path);
-        return NULL;
-    }
-    if (fc_torch_unfold(f, n, b->err) != FC_OK) { /* many values may have one long name */
-        return NULL;
-    }
-    const char *copy = fc_arena_strndup(b->checkpoint->arena, text, n);
-    if (!copy) {
-        fc_ds_no_memory(b);
-    }
-    return copy;
-}
 
 static fc_code remember(model *m, const char *name) {
     if (!fc_grow(&m->known, &m->capacity, m->nknown + 1, sizeof *m->known)) {
@@ -98,7 +79,7 @@ static fc_code read_group(model *m, fc_pv group, size_t number) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         ds_param *param = &b->params[b->nparams++];
         param->group = number;
-        param->name = text_of(b, m->f, pairs[i]);
+        param->name = fc_ds_text(b, m->f, pairs[i]);
         if (!param->name) {
             return b->err->code;
         }
@@ -144,7 +125,7 @@ static fc_code read_buffers(model *m) {
     size_t n;
     const fc_pv *names = fc_ds_list(m->f->p, m->buffers, &n);
     for (size_t i = 0; i < n; i++) {
-        const char *name = text_of(m->b, m->f, names[i]);
+        const char *name = fc_ds_text(m->b, m->f, names[i]);
         if (!name) {
             return m->b->err->code;
         }
@@ -177,7 +158,7 @@ static fc_code read_frozen(model *m, size_t *first) {
     const fc_pv *pairs = fc_pv_typeof(m->frozen) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->frozen, &n) : NULL;
     *first = m->b->ntensors;
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = text_of(m->b, m->f, pairs[i]);
+        const char *name = fc_ds_text(m->b, m->f, pairs[i]);
         if (!name) {
             return m->b->err->code;
         }
@@ -234,7 +215,7 @@ static fc_code remember_shared(model *m) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->shared) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->shared, &n) : NULL;
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = text_of(m->b, m->f, pairs[i]);
+        const char *name = fc_ds_text(m->b, m->f, pairs[i]);
         if (!name) {
             return m->b->err->code;
         }
@@ -252,7 +233,7 @@ static fc_code read_rest(model *m) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->module) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->module, &n) : NULL;
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = text_of(b, m->f, pairs[i]);
+        const char *name = fc_ds_text(b, m->f, pairs[i]);
         fc_torch_tensor t = {0};
         if (!name) {
             return b->err->code;
@@ -281,7 +262,7 @@ static fc_code read_others(model *m) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(m->f->p, m->f->p->root, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = text_of(m->b, m->f, pairs[i]);
+        const char *name = fc_ds_text(m->b, m->f, pairs[i]);
         bool taken = false;
         if (!name) {
             return m->b->err->code;
@@ -349,7 +330,7 @@ static fc_code check_sharded_module(const model *m) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->module) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->module, &n) : NULL;
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = text_of(m->b, m->f, pairs[i]);
+        const char *name = fc_ds_text(m->b, m->f, pairs[i]);
         if (!name) {
             return m->b->err->code;
         }
@@ -389,88 +370,6 @@ static fc_code read_ordinary(model *m) {
     return fc_ds_read_optimizer(m->b);
 }
 
-/* ---- shared parameters ---- */
-
-static int by_name(const void *a, const void *b, void *tensors) {
-    const ds_tensor *t = tensors;
-    return strcmp(t[*(const size_t *)a].name, t[*(const size_t *)b].name);
-}
-
-static const ds_tensor *find(const ds_builder *b, const size_t *order, size_t count, const char *name) {
-    size_t low = 0, high = count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int way = strcmp(b->tensors[order[middle]].name, name);
-        if (way == 0) {
-            return &b->tensors[order[middle]];
-        }
-        *(way < 0 ? &low : &high) = way < 0 ? middle + 1 : middle;
-    }
-    return NULL;
-}
-
-/* Adds tensor number `of` a second time, under another name. */
-static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
-    const fc_path_element path[2] = {{.key = "model"}, {.key = name}};
-    const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", name);
-    ds_tensor *t = full ? fc_ds_add_tensor(b, full, path, 2) : NULL;
-    const ds_tensor *source = &b->tensors[of];
-    if (!t) {
-        return fc_ds_no_memory(b);
-    }
-    ds_tensor alias = *source;
-    alias.name = t->name;
-    alias.path = t->path;
-    alias.capacity = source->nchunks;
-    alias.chunks = malloc((source->nchunks + 1) * sizeof *alias.chunks);
-    if (!alias.chunks) {
-        return fc_ds_no_memory(b);
-    }
-    if (source->nchunks > 0) {
-        memcpy(alias.chunks, source->chunks, source->nchunks * sizeof *alias.chunks);
-    }
-    *t = alias;
-    return FC_OK;
-}
-
-/* Adds the other name of one shared parameter. `order` are the tensors, sorted by name. */
-static fc_code add_shared(ds_builder *b, const torch_file *f, const size_t *order, size_t count, fc_pv key, fc_pv of) {
-    const char *name = text_of(b, f, key), *other = name ? text_of(b, f, of) : NULL;
-    if (!other) {
-        return b->err->code;
-    }
-    const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", other);
-    if (!full) {
-        return fc_ds_no_memory(b);
-    }
-    const ds_tensor *t = find(b, order, count, full);
-    return t ? add_alias(b, name, (size_t)(t - b->tensors))
-             : fc_fail(b->err, FC_ECORRUPT,
-                       "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing", f->path, name,
-                       other);
-}
-
-/* Adds the other names of shared parameters. Runs last, when all tensors are known. */
-static fc_code add_aliases(ds_builder *b, const torch_file *f, fc_pv shared) {
-    size_t n = 0, count = b->ntensors;
-    const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
-    size_t *order = malloc((count + 1) * sizeof *order);
-    if (!order) {
-        return fc_ds_no_memory(b);
-    }
-    for (size_t i = 0; i < count; i++) {
-        order[i] = i;
-    }
-    qsort_r(order, count, sizeof *order, by_name, b->tensors);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        FC_TRY_GOTO(add_shared(b, f, order, count, pairs[i], pairs[i + 1]), rc, out);
-    }
-out:
-    free(order);
-    return rc;
-}
-
 /* ---- the checkpoint ---- */
 
 static fc_code read_all(model *m) {
@@ -494,7 +393,7 @@ static fc_code read_all(model *m) {
         FC_TRY(read_ordinary(m));
     }
     if (m->b->stage > 0) {
-        FC_TRY(add_aliases(m->b, m->f, m->shared));
+        FC_TRY(fc_ds_add_shared_names(m->b, m->f, m->shared));
     }
     return read_others(m);
 }

@@ -353,75 +353,6 @@ static fc_code read_flat(const rank_file *r, size_t k, size_t number, fc_pv v, f
     return fc_add_i64(*at, p.count, at) ? add_partition(&p) : fail_file(r, "the sizes of its partitions overflow");
 }
 
-/* ---- the rank of a file ---- */
-
-/* Reads member `key` of a fragment_address, a dataclass that is pickled with BUILD. */
-static bool read_address(const fc_pickle *p, fc_pv v, const char *key, int64_t *out) {
-    fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
-    return fc_ds_int(p, fc_ds_get(p, state, key), out);
-}
-
-static int compare_params(const void *pa, const void *pb) {
-    const ds_param *const *a = pa, *const *b = pb;
-    const int order = ((*a)->group > (*b)->group) - ((*a)->group < (*b)->group);
-    return order ? order : strcmp((*a)->name, (*b)->name);
-}
-
-/* Sorts the parameters by group and name. */
-static fc_code sort_params(ds_builder *b) {
-    b->by_name = malloc((b->nparams + 1) * sizeof *b->by_name);
-    if (!b->by_name) {
-        return fc_ds_no_memory(b);
-    }
-    for (size_t i = 0; i < b->nparams; i++) {
-        b->by_name[i] = &b->params[i];
-    }
-    if (b->nparams > 1) {
-        qsort(b->by_name, b->nparams, sizeof *b->by_name, compare_params);
-    }
-    return FC_OK;
-}
-
-/* Finds the parameter `name` of a group. */
-static const ds_param *find_param(const ds_builder *b, size_t group, const char *name) {
-    const ds_param wanted = {.name = name, .group = group}, *key = &wanted;
-    const ds_param **found =
-        b->nparams > 0 ? bsearch(&key, b->by_name, b->nparams, sizeof *b->by_name, compare_params) : NULL;
-    return found ? *found : NULL;
-}
-
-/* ZeRO-1 and 2: files do not record their rank, but they record the position of each parameter in their partitions.
-   By the file's name its partition should hold elements [start, start + count) of the group. */
-static fc_code check_mapping(const rank_file *r, size_t group, int64_t start, int64_t count) {
-    const fc_pickle *p = r->f.p;
-    size_t ngroups, n = 0;
-    const fc_pv *groups = fc_ds_list(p, fc_ds_get(p, r->state_dict, "param_slice_mappings"), &ngroups);
-    const fc_pv *pairs = groups && group < ngroups && fc_pv_typeof(groups[group]) == FC_PV_DICT
-                             ? fc_pickle_items(p, groups[group], &n)
-                             : NULL;
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        size_t length = 0;
-        const char *name = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(p, pairs[i], &length) : "";
-        const ds_param *param = find_param(r->b, group, name);
-        int64_t there, numel;
-        if (!param || !read_address(p, pairs[i + 1], "start", &there) ||
-            !read_address(p, pairs[i + 1], "numel", &numel)) {
-            continue; /* written by a version with another format */
-        }
-        int64_t low = start > param->start ? start : param->start, end = param->start + param->numel;
-        int64_t high = start + count < end ? start + count : end;
-        if (low < high && low - start == there && high - low == numel) {
-            continue;
-        }
-        return fc_fail(r->b->err, FC_ECORRUPT,
-                       "%s: the file name is that of rank %zu, but the partition holds %" PRId64
-                       " elements of %.256s from %" PRId64
-                       " on, which belong to another rank: files of ranks were renamed or swapped",
-                       r->f.path, r->rank, numel, param->name, there);
-    }
-    return FC_OK;
-}
-
 /* ZeRO-1 and 2: reads the rank's partition of each group. */
 static fc_code read_groups(const rank_file *r) {
     ds_builder *b = r->b;
@@ -441,7 +372,7 @@ static fc_code read_groups(const rank_file *r) {
         int64_t start = key->next;
         FC_TRY(read_flat(r, k, number, v, master, &key->next));
         if (number == 0) {
-            FC_TRY(check_mapping(r, key->group, start, key->next - start));
+            FC_TRY(fc_ds_check_mapping(b, &r->f, r->state_dict, r->rank, key->group, start, key->next - start));
         }
     }
     return FC_OK;
@@ -493,7 +424,7 @@ static fc_code read_rank(const rank_file *r) {
             FC_TRY(read_keys(r, g));
         }
         FC_TRY(place_params(r));
-        FC_TRY(sort_params(r->b));
+        FC_TRY(fc_ds_sort_params(r->b));
         FC_TRY(add_param_tensors(r));
     }
     if (r->b->stage == 3) {

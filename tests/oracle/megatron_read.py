@@ -310,7 +310,8 @@ def main():
         cases = sorted(os.listdir(corpus))
         check(len(cases) > 0, "no cases")
         for name in cases:
-            torch_dist(program, os.path.join(corpus, name), home)
+            os.mkdir(os.path.join(home, name))
+            torch_dist(program, os.path.join(corpus, name), os.path.join(home, name))
         rank_files(program, home)
         several = sorted(os.listdir(ranks))
         check("tp2pp2-llama" in several, "no cases of several ranks")
