@@ -76,7 +76,8 @@ static fc_code read_contents(torch_file *f, fc_error *err) {
     }
     if (fc_torch_is_tar(head, n)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a tar file of torch before 0.1.10 (2017), which is not supported; load it and save it "
+                       "%s: a tar file of torch before 0.1.10 (2017), which is not supported nor examined, so it may "
+                       "be hostile; load it and save it "
                        "again with a newer PyTorch",
                        f->path);
     }

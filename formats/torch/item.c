@@ -90,14 +90,9 @@ static fc_code read_item(fc_torch_item *item, fc_error *err) {
     return rc;
 }
 
-fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
-                           fc_error *err) {
-    return fc_torch_item_open_read(fd, path, offset, length, NULL, item, err);
-}
-
-fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
-                                fc_torch_item *item, fc_error *err) {
-    *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_PICKLE};
+static fc_code open_range(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
+                          uint64_t max_pickle, fc_torch_item *item, fc_error *err) {
+    *item = (fc_torch_item){.max_pickle = max_pickle};
     fc_code rc = fc_zip_open_read(fd, path, offset, length, bytes, &item->zip, err);
     if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
         return fc_fail(err, FC_EUNSUPPORTED,
@@ -106,6 +101,21 @@ fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint6
                        path, offset);
     }
     return rc == FC_OK ? read_item(item, err) : rc;
+}
+
+fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
+                           fc_error *err) {
+    return fc_torch_item_open_read(fd, path, offset, length, NULL, item, err);
+}
+
+fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
+                                fc_torch_item *item, fc_error *err) {
+    return open_range(fd, path, offset, length, bytes, FC_TORCH_MAX_PICKLE, item, err);
+}
+
+fc_code fc_torch_item_open_to_judge(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
+                                    fc_error *err) {
+    return open_range(fd, path, offset, length, NULL, FC_TORCH_MAX_FILE_PICKLE, item, err);
 }
 
 fc_code fc_torch_item_open_memory(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
