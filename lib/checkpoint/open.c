@@ -261,19 +261,25 @@ fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target,
     if (stat(target, &st) != 0 || (holds_all && replaces_whole(checkpoint, &st))) {
         return FC_OK;
     }
-    const char **inputs = calloc(checkpoint->nfiles + 3, sizeof *inputs);
-    if (!inputs || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
+    size_t count = 0, headers = 0;
+    const char **more = fc_identities_headers(checkpoint, &headers);
+    const char **inputs = calloc(checkpoint->nfiles + headers + 3, sizeof *inputs);
+    if (!inputs || !more || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
+        free(more);
         free(inputs);
         return fc_no_memory(err, target);
     }
-    size_t count = 0;
     inputs[count++] = checkpoint->path;
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         inputs[count++] = checkpoint->files[i].path;
     }
+    for (size_t i = 0; i < headers; i++) {
+        inputs[count++] = more[i];
+    }
     inputs[count] = header_path;
     fc_code rc = fc_check_inputs(target, inputs, "a file of the checkpoint", err);
     free(header_path);
+    free(more);
     free(inputs);
     return rc;
 }

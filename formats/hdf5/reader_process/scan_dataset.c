@@ -357,8 +357,8 @@ static void describe(description *d, bool in_other_file) {
     int indirect = d->mapped ? 1 : fc_h5_indirect(d->dcpl);
     char directory[4096];
     if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->copies) &&
-        !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external, directory,
-                             sizeof directory, why, sizeof why)) {
+        !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external,
+                             d->walk->capture->others, directory, sizeof directory, why, sizeof why)) {
         if (d->walk->scan->follow_external) {
             refuse_plainly(d, FC_ECORRUPT, why);
         } else {
