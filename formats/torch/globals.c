@@ -154,6 +154,10 @@ static const struct {
     {"re", "_compile", false},
     {"re", "RegexFlag", true},
     {"time", "struct_time", false},
+    {"_io", "BytesIO", false}, /* the _extra_state of Transformer Engine */
+    {"_io", "StringIO", false},
+    {"array", "array", false},
+    {"itertools", "count", false},
     {"random", "Random", false},
     {"string", "Template", false},
     {"operator", "itemgetter", false}, /* as with partial, creating one calls nothing */
