@@ -172,7 +172,7 @@ static bool is_number(const fc_tensor *t) {
 }
 
 static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+    return fc_same_sizes(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 /* Whether all states have the shapes of their parameters, and are no step counts. Where the parameters are elsewhere,
