@@ -298,7 +298,7 @@ fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks) {
     return FC_OK;
 }
 
-/* Appends this rank's shard to those of the ranks before along `dim`. */
+/* Appends this rank's shard to those of the lower ranks along `dim`. */
 static fc_code extend_along(const pt_builder *m, pt_value *v, const fc_torch_tensor *t, int dim, pt_shard *shard) {
     shard->offsets[dim] = v->ndim == t->ndim ? v->shape[dim] : 0;
     shard->shape[dim] = shard->offsets[dim];
@@ -324,7 +324,7 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
     }
     if (made ? m->rank > 0 : v->shards == 0 || v->shards != m->rank) {
         return fc_fail(m->err, FC_ECORRUPT,
-                       "%s: not every file of the ranks before has such a tensor, but according to the plan tensor "
+                       "%s: not all files of lower ranks have this tensor, but according to the plan tensor "
                        "parallelism sharded it",
                        m->f->path);
     }

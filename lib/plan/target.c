@@ -30,7 +30,7 @@ static const char *first_match(const fc_checkpoint *source, const char *glob) {
     return NULL;
 }
 
-/* A glob is about whole names; who gives a part of one is shown what would match it. */
+/* A glob matches whole names. If it is only a part of one, the message suggests a glob that matches. */
 static fc_code refuse_glob(const fc_checkpoint *source, const char *glob, fc_error *err) {
     char wider[512];
     const int length = snprintf(wider, sizeof wider, "*%s*", glob);
