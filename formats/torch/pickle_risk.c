@@ -236,6 +236,7 @@ static const struct {
     {"zoneinfo", "ZoneInfo", "_unpickle", true},
     {"torch.distributed.distributed_c10d", "ReduceOp", "RedOpType", true},
     {"torch._C._distributed_c10d", "ReduceOp", "RedOpType", true},
+    {"torch.distributed._shard.sharded_tensor.api", "ShardedTensor", "ProcessGroupState", true}, /* a nested class */
     {"torch._C", "_VariableFunctionsClass", NULL, false}, /* torch.relu and others */
 };
 

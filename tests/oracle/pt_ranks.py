@@ -40,6 +40,7 @@ def reads_one_file_per_rank(program, home, corpus):
     for case in cases:
         truth = torch.load(os.path.join(case, "full.pt"), weights_only=False)
         several = len(truth) > 1
+        must_run(program, "verify", case)
         must_run(program, "consolidate", case, "-o", home / "ranks.pt", "-q", "--force")
         got = flat(load(home / "ranks.pt"))
         extra = {k for k in got if k[0] == "extra_state"}
