@@ -331,8 +331,9 @@ const char *fc_storage_class(fc_dtype dtype) {
 }
 
 const char *const *fc_class_fields(fc_class cls) {
-    static const char *const fields[FC_CLASS_COUNT][6] = {
-        [FC_CLASS_METADATA] = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"},
+    static const char *const fields[FC_CLASS_COUNT][FC_CLASS_MAX_FIELDS + 1] = {
+        [FC_CLASS_METADATA] = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version",
+                               "mcore_data"},
         [FC_CLASS_TENSOR_STORAGE] = {"properties", "size", "chunks"},
         [FC_CLASS_CHUNK_STORAGE] = {"offsets", "sizes"},
         [FC_CLASS_TENSOR_PROPERTIES] = {"dtype", "layout"},
