@@ -215,7 +215,11 @@ class Screen(harness.Case):
 class Log(harness.Case):
     def test_a_short_job_logs_nothing(self):
         self.copy("dcp-torch2.15.0-fsdp2")
-        self.ok("reshard", "ckpt", "-o", "out", "--dp", "3")  # stderr is empty
+        began = time.monotonic()
+        p = self.run_tool("reshard", "ckpt", "-o", "out", "--dp", "3", "--progress", "auto")
+        self.assertEqual(p.returncode, 0, p.stderr)
+        if time.monotonic() - began < 1:
+            self.assertEqual(p.stderr, "")
 
     def test_a_log_gets_a_line_per_phase(self):
         self.copy("dcp-torch2.15.0-fsdp2")

@@ -42,8 +42,10 @@ class Convert(harness.Case):
         return path
 
     def job(self, ranks, *args, env=None):
-        return subprocess.run([LAUNCH, str(ranks), harness.BINARY, *map(str, args)], cwd=self.dir, text=True, timeout=harness.HANG,
-                              capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+        p = subprocess.run([LAUNCH, str(ranks), harness.BINARY, *map(str, args)], cwd=self.dir, text=True, timeout=harness.HANG,
+                           capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+        p.stderr = harness.without_progress(p.stderr)
+        return p
 
     def check_same(self, source, ranks, *args, to="h5"):
         self.ok(args[0], source, "-o", "alone", "--to", to, "-q", *args[1:])
