@@ -186,7 +186,7 @@ static void json_changes(json_out *j, const char *key, const fc_export_change *c
     jw_close(j, ']');
 }
 
-/* Why the recipe was chosen: what of the checkpoint or of config.json decided. */
+/* Says which tensor, or which key of config.json, decided on the recipe. */
 static void json_reason(json_out *j, const fc_export_report *r) {
     const fc_recipe_matches *found = &r->found;
     jw_key(j, "recipe_reason");
@@ -301,7 +301,7 @@ const command command_export = {
         "DDP, "
         "torch.compile and trainers add to names; applies the recipe that fits; and writes a directory of safetensors "
         "with the index of Hugging Face.\n\nWith --like, the result is compared with that model before anything is "
-        "written. Weights that are tied there are stored as often as there, and rows that pad the vocabulary are left "
+        "written. Tied weights are stored as many times as in that model, and rows that pad the vocabulary are left "
         "out. A name or a shape that differs otherwise is an error. Its other files, such as the configuration and the "
         "tokenizer, are copied. DST appears under its name only when it is complete and on disk.",
     .helps = helps,

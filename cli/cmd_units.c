@@ -294,9 +294,10 @@ const command command_units = {
     .max_operands = 1,
     .summary = "show the FSDP units that a wrap policy defines for a model",
     .description =
-        "Builds the tree of modules from the parameter names of SRC, lets a policy choose the modules that become FSDP "
-        "units, checks the choice and prints the units in the order in which FSDP creates them, the root last, with "
-        "the parameters of each flat parameter. Reads headers only; SRC may be a schema.\n\nThe checks follow FSDP: "
+        "Builds the tree of modules from the parameter names of SRC, and lets a policy choose the modules that become "
+        "FSDP units. Checks the choice and prints the units in the order in which FSDP creates them, the root last, "
+        "with the parameters of each flat parameter. Reads headers only; SRC may be a schema.\n\nThe checks follow "
+        "FSDP: "
         "the parameters of a unit are either all frozen or all trainable (otherwise a warning, with use_orig_params), "
         "and a parameter that several modules share is managed by their lowest common ancestor or a module above "
         "it.\n\n--classes adds facts that names do not show: a pattern matches a module whose name equals it or ends "

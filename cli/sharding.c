@@ -6,18 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool is_empty(const fc_tensor *tensor) {
-    bool empty = false;
-    for (int d = 0; d < tensor->ndim; d++) {
-        empty = empty || tensor->shape[d] == 0;
-    }
-    return empty;
-}
-
 const char *sharding_describe(const fc_tensor *tensor, const fc_sharding *c, char *buf, size_t size) {
     char grid[64];
     if (tensor->nchunks == 0) {
-        snprintf(buf, size, is_empty(tensor) ? "empty" : "no data");
+        snprintf(buf, size, fc_is_empty(tensor->ndim, tensor->shape) ? "empty" : "no data");
         return buf;
     }
     if (!c->grid) {

@@ -181,7 +181,7 @@ static fc_code unpack(gather *g, int64_t ranks, fc_error *err) {
     return FC_OK;
 }
 
-/* The buffer becomes the result; what padding there is stays behind its end. */
+/* The buffer becomes the result; padding stays after its end. */
 static fc_code take_buffer(gather *g, fc_error *err) {
     const fc_tensor_state *w = g->tensor;
     FC_TRY(fc_array_over(w->local.device, w->local.dtype, w->ndim, g->whole_sizes, g->buffer.data, &g->whole, err));
@@ -215,7 +215,7 @@ typedef struct statement {
     uint64_t failed;
 } statement;
 
-/* FNV-1a: equal shapes have equal hashes, and others differ but for a chance of 1 in 2^64. */
+/* FNV-1a: equal shapes have equal hashes, and two others collide with a probability of 1 in 2^64. */
 static uint64_t hash_shapes(const gather *list, size_t count) {
     uint64_t hash = 14695981039346656037u;
     for (size_t i = 0; i < count; i++) {

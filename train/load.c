@@ -25,13 +25,13 @@ static int by_name(const void *a, const void *b) {
 
 /* A flat state of the optimizer has padding at the end, which depends on the number of ranks. */
 static bool fits(const fc_state_tensor *t, const fc_tensor *source) {
-    if (source->object || source->ndim != t->ndim) {
+    if (source->object) {
         return false;
     }
-    if (t->least > 0) {
+    if (t->least > 0 && source->ndim == t->ndim) {
         return source->shape[0] == t->shape[0] || (t->shape[0] > t->least && source->shape[0] >= t->least);
     }
-    return t->ndim == 0 || memcmp(source->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
+    return fc_same_sizes(source->ndim, source->shape, t->ndim, t->shape);
 }
 
 static fc_code find(loading *l, const fc_tensor *const *sorted, size_t index, fc_error *err) {

@@ -28,7 +28,7 @@ typedef struct fc_block {
     fc_stream *giver;
 } fc_block;
 
-/** A pool; all zero except for `device`, `comm` and `spare`, it is empty. */
+/** A pool. An empty one is all zero except for `device`, `comm` and `spare`. */
 typedef struct fc_pool {
     fc_device *device;
     fc_comm *comm; /**< allocates the memory; borrowed; NULL: the device does */

@@ -37,7 +37,7 @@ static fc_code add_value(sorting *s, fc_target_tensor *t, fc_error *err) {
     *(t->section % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER ? &s->optimizer : &s->model) = true;
     if (strncmp(*spelled, t->name, length + 1) != 0) {
         fc_accelerate_folder(t->section, folder);
-        return fc_fail(err, FC_EUSAGE, "%.256s and %.256s would both be in %s: only one of these spellings can be",
+        return fc_fail(err, FC_EUSAGE, "%.256s and %.256s would both be in %s: use only one of these spellings",
                        *spelled, t->name, folder);
     }
     return FC_OK;
@@ -51,7 +51,7 @@ static fc_code check_models(const sorting *s, fc_error *err) {
                  before = model == section && section > 0 ? section - 2 : 0;
         if (s->spelled[section] && !(s->spelled[model] && s->spelled[before])) {
             fc_accelerate_folder(s->spelled[model] ? before : model, folder);
-            return fc_fail(err, FC_EUSAGE, "%.256s needs a model in %s, and there are no values of that model",
+            return fc_fail(err, FC_EUSAGE, "%.256s needs a model in %s, but there are no values of that model",
                            s->spelled[section], folder);
         }
     }
@@ -67,8 +67,8 @@ fc_code fc_accelerate_set_sections(fc_target_tensor *tensors, size_t count, fc_e
         return check_models(&s, err);
     }
     fc_code rc = fc_fail(err, FC_EUSAGE,
-                         "accelerate keeps nothing but model.* and optimizer.* (or optim.*), and %zu of the %zu values "
-                         "are called otherwise, the first is %.256s",
+                         "accelerate keeps only model.* and optimizer.* (or optim.*), but %zu of the %zu values have "
+                         "other names, the first is %.256s",
                          s.outsiders, count, s.outsider);
     if (s.optimizer) {
         return s.model ? fc_advise(err, rc, FC_HINT_SELECT_STATE, NULL) : rc;
@@ -159,7 +159,7 @@ static fc_code add_section(accelerate_writer *w, const fc_target *target, const 
         return fc_no_memory(err, staging);
     }
     if (mkdir(path, 0777) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be made", path);
+        return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }
     return fc_dcp_create(&p->target, path, &p->dcp, err);
 }

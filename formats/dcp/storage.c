@@ -161,12 +161,7 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
 }
 
 static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {
-    for (int i = 0; i < t->ndim; i++) {
-        if (chunk->dims[t->ndim + i] == 0) {
-            return true;
-        }
-    }
-    return false;
+    return fc_is_empty(t->ndim, chunk->dims + t->ndim);
 }
 
 /* Gives a chunk that has no location that of another chunk with the same offsets. */

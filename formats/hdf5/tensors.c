@@ -217,15 +217,6 @@ static bool add_library_boxes(adding *a) {
     return true;
 }
 
-static bool is_empty(const fc_h5_dataset *d) {
-    for (int k = 0; k < d->ndim; k++) {
-        if (d->shape[k] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Lists an unreadable dataset as an object of one byte; asking for its extent fails with the reason. */
 static void make_unreadable(fc_h5_dataset *d) {
     static const int64_t one = 1;
@@ -273,7 +264,7 @@ fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t f
     if (d->kind == FC_H5_UNREADABLE) {
         make_unreadable(d);
     }
-    if (is_empty(d)) {
+    if (fc_is_empty(d->ndim, d->shape)) {
         return FC_OK;
     }
     fc_h5_stored stored = {d, base, file};

@@ -62,7 +62,7 @@ static const char *difference(const fc_checkpoint *a, const fc_tensor *x, const 
     if (x->dtype != y->dtype || !x->object != !y->object) {
         return "its dtype";
     }
-    if (x->ndim != y->ndim || (ndim > 0 && memcmp(x->shape, y->shape, ndim * sizeof *x->shape) != 0)) {
+    if (!fc_same_sizes(x->ndim, x->shape, y->ndim, y->shape)) {
         return "its shape";
     }
     if (!same_placements(a->mesh.ndim, x->placements, y->placements)) {

@@ -134,7 +134,7 @@ static fc_code add_object(pt_builder *m, const torch_leaf *leaf) {
 /* ---- tensors ---- */
 
 static bool same_shape(const pt_value *v, const pt_shard *shard) {
-    return v->ndim == shard->ndim && memcmp(v->shape, shard->shape, (size_t)v->ndim * sizeof *v->shape) == 0;
+    return fc_same_sizes(v->ndim, v->shape, shard->ndim, shard->shape);
 }
 
 static fc_code describe(pt_builder *m, pt_value *v, const pt_shard *shard, fc_dtype dtype) {
@@ -151,15 +151,6 @@ static fc_code describe(pt_builder *m, pt_value *v, const pt_shard *shard, fc_dt
     v->shape = shape;
     v->mesh = shard->mesh;
     return FC_OK;
-}
-
-static bool is_empty(const pt_shard *shard) {
-    for (int i = 0; i < shard->ndim; i++) {
-        if (shard->sizes[i] == 0) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* @return the slot of a box in the table of all boxes, or the free slot where it belongs. */
@@ -224,7 +215,7 @@ static fc_code add_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, cons
 static fc_code check_local(const pt_builder *m, const pt_shard *shard, const fc_torch_tensor *t) {
     int64_t elements;
     bool same = t->ndim == shard->ndim;
-    if (same && is_empty(shard) && fc_numel(t->ndim, t->sizes, &elements) && elements == 0) {
+    if (same && fc_is_empty(shard->ndim, shard->sizes) && fc_numel(t->ndim, t->sizes, &elements) && elements == 0) {
         return FC_OK;
     }
     for (int i = 0; same && i < t->ndim; i++) {
@@ -252,7 +243,8 @@ static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *
         return FC_OK;
     }
     /* A box that another rank's file also contains needs no chunk. */
-    bool wanted = made || (!v->object && same_shape(v, shard) && !is_empty(shard) && !has_box(m, v, shard));
+    bool wanted = made || (!v->object && same_shape(v, shard) && !fc_is_empty(shard->ndim, shard->sizes) &&
+                           !has_box(m, v, shard));
     FC_TRY_CONTEXT(
         fc_torch_find_extent(m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err),
         m->err, "%s", m->f->path);
@@ -263,7 +255,7 @@ static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *
     if (v->object || v->plain || v->dtype != t.dtype || !same_shape(v, shard)) {
         return fc_fail(m->err, FC_ECORRUPT, "%s: its dtype or shape differs from that of earlier ranks", m->f->path);
     }
-    return wanted && !is_empty(shard) ? add_chunk(m, v, shard, extent) : FC_OK;
+    return wanted && !fc_is_empty(shard->ndim, shard->sizes) ? add_chunk(m, v, shard, extent) : FC_OK;
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
@@ -306,7 +298,7 @@ fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks) {
     return FC_OK;
 }
 
-/* Appends this rank's shard to those of the ranks before along `dim`. */
+/* Appends this rank's shard to those of the lower ranks along `dim`. */
 static fc_code extend_along(const pt_builder *m, pt_value *v, const fc_torch_tensor *t, int dim, pt_shard *shard) {
     shard->offsets[dim] = v->ndim == t->ndim ? v->shape[dim] : 0;
     shard->shape[dim] = shard->offsets[dim];
@@ -332,7 +324,7 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
     }
     if (made ? m->rank > 0 : v->shards == 0 || v->shards != m->rank) {
         return fc_fail(m->err, FC_ECORRUPT,
-                       "%s: not every file of the ranks before has such a tensor, but according to the plan tensor "
+                       "%s: not all files of lower ranks have this tensor, but according to the plan tensor "
                        "parallelism sharded it",
                        m->f->path);
     }
@@ -350,7 +342,7 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
         FC_TRY(extend_along(m, v, &t, dim, &shard));
     }
     v->shards = m->rank + 1;
-    return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
+    return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_chunk(m, v, &shard, extent);
 }
 
 /* Compares a plain tensor with that of rank 0, from which `v` was made. */
@@ -407,7 +399,7 @@ static fc_code add_plain(pt_builder *m, const torch_leaf *leaf) {
     }
     v->plain = true;
     FC_TRY(describe(m, v, &shard, t.dtype));
-    return is_empty(&shard) ? FC_OK : add_chunk(m, v, &shard, extent);
+    return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_chunk(m, v, &shard, extent);
 }
 
 static fc_code add_sharded(pt_builder *m, const torch_leaf *leaf) {

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
+#include "io/stand_in.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -81,6 +82,7 @@ static fc_code read_contents(torch_file *f, fc_error *err) {
                        "again with a newer PyTorch",
                        f->path);
     }
+    FC_TRY(fc_check_stand_in(f->path, err));
     return fc_fail(err, FC_ECORRUPT, "%s: not a torch.save file: it begins neither like a zip file nor like a pickle",
                    f->path);
 }

@@ -34,8 +34,7 @@ fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *o
 static fc_code bad_call(fc_pickle_vm *vm, fc_pv global) {
     char name[256];
     fc_pickle_global_name(vm->p, global, name, sizeof name);
-    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: it calls %s with arguments it cannot have",
-                          name);
+    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: it calls %s with invalid arguments", name);
 }
 
 static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {

@@ -167,7 +167,7 @@ bool fc_global_runs(const char *module, const char *name) {
     return false;
 }
 
-/* Functions that make types of types. Where they are called with anything else, they run. */
+/* Functions that make types from types. Called with anything else, they may run code. */
 static const struct {
     const char *module, *name;
 } type_functions[] = {

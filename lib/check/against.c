@@ -70,10 +70,6 @@ static void compare_shapes(fc_check_run *c, const fc_named *here, const fc_tenso
     fc_check_add(c, &f);
 }
 
-static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
-}
-
 /* ---- nesting ---- */
 
 static const char *path_text(fc_check_run *c, const fc_path *path) {
@@ -192,7 +188,8 @@ static void compare_pair(against *a, const fc_pair *pair) {
                                       .expected = fc_check_type(c, there->tensor)});
         return;
     }
-    if (!here->tensor->object && !same_shape(here->tensor, there->tensor)) {
+    if (!here->tensor->object &&
+        !fc_same_sizes(here->tensor->ndim, here->tensor->shape, there->tensor->ndim, there->tensor->shape)) {
         compare_shapes(c, here, there->tensor);
     }
     compare_paths(c, here, there);

@@ -168,13 +168,10 @@ static bool is_elementwise(span key) {
     return false;
 }
 
-static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
-}
-
 static void check_shape(optimizer *o, const stateful *p, size_t index, span key) {
     const fc_named *state = &o->c->names.items[index], *parameter = &o->c->names.items[p->parameter];
-    if (is_elementwise(key) && !same_shape(state->tensor, parameter->tensor)) {
+    if (is_elementwise(key) &&
+        !fc_same_sizes(state->tensor->ndim, state->tensor->shape, parameter->tensor->ndim, parameter->tensor->shape)) {
         fc_check_add(o->c, &(fc_finding){.kind = FC_FOUND_STATE_SHAPE,
                                          .name = state->name,
                                          .other = parameter->name,

@@ -24,8 +24,7 @@ static bool same_kind(const fc_named *a, const fc_named *b) {
 }
 
 static bool same_layout(const fc_tensor *a, const fc_tensor *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+    return a->dtype == b->dtype && fc_same_sizes(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 /* A prefix, with its dot, that only one side's names have. */

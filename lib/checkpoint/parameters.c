@@ -85,8 +85,7 @@ static uint64_t key_of(const fc_checkpoint *source, const fc_tensor *t) {
 
 static bool same_boxes(const fc_tensor *x, const fc_tensor *y) {
     size_t dims = (size_t)x->ndim;
-    bool same = x->dtype == y->dtype && x->ndim == y->ndim &&
-                (dims == 0 || memcmp(x->shape, y->shape, dims * sizeof *x->shape) == 0);
+    bool same = x->dtype == y->dtype && fc_same_sizes(x->ndim, x->shape, y->ndim, y->shape);
     for (size_t i = 0; i < x->nchunks && same && dims > 0; i++) {
         same = memcmp(x->chunks[i].dims, y->chunks[i].dims, 2 * dims * sizeof *x->shape) == 0;
     }

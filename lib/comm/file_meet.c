@@ -119,7 +119,7 @@ static fc_code set_state(const fc_meeting *m, slot_state state, uint64_t calls, 
     return put(m, numbers, sizeof numbers, slot_at(m->rank), err);
 }
 
-/* Reads slots; those behind the end of the file are of ranks that have not come. */
+/* Reads slots. Those past the end of the file belong to ranks that have not come yet. */
 static void get_slots(const fc_meeting *m, int first, int count, slot *out) {
     memset(out, 0, (size_t)count * sizeof *out);
     if (pread(m->fd, out, (size_t)count * sizeof *out, slot_at(first)) < 0) {
@@ -286,7 +286,7 @@ static bool have_all_come(const fc_meeting *m) {
     return true;
 }
 
-void fc_meeting_close_door(fc_meeting *m) {
+void fc_meeting_close(fc_meeting *m) {
     if (m->rank == 0 && !m->is_closed) {
         m->is_closed = true;
         remove_name(m);
@@ -363,7 +363,7 @@ void fc_meeting_leave(fc_meeting *m, uint64_t calls) {
     while (m->rank == 0 && !m->is_closed && !have_all_come(m) && !time_is_up(m)) {
         pause_for(POLL_MS);
     }
-    fc_meeting_close_door(m);
+    fc_meeting_close(m);
     if (!m->has_failed) {
         set_state(m, LEFT, calls, NULL);
     }

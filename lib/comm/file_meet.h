@@ -1,6 +1,6 @@
 /*
- * Where ranks of several processes meet: a file that the first rank makes. Ranks get each other's first bytes from it,
- * and learn from it for as long as they run that another rank has failed or has died.
+ * Where ranks of several processes meet: a file that rank 0 makes. The ranks exchange their first bytes through it. As
+ * long as they run, it tells them when another rank has failed or died.
  */
 #ifndef FSDPCKPT_COMM_FILE_MEET_H
 #define FSDPCKPT_COMM_FILE_MEET_H
@@ -28,7 +28,7 @@ fc_code fc_meeting_share(fc_meeting *m, void *data, size_t bytes, fc_error *err)
 enum { FC_MEETING_SHARED = 256 };
 
 /** Rank 0 removes the name of the file: all have come. */
-void fc_meeting_close_door(fc_meeting *m);
+void fc_meeting_close(fc_meeting *m);
 
 /** Tells the other ranks that this one has failed. Only the first call counts. */
 void fc_meeting_fail(fc_meeting *m, const char *message);
@@ -40,8 +40,8 @@ void fc_meeting_fail(fc_meeting *m, const char *message);
  */
 fc_code fc_meeting_check(fc_meeting *m, uint64_t calls, fc_error *err);
 
-/** Leaves after `calls` calls, and frees the meeting. If the door is open, rank 0 first waits until all have come and
- *  so can learn that it has failed, but no longer than the `seconds` of fc_meeting_come. */
+/** Leaves after `calls` calls, and frees the meeting. If the file still has its name, rank 0 first waits until all have
+ *  come, so that they learn that it has failed, but no longer than the `seconds` of fc_meeting_come. */
 void fc_meeting_leave(fc_meeting *m, uint64_t calls);
 
 #endif

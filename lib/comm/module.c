@@ -97,7 +97,7 @@ static fc_code check_place(const char *path, const char *directory, fc_error *er
     }
     if (is_open_to_all(path, directory)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: is not loaded, because everybody may write to it or to its directory: remove these "
+                       "%s: is not loaded, because every user may write to it or to its directory: remove these "
                        "permissions (chmod o-w)",
                        path);
     }

@@ -54,10 +54,6 @@ static fc_code compare_names(const fc_checkpoint *here, const fc_names *has, con
     return fc_advise(err, rc, FC_HINT_EXCLUDE, NULL);
 }
 
-static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
-}
-
 /* Floating-point dtypes may differ: values are cast. */
 static bool same_kind(const fc_tensor *a, const fc_tensor *b) {
     bool floats = fc_dtype_get(a->dtype)->cls == FC_CLASS_FLOAT && fc_dtype_get(b->dtype)->cls == FC_CLASS_FLOAT;
@@ -69,7 +65,7 @@ static fc_code compare_types(const fc_average *a, size_t i, const fc_tensor *x, 
         return fc_fail(err, FC_EUSAGE, "%s: '%s' is %s, but in %s it is %s", a->sources[i]->path, y->name,
                        fc_dtype_get(y->dtype)->torch_name, a->sources[0]->path, fc_dtype_get(x->dtype)->torch_name);
     }
-    if (!x->object && !same_shape(x, y)) {
+    if (!x->object && !fc_same_sizes(x->ndim, x->shape, y->ndim, y->shape)) {
         static const int64_t origin[FC_MAX_DIMS];
         fc_box p = {x->ndim, origin, x->shape}, q = {y->ndim, origin, y->shape};
         return fc_fail(err, FC_EUSAGE, "%s: tensor %s is %s, but in %s it is %s", a->sources[i]->path, y->name,
@@ -127,7 +123,7 @@ static bool same_decoding(const fc_checkpoint *a, const fc_tensor *x, const fc_c
 static fc_code compare_values(const fc_average *a, size_t i, const fc_tensor *x, const fc_tensor *y, differences *d,
                               fc_error *err) {
     bool equal = false;
-    if (same_shape(x, y)) {
+    if (fc_same_sizes(x->ndim, x->shape, y->ndim, y->shape)) {
         FC_TRY(compare_bytes(a->sources[0], x, a->sources[i], y, &equal, err));
     }
     if (!equal && !(x->object && same_decoding(a->sources[0], x, a->sources[i], y))) {

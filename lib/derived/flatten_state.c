@@ -74,8 +74,7 @@ static fc_code refuse(const fc_flattener *f, const entry *e, const char *why) {
 }
 
 static bool has_shape_of(const fc_tensor *t, const fc_parameter *p) {
-    return !t->object && t->ndim == p->ndim && t->ndim > 0 &&
-           memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
+    return !t->object && t->ndim > 0 && fc_same_sizes(t->ndim, t->shape, p->ndim, p->shape);
 }
 
 /* Reads a value that is no larger than a few numbers, as text. */

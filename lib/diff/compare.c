@@ -25,10 +25,6 @@ typedef struct comparison {
     bool stopped; /* at a difference: some data is unread */
 } comparison;
 
-static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
-}
-
 /* ---- digests ---- */
 
 /* Returns 1 when both sides record the same digest, -1 for different digests, and 0 when they cannot be compared. */
@@ -93,7 +89,7 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     item->elements = (uint64_t)elements;
     if (!a->object != !b->object) {
         item->result = FC_COMPARE_KIND;
-    } else if (!same_shape(a, b)) {
+    } else if (!fc_same_sizes(a->ndim, a->shape, b->ndim, b->shape)) {
         item->result = FC_COMPARE_SHAPE; /* objects with other sizes; see compare_objects */
     } else if (!values_can_be_compared(c, item)) {
         item->result = FC_COMPARE_DTYPE;

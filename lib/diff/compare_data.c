@@ -279,13 +279,6 @@ static uint64_t total_bytes(const fc_compare_report *report, const size_t *items
     return total;
 }
 
-static int choose_threads(const fc_compare_options *options, uint64_t bytes) {
-    int threads = options->move.threads > 0 ? options->move.threads : fc_default_threads();
-    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
-    uint64_t useful = bytes / (FC_TILE_BYTES / 2) + 1;
-    return (uint64_t)threads > useful ? (int)useful : threads;
-}
-
 /* Compares what was read with the recorded CRCs. Damage is a result, not a failure. */
 static void check_sums(job *j) {
     fc_compare_report *r = j->report;
@@ -323,7 +316,7 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
             err, fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed", memory),
             FC_HINT_MEMORY, NULL);
     }
-    divide_memory(memory, choose_threads(options, total), &j.budget);
+    divide_memory(memory, fc_useful_threads(options->move.threads, total, FC_TILE_BYTES / 2), &j.budget);
     fc_progress_begin(options->move.progress, FC_PHASE_COMPARING, FC_COUNTED_BYTES, total);
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);

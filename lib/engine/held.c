@@ -39,8 +39,8 @@ static fc_code check_movers(const fc_conversion *m, fc_error *err) {
     return FC_OK;
 }
 
-/* Several ranks may hold a chunk. The smallest number wins, and the numbers turn from chunk to chunk, so that the ranks
- * move about as much as each other. */
+/* Several ranks may hold a chunk. The smallest number wins, and the numbers rotate from chunk to chunk, so that all
+ * ranks move about the same amount. */
 fc_code fc_held_choose(fc_conversion *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     const uint64_t size = (uint64_t)m->comm->size, rank = (uint64_t)m->comm->rank;

@@ -251,11 +251,8 @@ static uint64_t owned_bytes(const fc_target *target, const fc_target_file *file,
 }
 
 static int choose_threads(const fc_move_options *options, uint64_t bytes) {
-    int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
-    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
     bytes /= options && options->shares > 1 ? options->shares : 1;
-    uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* less than this does not justify a thread */
-    return (uint64_t)threads > useful ? (int)useful : threads;
+    return fc_useful_threads(options ? options->threads : 0, bytes, FC_TILE_BYTES / 4);
 }
 
 /* Runs the workers on an engine whose budget and cache are made. */

@@ -203,14 +203,11 @@ static void *work(void *context) {
 
 /* Less than a few tiles does not justify a thread. */
 static int choose_threads(const fc_box_request *requests, size_t count, const fc_move_options *options) {
-    int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
-    uint64_t useful = 1;
-    for (size_t i = 0; i < count && useful < FC_MOST_THREADS; i++) {
-        const uint64_t volume = (uint64_t)fc_box_volume(&requests[i].box);
-        useful += volume / (FC_TILE_BYTES / 4 / fc_dtype_size(requests[i].tensor->dtype));
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count && bytes < FC_MOST_THREADS * (uint64_t)FC_TILE_BYTES; i++) {
+        bytes += (uint64_t)fc_box_volume(&requests[i].box) * fc_dtype_size(requests[i].tensor->dtype);
     }
-    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
-    return (uint64_t)threads > useful ? (int)useful : threads;
+    return fc_useful_threads(options ? options->threads : 0, bytes, FC_TILE_BYTES / 4);
 }
 
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, const fc_box_request *requests, size_t count,

@@ -241,13 +241,6 @@ static uint64_t total_bytes(const scan *s) {
     return total;
 }
 
-static int choose_threads(int wanted, uint64_t bytes) {
-    int threads = wanted > 0 ? wanted : fc_default_threads();
-    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
-    const uint64_t useful = bytes / (FC_TILE_BYTES / 2) + 1;
-    return (uint64_t)threads > useful ? (int)useful : threads;
-}
-
 static void scan_all(scan *s) {
     atomic_init(&s->stop, false);
     pthread_mutex_init(&s->lock, NULL);
@@ -270,7 +263,7 @@ fc_code fc_scan(const fc_checkpoint *checkpoint, const fc_tensor *const *tensors
             FC_HINT_MEMORY, NULL);
     }
     const uint64_t total = total_bytes(&s);
-    divide_memory(memory, choose_threads(options->threads, total), visitor->scratch, &s.budget);
+    divide_memory(memory, fc_useful_threads(options->threads, total, FC_TILE_BYTES / 2), visitor->scratch, &s.budget);
     fc_progress_begin(s.progress, FC_PHASE_READING, FC_COUNTED_BYTES, total);
     fc_code rc;
     s.decoded = fc_decoded_new(s.budget.decoded);

@@ -23,6 +23,7 @@
 #include <string.h>
 
 enum { MOST_CLAIMED = 64 };
+
 typedef struct cached_extent {
     const fc_tensor *tensor; /* NULL: unused */
     size_t chunk;
@@ -440,12 +441,6 @@ static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error 
     return FC_OK;
 }
 
-/* Copies everything that the coverage has of the box. */
-static fc_code place_all(fill *f, const fc_coverage *coverage, fc_error *err) {
-    FC_TRY(fc_coverage_visit(coverage, f->box, visit_overlap, f, err));
-    return place_claimed(f, err);
-}
-
 static fc_code fill_box(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
                         unsigned char *out, fc_error *err) {
     fill f = {.source = source, .tensor = tensor, .box = box, .out = out};
@@ -453,7 +448,8 @@ static fc_code fill_box(fc_source *source, const fc_coverage *coverage, const fc
     if (!fc_row_major_strides(box->ndim, box->sizes, f.strides)) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the box %s is too large", tensor->name, fc_box_to_text(box).s);
     }
-    fc_code rc = place_all(&f, coverage, err);
+    fc_code rc = fc_coverage_visit(coverage, box, visit_overlap, &f, err);
+    rc = rc == FC_OK ? place_claimed(&f, err) : rc;
     for (int i = 0; i < f.nclaimed; i++) { /* after an error */
         fc_decoded_release(source->decoded, tensor, f.claimed[i], 0);
     }

@@ -23,6 +23,13 @@ int fc_default_threads(void) {
     return n > more ? n : more;
 }
 
+int fc_useful_threads(int wanted, uint64_t bytes, uint64_t least) {
+    int threads = wanted > 0 ? wanted : fc_default_threads();
+    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
+    const uint64_t useful = bytes / least + 1;
+    return (uint64_t)threads > useful ? (int)useful : threads;
+}
+
 int fc_files_per_worker(int threads) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {

@@ -8,6 +8,8 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
+#include <stdint.h>
+
 /** Returns the number of processors that this process may use. */
 int fc_processors(void);
 
@@ -16,6 +18,12 @@ int fc_processors(void);
  * to the disk.
  */
 int fc_default_threads(void);
+
+/**
+ * Returns how many threads move `bytes`: `wanted` (0: the default), at most FC_MOST_THREADS, and at most one for each
+ * `least` bytes, because less does not justify a thread.
+ */
+int fc_useful_threads(int wanted, uint64_t bytes, uint64_t least);
 
 /** Returns how many source files each of `threads` workers may keep open within the process's limit. */
 int fc_files_per_worker(int threads);

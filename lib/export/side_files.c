@@ -145,7 +145,7 @@ static fc_code make_folder(const char *to, const char *name, fc_error *err) {
         return FC_OK;
     }
     snprintf(path, sizeof path, "%s/%.*s", to, (int)(slash - name), name);
-    return mkdir(path, 0777) == 0 || errno == EEXIST ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be made", path);
+    return mkdir(path, 0777) == 0 || errno == EEXIST ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", path);
 }
 
 fc_code fc_side_files_copy(const char *from, const char *const *names, const char *to, fc_error *err) {

@@ -78,7 +78,7 @@ static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *er
     struct statvfs fs;
     if (statvfs(commit->parent, &fs) != 0) {
         return errno == ENOENT || errno == ENOTDIR
-                   ? fc_fail(err, FC_EUSAGE, "%s: the directory of the target does not exist: make it first",
+                   ? fc_fail(err, FC_EUSAGE, "%s: the directory of the target does not exist: create it first",
                              commit->parent)
                    : fc_fail_errno(err, errno, "%s: cannot be examined", commit->parent);
     }
@@ -147,7 +147,7 @@ static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
     FC_TRY(fc_staging_make(commit->parent, name_of(commit), &commit->staging, err));
     /* The staging directory is private. The target itself gets its mode from the umask. */
     if (is_directory && mkdir(commit->staging.new_path, 0777) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be made", commit->staging.new_path);
+        return fc_fail_errno(err, errno, "%s: cannot be created", commit->staging.new_path);
     }
     return FC_OK;
 }
@@ -326,8 +326,9 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
         return FC_OK;
     }
     if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) {
-        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made", commit->target),
-                         FC_HINT_FORCE, NULL);
+        return fc_advise(
+            err, fc_fail(err, FC_EUSAGE, "%s: another program created it while this one wrote it", commit->target),
+            FC_HINT_FORCE, NULL);
     }
     if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && errno == ENOENT &&
         rename(made, commit->target) == 0) {

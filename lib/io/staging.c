@@ -60,7 +60,7 @@ static fc_code make_directory(const char *parent, const char *name, fc_staging *
         return fc_no_memory(err, NULL);
     }
     if (!mkdtemp(path)) {
-        fc_code rc = fc_fail_errno(err, errno, "%s: cannot make a temporary directory", parent);
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot create a temporary directory", parent);
         free(path);
         return rc;
     }
@@ -113,7 +113,7 @@ static fc_code make_new(const char *name, fc_staging *s, fc_error *err) {
         free(directory);
         return fc_no_memory(err, NULL);
     }
-    fc_code rc = mkdir(directory, 0700) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be made", directory);
+    fc_code rc = mkdir(directory, 0700) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", directory);
     free(directory);
     return rc;
 }

@@ -30,7 +30,7 @@ static const char *first_match(const fc_checkpoint *source, const char *glob) {
     return NULL;
 }
 
-/* A glob is about whole names; who gives a part of one is shown what would match it. */
+/* A glob matches whole names. If it is only a part of one, the message suggests a glob that matches. */
 static fc_code refuse_glob(const fc_checkpoint *source, const char *glob, fc_error *err) {
     char wider[512];
     const int length = snprintf(wider, sizeof wider, "*%s*", glob);
@@ -295,15 +295,6 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     return placements ? place(out, placements, selection->owner_offsets, tensors, err) : FC_OK;
 }
 
-static bool is_empty(int ndim, const int64_t *sizes) {
-    for (int d = 0; d < ndim; d++) {
-        if (sizes[d] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t rank, int64_t *dims, fc_target_item *item,
                           fc_error *err) {
     const fc_target_tensor *t = &target->tensors[tensor];
@@ -322,7 +313,7 @@ fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t ran
     FC_TRY_CONTEXT(
         fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err), err,
         "tensor '%s'", t->name);
-    if (!is_empty(ndim, dims + ndim)) {
+    if (!fc_is_empty(ndim, dims + ndim)) {
         item->owner = (uint32_t)fc_layout_owner(target->mesh, t->placements, coordinate, t->owner_offset);
         item->owned = item->owner == rank || target->self_contained;
     }

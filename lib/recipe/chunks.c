@@ -77,7 +77,7 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     return FC_OK;
 }
 
-/* Computes the smallest box of the source that contains a piece. */
+/* Computes the smallest box of the source that contains a chunk of the result. */
 static void hull_of(const fc_part *p, int64_t *offsets, int64_t *sizes) {
     for (int d = 0; d < p->source->ndim; d++) {
         offsets[d] = p->sbase[d];

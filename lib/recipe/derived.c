@@ -141,8 +141,8 @@ static fc_code check_tensor(const fc_checkpoint *source, const fc_tensor *tensor
 }
 
 /*
- * Digests of whole tensors do not fit their pieces, so these tensors are read again; record CRCs were compared already.
- * Pieces of one tensor follow each other.
+ * Digests of whole tensors do not cover single chunks, so these tensors are read again; record CRCs were compared
+ * already. The chunks of one source tensor follow each other.
  */
 static fc_code recipe_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
     const fc_checkpoint *source = source_of(checkpoint);

@@ -1,5 +1,5 @@
 /*
- * The checkpoint that a recipe makes: a copy of the source's format whose chunks are pieces of the source's.
+ * The checkpoint that a recipe makes: a copy of the source's format whose chunks are boxes of the source's.
  */
 #ifndef FSDPCKPT_RECIPE_DERIVED_H
 #define FSDPCKPT_RECIPE_DERIVED_H
@@ -13,11 +13,11 @@
 
 /** fc_tensor.detail of a value. */
 typedef struct fc_recipe_origin {
-    const fc_tensor *tensor;       /**< of the source, if the value is unchanged; NULL: it is made of pieces */
+    const fc_tensor *tensor;       /**< of the source, if the value is unchanged; NULL: it is made of boxes */
     bool copied;                   /**< `tensor` is read for this value, which is not tied to it */
     const char *json;              /**< of an object that is not in the source; NULL: it is no such object */
-    const fc_recipe_place *places; /**< one per chunk of a value that is made of pieces; NULL if it is gathered */
-    fc_gathered *gathered;         /**< of a value whose pieces are gathered in memory */
+    const fc_recipe_place *places; /**< one per chunk of a value that is made of boxes; NULL if it is gathered */
+    fc_gathered *gathered;         /**< of a value whose boxes are gathered in memory */
 } fc_recipe_origin;
 
 /**

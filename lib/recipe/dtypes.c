@@ -24,7 +24,7 @@ static fc_dtype dtype_of(const fc_recipe *recipe, const fc_tensor *t) {
     return dtype;
 }
 
-/* Codes and scales are no numbers of their own. */
+/* Neither codes nor scales are values of a weight, so a recipe must not change their dtypes. */
 static fc_code refuse_codes(const fc_checkpoint *made, const fc_recipe *recipe, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     const fc_name_table *names = arena ? fc_names_of(made, arena) : NULL;

@@ -82,7 +82,7 @@ static fc_code others_take(const tried *all, size_t count, const fc_recipe *fitt
     return FC_OK;
 }
 
-/* Finds a tensor that tells the only match from all other recipes: the first one that one of them does not take. */
+/* Finds a tensor that only the match takes, among the first tensors that each other recipe does not take. */
 static fc_code find_deciding(const tried *all, size_t count, const fc_target *target, fc_recipe_matches *m,
                              fc_error *err) {
     for (size_t i = 0; i < count && !m->tensor; i++) {
@@ -130,7 +130,7 @@ fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *op
     FC_TRY(fc_recipe_find(target, options, arena, out, err));
     if (out->count == 0) {
         return fc_fail(err, FC_EUSAGE,
-                       "%s: no shipped recipe fits the names of all its tensors in this direction%s only; "
+                       "%s: no shipped recipe fits the names of all its tensors only in this direction%s; "
                        "'fsdpckpt recipes' lists them",
                        target->source->path, options->reverse ? " (reversed)" : "");
     }

@@ -1,7 +1,6 @@
 /*
- * Gathers blocks of a tensor from small pieces of its sources: see gather.h. Of all shapes of blocks the one is taken
- * for which least is read: whole rows where columns are interleaved, and many rows of few columns where a matrix is
- * transposed.
+ * Gathers blocks of a tensor from small boxes of its sources: see gather.h. It chooses the shape of blocks for which
+ * it reads least: whole rows where columns are interleaved, and many rows of few columns where a matrix is transposed.
  */
 #include "recipe/gather.h"
 
@@ -15,11 +14,11 @@
 #include <string.h>
 
 /*
- * Smaller pieces are gathered. A row of blocks is needed at once, so it has at most BAND bytes, which the cache of
+ * Smaller boxes are gathered. A row of blocks is needed at once, so it has at most BAND bytes, which the cache of
  * decoded blocks holds. A system call costs as much as reading CALL bytes; a gap of up to GAP bytes is read, too.
  */
 enum {
-    SMALL_PIECE = 2048,
+    SMALL_BOX = 2048,
     BLOCK = 480 << 10, /* fits the cache of the least memory */
     BAND = 16 << 20,
     MOST_BLOCKS = 1 << 22,
@@ -28,26 +27,26 @@ enum {
     GAP = 4 << 10
 };
 
-/* @return whether the pieces of a part are large, and contiguous on both sides along the last dimension. */
-static bool has_large_pieces(const fc_part *p, const fc_parted *t) {
-    int64_t piece = (int64_t)fc_dtype_size(t->dtype);
+/* @return whether the boxes of a part are large, and contiguous on both sides along the last dimension. */
+static bool has_large_boxes(const fc_part *p, const fc_parted *t) {
+    int64_t box = (int64_t)fc_dtype_size(t->dtype);
     bool contiguous = false;
     for (int a = 0; a < p->naxes; a++) {
         const fc_part_axis *x = &p->axes[a];
-        piece *= x->tstep == 1 ? x->size : 1; /* the others are walked index by index */
+        box *= x->tstep == 1 ? x->size : 1; /* the others are walked index by index */
         contiguous =
             contiguous || (x->tdim == t->ndim - 1 && x->tstep == 1 && x->sdim == p->source->ndim - 1 && x->sstep == 1);
     }
-    return contiguous && piece >= SMALL_PIECE;
+    return contiguous && box >= SMALL_BOX;
 }
 
 bool fc_gather_pays(const fc_parted *t) {
     int64_t volume = 0;
-    if (!fc_numel(t->ndim, t->shape, &volume) || volume <= SMALL_PIECE) {
+    if (!fc_numel(t->ndim, t->shape, &volume) || volume <= SMALL_BOX) {
         return false; /* the whole tensor is small */
     }
     for (size_t i = 0; i < t->nparts; i++) {
-        if (t->parts[i].source && !has_large_pieces(&t->parts[i], t)) {
+        if (t->parts[i].source && !has_large_boxes(&t->parts[i], t)) {
             return true;
         }
     }

@@ -63,7 +63,7 @@ static fc_code missing(const fc_recipe *recipe, const fc_group *g, size_t patter
     fc_arena *arena = fc_arena_new();
     const char *name = arena ? fc_recipe_spell(g->rule->from[pattern], &g->bindings, arena) : NULL;
     fc_code rc = name ? fc_fail(err, FC_EUSAGE, "%s: '%.256s' needs '%s'%s", recipe->label, g->inputs[0].tensor->name,
-                                name, strchr(name, '{') ? ", numbered from 0 without gaps" : ", which is not there")
+                                name, strchr(name, '{') ? ", numbered from 0 without gaps" : ", which is missing")
                       : fc_no_memory(err, NULL);
     fc_arena_free(arena);
     return rc;

@@ -184,8 +184,8 @@ static fc_code place_offset(const fc_recipe *recipe, const char *variable, size_
         return unknown ? FC_OK : rc;
     }
     if (value < 0 || value > INT32_MAX) {
-        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %lld, which is no number of a layer", recipe->label, expression,
-                       (long long)value);
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %lld, which is not the number of a layer", recipe->label,
+                       expression, (long long)value);
     }
     *out = literal.ndigits == len
                ? fc_arena_printf(arena, "%" PRIu64, fc_recipe_number_of(&literal) + (uint64_t)value)

@@ -47,7 +47,7 @@ static fc_code parse_side(const fc_recipe *recipe, const fc_recipe_op *op, const
             out->dims[out->count++] = out->ndim;
             out->ndim += grouped ? 0 : 1;
         } else if (*s++ != ' ') {
-            return wrong(recipe, op, "it has a character that is no name, blank or parenthesis", err);
+            return wrong(recipe, op, "it has a character that belongs to no name, blank or parenthesis", err);
         }
     }
     return grouped ? wrong(recipe, op, "a ')' is missing", err) : FC_OK;

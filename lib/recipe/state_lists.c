@@ -191,8 +191,7 @@ fc_code fc_recipe_group_names(const fc_recipe_builder *b, fc_recipe_group *g) {
     }
     if (fc_recipe_only(rule->to, rule->nto, rule->from, rule->nfrom, inner) > 0) {
         return fc_recipe_refuse_state(b, g->states[0].value,
-                                      "is divided among tensors whose number only its parameter tells, which is not "
-                                      "there");
+                                      "is split into as many tensors as its parameter, which is missing");
     }
     g->names = fc_arena_calloc(b->scratch, rule->nto, sizeof *g->names);
     for (size_t i = 0; g->names && i < rule->nto; i++) {
@@ -246,7 +245,7 @@ static fc_code append_parameter(fc_recipe_builder *b, const list *l, const char 
     FC_TRY(fc_recipe_find_group(b, rule, &bindings, ignored, &at));
     fc_recipe_group *g = &b->groups[at];
     if (g->group.ninputs == 0 && g->nstates == 0) {
-        const char *why = fc_arena_printf(b->scratch, "lists '%s', which is not there", name);
+        const char *why = fc_arena_printf(b->scratch, "lists '%s', which is missing", name);
         return why ? fc_recipe_refuse_state(b, l->of, why) : fc_recipe_no_memory(b);
     }
     g->listed = g->list == l->number ? g->listed + 1 : 1;

@@ -157,9 +157,9 @@ static fc_code check_complete(const fc_recipe_builder *b, const fc_recipe_group 
     }
     const char *why =
         i < of->ninputs
-            ? fc_arena_printf(b->scratch, "is there, but not that of '%s', with which the recipe joins its parameter",
+            ? fc_arena_printf(b->scratch, "exists, but not for '%s', which the recipe joins with its parameter",
                               of->inputs[i].tensor->name)
-            : "is there twice";
+            : "exists twice";
     return why ? fc_recipe_refuse_state(b, r->states[0].value, why) : fc_recipe_no_memory(b);
 }
 
@@ -172,7 +172,7 @@ static bool is_number(const fc_tensor *t) {
 }
 
 static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
-    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+    return fc_same_sizes(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 /* Whether all states have the shapes of their parameters, and are no step counts. Where the parameters are elsewhere,
@@ -257,7 +257,8 @@ static fc_code check_equal(const fc_recipe_builder *b, const run *r) {
         FC_TRY(same ? read_value(b, t, &other) : FC_OK);
         if (!same || strcmp(value, other) != 0) {
             const char *why = fc_arena_printf(
-                b->scratch, "differs from '%s', and the recipe joins their parameters, which then can have only one",
+                b->scratch,
+                "differs from '%s', but the recipe joins their parameters into one, which can have only one such value",
                 r->states[0].value->name);
             return why ? fc_recipe_refuse_state(b, r->states[i].value, why) : fc_recipe_no_memory(b);
         }

@@ -28,6 +28,19 @@ bool fc_numel(int ndim, const int64_t *sizes, int64_t *out) {
     return true;
 }
 
+bool fc_same_sizes(int a_ndim, const int64_t *a, int b_ndim, const int64_t *b) {
+    return a_ndim == b_ndim && (a_ndim == 0 || memcmp(a, b, (size_t)a_ndim * sizeof *a) == 0);
+}
+
+bool fc_is_empty(int ndim, const int64_t *sizes) {
+    for (int d = 0; d < ndim; d++) {
+        if (sizes[d] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 int64_t fc_box_volume(const fc_box *box) {
     int64_t n = 0;
     return fc_numel(box->ndim, box->sizes, &n) ? n : 0;

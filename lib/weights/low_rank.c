@@ -66,7 +66,7 @@ typedef struct factors {
     float *left, *right, *part;
 } factors;
 
-/* Of rows of (ranks - 1) × step + 1 values in f->part, keeps every value that is `step` after the last. */
+/* Keeps every `step`-th value of each row of (ranks - 1) × step + 1 values in f->part. */
 static void pick(const factors *f, int64_t step, size_t ranks, size_t rows) {
     const size_t width = (ranks - 1) * (size_t)step + 1;
     for (size_t i = 0; step > 1 && i < rows; i++) {
@@ -188,7 +188,7 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
     }
     work->holds = NULL;
     if (f->wide > f->columns && !again) {
-        memset(f->right, 0, rights); /* the last panel is filled up */
+        memset(f->right, 0, rights); /* the last panel is padded with zeros */
     }
     float *left = f->left, *right = f->right;
     for (size_t i = 0; i < m->nterms; i++) {

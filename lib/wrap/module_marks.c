@@ -84,8 +84,7 @@ static uint32_t first_module(const fc_tree_builder *b, uint32_t i) {
 }
 
 static bool same_tensor(const fc_parameter *a, const fc_parameter *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+    return a->dtype == b->dtype && fc_same_sizes(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 static fc_code tie_parameters(fc_tree_builder *b, uint32_t x, uint32_t y, fc_error *err) {

@@ -156,7 +156,7 @@ def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int
 
 
 def host_tensor(name: str, value: Any) -> Any:
-    """The elements of a tensor in host memory, which is not a copy if they are there."""
+    """The elements of a tensor in host memory: a copy only if they are elsewhere."""
     if str(value.layout) != "torch.strided" or value.is_quantized:
         raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
     if type(value).__name__ == "AsyncCollectiveTensor":

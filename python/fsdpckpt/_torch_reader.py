@@ -107,7 +107,7 @@ def _archive(checkpoint: _checkpoint.Checkpoint, name: str) -> bytes:
 
 
 def _batches(items: Sequence[ReadItem], checkpoint: _checkpoint.Checkpoint) -> Iterator[list[ReadItem]]:
-    """Items whose tensors have _COPIED_AT_ONCE bytes, in case that they must be copied."""
+    """Lists of items with about _COPIED_AT_ONCE bytes each, in case they must be copied."""
     batch: list[ReadItem] = []
     size = 0
     for item in items:

@@ -21,7 +21,7 @@ class HasStateDict(Protocol):
 
 
 class AssertCompatible(Protocol):
-    """What the fixture is: see assert_compatible."""
+    """The type of the fixture: see assert_compatible."""
 
     def __call__(
         self, checkpoint: Path, reference: Path | Mapping[str, Any] | HasStateDict | None = None, **options: Any

@@ -312,7 +312,7 @@ def _planned(item: WriteItem) -> TensorWriteData:
 
 
 def _host(item: WriteItem, data: Any) -> torch.Tensor:
-    """The elements of an item, row-major in host memory, which is not a copy if they are there."""
+    """The elements of an item, row-major in host memory: a copy only if they are elsewhere."""
     from ._save import host_tensor
 
     name = item.index.fqn

@@ -208,7 +208,7 @@ static bool fetch_addresses(const shards_request *r, const size_t *indices, size
     return addresses && !PyErr_Occurred();
 }
 
-/* As fc_shards.fetch. What Python raises is kept for the thread that waits for the job. */
+/* For fc_shards.fetch. An exception is kept for the thread that waits for the job. */
 static fc_code fetch(void *context, const size_t *indices, size_t count, fc_error *err) {
     shards_request *r = context;
     PyGILState_STATE state = PyGILState_Ensure();

@@ -27,7 +27,7 @@ def holder(count):
 
 A, B = bytes(range(96)), bytes(range(95)) + b"x"
 COPY, SHAPE, PLAN = "is not a copy, and no file says", "whose dtype or shape differs between ranks", "does not match those of earlier ranks"
-FEW, LACKS = "only 1 of 2 ranks' files contain it", "not every file of the ranks before has such a tensor"
+FEW, LACKS = "only 1 of 2 ranks' files contain it", "not all files of lower ranks have this tensor"
 
 # The value and the storage of rank 0, those of rank 1, and what the one line says, or the values that inspect lists.
 PLAIN = [

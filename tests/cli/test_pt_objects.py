@@ -120,7 +120,7 @@ FIELDS = [
 ]
 
 SIZE, ORDERED, DEFAULT = Global("torch", "Size"), Global("collections", "OrderedDict"), Global("collections", "defaultdict")
-CALLS, NO_FUNCTION = "with arguments it cannot have", "it calls a value that is not a function"
+CALLS, NO_FUNCTION = "with invalid arguments", "it calls a value that is not a function"
 NO_STATE, NOT_A, UNHASHABLE = "BUILD on a value that has no state", "items are added to a value that is not a ", "a key of a dict or set cannot be hashed"
 
 

@@ -198,7 +198,7 @@ class Language(harness.Case):
         rest = [{"drop": "a"}, {"drop": "b"}, {"drop": "e.{n}"}]
         for rule, why in (
                 ({"from": ["a", "b"], "to": "c", "operations": {"concatenate": 0}}, "different shapes"),
-                ({"from": ["a", "c"], "to": "c", "operations": {"concatenate": 0}}, "'a' needs 'c', which is not there"),
+                ({"from": ["a", "c"], "to": "c", "operations": {"concatenate": 0}}, "'a' needs 'c', which is missing"),
                 ({"from": "e.{e}", "to": "e", "operations": {"stack": 0}}, "numbered from 0"),
                 ({"from": "a", "to": ["x", "y", "z"], "operations": {"chunk": 0}}, "cut into parts that sum up to 3"),
                 ({"from": "a", "to": "x", "operations": {"chunk": 5}}, "has no dimension 5"),
@@ -412,7 +412,7 @@ class Optimizer(harness.Case):
                 (joined, {**both, "optim.state.b.step": other}, "differs from 'optim.state.a.step'"),
                 (joined, {**both, "optim.state.b.step": counted(1, start=7)}, "differs from 'optim.state.a.step'"),
                 (joined, {**both, "optim.state.a.row": counted(2), "optim.state.b.row": counted(2)}, "has another shape than"),
-                (joined, {n: t for n, t in both.items() if n != "optim.state.b.step"}, "but not that of 'b', with which"),
+                (joined, {n: t for n, t in both.items() if n != "optim.state.b.step"}, "but not for 'b', which the recipe joins with"),
                 ([{"from": "a", "to": "c"}], both, "no rule of the recipe r.json takes 'b'"),
                 ([{"from": "a", "to": "c"}, {"drop": "b"}], {**both, "optim.state.0.step": other}, "numbers its parameter")):
             with self.subTest(why):

@@ -87,12 +87,12 @@ static void modules_that_everybody_can_write_are_refused(void **state) {
     for (int i = 0; i < 3; i++) {
         assert_int_equal(chmod(module_path(names[i]), 0666), 0);
     }
-    all_refuse("everybody may write to it");
+    all_refuse("every user may write to it");
     for (int i = 0; i < 3; i++) {
         assert_int_equal(chmod(module_path(names[i]), 0644), 0);
     }
     assert_int_equal(chmod(directory, 0777), 0);
-    all_refuse("everybody may write to it");
+    all_refuse("every user may write to it");
     assert_int_equal(chmod(directory, 01777), 0); /* like /tmp: only the owner can replace a file */
     all_refuse(": cannot be loaded: ");
     assert_int_equal(chmod(directory, 0700), 0);

@@ -230,7 +230,7 @@ static void refusals_change_nothing(void **state) {
     fc_commit *commit;
     fc_error err;
     assert_int_equal(begin("no/such/model.h5", false, false, 10, &commit, &err), FC_EUSAGE);
-    assert_string_equal(err.message, "no/such: the directory of the target does not exist: make it first");
+    assert_string_equal(err.message, "no/such: the directory of the target does not exist: create it first");
     assert_int_equal(begin("model.h5", false, false, UINT64_MAX, &commit, &err), FC_EIO);
     assert_non_null(strstr(err.message, "no space: 18446744073709551615 bytes are needed"));
     assert_int_equal(mkfifo("fifo", 0600), 0);

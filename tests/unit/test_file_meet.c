@@ -107,7 +107,7 @@ static void rank_0_shares(void **state) {
     assert_int_equal(fc_meeting_share(first, given, sizeof given, &err), FC_OK);
     assert_int_equal(fc_meeting_share(second, got, sizeof got, &err), FC_OK);
     assert_string_equal(got, given);
-    fc_meeting_close_door(first);
+    fc_meeting_close(first);
     assert_no_file();
     assert_learns_nothing(second, 0);
     fc_meeting_leave(second, 5);
@@ -118,7 +118,7 @@ static void rank_0_shares(void **state) {
 static void ranks_learn_of_a_failure(void **state) {
     (void)state;
     fc_meeting *m[3] = {come(0, 3), come(1, 3), come(2, 3)};
-    fc_meeting_close_door(m[0]);
+    fc_meeting_close(m[0]);
     fc_meeting_fail(m[2], "rank 2: out of memory");
     fc_meeting_fail(m[2], "rank 2 has given up");
     fc_meeting_leave(m[2], 0);
@@ -132,7 +132,7 @@ static void ranks_learn_of_a_failure(void **state) {
 static void leaving_too_early_is_a_failure(void **state) {
     (void)state;
     fc_meeting *m[2] = {come(0, 2), come(1, 2)};
-    fc_meeting_close_door(m[0]);
+    fc_meeting_close(m[0]);
     fc_meeting_leave(m[1], 7);
     assert_learns_nothing(m[0], 7);
     assert_learns(m[0], 8, "rank 1 has freed its communicator, and other ranks wait for it");
@@ -145,7 +145,7 @@ static void killed_ranks_are_noticed(void **state) {
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
         fc_meeting *m = come(0, 2);
         pid_t other = start(1, 2);
-        fc_meeting_close_door(m);
+        fc_meeting_close(m);
         assert_learns_nothing(m, 9);
         end(other, signals[i]);
         assert_learns(m, 9, "rank 1: its process has ended");

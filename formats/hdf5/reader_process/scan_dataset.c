@@ -342,6 +342,50 @@ static bool locate(description *d, bool in_other_file, const char **text) {
     return H5Dget_storage_size(d->dataset) == d->total;
 }
 
+/* Refuses a dataset whose bytes are in other files that are missing, or that must not be followed. */
+static bool refuse_sources(description *d, int indirect) {
+    char why[600];
+    char directory[4096];
+    const fc_h5_scan *scan = d->walk->scan;
+    if (indirect == 0 || d->total == 0 || (indirect == 1 && d->walk->copies) ||
+        fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, scan->follow_external, d->walk->capture->others,
+                            directory, sizeof directory, why, sizeof why)) {
+        return false;
+    }
+    if (scan->follow_external) {
+        refuse_plainly(d, FC_ECORRUPT, why);
+    } else {
+        fc_h5_scan_elsewhere(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, why);
+    }
+    return true;
+}
+
+/* Sends the record, followed by the chunks of a chunked dataset. */
+static void send_record(description *d) {
+    fc_h5_dataset *r = &d->record;
+    bool has_unit = r->where == FC_H5_IN_CHUNKS || (r->where == FC_H5_BY_LIBRARY && r->kind == FC_H5_TENSOR);
+    r->chunk = has_unit ? d->chunk64 : NULL;
+    hsize_t stored = 0;
+    fc_h5_chunked chunked = {d->walk, d->dataset, d->space, r->ndim, d->dims, d->chunk};
+    fc_h5_way way = r->where == FC_H5_IN_CHUNKS ? fc_h5_choose_way(&chunked, &stored) : FC_H5_NO_CHUNKS;
+    if (way == FC_H5_TOO_SPARSE) {
+        refuse_plainly(d, FC_EUNSUPPORTED, "it has too many scattered chunks to list");
+        return;
+    }
+    if (way == FC_H5_DAMAGED) {
+        refuse(d, FC_ECORRUPT, "its chunk index cannot be read (%s)");
+        return;
+    }
+    fc_h5_put_dataset(d->walk->out, r);
+    if (way != FC_H5_NO_CHUNKS && !fc_h5_send_chunks(&chunked, way, stored)) {
+        /* Records were already sent, so the dataset can no longer be listed as unreadable. */
+        char why[600];
+        fc_h5_library_error(why, sizeof why);
+        fc_h5_scan_failure(d->walk, FC_ECORRUPT,
+                           "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)", r->path, why);
+    }
+}
+
 static void describe(description *d, bool in_other_file) {
     fc_h5_dataset *r = &d->record;
     const char *text = NULL;
@@ -353,17 +397,8 @@ static void describe(description *d, bool in_other_file) {
         refuse(d, FC_ECORRUPT, "its shape or type is damaged (%s)");
         return;
     }
-    char why[600];
     int indirect = d->mapped ? 1 : fc_h5_indirect(d->dcpl);
-    char directory[4096];
-    if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->copies) &&
-        !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external,
-                             d->walk->capture->others, directory, sizeof directory, why, sizeof why)) {
-        if (d->walk->scan->follow_external) {
-            refuse_plainly(d, FC_ECORRUPT, why);
-        } else {
-            fc_h5_scan_elsewhere(d->walk, r->path, r->lists.data, r->lists.size, why);
-        }
+    if (refuse_sources(d, indirect)) {
         return;
     }
     if (type.cls == FC_H5_STRINGS && indirect == 2) {
@@ -376,9 +411,10 @@ static void describe(description *d, bool in_other_file) {
         return;
     }
     if (type.cls == FC_H5_POINTERS) {
-        fc_h5_type_text(d->type, why, sizeof why);
+        char name[600];
+        fc_h5_type_text(d->type, name, sizeof name);
         fc_h5_scan_unreadable(d->walk, r->path, r->lists.data, r->lists.size, FC_EUNSUPPORTED,
-                              "%s: references and variable-length data have no meaning outside this file", why);
+                              "%s: references and variable-length data have no meaning outside this file", name);
         return;
     }
     if (!locate(d, in_other_file, &text)) {
@@ -396,26 +432,7 @@ static void describe(description *d, bool in_other_file) {
     } else if (r->where == FC_H5_NOWHERE || r->where == FC_H5_IN_CHUNKS) {
         read_fill(d);
     }
-    bool has_unit = r->where == FC_H5_IN_CHUNKS || (r->where == FC_H5_BY_LIBRARY && r->kind == FC_H5_TENSOR);
-    r->chunk = has_unit ? d->chunk64 : NULL;
-    hsize_t stored = 0;
-    fc_h5_chunked chunked = {d->walk, d->dataset, d->space, r->ndim, d->dims, d->chunk};
-    fc_h5_way way = r->where == FC_H5_IN_CHUNKS ? fc_h5_choose_way(&chunked, &stored) : FC_H5_NO_CHUNKS;
-    if (way == FC_H5_TOO_SPARSE) {
-        refuse_plainly(d, FC_EUNSUPPORTED, "its chunks are too many and too scattered to be listed");
-        return;
-    }
-    if (way == FC_H5_DAMAGED) {
-        refuse(d, FC_ECORRUPT, "its chunk index cannot be read (%s)");
-        return;
-    }
-    fc_h5_put_dataset(d->walk->out, r);
-    if (way != FC_H5_NO_CHUNKS && !fc_h5_send_chunks(&chunked, way, stored)) {
-        /* Records were already sent, so the dataset can no longer be listed as unreadable. */
-        fc_h5_library_error(why, sizeof why);
-        fc_h5_scan_failure(d->walk, FC_ECORRUPT,
-                           "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)", r->path, why);
-    }
+    send_record(d);
 }
 
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,

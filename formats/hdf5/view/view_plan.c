@@ -311,7 +311,7 @@ static fc_code add_strided(plan *p, const located *l, fc_error *err) {
     unsigned mask = 0;
     int64_t runs = 0, span = 1; /* elements from the first to the last, which cannot overflow within the extent */
     if (!list_grid(p->tensor->ndim, sizes, e->strides, &c) || !choose_walk(&c, &mask, &runs)) {
-        p->why = "strided in its storage so that it would take too many datasets";
+        p->why = "strided in its storage, which would take too many datasets";
         return FC_OK;
     }
     for (int i = 0; i < c.count; i++) {

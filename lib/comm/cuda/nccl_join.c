@@ -182,11 +182,11 @@ static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, 
     (*out)->timeout = seconds;
     FC_TRY(join(out, &id, rank, size, err));
     (*out)->timeout = timeout;
-    fc_meeting_close_door(meeting);
+    fc_meeting_close(meeting);
     return FC_OK;
 }
 
-/* Exchanges through device memory what the ranks wish. */
+/* Exchanges the wishes of the ranks through device memory. */
 static fc_code exchange_wishes(fc_comm *comm, const nccl_wish *mine, nccl_wish *all, fc_error *err) {
     nccl_state *s = comm->state;
     nccl_wish *scratch = s->scratch, *own = scratch + comm->size;

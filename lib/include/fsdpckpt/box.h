@@ -28,6 +28,12 @@ typedef struct fc_box {
 /** Computes the product of the sizes. @return false when a size is negative or the product does not fit in int64_t. */
 bool fc_numel(int ndim, const int64_t *sizes, int64_t *out);
 
+/** Returns whether two shapes have the same dimensions. The arrays may be NULL if there are none. */
+bool fc_same_sizes(int a_ndim, const int64_t *a, int b_ndim, const int64_t *b);
+
+/** Returns whether one of the sizes is 0. */
+bool fc_is_empty(int ndim, const int64_t *sizes);
+
 /** Returns the number of elements of a valid box. */
 int64_t fc_box_volume(const fc_box *box);
 

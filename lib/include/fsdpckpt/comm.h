@@ -136,11 +136,11 @@ fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_er
  * for it, at most `seconds`.
  *
  * The ranks keep the file open, and each holds a lock on a byte of it. A rank that waits for others gets an error that
- * names the rank when another one gives up, when its process ends in any way, or when it frees the communicator before
- * a collective that the others have begun (of those of communicators that were split, this is noticed after the
- * timeout). A child that is forked without exec keeps the lock of a rank that dies. On NFS, locks of a machine that is
- * lost are held until the server drops them; without locks, a rank whose process was killed is noticed after the
- * timeout.
+ * names the rank when another one gives up, or when its process ends in any way. The same holds when a rank frees the
+ * communicator before a collective that the others have begun; for communicators that were split, this is noticed only
+ * after the timeout. A child that is forked without exec keeps the lock of a rank that dies. On NFS, locks of a machine
+ * that is lost are held until the server drops them; without locks, a rank whose process was killed is noticed after
+ * the timeout.
  */
 fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
                           fc_error *err);

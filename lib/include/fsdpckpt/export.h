@@ -1,6 +1,6 @@
 /*
  * Exporting a model: finding it in a checkpoint of a training run, giving it the names and layouts of another program,
- * and fitting it to a reference, a directory of the model as the hub has it.
+ * and fitting it to a reference, a directory of the model as downloaded from the Hugging Face hub.
  */
 #ifndef FSDPCKPT_EXPORT_H
 #define FSDPCKPT_EXPORT_H
@@ -61,8 +61,8 @@ typedef struct fc_export_fit_report {
 } fc_export_fit_report;
 
 /**
- * Fits a model to a reference: tied tensors are stored as often as there, and the vocabulary is trimmed to its size.
- * Then names and shapes are compared.
+ * Fits a model to a reference: tied tensors are stored as many times as there, and the vocabulary is trimmed to its
+ * size. Then names and shapes are compared.
  * @param model  the checkpoint of the model alone; replaced by a derived one, which owns it.
  * @param arena  owns the report.
  */

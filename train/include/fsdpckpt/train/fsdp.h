@@ -201,7 +201,7 @@ typedef struct fc_fsdp_plan {
     const fc_module_tree *tree;
     const fc_units *units; /**< from fc_wrap_units, after the checks of wrap_policy.h */
     /** Gets the values of a parameter or buffer, on the compute device. The tensors of one unit are loaded, flattened
-     * and then freed with fc_array_free, so a model needs not fit on the device. */
+     * and then freed with fc_array_free, so the whole model need not fit on the device. */
     fc_code (*load)(void *context, const fc_parameter *parameter, fc_fsdp_tensor *out, fc_error *err);
     fc_fsdp_buffer **buffers; /**< receives the buffers, one place per parameter of the tree; NULL: do not add them */
     /** Sets what a plan does not have, such as the communicators of a unit. NULL: nothing. */

@@ -60,7 +60,7 @@ typedef struct fc_fsdp_state_dict fc_fsdp_state_dict;
  * @param ranks all ranks of the mesh (replicas × shard × tensor parallelism), with a host device.
  * @return FC_EUSAGE within a step, for a state with another number of elements, or a number of ranks that does not fit;
  * for LOCAL_STATE_DICT also with NO_SHARD, several flat parameters in a unit, or tensor parallelism, as in torch.
- * FC_EUNSUPPORTED for a unit with communicators of its own that have not all ranks, such as experts; for
+ * FC_EUNSUPPORTED for a unit with communicators of its own that lack some ranks, as those of experts do; for
  * LOCAL_STATE_DICT for any communicators of its own.
  */
 fc_code fc_fsdp_state_dict_new(const fc_fsdp_state *state, fc_state_dict_type type, fc_comm *ranks,
