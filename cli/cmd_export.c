@@ -44,7 +44,7 @@ static fc_code open_reference(exported *x, fc_error *err) {
                        path);
     }
     FC_TRY(fc_checkpoint_open(path, &how, &x->weights, err));
-    FC_TRY(fc_side_files(path, x->arena, &x->side_files, err));
+    FC_TRY(fc_side_files(path, x->o.follow_external, x->arena, &x->side_files, err));
     x->reference = (fc_export_reference){.weights = x->weights,
                                          .config = config,
                                          .other_files = option_given(x->given, OPT_MAX_SHARD_SIZE),

@@ -314,28 +314,13 @@ static fc_code find_in_directory(fc_checkpoint *checkpoint, const listing *l, co
 
 /* ---- links ---- */
 
-/* The cache of huggingface_hub: <model>/snapshots/<revision>/ holds links to <model>/blobs/<hash>. */
-static bool is_hub_blob(const char *path, const char *root) {
-    char target[PATH_MAX], blobs[PATH_MAX];
-    const char *revision = strrchr(root, '/');
-    size_t n = revision ? (size_t)(revision - root) : 0, name = strlen("/snapshots");
-    if (n < name || strncmp(root + n - name, "/snapshots", name) != 0 || !realpath(path, target)) {
-        return false;
-    }
-    int length = snprintf(blobs, sizeof blobs, "%.*s/blobs/", (int)(n - name), root);
-    return length > 0 && (size_t)length < sizeof blobs && strncmp(target, blobs, (size_t)length) == 0 &&
-           !strchr(target + length, '/');
-}
-
 fc_code fc_st_check_links(const st_files *f, fc_error *err) {
     char root[PATH_MAX];
     if (!realpath(f->directory, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", f->directory);
     }
     for (size_t i = 0; i < f->nfiles; i++) {
-        if (!is_hub_blob(f->files[i].path, root)) {
-            FC_TRY(fc_check_link(f->files[i].path, f->files[i].name, root, err));
-        }
+        FC_TRY(fc_check_link(f->files[i].path, f->files[i].name, root, err));
     }
     return FC_OK;
 }

@@ -20,6 +20,7 @@
 
 typedef struct lister {
     const char *root;
+    const char *real_root; /* realpath() of it; NULL: links may lead anywhere */
     fc_arena *arena;
     const char **names; /* malloc'ed */
     size_t count, capacity;
@@ -46,6 +47,11 @@ static fc_code add(lister *l, const char *folder, const char *name) {
     return l->names[l->count++] ? FC_OK : fc_no_memory(l->err, l->root);
 }
 
+/* Refuses a link out of the directory: an export would copy a private file into what people publish. */
+static fc_code check_link(const lister *l, const char *path) {
+    return l->real_root ? fc_check_link(path, path + strlen(l->root) + 1, l->real_root, l->err) : FC_OK;
+}
+
 /* Lists a directory and, on the first level, the folders in it, such as additional_chat_templates. Links are followed:
    in the hub's cache all files are links. */
 static fc_code list(lister *l, const char *folder) { // NOLINT(misc-no-recursion): two levels
@@ -63,6 +69,9 @@ static fc_code list(lister *l, const char *folder) { // NOLINT(misc-no-recursion
             rc = fc_fail_errno(l->err, errno, "%s: cannot be examined", path);
             goto out;
         }
+        if (S_ISREG(st.st_mode) || (S_ISDIR(st.st_mode) && !*folder)) {
+            FC_TRY_GOTO(check_link(l, path), rc, out);
+        }
         if (S_ISDIR(st.st_mode) && !*folder) {
             const char *below = fc_arena_strndup(l->arena, name, strlen(name));
             FC_TRY_GOTO(below ? list(l, below) : fc_no_memory(l->err, l->root), rc, out);
@@ -78,9 +87,14 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-fc_code fc_side_files(const char *path, fc_arena *arena, const char *const **out, fc_error *err) {
+fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, const char *const **out, fc_error *err) {
+    char real_root[PATH_MAX];
     lister l = {.root = path, .arena = arena, .err = err};
     fc_code rc;
+    if (!follow_external) {
+        l.real_root = realpath(path, real_root);
+        FC_TRY(l.real_root ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path));
+    }
     FC_TRY_GOTO(list(&l, ""), rc, out);
     const char **names = fc_arena_calloc(arena, l.count + 1, sizeof *names);
     FC_TRY_GOTO(names ? FC_OK : fc_no_memory(err, path), rc, out);

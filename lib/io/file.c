@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -35,6 +36,18 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) 
     return FC_OK;
 }
 
+/* The cache of huggingface_hub: <model>/snapshots/<revision>/ holds links to <model>/blobs/<hash>. */
+static bool is_hub_blob(const char *target, const char *root) {
+    char blobs[PATH_MAX];
+    const char *revision = strrchr(root, '/');
+    size_t n = revision ? (size_t)(revision - root) : 0, name = strlen("/snapshots");
+    if (n < name || strncmp(root + n - name, "/snapshots", name) != 0) {
+        return false;
+    }
+    int length = snprintf(blobs, sizeof blobs, "%.*s/blobs/", (int)(n - name), root);
+    return length > 0 && (size_t)length < sizeof blobs && strncmp(target, blobs, (size_t)length) == 0;
+}
+
 fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err) {
     struct stat st;
     char target[PATH_MAX];
@@ -44,6 +57,9 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
     }
     if (!realpath(path, target)) {
         return FC_OK; /* opening the file will report that it is missing */
+    }
+    if (is_hub_blob(target, root)) {
+        return FC_OK;
     }
     if (strncmp(target, root, n) == 0 && (target[n] == '/' || (n == 1 && root[0] == '/'))) {
         return FC_OK;

@@ -313,6 +313,17 @@ class Targets(Export):
         self.ok("export", "in.safetensors", "-o", "out", "--like", "snapshots/1")
         self.assertFalse(os.path.islink(self.path("out", "config.json")))
         self.assertEqual(self.exported(), self.model())
+        os.makedirs(self.path("private"))
+        with open(self.path("private", "key"), "w", encoding="utf-8") as f:
+            f.write("secret")
+        for link, to in (("tokenizer_config.json", "../../private/key"), ("chat_templates", "../../private"),
+                         ("vocab.txt", "../../blobs/../private/key")):
+            os.symlink(to, self.path("snapshots", "1", link))
+            self.fails(3, "export", "in.safetensors", "-o", "leak", "--like", "snapshots/1",
+                       contains=[link, "a symbolic link that leads out of the checkpoint", "--follow-external allows it"])
+            os.remove(self.path("snapshots", "1", link))
+        os.symlink("../../private/key", self.path("snapshots", "1", "merges.txt"))
+        self.ok("export", "in.safetensors", "-o", "leak", "--like", "snapshots/1", "--follow-external")
 
     def test_damage_is_found(self):
         self.ok("reshard", self.source(self.model()), "-o", "ranks", "--dp", "2")

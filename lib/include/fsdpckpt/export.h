@@ -104,8 +104,11 @@ fc_code fc_export_open(fc_checkpoint **source, const fc_export_options *options,
  */
 fc_code fc_export_arrange(void *context, fc_target_tensor *tensors, size_t count, fc_error *err);
 
-/** Lists the files of the directory `path` that are not weights, relative to it, ended by NULL. */
-fc_code fc_side_files(const char *path, fc_arena *arena, const char *const **out, fc_error *err);
+/**
+ * Lists the files of the directory `path` that are not weights, relative to it, ended by NULL.
+ * @param follow_external whether links may lead out of it: see fc_check_link.
+ */
+fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, const char *const **out, fc_error *err);
 
 /** Copies these files from one directory to another one. */
 fc_code fc_side_files_copy(const char *from, const char *const *names, const char *to, fc_error *err);

@@ -42,7 +42,7 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
 
 /**
  * Checks that symbolic links do not lead from a file of a checkpoint out of its directory. Links within the directory
- * are accepted, and so is a missing file.
+ * are accepted, and so are those into blobs/ of the cache of huggingface_hub, and a missing file.
  * @param path the file.
  * @param name its name relative to the directory.
  * @param root realpath() of the directory.
