@@ -132,7 +132,7 @@ def lost(program, home):
     check("cannot be" in run(program, "inspect", source).stdout, "inspect of a lost piece")
     check("lost" in run(program, "check", source).stdout, "check of a lost piece")
     run(program, "consolidate", source, "-o", out, "-q", "--exclude", "lost")
-    check_equal({"kept": torch.arange(5.)}, torch.load(out, weights_only=True), "what is beside a lost piece")
+    check_equal({"kept": torch.arange(5.)}, torch.load(out, weights_only=True), "the tensor next to a lost chunk")
 
 
 def many(program, home):
