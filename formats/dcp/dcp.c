@@ -157,8 +157,11 @@ static fc_code build(dcp_builder *b) {
     b->checkpoint->ntensors = b->ntensors;
     FC_TRY(fc_dcp_finish_files(b));
     FC_TRY(fc_dcp_place_in_safetensors(b));
-    /* the ranks' metadata is compared first: all ranks must list a value in the same way */
-    return is_rank_metadata(fc_base_name(b->metadata_path)) ? FC_OK : fc_dcp_refuse_classes(b);
+    if (is_rank_metadata(fc_base_name(b->metadata_path))) {
+        return FC_OK; /* the ranks' metadata is compared first: all ranks must list a value in the same way */
+    }
+    FC_TRY(fc_dcp_refuse_classes(b));
+    return fc_dcp_restore_flattened(b, root);
 }
 
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,

@@ -118,10 +118,32 @@ static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     return out->extent ? fc_dcp_safetensors_extent(checkpoint, tensor, chunk, out->extent, err) : FC_OK;
 }
 
+/* Finds the tensor of a chunk, as `.metadata` lists it. NULL arguments are not wanted. */
+static fc_code find_listed(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                           const sought *out, fc_error *err) {
+    fc_error why;
+    fc_code rc = look_into(checkpoint, tensor, chunk, out, &why);
+    if (rc == FC_OK) {
+        return FC_OK;
+    }
+    rc = fc_fail(err, rc, "tensor %.256s: %s", tensor->name, why.message);
+    return rc == FC_EUNSUPPORTED ? fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name) : rc;
+}
+
+/* Turns the extent of a run of elements into that of a box of it. */
+static void take_box(const fc_tensor *tensor, size_t index, const dcp_listed *listed, fc_extent *extent) {
+    const int64_t stride = extent->strides[listed->tensor->ndim - 1];
+    extent->first += (uint64_t)(listed->at * stride) * fc_dtype_size(tensor->dtype);
+    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, extent->strides);
+    for (int d = 0; d < tensor->ndim; d++) {
+        extent->strides[d] *= stride;
+    }
+}
+
 fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
                             fc_digest *digest, struct fc_findings *findings, fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    const sought all = {extent, digest, findings};
+    dcp_listed listed;
     memset(extent, 0, sizeof *extent);
     extent->codec = FC_CODEC_RAW;
     extent->file = chunk->file;
@@ -134,13 +156,13 @@ fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *te
         extent->strides[0] = 1;
         return FC_OK;
     }
-    fc_error why;
-    fc_code rc;
-    FC_TRY_GOTO(look_into(checkpoint, tensor, chunk, &all, &why), rc, out);
+    if (!fc_dcp_find_listed(tensor, index, &listed)) {
+        return find_listed(checkpoint, tensor, chunk, &(sought){extent, digest, findings}, err);
+    }
+    const sought of_run = {extent, digest, listed.is_first ? findings : NULL};
+    FC_TRY(find_listed(checkpoint, listed.tensor, &listed.chunk, &of_run, err));
+    take_box(tensor, index, &listed, extent);
     return FC_OK;
-out:
-    rc = fc_fail(err, rc, "tensor %.256s: %s", tensor->name, why.message);
-    return rc == FC_EUNSUPPORTED ? fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name) : rc;
 }
 
 fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
@@ -154,7 +176,10 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
         return FC_OK;
     }
     const sought only = {.digest = out};
-    fc_code rc = look_into(checkpoint, tensor, &tensor->chunks[index], &only, err);
+    dcp_listed listed;
+    fc_code rc = fc_dcp_find_listed(tensor, index, &listed)
+                     ? look_into(checkpoint, listed.tensor, &listed.chunk, &only, err)
+                     : look_into(checkpoint, tensor, &tensor->chunks[index], &only, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
 }
 

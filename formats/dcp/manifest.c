@@ -94,8 +94,7 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
     return read_layout(b, t, fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT));
 }
 
-/* Whether the size of the whole tensor fits in 63 bits; then sums and products of its boxes fit, too. */
-static bool fits(const fc_tensor *t) {
+bool fc_dcp_fits(const fc_tensor *t) {
     int64_t bytes = fc_dtype_size(t->dtype);
     bool empty = false;
     for (int i = 0; i < t->ndim; i++) {
@@ -127,7 +126,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     }
     t->ndim = (int)n;
     t->shape = shape;
-    if (!fc_dcp_read_size(b->p, size, t->ndim, shape) || !fits(t)) {
+    if (!fc_dcp_read_size(b->p, size, t->ndim, shape) || !fc_dcp_fits(t)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its size is invalid");
     }
     return FC_OK;

@@ -51,7 +51,7 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
     const size_t ntensors = checkpoint->ntensors;
     size_t more = 0;
     fc_tensor *added = NULL;
-    FC_TRY(fc_torch_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, err));
+    FC_TRY(fc_torch_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, NULL, err));
     fc_tensor *all = fc_arena_calloc(checkpoint->arena, ntensors + more, sizeof *all);
     if (!all) {
         return fc_no_memory(err, checkpoint->path);

@@ -150,8 +150,15 @@ fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, 
     return add_dataset(checkpoint, d, false, tensor, err);
 }
 
+/* The checkpoint that is built of one file. */
+typedef struct full {
+    fc_checkpoint *checkpoint;
+    const fc_open_options *options;
+} full;
+
 static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_error *err) {
-    fc_checkpoint *checkpoint = context;
+    const full *f = context;
+    fc_checkpoint *checkpoint = f->checkpoint;
     const char *path = checkpoint->path;
     const fc_h5_root *root = &file->root;
     bool ours = root->schema != 0;
@@ -197,6 +204,9 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     checkpoint->ntensors = count;
     checkpoint->producer = root->producer;
     checkpoint->note = fc_h5_missing_note(file->missing);
+    for (size_t i = 0; i < file->nothers; i++) {
+        FC_TRY(fc_identities_add_header(checkpoint, file->others[i], f->options, err));
+    }
     return fc_h5_check_names(checkpoint->arena, tensors, count, !ours || file->nattributes > 0, path, err);
 }
 
@@ -211,5 +221,6 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *option
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     FC_TRY(fc_identities_take(checkpoint, options, err));
-    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build, checkpoint, err);
+    full f = {checkpoint, options};
+    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build, &f, err);
 }

@@ -51,9 +51,9 @@ static fc_code read_files(index_reader *o) {
     const st_files *files = &o->files;
     fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, files->nfiles);
     for (size_t f = 0; f < files->nfiles; f++) {
-        FC_TRY_CONTEXT(
-            fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err),
-            o->err, "%s", files->index->path);
+        FC_TRY_CONTEXT(fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f],
+                                          &o->counts[f], NULL, o->err),
+                       o->err, "%s", files->index->path);
         o->total += o->counts[f];
         FC_TRY(fc_progress_count(o->progress, 1, o->err));
     }

@@ -45,7 +45,9 @@ static fc_code open_model(fc_checkpoint *checkpoint, const char *path, const fc_
         return fc_pt_open_index(checkpoint, path, options, err);
     }
     checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-    return checkpoint->path ? fc_torch_open_file(checkpoint, options, err) : fc_no_memory(err, path);
+    bool sharded = false;
+    FC_TRY(checkpoint->path ? fc_torch_open_file(checkpoint, options, &sharded, err) : fc_no_memory(err, path));
+    return sharded ? fc_pt_open_alone(checkpoint, options, err) : FC_OK;
 }
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {

@@ -2,6 +2,7 @@
  * Opens checkpoints with one file per rank: reads the files of a directory's sets one after the other and makes one
  * manifest. merge.c merges their values.
  */
+#include "base/checked.h"
 #include "checkpoint/identity.h"
 #include "engine/open_files.h"
 #include "fsdpckpt/try.h"
@@ -84,6 +85,7 @@ static fc_code open_file(void *context, size_t index, void *slot, fc_error *err)
     FC_TRY(make_prefix(r, file->scratch, (int64_t)index, &prefix, err));
     FC_TRY(fc_torch_file_open(path, (uint32_t)(r->first + index), &file->f, err));
     FC_TRY(fc_pt_layout_load(&file->f, (int64_t)index, r->set->ranks, &file->layout, err));
+    file->leaves.alone = r->set->alone || file->layout.root; /* our own files have objects of every kind */
     FC_TRY(fc_torch_flatten(&file->f, &prefix, &file->leaves, err));
     return fc_torch_check_names(path, &file->leaves, err);
 }
@@ -158,14 +160,9 @@ static fc_code name_files(pt_builder *m, const pt_set *set, fc_file *files) {
     return FC_OK;
 }
 
-static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
-    size_t first = m->checkpoint->nfiles, first_value = m->count;
-    m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
-    FC_TRY(name_files(m, set, files + first));
-    m->checkpoint->nfiles += (size_t)set->ranks;
-    FC_TRY(fc_identities_take(m->checkpoint, options, m->err));
-    FC_TRY(check_missing(m, set, first));
-    FC_TRY(check_links(m, options, first, (size_t)set->ranks));
+/* Reads the files of a set, which are checkpoint->files[first] and those after it. */
+static fc_code read_set(pt_builder *m, const pt_set *set, bool several, const fc_open_options *options, size_t first) {
+    const size_t first_value = m->count;
     set_reader r = {m, set, options, first, several};
     const fc_file_opener how = {.count = (size_t)set->ranks,
                                 .slot_size = sizeof(rank_file),
@@ -176,6 +173,17 @@ static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, (uint64_t)set->ranks);
     FC_TRY(fc_open_files(&how, m->err));
     return fc_pt_check_shards(m, first_value, set->ranks);
+}
+
+static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
+    size_t first = m->checkpoint->nfiles;
+    m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
+    FC_TRY(name_files(m, set, files + first));
+    m->checkpoint->nfiles += (size_t)set->ranks;
+    FC_TRY(fc_identities_take(m->checkpoint, options, m->err));
+    FC_TRY(check_missing(m, set, first));
+    FC_TRY(check_links(m, options, first, (size_t)set->ranks));
+    return read_set(m, set, several, options, first);
 }
 
 /* ---- the manifest ---- */
@@ -291,6 +299,48 @@ static fc_code add_sets(pt_builder *m, const pt_set *sets, size_t nsets, const c
     return m->joined > 0 ? note_joined(m) : FC_OK;
 }
 
+static void free_builder(pt_builder *m) {
+    for (size_t i = 0; i < m->count; i++) {
+        free(m->values[i].chunks);
+    }
+    free(m->values);
+    free(m->flat);
+    free(m->flats);
+    free(m->slots);
+    free(m->boxes);
+}
+
+/* Checks that the chunks of each tensor have as many elements as the tensor, which then has no layout. */
+static fc_code make_whole(pt_builder *m) {
+    for (size_t i = 0; i < m->count; i++) {
+        pt_value *v = &m->values[i];
+        int64_t whole = 0, held = 0, elements;
+        bool counted = v->object || fc_numel(v->ndim, v->shape, &whole);
+        for (size_t c = 0; c < v->nchunks && counted; c++) {
+            counted = fc_numel(v->ndim, v->chunks[c].dims + v->ndim, &elements) && fc_add_i64(held, elements, &held);
+            v->chunks[c].rank = FC_NO_RANK;
+        }
+        v->mesh.ndim = 0;
+        if (!counted || held != whole) {
+            return fc_torch_fail_shard(m->checkpoint->path, v->name, m->err);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_pt_open_alone(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    static const pt_set alone = {.name = "", .head = "", .tail = "", .ranks = 1, .counted = true, .alone = true};
+    pt_builder m = {.checkpoint = checkpoint, .directory = checkpoint->path, .err = err};
+    fc_code rc;
+    FC_TRY_GOTO(read_set(&m, &alone, false, options, 0), rc, out);
+    FC_TRY_GOTO(make_whole(&m), rc, out);
+    FC_TRY_GOTO(finish(&m), rc, out);
+    checkpoint->producer = "torch.save";
+out:
+    free_builder(&m);
+    return rc;
+}
+
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
     pt_builder m = {.checkpoint = checkpoint, .directory = directory, .err = err};
@@ -306,13 +356,6 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     }
     checkpoint->files = files;
     fc_code rc = add_sets(&m, sets, nsets, only, options, files);
-    for (size_t i = 0; i < m.count; i++) {
-        free(m.values[i].chunks);
-    }
-    free(m.values);
-    free(m.flat);
-    free(m.flats);
-    free(m.slots);
-    free(m.boxes);
+    free_builder(&m);
     return rc;
 }

@@ -18,6 +18,7 @@ typedef struct pt_set {
     int64_t ranks;
     int width;    /* digits of a rank that is padded with zeros, as in rank_00; else 1 */
     bool counted; /* the names contain the number of ranks */
+    bool alone;   /* a single file of any name */
 } pt_set;
 
 /** The parts of a file name, as positions in the name. */
@@ -76,6 +77,10 @@ void fc_pt_layout_free(pt_layout *layout);
 /** Finds the shard of the plain tensor `name`. Returns FC_OK with ndim -1 if the record does not name it. */
 fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
                            pt_shard *out, fc_error *err);
+
+/** Makes the manifest of the file checkpoint->path, which contains DTensors. An error unless it has all of their shards,
+ *  as after training on one GPU. */
+fc_code fc_pt_open_alone(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
 /** Makes the manifest of the sets in `directory`. With `only`, reads only the set of that name, without a prefix. */
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,

@@ -8,6 +8,7 @@
 #include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/stand_in.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 
@@ -319,11 +320,14 @@ static st_header_state compare_digest(const st_header *h, const char *text, size
 static fc_code read_text(const header_reader *r, char **text, uint64_t *size) {
     unsigned char length[ST_LENGTH_BYTES];
     const uint64_t left = r->file_size - r->out->start;
+    const bool alone = r->out->start == 0;
+    FC_TRY(alone && left < sizeof length ? fc_check_stand_in(r->path, r->err) : FC_OK);
     FC_TRY(fc_pread_full(r->fd, length, sizeof length, r->out->start, r->path, r->err));
     *size = 0;
     for (int i = ST_LENGTH_BYTES - 1; i >= 0; i--) {
         *size = *size << 8 | length[i];
     }
+    FC_TRY(alone && (*size > ST_MAX_HEADER || *size == 0) ? fc_check_stand_in(r->path, r->err) : FC_OK);
     if (*size > ST_MAX_HEADER) {
         return fc_fail(r->err, FC_ECORRUPT,
                        "%s: offset %" PRIu64 ": the header has %" PRIu64 " bytes, but the format allows only %d: the "

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
+#include "io/stand_in.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -76,10 +77,12 @@ static fc_code read_contents(torch_file *f, fc_error *err) {
     }
     if (fc_torch_is_tar(head, n)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a tar file of torch before 0.1.10 (2017), which is not supported; load it and save it "
+                       "%s: a tar file of torch before 0.1.10 (2017), which is not supported nor examined, so it may "
+                       "be hostile; load it and save it "
                        "again with a newer PyTorch",
                        f->path);
     }
+    FC_TRY(fc_check_stand_in(f->path, err));
     return fc_fail(err, FC_ECORRUPT, "%s: not a torch.save file: it begins neither like a zip file nor like a pickle",
                    f->path);
 }

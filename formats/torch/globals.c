@@ -154,6 +154,10 @@ static const struct {
     {"re", "_compile", false},
     {"re", "RegexFlag", true},
     {"time", "struct_time", false},
+    {"_io", "BytesIO", false}, /* the _extra_state of Transformer Engine */
+    {"_io", "StringIO", false},
+    {"array", "array", false},
+    {"itertools", "count", false},
     {"random", "Random", false},
     {"string", "Template", false},
     {"operator", "itemgetter", false}, /* as with partial, creating one calls nothing */
@@ -327,8 +331,9 @@ const char *fc_storage_class(fc_dtype dtype) {
 }
 
 const char *const *fc_class_fields(fc_class cls) {
-    static const char *const fields[FC_CLASS_COUNT][6] = {
-        [FC_CLASS_METADATA] = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"},
+    static const char *const fields[FC_CLASS_COUNT][FC_CLASS_MAX_FIELDS + 1] = {
+        [FC_CLASS_METADATA] = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version",
+                               "mcore_data"},
         [FC_CLASS_TENSOR_STORAGE] = {"properties", "size", "chunks"},
         [FC_CLASS_CHUNK_STORAGE] = {"offsets", "sizes"},
         [FC_CLASS_TENSOR_PROPERTIES] = {"dtype", "layout"},

@@ -5,6 +5,7 @@
 #include "torch/item.h"
 
 #include "base/checked.h"
+#include "base/file_name.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
@@ -69,6 +70,36 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     return rc;
 }
 
+/* Zip archives of other functions and programs, by a record that each of them has. */
+static const struct {
+    const char *record, *what;
+} others[] = {
+    {"archive_format",
+     "a torch.export archive, which contains a program; save the module's state_dict() with torch.save"},
+    {"serialized_exported_program.json", "a torch.export archive: unzip it, and use its serialized_state_dict.pt"},
+    {"model.weights.h5", "a Keras model: unzip it, and use its model.weights.h5"},
+    {".npy", "a NumPy archive (.npz): load it, and save a dict of tensors with torch.save"},
+};
+
+/* Whether it is the record, in a folder or not, or ends with an extension. */
+static bool is_record(const char *name, const char *record) {
+    const char *slash = strchr(name, '/');
+    return record[0] == '.' ? fc_ends_with(name, record)
+                            : strcmp(name, record) == 0 || (slash && strcmp(slash + 1, record) == 0);
+}
+
+/* @return what an archive is that torch.save did not write; NULL: unknown. */
+static const char *find_other(const fc_torch_item *item) {
+    for (size_t o = 0; o < sizeof others / sizeof *others; o++) {
+        for (size_t i = 0; i < item->zip.nentries; i++) {
+            if (is_record(item->zip.entries[i].name, others[o].record)) {
+                return others[o].what;
+            }
+        }
+    }
+    return NULL;
+}
+
 static fc_code read_records(fc_torch_item *item, fc_error *err) {
     const char *slash = strchr(item->zip.entries[0].name, '/');
     if (!slash) {
@@ -84,10 +115,27 @@ static fc_code read_records(fc_torch_item *item, fc_error *err) {
 /* Reads what every archive has: the root folder, the byte order, the pickle. After a failure the item is closed. */
 static fc_code read_item(fc_torch_item *item, fc_error *err) {
     fc_code rc = read_records(item, err);
+    const char *other = rc == FC_ECORRUPT ? find_other(item) : NULL;
+    if (other) {
+        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %s", item->zip.path, other);
+    }
     if (rc != FC_OK) {
         fc_torch_item_close(item);
     }
     return rc;
+}
+
+static fc_code open_range(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
+                          uint64_t max_pickle, fc_torch_item *item, fc_error *err) {
+    *item = (fc_torch_item){.max_pickle = max_pickle};
+    fc_code rc = fc_zip_open_read(fd, path, offset, length, bytes, &item->zip, err);
+    if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: offset %" PRIu64 ": an item in the format of torch before 1.6; load and save it "
+                       "again with a newer PyTorch",
+                       path, offset);
+    }
+    return rc == FC_OK ? read_item(item, err) : rc;
 }
 
 fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
@@ -97,15 +145,12 @@ fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t l
 
 fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
                                 fc_torch_item *item, fc_error *err) {
-    *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_PICKLE};
-    fc_code rc = fc_zip_open_read(fd, path, offset, length, bytes, &item->zip, err);
-    if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: offset %" PRIu64 ": an item in the format of torch before 1.6; load and save it "
-                       "again with a newer PyTorch",
-                       path, offset);
-    }
-    return rc == FC_OK ? read_item(item, err) : rc;
+    return open_range(fd, path, offset, length, bytes, FC_TORCH_MAX_PICKLE, item, err);
+}
+
+fc_code fc_torch_item_open_to_judge(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
+                                    fc_error *err) {
+    return open_range(fd, path, offset, length, NULL, FC_TORCH_MAX_FILE_PICKLE, item, err);
 }
 
 fc_code fc_torch_item_open_memory(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,

@@ -54,6 +54,10 @@ fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t l
 fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
                                 fc_torch_item *item, fc_error *err);
 
+/** Like fc_torch_item_open, for a verdict: data.pkl may be as large as in a `.pt` file. */
+fc_code fc_torch_item_open_to_judge(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
+                                    fc_error *err);
+
 /** Like fc_torch_item_open, for an archive in memory. `bytes` are malloc'ed, and freed as in fc_zip_open_read. */
 fc_code fc_torch_item_open_memory(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
                                   fc_error *err);

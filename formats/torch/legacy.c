@@ -21,21 +21,25 @@ static fc_code damaged(const torch_file *f, uint64_t at, const char *what, fc_er
 }
 
 /* Loads the pickle at `*at` and advances to its end. */
-static fc_code next_pickle(const torch_file *f, uint64_t *at, uint64_t most, fc_pickle **out, fc_error *err) {
+static fc_code next_pickle(const torch_file *f, uint64_t *at, uint64_t most, fc_pickle_mode mode, fc_pickle **out,
+                           fc_error *err) {
     uint64_t left = f->size - *at;
     fc_pickle_source source = {f->path, *at, left < most ? left : most, f->fd, NULL};
-    FC_TRY(fc_pickle_load(&source, FC_PICKLE_ITEM, out, err));
+    FC_TRY(fc_pickle_load(&source, mode, out, err));
     *at += (*out)->size;
     return FC_OK;
 }
 
-/* Reads one of the three small pickles before the value; the second one is the protocol's number. */
+/*
+ * Reads one of the three small pickles before the value; the second one is the protocol's number. They are numbers and
+ * a dict, so a call in one is refused, although nothing would be made of it: torch.load executes all five pickles.
+ */
 static fc_code read_small(torch_file *f, bool is_protocol, uint64_t *at, fc_error *err) {
     fc_pickle *p;
     int64_t number;
     uint64_t start = *at;
     fc_code rc = FC_OK;
-    FC_TRY(next_pickle(f, at, MAX_SMALL, &p, err));
+    FC_TRY(next_pickle(f, at, MAX_SMALL, FC_PICKLE_STRICT, &p, err));
     if (is_protocol && (!fc_pickle_int(p, p->root, &number) || number != PROTOCOL)) {
         rc = fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": the protocol of torch.save is not %d", f->path,
                      start, PROTOCOL);
@@ -154,10 +158,10 @@ fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
     fc_pickle *keys = NULL;
     FC_TRY(read_head(f, &at, err));
     const uint64_t start = at;
-    FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &f->pickle, err));
+    FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, FC_PICKLE_ITEM, &f->pickle, err));
     f->p = f->pickle;
     FC_TRY(collect(f, start, err));
-    FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &keys, err));
+    FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, FC_PICKLE_STRICT, &keys, err));
     fc_code rc = place(f, keys, at, err);
     fc_pickle_free(keys);
     return rc;

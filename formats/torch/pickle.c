@@ -300,10 +300,13 @@ static fc_code pop(fc_pickle_vm *vm) {
 }
 
 static fc_code check_protocol(fc_pickle_vm *vm, uint64_t protocol) {
-    return protocol >= 2 && protocol <= 5
-               ? FC_OK
-               : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "pickle protocol %" PRIu64 " is not one of 2 to 5",
-                                protocol);
+    if (protocol < 2) { /* their picklers do not write a number, but Python reads it */
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "pickle protocol %" PRIu64 " is forged: this file may be hostile", protocol);
+    }
+    return protocol <= 5 ? FC_OK
+                         : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED,
+                                          "pickle protocol %" PRIu64 " is not one of 2 to 5", protocol);
 }
 
 static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {

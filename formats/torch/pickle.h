@@ -94,14 +94,15 @@ typedef enum fc_class {
     FC_CLASS_COUNT
 } fc_class;
 
-enum { FC_CLASS_MAX_FIELDS = 5 };
+enum { FC_CLASS_MAX_FIELDS = 6 };
 
 enum {
     FC_METADATA_STATE_DICT,
     FC_METADATA_PLANNER,
     FC_METADATA_STORAGE,
     FC_METADATA_STORAGE_META,
-    FC_METADATA_VERSION
+    FC_METADATA_VERSION,
+    FC_METADATA_MEGATRON /**< mcore_data, which Megatron-Core adds */
 };
 enum { FC_TENSOR_PROPERTIES, FC_TENSOR_SIZE, FC_TENSOR_CHUNKS };
 enum { FC_CHUNK_OFFSETS, FC_CHUNK_SIZES };

@@ -124,12 +124,22 @@ static uint64_t little_endian(const unsigned char *p, int n) {
     return v;
 }
 
+/*
+ * Opcodes that Python executes, but that no pickler of protocol 2 to 5 writes: those of protocols 0 and 1 and the
+ * registered extensions. Some call code themselves (INST, OBJ), others could hide a name. torch.save writes none.
+ */
+static bool is_old_opcode(int op) {
+    static const char old[] = "FILSVPgpldio2\x82\x83\x84";
+    return op != 0 && strchr(old, op);
+}
+
 static fc_code unknown_opcode(fc_pickle_reader *r) {
-    int c = r->op;
+    const int c = r->op;
+    const char *why = is_old_opcode(c) ? ": this file may be hostile" : "";
     if (c >= 0x20 && c < 0x7f) {
-        return fc_pickle_fail(r, FC_ECORRUPT, "pickle opcode '%c' (0x%02x) is not allowed here", c, (unsigned)c);
+        return fc_pickle_fail(r, FC_ECORRUPT, "pickle opcode '%c' (0x%02x) is not allowed here%s", c, (unsigned)c, why);
     }
-    return fc_pickle_fail(r, FC_ECORRUPT, "pickle opcode 0x%02x is not allowed here", (unsigned)c);
+    return fc_pickle_fail(r, FC_ECORRUPT, "pickle opcode 0x%02x is not allowed here%s", (unsigned)c, why);
 }
 
 fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument) {
@@ -275,7 +285,8 @@ fc_code fc_pickle_scan(fc_pickle_reader *r, fc_pickle_memo *memo) {
         uint64_t argument = 0;
         FC_TRY(fc_pickle_next(r, &argument));
         if (r->op_position == 0 && r->op != OP_PROTO) {
-            return fc_pickle_fail(r, FC_ECORRUPT, "not a pickle of protocol 2 to 5");
+            return fc_pickle_fail(
+                r, FC_ECORRUPT, "not a pickle of protocol 2 to 5, the only ones that are examined: it may be hostile");
         }
         if (r->op == OP_STOP) {
             return index_memo(r, memo);

@@ -49,31 +49,45 @@ static fc_code read_leaf(const fc_checkpoint *checkpoint, const torch_file *f, c
                                                                                  : rc;
 }
 
+static bool is_shard(const torch_leaf *leaf) {
+    return leaf->kind == TORCH_DTENSOR || leaf->kind == TORCH_SHARDED_TENSOR;
+}
+
+static bool has_shards(const torch_leaves *leaves) {
+    bool found = false;
+    for (size_t i = 0; i < leaves->count && !found; i++) {
+        found = is_shard(&leaves->items[i]);
+    }
+    return found;
+}
+
+fc_code fc_torch_fail_shard(const char *path, const char *leaf, fc_error *err) {
+    return fc_fail(err, FC_EUNSUPPORTED,
+                   "%s: %.256s: it is one rank's shard: give the path of the directory with the files of all ranks, "
+                   "which must be called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
+                   path, leaf);
+}
+
 /* A value that is not supported is listed with the reason, so that the others can be read. */
 static fc_code make_tensor(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaf *leaf, fc_tensor *out,
                            fc_error *err) {
     fc_error why;
     out->name = leaf->name;
     out->path = leaf->path;
-    if (leaf->kind == TORCH_DTENSOR || leaf->kind == TORCH_SHARDED_TENSOR) {
-        return fc_fail(
-            err, FC_EUNSUPPORTED,
-            "it is one rank's shard of a %s: give the path of the directory with the files of all ranks, which must be "
-            "called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
-            leaf->kind == TORCH_DTENSOR ? "DTensor" : "ShardedTensor");
+    if (is_shard(leaf)) {
+        return fc_torch_fail_shard(f->path, leaf->name, err);
     }
     fc_code rc = read_leaf(checkpoint, f, leaf, out, &why);
     if (rc == FC_EUNSUPPORTED) {
         return fc_torch_refused_tensor(why.message, f->index, checkpoint->arena, out, err);
     }
-    return rc == FC_OK ? rc : fc_fail(err, rc, "%s", why.message);
+    return rc == FC_OK ? rc : fc_fail(err, rc, "%s: %.256s: %s", f->path, leaf->name, why.message);
 }
 
 static fc_code make_tensors(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaves *leaves,
                             fc_tensor *tensors, fc_error *err) {
     for (size_t i = 0; i < leaves->count; i++) {
-        FC_TRY_CONTEXT(make_tensor(checkpoint, f, &leaves->items[i], &tensors[i], err), err, "%s: %.256s", f->path,
-                       leaves->items[i].name);
+        FC_TRY(make_tensor(checkpoint, f, &leaves->items[i], &tensors[i], err));
     }
     return FC_OK;
 }
@@ -110,7 +124,7 @@ fc_code fc_torch_open_one(fc_checkpoint *checkpoint, uint32_t index, torch_file 
 }
 
 fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
-                           size_t *count, fc_error *err) {
+                           size_t *count, bool *sharded, fc_error *err) {
     torch_file f;
     torch_leaves leaves = {.arena = checkpoint->arena, .alone = true};
     fc_tensor *made = NULL;
@@ -119,6 +133,9 @@ fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t
     *count = 0;
     FC_TRY(fc_torch_file_open(path, index, &f, err));
     FC_TRY_GOTO(fc_torch_flatten(&f, NULL, &leaves, err), rc, out);
+    if (sharded && (*sharded = has_shards(&leaves))) {
+        goto out;
+    }
     FC_TRY_GOTO(fc_torch_check_names(path, &leaves, err), rc, out);
     FC_TRY_GOTO(note_modules(checkpoint, &leaves, err), rc, out);
     FC_TRY_GOTO(fc_torch_note_risk(checkpoint, &f, err), rc, out);
@@ -132,7 +149,7 @@ out:
     return rc;
 }
 
-fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *options, bool *sharded, fc_error *err) {
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     fc_tensor *tensors = NULL;
     if (!file) {
@@ -144,7 +161,7 @@ fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *opt
     checkpoint->producer = "torch.save";
     checkpoint->keeps_order = true;
     FC_TRY(fc_identities_take(checkpoint, options, err));
-    fc_code rc = fc_torch_read_file(checkpoint, checkpoint->path, 0, &tensors, &checkpoint->ntensors, err);
+    fc_code rc = fc_torch_read_file(checkpoint, checkpoint->path, 0, &tensors, &checkpoint->ntensors, sharded, err);
     checkpoint->tensors = tensors;
     return rc;
 }

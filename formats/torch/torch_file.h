@@ -190,12 +190,18 @@ fc_code fc_torch_note_risk(fc_checkpoint *checkpoint, const torch_file *f, fc_er
 /** Opens checkpoint->files[index] and notes its risk. On failure nothing stays open. */
 fc_code fc_torch_open_one(fc_checkpoint *checkpoint, uint32_t index, torch_file *f, fc_error *err);
 
-/** Reads the tensors and objects of the file that is checkpoint->files[index] into the checkpoint's arena. */
+/**
+ * Reads the tensors and objects of the file that is checkpoint->files[index] into the checkpoint's arena.
+ * @param sharded receives whether it contains DTensors or ShardedTensors; then nothing is read. NULL: they are an error.
+ */
 fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
-                           size_t *count, fc_error *err);
+                           size_t *count, bool *sharded, fc_error *err);
 
-/** Makes the manifest of the one file that checkpoint->path names. */
-fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+/** Makes the manifest of the one file that checkpoint->path names. @param sharded as in fc_torch_read_file */
+fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *options, bool *sharded, fc_error *err);
+
+/** Fails: the value `leaf` of one file is a shard, and other files have the other shards. */
+fc_code fc_torch_fail_shard(const char *path, const char *leaf, fc_error *err);
 
 /** @return whether the size of the tensor fits in 63 bits; then sums and products of its boxes do, too. */
 bool fc_torch_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape);

@@ -36,9 +36,10 @@ static void judge_pickle(const fc_pickle *p, fc_object_verdict *out) {
 
 /* Judges an opened item and closes it. `rc` is the result of opening it, and `why` its message. */
 static fc_code judge(fc_torch_item *item, fc_code rc, const fc_error *why, fc_object_verdict *out, fc_error *err) {
-    if (rc == FC_EUNSUPPORTED) { /* the pickle is too large, or was written by torch before 1.6 */
-        out->risk = FC_OBJECT_UNKNOWN;
-        snprintf(out->reason, sizeof out->reason, "its pickle cannot be examined: %.400s", why->message);
+    if (rc == FC_EUNSUPPORTED) { /* torch.load may run what is not examined, such as a call in a huge pickle */
+        out->risk = FC_OBJECT_RUNS;
+        snprintf(out->reason, sizeof out->reason, "its pickle cannot be examined, so it may be hostile: %.400s",
+                 why->message);
         return FC_OK;
     }
     if (rc != FC_OK) {
@@ -57,7 +58,7 @@ fc_code fc_torch_verdict(int fd, const char *path, uint64_t offset, uint64_t len
                          fc_error *err) {
     fc_torch_item item;
     fc_error why;
-    fc_code rc = fc_torch_item_open(fd, path, offset, length, &item, &why);
+    fc_code rc = fc_torch_item_open_to_judge(fd, path, offset, length, &item, &why);
     return judge(&item, rc, &why, out, err);
 }
 

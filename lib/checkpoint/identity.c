@@ -8,6 +8,7 @@
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -81,6 +82,23 @@ fc_code fc_identities_add_header(fc_checkpoint *checkpoint, const char *path, co
     }
     checkpoint->identities = all;
     return FC_OK;
+}
+
+const char **fc_identities_headers(const fc_checkpoint *checkpoint, size_t *count) {
+    const header *first = checkpoint->identities ? checkpoint->identities->headers : NULL;
+    size_t n = 0;
+    for (const header *h = first; h; h = h->next) {
+        n++;
+    }
+    const char **paths = calloc(n + 1, sizeof *paths);
+    n = 0;
+    for (const header *h = first; h && paths; h = h->next) {
+        if (h->file.path) { /* NULL: it was missing */
+            paths[n++] = h->file.path;
+        }
+    }
+    *count = n;
+    return paths;
 }
 
 fc_code fc_identities_take(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -184,6 +202,24 @@ fc_code fc_checkpoint_check_inputs(const fc_checkpoint *source, struct fc_comm *
                                                : fc_checkpoint_unchanged(source, err);
 }
 
+/* Gives `made` the headers of a source. */
+static fc_code add_headers(fc_checkpoint *made, const fc_checkpoint *source, fc_error *err) {
+    struct fc_identities *all = source->identities ? new_identities(made) : NULL;
+    if (source->identities && !all) {
+        return fc_no_memory(err, made->path);
+    }
+    for (const header *h = all ? source->identities->headers : NULL; h; h = h->next) {
+        header *copy = fc_arena_alloc(made->arena, sizeof *copy);
+        if (!copy) {
+            return fc_no_memory(err, made->path);
+        }
+        *copy = (header){all->headers, h->file};
+        all->headers = copy;
+    }
+    made->identities = all ? all : made->identities;
+    return FC_OK;
+}
+
 fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *const *sources, size_t count,
                         fc_error *err) {
     size_t n = own ? 1 : 0;
@@ -205,5 +241,8 @@ fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *
     }
     made->files = files;
     made->nfiles = n;
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(add_headers(made, sources[i], err));
+    }
     return FC_OK;
 }

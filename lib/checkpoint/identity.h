@@ -25,11 +25,18 @@ fc_code fc_identities_take(fc_checkpoint *checkpoint, const fc_open_options *opt
 fc_code fc_identities_add_header(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options,
                                  fc_error *err);
 
+/**
+ * Lists the files that describe the others and are not among them, newest first, in an array of the caller, who frees
+ * it. @return NULL if out of memory.
+ */
+const char **fc_identities_headers(const fc_checkpoint *checkpoint, size_t *count);
+
 /** Gives `checkpoint`, whose files are those of all `parts` in order, the identities of the parts. */
 fc_code fc_identities_gather(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_t nparts, fc_error *err);
 
 /**
- * Gives `made` the files of all sources in order, after `own` unless it is NULL: none of them may be the target.
+ * Gives `made` the files of all sources in order, after `own` unless it is NULL, and the files that describe them: none
+ * of them may be the target.
  * @param made owns the list in its arena.
  */
 fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *const *sources, size_t count,

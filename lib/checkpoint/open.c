@@ -7,8 +7,10 @@
 #include "fsdpckpt/try.h"
 
 #include "base/checked.h"
+#include "base/file_name.h"
 #include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
+#include "io/stand_in.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -60,7 +62,7 @@ static bool is_checkpoint(const char *path, const char *name) {
     if (stat(path, &st) != 0) {
         return false;
     }
-    if (S_ISREG(st.st_mode) && fc_holds_data(name)) {
+    if (S_ISREG(st.st_mode) && (fc_holds_data(name) || fc_ends_with(name, ".h5"))) {
         if (read_head(path, head, &probe.head_size, NULL) != FC_OK) {
             return false;
         }
@@ -100,6 +102,7 @@ static fc_code fail_unknown(const fc_probe *probe, fc_error *err) {
         return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but it contains checkpoints: %s; name one of them",
                        probe->path, below);
     }
+    FC_TRY(probe->is_directory ? FC_OK : fc_check_stand_in(probe->path, err));
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;
         if (sign) {
@@ -261,19 +264,25 @@ fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target,
     if (stat(target, &st) != 0 || (holds_all && replaces_whole(checkpoint, &st))) {
         return FC_OK;
     }
-    const char **inputs = calloc(checkpoint->nfiles + 3, sizeof *inputs);
-    if (!inputs || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
+    size_t count = 0, headers = 0;
+    const char **more = fc_identities_headers(checkpoint, &headers);
+    const char **inputs = calloc(checkpoint->nfiles + headers + 3, sizeof *inputs);
+    if (!inputs || !more || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
+        free(more);
         free(inputs);
         return fc_no_memory(err, target);
     }
-    size_t count = 0;
     inputs[count++] = checkpoint->path;
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         inputs[count++] = checkpoint->files[i].path;
     }
+    for (size_t i = 0; i < headers; i++) {
+        inputs[count++] = more[i];
+    }
     inputs[count] = header_path;
     fc_code rc = fc_check_inputs(target, inputs, "a file of the checkpoint", err);
     free(header_path);
+    free(more);
     free(inputs);
     return rc;
 }

@@ -23,18 +23,51 @@ static bool starts_with(const unsigned char *head, size_t size, const char *magi
     return size >= length && memcmp(head, magic, length) == 0;
 }
 
-/* A 64-bit length, then a JSON object. */
-static bool is_safetensors(const unsigned char *head, size_t size) {
-    return size >= 9 && head[8] == '{' && head[5] == 0 && head[6] == 0 && head[7] == 0;
+static size_t skip_space(const unsigned char *head, size_t size, size_t at) {
+    while (at < size && head[at] != '\0' && strchr(" \t\r\n", head[at])) {
+        at++;
+    }
+    return at;
 }
 
-/* The first character that is not white space begins an object. */
-static bool is_json(const unsigned char *head, size_t size) {
-    size_t i = 0;
-    while (i < size && strchr(" \t\r\n", head[i]) && head[i] != '\0') {
-        i++;
+/* A 64-bit length, then a JSON object, which has members or is empty. */
+static bool is_safetensors(const unsigned char *head, size_t size) {
+    if (size < 10 || head[8] != '{' || head[5] != 0 || head[6] != 0 || head[7] != 0) {
+        return false;
     }
-    return i < size && head[i] == '{';
+    size_t at = skip_space(head, size, 9);
+    return at < size && (head[at] == '"' || head[at] == '}');
+}
+
+/* A JSON object whose first member is one of an index of shards. */
+static bool is_index(const unsigned char *head, size_t size) {
+    size_t at = skip_space(head, size, 0);
+    if (at == size || head[at] != '{') {
+        return false;
+    }
+    at = skip_space(head, size, at + 1);
+    return starts_with(head + at, size - at, "\"metadata\"", 10) ||
+           starts_with(head + at, size - at, "\"weight_map\"", 12);
+}
+
+/* A zip archive whose first record is one that torch.save writes, in a folder; or an empty archive. */
+static bool is_torch_zip(const unsigned char *head, size_t size) {
+    enum { HEADER = 30, LENGTH_AT = 26 };
+    static const char *const records[] = {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment"};
+    if (size < HEADER || !starts_with(head, size, "PK\3\4", 4)) {
+        return starts_with(head, size, "PK\5\6", 4);
+    }
+    size_t length = (size_t)(head[LENGTH_AT] | head[LENGTH_AT + 1] << 8);
+    length = length < size - HEADER ? length : size - HEADER;
+    const unsigned char *name = head + HEADER;
+    const unsigned char *slash = length > 0 ? memchr(name, '/', length) : NULL;
+    const size_t rest = slash ? length - (size_t)(slash + 1 - name) : 0;
+    for (size_t i = 0; i < sizeof records / sizeof *records && slash; i++) {
+        if (strlen(records[i]) == rest && memcmp(slash + 1, records[i], rest) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
@@ -42,13 +75,13 @@ bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
     case FC_CONTENT_HDF5:
         return starts_with(head, size, "\x89HDF\r\n\x1a\n", 8);
     case FC_CONTENT_ZIP:
-        return starts_with(head, size, "PK\3\4", 4) || starts_with(head, size, "PK\5\6", 4);
+        return is_torch_zip(head, size);
     case FC_CONTENT_PICKLE:
-        return starts_with(head, size, "\x80", 1);
+        return size >= 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5;
     case FC_CONTENT_SAFETENSORS:
         return is_safetensors(head, size);
     case FC_CONTENT_JSON:
-        return is_json(head, size);
+        return is_index(head, size);
     }
     return false;
 }

@@ -9,13 +9,14 @@
 #include <ctype.h>
 #include <string.h>
 
-enum { MOST_NESTED = 16 };
+enum { MOST_NESTED = 16, MOST_NAMES = 10000 };
 
 typedef struct parser {
     const fc_recipe *recipe;
     const char *text, *at;
     const char *unknown; /* the first name without a value */
     int depth;           /* of parentheses and of sizes within sizes */
+    int *names;          /* that were looked up, also in sizes within sizes: their number can double at each level */
     fc_error *err;
 } parser;
 
@@ -70,6 +71,9 @@ static fc_code evaluate_size(parser *p, const fc_recipe_size *size, int64_t *out
 
 static fc_code parse_name(parser *p, int64_t *out) {
     const char *name = p->at;
+    if (++*p->names > MOST_NAMES) {
+        return wrong(p, "its sizes refer to each other too often");
+    }
     while (isalnum((unsigned char)*p->at) || *p->at == '_' || *p->at == '.') {
         p->at++;
     }
@@ -178,7 +182,8 @@ static fc_code parse_equality(parser *p, int64_t *out) { // NOLINT(misc-no-recur
 
 /* Evaluates `text` with the depth and the unknown name of `p`. */
 static fc_code evaluate(parser *p, const char *text, int64_t *out) { // NOLINT(misc-no-recursion)
-    parser inner = {.recipe = p->recipe, .text = text, .at = text, .depth = p->depth + 1, .err = p->err};
+    parser inner = {
+        .recipe = p->recipe, .text = text, .at = text, .depth = p->depth + 1, .names = p->names, .err = p->err};
     if (inner.depth > MOST_NESTED) {
         return wrong(p, "its sizes are defined by themselves, or nested too deeply");
     }
@@ -192,7 +197,8 @@ static fc_code evaluate(parser *p, const char *text, int64_t *out) { // NOLINT(m
 
 fc_code fc_recipe_evaluate(const fc_recipe *recipe, const char *expression, int64_t *out, const char **unknown,
                            fc_error *err) {
-    parser p = {.recipe = recipe, .text = expression, .at = expression, .err = err};
+    int names = 0;
+    parser p = {.recipe = recipe, .text = expression, .at = expression, .names = &names, .err = err};
     fc_code rc = evaluate(&p, expression, out);
     *unknown = p.unknown;
     return rc;

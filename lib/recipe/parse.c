@@ -7,6 +7,7 @@
 #include "io/json_file.h"
 #include "recipe/recipe.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,8 +23,17 @@ typedef struct reader {
     fc_error *err;
 } reader;
 
-static fc_code bad(const reader *r, const char *why) {
-    return fc_fail(r->err, FC_EUSAGE, "%s: rule %zu: %s", r->recipe->label, r->number, why);
+/* Fails with the name of the file, and the number of the rule when one is being read. */
+static __attribute__((format(printf, 2, 3))) fc_code bad(const reader *r, const char *fmt, ...) {
+    char why[512], rule[48] = "";
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(why, sizeof why, fmt, args);
+    va_end(args);
+    if (r->number > 0) {
+        snprintf(rule, sizeof rule, "rule %zu: ", r->number);
+    }
+    return fc_fail(r->err, FC_EUSAGE, "%s: %s%s", r->recipe->label, rule, why);
 }
 
 static fc_code no_memory(const reader *r) {
@@ -37,7 +47,7 @@ static fc_code read_text(const reader *r, const json_t *value, const char *what,
         return FC_OK;
     }
     if (!json_is_string(value)) {
-        return fc_fail(r->err, FC_EUSAGE, "%s: rule %zu: \"%s\" is not a string", r->recipe->label, r->number, what);
+        return bad(r, "\"%.200s\" is not a string", what);
     }
     *out = fc_arena_strndup(r->arena, json_string_value(value), json_string_length(value));
     return *out ? FC_OK : no_memory(r);
@@ -50,8 +60,7 @@ static fc_code read_list(const reader *r, const json_t *value, const char *what,
     *out = fc_json_strings(value, r->arena, &malformed);
     *count = json_is_array(value) ? json_array_size(value) : 1;
     if (malformed || *count == 0) {
-        return fc_fail(r->err, FC_EUSAGE, "%s: rule %zu: \"%s\" is not a string or an array of strings",
-                       r->recipe->label, r->number, what);
+        return bad(r, "\"%.200s\" is not a string or an array of strings", what);
     }
     return *out ? FC_OK : no_memory(r);
 }
@@ -65,7 +74,7 @@ static fc_code check_keys(const reader *r, const json_t *object, const char *con
             k++;
         }
         if (!*k) {
-            return fc_fail(r->err, FC_EUSAGE, "%s: rule %zu: unknown member \"%s\"", r->recipe->label, r->number, key);
+            return bad(r, "unknown member \"%.200s\"", key);
         }
     }
     return FC_OK;
@@ -141,14 +150,20 @@ static fc_code read_operation(const reader *r, const json_t *object, fc_recipe_o
         return bad(r, "an operation is an object with one of concatenate, split, chunk, stack, unstack, transpose, "
                       "rearrange and resize");
     }
+    size_t ignored;
+    const json_t *sizes = json_object_get(object, "sizes");
+    if (sizes && (json_object_get(object, "chunk") || (op->kind != FC_OP_SPLIT && op->kind != FC_OP_CONCATENATE))) {
+        return bad(r, "only \"split\" and \"concatenate\" have \"sizes\"");
+    }
+    if ((json_object_get(object, "from") || json_object_get(object, "to")) && op->kind != FC_OP_RESIZE) {
+        return bad(r, "only the operation \"resize\" has \"from\" and \"to\"");
+    }
     if (op->kind == FC_OP_REARRANGE) {
         const char *text;
         FC_TRY(read_text(r, value, "rearrange", &text));
         return read_rearrange(r, text, op);
     }
     FC_TRY(read_dims(r, value, op));
-    size_t ignored;
-    const json_t *sizes = json_object_get(object, "sizes");
     if (sizes) {
         FC_TRY(read_list(r, sizes, "sizes", &op->sizes, &ignored));
     }
@@ -252,6 +267,9 @@ static fc_code read_rule(reader *r, const json_t *object) {
         return bad(r, "it is not an object");
     }
     const bool drop = json_object_get(object, "drop") != NULL, add = json_object_get(object, "add") != NULL;
+    if (drop && add) {
+        return bad(r, "it has both \"drop\" and \"add\"; make two rules of it");
+    }
     FC_TRY(drop || add ? read_extra(r, object, drop, rule, &skip) : read_map(r, object, rule));
     FC_TRY(read_text(r, json_object_get(object, "when"), "when", &rule->when));
     r->recipe->nrules += !skip;
@@ -260,6 +278,9 @@ static fc_code read_rule(reader *r, const json_t *object) {
 
 static fc_code read_sizes(const reader *r, const json_t *object) {
     const char *key;
+    if (object && !json_is_object(object)) {
+        return bad(r, "\"sizes\" is not an object, such as {\"heads\": \"num_attention_heads\"}");
+    }
     json_t *value;
     size_t count = json_object_size(object), ignored;
     fc_recipe_size *sizes = fc_arena_calloc(r->arena, count + 1, sizeof *sizes);
@@ -285,7 +306,7 @@ static fc_code read_others(const reader *r, const json_t *value) {
     r->recipe->keeps_others = text && strcmp(text, "keep") == 0;
     return text && (r->recipe->keeps_others || strcmp(text, "refuse") == 0)
                ? FC_OK
-               : fc_fail(r->err, FC_EUSAGE, "%s: \"others\" is \"keep\" or \"refuse\"", r->recipe->label);
+               : bad(r, "\"others\" is \"keep\" or \"refuse\"");
 }
 
 static fc_code read_dtypes(const reader *r, const json_t *object) {
@@ -293,6 +314,9 @@ static fc_code read_dtypes(const reader *r, const json_t *object) {
     fc_recipe_dtype *dtypes = fc_arena_calloc(r->arena, count + 1, sizeof *dtypes);
     const char *glob;
     json_t *value;
+    if (object && !json_is_object(object)) {
+        return bad(r, "\"dtypes\" is not an object, such as {\"*.norm.weight\": \"f32\"}");
+    }
     if (!dtypes) {
         return no_memory(r);
     }
@@ -300,8 +324,7 @@ static fc_code read_dtypes(const reader *r, const json_t *object) {
         const char *type = json_string_value(value);
         fc_recipe_dtype *d = &dtypes[r->recipe->ndtypes++];
         if (!type || !fc_dtype_find(type, strlen(type), &d->dtype) || fc_dtype_get(d->dtype)->cls != FC_CLASS_FLOAT) {
-            return fc_fail(r->err, FC_EUSAGE, "%s: \"dtypes\": '%s' needs a floating-point type, such as \"f32\"",
-                           r->recipe->label, glob);
+            return bad(r, "\"dtypes\": '%.200s' needs a floating-point type, such as \"f32\"", glob);
         }
         d->glob = fc_arena_strndup(r->arena, glob, strlen(glob));
         if (!d->glob) {
@@ -315,22 +338,23 @@ static fc_code read_dtypes(const reader *r, const json_t *object) {
 static fc_code read_models(const reader *r, const json_t *value) {
     bool malformed = false;
     r->recipe->models = value ? fc_json_strings(value, r->arena, &malformed) : NULL;
-    return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"models\" is not an array of strings", r->recipe->label)
+    return malformed                     ? bad(r, "\"models\" is not an array of strings")
            : value && !r->recipe->models ? no_memory(r)
                                          : FC_OK;
 }
 
 static fc_code read_recipe(reader *r, const json_t *root) {
+    static const char *const known[] = {"fsdpckpt", "schema", "description", "models",  "dtypes",
+                                        "others",   "sizes",  "rules",       "$schema", NULL};
     const json_t *rules = json_object_get(root, "rules");
     const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
     if (!kind || strcmp(kind, "recipe") != 0 || json_integer_value(json_object_get(root, "schema")) != 1) {
-        return fc_fail(r->err, FC_EUSAGE, "%s: not a recipe, which begins with \"fsdpckpt\": \"recipe\", \"schema\": 1",
-                       r->recipe->label);
+        return bad(r, "not a recipe, which begins with \"fsdpckpt\": \"recipe\", \"schema\": 1");
     }
     if (!json_is_array(rules)) {
-        return fc_fail(r->err, FC_EUSAGE, "%s: a recipe has \"rules\", an array; an example is %s", r->recipe->label,
-                       example);
+        return bad(r, "a recipe has \"rules\", an array; an example is %s", example);
     }
+    FC_TRY(check_keys(r, root, known));
     FC_TRY(read_text(r, json_object_get(root, "description"), "description", &r->recipe->description));
     FC_TRY(read_models(r, json_object_get(root, "models")));
     FC_TRY(read_dtypes(r, json_object_get(root, "dtypes")));
@@ -344,66 +368,6 @@ static fc_code read_recipe(reader *r, const json_t *root) {
         FC_TRY(read_rule(r, json_array_get(rules, i)));
     }
     return FC_OK;
-}
-
-/* ---- the model's configuration ---- */
-
-/*
- * Counts the numbers of an object and of the objects in it, and copies them to `numbers` unless that is NULL.
- * @return false if out of memory.
- */
-static bool list_numbers(const json_t *object, const char *prefix, fc_recipe_number *numbers, size_t *count,
-                         fc_arena *arena, int depth) { // NOLINT(misc-no-recursion): two levels
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)object, key, value) {
-        const bool inner = json_is_object(value) && depth < 2;
-        const char *name = fc_arena_printf(arena, "%s%s%s", prefix, key, inner ? "." : "");
-        if (!name || (inner && !list_numbers(value, name, numbers, count, arena, depth + 1))) {
-            return false;
-        }
-        if (json_is_integer(value) || json_is_boolean(value)) {
-            if (numbers) {
-                numbers[*count] =
-                    (fc_recipe_number){name, json_is_true(value) ? 1 : (int64_t)json_integer_value(value)};
-            }
-            ++*count;
-        }
-    }
-    return true;
-}
-
-/* Finds the kind of the model, also that of the language model in a larger one, and the key that names it. */
-static fc_code find_model(const reader *r, const json_t *root, fc_recipe_config *config) {
-    const json_t *text = json_object_get(root, "text_config");
-    const char *model = json_string_value(json_object_get(text ? text : root, "model_type"));
-    config->model_key = text ? "text_config.model_type" : "model_type";
-    if (!model) {
-        model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
-        config->model_key = "architectures";
-    }
-    config->model = model ? fc_arena_strndup(r->arena, model, strlen(model)) : NULL;
-    config->model_key = config->model ? config->model_key : NULL;
-    return model && !config->model ? no_memory(r) : FC_OK;
-}
-
-static fc_code load_config(const reader *r, const char *path) {
-    json_t *root = NULL;
-    fc_recipe_config *config = fc_arena_calloc(r->arena, 1, sizeof *config);
-    if (!config) {
-        return no_memory(r);
-    }
-    FC_TRY(fc_json_load_config(path, r->arena, &r->recipe->config_path, &root, r->err));
-    size_t count = 0;
-    bool listed = list_numbers(root, "", NULL, &count, r->arena, 0);
-    fc_recipe_number *numbers = listed ? fc_arena_calloc(r->arena, count + 1, sizeof *numbers) : NULL;
-    count = 0;
-    listed = numbers && list_numbers(root, "", numbers, &count, r->arena, 0);
-    *config = (fc_recipe_config){.numbers = numbers, .count = count};
-    fc_code rc = listed ? find_model(r, root, config) : no_memory(r);
-    json_decref(root);
-    r->recipe->config = config;
-    return rc;
 }
 
 /* ---- the other direction ---- */
@@ -444,7 +408,7 @@ static fc_code make(const char *label, const json_t *root, const fc_recipe_optio
     recipe->headers_only = options && options->headers_only;
     FC_TRY(read_recipe(&r, root));
     if (options && options->config) {
-        FC_TRY(load_config(&r, options->config));
+        FC_TRY(fc_recipe_load_config(recipe, options->config, arena, err));
     }
     FC_TRY(fc_recipe_place_offsets(recipe, arena, err));
     FC_TRY(r.reverse ? list_lost(&r) : FC_OK);

@@ -87,6 +87,9 @@ typedef struct fc_recipe_config {
     const char *model_key; /**< the key that has it, such as "text_config.model_type"; NULL like `model` */
 } fc_recipe_config;
 
+/** Reads the numbers of the model's config.json. `path` is that file, or its folder. */
+fc_code fc_recipe_load_config(fc_recipe *recipe, const char *path, fc_arena *arena, fc_error *err);
+
 /**
  * Computes an expression: integers, names of recipe->sizes and of the config, + - * / == != ! and parentheses.
  * @param unknown receives the first name that has no value, or NULL; then the result is FC_EUSAGE.

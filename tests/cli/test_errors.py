@@ -1,8 +1,12 @@
 """Damaged and unsuitable inputs: each gives one clear line and the right exit status, and leaves no output."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import os
+import pickle
 import random
 import shutil
 import struct
@@ -40,8 +44,30 @@ class Errors(harness.Case):
             shutil.copytree(harness.corpus(FSDP2), os.path.join(folder, name))
         os.mkdir(os.path.join(folder, "logs"))
         shutil.copy(os.path.join(harness.CORPUS, os.pardir, "pt", "legacy.pt"), os.path.join(folder, "rng.pt"))
+        shutil.copy(os.path.join(folder, "rng.pt"), os.path.join(folder, "best.pth.tar"))
+        shutil.copy(os.path.join(harness.CORPUS, "h5-packed.h5"), os.path.join(folder, "model.weights.h5"))
         shutil.copy(os.path.join(harness.CORPUS, os.pardir, "README.md"), os.path.join(folder, "other.pt"))
-        self.refused(3, folder, ["not a checkpoint", ": rng.pt, step-100, step-200;"])
+        self.refused(3, folder, ["not a checkpoint", ": best.pth.tar, model.weights.h5, rng.pt, step-100, step-200;"])
+
+    def test_what_is_not_a_checkpoint_is_named(self):
+        """People give pointers, error pages, archives and files of other programs. The message says what each is."""
+        packed = {"lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+                  "page": (b"<!DOCTYPE html>\n<html><title>403</title></html>", "it is a web page"), "empty": (b"", "it is empty"),
+                  "gguf": (b"GGUF\3" + bytes(60), "llama.cpp"), "pickle": (pickle.dumps({"w": [1.0]}), "Python's own"),
+                  "gzip": (gzip.compress(b"x"), "gzip file"), "bz2": (bz2.compress(b"x"), "bzip2 file"), "xz": (lzma.compress(b"x"), "xz file")}
+        names = {"": ("x.pt", "x.safetensors", "x.h5"), "hub": ("model.safetensors",), "bin": ("pytorch_model.bin",)}
+        for folder, files in names.items():
+            os.makedirs(self.path(folder), exist_ok=True)
+            for what, (content, said) in packed.items():
+                for name in files:
+                    with self.subTest(what=what, folder=folder, name=name):
+                        with open(self.path(folder, name), "wb") as f:
+                            f.write(content)
+                        self.refused(3, self.path(folder or name), [name, said])
+        import tarfile
+        with tarfile.open(self.path("x.tar"), "w") as archive:
+            archive.add(self.path("x.pt"), "x.pt")
+        self.refused(3, "x.tar", ["tar archive"])
 
     def test_foreign_files_in_the_directory_are_reported(self):
         """Files that are not part of the checkpoint are not converted, and a note lists them."""
@@ -237,7 +263,7 @@ class Errors(harness.Case):
         self.refused(3, "text.txt", ["text.txt", "not a checkpoint"])
         with open(self.path("nothing"), "w"):
             pass
-        self.refused(3, "nothing", ["nothing", "not a checkpoint"])
+        self.refused(3, "nothing", ["nothing", "it is empty"])
         with open(self.path("noise"), "wb") as f:
             f.write(random.Random(1).randbytes(100000))
         self.refused(3, "noise", ["noise", "not a checkpoint"])

@@ -54,6 +54,19 @@ class Force(harness.Case):
         for target in ("a.h5", "b.h5"):
             self.refused("average", "a.h5", "b.h5", "-o", target, contains=["that is read"])
 
+    def test_files_that_a_view_shows_are_not_replaced(self):
+        self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
+        self.ok("reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "2", "-q")
+        for source, name in (("a.h5", "v.h5"), ("run", "w.h5")):
+            self.ok("view", source, "-o", name, "-q")
+            for more in ((), ("--include", "model.*")):
+                self.refused("consolidate" if source == "a.h5" else "reshard", name, "-o", source, "--follow-external", *more,
+                             *(() if source == "a.h5" else ("--dp", "3")), contains=[source])
+            self.refused("average", name, name, "-o", source, "--to", "h5", "--follow-external", contains=[source])
+        with open(self.path("r.json"), "w") as f:
+            json.dump({"fsdpckpt": "recipe", "schema": 1, "rules": [], "others": "keep"}, f)
+        self.refused("consolidate", "v.h5", "-o", "a.h5", "--follow-external", "--recipe", "r.json", contains=["is a file"])
+
     def test_other_inputs_are_not_replaced(self):
         self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
         self.ok("schema", "a.h5", "-o", "model.json")

@@ -47,6 +47,16 @@ class Races(harness.Case):
         err = self.changed_meanwhile(replace, "consolidate", "big", "-o", "m.h5", "-j1", "-q")
         self.assertIn("was replaced by another file while the checkpoint was read", err)
 
+    def test_data_of_a_view(self):
+        data = self.source()
+        self.ok("view", "big", "-o", "view.h5", "-q")
+
+        def touch():
+            os.utime(data)
+
+        err = self.changed_meanwhile(touch, "consolidate", "view.h5", "-o", "m.h5", "-j1", "-q", "--follow-external")
+        self.assertIn("was changed while the checkpoint was read", err)
+
 
 if __name__ == "__main__":
     harness.main()

@@ -207,6 +207,10 @@ class Language(harness.Case):
                 ({"from": "a", "to": "x", "operations": {"rearrange": "a b -> a c"}}, "do not have the same names"),
                 ({"from": "a", "to": "x", "operations": {"rearrange": "(a b c -> a b c"}}, "a ')' is missing"),
                 ({"from": "a", "to": "x", "operations": {"turn": 0}}, "unknown member \"turn\""),
+                ({"from": "a", "to": "x", "operations": {"transpose": [0, 1], "sizes": "1"}}, "rule 1: only \"split\" and"),
+                ({"from": "a", "to": ["x", "y"], "operations": {"chunk": 0, "sizes": ["1", "3"]}}, "rule 1: only \"split\" and"),
+                ({"from": "a", "to": "x", "operations": {"transpose": [0, 1], "to": "1"}}, "only the operation \"resize\" has"),
+                ({"drop": "a", "add": "x", "same_as": "b"}, "r.json: rule 1: it has both \"drop\" and \"add\""),
                 ({"from": "a", "to": "x{n}"}, "a variable of \"to\" has no value"),
                 ({"from": "a", "to": "x{n"}, "its braces do not match"),
                 ({"from": "a"}, "it needs \"from\" and \"to\""),
@@ -221,6 +225,14 @@ class Language(harness.Case):
                 self.write([{"from": "e.{e}", "to": "e", "operations": {"stack": 0}}])
                 self.fails(2, "consolidate", "wide.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
         os.unlink(self.path("wide.safetensors"))
+        for more, why in (({"sizes": ["n"]}, "r.json: \"sizes\" is not an object"), ({"sizes": "n"}, "\"sizes\" is not an object"),
+                          ({"sizes": {"n": 4}}, "r.json: \"n\" is not a string or an array of strings"),
+                          ({"dtypes": [{"*": "f32"}]}, "r.json: \"dtypes\" is not an object"),
+                          ({"dtype": {"*": "f32"}}, "r.json: unknown member \"dtype\""),
+                          ({"description": 4}, "r.json: \"description\" is not a string")):
+            with self.subTest(why):
+                self.write([{"from": "a", "to": "x"}, *rest], **more)
+                self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=[why])
         for text, why in (("[]", "a recipe must be an object such as"), ("{\"rules\": []}", "not a recipe, which begins with"),
                           ("{\"fsdpckpt\": \"recipe\", \"schema\": 1}", "a recipe has \"rules\"")):
             with open(self.path("r.json"), "w", encoding="utf-8") as f:
@@ -229,6 +241,20 @@ class Language(harness.Case):
         self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "torchtitan", contains=["torchtitan-llama3"])
         self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--reverse", contains=["--reverse needs --recipe"])
         self.assertEqual(self.listing(), ["in.safetensors", "r.json"])
+
+    def test_sizes_that_refer_to_each_other(self):
+        """Each of 15 sizes has the next one ten times. Computed one by one, these are 10^15 numbers."""
+        safetensors_file.write(self.path("in.safetensors"), {"a": counted(4)})
+        rules = [{"from": "a", "to": ["x", "y"], "operations": {"split": 0, "sizes": ["s0", "4 - s0"]}}]
+        for last, terms in (("0", " + "), ("unknown", " + ")):
+            self.write(rules, sizes={**{f"s{i}": terms.join(10 * [f"s{i + 1}"]) for i in range(14)}, "s14": last})
+            self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json",
+                       contains=["refer to each other too often" if last == "0" else "needs 'unknown'"])
+        self.write(rules, sizes={**{f"s{i}": [f"s{i + 1} / 3"] * 10 for i in range(14)}, "s14": ["no", "nowhere"]})
+        self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json",
+                   contains=["refer to each other too often"])
+        self.write(rules, sizes={"s0": "s1", "s1": "s0"})
+        self.fails(2, "consolidate", "in.safetensors", "-o", "m.h5", "--recipe", "r.json", contains=["defined by themselves"])
 
     def test_drop_add_and_conditions(self):
         self.write([{"from": "a", "to": "b"}, {"drop": "c", "same_as": "a", "when": "tied == 1"}, {"from": "c", "to": "d"}])

@@ -181,7 +181,7 @@ def _(folder):
     write(folder, ".metadata", b"\x80\x02cbuiltins\ngetattr\nX\x00\x00\x00\x00N\x86R.")
 
 
-@case(BAD, "not-a-pickle", "3 {}/.metadata: offset 0: not a pickle of protocol 2 to 5")
+@case(BAD, "not-a-pickle", "3 {}/.metadata: offset 0: not a pickle of protocol 2 to 5, the only ones that are examined: it may be hostile")
 def _(folder):
     write(folder, ".metadata", b"(a text file)\n")
 

@@ -4,6 +4,7 @@
 usage: harmless_objects.py FSDPCKPT      exit 77 without torch
 """
 import argparse
+import array
 import base64
 import collections
 import datetime
@@ -11,7 +12,9 @@ import decimal
 import fractions
 import functools
 import http
+import io
 import ipaddress
+import itertools
 import json
 import logging
 import operator
@@ -138,6 +141,7 @@ def harmless():
         "relu": [torch.relu, torch.nn.functional.gelu], "getter": operator.itemgetter(1), "http": [http.HTTPStatus.OK],
         "strided": _StridedShard(0, split_factor=2), "moment": time.gmtime(0), "options": StateDictOptions(cpu_offload=True),
         "big": 2 ** 100, "float": float("inf"), "class": [torch.optim.Adam], "random": np.random.RandomState(1).get_state(),
+        "extra_state": io.BytesIO(b"a\0b"), "text": io.StringIO("a"), "count": itertools.count(3), "words": array.array("h", [1, -2]),
         "generator": torch.Generator(), "numpy_generator": np.random.default_rng(1), "python_random": random.Random(1),
     }
 
@@ -154,8 +158,10 @@ def same(a, b):
         return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, zoneinfo.ZoneInfo):
         return a.key == b.key
-    if isinstance(a, operator.itemgetter):
+    if isinstance(a, (operator.itemgetter, itertools.count)):
         return repr(a) == repr(b)
+    if isinstance(a, (io.BytesIO, io.StringIO)):
+        return (a.getvalue(), a.tell()) == (b.getvalue(), b.tell())
     if isinstance(a, random.Random):
         return a.getstate() == b.getstate()
     if isinstance(a, np.random.Generator):

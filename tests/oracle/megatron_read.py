@@ -46,6 +46,23 @@ def torch_dist(program, case, home):
     with open(os.path.join(copy, "common.pt"), "r+b") as f:
         f.truncate(100)
     refused(program, copy, "common.pt cut off", "common.pt")
+    wrong_shapes(program, step, home)
+
+
+def wrong_shapes(program, step, home):
+    """Shapes in mcore_data that do not belong to the flattened tensor."""
+    with open(os.path.join(step, ".metadata"), "rb") as f:
+        metadata = f.read()
+    shape = b"nd_reformulated_orig_global_shape\x94K\x08K\x06\x86"
+    for new, what in ((b"K\x08K\x07\x86", "does not fit its size"), (b"K\x00K\x06\x86", "does not fit its size"),
+                      (b"J\xff\xff\xff\xffK\x06\x86", "is invalid"), (b"K\x08\x85", "is invalid")):
+        if shape not in metadata:
+            continue
+        copy = os.path.join(home, "shape" + new.hex())
+        shutil.copytree(step, copy)
+        with open(os.path.join(copy, ".metadata"), "wb") as f:
+            f.write(b"\x80\x04" + metadata[11:].replace(shape, shape[:-5] + new, 1))  # without the frame's length
+        refused(program, copy, "shape " + new.hex(), "/.metadata: tensor optimizer.state.", "mcore_data", what)
 
 
 def rank_files(program, home):

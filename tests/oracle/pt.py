@@ -25,6 +25,7 @@ import zipfile
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 try:
+    import numpy
     import torch
     import torch.distributed.checkpoint.format_utils as format_utils
 except ImportError as e:
@@ -256,6 +257,14 @@ def refusals(program, home, corpus):
     with zipfile.ZipFile(home / "other.zip", "w") as archive:
         archive.writestr("hello/readme", "hello")
     refused(program, home / "other.zip", 3, "data.pkl")
+    torch.export.save(torch.export.export(module, (torch.ones(1, 2),)), home / "program.pt2")
+    refused(program, home / "program.pt2", 5, "torch.export")
+    numpy.savez(home / "arrays.npz", a=numpy.ones(3))
+    refused(program, home / "arrays.npz", 5, "NumPy archive")
+    with zipfile.ZipFile(home / "model.keras", "w") as archive:
+        for name in "metadata.json", "config.json", "model.weights.h5":
+            archive.writestr(name, "{}")
+    refused(program, home / "model.keras", 5, "use its model.weights.h5")
     import tarfile
     with tarfile.open(home / "old.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
         for name in ("sys_info", "pickle", "storages"):

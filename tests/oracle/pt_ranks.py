@@ -301,6 +301,36 @@ def local_tensors_load_into_fsdp2(program, home, corpus):
                 must(got[name].tobytes() == value.numpy().tobytes(), dp, tp, name)
 
 
+def save_alone(rank, world, home, name):
+    model = fully_shard(Layer(), mesh=init_device_mesh("cpu", (world,)))
+    state = {"model": model.state_dict(), "step": 3, "odd": {(0, 1): torch.ones(2)}}
+    torch.save(state, home / ("%s%d" % (name, rank)))
+    return {key: value.full_tensor().numpy() for key, value in model.state_dict().items()}
+
+
+def reads_the_file_of_one_gpu(program, home, corpus):
+    """Training on one GPU saves DTensors that have all elements, in a file of any name."""
+    want = {k: torch.from_numpy(v) for k, v in gloo.run(1, save_alone, home, "alone.pt")[0].items()}
+    must_run(program, "check", home / "alone.pt0")
+    must("full: no tensor is sharded" in must_run(program, "inspect", home / "alone.pt0").stdout, "not full")
+    must_run(program, "convert", home / "alone.pt0", "-o", home / "one.pt", "-q")
+    must_equal({"model": want, "step": 3, "odd": {(0, 1): torch.ones(2)}}, load(home / "one.pt"), "one.pt")
+    gloo.run(2, save_alone, home, "two.pt")
+    refused(program, home / "two.pt0", 5, "model.", "one rank's shard")
+
+
+def keeps_odd_objects_of_ranks(program, home, corpus):
+    """Objects that hold tensors, and modules without parameters, are read again from the files that they were written to."""
+    value = {"w": torch.arange(6.0), "odd": {(0, 1): torch.ones(2), None: 3}, "loss": torch.nn.GELU()}
+    source = save(value, home / "value.pt")
+    must_run(program, "reshard", source, "-o", home / "ranks", "--to", "pt", "--dp", "3", "-q")
+    must_run(program, "diff", source, home / "ranks")
+    must_run(program, "consolidate", home / "ranks", "-o", home / "again.pt", "-q")
+    got = torch.load(home / "again.pt", weights_only=False)
+    must(isinstance(got.pop("loss"), torch.nn.GELU), "the loss is lost")
+    must_equal({k: value[k] for k in ("w", "odd")}, got, "again")
+
+
 def refuses_one_file_per_rank(program, home, corpus):
     case = corpus / "pt" / "fsdp2-torch2.15.0"
     broken = home / "broken"
@@ -331,4 +361,5 @@ def refuses_one_file_per_rank(program, home, corpus):
 if __name__ == "__main__":
     sys.exit(run_tests([reads_one_file_per_rank, reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index,
                         reads_metadata_of_ranks, writes_one_file_per_rank, reads_empty_shards,
-                        local_tensors_load_into_fsdp2, refuses_one_file_per_rank]))
+                        local_tensors_load_into_fsdp2, reads_the_file_of_one_gpu,
+                        keeps_odd_objects_of_ranks, refuses_one_file_per_rank]))

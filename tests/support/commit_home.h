@@ -10,7 +10,11 @@
 /* The signature of HDF5, which makes a single file one that --force replaces. */
 #define OURS "\x89HDF\r\n\x1a\n"
 /* The start of a zip archive: in a directory, an HDF5 file must also have our schema. */
-#define OURS_ZIP "PK\3\4"
+/* A zip record: its 26 bytes of header have no NUL here, so its name ends with the file. */
+#define OURS_ZIP                                                                                                       \
+    "PK\3\4"                                                                                                           \
+    "--------------------------"                                                                                       \
+    "archive/data.pkl"
 
 /* Setup and teardown: the working directory is a new, empty one. */
 int enter(void **state);

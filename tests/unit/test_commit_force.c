@@ -58,6 +58,37 @@ static void force_looks_into_files(void **state) {
 /* The start of a file that --force replaces in a folder of accelerate. */
 #define PICKLE "\x80\2"
 
+/* Files of other programs, under names of ours, and what is ours of the same kind. */
+static void foreign_content_is_not_replaced(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *ours, *foreign;
+    } files[] = {
+        {"__0_0.distcp", OURS_ZIP, "PK\3\4--------------------------word/document.xml"},
+        {"__0_0.distcp", "PK\5\6", "PK\3\4--------------------------data.pkl"},
+        {".metadata", "\x80\4", "\x80 my key"},
+        {"model.safetensors.index.json", "{\n \"weight_map\": {}}", "{\"my\": \"settings\"}"},
+        {"model.safetensors.index.json", "{\"metadata\": {}}", "[]"},
+    };
+    assert_int_equal(mkdir("out", 0777), 0);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        fc_commit *commit;
+        fc_error err;
+        char path[512];
+        snprintf(path, sizeof path, "out/%s", files[i].name);
+        put(path, files[i].foreign);
+        assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
+        assert_non_null(strstr(err.message, files[i].name));
+        put(path, files[i].ours);
+        assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
+        fc_commit_abort(commit);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_true(fc_is_content(FC_CONTENT_SAFETENSORS, (const unsigned char *)"\x10\0\0\0\0\0\0\0{ \"w\"", 12));
+    assert_true(fc_is_content(FC_CONTENT_SAFETENSORS, (const unsigned char *)"\2\0\0\0\0\0\0\0{}", 10));
+    assert_false(fc_is_content(FC_CONTENT_SAFETENSORS, (const unsigned char *)"\x10\0\0\0\0\0\0\0{my", 11));
+}
+
 /* Makes the target "out" with a folder and a file in it. */
 static void put_folder(const char *folder, const char *file) {
     char path[512];
@@ -185,6 +216,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(force_deletes_only_its_own_files, enter, leave),
         cmocka_unit_test_setup_teardown(force_looks_into_files, enter, leave),
+        cmocka_unit_test_setup_teardown(foreign_content_is_not_replaced, enter, leave),
         cmocka_unit_test_setup_teardown(force_looks_into_folders, enter, leave),
         cmocka_unit_test_setup_teardown(permissions_of_folders_are_kept, enter, leave),
         cmocka_unit_test_setup_teardown(permissions_are_kept, enter, leave),

@@ -354,12 +354,17 @@ static void shared_lists_cost_no_memory(void **state) {
 static void damaged_pickles_are_refused(void **state) {
     (void)state;
     ASSERT_REFUSED("", "x.pkl: offset 1000: the pickle is cut off: 1 more bytes are expected, 0 are left");
-    ASSERT_REFUSED("PK\x03\x04", "x.pkl: offset 1000: pickle opcode 'P' (0x50) is not allowed here");
-    ASSERT_REFUSED("N.", "x.pkl: offset 1000: not a pickle of protocol 2 to 5");
+    ASSERT_REFUSED("PK\x03\x04",
+                   "x.pkl: offset 1000: pickle opcode 'P' (0x50) is not allowed here: this file may be hostile");
+    ASSERT_REFUSED(
+        "N.",
+        "x.pkl: offset 1000: not a pickle of protocol 2 to 5, the only ones that are examined: it may be hostile");
     assert_refused("\x80\x06N.", 4, FC_PICKLE_STRICT, FC_EUNSUPPORTED,
                    "x.pkl: offset 1000: pickle protocol 6 is not one of 2 to 5");
-    ASSERT_REFUSED("\x80\x04i.", "x.pkl: offset 1002: pickle opcode 'i' (0x69) is not allowed here");
-    ASSERT_REFUSED("\x80\x04\x82\x01.", "x.pkl: offset 1002: pickle opcode 0x82 is not allowed here");
+    ASSERT_REFUSED("\x80\x04i.",
+                   "x.pkl: offset 1002: pickle opcode 'i' (0x69) is not allowed here: this file may be hostile");
+    ASSERT_REFUSED("\x80\x04\x82\x01.",
+                   "x.pkl: offset 1002: pickle opcode 0x82 is not allowed here: this file may be hostile");
     ASSERT_REFUSED("\x80\x04.", "x.pkl: offset 1002: the pickle is damaged: an opcode finds too few values");
     ASSERT_REFUSED("\x80\x04NN.", "x.pkl: offset 1004: the pickle is damaged: values are left over at its end");
     ASSERT_REFUSED("\x80\x04N(.", "x.pkl: offset 1004: the pickle is damaged: an opcode finds too few values");

@@ -350,6 +350,24 @@ static bool decode_attributes(fc_h5_record *r, fc_arena *arena, fc_h5_file *file
     return !r->bad && a->path && r->at == r->size;
 }
 
+/* A path can have any bytes but NUL. */
+static bool decode_other(fc_h5_record *r, fc_arena *arena, fc_h5_file *file) {
+    void *array = file->others;
+    const char **other = grow(arena, &array, &file->nothers, &file->others_cap, sizeof *other);
+    file->others = array;
+    if (!other) {
+        r->no_memory = file->nothers < MAX_TENSORS_PER_FILE;
+        return false;
+    }
+    fc_h5_bytes path = fc_h5_get_bytes(r);
+    if (r->bad || path.size == 0 || memchr(path.data, '\0', path.size) || r->at != r->size) {
+        return false;
+    }
+    *other = fc_arena_strndup(arena, (const char *)path.data, path.size);
+    r->no_memory = !*other;
+    return *other != NULL;
+}
+
 fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
     fc_code code = (fc_code)get_at_most(r, FC_ENOMEM);
     fc_h5_bytes text = {NULL, 0};
@@ -395,6 +413,9 @@ static fc_code read_records(fc_h5_in *in, fc_arena *arena, const char *path, uin
             break;
         case FC_H5_ATTRIBUTES:
             ok = ok && decode_attributes(&r, arena, file);
+            break;
+        case FC_H5_OTHER:
+            ok = ok && decode_other(&r, arena, file);
             break;
         case FC_H5_END:
             return has_root ? FC_OK : FC_ECORRUPT;

@@ -5,7 +5,8 @@
  * their length and their bytes, all in native byte order, because both ends are the same program. The child encodes.
  * The parent decodes and trusts nothing: lengths, counts, ranges and text are checked before they become structs.
  *
- * A file is: ROOT, then for each dataset DATASET and any number of CHUNKS, any number of ATTRIBUTES, then END. FAILURE
+ * A file is: ROOT, then for each dataset DATASET and any number of CHUNKS, any number of ATTRIBUTES, an OTHER for each
+ * other file that is read, then END. FAILURE
  * may come anywhere and ends the stream. FAILURE may come at any place and ends everything.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
@@ -27,7 +28,8 @@ typedef enum fc_h5_tag {
     FC_H5_ATTRIBUTES,
     FC_H5_END,
     FC_H5_FAILURE,
-    FC_H5_DATA
+    FC_H5_DATA,
+    FC_H5_OTHER
 } fc_h5_tag;
 
 /** The kinds of datasets. */
@@ -150,6 +152,8 @@ typedef struct fc_h5_file {
     size_t ndatasets, datasets_cap;
     fc_h5_attributes *attributes;
     size_t nattributes, attributes_cap;
+    const char **others; /**< paths of the other files that its data is in, if these are followed */
+    size_t nothers, others_cap;
     unsigned missing; /**< set of fc_h5_missing, of the process that read it */
 } fc_h5_file;
 

@@ -8,6 +8,7 @@
 
 #include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/links.h"
+#include "hdf5/reader_process/others.h"
 #include "hdf5/reader_process/values.h"
 #include "hdf5/writer/tree.h"
 
@@ -378,7 +379,8 @@ void fc_h5_scan_prepare(void *context) {
 }
 
 static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
-    fc_h5_capture capture = {0};
+    fc_h5_names others = {0};
+    fc_h5_capture capture = {.others = scan->follow_external ? &others : NULL};
     fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
     walk.file = H5I_INVALID_HID;
@@ -410,10 +412,12 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
         ok = false;
     }
     if (ok) {
+        fc_h5_send_others(out, &others);
         fc_h5_begin(out, FC_H5_END);
         fc_h5_end(out);
     }
 out:
+    fc_h5_free_others(&others);
     free(path);
     free(t);
     if (root >= 0) {

@@ -77,11 +77,12 @@ int fc_h5_indirect(hid_t dcpl);
 
 /**
  * Checks that the files with the bytes of a dataset may be followed and exist.
+ * @param others    receives the names of the files of external storage; may be NULL.
  * @param directory receives the prefix for external files: that of `file_path`, or "" for none.
  * @return false with the reason in `why`.
  */
-bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool follow, char *directory, size_t size,
-                         char *why, size_t why_size);
+bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool follow, struct fc_h5_names *others,
+                         char *directory, size_t size, char *why, size_t why_size);
 
 /** A chunked dataset with elements. */
 typedef struct fc_h5_chunked {

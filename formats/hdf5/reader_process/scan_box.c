@@ -30,8 +30,8 @@ static bool next_to(const char *file_path, const char *name, char *out, size_t s
 }
 
 /* Sets `directory` to the directory that relative names refer to: the file's directory, or "" for the current one. */
-static bool external_files_exist(const char *file_path, hid_t dcpl, char *directory, size_t size, char *why,
-                                 size_t why_size) {
+static bool external_files_exist(const char *file_path, hid_t dcpl, struct fc_h5_names *others, char *directory,
+                                 size_t size, char *why, size_t why_size) {
     char name[4096], path[8192];
     struct stat st;
     int count = H5Pget_external_count(dcpl);
@@ -56,6 +56,7 @@ static bool external_files_exist(const char *file_path, hid_t dcpl, char *direct
             snprintf(why, why_size, "its external file %.300s is truncated", name);
             return false;
         }
+        fc_h5_note_other(others, is_next_to ? path : name);
         if (is_next_to && name[0] != '/' && !next_to(file_path, ".", directory, size)) {
             return false;
         }
@@ -74,12 +75,12 @@ static void unescape_percent(char *name) {
 }
 
 /* A source in the file itself may have its bytes in other files, as in a view. */
-static bool own_source_exists(const char *file_path, hid_t dataset, char *directory, size_t dsize, char *why,
-                              size_t size) {
+static bool own_source_exists(const char *file_path, hid_t dataset, struct fc_h5_names *others, char *directory,
+                              size_t dsize, char *why, size_t size) {
     char found[4096] = "";
     hid_t dcpl = H5Dget_create_plist(dataset);
     bool ok = dcpl >= 0 && (H5Pget_external_count(dcpl) <= 0 ||
-                            external_files_exist(file_path, dcpl, found, sizeof found, why, size));
+                            external_files_exist(file_path, dcpl, others, found, sizeof found, why, size));
     if (ok && H5Pget_external_count(dcpl) > 0 && found[0]) {
         snprintf(directory, dsize, "%s", found);
     }
@@ -89,8 +90,8 @@ static bool own_source_exists(const char *file_path, hid_t dataset, char *direct
     return ok;
 }
 
-static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl, char *directory, size_t dsize,
-                                  char *why, size_t size) {
+static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl, struct fc_h5_names *others,
+                                  char *directory, size_t dsize, char *why, size_t size) {
     size_t count = 0;
     char name[4096], object[4096], path[8192];
     hid_t fapl = H5Fget_access_plist(file);
@@ -111,7 +112,7 @@ static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl,
         hid_t dataset = source >= 0 ? H5Dopen2(source, object, H5P_DEFAULT) : H5I_INVALID_HID;
         ok = dataset >= 0;
         if (ok) {
-            ok = !same || own_source_exists(file_path, dataset, directory, dsize, why, size);
+            ok = !same || own_source_exists(file_path, dataset, others, directory, dsize, why, size);
             H5Dclose(dataset);
         } else {
             snprintf(why, size, "its virtual source %.300s:%.200s is missing or unreadable", same ? file_path : path,
@@ -125,8 +126,8 @@ static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl,
     return ok;
 }
 
-bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool follow, char *directory, size_t size,
-                         char *why, size_t why_size) {
+bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool follow, struct fc_h5_names *others,
+                         char *directory, size_t size, char *why, size_t why_size) {
     int indirect = fc_h5_indirect(dcpl);
     directory[0] = '\0';
     if (indirect != 0 && !follow) {
@@ -136,8 +137,8 @@ bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool fol
         return false;
     }
     return indirect == 0   ? true
-           : indirect == 1 ? virtual_sources_exist(file, file_path, dcpl, directory, size, why, why_size)
-                           : external_files_exist(file_path, dcpl, directory, size, why, why_size);
+           : indirect == 1 ? virtual_sources_exist(file, file_path, dcpl, others, directory, size, why, why_size)
+                           : external_files_exist(file_path, dcpl, others, directory, size, why, why_size);
 }
 
 /* ---- boxes for the parent ---- */
@@ -152,8 +153,8 @@ static hid_t open_dataset(hid_t file, const fc_h5_scan *scan, char *why, size_t 
     }
     hid_t dcpl = H5Dget_create_plist(dataset);
     bool is_virtual = fc_h5_indirect(dcpl) == 1;
-    bool ok = fc_h5_sources_exist(file, scan->inputs->path, dcpl, scan->follow_external, directory, sizeof directory,
-                                  why, size);
+    bool ok = fc_h5_sources_exist(file, scan->inputs->path, dcpl, scan->follow_external, NULL, directory,
+                                  sizeof directory, why, size);
     H5Pclose(dcpl);
     if (ok && !directory[0]) {
         return dataset;

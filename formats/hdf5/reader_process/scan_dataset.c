@@ -348,8 +348,8 @@ static bool refuse_sources(description *d, int indirect) {
     char directory[4096];
     const fc_h5_scan *scan = d->walk->scan;
     if (indirect == 0 || d->total == 0 || (indirect == 1 && d->walk->copies) ||
-        fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, scan->follow_external, directory,
-                            sizeof directory, why, sizeof why)) {
+        fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, scan->follow_external, d->walk->capture->others,
+                            directory, sizeof directory, why, sizeof why)) {
         return false;
     }
     if (scan->follow_external) {

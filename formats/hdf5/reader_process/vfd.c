@@ -44,6 +44,9 @@ static int open_other(const fc_h5_source *source, const char *name, struct stat 
         close(fd);
         fd = -1;
     }
+    if (fd >= 0) {
+        fc_h5_note_other(source->capture->others, name);
+    }
     return fd;
 }
 

@@ -28,9 +28,13 @@
 typedef struct fc_h5_capture {
     bool armed, hit;
     uint64_t address, size;
-    bool failed; /**< a read has failed since this was last cleared, e.g. past the end */
-    int errnum;  /**< errno of the last read that the system refused; 0: none */
+    bool failed;                /**< a read has failed since this was last cleared, e.g. past the end */
+    int errnum;                 /**< errno of the last read that the system refused; 0: none */
+    struct fc_h5_names *others; /**< the other files that are read; NULL: they are not listed */
 } fc_h5_capture;
+
+/** Adds the name of another file that is read, unless the list has it. NULL does nothing. */
+void fc_h5_note_other(struct fc_h5_names *others, const char *name);
 
 /** A file for the driver. It must outlive every HDF5 file opened through it. */
 typedef struct fc_h5_source {

@@ -237,8 +237,8 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
 /** What loading an object in PyTorch would do besides creating data. */
 typedef enum fc_object_risk {
     FC_OBJECT_HARMLESS,
-    FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless, or it cannot be examined */
-    FC_OBJECT_RUNS     /**< it calls something that runs code or commands */
+    FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless */
+    FC_OBJECT_RUNS     /**< it calls something that runs code or commands, or it cannot be examined */
 } fc_object_risk;
 
 typedef struct fc_object_verdict {

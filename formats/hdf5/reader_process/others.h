@@ -1,0 +1,27 @@
+/*
+ * A list of the other files that a file's data is in: those of links, virtual datasets and external storage. Runs only
+ * in the child. The parent protects these files from being replaced, and notices when they change.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_OTHERS_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_OTHERS_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "hdf5/reader_process/records.h"
+
+typedef struct fc_h5_names {
+    char **names;
+    size_t count, capacity;
+    size_t *slots; /**< hash table of indexes + 1 */
+    size_t nslots;
+} fc_h5_names;
+
+/** Sends the names as records. */
+void fc_h5_send_others(fc_h5_sink *out, const fc_h5_names *others);
+
+/** Frees the names. */
+void fc_h5_free_others(fc_h5_names *others);
+
+#endif
