@@ -140,7 +140,7 @@ class Walk:
         return [part.u(8) for _ in range(ndim)]
 
     def type(self, part):
-        """Bytes of an element, and what is behind it: nothing, a string, a reference."""
+        """Bytes of an element, and what follows them: nothing, a string, a reference."""
         word, size = part.u(4), part.u(4)
         kind, version = word & 15, word >> 4 & 15
         must(1 <= version <= 3, "datatype at %d", part.at)
@@ -378,7 +378,7 @@ class Walk:
         return found
 
     def check_blocks(self, blocks, size, spans):
-        """The links fill the blocks: what is behind them is zeros."""
+        """The links fill the blocks, and zeros follow them."""
         at = {i: 21 for i in range(len(blocks))}
         for offset, length in spans:
             block = offset // size

@@ -178,7 +178,7 @@ def main():
             f.write(text)
     with open(DOCUMENT, encoding="utf-8") as f:
         document = f.read()
-    problems = list(difflib.unified_diff(comparable(document), comparable(text), "the document", "what is printed",
+    problems = list(difflib.unified_diff(comparable(document), comparable(text), "the document", "the output",
                                          lineterm="", n=1))
     silent = known - seen
     if silent:

@@ -218,7 +218,7 @@ def check_boxes(directory, expected, complain):
     """Compares the boxes in each shard file with their place in the full tensor, which the attributes give."""
     shards = sorted(f for f in os.listdir(directory) if f.startswith("shard-") and f.endswith(".h5"))
     if not shards:
-        complain("no shard-*.h5 beside index.h5")
+        complain("no shard-*.h5 next to index.h5")
     by_path = {h5_path(w["path"]): (fqn, w) for fqn, w in expected["tensors"].items()}
     with h5py.File(os.path.join(directory, "index.h5"), "r") as index:
         for shard in shards:

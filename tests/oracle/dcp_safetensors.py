@@ -129,10 +129,10 @@ def lost(program, home):
             return
     refused(program, source, "a lost piece", "lost:", "a chunk of it was lost when it was saved", "__0_0.distcp",
             "--exclude 'lost'", status=5)
-    check("cannot be" in run(program, "inspect", source).stdout, "inspect of a lost piece")
-    check("lost" in run(program, "check", source).stdout, "check of a lost piece")
+    check("cannot be" in run(program, "inspect", source).stdout, "inspect of a lost chunk")
+    check("lost" in run(program, "check", source).stdout, "check of a lost chunk")
     run(program, "consolidate", source, "-o", out, "-q", "--exclude", "lost")
-    check_equal({"kept": torch.arange(5.)}, torch.load(out, weights_only=True), "what is beside a lost piece")
+    check_equal({"kept": torch.arange(5.)}, torch.load(out, weights_only=True), "the tensor next to a lost chunk")
 
 
 def many(program, home):

@@ -268,7 +268,7 @@ def check_missing_shard(directory, values, mesh):
     seen = set()
     os.remove(os.path.join(directory, f"shard-00000-of-{world:05d}.h5"))
     with h5py.File(os.path.join(directory, "index.h5")) as f:
-        check("NaN" in f.attrs["missing_shards_read_as"], f"{mesh}: the index says what is read of a lost shard")
+        check("NaN" in f.attrs["missing_shards_read_as"], f"{mesh}: the index says how a lost shard reads")
         for v in values:
             if v.bits.size == 0:
                 continue
