@@ -78,8 +78,8 @@ void fc_pt_layout_free(pt_layout *layout);
 fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
                            pt_shard *out, fc_error *err);
 
-/** Makes the manifest of the file checkpoint->path, which contains DTensors. An error unless it has all of their shards,
- *  as after training on one GPU. */
+/** Makes the manifest of the file checkpoint->path, which contains DTensors. Fails unless the file has all of
+ * their shards, as after training on one GPU. */
 fc_code fc_pt_open_alone(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
 /** Makes the manifest of the sets in `directory`. With `only`, reads only the set of that name, without a prefix. */
