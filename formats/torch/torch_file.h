@@ -192,7 +192,8 @@ fc_code fc_torch_open_one(fc_checkpoint *checkpoint, uint32_t index, torch_file 
 
 /**
  * Reads the tensors and objects of the file that is checkpoint->files[index] into the checkpoint's arena.
- * @param sharded receives whether it contains DTensors or ShardedTensors; then nothing is read. NULL: they are an error.
+ * @param sharded receives whether it contains DTensors or ShardedTensors; then nothing is read. NULL: they are an
+ * error.
  */
 fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
                            size_t *count, bool *sharded, fc_error *err);
