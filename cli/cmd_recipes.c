@@ -16,7 +16,7 @@ static fc_code list(cli_call *call, fc_error *err) {
     for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
         const fc_recipe *recipe = NULL;
         FC_TRY_GOTO(fc_recipe_load(s->name, NULL, arena, &recipe, err), rc, out);
-        text_printf(call->out, "%-20s %s\n", s->name, fc_recipe_description(recipe));
+        text_printf(call->out, "%-24s %s\n", s->name, fc_recipe_description(recipe));
     }
 out:
     fc_arena_free(arena);

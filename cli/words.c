@@ -22,7 +22,6 @@ static const pair commands[] = {
     {"split", "reshard"},
     {"shard", "reshard"},
     {"cut", "reshard"},
-    {"export", "convert"},
     {"transform", "convert"},
     {"info", "inspect"},
     {"show", "inspect"},
@@ -103,6 +102,8 @@ static const pair option_words[] = {
     {"max-file-size", "max-shard-size"},
     {"shard-size", "max-shard-size"},
     {"wrap-policy", "policy"},
+    {"lora", "adapter"},
+    {"peft", "adapter"},
 };
 
 static const struct {

@@ -122,7 +122,8 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
     fc_probe probe = {path, false, NULL, 0, &failed};
     struct stat st;
     if (stat(path, &st) != 0) {
-        return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory", path)
+        return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory%s", path,
+                                                             strstr(path, "://") ? "; copy or mount it first" : "")
                                                    : fc_fail_errno(err, errno, "%s: cannot open", path);
     }
     probe.is_directory = S_ISDIR(st.st_mode);

@@ -49,8 +49,8 @@ static fc_code compare_names(const fc_checkpoint *here, const fc_names *has, con
     if (d.count == 0) {
         return FC_OK;
     }
-    fc_code rc = fc_fail(err, FC_EUSAGE, "%s and %s have different names: the first lacks %s%s", there->path,
-                         here->path, d.text, more(&d, buf));
+    fc_code rc =
+        fc_fail(err, FC_EUSAGE, "%s lacks names that %s has: %s%s", there->path, here->path, d.text, more(&d, buf));
     return fc_advise(err, rc, FC_HINT_EXCLUDE, NULL);
 }
 

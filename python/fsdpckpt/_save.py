@@ -85,7 +85,7 @@ def _format_of(path: str) -> str:
     for name, extensions, writable in _native.formats():
         if writable and extension in extensions:
             return name
-    raise UsageError(f"{path}: no format has the extension '{extension}'; choose one with to=")
+    raise UsageError(f"{path}: its name does not tell the format; give to=, or end the name in .h5, .pt or .safetensors")
 
 
 # ---- the nested state dict ----
