@@ -95,22 +95,19 @@ fc_code fc_dcp_place_in_safetensors(dcp_builder *b);
 /** Lists tensors of subclasses as unreadable values. Call it after fc_dcp_place_in_safetensors. */
 fc_code fc_dcp_refuse_classes(dcp_builder *b);
 
-/** Whether the size of the whole tensor fits in 63 bits; then sums and products of its boxes fit, too. */
-bool fc_dcp_fits(const fc_tensor *tensor);
-
 /** Gives the tensors that Megatron flattened their shapes and boxes. Call it last. */
 fc_code fc_dcp_restore_flattened(const dcp_builder *b, fc_pv metadata);
 
-/** The run of elements that contains a box of a tensor that was flattened. */
+/** A chunk as `.metadata` lists it. Unless the tensor was flattened, this is the chunk itself. */
 typedef struct dcp_listed {
-    const fc_tensor *tensor; /* as `.metadata` lists it: its last dimension has the elements */
-    fc_chunk chunk;          /* the run */
+    const fc_tensor *tensor; /* of a flattened tensor: as it is listed; its last dimension has the elements */
+    fc_chunk chunk;          /* the run of elements that contains the box */
     int64_t at;              /* the box's first element in the run; the box is row-major there */
     bool is_first;           /* whether no earlier chunk of the tensor is in this run */
 } dcp_listed;
 
-/** Finds the run of chunk number `index`. @return false if the tensor was not flattened. */
-bool fc_dcp_find_listed(const fc_tensor *tensor, size_t index, dcp_listed *out);
+/** Finds what `.metadata` lists for chunk number `index`. */
+dcp_listed fc_dcp_find_listed(const fc_tensor *tensor, size_t index);
 
 /** Finds the extent of a chunk in safetensors. Thread-safe. */
 fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,

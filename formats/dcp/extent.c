@@ -13,8 +13,7 @@
 #include <string.h>
 
 static bool same_sizes(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_tensor *t) {
-    return t->ndim == tensor->ndim &&
-           memcmp(t->sizes, chunk->dims + tensor->ndim, (size_t)t->ndim * sizeof *t->sizes) == 0;
+    return fc_same_sizes(t->ndim, t->sizes, tensor->ndim, chunk->dims + tensor->ndim);
 }
 
 /* Finds the record of the item's tensor, and checks it against `.metadata`. */
@@ -118,18 +117,6 @@ static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     return out->extent ? fc_dcp_safetensors_extent(checkpoint, tensor, chunk, out->extent, err) : FC_OK;
 }
 
-/* Finds the tensor of a chunk, as `.metadata` lists it. NULL arguments are not wanted. */
-static fc_code find_listed(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
-                           const sought *out, fc_error *err) {
-    fc_error why;
-    fc_code rc = look_into(checkpoint, tensor, chunk, out, &why);
-    if (rc == FC_OK) {
-        return FC_OK;
-    }
-    rc = fc_fail(err, rc, "tensor %.256s: %s", tensor->name, why.message);
-    return rc == FC_EUNSUPPORTED ? fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name) : rc;
-}
-
 /* Turns the extent of a run of elements into that of a box of it. */
 static void take_box(const fc_tensor *tensor, size_t index, const dcp_listed *listed, fc_extent *extent) {
     const int64_t stride = extent->strides[listed->tensor->ndim - 1];
@@ -143,7 +130,6 @@ static void take_box(const fc_tensor *tensor, size_t index, const dcp_listed *li
 fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
                             fc_digest *digest, struct fc_findings *findings, fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    dcp_listed listed;
     memset(extent, 0, sizeof *extent);
     extent->codec = FC_CODEC_RAW;
     extent->file = chunk->file;
@@ -156,12 +142,17 @@ fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *te
         extent->strides[0] = 1;
         return FC_OK;
     }
-    if (!fc_dcp_find_listed(tensor, index, &listed)) {
-        return find_listed(checkpoint, tensor, chunk, &(sought){extent, digest, findings}, err);
+    const dcp_listed listed = fc_dcp_find_listed(tensor, index);
+    const sought all = {extent, digest, listed.is_first ? findings : NULL};
+    fc_error why;
+    fc_code rc = look_into(checkpoint, listed.tensor, &listed.chunk, &all, &why);
+    if (rc != FC_OK) {
+        rc = fc_fail(err, rc, "tensor %.256s: %s", tensor->name, why.message);
+        return rc == FC_EUNSUPPORTED ? fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name) : rc;
     }
-    const sought of_run = {extent, digest, listed.is_first ? findings : NULL};
-    FC_TRY(find_listed(checkpoint, listed.tensor, &listed.chunk, &of_run, err));
-    take_box(tensor, index, &listed, extent);
+    if (listed.tensor != tensor) {
+        take_box(tensor, index, &listed, extent);
+    }
     return FC_OK;
 }
 
@@ -176,10 +167,8 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
         return FC_OK;
     }
     const sought only = {.digest = out};
-    dcp_listed listed;
-    fc_code rc = fc_dcp_find_listed(tensor, index, &listed)
-                     ? look_into(checkpoint, listed.tensor, &listed.chunk, &only, err)
-                     : look_into(checkpoint, tensor, &tensor->chunks[index], &only, err);
+    const dcp_listed listed = fc_dcp_find_listed(tensor, index);
+    fc_code rc = look_into(checkpoint, listed.tensor, &listed.chunk, &only, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
 }
 

@@ -8,22 +8,17 @@
 #include "dcp/dcp.h"
 
 #include "base/checked.h"
+#include "flat/flat_boxes.h"
 #include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
 #include "torch/torch_file.h"
 
 #include <string.h>
 
-/* The first element of a box, as a position in the run that chunk number `chunk` of the listed tensor stores. */
-typedef struct position {
-    size_t chunk;
-    int64_t at;
-} position;
-
 /* fc_tensor.detail of a tensor that was flattened. */
 typedef struct flattened {
-    fc_tensor listed; /* as `.metadata` lists it */
-    const position *positions;
+    fc_tensor listed;                  /* as `.metadata` lists it */
+    const fc_flat_position *positions; /* of its boxes in the runs of `listed` */
 } flattened;
 
 static fc_code no_memory(const dcp_builder *b, const fc_tensor *t) {
@@ -59,7 +54,7 @@ static bool start_run(const fc_tensor *listed, size_t chunk, const int64_t *shar
 
 /* Adds the boxes of a chunk's run. `t->chunks` may be NULL: then they are only counted. */
 static void add_boxes(const fc_tensor *listed, size_t chunk, const int64_t *shard, fc_tensor *t, int64_t *dims,
-                      position *positions) {
+                      fc_flat_position *positions) {
     const int n = t->ndim;
     const fc_chunk *stored = &listed->chunks[chunk];
     int64_t box[2 * FC_MAX_DIMS], start;
@@ -79,12 +74,12 @@ static void add_boxes(const fc_tensor *listed, size_t chunk, const int64_t *shar
         fc_chunk *out = (fc_chunk *)(uintptr_t)&t->chunks[t->nchunks];
         *out = *stored;
         out->dims = own;
-        positions[t->nchunks] = (position){chunk, start - stored->dims[n]};
+        positions[t->nchunks] = (fc_flat_position){chunk, start - stored->dims[n]};
     }
 }
 
 static void add_all_boxes(const fc_tensor *listed, const int64_t *shard, fc_tensor *t, int64_t *dims,
-                          position *positions) {
+                          fc_flat_position *positions) {
     t->nchunks = 0;
     for (size_t i = 0; i < listed->nchunks; i++) {
         add_boxes(listed, i, shard, t, dims, positions);
@@ -103,13 +98,13 @@ static fc_code restore(const dcp_builder *b, fc_tensor *t, const int64_t *shape)
     t->ndim--;
     t->shape = shape;
     t->chunks = NULL;
-    if (!fc_dcp_fits(t) || !shard_shape(&f->listed, shape, shard)) {
+    if (!fc_torch_shape_fits(t->dtype, t->ndim, shape) || !shard_shape(&f->listed, shape, shard)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name,
                            "its shape before Megatron flattened it, in mcore_data, does not fit its size");
     }
     add_all_boxes(&f->listed, shard, t, NULL, NULL);
     fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks + 1, sizeof *chunks);
-    position *positions = fc_arena_calloc(arena, t->nchunks + 1, sizeof *positions);
+    fc_flat_position *positions = fc_arena_calloc(arena, t->nchunks + 1, sizeof *positions);
     int64_t *dims =
         fc_mul_size(t->nchunks + 1, 2 * (size_t)t->ndim, &width) ? fc_arena_calloc(arena, width, sizeof *dims) : NULL;
     if (!chunks || !positions || !dims) {
@@ -153,15 +148,14 @@ fc_code fc_dcp_restore_flattened(const dcp_builder *b, fc_pv metadata) {
     return FC_OK;
 }
 
-bool fc_dcp_find_listed(const fc_tensor *tensor, size_t index, dcp_listed *out) {
+dcp_listed fc_dcp_find_listed(const fc_tensor *tensor, size_t index) {
     const flattened *f = tensor->object ? NULL : tensor->detail;
     if (!f) {
-        return false;
+        return (dcp_listed){.tensor = tensor, .chunk = tensor->chunks[index], .is_first = true};
     }
-    out->tensor = &f->listed;
-    out->chunk = f->listed.chunks[f->positions[index].chunk];
-    out->chunk.file = tensor->chunks[index].file; /* other files may have been put before those of this checkpoint */
-    out->at = f->positions[index].at;
-    out->is_first = index == 0 || f->positions[index - 1].chunk != f->positions[index].chunk;
-    return true;
+    const fc_flat_position *p = &f->positions[index];
+    dcp_listed out = {.tensor = &f->listed, .chunk = f->listed.chunks[p->chunk], .at = p->at};
+    out.chunk.file = tensor->chunks[index].file; /* other files may have been put before those of this checkpoint */
+    out.is_first = index == 0 || p[-1].chunk != p->chunk;
+    return out;
 }

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "fsdpckpt/try.h"
+#include "torch/torch_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -94,21 +95,6 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
     return read_layout(b, t, fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT));
 }
 
-bool fc_dcp_fits(const fc_tensor *t) {
-    int64_t bytes = fc_dtype_size(t->dtype);
-    bool empty = false;
-    for (int i = 0; i < t->ndim; i++) {
-        empty = empty || t->shape[i] == 0;
-    }
-    for (int i = 0; i < t->ndim; i++) {
-        /* An empty tensor's other sizes still must not overflow. */
-        if (!fc_mul_i64(bytes, empty && t->shape[i] == 0 ? 1 : t->shape[i], &bytes)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     size_t n;
     if (fc_pv_typeof(size) != FC_PV_SIZE && fc_pv_typeof(size) != FC_PV_TUPLE) {
@@ -126,7 +112,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     }
     t->ndim = (int)n;
     t->shape = shape;
-    if (!fc_dcp_read_size(b->p, size, t->ndim, shape) || !fc_dcp_fits(t)) {
+    if (!fc_dcp_read_size(b->p, size, t->ndim, shape) || !fc_torch_shape_fits(t->dtype, t->ndim, shape)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its size is invalid");
     }
     return FC_OK;

@@ -32,8 +32,7 @@ typedef struct joiner {
 } joiner;
 
 static bool same_shape(const mg_value *a, const mg_value *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           memcmp(a->sizes, b->sizes, (size_t)a->ndim * sizeof *a->sizes) == 0;
+    return a->dtype == b->dtype && fc_same_sizes(a->ndim, a->sizes, b->ndim, b->sizes);
 }
 
 static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b, bool *same) {
@@ -130,15 +129,6 @@ static fc_code describe(const mg_reader *r, const mg_value *v, int64_t blocks, i
     return FC_OK;
 }
 
-static bool is_empty(const mg_value *v) {
-    for (int i = 0; i < v->ndim; i++) {
-        if (v->sizes[i] == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Joins `blocks` times `shards` values. If there is one value, it is the whole tensor. */
 static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t blocks, int64_t shards,
                            const mg_sharding *sharding, fc_tensor *t) {
@@ -151,7 +141,7 @@ static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t 
     }
     FC_TRY(describe(r, v, blocks, shards, t));
     t->chunks = chunks;
-    for (int64_t i = 0; i < blocks * shards && !is_empty(v); i++) {
+    for (int64_t i = 0; i < blocks * shards && !fc_is_empty(v->ndim, v->sizes); i++) {
         int64_t block = i / shards, shard = i % shards;
         if (!gated) {
             FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, size, shard * size));

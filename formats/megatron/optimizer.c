@@ -124,7 +124,7 @@ static bool is_undecayed(const mg_reader *r, fc_pv group) {
 static bool same_sizes(const mg_reader *r, const mg_value *param, fc_pv v) {
     fc_torch_tensor t = {0};
     return fc_torch_is_tensor(r->f.p, v) && fc_torch_tensor_decode(r->f.p, v, &t, NULL) == FC_OK &&
-           t.ndim == param->ndim && memcmp(t.sizes, param->sizes, (size_t)t.ndim * sizeof *t.sizes) == 0;
+           fc_same_sizes(t.ndim, t.sizes, param->ndim, param->sizes);
 }
 
 /* Assigns each parameter to its group. @return NULL, or why that is impossible. */
@@ -253,8 +253,7 @@ static fc_code add_state(const mg_optimizer *o, const mg_param *param, const cha
         return fc_mg_no_memory(r);
     }
     mg_value *value = fc_mg_add_leaf(r, name, &path, v);
-    if (value && value->extent && value->ndim == of->ndim &&
-        memcmp(value->sizes, of->sizes, (size_t)of->ndim * sizeof *of->sizes) == 0) {
+    if (value && value->extent && fc_same_sizes(value->ndim, value->sizes, of->ndim, of->sizes)) {
         value->shared = true;
         value->sharding = of->sharding;
         value->expert = of->expert;

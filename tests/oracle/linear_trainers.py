@@ -82,7 +82,7 @@ def deepspeed_many_flat_groups(folder, n):
 
 
 def deepspeed_many_values(folder, n):
-    """Values of n / 2 parameters, of which the file has n / 2 keys."""
+    """n / 2 parameters, and n / 2 keys in the state of the optimizer."""
     state = {f"k{i}": i for i in range(n // 2)}
     write_zero(folder, 1, {"param_shapes": [{name: torch.Size([1]) for name in names_of(n // 2)}]},
                {"single_partition_of_fp32_groups": [torch.zeros(n // 2)], "base_optimizer_state": base({0: state}, 1)})

@@ -143,7 +143,7 @@ def compare(program, home):
 
 
 def own_file(program, home):
-    """A dataset of ours with its recorded digest, of which only some chunks are stored."""
+    """A dataset of ours with its recorded digest and only some of its chunks."""
     source, path = os.path.join(home, "foreign.h5"), os.path.join(home, "own.h5")
     values = np.full((50, 60), 2, "f4")
     values[3:7, 10:20] = 5

@@ -3,61 +3,48 @@
  */
 #include "hdf5/reader_process/others.h"
 
+#include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/vfd.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-enum { FIRST_SLOTS = 64 };
+enum { FIRST_NAMES = 32 };
 
-static uint64_t hash(const char *name) {
-    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-    for (; *name; name++) {
-        h = (h ^ (unsigned char)*name) * UINT64_C(0x100000001b3);
+static void *need(void *memory) {
+    if (!memory) {
+        fc_h5_child_no_memory();
     }
-    return h;
+    return memory;
 }
 
-/* @return the slot of a name, or the free one where it belongs. */
-static size_t *find(const fc_h5_names *others, const char *name) {
-    size_t i = (size_t)hash(name) & (others->nslots - 1);
-    while (others->slots[i] && strcmp(others->names[others->slots[i] - 1], name) != 0) {
-        i = (i + 1) & (others->nslots - 1);
-    }
-    return &others->slots[i];
-}
-
-/* Doubles the table; at most half of its slots are used. */
+/* Doubles the capacity. The smaller arrays stay in the arena. */
 static void widen(fc_h5_names *others) {
-    const size_t wider = others->nslots ? 2 * others->nslots : FIRST_SLOTS;
-    char **names = fc_h5_child_calloc(wider / 2, sizeof *names);
+    others->capacity = others->capacity ? 2 * others->capacity : FIRST_NAMES;
+    if (!others->arena) {
+        others->arena = need(fc_arena_new());
+    }
+    const char **names = need(fc_arena_calloc(others->arena, others->capacity, sizeof *names));
     if (others->count > 0) {
         memcpy(names, others->names, others->count * sizeof *names);
     }
-    free(others->names);
-    free(others->slots);
     others->names = names;
-    others->slots = fc_h5_child_calloc(wider, sizeof *others->slots);
-    others->nslots = wider;
-    others->capacity = wider / 2;
+    others->table = need(fc_name_table_new(others->arena, others->capacity));
     for (size_t i = 0; i < others->count; i++) {
-        *find(others, names[i]) = i + 1;
+        fc_name_table_put(others->table, names[i], strlen(names[i]), i);
     }
 }
 
 void fc_h5_note_other(fc_h5_names *others, const char *name) {
-    if (!others) {
+    const size_t length = strlen(name);
+    if (!others || (others->table && fc_name_table_find(others->table, name, length) != FC_NO_NAME)) {
         return;
     }
     if (others->count == others->capacity) {
         widen(others);
     }
-    size_t *slot = find(others, name);
-    if (*slot == 0) {
-        char *copy = fc_h5_child_calloc(strlen(name) + 1, 1);
-        others->names[others->count] = strcpy(copy, name);
-        *slot = ++others->count;
-    }
+    const char *copy = need(fc_arena_strndup(others->arena, name, length));
+    fc_name_table_put(others->table, copy, length, others->count);
+    others->names[others->count++] = copy;
 }
 
 void fc_h5_send_others(fc_h5_sink *out, const fc_h5_names *others) {
@@ -69,10 +56,6 @@ void fc_h5_send_others(fc_h5_sink *out, const fc_h5_names *others) {
 }
 
 void fc_h5_free_others(fc_h5_names *others) {
-    for (size_t i = 0; i < others->count; i++) {
-        free(others->names[i]);
-    }
-    free(others->names);
-    free(others->slots);
+    fc_arena_free(others->arena);
     *others = (fc_h5_names){0};
 }

@@ -9,13 +9,14 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
+#include "base/name_table.h"
 #include "hdf5/reader_process/records.h"
 
 typedef struct fc_h5_names {
-    char **names;
+    fc_arena *arena; /**< NULL until there is a name; owns the rest */
+    const char **names;
     size_t count, capacity;
-    size_t *slots; /**< hash table of indexes + 1 */
-    size_t nslots;
+    fc_name_table *table; /**< finds duplicates */
 } fc_h5_names;
 
 /** Sends the names as records. */

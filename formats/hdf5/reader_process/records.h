@@ -7,7 +7,7 @@
  *
  * A file is: ROOT, then for each dataset DATASET and any number of CHUNKS, any number of ATTRIBUTES, an OTHER for each
  * other file that is read, then END. FAILURE
- * may come anywhere and ends the stream. FAILURE may come at any place and ends everything.
+ * may come anywhere and ends the stream.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H

@@ -142,7 +142,7 @@ static fc_code prepare_alone(fc_device *device, int rank, int size, ncclUniqueId
     return rc == FC_OK ? rc : fc_context(err, rc, "rank %d", rank);
 }
 
-/* Makes the communicator, which owns the meeting, and shares the id. A failure is told to the other ranks. */
+/* Makes the communicator, which owns the meeting, and shares the id. The other ranks learn of a failure. */
 static fc_code prepare_at(fc_meeting *meeting, fc_device *device, int rank, int size, ncclUniqueId *id, fc_comm **out,
                           fc_error *err) {
     fc_error own = {FC_OK, ""};
