@@ -23,7 +23,6 @@ import pathlib
 import pickle
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -53,12 +52,8 @@ except ImportError:
     omegaconf = None
 
 from checks import check, failures
+from pickle_attacks import run
 
-PROGRAM = os.path.abspath(sys.argv[1])
-
-
-def run(*argv):
-    return subprocess.run([PROGRAM, *map(str, argv)], capture_output=True, text=True)
 
 def look_alikes(home):
     """OLMo-core has its own _StorageInfo; other programs have subclasses with other names."""

@@ -11,11 +11,9 @@ import logging
 import os
 import pickle
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
-import zipfile
 
 logging.disable(logging.WARNING)
 warnings.filterwarnings("ignore")
@@ -27,17 +25,9 @@ except ImportError as e:
     sys.exit(77)
 
 from checks import check, failures
+from pickle_attacks import changed_archive, ran, run, text
 
-PROGRAM = os.path.abspath(sys.argv[1])
 EXTENSION = 200
-
-
-def run(*argv):
-    return subprocess.run([PROGRAM, *map(str, argv)], capture_output=True, text=True)
-
-
-def text(value):
-    return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
 
 
 def attacks(mark):
@@ -58,20 +48,6 @@ def attacks(mark):
     yield "protocol 1", b"\x80\x01", call
 
 
-def ran(load, mark):
-    """Returns True if loading runs the attack."""
-    try:
-        load()
-    except BaseException:  # as DCP raises
-        pass
-    for _ in range(50):
-        if os.path.exists(mark):
-            os.remove(mark)
-            return True
-        subprocess.run(["sleep", "0.01"])
-    return False
-
-
 def must_be_hostile(source, what, mark, load):
     check(ran(load, mark), "%s: does not run: the test is wrong" % what)
     r = run("check", source)
@@ -86,12 +62,9 @@ def must_be_hostile(source, what, mark, load):
 
 def archive(value, change):
     """The bytes of a torch.save archive with another data.pkl."""
-    made, out = io.BytesIO(), io.BytesIO()
+    made = io.BytesIO()
     torch.save(value, made)
-    with zipfile.ZipFile(made) as z, zipfile.ZipFile(out, "w") as new:
-        for name in z.namelist():
-            new.writestr(name, change(z.read(name)) if name.endswith("/data.pkl") else z.read(name))
-    return out.getvalue()
+    return changed_archive(made.getvalue(), change)
 
 
 def write(path, data):

@@ -31,12 +31,7 @@ except ImportError as e:
     sys.exit(77)
 
 from checks import check, failures
-
-PROGRAM = os.path.abspath(sys.argv[1])
-
-
-def run(*argv):
-    return subprocess.run([PROGRAM, *map(str, argv)], capture_output=True, text=True)
+from pickle_attacks import changed_archive, ran, run, text
 
 
 # ---- attacks: each leaves a file called `mark` behind when it is loaded ----
@@ -75,16 +70,7 @@ def attacks(mark):
 
 def runs(path, mark):
     """Returns True if torch.load runs the attack."""
-    try:
-        torch.load(path, weights_only=False)
-    except Exception:
-        pass
-    for _ in range(200):
-        if os.path.exists(mark):
-            os.remove(mark)
-            return True
-        subprocess.run(["sleep", "0.01"])
-    return False
+    return ran(lambda: torch.load(path, weights_only=False), mark)
 
 
 def must_be_caught(source, name, what, word):
@@ -130,14 +116,11 @@ def attack_everywhere(home):
 
 
 def with_pickle(path, change, extra=None):
-    """Replaces data.pkl in a torch.save archive."""
-    with zipfile.ZipFile(path) as z:
-        records = [(n, z.read(n)) for n in z.namelist()]
-    with zipfile.ZipFile(path, "w") as z:
-        for name, data in records:
-            z.writestr(name, change(data) if name.endswith("/data.pkl") else data)
-        for name, data in (extra or {}).items():
-            z.writestr(records[0][0].split("/")[0] + "/" + name, data)
+    """Replaces data.pkl in a torch.save archive, and adds records."""
+    with open(path, "rb") as f:
+        data = f.read()
+    with open(path, "wb") as f:
+        f.write(changed_archive(data, change, extra))
 
 
 def dropped_call(home):
@@ -179,10 +162,6 @@ def dropped_call_of_a_rank(home):
         check(r.returncode == 1 and "system: it may be hostile" in r.stdout and os.path.basename(found[-1]) in r.stdout,
               "%s: a dropped call is not reported: %s" % (source, r))
         shutil.rmtree(path)
-
-
-def text(value):
-    return b"X" + len(value.encode()).to_bytes(4, "little") + value.encode()
 
 
 def hidden_calls(mark):
