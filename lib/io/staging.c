@@ -275,6 +275,9 @@ static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
     bool has_new = exists_in(l->fd, "new", l->name), has_old = exists_in(l->fd, "old", l->name);
     bool in_place = fstatat(l->parent, l->name, &st, AT_SYMLINK_NOFOLLOW) == 0;
     *keep = false;
+    if (!has_old && !has_new) { /* the owner wrote nothing, or is done, or makes another directory if it still lives */
+        return FC_OK;
+    }
     if (!has_old || (in_place && !has_new)) {
         report(l, "an earlier run died while writing this; its leftover %s is removed", l->entry);
         return FC_OK;
@@ -303,6 +306,17 @@ static fc_code settle_and_remove(const leftover *l, fc_error *err) {
     return FC_OK;
 }
 
+/* A directory without a lock is removed if it is empty. If not, its owner has taken the lock in this moment, or the
+   file system has no locks. */
+static lock_state lock_leftover(const leftover *l, int *lock) {
+    lock_state state = take_lock(l->fd, 0, lock);
+    if (state != LOCK_GONE || unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT) {
+        return state;
+    }
+    state = take_lock(l->fd, 0, lock);
+    return state == LOCK_GONE ? LOCK_UNKNOWN : state;
+}
+
 static fc_code clear_one(const leftover *l, fc_error *err) {
     bool ours = false;
     int lock = -1;
@@ -310,10 +324,7 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
     if (!ours) {
         return FC_OK;
     }
-    lock_state state = take_lock(l->fd, 0, &lock);
-    if (state == LOCK_GONE) { /* an empty directory was killed before it had a lock, so remove it */
-        state = unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN;
-    }
+    lock_state state = lock_leftover(l, &lock);
     if (state == LOCK_UNKNOWN || state == LOCK_FAILED) {
         report(l, "another run left %s behind or is still using it; remove it if no run is active", l->entry);
     }

@@ -3,8 +3,10 @@
  */
 #include "commit_home.h"
 
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -152,6 +154,56 @@ static void live_runs_are_left_alone(void **state) {
     assert_int_equal(fc_commit_finish(second, &err), FC_EUSAGE);
     assert_content("model.h5", "first");
     assert_int_equal(entries("."), 1);
+}
+
+/* A run can die before it makes anything, or just before it removes its lock. Nobody needs to know. */
+static void leftovers_without_content_are_removed_silently(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    assert_int_equal(mkdir(".model.h5.fsdpckpt-empty0", 0700), 0);
+    put_leftover(".model.h5.fsdpckpt-start0", "new/model.h5", "");
+    assert_int_equal(remove(".model.h5.fsdpckpt-start0/new/model.h5"), 0);
+    assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_OK);
+    assert_string_equal(told, "");
+    fc_commit_abort(commit);
+    assert_int_equal(entries("."), 0);
+}
+
+enum { ROUNDS = 300 };
+
+static void count_report(void *context, const char *line) {
+    (void)line;
+    atomic_fetch_add((atomic_int *)context, 1);
+}
+
+/* Starts and aborts runs on one target. */
+static void *start_and_abort(void *context) {
+    fc_commit_options how = {.path = "model.h5", .bytes = 10, .reporter = {count_report, context}};
+    for (int i = 0; i < ROUNDS; i++) {
+        fc_commit *commit;
+        if (fc_commit_begin(&how, &commit, NULL) != FC_OK) {
+            atomic_fetch_add((atomic_int *)context, 1);
+        }
+        fc_commit_abort(commit);
+    }
+    return NULL;
+}
+
+/* A run must not take one that has just made its directory, or is removing it, for dead. */
+static void runs_that_start_together_report_nothing(void **state) {
+    enum { RUNS = 4 };
+    (void)state;
+    pthread_t threads[RUNS];
+    atomic_int reports = 0;
+    for (int i = 0; i < RUNS; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, start_and_abort, &reports), 0);
+    }
+    for (int i = 0; i < RUNS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    assert_int_equal(reports, 0);
+    assert_int_equal(entries("."), 0);
 }
 
 /* After a kill between the two renames, the next run on the same target finishes the replacement. */
@@ -325,6 +377,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(empty_directory_gives_way, enter, leave),
         cmocka_unit_test_setup_teardown(leftovers_of_dead_runs_are_removed, enter, leave),
         cmocka_unit_test_setup_teardown(live_runs_are_left_alone, enter, leave),
+        cmocka_unit_test_setup_teardown(leftovers_without_content_are_removed_silently, enter, leave),
+        cmocka_unit_test_setup_teardown(runs_that_start_together_report_nothing, enter, leave),
         cmocka_unit_test_setup_teardown(interrupted_replacement_is_finished, enter, leave),
         cmocka_unit_test_setup_teardown(old_target_is_not_thrown_away, enter, leave),
         cmocka_unit_test_setup_teardown(inputs_are_known_under_any_name, enter, leave),
