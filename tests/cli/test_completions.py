@@ -39,7 +39,7 @@ class Completions(harness.Case):
         self.path_with_binary = os.path.dirname(harness.BINARY) + ":" + os.environ.get("PATH", "")
 
     def shell(self, *argv):
-        p = subprocess.run(argv, capture_output=True, text=True, cwd=self.dir, timeout=120, stdin=subprocess.DEVNULL,
+        p = subprocess.run(argv, capture_output=True, text=True, cwd=self.dir, timeout=harness.HANG, stdin=subprocess.DEVNULL,
                            env={**os.environ, "PATH": self.path_with_binary, "LC_ALL": "C.UTF-8", "HOME": self.dir})
         return p.stdout
 
@@ -116,10 +116,10 @@ class Completions(harness.Case):
             path = os.path.join(DOCS, "man", page)
             self.assertGreater(os.path.getsize(path), 1000)
             if shutil.which("mandoc"):
-                p = subprocess.run(["mandoc", "-Tlint", "-W", "warning", path], capture_output=True, text=True, timeout=60)
+                p = subprocess.run(["mandoc", "-Tlint", "-W", "warning", path], capture_output=True, text=True, timeout=harness.HANG)
                 self.assertEqual(p.stdout, "", page)
             if shutil.which("groff"):
-                p = subprocess.run(["groff", "-man", "-ww", "-Tutf8", "-Kutf8", path], capture_output=True, text=True, timeout=60)
+                p = subprocess.run(["groff", "-man", "-ww", "-Tutf8", "-Kutf8", path], capture_output=True, text=True, timeout=harness.HANG)
                 self.assertEqual(p.stderr, "", page)
 
 

@@ -97,7 +97,7 @@ class Page(harness.Case):
             address += "#" + urllib.parse.urlencode(fragment)
         p = subprocess.run([BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--user-data-dir=" + self.path("chromium"),
                             "--virtual-time-budget=5000", "--enable-logging=stderr", "--dump-dom", *flags, address],
-                           capture_output=True, text=True, timeout=240)
+                           capture_output=True, text=True, timeout=harness.HANG)
         self.assertEqual(p.returncode, 0, p.stderr)
         errors = [line for line in p.stderr.splitlines() if "CONSOLE" in line]
         self.assertEqual(errors, [])
@@ -170,7 +170,7 @@ class Page(harness.Case):
             f.write(text.replace("</main>", "</main><script>document.title='owned'</script>"))
         p = subprocess.run([BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom",
                             "--user-data-dir=" + self.path("chromium"), "file://" + self.path("page.html")],
-                           capture_output=True, text=True, timeout=240)
+                           capture_output=True, text=True, timeout=harness.HANG)
         self.assertNotIn("<title>owned", p.stdout)
         self.assertIn('class="mesh"', p.stdout)  # the page's own script ran
 

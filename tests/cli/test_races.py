@@ -16,7 +16,7 @@ class Races(harness.Case):
         p.send_signal(signal.SIGSTOP)
         change()
         p.send_signal(signal.SIGCONT)
-        err = p.communicate(timeout=60)[1]
+        err = p.communicate(timeout=harness.HANG)[1]
         self.assertEqual(p.returncode, 3, err)
         self.assertEqual(err.count("\n"), 1, err)
         self.assertNotIn("m.h5", self.listing())

@@ -280,7 +280,7 @@ def run_case(name, out, broken=None):
     for p in procs:
         p.start()
     try:
-        answer = answers.get(timeout=120)
+        answer = answers.get(timeout=600)
     except Exception:
         answer = ("fail", "no answer in 120 s", "")
     if answer[0] != "ok":

@@ -14,7 +14,7 @@ import tempfile
 
 
 def run(argv, env=None):
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600)
 
 
 def main():
