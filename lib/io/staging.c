@@ -306,8 +306,8 @@ static fc_code settle_and_remove(const leftover *l, fc_error *err) {
     return FC_OK;
 }
 
-/* A directory without a lock is removed if it is empty. If not, its owner has taken the lock in this moment, or the
-   file system has no locks. */
+/* A directory without a lock is removed if it is empty. If not, its owner has just taken the lock, or the file system
+   has no locks. */
 static lock_state lock_leftover(const leftover *l, int *lock) {
     lock_state state = take_lock(l->fd, 0, lock);
     if (state != LOCK_GONE || unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT) {
