@@ -44,6 +44,7 @@ static fc_code open_reference(job *j, fc_error *err) {
         return FC_OK;
     }
     fc_open_options how = {.headers_only = true, .follow_external = o->follow_external, .progress = j->progress};
+    FC_TRY(fc_check_given(path, o->schema ? "a schema" : "a checkpoint or a schema", err));
     FC_TRY(fc_checkpoint_open_model(path, &how, NULL, &j->reference, err));
     if (o->schema && !j->reference->format->layout_only) {
         return fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema; use --against", path,

@@ -64,6 +64,7 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
                                  .reporter = {source_note},
                                  .progress = call->progress};
     *out = NULL;
+    FC_TRY(o->schema ? fc_check_given(o->schema, "a schema or a checkpoint", err) : FC_OK);
     return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
 }
 

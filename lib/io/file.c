@@ -69,6 +69,13 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
         FC_HINT_FOLLOW_EXTERNAL, NULL);
 }
 
+fc_code fc_check_given(const char *path, const char *what, fc_error *err) {
+    if (access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR)) { /* opening it reports any other error */
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUSAGE, "%s: no such file; it should be %s", path, what);
+}
+
 fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
                        fc_error *err) {
     if (access(given, F_OK) == 0 || errno != ENOENT) { /* opening the file will report any other error */

@@ -3,6 +3,9 @@
  */
 #include "io/json_file.h"
 
+#include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +21,7 @@ enum { MAX_BYTES = 1 << 20 };
 static fc_code read_text(const char *path, const char *what, char **out, size_t *len, fc_error *err) {
     fc_code code = FC_OK;
     *out = NULL;
+    FC_TRY(fc_check_given(path, what, err));
     FILE *f = fopen(path, "rb");
     if (!f) {
         return fc_fail_errno(err, errno, "%s", path);

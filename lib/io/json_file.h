@@ -19,7 +19,7 @@
  * @param what    the kind of file, for messages: "a TP plan".
  * @param example an example of such a file, for messages.
  * @param out     receives the object, which the caller releases with json_decref; NULL on failure.
- * @return FC_EUSAGE when it is not a JSON object, FC_EIO when it cannot be read.
+ * @return FC_EUSAGE when it is missing or not a JSON object, FC_EIO when it cannot be read.
  */
 fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err);
 

@@ -446,7 +446,9 @@ static fc_code open_adapter(const merger *m, const char *folder, fc_checkpoint *
     if (!path || !older) {
         return fc_no_memory(m->err, folder);
     }
-    return fc_checkpoint_open(access(path, F_OK) != 0 && access(older, F_OK) == 0 ? older : path, NULL, out, m->err);
+    path = access(path, F_OK) != 0 && access(older, F_OK) == 0 ? older : path;
+    FC_TRY(fc_check_given(path, "the weights of an adapter", m->err));
+    return fc_checkpoint_open(path, NULL, out, m->err);
 }
 
 static fc_code prepare(merger *m) {

@@ -90,7 +90,6 @@ class Check(harness.Case):
         self.found("ckpt", "--junit", "r.xml", "--json")
         self.assertEqual(xml.parse(self.path("r.xml")).getroot().get("failures"), "1")
         self.fails(3, "check", "nowhere", contains=["nowhere: no such file"])
-        self.fails(3, "check", harness.corpus(MESH), "--against", "nowhere", contains=["nowhere: no such file"])
         self.fails(3, "check", harness.corpus(MESH), "--against", "ckpt", contains=[".metadata"])
 
     def test_junit_report(self):

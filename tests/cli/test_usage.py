@@ -204,6 +204,36 @@ class Usage(harness.Case):
         p = self.run_tool("diff", source, other, "-q", "--json")
         self.assertEqual((p.returncode, p.stdout), (1, self.run_tool("diff", source, other, "--json").stdout))
 
+    def test_a_missing_file_of_an_option_is_a_usage_error(self):
+        source = harness.corpus("dcp-torch2.15.0-train")
+        os.mkdir(self.path("no-weights"))
+        with open(self.path("no-weights", "adapter_config.json"), "w") as f:
+            f.write('{"peft_type": "LORA", "r": 16, "lora_alpha": 16}')
+        for args, line in (
+            (["check", source, "--against", "none"], "none: no such file; it should be a checkpoint or a schema"),
+            (["check", source, "--against", "no-weights/adapter_config.json/x"], "x: no such file; it should be"),
+            (["check", source, "--schema", "none"], "none: no such file; it should be a schema"),
+            (["diff", source, source, "--schema", "none"], "none: no such file; it should be a schema or a checkpoint"),
+            (["consolidate", source, "-o", "x.h5", "--schema", "none"], "none: no such file; it should be a schema or"),
+            (["consolidate", source, "-o", "x.h5", "--adapter", "none"],
+             "none/adapter_config.json: no such file; it should be the configuration of an adapter"),
+            (["consolidate", source, "-o", "x.h5", "--adapter", "no-weights=0.5"],
+             "no-weights/adapter_model.safetensors: no such file; it should be the weights of an adapter"),
+            (["consolidate", source, "-o", "x.h5", "--recipe", "auto", "--config", "none"],
+             "none: no such file; it should be a model's configuration"),
+            (["consolidate", source, "-o", "x.h5", "--dequantize", "bf16", "--config", "no-weights"],
+             "no-weights/config.json: no such file; it should be a model's configuration"),
+            (["export", source, "-o", "x", "--config", "none"], "none: no such file; it should be a model's"),
+            (["units", source, "--classes", "none"], "none: no such file; it should be a description of modules"),
+            # These also take words, and say which.
+            (["consolidate", source, "-o", "x.h5", "--recipe", "none"], "recipe 'none': neither a file nor a known recipe"),
+            (["reshard", source, "-o", "x", "--dp", 2, "--tp", 2, "--tp-plan", "none"], "TP plan 'none': neither a file"),
+            (["units", source, "--policy", "none"], "--policy 'none': neither a file nor a known policy"),
+            (["export", source, "-o", "x", "--like", "none"], "none: has no config.json; name the directory of a model"),
+        ):
+            with self.subTest(args=args):
+                self.fails(2, *args, contains=[line])
+
     def test_closed_pipe_is_quiet(self):
         read, write = os.pipe()
         os.close(read)

@@ -453,7 +453,7 @@ static void wrong_files_are_refused(void **state) {
         }
     }
     const fc_model_info *info;
-    assert_int_equal(fc_model_info_load("/nonexistent/x", f->arena, &info, &f->err), FC_EIO);
+    assert_int_equal(fc_model_info_load("/nonexistent/x", f->arena, &info, &f->err), FC_EUSAGE);
 }
 
 int main(void) {

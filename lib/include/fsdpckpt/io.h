@@ -51,6 +51,13 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
 fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err);
 
 /**
+ * Checks that a file or directory that the caller named in addition to the checkpoint, such as a plan, exists.
+ * @param what what it should be, for the message: "a TP plan".
+ * @return FC_EUSAGE if there is nothing of this name.
+ */
+fc_code fc_check_given(const char *path, const char *what, fc_error *err);
+
+/**
  * Checks that `given`, which is not a known name, is the name of a file. The other parameters are for the message.
  * @param as      what messages call the file, such as "--policy" for a command.
  * @param kind    the kind of value, such as "policy".
