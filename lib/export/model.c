@@ -32,6 +32,9 @@ static const char *const inner_wrappers[] = {"_orig_mod.", "_fsdp_wrapped_module
 /* Those that DDP and Lightning's strategies add before all names. */
 static const char *const outer_wrappers[] = {"module.", "_forward_module.", NULL};
 
+/* A longer list of what is left out (bytes) ends in "...". */
+enum { MOST_OTHERS = 200 };
+
 /* A tensor that may belong to the model. */
 typedef struct value {
     const fc_target_tensor *tensor;
@@ -46,6 +49,8 @@ typedef struct finder {
     fc_model_place *place;
     value *values; /* malloc'ed */
     size_t count, depth;
+    const char **left; /* names of what is left out; malloc'ed */
+    size_t nleft;
     fc_error *err;
 } finder;
 
@@ -96,15 +101,12 @@ static fc_code add_name(const finder *f, const char **list, const char *name, si
     return *list ? FC_OK : no_memory(f);
 }
 
-/* Counts a value that is left out, under its first key. */
-static fc_code leave_out(const finder *f, const fc_target_tensor *t) {
-    const char *name = t->path.count > 0 ? t->path.elements[0].key : t->name;
-    f->place->left_out++;
-    return strlen(f->place->others) > 200 ? FC_OK : add_name(f, &f->place->others, name, strcspn(name, "."));
+static void leave_out(finder *f, const fc_target_tensor *t) {
+    f->left[f->nleft++] = t->name;
 }
 
 /* Keeps the values whose branch is `branch`, NULL: all that are not something else. */
-static fc_code keep(finder *f, const char *branch, size_t len) {
+static void keep(finder *f, const char *branch, size_t len) {
     size_t kept = 0;
     for (size_t i = 0; i < f->count; i++) {
         const value v = f->values[i];
@@ -112,11 +114,53 @@ static fc_code keep(finder *f, const char *branch, size_t len) {
         if (wanted) {
             f->values[kept++] = v;
         } else {
-            FC_TRY(leave_out(f, v.tensor));
+            leave_out(f, v.tensor);
         }
     }
     f->count = kept;
-    return FC_OK;
+}
+
+/* Whether a kept value begins with the first `len` bytes of a name. `kept` is sorted. */
+static bool is_kept(const char *const *kept, size_t count, const char *name, size_t len) {
+    size_t low = 0, high = count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (strncmp(kept[middle], name, len) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < count && strncmp(kept[low], name, len) == 0;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Lists what is left out: of each name as few components as no kept value begins with. */
+static fc_code list_others(finder *f) {
+    const char **kept = calloc(f->count + 1, sizeof *kept);
+    fc_code rc = kept ? FC_OK : no_memory(f);
+    for (size_t i = 0; kept && i < f->count; i++) {
+        kept[i] = f->values[i].tensor->name;
+    }
+    if (kept) {
+        qsort(kept, f->count, sizeof *kept, by_name);
+    }
+    for (size_t i = 0; rc == FC_OK && i < f->nleft; i++) {
+        const char *name = f->left[i];
+        size_t len = strcspn(name, ".");
+        while (name[len] && is_kept(kept, f->count, name, len + 1)) { /* with the dot */
+            len += 1 + strcspn(name + len + 1, ".");
+        }
+        const bool full = strlen(f->place->others) > MOST_OTHERS;
+        rc = full ? add_name(f, &f->place->others, "...", 3) : add_name(f, &f->place->others, name, len);
+        i = full ? f->nleft : i;
+    }
+    f->place->left_out = f->nleft;
+    free(kept);
+    return rc;
 }
 
 /* Finds the likeliest model among the branches. @return one of its values, or NULL. */
@@ -180,8 +224,9 @@ static fc_code find_branch(finder *f) {
         for (size_t i = 0; i < f->count; i++) {
             set_branch(f, &f->values[i]);
         }
-        FC_TRY(keep(f, NULL, 0));
+        keep(f, NULL, 0);
         if (f->count == 0) {
+            FC_TRY(list_others(f));
             return fc_fail(f->err, FC_EUSAGE, "%s: it has no model, only: %s", f->target->source->path,
                            f->place->others);
         }
@@ -195,7 +240,7 @@ static fc_code find_branch(finder *f) {
         const value chosen = *model;
         FC_TRY(enter(f, chosen.branch, chosen.branch_len));
         f->depth--;
-        FC_TRY(keep(f, chosen.branch, chosen.branch_len));
+        keep(f, chosen.branch, chosen.branch_len);
         f->depth++;
     }
 }
@@ -307,7 +352,7 @@ static fc_code take_tensors(finder *f) {
     for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *t = &f->target->tensors[i];
         if (t->source->object) {
-            FC_TRY(leave_out(f, t));
+            leave_out(f, t);
         } else {
             f->values[f->count++] = (value){.tensor = t, .nested = fc_path_spells(&t->path, t->name)};
         }
@@ -319,12 +364,15 @@ fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, f
     *out = (fc_model_place){"", "", "", 0};
     finder f = {.target = target, .arena = arena, .place = out, .err = err};
     f.values = calloc(target->ntensors + 1, sizeof *f.values);
+    f.left = calloc(target->ntensors + 1, sizeof *f.left);
     fc_code rc;
-    FC_TRY_GOTO(f.values ? FC_OK : no_memory(&f), rc, out);
+    FC_TRY_GOTO(f.values && f.left ? FC_OK : no_memory(&f), rc, out);
     FC_TRY_GOTO(take_tensors(&f), rc, out);
     FC_TRY_GOTO(find_branch(&f), rc, out);
+    FC_TRY_GOTO(list_others(&f), rc, out);
     rc = set_names(&f);
 out:
+    free(f.left);
     free(f.values);
     return rc;
 }

@@ -90,7 +90,7 @@ class WithoutReference(Export):
         listed = json.loads(self.ok("inspect", self.training(), "--json"))["tensors"]
         self.assertEqual(sorted(got), sorted(t["name"][6:] for t in listed if t["name"].startswith("model.")))
         self.assertIn("model:    model;", out)
-        self.assertIn("optim", out)
+        self.assertRegex(out, r"model;.*other values left out: (?=.*\boptim\b)")
         self.assertIn("missing:  config.json and the tokenizer", out)
         self.assertEqual(self.metadata("out/model.safetensors")["format"], "pt")
         self.ok("consolidate", self.training(), "-o", "m.safetensors", "--include", "model.*", "--strip-prefix", "model.")
@@ -114,6 +114,30 @@ class WithoutReference(Export):
                      "optim.state.model.norm.weight.step": floats()})
         self.ok("export", "in.safetensors", "-o", "out")
         self.assertEqual(self.exported(), model)
+
+    def left_out(self, names):
+        """The line about the model of a checkpoint with nested values. `names`: {name: (path, tensor)}."""
+        self.source({name: t for name, (_, t) in names.items()})
+        with open(self.path("in.safetensors"), "rb") as f:
+            size, = struct.unpack("<Q", f.read(8))
+            header, data = json.loads(f.read(size)), f.read()
+        header["__metadata__"] = {"fsdpckpt.paths": json.dumps({name: path for name, (path, _) in names.items()})}
+        text = json.dumps(header).encode()
+        with open(self.path("in.safetensors"), "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + data)
+        return self.ok("export", "in.safetensors", "-o", "out", "-f").splitlines()[1]
+
+    def test_what_is_left_out_is_named_as_deep_as_needed(self):
+        branches = {"model": self.model(), "optim": {"state.w.exp_avg": floats(2), "state.v.exp_avg": floats(2)}, "note": {"t": floats(1)}}
+        names = {f"app.{b}.{n}": (["app", b, n], t) for b, group in branches.items() for n, t in group.items()}
+        line = self.left_out({**names, "epoch.now": (["epoch", "now"], floats())})
+        self.assertRegex(line, r"^model:    app\.model; 4 other values left out: ")
+        self.assertEqual(sorted(line.split(": ")[-1].split(", ")), ["app.note", "app.optim", "epoch"])
+
+    def test_a_long_list_of_what_is_left_out_says_that_it_goes_on(self):
+        model = {f"model.{n}": (["model", n], t) for n, t in self.model().items()}
+        line = self.left_out({**model, **{f"optim_{i:030}.x": ([f"optim_{i:030}", "x"], floats(1)) for i in range(9)}})
+        self.assertRegex(line, r"; 9 other values left out: optim_0+, (optim_\w+, ){4,}\.\.\.$")
 
     def test_a_base_model_keeps_its_names(self):
         model = {n: t for n, t in self.model().items() if n.startswith("model.")}

@@ -16,7 +16,7 @@ extern "C" {
 typedef struct fc_model_place {
     const char *branch;   /**< the keys of the state dict that lead to it, joined with "."; "": all of the checkpoint */
     const char *wrappers; /**< the components that wrappers had added to names, such as "module., _orig_mod."; "" */
-    const char *others;   /**< the branches that were left out, such as "optimizer, step"; "" */
+    const char *others;   /**< what was left out, such as "optimizer, app.step"; "" */
     size_t left_out;      /**< number of values that were left out */
 } fc_model_place;
 
