@@ -17,6 +17,8 @@ typedef struct fc_check_run {
     const fc_check_options *options;
     fc_arena *arena;
     fc_names names;
+    uint64_t
+        *present; /* for each file, the bytes that are not yet reported as missing; NULL before the files are checked */
     fc_finding *findings; /* in the arena */
     size_t count, capacity;
     size_t allowed; /* number of allowed missing or unexpected names */

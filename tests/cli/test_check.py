@@ -92,6 +92,23 @@ class Check(harness.Case):
         self.fails(3, "check", "nowhere", contains=["nowhere: no such file"])
         self.fails(3, "check", harness.corpus(MESH), "--against", "ckpt", contains=[".metadata"])
 
+    def test_a_file_that_is_no_checkpoint_is_one_finding(self):
+        """Objects in a Git LFS pointer, or behind the end of a file, are not reported one by one."""
+        copy = self.copy("dcp-torch2.15.0-train")
+        names = sorted(n for n in os.listdir(copy) if n.endswith(".distcp"))
+        sizes = {n: os.path.getsize(os.path.join(copy, n)) for n in names}
+        for n in names:
+            os.truncate(os.path.join(copy, n), sizes[n] // 2)
+        self.assertEqual([line for line in self.found("ckpt").splitlines() if line.startswith("error")],
+                         [line for line in self.found("ckpt").splitlines() if ".distcp: truncated: it has " in line])
+        for n in names:
+            with open(os.path.join(copy, n), "w") as f:
+                f.write("version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + f"\nsize {sizes[n]}\n")
+        errors = [line for line in self.found("ckpt").splitlines() if line.startswith("error")]
+        self.assertEqual([line.split(":")[1].strip() for line in errors], [f"ckpt/{n}" for n in names])
+        for line in errors:
+            self.assertIn("it is a Git LFS pointer: fetch the file with git lfs pull", line)
+
     def test_junit_report(self):
         def edit(schema):
             schema["tensors"].append({"name": "a<b>&\"c'\u0001\ufffe", "dtype": "float32", "shape": [2]})
