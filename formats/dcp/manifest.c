@@ -5,6 +5,7 @@
 #include "dcp/dcp.h"
 
 #include "base/checked.h"
+#include "base/name_table.h"
 #include "base/text.h"
 #include "fsdpckpt/try.h"
 #include "torch/torch_file.h"
@@ -280,6 +281,78 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
     return FC_OK;
 }
 
+/* ---- lists ---- */
+
+/* Writes the keys of a path, each with a NUL. A prefix of this text is the path of a container. */
+static void join_keys(const fc_path *path, char *out) {
+    for (size_t i = 0; i < path->count; i++) {
+        size_t size = strlen(path->elements[i].key) + 1;
+        memcpy(out, path->elements[i].key, size);
+        out += size;
+    }
+}
+
+/* Adds the lists on the way to a value to a table. */
+static fc_code add_lists(const dcp_builder *b, const fc_tensor *t, fc_arena *arena, fc_name_table *lists) {
+    char *keys = NULL;
+    size_t len = 0;
+    for (size_t i = 0; i < t->path.count; i++) {
+        if (i > 0 && t->path.elements[i].is_index) {
+            if (!keys) {
+                keys = fc_arena_alloc(arena, strlen(t->name) + 1);
+                FC_TRY(keys ? FC_OK : no_memory(b));
+                join_keys(&t->path, keys);
+            }
+            fc_name_table_put(lists, keys, len, 0);
+        }
+        len += strlen(t->path.elements[i].key) + 1;
+    }
+    return FC_OK;
+}
+
+/* Refuses the key of a dict where another path has the index of a list. PyTorch cannot make such a container. */
+static fc_code check_keys(const dcp_builder *b, const fc_tensor *t, const fc_name_table *lists, char *keys) {
+    size_t len = 0;
+    join_keys(&t->path, keys);
+    for (size_t i = 0; i < t->path.count; i++) {
+        const fc_path_element *e = &t->path.elements[i];
+        if (i > 0 && !e->is_index && fc_name_table_find(lists, keys, len) != FC_NO_NAME) {
+            return fc_dcp_fail(b, FC_ECORRUPT, t->name,
+                               "its path in planner_data has the key '%.64s' of a dict where other paths have a list; "
+                               ".metadata is damaged; copy it again, or save again",
+                               e->key);
+        }
+        len += strlen(e->key) + 1;
+    }
+    return FC_OK;
+}
+
+static fc_code check_lists(const dcp_builder *b) {
+    size_t indexes = 0, longest = 0;
+    for (size_t i = 0; i < b->ntensors; i++) {
+        const fc_tensor *t = &b->tensors[i];
+        for (size_t e = 1; e < t->path.count; e++) {
+            indexes += t->path.elements[e].is_index;
+        }
+        longest = strlen(t->name) > longest ? strlen(t->name) : longest;
+    }
+    if (indexes == 0) {
+        return FC_OK;
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_name_table *lists = arena ? fc_name_table_new(arena, indexes) : NULL;
+    char *keys = lists ? fc_arena_alloc(arena, longest + 1) : NULL;
+    fc_code rc = keys ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < b->ntensors; i++) {
+        rc = add_lists(b, &b->tensors[i], arena, lists);
+    }
+    for (size_t i = 0; rc == FC_OK && i < b->ntensors; i++) {
+        rc = check_keys(b, &b->tensors[i], lists, keys);
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
 static fc_code read_paths(dcp_builder *b, fc_pv planner) {
     size_t n = 0;
     /* A custom planner may store anything here. The default planner stores a dict, or nothing for a flat dict. */
@@ -295,7 +368,7 @@ static fc_code read_paths(dcp_builder *b, fc_pv planner) {
     for (size_t i = 0; i < b->ntensors; i++) {
         FC_TRY(b->tensors[i].path.count ? FC_OK : flat_path(b, &b->tensors[i]));
     }
-    return FC_OK;
+    return check_lists(b);
 }
 
 fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {

@@ -238,6 +238,30 @@ class Metadata(harness.Case):
         for path in (".metadata", "./", ".", "../ckpt/.metadata"):
             self.ok("diff", path, good, "--data")
 
+    def test_list_index_that_became_a_string(self):
+        """set_element of torch 2.15 makes a dict if all indexes of a list are strings. It fails if some are, or makes a dict
+                with twice as many keys. The last value took the place of the others in files that were converted."""
+        self.copy("dcp-torch2.15.0-train")
+        with open(self.path("ckpt", ".metadata"), "rb") as f:
+            data = f.read()
+        names = [n for n in pickles.loads(data).state["planner_data"] if n.startswith("optim.param_groups.")]
+        self.assertGreater(len(names), 2)
+        for change in (names[:1], names[1:2], names[-1:], names[1:], names):
+            root = pickles.loads(data)
+            paths = root.state["planner_data"]
+            for n in change:
+                self.assertEqual(paths[n][2], 0)
+                paths[n] = (*paths[n][:2], "0", *paths[n][3:])
+            with open(self.path("ckpt", ".metadata"), "wb") as f:
+                f.write(pickles.dumps(root, 4))
+            with self.subTest(change=change):
+                if change == names:
+                    self.ok("diff", "ckpt", harness.corpus("dcp-torch2.15.0-train"), "--data")
+                else:
+                    self.fails(3, "consolidate", "ckpt", "-o", "out.pt", contains=[
+                        f"ckpt/.metadata: tensor {change[0]}: its path in planner_data has the key '0' of a dict where other "
+                        "paths have a list; .metadata is damaged; copy it again"])
+
     def test_changes(self):
         good = harness.corpus(SOURCE)
         self.copy(SOURCE)
