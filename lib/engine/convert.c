@@ -328,6 +328,15 @@ static void list_compressing(char *names, size_t size) {
     }
 }
 
+static size_t count_disguised(const fc_target *target, const fc_format_writer *writer) {
+    size_t count = 0;
+    for (size_t i = 0; writer->disguises && i < target->ntensors; i++) {
+        const fc_target_tensor *t = &target->tensors[i];
+        count += !t->source->object && writer->disguises(t->dtype, t->source->ndim);
+    }
+    return count;
+}
+
 /* Plans on each rank, before the target is touched. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
@@ -355,6 +364,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     FC_TRY(check_objects(target, options, err));
     FC_TRY(check_coverage(target, options->move.progress, err));
     FC_TRY(measure(target, options, report, err));
+    report->disguised = count_disguised(target, &options->format->writer);
     report->stored_bytes = report->data_bytes;
     return FC_OK;
 }

@@ -39,6 +39,24 @@ class Convert(harness.Case):
         self.assertGreater(got["tp_sharded"], 0)
         self.assertGreater(got["data_bytes"], 0)
 
+    def test_types_that_safetensors_lacks_are_named(self):
+        """complex128, complex32 and a float4 without dimensions get another dtype and shape there, and come back."""
+        source = harness.corpus("dcp-torch2.15.0-dtypes")
+        tensors = json.loads(self.ok("inspect", source, "--json"))["tensors"]
+        count = sum(t["dtype"] in ("complex128", "complex32") or (t["dtype"] == "float4_e2m1fn_x2" and not t["shape"]) for t in tensors)
+        self.assertGreater(count, 1)
+        p = self.run_tool("consolidate", source, "-o", "m.safetensors")
+        self.assertEqual(p.returncode, 0)
+        self.assertIn(f"fsdpckpt: {count} tensors are stored with a last dimension of 2 added, which only fsdpckpt removes again: "
+                      "safetensors has no complex128, complex32 or 0-dim float4\n", p.stderr)
+        self.ok("diff", "m.safetensors", source, "--include", "*", "--data")
+        back = self.run_tool("consolidate", "m.safetensors", "-o", "m.pt")
+        self.assertEqual((back.returncode, back.stderr), (0, ""))
+        self.ok("consolidate", source, "-o", "n.safetensors", "-q")
+        p = self.run_tool("consolidate", source, "-o", "one.safetensors", "--include",
+                          next(t["name"] for t in tensors if t["dtype"] == "complex64"))
+        self.assertEqual((p.returncode, p.stderr), (0, ""))
+
     def test_quiet_prints_nothing(self):
         self.assertEqual(self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "-q"), "")
 

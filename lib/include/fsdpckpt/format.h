@@ -98,6 +98,10 @@ typedef struct fc_format_writer {
     /** Where objects go, for people, when the format has no objects: `reserve` puts them there and the engine writes
      *  none. NULL: objects are stored like tensors. */
     const char *objects_note;
+    /** Returns whether other programs see tensors of a dtype with another dtype and shape. NULL: they never do. */
+    bool (*disguises)(fc_dtype dtype, int ndim);
+    /** How they see these tensors, for people. */
+    const char *disguise_note;
     /** What a program that loads the target needs apart from it, for people. NULL: nothing. */
     const char *also_needed;
     /**
