@@ -19,6 +19,25 @@ static const pair commands[] = {
     {"unshard", "consolidate"},
     {"join", "consolidate"},
     {"combine", "consolidate"},
+    {"merge-weights", "consolidate"},
+    {"merge-fsdp-weights", "consolidate"},
+    {"dcp-to-torch", "consolidate --to pt"},
+    {"dcp-to-torch-save", "consolidate --to pt"},
+    {"torch-save-to-dcp", "convert --to dcp"},
+    {"torch-to-dcp", "convert --to dcp"},
+    {"to-dcp", "convert --to dcp"},
+    {"to-hdf5", "convert --to h5"},
+    {"to-safetensors", "consolidate --to safetensors"},
+    {"convert-to-safetensors", "consolidate --to safetensors"},
+    {"to-torch", "consolidate --to pt"},
+    {"to-pt", "consolidate --to pt"},
+    {"to-hf", "export"},
+    {"convert-to-hf", "export"},
+    {"save-pretrained", "export"},
+    {"zero-to-fp32", "consolidate"},
+    {"zero-to-fp32.py", "consolidate"},
+    {"merge-lora", "consolidate --adapter"},
+    {"merge-adapter", "consolidate --adapter"},
     {"split", "reshard"},
     {"shard", "reshard"},
     {"cut", "reshard"},
@@ -63,10 +82,19 @@ static const pair option_words[] = {
     {"type", "dtype"},
     {"precision", "dtype"},
     {"cast", "dtype"},
+    {"bf16", "dtype"},
+    {"fp16", "dtype"},
+    {"fp32", "dtype"},
+    {"half", "dtype"},
     {"fsdp", "dp"},
     {"world-size", "dp"},
     {"ranks", "dp"},
     {"num-shards", "dp"},
+    {"num-ranks", "dp"},
+    {"num-gpus", "dp"},
+    {"gpus", "dp"},
+    {"nproc-per-node", "dp"},
+    {"mesh", "dp"},
     {"shards", "dp"},
     {"dp-size", "dp"},
     {"data-parallel", "dp"},
@@ -82,7 +110,11 @@ static const pair option_words[] = {
     {"filter", "include"},
     {"only", "include"},
     {"keys", "include"},
+    {"model-only", "include"},
     {"skip", "exclude"},
+    {"no-optimizer", "exclude"},
+    {"exclude-optimizer", "exclude"},
+    {"skip-optimizer", "exclude"},
     {"prefix", "strip-prefix"},
     {"remove-prefix", "strip-prefix"},
     {"sed", "rename"},
@@ -102,6 +134,9 @@ static const pair option_words[] = {
     {"max-file-size", "max-shard-size"},
     {"shard-size", "max-shard-size"},
     {"wrap-policy", "policy"},
+    {"model", "like"},
+    {"base-model", "like"},
+    {"tokenizer", "like"},
     {"lora", "adapter"},
     {"peft", "adapter"},
 };
@@ -116,11 +151,25 @@ static const struct {
 enum { COMMANDS = sizeof commands / sizeof *commands, OPTIONS = sizeof option_words / sizeof *option_words };
 enum { TYPES = sizeof types / sizeof *types };
 
+/* Whether two words are the same, whatever their case, and with "_" for "-". */
+static bool same_word(const char *ours, const char *word, size_t len) {
+    if (strlen(ours) != len) {
+        return false;
+    }
+    for (size_t i = 0; i < len; i++) {
+        char c = word[i] == '_' ? '-' : word[i];
+        if (strncasecmp(&ours[i], &c, 1) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 const char *words_command(const char *word) {
     const char *best = NULL;
     size_t score = SUGGEST_NONE;
     for (size_t i = 0; i < COMMANDS; i++) {
-        if (strcasecmp(commands[i].theirs, word) == 0) {
+        if (same_word(commands[i].theirs, word, strlen(word))) {
             return commands[i].ours;
         }
     }
@@ -135,8 +184,7 @@ const char *words_option(const char *word, size_t len, unsigned long long takes)
     size_t score = SUGGEST_NONE;
     for (size_t i = 0; i < OPTIONS; i++) {
         option_id id = option_find(option_words[i].ours, strlen(option_words[i].ours));
-        bool same = strlen(option_words[i].theirs) == len && strncasecmp(option_words[i].theirs, word, len) == 0;
-        if (same && id != OPT_COUNT && (takes & TAKES(id))) {
+        if (same_word(option_words[i].theirs, word, len) && id != OPT_COUNT && (takes & TAKES(id))) {
             return option_words[i].ours;
         }
     }

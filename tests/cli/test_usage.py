@@ -136,6 +136,16 @@ class Usage(harness.Case):
         os.mkdir(self.path("ckpt"))
         for args, text in (
             (("merge", "a"), "did you mean 'consolidate'?"),
+            (("dcp_to_torch_save", "a", "x.pt"), "did you mean 'consolidate --to pt'?"),
+            (("to-safetensors", "a"), "did you mean 'consolidate --to safetensors'?"),
+            (("merge_lora", "a"), "did you mean 'consolidate --adapter'?"),
+            (("zero_to_fp32.py", "a", "x.pt"), "did you mean 'consolidate'?"),
+            (("reshard", source, "-o", "x", "--num_shards", "4"), "did you mean '--dp'?"),
+            (("reshard", source, "-o", "x", "--nproc_per_node", "4"), "did you mean '--dp'?"),
+            (("convert", source, "-o", "x.pt", "--bf16"), "did you mean '--dtype'?"),
+            (("consolidate", source, "-o", "x.pt", "--no-optimizer"), "did you mean '--exclude'?"),
+            (("consolidate", source, "-o", "x.pt", "--model-only"), "did you mean '--include'?"),
+            (("export", source, "-o", "x", "--model", "Qwen"), "did you mean '--like'?"),
             (("unshard", "a"), "did you mean 'consolidate'?"),
             (("split", "a"), "did you mean 'reshard'?"),
             (("info", "a"), "did you mean 'inspect'?"),
