@@ -306,15 +306,16 @@ static fc_code settle_and_remove(const leftover *l, fc_error *err) {
     return FC_OK;
 }
 
-/* A directory without a lock is removed if it is empty. If not, its owner has just taken the lock, or the file system
-   has no locks. */
+/* A directory without a lock is removed if it is empty. If it is not, its owner has just taken the lock, or the file
+   system has no locks. */
 static lock_state lock_leftover(const leftover *l, int *lock) {
-    lock_state state = take_lock(l->fd, 0, lock);
-    if (state != LOCK_GONE || unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT) {
-        return state;
+    for (int i = 0; i < TRIES; i++) {
+        lock_state state = take_lock(l->fd, 0, lock);
+        if (state != LOCK_GONE || unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT) {
+            return state;
+        }
     }
-    state = take_lock(l->fd, 0, lock);
-    return state == LOCK_GONE ? LOCK_UNKNOWN : state;
+    return LOCK_UNKNOWN;
 }
 
 static fc_code clear_one(const leftover *l, fc_error *err) {
