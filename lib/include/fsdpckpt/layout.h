@@ -74,7 +74,7 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
 /**
  * Computes the placements (mesh->ndim entries) of a tensor on a mesh made by fc_layout_mesh. "replicate" is Replicate.
  * "dp" is Shard(0), or _StridedShard(0, tp) if TP shards dimension 0. "tp" is Shard(tp_dim), or Replicate if tp_dim is
- * -1. A 0-dim tensor is replicated everywhere, because fully_shard does not sharded it.
+ * -1. A 0-dim tensor is replicated everywhere, because fully_shard does not shard it.
  */
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements);
 
