@@ -5,13 +5,13 @@
 #include "dcp/dcp.h"
 
 #include "base/checked.h"
-#include "base/name_table.h"
 #include "base/text.h"
 #include "fsdpckpt/try.h"
 #include "torch/torch_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -283,73 +283,63 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
 
 /* ---- lists ---- */
 
-/* Writes the keys of a path, each with a NUL. A prefix of this text is the path of a container. */
-static void join_keys(const fc_path *path, char *out) {
-    for (size_t i = 0; i < path->count; i++) {
-        size_t size = strlen(path->elements[i].key) + 1;
-        memcpy(out, path->elements[i].key, size);
-        out += size;
+/* Compares two paths key by key. The values of each container are neighbors in this order. */
+static int by_path(const void *a, const void *b) {
+    const fc_path *x = &(*(const fc_tensor *const *)a)->path, *y = &(*(const fc_tensor *const *)b)->path;
+    const size_t count = x->count < y->count ? x->count : y->count;
+    int order = 0;
+    for (size_t i = 0; order == 0 && i < count; i++) {
+        order = strcmp(x->elements[i].key, y->elements[i].key);
     }
+    return order != 0 ? order : (x->count > y->count) - (x->count < y->count);
 }
 
-/* Adds the lists on the way to a value to a table. */
-static fc_code add_lists(const dcp_builder *b, const fc_tensor *t, fc_arena *arena, fc_name_table *lists) {
-    char *keys = NULL;
-    size_t len = 0;
-    for (size_t i = 0; i < t->path.count; i++) {
-        if (i > 0 && t->path.elements[i].is_index) {
-            if (!keys) {
-                keys = fc_arena_alloc(arena, strlen(t->name) + 1);
-                FC_TRY(keys ? FC_OK : no_memory(b));
-                join_keys(&t->path, keys);
-            }
-            fc_name_table_put(lists, keys, len, 0);
-        }
-        len += strlen(t->path.elements[i].key) + 1;
-    }
-    return FC_OK;
-}
-
-/* Refuses the key of a dict where another path has the index of a list. PyTorch cannot make such a container. */
-static fc_code check_keys(const dcp_builder *b, const fc_tensor *t, const fc_name_table *lists, char *keys) {
-    size_t len = 0;
-    join_keys(&t->path, keys);
-    for (size_t i = 0; i < t->path.count; i++) {
-        const fc_path_element *e = &t->path.elements[i];
-        if (i > 0 && !e->is_index && fc_name_table_find(lists, keys, len) != FC_NO_NAME) {
-            return fc_dcp_fail(b, FC_ECORRUPT, t->name,
+/* Refuses two neighbors if one has the index of a list where the other has the key of a dict. PyTorch cannot make such
+   a container. */
+static fc_code check_neighbors(const dcp_builder *b, const fc_tensor *t, const fc_tensor *u) {
+    for (size_t i = 0; i < t->path.count && i < u->path.count; i++) {
+        const fc_path_element *x = &t->path.elements[i], *y = &u->path.elements[i];
+        if (i > 0 && x->is_index != y->is_index) {
+            return fc_dcp_fail(b, FC_ECORRUPT, x->is_index ? u->name : t->name,
                                "its path in planner_data has the key '%.64s' of a dict where other paths have a list; "
                                ".metadata is damaged; copy it again, or save again",
-                               e->key);
+                               x->is_index ? y->key : x->key);
         }
-        len += strlen(e->key) + 1;
+        if (strcmp(x->key, y->key) != 0) {
+            break;
+        }
     }
     return FC_OK;
+}
+
+static bool has_list(const fc_tensor *t) {
+    bool has = false;
+    for (size_t i = 1; !has && i < t->path.count; i++) {
+        has = t->path.elements[i].is_index;
+    }
+    return has;
 }
 
 static fc_code check_lists(const dcp_builder *b) {
-    size_t indexes = 0, longest = 0;
+    size_t lists = 0;
     for (size_t i = 0; i < b->ntensors; i++) {
-        const fc_tensor *t = &b->tensors[i];
-        for (size_t e = 1; e < t->path.count; e++) {
-            indexes += t->path.elements[e].is_index;
-        }
-        longest = strlen(t->name) > longest ? strlen(t->name) : longest;
+        lists += has_list(&b->tensors[i]);
     }
-    if (indexes == 0) {
+    if (lists == 0) {
         return FC_OK;
     }
-    fc_arena *arena = fc_arena_new();
-    fc_name_table *lists = arena ? fc_name_table_new(arena, indexes) : NULL;
-    char *keys = lists ? fc_arena_alloc(arena, longest + 1) : NULL;
-    fc_code rc = keys ? FC_OK : no_memory(b);
-    for (size_t i = 0; rc == FC_OK && i < b->ntensors; i++) {
-        rc = add_lists(b, &b->tensors[i], arena, lists);
+    const fc_tensor **sorted = calloc(b->ntensors, sizeof *sorted);
+    fc_code rc = sorted ? FC_OK : no_memory(b);
+    for (size_t i = 0; sorted && i < b->ntensors; i++) {
+        sorted[i] = &b->tensors[i];
     }
-    for (size_t i = 0; rc == FC_OK && i < b->ntensors; i++) {
-        rc = check_keys(b, &b->tensors[i], lists, keys);
+    if (sorted) {
+        qsort(sorted, b->ntensors, sizeof *sorted, by_path);
     }
-    fc_arena_free(arena);
+    for (size_t i = 1; rc == FC_OK && i < b->ntensors; i++) {
+        rc = check_neighbors(b, sorted[i - 1], sorted[i]);
+    }
+    free(sorted);
     return rc;
 }
 

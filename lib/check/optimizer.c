@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MOST_KEYS = 64 };
+enum { MOST_KEYS = 64, MOST_SUFFIXES = 64 };
 
 /* A run of characters within a name. */
 typedef struct span {
@@ -92,11 +92,13 @@ static bool split_state(const fc_named *named, span *parameter, span *key) {
     return true;
 }
 
-/* Lists a parameter under every suffix of its name. The shortest name wins a suffix that several share. */
+/* Lists a parameter under the suffixes of its name: at most MOST_SUFFIXES, so that the time stays linear in the length
+   of the name. The shortest name wins a suffix that several share. */
 static void enter_suffixes(optimizer *o, size_t index) {
     const fc_names *names = &o->c->names;
     const char *name = names->items[index].name;
-    for (const char *at = fc_check_unwrap(o->c, name, strlen(name), NULL); at;) {
+    const char *at = fc_check_unwrap(o->c, name, strlen(name), NULL);
+    for (int i = 0; at && i < MOST_SUFFIXES; i++) {
         size_t len = strlen(at);
         size_t before = fc_name_table_put(o->suffixes, at, len, index);
         if (before != index && before != FC_NO_NAME && strlen(names->items[before].name) > strlen(name)) {
@@ -107,9 +109,9 @@ static void enter_suffixes(optimizer *o, size_t index) {
     }
 }
 
-static size_t components(const char *name) {
+static size_t count_suffixes(const char *name) {
     size_t n = 1;
-    for (; (name = strchr(name, '.')); name++) {
+    for (; n < MOST_SUFFIXES && (name = strchr(name, '.')); name++) {
         n++;
     }
     return n;
@@ -124,7 +126,7 @@ static bool list_parameters(optimizer *o) {
     const fc_names *names = &o->c->names;
     size_t suffixes = 0;
     for (size_t i = 0; i < names->count; i++) {
-        suffixes += is_parameter(&names->items[i]) ? components(names->items[i].name) : 0;
+        suffixes += is_parameter(&names->items[i]) ? count_suffixes(names->items[i].name) : 0;
     }
     o->suffixes = fc_name_table_new(o->c->arena, suffixes);
     o->by_name = fc_name_table_new(o->c->arena, names->count);

@@ -24,9 +24,10 @@ static fc_optim_kind section(const char *text, size_t len) {
 /* Splits a name such as "optim.state.layers.0.weight.exp_avg". All of it, or its end, is in one path element. */
 static fc_optim_name name_of_text(const char *text, size_t levels) {
     fc_optim_name n = {.levels = levels};
+    const char *dot = strrchr(text, '.');
     for (const char *at = text; n.kind == FC_OPTIM_NONE && *at;) {
         size_t len = strcspn(at, ".");
-        const char *rest = at + len + 1, *dot = at[len] ? strrchr(rest, '.') : NULL;
+        const char *rest = at + len + 1;
         if (dot && dot > rest && section(at, len) != FC_OPTIM_NONE) {
             n.kind = section(at, len);
             n.extra = at > text ? (size_t)(at - text) - 1 : 0;

@@ -32,8 +32,8 @@ static const char *const inner_wrappers[] = {"_orig_mod.", "_fsdp_wrapped_module
 /* Those that DDP and Lightning's strategies add before all names. */
 static const char *const outer_wrappers[] = {"module.", "_forward_module.", NULL};
 
-/* A longer list of what is left out (bytes) ends in "...". */
-enum { MOST_OTHERS = 200 };
+/* A longer list of what is left out (bytes) ends in "...". A model is not looked for below MOST_LEVELS. */
+enum { MOST_OTHERS = 200, MOST_LEVELS = 64 };
 
 /* A tensor that may belong to the model. */
 typedef struct value {
@@ -138,7 +138,16 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Lists what is left out: of each name as few components as no kept value begins with. */
+/* @return the length of the first components of a name with which no kept value begins, or of MOST_LEVELS of them. */
+static size_t distinct(const char *const *kept, size_t count, const char *name) {
+    size_t len = strcspn(name, ".");
+    for (int i = 1; i < MOST_LEVELS && name[len] && is_kept(kept, count, name, len + 1); i++) { /* with the dot */
+        len += 1 + strcspn(name + len + 1, ".");
+    }
+    return len;
+}
+
+/* Lists what is left out. */
 static fc_code list_others(finder *f) {
     const char **kept = calloc(f->count + 1, sizeof *kept);
     fc_code rc = kept ? FC_OK : no_memory(f);
@@ -148,15 +157,11 @@ static fc_code list_others(finder *f) {
     if (kept) {
         qsort(kept, f->count, sizeof *kept, by_name);
     }
-    for (size_t i = 0; rc == FC_OK && i < f->nleft; i++) {
-        const char *name = f->left[i];
-        size_t len = strcspn(name, ".");
-        while (name[len] && is_kept(kept, f->count, name, len + 1)) { /* with the dot */
-            len += 1 + strcspn(name + len + 1, ".");
-        }
-        const bool full = strlen(f->place->others) > MOST_OTHERS;
-        rc = full ? add_name(f, &f->place->others, "...", 3) : add_name(f, &f->place->others, name, len);
-        i = full ? f->nleft : i;
+    bool full = false;
+    for (size_t i = 0; rc == FC_OK && !full && i < f->nleft; i++) {
+        full = strlen(f->place->others) > MOST_OTHERS;
+        rc = full ? add_name(f, &f->place->others, "...", 3)
+                  : add_name(f, &f->place->others, f->left[i], distinct(kept, f->count, f->left[i]));
     }
     f->place->left_out = f->nleft;
     free(kept);
@@ -234,7 +239,7 @@ static fc_code find_branch(finder *f) {
         if (!model && f->depth == 0 && one_branch(f)) {
             model = &f->values[0];
         }
-        if (!model) {
+        if (!model || f->depth == MOST_LEVELS) {
             return f->depth == 0 && any_branch(f) ? several(f) : FC_OK;
         }
         const value chosen = *model;

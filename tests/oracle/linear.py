@@ -131,6 +131,12 @@ def long_paths(folder, n):
     write_dcp(folder, state_dict_metadata={f"t{i}": t for i in range(n)}, planner_data={f"t{i}": path for i in range(n)})
 
 
+def list_in_list(folder, n):
+    """One name, whose path goes through 50 n lists."""
+    t, name = tensor((1,), [((0,), (1,))]), "a" + ".0" * (50 * n)
+    write_dcp(folder, state_dict_metadata={name: t}, planner_data={name: ("a",) + (0,) * (50 * n)}, storage_data=places(name, t))
+
+
 def cut_along_many_dimensions(folder, n):
     """Each of n / 100 tensors is cut along 22 dimensions: one chunk for each, the next in the half that is left."""
     k = 22
@@ -281,7 +287,8 @@ def pickle_case(make):
 
 PT = (instances_of_one_state, one_long_key, long_path, one_dict_in_many_places, bytes_of_one_text, sizes_of_one_tuple,
       sets_of_one_list, dicts_of_one_list)
-DCP = (one_list_of_chunks, one_state_of_chunks, long_paths, cut_along_many_dimensions, many_small_chunks)
+DCP = (one_list_of_chunks, one_state_of_chunks, long_paths, list_in_list, cut_along_many_dimensions,
+       many_small_chunks)
 H5 = (groups_that_link_to_each_other, many_names_of_one_group, many_datasets)
 WRITTEN = [["inspect"], ["check"], ["verify"]] + [["convert", "-o", "out" + e] for e in (".h5", ".pt", ".safetensors")] + [
     ["convert", "-o", "out", "--to", "dcp"]]
@@ -289,6 +296,7 @@ WRITTEN = [["inspect"], ["check"], ["verify"]] + [["convert", "-o", "out" + e] f
 # (case, name of the input, function that makes it, what is run)
 CASES = [(f, "x.pt", pickle_case(f), run) for f in PT for run in (["inspect"], ["check"], ["convert", "-o", "out.h5"])]
 CASES += [(f, "x", f, run) for f in DCP for run in (["inspect"], ["check"])]
+CASES += [(list_in_list, "x", list_in_list, ["export", "-o", "out"])]
 CASES += [(f, "x.h5", f, ["inspect"]) for f in H5]
 CASES += [(never_written, "x.h5", never_written, run) for run in (["inspect"], ["verify"], ["verify", "--seal"])]
 CASES += [(f, name, make, run) for f, name, make in (
