@@ -144,9 +144,9 @@ static void report_needs(const job *j) {
     if (writer->objects_note && n > 0) {
         text_report("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", writer->objects_note);
     }
-    if (j->report.disguised > 0) {
-        text_report("%zu %s stored %s", j->report.disguised, j->report.disguised == 1 ? "tensor is" : "tensors are",
-                    writer->disguise_note);
+    if (j->report.reshaped > 0) {
+        text_report("%zu %s stored %s", j->report.reshaped, j->report.reshaped == 1 ? "tensor is" : "tensors are",
+                    writer->reshaped_note);
     }
     if (writer->also_needed && !j->o->dry_run) {
         text_report("%s: %s", j->o->output, writer->also_needed);

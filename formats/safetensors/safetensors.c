@@ -382,7 +382,7 @@ static const fc_own_file own_files[] = {{"model.safetensors.index.json", FC_CONT
                                         {"shard-*-model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
                                         {NULL}};
 
-static bool st_disguises(fc_dtype dtype, int ndim) {
+static bool st_reshapes(fc_dtype dtype, int ndim) {
     return fc_st_stored_as(dtype, ndim).append > 0;
 }
 
@@ -412,8 +412,8 @@ const fc_format fc_format_safetensors = {
             .own_files = own_files,
             .self_contained = true,
             .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
-            .disguises = st_disguises,
-            .disguise_note = "with a last dimension of 2 added, which only fsdpckpt removes again: safetensors has no "
+            .reshapes = st_reshapes,
+            .reshaped_note = "with a last dimension of 2 added, which only fsdpckpt removes again: safetensors has no "
                              "complex128, complex32 or 0-dim float4",
             .is_directory = fc_st_is_directory,
             .files = fc_st_count_files,

@@ -328,11 +328,11 @@ static void list_compressing(char *names, size_t size) {
     }
 }
 
-static size_t count_disguised(const fc_target *target, const fc_format_writer *writer) {
+static size_t count_reshaped(const fc_target *target, const fc_format_writer *writer) {
     size_t count = 0;
-    for (size_t i = 0; writer->disguises && i < target->ntensors; i++) {
+    for (size_t i = 0; writer->reshapes && i < target->ntensors; i++) {
         const fc_target_tensor *t = &target->tensors[i];
-        count += !t->source->object && writer->disguises(t->dtype, t->source->ndim);
+        count += !t->source->object && writer->reshapes(t->dtype, t->source->ndim);
     }
     return count;
 }
@@ -364,7 +364,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     FC_TRY(check_objects(target, options, err));
     FC_TRY(check_coverage(target, options->move.progress, err));
     FC_TRY(measure(target, options, report, err));
-    report->disguised = count_disguised(target, &options->format->writer);
+    report->reshaped = count_reshaped(target, &options->format->writer);
     report->stored_bytes = report->data_bytes;
     return FC_OK;
 }

@@ -99,9 +99,9 @@ typedef struct fc_format_writer {
      *  none. NULL: objects are stored like tensors. */
     const char *objects_note;
     /** Returns whether other programs see tensors of a dtype with another dtype and shape. NULL: they never do. */
-    bool (*disguises)(fc_dtype dtype, int ndim);
+    bool (*reshapes)(fc_dtype dtype, int ndim);
     /** How they see these tensors, for people. */
-    const char *disguise_note;
+    const char *reshaped_note;
     /** What a program that loads the target needs apart from it, for people. NULL: nothing. */
     const char *also_needed;
     /**

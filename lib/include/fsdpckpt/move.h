@@ -115,7 +115,7 @@ typedef struct fc_convert_report {
     size_t files;                         /**< number of files of the target, including its indexes */
     size_t indexes;                       /**< number of these that are an index: one per section, or 0 */
     const char *index;                    /**< the name of the file that spans the others; NULL: there is none */
-    size_t disguised;                     /**< number of tensors that other programs see with another dtype and shape */
+    size_t reshaped;                      /**< number of tensors that other programs see with another dtype and shape */
     uint64_t data_bytes;                  /**< bytes of tensors and objects in the target, each counted once */
     uint64_t stored_bytes;                /**< their bytes in the files, after compression; with dry_run the most */
     uint64_t header_bytes;                /**< bytes of headers, estimated high */
