@@ -262,11 +262,10 @@ static fc_code read_others(model *m) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(m->f->p, m->f->p->root, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *name = fc_ds_text(m->b, m->f, pairs[i]);
+        fc_path_element path[2] = {{.key = "deepspeed"}};
+        FC_TRY(fc_torch_key_element(m->f, pairs[i], m->b->checkpoint->arena, &path[1], m->b->err));
+        const char *name = path[1].key;
         bool taken = false;
-        if (!name) {
-            return m->b->err->code;
-        }
         for (size_t k = 0; !taken && read[k]; k++) {
             taken = strcmp(read[k], name) == 0;
         }
@@ -274,7 +273,6 @@ static fc_code read_others(model *m) {
             const fc_path_element optim = {.key = "optim"};
             FC_TRY(fc_ds_add_values(m->b, m->f, &optim, 1, pairs[i + 1]));
         } else if (!taken) {
-            const fc_path_element path[2] = {{.key = "deepspeed"}, {.key = name}};
             FC_TRY(fc_ds_add_values(m->b, m->f, path, 2, pairs[i + 1]));
         }
     }

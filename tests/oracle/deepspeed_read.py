@@ -195,7 +195,8 @@ def odd_keys(program, corpus, home):
     stand_in_for_deepspeed()
     for name, file, where in (("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
                                lambda s: s["optimizer_state_dict"]["base_optimizer_state"]["param_groups"][0]),
-                              ("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", lambda s: s["optimizer_state_dict"])):
+                              ("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", lambda s: s["optimizer_state_dict"]),
+                              ("zero2-bf16", "mp_rank_00_model_states.pt", lambda s: s)):  # the caller's client_state
         for key, good in ((7, True), (None, False), ((1, 2), False), ("a\0b", False)):
             shutil.rmtree(case, True)
             shutil.copytree(os.path.join(corpus, "0.19.8-" + name), case)

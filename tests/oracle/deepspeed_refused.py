@@ -55,7 +55,7 @@ REFUSED = (
     (Z2, M2, ("shared_params",), {5: "embed.weight"}, 3, NAME),
     (Z2, M2, ("shared_params",), {"head.weight": 5}, 3, NAME),
     (Z2, M2, ("shared_params",), {"head.weight": "nobody"}, 3, "head.weight is another name of nobody, but that tensor is missing"),
-    (Z2, M2, (), Add({5: 1}), 3, NAME),
+    (Z2, M2, (), Add({None: 1}), 5, "a key that is neither a string"),
     (Z2, M2, ("note",), SPARSE, 5, "deepspeed.note"),
     (Z2, M2, ("note",), {"a.b": 1, "a": {"b": 2}}, 3, "the name deepspeed.note.a.b appears twice"),
     (Z2, M2, ("optimizer",), {"a": SPARSE}, 5, "optim.a"),
