@@ -329,13 +329,14 @@ static fc_code check_lists(const dcp_builder *b) {
         return FC_OK;
     }
     const fc_tensor **sorted = calloc(b->ntensors, sizeof *sorted);
-    fc_code rc = sorted ? FC_OK : no_memory(b);
-    for (size_t i = 0; sorted && i < b->ntensors; i++) {
+    if (!sorted) {
+        return no_memory(b);
+    }
+    for (size_t i = 0; i < b->ntensors; i++) {
         sorted[i] = &b->tensors[i];
     }
-    if (sorted) {
-        qsort(sorted, b->ntensors, sizeof *sorted, by_path);
-    }
+    qsort(sorted, b->ntensors, sizeof *sorted, by_path);
+    fc_code rc = FC_OK;
     for (size_t i = 1; rc == FC_OK && i < b->ntensors; i++) {
         rc = check_neighbors(b, sorted[i - 1], sorted[i]);
     }
