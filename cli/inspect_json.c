@@ -30,6 +30,21 @@ static void write_holders(json_out *j, const rank_span *span) {
     jw_close(j, ']');
 }
 
+static void write_place(json_out *j, const fc_place *place) {
+    switch ((fc_place_kind)place->kind) {
+    case FC_PLACE_NONE:
+        return;
+    case FC_PLACE_FILE:
+        JSON_MEMBER(j, uint, "file", place->file);
+        return;
+    case FC_PLACE_BYTES:
+        JSON_MEMBER(j, uint, "file", place->file);
+        JSON_MEMBER(j, uint, "offset", place->offset);
+        JSON_MEMBER(j, uint, "length", place->length);
+        return;
+    }
+}
+
 /* @param extents whether to write extents and holders. */
 static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     inspect_holders holders = {0};
@@ -47,9 +62,7 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
         jw_ints(j, t->ndim, chunk->dims);
         jw_key(j, "sizes");
         jw_ints(j, t->ndim, chunk->dims + t->ndim);
-        JSON_MEMBER(j, uint, "file", chunk->file);
-        JSON_MEMBER(j, uint, "offset", chunk->offset);
-        JSON_MEMBER(j, uint, "length", chunk->length);
+        write_place(j, &chunk->place);
         if (chunk->rank != FC_NO_RANK) {
             JSON_MEMBER(j, uint, "rank", chunk->rank);
         }

@@ -187,10 +187,14 @@ static size_t box_width(const fc_tensor *t) {
 }
 
 static void print_place(text_out *out, const fc_chunk *chunk, const fc_extent *extent) {
-    static const char *const how[] = {"", ", in the header", ", filtered", ", encoded"};
+    static const char *const how[] = {"", "in the header", "filtered", "encoded", "computed"};
+    if (chunk->place.kind != FC_PLACE_BYTES) {
+        text_printf(out, "  %s", how[extent->codec]);
+        return;
+    }
     uint64_t offset = extent->codec == FC_CODEC_RAW ? extent->offset + extent->first : extent->offset;
-    text_printf(out, "  at %llu, %llu bytes stored%s", (unsigned long long)offset, (unsigned long long)chunk->length,
-                how[extent->codec]);
+    text_printf(out, "  at %llu, %llu bytes stored%s%s", (unsigned long long)offset,
+                (unsigned long long)chunk->place.length, *how[extent->codec] ? ", " : "", how[extent->codec]);
 }
 
 /* Prints the ranks that hold a chunk, if there are several. */
@@ -216,10 +220,13 @@ static fc_code print_chunks(inspection *in, const fc_tensor *t, const inspect_ho
         }
         text_printf(out, "  %-10s ", label);
         text_name_padded(out, box_text(t, chunk, box, sizeof box), width + 2);
-        text_name(out, in->checkpoint->files[chunk->file].name);
+        const fc_file *file = fc_chunk_file(in->checkpoint, chunk);
+        if (file) {
+            text_name(out, file->name);
+        }
         if (in->headers_only) {
-            text_printf(out, "  at %llu, %llu bytes stored", (unsigned long long)chunk->offset,
-                        (unsigned long long)chunk->length);
+            text_printf(out, "  at %llu, %llu bytes stored", (unsigned long long)chunk->place.offset,
+                        (unsigned long long)chunk->place.length);
         } else {
             fc_extent extent;
             FC_TRY(fc_checkpoint_extent(in->checkpoint, t, i, &extent, err));

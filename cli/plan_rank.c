@@ -42,14 +42,16 @@ static void print_box(text_out *out, int ndim, const int64_t *offsets, const int
 
 static void show_read(rank_view *v, const fc_chunk *chunk, int ndim, const int64_t *offsets, const int64_t *sizes) {
     const fc_box box = {ndim, offsets, sizes};
-    const char *file = v->target.source->files[chunk->file].name;
+    const fc_file *file = fc_chunk_file(v->target.source, chunk);
     uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(v->tensor->dtype);
     char text[TEXT_SIZE_MAX];
     v->sum.reads++;
     v->sum.read += bytes;
     if (v->json) {
         jw_open(v->json, '{');
-        JSON_MEMBER(v->json, string, "file", file);
+        if (file) {
+            JSON_MEMBER(v->json, string, "file", file->name);
+        }
         jw_key(v->json, "offsets");
         jw_ints(v->json, ndim, offsets);
         jw_key(v->json, "sizes");
@@ -58,9 +60,12 @@ static void show_read(rank_view *v, const fc_chunk *chunk, int ndim, const int64
         jw_close(v->json, '}');
         return;
     }
-    text_printf(v->out, "%12s  from ", text_bytes(text, bytes));
-    text_name(v->out, file);
-    text_puts(v->out, " ");
+    text_printf(v->out, "%12s  ", text_bytes(text, bytes));
+    text_puts(v->out, file ? "from " : "computed ");
+    if (file) {
+        text_name(v->out, file->name);
+        text_puts(v->out, " ");
+    }
     print_box(v->out, ndim, offsets, sizes);
     text_puts(v->out, "\n");
 }

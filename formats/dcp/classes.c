@@ -26,7 +26,7 @@ static bool is_short(const fc_tensor *tensor) {
     uint64_t bytes, least;
     return fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
            fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) &&
-           fc_add_u64(bytes, LEAST_ARCHIVE, &least) && chunk->length < least;
+           fc_add_u64(bytes, LEAST_ARCHIVE, &least) && chunk->place.length < least;
 }
 
 static bool is_in_archive(const fc_tensor *tensor) {
@@ -37,7 +37,7 @@ static bool is_in_archive(const fc_tensor *tensor) {
 static bool is_refused(int fd, const char *path, const fc_chunk *chunk, fc_error *why) {
     fc_torch_item item;
     fc_torch_tensor ignored;
-    if (fc_torch_item_open(fd, path, chunk->offset, chunk->length, &item, NULL) != FC_OK) {
+    if (fc_torch_item_open(fd, path, chunk->place.offset, chunk->place.length, &item, NULL) != FC_OK) {
         return false;
     }
     fc_code rc = fc_torch_tensor_decode(item.pickle, item.pickle->root, &ignored, why);
@@ -48,7 +48,7 @@ static bool is_refused(int fd, const char *path, const fc_chunk *chunk, fc_error
 /* @return whether the archive contains a subclass. A damaged or missing archive is reported when it is read. */
 static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *why) {
     const fc_chunk *chunk = &tensor->chunks[0];
-    const char *path = checkpoint->files[chunk->file].path;
+    const char *path = checkpoint->files[chunk->place.file].path;
     uint64_t size;
     int fd;
     if (fc_open_input(path, &fd, &size, NULL) != FC_OK) {
@@ -66,7 +66,7 @@ static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *w
     if (!chunks) {
         return fc_dcp_fail(b, FC_ENOMEM, tensor->name, "out of memory");
     }
-    *chunks = (dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].file};
+    *chunks = (dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].place.file};
     tensor->detail = chunks;
     return fc_dcp_refuse_tensor(b, tensor, &chunks->chunks[0],
                                 fc_arena_strndup(arena, why->message, strlen(why->message)));

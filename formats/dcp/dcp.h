@@ -58,9 +58,6 @@ typedef struct dcp_chunks {
 /** fc_format.unverified of the formats that read DCP alone. */
 #define DCP_UNVERIFIED ".metadata, and the gaps between the records of the data files, or their safetensors headers"
 
-/** Marks a chunk whose location has not been read from storage_data yet. */
-#define DCP_UNPLACED UINT32_MAX
-
 /** Fails with a message that begins with the metadata file and, unless it is NULL, the tensor. */
 fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));

@@ -21,15 +21,15 @@ static fc_code find_storage(const fc_tensor *tensor, const fc_chunk *chunk, cons
                             fc_torch_tensor *t, const fc_zip_entry **storage, fc_error *err) {
     const char *path = item->zip.path;
     FC_TRY_CONTEXT(fc_torch_tensor_decode(item->pickle, item->pickle->root, t, err), err, "%s: offset %" PRIu64, path,
-                   chunk->offset);
+                   chunk->place.offset);
     if (t->dtype != tensor->dtype) {
         return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item has the dtype %s, but .metadata says %s",
-                       path, chunk->offset, fc_dtype_get(t->dtype)->torch_name,
+                       path, chunk->place.offset, fc_dtype_get(t->dtype)->torch_name,
                        fc_dtype_get(tensor->dtype)->torch_name);
     }
     if (!same_sizes(tensor, chunk, t)) {
         return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item's sizes differ from those in .metadata",
-                       path, chunk->offset);
+                       path, chunk->place.offset);
     }
     return fc_torch_item_storage(item, t, storage, err);
 }
@@ -56,16 +56,16 @@ typedef struct sought {
 
 static fc_code check_others(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                             fc_torch_item *item, struct fc_findings *findings, fc_error *err) {
-    const fc_defect place = {.file = checkpoint->files[chunk->file].name,
+    const fc_defect place = {.file = checkpoint->files[chunk->place.file].name,
                              .tensor = tensor->name,
                              .has_offset = true,
-                             .offset = chunk->offset};
+                             .offset = chunk->place.offset};
     bool covered;
     if (item->pickle->risk == FC_RISK_RUNS) {
         char name[256];
         fc_report_defect(findings, &place,
                          "%s: offset %" PRIu64 ": tensor %.256s: loading it calls %s: it may be hostile",
-                         checkpoint->files[chunk->file].path, chunk->offset, tensor->name,
+                         checkpoint->files[chunk->place.file].path, chunk->place.offset, tensor->name,
                          fc_pickle_risky_name(item->pickle, name, sizeof name));
     }
     return fc_torch_check_records(item, false, &place, findings, &covered, err);
@@ -95,16 +95,16 @@ static fc_code look_into_archive(const fc_checkpoint *checkpoint, const fc_tenso
                                  const sought *out, fc_error *err) {
     fc_torch_item item;
     int fd;
-    FC_TRY(fc_dcp_acquire(checkpoint, chunk->file, &fd, err));
-    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
+    FC_TRY(fc_dcp_acquire(checkpoint, chunk->place.file, &fd, err));
+    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, chunk->place.length);
     fc_code rc;
-    FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
-                                        &item, err),
+    FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
+                                        chunk->place.length, bytes, &item, err),
                 rc, out);
     rc = look_into_item(checkpoint, tensor, chunk, &item, out, err);
     fc_torch_item_close(&item);
 out:
-    fc_dcp_release(checkpoint, chunk->file);
+    fc_dcp_release(checkpoint, chunk->place.file);
     return rc;
 }
 
@@ -132,13 +132,13 @@ fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *te
     const fc_chunk *chunk = &tensor->chunks[index];
     memset(extent, 0, sizeof *extent);
     extent->codec = FC_CODEC_RAW;
-    extent->file = chunk->file;
+    extent->file = chunk->place.file;
     if (digest) {
         *digest = (fc_digest){.kind = FC_DIGEST_NONE};
     }
     if (tensor->object) {
-        extent->offset = chunk->offset;
-        extent->length = extent->decoded = chunk->length;
+        extent->offset = chunk->place.offset;
+        extent->length = extent->decoded = chunk->place.length;
         extent->strides[0] = 1;
         return FC_OK;
     }
@@ -180,10 +180,11 @@ fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obj
     const fc_chunk *chunk = &object->chunks[0];
     fc_torch_item item;
     int fd;
-    FC_TRY_CONTEXT(fc_dcp_acquire(checkpoint, chunk->file, &fd, err), err, "object %.256s", object->name);
-    fc_code rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
+    FC_TRY_CONTEXT(fc_dcp_acquire(checkpoint, chunk->place.file, &fd, err), err, "object %.256s", object->name);
+    fc_code rc = fc_torch_item_open(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
+                                    chunk->place.length, &item, err);
     rc = fc_torch_json_item(&item, rc, arena, json, err);
-    fc_dcp_release(checkpoint, chunk->file);
+    fc_dcp_release(checkpoint, chunk->place.file);
     FC_TRY_CONTEXT(rc, err, "object %.256s", object->name);
     return FC_OK;
 }

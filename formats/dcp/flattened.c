@@ -155,7 +155,8 @@ dcp_listed fc_dcp_find_listed(const fc_tensor *tensor, size_t index) {
     }
     const fc_flat_position *p = &f->positions[index];
     dcp_listed out = {.tensor = &f->listed, .chunk = f->listed.chunks[p->chunk], .at = p->at};
-    out.chunk.file = tensor->chunks[index].file; /* other files may have been put before those of this checkpoint */
+    out.chunk.place.file =
+        tensor->chunks[index].place.file; /* other files may have been put before those of this checkpoint */
     out.is_first = index == 0 || p[-1].chunk != p->chunk;
     return out;
 }

@@ -154,7 +154,7 @@ static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
     }
     for (size_t i = 0; i < n; i++) {
         FC_TRY(read_chunk(b, t, items[i], dims + i * width));
-        chunks[i] = (fc_chunk){dims + i * width, 0, 0, DCP_UNPLACED, FC_NO_RANK, 0};
+        chunks[i] = (fc_chunk){.dims = dims + i * width, .rank = FC_NO_RANK};
     }
     t->chunks = chunks;
     t->nchunks = n;
@@ -170,7 +170,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     if (!shape || !dims || !chunk) {
         return no_memory(b);
     }
-    *chunk = (fc_chunk){dims, 0, 0, DCP_UNPLACED, FC_NO_RANK, 0};
+    *chunk = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     t->dtype = FC_OPAQUE;
     t->ndim = 1;
     t->shape = shape;
@@ -187,7 +187,7 @@ fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_c
     const int64_t *dims = one->dims;
     *one = *chunk;
     one->dims = dims;
-    *(int64_t *)(uintptr_t)tensor->shape = ((int64_t *)(uintptr_t)dims)[1] = (int64_t)chunk->length;
+    *(int64_t *)(uintptr_t)tensor->shape = ((int64_t *)(uintptr_t)dims)[1] = (int64_t)chunk->place.length;
     return FC_OK;
 }
 

@@ -172,7 +172,7 @@ static fc_code merge_tensor(builder *m, const listed *same, size_t n) {
         for (size_t c = 0; c < t->nchunks; c++) {
             if (!has_box(t, chunks, kept, t->chunks[c].dims)) {
                 chunks[kept] = t->chunks[c];
-                chunks[kept++].file += m->first_file[same[i].rank];
+                chunks[kept++].place.file += m->first_file[same[i].rank];
             }
         }
     }
@@ -185,11 +185,11 @@ static fc_code merge_tensor(builder *m, const listed *same, size_t n) {
 
 static fc_code read_block(const builder *m, const listed *l, uint64_t at, unsigned char *buf, size_t size) {
     const fc_chunk *chunk = &l->tensor->chunks[0];
-    const char *path = m->opened[l->rank].files[chunk->file].path;
+    const char *path = m->opened[l->rank].files[chunk->place.file].path;
     int fd;
     uint64_t file_size;
     FC_TRY(fc_open_input(path, &fd, &file_size, m->err));
-    fc_code rc = fc_pread_full(fd, buf, size, chunk->offset + at, path, m->err);
+    fc_code rc = fc_pread_full(fd, buf, size, chunk->place.offset + at, path, m->err);
     close(fd);
     return rc;
 }
@@ -197,8 +197,8 @@ static fc_code read_block(const builder *m, const listed *l, uint64_t at, unsign
 /* Finds out whether two objects have the same bytes. If data files may be missing, compares only their lengths. */
 static fc_code compare_objects(const builder *m, const listed *a, const listed *b, bool *same) {
     unsigned char x[COMPARE], y[COMPARE];
-    uint64_t length = a->tensor->nchunks ? a->tensor->chunks[0].length : 0;
-    *same = length == (b->tensor->nchunks ? b->tensor->chunks[0].length : 0);
+    uint64_t length = a->tensor->nchunks ? a->tensor->chunks[0].place.length : 0;
+    *same = length == (b->tensor->nchunks ? b->tensor->chunks[0].place.length : 0);
     for (uint64_t at = 0; *same && at < length && !m->options->headers_only; at += COMPARE) {
         size_t size = length - at < COMPARE ? (size_t)(length - at) : COMPARE;
         FC_TRY(read_block(m, a, at, x, size));
@@ -218,7 +218,7 @@ static fc_code add_object(builder *m, const listed *l, bool rename) {
     }
     for (size_t c = 0; c < t.nchunks; c++) {
         chunks[c] = t.chunks[c];
-        chunks[c].file += m->first_file[l->rank];
+        chunks[c].place.file += m->first_file[l->rank];
     }
     t.chunks = chunks;
     if (rename) {

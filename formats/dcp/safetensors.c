@@ -30,20 +30,20 @@ bool fc_dcp_in_safetensors(const fc_tensor *tensor, const fc_chunk *chunk) {
     int64_t elements;
     uint64_t bytes;
     return !tensor->object && fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
-           fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) && bytes == chunk->length;
+           fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) && bytes == chunk->place.length;
 }
 
 fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                                   fc_extent *out, fc_error *err) {
-    const char *path = checkpoint->files[chunk->file].path;
+    const char *path = checkpoint->files[chunk->place.file].path;
     if (chunk->detail != DCP_IN_PLACE) {
         return fc_fail(err, FC_ECORRUPT, "%s: the file was missing when the checkpoint was opened", path);
     }
-    out->offset = chunk->offset;
-    out->length = out->decoded = chunk->length;
+    out->offset = chunk->place.offset;
+    out->length = out->decoded = chunk->place.length;
     return fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides)
                ? FC_OK
-               : fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": its size overflows", path, chunk->offset);
+               : fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": its size overflows", path, chunk->place.offset);
 }
 
 static fc_code no_memory(const placing *p) {
@@ -51,38 +51,39 @@ static fc_code no_memory(const placing *p) {
 }
 
 static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk) {
-    const char *path = p->b->checkpoint->files[chunk->file].path;
+    const char *path = p->b->checkpoint->files[chunk->place.file].path;
     const bool headers_only = p->b->options->headers_only;
     if (headers_only && access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
-        p->missing[chunk->file] = true;
+        p->missing[chunk->place.file] = true;
         return FC_OK;
     }
     fc_progress_begin(p->b->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, 1);
     fc_code rc;
-    FC_TRY_GOTO(fc_st_header_read_at(p->arena, path, chunk->offset, headers_only, &p->headers[chunk->file], p->b->err),
+    FC_TRY_GOTO(fc_st_header_read_at(p->arena, path, chunk->place.offset, headers_only, &p->headers[chunk->place.file],
+                                     p->b->err),
                 rc, out);
     rc = fc_progress_count(p->b->options->progress, 1, p->b->err);
 out:
     return rc == FC_OK ? rc
                        : fc_context(p->b->err, rc, "the safetensors part with tensor %.256s, at offset %" PRIu64,
-                                    tensor->name, chunk->offset);
+                                    tensor->name, chunk->place.offset);
 }
 
 /* Finds the header that starts at the offset that `.metadata` gives for the chunk; NULL if the file is missing. */
 static fc_code find_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_header **out) {
-    const st_header *h = &p->headers[chunk->file];
+    const st_header *h = &p->headers[chunk->place.file];
     *out = NULL;
-    if (h->data == 0 && !p->missing[chunk->file]) {
+    if (h->data == 0 && !p->missing[chunk->place.file]) {
         FC_TRY(read_header(p, tensor, chunk));
     }
-    if (p->missing[chunk->file]) {
+    if (p->missing[chunk->place.file]) {
         return FC_OK;
     }
-    if (h->start != chunk->offset) {
+    if (h->start != chunk->place.offset) {
         return fc_dcp_fail(p->b, FC_ECORRUPT, tensor->name,
                            "storage_data places it in the safetensors part of %s at byte %" PRIu64 ", but another "
                            "tensor in one at byte %" PRIu64 "; a file has only one such part",
-                           p->b->checkpoint->files[chunk->file].name, chunk->offset, h->start);
+                           p->b->checkpoint->files[chunk->place.file].name, chunk->place.offset, h->start);
     }
     *out = h;
     return FC_OK;
@@ -94,13 +95,13 @@ static bool same_numbers(const int64_t *a, const int64_t *b, int n) {
 
 /* Checks the entry against the chunk in `.metadata`. */
 static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_entry *e) {
-    const char *path = p->b->checkpoint->files[chunk->file].path, *what = NULL;
+    const char *path = p->b->checkpoint->files[chunk->place.file].path, *what = NULL;
     if (!e) {
         what = "has no tensor of that name";
     } else if (e->dtype != tensor->dtype) {
         return fc_fail(p->b->err, FC_ECORRUPT,
                        "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header says %s, but .metadata says %s",
-                       tensor->name, path, chunk->offset, fc_dtype_get(e->dtype)->torch_name,
+                       tensor->name, path, chunk->place.offset, fc_dtype_get(e->dtype)->torch_name,
                        fc_dtype_get(tensor->dtype)->torch_name);
     } else if (e->ndim != tensor->ndim || !same_numbers(e->shape, chunk->dims + tensor->ndim, e->ndim)) {
         what = "has other sizes for it than .metadata";
@@ -109,7 +110,7 @@ static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_c
     }
     return !what ? FC_OK
                  : fc_fail(p->b->err, FC_ECORRUPT, "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header %s",
-                           tensor->name, path, chunk->offset, what);
+                           tensor->name, path, chunk->place.offset, what);
 }
 
 static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
@@ -121,7 +122,7 @@ static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
     const st_entry *e = fc_st_header_find(header, tensor->name);
     /* torch collects the tensors of a file by name, so of several chunks of one tensor it writes only the last. */
     if (e && e->offsets && e->ndim == tensor->ndim && !same_numbers(e->offsets, chunk->dims, e->ndim)) {
-        const char *name = p->b->checkpoint->files[chunk->file].name;
+        const char *name = p->b->checkpoint->files[chunk->place.file].name;
         chunk->detail = DCP_LOST;
         return fc_dcp_refuse_tensor(
             p->b, tensor, chunk,
@@ -132,7 +133,7 @@ static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
                             name));
     }
     FC_TRY(check_entry(p, tensor, chunk, e));
-    chunk->offset = header->data + e->begin;
+    chunk->place.offset = header->data + e->begin;
     chunk->detail = DCP_IN_PLACE;
     return FC_OK;
 }

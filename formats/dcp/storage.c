@@ -132,6 +132,11 @@ static fc_code check_transforms(const dcp_builder *b, const fc_tensor *t, fc_pv 
                        name);
 }
 
+/* Returns whether the place of a chunk was read from storage_data. */
+static bool is_placed(const fc_chunk *chunk) {
+    return chunk->place.kind == FC_PLACE_BYTES;
+}
+
 static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info) {
     fc_tensor *t = &b->tensors[tensor];
     int64_t offset, length, end;
@@ -142,17 +147,17 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its entry in storage_data is invalid");
     }
     FC_TRY(check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS)));
-    if (chunk->file != DCP_UNPLACED && t->object && t->object->refusal) {
+    if (is_placed(chunk) && t->object && t->object->refusal) {
         return FC_OK; /* a refused tensor with several chunks, which are not read */
     }
-    if (chunk->file != DCP_UNPLACED) {
+    if (is_placed(chunk)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data lists one of its chunks twice");
     }
-    chunk->offset = (uint64_t)offset;
-    chunk->length = (uint64_t)length;
-    FC_TRY(fc_dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length,
-                           &chunk->file));
-    chunk->rank = b->files[chunk->file].rank;
+    uint32_t file = 0;
+    FC_TRY(fc_dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, (uint64_t)offset, (uint64_t)length,
+                           &file));
+    chunk->place = fc_place_bytes(file, (uint64_t)offset, (uint64_t)length);
+    chunk->rank = b->files[file].rank;
     if (t->object) { /* an object is as long as its item */
         *(int64_t *)(uintptr_t)t->shape = length;
         ((int64_t *)(uintptr_t)chunk->dims)[1] = length;
@@ -174,7 +179,7 @@ static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *c
         if (compare_offsets(other->dims, chunk->dims, t->ndim) != 0) {
             break;
         }
-        if (other->file != DCP_UNPLACED) {
+        if (is_placed(other)) {
             const int64_t *dims = chunk->dims;
             *chunk = *other;
             chunk->dims = dims;
@@ -193,15 +198,15 @@ static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
     fc_chunk *chunks = chunks_of(t);
     size_t kept = 0;
     for (size_t i = 0; i < t->nchunks && !t->object; i++) {
-        if (chunks[i].file == DCP_UNPLACED && !is_empty(t, &chunks[i])) {
+        if (!is_placed(&chunks[i]) && !is_empty(t, &chunks[i])) {
             FC_TRY(share_place(b, t, &chunks[i], o));
         }
     }
     for (size_t i = 0; i < t->nchunks; i++) {
-        if (is_empty(t, &chunks[i]) && !(t->object && chunks[i].file == DCP_UNPLACED)) {
+        if (is_empty(t, &chunks[i]) && !(t->object && !is_placed(&chunks[i]))) {
             continue; /* nothing to read */
         }
-        if (chunks[i].file == DCP_UNPLACED) {
+        if (!is_placed(&chunks[i])) {
             char text[256];
             format_offsets(chunks[i].dims, t->ndim, text, sizeof text);
             return t->object ? fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data does not list this object")

@@ -11,12 +11,14 @@
 /* Checks the records of the item at an open file. */
 static fc_code check_open_item(int fd, const fc_checkpoint *checkpoint, const fc_tensor *object, const fc_chunk *chunk,
                                struct fc_findings *findings, bool *covered, fc_error *err) {
-    const fc_file *file = &checkpoint->files[chunk->file];
-    const fc_defect place = {.file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->offset};
+    const fc_file *file = &checkpoint->files[chunk->place.file];
+    const fc_defect place = {
+        .file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->place.offset};
     fc_torch_item archive;
     fc_error found;
-    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
-    fc_code rc = fc_torch_item_open_read(fd, file->path, chunk->offset, chunk->length, bytes, &archive, &found);
+    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, chunk->place.length);
+    fc_code rc =
+        fc_torch_item_open_read(fd, file->path, chunk->place.offset, chunk->place.length, bytes, &archive, &found);
     if (rc != FC_OK) {
         *covered = false; /* already reported when the object was decoded; refused objects are not decoded */
         if (object->object->refusal && rc == FC_ECORRUPT) {
@@ -32,17 +34,18 @@ static fc_code check_open_item(int fd, const fc_checkpoint *checkpoint, const fc
 /* Opens the item of a chunk and checks its records. */
 static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *object, const fc_chunk *chunk,
                           struct fc_findings *findings, bool *covered, fc_error *err) {
-    const fc_file *file = &checkpoint->files[chunk->file];
-    const fc_defect place = {.file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->offset};
+    const fc_file *file = &checkpoint->files[chunk->place.file];
+    const fc_defect place = {
+        .file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->place.offset};
     fc_error found;
     int fd;
-    if (fc_dcp_acquire(checkpoint, chunk->file, &fd, &found) != FC_OK) {
+    if (fc_dcp_acquire(checkpoint, chunk->place.file, &fd, &found) != FC_OK) {
         fc_report_defect(findings, &place, "%s", found.message);
         *covered = false;
         return FC_OK;
     }
     fc_code rc = check_open_item(fd, checkpoint, object, chunk, findings, covered, err);
-    fc_dcp_release(checkpoint, chunk->file);
+    fc_dcp_release(checkpoint, chunk->place.file);
     return rc;
 }
 
@@ -51,15 +54,15 @@ fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *ob
     fc_torch_item archive;
     fc_code rc;
     int fd;
-    FC_TRY(fc_dcp_acquire(checkpoint, chunk->file, &fd, err));
-    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
-    FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
-                                        &archive, err),
+    FC_TRY(fc_dcp_acquire(checkpoint, chunk->place.file, &fd, err));
+    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, chunk->place.length);
+    FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
+                                        chunk->place.length, bytes, &archive, err),
                 rc, out);
     rc = fc_torch_check_archive(&archive, err);
     fc_torch_item_close(&archive);
 out:
-    fc_dcp_release(checkpoint, chunk->file);
+    fc_dcp_release(checkpoint, chunk->place.file);
     if (rc == FC_EUNSUPPORTED) { /* a pickle that cannot be decoded is copied unchanged */
         return FC_OK;
     }
@@ -74,7 +77,7 @@ static fc_code check_chunks(const fc_checkpoint *checkpoint, const fc_tensor *ob
     for (size_t i = 1; i < all->count && rc == FC_OK; i++) {
         fc_chunk chunk = all->chunks[i];
         bool good = true;
-        chunk.file += object->chunks[0].file - all->first_file;
+        chunk.place.file += object->chunks[0].place.file - all->first_file;
         rc = check_item(checkpoint, object, &chunk, findings, &good, err);
         *covered = *covered && good;
     }

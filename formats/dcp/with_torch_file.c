@@ -101,7 +101,7 @@ void fc_dcp_close_with_file(fc_checkpoint *checkpoint) {
 
 /* Whether a value belongs to DCP: only DCP sets a state, and the torch.save file is the last. */
 static bool is_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
-    return checkpoint->state && (tensor->nchunks == 0 || tensor->chunks[0].file + 1 < checkpoint->nfiles);
+    return checkpoint->state && (tensor->nchunks == 0 || tensor->chunks[0].place.file + (size_t)1 < checkpoint->nfiles);
 }
 
 fc_code fc_dcp_extent_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,

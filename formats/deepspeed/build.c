@@ -86,12 +86,7 @@ static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const t
         return fc_ds_no_memory(b);
     }
     if (chunk) {
-        *chunk = (fc_chunk){.dims = dims,
-                            .offset = extent->record.offset,
-                            .length = extent->record.stored,
-                            .file = extent->record.file,
-                            .rank = FC_NO_RANK,
-                            .detail = (uint64_t)(uintptr_t)extent};
+        *chunk = fc_torch_chunk(dims, extent, FC_NO_RANK);
     }
     return FC_OK;
 }
@@ -197,12 +192,7 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *ext
             return fc_ds_no_memory(b);
         }
         memcpy(kept, dims, bytes);
-        *chunk = (fc_chunk){.dims = kept,
-                            .offset = extent->record.offset,
-                            .length = extent->record.stored,
-                            .file = extent->record.file,
-                            .rank = rank,
-                            .detail = (uint64_t)(uintptr_t)box};
+        *chunk = fc_torch_chunk(kept, box, rank);
     }
     return FC_OK;
 }

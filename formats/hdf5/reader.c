@@ -147,11 +147,11 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, ui
         out->filters.ids[i] = d->filters[i];
     }
     /* Deflate expands at most 1032-fold; without deflate the stored size is known. */
-    if (whole > UINT32_MAX || (deflated ? whole / 1032 > chunk->length : chunk->length != whole + extra)) {
+    if (whole > UINT32_MAX || (deflated ? whole / 1032 > chunk->place.length : chunk->place.length != whole + extra)) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: corrupt HDF5 file: dataset /%s: the chunk at offset %" PRIu64 " has %" PRIu64
                        " bytes, which cannot be a chunk of %" PRIu64 " bytes",
-                       path, d->path, chunk->offset, chunk->length, whole);
+                       path, d->path, chunk->place.offset, chunk->place.length, whole);
     }
     out->codec = any ? FC_CODEC_FILTERED : FC_CODEC_RAW;
     out->filters.count = (uint8_t)d->nfilters;
@@ -188,16 +188,12 @@ static fc_h5_dataset listed_dataset(const fc_h5_state *state, const fc_tensor *t
  */
 static fc_code listed_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                              fc_extent *out, fc_error *err) {
-    FC_TRY(fc_h5_check_identity(checkpoint, chunk->file, err));
-    *out = (fc_extent){.codec = FC_CODEC_RAW,
-                       .file = chunk->file,
-                       .offset = chunk->offset,
-                       .length = chunk->length,
-                       .decoded = chunk->length};
+    FC_TRY(fc_h5_check_identity(checkpoint, chunk->place.file, err));
+    *out = fc_raw_extent(&chunk->place);
     if (chunk->detail & FC_H5_COMPRESSED) {
         const fc_h5_dataset d = listed_dataset(checkpoint->state, tensor, chunk);
         const uint32_t mask = chunk->detail & ((1u << FC_H5_MASK_BITS) - 1);
-        return filtered_extent(&d, chunk, mask, checkpoint->files[chunk->file].path, out, err);
+        return filtered_extent(&d, chunk, mask, checkpoint->files[chunk->place.file].path, out, err);
     }
     fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides);
     return FC_OK;
@@ -221,14 +217,11 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     for (int k = 0; k < tensor->ndim; k++) {
         bytes *= (uint64_t)sizes[k]; /* at most the size of the dataset, which was checked */
     }
-    *out = (fc_extent){.codec = FC_CODEC_RAW,
-                       .file = stored->file,
-                       .offset = chunk->offset,
-                       .length = chunk->length,
-                       .decoded = bytes,
-                       .swap = d->swap};
+    *out = fc_raw_extent(&chunk->place);
+    out->decoded = bytes;
+    out->swap = d->swap;
     fc_row_major_strides(tensor->ndim, sizes, out->strides);
-    bool fill = d->where == FC_H5_NOWHERE || (d->where == FC_H5_IN_CHUNKS && chunk->length == 0);
+    bool fill = d->where == FC_H5_NOWHERE || (d->where == FC_H5_IN_CHUNKS && chunk->place.kind != FC_PLACE_BYTES);
     if (d->where == FC_H5_IN_CHUNKS && !fill) {
         return filtered_extent(d, chunk, (uint32_t)chunk->detail, path, out, err);
     }
@@ -408,7 +401,7 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
     const fc_h5_dataset *d = object->detail;
     const char *path = checkpoint->files[0].path;
     if (object->nchunks > 0) {
-        path = checkpoint->files[object->chunks[0].file].path;
+        path = checkpoint->files[object->chunks[0].place.file].path;
     }
     if (d->kind == FC_H5_UNREADABLE) {
         return unreadable(object, d, path, err);

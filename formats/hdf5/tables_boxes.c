@@ -65,8 +65,7 @@ static bool add_h5_chunk(fc_h5_tables *t, const fc_chunk *box, const int64_t *un
     }
     *chunk = *box;
     chunk->dims = dims;
-    chunk->offset = row->offset;
-    chunk->length = row->length;
+    chunk->place = fc_place_bytes(box->place.file, row->offset, row->length);
     chunk->detail = FC_H5_COMPRESSED | t->next << FC_H5_MASK_BITS | row->mask;
     for (int k = 0; k < ndim; k++) {
         const int64_t left = sizes[k] - at[k];
@@ -116,9 +115,7 @@ static bool read_compressed(fc_h5_tables *t, const fc_h5_box_row *row, const fc_
 /* Reads a box of `bytes` bytes. */
 static bool read_box(fc_h5_tables *t, const fc_h5_box_row *row, int64_t *dims, int ndim, uint64_t bytes) {
     const fc_chunk chunk = {.dims = dims,
-                            .offset = row->offset,
-                            .length = row->length,
-                            .file = row->rank + 1,
+                            .place = fc_place_bytes(row->rank + 1, row->offset, row->length),
                             .rank = row->rank,
                             .detail = t->next};
     if (row->grid != FC_H5_NO_GRID) {

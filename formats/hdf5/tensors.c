@@ -54,7 +54,7 @@ typedef struct adding {
     bool failed;
 } adding;
 
-/* Adds the box at `at` of `sizes`, clipped to the dataset. */
+/* Adds the box at `at` of `sizes`, clipped to the dataset. `length` 0: its elements have no bytes of their own. */
 static void add_box(adding *a, const int64_t *at, const int64_t *sizes, uint64_t offset, uint64_t length,
                     uint32_t mask) {
     const fc_h5_dataset *d = a->d;
@@ -69,9 +69,8 @@ static void add_box(adding *a, const int64_t *at, const int64_t *sizes, uint64_t
         dims[k] = at[k] + (a->base ? a->base[k] : 0);
         dims[d->ndim + k] = sizes[k] < left ? sizes[k] : left;
     }
-    chunk->offset = offset;
-    chunk->length = length;
-    chunk->file = a->file;
+    chunk->place =
+        length > 0 ? fc_place_bytes(a->file, offset, length) : (fc_place){.kind = FC_PLACE_FILE, .file = a->file};
     chunk->rank = a->rank;
     chunk->detail = a->index << 32 | mask;
 }

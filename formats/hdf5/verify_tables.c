@@ -76,7 +76,7 @@ static const char *difference(const fc_checkpoint *a, const fc_tensor *x, const 
     }
     for (size_t i = 0; x->nchunks == y->nchunks && i < x->nchunks; i++) {
         const fc_chunk *p = &x->chunks[i], *q = &y->chunks[i];
-        if (p->file != q->file || p->offset != q->offset || p->length != q->length ||
+        if (!fc_same_place(&p->place, &q->place) ||
             (ndim > 0 && memcmp(p->dims, q->dims, 2 * ndim * sizeof *p->dims) != 0)) {
             return "the offsets of its boxes";
         }

@@ -106,12 +106,8 @@ static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, con
         dims[dim] += offset;
         dims[n + dim] = count;
     }
-    chunks[t->nchunks++] = (fc_chunk){.dims = dims,
-                                      .offset = extent->record.offset,
-                                      .length = extent->record.stored,
-                                      .file = extent->record.file,
-                                      .rank = r->grid.tp > 1 ? (uint32_t)place_of(r, v)->tensor : FC_NO_RANK,
-                                      .detail = (uint64_t)(uintptr_t)extent};
+    const uint32_t rank = r->grid.tp > 1 ? (uint32_t)place_of(r, v)->tensor : FC_NO_RANK;
+    chunks[t->nchunks++] = fc_torch_chunk(dims, extent, rank);
     return FC_OK;
 }
 

@@ -202,12 +202,7 @@ static fc_code add_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, cons
     const uint32_t value = (uint32_t)(v - m->values);
     *find_box(m, m->boxes, m->nboxes, value, dims) = (pt_box){value, (uint32_t)v->nchunks, true};
     m->nchunks++;
-    v->chunks[v->nchunks++] = (fc_chunk){.dims = dims,
-                                         .offset = extent->record.offset,
-                                         .length = extent->record.stored,
-                                         .file = extent->record.file,
-                                         .rank = (uint32_t)m->rank,
-                                         .detail = (uint64_t)(uintptr_t)extent};
+    v->chunks[v->nchunks++] = fc_torch_chunk(dims, extent, (uint32_t)m->rank);
     return FC_OK;
 }
 

@@ -1,6 +1,7 @@
 /*
  * Tied weights: of values of the target that read the same bytes of the source, one is stored, and the others become
- * views, as in torch.save. The extents in the source decide; no data is compared.
+ * views, as in torch.save. The places of their bytes in the source decide; no data is compared. A value that is
+ * computed or made has no place, so it is stored for itself.
  */
 #include "pt/writer.h"
 
@@ -22,7 +23,7 @@ typedef struct candidate {
 
 static int by_place(const void *a, const void *b) {
     const candidate *x = a, *y = b;
-    const fc_chunk *p = x->chunk, *q = y->chunk;
+    const fc_place *p = &x->chunk->place, *q = &y->chunk->place;
     if (p->file != q->file) {
         return p->file < q->file ? -1 : 1;
     }
@@ -30,11 +31,6 @@ static int by_place(const void *a, const void *b) {
         return p->offset < q->offset ? -1 : 1;
     }
     return p->length != q->length ? (p->length < q->length ? -1 : 1) : x->item < y->item ? -1 : 1;
-}
-
-static bool same_place(const candidate *a, const candidate *b) {
-    return a->chunk->file == b->chunk->file && a->chunk->offset == b->chunk->offset &&
-           a->chunk->length == b->chunk->length;
 }
 
 /* Sorts candidates with larger spans before those that they may contain, and row-major ones before transposed ones. */
@@ -89,8 +85,7 @@ static bool same_boxes(const fc_tensor *a, const fc_tensor *b) {
     }
     for (size_t i = 0; i < a->nchunks; i++) {
         const fc_chunk *p = &a->chunks[i], *q = &b->chunks[i];
-        if (p->file != q->file || p->offset != q->offset || p->length != q->length ||
-            memcmp(p->dims, q->dims, 2 * (size_t)a->ndim * sizeof *p->dims) != 0) {
+        if (!fc_chunks_share_bytes(p, q) || memcmp(p->dims, q->dims, 2 * (size_t)a->ndim * sizeof *p->dims) != 0) {
             return false;
         }
     }
@@ -197,7 +192,7 @@ static size_t collect(const fc_target *target, const fc_target_file *file, candi
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_tensor *t = target->tensors[file->items[i].tensor].source;
         const fc_box box = {t->ndim, file->items[i].dims, file->items[i].dims + t->ndim};
-        if (!t->object && t->nchunks > 0 && fc_box_volume(&box) > 0) {
+        if (!t->object && t->nchunks > 0 && t->chunks[0].place.kind == FC_PLACE_BYTES && fc_box_volume(&box) > 0) {
             all[n++] = (candidate){.item = (uint32_t)i, .tensor = t, .chunk = &t->chunks[0]};
         }
     }
@@ -220,7 +215,7 @@ fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK;) {
         size_t end = i + 1;
-        while (end < n && same_place(&all[i], &all[end])) {
+        while (end < n && fc_chunks_share_bytes(all[i].chunk, all[end].chunk)) {
             end++;
         }
         if (end - i > 1) { /* most are alone at their place, so nothing is looked up */

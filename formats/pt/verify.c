@@ -10,7 +10,7 @@
 static void count_objects(const fc_checkpoint *checkpoint, uint32_t file, struct fc_verify_report *report) {
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
-        if (t->object && t->nchunks > 0 && t->chunks[0].file == file) {
+        if (t->object && t->nchunks > 0 && t->chunks[0].place.file == file) {
             fc_verify_covered(checkpoint, t, report);
         }
     }
@@ -21,7 +21,7 @@ static bool has_unsafe_object(const fc_checkpoint *checkpoint, uint32_t file) {
     fc_object_verdict verdict;
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
-        if (t->object && t->nchunks > 0 && t->chunks[0].file == file &&
+        if (t->object && t->nchunks > 0 && t->chunks[0].place.file == file &&
             fc_checkpoint_object_verdict(checkpoint, t, &verdict, NULL) == FC_OK && verdict.risk == FC_OBJECT_RUNS) {
             return true;
         }

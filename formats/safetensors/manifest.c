@@ -119,12 +119,11 @@ static fc_code add_chunks(const st_reader *o, const group *g, int64_t *shape, fc
         FC_TRY(read_box(o, at, dims, shape, err));
         digests = digests && header->has_digests;
         if (!is_empty(at->entry)) {
-            chunks[t->nchunks++] = (fc_chunk){.dims = dims,
-                                              .offset = header->data + at->entry->begin,
-                                              .length = at->entry->end - at->entry->begin,
-                                              .file = at->file,
-                                              .rank = o->files.ranks ? o->files.ranks[at->file] : FC_NO_RANK,
-                                              .detail = at->entry->crc64};
+            chunks[t->nchunks++] = (fc_chunk){
+                .dims = dims,
+                .place = fc_place_bytes(at->file, header->data + at->entry->begin, at->entry->end - at->entry->begin),
+                .rank = o->files.ranks ? o->files.ranks[at->file] : FC_NO_RANK,
+                .detail = at->entry->crc64};
         }
         dims += 2 * ndim;
     }

@@ -88,9 +88,7 @@ static fc_code add_object(st_reader *o, const char *name, const char *encoding, 
     object->encoding = encoding;
     dims[1] = (int64_t)content->size;
     *chunk = (fc_chunk){.dims = dims,
-                        .offset = ST_LENGTH_BYTES,
-                        .length = content->size,
-                        .file = file,
+                        .place = {.kind = FC_PLACE_FILE, .file = file},
                         .rank = o->files.ranks ? o->files.ranks[file] : FC_NO_RANK};
     o->tensors[o->ntensors++] = (fc_tensor){.name = name,
                                             .path = path->count ? *path : (fc_path){flat, 1},

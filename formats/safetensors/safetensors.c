@@ -334,18 +334,12 @@ static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {
 static fc_code st_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                          fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    *out = (fc_extent){.codec = FC_CODEC_RAW,
-                       .file = chunk->file,
-                       .offset = chunk->offset,
-                       .length = chunk->length,
-                       .decoded = chunk->length};
     if (tensor->object) {
         const st_object *object = tensor->detail;
-        out->codec = FC_CODEC_INLINE;
-        out->bytes = object->bytes;
-        out->strides[0] = 1;
+        *out = fc_inline_extent(object->bytes, object->size);
         return FC_OK;
     }
+    *out = fc_raw_extent(&chunk->place);
     if (!fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: its size overflows", checkpoint->path, tensor->name);
     }

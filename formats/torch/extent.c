@@ -12,9 +12,9 @@ fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor
     (void)checkpoint;
     (void)err;
     memset(out, 0, sizeof *out);
-    out->file = chunk->file;
-    out->offset = chunk->offset;
-    out->length = chunk->length;
+    out->file = chunk->place.file;
+    out->offset = chunk->place.offset;
+    out->length = chunk->place.length;
     if (tensor->object) {
         out->codec = FC_CODEC_FORMAT;
         out->decoded = (uint64_t)tensor->shape[0];

@@ -101,8 +101,7 @@ static fc_code make_tensor(const fc_object *object, const void *detail, int64_t 
         return fc_no_memory(err, NULL);
     }
     dims[0] = dims[2] = length; /* shape; offset 0, size */
-    *chunk = (fc_chunk){
-        .dims = dims + 1, .file = file, .rank = FC_NO_RANK}; /* no length, because it is made and not stored */
+    *chunk = (fc_chunk){.dims = dims + 1, .place = {.kind = FC_PLACE_FILE, .file = file}, .rank = FC_NO_RANK};
     t->dtype = FC_OPAQUE;
     t->ndim = 1;
     t->shape = dims;

@@ -64,7 +64,7 @@ static fc_code open_object(const fc_target *target, const fc_tensor *object, fc_
     const bool in_file = object->nchunks > 0 && source->nfiles > 0; /* whether messages can name a file */
     unsigned char *bytes;
     FC_TRY(fc_read_object(source, object, &bytes, err));
-    const char *path = in_file ? source->files[object->chunks[0].file].path : source->path;
+    const char *path = in_file ? source->files[object->chunks[0].place.file].path : source->path;
     return fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, item, err);
 }
 

@@ -24,12 +24,7 @@ static fc_code add_chunk(const torch_extent *extent, const fc_torch_tensor *t, f
         dims[t->ndim + i] = t->sizes[i];
         out->nchunks = t->sizes[i] == 0 ? 0 : out->nchunks;
     }
-    *chunk = (fc_chunk){.dims = dims,
-                        .offset = extent->record.offset,
-                        .length = extent->record.stored,
-                        .file = extent->record.file,
-                        .rank = FC_NO_RANK,
-                        .detail = (uint64_t)(uintptr_t)extent};
+    *chunk = fc_torch_chunk(dims, extent, FC_NO_RANK);
     out->chunks = chunk;
     return FC_OK;
 }

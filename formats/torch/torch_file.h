@@ -148,6 +148,14 @@ typedef struct torch_extent {
     int64_t strides[]; /**< in elements */
 } torch_extent;
 
+/** Returns the chunk with these bytes. `dims` and `extent` must live as long as the checkpoint. */
+static inline fc_chunk fc_torch_chunk(const int64_t *dims, const torch_extent *extent, uint32_t rank) {
+    return (fc_chunk){.dims = dims,
+                      .place = fc_place_bytes(extent->record.file, extent->record.offset, extent->record.stored),
+                      .rank = rank,
+                      .detail = (uint64_t)(uintptr_t)extent};
+}
+
 /** Decodes the tensor `v` and finds its bytes. Messages do not name the file. */
 fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, torch_extent **out,
                              fc_error *err);

@@ -29,14 +29,14 @@ static contents *list_contents(fc_check_run *c) {
         for (size_t i = 0; i < tensor->nchunks; i++) {
             const fc_chunk *chunk = &tensor->chunks[i];
             uint64_t end;
-            if (chunk->file >= checkpoint->nfiles || !fc_add_u64(chunk->offset, chunk->length, &end)) {
+            if (!fc_chunk_file(checkpoint, chunk) || !fc_add_u64(chunk->place.offset, chunk->place.length, &end)) {
                 continue;
             }
-            contents *f = &files[chunk->file];
-            if (last[chunk->file] != tensor) {
+            contents *f = &files[chunk->place.file];
+            if (last[chunk->place.file] != tensor) {
                 *(tensor->object ? &f->objects : &f->tensors) += 1;
             }
-            last[chunk->file] = tensor;
+            last[chunk->place.file] = tensor;
             f->first = f->first ? f->first : tensor;
             if (end > f->needed) {
                 f->needed = end;
@@ -125,8 +125,8 @@ static bool is_cut_off(const fc_check_run *c, const fc_tensor *object) {
     for (size_t i = 0; c->present && i < object->nchunks; i++) {
         const fc_chunk *chunk = &object->chunks[i];
         uint64_t end;
-        if (chunk->file < c->checkpoint->nfiles && fc_add_u64(chunk->offset, chunk->length, &end) &&
-            end > c->present[chunk->file]) {
+        if (fc_chunk_file(c->checkpoint, chunk) && fc_add_u64(chunk->place.offset, chunk->place.length, &end) &&
+            end > c->present[chunk->place.file]) {
             return true;
         }
     }

@@ -12,6 +12,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Computes the bytes from the first element to the end of the last. @return false on overflow. */
+static bool span(const fc_memory_chunk *chunk, int ndim, uint32_t element, uint64_t *out) {
+    int64_t last = 0, step;
+    for (int d = 0; d < ndim; d++) {
+        if (chunk->strides[d] < 0 || !fc_mul_i64(chunk->sizes[d] - 1, chunk->strides[d], &step) ||
+            !fc_add_i64(last, step, &last)) {
+            return false;
+        }
+    }
+    return fc_add_i64(last, 1, &last) && fc_mul_u64((uint64_t)last, element, out);
+}
+
 /* fc_tensor.detail is an array of our copies of the caller's chunks, and fc_chunk.detail is an index into it. */
 static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
@@ -21,8 +33,9 @@ static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
         return fc_fail(err, FC_EUSAGE, "%s: tensor %s: chunk %zu is in the memory of another rank", checkpoint->path,
                        tensor->name, index);
     }
-    *out =
-        (fc_extent){.codec = FC_CODEC_INLINE, .length = chunk->length, .decoded = chunk->length, .bytes = from->data};
+    uint64_t bytes = 0;
+    span(from, tensor->ndim, fc_dtype_size(tensor->dtype), &bytes); /* add_chunk has found that it fits */
+    *out = fc_inline_extent(from->data, bytes);
     memcpy(out->strides, from->strides, (size_t)tensor->ndim * sizeof *out->strides);
     return FC_OK;
 }
@@ -71,18 +84,6 @@ static fc_code no_memory(const char *name, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", name);
 }
 
-/* Computes the bytes from the first element to the end of the last. @return false on overflow. */
-static bool span(const fc_memory_chunk *chunk, int ndim, uint32_t element, uint64_t *out) {
-    int64_t last = 0, step;
-    for (int d = 0; d < ndim; d++) {
-        if (chunk->strides[d] < 0 || !fc_mul_i64(chunk->sizes[d] - 1, chunk->strides[d], &step) ||
-            !fc_add_i64(last, step, &last)) {
-            return false;
-        }
-    }
-    return fc_add_i64(last, 1, &last) && fc_mul_u64((uint64_t)last, element, out);
-}
-
 /* Copies the description of a chunk. *kept reports whether the chunk has elements and belongs in the manifest. */
 static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chunk *own, fc_arena *arena, fc_chunk *out,
                          bool *kept, fc_error *err) {
@@ -106,12 +107,13 @@ static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chun
     if (!*kept) {
         return FC_OK;
     }
+    uint64_t bytes;
     bool fits = given->strides || fc_row_major_strides(t->ndim, own->sizes, strides);
     if (given->strides) {
         memcpy(strides, given->strides, n * sizeof *strides);
     }
     *out = (fc_chunk){.dims = dims, .rank = t->ranks ? t->ranks[index] : FC_NO_RANK, .detail = index};
-    if (!fits || !span(own, t->ndim, fc_dtype_size(t->dtype), &out->length)) {
+    if (!fits || !span(own, t->ndim, fc_dtype_size(t->dtype), &bytes)) {
         return fc_fail(err, FC_EUSAGE, "tensor %s: chunk %zu: a stride is negative or too large", t->name, index);
     }
     return FC_OK;
@@ -154,8 +156,7 @@ static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_o
     return FC_OK;
 }
 
-/* `next` is an unused offset: chunks with equal offsets would count as the same bytes. */
-static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_error *err) {
+static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor *out, fc_error *err) {
     int64_t elements;
     const fc_object *object = NULL;
     if (t->ndim < 0 || t->ndim > FC_MAX_DIMS || !fc_numel(t->ndim, t->shape, &elements)) {
@@ -173,8 +174,6 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *
     for (size_t i = 0; i < t->nchunks; i++) {
         bool kept = false;
         FC_TRY(add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err));
-        chunks[count].offset = *next;
-        *next += kept ? chunks[count].length : 0;
         count += kept;
     }
     *out = (fc_tensor){.name = name,
@@ -188,9 +187,9 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *
     return copy_path(t, name, arena, &out->path, err);
 }
 
-static fc_code add_named(const fc_memory_tensor *tensor, fc_arena *arena, size_t number, uint64_t *next,
-                         fc_name_table *names, fc_tensor *made, fc_error *err) {
-    FC_TRY(add_tensor(tensor, arena, next, made, err));
+static fc_code add_named(const fc_memory_tensor *tensor, fc_arena *arena, size_t number, fc_name_table *names,
+                         fc_tensor *made, fc_error *err) {
+    FC_TRY(add_tensor(tensor, arena, made, err));
     return fc_name_table_put(names, made->name, strlen(made->name), number) == number
                ? FC_OK
                : fc_fail(err, FC_EUSAGE, "tensor %s: the name is used twice", made->name);
@@ -203,9 +202,8 @@ static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *te
     if (!made || !names) {
         return fc_no_memory(err, checkpoint->path);
     }
-    uint64_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        FC_TRY_CONTEXT(add_named(&tensors[i], arena, i, &next, names, &made[i], err), err, "%s", checkpoint->path);
+        FC_TRY_CONTEXT(add_named(&tensors[i], arena, i, names, &made[i], err), err, "%s", checkpoint->path);
     }
     checkpoint->tensors = made;
     checkpoint->ntensors = count;

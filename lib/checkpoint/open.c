@@ -313,6 +313,13 @@ fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
     return checkpoint->format->reader.extent(checkpoint, tensor, index, out, err);
 }
 
+fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index) {
+    const fc_chunk *chunk = &tensor->chunks[index];
+    fc_extent extent = {.codec = FC_CODEC_COMPUTED, .decoded = fc_chunk_data_bytes(tensor, chunk)};
+    fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, extent.strides); /* a computed chunk fits a buffer */
+    return extent;
+}
+
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err) {
     FC_TRY(fc_check_readable(checkpoint, object, err));

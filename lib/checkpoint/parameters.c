@@ -50,7 +50,7 @@ static int by_chunks(const void *a, const void *b) {
         return x->nchunks < y->nchunks ? -1 : 1;
     }
     for (size_t i = 0; i < x->nchunks; i++) {
-        const fc_chunk *c = &x->chunks[i], *d = &y->chunks[i];
+        const fc_place *c = &x->chunks[i].place, *d = &y->chunks[i].place;
         uint64_t mine[] = {c->file, c->offset, c->length}, other[] = {d->file, d->offset, d->length};
         for (size_t k = 0; k < sizeof mine / sizeof *mine; k++) {
             if (mine[k] != other[k]) {
@@ -97,7 +97,8 @@ static bool same_elements(const fc_checkpoint *source, const fc_tensor *x, const
     bool same = same_boxes(x, y);
     for (size_t i = 0; i < x->nchunks && same; i++) {
         fc_extent a, b;
-        same = fc_checkpoint_extent(source, x, i, &a, NULL) == FC_OK &&
+        same = fc_chunks_share_bytes(&x->chunks[i], &y->chunks[i]) &&
+               fc_checkpoint_extent(source, x, i, &a, NULL) == FC_OK &&
                fc_checkpoint_extent(source, y, i, &b, NULL) == FC_OK && a.codec == b.codec &&
                a.codec != FC_CODEC_FORMAT && a.offset == b.offset && a.first == b.first && a.bytes == b.bytes &&
                a.negate == b.negate && a.conjugate == b.conjugate &&
@@ -155,7 +156,7 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
     }
     tie_named(tensors, count, sorted, same_as);
     for (size_t i = 0; i < count; i++) {
-        if (tensors[i]->nchunks > 0) {
+        if (tensors[i]->nchunks > 0 && tensors[i]->chunks[0].place.kind == FC_PLACE_BYTES) {
             sorted[n++] = (candidate){.tensor = tensors[i], .index = i};
         }
     }

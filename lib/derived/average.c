@@ -144,11 +144,7 @@ static fc_code average_extent(const fc_checkpoint *checkpoint, const fc_tensor *
                               fc_error *err) {
     (void)checkpoint;
     (void)err;
-    memset(out, 0, sizeof *out);
-    out->codec = FC_CODEC_FORMAT;
-    out->offset = tensor->chunks[index].offset;
-    out->length = out->decoded = tensor->chunks[index].length;
-    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
+    *out = fc_computed_extent(tensor, index);
     return FC_OK;
 }
 
@@ -217,11 +213,8 @@ static fc_code no_memory(fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "out of memory for the list of averaged tensors");
 }
 
-/*
- * Divides a tensor into contiguous chunks. `*next` is their offset in an imaginary file: distinct offsets keep them
- * from looking like shared storage.
- */
-static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, uint64_t *next, fc_arena *arena, fc_error *err) {
+/* Divides a tensor into contiguous chunks. */
+static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, fc_arena *arena, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     arithmetic w = arithmetic_of(tensor->dtype);
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
@@ -242,9 +235,7 @@ static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, uint64_t *next,
     for (size_t i = 0; i < n && fc_tiles_next(&tiles, &tile); i++, dims += 2 * tensor->ndim) {
         memcpy(dims, tile.offsets, (size_t)tensor->ndim * sizeof *dims);
         memcpy(dims + tensor->ndim, tile.sizes, (size_t)tensor->ndim * sizeof *dims);
-        uint64_t length = (uint64_t)tile.count * fc_dtype_size(tensor->dtype);
-        chunks[i] = (fc_chunk){.dims = dims, .offset = *next, .length = length, .rank = FC_NO_RANK};
-        *next += length; /* cannot overflow: each source stores all of it, or fails when it is read */
+        chunks[i] = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     }
     tensor->chunks = chunks;
     tensor->nchunks = n;
@@ -271,7 +262,6 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         return no_memory(err);
     }
     size_t chunk_size = chunk_bytes(&names[0]);
-    uint64_t next = 0;
     for (size_t t = 0; t < names[0].count; t++) {
         fc_average_inputs *of = fc_arena_calloc(average->arena, 1, sizeof *of);
         const fc_tensor **inputs = fc_arena_calloc(average->arena, a->count, sizeof *inputs);
@@ -283,7 +273,7 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         }
         tensors[t] = *inputs[0];
         tensors[t].detail = of;
-        FC_TRY(make_chunks(&tensors[t], chunk_size, &next, average->arena, err));
+        FC_TRY(make_chunks(&tensors[t], chunk_size, average->arena, err));
         of->inputs = inputs;
         of->read = fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read);
         if (!of->read) {

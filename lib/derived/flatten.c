@@ -76,14 +76,11 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     if (o->tensor) {
         return source->format->reader.read(source, o->tensor, index, buf, err);
     }
-    if (o->text) {
-        memcpy(buf, o->text, strlen(o->text));
-        return FC_OK;
-    }
     const bool again = atomic_exchange(&o->read[index], true); /* the cache may have evicted it */
     fc_source_crc *crc = again ? NULL : ((const flattened *)checkpoint->state)->crc;
     int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
-    memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding, and parameters without state */
+    memset(buf, 0,
+           (size_t)fc_chunk_data_bytes(tensor, &tensor->chunks[index])); /* padding, and parameters without state */
     for (size_t i = first_param(&o->layout, first); i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
         FC_TRY(read_param(source, o, i, first, last, buf, crc, err));
     }
@@ -98,12 +95,7 @@ static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *ten
     if (o->tensor) {
         return fc_checkpoint_extent(source_of(checkpoint), o->tensor, index, out, err);
     }
-    memset(out, 0, sizeof *out);
-    out->codec = FC_CODEC_FORMAT;
-    out->file = tensor->chunks[index].file;
-    out->offset = tensor->chunks[index].offset;
-    out->length = out->decoded = tensor->chunks[index].length;
-    out->strides[0] = 1;
+    *out = o->text ? fc_inline_extent(o->text, strlen(o->text)) : fc_computed_extent(tensor, index);
     return FC_OK;
 }
 
@@ -248,7 +240,7 @@ fc_code fc_flatten_into_chunks(fc_flattener *f, fc_tensor *t, fc_flat_value *val
     if (f->source->format->layout_only) {
         return FC_OK;
     }
-    if (!fc_mul_i64(numel, size, &bytes) || bytes > INT64_MAX - (int64_t)f->next) {
+    if (!fc_mul_i64(numel, size, &bytes)) {
         return fc_fail(f->err, FC_EUSAGE, "%s: '%.256s': its size overflows", f->source->path, t->name);
     }
     chunk = chunk > numel / MOST_CHUNKS ? chunk : numel / MOST_CHUNKS + 1;
@@ -266,9 +258,7 @@ fc_code fc_flatten_into_chunks(fc_flattener *f, fc_tensor *t, fc_flat_value *val
         length = length < numel - at ? length : numel - at;
         dims[0] = at;
         dims[1] = length;
-        chunks[n] =
-            (fc_chunk){.dims = dims, .offset = f->next, .length = (uint64_t)(length * size), .rank = FC_NO_RANK};
-        f->next += chunks[n].length;
+        chunks[n] = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     }
     t->chunks = chunks;
     t->nchunks = n;

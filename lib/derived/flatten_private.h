@@ -31,7 +31,6 @@ typedef struct fc_flattener {
     const fc_units *units;
     const fc_flat_layout *layouts; /**< one per unit; unset for units without parameters */
     int64_t ranks;
-    uint64_t next; /**< offset of the next chunk in an imaginary file, in which no two chunks share bytes */
     fc_tensor *tensors;
     size_t count, capacity;
     fc_error *err;

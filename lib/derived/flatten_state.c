@@ -279,8 +279,7 @@ static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_eleme
     }
     value->text = json;
     dims[1] = (int64_t)strlen(json);
-    *chunk = (fc_chunk){.dims = dims, .offset = f->next, .length = (uint64_t)dims[1], .rank = FC_NO_RANK};
-    f->next += chunk->length;
+    *chunk = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     *t = (fc_tensor){.dtype = FC_OPAQUE,
                      .ndim = 1,
                      .shape = dims + 1,

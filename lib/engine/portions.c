@@ -15,10 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether fewer bytes are stored than the elements of a chunk have. Such a chunk may be compressed, too. */
+/*
+ * Whether fewer bytes may be stored than the elements of a chunk have. Such a chunk may be compressed, too.
+ */
 static bool is_small(const fc_tensor *tensor, const fc_chunk *chunk, int64_t volume) {
     uint64_t bytes;
-    return volume > 1 && (!fc_mul_u64((uint64_t)volume, fc_dtype_size(tensor->dtype), &bytes) || chunk->length < bytes);
+    return volume > 1 &&
+           (chunk->place.kind != FC_PLACE_BYTES ||
+            !fc_mul_u64((uint64_t)volume, fc_dtype_size(tensor->dtype), &bytes) || chunk->place.length < bytes);
 }
 
 /* Whether all elements of a chunk are the same one. */

@@ -56,7 +56,7 @@ bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *ten
         return false;
     }
     int last = tensor->ndim - 1;
-    return extent.codec == FC_CODEC_FILTERED || extent.codec == FC_CODEC_FORMAT ||
+    return extent.codec == FC_CODEC_FILTERED || fc_codec_is_read_by_format(extent.codec) ||
            (last >= 0 && tensor->chunks[0].dims[tensor->ndim + last] > 1 && extent.strides[last] != 1);
 }
 

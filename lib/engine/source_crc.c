@@ -305,8 +305,8 @@ static fc_code fail_damaged(const fc_checkpoint *checkpoint, const fc_tensor *te
     return fc_fail(err, FC_ECORRUPT,
                    "%s: offset %" PRIu64 ": tensor %s, chunk %s: damaged: the CRC-%d of its data is %0*" PRIx64
                    " but the %s records %0*" PRIx64 "; fsdpckpt verify lists all damage",
-                   checkpoint->files[at->file].path, at->offset, tensor->name, fc_box_to_text(&box).s, 4 * digits,
-                   digits, found, wide ? "header" : "archive", digits, recorded);
+                   checkpoint->files[at->place.file].path, at->place.offset, tensor->name, fc_box_to_text(&box).s,
+                   4 * digits, digits, found, wide ? "header" : "archive", digits, recorded);
 }
 
 static fc_code add_bytes(void *context, const void *bytes, size_t size, fc_error *err) {

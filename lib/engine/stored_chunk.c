@@ -16,7 +16,7 @@ enum { WORKSPACE_STEP = 256 << 10 };
 fc_decode_plan fc_decode_plan_choose(const fc_extent *extent, uint32_t element, size_t window, uint64_t limit) {
     fc_decode_plan d = {FC_WAY_FORMAT, 0, false};
     uint64_t size = extent->length, whole;
-    if (extent->codec == FC_CODEC_FORMAT) {
+    if (fc_codec_is_read_by_format(extent->codec)) {
         return d;
     }
     d.way = FC_WAY_NONE;

@@ -46,7 +46,7 @@ fc_code fc_export_arrange(void *context, fc_target_tensor *tensors, size_t count
         if (at != FC_NO_NAME) {
             const fc_tensor *t = &reference->tensors[at];
             tensors[i].dtype = t->dtype;
-            tensors[i].file = t->nchunks > 0 && !like->other_files ? t->chunks[0].file : 0;
+            tensors[i].file = t->nchunks > 0 && !like->other_files ? t->chunks[0].place.file : 0;
         }
     }
     if (names) {

@@ -202,8 +202,8 @@ static void find_first_wrong(const fc_coverage *c, int64_t *point) {
 }
 
 static const char *file_of(const fc_coverage *c, size_t chunk) {
-    uint32_t file = c->tensor->chunks[chunk].file;
-    return c->checkpoint && file < c->checkpoint->nfiles ? c->checkpoint->files[file].name : NULL;
+    const fc_file *file = c->checkpoint ? fc_chunk_file(c->checkpoint, &c->tensor->chunks[chunk]) : NULL;
+    return file ? file->name : NULL;
 }
 
 static bool chunk_holds(const fc_coverage *c, size_t chunk, const int64_t *point) {

@@ -46,7 +46,7 @@ static void add_loads(const held *h, const fc_tensor *t, const fc_placement *pla
     for (size_t i = 0; i < t->nchunks; i++) {
         fc_mesh_coordinate(h->mesh, t->chunks[i].rank, coordinate);
         if (fc_layout_owner(h->mesh, placements, coordinate, offset) == t->chunks[i].rank) {
-            h->loads[t->chunks[i].rank] += t->chunks[i].length;
+            h->loads[t->chunks[i].rank] += fc_chunk_data_bytes(t, &t->chunks[i]);
         }
     }
 }

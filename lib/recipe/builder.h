@@ -44,7 +44,6 @@ typedef struct fc_recipe_builder {
     fc_name_table *group_names;
     fc_tensor *tensors;
     size_t count, capacity;
-    uint64_t next; /**< the offset of the next gathered block */
     struct fc_recipe_states *states;
     fc_error *err;
 } fc_recipe_builder;

@@ -68,10 +68,6 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
         dims[ndim + part->axes[a].tdim] = part->axes[a].size;
     }
     memcpy(dims + 2 * ndim, part->sbase, (size_t)sdims * sizeof *dims);
-    if (!part->source) {
-        const fc_box box = {ndim, dims, dims + ndim};
-        chunk.length = (uint64_t)fc_box_volume(&box) * fc_dtype_size(b->parted->dtype);
-    }
     b->chunks[b->count] = chunk;
     b->places[b->count++] = (fc_recipe_place){b->steps, dims + 2 * ndim, index};
     return FC_OK;

@@ -26,28 +26,11 @@ static fc_checkpoint *source_of(const fc_checkpoint *checkpoint) {
 }
 
 /* Zeros: one element that is repeated. The largest elements have 16 bytes. */
-static void zeros(const fc_tensor *tensor, fc_extent *out) {
+static fc_extent extent_of_zeros(const fc_tensor *tensor) {
     static const unsigned char zero[16];
-    memset(out, 0, sizeof *out);
-    out->codec = FC_CODEC_INLINE;
-    out->bytes = zero;
-    out->length = out->decoded = fc_dtype_size(tensor->dtype);
-}
-
-static void gathered_extent(const fc_tensor *tensor, size_t index, fc_extent *out) {
-    memset(out, 0, sizeof *out);
-    out->codec = FC_CODEC_FORMAT;
-    out->offset = tensor->chunks[index].offset;
-    out->length = out->decoded = tensor->chunks[index].length;
-    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
-}
-
-static void text_extent(const char *text, fc_extent *out) {
-    memset(out, 0, sizeof *out);
-    out->codec = FC_CODEC_INLINE;
-    out->bytes = (const unsigned char *)text;
-    out->length = out->decoded = strlen(text);
-    out->strides[0] = 1;
+    fc_extent extent = fc_inline_extent(zero, fc_dtype_size(tensor->dtype));
+    extent.strides[0] = 0;
+    return extent;
 }
 
 static fc_code recipe_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
@@ -55,20 +38,20 @@ static fc_code recipe_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
     const fc_recipe_origin *o = tensor->detail;
     const fc_checkpoint *source = source_of(checkpoint);
     if (o->gathered || o->copied) {
-        gathered_extent(tensor, index, out);
+        *out = fc_computed_extent(tensor, index);
         return FC_OK;
     }
     if (o->tensor) {
         return fc_checkpoint_extent(source, o->tensor, index, out, err);
     }
     if (o->json) {
-        text_extent(o->json, out);
+        *out = fc_inline_extent(o->json, strlen(o->json));
         return FC_OK;
     }
     const fc_recipe_place *p = &o->places[index];
     const fc_tensor *from = p->steps->source;
     if (!from) {
-        zeros(tensor, out);
+        *out = extent_of_zeros(tensor);
         return FC_OK;
     }
     FC_TRY_CONTEXT(fc_checkpoint_extent(source, from, p->chunk, out, err), err, "tensor %.256s", tensor->name);

@@ -127,8 +127,7 @@ static void block_sizes(const fc_parted *t, int64_t *sizes) {
     }
 }
 
-fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_gathered **gathered,
-                      fc_error *err) {
+fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_gathered **gathered, fc_error *err) {
     int64_t sizes[FC_PART_DIMS], at[FC_PART_DIMS] = {0}, count = 1;
     block_sizes(t, sizes);
     for (int d = 0; d < t->ndim; d++) {
@@ -148,14 +147,11 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, uint64_t *next, fc_te
     g->parted.parts = parts;
     g->read = fc_arena_calloc(arena, (size_t)count, sizeof *g->read);
     for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
-        uint64_t bytes = fc_dtype_size(t->dtype);
         for (int d = 0; d < t->ndim; d++) {
             dims[d] = at[d];
             dims[t->ndim + d] = t->shape[d] - at[d] < sizes[d] ? t->shape[d] - at[d] : sizes[d];
-            bytes *= (uint64_t)dims[t->ndim + d];
         }
-        chunks[i] = (fc_chunk){.dims = dims, .offset = *next, .length = bytes, .rank = FC_NO_RANK};
-        *next += bytes;
+        chunks[i] = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
         for (int d = t->ndim - 1; d >= 0 && (at[d] += sizes[d]) >= t->shape[d]; d--) {
             at[d] = 0;
         }
@@ -231,7 +227,7 @@ fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, con
     fc_code rc = FC_OK;
     for (size_t i = 0; i < block.nparts; i++) {
         if (!block.parts[i].source) { /* padding */
-            memset(buf, 0, (size_t)tensor->chunks[index].length);
+            memset(buf, 0, (size_t)fc_chunk_data_bytes(tensor, &tensor->chunks[index]));
             break;
         }
     }

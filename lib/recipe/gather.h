@@ -23,13 +23,8 @@ typedef struct fc_gathered {
 /** Returns whether the parts of the tensor are so small that gathering blocks is faster. */
 bool fc_gather_pays(const fc_parted *parted);
 
-/**
- * Divides the tensor into blocks, which become the chunks of `out`.
- * @param next the offset of the next block in an imaginary file: distinct offsets keep them from looking like shared
- *             storage.
- */
-fc_code fc_gather_new(const fc_parted *parted, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_gathered **gathered,
-                      fc_error *err);
+/** Divides the tensor into blocks, which become the chunks of `out`. */
+fc_code fc_gather_new(const fc_parted *parted, fc_arena *arena, fc_tensor *out, fc_gathered **gathered, fc_error *err);
 
 /** Reads block `index` into `buf`. Thread-safe. @param crc collects the CRCs of what is read of the source. */
 fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, const fc_gathered *g, size_t index,

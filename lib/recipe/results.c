@@ -97,13 +97,13 @@ fc_code fc_recipe_made_tensor(fc_recipe_builder *b, const fc_parted *parted, fc_
     }
     memcpy(shape, parted->shape, (size_t)parted->ndim * sizeof *shape);
     if (fc_gather_pays(parted) && !b->source->format->layout_only) {
-        return fc_gather_new(parted, b->out->arena, &b->next, t, &origin->gathered, b->err);
+        return fc_gather_new(parted, b->out->arena, t, &origin->gathered, b->err);
     }
     return fc_recipe_chunks(b->source, parted, b->out->arena, t, &origin->places, b->err);
 }
 
-/* Sets the one chunk of a value, which has `bytes` bytes in an imaginary file. */
-static fc_code one_chunk(fc_recipe_builder *b, uint64_t bytes, fc_tensor *t) {
+/* Sets the one chunk of a value that has no stored bytes of its own. */
+static fc_code one_chunk(fc_recipe_builder *b, fc_tensor *t) {
     const size_t ndim = (size_t)t->ndim;
     fc_chunk *chunk = fc_arena_calloc(b->out->arena, 1, sizeof *chunk);
     int64_t *dims = fc_arena_calloc(b->out->arena, 2 * ndim + 1, sizeof *dims);
@@ -113,8 +113,7 @@ static fc_code one_chunk(fc_recipe_builder *b, uint64_t bytes, fc_tensor *t) {
     for (size_t d = 0; d < ndim; d++) {
         dims[ndim + d] = t->shape[d];
     }
-    *chunk = (fc_chunk){.dims = dims, .offset = b->next, .length = bytes, .rank = FC_NO_RANK};
-    b->next += bytes;
+    *chunk = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     t->chunks = chunk;
     t->nchunks = b->source->format->layout_only ? 0 : 1;
     return FC_OK;
@@ -126,7 +125,7 @@ fc_code fc_recipe_second_tensor(fc_recipe_builder *b, const fc_tensor *source, f
         return FC_OK;
     }
     ((fc_recipe_origin *)(uintptr_t)t->detail)->copied = true;
-    return one_chunk(b, fc_dtype_size(t->dtype), t);
+    return one_chunk(b, t);
 }
 
 fc_code fc_recipe_object(fc_recipe_builder *b, const char *json, fc_tensor *t) {
@@ -139,7 +138,7 @@ fc_code fc_recipe_object(fc_recipe_builder *b, const char *json, fc_tensor *t) {
     }
     origin->json = json;
     shape[0] = (int64_t)strlen(json);
-    return one_chunk(b, strlen(json), t);
+    return one_chunk(b, t);
 }
 
 fc_code fc_recipe_keep(fc_recipe_builder *b, const fc_target_tensor *w) {

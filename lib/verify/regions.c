@@ -63,10 +63,11 @@ static fc_code note(region_lister *l, const fc_chunk *chunk, fc_code rc, const f
         return rc;
     }
     fc_defect place = {.tensor = tensor->name};
-    if (chunk && chunk->file < l->checkpoint->nfiles) {
-        place.file = l->checkpoint->files[chunk->file].name;
-        place.offset = chunk->offset;
-        place.has_offset = true;
+    const fc_file *file = chunk ? fc_chunk_file(l->checkpoint, chunk) : NULL;
+    if (file) {
+        place.file = file->name;
+        place.offset = chunk->place.offset;
+        place.has_offset = chunk->place.kind == FC_PLACE_BYTES;
     }
     fc_report_defect(l->findings, &place, "%s", found->message);
     l->out->broken[l->number] = 1;
@@ -100,9 +101,9 @@ static fc_code add_box(region_lister *l, size_t first, size_t count, const int64
     r->own.chunks = chunk;
     r->own.nchunks = count;
     r->dims = dims;
-    r->file = chunk->file;
-    r->offset = chunk->offset;
-    r->length = chunk->length;
+    r->file = chunk->place.file;
+    r->offset = chunk->place.offset;
+    r->length = chunk->place.length;
     r->counts = l->counts[first];
     return FC_OK;
 }
@@ -128,7 +129,7 @@ static fc_code add_bytes(region_lister *l, const fc_chunk *chunk, const fc_diges
     }
     r->kind = FC_REGION_BYTES;
     r->expected = digest->value;
-    r->file = chunk->file;
+    r->file = chunk->place.file;
     r->offset = digest->offset;
     r->length = digest->length;
     return FC_OK;

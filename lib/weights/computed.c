@@ -34,7 +34,6 @@ typedef struct state {
     fc_format format;
     fc_tensor *tensors;
     size_t most;
-    uint64_t next;  /* offset of the next block in an imaginary file: distinct ones do not look like shared storage */
     shared *shared; /* from malloc */
     size_t nshared, capacity;
     pthread_mutex_t lock; /* guards `idle` */
@@ -61,11 +60,7 @@ static fc_code computed_extent(const fc_checkpoint *checkpoint, const fc_tensor 
     if (o->kept) {
         return fc_checkpoint_extent(first_of(checkpoint), o->kept, index, out, err);
     }
-    memset(out, 0, sizeof *out);
-    out->codec = FC_CODEC_FORMAT;
-    out->offset = tensor->chunks[index].offset;
-    out->length = out->decoded = tensor->chunks[index].length;
-    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
+    *out = fc_computed_extent(tensor, index);
     return FC_OK;
 }
 
@@ -334,14 +329,11 @@ static fc_code cut(fc_checkpoint *computed, fc_tensor *t, const int64_t *block, 
         return fc_no_memory(err, computed->path);
     }
     for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
-        uint64_t bytes = fc_dtype_size(t->dtype);
         for (int d = 0; d < t->ndim; d++) {
             dims[d] = at[d];
             dims[t->ndim + d] = t->shape[d] - at[d] < block[d] ? t->shape[d] - at[d] : block[d];
-            bytes *= (uint64_t)dims[t->ndim + d]; /* a block has at most a few MiB */
         }
-        chunks[i] = (fc_chunk){.dims = dims, .offset = s->next, .length = bytes, .rank = FC_NO_RANK};
-        s->next += bytes;
+        chunks[i] = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
         for (int d = t->ndim - 1; d >= 0 && (at[d] += block[d]) >= t->shape[d]; d--) {
             at[d] = 0;
         }

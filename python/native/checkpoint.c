@@ -219,10 +219,10 @@ static PyObject *chunk_tuple(const checkpoint_object *self, const void *context,
     const fc_chunk *chunk = &tensor->chunks[index];
     const fc_checkpoint *c = self->checkpoint;
     fc_box box = fc_chunk_box(tensor, chunk);
-    const char *file = chunk->file < c->nfiles ? c->files[chunk->file].name : NULL;
+    const fc_file *file = fc_chunk_file(c, chunk);
     PyObject *rank = chunk->rank == FC_NO_RANK ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(chunk->rank);
     return Py_BuildValue("(NNNNK)", native_tuple(box.ndim, box.offsets), native_tuple(box.ndim, box.sizes),
-                         native_text(file), rank, (unsigned long long)chunk->length);
+                         native_text(file ? file->name : NULL), rank, (unsigned long long)chunk->place.length);
 }
 
 static PyObject *checkpoint_chunks(PyObject *object, PyObject *args) {

@@ -149,7 +149,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     for (size_t i = 0; i < t.nchunks; i++) {
         place_chunk(&c, i, ends);
-        chunks[i] = (fc_chunk){.dims = t.dims[i], .file = extents[i].file};
+        chunks[i] = (fc_chunk){.dims = t.dims[i],
+                               .place = fc_place_bytes(extents[i].file, extents[i].offset, extents[i].length)};
     }
     fc_tensor tensor = {
         .name = "t", .dtype = FC_F32, .ndim = t.ndim, .shape = t.shape, .chunks = chunks, .nchunks = t.nchunks};

@@ -24,7 +24,7 @@ static fc_code chunk_json(const fc_checkpoint *c, const fc_tensor *t, size_t i, 
                           fc_error *err) {
     const fc_chunk *chunk = &t->chunks[i];
     *out = json_pack("{s:o, s:o, s:s, s:I}", "offsets", numbers(chunk->dims, t->ndim), "sizes",
-                     numbers(chunk->dims + t->ndim, t->ndim), "file", c->files[chunk->file].name, "rank",
+                     numbers(chunk->dims + t->ndim, t->ndim), "file", c->files[chunk->place.file].name, "rank",
                      (json_int_t)(int32_t)chunk->rank);
     fc_extent e;
     if (!extents) {

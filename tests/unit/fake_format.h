@@ -188,7 +188,8 @@ static inline void fake_store(fake *f, size_t t, size_t c) {
     if (!chunk->decoded) {
         free(bytes);
     }
-    details->chunks[c] = (fc_chunk){.dims = chunk->dims, .file = extent->file};
+    details->chunks[c] =
+        (fc_chunk){.dims = chunk->dims, .place = fc_place_bytes(extent->file, extent->offset, extent->length)};
 }
 
 static inline void fake_cut(fake *f, size_t t, const int64_t *offsets, const int64_t *sizes, int depth) {

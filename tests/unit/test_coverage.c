@@ -38,7 +38,7 @@ static void add(fixture *f, const int64_t *offsets, const int64_t *sizes) {
         f->dims[i][f->tensor.ndim + d] = sizes[d];
     }
     f->chunks[i].dims = f->dims[i];
-    f->chunks[i].file = (uint32_t)i;
+    f->chunks[i].place = (fc_place){.kind = FC_PLACE_FILE, .file = (uint32_t)i};
 }
 
 static void add_2d(fixture *f, int64_t row, int64_t column, int64_t rows, int64_t columns) {

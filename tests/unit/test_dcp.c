@@ -217,7 +217,7 @@ static void objects_decode(void **state) {
             assert_int_equal(t->dtype, FC_OPAQUE);
             assert_int_equal(t->ndim, 1);
             assert_int_equal(t->nchunks, 1);
-            assert_int_equal((uint64_t)t->shape[0], t->chunks[0].length);
+            assert_int_equal((uint64_t)t->shape[0], t->chunks[0].place.length);
             assert_string_equal(t->object->encoding, "torch.save");
             assert_int_equal(fc_checkpoint_object_json(c, t, arena, &json, &err), FC_OK);
             assert_string_equal(json, wanted[i].json);

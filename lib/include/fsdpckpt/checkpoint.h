@@ -26,6 +26,9 @@ extern "C" {
 /** Stands for an unknown rank. */
 #define FC_NO_RANK UINT32_MAX
 
+/** A checkpoint has at most this many files. */
+#define FC_MOST_FILES ((1U << 30) - 1)
+
 /** One element of the path to a value in the nested state dict: a dict key or a list index. */
 typedef struct fc_path_element {
     const char *key; /**< the key; for an index or an integer key, its decimal digits */
@@ -49,17 +52,36 @@ typedef struct fc_file {
     const char *name; /**< relative to the checkpoint */
 } fc_file;
 
+/** What is known of the place of a chunk's bytes. Zeroed memory is FC_PLACE_NONE. */
+typedef enum fc_place_kind {
+    FC_PLACE_NONE, /**< none: the elements are computed, or in the memory of a program */
+    FC_PLACE_FILE, /**< they are made from what `file` says in several places, e.g. an object in a pickle */
+    FC_PLACE_BYTES /**< the `length` bytes from `offset` on of `file` */
+} fc_place_kind;
+
 /**
- * A box of a tensor that is stored in one place. `offset`, `length` and `detail` give the place in terms of the format,
- * e.g. the DCP item; fc_checkpoint_extent finds the bytes.
+ * The place of a chunk's bytes in terms of the format, e.g. a DCP item; fc_checkpoint_extent finds the elements in it.
+ * Two chunks of FC_PLACE_BYTES with equal numbers are the same bytes. Nothing else may be concluded from a place:
+ * other kinds have none, and fc_chunks_share_bytes never finds them equal.
  */
+typedef struct fc_place {
+    uint64_t offset, length; /**< of FC_PLACE_BYTES, else 0 */
+    uint32_t kind : 2;       /**< an fc_place_kind */
+    uint32_t file : 30;      /**< index into fc_checkpoint.files; of FC_PLACE_NONE: 0 */
+} fc_place;
+
+/** Returns the place of `length` bytes. */
+static inline fc_place fc_place_bytes(size_t file, uint64_t offset, uint64_t length) {
+    return (fc_place){
+        .kind = FC_PLACE_BYTES, .file = (uint32_t)file & FC_MOST_FILES, .offset = offset, .length = length};
+}
+
+/** A box of a tensor whose elements are in one place, or are computed together. */
 typedef struct fc_chunk {
     const int64_t *dims; /**< 2 × ndim numbers: offsets in the global tensor, then sizes, in elements */
-    uint64_t offset;     /**< place in the file, in bytes */
-    uint64_t length;     /**< number of bytes stored there */
-    uint32_t file;       /**< index into fc_checkpoint.files */
-    uint32_t rank;       /**< the rank that wrote it, or FC_NO_RANK */
-    uint64_t detail;     /**< private to the format */
+    fc_place place;
+    uint32_t rank;   /**< the rank that wrote it, or FC_NO_RANK */
+    uint64_t detail; /**< private to the format */
 } fc_chunk;
 
 /** A value that is not a tensor. Its original bytes are the one chunk of a one-dimensional FC_OPAQUE tensor. */
@@ -174,10 +196,22 @@ fc_code fc_checkpoint_unchanged(const fc_checkpoint *checkpoint, fc_error *err);
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
 
+/** Returns the file that a chunk is stored in or made from. @return NULL: it is computed, or in memory. */
+static inline const fc_file *fc_chunk_file(const fc_checkpoint *checkpoint, const fc_chunk *chunk) {
+    const bool known = chunk->place.kind != FC_PLACE_NONE && chunk->place.file < checkpoint->nfiles;
+    return known ? &checkpoint->files[chunk->place.file] : NULL;
+}
+
 /** Returns the box of a chunk of `tensor`. */
 static inline fc_box fc_chunk_box(const fc_tensor *tensor, const fc_chunk *chunk) {
     fc_box box = {tensor->ndim, chunk->dims, chunk->dims + tensor->ndim};
     return box;
+}
+
+/** Returns the bytes of the elements of a chunk, whose tensor is known to fit into memory or a file. */
+static inline uint64_t fc_chunk_data_bytes(const fc_tensor *tensor, const fc_chunk *chunk) {
+    const fc_box box = fc_chunk_box(tensor, chunk);
+    return (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
 }
 
 /** How the bytes of an extent become elements. */
@@ -185,8 +219,14 @@ typedef enum fc_codec {
     FC_CODEC_RAW,      /**< the file contains the elements */
     FC_CODEC_INLINE,   /**< like RAW, but in memory at `bytes` */
     FC_CODEC_FILTERED, /**< HDF5 filter pipeline: deflate, shuffle, fletcher32 (see fc_filters) */
-    FC_CODEC_FORMAT    /**< only the format can decode it: fc_format_reader.read */
+    FC_CODEC_FORMAT,   /**< only the format can decode it: fc_format_reader.read */
+    FC_CODEC_COMPUTED  /**< computed from other values by fc_format_reader.read: there are no stored bytes */
 } fc_codec;
+
+/** Whether the elements of an extent come from fc_format_reader.read. */
+static inline bool fc_codec_is_read_by_format(fc_codec codec) {
+    return codec == FC_CODEC_FORMAT || codec == FC_CODEC_COMPUTED;
+}
 
 /** An HDF5 filter pipeline that the engine decodes itself, in the order of writing. */
 typedef struct fc_filters {
@@ -203,9 +243,9 @@ typedef struct fc_filters {
  */
 typedef struct fc_extent {
     fc_codec codec;
-    uint32_t file;
-    uint64_t offset;              /**< place in the file, in bytes */
-    uint64_t length;              /**< number of bytes stored there; every access is within them */
+    uint32_t file;                /**< RAW, FILTERED and FORMAT only */
+    uint64_t offset;              /**< place in the file, in bytes; RAW, FILTERED and FORMAT only */
+    uint64_t length;              /**< number of bytes stored there, or INLINE; every access is within them */
     uint64_t first;               /**< place of element (0, …, 0) in the decoded bytes */
     uint64_t decoded;             /**< number of bytes after decoding; equals length for RAW and INLINE */
     const unsigned char *bytes;   /**< INLINE only; valid as long as the checkpoint is open */
@@ -218,6 +258,34 @@ typedef struct fc_extent {
     uint64_t crc64;               /**< that CRC-64 */
     int64_t strides[FC_MAX_DIMS]; /**< in elements, not negative; 0 repeats an element */
 } fc_extent;
+
+/** Returns the extent of bytes that are the elements, without strides. */
+static inline fc_extent fc_raw_extent(const fc_place *place) {
+    return (fc_extent){.codec = FC_CODEC_RAW,
+                       .file = place->file,
+                       .offset = place->offset,
+                       .length = place->length,
+                       .decoded = place->length};
+}
+
+/** Returns the extent of `size` bytes in memory, which must live as long as the checkpoint, as one-dimensional bytes.
+ */
+static inline fc_extent fc_inline_extent(const void *bytes, uint64_t size) {
+    return (fc_extent){.codec = FC_CODEC_INLINE, .bytes = bytes, .length = size, .decoded = size, .strides = {1}};
+}
+
+/** Returns the extent of chunk `index` of a tensor that is computed: the row-major elements of its box. */
+fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index);
+
+/** Whether two places are equal in every number. */
+static inline bool fc_same_place(const fc_place *a, const fc_place *b) {
+    return a->kind == b->kind && a->file == b->file && a->offset == b->offset && a->length == b->length;
+}
+
+/** Whether two chunks are the same stored bytes. Chunks without stored bytes never are. */
+static inline bool fc_chunks_share_bytes(const fc_chunk *a, const fc_chunk *b) {
+    return a->place.kind == FC_PLACE_BYTES && fc_same_place(&a->place, &b->place);
+}
 
 /**
  * Finds the bytes of chunk `index` of `tensor`, and checks every number against the file. Thread-safe.
