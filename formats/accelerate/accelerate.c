@@ -76,7 +76,7 @@ static fc_code name_files(fc_checkpoint *section, const char *folder, fc_error *
 /* Gives the values of a model after the first, and of its optimizer, names of their own. */
 static fc_code name_values(fc_checkpoint *section, uint32_t number, fc_error *err) {
     const char *head = fc_accelerate_head(number);
-    const char *own = fc_arena_printf(section->arena, "%s_%u", head, (unsigned)(number / ACCELERATE_KINDS));
+    const char *own = fc_accelerate_own_head(section->arena, number);
     fc_tensor *tensors = (fc_tensor *)(uintptr_t)section->tensors;
     size_t length = strlen(head);
     for (size_t i = 0; own && number >= ACCELERATE_KINDS && i < section->ntensors; i++) {
@@ -112,7 +112,7 @@ static void add_tensors(fc_tensor *all, size_t *count, const fc_checkpoint *sect
         const fc_tensor *t = &section->tensors[i];
         fc_chunk *chunks = (fc_chunk *)(uintptr_t)t->chunks;
         for (size_t k = 0; k < t->nchunks; k++) {
-            chunks[k].file += base;
+            chunks[k].place.file += base;
         }
         all[(*count)++] = *t;
     }
@@ -231,6 +231,7 @@ const fc_format fc_format_accelerate = {
             .holds_pickles = true,
             .is_directory = fc_accelerate_is_directory,
             .set_sections = fc_accelerate_set_sections,
+            .name_as_read = fc_accelerate_name_as_read,
             .files = fc_accelerate_files,
             .index = fc_accelerate_index,
             .create = fc_accelerate_create,

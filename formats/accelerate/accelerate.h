@@ -37,6 +37,9 @@ void fc_accelerate_folder(uint32_t section, char folder[ACCELERATE_NAME]);
 /** What the names in the folder of a section begin with: "model" or "optimizer". */
 const char *fc_accelerate_head(uint32_t section);
 
+/** What they begin with in the whole checkpoint: "model", "optimizer", "model_1", … NULL: out of memory. */
+const char *fc_accelerate_own_head(fc_arena *arena, uint32_t section);
+
 /**
  * Puts `head` in the place of the first `length` bytes of a name and of its path.
  * @return false: out of memory.
@@ -44,6 +47,7 @@ const char *fc_accelerate_head(uint32_t section);
 bool fc_accelerate_rename(fc_arena *arena, size_t length, const char *head, const char **name, fc_path *path);
 
 fc_code fc_accelerate_set_sections(fc_target_tensor *tensors, size_t count, fc_error *err);
+const char *fc_accelerate_name_as_read(const fc_target_tensor *tensor, fc_arena *arena);
 bool fc_accelerate_is_directory(const fc_target *target);
 size_t fc_accelerate_files(const fc_target *target);
 const char *fc_accelerate_index(const fc_target *target);

@@ -46,6 +46,12 @@ const char *fc_accelerate_head(uint32_t section) {
     return section % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER ? "optimizer" : "model";
 }
 
+const char *fc_accelerate_own_head(fc_arena *arena, uint32_t section) {
+    const char *head = fc_accelerate_head(section);
+    const uint32_t number = section / ACCELERATE_KINDS;
+    return number > 0 ? fc_arena_printf(arena, "%s_%u", head, (unsigned)number) : head;
+}
+
 void fc_accelerate_folder(uint32_t section, char folder[ACCELERATE_NAME]) {
     bool optimizer = section % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER;
     snprintf(folder, ACCELERATE_NAME, "%s_%u", optimizer ? "optimizer" : "pytorch_model_fsdp",

@@ -76,6 +76,14 @@ fc_code fc_accelerate_set_sections(fc_target_tensor *tensors, size_t count, fc_e
     return fc_advise(err, rc, FC_HINT_MODEL_PREFIX, s.model ? "model*.*" : NULL);
 }
 
+const char *fc_accelerate_name_as_read(const fc_target_tensor *tensor, fc_arena *arena) {
+    uint32_t section = 0;
+    size_t length = 0;
+    fc_accelerate_section(tensor->name, &section, &length); /* set_sections has found one for each value */
+    const char *head = fc_accelerate_own_head(arena, section);
+    return head ? fc_arena_printf(arena, "%s%s", head, tensor->name + length) : NULL;
+}
+
 /* ---- what there will be ---- */
 
 bool fc_accelerate_is_directory(const fc_target *target) {

@@ -224,16 +224,14 @@ static fc_code read_manifest(fc_checkpoint *checkpoint, const fc_open_options *o
     return fc_seal_load(checkpoint, err);
 }
 
-fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
+fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
+                       fc_error *err) {
     static const fc_open_options defaults = {0};
     const fc_open_options *how = options ? options : &defaults;
-    const fc_format *format = NULL;
     fc_checkpoint *checkpoint = NULL;
     fc_error own;
     err = err ? err : &own; /* so readers can rely on it */
     *out = NULL;
-    FC_TRY(fc_commit_recover(path, options ? &options->reporter : NULL, err));
-    FC_TRY(find_format(path, &format, err));
     FC_TRY(new_checkpoint(format, path, &checkpoint, err));
     fc_code rc = read_manifest(checkpoint, how, err);
     if (rc == FC_ECORRUPT && how->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
@@ -245,6 +243,14 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     }
     *out = checkpoint;
     return FC_OK;
+}
+
+fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
+    const fc_format *format = NULL;
+    *out = NULL;
+    FC_TRY(fc_commit_recover(path, options ? &options->reporter : NULL, err));
+    FC_TRY(find_format(path, &format, err));
+    return fc_format_open(format, path, options, out, err);
 }
 
 static bool is_same_file(const struct stat *a, const char *path) {

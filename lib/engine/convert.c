@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
+#include "engine/check_target.h"
 #include "engine/held.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
@@ -164,6 +165,20 @@ static fc_code prepare(fc_conversion *m, const char *staging, fc_error *err) {
     return fc_has_writer(m) ? m->writer.format->writer.create(m->target, staging, &m->writer, err) : FC_OK;
 }
 
+/* Compares what was written with the source. */
+static fc_code check_written(const fc_conversion *m, const char *staging, const fc_convert_options *options,
+                             fc_error *err) {
+    const fc_written_target written = {.target = m->target,
+                                       .format = options->format,
+                                       .selection = &options->selection,
+                                       .path = staging,
+                                       .digests = m->move.digests,
+                                       .unmoved = m->unmoved,
+                                       .sampled = !m->move_file,
+                                       .move = &m->move};
+    return fc_check_target(&written, err);
+}
+
 static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
                          fc_convert_report *report, fc_error *err) {
     fc_conversion m = {.target = target,
@@ -186,7 +201,8 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     FC_TRY_GOTO(check_source(&m, err), rc, out);
     FC_TRY_GOTO(fc_finish_digests(&m, err), rc, out);
     if (m.leads) {
-        rc = options->format->writer.finish(&m.writer, m.move.digests, err);
+        FC_TRY_GOTO(options->format->writer.finish(&m.writer, m.move.digests, err), rc, out);
+        rc = check_written(&m, staging, options, err);
     }
 out:
     if (fc_has_writer(&m)) {

@@ -115,6 +115,9 @@ typedef struct fc_format_writer {
      * are never in one file, and each section has its own index. Refuses values that the format has no place for. NULL:
      * a target has one section. */
     fc_code (*set_sections)(fc_target_tensor *tensors, size_t count, fc_error *err);
+    /** Returns the name that the format's reader gives to a value of the target, in `arena`; NULL: out of memory. A
+     * NULL member means that it is the value's own. */
+    const char *(*name_as_read)(const fc_target_tensor *tensor, fc_arena *arena);
     /** Returns the number of files with data. NULL: one file, or with a mesh one file per rank. */
     size_t (*files)(const fc_target *target);
     /** Returns the name of the file that `finish` writes over the others of each section, or NULL. A NULL member means
@@ -201,6 +204,10 @@ const fc_object_encoding *fc_object_encoding_find(const char *name);
 
 /** The static table of formats (formats/format_list.h), NULL-terminated. */
 const fc_format *const *fc_formats(void);
+
+/** Opens a checkpoint that is known to have this format, as fc_checkpoint_open does after it has recognised it. */
+fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
+                       fc_error *err);
 
 /** Finds a format by its name ("h5"). @return NULL when there is none. */
 const fc_format *fc_format_find(const char *name);
