@@ -7,7 +7,7 @@
 #include "engine/read_box.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
-#include "plan/quantized.h"
+#include "plan/quantized_values.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,19 +157,19 @@ static fc_code compare_source(const fc_average *a, const fc_names *names, size_t
 /* Codes and scales of quantized weights cannot be averaged apart from each other. */
 static fc_code refuse_codes(const fc_checkpoint *source, const fc_names *selected, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    fc_name_table *names = arena ? fc_names_of(source, arena) : NULL;
-    fc_code rc = names ? FC_OK : fc_no_memory(err, source->path);
+    fc_quantized_values values;
+    fc_code rc;
+    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, source->path), rc, out);
+    FC_TRY_GOTO(fc_quantized_values_find(source, arena, &values, err), rc, out);
     for (size_t i = 0; rc == FC_OK && i < selected->count; i++) {
-        const fc_tensor *t = selected->items[i].tensor;
-        const fc_quantized q = fc_quantized_find(source, names, (size_t)(t - source->tensors));
-        if (q.quantizer) {
-            rc = fc_fail(err, FC_EUNSUPPORTED,
-                         "%s: tensor %.256s holds quantized codes, and %.256s their scales: an average of each would "
-                         "not be that of the weights",
-                         source->path, t->name, source->tensors[q.scales].name);
+        const size_t index = (size_t)(selected->items[i].tensor - source->tensors);
+        if (values.of[index].codes != FC_NO_NAME) {
+            rc =
+                fc_quantized_refuse(source, &values, index, "an average of each would not be that of the weights", err);
             rc = fc_advise(err, rc, FC_HINT_DEQUANTIZE, NULL);
         }
     }
+out:
     fc_arena_free(arena);
     return rc;
 }

@@ -6,11 +6,12 @@
 #include "plan/dtypes.h"
 
 #include "fsdpckpt/try.h"
-#include "plan/quantized.h"
+#include "plan/quantized_values.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The cast that the selection asks for, for one value. */
 typedef struct wish {
@@ -31,67 +32,39 @@ static wish wish_for(const fc_selection *selection, const fc_tensor *tensor, boo
     return w;
 }
 
-/* The state of a search for codes and scales that a cast would change. */
-typedef struct search {
-    const fc_checkpoint *source;
-    const fc_target_tensor **target_of; /* per value of the source; NULL: left out */
-    bool *touched;                      /* per value of the source: a cast is asked for */
-    fc_name_table *names;               /* of the source */
-    const char *codes;                  /* the first pair */
-    const fc_tensor *scales;
-    size_t count;
-} search;
-
-/* A cast leaves packed codes alone, because they are not floating-point, but it would change their scales. */
-static void note_codes(search *s, const fc_target_tensor *w) {
-    const size_t index = (size_t)(w->source - s->source->tensors);
-    const fc_quantized q = fc_quantized_find(s->source, s->names, index);
-    if (!q.quantizer) {
-        return;
-    }
-    bool is_float = fc_dtype_get(w->source->dtype)->cls == FC_CLASS_FLOAT;
-    bool codes = is_float ? w->dtype != w->source->dtype : s->touched[index];
-    const fc_target_tensor *scales = s->target_of[q.scales];
-    if (!codes && !(scales && scales->dtype != scales->source->dtype)) {
-        return;
-    }
-    if (s->count++ == 0) {
-        s->codes = w->source->name;
-        s->scales = &s->source->tensors[q.scales];
-    }
+/* Whether a cast would change a value that quantized weights consist of. Codes that are not floating-point stay as they
+ * are, but a cast that is about them is about the weight. */
+static bool changes_weight(const fc_quantized_values *values, size_t index, const fc_target_tensor *w, bool touched) {
+    const size_t codes = values->of[index].codes;
+    const bool is_float = fc_dtype_get(w->source->dtype)->cls == FC_CLASS_FLOAT;
+    return codes != FC_NO_NAME && (is_float || codes != index ? w->dtype != w->source->dtype : touched);
 }
 
-static fc_code refuse(const search *s, fc_error *err) {
-    char more[64] = "";
-    if (s->count > 1) {
-        snprintf(more, sizeof more, "; it is the first of %zu such tensors", s->count);
-    }
-    fc_code rc = fc_fail(err, FC_EUNSUPPORTED,
-                         "%s: tensor %.256s holds quantized codes, and %.256s their scales: a cast of either would "
-                         "change the weights%s",
-                         s->source->path, s->codes, s->scales->name, more);
-    return fc_advise(err, rc, FC_HINT_KEEP_DTYPE, NULL);
-}
-
-static fc_code check_scales(const fc_checkpoint *source, const fc_target_tensor *tensors, size_t count, bool *touched,
-                            fc_error *err) {
-    fc_arena *arena = fc_arena_new();
-    search s = {.source = source, .touched = touched};
-    s.names = arena ? fc_names_of(source, arena) : NULL;
-    s.target_of = s.names ? fc_arena_calloc(arena, source->ntensors, sizeof *s.target_of) : NULL;
-    if (!s.target_of) {
-        fc_arena_free(arena);
+/* Fails if a cast would change quantized weights. `touched`: per value of the source, whether a cast is asked for. */
+static fc_code check_quantized(const fc_checkpoint *source, const fc_target_tensor *tensors, size_t count,
+                               const bool *touched, fc_arena *arena, fc_error *err) {
+    fc_quantized_values values;
+    size_t first = FC_NO_NAME, found = 0;
+    char why[128] = "a cast of either would change the weights";
+    FC_TRY(fc_quantized_values_find(source, arena, &values, err));
+    bool *counted = fc_arena_calloc(arena, source->ntensors + 1, sizeof *counted);
+    if (!counted) {
         return fc_no_memory(err, source->path);
     }
     for (size_t i = 0; i < count; i++) {
-        s.target_of[tensors[i].source - source->tensors] = &tensors[i];
+        const size_t index = (size_t)(tensors[i].source - source->tensors);
+        if (changes_weight(&values, index, &tensors[i], touched[index]) && !counted[values.of[index].codes]) {
+            counted[values.of[index].codes] = true;
+            first = found++ == 0 ? index : first;
+        }
     }
-    for (size_t i = 0; i < count; i++) {
-        note_codes(&s, &tensors[i]);
+    if (found == 0) {
+        return FC_OK;
     }
-    fc_code rc = s.count > 0 ? refuse(&s, err) : FC_OK;
-    fc_arena_free(arena);
-    return rc;
+    if (found > 1) {
+        snprintf(why + strlen(why), sizeof why - strlen(why), "; it is the first of %zu such tensors", found);
+    }
+    return fc_advise(err, fc_quantized_refuse(source, &values, first, why, err), FC_HINT_KEEP_DTYPE, NULL);
 }
 
 static fc_code check_used(const fc_selection *selection, const bool *used, const fc_tensor *example,
@@ -115,8 +88,9 @@ fc_code fc_choose_dtypes(const fc_checkpoint *source, const fc_selection *select
     }
     bool *touched = calloc(source->ntensors + 1, sizeof *touched);
     bool *used = calloc(selection->ndtype_rules + 1, sizeof *used);
+    fc_arena *arena = fc_arena_new();
     fc_code rc;
-    FC_TRY_GOTO(touched && used ? FC_OK : fc_no_memory(err, source->path), rc, out);
+    FC_TRY_GOTO(arena && touched && used ? FC_OK : fc_no_memory(err, source->path), rc, out);
     for (size_t i = 0; i < count; i++) {
         const fc_tensor *t = tensors[i].source;
         const wish w = wish_for(selection, t, used);
@@ -124,8 +98,9 @@ fc_code fc_choose_dtypes(const fc_checkpoint *source, const fc_selection *select
         tensors[i].dtype = w.cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT ? w.dtype : t->dtype;
     }
     FC_TRY_GOTO(check_used(selection, used, tensors->source, source, err), rc, out);
-    rc = check_scales(source, tensors, count, touched, err);
+    rc = check_quantized(source, tensors, count, touched, arena, err);
 out:
+    fc_arena_free(arena);
     free(touched);
     free(used);
     return rc;

@@ -4,7 +4,7 @@
  */
 #include "engine/read_box.h"
 #include "fsdpckpt/try.h"
-#include "plan/quantized.h"
+#include "plan/quantized_values.h"
 #include "recipe/builder.h"
 #include "weights/computed.h"
 
@@ -27,19 +27,18 @@ static fc_dtype dtype_of(const fc_recipe *recipe, const fc_tensor *t) {
 /* Neither codes nor scales are values of a weight, so a recipe must not change their dtypes. */
 static fc_code refuse_codes(const fc_checkpoint *made, const fc_recipe *recipe, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    const fc_name_table *names = arena ? fc_names_of(made, arena) : NULL;
-    fc_code rc = names ? FC_OK : fc_no_memory(err, made->path);
+    fc_quantized_values values;
+    fc_code rc;
+    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, made->path), rc, out);
+    FC_TRY_GOTO(fc_quantized_values_find(made, arena, &values, err), rc, out);
     for (size_t i = 0; rc == FC_OK && i < made->ntensors; i++) {
-        const fc_tensor *codes = &made->tensors[i];
-        const fc_quantized q = fc_quantized_find(made, names, i);
-        const fc_tensor *scales = q.quantizer ? &made->tensors[q.scales] : NULL;
-        if (scales && (dtype_of(recipe, codes) != codes->dtype || dtype_of(recipe, scales) != scales->dtype)) {
-            rc = fc_fail(err, FC_EUNSUPPORTED,
-                         "%s: the dtypes of the recipe %s would change quantized codes, %.256s, or their scales",
-                         made->path, recipe->label, codes->name);
+        const fc_tensor *t = &made->tensors[i];
+        if (values.of[i].codes != FC_NO_NAME && dtype_of(recipe, t) != t->dtype) {
+            rc = fc_quantized_refuse(made, &values, i, "the dtypes of the recipe would change the weights", err);
             rc = fc_advise(err, rc, FC_HINT_DEQUANTIZE, NULL);
         }
     }
+out:
     fc_arena_free(arena);
     return rc;
 }

@@ -8,6 +8,7 @@
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
 #include "io/json_file.h"
+#include "plan/quantized_values.h"
 #include "weights/scales.h"
 
 #include <stdlib.h>
@@ -184,6 +185,18 @@ static fc_code find_pairs(finder *f) {
             }
         }
     }
+    return FC_OK;
+}
+
+/* Fails if there are codes in a layout that is not known. */
+static fc_code check_others(const finder *f) {
+    fc_quantized_values values;
+    FC_TRY(fc_quantized_values_find(f->source, f->scratch, &values, f->err));
+    for (size_t i = 0; i < f->source->ntensors; i++) {
+        if (values.of[i].codes == i && !f->found[i].quantizer) {
+            return fc_quantized_refuse(f->source, &values, i, "this layout cannot be dequantized", f->err);
+        }
+    }
     return f->count > 0 ? FC_OK
                         : fc_fail(f->err, FC_EUSAGE, "%s: has no quantized weights: there are no scales next to codes",
                                   f->source->path);
@@ -273,6 +286,7 @@ static fc_code build(finder *f, const char *config) {
         FC_TRY(read_config(f, config));
     }
     FC_TRY(find_pairs(f));
+    FC_TRY(check_others(f));
     for (size_t i = 0; i < count; i++) {
         if (f->found[i].quantizer) {
             FC_TRY(add_weight(f, i));

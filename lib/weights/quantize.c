@@ -6,6 +6,7 @@
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
+#include "plan/quantized_values.h"
 #include "weights/computed.h"
 
 #include <fnmatch.h>
@@ -157,9 +158,15 @@ static bool is_matrix(const fc_tensor *t) {
 
 static fc_code build(const fc_checkpoint *source, const char *const *globs, fc_checkpoint *out, fc_error *err) {
     size_t count = 0;
+    fc_quantized_values values;
+    FC_TRY(fc_quantized_values_find(source, out->arena, &values, err));
     for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
         if (is_matrix(t) && matches(t->name, globs)) {
+            if (values.of[i].codes != FC_NO_NAME) {
+                return fc_quantized_refuse(source, &values, i,
+                                           "another quantization of either would change the weights", err);
+            }
             FC_TRY(add_pair(out, t, err));
             count++;
         } else {

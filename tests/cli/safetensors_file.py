@@ -3,7 +3,7 @@
 import json
 import struct
 
-SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "I32": 4, "I16": 2, "I8": 1}
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "U8": 1, "I64": 8, "I32": 4, "U32": 4, "I16": 2, "I8": 1}
 
 
 def head(shapes):

@@ -1,0 +1,20 @@
+/*
+ * Finds the file next to a checkpoint that says that its weights are quantized.
+ */
+#ifndef FSDPCKPT_PLAN_QUANTIZED_CONFIG_H
+#define FSDPCKPT_PLAN_QUANTIZED_CONFIG_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/checkpoint.h"
+
+/**
+ * Looks in the folder of the source, and in those of its files.
+ * @param out receives the path of the file, which `arena` owns; NULL: there is none.
+ * @return FC_ENOMEM. A file that cannot be read says nothing.
+ */
+fc_code fc_quantized_config_find(const fc_checkpoint *source, fc_arena *arena, const char **out, fc_error *err);
+
+#endif
