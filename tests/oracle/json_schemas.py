@@ -246,7 +246,7 @@ def must_refuse(documents):
     """The validators refuse a document with a missing, additional or wrongly typed member."""
     good = json.loads(subprocess.run([PROGRAM, "inspect", TRAIN, "--json"], check=True, capture_output=True, text=True).stdout)
     for spoil in (lambda d: d.pop("totals"), lambda d: d.update(surprise=1), lambda d: d["tensors"][0].update(shape="10"),
-                  lambda d: d["tensors"][0]["chunks"][0].pop("offset"), lambda d: d.update(schema=2)):
+                  lambda d: d["tensors"][0]["chunks"][0].pop("sizes"), lambda d: d.update(schema=2)):
         bad = copy.deepcopy(good)
         spoil(bad)
         assert not documents.validators["inspect"].is_valid(bad)
