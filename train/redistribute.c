@@ -46,9 +46,10 @@ static fc_code cut_dim(fc_tensor_state *w, int m, const fc_placement *to, fc_err
     fc_array view = w->local;
     for (int d = 0; d < w->ndim; d++) {
         int64_t start = sizes[d] > 0 ? after[d] - before[d] : 0;
-        if (start < 0 || start + sizes[d] > had[d]) { /* an uneven _StridedShard, whose rows torch places elsewhere */
-            return fc_fail(err, FC_EUNSUPPORTED, "an uneven _StridedShard of %lld rows is not supported",
-                           (long long)w->shape[d]);
+        if (start < 0 || start + sizes[d] > had[d]) { /* a _StridedShard that is not FSDP's over TP */
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "_StridedShard(%d, %lld) of %lld rows is not FSDP's over TP, and is not supported", d,
+                           (long long)to->split_factor, (long long)w->shape[d]);
         }
         FC_TRY(fc_array_narrow(&view, d, start, sizes[d], &view, err));
     }

@@ -70,14 +70,12 @@ typedef struct held {
  */
 typedef struct division {
     int64_t count, index, split;
-    int64_t size; /* the size of the dimension before the division */
-    held held;    /* the elements that the rank holds after it */
+    held held; /* the elements that the rank holds after it */
 } division;
 
 /* Computes what the rank holds of a dimension of `size`. @return the size after the division. */
 static int64_t divide(division *d, int64_t size) {
     held p = {0};
-    d->size = size;
     p.block = size / d->split + (size % d->split != 0);
     if (p.block > 0) {
         p.full = size / p.block;
@@ -100,9 +98,9 @@ static int64_t index_before(const division *d, int64_t i) {
 }
 
 /*
- * Applies the divisions from left to right to a dimension of `size`, with the same result as torch's explicit index
- * lists. The indices of the local elements ascend, so they are contiguous exactly when the last minus the first is
- * their number minus one.
+ * Applies the divisions in their order to a dimension of `size`, with the same result as torch's explicit index lists.
+ * The indices of the local elements ascend, so they are contiguous exactly when the last minus the first is their
+ * number minus one.
  * @return whether the local shard is one interval. An empty one starts at `size`.
  */
 static bool divide_all(int64_t size, division *all, int count, int64_t *offset, int64_t *length) {
@@ -124,81 +122,35 @@ static bool divide_all(int64_t size, division *all, int count, int64_t *offset, 
     return last - first == n - 1;
 }
 
-/*
- * Finds the _StridedShard that FSDP creates, where the later divisions split the same dimension into exactly
- * split_factor blocks.
- * @return its position in `all`, or -1.
- */
-static int fsdp_division(const division *all, int count) {
-    int at = -1;
+/* @return whether the _StridedShard at `at` is FSDP's, because the later divisions make exactly split_factor shards. */
+static bool fsdp_over_tp(const division *all, int count, int at) {
     int64_t later = 1;
-    for (int i = 0; i < count; i++) {
-        if (all[i].split > 1) {
-            if (at >= 0) {
-                return -1;
-            }
-            at = i;
-        } else if (at >= 0 && !fc_mul_i64(later, all[i].count, &later)) {
-            return -1;
+    for (int i = at + 1; i < count; i++) {
+        if (!fc_mul_i64(later, all[i].count, &later)) {
+            return false;
         }
     }
-    return at >= 0 && later == all[at].split ? at : -1;
-}
-
-/* Sets the indices of the divisions after `at` to the coordinates of rank number `flat` of those that share the earlier
- * ones. */
-static void set_later(division *all, int count, int at, int64_t flat) {
-    for (int i = count - 1; i > at; i--) {
-        all[i].index = flat % all[i].count;
-        flat /= all[i].count;
-    }
-}
-
-static int64_t get_later(const division *all, int count, int at) {
-    int64_t flat = 0;
-    for (int i = at + 1; i < count; i++) {
-        flat = flat * all[i].count + all[i].index;
-    }
-    return flat;
+    return all[at].split > 1 && all[at].split == later;
 }
 
 /*
- * Computes the box that FSDP and TP hold in memory: TP divides into `split` blocks, and FSDP shards the rank's block.
- * It is always an interval. The ranks with the same FSDP coordinate together hold the same elements as after torch's
- * left-to-right divisions, so they may use these boxes while other groups use torch's.
+ * Puts the divisions into the order in which the ranks made them. FSDP divides what TP left each rank, so its division
+ * comes last and is a plain one.
  */
-static void blocks_first(int64_t size, division *all, int count, int at, int64_t *offset, int64_t *length) {
-    int64_t outer, block, shard, start;
-    divide_all(size, all, at, &outer, &start);
-    fc_shard_range(start, all[at].split, get_later(all, count, at), &block, &start);
-    fc_shard_range(start, all[at].count, all[at].index, &shard, length);
-    *offset = *length > 0 ? outer + block + shard : size;
-}
-
-/*
- * With uneven sizes, torch's left-to-right divisions may leave a rank rows of two blocks. (With 50257 rows, dp 4 × tp
- * 2, the last dp ranks would hold 6281 = 6280 + 1.) That is neither a box nor what FSDP holds. All ranks of that FSDP
- * coordinate then get the boxes that FSDP holds.
- */
-static bool divide_dimension(int64_t size, division *all, int count, int64_t *offset, int64_t *length) {
-    int at = fsdp_division(all, count);
-    bool interval = divide_all(size, all, count, offset, length);
-    if (at < 0) {
-        return interval;
+static void order_divisions(division *all, int count) {
+    division fsdp[FC_MAX_MESH_DIMS];
+    int nfsdp = 0, n = 0;
+    for (int i = 0; i < count; i++) {
+        if (fsdp_over_tp(all, count, i)) {
+            fsdp[nfsdp] = all[i];
+            fsdp[nfsdp++].split = 1;
+        } else {
+            all[n++] = all[i];
+        }
     }
-    int64_t split = all[at].split, mine = get_later(all, count, at), o, n;
-    if (all[at].size % split == 0 && all[at].size / split % all[at].count == 0) {
-        return interval;
+    while (nfsdp > 0) {
+        all[n++] = fsdp[--nfsdp];
     }
-    for (int64_t flat = 0; flat < split && interval; flat++) {
-        set_later(all, count, at, flat);
-        interval = divide_all(size, all, count, &o, &n);
-    }
-    set_later(all, count, at, mine);
-    if (!interval) {
-        blocks_first(size, all, count, at, offset, length);
-    }
-    return true;
 }
 
 static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_placement *p, const int64_t *coordinate,
@@ -250,7 +202,8 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
         }
         offsets[d] = 0;
         sizes[d] = shape[d];
-        if (count > 0 && !divide_dimension(shape[d], all, count, &offsets[d], &sizes[d])) {
+        order_divisions(all, count);
+        if (count > 0 && !divide_all(shape[d], all, count, &offsets[d], &sizes[d])) {
             char text[256];
             fc_placements_format(mesh->ndim, placements, text, (int)sizeof text);
             return fc_fail(err, FC_EUNSUPPORTED,

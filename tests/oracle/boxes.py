@@ -2,10 +2,11 @@
 
 usage: boxes.py PATH_OF_BOX_TOOL
 
-The expected boxes come from torch's _compute_local_shape_and_global_offset, which DCP uses to record them. It returns a size
-and a first offset even where a _StridedShard leaves rows that are not contiguous; torch's index lists show these cases. There
-fc_local_box must refuse, except for the placements that FSDP makes on top of TP: then all ranks with that FSDP coordinate
-must have what FSDP holds in memory, torch.chunk of torch.chunk.
+There are two sources of the expected boxes. The first is FSDP2 itself: fully_shard over parameters that TP sharded, and over
+those that EP and TP sharded, on 14 meshes and with 22 numbers of rows. Each rank is made in turn in a process group of torch that does not communicate, and
+its box is read from the values of its local tensor.
+The second is torch's index lists for any placements, which show where a _StridedShard leaves rows that are not contiguous.
+There fc_local_box must refuse. The _StridedShard of FSDP divides last, as FSDP does.
 Exit status 77 without torch.
 """
 
@@ -14,15 +15,22 @@ import math
 import random
 import subprocess
 import sys
+import warnings
 
 try:
     import torch
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, _get_shard_size_and_offsets
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor._utils import _get_shard_size_and_offsets
     from torch.distributed.tensor.placement_types import _StridedShard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
+
+warnings.filterwarnings("ignore")
 
 
 def is_cut(p):
@@ -33,66 +41,34 @@ def split_factor(p):
     return p.split_factor if isinstance(p, _StridedShard) else 1
 
 
-def contiguous(shape, mesh, placements, coordinate):
-    """Returns True if torch's index lists are intervals in every dimension."""
-    local, indices = list(shape), {}
+def fsdp_last(placements, mesh):
+    """Mesh dimensions and placements in the order in which the ranks divide: FSDP's _StridedShard is a Shard that comes last."""
+    first, last = [], []
     for m, p in enumerate(placements):
+        later = [n for n in range(m + 1, len(mesh)) if is_cut(placements[n]) and placements[n].dim == getattr(p, "dim", None)]
+        if split_factor(p) > 1 and split_factor(p) == math.prod(mesh[n] for n in later):
+            last.append((m, Shard(p.dim)))
+        else:
+            first.append((m, p))
+    return first + last[::-1]
+
+
+def box_of(shape, mesh, placements, coordinate):
+    """The box from torch's index lists, or None if they are not intervals."""
+    local, indices = list(shape), {}
+    for m, p in fsdp_last(placements, mesh):
         if is_cut(p):
             local[p.dim], indices[p.dim] = _get_shard_size_and_offsets(
                 local[p.dim], mesh[m], coordinate[m], p, indices.get(p.dim), shape[p.dim], False
             )
-    return all(int(i[-1]) - int(i[0]) + 1 == i.numel() for i in indices.values())
-
-
-def fsdp_position(placements, mesh, dim):
-    """The mesh dimension whose _StridedShard shows that later ones cut `dim` first, or None."""
-    cuts = [m for m, p in enumerate(placements) if is_cut(p) and p.dim == dim]
-    strided = [m for m in cuts if split_factor(placements[m]) > 1]
-    if len(strided) != 1:
+    if any(int(i[-1]) - int(i[0]) + 1 != i.numel() for i in indices.values()):
         return None
-    later = math.prod(mesh[m] for m in cuts if m > strided[0])
-    return strided[0] if later == split_factor(placements[strided[0]]) else None
-
-
-def held_by_fsdp(size, placements, mesh, coordinate, dim, at):
-    rows = torch.arange(size)
-
-    def chunk_of(t, count, index):
-        chunks = torch.chunk(t, count) if t.numel() else ()
-        return chunks[index] if index < len(chunks) else t[:0]
-
-    flat = 0
-    for m, p in enumerate(placements):
-        if is_cut(p) and p.dim == dim and m != at:
-            if m < at:
-                rows = chunk_of(rows, mesh[m], coordinate[m])
-            else:
-                flat = flat * mesh[m] + coordinate[m]
-    rows = chunk_of(chunk_of(rows, placements[at].split_factor, flat), mesh[at], coordinate[at])
-    return (int(rows[0]), rows.numel()) if rows.numel() else (size, 0)
+    return [int(indices[d][0]) if d in indices else 0 for d in range(len(shape))], local
 
 
 def expected(shape, mesh, placements):
     """The box of every rank, or None where there is none."""
-    coordinates = list(itertools.product(*[range(n) for n in mesh]))
-    boxes = {}
-    for c in coordinates:
-        sizes, offsets = _compute_local_shape_and_global_offset(shape, mesh, list(c), placements)
-        boxes[c] = (list(offsets), list(sizes))
-    for dim in range(len(shape)):
-        only = [p if is_cut(p) and p.dim == dim else Replicate() for p in placements]
-        bad = {c for c in coordinates if not contiguous(shape, mesh, only, c)}
-        at = fsdp_position(placements, mesh, dim)
-        later = [m for m, p in enumerate(only) if is_cut(p) and at is not None and m > at]
-        groups = {tuple(x for m, x in enumerate(c) if m not in later) for c in bad}
-        for c in coordinates:
-            if at is None:
-                if c in bad:
-                    boxes[c] = None
-            elif tuple(x for m, x in enumerate(c) if m not in later) in groups and boxes[c] is not None:
-                offset, size = held_by_fsdp(shape[dim], placements, mesh, c, dim, at)
-                boxes[c][0][dim], boxes[c][1][dim] = offset, size
-    return [boxes[c] for c in coordinates]
+    return [box_of(shape, mesh, placements, c) for c in itertools.product(*[range(n) for n in mesh])]
 
 
 def text_of(placements):
@@ -147,11 +123,68 @@ def parse(word):
     return tuple([int(n) for n in part.split(",") if n] for part in word.split(":"))
 
 
+ROWS = {"d": [*range(1, 21), 25, 50257], "c": [1, 7, 16]}
+# the sizes of FSDP's mesh (with HSDP, its replicas first), and of the mesh that sharded the parameters before
+FSDP_MESHES = [((dp,), (tp,)) for dp in (2, 3, 4) for tp in (2, 3, 4)]
+FSDP_MESHES += [((1,), (2,)), ((2,), (1,)), ((2, 3), (2,)), ((2,), (2, 2)), ((3,), (2, 2))]
+NAMES = ("replicate", "dp", "ep", "tp")
+
+
+def shard_model(rank, dp, tp):
+    """The parameters of one rank after TP and fully_shard, by number of rows: {"d": Shard(0), "c": Shard(1)}."""
+    names = NAMES[2 - len(dp):2] + NAMES[4 - len(tp):]
+    mesh = init_device_mesh("cpu", dp + tp, mesh_dim_names=names)
+    model = torch.nn.Module()
+    for name, last in (("d", Shard(0)), ("c", Shard(1))):
+        for n in ROWS[name]:
+            whole = torch.arange(n, dtype=torch.float32)[:, None].expand(n, 2 if name == "d" else 12).contiguous()
+            placements = [Shard(0)] * (len(tp) - 1) + [last]
+            value = distribute_tensor(whole, mesh[names[len(dp):]], placements, src_data_rank=None)
+            model.register_parameter(f"{name}{n}", torch.nn.Parameter(value))
+    fully_shard(model, mesh=mesh[names[:len(dp)]])
+    return dict(model.named_parameters())
+
+
+def fsdp_cases():
+    """(shape, mesh, placements) and the first row and the number of rows of every rank, as fully_shard leaves them."""
+    held, layouts = {}, {}
+    for dp, tp in FSDP_MESHES:
+        world = math.prod(dp + tp)
+        for rank in range(world):
+            dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+            for name, p in shard_model(rank, dp, tp).items():
+                local = p.to_local()[:, :1]
+                key = (dp, tp, name)
+                layouts[key] = tuple(p.shape), dp + tp, list(p.placements)
+                assert local.shape[0] == 0 or bool((local[:, 0].diff() == 1).all()), "FSDP holds a box"
+                held.setdefault(key, []).append((int(local[0, 0]) if local.numel() else p.shape[0], local.shape[0]))
+            dist.destroy_process_group()
+    return [(layouts[key], rows) for key, rows in held.items()]
+
+
+def line_of(shape, mesh, placements):
+    return f"{','.join(map(str, shape)) or '-'} {','.join(map(str, mesh))} {text_of(placements)}"
+
+
+def check_fsdp(tool):
+    """@return the number of layouts of fully_shard whose boxes differ."""
+    cases = fsdp_cases()
+    lines = [line_of(*layout) for layout, _ in cases]
+    out = subprocess.run([tool], input="\n".join(lines) + "\n", capture_output=True, text=True, check=True).stdout
+    failures = 0
+    for (_, held), line, result in zip(cases, lines, out.splitlines(), strict=True):
+        got = [parse(w) for w in result.split(" ")]
+        if [box and (box[0][0], box[1][0]) for box in got] != held:
+            failures += 1
+            if failures <= 10:
+                print(f"{line}: fsdpckpt {got}, the ranks hold the rows {held}")
+    print(f"{len(cases)} layouts of fully_shard, {failures} differ")
+    return failures
+
+
 def main(tool):
     cases = [*fixed_cases(), *random_cases(2500)]
-    lines = [
-        f"{','.join(map(str, s)) or '-'} {','.join(map(str, m))} {text_of(p)}" for s, m, p in cases
-    ]
+    lines = [line_of(*case) for case in cases]
     out = subprocess.run([tool], input="\n".join(lines) + "\n", capture_output=True, text=True, check=True).stdout
     results = out.splitlines()
     assert len(results) == len(cases), f"{len(results)} lines for {len(cases)} cases"
@@ -162,7 +195,7 @@ def main(tool):
         ranks += len(want)
         refused += sum(w is None for w in want)
         for rank, (w, g) in enumerate(itertools.zip_longest(want, got)):
-            if g != (tuple(w) if w else None):
+            if g != w:
                 failures += 1
                 if failures <= 10:
                     print(f"{line}: rank {rank}: fsdpckpt {g}, torch {w}")
@@ -172,7 +205,7 @@ def main(tool):
                 failures += 1
                 print(f"{line}: the distinct boxes hold {held} elements of {math.prod(shape)}")
     print(f"{len(cases)} layouts, {ranks} boxes ({refused} refused because they are not boxes), {failures} differ")
-    return 1 if failures else 0
+    return 1 if failures + check_fsdp(tool) else 0
 
 
 if __name__ == "__main__":

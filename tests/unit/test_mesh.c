@@ -89,19 +89,26 @@ static void uneven_and_empty(void **state) {
     (void)state;
     const int64_t one[4][2] = {{0, 1}, {1, 1}, {2, 0}, {2, 0}};
     expect_rows(2, mesh_of(1, 4, 0, 0), &shard0, one);
-    /* 9 rows: torch gives the last row to tp rank 0, although it is in the chunk of tp rank 1. */
-    const fc_placement p[] = {strided(2), shard0};
-    const int64_t nine[8][2] = {{0, 2}, {5, 1}, {2, 2}, {6, 1}, {4, 1}, {7, 1}, {8, 1}, {9, 0}};
-    expect_rows(9, mesh_of(2, 4, 2, 0), p, nine);
 }
 
-/* GPT-2's vocabulary: with torch's cuts the last dp coordinates would not hold boxes, but in FSDP's order they do. */
-static void uneven_fsdp_over_tp_falls_back(void **state) {
+/* TP shards first. From left to right, rank (3, 0) would get the last of the 9 rows, and GPT-2's vocabulary no boxes.
+ */
+static void fsdp_shards_what_tp_left(void **state) {
     (void)state;
     const fc_placement p[] = {strided(2), shard0};
+    const int64_t nine[8][2] = {{0, 2}, {5, 1}, {2, 2}, {6, 1}, {4, 1}, {7, 1}, {9, 0}, {8, 1}};
+    expect_rows(9, mesh_of(2, 4, 2, 0), p, nine);
     const int64_t want[8][2] = {{0, 6283},     {25129, 6282}, {6283, 6283},  {31411, 6282},
                                 {12566, 6283}, {37693, 6282}, {18849, 6280}, {43975, 6282}};
     expect_rows(50257, mesh_of(2, 4, 2, 0), p, want);
+}
+
+/* FSDP over EP and TP, which shard one after the other: 5 rows are 3 + 2, and these are (2 + 1) + (1 + 1). */
+static void fsdp_over_two_meshes(void **state) {
+    (void)state;
+    const fc_placement p[] = {strided(4), shard0, shard0};
+    const int64_t want[8][2] = {{0, 1}, {2, 1}, {3, 1}, {4, 1}, {1, 1}, {5, 0}, {5, 0}, {5, 0}};
+    expect_rows(5, mesh_of(3, 2, 2, 2), p, want);
 }
 
 static void two_dimensions(void **state) {
@@ -148,7 +155,8 @@ int main(void) {
         cmocka_unit_test(fsdp_over_colwise_runs_tp_major),
         cmocka_unit_test(hsdp_repeats_the_boxes),
         cmocka_unit_test(uneven_and_empty),
-        cmocka_unit_test(uneven_fsdp_over_tp_falls_back),
+        cmocka_unit_test(fsdp_shards_what_tp_left),
+        cmocka_unit_test(fsdp_over_two_meshes),
         cmocka_unit_test(two_dimensions),
         cmocka_unit_test(bad_calls_are_refused),
     };

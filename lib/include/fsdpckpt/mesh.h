@@ -58,11 +58,16 @@ void fc_shard_range(int64_t size, int64_t count, int64_t index, int64_t *offset,
 
 /**
  * Computes the local box of the rank at `coordinate` (ndim entries each).
- * It equals compute_local_shape_and_global_offset(shape, mesh, placements), which divides from left to right, if
- * torch's local shard is a box. It is not a box if FSDP over TP, [_StridedShard(d, tp), Shard(d)], meets a size that
- * does not divide evenly (50257 rows, dp 4 × tp 2). Then the ranks get what FSDP holds in memory: TP shards first, and
- * FSDP shards each of these. In any case the boxes of all ranks cover the tensor exactly. An empty box begins at the
- * end of the dimension that is sharded, as in torch.
+ * Each Shard divides like torch.chunk, in the order of the mesh dimensions. A _StridedShard(d, n) is FSDP's if the
+ * later mesh dimensions make n shards of dimension d. FSDP divides what they left the rank:
+ * FSDPParam._init_sharded_param (torch/distributed/fsdp/_fully_shard/_fsdp_param.py) calls _chunk_with_empty, which is
+ * torch.chunk, for the local tensor of the TP parameter. So its division comes last. The boxes of all ranks cover the
+ * tensor exactly. An empty box begins at the end of the dimension that is sharded.
+ *
+ * For even sizes this equals torch's compute_local_shape_and_global_offset, from which DCP takes the boxes that it
+ * records. For uneven sizes only PyTorch 2.8 and 2.9 compute these boxes too. PyTorch 2.10 and later divide from left
+ * to right, and get other sizes than the ranks hold: with 7 rows on dp 3 × tp 2, the rank (2, 1) holds row 6, and its
+ * box is said to be empty.
  * @return FC_EUNSUPPORTED for Partial, and for any other _StridedShard whose local shard is not a box; FC_EUSAGE for a
  * dimension or coordinate out of range.
  */
