@@ -182,6 +182,7 @@ static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options 
     FC_TRY(read_sections(checkpoint, options, sections, &n, err));
     FC_TRY(join(checkpoint, sections, n, err));
     checkpoint->producer = "accelerate";
+    checkpoint->whole = true;
     checkpoint->keeps_order = true;
     checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
     return checkpoint->state ? fc_note_other_files(checkpoint, checkpoint->path, err)

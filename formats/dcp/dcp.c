@@ -196,6 +196,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
     FC_TRY(fc_dcp_open(checkpoint, options, &directory, err));
+    checkpoint->whole = true;
     return fc_note_other_files(checkpoint, directory, err);
 }
 

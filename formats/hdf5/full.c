@@ -204,6 +204,7 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     checkpoint->ntensors = count;
     checkpoint->producer = root->producer;
     checkpoint->note = fc_h5_missing_note(file->missing);
+    checkpoint->whole = ours && file->nattributes == 0; /* the target would have the others as an object */
     for (size_t i = 0; i < file->nothers; i++) {
         FC_TRY(fc_identities_add_header(checkpoint, file->others[i], f->options, err));
     }

@@ -119,6 +119,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
     FC_TRY(check_schema(&file->root, path, err));
     FC_TRY(read_mesh(&file->root, path, &checkpoint->mesh, err));
     checkpoint->note = fc_h5_missing_note(file->missing);
+    checkpoint->whole = !extra;
     o->ranks = file->root.world_size;
     o->count = file->ndatasets;
     o->tensors = fc_arena_calloc(arena, o->count + extra, sizeof *o->tensors);
@@ -249,6 +250,7 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
     int64_t rank = (int64_t)number;
     const char *path = o->checkpoint->files[number + 1].path;
     FC_TRY(check_root(o, rank, file, err));
+    o->checkpoint->whole &= file->nattributes == 0; /* those of shard files are not read */
     for (size_t i = 0; i < file->ndatasets; i++) {
         FC_TRY(add_shard_dataset(o, &file->datasets[i], rank, path, err));
     }
@@ -390,6 +392,7 @@ static fc_code compare_sizes(const sharded_reader *o, fc_error *err) {
 }
 
 static fc_code finish_listed(sharded_reader *o, const fc_open_options *options, fc_error *err) {
+    o->checkpoint->whole = true; /* no other program has changed the files */
     o->ranks = fc_mesh_ranks(&o->checkpoint->mesh);
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
     FC_TRY(fc_identities_take(o->checkpoint, options, err));

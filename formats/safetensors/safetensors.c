@@ -299,6 +299,7 @@ static fc_code read_checkpoint(st_reader *o, fc_error *err) {
     FC_TRY(read_headers(o, err));
     FC_TRY(set_mesh(o, err));
     FC_TRY(set_producer(o, err));
+    checkpoint->whole = !o->files.assumed && (o->files.kind != ST_SHARDS || checkpoint->mesh.ndim > 0);
     FC_TRY(fc_st_build_tensors(o, fc_st_count_objects(o), err));
     FC_TRY(fc_st_build_objects(o, err));
     return keep_states(o, err);

@@ -253,47 +253,6 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     return fc_format_open(format, path, options, out, err);
 }
 
-static bool is_same_file(const struct stat *a, const char *path) {
-    struct stat b;
-    return stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
-}
-
-/* Whether the target may replace the whole checkpoint. One file of several must stay with the others. */
-static bool replaces_whole(const fc_checkpoint *checkpoint, const struct stat *target) {
-    return is_same_file(target, checkpoint->path) &&
-           (S_ISDIR(target->st_mode) || (!checkpoint->format->header_name && checkpoint->nfiles <= 1));
-}
-
-fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err) {
-    const char *header = checkpoint->format->header_name;
-    char *header_path = NULL;
-    struct stat st;
-    if (stat(target, &st) != 0 || (holds_all && replaces_whole(checkpoint, &st))) {
-        return FC_OK;
-    }
-    size_t count = 0, headers = 0;
-    const char **more = fc_identities_headers(checkpoint, &headers);
-    const char **inputs = calloc(checkpoint->nfiles + headers + 3, sizeof *inputs);
-    if (!inputs || !more || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
-        free(more);
-        free(inputs);
-        return fc_no_memory(err, target);
-    }
-    inputs[count++] = checkpoint->path;
-    for (size_t i = 0; i < checkpoint->nfiles; i++) {
-        inputs[count++] = checkpoint->files[i].path;
-    }
-    for (size_t i = 0; i < headers; i++) {
-        inputs[count++] = more[i];
-    }
-    inputs[count] = header_path;
-    fc_code rc = fc_check_inputs(target, inputs, "a file of the checkpoint", err);
-    free(header_path);
-    free(more);
-    free(inputs);
-    return rc;
-}
-
 void fc_checkpoint_close(fc_checkpoint *checkpoint) {
     if (!checkpoint) {
         return;

@@ -323,14 +323,32 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     return FC_OK;
 }
 
+/* Whether a value of the target is that of the source, under the same name. */
+static bool is_unchanged(const fc_target_tensor *t) {
+    bool same =
+        t->dtype == t->source->dtype && strcmp(t->name, t->source->name) == 0 && t->path.count == t->source->path.count;
+    for (size_t i = 0; i < t->path.count && same; i++) {
+        same = strcmp(t->path.elements[i].key, t->source->path.elements[i].key) == 0;
+    }
+    return same;
+}
+
+/* Whether the target holds everything that the files of the source hold. Another format may lack what this one has, and
+ * what is computed from a checkpoint has a format of its own. */
+static bool holds_all(const fc_target *target, const fc_convert_options *options, const fc_convert_report *report) {
+    const fc_checkpoint *source = target->source;
+    bool all =
+        source->whole && source->format == options->format && !options->partial && report->selected.left_out == 0;
+    for (size_t i = 0; i < target->ntensors && all; i++) {
+        all = is_unchanged(&target->tensors[i]);
+    }
+    return all;
+}
+
 /* The target must not replace an input, unless it holds everything of it. */
 static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
                             const fc_convert_report *report, fc_error *err) {
-    bool holds_all = !options->partial && report->selected.left_out == 0;
-    for (size_t i = 0; i < target->ntensors && holds_all; i++) {
-        holds_all = target->tensors[i].dtype == target->tensors[i].source->dtype;
-    }
-    FC_TRY(fc_checkpoint_spare(target->source, path, holds_all, err));
+    FC_TRY(fc_checkpoint_spare(target->source, path, holds_all(target, options, report), err));
     return options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : FC_OK;
 }
 

@@ -190,6 +190,7 @@ fc_checkpoint *fc_recipe_derived_new(fc_checkpoint *source) {
     made->format = &s->format;
     made->tensors = NULL;
     made->ntensors = 0;
+    made->whole = false;
     made->seal = NULL; /* its digests belong to the source's tensors */
     made->mesh = (fc_mesh){0};
     return made;

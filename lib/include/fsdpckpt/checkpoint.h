@@ -124,6 +124,9 @@ typedef struct fc_checkpoint {
     bool
         omits_views; /**< whether FSDP1 had also saved views of the parameters in its flat parameters; they are left out
                       */
+    /** Whether `tensors` are all that its files hold: a target of the same format with the same values can replace
+     * them. Only a reader sets it, so what is computed from a checkpoint is never whole. */
+    bool whole;
     bool keeps_order;     /**< whether the format keeps the order of the state dict; see fc_knows_model_order */
     fc_mesh mesh;         /**< ndim is 0 if the format records no mesh */
     const char *producer; /**< the program that wrote it, e.g. "torch 2.15.0"; NULL if unknown */
@@ -182,7 +185,7 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
  * Refuses (FC_EUSAGE) a target that exists and is, or contains, a file or directory of `checkpoint`. Files are compared
  * by device and inode.
  * @param holds_all the target will hold everything that the checkpoint holds: then it may be the checkpoint itself,
- *                  unless it is one file of several.
+ *                  unless it is one file of several, or a directory with another checkpoint as well.
  */
 fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err);
 
