@@ -202,13 +202,14 @@ fc_code fc_checkpoint_check_inputs(const fc_checkpoint *source, struct fc_comm *
                                                : fc_checkpoint_unchanged(source, err);
 }
 
-/* Gives `made` the headers of a source. */
-static fc_code add_headers(fc_checkpoint *made, const fc_checkpoint *source, fc_error *err) {
-    struct fc_identities *all = source->identities ? new_identities(made) : NULL;
-    if (source->identities && !all) {
-        return fc_no_memory(err, made->path);
+/* Gives `made` the identities of the files of a source, from number `first` on, and its headers. */
+static fc_code add_identities(fc_checkpoint *made, size_t first, struct fc_identities *all, const fc_checkpoint *source,
+                              fc_error *err) {
+    for (size_t i = 0; i < source->nfiles; i++) {
+        const identity *was = known(source, i);
+        all->items[first + i] = was ? *was : (identity){.path = NULL};
     }
-    for (const header *h = all ? source->identities->headers : NULL; h; h = h->next) {
+    for (const header *h = source->identities ? source->identities->headers : NULL; h; h = h->next) {
         header *copy = fc_arena_alloc(made->arena, sizeof *copy);
         if (!copy) {
             return fc_no_memory(err, made->path);
@@ -216,7 +217,6 @@ static fc_code add_headers(fc_checkpoint *made, const fc_checkpoint *source, fc_
         *copy = (header){all->headers, h->file};
         all->headers = copy;
     }
-    made->identities = all ? all : made->identities;
     return FC_OK;
 }
 
@@ -241,8 +241,41 @@ fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *
     }
     made->files = files;
     made->nfiles = n;
-    for (size_t i = 0; i < count; i++) {
-        FC_TRY(add_headers(made, sources[i], err));
+    struct fc_identities *all = new_identities(made);
+    if (!all) {
+        return fc_no_memory(err, made->path);
     }
+    n = own ? 1 : 0;
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(add_identities(made, n, all, sources[i], err));
+        n += sources[i]->nfiles;
+    }
+    made->identities = all;
     return FC_OK;
+}
+
+static int64_t nanoseconds(const struct timespec *at) {
+    return (int64_t)at->tv_sec * 1000000000 + at->tv_nsec; /* until the year 2262 */
+}
+
+bool fc_checkpoint_identity(const fc_checkpoint *checkpoint, size_t index, fc_file_identity *out) {
+    const identity *was = NULL;
+    if (index < checkpoint->nfiles) {
+        was = known(checkpoint, index);
+    } else {
+        const header *h = checkpoint->identities ? checkpoint->identities->headers : NULL;
+        for (size_t i = checkpoint->nfiles; h && i < index; i++) {
+            h = h->next;
+        }
+        if (!h) {
+            return false;
+        }
+        was = &h->file;
+    }
+    *out = (fc_file_identity){.path = NULL};
+    if (was && was->path) {
+        *out = (fc_file_identity){was->path,           (uint64_t)was->device,       (uint64_t)was->inode,
+                                  (uint64_t)was->size, nanoseconds(&was->modified), nanoseconds(&was->changed)};
+    }
+    return true;
 }

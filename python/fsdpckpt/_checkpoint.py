@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import TracebackType
@@ -14,6 +13,7 @@ from . import _native, _objects
 from ._dtypes import numpy_dtype
 from ._errors import UsageError
 from ._index import read_axes, select
+from ._origin import Origin, Proof
 from ._placements import Mesh, MeshLike, Placement, Replicate, parts_of, placement_of
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Tensor:
 
         out = torch.empty(self.shape if index is ... else (), dtype=getattr(torch, self.torch_dtype))
         if index is ... and out.numel():
-            self._read_to([0] * self.ndim, list(self.shape), out.data_ptr())
+            self._read_to([0] * self.ndim, list(self.shape), out.data_ptr(), out.numel() * out.element_size())
         elif index is not ...:
             array = self[index]
             flat = torch.from_numpy(array.copy().reshape(-1).view("u1"))
@@ -156,12 +156,12 @@ class Tensor:
             parts = _native.placements(self.name, self.ndim, pairs, tp_plan)
         return _native.local_box(self.shape, pairs, parts, rank)
 
-    def _read_to(self, offsets: list[int], sizes: list[int], address: int) -> None:
-        """Reads a box to a place in memory, which the caller keeps."""
-        self._checkpoint._handle().read(self._index, offsets, sizes, address)
+    def _read_to(self, offsets: list[int], sizes: list[int], address: int, nbytes: int) -> None:
+        """Reads a box to `nbytes` bytes of memory, which the caller keeps."""
+        self._checkpoint._handle().read(self._index, offsets, sizes, address, nbytes)
 
     def _read(self, offsets: list[int], sizes: list[int], out: Array) -> None:
-        self._read_to(offsets, sizes, out.__array_interface__["data"][0])
+        self._read_to(offsets, sizes, out.__array_interface__["data"][0], out.nbytes)
 
     # ---- for people and other programs ----
 
@@ -205,7 +205,8 @@ class Objects(Mapping[str, Any]):
 
         size = self._sizes[name]
         out = np.empty(size, "u1")
-        self._checkpoint._handle().read(self._indices[name], [0], [size], out.__array_interface__["data"][0])
+        address = out.__array_interface__["data"][0]
+        self._checkpoint._handle().read(self._indices[name], [0], [size], address, size)
         return out.tobytes()
 
     def __repr__(self) -> str:
@@ -217,13 +218,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = os.fspath(path)
-        self._options = options
-        self._lock = threading.Lock()
+        self._origin = Origin(self.path, options)
         self._closed = False
-        self._open()
-
-    def _open(self) -> None:
-        self._native = _native.Checkpoint(self.path, **self._options)
+        self._native = _native.Checkpoint(self.path, **options)
         self._pid = os.getpid()
         self.format, self.producer, self.note = self._native.about()
         self._tensors: dict[str, Tensor] = {}
@@ -243,9 +240,13 @@ class Checkpoint(Mapping[str, Tensor]):
         return [name for name, *_ in self._native.entries()]
 
     def _handle(self) -> _native.Checkpoint:
-        """The open checkpoint; a forked process opens its own, because it shares descriptors with its parent."""
-        if self._pid != os.getpid() and not self._closed:
-            self._native = _native.Checkpoint(self.path, **self._options)
+        """The open checkpoint. A forked process opens its own, because it shares processes and locks with its parent."""
+        if (self._pid != os.getpid() or self._origin.has_moved()) and not self._closed:
+            was = self._origin.proof(self._native)
+            again = _native.Checkpoint(self._origin.path, **self._origin.options)
+            self._origin = Origin(self._origin.path, self._origin.options)
+            self._origin.check(was, self._origin.proof(again))
+            self._native = again
             self._pid = os.getpid()
         return self._native
 
@@ -280,15 +281,14 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._find_layout()[0]
 
     def _find_layout(self) -> tuple[Mesh | None, list[tuple[Placement, ...]]]:
-        with self._lock:
-            if self._layout is None:
-                try:
-                    pairs, placements = self._handle().layout()
-                except NotImplementedError:  # chunks that follow no mesh
-                    pairs, placements = (), []
-                mesh = Mesh(tuple(n for n, _ in pairs), tuple(s for _, s in pairs)) if pairs else None
-                self._layout = mesh, [tuple(placement_of(p) for p in row) for row in placements]
-            return self._layout
+        if self._layout is None:  # without a lock, which a forked process could inherit locked: threads find the same
+            try:
+                pairs, placements = self._handle().layout()
+            except NotImplementedError:  # chunks that follow no mesh
+                pairs, placements = (), []
+            mesh = Mesh(tuple(n for n, _ in pairs), tuple(s for _, s in pairs)) if pairs else None
+            self._layout = mesh, [tuple(placement_of(p) for p in row) for row in placements]
+        return self._layout
 
     def _placements(self, index: int) -> tuple[Placement, ...] | None:
         mesh, placements = self._find_layout()
@@ -299,8 +299,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def close(self) -> None:
         """Closes it. Reads that other threads have begun finish."""
         self._closed = True
-        if self._pid == os.getpid():
-            self._native.close()
+        self._native.close()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -311,7 +310,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (os.path.abspath(self.path), self._options)
+        return _reopen, (self._origin, self._origin.proof(self._handle()))
 
     def __repr__(self) -> str:
         objects = f", {len(self.objects)} objects" if self.objects else ""
@@ -331,8 +330,10 @@ def _suggest(name: object, names: Mapping[str, Tensor]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _reopen(path: str, options: dict[str, Any]) -> Checkpoint:
-    return Checkpoint(path, **options)
+def _reopen(origin: Origin, was: Proof) -> Checkpoint:
+    checkpoint = Checkpoint(origin.path, **origin.options)
+    checkpoint._origin.check(was, checkpoint._origin.proof(checkpoint._native))
+    return checkpoint
 
 
 def open(

@@ -33,6 +33,13 @@ class NotFoundError(UsageError, FileNotFoundError):
         return str(self.args[0])
 
 
+class TargetError(UsageError, AssertionError):
+    """A planner of torch.distributed.checkpoint gave a tensor that what it reads does not fit.
+
+    It is an AssertionError because FileSystemReader raises one.
+    """
+
+
 class CorruptError(Error):
     """The checkpoint is damaged, incomplete, or not a checkpoint."""
 

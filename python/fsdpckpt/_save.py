@@ -161,10 +161,26 @@ def host_tensor(name: str, value: Any) -> Any:
         raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
     if type(value).__name__ == "AsyncCollectiveTensor":
         value = value.wait()
+    if not has_storage(value):
+        raise UsageError(f"{name}: its storage is freed or too small for its shape; save it while it has its elements")
     host = value.detach().cpu().resolve_conj().resolve_neg()
     if type(host).__name__ != "Tensor":
         raise UnsupportedError(f"{name}: a {type(host).__name__}, which is more than its elements; save its parts")
     return host
+
+
+def has_storage(value: Any) -> bool:
+    """Whether all elements of a tensor are within its storage, which FSDP1 frees, for example."""
+    if str(value.layout) != "torch.strided" or value.numel() == 0:
+        return True
+    if value.is_meta:
+        return False
+    try:
+        storage = value.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # a subclass without a storage of its own
+        return True
+    last = value.storage_offset() + sum((n - 1) * step for n, step in zip(value.shape, value.stride()))
+    return bool(storage >= (last + 1) * value.element_size())
 
 
 def _numpy_array(value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:

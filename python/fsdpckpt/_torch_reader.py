@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from . import _checkpoint
-from ._errors import UsageError
+from ._errors import TargetError, UsageError
+from ._save import has_storage
 
 Path = Union[str, "os.PathLike[str]"]
 # The most bytes of tensors that are read elsewhere first and then copied, such as those of a GPU.
@@ -127,25 +128,51 @@ def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner
     targets = []
     for item in items:
         tensor = checkpoint[item.storage_index.fqn]
-        target = planner.resolve_tensor(item).detach()
+        target = _target(checkpoint.path, tensor, item, planner)
         dtype = getattr(torch, tensor.torch_dtype)
         to = target
         if not _is_plain(target, dtype):
             to = torch.empty(tuple(item.lengths), dtype=dtype)
             copies.append((target, to))
-        targets.append((item, target, to))
-        requests.append((tensor._index, tuple(item.storage_offsets), tuple(item.lengths), to.data_ptr()))
+        targets.append((item, target))
+        nbytes = to.numel() * to.element_size()
+        requests.append((tensor._index, tuple(item.storage_offsets), tuple(item.lengths), to.data_ptr(), nbytes))
     checkpoint._handle().read_many(requests, jobs)
     for target, made in copies:
         target.copy_(made)
-    for item, target, _ in targets:
+    for item, target in targets:
         planner.commit_tensor(item, target)
+
+
+def _target(path: str, tensor: _checkpoint.Tensor, item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
+    """The tensor of the planner that receives an item, which fits it exactly."""
+    offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
+    inside = len(offsets) == len(lengths) == tensor.ndim
+    inside = inside and all(o >= 0 and n >= 0 and o + n <= size for o, n, size in zip(offsets, lengths, tensor.shape))
+    if not inside:
+        raise TargetError(
+            f"{path}: tensor {tensor.name}: the planner reads {list(lengths)} elements from {list(offsets)} on, "
+            f"the tensor has the shape {list(tensor.shape)}"
+        )
+    target = planner.resolve_tensor(item)
+    if not isinstance(target, torch.Tensor):
+        raise TargetError(f"{path}: tensor {tensor.name}: the planner's target is a {type(target).__name__}, not a tensor")
+    target = target.detach()
+    if tuple(target.shape) != lengths:
+        raise TargetError(
+            f"{path}: tensor {tensor.name}: the planner's target has the shape {list(target.shape)}, "
+            f"the part that it reads {list(lengths)}; make the target of this shape"
+        )
+    if not has_storage(target):
+        raise TargetError(f"{path}: tensor {tensor.name}: the storage of the planner's target is freed or too small")
+    return target
 
 
 def _is_plain(target: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether elements can be read into the memory of a tensor."""
     return (
         target.device.type == "cpu"
+        and target.layout == torch.strided
         and target.dtype == dtype
         and target.is_contiguous()
         and not target.is_conj()

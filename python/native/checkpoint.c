@@ -214,6 +214,25 @@ static PyObject *checkpoint_about(PyObject *object, PyObject *unused) {
     return Py_BuildValue("(sNN)", c->format->name, native_text(c->producer), native_text(c->note));
 }
 
+/* What tells the files from others: see fc_checkpoint_identity. */
+static PyObject *checkpoint_identity(PyObject *object, PyObject *unused) {
+    const checkpoint_object *self = (const checkpoint_object *)object;
+    PyObject *list = is_open(self) ? PyList_New(0) : NULL;
+    fc_file_identity file;
+    (void)unused;
+    for (size_t i = 0; list && fc_checkpoint_identity(self->checkpoint, i, &file); i++) {
+        PyObject *row = Py_BuildValue("(NKKKLL)", native_text(file.path), (unsigned long long)file.device,
+                                      (unsigned long long)file.inode, (unsigned long long)file.size,
+                                      (long long)file.modified, (long long)file.changed);
+        if (!row || PyList_Append(list, row) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
 static PyObject *chunk_tuple(const checkpoint_object *self, const void *context, size_t index) {
     const fc_tensor *tensor = context;
     const fc_chunk *chunk = &tensor->chunks[index];
@@ -276,33 +295,51 @@ static PyObject *checkpoint_layout(PyObject *object, PyObject *unused) {
 
 /* ---- reading ---- */
 
-static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
-    checkpoint_object *self = (checkpoint_object *)object;
+/*
+ * Fills `out` with a box of value `index` and the memory that receives it. `dims` has room for 2 × FC_MAX_DIMS numbers.
+ * The caller says how much memory there is: that is compared with the box, because the address tells nothing.
+ * @return false with an exception set.
+ */
+static bool read_request(const checkpoint_object *self, PyObject *tuple, int64_t *dims, fc_box_request *out) {
     Py_ssize_t index;
     PyObject *offsets, *sizes;
-    unsigned long long address;
-    int64_t from[FC_MAX_DIMS], counts[FC_MAX_DIMS];
-    if (!PyArg_ParseTuple(args, "nOOK", &index, &offsets, &sizes, &address)) {
-        return NULL;
+    unsigned long long address, bytes;
+    if (!PyTuple_Check(tuple) || !PyArg_ParseTuple(tuple, "nOOKK", &index, &offsets, &sizes, &address, &bytes)) {
+        return PyErr_Occurred() ? false : (PyErr_SetString(PyExc_TypeError, "a request is a tuple of five"), false);
     }
-    int ndim = native_integers(offsets, FC_MAX_DIMS, from);
-    if (ndim < 0 || native_integers(sizes, FC_MAX_DIMS, counts) != ndim) {
-        return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "offsets and sizes differ"), NULL);
+    const int ndim = native_integers(offsets, FC_MAX_DIMS, dims);
+    if (ndim < 0 || native_integers(sizes, FC_MAX_DIMS, dims + FC_MAX_DIMS) != ndim) {
+        return PyErr_Occurred() ? false : (PyErr_SetString(PyExc_ValueError, "offsets and sizes differ"), false);
     }
     const fc_target_tensor *value = value_at(self, index);
     if (!value) {
-        return NULL;
+        return false;
     }
-    const fc_tensor *t = value->source;
-    const fc_box box = {ndim, from, counts};
-    if (ndim != t->ndim || !fc_box_within(&box, t->shape)) {
+    *out = (fc_box_request){value->source, {ndim, dims, dims + FC_MAX_DIMS}, (void *)(uintptr_t)address};
+    if (ndim != value->source->ndim || !fc_box_within(&out->box, value->source->shape)) {
         PyErr_SetString(PyExc_IndexError, "the box is outside of the tensor");
+        return false;
+    }
+    unsigned long long needed;
+    if (__builtin_mul_overflow((uint64_t)fc_box_volume(&out->box), fc_dtype_size(value->source->dtype), &needed) ||
+        bytes != needed || (needed > 0 && !address)) {
+        PyErr_SetString(PyExc_ValueError, "the memory for the box has another size");
+        return false;
+    }
+    return true;
+}
+
+static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    int64_t dims[2 * FC_MAX_DIMS];
+    fc_box_request r;
+    if (!read_request(self, args, dims, &r)) {
         return NULL;
     }
     fc_error err = {.code = FC_OK};
     fc_code rc;
     self->users++;
-    Py_BEGIN_ALLOW_THREADS rc = fc_read_box(self->checkpoint, t, &box, t->dtype, (void *)(uintptr_t)address, &err);
+    Py_BEGIN_ALLOW_THREADS rc = fc_read_box(self->checkpoint, r.tensor, &r.box, r.tensor->dtype, r.buf, &err);
     Py_END_ALLOW_THREADS done_with(self);
     return rc == FC_OK ? Py_NewRef(Py_None) : native_raise(&err);
 }
@@ -315,32 +352,6 @@ typedef struct many {
     int threads;
 } many;
 
-/* (index, offsets, sizes, address) */
-static bool read_request(const many *m, fc_arena *arena, PyObject *item, fc_box_request *out) {
-    Py_ssize_t index;
-    PyObject *offsets, *sizes;
-    unsigned long long address;
-    if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "nOOK", &index, &offsets, &sizes, &address)) {
-        return false;
-    }
-    const fc_target_tensor *value = value_at(m->checkpoint, index);
-    int64_t *dims = value ? fc_arena_calloc(arena, 2 * FC_MAX_DIMS, sizeof *dims) : NULL;
-    if (!dims) {
-        return value ? (PyErr_NoMemory(), false) : false;
-    }
-    int ndim = native_integers(offsets, FC_MAX_DIMS, dims);
-    if (ndim < 0 || native_integers(sizes, FC_MAX_DIMS, dims + FC_MAX_DIMS) < 0) {
-        return false;
-    }
-    *out = (fc_box_request){value->source, {ndim, dims, dims + FC_MAX_DIMS}, (void *)(uintptr_t)address};
-    if (ndim != value->source->ndim || PySequence_Size(sizes) != ndim ||
-        !fc_box_within(&out->box, value->source->shape)) {
-        PyErr_SetString(PyExc_IndexError, "the box is outside of the tensor");
-        return false;
-    }
-    return true;
-}
-
 static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
     Py_ssize_t count = PySequence_Size(list);
     m->requests = count < 0 ? NULL : fc_arena_calloc(arena, (size_t)count, sizeof *m->requests);
@@ -350,10 +361,11 @@ static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *item = PySequence_GetItem(list, i);
-        bool read = item && read_request(m, arena, item, &m->requests[i]);
+        int64_t *dims = fc_arena_calloc(arena, (size_t)2 * FC_MAX_DIMS, sizeof *dims);
+        bool read = item && dims && read_request(m->checkpoint, item, dims, &m->requests[i]);
         Py_XDECREF(item);
         if (!read) {
-            return PyErr_Occurred() ? false : (PyErr_SetString(PyExc_TypeError, "a request is a tuple of four"), false);
+            return PyErr_Occurred() ? false : (PyErr_NoMemory(), false);
         }
     }
     return true;
@@ -432,11 +444,14 @@ static PyMethodDef methods[] = {
     {"close", checkpoint_close, METH_NOARGS, "Closes it; calls that are reading finish first."},
     {"about", checkpoint_about, METH_NOARGS, "(format, producer, note)"},
     {"entries", checkpoint_entries, METH_NOARGS, "[(name, dtype or None for an object, shape, number of chunks), ...]"},
+    {"identity", checkpoint_identity, METH_NOARGS,
+     "[(path or None, device, inode, size, modified, changed), ...] of the files when they were opened"},
     {"chunks", checkpoint_chunks, METH_VARARGS, "[(offsets, sizes, file, rank, bytes), ...] of value i"},
     {"layout", checkpoint_layout, METH_NOARGS, "(((name, size), ...), [((kind, dim, split_factor), ...), ...])"},
-    {"read", checkpoint_read, METH_VARARGS, "Reads the box (offsets, sizes) of value i to an address."},
+    {"read", checkpoint_read, METH_VARARGS,
+     "Reads the box (offsets, sizes) of value i to an address with so many bytes."},
     {"read_many", checkpoint_read_many, METH_VARARGS,
-     "Reads boxes, [(i, offsets, sizes, address), ...], with a number of threads (0: default)."},
+     "Reads boxes, [(i, offsets, sizes, address, bytes), ...], with a number of threads (0: default)."},
     {"paths", checkpoint_paths, METH_NOARGS, "[[key or index, ...], ...] in the nested state dict"},
     {"object_json", checkpoint_object_json, METH_VARARGS, "Object i as JSON text."},
     {NULL, NULL, 0, NULL},

@@ -172,3 +172,16 @@ bool native_rows(PyObject *rows, fc_arena *arena, fc_memory_tensor **out, size_t
     *count = (size_t)n;
     return r.tensors && each(rows, n, read_row, &r);
 }
+
+bool native_rows_have_data(const fc_memory_tensor *tensors, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const fc_memory_tensor *t = &tensors[i];
+        for (size_t c = 0; c < t->nchunks; c++) {
+            if (!t->chunks[c].data && !fc_is_empty(t->ndim, t->chunks[c].sizes)) {
+                PyErr_Format(PyExc_ValueError, "%s: there is no memory with its elements", t->name);
+                return false;
+            }
+        }
+    }
+    return true;
+}

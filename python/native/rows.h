@@ -16,4 +16,7 @@
  */
 bool native_rows(PyObject *rows, fc_arena *arena, fc_memory_tensor **out, size_t *count);
 
+/** Checks that this process has the elements of all values. @return false with an exception set. */
+bool native_rows_have_data(const fc_memory_tensor *tensors, size_t count);
+
 #endif

@@ -58,7 +58,8 @@ PyObject *native_save(PyObject *module, PyObject *args, PyObject *keywords) {
         PyErr_NoMemory();
     } else if (!r.how.format) {
         PyErr_Format(PyExc_ValueError, "no format is called '%s'", format);
-    } else if (r.path && native_rows(values, r.arena, &r.tensors, &r.count) && native_run(save_work, &r, update)) {
+    } else if (r.path && native_rows(values, r.arena, &r.tensors, &r.count) &&
+               native_rows_have_data(r.tensors, r.count) && native_run(save_work, &r, update)) {
         saved = report_dict(&r);
     }
     fc_arena_free(r.arena);

@@ -201,6 +201,12 @@ static bool fetch_addresses(const shards_request *r, const size_t *indices, size
         PyObject *item = PySequence_GetItem(addresses, (Py_ssize_t)i);
         const unsigned long long address = item ? PyLong_AsUnsignedLongLong(item) : 0;
         Py_XDECREF(item);
+        if (!address) {
+            if (!PyErr_Occurred()) {
+                PyErr_Format(PyExc_ValueError, "%s: there is no memory with its elements", r->tensors[indices[i]].name);
+            }
+            break;
+        }
         fc_memory_set_data(r->shards.source, indices[i], 0, (const void *)(uintptr_t)address);
     }
     Py_XDECREF(list);

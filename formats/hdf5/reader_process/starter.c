@@ -86,6 +86,7 @@ fc_code fc_h5_starter_start(fc_h5_starter *starter, fc_h5_make_job *make_job, vo
         return fc_fail_errno(err, saved, "the HDF5 reader process cannot be started");
     }
     starter->pid = pid;
+    starter->owner = getpid();
     starter->fd = ends[0];
     pthread_mutex_init(&starter->lock, NULL);
     return FC_OK;
@@ -95,10 +96,13 @@ void fc_h5_starter_stop(fc_h5_starter *starter) {
     if (starter->pid == 0) {
         return;
     }
-    close(starter->fd);
-    while (waitpid(starter->pid, NULL, 0) < 0 && errno == EINTR) {
+    if (starter->owner == getpid()) {
+        shutdown(starter->fd, SHUT_RDWR); /* forked processes may hold copies of the descriptor for long */
+        while (waitpid(starter->pid, NULL, 0) < 0 && errno == EINTR) {
+        }
+        pthread_mutex_destroy(&starter->lock);
     }
-    pthread_mutex_destroy(&starter->lock);
+    close(starter->fd);
     starter->pid = 0;
 }
 

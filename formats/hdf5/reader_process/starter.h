@@ -29,14 +29,18 @@ typedef struct fc_h5_request {
 typedef void fc_h5_make_job(void *context, const fc_h5_request *request, int input, fc_h5_job *job);
 
 typedef struct fc_h5_starter {
-    pid_t pid; /**< 0: not started */
+    pid_t pid;   /**< 0: not started */
+    pid_t owner; /**< the process that started it, and alone may use it */
     int fd;
     pthread_mutex_t lock; /**< one request at a time */
 } fc_h5_starter;
 
 fc_code fc_h5_starter_start(fc_h5_starter *starter, fc_h5_make_job *make_job, void *context, fc_error *err);
 
-/** Stops the starter, but not the readers that it has started. A starter that was not started is allowed. */
+/**
+ * Stops the starter, but not the readers that it has started. A starter that was not started is allowed. In a process
+ * that was forked from the owner, it only closes the descriptor.
+ */
 void fc_h5_starter_stop(fc_h5_starter *starter);
 
 /** Like fc_h5_child_start, with the job made from `request` and the time limits of `like`. Thread-safe. */

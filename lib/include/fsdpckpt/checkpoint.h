@@ -196,6 +196,20 @@ fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target,
  */
 fc_code fc_checkpoint_unchanged(const fc_checkpoint *checkpoint, fc_error *err);
 
+/** What tells a file from any other, and from itself after a change. Times are in nanoseconds since 1970. */
+typedef struct fc_file_identity {
+    const char *path; /**< NULL: the file was missing, or nothing is known of it */
+    uint64_t device, inode, size;
+    int64_t modified, changed;
+} fc_file_identity;
+
+/**
+ * Returns the identity that a file had when the checkpoint was opened. First come its files, in order, then those that
+ * describe them, such as an index. A program that opens the checkpoint again can compare them.
+ * @return false if there is no file of this index.
+ */
+bool fc_checkpoint_identity(const fc_checkpoint *checkpoint, size_t index, fc_file_identity *out);
+
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
 
