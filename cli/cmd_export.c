@@ -83,7 +83,8 @@ static fc_code change(void *context, fc_checkpoint **source, fc_convert_options 
                                 .recipe = x->o.recipe,
                                 .reverse = x->o.reverse,
                                 .config = x->o.config,
-                                .reference = x->o.like ? &x->reference : NULL};
+                                .reference = x->o.like ? &x->reference : NULL,
+                                .adapter_config = x->o.adapter_config};
     if (!export.config && x->o.like) {
         export.config = x->reference.config;
     }
@@ -160,6 +161,9 @@ static void print(const void *context, text_out *out) {
         text_name(out, r->prefix);
     }
     text_puts(out, "\n");
+    if (r->merged > 0) {
+        text_printf(out, "merged:   the adapter, into %zu weights\n", r->merged);
+    }
     print_changes(out, "tied:     ", r->fit.tied, r->fit.ntied);
     print_changes(out, "tied:     ", r->fit.copied, r->fit.ncopied);
     print_changes(out, "trimmed:  ", r->fit.trimmed, r->fit.ntrimmed);
@@ -219,6 +223,7 @@ static void print_json(const void *context, json_out *j) {
     json_changes(j, "copied", r->fit.copied, r->fit.ncopied);
     json_changes(j, "trimmed", r->fit.trimmed, r->fit.ntrimmed);
     JSON_MEMBER(j, uint, "cast", r->fit.cast);
+    JSON_MEMBER(j, uint, "merged", r->merged);
     jw_key(j, "side_files");
     jw_open(j, '[');
     for (const char *const *name = x->side_files; name && *name; name++) {
@@ -307,10 +312,11 @@ const command command_export = {
     .helps = helps,
     .examples = examples,
     .synopsis = "-o DST",
-    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_LIKE) | TAKES(OPT_MAX_SHARD_SIZE) |
-             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) |
-             TAKES(OPT_DTYPE_FOR) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |
-             TAKES(OPT_COMM) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN) | TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_ADAPTER_CONFIG) | TAKES(OPT_OUTPUT) | TAKES(OPT_LIKE) |
+             TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
+             TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) |
+             TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
+             TAKES(OPT_TP_PLAN) | TAKES(OPT_JSON),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

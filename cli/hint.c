@@ -44,6 +44,7 @@ static const struct {
     [FC_HINT_RECIPE] = {NULL, "choose one with --recipe"},
     [FC_HINT_RECIPE_CONFIG] = {NULL, "choose one with --recipe, or name the model's config.json with --config"},
     [FC_HINT_CONFIG] = {NULL, "give it with --config"},
+    [FC_HINT_ADAPTER_CONFIG] = {NULL, "--adapter-config FILE, its adapter_config.json, merges it"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };
 

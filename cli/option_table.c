@@ -108,6 +108,13 @@ const option_row option_table[OPT_COUNT] = {
                      .help = "merge the LoRA adapter that PEFT saved in DIR, with the weight W (default: 1), into the "
                              "weights of SRC (repeatable). It comes after --dequantize and before --include and all "
                              "other options about names"},
+    [OPT_ADAPTER_CONFIG] = {.name = "adapter-config",
+                            .kind = KIND_TEXT,
+                            .arg = "FILE",
+                            .offset = FIELD(adapter_config),
+                            .help = "merge the LoRA adapter that the model in SRC has inside, as PEFT trains it "
+                                    "(q_proj.base_layer.weight, q_proj.lora_A.default.weight). FILE is its "
+                                    "adapter_config.json, or the folder of that"},
     [OPT_RECIPE] = {.name = "recipe",
                     .kind = KIND_TEXT,
                     .arg = "RECIPE",
@@ -368,7 +375,8 @@ const option_group option_groups[OPTION_GROUPS] = {
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) |
-                              TAKES_RECIPE | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
+                              TAKES_RECIPE | TAKES(OPT_ADAPTER_CONFIG) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) |
+                              TAKES(OPT_TENSOR)},
     {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_LIKE) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},

@@ -28,6 +28,7 @@ typedef enum option_id {
     OPT_DEQUANTIZE,
     OPT_QUANTIZE,
     OPT_ADAPTER,
+    OPT_ADAPTER_CONFIG,
     OPT_RECIPE,
     OPT_REVERSE,
     OPT_CONFIG,
@@ -151,7 +152,7 @@ typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI } comm_mode;
 typedef struct options {
     uint64_t given; /**< TAKES bits of the options on the command line */
     /* conversions, inspect */
-    const char *output, *to, *tp_plan, *recipe, *config, *strip_prefix, *tensor, *html;
+    const char *output, *to, *tp_plan, *recipe, *config, *adapter_config, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< valid if OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */

@@ -5,6 +5,7 @@
 #include "export/export.h"
 
 #include "fsdpckpt/try.h"
+#include "fsdpckpt/weights.h"
 #include "recipe/recipe.h"
 
 #include <string.h>
@@ -177,6 +178,70 @@ static fc_code choose(exporter *e) {
     return e->recipe ? FC_OK : strip(e, prefix);
 }
 
+/* ---- adapters inside the model ---- */
+
+/* Whether the names of the reference are those of a model with an adapter, as some on the hub have. */
+static bool reference_has_adapter(const exporter *e) {
+    const fc_checkpoint *c = e->options->reference ? e->options->reference->weights : NULL;
+    for (size_t i = 0; c && i < c->ntensors; i++) {
+        if (fc_is_adapter_name(c->tensors[i].name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code refuse_adapter(const exporter *e, const char *name) {
+    fc_code rc =
+        fc_fail(e->err, FC_EUSAGE,
+                "%s: tensor %.256s belongs to a LoRA adapter inside the model, and transformers would not load "
+                "it",
+                e->target.source->path, name);
+    return fc_advise(e->err, rc, FC_HINT_ADAPTER_CONFIG, NULL);
+}
+
+/* @return the first name that an adapter inside the model has, or NULL. */
+static const char *adapter_name(const fc_target *target) {
+    for (size_t i = 0; i < target->ntensors; i++) {
+        if (fc_is_adapter_name(target->tensors[i].name)) {
+            return target->tensors[i].name;
+        }
+    }
+    return NULL;
+}
+
+/* Replaces the source by the model that its adapter is merged into. */
+static fc_code merge_adapter(exporter *e, fc_checkpoint **source) {
+    static const fc_selection all = {.include = NULL};
+    fc_checkpoint *made = NULL;
+    fc_selected counts;
+    FC_TRY(fc_recipe_apply(*source, &e->target, &same_names, &made, e->err));
+    *source = made;
+    FC_TRY(fc_merge_own_adapter(*source, e->options->adapter_config, &made, &e->report->merged, e->err));
+    *source = made;
+    return fc_target_new(*source, &all, e->arena, &e->target, &counts, e->err);
+}
+
+/* A recipe that was named may be for the names of adapters; the names that it makes are checked. */
+static fc_code handle_adapter(exporter *e, fc_checkpoint **source) {
+    const char *name = adapter_name(&e->target);
+    if (e->options->adapter_config) {
+        return name ? merge_adapter(e, source)
+                    : fc_fail(e->err, FC_EUSAGE, "%s: the model has no LoRA adapter inside that could be merged",
+                              (*source)->path);
+    }
+    const bool named = e->options->recipe && !recipe_is(e, "auto") && !recipe_is(e, "none");
+    return name && !named && !reference_has_adapter(e) ? refuse_adapter(e, name) : FC_OK;
+}
+
+static fc_code check_no_adapter(const exporter *e, const fc_checkpoint *made) {
+    const char *name = NULL;
+    for (size_t i = 0; i < made->ntensors && !name; i++) {
+        name = fc_is_adapter_name(made->tensors[i].name) ? made->tensors[i].name : NULL;
+    }
+    return name && !reference_has_adapter(e) ? refuse_adapter(e, name) : FC_OK;
+}
+
 /* ---- all of it ---- */
 
 fc_code fc_export_open(fc_checkpoint **source, const fc_export_options *options, fc_arena *arena, fc_export_report *out,
@@ -192,9 +257,11 @@ fc_code fc_export_open(fc_checkpoint **source, const fc_export_options *options,
     FC_TRY(fc_target_new(*source, options->selection, arena, &e.target, &counts, err));
     FC_TRY(fc_model_find(&e.target, arena, &out->place, err));
     out->place.left_out += counts.left_out;
+    FC_TRY(handle_adapter(&e, source));
     list_prefixes(&e);
     FC_TRY(choose(&e));
     FC_TRY(fc_recipe_apply(*source, &e.target, e.recipe ? e.recipe : &same_names, &made, err));
     *source = made;
+    FC_TRY(check_no_adapter(&e, made));
     return options->reference ? fc_export_fit(source, options->reference, arena, &out->fit, err) : FC_OK;
 }

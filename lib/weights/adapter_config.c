@@ -12,6 +12,7 @@
 #include <math.h>
 #include <regex.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- regular expressions ---- */
 
@@ -213,7 +214,9 @@ static fc_code read_all(const json_t *root, fc_arena *arena, fc_adapter_config *
 
 fc_code fc_adapter_config_load(const char *folder, fc_arena *arena, fc_adapter_config *out, fc_error *err) {
     json_t *root = NULL;
-    *out = (fc_adapter_config){.path = fc_arena_printf(arena, "%s/adapter_config.json", folder)};
+    struct stat st;
+    const bool file = stat(folder, &st) == 0 && !S_ISDIR(st.st_mode);
+    *out = (fc_adapter_config){.path = fc_arena_printf(arena, "%s%s", folder, file ? "" : "/adapter_config.json")};
     if (!out->path) {
         return fc_no_memory(err, folder);
     }

@@ -33,7 +33,7 @@ typedef struct fc_adapter_config {
 } fc_adapter_config;
 
 /**
- * Reads folder/adapter_config.json. `arena` owns what it returns.
+ * Reads folder/adapter_config.json, or the file that `folder` names. `arena` owns what it returns.
  * @return FC_EUNSUPPORTED for adapters that are not LoRA, or of a kind whose weights are not base + scale × B × A.
  */
 fc_code fc_adapter_config_load(const char *folder, fc_arena *arena, fc_adapter_config *out, fc_error *err);

@@ -1,18 +1,16 @@
 /*
  * Merges LoRA adapters: finds the weight of each pair of factors by its name, and lists what is added to what.
  */
+#include "weights/adapters.h"
 #include "base/grow.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
-#include "fsdpckpt/weights.h"
 #include "plan/quantized.h"
-#include "weights/adapter_config.h"
 #include "weights/low_rank.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* What is done to a value of the source, or a value that an adapter adds. */
 typedef struct change {
@@ -23,8 +21,7 @@ typedef struct change {
 typedef struct merger {
     fc_checkpoint *source, *out;
     fc_checkpoint **all; /* the source and the adapters */
-    const fc_adapter *adapters;
-    fc_adapter_config *configs;
+    const fc_opened_adapter *adapters;
     size_t count;    /* of adapters */
     fc_arena *arena; /* of `out` */
     fc_arena *scratch;
@@ -187,7 +184,7 @@ static bool fits_experts(const fc_tensor *w, const fc_tensor *a, const fc_tensor
 
 /* Finds the parameter of a module that both factors fit: their names do not tell which of them it is. */
 static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_tensor *t, size_t *at) {
-    const fc_adapter_config *c = &m->configs[i];
+    const fc_adapter_config *c = &m->adapters[i].config;
     const fc_tensor *other = partner_of(m->all[i + 1], t, name->kind == IS_A);
     const char *module = name->module;
     for (size_t k = 0; other && k < c->nparameters; k++) {
@@ -219,7 +216,7 @@ static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_te
 
 /* Finds the weight that a factor is for. PEFT's patterns are about the name of the parameter if it is a target. */
 static fc_code find_weight(merger *m, size_t i, value_name *name, const fc_tensor *t, size_t *at) {
-    const fc_adapter_config *c = &m->configs[i];
+    const fc_adapter_config *c = &m->adapters[i].config;
     FC_TRY(locate(m, name->weight, at));
     for (size_t k = 0; *at != FC_NO_NAME && k < c->nparameters; k++) {
         if (ends_in(name->weight, c->parameters[k], strlen(c->parameters[k]))) {
@@ -246,7 +243,7 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
     *(name->kind == IS_A ? &term->a : &term->b) = t;
     if (name->kind == IS_A && t->ndim >= 2) {
         double scale = 0;
-        FC_TRY(fc_adapter_scale(&m->configs[i], name->module, fc_low_rank_of(term), &scale, m->err));
+        FC_TRY(fc_adapter_scale(&m->adapters[i].config, name->module, fc_low_rank_of(term), &scale, m->err));
         term->scale = (float)(scale * m->adapters[i].weight);
     }
     return fc_computed_shares(m->out, i + 1, t, m->err);
@@ -377,7 +374,7 @@ static fc_code check_terms(const merger *m, fc_merged *merged) {
     for (size_t i = 0; i < m->count; i++) {
         fc_low_rank *term = &merged->terms[i];
         if (term->a || term->b) {
-            FC_TRY(check_term(m, merged->base, term, &m->configs[i]));
+            FC_TRY(check_term(m, merged->base, term, &m->adapters[i].config));
             merged->terms[merged->nterms++] = *term;
         }
     }
@@ -439,35 +436,19 @@ static fc_code build(merger *m, size_t *merged) {
     return fc_computed_own(m->out, m->err);
 }
 
-/* Opens the weights of an adapter, which PEFT stores in one of two files. */
-static fc_code open_adapter(const merger *m, const char *folder, fc_checkpoint **out) {
-    const char *path = fc_arena_printf(m->scratch, "%s/adapter_model.safetensors", folder);
-    const char *older = fc_arena_printf(m->scratch, "%s/adapter_model.bin", folder);
-    if (!path || !older) {
-        return fc_no_memory(m->err, folder);
-    }
-    path = access(path, F_OK) != 0 && access(older, F_OK) == 0 ? older : path;
-    FC_TRY(fc_check_given(path, "the weights of an adapter", m->err));
-    return fc_checkpoint_open(path, NULL, out, m->err);
-}
-
 static fc_code prepare(merger *m) {
+    const size_t count = m->source->ntensors;
     m->all = fc_arena_calloc(m->scratch, m->count + 1, sizeof *m->all);
-    if (!m->all) {
-        return fc_no_memory(m->err, m->source->path);
-    }
-    m->all[0] = m->source;
-    m->configs = fc_arena_calloc(m->scratch, m->count, sizeof *m->configs);
     m->names = fc_names_of(m->source, m->scratch);
-    if (!m->configs || !m->names || !fc_grow(&m->changes, &m->capacity, m->source->ntensors + 1, sizeof *m->changes)) {
+    if (!m->all || !m->names || !fc_grow(&m->changes, &m->capacity, count + 1, sizeof *m->changes)) {
         return fc_no_memory(m->err, m->source->path);
     }
-    memset(m->changes, 0, (m->source->ntensors + 1) * sizeof *m->changes);
-    m->nchanges = m->source->ntensors;
-    size_t most = m->source->ntensors;
+    memset(m->changes, 0, (count + 1) * sizeof *m->changes);
+    m->nchanges = count;
+    m->all[0] = m->source;
+    size_t most = count;
     for (size_t i = 0; i < m->count; i++) {
-        FC_TRY(fc_adapter_config_load(m->adapters[i].path, m->scratch, &m->configs[i], m->err));
-        FC_TRY(open_adapter(m, m->adapters[i].path, &m->all[i + 1]));
+        m->all[i + 1] = m->adapters[i].values;
         most += m->all[i + 1]->ntensors;
     }
     FC_TRY(fc_computed_new(m->all, m->count + 1, most, &m->out, m->err));
@@ -475,8 +456,8 @@ static fc_code prepare(merger *m) {
     return FC_OK;
 }
 
-fc_code fc_merge_adapters(fc_checkpoint *source, const fc_adapter *adapters, size_t count, fc_checkpoint **out,
-                          size_t *merged, fc_error *err) {
+fc_code fc_merge_opened(fc_checkpoint *source, const fc_opened_adapter *adapters, size_t count, fc_checkpoint **out,
+                        size_t *merged, fc_error *err) {
     merger m = {.source = source, .adapters = adapters, .count = count, .scratch = fc_arena_new(), .err = err};
     *out = NULL;
     *merged = 0;
@@ -488,9 +469,6 @@ fc_code fc_merge_adapters(fc_checkpoint *source, const fc_adapter *adapters, siz
         *out = m.out;
     } else {
         fc_checkpoint_close(m.out); /* the sources stay open */
-        for (size_t i = 0; m.all && i < count; i++) {
-            fc_checkpoint_close(m.all[i + 1]);
-        }
     }
     free(m.changes);
     fc_arena_free(m.scratch);

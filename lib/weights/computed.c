@@ -277,13 +277,30 @@ static fc_tensor *add(fc_checkpoint *computed, const fc_tensor *like, origin **o
     return t;
 }
 
-fc_code fc_computed_keep(fc_checkpoint *computed, const fc_tensor *tensor, fc_error *err) {
+/* Gives a value a name without nesting, which is copied. */
+static fc_code set_name(const fc_checkpoint *computed, fc_tensor *t, const char *name, fc_error *err) {
+    fc_path_element *element = fc_arena_calloc(computed->arena, 1, sizeof *element);
+    t->name = fc_arena_strndup(computed->arena, name, strlen(name));
+    if (!element || !t->name) {
+        return fc_no_memory(err, computed->path);
+    }
+    element->key = t->name;
+    t->path = (fc_path){element, 1};
+    return FC_OK;
+}
+
+fc_code fc_computed_keep_as(fc_checkpoint *computed, const fc_tensor *tensor, const char *name, fc_error *err) {
     origin *o;
-    if (!add(computed, tensor, &o)) {
+    fc_tensor *t = add(computed, tensor, &o);
+    if (!t) {
         return fc_no_memory(err, computed->path);
     }
     o->kept = tensor;
-    return FC_OK;
+    return name ? set_name(computed, t, name, err) : FC_OK;
+}
+
+fc_code fc_computed_keep(fc_checkpoint *computed, const fc_tensor *tensor, fc_error *err) {
+    return fc_computed_keep_as(computed, tensor, NULL, err);
 }
 
 void fc_computed_run(const fc_tensor *like, int64_t *block) {
@@ -357,13 +374,7 @@ fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const ch
     o->compute = compute;
     o->what = what;
     if (name) {
-        fc_path_element *element = fc_arena_calloc(arena, 1, sizeof *element);
-        t->name = fc_arena_strndup(arena, name, strlen(name));
-        if (!element || !t->name) {
-            return fc_no_memory(err, computed->path);
-        }
-        element->key = t->name;
-        t->path = (fc_path){element, 1};
+        FC_TRY(set_name(computed, t, name, err));
     }
     return cut(computed, t, block, o, err);
 }

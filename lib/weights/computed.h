@@ -57,6 +57,9 @@ fc_code fc_computed_new(fc_checkpoint *const *sources, size_t count, size_t most
 /** Adds a value of the first source, unchanged. */
 fc_code fc_computed_keep(fc_checkpoint *computed, const fc_tensor *tensor, fc_error *err);
 
+/** Adds a value of the first source under another name, which is copied. */
+fc_code fc_computed_keep_as(fc_checkpoint *computed, const fc_tensor *tensor, const char *name, fc_error *err);
+
 /**
  * Adds a tensor that is computed.
  * @param like    its name (copied unless `name` is given), path, dtype, ndim and shape; the rest is ignored.

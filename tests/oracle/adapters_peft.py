@@ -91,6 +91,7 @@ def adapters(model, configs, path):
             model.add_adapter(name, LoraConfig(**config))
     train(model)
     model.save_pretrained(path("adapters"))
+    torch.save({"model": model.state_dict()}, path("inside.pt"))
     return [path("adapters") if i == 0 else path("adapters/a%d" % i) for i in range(len(configs))]
 
 
@@ -137,6 +138,13 @@ def check(tool, name, make, configs, dtype, path):
         must(dtype == torch.float32 or ours.sum() <= peft.sum() * 1.0001, name, key, "PEFT is nearer")
         changed += not torch.equal(t, stored[key])
     must(changed > 0, name, "nothing was merged")
+    if len(folders) == 1:
+        must_run(tool, "export", path("inside.pt"), "-o", path("inside"), "-q", "--recipe", "none", "--adapter-config", folders[0])
+        inside = load_file(path("inside/model.safetensors"))
+        must(set(stored) <= set(inside) <= set(state), name, sorted(inside))
+        for key, t in inside.items():
+            peft = theirs[key].double() if dtype == torch.float32 else inside[key].double()
+            must(bool(((t.double() - peft).abs() <= peft.abs().max() * 1e-6).all()), name, key)
     return changed
 
 

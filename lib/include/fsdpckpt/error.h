@@ -48,6 +48,7 @@ typedef enum fc_hint {
     FC_HINT_CHECK,           /**< compare with a schema through fc_check instead */
     FC_HINT_SELECT_STATE,    /**< select model and optimizer only: fc_selection.include */
     FC_HINT_MODEL_PREFIX,    /**< give all names the prefix "model.", or select those that have it */
+    FC_HINT_ADAPTER_CONFIG,  /**< give the adapter's configuration: fc_export_options.adapter_config */
     FC_HINT_COUNT
 } fc_hint;
 

@@ -76,6 +76,8 @@ typedef struct fc_export_options {
     bool reverse;       /**< as in fc_recipe_options */
     const char *config; /**< as in fc_recipe_options */
     const fc_export_reference *reference; /**< NULL: none */
+    const char *adapter_config; /**< adapter_config.json of the LoRA adapter that the model has inside, or its folder:
+                                   it is merged. NULL: such a model is an error */
 } fc_export_options;
 
 /** What fc_export_open has done. In the caller's arena. */
@@ -85,6 +87,7 @@ typedef struct fc_export_report {
     const char *recipe;      /**< the name of the recipe, or NULL */
     fc_recipe_matches found; /**< why this recipe: its count is 0 if the recipe was not found by itself */
     fc_export_fit_report fit;
+    size_t merged; /**< number of weights into which the adapter was merged */
 } fc_export_report;
 
 /**
