@@ -22,6 +22,7 @@ from torch.futures import Future
 from . import _checkpoint
 from ._errors import TargetError, UsageError
 from ._save import has_storage
+from ._torch_planner import held_reads
 
 Path = Union[str, "os.PathLike[str]"]
 # The most bytes of tensors that are read elsewhere first and then copied, such as those of a GPU.
@@ -45,6 +46,7 @@ class HDF5Reader(StorageReader):
         self.jobs = jobs
         self._options = options
         self._checkpoint: _checkpoint.Checkpoint | None = None
+        self._metadata: Metadata | None = None
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -72,7 +74,8 @@ class HDF5Reader(StorageReader):
             values[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[chunk])
         order = checkpoint._names()
         paths = {name: tuple(path) for name, path in zip(order, checkpoint._handle().paths())}
-        return Metadata({name: values[name] for name in order}, planner_data=paths)
+        self._metadata = Metadata({name: values[name] for name in order}, planner_data=paths)
+        return self._metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._checkpoint is None:
@@ -87,9 +90,13 @@ class HDF5Reader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         checkpoint = self._checkpoint
         assert checkpoint is not None
-        for batch in _batches(plan.items, checkpoint):
+        items: Sequence[ReadItem] = plan.items
+        state = getattr(planner, "state_dict", None)  # PyTorch's planner may know the boxes wrongly
+        if isinstance(state, dict) and self._metadata is not None:
+            items = held_reads(items, state, self._metadata)
+        for batch in _batches(items, checkpoint):
             _read(checkpoint, batch, planner, self.jobs)
-        for item in plan.items:
+        for item in items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(_archive(checkpoint, item.storage_index.fqn)))
         future: Future[None] = Future()

@@ -23,19 +23,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlanner as AnyPlanner
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from . import _checkpoint, _native
-from ._errors import Error, UsageError
+from ._errors import Error, UnsupportedError, UsageError
 from ._shards import Box, Element, Job, Value, find_layout
+from ._torch_planner import LoadPlanner, SavePlanner
 from ._torch_reader import HDF5Reader, Path
 
-__all__ = ["HDF5Reader", "HDF5Writer"]
+__all__ = ["HDF5Reader", "HDF5Writer", "LoadPlanner", "SavePlanner"]
+
+
+_UNEVEN = "if FSDP2 and TP do not divide its rows evenly, pass planner=fsdpckpt.torch.SavePlanner()"
 
 
 class _Task(NamedTuple):
@@ -78,7 +82,7 @@ class HDF5Writer(StorageWriter):
         self._coordinates = False
         self._staging: _native.Staging | None = None
         self._job: Job | None = None
-        self._late: tuple[SavePlan, SavePlanner] | None = None
+        self._late: tuple[SavePlan, AnyPlanner] | None = None
         self._objects: dict[str, bytes] = {}
 
     @property
@@ -128,7 +132,10 @@ class HDF5Writer(StorageWriter):
         assert self.path is not None
         plans = _PLANS.complete(plans)
         held = _Held(plans)
-        mesh, layout, stored = find_layout(self.path, held.values, held.boxes, len(plans))
+        try:
+            mesh, layout, stored = find_layout(self.path, held.values, held.boxes, len(plans))
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}; {_UNEVEN}") from None
         self._staging = _native.Staging(self.path, force=self.force, bytes=held.bytes)
         weakref.finalize(self, self._staging.abort)
         job = Job(self.path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
@@ -142,7 +149,7 @@ class HDF5Writer(StorageWriter):
 
     # ---- writing ----
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: AnyPlanner) -> Future[list[WriteResult]]:
         task: _Task = plan.storage_data
         objects = {item.index.fqn: _object(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         job = self._job or Job.unpacked(task.job)
@@ -285,14 +292,14 @@ def _check_complete(job: Job, metadata: Metadata, written: list[_Written]) -> No
 # ---- the data of a rank ----
 
 
-def _object(item: WriteItem, planner: SavePlanner) -> bytes:
+def _object(item: WriteItem, planner: AnyPlanner) -> bytes:
     data = planner.resolve_data(item)
     if not isinstance(data, io.BytesIO):
         raise UsageError(f"object {item.index.fqn}: the planner made no bytes of it")
     return data.getvalue()
 
 
-def _write(job: Job, rank: int, plan: SavePlan, planner: SavePlanner, objects: dict[str, bytes], jobs: int) -> bytes:
+def _write(job: Job, rank: int, plan: SavePlan, planner: AnyPlanner, objects: dict[str, bytes], jobs: int) -> bytes:
     items = {item.index.fqn: item for item in plan.items if item.type != WriteItemType.BYTE_IO}
     kept: list[torch.Tensor] = []  # what the addresses of the last call point into
 
@@ -321,7 +328,7 @@ def _host(item: WriteItem, data: Any) -> torch.Tensor:
     host: torch.Tensor = host_tensor(name, data).contiguous()
     plan = _planned(item)
     if tuple(host.shape) != tuple(plan.chunk.sizes) or host.dtype != plan.properties.dtype:
-        raise UsageError(f"tensor {name}: its shape or dtype is not the planned one")
+        raise UsageError(f"tensor {name}: its shape or dtype is not the planned one; {_UNEVEN}")
     return host
 
 
@@ -344,7 +351,7 @@ def save_shards(
     writer._paths = {name: elements for name, elements, _ in leaves}
     state = {name: _as_torch(value) for name, _, value in leaves}
     try:
-        metadata = save(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False))
+        metadata = save(state, storage_writer=writer, planner=SavePlanner(flatten_state_dict=False))
     except CheckpointException as error:
         raise _one_of(error) from None
     tensors = [value for value in metadata.state_dict_metadata.values() if isinstance(value, TensorStorageMetadata)]

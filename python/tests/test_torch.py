@@ -8,7 +8,22 @@ import warnings
 from pathlib import Path
 
 import harness
-from torch_ranks import RANKS, load, load_elsewhere, run_ranks, same, save, save_all, save_in_process, save_killed, zeroed
+from torch_ranks import (
+    RANKS,
+    UNEVEN_ROWS,
+    load,
+    load_elsewhere,
+    load_uneven,
+    run_ranks,
+    same,
+    save,
+    save_all,
+    save_in_process,
+    save_killed,
+    save_uneven,
+    uneven_weight,
+    zeroed,
+)
 
 
 class Commands(unittest.TestCase):
@@ -41,6 +56,30 @@ class Commands(unittest.TestCase):
                     self.assertEqual(dataset[()].tobytes(), harness.torch_bytes(want), name)
                     seen += 1
         self.assertGreater(seen, 5)
+
+
+class UnevenRanks(Commands):
+    """FSDP2 over tensor parallelism with rows that do not divide."""
+
+    def test_what_the_ranks_hold_is_saved_and_loaded(self):
+        import fsdpckpt
+        import torch
+
+        warnings.simplefilter("ignore")  # that kernels need equal shards
+        folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, folder)
+        errors = run_ranks(save_uneven, folder, ranks=6)
+        if errors[0]:  # PyTorch computed a wrong box
+            self.assertRegex(errors[0][0], r"weight.*planner=fsdpckpt\.torch\.SavePlanner\(\)")
+        names = ["ours", "theirs", *(f"saved-{kind}" for kind in ("h5", "dcp", "pt", "safetensors"))]
+        for name in names:
+            self.check(folder / name, {"dp": 3, "tp": 2})
+            with fsdpckpt.open(folder / name) as checkpoint:
+                for rows in UNEVEN_ROWS:
+                    self.assertTrue(torch.equal(checkpoint[f"layers.{rows}.q_proj.weight"].torch(), uneven_weight(rows)), name)
+        fsdpckpt.consolidate(folder / "ours", folder / "one.safetensors", progress=None)
+        fsdpckpt.reshard(folder / "one.safetensors", folder / "resharded", to="dcp", dp=3, tp=2, progress=None)
+        run_ranks(load_uneven, folder / "resharded", ranks=6)
 
 
 class FourRanks(Commands):

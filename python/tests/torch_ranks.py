@@ -206,6 +206,74 @@ def save_replicated(folder):
     return {name: value.full_tensor().numpy() for name, value in state.items()}
 
 
+def uneven_state(value=True):
+    """Parameters of FSDP2 on dp 3 × tp 2 whose rows do not divide. PyTorch 2.10 and later compute wrong boxes for them."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
+    model = torch.nn.Module()
+    layers = {str(rows): torch.nn.ModuleDict({"q_proj": torch.nn.Linear(3, rows, bias=False)}) for rows in UNEVEN_ROWS}
+    model.layers = torch.nn.ModuleDict(layers)
+    for rows in UNEVEN_ROWS:
+        with torch.no_grad():
+            layers[str(rows)]["q_proj"].weight.copy_(uneven_weight(rows) if value else torch.zeros(rows, 3))
+    parallelize_module(model, mesh["tp"], {"layers.*.q_proj": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    return model.state_dict()
+
+
+UNEVEN_ROWS = (7, 8, 13)  # of 7 rows the ranks hold others than PyTorch says, of 13 its boxes also overlap
+
+
+def uneven_weight(rows):
+    import torch
+
+    return torch.arange(rows * 3.0).reshape(rows, 3) + 1
+
+
+def save_uneven(folder):
+    """Saves with our planner in every way, and loads. Returns the error of HDF5Writer with PyTorch's planner."""
+    import torch.distributed.checkpoint as dcp
+
+    import fsdpckpt
+    from fsdpckpt.torch import HDF5Reader, HDF5Writer, LoadPlanner, SavePlanner
+
+    state = uneven_state()
+    for kind in ("h5", "dcp", "pt", "safetensors"):
+        fsdpckpt.save(state, folder / f"saved-{kind}", to=kind)
+    dcp.save(state, checkpoint_id=folder / "theirs", planner=SavePlanner())
+    dcp.save(state, storage_writer=HDF5Writer(folder / "ours"), planner=SavePlanner(enable_plan_caching=True))
+    for path in ("saved-dcp", "theirs"):
+        again = uneven_state(False)
+        dcp.load(again, checkpoint_id=folder / path, planner=LoadPlanner())
+        assert same(again, state), path
+    assert same(load(uneven_state(False), folder / "ours"), state)
+    assert same(load(uneven_state(False), folder / "theirs"), state)
+    again = uneven_state(False)
+    dcp.load(again, storage_reader=HDF5Reader(folder / "ours"), planner=LoadPlanner())
+    assert same(again, state)
+    try:
+        save({"weight": state["layers.7.q_proj.weight"]}, folder / "refused")
+    except dcp.api.CheckpointException as error:
+        return [str(failure[0]) for failure in error.failures.values()]
+    return []
+
+
+def load_uneven(path):
+    """Ranks load what the command resharded for them."""
+    import torch.distributed.checkpoint as dcp
+
+    from fsdpckpt.torch import LoadPlanner
+
+    again = uneven_state(False)
+    dcp.load(again, checkpoint_id=path, planner=LoadPlanner())
+    assert same(again, uneven_state())
+    return True
+
+
 def save_stages(folder):
     """Pipeline parallelism: ranks 0 and 1 hold other tensors and objects than ranks 2 and 3."""
     import torch
