@@ -37,6 +37,16 @@ class Confined(harness.Case):
     def test_all_there(self):
         self.assertNotIn("not available", self.ok("inspect", "full.h5"))
 
+    def test_variables_of_libhdf5_change_nothing(self):
+        listed = self.ok("inspect", "full.h5", "--json")
+        for name in ("EXTFILE_PREFIX", "VDS_PREFIX", "EXT_PREFIX", "USE_FILE_LOCKING", "PLUGIN_PATH", "PLUGIN_PRELOAD", "DEBUG",
+                     "DISABLE_VERSION_CHECK", "DRIVER", "DRIVER_CONFIG", "VOL_CONNECTOR", "LIBVER_BOUNDS", "NOCLEANUP"):
+            for value in ("${ORIGIN}", "x", ""):
+                env = {"HDF5_" + name: value}
+                self.assertEqual(self.ok("inspect", "full.h5", "--json", env=env), listed, env)
+                p = self.run_tool("consolidate", harness.corpus(SOURCE), "-o", "again.h5", "-q", "--force", env=env)
+                self.assertEqual(p.returncode, 0, p.stderr)  # stderr can have a line of HDF5_DEBUG
+
     @unittest.skipUnless(platform.machine() == "x86_64", "the filter has this processor's numbers of system calls")
     def test_no_seccomp(self):
         p = subprocess.run([harness.BINARY, "inspect", "full.h5"], cwd=self.dir, capture_output=True, text=True,

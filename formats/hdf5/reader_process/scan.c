@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10 };
 
@@ -362,8 +363,30 @@ static bool follow_link(trail *t, hid_t group, const fc_h5_link *link) {
 
 /* ---- files ---- */
 
+/*
+ * libhdf5 lets its users redirect and debug it through HDF5_ variables of the environment. What a file contains does
+ * not depend on them, and a prefix of ${ORIGIN} crashes libhdf5 where the current directory cannot be read, as it is
+ * here. libhdf5 may have read them already, in the parent, so it has to start again.
+ */
+static void ignore_environment(void) {
+    bool found = false;
+    char **kept = environ;
+    for (char **variable = environ; variable && *variable; variable++) {
+        if (strncmp(*variable, "HDF5_", 5) == 0) {
+            found = true;
+        } else {
+            *kept++ = *variable;
+        }
+    }
+    if (found) {
+        *kept = NULL;
+        H5close();
+    }
+}
+
 void fc_h5_scan_prepare(void *context) {
     fc_h5_scan *scan = context;
+    ignore_environment();
     H5open();
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     H5PLset_loading_state(0);
