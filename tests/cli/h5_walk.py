@@ -13,6 +13,7 @@ import collections
 import itertools
 import struct
 
+import h5_spec
 from h5_parts import UNDEFINED, Part, lookup3, must
 
 PAGE = 4096
@@ -95,23 +96,26 @@ class Walk:
         head = Part(self.data, at, 6)
         head.fixed(b"OHDR\2")
         flags = head.u(1)
-        must(flags in (0x02, 0x12), "object header at %d: flags %d", at, flags)
-        before = 10 + 4 * (flags == 0x12)
+        must(flags == 2, "object header at %d: flags %d", at, flags)
+        before = 10
         size = struct.unpack_from("<I", self.data, at + before - 4)[0]
         part = self.part("object header", at, before + size + 4)
         part.take(before)
         messages = collections.defaultdict(list)
         while part.at < part.end - 4:
             kind, length, how = part.u(1), part.u(2), part.u(1)
-            must(how in (0, 1) and length <= part.end - 4 - part.at, "a message at %d", part.at - 4)
+            must(how == {3: 1, 21: 4}.get(kind, 0) and length <= part.end - 4 - part.at, "a message at %d", part.at - 4)
             messages[kind].append(Part(self.data, part.at, length))
             part.take(length)
         self.checksum(part, at)
+        kinds = list(messages)
+        must((21 in kinds) == (12 in kinds) and len(messages[21]) <= 1, "attribute info in the object header at %d", at)
+        must(21 not in kinds or kinds.index(21) < kinds.index(12), "attribute info behind attributes at %d", at)
         self.messages(at, messages)
 
     def messages(self, at, messages):
         known = {1: self.space, 3: self.type, 5: self.fill, 11: self.filters, 12: self.attribute, 10: self.group_info,
-                 19: self.tree_sizes, 6: self.link}
+                 19: self.tree_sizes, 6: self.link, 21: self.attribute_info}
         shape = element = None
         links, files = [], None
         for kind, parts in messages.items():
@@ -198,6 +202,9 @@ class Walk:
         must(part.u(1) == 0, "B-tree sizes at %d", part.at)
         self.chunk_children = 2 * part.u(2)
         part.take(4)
+
+    def attribute_info(self, part):
+        h5_spec.read(part, "attribute info")
 
     def attribute(self, part):
         must(part.u(1) == 3 and part.u(1) == 0, "attribute at %d", part.at)
@@ -353,7 +360,7 @@ class Walk:
             must(names == orders == UNDEFINED and count == links, "link info at %d", part.at)
             return []
         must(links == 0, "links in the header and in a heap")
-        blocks, size = self.fractal_heap(heap)
+        header, blocks, size = self.fractal_heap(heap)
         found, spans = [], []
         for kind, tree in ((5, names), (6, orders)):
             records = self.tree(tree, kind)
@@ -375,6 +382,7 @@ class Walk:
             must(keys == sorted(keys), "the tree at %d is not in order", tree)
             spans = sorted(ids)
         self.check_blocks(blocks, size, spans)
+        h5_spec.check_managed_space(header, len(blocks), sum(length for _, length in spans), count)
         return found
 
     def check_blocks(self, blocks, size, spans):
@@ -389,30 +397,28 @@ class Walk:
 
     def fractal_heap(self, at):
         part = self.part("fractal heap", at, 146)
-        part.fixed(b"FRHP\0" + struct.pack("<HHB", 7, 0, 2))
-        part.take(4 + 3 * 8)
-        must(part.u(8) == UNDEFINED, "fractal heap at %d", at)
-        part.take(8 * 8)
-        width, start, largest = part.u(2), part.u(8), part.u(8)
-        must(start <= largest and part.u(2) == 32, "fractal heap at %d", at)
-        part.take(2)
-        root, rows = part.u(8), part.u(2)
+        heap = h5_spec.read(part, "fractal heap")
         self.checksum(part, at)
-        blocks = [root] if rows == 0 else self.indirect(root, at, width)
+        must(heap["Address of Managed Block Free Space Manager"] == UNDEFINED, "free space of the fractal heap at %d", at)
+        must(heap["Maximum Size of Managed Objects"] in (4096, 65536 - 21), "largest object in the fractal heap at %d", at)
+        rows, root, size = (heap[k] for k in ("Current # of Rows in Root Indirect Block", "Address of Root Block",
+                                              "Starting Block Size"))
+        must(rows <= 1, "rows of the fractal heap at %d", at)
+        blocks = self.indirect(root, at, heap["Table Width"]) if rows else [root]
         for i, block in enumerate(blocks):
-            direct = self.part("fractal heap block", block, start)
-            direct.fixed(b"FHDB\0" + struct.pack("<QI", at, i * start))
-            zeroed = self.data[block:block + 17] + bytes(4) + self.data[block + 21:block + start]
+            direct = self.part("fractal heap block", block, size)
+            fields = h5_spec.read(direct, "fractal heap direct block")
+            must((fields["Heap Header Address"], fields["Block Offset"]) == (at, i * size), "the heap block at %d", block)
+            zeroed = self.data[block:block + 17] + bytes(4) + self.data[block + 21:block + size]
             must(direct.u(4) == lookup3(zeroed), "checksum of the heap block at %d", block)
-        return blocks, start
+        return heap, blocks, size
 
     def indirect(self, at, heap, width):
         part = self.part("fractal heap list", at, 5 + 8 + 4 + 8 * width + 4)
-        part.fixed(b"FHIB\0" + struct.pack("<QI", heap, 0))
+        must(h5_spec.read(part, "fractal heap indirect block")["Heap Header Address"] == heap, "the heap list at %d", at)
         blocks = [part.u(8) for _ in range(width)]
         self.checksum(part, at)
-        blocks = [b for b in blocks if b != UNDEFINED]
-        return blocks
+        return [b for b in blocks if b != UNDEFINED]
 
     def tree(self, at, kind):
         part = self.part("B-tree", at, 38)

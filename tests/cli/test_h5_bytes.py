@@ -66,7 +66,7 @@ class Bytes(harness.Case):
         self.assertGreater(kinds["chunk node"], 2)
 
     def test_groups_of_many_members(self):
-        for count in (8, 9, 600, 3000):
+        for count in (8, 9, 600, 1800, 3000, 9000):  # in the header, in one heap block, in two, in more than four
             self.make("model.safetensors", {"layers.%d.%s" % (i, "x" * (i * 7 % 90)): [2] for i in range(count)})
             self.ok("consolidate", "model.safetensors", "-o", "full.h5", "--force", "-q")
             self.assertEqual("fractal heap" in self.walk("full.h5"), count > 8)

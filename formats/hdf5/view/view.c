@@ -228,7 +228,7 @@ static fc_code add_value(view *v, uint32_t index, fc_error *err) {
     const size_t names = value->kind == FC_H5_VIEW_EXTERNAL
                              ? fc_h5_image_add_names(&v->image, value->bases->segments, value->bases->nsegments)
                              : 0;
-    const size_t start = fc_h5_object_begin(&v->image, 0);
+    const size_t start = fc_h5_object_begin(&v->image);
     fc_code rc;
     FC_TRY_GOTO(fc_h5_image_shape(&v->image, t->dtype, t->ndim, t->shape, err), rc, out);
     FC_TRY_GOTO(add_storage(v, index, names, err), rc, out);
@@ -246,7 +246,7 @@ static fc_code add_pieces(view *v, uint32_t index, fc_error *err) {
     for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases; b++) {
         const fc_h5_base *base = &value->bases[b];
         const size_t names = fc_h5_image_add_names(&v->image, base->segments, base->nsegments);
-        const size_t start = fc_h5_object_begin(&v->image, 0);
+        const size_t start = fc_h5_object_begin(&v->image);
         FC_TRY(fc_h5_image_shape(&v->image, t->dtype, base->ndim, base->shape, err));
         fc_h5_image_external(&v->image, names, base->segments, base->nsegments);
         fc_h5_object_end(&v->image, start);

@@ -78,6 +78,7 @@ bool fc_h5_needs_fqn(const fc_target_tensor *tensor) {
 
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                                fc_error *err) {
+    fc_h5_attributes_begin(value->messages);
     fc_h5_set_text(value, FC_H5_A_DTYPE, fc_dtype_get(tensor->dtype)->torch_name);
     if (fc_h5_needs_fqn(tensor)) {
         fc_h5_set_text(value, FC_H5_A_FQN, tensor->name);

@@ -7,9 +7,6 @@
 
 #include <stdlib.h>
 
-/* More than the root has. libhdf5 stores attributes beyond this number outside of the object header. */
-enum { MOST_ROOT_ATTRIBUTES = 16 };
-
 fc_code fc_h5_groups_new(const fc_h5_tree *tree, const char *path, fc_h5_groups *out, fc_error *err) {
     *out = (fc_h5_groups){.tree = tree,
                           .made = calloc(tree->count, sizeof *out->made),
@@ -79,8 +76,7 @@ fc_code fc_h5_groups_make(fc_h5_groups *groups, fc_h5_image *image, const fc_h5_
         fc_h5_group group = {.members = members,
                              .count = list_members(groups, image, n, members),
                              .messages = messages.data,
-                             .size = messages.size,
-                             .attributes = n == 0 ? MOST_ROOT_ATTRIBUTES : 0};
+                             .size = messages.size};
         rc = messages.failed ? fc_no_memory(err, image->path) : fc_h5_image_group(image, &group, err);
         groups->made[n] = (size_t)(group.address - image->objects_at) + 1;
         image->root = group.address;

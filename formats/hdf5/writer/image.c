@@ -142,30 +142,26 @@ void fc_h5_image_close_heap(fc_h5_image *image) {
 
 /* ---- object headers ---- */
 
-size_t fc_h5_object_begin(fc_h5_image *image, unsigned attributes) {
+enum { OBJECT_HEAD = 10, MESSAGE_HEAD = 4, NEVER_SHARED = 4 };
+
+size_t fc_h5_object_begin(fc_h5_image *image) {
     fc_h5_buffer *to = &image->objects;
-    const unsigned char flags = attributes ? 0x12 : 0x02; /* sizes of 4 bytes; limits for attributes */
     fc_h5_pad(to, ALIGN);
     const size_t start = to->size;
     fc_h5_add_bytes(to, "OHDR\2", 5);
-    fc_h5_add_number(to, flags, 1);
-    if (attributes) {
-        fc_h5_add_number(to, attributes, 2);
-        fc_h5_add_number(to, 0, 2);
-    }
-    fc_h5_add_zeros(to, 4); /* bytes of messages */
+    fc_h5_add_number(to, 2, 1); /* flags: the next size has 4 bytes */
+    fc_h5_add_zeros(to, 4);     /* bytes of messages */
     return start;
 }
 
 void fc_h5_object_end(fc_h5_image *image, size_t start) {
     fc_h5_buffer *to = &image->objects;
-    fc_h5_made_object object = {start, to->size};
+    const fc_h5_made_object object = {start, to->size};
     if (to->failed || !fc_grow(&image->made, &image->made_capacity, image->nmade + 1, sizeof *image->made)) {
         to->failed = true;
         return;
     }
-    const size_t before = to->data[start + 5] == 0x12 ? 14 : 10;
-    fc_h5_store(to->data + start + before - 4, object.end - start - before, 4);
+    fc_h5_store(to->data + start + OBJECT_HEAD - 4, object.end - start - OBJECT_HEAD, 4);
     fc_h5_add_zeros(to, CHECKSUM);
     image->made[image->nmade++] = object;
 }
@@ -178,10 +174,22 @@ size_t fc_h5_message_begin(fc_h5_buffer *to, int type) {
 }
 
 void fc_h5_message_end(fc_h5_buffer *to, size_t start) {
-    const size_t size = to->size - start - 4;
+    const size_t size = to->size - start - MESSAGE_HEAD;
     to->failed |= size > UINT16_MAX;
     if (!to->failed) {
         fc_h5_store(to->data + start + 1, size, 2);
+    }
+}
+
+void fc_h5_attributes_begin(fc_h5_buffer *to) {
+    const size_t message = fc_h5_message_begin(to, FC_H5_M_ATTRIBUTE_INFO);
+    fc_h5_add_number(to, 0, 1);               /* version */
+    fc_h5_add_number(to, 0, 1);               /* flags: no creation order */
+    fc_h5_add_number(to, FC_H5_UNDEFINED, 8); /* no fractal heap */
+    fc_h5_add_number(to, FC_H5_UNDEFINED, 8); /* no B-tree */
+    fc_h5_message_end(to, message);
+    if (!to->failed) {
+        to->data[message + 3] = NEVER_SHARED;
     }
 }
 

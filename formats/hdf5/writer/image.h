@@ -91,14 +91,19 @@ fc_code fc_h5_image_flush_heap(fc_h5_image *image, fc_error *err);
 /** Ends the heap: no texts or mappings may follow. From now on, addresses of objects are known. */
 void fc_h5_image_close_heap(fc_h5_image *image);
 
-/** Starts an object header. @param attributes libhdf5 stores attributes beyond this number elsewhere; 0: 8.
- *  @return its offset in `objects`, for fc_h5_object_end. */
-size_t fc_h5_object_begin(fc_h5_image *image, unsigned attributes);
+/** Starts an object header. @return its offset in `objects`, for fc_h5_object_end. */
+size_t fc_h5_object_begin(fc_h5_image *image);
 void fc_h5_object_end(fc_h5_image *image, size_t start);
 
 /** Starts a message in `to`. @return its start, for fc_h5_message_end. */
 size_t fc_h5_message_begin(fc_h5_buffer *to, int type);
 void fc_h5_message_end(fc_h5_buffer *to, size_t start);
+
+/**
+ * Adds the message that says that the attributes are in the object header. It must precede them: libhdf5 counts no
+ * attributes without it, and some readers expect at least 28 bytes from its start on.
+ */
+void fc_h5_attributes_begin(fc_h5_buffer *to);
 
 /** Message types. */
 enum {
@@ -112,7 +117,8 @@ enum {
     FC_H5_M_GROUP_INFO = 10,
     FC_H5_M_FILTERS = 11,
     FC_H5_M_ATTRIBUTE = 12,
-    FC_H5_M_BTREE_K = 19
+    FC_H5_M_BTREE_K = 19,
+    FC_H5_M_ATTRIBUTE_INFO = 21
 };
 
 /**
@@ -155,9 +161,8 @@ typedef struct fc_h5_group {
     size_t count;
     const unsigned char *messages; /**< its attributes, as messages */
     size_t size;
-    unsigned attributes; /**< libhdf5 stores attributes beyond this number elsewhere; 0: 8, its default */
-    uint64_t address;    /**< out: its address in the file */
-    size_t messages_at;  /**< out: offset of `messages` in fc_h5_image.objects */
+    uint64_t address;   /**< out: its address in the file */
+    size_t messages_at; /**< out: offset of `messages` in fc_h5_image.objects */
 } fc_h5_group;
 
 fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err);

@@ -78,7 +78,7 @@ void fc_h5_image_choose_nodes(fc_h5_image *image, const fc_h5_grid *grids, size_
     if (image->children == USUAL_CHILDREN) {
         return;
     }
-    image->extension = fc_h5_object_begin(image, 0) + 1;
+    image->extension = fc_h5_object_begin(image) + 1;
     const size_t message = fc_h5_message_begin(&image->objects, FC_H5_M_BTREE_K);
     fc_h5_add_number(&image->objects, 0, 1);                   /* version */
     fc_h5_add_number(&image->objects, image->children / 2, 2); /* nodes of chunk indexes */

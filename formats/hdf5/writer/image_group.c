@@ -133,30 +133,36 @@ static blocks plan_blocks(const fc_h5_group *group) {
     return b;
 }
 
+/*
+ * libhdf5 counts all blocks that a list has entries for as managed space, and the room in them as free, whether or not
+ * they are allocated. It looks for a place for a new link there, so it destroys the group if they are not counted. It
+ * begins to use the offset of the next block when there is a list.
+ */
 static size_t heap_header(fc_h5_buffer *to, const fc_h5_group *group, const blocks *b) {
-    const uint64_t managed = (uint64_t)b->size * b->count;
+    const bool listed = b->count > 1;
+    const uint64_t managed = listed ? b->row : 1, allocated = (uint64_t)b->size * b->count;
     const size_t start = to->size;
     fc_h5_add_bytes(to, "FRHP\0", 5);
     fc_h5_add_number(to, HEAP_ID, 2);
-    fc_h5_add_number(to, 0, 2);                                                       /* no filters */
-    fc_h5_add_number(to, 2, 1);                                                       /* direct blocks have checksums */
-    fc_h5_add_number(to, b->longest > USUAL_LARGEST ? UINT16_MAX : USUAL_LARGEST, 4); /* the largest managed object */
+    fc_h5_add_number(to, 0, 2); /* no filters */
+    fc_h5_add_number(to, 2, 1); /* direct blocks have checksums */
+    fc_h5_add_number(to, b->longest > USUAL_LARGEST ? LARGEST_BLOCK - BLOCK_HEAD : USUAL_LARGEST, 4); /* an object */
     fc_h5_add_number(to, 0, 8);
-    fc_h5_add_number(to, FC_H5_UNDEFINED, 8);                                     /* no huge objects */
-    fc_h5_add_number(to, managed - b->count * (uint64_t)BLOCK_HEAD - b->used, 8); /* free bytes in managed blocks */
-    fc_h5_add_number(to, FC_H5_UNDEFINED, 8);                                     /* no free-space manager */
-    fc_h5_add_number(to, managed, 8);
-    fc_h5_add_number(to, managed, 8);
-    fc_h5_add_number(to, managed, 8); /* offset of the next block */
+    fc_h5_add_number(to, FC_H5_UNDEFINED, 8);                            /* no huge objects */
+    fc_h5_add_number(to, managed * (b->size - BLOCK_HEAD) - b->used, 8); /* free bytes in managed blocks */
+    fc_h5_add_number(to, FC_H5_UNDEFINED, 8);                            /* no free-space manager */
+    fc_h5_add_number(to, managed * b->size, 8);
+    fc_h5_add_number(to, allocated, 8);
+    fc_h5_add_number(to, listed ? allocated : 0, 8); /* offset of the next block */
     fc_h5_add_number(to, group->count, 8);
     fc_h5_add_zeros(to, 4 * 8); /* huge and tiny objects */
     fc_h5_add_number(to, b->row, 2);
     fc_h5_add_number(to, b->size, 8);
-    fc_h5_add_number(to, b->size > 65536 ? b->size : 65536, 8);
+    fc_h5_add_number(to, LARGEST_BLOCK, 8);
     fc_h5_add_number(to, 32, 2); /* bits of an offset */
     fc_h5_add_number(to, 1, 2);  /* rows to start with */
     fc_h5_add_number(to, b->root, 8);
-    fc_h5_add_number(to, b->count > 1, 2); /* current number of rows */
+    fc_h5_add_number(to, listed, 2); /* current number of rows */
     add_checksum(to, start);
     return start;
 }
@@ -336,7 +342,7 @@ fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err)
         }
     }
     FC_TRY(group->count > COMPACT ? store_links(image, group, &s, err) : FC_OK);
-    const size_t start = fc_h5_object_begin(image, group->attributes);
+    const size_t start = fc_h5_object_begin(image);
     size_t message = fc_h5_message_begin(to, FC_H5_M_LINK_INFO);
     fc_h5_add_number(to, 0, 1);
     fc_h5_add_number(to, 3, 1); /* order of creation: tracked and indexed */
@@ -352,6 +358,9 @@ fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err)
         message = fc_h5_message_begin(to, FC_H5_M_LINK);
         add_link(to, &group->members[i], i);
         fc_h5_message_end(to, message);
+    }
+    if (group->size > 0) {
+        fc_h5_attributes_begin(to);
     }
     group->messages_at = to->size;
     fc_h5_add_bytes(to, group->messages, group->size);

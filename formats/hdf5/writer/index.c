@@ -103,7 +103,7 @@ static fc_code add_value(index_writer *m, uint32_t index, fc_error *err) {
     const fc_tensor *t = tensor->source;
     const fc_box whole = {t->ndim, t->shape, t->shape};
     fc_h5_holder holder = {.image = &m->image, .messages = &m->image.objects};
-    const size_t start = fc_h5_object_begin(&m->image, 0);
+    const size_t start = fc_h5_object_begin(&m->image);
     fc_code rc;
     FC_TRY_GOTO(fc_h5_image_shape(&m->image, tensor->dtype, t->ndim, t->shape, err), rc, out);
     if (fc_box_volume(&whole) > 0) {

@@ -305,7 +305,7 @@ static hid_t row_type(fc_h5_table table) {
 
 static fc_code add_dataset(fc_h5_image *image, hid_t type, uint64_t address, uint64_t rows, uint64_t bytes,
                            uint64_t *header, fc_error *err) {
-    const size_t start = fc_h5_object_begin(image, 0);
+    const size_t start = fc_h5_object_begin(image);
     fc_code rc = fc_h5_image_list_shape(image, type, rows, err);
     fc_h5_image_among_headers(image, address, bytes);
     fc_h5_object_end(image, start);

@@ -75,7 +75,7 @@ static fc_code add_item(file_writer *m, fc_target_item *item, size_t *crc64_at, 
         item->offset =
             fc_h5_image_add_index(m->image, &grid); /* in the order of the tree, so that the chunks are, too */
     }
-    const size_t start = fc_h5_object_begin(m->image, 0);
+    const size_t start = fc_h5_object_begin(m->image);
     *crc64_at = SIZE_MAX;
     fc_code rc;
     FC_TRY_GOTO(fc_h5_image_shape(m->image, tensor->dtype, ndim, box.sizes, err), rc, out);
