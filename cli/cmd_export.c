@@ -126,7 +126,17 @@ static void print_changes(text_out *out, const char *title, const fc_export_chan
     }
 }
 
-static void print_side_files(const exported *x, text_out *out) {
+static bool has_config(const char *const *names) {
+    while (names && *names && strcmp(*names, "config.json") != 0) {
+        names++;
+    }
+    return names && *names;
+}
+
+static void print_side_files(const exported *x, const char *const *kept, text_out *out) {
+    if (!x->o.like && has_config(kept)) {
+        return;
+    }
     if (!x->o.like) {
         text_puts(out, "missing:  config.json and the tokenizer; --like copies them from a directory of the model\n");
         return;
@@ -139,7 +149,7 @@ static void print_side_files(const exported *x, text_out *out) {
     text_puts(out, "\n");
 }
 
-static void print(const void *context, text_out *out) {
+static void print(const void *context, const char *const *kept, text_out *out) {
     const exported *x = context;
     const fc_export_report *r = &x->report;
     text_puts(out, "model:    ");
@@ -170,7 +180,7 @@ static void print(const void *context, text_out *out) {
     if (r->fit.cast > 0) {
         text_printf(out, "dtypes:   %zu tensors were converted\n", r->fit.cast);
     }
-    print_side_files(x, out);
+    print_side_files(x, kept, out);
 }
 
 static void json_changes(json_out *j, const char *key, const fc_export_change *changes, size_t count) {
@@ -308,7 +318,8 @@ const command command_export = {
         "with the index of Hugging Face.\n\nWith --like, the result is compared with that model before anything is "
         "written. Tied weights are stored as many times as in that model, and rows that pad the vocabulary are left "
         "out. A name or a shape that differs otherwise is an error. Its other files, such as the configuration and the "
-        "tokenizer, are copied. DST appears under its name only when it is complete and on disk.",
+        "tokenizer, are copied.\n\nWith --force, files of an existing DST that are not weights are kept. DST appears "
+        "under its name only when it is complete and on disk.",
     .helps = helps,
     .examples = examples,
     .synopsis = "-o DST",

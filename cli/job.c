@@ -5,6 +5,7 @@
 
 #include "hint.h"
 #include "json_out.h"
+#include "kept.h"
 #include "plan_rank.h"
 #include "progress.h"
 #include "ranks.h"
@@ -33,6 +34,7 @@ typedef struct job {
     fc_mesh mesh;
     const fc_tp_plan *plan;
     fc_convert_options how;
+    kept_files kept;
     ranks ranks;
     fc_convert_report report;
     size_t left_out; /* values left out before flattening */
@@ -158,6 +160,7 @@ static fc_code convert(job *j, fc_error *err) {
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
     j->how.partial = j->left_out > 0 || o->local || o->noperands > 1;
     j->how.reporter.report = source_note;
+    FC_TRY(kept_prepare(o, &j->how, j->arena, &j->kept, err));
     j->how.inputs = source_inputs(o, j->how.partial);
     fc_code rc = j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err)
                                : fc_fail(err, FC_ENOMEM, "out of memory");
@@ -275,14 +278,25 @@ static void print_json(const job *j, text_out *out) {
     jw_end_document(&json);
 }
 
+/* The files of the old target that are in the new one. */
+static void print_kept(const job *j, text_out *out) {
+    text_puts(out, j->kept.names ? "kept:     " : "");
+    for (const char *const *name = j->kept.names; name && *name; name++) {
+        text_puts(out, name == j->kept.names ? "" : ", ");
+        text_name(out, *name);
+    }
+    text_puts(out, j->kept.names ? "\n" : "");
+}
+
 static void print_report(const job *j, text_out *out) {
     if (j->o->json) {
         print_json(j, out);
     } else if (!j->o->quiet) {
         print_text(j, out);
         if (j->steps->print) {
-            j->steps->print(j->steps->context, out);
+            j->steps->print(j->steps->context, j->kept.names, out);
         }
+        print_kept(j, out);
     }
 }
 

@@ -13,8 +13,9 @@ typedef struct job_steps {
     fc_code (*open)(const cli_call *call, fc_checkpoint **out, fc_error *err); /**< NULL: opens the only operand */
     /** Replaces the opened checkpoint by the one to convert, which applies the selection. NULL: --recipe does. */
     fc_code (*change)(void *context, fc_checkpoint **source, fc_convert_options *how, size_t *left_out, fc_error *err);
-    /** Print what a summary also says. NULL: nothing. */
-    void (*print)(const void *context, text_out *out);
+    /** Print what a summary also says. `kept`: the files of the old target that are in the new one, ended by NULL.
+     * NULL: nothing. */
+    void (*print)(const void *context, const char *const *kept, text_out *out);
     void (*print_json)(const void *context, json_out *json);
     void *context;
 } job_steps;

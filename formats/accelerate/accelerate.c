@@ -195,10 +195,10 @@ static void accelerate_close(fc_checkpoint *checkpoint) {
 }
 
 static const char *const extensions[] = {NULL};
-static const fc_own_file own_files[] = {{"pytorch_model_fsdp_*/.metadata", FC_CONTENT_PICKLE},
-                                        {"pytorch_model_fsdp_*/__*_*.distcp", FC_CONTENT_ZIP},
-                                        {"optimizer_*/.metadata", FC_CONTENT_PICKLE},
-                                        {"optimizer_*/__*_*.distcp", FC_CONTENT_ZIP},
+static const fc_own_file own_files[] = {{"pytorch_model_fsdp_*/.metadata", fc_dcp_is_metadata},
+                                        {"pytorch_model_fsdp_*/__*_*.distcp", fc_dcp_is_data},
+                                        {"optimizer_*/.metadata", fc_dcp_is_metadata},
+                                        {"optimizer_*/__*_*.distcp", fc_dcp_is_data},
                                         {NULL}};
 
 const fc_format fc_format_accelerate = {

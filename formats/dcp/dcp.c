@@ -109,7 +109,7 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
     return known ? FC_OK : refuse(path, is_directory, err);
 }
 
-static fc_code load_metadata(const char *path, fc_pickle **out, fc_error *err) {
+fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err) {
     int fd;
     uint64_t size;
     FC_TRY(fc_open_input(path, &fd, &size, err));
@@ -172,7 +172,7 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
     b.metadata_path = metadata_path;
     fc_code rc;
     FC_TRY_GOTO(fc_identities_add_header(checkpoint, metadata_path, options, err), rc, out);
-    FC_TRY_GOTO(load_metadata(metadata_path, &pickle, err), rc, out);
+    FC_TRY_GOTO(fc_dcp_load_metadata(metadata_path, &pickle, err), rc, out);
     b.p = pickle;
     rc = build(&b);
 out:
@@ -206,7 +206,7 @@ static void dcp_close(fc_checkpoint *checkpoint) {
 }
 
 static const char *const extensions[] = {NULL};
-static const fc_own_file own_files[] = {{".metadata", FC_CONTENT_PICKLE}, {"__*_*.distcp", FC_CONTENT_ZIP}, {NULL}};
+static const fc_own_file own_files[] = {{".metadata", fc_dcp_is_metadata}, {"__*_*.distcp", fc_dcp_is_data}, {NULL}};
 
 const fc_format fc_format_dcp = {
     .name = "dcp",

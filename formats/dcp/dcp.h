@@ -14,6 +14,12 @@
 #include "fsdpckpt/format.h"
 #include "torch/pickle.h"
 
+/** Loads the pickle of `.metadata`. The caller frees it. (dcp.c) */
+fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err);
+/** Members of fc_own_file. (own_files.c) */
+fc_code fc_dcp_is_metadata(const char *path, bool *is, fc_error *err);
+fc_code fc_dcp_is_data(const char *path, bool *is, fc_error *err);
+
 /** A data file. */
 typedef struct dcp_file {
     const char *name; /* relative_path in storage_data */

@@ -6,8 +6,7 @@
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
-static const fc_own_file own_files[] = {
-    {"index.h5", FC_CONTENT_HDF5, fc_h5_is_ours}, {"shard-*-of-*.h5", FC_CONTENT_HDF5, fc_h5_is_ours}, {NULL}};
+static const fc_own_file own_files[] = {{"index.h5", fc_h5_is_ours}, {"shard-*-of-*.h5", fc_h5_is_ours}, {NULL}};
 
 const fc_format fc_format_hdf5 = {
     .name = "h5",
@@ -31,6 +30,7 @@ const fc_format fc_format_hdf5 = {
     .writer =
         {
             .own_files = own_files,
+            .is_checkpoint = fc_h5_is_ours,
             .create = fc_h5_create,
             .reserve = fc_h5_reserve,
             .place = fc_h5_place,

@@ -90,8 +90,8 @@ fc_code fc_h5_check_dtype(const fc_h5_dataset *dataset, const char *path, fc_err
 /** Makes `tensor` the object with the file's foreign attributes, see full.c. */
 fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err);
 
-/** Stores whether this program wrote the open file of `size` bytes: its root group has our schema. See fc_own_file. */
-fc_code fc_h5_is_ours(int fd, uint64_t size, const char *path, bool *ours, fc_error *err);
+/** Stores whether this program wrote the file: its root group has our schema. See fc_own_file. */
+fc_code fc_h5_is_ours(const char *path, bool *ours, fc_error *err);
 
 /** Opens one file as a full checkpoint. */
 fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);

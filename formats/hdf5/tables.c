@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "checkpoint/own_files.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
@@ -61,11 +62,38 @@ static bool root_number(index_file *f, fc_h5_attribute attribute, uint64_t *valu
     return found;
 }
 
-fc_code fc_h5_is_ours(int fd, uint64_t size, const char *path, bool *ours, fc_error *err) {
-    index_file f = {.path = path, .fd = fd, .size = size, .err = err};
+/* Finds the schema in the attributes that the header of the root group has itself. */
+static fc_code has_schema(const char *path, bool *has, fc_error *err) {
+    index_file f = {.path = path, .fd = -1, .err = err};
     uint64_t schema;
-    *ours = root_number(&f, FC_H5_A_SCHEMA, &schema);
+    FC_TRY(fc_open_input(path, &f.fd, &f.size, err));
+    *has = root_number(&f, FC_H5_A_SCHEMA, &schema);
+    close(f.fd);
     return f.read;
+}
+
+static fc_code take_schema(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
+    (void)number;
+    (void)err;
+    *(bool *)context = file->root.schema != 0;
+    return FC_OK;
+}
+
+fc_code fc_h5_is_ours(const char *path, bool *ours, fc_error *err) {
+    fc_arena *arena = NULL;
+    *ours = false;
+    FC_TRY(has_schema(path, ours, err));
+    if (*ours) {
+        return FC_OK;
+    }
+    /* Where another program has added many attributes, they are in a heap, which libhdf5 reads. */
+    arena = fc_arena_new();
+    bool found = false, read;
+    fc_code rc = fc_own_if_read(
+        arena ? fc_h5_scan_files(arena, &path, 1, 0, false, take_schema, &found, err) : fc_no_memory(err, path), &read);
+    fc_arena_free(arena);
+    *ours = read && found;
+    return rc;
 }
 
 /* @return false if there are no tables of a known version. */

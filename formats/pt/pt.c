@@ -71,7 +71,7 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
 }
 
 static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
-static const fc_own_file own_files[] = {{"model_world_size_*_rank_*.pt", FC_CONTENT_ZIP}, {NULL}};
+static const fc_own_file own_files[] = {{"model_world_size_*_rank_*.pt", fc_torch_is_file}, {NULL}};
 
 const fc_format fc_format_pt = {
     .name = "pt",
@@ -97,6 +97,7 @@ const fc_format fc_format_pt = {
     .writer =
         {
             .own_files = own_files,
+            .is_checkpoint = fc_torch_is_file,
             .self_contained = true,
             .wants_crc32 = true,
             .holds_pickles = true,

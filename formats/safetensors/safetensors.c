@@ -6,6 +6,7 @@
 
 #include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
+#include "checkpoint/own_files.h"
 #include "engine/open_files.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -371,10 +372,30 @@ static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 }
 
 static const char *const extensions[] = {ST_EXTENSION, NULL};
-static const fc_own_file own_files[] = {{"model.safetensors.index.json", FC_CONTENT_JSON},
-                                        {"model.safetensors", FC_CONTENT_SAFETENSORS},
-                                        {"model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
-                                        {"shard-*-model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
+/* ---- what a target may replace ---- */
+
+static fc_code is_index(const char *path, bool *is, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    st_files files = {.directory = "."};
+    const fc_code read = arena ? fc_st_index_read(arena, path, &files, err) : fc_no_memory(err, path);
+    fc_st_files_free(&files);
+    fc_arena_free(arena);
+    return fc_own_if_read(read, is);
+}
+
+static fc_code is_safetensors(const char *path, bool *is, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    st_header header = {0};
+    const fc_code read = arena ? fc_st_header_read(arena, path, true, &header, err) : fc_no_memory(err, path);
+    fc_st_header_free(&header);
+    fc_arena_free(arena);
+    return fc_own_if_read(read, is);
+}
+
+static const fc_own_file own_files[] = {{"model.safetensors.index.json", is_index},
+                                        {"model.safetensors", is_safetensors},
+                                        {"model-*-of-*.safetensors", is_safetensors},
+                                        {"shard-*-model-*-of-*.safetensors", is_safetensors},
                                         {NULL}};
 
 static bool st_reshapes(fc_dtype dtype, int ndim) {
@@ -405,6 +426,7 @@ const fc_format fc_format_safetensors = {
     .writer =
         {
             .own_files = own_files,
+            .is_checkpoint = is_safetensors,
             .self_contained = true,
             .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
             .reshapes = st_reshapes,

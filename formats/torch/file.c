@@ -5,6 +5,7 @@
 #include "torch/torch_file.h"
 
 #include "base/checked.h"
+#include "checkpoint/own_files.h"
 #include "fsdpckpt/try.h"
 #include "io/stand_in.h"
 
@@ -98,6 +99,13 @@ fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_e
     return FC_OK;
 failed:
     fc_torch_file_close(f);
+    return rc;
+}
+
+fc_code fc_torch_is_file(const char *path, bool *is, fc_error *err) {
+    torch_file f;
+    const fc_code rc = fc_own_if_read(fc_torch_file_open(path, 0, &f, err), is);
+    fc_torch_file_close(&f);
     return rc;
 }
 

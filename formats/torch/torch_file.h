@@ -53,6 +53,9 @@ bool fc_torch_is_legacy(const unsigned char *head, size_t size);
 /** @return whether it is a tar file of torch before 0.1.10. */
 bool fc_torch_is_tar(const unsigned char *head, size_t size);
 
+/** Stores whether `path` is a torch.save file: an archive or a legacy file whose pickles can be read. */
+fc_code fc_torch_is_file(const char *path, bool *is, fc_error *err);
+
 /** Opens `path` and loads its pickle. After a failure nothing is left open. */
 fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_error *err);
 void fc_torch_file_close(torch_file *f);

@@ -1,31 +1,51 @@
 /*
- * Decides which files in a directory are ours, by the names and contents that the formats list.
+ * Decides which files a target may replace. Each format says itself which names it writes, and what is a checkpoint.
  */
+#include "checkpoint/own_files.h"
+
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
+#include <errno.h>
 #include <fnmatch.h>
+#include <sys/stat.h>
 
-enum { HEAD_SIZE = 4096 };
-
-/* An empty file holds nothing that could be lost. */
-static fc_code check_content(const fc_own_file *file, const char *name, int fd, uint64_t size, bool *own,
-                             fc_error *err) {
-    unsigned char head[HEAD_SIZE];
-    const size_t n = size < sizeof head ? (size_t)size : sizeof head;
-    FC_TRY(fc_pread_full(fd, head, n, 0, name, err));
-    *own = size == 0 || fc_is_content(file->content, head, n);
-    return *own && size > 0 && file->is_ours ? file->is_ours(fd, size, name, own, err) : FC_OK;
+fc_code fc_own_if_read(fc_code read, bool *own) {
+    *own = read == FC_OK;
+    return read == FC_ENOMEM || read == FC_EIO || read == FC_EINTERRUPTED ? read : FC_OK;
 }
 
-fc_code fc_is_own_file(const char *name, int fd, uint64_t size, bool *own, fc_error *err) {
+/* Whether the format writes files of this name and content into directories. */
+static fc_code check_named(const fc_format *format, const char *path, const char *name, bool *own, fc_error *err) {
+    for (const fc_own_file *file = format->writer.own_files; file && file->glob && !*own; file++) {
+        FC_TRY(fnmatch(file->glob, name, FNM_PATHNAME) == 0 ? file->is_ours(path, own, err) : FC_OK);
+    }
+    return FC_OK;
+}
+
+/* Whether some file of the format has this name. */
+static bool has_name(const fc_format *format, const char *name) {
+    const fc_own_file *file = format->writer.own_files;
+    while (file && file->glob && fnmatch(file->glob, name, FNM_PATHNAME) != 0) {
+        file++;
+    }
+    return file && file->glob;
+}
+
+fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
+    struct stat st;
     *own = false;
-    for (const fc_format *const *format = fc_formats(); *format && !*own; format++) {
-        for (const fc_own_file *file = (*format)->writer.own_files; file && file->glob && !*own; file++) {
-            if (fnmatch(file->glob, name, FNM_PATHNAME) == 0) {
-                FC_TRY(check_content(file, name, fd, size, own, err));
-            }
+    if (lstat(path, &st) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    for (const fc_format *const *f = fc_formats(); *f && !*own; f++) {
+        if (st.st_size == 0) {
+            *own = name ? has_name(*f, name) : true;
+        } else if (name) {
+            FC_TRY(check_named(*f, path, name, own, err));
+        } else if ((*f)->writer.is_checkpoint) {
+            FC_TRY((*f)->writer.is_checkpoint(path, own, err));
         }
     }
     return FC_OK;

@@ -9,13 +9,11 @@
 #include "checkpoint/identity.h"
 #include "io/directory.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static bool is_same_file(const struct stat *a, const char *path) {
     struct stat b;
@@ -62,26 +60,21 @@ static fc_code list_names(home *h, fc_arena *arena, fc_error *err) {
 }
 
 /* Refuses a file that a target could replace, but that is not part of the checkpoint. The commit refuses all others. */
-static fc_code check_file(const home *h, int directory, const char *entry, const char *name, fc_error *err) {
+static fc_code check_file(const home *h, const char *name, fc_error *err) {
+    char path[PATH_MAX];
     struct stat st;
     bool own = false;
-    if (fc_name_table_find(h->names, name, strlen(name)) != FC_NO_NAME) {
+    if (fc_name_table_find(h->names, name, strlen(name)) != FC_NO_NAME ||
+        snprintf(path, sizeof path, "%s/%s", h->path, name) >= PATH_MAX || lstat(path, &st) != 0 ||
+        !S_ISREG(st.st_mode) || st.st_size == 0) {
         return FC_OK;
     }
-    const int fd = openat(directory, entry, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        return FC_OK;
-    }
-    const fc_code rc = fc_is_own_file(name, fd, (uint64_t)st.st_size, &own, err);
-    close(fd);
-    return rc != FC_OK || !own ? rc
-                               : fc_fail(err, FC_EUSAGE,
-                                         "%s: is read, and replacing it would delete '%s', which is not part of the "
-                                         "checkpoint: move it away first, or name another target",
-                                         h->path, name);
+    FC_TRY(fc_is_own_file(path, name, &own, err));
+    return !own ? FC_OK
+                : fc_fail(err, FC_EUSAGE,
+                          "%s: is read, and replacing it would delete '%s', which is not part of the checkpoint: move "
+                          "it away first, or name another target",
+                          h->path, name);
 }
 
 /* @param folder "": the directory itself. */
@@ -95,10 +88,7 @@ static fc_code check_files(const home *h, const char *folder, fc_error *err) { /
         bool is_folder;
         snprintf(name, sizeof name, "%s%s%s", folder, *folder ? "/" : "", entry);
         FC_TRY_GOTO(fc_dir_is_folder(&dir, entry, &is_folder, err), rc, out);
-        FC_TRY_GOTO(!is_folder ? check_file(h, dirfd(dir.dir), entry, name, err)
-                    : *folder  ? FC_OK
-                               : check_files(h, name, err),
-                    rc, out);
+        FC_TRY_GOTO(!is_folder ? check_file(h, name, err) : *folder ? FC_OK : check_files(h, name, err), rc, out);
     }
 out:
     return fc_dir_close(&dir, rc, err);

@@ -1,6 +1,6 @@
 /*
- * Decides what --force may replace: only files that this program could have written, by name and content. Also gives
- * the new target the permissions and the owner of the old one. See replace.h.
+ * Decides what --force may replace: only files that the caller accepts (fc_commit_options.is_own_file). Also gives the
+ * new target the permissions and the owner of the old one. See replace.h.
  */
 #include "io/replace.h"
 
@@ -15,114 +15,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEAD_SIZE = 4096 };
-
-/* ---- content ---- */
-
-static bool starts_with(const unsigned char *head, size_t size, const char *magic, size_t length) {
-    return size >= length && memcmp(head, magic, length) == 0;
-}
-
-static size_t skip_space(const unsigned char *head, size_t size, size_t at) {
-    while (at < size && head[at] != '\0' && strchr(" \t\r\n", head[at])) {
-        at++;
-    }
-    return at;
-}
-
-/* A 64-bit length, then a JSON object, which has members or is empty. */
-static bool is_safetensors(const unsigned char *head, size_t size) {
-    if (size < 10 || head[8] != '{' || head[5] != 0 || head[6] != 0 || head[7] != 0) {
-        return false;
-    }
-    size_t at = skip_space(head, size, 9);
-    return at < size && (head[at] == '"' || head[at] == '}');
-}
-
-/* A JSON object whose first member is one of an index of shards. */
-static bool is_index(const unsigned char *head, size_t size) {
-    size_t at = skip_space(head, size, 0);
-    if (at == size || head[at] != '{') {
-        return false;
-    }
-    at = skip_space(head, size, at + 1);
-    return starts_with(head + at, size - at, "\"metadata\"", 10) ||
-           starts_with(head + at, size - at, "\"weight_map\"", 12);
-}
-
-/* A zip archive whose first record is one that torch.save writes, in a folder; or an empty archive. */
-static bool is_torch_zip(const unsigned char *head, size_t size) {
-    enum { HEADER = 30, LENGTH_AT = 26 };
-    static const char *const records[] = {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment"};
-    if (size < HEADER || !starts_with(head, size, "PK\3\4", 4)) {
-        return starts_with(head, size, "PK\5\6", 4);
-    }
-    size_t length = (size_t)(head[LENGTH_AT] | head[LENGTH_AT + 1] << 8);
-    length = length < size - HEADER ? length : size - HEADER;
-    const unsigned char *name = head + HEADER;
-    const unsigned char *slash = length > 0 ? memchr(name, '/', length) : NULL;
-    const size_t rest = slash ? length - (size_t)(slash + 1 - name) : 0;
-    for (size_t i = 0; i < sizeof records / sizeof *records && slash; i++) {
-        if (strlen(records[i]) == rest && memcmp(slash + 1, records[i], rest) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
-    switch (content) {
-    case FC_CONTENT_HDF5:
-        return starts_with(head, size, "\x89HDF\r\n\x1a\n", 8);
-    case FC_CONTENT_ZIP:
-        return is_torch_zip(head, size);
-    case FC_CONTENT_PICKLE:
-        return size >= 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5;
-    case FC_CONTENT_SAFETENSORS:
-        return is_safetensors(head, size);
-    case FC_CONTENT_JSON:
-        return is_index(head, size);
-    }
-    return false;
-}
-
-/* Opens a file in the open directory `parent`. */
-static fc_code open_old(int parent, const char *name, const char *shown, int *fd, uint64_t *size, fc_error *err) {
-    struct stat st;
-    *fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (*fd < 0 || fstat(*fd, &st) != 0) {
-        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be read before it is replaced", shown);
-        if (*fd >= 0) {
-            close(*fd);
-        }
-        return rc;
-    }
-    *size = (uint64_t)st.st_size;
-    return FC_OK;
-}
-
-/* Whether the content is that of a checkpoint in one file, which a target of one file may replace. */
-static bool is_checkpoint_file(const unsigned char *head, size_t size) {
-    return size == 0 || fc_is_content(FC_CONTENT_HDF5, head, size) || fc_is_content(FC_CONTENT_ZIP, head, size) ||
-           fc_is_content(FC_CONTENT_PICKLE, head, size) || fc_is_content(FC_CONTENT_SAFETENSORS, head, size);
-}
-
 /* ---- the old target ---- */
 
-static fc_code check_file(const char *path, fc_error *err) {
-    unsigned char head[HEAD_SIZE];
-    uint64_t size = 0;
-    int fd;
-    FC_TRY(open_old(AT_FDCWD, path, path, &fd, &size, err));
-    const size_t n = size < HEAD_SIZE ? (size_t)size : HEAD_SIZE;
-    fc_code rc = fc_pread_full(fd, head, n, 0, path, err);
-    close(fd);
-    return rc != FC_OK || is_checkpoint_file(head, n) ? rc
-                                                      : fc_fail(err, FC_EUSAGE,
-                                                                "%s: replacing it would delete a file that is not a "
-                                                                "checkpoint: remove it yourself or name another "
-                                                                "target",
-                                                                path);
+static fc_code check_file(const fc_commit_options *how, const char *path, fc_error *err) {
+    bool own = false;
+    FC_TRY(how->is_own_file ? how->is_own_file(path, NULL, &own, err) : FC_OK);
+    return own ? FC_OK
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: replacing it would delete a file that is not a checkpoint of a format that is written "
+                         "here: remove it yourself or name another target",
+                         path);
 }
 
 /* What keeps a directory from being replaced. */
@@ -143,21 +45,19 @@ static bool is_among(const char *name, const char *const *list) {
 static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
                            const char *name, fc_error *err) {
     struct stat st;
-    uint64_t size = 0;
-    int fd = -1;
+    bool own = false;
     if (fstatat(directory, entry, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
     if (S_ISREG(st.st_mode) && is_among(name, how->also)) {
         return FC_OK;
     }
-    if (!S_ISREG(st.st_mode) || !how->is_own_file) {
-        return refuse_entry(path, name, err);
+    char *full = NULL;
+    if (asprintf(&full, "%s/%s", path, name) < 0) {
+        return fc_no_memory(err, path);
     }
-    FC_TRY(open_old(directory, entry, name, &fd, &size, err));
-    bool own = false;
-    fc_code rc = how->is_own_file(name, fd, size, &own, err);
-    close(fd);
+    fc_code rc = S_ISREG(st.st_mode) && how->is_own_file ? how->is_own_file(full, name, &own, err) : FC_OK;
+    free(full);
     return rc != FC_OK || own ? rc : refuse_entry(path, name, err);
 }
 
@@ -239,7 +139,7 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
     if (how->is_directory) {
         FC_TRY(check_directory(how, path, err));
     } else if (!how->any_content) {
-        FC_TRY(check_file(path, err));
+        FC_TRY(check_file(how, path, err));
     }
     return FC_OK;
 }

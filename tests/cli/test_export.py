@@ -310,9 +310,14 @@ class Targets(Export):
         self.ok("export", "in.safetensors", "-o", "out", "--like", ref, "-f")
         with open(self.path("out", "notes.txt"), "w", encoding="utf-8") as f:
             f.write("mine")
-        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, "-f", contains=["notes.txt"])
-        os.remove(self.path("out", "notes.txt"))
-        self.fails(2, "export", "in.safetensors", "-o", "out", "-f", contains=["which this program does not write"])  # without --like it is not ours
+        files = sorted(os.listdir(self.path("out")))
+        for reference in (["--like", ref], []):  # what is not weights stays
+            self.assertIn("notes.txt", self.ok("export", "in.safetensors", "-o", "out", *reference, "-f"))
+            self.assertEqual(sorted(os.listdir(self.path("out"))), files)
+        with open(self.path("out", "pytorch_model.bin"), "w", encoding="utf-8") as f:
+            f.write("mine")
+        self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, "-f", contains=["which this program does not write"])
+        os.remove(self.path("out", "pytorch_model.bin"))
         self.assertEqual(self.exported(), self.model())
         self.fails(2, "export", "in.safetensors", "-o", ref, "--like", ref, "-f")
         self.assertEqual(sorted(os.listdir(ref))[-1], "tokenizer.json")

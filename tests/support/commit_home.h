@@ -4,17 +4,10 @@
 #ifndef FSDPCKPT_TESTS_COMMIT_HOME_H
 #define FSDPCKPT_TESTS_COMMIT_HOME_H
 
-#include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 
-/* The signature of HDF5, which makes a single file one that --force replaces. */
-#define OURS "\x89HDF\r\n\x1a\n"
-/* The start of a zip archive: in a directory, an HDF5 file must also have our schema. */
-/* A zip record: its 26 bytes of header have no NUL here, so its name ends with the file. */
-#define OURS_ZIP                                                                                                       \
-    "PK\3\4"                                                                                                           \
-    "--------------------------"                                                                                       \
-    "archive/data.pkl"
+/* The start of every file that the commits of `begin` may replace. */
+#define OURS "ours "
 
 /* Setup and teardown: the working directory is a new, empty one. */
 int enter(void **state);
@@ -30,7 +23,8 @@ void assert_content(const char *path, const char *text);
 extern char told[1024];
 void tell(void *unused, const char *line);
 
-/* Begins a commit whose messages go to `told`. */
+/* Begins a commit whose messages go to `told`. It may replace files that begin with OURS and, in a directory, have a
+   name of DCP or HDF5 shards, or of accelerate in a folder. */
 fc_code begin(const char *path, bool is_directory, bool force, uint64_t bytes, fc_commit **out, fc_error *err);
 
 #endif

@@ -76,8 +76,8 @@ static void directory_is_replaced_whole(void **state) {
     fc_error err;
     struct stat st;
     assert_int_equal(mkdir("out", 0777), 0);
-    put("out/__0_0.distcp", OURS_ZIP);
-    put("out/__1_0.distcp", OURS_ZIP);
+    put("out/__0_0.distcp", OURS);
+    put("out/__1_0.distcp", OURS);
     assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
     put_in(commit, "index.h5", "new");
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);

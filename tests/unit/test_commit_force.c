@@ -42,7 +42,7 @@ static void force_looks_into_files(void **state) {
     put("other/index.h5", "not HDF5");
     assert_int_equal(begin("other", true, true, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(unlink("other/index.h5"), 0);
-    put("other/__0_0.distcp", OURS_ZIP);
+    put("other/__0_0.distcp", OURS);
     assert_int_equal(symlink("../thesis.h5", "other/__1_0.distcp"), 0);
     assert_int_equal(begin("other", true, true, 10, &commit, &err), FC_EUSAGE);
     put("letter.h5", "Dear reader");
@@ -55,40 +55,6 @@ static void force_looks_into_files(void **state) {
     assert_int_equal(entries("."), 3);
 }
 
-/* The start of a file that --force replaces in a folder of accelerate. */
-#define PICKLE "\x80\2"
-
-/* Files of other programs, under names of ours, and what is ours of the same kind. */
-static void foreign_content_is_not_replaced(void **state) {
-    (void)state;
-    static const struct {
-        const char *name, *ours, *foreign;
-    } files[] = {
-        {"__0_0.distcp", OURS_ZIP, "PK\3\4--------------------------word/document.xml"},
-        {"__0_0.distcp", "PK\5\6", "PK\3\4--------------------------data.pkl"},
-        {".metadata", "\x80\4", "\x80 my key"},
-        {"model.safetensors.index.json", "{\n \"weight_map\": {}}", "{\"my\": \"settings\"}"},
-        {"model.safetensors.index.json", "{\"metadata\": {}}", "[]"},
-    };
-    assert_int_equal(mkdir("out", 0777), 0);
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        fc_commit *commit;
-        fc_error err;
-        char path[512];
-        snprintf(path, sizeof path, "out/%s", files[i].name);
-        put(path, files[i].foreign);
-        assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
-        assert_non_null(strstr(err.message, files[i].name));
-        put(path, files[i].ours);
-        assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
-        fc_commit_abort(commit);
-        assert_int_equal(unlink(path), 0);
-    }
-    assert_true(fc_is_content(FC_CONTENT_SAFETENSORS, (const unsigned char *)"\x10\0\0\0\0\0\0\0{ \"w\"", 12));
-    assert_true(fc_is_content(FC_CONTENT_SAFETENSORS, (const unsigned char *)"\2\0\0\0\0\0\0\0{}", 10));
-    assert_false(fc_is_content(FC_CONTENT_SAFETENSORS, (const unsigned char *)"\x10\0\0\0\0\0\0\0{my", 11));
-}
-
 /* Makes the target "out" with a folder and a file in it. */
 static void put_folder(const char *folder, const char *file) {
     char path[512];
@@ -97,7 +63,7 @@ static void put_folder(const char *folder, const char *file) {
     assert_int_equal(mkdir(path, 0777), 0);
     if (file) {
         snprintf(path, sizeof path, "out/%s/%s", folder, file);
-        put(path, PICKLE);
+        put(path, OURS);
     }
 }
 
@@ -181,8 +147,8 @@ static void permissions_are_kept(void **state) {
     assert_int_equal(stat("model.h5", &st), 0);
     assert_int_equal(st.st_mode & 07777, 0600);
     assert_int_equal(mkdir("out", 0777), 0);
-    put("out/__0_0.distcp", OURS_ZIP);
-    put("out/__1_0.distcp", OURS_ZIP);
+    put("out/__0_0.distcp", OURS);
+    put("out/__1_0.distcp", OURS);
     assert_int_equal(chmod("out/__0_0.distcp", 0640), 0);
     assert_int_equal(chmod("out/__1_0.distcp", 0604), 0);
     assert_int_equal(chmod("out", 0710), 0);
@@ -216,7 +182,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(force_deletes_only_its_own_files, enter, leave),
         cmocka_unit_test_setup_teardown(force_looks_into_files, enter, leave),
-        cmocka_unit_test_setup_teardown(foreign_content_is_not_replaced, enter, leave),
         cmocka_unit_test_setup_teardown(force_looks_into_folders, enter, leave),
         cmocka_unit_test_setup_teardown(permissions_of_folders_are_kept, enter, leave),
         cmocka_unit_test_setup_teardown(permissions_are_kept, enter, leave),

@@ -109,6 +109,9 @@ typedef struct fc_format_writer {
      * nothing else may be replaced. NULL: the format writes no directories.
      */
     const fc_own_file *own_files;
+    /** Stores whether the regular file `path`, which is not empty, is a checkpoint of this format that a target may
+     *  replace. NULL: a target is never one file. */
+    fc_code (*is_checkpoint)(const char *path, bool *is, fc_error *err);
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
     /** Sets the `section` of each value. A section is a checkpoint of its own within the target: values of two sections
@@ -180,10 +183,11 @@ static inline bool fc_format_writes(const fc_format *format) {
 }
 
 /**
- * Stores whether the open file `fd` of `size` bytes, called `name`, is one that some format writes into a directory:
- * name and content must agree. For fc_commit_options.is_own_file.
+ * Stores whether the regular file `path` is a checkpoint of some format, or with a `name`, whether some format writes
+ * files of this name and content into a directory. Nothing is lost with an empty file. For
+ * fc_commit_options.is_own_file.
  */
-fc_code fc_is_own_file(const char *name, int fd, uint64_t size, bool *own, fc_error *err);
+fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *err);
 
 /** How objects of one fc_object.encoding are decoded, and examined for code that loading them would execute. */
 typedef struct fc_object_encoding {

@@ -16,25 +16,12 @@ extern "C" {
 
 struct fc_progress; /* progress.h */
 
-/** The kinds of content that the first bytes of a file tell apart. */
-typedef enum fc_content {
-    FC_CONTENT_HDF5,
-    FC_CONTENT_ZIP,
-    FC_CONTENT_PICKLE,
-    FC_CONTENT_SAFETENSORS,
-    FC_CONTENT_JSON
-} fc_content;
-
 /** Files of one kind in a target directory. */
 typedef struct fc_own_file {
     const char *glob; /**< of the name relative to the target; "*" matches no "/" */
-    fc_content content;
-    /** Stores whether this program wrote the open file of `size` bytes. NULL: `content` decides. */
-    fc_code (*is_ours)(int fd, uint64_t size, const char *path, bool *ours, fc_error *err);
+    /** Stores whether the regular file `path`, which is not empty, has the content of such a file. */
+    fc_code (*is_ours)(const char *path, bool *ours, fc_error *err);
 } fc_own_file;
-
-/** Returns whether `head`, the first `size` bytes of a file, is that kind of content. */
-bool fc_is_content(fc_content content, const unsigned char *head, size_t size);
 
 /** Opens the regular file `path` read-only, close-on-exec. @return FC_ECORRUPT for anything else, e.g. a FIFO, which
  *  would block. */
@@ -92,13 +79,12 @@ typedef struct fc_reporter {
 typedef struct fc_commit_options {
     const char *path;
     bool is_directory;
-    bool force;       /**< replace a checkpoint file, or a directory that, with its subdirectories, contains only files
-                            that this program writes */
+    bool force;       /**< replace an existing target that contains only files that `is_own_file` accepts */
     bool any_content; /**< for a single file: `force` replaces it whatever it contains */
     uint64_t bytes;   /**< bytes that will be written; 0: unknown */
-    /** For a directory: stores whether `force` may replace the open file `fd` of `size` bytes with this relative name.
-     *  NULL: no file may be replaced. */
-    fc_code (*is_own_file)(const char *name, int fd, uint64_t size, bool *own, fc_error *err);
+    /** Stores whether `force` may replace the regular file `path`. `name`: its name relative to a target that is a
+     *  directory; NULL: the target is this file. NULL: no file may be replaced. */
+    fc_code (*is_own_file)(const char *path, const char *name, bool *own, fc_error *err);
     const char *const *also; /**< names of further files that it may replace, ended by NULL. NULL: none */
     fc_reporter reporter;
 } fc_commit_options;

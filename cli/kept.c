@@ -1,0 +1,84 @@
+/*
+ * Keeps the files next to the weights when --force replaces a directory of a model: see kept.h.
+ */
+#include "kept.h"
+
+#include "target.h"
+
+#include "fsdpckpt/export.h"
+#include "fsdpckpt/try.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static size_t count(const char *const *names) {
+    size_t n = 0;
+    while (names && names[n]) {
+        n++;
+    }
+    return n;
+}
+
+static bool is_among(const char *name, const char *const *names) {
+    while (names && *names && strcmp(*names, name) != 0) {
+        names++;
+    }
+    return names && *names;
+}
+
+static fc_code copy_kept(void *context, const char *staging, fc_error *err) {
+    const kept_files *kept = context;
+    FC_TRY(kept->add_files ? kept->add_files(kept->add_context, staging, err) : FC_OK);
+    return fc_side_files_copy(kept->from, kept->names, staging, err);
+}
+
+/* Lists the files of the old directory that the new one lacks. The hub puts .gitattributes into each. */
+static fc_code list(const char *from, const fc_convert_options *how, fc_arena *arena, const char *const **out,
+                    fc_error *err) {
+    static const char hub[] = ".gitattributes";
+    const char *const *found;
+    size_t n = 0;
+    FC_TRY(fc_side_files(from, true, arena, &found, err));
+    const char **names = fc_arena_calloc(arena, count(found) + 2, sizeof *names);
+    const char *attributes = fc_arena_printf(arena, "%s/%s", from, hub);
+    if (!names || !attributes) {
+        return fc_no_memory(err, from);
+    }
+    for (; *found; found++) {
+        if (!is_among(*found, how->added)) {
+            names[n++] = *found;
+        }
+    }
+    if (access(attributes, F_OK) == 0) {
+        names[n++] = hub;
+    }
+    *out = n > 0 ? names : NULL;
+    return FC_OK;
+}
+
+fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena, kept_files *kept, fc_error *err) {
+    *kept = (kept_files){.from = o->output, .add_files = how->add_files, .add_context = how->add_context};
+    if (!o->force || !o->output || !how->format->writer.split || !target_is_directory(o->output)) {
+        return FC_OK;
+    }
+    if (access(o->output, F_OK) != 0) {
+        return FC_OK; /* a name that ends with "/" */
+    }
+    FC_TRY(list(o->output, how, arena, &kept->names, err));
+    if (!kept->names) {
+        return FC_OK;
+    }
+    const size_t added = count(how->added), more = count(kept->names);
+    const char **all = fc_arena_calloc(arena, added + more + 1, sizeof *all);
+    if (!all) {
+        return fc_no_memory(err, o->output);
+    }
+    for (size_t i = 0; i < added + more; i++) {
+        all[i] = i < added ? how->added[i] : kept->names[i - added];
+    }
+    how->added = all;
+    how->add_files = copy_kept;
+    how->add_context = kept;
+    return FC_OK;
+}

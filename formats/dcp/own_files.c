@@ -1,0 +1,51 @@
+/*
+ * Says which files of a directory are those of a DCP checkpoint, so that a target may replace them.
+ */
+#include "dcp/dcp.h"
+
+#include "checkpoint/own_files.h"
+#include "fsdpckpt/io.h"
+#include "fsdpckpt/try.h"
+
+#include <string.h>
+#include <unistd.h>
+
+fc_code fc_dcp_is_metadata(const char *path, bool *is, fc_error *err) {
+    fc_pickle *pickle = NULL;
+    FC_TRY(fc_own_if_read(fc_dcp_load_metadata(path, &pickle, err), is));
+    *is = *is && fc_pickle_is_object(pickle, pickle->root, FC_CLASS_METADATA);
+    fc_pickle_free(pickle);
+    return FC_OK;
+}
+
+/* Whether the bytes are the start of an archive of torch.save in memory: its first record is a pickle of this name. */
+static bool is_archive(const unsigned char *head, size_t size) {
+    enum { HEADER = 30, METHOD_AT = 8, NAME_AT = 26, EXTRA_AT = 28, PROTO = 0x80 };
+    static const char first[] = "archive/data.pkl";
+    const size_t name = sizeof first - 1;
+    if (size < HEADER + name || memcmp(head, "PK\3\4", 4) != 0 || memcmp(head + HEADER, first, name) != 0) {
+        return false;
+    }
+    const size_t length = (size_t)(head[NAME_AT] | head[NAME_AT + 1] << 8);
+    const size_t data = HEADER + name + (size_t)(head[EXTRA_AT] | head[EXTRA_AT + 1] << 8);
+    return length == name && head[METHOD_AT] == 0 && head[METHOD_AT + 1] == 0 && data < size && head[data] == PROTO;
+}
+
+/* The first archive is at the start, or after the zeros that align its data to a page. */
+fc_code fc_dcp_is_data(const char *path, bool *is, fc_error *err) {
+    enum { PAGE = 4096 };
+    unsigned char head[2 * PAGE];
+    uint64_t size = 0;
+    size_t at = 0;
+    int fd;
+    *is = false;
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    const size_t n = size < sizeof head ? (size_t)size : sizeof head;
+    const fc_code rc = fc_pread_full(fd, head, n, 0, path, err);
+    close(fd);
+    while (rc == FC_OK && at < n && at < PAGE && head[at] == 0) {
+        at++;
+    }
+    *is = rc == FC_OK && is_archive(head + at, n - at);
+    return rc;
+}

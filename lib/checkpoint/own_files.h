@@ -1,0 +1,19 @@
+/*
+ * For formats that say which files a target may replace: fc_own_file.is_ours and fc_format_writer.is_checkpoint.
+ */
+#ifndef FSDPCKPT_CHECKPOINT_OWN_FILES_H
+#define FSDPCKPT_CHECKPOINT_OWN_FILES_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+
+/** Sets `*own` to whether the format could read a file, given what reading it returned. @return the errors that say
+ *  nothing about the file. */
+fc_code fc_own_if_read(fc_code read, bool *own);
+
+#endif
