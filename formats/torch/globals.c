@@ -2,6 +2,7 @@
  * The allowlist: which globals a pickle may name, and what each of them means to the pickle machine. Nothing here is
  * executed. The names are those that torch 1.13 to 2.15 write, from their sources and from real checkpoints.
  */
+#include "torch/harmless.h"
 #include "torch/pickle.h"
 
 #include <string.h>
@@ -35,23 +36,10 @@ static const entry entries[] = {
     {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", FC_GLOBAL_CLASS,
      FC_CLASS_TENSOR_PROPERTIES},
     {"torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING", FC_GLOBAL_ENUM, 0},
-    {"torch.distributed._shard.sharded_tensor.metadata", "ShardedTensorMetadata", FC_GLOBAL_INERT, 0},
-    {"torch.distributed._shard.metadata", "ShardMetadata", FC_GLOBAL_INERT, 0},
-    {"torch.distributed.remote_device", "_remote_device", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo", FC_GLOBAL_CLASS, FC_CLASS_STORAGE_INFO},
     {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo", FC_GLOBAL_CLASS, FC_CLASS_STORAGE_INFO},
-    /* Megatron stores the ranks' plans in `.metadata`, so that the next save need not plan again. */
-    {"torch.distributed.checkpoint.planner", "SavePlan", FC_GLOBAL_INERT, 0},
-    {"megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan", FC_GLOBAL_INERT, 0},
-    {"torch.distributed.checkpoint.planner", "WriteItem", FC_GLOBAL_INERT, 0},
-    {"torch.distributed.checkpoint.planner", "WriteItemType", FC_GLOBAL_INERT, 0},
-    {"torch.distributed.checkpoint.planner", "TensorWriteData", FC_GLOBAL_INERT, 0},
-    {"torch.distributed.checkpoint.planner", "BytesIOWriteData", FC_GLOBAL_INERT, 0},
     {"torch", "Size", FC_GLOBAL_SIZE, 0},
     {"torch", "device", FC_GLOBAL_DEVICE, 0},
-    {"torch", "Tensor", FC_GLOBAL_INERT, 0},
-    {"torch._tensor", "Tensor", FC_GLOBAL_INERT, 0},
-    {"torch.nn.parameter", "Parameter", FC_GLOBAL_INERT, 0},
     {"torch.serialization", "_get_layout", FC_GLOBAL_LAYOUT, 0},
     {"torch", "DoubleStorage", FC_GLOBAL_STORAGE, FC_F64},
     {"torch", "FloatStorage", FC_GLOBAL_STORAGE, FC_F32},
@@ -100,17 +88,6 @@ static const entry entries[] = {
     BUILTIN("bytearray", FC_GLOBAL_BYTEARRAY),
     BUILTIN("complex", FC_GLOBAL_COMPLEX),
     BUILTIN("getattr", FC_GLOBAL_GETATTR),
-    BUILTIN("int", FC_GLOBAL_INERT),
-    BUILTIN("float", FC_GLOBAL_INERT),
-    BUILTIN("str", FC_GLOBAL_INERT),
-    BUILTIN("bool", FC_GLOBAL_INERT),
-    BUILTIN("tuple", FC_GLOBAL_INERT),
-    BUILTIN("object", FC_GLOBAL_INERT),
-    BUILTIN("range", FC_GLOBAL_INERT),
-    {"__builtin__", "xrange", FC_GLOBAL_INERT, 0}, /* names of Python 2, which protocol 2 still uses */
-    {"__builtin__", "long", FC_GLOBAL_INERT, 0},
-    {"__builtin__", "unicode", FC_GLOBAL_INERT, 0},
-    BUILTIN("slice", FC_GLOBAL_INERT),
     {"pathlib", "PosixPath", FC_GLOBAL_PATH, 0},
     {"pathlib", "PurePosixPath", FC_GLOBAL_PATH, 0},
     {"pathlib", "WindowsPath", FC_GLOBAL_PATH, 0},
@@ -120,148 +97,6 @@ static const entry entries[] = {
     {"pathlib._local", "PurePosixPath", FC_GLOBAL_PATH, 0},
     {"pathlib._local", "WindowsPath", FC_GLOBAL_PATH, 0},
     {"pathlib._local", "PureWindowsPath", FC_GLOBAL_PATH, 0},
-};
-
-/* Classes of trainers whose instances are data: creating one and setting its state only sets fields. */
-static const struct {
-    const char *module, *name;
-    bool is_enum; /* getattr of it gives a member */
-} harmless[] = {
-    {"argparse", "Namespace", false},
-    {"types", "SimpleNamespace", false},
-    {"datetime", "datetime", false},
-    {"datetime", "date", false},
-    {"datetime", "time", false},
-    {"datetime", "timedelta", false},
-    {"datetime", "timezone", false},
-    {"decimal", "Decimal", false},
-    {"fractions", "Fraction", false},
-    {"uuid", "UUID", false},
-    {"uuid", "SafeUUID", true},
-    {"collections", "deque", false},
-    {"collections", "ChainMap", false},
-    {"UserDict", "IterableUserDict",
-     false}, /* names of Python 2, which protocol 2 uses for collections.UserDict and UserList */
-    {"UserList", "UserList", false},
-    {"functools", "partial", false}, /* creating one calls nothing; a call of one is the result of another call */
-    {"ipaddress", "IPv4Address", false},
-    {"ipaddress", "IPv6Address", false},
-    {"ipaddress", "IPv4Network", false},
-    {"ipaddress", "IPv6Network", false},
-    {"ipaddress", "IPv4Interface", false},
-    {"ipaddress", "IPv6Interface", false},
-    {"zoneinfo", "ZoneInfo", false},
-    {"re", "_compile", false},
-    {"re", "RegexFlag", true},
-    {"time", "struct_time", false},
-    {"_io", "BytesIO", false}, /* the _extra_state of Transformer Engine */
-    {"_io", "StringIO", false},
-    {"array", "array", false},
-    {"itertools", "count", false},
-    {"random", "Random", false},
-    {"string", "Template", false},
-    {"operator", "itemgetter", false}, /* as with partial, creating one calls nothing */
-    {"operator", "attrgetter", false},
-    {"http", "HTTPStatus", true},
-    {"__builtin__", "Ellipsis", false},
-    {"builtins", "Ellipsis", false},
-    {"torch.torch_version", "TorchVersion", false},
-    {"torch._C", "Generator", false},
-    {"signal", "Signals", true},
-    /* numpy 1 and numpy 2 name their modules differently. */
-    {"numpy", "dtype", false},
-    {"numpy", "ndarray", false},
-    {"numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", false},
-    {"numpy.core.multiarray", "scalar", false},
-    {"numpy.core.multiarray", "_reconstruct", false},
-    {"numpy._core.multiarray", "scalar", false},
-    {"numpy._core.multiarray", "_reconstruct", false},
-    {"numpy.core.numeric", "_frombuffer", false},
-    {"numpy._core.numeric", "_frombuffer", false},
-    {"omegaconf.dictconfig", "DictConfig", false},
-    {"omegaconf.listconfig", "ListConfig", false},
-    {"omegaconf.base", "ContainerMetadata", false},
-    {"omegaconf.base", "Metadata", false},
-    {"omegaconf.base", "SCMode", true},
-    {"omegaconf.base", "UnionNode", false},
-    {"omegaconf.nodes", "AnyNode", false},
-    {"omegaconf.nodes", "StringNode", false},
-    {"omegaconf.nodes", "IntegerNode", false},
-    {"omegaconf.nodes", "FloatNode", false},
-    {"omegaconf.nodes", "BooleanNode", false},
-    {"omegaconf.nodes", "BytesNode", false},
-    {"omegaconf.nodes", "PathNode", false},
-    {"omegaconf.nodes", "EnumNode", false},
-    {"typing", "Any", false},
-    {"lightning_fabric.utilities.data", "AttributeDict", false},
-    {"lightning.fabric.utilities.data", "AttributeDict", false},
-    {"pytorch_lightning.utilities.parsing", "AttributeDict", false},
-    {"megatron.core.enums", "ModelType", true},
-    {"megatron.core.enums", "Fp8Recipe", true},
-    {"megatron.core.transformer.enums", "AttnBackend", true},
-    {"megatron.core.transformer.enums", "AttnMaskType", true},
-    {"megatron.core.transformer.enums", "AttnType", true},
-    {"megatron.core.transformer.enums", "LayerType", true},
-    {"megatron.core.rerun_state_machine", "RerunDiagnostic", true},
-    {"megatron.core.rerun_state_machine", "RerunMode", true},
-    {"megatron.core.rerun_state_machine", "RerunState", true},
-    {"megatron.model.enums", "AttnMaskType", true},
-    {"megatron.model.enums", "LayerType", true},
-    {"megatron.model.enums", "PositionEmbeddingType", true},
-    {"deepspeed.runtime.fp16.loss_scaler", "LossScaler", false},
-    {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler", false},
-    {"deepspeed.utils.tensor_fragment", "fragment_address", false},
-    {"deepspeed.runtime.zero.config", "ZeroStageEnum", true},
-    {"transformers.training_args", "TrainingArguments", false},
-    {"transformers.training_args", "OptimizerNames", true},
-    {"transformers.training_args", "ParallelMode", true},
-    {"transformers.trainer_utils", "IntervalStrategy", true},
-    {"transformers.trainer_utils", "SaveStrategy", true},
-    {"transformers.trainer_utils", "EvaluationStrategy", true},
-    {"transformers.trainer_utils", "SchedulerType", true},
-    {"transformers.trainer_utils", "HubStrategy", true},
-    {"accelerate.utils.dataclasses", "DistributedType", true},
-    {"accelerate.utils.dataclasses", "PrecisionType", true},
-    {"accelerate.utils.dataclasses", "RNGType", true},
-    {"accelerate.utils.dataclasses", "LoggerType", true},
-    {"accelerate.utils.dataclasses", "ComputeEnvironment", true},
-    {"accelerate.utils.dataclasses", "DynamoBackend", true},
-    {"accelerate.utils.dataclasses", "DDPCommunicationHookType", true},
-    {"accelerate.utils.dataclasses", "SageMakerDistributedType", true},
-    {"accelerate.utils.dataclasses", "GradientAccumulationPlugin", false},
-    {"accelerate.utils.dataclasses", "ProjectConfiguration", false},
-    {"accelerate.utils.dataclasses", "DataLoaderConfiguration", false},
-    {"accelerate.utils.dataclasses", "GradScalerKwargs", false},
-    {"accelerate.utils.dataclasses", "InitProcessGroupKwargs", false},
-    {"accelerate.utils.dataclasses", "DistributedDataParallelKwargs", false},
-    {"transformers.trainer_pt_utils", "AcceleratorConfig", false},
-    {"transformers.trainer_callback", "TrainerState", false},
-    {"transformers.trainer_utils", "FSDPOption", true},
-    {"transformers.debug_utils", "DebugOption", true},
-    {"torch.distributed.fsdp.api", "StateDictType", true},
-    {"torch.distributed.fsdp.api", "ShardingStrategy", true},
-    {"torch.distributed.fsdp.api", "BackwardPrefetch", true},
-    {"torch.distributed.fsdp.api", "CPUOffload", false},
-    {"torch.distributed.fsdp.api", "MixedPrecision", false},
-    {"torch.distributed.fsdp.api", "FullStateDictConfig", false},
-    {"torch.distributed.fsdp.api", "LocalStateDictConfig", false},
-    {"torch.distributed.fsdp.api", "ShardedStateDictConfig", false},
-    {"torch.distributed.fsdp.api", "FullOptimStateDictConfig", false},
-    {"torch.distributed.fsdp.api", "LocalOptimStateDictConfig", false},
-    {"torch.distributed.fsdp.api", "ShardedOptimStateDictConfig", false},
-    {"torch.distributed.tensor.placement_types", "Shard", false},
-    {"torch.distributed.tensor.placement_types", "Replicate", false},
-    {"torch.distributed.tensor.placement_types", "Partial", false},
-    {"torch.distributed.tensor.placement_types", "_StridedShard", false},
-    {"torch.distributed.distributed_c10d", "ReduceOp", false},
-    {"torch._C._distributed_c10d", "ReduceOp", false},
-    {"torch.distributed.fsdp", "MixedPrecisionPolicy", false},
-    {"torch.distributed.fsdp", "OffloadPolicy", false},
-    {"torch.distributed.fsdp", "CPUOffloadPolicy", false},
-    {"torch.distributed.fsdp._fully_shard._fsdp_api", "MixedPrecisionPolicy", false},
-    {"torch.distributed.fsdp._fully_shard._fsdp_api", "OffloadPolicy", false},
-    {"torch.distributed.fsdp._fully_shard._fsdp_api", "CPUOffloadPolicy", false},
-    {"torch.distributed.checkpoint.state_dict", "StateDictOptions", false},
 };
 
 /* Dtypes of torch that fsdpckpt does not have. They are known so that a message can name the tensor. */
@@ -291,12 +126,6 @@ static bool find_dtype(const char *name, size_t len, uint32_t *aux) {
     return false;
 }
 
-bool fc_global_is_layer(const char *module, size_t module_len, const char *name, size_t name_len) {
-    static const char layers[] = "torch.nn.modules.";
-    return module_len >= sizeof layers && memcmp(module, layers, sizeof layers - 1) == 0 && name_len > 0 &&
-           name[0] >= 'A' && name[0] <= 'Z' && !memchr(name, '.', name_len);
-}
-
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux) {
     *aux = 0;
     if (equals(module, module_len, "torch") && find_dtype(name, name_len, aux)) {
@@ -308,17 +137,7 @@ fc_global_kind fc_global_find(const char *module, size_t module_len, const char 
             return entries[i].kind;
         }
     }
-    /* Creating one without its constructor only sets its fields. */
-    if (fc_global_is_layer(module, module_len, name, name_len)) {
-        return FC_GLOBAL_INERT;
-    }
-    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
-        if (equals(name, name_len, harmless[i].name) && equals(module, module_len, harmless[i].module)) {
-            *aux = harmless[i].is_enum;
-            return FC_GLOBAL_INERT;
-        }
-    }
-    return FC_GLOBAL_UNKNOWN;
+    return fc_harmless_find(module, module_len, name, name_len) ? FC_GLOBAL_INERT : FC_GLOBAL_UNKNOWN;
 }
 
 const char *fc_storage_class(fc_dtype dtype) {

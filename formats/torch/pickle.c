@@ -6,7 +6,7 @@
 
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
-#include "torch/pickle_private.h"
+#include "torch/pickle_judge.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -419,6 +419,26 @@ static fc_code run(fc_pickle_vm *vm) {
     }
 }
 
+/* In `.metadata`, a call that is not known to be harmless is an error. */
+static fc_code judge(fc_pickle_vm *vm) {
+    fc_pickle *p = vm->p;
+    char name[256];
+    if (vm->mode == FC_PICKLE_STRICT) {
+        p->risk = FC_RISK_NONE; /* of classes that are similar to known ones */
+    }
+    if (!fc_pickle_judge(p, vm->calls, vm->ncalls, p->size, vm->mode == FC_PICKLE_ITEM)) {
+        return fc_pickle_nomem(vm);
+    }
+    if (vm->mode == FC_PICKLE_ITEM || p->risk == FC_RISK_NONE) {
+        return FC_OK;
+    }
+    fc_pickle_risky_name(p, name, sizeof name);
+    return p->risk == FC_RISK_RUNS
+               ? fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle calls %s: this file may be hostile", name)
+               : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED,
+                                "unsupported: %s is not known to be harmless as it is used here", name);
+}
+
 fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_pickle **out, fc_error *err) {
     fc_pickle_vm vm = {0};
     *out = NULL;
@@ -437,6 +457,7 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     fc_pickle_rewind(&vm.reader);
     FC_TRY_GOTO(fc_pickle_scan(&vm.reader, &vm.memo), rc, out);
     FC_TRY_GOTO(run(&vm), rc, out);
+    FC_TRY_GOTO(judge(&vm), rc, out);
     *out = vm.p;
     vm.p = NULL;
 out:
@@ -445,6 +466,7 @@ out:
     free(vm.memo.values);
     free(vm.stack);
     free(vm.marks);
+    free(vm.calls);
     free(vm.reader.buffer);
     fc_pickle_free(vm.p);
     return rc;

@@ -151,6 +151,7 @@ typedef struct fc_pickle {
     fc_pv persids;       /* a list of all persistent ids, or 0 */
     fc_pickle_risk risk; /* the highest risk of all calls and globals, including those whose value was dropped */
     fc_pv risky;         /* the first global of that risk; 0 if none has a name */
+    bool risk_of_use;    /* whether the risk is what the global is given, and not the global itself */
     uint64_t size;       /* size of the pickle in bytes; the source may be longer */
 } fc_pickle;
 
@@ -187,9 +188,6 @@ bool fc_global_runs(const char *module, const char *name);
 
 /** @return whether a global that is not in the allowlist is harmless unless it is called: a class of torch or numpy. */
 bool fc_global_is_reference(const char *module, const char *name);
-
-/** @return whether it is a layer of torch.nn, such as a loss that was saved with the weights. */
-bool fc_global_is_layer(const char *module, size_t module_len, const char *name, size_t name_len);
 
 /** @return the name of torch's class of storages of `dtype`, such as "FloatStorage"; NULL if there is none. */
 const char *fc_storage_class(fc_dtype dtype);
@@ -246,7 +244,7 @@ bool fc_pickle_int(const fc_pickle *p, fc_pv v, int64_t *out);
 /** @return whether `v` is the string `text`. */
 bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text);
 
-/** @return whether `v` is the global `module`.`name`; a NULL module matches any module. */
+/** @return whether `v` is the global `module`.`name`; a NULL module or name matches any. */
 bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name);
 
 /** @return the kind of a global. */
@@ -254,6 +252,11 @@ static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint3
     uint64_t cell = p->cells[fc_pv_payload(v)];
     *aux = (uint32_t)(cell >> 32);
     return (fc_global_kind)(uint32_t)cell;
+}
+
+/** @return the number of a global's entry in the table of harmless ones (harmless.h), or 0. */
+static inline uint32_t fc_pickle_global_entry(const fc_pickle *p, fc_pv v) {
+    return (uint32_t)p->cells[fc_pv_payload(v) + 3];
 }
 
 /** Writes the name of pickle->risky, truncated to `size` bytes. @return `buf`. */

@@ -2,7 +2,9 @@
  * The calls in a pickle: GLOBAL, REDUCE, NEWOBJ, BUILD, and adding items to containers. Nothing is called. Known
  * constructors are replaced by the values that they would create; every other call becomes an inert FC_PV_CALL.
  */
+#include "base/grow.h"
 #include "fsdpckpt/try.h"
+#include "torch/pickle_judge.h"
 #include "torch/pickle_private.h"
 
 #include <string.h>
@@ -50,6 +52,10 @@ static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     vm->p->cells[at + 1] = args;
     vm->p->cells[at + 5] = (uint64_t)risk << 8;
     *out = fc_pv_make(FC_PV_CALL, at);
+    if (!fc_grow(&vm->calls, &vm->calls_capacity, vm->ncalls + 1, sizeof *vm->calls)) {
+        return fc_pickle_nomem(vm);
+    }
+    vm->calls[vm->ncalls++] = *out;
     return FC_OK;
 }
 
@@ -177,17 +183,16 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
 
 /* Whether a defaultdict's factory, which is called when a missing key is looked up, only creates data. */
 static bool is_data_factory(const fc_pickle *p, fc_pv factory) {
-    uint32_t aux;
-    if (fc_pv_typeof(factory) != FC_PV_GLOBAL) {
-        return factory == 0 || fc_pv_typeof(factory) == FC_PV_NONE;
-    }
-    fc_global_kind kind = fc_pickle_global(p, factory, &aux);
-    return kind != FC_GLOBAL_UNKNOWN && kind != FC_GLOBAL_GETATTR;
+    return factory == 0 || fc_pv_typeof(factory) == FC_PV_NONE || fc_pickle_is_harmless_function(p, factory);
 }
 
 /* Makes a dict that records its class and its factory. The factory is code, but only its name is kept. */
 static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv factory, fc_pv *out) {
     FC_TRY(make_container(vm, callee, FC_PV_DICT, init, out));
+    /* The class calls `keys` or `items` of the other dict, which may be an attribute of it. No pickler writes this. */
+    if (fc_pv_typeof(init) == FC_PV_DICT && vm->p->containers[fc_pv_payload(init)].state) {
+        fc_pickle_note_risk(vm->p, FC_RISK_RUNS, callee);
+    }
     if (!fc_pickle_is_str(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], "dict")) {
         vm->p->containers[fc_pv_payload(*out)].cls = callee;
         vm->p->containers[fc_pv_payload(*out)].factory = factory;
@@ -332,21 +337,7 @@ static fc_code call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     }
 }
 
-/* A layer is pickled without its constructor, which may copy its arguments in ways that they decide. */
-static bool constructs_layer(const fc_pickle *p, fc_pv callee) {
-    size_t m, n;
-    if (fc_pv_typeof(callee) != FC_PV_GLOBAL) {
-        return false;
-    }
-    const char *module = fc_pickle_bytes(p, p->cells[fc_pv_payload(callee) + 1], &m);
-    const char *name = fc_pickle_bytes(p, p->cells[fc_pv_payload(callee) + 2], &n);
-    return fc_global_is_layer(module, m, name, n);
-}
-
 fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
-    if (constructs_layer(vm->p, callee)) {
-        fc_pickle_note_risk(vm->p, FC_RISK_UNKNOWN, callee);
-    }
     return call(vm, callee, args, out);
 }
 
@@ -385,6 +376,22 @@ static bool has_attributes(const fc_pickle *p, fc_pv dict) {
     return cls && !fc_pickle_is_str(p, p->cells[fc_pv_payload(cls) + 2], "defaultdict");
 }
 
+/* A state that is not a dict can set anything, also the class. */
+static fc_code examine_attributes(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
+    fc_pickle *p = vm->p;
+    size_t n = 0;
+    bool harmless = fc_pv_typeof(state) == FC_PV_DICT && !p->containers[fc_pv_payload(state)].state;
+    const fc_pv *items = harmless ? fc_pickle_items(p, state, &n) : NULL;
+    FC_TRY(fc_pickle_count_taken(vm, n));
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        harmless = harmless && fc_pv_typeof(items[i]) == FC_PV_STR && !fc_pickle_is_dunder(p, items[i]);
+    }
+    if (!harmless) {
+        fc_pickle_note_risk(p, FC_RISK_UNKNOWN, p->containers[fc_pv_payload(instance)].cls);
+    }
+    return FC_OK;
+}
+
 fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     switch (fc_pv_typeof(instance)) {
     case FC_PV_OBJECT:
@@ -396,6 +403,9 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     case FC_PV_DICT: /* attributes, such as nn.Module.state_dict's _metadata */
         if (!has_attributes(vm->p, instance) && fc_pv_typeof(state) != FC_PV_NONE) {
             break;
+        }
+        if (fc_pv_typeof(state) != FC_PV_NONE) {
+            FC_TRY(examine_attributes(vm, instance, state));
         }
         if (vm->p->containers[fc_pv_payload(instance)].state) { /* which may have an attribute __setstate__ */
             fc_pickle_note_risk(vm->p, FC_RISK_RUNS, 0);

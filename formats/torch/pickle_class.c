@@ -3,7 +3,7 @@
  * with the same fields.
  */
 #include "fsdpckpt/try.h"
-#include "torch/pickle_private.h"
+#include "torch/pickle_judge.h"
 
 /* Reports a class in `.metadata` that is neither known nor similar to a known one. */
 fc_code fc_pickle_unsupported_class(fc_pickle_vm *vm, fc_pv global) {
@@ -93,6 +93,19 @@ static fc_code recognise(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     return FC_OK;
 }
 
+/* A state that sets __class__ or similar would change what the instance is. */
+static fc_code refuse_dunder(fc_pickle_vm *vm, fc_pv instance, const fc_pv *pairs, size_t n) {
+    char name[256];
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        if (fc_pv_typeof(pairs[i]) == FC_PV_STR && fc_pickle_is_dunder(vm->p, pairs[i])) {
+            fc_pickle_global_name(vm->p, fc_pickle_callee(vm->p, instance), name, sizeof name);
+            return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                                  "the state of %s sets a name that Python reserves: this file may be hostile", name);
+        }
+    }
+    return FC_OK;
+}
+
 fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     fc_pickle *p = vm->p;
     uint32_t cls;
@@ -113,6 +126,7 @@ fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     if (type == FC_PV_DICT) {
         items = fc_pickle_items(p, state, &n);
         FC_TRY(fc_pickle_count_taken(vm, n));
+        FC_TRY(refuse_dunder(vm, instance, items, n));
         set_slots(p, instance, fields, items, n);
         if (!p->containers[fc_pv_payload(state)].memoized) {
             fc_pickle_recycle(p, state);

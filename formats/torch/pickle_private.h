@@ -169,6 +169,8 @@ typedef struct fc_pickle_vm {
     bool puts;             /* whether there was a PUT */
     uint64_t taken;        /* number of items and bytes that calls took from their arguments */
     size_t protected_cell; /* the memo may refer to cells below this one */
+    fc_pv *calls;          /* all calls, also those whose results were dropped */
+    size_t ncalls, calls_capacity;
 } fc_pickle_vm;
 
 /* Store values. Each returns false when out of memory. */

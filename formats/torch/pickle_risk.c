@@ -1,170 +1,17 @@
 /*
  * What loading a pickle in Python would do besides creating data: the risk of each call, and keys that Python cannot
- * hash. Safety does not depend on the list of dangerous functions being complete, because everything outside the
- * allowlist of globals.c is at least an unknown class. The list only decides which message a user reads.
+ * hash. pickle_judge.c then examines the arguments of what is in the table of harmless classes.
  */
-#include "torch/pickle_private.h"
+#include "torch/pickle_judge.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_WRAPPERS = 8, MAX_KEY_DEPTH = 16, MAX_KEY_ITEMS = 1024 };
-
-/* Modules whose functions run code, start programs, or load other pickles. Their submodules count, too. */
-static const char *const running_modules[] = {
-    "os",
-    "posix",
-    "nt",
-    "subprocess",
-    "sys",
-    "shutil",
-    "pty",
-    "commands",
-    "popen2",
-    "ctypes",
-    "importlib",
-    "imp",
-    "runpy",
-    "code",
-    "codeop",
-    "pdb",
-    "bdb",
-    "timeit",
-    "profile",
-    "cProfile",
-    "trace",
-    "pickle",
-    "_pickle",
-    "cPickle",
-    "marshal",
-    "dill",
-    "cloudpickle",
-    "joblib",
-    "webbrowser",
-    "socket",
-    "http",
-    "urllib",
-    "requests",
-    "smtplib",
-    "ftplib",
-    "asyncio",
-    "multiprocessing",
-    "threading",
-    "_thread",
-    "signal",
-    "pip",
-    "setuptools",
-    "distutils",
-    "types",
-    "operator",
-    "_operator",
-    "torch.hub",
-    "torch.jit",
-    "torch.package",
-    "torch.fx",
-    "torch._dynamo",
-    "torch._inductor",
-    "torch.ops",
-    "torch.utils.cpp_extension",
-    "torch.distributed.rpc",
-    "numpy.f2py",
-    "numpy.testing",
-    "numpy.distutils",
-    "pydoc",
-    "doctest",
-    "venv",
-    "ensurepip",
-    "site",
-    "_posixsubprocess",
-    "_osx_support",
-    "_aix_support",
-    "_pyrepl",
-    "pkgutil",
-    "zipimport",
-    "lib2to3",
-    "idlelib",
-    "logging.config",
-    "test.support",
-    "torch.testing._internal",
-    "torch.utils.model_zoo",
-    "torch.utils.bottleneck",
-    "torch.utils.collect_env",
-};
-
-static const struct {
-    const char *module, *name;
-} running_functions[] = {
-    {"torch", "load"},
-    {"torch", "compile"},
-    {"torch.serialization", "load"},
-    {"torch.storage", "_load_from_bytes"},
-    {"numpy", "load"},
-    {"functools", "reduce"},
-    {"copyreg", "_reconstructor"},
-    {"copyreg", "__newobj__"},
-    {"copyreg", "__newobj_ex__"},
-};
-
-static const char *const running_builtins[] = {
-    "eval",    "exec",    "execfile", "compile", "open",       "file",   "__import__",  "getattr",
-    "setattr", "delattr", "apply",    "map",     "filter",     "reduce", "globals",     "locals",
-    "vars",    "input",   "help",     "type",    "breakpoint", "super",  "classmethod", "staticmethod",
-};
+enum { MAX_WRAPPERS = 8, MAX_TYPES = 16, MAX_KEY_DEPTH = 16, MAX_KEY_ITEMS = 1024 };
 
 static bool is_within(const char *module, const char *of) {
     size_t n = strlen(of);
     return strncmp(module, of, n) == 0 && (module[n] == '\0' || module[n] == '.');
-}
-
-static bool is_running_module(const char *module) {
-    for (size_t i = 0; i < sizeof running_modules / sizeof *running_modules; i++) {
-        if (is_within(module, running_modules[i])) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool is_running_builtin(const char *name) {
-    for (size_t i = 0; i < sizeof running_builtins / sizeof *running_builtins; i++) {
-        if (strcmp(name, running_builtins[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* A dotted name can reach other modules: torch has imported os, so its "os.system" is os.system, and so is its
- * "serialization.os.system". */
-static bool reaches_running_module(const char *name) {
-    for (const char *dot = strchr(name, '.'); dot; dot = strchr(name, '.')) {
-        if (is_running_module(name)) {
-            return true;
-        }
-        name = dot + 1;
-    }
-    return false;
-}
-
-/* Whether importing it runs a program, such as numpy.f2py.__main__. A script's own classes are in __main__. */
-static bool is_program(const char *module) {
-    const char *last = strrchr(module, '.');
-    return last && strcmp(last, ".__main__") == 0;
-}
-
-bool fc_global_runs(const char *module, const char *name) {
-    if (is_running_module(module) || is_program(module) || reaches_running_module(name)) {
-        return true;
-    }
-    if (strcmp(module, "builtins") == 0 || strcmp(module, "__builtin__") == 0) {
-        return is_running_builtin(name);
-    }
-    for (size_t i = 0; i < sizeof running_functions / sizeof *running_functions; i++) {
-        if (strcmp(module, running_functions[i].module) == 0 && strcmp(name, running_functions[i].name) == 0) {
-            return true;
-        }
-    }
-    return false;
 }
 
 /* Functions that make types from types. Called with anything else, they may run code. */
@@ -175,11 +22,18 @@ static const struct {
     {"builtins", "type"},     {"__builtin__", "type"}, {"types", "GenericAlias"},
 };
 
-bool fc_global_is_reference(const char *module, const char *name) {
+static bool is_type_function(const char *module, const char *name) {
     for (size_t i = 0; i < sizeof type_functions / sizeof *type_functions; i++) {
         if (strcmp(module, type_functions[i].module) == 0 && strcmp(name, type_functions[i].name) == 0) {
             return true;
         }
+    }
+    return false;
+}
+
+bool fc_global_is_reference(const char *module, const char *name) {
+    if (is_type_function(module, name)) {
+        return true;
     }
     return (is_within(module, "torch") || is_within(module, "numpy") || strcmp(module, "typing") == 0) &&
            !fc_global_runs(module, name);
@@ -230,7 +84,7 @@ static fc_pv class_of_persid(const fc_pickle *p, fc_pv v) {
 
 /* Attributes of classes that Python's pickler writes with getattr. `makes`: calling the attribute creates data. */
 static const struct {
-    const char *module, *class, *attribute; /* no attribute: any that is public */
+    const char *module, *class, *attribute; /* no attribute: any that activates a layer */
     bool makes;
 } attributes[] = {
     {"zoneinfo", "ZoneInfo", "_unpickle", true},
@@ -243,7 +97,7 @@ static const struct {
 static bool is_known_attribute(const fc_pickle *p, fc_pv owner, const char *name, bool makes) {
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
         if (fc_pickle_is_global(p, owner, attributes[i].module, attributes[i].class) &&
-            (attributes[i].attribute ? strcmp(name, attributes[i].attribute) == 0 : name[0] != '_')) {
+            (attributes[i].attribute ? strcmp(name, attributes[i].attribute) == 0 : fc_harmless_is_activation(name))) {
             return attributes[i].makes || !makes;
         }
     }
@@ -254,15 +108,13 @@ static bool is_known_attribute(const fc_pickle *p, fc_pv owner, const char *name
  * `attributes` can reach anything. */
 static bool is_harmless_getattr(const fc_pickle *p, fc_pv args, bool makes) {
     size_t n;
-    uint32_t is_enum;
     const fc_pv *items = fc_pickle_tuple(p, args, &n);
     if (n != 2 || fc_pv_typeof(items[0]) != FC_PV_GLOBAL || fc_pv_typeof(items[1]) != FC_PV_STR) {
         return false;
     }
     const char *name = fc_pickle_bytes(p, items[1], &n);
-    const fc_global_kind kind = kind_of(p, items[0], &is_enum);
-    return is_known_attribute(p, items[0], name, makes) ||
-           (!makes && name[0] != '_' && (kind == FC_GLOBAL_ENUM || (kind == FC_GLOBAL_INERT && is_enum)));
+    const fc_harmless *class = fc_judge_entry(p, items[0]);
+    return is_known_attribute(p, items[0], name, makes) || (!makes && name[0] != '_' && class && class->is_enum);
 }
 
 /* Whether it is getattr(ZoneInfo, "_unpickle") or similar. */
@@ -273,6 +125,16 @@ static bool is_maker(const fc_pickle *p, fc_pv callee) {
            is_harmless_getattr(p, fc_pickle_arguments(p, callee), true);
 }
 
+static bool is_numpy_generator(const char *name) {
+    static const char *const names[] = {"MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64", "__bit_generator_ctor"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* numpy's functions that make a random generator call their arguments, so these must be numpy's, too. */
 static bool is_numpy_random(const fc_pickle *p, fc_pv v) {
     size_t n;
@@ -281,7 +143,7 @@ static bool is_numpy_random(const fc_pickle *p, fc_pv v) {
         return true;
     case FC_PV_GLOBAL:
         return is_within(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 1], &n), "numpy.random") &&
-               !strchr(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 2], &n), '.');
+               is_numpy_generator(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 2], &n));
     case FC_PV_CALL:
         return fc_pickle_risk_of(p, v) == FC_RISK_NONE && fc_pv_typeof(fc_pickle_callee(p, v)) == FC_PV_GLOBAL &&
                is_numpy_random(p, fc_pickle_callee(p, v));
@@ -316,25 +178,53 @@ static bool is_generic(const fc_pickle *p, fc_pv v) {
            !strchr(name, '.');
 }
 
-/* Whether it is a class, or a type made of classes. */
-static bool is_type(const fc_pickle *p, fc_pv v) {
-    return fc_pv_typeof(v) == FC_PV_GLOBAL || fc_pv_typeof(v) == FC_PV_NONE ||
-           (fc_pv_typeof(v) == FC_PV_CALL && fc_pickle_risk_of(p, v) == FC_RISK_NONE &&
-            fc_pickle_call_kind(p, v) == 0 && !fc_pickle_state(p, v));
-}
+static bool is_type(const fc_pickle *p, fc_pv v);
 
-static bool are_types(const fc_pickle *p, fc_pv v) {
-    size_t n;
-    if (fc_pv_typeof(v) != FC_PV_TUPLE) {
-        return false;
-    }
-    const fc_pv *items = fc_pickle_tuple(p, v, &n);
-    for (size_t i = 0; i < n; i++) {
+static bool are_types(const fc_pickle *p, const fc_pv *items, size_t n) {
+    for (size_t i = 0; i < n && i < MAX_TYPES; i++) {
         if (!is_type(p, items[i])) {
             return false;
         }
     }
-    return true;
+    return n <= MAX_TYPES;
+}
+
+/* Whether it is a class that may be a value, or a type made of such classes. A call was examined when it was made. */
+static bool is_type(const fc_pickle *p, fc_pv v) {
+    const fc_pv callee = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
+    size_t n;
+    if (fc_pv_typeof(v) == FC_PV_GLOBAL) {
+        return fc_judge_may_be_value(p, v);
+    }
+    if (callee) {
+        const uint64_t *cell = p->cells + fc_pv_payload(callee);
+        return fc_pv_typeof(callee) == FC_PV_GLOBAL && fc_pickle_risk_of(p, v) == FC_RISK_NONE &&
+               fc_pickle_call_kind(p, v) == 0 && !fc_pickle_state(p, v) &&
+               is_type_function(fc_pickle_bytes(p, cell[1], &n), fc_pickle_bytes(p, cell[2], &n));
+    }
+    return fc_pv_typeof(v) == FC_PV_NONE;
+}
+
+/* Whether it is what a generic type is made of, such as int, (str, int), or ([int], str) of a Callable. */
+static bool are_parameters(const fc_pickle *p, fc_pv v, int depth) {
+    size_t n = 0;
+    const fc_pv_type type = fc_pv_typeof(v);
+    if (type != FC_PV_TUPLE && type != FC_PV_LIST) {
+        return type < FC_PV_TUPLE || is_type(p, v); /* Literal has numbers and strings */
+    }
+    const fc_pv *items = type == FC_PV_TUPLE ? fc_pickle_tuple(p, v, &n) : fc_pickle_items(p, v, &n);
+    for (size_t i = 0; i < n && i < MAX_TYPES; i++) {
+        if (depth == MAX_KEY_DEPTH || !are_parameters(p, items[i], depth + 1)) {
+            return false;
+        }
+    }
+    return n <= MAX_TYPES;
+}
+
+static bool is_tuple_of_types(const fc_pickle *p, fc_pv v) {
+    size_t n = 0;
+    const fc_pv *items = fc_pv_typeof(v) == FC_PV_TUPLE ? fc_pickle_tuple(p, v, &n) : NULL;
+    return items && are_types(p, items, n);
 }
 
 /*
@@ -352,14 +242,14 @@ static bool is_type_call(const fc_pickle *p, fc_pv callee, fc_pv args) {
         return false;
     }
     if (fc_pickle_is_global(p, callee, "_operator", "getitem")) {
-        return is_generic(p, items[0]);
+        return is_generic(p, items[0]) && are_parameters(p, items[1], 0);
     }
     if (fc_pickle_is_global(p, callee, "functools", "reduce") ||
         fc_pickle_is_global(p, callee, "__builtin__", "reduce")) {
-        return fc_pickle_is_global(p, items[0], "_operator", "or_") && are_types(p, items[1]);
+        return fc_pickle_is_global(p, items[0], "_operator", "or_") && is_tuple_of_types(p, items[1]);
     }
     if (fc_pickle_is_global(p, callee, "types", "GenericAlias")) {
-        return is_type(p, items[0]);
+        return is_type(p, items[0]) && are_parameters(p, items[1], 0);
     }
     return fc_pickle_is_global(p, callee, "_operator", "or_") && is_type(p, items[0]) && is_type(p, items[1]);
 }
@@ -420,8 +310,7 @@ void fc_pickle_note_state(fc_pickle *p, fc_pv call) {
     uint32_t aux;
     const fc_global_kind kind = kind_of(p, fc_pickle_callee(p, call), &aux);
     const bool items = fc_pickle_list_items(p, call) || fc_pickle_dict_items(p, call);
-    const bool type = kind == FC_GLOBAL_UNKNOWN && is_type(p, call) && !is_maker(p, fc_pickle_callee(p, call)) &&
-                      !makes_generator(p, fc_pickle_callee(p, call), fc_pickle_arguments(p, call));
+    const bool type = kind == FC_GLOBAL_UNKNOWN && is_type(p, call);
     if (fc_pickle_state(p, call) || type || kind == FC_GLOBAL_REBUILD || (items && kind != FC_GLOBAL_UNKNOWN) ||
         has_attributes_of_arguments(p, call)) {
         note_hidden_call(p, call);
@@ -440,7 +329,10 @@ void fc_pickle_note_items(fc_pickle *p, fc_pv call, fc_pv_type wanted) {
 }
 
 const char *fc_pickle_risky_name(const fc_pickle *p, char *buf, size_t size) {
-    if (p->risky) {
+    if (p->risky && p->risk_of_use && p->risk == FC_RISK_RUNS) {
+        const int n = snprintf(buf, size, "a function in an argument of ");
+        fc_pickle_global_name(p, p->risky, buf + n, size - (size_t)n);
+    } else if (p->risky) {
         fc_pickle_global_name(p, p->risky, buf, size);
     } else {
         snprintf(buf, size, "the result of another call");
@@ -452,6 +344,7 @@ void fc_pickle_note_risk(fc_pickle *p, fc_pickle_risk risk, fc_pv global) {
     if (risk > p->risk) {
         p->risk = risk;
         p->risky = global;
+        p->risk_of_use = false;
     }
 }
 

@@ -3,6 +3,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "torch/harmless.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>
@@ -181,10 +182,14 @@ void fc_pickle_recycle(fc_pickle *p, fc_pv container) {
 }
 
 bool fc_pickle_add_global(fc_pickle *p, fc_global_kind kind, uint32_t aux, fc_pv module, fc_pv name, fc_pv *out) {
+    size_t m, n;
+    const char *module_name = fc_pickle_bytes(p, module, &m), *own_name = fc_pickle_bytes(p, name, &n);
+    const uint32_t entry = fc_harmless_find(module_name, m, own_name, n);
     uint64_t at;
-    if (!fc_pickle_add_cells(p, 3, &at)) {
+    if (!fc_pickle_add_cells(p, 4, &at)) {
         return false;
     }
+    p->cells[at + 3] = entry;
     p->cells[at] = (uint64_t)kind | (uint64_t)aux << 32;
     p->cells[at + 1] = module;
     p->cells[at + 2] = name;
@@ -264,7 +269,7 @@ bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const 
         return false;
     }
     const uint64_t *cell = p->cells + fc_pv_payload(v);
-    return (!module || fc_pickle_is_str(p, cell[1], module)) && fc_pickle_is_str(p, cell[2], name);
+    return (!module || fc_pickle_is_str(p, cell[1], module)) && (!name || fc_pickle_is_str(p, cell[2], name));
 }
 
 void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size) {

@@ -16,8 +16,9 @@ static void judge_unknown(const fc_pickle *p, fc_object_verdict *out) {
         return;
     }
     const uint64_t *cell = p->cells + fc_pv_payload(p->risky);
-    snprintf(out->reason, sizeof out->reason, "unsupported: class %.200s of %.200s is not known to be harmless",
-             fc_pickle_bytes(p, cell[2], &n), fc_pickle_bytes(p, cell[1], &n));
+    snprintf(out->reason, sizeof out->reason, "unsupported: class %.200s of %.200s is not known to be harmless%s",
+             fc_pickle_bytes(p, cell[2], &n), fc_pickle_bytes(p, cell[1], &n),
+             p->risk_of_use ? " as it is used here" : "");
 }
 
 static void judge_pickle(const fc_pickle *p, fc_object_verdict *out) {

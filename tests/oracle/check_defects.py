@@ -2,6 +2,9 @@
 
 The importing script's first arguments are FSDPCKPT and CORPUS. Exits with 77 without torch.
 """
+import argparse
+import collections
+import itertools
 import json
 import logging
 import os
@@ -198,6 +201,22 @@ def unknown_object():
     torch.save({"weight": torch.zeros(4), "schedule": script.Warmup()}, "model.pt")
 
 
+def class_call(cls, *args):
+    """Pickles as a call of the class."""
+    return type("Call", (), {"__reduce__": lambda self: (cls, args)})()
+
+
+def calling_argument():
+    """UserDict calls `keys` of its argument."""
+    held = argparse.Namespace(keys=torch.nn.functional.relu)
+    torch.save({"weight": torch.zeros(4), "config": class_call(collections.UserDict, held)}, "model.pt")
+
+
+def odd_argument():
+    """A deque of an endless iterator."""
+    torch.save({"weight": torch.zeros(4), "history": class_call(collections.deque, itertools.count())}, "model.pt")
+
+
 def running_file():
     """A call whose result is dropped."""
     torch.save({"weight": torch.zeros(4)}, "whole.pt")
@@ -386,6 +405,8 @@ CHECKS = [
     ("An object runs a command when PyTorch loads it", "check model.pt", running_object),
     ("The file runs a command outside of its objects", "check model.pt", running_file),
     ("An object of a class that is not known to be harmless", "check model.pt", unknown_object),
+    ("A harmless class is given something that it might call", "check model.pt", calling_argument),
+    ("A harmless class is given something that no program gives it", "check model.pt", odd_argument),
     ("The bytes of an object are lost", "check ckpt", damaged_object),
     ("A parameter is lost, but its optimizer state exists", "check ckpt", orphan),
     ("The same with a flattened optimizer", "check ckpt", orphan_flattened),

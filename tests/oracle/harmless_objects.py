@@ -231,8 +231,59 @@ def harmless_travel(home):
         check(same(want[key], loaded[key]), "harmless: DCP: %s was %r, is %r" % (key, want[key], loaded[key]))
 
 
+def of_trainers():
+    """What trainers save, with the real packages."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LSTM(2, 2), torch.nn.TransformerEncoderLayer(2, 1), torch.nn.BatchNorm1d(2),
+                                torch.nn.ModuleDict({"a": torch.nn.ReLU()}), torch.nn.Conv1d(1, 1, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    model[0](torch.ones(2)).sum().backward()
+    optimizer.step()
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10), torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10),
+                  torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)]
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.label = "x"
+    values = {
+        "optimizer": optimizer.state_dict(), "schedulers": [s.state_dict() for s in schedulers[:2]],
+        "lambda": [{k: v for k, v in schedulers[2].state_dict().items() if k != "lr_lambdas"}], "model": model, "parameter": [parameter],
+        "sparse": [torch.ones(2, 2).to_sparse()], "objects": np.array([1, "a", None], dtype=object), "strings": [np.array(["abc", "d"])],
+        "dates": [np.array(["2020-01-01"], "M8[s]")], "random": [np.random.default_rng(1), np.random.RandomState(1), random.getstate()],
+        "factory": collections.defaultdict(functools.partial(collections.defaultdict, int)),
+        "hparams": {"optimizer": torch.optim.AdamW, "activation": torch.nn.GELU, "loss": torch.nn.functional.mse_loss, "dtype": np.float32,
+                    "function": torch.tanh},
+        "policies": [fsdp.MixedPrecisionPolicy(torch.bfloat16), fsdp.CPUOffloadPolicy(), fsdp.MixedPrecision(torch.bfloat16)],
+        "megatron": argparse.Namespace(params_dtype=torch.bfloat16, activation_func=torch.nn.functional.gelu, rank=0, data_path=["a"])}
+    try:
+        import transformers
+        values["training_args"] = transformers.TrainingArguments(output_dir="x", use_cpu=True)
+        values["training_args"].device  # which stores the state of accelerate
+        values["trainer_state"] = transformers.trainer_callback.TrainerState()
+    except ImportError:
+        pass
+    try:
+        from lightning.fabric.utilities.data import AttributeDict
+        values["hyper_parameters"] = AttributeDict(lr=0.1, layers=[1, 2], cls=torch.nn.Linear)
+    except ImportError:
+        pass
+    return values
+
+
+def trainers(home):
+    """None of it is reported, and it can be converted."""
+    for name, value in of_trainers().items():
+        source = os.path.join(home, name + ".pt")
+        torch.save({"w": torch.ones(4), "of_" + name: value}, source)
+        for command in ("check", "inspect", "verify"):
+            r = run(command, source)
+            check(r.returncode == 0 and "known to be" not in r.stdout and "Unsafe" not in r.stdout, "trainers: %s: %s: %s" % (command, name, r))
+        r = run("inspect", source, "--json")
+        check(not [o for o in json.loads(r.stdout)["objects"] if "risk" in o], "trainers: inspect --json: %s: %s" % (name, r.stdout))
+        if name not in ("sparse",):  # which no target can hold
+            r = run("convert", source, "-o", os.path.join(home, name + "_dcp"), "--to", "dcp")
+            check(r.returncode == 0, "trainers: to dcp: %s: %s" % (name, r))
+
+
 with tempfile.TemporaryDirectory(prefix="fc-objects-") as home:
-    for test in (look_alikes, decoded, harmless_travel):
+    for test in (look_alikes, decoded, harmless_travel, trainers):
         test(home)
 if failures:
     sys.exit("%d failures" % len(failures))

@@ -447,6 +447,34 @@ static void element_types(void **state) {
     assert_int_equal(fc_global_find("torch", 5, "float4", 6, &aux), FC_GLOBAL_UNKNOWN);
 }
 
+/* A harmless class is harmless only with harmless arguments and states. */
+static void uses_are_judged(void **state) {
+    (void)state;
+#define HOLDER "cargparse\nNamespace\n)\x81}X\x04\x00\x00\x00keysctorch.nn.functional\nrelu\nsb"
+    static const char holder[] = "\x80\x02" HOLDER ".";
+    static const char dict_of_holder[] = "\x80\x02"
+                                         "cUserDict\nIterableUserDict\n" HOLDER "\x85R.";
+    static const char endless[] = "\x80\x02(ccollections\ndeque\ncitertools\ncount\n)R\x85Rt.";
+    static const char class[] = "\x80\x02"
+                                "cargparse\nNamespace\n)\x81N}X\x09\x00\x00\x00__class__cbuiltins\nint\ns\x86"
+                                "b.";
+    static const struct {
+        const char *bytes;
+        size_t n;
+        fc_pickle_risk risk;
+    } cases[] = {{holder, sizeof holder - 1, FC_RISK_NONE},
+                 {dict_of_holder, sizeof dict_of_holder - 1, FC_RISK_RUNS},
+                 {endless, sizeof endless - 1, FC_RISK_UNKNOWN},
+                 {class, sizeof class - 1, FC_RISK_UNKNOWN}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fc_pickle *p;
+        fc_error err;
+        assert_int_equal(load(cases[i].bytes, cases[i].n, FC_PICKLE_ITEM, &p, &err), FC_OK);
+        assert_int_equal(p->risk, cases[i].risk);
+        fc_pickle_free(p);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(python_values),
@@ -463,6 +491,7 @@ int main(void) {
         cmocka_unit_test(element_types),
         cmocka_unit_test(huge_zero_stride_view),
         cmocka_unit_test(empty_stack),
+        cmocka_unit_test(uses_are_judged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
