@@ -43,7 +43,10 @@ static fc_code open_reference(job *j, fc_error *err) {
     if (!path) {
         return FC_OK;
     }
-    fc_open_options how = {.headers_only = true, .follow_external = o->follow_external, .progress = j->progress};
+    const fc_open_options how = {.headers_only = true,
+                                 .follow_external = o->follow_external,
+                                 .others = j->how.open.others,
+                                 .progress = j->progress};
     FC_TRY(fc_check_given(path, o->schema ? "a schema" : "a checkpoint or a schema", err));
     FC_TRY(fc_checkpoint_open_model(path, &how, NULL, &j->reference, err));
     if (o->schema && !j->reference->format->layout_only) {
@@ -140,7 +143,7 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
-    job j = {.o = call->options, .progress = call->progress};
+    job j = {.o = call->options, .progress = call->progress, .how = {.open = {.others = source_others(call)}}};
     options rest;
     fc_code rc;
     FC_TRY(recipe_check_options(j.o, err));

@@ -35,7 +35,9 @@ static void prepare(job *j) {
                                   .data = o->data,
                                   .quick = options_silent(o),
                                   .move = {.threads = (int)o->jobs, .memory = o->memory, .progress = j->call->progress},
-                                  .open = {.follow_external = o->follow_external, .progress = j->call->progress}};
+                                  .open = {.follow_external = o->follow_external,
+                                           .others = source_others(j->call),
+                                           .progress = j->call->progress}};
 }
 
 static fc_code compare(job *j, fc_error *err) {

@@ -28,6 +28,7 @@ typedef struct exported {
     fc_checkpoint *weights; /* of the reference */
     fc_export_reference reference;
     const char *const *side_files;
+    fc_reporter others;
     fc_export_report report;
     const char *reason; /* why this recipe, for people; NULL: it was named, or there is none */
 } exported;
@@ -36,7 +37,8 @@ typedef struct exported {
 
 static fc_code open_reference(exported *x, fc_error *err) {
     const char *path = x->o.like;
-    const fc_open_options how = {.follow_external = x->o.follow_external, .reporter = {source_note}};
+    const fc_open_options how = {
+        .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others};
     char *config = fc_arena_printf(x->arena, "%s/config.json", path);
     FC_TRY(config ? FC_OK : fc_no_memory(err, path));
     if (access(config, F_OK) != 0) {
@@ -264,7 +266,7 @@ static fc_code prepare(exported *x, fc_error *err) {
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
-    exported x = {.given = call->options};
+    exported x = {.given = call->options, .others = source_others(call)};
     cli_call with = *call;
     const job_steps steps = {.change = change, .print = print, .print_json = print_json, .context = &x};
     fc_code rc;

@@ -226,6 +226,7 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
                                  .damaged = add_bad_file,
                                  .context = &damaged,
                                  .reporter = {source_note},
+                                 .others = source_others(call),
                                  .progress = call->progress};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");

@@ -10,12 +10,22 @@
 
 #include "fsdpckpt/move.h"
 
+enum { CLI_MOST_NOTES = 32 };
+
+/** Lines that main prints on stderr after the command, unless it failed: a failure is one line. */
+typedef struct cli_notes {
+    char *lines[CLI_MOST_NOTES]; /**< malloc'ed, all different */
+    size_t count;
+    bool silent; /**< another process prints them */
+} cli_notes;
+
 /** The arguments of a running command. */
 typedef struct cli_call {
     const options *options;
     text_out *out;         /**< stdout; main flushes it and reports its errors */
     fc_progress *progress; /**< shown according to --progress */
     double started;        /**< seconds, from progress_now */
+    struct cli_notes *notes;
 } cli_call;
 
 /** The help of an option for one command, where it differs from the option table. */

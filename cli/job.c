@@ -465,6 +465,7 @@ static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout,
         signals_cancel(call->progress);
     }
     FC_TRY_GOTO(ranks_begin(&j.ranks, o, call->progress, rc, err), rc, out);
+    call->notes->silent = !ranks_speaks(&j.ranks);
     rc = run_ranks(&j, call->out, err);
 out:
     rc = ranks_end(&j.ranks, rc);

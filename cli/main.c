@@ -121,10 +121,17 @@ static bool asks_for_help(int argc, char **argv) {
 
 static fc_code run_shown(const command *c, const options *o, text_out *out, fc_error *err) {
     fc_progress progress = {.context = NULL};
-    cli_call call = {o, out, &progress, progress_now()};
+    cli_notes notes = {.count = 0};
+    cli_call call = {o, out, &progress, progress_now(), &notes};
     progress_view *view = progress_start(&progress, o, call.started);
     fc_code rc = c->run(&call, err);
     progress_stop(view);
+    for (size_t i = 0; i < notes.count; i++) {
+        if ((rc == FC_OK || rc == FC_EFOUND) && !o->quiet && !notes.silent) {
+            text_report("%s", notes.lines[i]);
+        }
+        free(notes.lines[i]);
+    }
     return rc;
 }
 

@@ -21,6 +21,22 @@ void source_note(void *unused, const char *line) {
     text_report("%s", line);
 }
 
+static void add_note(void *context, const char *line) {
+    cli_notes *notes = context;
+    bool again = notes->count == CLI_MOST_NOTES;
+    for (size_t i = 0; i < notes->count && !again; i++) {
+        again = strcmp(notes->lines[i], line) == 0;
+    }
+    char *copy = again ? NULL : strdup(line);
+    if (copy) {
+        notes->lines[notes->count++] = copy;
+    }
+}
+
+fc_reporter source_others(const cli_call *call) {
+    return (fc_reporter){add_note, call->notes};
+}
+
 const char **source_inputs(const options *o, bool operands) {
     const char *const named[] = {o->against, o->schema, o->tp_plan, o->policy,
                                  o->classes, o->recipe, o->config,  o->like};
@@ -62,6 +78,7 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     const fc_open_options how = {.headers_only = true,
                                  .follow_external = o->follow_external,
                                  .reporter = {source_note},
+                                 .others = source_others(call),
                                  .progress = call->progress};
     *out = NULL;
     FC_TRY(o->schema ? fc_check_given(o->schema, "a schema or a checkpoint", err) : FC_OK);
@@ -94,6 +111,7 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
     fc_open_options how = {.headers_only = headers_only,
                            .follow_external = o->follow_external,
                            .reporter = {source_note},
+                           .others = source_others(call),
                            .progress = call->progress};
     fc_checkpoint *model = NULL;
     fc_arena *arena = NULL;

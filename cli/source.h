@@ -47,6 +47,9 @@ fc_code source_spare(const options *o, const char *target, fc_error *err);
  */
 void source_note(void *unused, const char *line);
 
+/** Returns fc_open_options.others: after the command, main reports which checkpoints next to a source were not read. */
+fc_reporter source_others(const cli_call *call);
+
 /** With --verbose: reports the opened checkpoint on stderr. Only one of several processes calls this. */
 void source_report(const options *o, const fc_checkpoint *source);
 

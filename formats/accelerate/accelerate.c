@@ -44,10 +44,12 @@ static fc_code find_folder(const char *directory, uint32_t section, char folder[
     return look_for(directory, folder, found, err);
 }
 
-static bool accelerate_probe(const fc_probe *probe) {
-    char folder[ACCELERATE_NAME];
+static fc_code accelerate_list(const char *directory, fc_listing *out, fc_error *err) {
+    char folder[ACCELERATE_NAME], glob[ACCELERATE_NAME + 2];
     bool found = false;
-    return probe->is_directory && find_folder(probe->path, 0, folder, &found, probe->err) == FC_OK && found;
+    FC_TRY(find_folder(directory, 0, folder, &found, err));
+    snprintf(glob, sizeof glob, "%.*s*", (int)strcspn(folder, "0123456789"), folder);
+    return found ? fc_listing_add(out, glob, folder, FC_LISTED_TRAINING, err) : FC_OK;
 }
 
 /* Like a file, a folder must not be a link out of the checkpoint. */
@@ -208,7 +210,7 @@ const fc_format fc_format_accelerate = {
     .extensions = extensions,
     .reader =
         {
-            .probe = accelerate_probe,
+            .list = accelerate_list,
             .open = accelerate_open,
             .close = accelerate_close,
             .extent = fc_dcp_extent,

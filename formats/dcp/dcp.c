@@ -42,11 +42,15 @@ static bool is_dcp_file(const char *name) {
     return is_rank_metadata(name) || is_data_file(name);
 }
 
+static fc_code dcp_list(const char *directory, fc_listing *out, fc_error *err) {
+    const bool has = has_metadata(directory, err);
+    const bool ranks = !has && err->code == FC_OK && fc_dir_find(directory, is_dcp_file, err);
+    FC_TRY(err->code);
+    const char *name = has ? metadata_name : "__*";
+    return has || ranks ? fc_listing_add(out, name, name, FC_LISTED_TRAINING, err) : FC_OK;
+}
+
 static bool dcp_probe(const fc_probe *probe) {
-    if (probe->is_directory) {
-        return has_metadata(probe->path, probe->err) ||
-               (probe->err->code == FC_OK && fc_dir_find(probe->path, is_dcp_file, probe->err));
-    }
     const char *name = fc_base_name(probe->path);
     return strcmp(name, metadata_name) == 0 || is_dcp_file(name);
 }
@@ -217,6 +221,7 @@ const fc_format fc_format_dcp = {
     .reader =
         {
             .probe = dcp_probe,
+            .list = dcp_list,
             .open = dcp_open,
             .close = dcp_close,
             .extent = fc_dcp_extent,

@@ -147,7 +147,7 @@ const fc_format fc_format_deepspeed = {
     .extensions = extensions,
     .reader =
         {
-            .probe = fc_ds_probe,
+            .list = fc_ds_list_steps,
             .open = ds_open,
             .check_header = fc_torch_check_header,
             .extent = fc_torch_extent,

@@ -39,8 +39,8 @@ typedef struct ds_files {
     size_t nvalues;
 } ds_files;
 
-/** Returns whether the directory holds a DeepSpeed checkpoint, or steps of one. */
-bool fc_ds_probe(const fc_probe *probe);
+/** fc_format_reader.list: the directory is a step, or has a folder for each step. */
+fc_code fc_ds_list_steps(const char *directory, fc_listing *out, fc_error *err);
 
 /** Returns whether the directory is that of a universal checkpoint. */
 bool fc_ds_is_universal(const char *directory, fc_error *err);

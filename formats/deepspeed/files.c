@@ -4,6 +4,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "base/file_name.h"
 #include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
@@ -131,17 +132,20 @@ out:
     return fc_dir_close(&dir, rc, err);
 }
 
-bool fc_ds_probe(const fc_probe *probe) {
+fc_code fc_ds_list_steps(const char *directory, fc_listing *out, fc_error *err) {
+    static const char states[] = "*_states.pt", steps[] = "global_step*";
     char tag[MAX_TAG + 1], path[PATH_MAX];
-    size_t count;
-    if (!probe->is_directory) {
-        return false;
+    size_t count = 0;
+    const char *name = is_step(directory, err) ? states : NULL;
+    if (!name && err->code == FC_OK && read_latest(directory, tag, err) && step_at(directory, tag, path, err)) {
+        name = tag;
     }
-    if (is_step(probe->path, probe->err) || (probe->err->code == FC_OK && read_latest(probe->path, tag, probe->err) &&
-                                             step_at(probe->path, tag, path, probe->err))) {
-        return true;
+    FC_TRY(err->code);
+    if (!name) {
+        FC_TRY(find_steps(directory, path, &count, err));
+        name = count == 0 ? NULL : count == 1 ? fc_base_name(path) : steps;
     }
-    return probe->err->code == FC_OK && find_steps(probe->path, path, &count, probe->err) == FC_OK && count > 0;
+    return name ? fc_listing_add(out, name, name, FC_LISTED_TRAINING, err) : FC_OK;
 }
 
 static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {

@@ -20,6 +20,8 @@
 #define FC_H5_VIEW_PIECES "%pieces"
 
 bool fc_h5_probe(const fc_probe *probe);
+/** fc_format_reader.list. */
+fc_code fc_h5_list_checkpoints(const char *directory, fc_listing *out, fc_error *err);
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 fc_code fc_h5_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 void fc_h5_close(fc_checkpoint *checkpoint);

@@ -17,6 +17,7 @@ const fc_format fc_format_hdf5 = {
     .reader =
         {
             .probe = fc_h5_probe,
+            .list = fc_h5_list_checkpoints,
             .open = fc_h5_open,
             .check_header = fc_h5_check_header,
             .close = fc_h5_close,

@@ -58,7 +58,13 @@ static bool is_own_name(const char *name) {
 }
 
 bool fc_h5_probe(const fc_probe *probe) {
-    return probe->is_directory ? fc_dir_find(probe->path, is_own_name, probe->err) : file_has_signature(probe);
+    return file_has_signature(probe);
+}
+
+fc_code fc_h5_list_checkpoints(const char *directory, fc_listing *out, fc_error *err) {
+    const bool found = fc_dir_find(directory, is_own_name, err);
+    FC_TRY(err->code);
+    return found ? fc_listing_add(out, "index.h5", "index.h5", FC_LISTED_OTHER, err) : FC_OK;
 }
 
 /* ---- opening ---- */

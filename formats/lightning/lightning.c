@@ -8,10 +8,14 @@
 #include "dcp/with_torch_file.h"
 #include "torch/torch_file.h"
 
+#include "fsdpckpt/try.h"
+
 static const char meta[] = "meta.pt";
 
-static bool lightning_probe(const fc_probe *probe) {
-    return probe->is_directory && fc_dcp_has_file(probe->path, meta, probe->err);
+static fc_code lightning_list(const char *directory, fc_listing *out, fc_error *err) {
+    const bool found = fc_dcp_has_file(directory, meta, err);
+    FC_TRY(err->code);
+    return found ? fc_listing_add(out, ".metadata", ".metadata", FC_LISTED_TRAINING, err) : FC_OK;
 }
 
 static fc_code lightning_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -29,7 +33,7 @@ const fc_format fc_format_lightning = {
     .extensions = extensions,
     .reader =
         {
-            .probe = lightning_probe,
+            .list = lightning_list,
             .open = lightning_open,
             .close = fc_dcp_close_with_file,
             .extent = fc_dcp_extent_with_file,

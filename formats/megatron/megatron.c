@@ -11,6 +11,7 @@
 #include "registry.h"
 
 #include "base/file_name.h"
+#include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <limits.h>
@@ -22,6 +23,7 @@
 static const char tracker[] = "latest_checkpointed_iteration.txt";
 static const char common[] = "common.pt";
 static const char nemo[] = "weights";
+static const char rank_folders[] = "mp_rank_*";
 
 enum { TRACKED = 32 };
 
@@ -57,10 +59,21 @@ static bool find_inner(const char *directory, char path[PATH_MAX], fc_error *err
     return err->code == FC_OK && fc_find_in(directory, nemo, path, err) && fc_dcp_has_file(path, common, err);
 }
 
-static bool megatron_probe(const fc_probe *probe) {
+/* Lists an iteration, torch_dist or one file per rank, or the folder of the one that the tracker names. */
+static fc_code megatron_list(const char *directory, fc_listing *out, fc_error *err) {
     char path[PATH_MAX];
-    return probe->is_directory && (is_iteration(probe->path, probe->err) ||
-                                   (probe->err->code == FC_OK && find_inner(probe->path, path, probe->err)));
+    const bool distributed = fc_dcp_has_file(directory, common, err);
+    const bool ranks = err->code == FC_OK && fc_mg_has_ranks(directory, err);
+    const bool inner = err->code == FC_OK && !distributed && !ranks && find_inner(directory, path, err);
+    FC_TRY(err->code);
+    FC_TRY(distributed ? fc_listing_add(out, ".metadata", ".metadata", FC_LISTED_TRAINING, err) : FC_OK);
+    FC_TRY(ranks ? fc_listing_add(out, rank_folders, "mp_rank_00", FC_LISTED_TRAINING, err) : FC_OK);
+    return inner ? fc_listing_add(out, fc_base_name(path), fc_base_name(path), FC_LISTED_TRAINING, err) : FC_OK;
+}
+
+static bool is_distributed(const fc_checkpoint *checkpoint, fc_error *err) {
+    return !(checkpoint->group && strcmp(checkpoint->group, rank_folders) == 0) &&
+           fc_dcp_has_file(checkpoint->path, common, err);
 }
 
 static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -76,7 +89,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     if (failed.code != FC_OK) {
         return fc_fail(err, failed.code, "%s", failed.message);
     }
-    bool distributed = fc_dcp_has_file(checkpoint->path, common, &failed);
+    bool distributed = is_distributed(checkpoint, &failed);
     if (failed.code != FC_OK) {
         return fc_fail(err, failed.code, "%s", failed.message);
     }
@@ -89,7 +102,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
 
 /* DCP's data files have no headers to check. */
 static fc_code megatron_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    return fc_dcp_has_file(checkpoint->path, common, NULL) ? FC_OK : fc_torch_check_header(checkpoint, index, err);
+    return is_distributed(checkpoint, NULL) ? FC_OK : fc_torch_check_header(checkpoint, index, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -102,7 +115,7 @@ const fc_format fc_format_megatron = {
     .extensions = extensions,
     .reader =
         {
-            .probe = megatron_probe,
+            .list = megatron_list,
             .open = megatron_open,
             .check_header = megatron_check_header,
             .close = fc_dcp_close_with_file,

@@ -11,14 +11,11 @@
 #include "base/name_table.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
-#include "io/directory.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-static const char whole_name[] = "pytorch_model.bin", index_end[] = ".bin.index.json";
+static const char index_end[] = ".bin.index.json";
 
 /* The state while the files are read. */
 typedef struct index_reader {
@@ -33,18 +30,6 @@ typedef struct index_reader {
 
 bool fc_pt_is_index(const char *path) {
     return fc_ends_with(path, index_end);
-}
-
-bool fc_pt_find_index(const char *directory, char path[PATH_MAX], fc_error *err) {
-    static const char *const ends[] = {".index.json", ""};
-    struct stat st;
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        if (err->code == FC_OK && snprintf(path, PATH_MAX, "%s/%s%s", directory, whole_name, ends[i]) < PATH_MAX &&
-            fc_path_exists(path, &st, err) && S_ISREG(st.st_mode)) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static fc_code read_files(index_reader *o) {

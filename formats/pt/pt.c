@@ -12,15 +12,36 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-static bool pt_probe(const fc_probe *probe) {
+/* What save_pretrained of transformers, diffusers and PEFT writes with torch.save, and accelerate's save_model. */
+static const struct {
+    const char *name;
+    fc_listed_role role;
+} models[] = {{"pytorch_model.bin.index.json", FC_LISTED_MODEL_PT},
+              {"pytorch_model.bin", FC_LISTED_MODEL_PT},
+              {"diffusion_pytorch_model.bin.index.json", FC_LISTED_MODEL_PT},
+              {"diffusion_pytorch_model.bin", FC_LISTED_MODEL_PT},
+              {"adapter_model.bin", FC_LISTED_OTHER}};
+
+static fc_code pt_list(const char *directory, fc_listing *out, fc_error *err) {
     char path[PATH_MAX];
-    if (probe->is_directory) {
-        return fc_pt_has_sets(probe->path, probe->err) ||
-               (probe->err->code == FC_OK && fc_pt_find_index(probe->path, path, probe->err));
+    FC_TRY(fc_pt_list_sets(directory, out, err));
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        struct stat st;
+        const char *name = models[i].name;
+        const bool found = snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX &&
+                           fc_path_exists(path, &st, err) && S_ISREG(st.st_mode);
+        FC_TRY(err->code);
+        FC_TRY(found ? fc_listing_add(out, name, name, models[i].role, err) : FC_OK);
     }
+    return FC_OK;
+}
+
+static bool pt_probe(const fc_probe *probe) {
     return fc_pt_is_index(probe->path) || fc_torch_is_zip(probe->head, probe->head_size) ||
            fc_torch_is_legacy(probe->head, probe->head_size) || fc_torch_is_tar(probe->head, probe->head_size);
 }
@@ -29,14 +50,17 @@ static bool pt_probe(const fc_probe *probe) {
  * Opens the whole set if `path` is one rank's file whose name contains the number of ranks, because one file alone is
  * not a checkpoint.
  */
-static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *options, const char *base, size_t name,
-                           fc_error *err) {
+static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *options, const char *base,
+                           const pt_rank_name *name, fc_error *err) {
+    char group[NAME_MAX + 1];
     fc_arena *arena = checkpoint->arena;
+    fc_pt_group_of(base, name, group);
+    checkpoint->group = fc_arena_strndup(arena, group, strlen(group));
     size_t n = (size_t)(base - checkpoint->path);
     const char *directory = n == 0 ? "." : fc_arena_strndup(arena, checkpoint->path, n == 1 ? 1 : n - 1);
-    const char *only = fc_arena_strndup(arena, base, name);
-    return directory && only ? fc_pt_open_ranks(checkpoint, directory, only, options, err)
-                             : fc_no_memory(err, checkpoint->path);
+    const char *only = fc_arena_strndup(arena, base, name->name);
+    return directory && only && checkpoint->group ? fc_pt_open_ranks(checkpoint, directory, only, options, err)
+                                                  : fc_no_memory(err, checkpoint->path);
 }
 
 /* Opens Hugging Face's directory of a model: an index, or a single file. */
@@ -50,22 +74,30 @@ static fc_code open_model(fc_checkpoint *checkpoint, const char *path, const fc_
     return sharded ? fc_pt_open_alone(checkpoint, options, err) : FC_OK;
 }
 
+static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    const char *group = checkpoint->group;
+    if (!group) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the directory holds no torch.save files of ranks, and no index",
+                       checkpoint->path);
+    }
+    if (strchr(group, '*')) {
+        return fc_pt_open_ranks(checkpoint, checkpoint->path, NULL, options, err);
+    }
+    const char *path = fc_arena_printf(checkpoint->arena, "%s/%s", checkpoint->path, group);
+    return path ? open_model(checkpoint, path, options, err) : fc_no_memory(err, checkpoint->path);
+}
+
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *path = checkpoint->path, *base = fc_base_name(path);
-    char model[PATH_MAX];
     pt_rank_name name;
     bool is_directory;
     FC_TRY(fc_is_directory(path, &is_directory, err));
     if (is_directory) {
-        fc_error failed = {FC_OK, ""};
-        bool indexed = fc_pt_find_index(path, model, &failed);
-        fc_code rc = failed.code != FC_OK ? fc_fail(err, failed.code, "%s", failed.message)
-                     : indexed            ? open_model(checkpoint, model, options, err)
-                                          : fc_pt_open_ranks(checkpoint, path, NULL, options, err);
-        return rc == FC_OK ? fc_note_other_files(checkpoint, path, err) : rc;
+        FC_TRY(open_directory(checkpoint, options, err));
+        return fc_note_other_files(checkpoint, path, err);
     }
     if (fc_pt_parse_rank_name(base, &name) && name.ranks > 0) {
-        return open_set_of(checkpoint, options, base, name.name, err);
+        return open_set_of(checkpoint, options, base, &name, err);
     }
     return open_model(checkpoint, path, options, err);
 }
@@ -82,6 +114,7 @@ const fc_format fc_format_pt = {
     .reader =
         {
             .probe = pt_probe,
+            .list = pt_list,
             .open = pt_open,
             .check_header = fc_torch_check_header,
             .extent = fc_torch_extent,

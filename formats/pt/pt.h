@@ -12,14 +12,7 @@
 
 #include "fsdpckpt/format.h"
 
-#include <limits.h>
-
-/**
- * Finds the file in `directory` that lists which file has which tensor, as written by Hugging Face's save_pretrained:
- * pytorch_model.bin.index.json; or pytorch_model.bin, which has all tensors. @return false if there is neither.
- */
-bool fc_pt_find_index(const char *directory, char path[PATH_MAX], fc_error *err);
-/** @return whether `path` is such an index. */
+/** @return whether `path` is an index: pytorch_model.bin.index.json, as save_pretrained writes it. */
 bool fc_pt_is_index(const char *path);
 
 /** Makes the manifest of the files that the index at `path` names. */

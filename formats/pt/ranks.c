@@ -346,7 +346,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     pt_builder m = {.checkpoint = checkpoint, .directory = directory, .err = err};
     pt_set *sets = NULL;
     size_t nsets = 0, total = 0;
-    FC_TRY(fc_pt_find_sets(directory, checkpoint->arena, &sets, &nsets, err));
+    FC_TRY(fc_pt_find_sets(directory, checkpoint->group, checkpoint->arena, &sets, &nsets, err));
     for (size_t i = 0; i < nsets; i++) {
         total += (size_t)sets[i].ranks;
     }

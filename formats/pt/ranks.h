@@ -11,6 +11,8 @@
 
 #include "torch/torch_file.h"
 
+#include <limits.h>
+
 /** A set of files, one per rank: "model_world_size_8_rank_0.pt" and those of the other ranks. */
 typedef struct pt_set {
     const char *name;        /* "model" */
@@ -36,14 +38,19 @@ typedef struct pt_rank_name {
  */
 bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out);
 
-/** @return whether the directory has such a file. */
-bool fc_pt_has_sets(const char *directory, fc_error *err);
+/** Writes the group of a file: its name with "*" for the rank and for the part of the training, such as "model". Files
+ *  of one group are one checkpoint. */
+void fc_pt_group_of(const char *file, const pt_rank_name *name, char group[NAME_MAX + 1]);
+
+/** Lists the groups of such files in a directory: fc_format_reader.list. */
+fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err);
 
 /**
- * Finds the sets of a directory, "model" and "optim" first. If the names do not contain the number of ranks, it follows
- * from the highest rank. @param out in `arena`.
+ * Finds the sets of a group (fc_listed.name), "model" and "optim" first. If the names do not contain the number of
+ * ranks, it follows from the highest rank. @param out in `arena`.
  */
-fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err);
+fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, pt_set **out, size_t *count,
+                        fc_error *err);
 
 /** A rank's shard of a tensor. */
 typedef struct pt_shard {

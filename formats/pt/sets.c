@@ -9,10 +9,14 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MAX_WIDTH = 8, MOST_SETS = 64 };
+enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MAX_WIDTH = 8 };
 
 /* @param width receives the number of digits if the number has leading zeros, else 1. */
 static bool parse_number(const char **at, int64_t most, int64_t *out, int *width) {
@@ -96,13 +100,40 @@ bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out) {
     return known && out->name < MAX_NAME && (out->ranks == 0 || out->rank < out->ranks);
 }
 
-static bool is_rank_name(const char *file) {
-    pt_rank_name name;
-    return fc_pt_parse_rank_name(file, &name);
+/* ---- groups ---- */
+
+/* The parts of one training. Sets whose names differ in nothing else belong together. */
+static const char *const parts[] = {"model",     "optimizer",    "optim",     "extra_state", "random_states",
+                                    "rng_state", "lr_scheduler", "scheduler", "dataloader",  "extra",
+                                    "random",    "rng",          "data"};
+
+enum { PARTS_WITH_TENSORS = 3 }; /* the first of them; each rank has the others for itself */
+
+static bool is_end(const char *at, const char *from, const char *to) {
+    return at == from || at == to || is_one_of(*at, "_-.") || is_one_of(at[-1], "_-.");
 }
 
-bool fc_pt_has_sets(const char *directory, fc_error *err) {
-    return fc_dir_find(directory, is_rank_name, err);
+/* Finds the part of a training in the first `size` bytes of a name. @return its start, or NULL. */
+static const char *find_part(const char *file, size_t size, size_t *which) {
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const size_t n = strlen(parts[i]);
+        for (size_t at = 0; n <= size && at <= size - n; at++) {
+            if (strncmp(file + at, parts[i], n) == 0 && is_end(file + at, file, file + size) &&
+                is_end(file + at + n, file, file + size)) {
+                *which = i;
+                return file + at;
+            }
+        }
+    }
+    return NULL;
+}
+
+void fc_pt_group_of(const char *file, const pt_rank_name *name, char group[NAME_MAX + 1]) {
+    size_t which = 0;
+    const char *part = find_part(file, name->name, &which);
+    const size_t before = part ? (size_t)(part - file) : 0, length = part ? strlen(parts[which]) : 0;
+    snprintf(group, NAME_MAX + 1, "%.*s%s%.*s*%s", (int)before, file, part ? "*" : "",
+             (int)(name->head - before - length), file + before + length, name->tail);
 }
 
 static int order_of(const pt_set *set) {
@@ -115,29 +146,20 @@ static int by_name(const void *a, const void *b) {
 }
 
 /* Adds a file to a set that was already found. */
-static fc_code join_set(const char *directory, const char *file, const pt_rank_name *name, pt_set *set, fc_error *err) {
-    if (strncmp(set->head, file, name->head) != 0 || set->head[name->head] != '\0' ||
-        strcmp(set->tail, name->tail) != 0) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "%s: two sets of files have the same name, %s<rank>%s and %.*s<rank>%s: move one of them away",
-                       directory, set->head, set->tail, (int)name->head, file, name->tail);
-    }
+static void join_set(const pt_rank_name *name, pt_set *set) {
     if (name->ranks == 0 && name->rank >= set->ranks) {
         set->ranks = name->rank + 1;
     }
     set->width = name->width > set->width ? name->width : set->width;
-    return FC_OK;
 }
 
 static fc_code add_to_sets(const char *directory, const char *file, const pt_rank_name *name, fc_arena *arena,
                            pt_set *sets, size_t *count, fc_error *err) {
     for (size_t i = 0; i < *count; i++) {
         if (strncmp(sets[i].name, file, name->name) == 0 && sets[i].name[name->name] == '\0') {
-            return join_set(directory, file, name, &sets[i], err);
+            join_set(name, &sets[i]);
+            return FC_OK;
         }
-    }
-    if (*count == MOST_SETS) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: contains more than %d sets of files", directory, MOST_SETS);
     }
     pt_set set = {fc_arena_strndup(arena, file, name->name),
                   fc_arena_strndup(arena, file, name->head),
@@ -156,15 +178,27 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Lists the names of ranks' files in `directory`, sorted, so that messages do not depend on the file system. */
-static fc_code list_names(const char *directory, fc_arena *arena, char ***out, size_t *count, fc_error *err) {
+/* Whether `file` is that of a rank in the group. @param group NULL: any group. */
+static bool is_in_group(const char *file, const char *group) {
+    pt_rank_name name;
+    char own[NAME_MAX + 1];
+    if (!fc_pt_parse_rank_name(file, &name)) {
+        return false;
+    }
+    fc_pt_group_of(file, &name, own);
+    return !group || strcmp(own, group) == 0;
+}
+
+/* Lists the names of a group's files in `directory`, sorted, so that messages do not depend on the file system. */
+static fc_code list_names(const char *directory, const char *group, fc_arena *arena, char ***out, size_t *count,
+                          fc_error *err) {
     fc_dir dir;
     char **names = NULL;
     size_t capacity = 0;
     *count = 0;
     fc_code rc = fc_dir_open(&dir, directory, err);
     for (const char *file; rc == FC_OK && (file = fc_dir_next(&dir)) != NULL;) {
-        if (!is_rank_name(file)) {
+        if (!is_in_group(file, group)) {
             continue;
         }
         if (!fc_grow(&names, &capacity, *count + 1, sizeof *names) ||
@@ -181,14 +215,32 @@ static fc_code list_names(const char *directory, fc_arena *arena, char ***out, s
     return rc;
 }
 
-fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err) {
+/* Models and optimizers with different numbers of files are not one checkpoint. */
+static fc_code check_counts(const char *directory, const pt_set *sets, size_t count, fc_error *err) {
+    for (size_t i = 1; i < count; i++) {
+        size_t which = 0;
+        find_part(sets[i].name, strlen(sets[i].name), &which);
+        if (sets[i].ranks != sets[0].ranks && which < PARTS_WITH_TENSORS) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: there are %" PRId64 " files %s<rank>%s, but %" PRId64
+                           " files %s<rank>%s: files are missing, or they "
+                           "are of two checkpoints; copy all files, or move those of one away",
+                           directory, sets[0].ranks, sets[0].head, sets[0].tail, sets[i].ranks, sets[i].head,
+                           sets[i].tail);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, pt_set **out, size_t *count,
+                        fc_error *err) {
     char **names = NULL;
     size_t nnames = 0;
     fc_code rc;
     *count = 0;
     *out = NULL;
-    FC_TRY_GOTO(list_names(directory, arena, &names, &nnames, err), rc, out);
-    *out = fc_arena_calloc(arena, MOST_SETS, sizeof **out);
+    FC_TRY_GOTO(list_names(directory, group, arena, &names, &nnames, err), rc, out);
+    *out = fc_arena_calloc(arena, nnames + 1, sizeof **out);
     FC_TRY_GOTO(*out ? FC_OK : fc_no_memory(err, directory), rc, out);
     for (size_t i = 0; i < nnames; i++) {
         pt_rank_name name;
@@ -196,6 +248,46 @@ fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, si
         FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
     }
     qsort(*out, *count, sizeof **out, by_name);
+    rc = check_counts(directory, *out, *count, err);
+out:
+    free(names);
+    return rc;
+}
+
+/* ---- the checkpoints ---- */
+
+/* Ranks that say how many they are, and have the model, are a training's. A part without the model is of one. */
+static fc_listed_role role_of(const char *directory, const char *file) {
+    size_t which = 0;
+    pt_rank_name name;
+    char model[NAME_MAX + 1], path[PATH_MAX];
+    fc_pt_parse_rank_name(file, &name);
+    const char *part = find_part(file, name.name, &which);
+    if (strncmp(file, "consolidated.", 13) == 0) {
+        return FC_LISTED_COPY; /* Meta's and Mistral's own files of the weights */
+    }
+    if (!part) {
+        return FC_LISTED_OTHER;
+    }
+    snprintf(model, sizeof model, "%.*smodel%s", (int)(part - file), file, part + strlen(parts[which]));
+    const bool has = snprintf(path, sizeof path, "%s/%s", directory, model) < PATH_MAX && access(path, F_OK) == 0;
+    if (!has) {
+        return which < PARTS_WITH_TENSORS ? FC_LISTED_COPY : FC_LISTED_STATE;
+    }
+    return name.ranks > 0 ? FC_LISTED_TRAINING : FC_LISTED_OTHER;
+}
+
+fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err) {
+    char **names = NULL, group[NAME_MAX + 1];
+    size_t count = 0;
+    fc_code rc;
+    FC_TRY_GOTO(list_names(directory, NULL, out->arena, &names, &count, err), rc, out);
+    for (size_t i = 0; i < count; i++) {
+        pt_rank_name name;
+        fc_pt_parse_rank_name(names[i], &name);
+        fc_pt_group_of(names[i], &name, group);
+        FC_TRY_GOTO(fc_listing_add(out, group, names[i], role_of(directory, names[i]), err), rc, out);
+    }
 out:
     free(names);
     return rc;

@@ -45,7 +45,7 @@ typedef struct st_files {
     bool assumed;               /* several files, but neither an index nor their names tell how many there should be */
 } st_files;
 
-/** Returns whether the input looks like safetensors. */
+/** Returns whether the file looks like safetensors. */
 bool fc_st_files_probe(const fc_probe *probe);
 
 /** Finds the files of the checkpoint at checkpoint->path. @param out freed with fc_st_files_free, also on failure. */

@@ -11,6 +11,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "registry.h"
+#include "safetensors/groups.h"
 #include "safetensors/kept.h"
 
 #include <errno.h>
@@ -411,6 +412,7 @@ const fc_format fc_format_safetensors = {
     .reader =
         {
             .probe = fc_st_files_probe,
+            .list = fc_st_list,
             .open = st_open,
             .check_header = st_check_header,
             .extent = st_extent,

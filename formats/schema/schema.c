@@ -32,9 +32,6 @@ typedef struct schema_reader {
 
 static bool schema_probe(const fc_probe *probe) {
     static const char mark[] = "\"fsdpckpt\"";
-    if (probe->is_directory) { /* its head is NULL */
-        return false;
-    }
     const unsigned char *s = probe->head, *end = s + probe->head_size;
     if (end - s >= 3 && memcmp(s, "\xef\xbb\xbf", 3) == 0) {
         s += 3;

@@ -8,13 +8,11 @@
 
 #include "base/checked.h"
 #include "base/file_name.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
-#include "checkpoint/other_files.h"
 #include "io/stand_in.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,124 +20,46 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEAD_SIZE = 4096, MOST_BELOW = 9 };
+enum { HEAD_SIZE = 4096 };
 
-static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc_error *err) {
-    int fd;
-    uint64_t total;
-    FC_TRY(fc_open_input(path, &fd, &total, err));
-    *size = total < HEAD_SIZE ? (size_t)total : HEAD_SIZE;
-    fc_code rc = fc_pread_full(fd, head, *size, 0, path, err);
-    close(fd);
-    return rc;
-}
-
-/* @return the format that recognises the input, or NULL. */
-static const fc_format *recognise(const fc_probe *probe) {
-    for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->reader.probe(probe)) {
-            return *f;
-        }
-        if (probe->err->code != FC_OK) {
-            return NULL; /* the probe failed, so another format might misidentify the input */
-        }
-    }
-    return NULL;
-}
-
-/* Appends to a text in `size` bytes; truncates what does not fit. */
-static void append(char *text, size_t size, const char *separator, const char *more) {
+/* Appends to a list of names in `size` bytes; truncates what does not fit. */
+static void append(char *text, size_t size, const char *more) {
     size_t used = strlen(text);
-    snprintf(text + used, size - used, "%s%s", used ? separator : "", more);
-}
-
-/* Whether `path`, a directory entry called `name`, is a checkpoint on its own. */
-static bool is_checkpoint(const char *path, const char *name) {
-    unsigned char head[HEAD_SIZE];
-    fc_error ignored = {FC_OK, ""}; /* it is only a hint */
-    fc_probe probe = {path, true, NULL, 0, &ignored};
-    struct stat st;
-    if (stat(path, &st) != 0) {
-        return false;
-    }
-    if (S_ISREG(st.st_mode) && (fc_holds_data(name) || fc_ends_with(name, ".h5"))) {
-        if (read_head(path, head, &probe.head_size, NULL) != FC_OK) {
-            return false;
-        }
-        probe.is_directory = false;
-        probe.head = head;
-        return recognise(&probe) != NULL;
-    }
-    return S_ISDIR(st.st_mode) && recognise(&probe);
-}
-
-/* Lists the checkpoints one level below `directory`: trainers put the model and the optimizer in folders of their own.
- */
-static void list_below(const char *directory, char *text, size_t size) {
-    struct dirent **entries = NULL;
-    int n = scandir(directory, &entries, NULL, alphasort), found = 0; /* an error: no hint */
-    for (int i = 0; i < n; i++) {
-        const char *name = entries[i]->d_name;
-        char *path = NULL;
-        if (name[0] != '.' && found < MOST_BELOW && asprintf(&path, "%s/%s", directory, name) >= 0) {
-            if (is_checkpoint(path, name)) {
-                append(text, size, ", ", ++found == MOST_BELOW ? "..." : name);
-            }
-            free(path);
-        }
-        free(entries[i]);
-    }
-    free(entries);
+    snprintf(text + used, size - used, "%s%s", used ? ", " : "", more);
 }
 
 /* Fails with a hint: the checkpoints one level below, or else the signs that the formats look for. */
-static fc_code fail_unknown(const fc_probe *probe, fc_error *err) {
+static fc_code fail_unknown(const char *path, bool is_directory, fc_error *err) {
     char signs[512] = "", below[512] = "";
-    if (probe->is_directory) {
-        list_below(probe->path, below, sizeof below);
+    if (is_directory) {
+        fc_folder_list_below(path, below, sizeof below);
     }
     if (below[0]) {
         return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but it contains checkpoints: %s; name one of them",
-                       probe->path, below);
+                       path, below);
     }
-    FC_TRY(probe->is_directory ? FC_OK : fc_check_stand_in(probe->path, err));
+    FC_TRY(is_directory ? FC_OK : fc_check_stand_in(path, err));
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;
+        const char *sign = is_directory ? (*f)->directory_sign : (*f)->file_sign;
         if (sign) {
-            append(signs, sizeof signs, ", ", sign);
+            append(signs, sizeof signs, sign);
         }
     }
     return fc_fail(err, FC_ECORRUPT,
-                   probe->is_directory
+                   is_directory
                        ? "%s: not a checkpoint: the directory contains none of: %s"
                        : "%s: not a checkpoint: the file is none of: %s; if it is part of one, name its directory",
-                   probe->path, signs);
+                   path, signs);
 }
 
-static fc_code find_format(const char *path, const fc_format **out, fc_error *err) {
-    unsigned char head[HEAD_SIZE];
-    fc_error failed = {FC_OK, ""};
-    fc_probe probe = {path, false, NULL, 0, &failed};
-    struct stat st;
-    if (stat(path, &st) != 0) {
-        return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory%s", path,
-                                                             strstr(path, "://") ? "; copy or mount it first" : "")
-                                                   : fc_fail_errno(err, errno, "%s: cannot open", path);
-    }
-    probe.is_directory = S_ISDIR(st.st_mode);
-    if (probe.is_directory && access(path, X_OK) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot enter the directory", path);
-    }
-    if (!probe.is_directory) {
-        FC_TRY(read_head(path, head, &probe.head_size, err));
-        probe.head = head;
-    }
-    *out = recognise(&probe);
-    if (*out) {
-        return FC_OK;
-    }
-    return failed.code != FC_OK ? fc_fail(err, failed.code, "%s", failed.message) : fail_unknown(&probe, err);
-}
+/* What a path means. */
+typedef struct source {
+    const fc_format *format;
+    const char *path;        /* the file or directory */
+    const fc_listed *chosen; /* of a directory; NULL: none was found, or the path is a file */
+    fc_listing listing;      /* what is in the directory; its arena owns the members above */
+    bool named;              /* the path has the name of one of the directory's checkpoints */
+} source;
 
 /* Copies `path` without the trailing slashes that completion adds, because messages show files as PATH/NAME. */
 static const char *clean_path(fc_arena *arena, const char *path) {
@@ -148,6 +68,83 @@ static const char *clean_path(fc_arena *arena, const char *path) {
         len--;
     }
     return fc_arena_strndup(arena, path, len);
+}
+
+/* Looks into a directory. @param only the format that is asked; NULL: all. */
+static fc_code look_into(source *s, const char *wanted, const fc_format *only, fc_error *err) {
+    if (access(s->path, X_OK) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot enter the directory", s->path);
+    }
+    FC_TRY(fc_folder_list(s->path, only, &s->listing, err));
+    FC_TRY(fc_folder_choose(s->path, &s->listing, wanted, &s->chosen, err));
+    s->named = wanted != NULL;
+    s->format = s->chosen ? s->chosen->format : only;
+    return s->format ? FC_OK : fail_unknown(s->path, true, err);
+}
+
+static const char *directory_of(fc_arena *arena, const char *path) {
+    const size_t n = (size_t)(fc_base_name(path) - path);
+    return n == 0 ? fc_arena_strndup(arena, ".", 1) : fc_arena_strndup(arena, path, n > 1 ? n - 1 : n);
+}
+
+/* A header that several formats have, .metadata, may be that of a checkpoint with more files than it names. */
+static fc_code look_around(source *s, fc_error *err) {
+    const char *directory = directory_of(s->listing.arena, s->path), *name = fc_base_name(s->path);
+    FC_TRY(directory ? fc_folder_list(directory, NULL, &s->listing, err) : fc_no_memory(err, s->path));
+    for (size_t i = 0; i < s->listing.count; i++) {
+        const fc_listed *item = &s->listing.items[i];
+        if (strcmp(item->name, name) == 0 && item->format != s->format) {
+            s->path = directory;
+            s->format = item->format;
+            s->chosen = item;
+            s->named = true;
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code look_at_file(source *s, const fc_format *only, fc_error *err) {
+    unsigned char head[HEAD_SIZE];
+    size_t size = sizeof head;
+    s->format = only;
+    if (!only) {
+        FC_TRY(fc_read_head(s->path, head, &size, err));
+        s->format = fc_recognise_file(s->path, head, size);
+    }
+    if (!s->format) {
+        return fail_unknown(s->path, false, err);
+    }
+    const char *header = only ? NULL : s->format->header_name;
+    return header && strcmp(header, fc_base_name(s->path)) == 0 ? look_around(s, err) : FC_OK;
+}
+
+/* The directory of a path such as "ckpt/rank_*.pt", which names one of its checkpoints. */
+static const char *directory_of_glob(fc_arena *arena, const char *path, const char **glob) {
+    *glob = fc_base_name(path);
+    return strchr(*glob, '*') ? directory_of(arena, path) : NULL;
+}
+
+/* Finds out what `path` means. @param s zeroed; the caller frees the arena of the listing. */
+static fc_code locate(const char *path, const fc_format *only, source *s, fc_error *err) {
+    const char *glob = NULL;
+    struct stat st;
+    s->listing.arena = fc_arena_new();
+    s->path = s->listing.arena ? clean_path(s->listing.arena, path) : NULL;
+    if (!s->path) {
+        return fc_no_memory(err, path);
+    }
+    if (stat(path, &st) == 0) {
+        return S_ISDIR(st.st_mode) ? look_into(s, NULL, only, err) : look_at_file(s, only, err);
+    }
+    const int errnum = errno;
+    const char *directory = directory_of_glob(s->listing.arena, s->path, &glob);
+    if (errnum == ENOENT && directory && stat(directory, &st) == 0 && S_ISDIR(st.st_mode)) {
+        s->path = directory;
+        return look_into(s, glob, only, err);
+    }
+    return errnum == ENOENT || errnum == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory%s", path,
+                                                           strstr(path, "://") ? "; copy or mount it first" : "")
+                                                 : fc_fail_errno(err, errnum, "%s: cannot open", path);
 }
 
 /* Reports every damaged file of a checkpoint that cannot be opened, because all of them must be restored. */
@@ -160,17 +157,20 @@ static void report_damaged(const fc_checkpoint *checkpoint, const fc_open_option
     }
 }
 
-static fc_code new_checkpoint(const fc_format *format, const char *path, fc_checkpoint **out, fc_error *err) {
+static fc_code new_checkpoint(const source *s, fc_checkpoint **out, fc_error *err) {
     fc_arena *arena = fc_arena_new();
+    const char *group = s->chosen ? s->chosen->name : "";
     fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
-    const char *copy = checkpoint ? clean_path(arena, path) : NULL;
-    if (!copy) {
+    const char *path = checkpoint ? fc_arena_strndup(arena, s->path, strlen(s->path)) : NULL;
+    const char *own_group = path ? fc_arena_strndup(arena, group, strlen(group)) : NULL;
+    if (!own_group) {
         fc_arena_free(arena);
-        return fc_no_memory(err, path);
+        return fc_no_memory(err, s->path);
     }
-    checkpoint->format = format;
-    checkpoint->path = copy;
+    checkpoint->format = s->format;
+    checkpoint->path = path;
     checkpoint->arena = arena;
+    checkpoint->group = s->chosen ? own_group : NULL;
     *out = checkpoint;
     return FC_OK;
 }
@@ -224,18 +224,15 @@ static fc_code read_manifest(fc_checkpoint *checkpoint, const fc_open_options *o
     return fc_seal_load(checkpoint, err);
 }
 
-fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
-                       fc_error *err) {
-    static const fc_open_options defaults = {0};
-    const fc_open_options *how = options ? options : &defaults;
+static fc_code open_source(const source *s, const fc_open_options *how, fc_checkpoint **out, fc_error *err) {
     fc_checkpoint *checkpoint = NULL;
-    fc_error own;
-    err = err ? err : &own; /* so readers can rely on it */
-    *out = NULL;
-    FC_TRY(new_checkpoint(format, path, &checkpoint, err));
+    FC_TRY(new_checkpoint(s, &checkpoint, err));
     fc_code rc = read_manifest(checkpoint, how, err);
-    if (rc == FC_ECORRUPT && how->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
+    if (rc == FC_ECORRUPT && how->damaged && s->format->reader.check_header && checkpoint->nfiles > 1) {
         report_damaged(checkpoint, how);
+    }
+    if (rc == FC_OK && s->chosen && !s->named && how->others.report) {
+        rc = fc_folder_report(checkpoint, s->path, &s->listing, s->chosen, &how->others, err);
     }
     if (rc != FC_OK) {
         fc_checkpoint_close(checkpoint);
@@ -245,12 +242,32 @@ fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_
     return FC_OK;
 }
 
+/* @param format NULL: it is recognised. */
+static fc_code open_path(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
+                         fc_error *err) {
+    static const fc_open_options defaults = {0};
+    source s = {.format = NULL};
+    fc_error own;
+    err = err ? err : &own; /* so readers can rely on it */
+    fc_code rc;
+    *out = NULL;
+    FC_TRY_GOTO(locate(path, format, &s, err), rc, out);
+    rc = s.format ? open_source(&s, options ? options : &defaults, out, err)
+                  : fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint", path);
+out:
+    fc_arena_free(s.listing.arena);
+    return rc;
+}
+
+fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
+                       fc_error *err) {
+    return open_path(format, path, options, out, err);
+}
+
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
-    const fc_format *format = NULL;
     *out = NULL;
     FC_TRY(fc_commit_recover(path, options ? &options->reporter : NULL, err));
-    FC_TRY(find_format(path, &format, err));
-    return fc_format_open(format, path, options, out, err);
+    return open_path(NULL, path, options, out, err);
 }
 
 void fc_checkpoint_close(fc_checkpoint *checkpoint) {

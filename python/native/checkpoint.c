@@ -70,12 +70,15 @@ typedef struct open_request {
 static fc_code open_source(const open_request *r, fc_arena *arena, fc_checkpoint **out, fc_error *err) {
     fc_open_options how = {.headers_only = r->headers_only != 0,
                            .follow_external = r->follow_external != 0,
-                           .reporter = native_reporter()};
+                           .reporter = native_reporter(),
+                           .others = native_reporter()};
     fc_checkpoint *model = NULL;
     fc_code rc = r->tp_plan ? fc_tp_plan_load(r->tp_plan, arena, &how.tp_plan, err) : FC_OK;
     if (rc == FC_OK && r->schema) {
-        const fc_open_options names = {
-            .headers_only = true, .follow_external = how.follow_external, .reporter = native_reporter()};
+        const fc_open_options names = {.headers_only = true,
+                                       .follow_external = how.follow_external,
+                                       .reporter = native_reporter(),
+                                       .others = native_reporter()};
         rc = fc_checkpoint_open_model(r->schema, &names, NULL, &model, err);
     }
     rc = rc == FC_OK ? fc_checkpoint_open_model(r->path, &how, model, out, err) : rc;

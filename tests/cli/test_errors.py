@@ -314,10 +314,10 @@ class Errors(harness.Case):
         for name in ("shard-00001-of-00002.h5", "index.h5"):
             with self.subTest(name=name):
                 link = self.path("shards", name)
-                os.rename(link, self.path("shards", "sub", name))
-                os.symlink("sub/" + name, link)
+                os.rename(link, self.path("shards", "sub", "data"))
+                os.symlink("sub/data", link)
                 self.ok("inspect", "shards")
-                os.rename(self.path("shards", "sub", name), self.path(name))
+                os.rename(self.path("shards", "sub", "data"), self.path(name))
                 os.unlink(link)
                 os.symlink("../" + name, link)
                 self.refused(3, "shards", ["shards/" + name, "symbolic link", "--follow-external"])

@@ -288,9 +288,11 @@ class Ranks(harness.Case):
                 os.remove(self.path("in", names[0]))
                 self.fails(3, "consolidate", "in", "-o", "out.h5", contains=[names[0] + ": the file is missing; 1 files of 2 ranks"])
         self.named("model_rank_0.pt", "model-rank0.pt")
-        self.fails(3, "consolidate", "in", "-o", "out.h5", contains=["two sets of files have the same name, model-rank<rank>.pt and model_rank_<rank>.pt"])
+        self.fails(2, "consolidate", "in", "-o", "out.h5", contains=["*-rank*.pt (pt), *_rank_*.pt (pt)"])
         self.named(*[f"s{i}_rank_0.pt" for i in range(65)])
-        self.fails(5, "consolidate", "in", "-o", "out.h5", contains=["contains more than 64 sets of files"])
+        self.fails(2, "consolidate", "in", "-o", "out.h5", contains=["in: the directory has 65 checkpoints", " and 59 more"])
+        self.named("model_rank_0.pt", "model_rank_1.pt", "optim_rank_0.pt")
+        self.fails(3, "consolidate", "in", "-o", "out.h5", contains=["there are 2 files model_rank_<rank>.pt, but 1 files optim_rank_"])
         self.assertEqual(self.listing(), ["in"])
 
 

@@ -258,14 +258,19 @@ static void several_files(void **state) {
     static const char a[] = "{" ONE "}", b[] = "{" T("b", "U8", "[4]", "0", "4") "}";
     fc_error err = {0};
     (void)state;
-    put("a.safetensors", a, strlen(a), "abcd", 4);
-    put("b.safetensors", b, strlen(b), "abcd", 4);
-    assert_int_equal(open_directory(&err), FC_OK);
-    put("b.safetensors", a, strlen(a), "abcd", 4);
-    assert_int_equal(open_directory(&err), FC_ECORRUPT);
-    assert_non_null(strstr(err.message, "tensor a is in a.safetensors and in b.safetensors"));
-    forget("b.safetensors");
     forget("a.safetensors");
+    put("a-0.safetensors", a, strlen(a), "abcd", 4);
+    put("a-1.safetensors", b, strlen(b), "abcd", 4);
+    assert_int_equal(open_directory(&err), FC_OK);
+    put("a-1.safetensors", a, strlen(a), "abcd", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "tensor a is in a-0.safetensors and in a-1.safetensors"));
+    forget("a-1.safetensors");
+    put("a-2.safetensors", b, strlen(b), "abcd", 4); /* 0 and 2 do not count */
+    assert_int_equal(open_directory(&err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "a-0.safetensors (safetensors), a-2.safetensors (safetensors)"));
+    forget("a-2.safetensors");
+    forget("a-0.safetensors");
     put("m-00001-of-00003.safetensors", a, strlen(a), "abcd", 4);
     put("m-00003-of-00003.safetensors", b, strlen(b), "abcd", 4);
     assert_int_equal(open_directory(&err), FC_ECORRUPT);
@@ -312,7 +317,7 @@ static void shards(void **state) {
     forget("other.safetensors");
     forget(three);
     put("shard-00001-model-00003-of-00003.safetensors", first, strlen(first), "abcd", 4);
-    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_int_equal(open_directory(&err), FC_EUSAGE);
     forget("shard-00001-model-00003-of-00003.safetensors");
     forget(one);
 }

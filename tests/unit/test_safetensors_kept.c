@@ -197,7 +197,7 @@ static void long_members_are_refused(void **state) {
 #define S(n) "shard-0000" n "-model-00001-of-00001.safetensors"
 #define AT(offset) SHARDING, "{\"a\":{\"saved_offsets\":[" offset "]}}"
 #define INDEX "model.safetensors.index.json"
-#define MIXED "files of two checkpoints are mixed here"
+#define MIXED "the directory has 2 checkpoints"
 
 static const struct {
     made files[MOST];
@@ -225,30 +225,15 @@ static const struct {
     {{{"shard-1-model-1-of-2.safetensors", ONE, AT("0")}}, "", FC_ECORRUPT, "there is no shard-*-model-00002-of-00002"},
     {{{"shard-1-model-1-of-2.safetensors", ONE, AT("0")}, {"shard-2-model-1-of-1.safetensors", ONE, AT("4")}},
      "",
-     FC_ECORRUPT,
+     FC_EUSAGE,
      MIXED},
-    {{{"m-00001-of-00002.safetensors", ONE}, {"n-00002-of-00002.safetensors", ONE}},
-     "",
-     FC_ECORRUPT,
-     "m-00002-of-00002"},
-    {{{"m-00001-of-00002.safetensors", ONE}, {"m-00002-of-00003.safetensors", ONE}},
-     "",
-     FC_ECORRUPT,
-     "m-00002-of-00002"},
-    {{{"m-00001-of-00002.safetensors", ONE}, {"mm-00002-of-00002.safetensors", ONE}},
-     "",
-     FC_ECORRUPT,
-     "m-00002-of-00002"},
+    {{{"m-00001-of-00002.safetensors", ONE}, {"n-00002-of-00002.safetensors", ONE}}, "", FC_EUSAGE, MIXED},
+    {{{"m-00001-of-00002.safetensors", ONE}, {"m-00002-of-00003.safetensors", ONE}}, "", FC_EUSAGE, MIXED},
+    {{{"m-00001-of-00002.safetensors", ONE}, {"mm-00002-of-00002.safetensors", ONE}}, "", FC_EUSAGE, MIXED},
     {{{"m-00002-of-00002.safetensors", ONE}}, "", FC_ECORRUPT, "m-00001-of-00002"},
     {{{"m-00001-of-00001.safetensors", ONE}}, "", FC_OK, ""},
-    {{{"m-00003-of-00002.safetensors", ONE}, {"m-x.safetensors", T("b", "U8", "[4]", "0", "4")}},
-     "",
-     FC_OK,
-     "2 files, no index"},
-    {{{"m-1-of.safetensors", ONE}, {"m-1-of-1x.safetensors", T("b", "U8", "[4]", "0", "4")}},
-     "",
-     FC_OK,
-     "2 files, no index"},
+    {{{"m-00003-of-00002.safetensors", ONE}, {"m-x.safetensors", T("b", "U8", "[4]", "0", "4")}}, "", FC_EUSAGE, MIXED},
+    {{{"m-1-of.safetensors", ONE}, {"m-1-of-1x.safetensors", T("b", "U8", "[4]", "0", "4")}}, "", FC_EUSAGE, MIXED},
     {{{"a.safetensors", ONE}, {INDEX, "{\"weight_map\":{\"a\":\"a.safetensors\"}}"}}, INDEX, FC_OK, ""},
     {{{"a.safetensors", ONE}, {INDEX, "{\"weight_map\":{\"a\":\"a.safetensors\"},\"weight_map\":{}}"}},
      "",
@@ -293,7 +278,7 @@ static const struct {
     {{{"a.safetensors", ONE}, {"b.safetensors.index.json", "{}"}, {"c.safetensors.index.json", "{}"}},
      "",
      FC_EUSAGE,
-     "there are 2 index files"},
+     MIXED},
     {{{"a.safetensors", ONE},
       {INDEX, "{\"weight_map\":{\"a\":\"a.safetensors\"}}"},
       {"c.safetensors.index.json", "{}"}},

@@ -137,6 +137,8 @@ typedef struct fc_checkpoint {
     /** The identities of `files` before their headers were read (lib/checkpoint/identity.h). NULL: unknown. */
     const struct fc_identities *identities;
     void *state; /**< private to the format, whose `close` frees it */
+    /** If `path` is a directory, the name of the one of its checkpoints that is open (fc_listed.name); else NULL. */
+    const char *group;
 } fc_checkpoint;
 
 struct fc_checkpoint;
@@ -152,6 +154,7 @@ typedef struct fc_open_options {
     void (*damaged)(void *context, const char *path, const char *message);
     void *context;        /**< passed to `damaged` */
     fc_reporter reporter; /**< receives a line if an interrupted replacement of `path` was finished */
+    fc_reporter others;   /**< receives a line if the directory has other checkpoints, which are not read */
     /**
      * How tensor parallelism sharded the plain tensors of torch.save files, one per rank, which do not record it. NULL:
      * such tensors must be equal on all ranks. Borrowed for the call.
@@ -165,7 +168,9 @@ typedef struct fc_open_options {
 } fc_open_options;
 
 /**
- * Opens the checkpoint at `path`, a file or a directory. Recognises the format by content and reads headers only.
+ * Opens the checkpoint at `path`, a file or a directory. Recognises the format by content and reads headers only. If a
+ * directory has several checkpoints, and no rule says which one is read (docs/FOLDERS.md), the error names them. The
+ * last part of the path may be such a name, as in "ckpt/rank_*.pt".
  * @param options NULL for the defaults.
  * @param out     receives the checkpoint, which the caller closes; NULL after a failure.
  */

@@ -19,14 +19,41 @@ struct fc_comm;     /* comm.h */
 struct fc_findings; /* verify.h */
 struct fc_verify_report;
 
-/** What a probe may examine. It opens and changes nothing else. */
+/** The file that a probe examines. It opens and changes nothing else. */
 typedef struct fc_probe {
     const char *path;
-    bool is_directory;
-    const unsigned char *head; /**< the first bytes of a file; NULL for a directory */
+    const unsigned char *head; /**< the first bytes of the file */
     size_t head_size;          /**< up to 4096 */
-    fc_error *err;             /**< set by a probe after a system error; never NULL */
 } fc_probe;
+
+/** Decides which of two checkpoints in one directory is read; lower ones come first (lib/checkpoint/folder.h). */
+typedef enum fc_listed_role {
+    FC_LISTED_TRAINING, /**< what a trainer saved to continue from */
+    FC_LISTED_MODEL,    /**< the file names that transformers and diffusers load first */
+    FC_LISTED_MODEL_PT, /**< those that they load next */
+    FC_LISTED_COPY,     /**< other weights, such as a variant of the model, or an optimizer alone */
+    FC_LISTED_OTHER,    /**< something else: only a training goes before it, and it goes before FC_LISTED_STATE only */
+    FC_LISTED_STATE     /**< a part of the state of a training without tensors of the model, such as random numbers */
+} fc_listed_role;
+
+/** One of the checkpoints in a directory. Only files that say that they belong together are one checkpoint. */
+typedef struct fc_listed {
+    const struct fc_format *format;
+    const char *name; /**< a file, a folder, or a glob that says which files belong to it, such as "rank_*.pt" */
+    const char *file; /**< one of its files or folders, in the directory itself */
+    fc_listed_role role;
+} fc_listed;
+
+/** The checkpoints in a directory, in the order of the formats. */
+typedef struct fc_listing {
+    fc_arena *arena;
+    const struct fc_format *format; /**< the format that is asked */
+    fc_listed *items;
+    size_t count, capacity;
+} fc_listing;
+
+/** Adds a checkpoint of the asked format. One name is one checkpoint: that of the first format. */
+fc_code fc_listing_add(fc_listing *listing, const char *name, const char *file, fc_listed_role role, fc_error *err);
 
 /** A writer in progress. fc_format_writer.create makes it, `destroy` frees it. */
 typedef struct fc_writer {
@@ -39,9 +66,13 @@ typedef struct fc_writer {
  * `check_object` at once.
  */
 typedef struct fc_format_reader {
-    /** Returns whether the input looks like this format. Has no side effects. */
+    /** Returns whether the file looks like this format. Has no side effects. NULL: no file does. */
     bool (*probe)(const fc_probe *probe);
-    /** Reads the headers, validates every number and fills `checkpoint`, whose arena and path are set. After a failure
+    /** Lists the checkpoints of this format in `directory`. NULL: a checkpoint is never a directory. @param err has no
+     *  error; never NULL */
+    fc_code (*list)(const char *directory, fc_listing *out, fc_error *err);
+    /** Reads the headers, validates every number and fills `checkpoint`, whose arena and path are set. If the path is a
+     *  directory, `group` is the one of the listed checkpoints that is read; NULL if none is listed. After a failure
      *  the caller calls `close` if `state` was set, and frees the arena. @param err never NULL */
     fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
     /** Frees checkpoint->state. NULL: there is nothing to free. */

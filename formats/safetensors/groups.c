@@ -1,0 +1,314 @@
+/*
+ * Finds the checkpoints among the safetensors files of a directory. Files belong together if an index or their names
+ * say so: shard-*-model-*-of-N, <stem>-*-of-N, or numbers that count from 0 or 1.
+ */
+#include "safetensors/groups.h"
+
+#include "base/checked.h"
+#include "base/file_name.h"
+#include "base/grow.h"
+#include "base/name_table.h"
+#include "fsdpckpt/try.h"
+#include "io/directory.h"
+#include "safetensors/header.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- names ---- */
+
+/* Consumes decimal digits at `*s`. */
+static bool take_number(const char **s, uint32_t *out) {
+    uint64_t value = 0;
+    const char *start = *s;
+    for (; **s >= '0' && **s <= '9'; ++*s) {
+        value = value * 10 + (uint64_t)(**s - '0');
+        if (value >= FC_NO_RANK) {
+            return false;
+        }
+    }
+    *out = (uint32_t)value;
+    return *s > start;
+}
+
+static bool take_text(const char **s, const char *text) {
+    size_t n = strlen(text);
+    if (strncmp(*s, text, n) != 0) {
+        return false;
+    }
+    *s += n;
+    return true;
+}
+
+bool fc_st_parse_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models) {
+    const char *s = name;
+    return take_text(&s, "shard-") && take_number(&s, shard) && take_text(&s, "-model-") && take_number(&s, model) &&
+           take_text(&s, "-of-") && take_number(&s, models) && strcmp(s, ST_EXTENSION) == 0 && *shard > 0 &&
+           *model > 0 && *model <= *models;
+}
+
+bool fc_st_parse_numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count) {
+    for (const char *at = strchr(name, '-'); at; at = strchr(at + 1, '-')) {
+        const char *s = at + 1;
+        if (take_number(&s, number) && take_text(&s, "-of-") && take_number(&s, count) &&
+            strcmp(s, ST_EXTENSION) == 0) {
+            *stem = (size_t)(at - name);
+            return *number > 0 && *number <= *count;
+        }
+    }
+    return false;
+}
+
+/* ---- groups ---- */
+
+/* The files whose names differ in one number only. */
+typedef struct numbers {
+    const char *pattern; /* their names with "*" for the number; NULL: the name has none */
+    uint32_t least, most;
+    size_t count;
+} numbers;
+
+/* Returns the name with "*" for the last number before its extension; NULL when out of memory, or if it has none. */
+static const char *star_number(fc_arena *arena, const char *name, uint32_t *number) {
+    size_t end = strlen(name) - strlen(ST_EXTENSION);
+    while (end > 0 && !(name[end - 1] >= '0' && name[end - 1] <= '9')) {
+        end--;
+    }
+    size_t start = end;
+    while (start > 0 && name[start - 1] >= '0' && name[start - 1] <= '9') {
+        start--;
+    }
+    const char *s = name + start;
+    return take_number(&s, number) ? fc_arena_printf(arena, "%.*s*%s", (int)start, name, name + end) : NULL;
+}
+
+/* Returns the group of a name that says how many files there are; NULL when out of memory, or if it does not. */
+static const char *counted_group(fc_arena *arena, const char *name) {
+    uint32_t shard, model, models;
+    size_t stem;
+    if (fc_st_parse_shard_name(name, &shard, &model, &models)) {
+        return fc_arena_printf(arena, "shard-*-model-*%s", strstr(name, "-of-"));
+    }
+    return fc_st_parse_numbered_name(name, &stem, &model, &models)
+               ? fc_arena_printf(arena, "%.*s-*%s", (int)stem, name, strstr(name + stem, "-of-"))
+               : NULL;
+}
+
+/* Counts the files of each pattern, in the entry of its first file. */
+static bool count_numbers(fc_arena *arena, const st_names *l, numbers *all, fc_name_table *patterns) {
+    for (size_t i = 0; i < l->count; i++) {
+        uint32_t number = 0;
+        const char *pattern = l->groups[i] ? NULL : star_number(arena, l->names[i], &number);
+        all[i].pattern = pattern;
+        if (!pattern) {
+            continue;
+        }
+        const size_t first = fc_name_table_put(patterns, pattern, strlen(pattern), i);
+        if (first == FC_NO_NAME) {
+            return false;
+        }
+        numbers *n = &all[first];
+        n->least = n->count == 0 || number < n->least ? number : n->least;
+        n->most = number > n->most ? number : n->most;
+        n->count++;
+    }
+    return true;
+}
+
+static fc_code set_groups(fc_arena *arena, st_names *l, const char *directory, fc_error *err) {
+    numbers *all = fc_arena_calloc(arena, l->count + 1, sizeof *all);
+    fc_name_table *patterns = fc_name_table_new(arena, l->count + 1);
+    l->groups = fc_arena_calloc(arena, l->count + 1, sizeof *l->groups);
+    for (size_t i = 0; l->groups && i < l->count; i++) {
+        l->groups[i] = counted_group(arena, l->names[i]);
+    }
+    if (!all || !patterns || !l->groups || !count_numbers(arena, l, all, patterns)) {
+        return fc_no_memory(err, directory);
+    }
+    for (size_t i = 0; i < l->count; i++) {
+        const char *pattern = all[i].pattern;
+        const numbers *n = pattern ? &all[fc_name_table_find(patterns, pattern, strlen(pattern))] : NULL;
+        const bool counts = n && n->count > 1 && n->least <= 1 && (size_t)n->most - n->least + 1 == n->count;
+        l->groups[i] = l->groups[i] ? l->groups[i] : counts ? pattern : l->names[i];
+    }
+    return FC_OK;
+}
+
+/* ---- the directory ---- */
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static fc_code add_name(fc_arena *arena, const char *directory, const char *name, st_names *out, fc_error *err) {
+    const bool index = fc_ends_with(name, ST_INDEX_EXTENSION);
+    if (name[0] == '.' || (!index && !fc_ends_with(name, ST_EXTENSION))) {
+        return FC_OK;
+    }
+    const char *copy = fc_arena_strndup(arena, name, strlen(name));
+    const bool room = index ? fc_grow(&out->indexes, &out->index_capacity, out->nindexes + 1, sizeof *out->indexes)
+                            : fc_grow(&out->names, &out->capacity, out->count + 1, sizeof *out->names);
+    if (!copy || !room) {
+        return fc_no_memory(err, directory);
+    }
+    *(index ? &out->indexes[out->nindexes++] : &out->names[out->count++]) = copy;
+    return FC_OK;
+}
+
+fc_code fc_st_list_names(fc_arena *arena, const char *directory, st_names *out, fc_error *err) {
+    fc_dir dir;
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(add_name(arena, directory, name, out, err), rc, out);
+    }
+    if (out->count > 1) {
+        qsort(out->names, out->count, sizeof *out->names, by_name);
+    }
+    if (out->nindexes > 1) {
+        qsort(out->indexes, out->nindexes, sizeof *out->indexes, by_name);
+    }
+    rc = set_groups(arena, out, directory, err);
+out:
+    return fc_dir_close(&dir, rc, err);
+}
+
+void fc_st_names_free(st_names *names) {
+    free(names->names);
+    free(names->indexes);
+    *names = (st_names){.count = 0};
+}
+
+/* ---- the checkpoints ---- */
+
+/* The checkpoints of a directory while they are listed. */
+typedef struct lister {
+    const char *directory;
+    st_names names;
+    bool *indexed; /* per name: an index has it */
+    fc_listing *out;
+    fc_error *err;
+} lister;
+
+/* The length of a name without what follows the stem: "-00001-of-00002.safetensors", ".safetensors.index.json". */
+static size_t stem_of(const char *name) {
+    size_t stem;
+    uint32_t number, count;
+    return fc_st_parse_numbered_name(name, &stem, &number, &count) ? stem : (size_t)(strstr(name, ST_EXTENSION) - name);
+}
+
+static bool is_stem(const char *name, size_t stem, const char *text) {
+    const size_t n = strlen(text);
+    return stem == n && strncmp(name, text, n) == 0;
+}
+
+/*
+ * The names that transformers and diffusers load go before all others, such as "model.fp16" and Mistral's
+ * "consolidated". Adapters are another model, and shards of a mesh another layout: neither is left for a model.
+ */
+static fc_listed_role role_of(const char *name) {
+    static const char *const models[] = {"model", "diffusion_pytorch_model"};
+    static const char *const others[] = {"adapter_model", "adapters", "adapter", "pytorch_lora_weights"};
+    const size_t stem = stem_of(name);
+    uint32_t shard, model, count;
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        if (is_stem(name, stem, models[i])) {
+            return FC_LISTED_MODEL;
+        }
+    }
+    bool other = fc_st_parse_shard_name(name, &shard, &model, &count);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        other = other || is_stem(name, stem, others[i]);
+    }
+    return other ? FC_LISTED_OTHER : FC_LISTED_COPY;
+}
+
+/* Marks all files: they have the stem of the index, or it cannot be read, and opening it says what is wrong. */
+static void mark_all(const lister *l) {
+    for (size_t i = 0; i < l->names.count; i++) {
+        l->indexed[i] = true;
+    }
+}
+
+static size_t find_name(const st_names *names, const char *name) {
+    const char **found =
+        names->count > 0 ? bsearch(&name, names->names, names->count, sizeof *names->names, by_name) : NULL;
+    return found ? (size_t)(found - names->names) : names->count;
+}
+
+/* Whether all files are numbered ones with the stem of the only index, so that it need not be read yet. */
+static bool is_plain(const lister *l, const char *index) {
+    const size_t stem = stem_of(index);
+    bool is = l->names.nindexes == 1 && l->names.count > 0;
+    for (size_t i = 0; i < l->names.count && is; i++) {
+        const char *name = l->names.names[i];
+        is = stem_of(name) == stem && strncmp(name, index, stem) == 0 && name[stem] == '-' &&
+             strcmp(l->names.groups[i], l->names.groups[0]) == 0;
+    }
+    return is;
+}
+
+/* Marks the files of an index, and adds it. */
+static fc_code add_index(const lister *l, const char *index) {
+    fc_arena *arena = l->out->arena;
+    st_files files = {.directory = l->directory};
+    fc_error ignored;
+    const char *path = fc_arena_printf(arena, "%s/%s", l->directory, index), *first = index;
+    if (!path) {
+        return fc_no_memory(l->err, l->directory);
+    }
+    if (is_plain(l, index)) {
+        mark_all(l);
+        return fc_listing_add(l->out, index, l->names.names[0], role_of(index), l->err);
+    }
+    const fc_code rc = fc_st_index_read(arena, path, &files, &ignored);
+    if (rc != FC_OK) {
+        mark_all(l);
+    }
+    for (size_t f = 0; rc == FC_OK && f < files.nfiles; f++) {
+        const size_t i = find_name(&l->names, files.files[f].name);
+        if (i < l->names.count) {
+            l->indexed[i] = true;
+            first = l->names.names[i];
+        }
+    }
+    fc_st_files_free(&files);
+    return rc == FC_ENOMEM ? fc_no_memory(l->err, l->directory)
+                           : fc_listing_add(l->out, index, first, role_of(index), l->err);
+}
+
+/* Whether an index has the same stem: the file was left over from an earlier save. */
+static bool is_left_over(const lister *l, const char *name) {
+    const size_t stem = stem_of(name);
+    bool is = false;
+    for (size_t i = 0; i < l->names.nindexes && !is && strstr(name, "-of-"); i++) {
+        is = stem_of(l->names.indexes[i]) == stem && strncmp(l->names.indexes[i], name, stem) == 0;
+    }
+    return is;
+}
+
+static fc_code list_all(const lister *l) {
+    for (size_t i = 0; i < l->names.nindexes; i++) {
+        FC_TRY(add_index(l, l->names.indexes[i]));
+    }
+    for (size_t i = 0; i < l->names.count; i++) {
+        const char *name = l->names.names[i];
+        const bool again = i > 0 && !l->indexed[i - 1] && strcmp(l->names.groups[i], l->names.groups[i - 1]) == 0;
+        if (!l->indexed[i] && !again) {
+            FC_TRY(fc_listing_add(l->out, l->names.groups[i], name,
+                                  is_left_over(l, name) ? FC_LISTED_COPY : role_of(name), l->err));
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_st_list(const char *directory, fc_listing *out, fc_error *err) {
+    lister l = {.directory = directory, .out = out, .err = err};
+    fc_code rc;
+    FC_TRY_GOTO(fc_st_list_names(out->arena, directory, &l.names, err), rc, out);
+    l.indexed = fc_arena_calloc(out->arena, l.names.count + 1, sizeof *l.indexed);
+    rc = l.indexed ? list_all(&l) : fc_no_memory(err, directory);
+out:
+    fc_st_names_free(&l.names);
+    return rc;
+}

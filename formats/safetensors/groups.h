@@ -1,0 +1,36 @@
+/*
+ * The safetensors files of a directory, and which of them are one checkpoint.
+ */
+#ifndef FSDPCKPT_FORMATS_SAFETENSORS_GROUPS_H
+#define FSDPCKPT_FORMATS_SAFETENSORS_GROUPS_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/format.h"
+#include "safetensors/files.h"
+
+/** The files and indexes of a directory. The lists are malloc'ed or in the arena, the texts in the arena. */
+typedef struct st_names {
+    const char **names;  /**< *.safetensors, sorted */
+    const char **groups; /**< of each name, the fc_listed.name of the checkpoint that its name puts it into */
+    size_t count, capacity;
+    const char **indexes; /**< *.safetensors.index.json, sorted */
+    size_t nindexes, index_capacity;
+} st_names;
+
+/** Lists a directory. @param out zeroed; freed with fc_st_names_free, also after a failure. */
+fc_code fc_st_list_names(fc_arena *arena, const char *directory, st_names *out, fc_error *err);
+void fc_st_names_free(st_names *names);
+
+/** fc_format_reader.list. */
+fc_code fc_st_list(const char *directory, fc_listing *out, fc_error *err);
+
+/** Parses "shard-00001-model-00001-of-00001.safetensors". The numbers are valid if the name is a shard file's. */
+bool fc_st_parse_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models);
+
+/** Parses "<stem>-00002-of-00005.safetensors"; `*stem` is the stem's length. */
+bool fc_st_parse_numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count);
+
+#endif

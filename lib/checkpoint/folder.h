@@ -1,0 +1,39 @@
+/*
+ * A directory may have several checkpoints. Lists them, and decides which one is read. docs/FOLDERS.md has the rule.
+ */
+#ifndef FSDPCKPT_CHECKPOINT_FOLDER_H
+#define FSDPCKPT_CHECKPOINT_FOLDER_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/format.h"
+
+/** Reads up to `*size` bytes of the file at `path`, and sets `*size` to their number. */
+fc_code fc_read_head(const char *path, unsigned char *head, size_t *size, fc_error *err);
+
+/** @return the format that recognises the first bytes of a file, or NULL. */
+const fc_format *fc_recognise_file(const char *path, const unsigned char *head, size_t size);
+
+/** Lists the checkpoints in `directory`. @param only the format that is asked; NULL: all. @param out has an arena.
+ *  @param err never NULL */
+fc_code fc_folder_list(const char *directory, const fc_format *only, fc_listing *out, fc_error *err);
+
+/**
+ * Chooses the checkpoint that is read. Fails (FC_EUSAGE) and names them if there are several without a rule.
+ * @param wanted its name; NULL: the directory was given.
+ * @param out    receives NULL if the directory has none.
+ */
+fc_code fc_folder_choose(const char *directory, const fc_listing *listing, const char *wanted, const fc_listed **out,
+                         fc_error *err);
+
+/** Reports which other checkpoints are in `directory`, of which `checkpoint` was opened as `chosen`. */
+fc_code fc_folder_report(const fc_checkpoint *checkpoint, const char *directory, const fc_listing *listing,
+                         const fc_listed *chosen, const fc_reporter *reporter, fc_error *err);
+
+/** Appends the names of the checkpoints one level below `directory` to `text`: trainers put the model and the optimizer
+ *  in folders of their own. */
+void fc_folder_list_below(const char *directory, char *text, size_t size);
+
+#endif
