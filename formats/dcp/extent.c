@@ -178,12 +178,10 @@ fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obj
         return fc_fail(err, FC_ECORRUPT, "%s: object %.256s has no bytes", checkpoint->path, object->name);
     }
     const fc_chunk *chunk = &object->chunks[0];
-    fc_torch_item item;
     int fd;
     FC_TRY_CONTEXT(fc_dcp_acquire(checkpoint, chunk->place.file, &fd, err), err, "object %.256s", object->name);
-    fc_code rc = fc_torch_item_open(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
-                                    chunk->place.length, &item, err);
-    rc = fc_torch_json_item(&item, rc, arena, json, err);
+    fc_code rc = fc_torch_json_range(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
+                                     chunk->place.length, arena, json, err);
     fc_dcp_release(checkpoint, chunk->place.file);
     FC_TRY_CONTEXT(rc, err, "object %.256s", object->name);
     return FC_OK;

@@ -24,6 +24,7 @@ const fc_format fc_format_hdf5 = {
             .extent = fc_h5_extent,
             .read = fc_h5_read,
             .object_json = fc_h5_object_json,
+            .records_json = true,
             .digest = fc_h5_digest,
             .check_file = fc_h5_check_file,
         },

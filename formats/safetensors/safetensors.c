@@ -417,6 +417,7 @@ const fc_format fc_format_safetensors = {
             .check_header = st_check_header,
             .extent = st_extent,
             .object_json = st_object_json,
+            .records_json = true,
             .digest = st_digest,
             .check_file = fc_st_check_file,
         },

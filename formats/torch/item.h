@@ -123,6 +123,10 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
  */
 fc_code fc_torch_json_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err);
 
+/** Like fc_torch_json, for the archive in a range of a file. */
+fc_code fc_torch_json_range(int fd, const char *path, uint64_t offset, uint64_t length, fc_arena *arena,
+                            const char **json, fc_error *err);
+
 /** Like fc_torch_json, for an archive in memory. Frees the malloc'ed `bytes`. */
 fc_code fc_torch_json_memory(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena,
                              const char **json, fc_error *err);

@@ -453,3 +453,10 @@ fc_code fc_torch_json_memory(unsigned char *bytes, uint64_t length, const char *
     fc_code rc = fc_torch_item_open_memory(bytes, length, path, &item, err);
     return fc_torch_json_item(&item, rc, arena, json, err);
 }
+
+fc_code fc_torch_json_range(int fd, const char *path, uint64_t offset, uint64_t length, fc_arena *arena,
+                            const char **json, fc_error *err) {
+    fc_torch_item item;
+    fc_code rc = fc_torch_item_open(fd, path, offset, length, &item, err);
+    return fc_torch_json_item(&item, rc, arena, json, err);
+}

@@ -133,6 +133,24 @@ static bool is_cut_off(const fc_check_run *c, const fc_tensor *object) {
     return false;
 }
 
+/* Adds a finding if the headers record another value of an object than its bytes, of which `judged` is the verdict. */
+static void check_recorded(fc_check_run *c, const fc_tensor *object, fc_code judged) {
+    const bool damaged = object->object->damaged || is_cut_off(c, object);
+    fc_error why;
+    if (judged != FC_OK || damaged || !c->checkpoint->format->reader.records_json) {
+        return; /* there is nothing to compare, or it is already reported */
+    }
+    fc_arena *scratch = fc_arena_new();
+    fc_code rc =
+        scratch ? fc_checkpoint_check_object_json(c->checkpoint, object, scratch, &why) : fc_no_memory(&why, c->path);
+    if (!fc_check_failed(c, rc, &why) && rc == FC_ECORRUPT) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,
+                                      .name = object->name,
+                                      .detail = fc_check_text(c, "%s", why.message)});
+    }
+    fc_arena_free(scratch);
+}
+
 /* Checks what an object does when it is loaded. Returns whether it runs code. */
 static bool check_object(fc_check_run *c, const fc_named *name) {
     fc_object_verdict verdict;
@@ -155,6 +173,7 @@ static bool check_object(fc_check_run *c, const fc_named *name) {
                                       .detail = fc_check_text(c, "%s", verdict.reason),
                                       .fix = fc_check_fix(c, FC_SETTING_EXCLUDE, name->tensor->name)});
     }
+    check_recorded(c, name->tensor, rc);
     return rc == FC_OK && verdict.risk == FC_OBJECT_RUNS;
 }
 
@@ -187,7 +206,8 @@ static void check_readable(fc_check_run *c, const fc_tensor *tensor) {
         return;
     }
     /* Objects of the other encodings are examined by check_object. */
-    if (!object || tensor->nchunks == 0 || fc_object_encoding_find(object->encoding)) {
+    const fc_object_encoding *encoding = object ? fc_object_encoding_find(object->encoding) : NULL;
+    if (!object || tensor->nchunks == 0 || (encoding && encoding->examine)) {
         return;
     }
     fc_code rc = fc_checkpoint_extent(c->checkpoint, tensor, 0, &extent, &why);

@@ -302,12 +302,6 @@ fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index) {
     return extent;
 }
 
-fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
-                                  const char **json, fc_error *err) {
-    FC_TRY(fc_check_readable(checkpoint, object, err));
-    return checkpoint->format->reader.object_json(checkpoint, object, arena, json, err);
-}
-
 /* A format's own digest describes the bytes as written, a seal's the bytes when they were sealed. */
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {

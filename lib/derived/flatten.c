@@ -148,6 +148,7 @@ static void make_format(flattened *f) {
     f->format.reader.extent = flat_extent;
     f->format.reader.read = flat_read;
     f->format.reader.object_json = f->source->format->reader.object_json ? flat_object_json : NULL;
+    f->format.reader.records_json = false; /* the source decodes it */
     f->format.reader.digest = flat_digest;
     f->format.reader.check_object = f->source->format->reader.check_object ? flat_check_object : NULL;
     f->format.verifier.verify = NULL;

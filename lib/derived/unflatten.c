@@ -103,6 +103,7 @@ static void make_format(unflattened *u) {
     u->format.reader.extent = flat_extent;
     u->format.reader.read = of->reader.read ? flat_read : NULL;
     u->format.reader.object_json = of->reader.object_json ? flat_object_json : NULL;
+    u->format.reader.records_json = false; /* the source decodes it */
     u->format.reader.digest = flat_digest;
     u->format.reader.check_object = of->reader.check_object ? flat_check_object : NULL;
     u->format.verifier.verify = NULL; /* it knows only the source */

@@ -166,6 +166,7 @@ static void make_format(state *s) {
     s->format.reader.extent = recipe_extent;
     s->format.reader.read = recipe_read;
     s->format.reader.object_json = of->reader.object_json ? recipe_object_json : NULL;
+    s->format.reader.records_json = false; /* the source decodes it */
     s->format.reader.digest = recipe_digest;
     s->format.reader.check_object = of->reader.check_object ? recipe_check_object : NULL;
     s->format.reader.check_file = of->reader.check_file ? recipe_check_file : NULL;

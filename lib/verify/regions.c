@@ -220,6 +220,7 @@ static fc_code judge_object(region_lister *l, const fc_tensor *object, fc_error 
 static fc_code read_and_judge(region_lister *l, const fc_tensor *object, fc_arena *scratch, fc_error *found) {
     const char *json;
     FC_TRY(fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, found));
+    FC_TRY(fc_checkpoint_check_object_json(l->checkpoint, object, scratch, found));
     return judge_object(l, object, found);
 }
 

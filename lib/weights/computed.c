@@ -199,6 +199,7 @@ static void make_format(state *s) {
     s->format.reader.extent = computed_extent;
     s->format.reader.read = computed_read;
     s->format.reader.object_json = of->reader.object_json ? computed_object_json : NULL;
+    s->format.reader.records_json = false; /* the source decodes it */
     s->format.reader.digest = computed_digest;
     s->format.reader.check_object = of->reader.check_object ? computed_check_object : NULL;
     s->format.reader.check_file = computed_check_file;

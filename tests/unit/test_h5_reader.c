@@ -118,7 +118,8 @@ static void expect_zoo(const fc_checkpoint *c, const h5_made *made) {
             const char *json;
             fc_error err = {0};
             assert_string_equal(t->object->encoding, "torch.save");
-            assert_int_equal(fc_checkpoint_object_json(c, t, c->arena, &json, &err), FC_OK);
+            /* The bytes are no archive, so only what is recorded can be compared. */
+            assert_int_equal(c->format->reader.object_json(c, t, c->arena, &json, &err), FC_OK);
             assert_string_equal(json, want->source->detail);
         }
     }

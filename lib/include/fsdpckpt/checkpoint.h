@@ -319,10 +319,19 @@ fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
 fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err);
 
 /**
- * Decodes an object to JSON text (docs/HDF5_SCHEMA.md, "Objects"), which `arena` owns. Nothing in it is executed.
+ * Decodes an object to JSON text (docs/HDF5_SCHEMA.md, "Objects"), which `arena` owns. Nothing in it is executed. The
+ * value is that of the bytes, which conversions copy, even where headers record another one.
  */
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err);
+
+/**
+ * Compares the readable form that the headers of some formats record of an object with its bytes. A form that is less
+ * detailed, as older versions wrote it, is accepted.
+ * @return FC_ECORRUPT with both values if they differ.
+ */
+fc_code fc_checkpoint_check_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                        fc_error *err);
 
 /** What loading an object in PyTorch would do besides creating data. */
 typedef enum fc_object_risk {

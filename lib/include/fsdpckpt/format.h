@@ -86,9 +86,12 @@ typedef struct fc_format_reader {
     /** Decodes an FC_CODEC_FORMAT chunk into `buf`, which has room for fc_extent.decoded bytes. NULL: the format has no
      *  such chunks. */
     fc_code (*read)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
-    /** Implements fc_checkpoint_object_json. NULL: the format has no objects. */
+    /** Decodes an object for fc_checkpoint_object_json. NULL: the format has no objects. */
     fc_code (*object_json)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err);
+    /** Whether `object_json` returns text that the headers record next to the bytes. It may say anything, so values are
+     *  decoded from the bytes, and `check` and `verify` compare the two. */
+    bool records_json;
     /** Implements fc_checkpoint_digest. NULL: the format records no digests. */
     fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                       fc_error *err);
@@ -220,7 +223,10 @@ static inline bool fc_format_writes(const fc_format *format) {
  */
 fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *err);
 
-/** How objects of one fc_object.encoding are decoded, and examined for code that loading them would execute. */
+/**
+ * How objects of one fc_object.encoding are decoded, and examined for code that loading them would execute. `examine`
+ * and `examine_memory` are NULL for encodings that cannot execute anything.
+ */
 typedef struct fc_object_encoding {
     const char *name; /**< fc_object.encoding */
     /** Examines the `length` bytes from `offset` of the open file `fd`. */
@@ -229,12 +235,16 @@ typedef struct fc_object_encoding {
     /** Examines `length` bytes in memory, and frees `bytes`, which is malloc'ed. */
     fc_code (*examine_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
                               fc_error *err);
-    /** Decodes them as fc_checkpoint_object_json does, and frees `bytes`, which is malloc'ed. */
+    /** Decodes the `length` bytes from `offset` of the open file `fd` as fc_checkpoint_object_json does. */
+    fc_code (*json)(int fd, const char *path, uint64_t offset, uint64_t length, fc_arena *arena, const char **json,
+                    fc_error *err);
+    /** Likewise decodes `length` bytes in memory, and frees `bytes`, which is malloc'ed. */
     fc_code (*json_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena, const char **json,
                            fc_error *err);
 } fc_object_encoding;
 
-/** Finds the encoding of objects called `name`. @return NULL: its objects cannot execute anything. */
+/** Finds the encoding of objects called `name`. @return NULL: its objects are not decoded, and cannot execute anything.
+ */
 const fc_object_encoding *fc_object_encoding_find(const char *name);
 
 /** The static table of formats (formats/format_list.h), NULL-terminated. */
