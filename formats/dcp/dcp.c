@@ -160,6 +160,7 @@ static fc_code build(dcp_builder *b) {
     b->checkpoint->tensors = b->tensors;
     b->checkpoint->ntensors = b->ntensors;
     FC_TRY(fc_dcp_finish_files(b));
+    FC_TRY(fc_dcp_move_misplaced(b));
     FC_TRY(fc_dcp_place_in_safetensors(b));
     if (is_rank_metadata(fc_base_name(b->metadata_path))) {
         return FC_OK; /* the ranks' metadata is compared first: all ranks must list a value in the same way */

@@ -1,8 +1,8 @@
 /*
  * The DCP reader. dcp.c contains the format's table and finds the files of a checkpoint. manifest.c makes tensors and
  * chunks from `.metadata`, ranks.c merges the metadata of ranks, and storage.c locates each chunk. files.c manages the
- * data files. safetensors.c locates chunks in safetensors, classes.c finds unreadable tensors, and extent.c opens the
- * archive of one chunk.
+ * data files. safetensors.c locates chunks in safetensors, misplaced.c corrects wrong boxes, classes.c finds unreadable
+ * tensors, and extent.c opens the archive of one chunk.
  */
 #ifndef FSDPCKPT_FORMATS_DCP_DCP_H
 #define FSDPCKPT_FORMATS_DCP_DCP_H
@@ -74,8 +74,23 @@ fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v);
 /** Makes tensors with shapes, paths and boxes from state_dict_metadata and planner_data. */
 fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata);
 
-/** Sets the file, offset and length of every chunk from storage_data, then drops the empty chunks. */
+/**
+ * Sets the file, offset and length of every chunk from storage_data, then drops the empty chunks, except those of
+ * tensors that may be misplaced.
+ */
 fc_code fc_dcp_place_chunks(dcp_builder *b, fc_pv storage_data);
+
+/** Drops the chunks without elements. */
+void fc_dcp_drop_empty_chunks(fc_tensor *tensor);
+
+/** Whether the chunks are listed at the boxes that PyTorch 2.10 and later compute wrongly for FSDP over TP. */
+bool fc_dcp_may_be_misplaced(const dcp_builder *b, const fc_tensor *tensor);
+
+/**
+ * Gives the chunks of such tensors the boxes that their ranks held, if the sizes of the stored tensors prove these, and
+ * notes it in the checkpoint. Call it after fc_dcp_finish_files.
+ */
+fc_code fc_dcp_move_misplaced(dcp_builder *b);
 
 /** Converts a torch.Size or tuple of exactly `ndim` numbers >= 0 into `out`. */
 bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out);

@@ -194,6 +194,17 @@ static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *c
     return FC_OK;
 }
 
+void fc_dcp_drop_empty_chunks(fc_tensor *tensor) {
+    fc_chunk *chunks = chunks_of(tensor);
+    size_t kept = 0;
+    for (size_t i = 0; i < tensor->nchunks; i++) {
+        if (!is_empty(tensor, &chunks[i])) {
+            chunks[kept++] = chunks[i];
+        }
+    }
+    tensor->nchunks = kept;
+}
+
 static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
     fc_chunk *chunks = chunks_of(t);
     size_t kept = 0;
@@ -202,8 +213,10 @@ static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
             FC_TRY(share_place(b, t, &chunks[i], o));
         }
     }
+    const bool keep_empty = fc_dcp_may_be_misplaced(b, t);
     for (size_t i = 0; i < t->nchunks; i++) {
-        if (is_empty(t, &chunks[i]) && !(t->object && !is_placed(&chunks[i]))) {
+        if (is_empty(t, &chunks[i]) && !(t->object && !is_placed(&chunks[i])) &&
+            !(keep_empty && is_placed(&chunks[i]))) {
             continue; /* nothing to read */
         }
         if (!is_placed(&chunks[i])) {

@@ -180,8 +180,22 @@ static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_pl
     return FC_OK;
 }
 
-fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
-                     const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err) {
+/* What a box of dimension `d` takes from the placements: its divisions, from left to right. @return their number. */
+static int divisions_of(int d, const fc_mesh *mesh, const fc_placement *placements, const int64_t *coordinate,
+                        division *all) {
+    int count = 0;
+    for (int m = 0; m < mesh->ndim; m++) {
+        const fc_placement *p = &placements[m];
+        if (p->kind != FC_REPLICATE && p->dim == d) {
+            int64_t split = p->kind == FC_STRIDED_SHARD ? p->split_factor : 1;
+            all[count++] = (division){.count = mesh->sizes[m], .index = coordinate[m], .split = split};
+        }
+    }
+    return count;
+}
+
+static fc_code check_call(int ndim, const fc_mesh *mesh, const fc_placement *placements, const int64_t *coordinate,
+                          fc_error *err) {
     if (mesh->ndim < 0 || mesh->ndim > FC_MAX_MESH_DIMS || ndim < 0 || ndim > FC_MAX_DIMS) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "the tensor has %d dimensions and the mesh %d; at most %d and %d are supported", ndim,
@@ -190,16 +204,15 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
     for (int m = 0; m < mesh->ndim; m++) {
         FC_TRY(check_placement(ndim, mesh, m, &placements[m], coordinate, err));
     }
+    return FC_OK;
+}
+
+fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
+                     const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err) {
+    FC_TRY(check_call(ndim, mesh, placements, coordinate, err));
     for (int d = 0; d < ndim; d++) {
         division all[FC_MAX_MESH_DIMS];
-        int count = 0;
-        for (int m = 0; m < mesh->ndim; m++) {
-            const fc_placement *p = &placements[m];
-            if (p->kind != FC_REPLICATE && p->dim == d) {
-                int64_t split = p->kind == FC_STRIDED_SHARD ? p->split_factor : 1;
-                all[count++] = (division){.count = mesh->sizes[m], .index = coordinate[m], .split = split};
-            }
-        }
+        int count = divisions_of(d, mesh, placements, coordinate, all);
         offsets[d] = 0;
         sizes[d] = shape[d];
         order_divisions(all, count);
@@ -210,6 +223,21 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
                            "placements %s give a rank rows of dimension %d (size %lld) that are not contiguous, so it "
                            "would not hold one box",
                            text, d, (long long)shape[d]);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_recorded_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
+                        const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err) {
+    FC_TRY(check_call(ndim, mesh, placements, coordinate, err));
+    for (int d = 0; d < ndim; d++) {
+        division all[FC_MAX_MESH_DIMS];
+        int count = divisions_of(d, mesh, placements, coordinate, all);
+        offsets[d] = 0;
+        sizes[d] = shape[d];
+        if (count > 0) {
+            divide_all(shape[d], all, count, &offsets[d], &sizes[d]); /* torch ignores that it may be no interval */
         }
     }
     return FC_OK;

@@ -1,7 +1,7 @@
 /*
  * box_tool: for each line "SHAPE MESH PLACEMENTS" on stdin ("8,6 2,2 [_StridedShard(0, 2), Shard(0)]", SHAPE "-" for a
- * scalar) prints the boxes of all ranks, "OFFSETS:SIZES", or "!CODE" for a rank whose box fc_local_box refuses.
- * boxes.py compares them with torch's.
+ * scalar) prints the boxes of all ranks, "OFFSETS:SIZES", or "!CODE" for a rank whose box fc_local_box refuses. With
+ * the argument "recorded", the boxes are those of fc_recorded_box. boxes.py compares them with torch's.
  */
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/mesh.h"
@@ -27,11 +27,12 @@ static void print_numbers(int n, const int64_t *numbers) {
     }
 }
 
-static void print_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
-                      int64_t rank) {
+static void print_box(bool recorded, int ndim, const int64_t *shape, const fc_mesh *mesh,
+                      const fc_placement *placements, int64_t rank) {
     int64_t coordinate[FC_MAX_MESH_DIMS], offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
     fc_mesh_coordinate(mesh, rank, coordinate);
-    fc_code code = fc_local_box(ndim, shape, mesh, placements, coordinate, offsets, sizes, NULL);
+    fc_code code =
+        (recorded ? fc_recorded_box : fc_local_box)(ndim, shape, mesh, placements, coordinate, offsets, sizes, NULL);
     printf("%s", rank > 0 ? " " : "");
     if (code != FC_OK) {
         printf("!%d", code);
@@ -42,7 +43,8 @@ static void print_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const
     print_numbers(ndim, sizes);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    const bool recorded = argc > 1 && strcmp(argv[1], "recorded") == 0;
     char line[1024], shape_text[256], mesh_text[256], placement_text[512];
     while (fgets(line, sizeof line, stdin)) {
         fc_mesh mesh = {0};
@@ -58,7 +60,7 @@ int main(void) {
             return 2;
         }
         for (int64_t rank = 0; rank < fc_mesh_ranks(&mesh); rank++) {
-            print_box(ndim, shape, &mesh, placements, rank);
+            print_box(recorded, ndim, shape, &mesh, placements, rank);
         }
         printf("\n");
     }

@@ -23,7 +23,7 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor._utils import _get_shard_size_and_offsets
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset, _get_shard_size_and_offsets
     from torch.distributed.tensor.placement_types import _StridedShard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 except ImportError as e:
@@ -162,6 +162,21 @@ def fsdp_cases():
     return [(layouts[key], rows) for key, rows in held.items()]
 
 
+def check_recorded(tool, cases, lines):
+    """fc_recorded_box against the function that it is named after. @return the number of layouts that differ."""
+    out = subprocess.run([tool, "recorded"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=True).stdout
+    failures = 0
+    for (shape, mesh, placements), line, result in zip(cases, lines, out.splitlines(), strict=True):
+        coordinates = itertools.product(*[range(n) for n in mesh])
+        want = [_compute_local_shape_and_global_offset(shape, mesh, list(c), placements)[::-1] for c in coordinates]
+        if [parse(w) for w in result.split(" ")] != [(list(offsets), list(sizes)) for offsets, sizes in want]:
+            failures += 1
+            if failures <= 10:
+                print(f"{line}: fsdpckpt {result}, torch records {want}")
+    print(f"{len(cases)} layouts as torch records them, {failures} differ")
+    return failures
+
+
 def line_of(shape, mesh, placements):
     return f"{','.join(map(str, shape)) or '-'} {','.join(map(str, mesh))} {text_of(placements)}"
 
@@ -205,7 +220,7 @@ def main(tool):
                 failures += 1
                 print(f"{line}: the distinct boxes hold {held} elements of {math.prod(shape)}")
     print(f"{len(cases)} layouts, {ranks} boxes ({refused} refused because they are not boxes), {failures} differ")
-    return 1 if failures + check_fsdp(tool) else 0
+    return 1 if failures + check_recorded(tool, cases, lines) + check_fsdp(tool) else 0
 
 
 if __name__ == "__main__":

@@ -67,12 +67,20 @@ void fc_shard_range(int64_t size, int64_t count, int64_t index, int64_t *offset,
  * For even sizes this equals torch's compute_local_shape_and_global_offset, from which DCP takes the boxes that it
  * records. For uneven sizes only PyTorch 2.8 and 2.9 compute these boxes too. PyTorch 2.10 and later divide from left
  * to right, and get other sizes than the ranks hold: with 7 rows on dp 3 × tp 2, the rank (2, 1) holds row 6, and its
- * box is said to be empty.
+ * box is said to be empty. See fc_recorded_box.
  * @return FC_EUNSUPPORTED for Partial, and for any other _StridedShard whose local shard is not a box; FC_EUSAGE for a
  * dimension or coordinate out of range.
  */
 fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
                      const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err);
+
+/**
+ * Computes what compute_local_shape_and_global_offset of PyTorch 2.10 to 2.15 returns, which DCP records as the box of
+ * the rank: the divisions from left to right, the number of elements and the first of them, even if they are no box.
+ * It differs from fc_local_box only for a _StridedShard of an uneven dimension. @return as fc_local_box.
+ */
+fc_code fc_recorded_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
+                        const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err);
 
 /**
  * Writes placements like "[_StridedShard(0, 2), Shard(0)]", "[Replicate(), Partial()]".
