@@ -5,6 +5,7 @@
 #include "fsdpckpt/average.h"
 
 #include "checkpoint/identity.h"
+#include "checkpoint/list_budget.h"
 #include "derived/average.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
@@ -214,7 +215,8 @@ static fc_code no_memory(fc_error *err) {
 }
 
 /* Divides a tensor into contiguous chunks. */
-static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, fc_arena *arena, fc_error *err) {
+static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, fc_list_budget *lists, fc_arena *arena,
+                           fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     arithmetic w = arithmetic_of(tensor->dtype);
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
@@ -225,6 +227,7 @@ static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, fc_arena *arena
     fc_tiles_begin(&tiles, &whole, (int64_t)(chunk_size / element), 1);
     while (fc_tiles_next(&tiles, &tile)) {
         n++;
+        FC_TRY(fc_list_budget_take(lists, 1, sizeof(fc_chunk) + 1 + 2 * (size_t)tensor->ndim * sizeof(int64_t), err));
     }
     fc_chunk *chunks = fc_arena_calloc(arena, n, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(arena, n, 2 * (size_t)tensor->ndim * sizeof *dims);
@@ -261,6 +264,8 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
     if (!tensors) {
         return no_memory(err);
     }
+    fc_list_budget lists;
+    fc_list_budget_begin(&lists, a->sources, a->count);
     size_t chunk_size = chunk_bytes(&names[0]);
     for (size_t t = 0; t < names[0].count; t++) {
         fc_average_inputs *of = fc_arena_calloc(average->arena, 1, sizeof *of);
@@ -273,7 +278,7 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         }
         tensors[t] = *inputs[0];
         tensors[t].detail = of;
-        FC_TRY(make_chunks(&tensors[t], chunk_size, average->arena, err));
+        FC_TRY(make_chunks(&tensors[t], chunk_size, &lists, average->arena, err));
         of->inputs = inputs;
         of->read = fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read);
         if (!of->read) {

@@ -216,12 +216,14 @@ static fc_code run_group(fc_recipe_builder *b, fc_recipe_group *g) {
     if (g->group.ninputs == 1 && fc_recipe_renames(g->group.rule)) { /* whatever the dimensions */
         return rename_input(b, g);
     }
+    g->group.budget = &b->lists;
     FC_TRY(fc_group_run(b->recipe, &g->group, &outputs, &count, b->err));
     fc_code rc = make_names(b, g, count);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
         rc = add_output(b, g, &outputs[i]);
     }
     fc_group_free_outputs(outputs, count);
+    fc_list_budget_give(&b->lists, count, sizeof *outputs);
     return rc;
 }
 
@@ -337,6 +339,7 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
                         fc_error *err) {
     fc_recipe_builder b = {.recipe = recipe, .target = target, .source = source, .scratch = fc_arena_new(), .err = err};
     *out = NULL;
+    fc_list_budget_begin(&b.lists, &b.source, 1);
     b.out = fc_recipe_derived_new(source);
     fc_code rc = b.scratch && b.out ? build(&b) : fc_no_memory(err, source->path);
     for (size_t i = 0; i < b.ngroups; i++) {

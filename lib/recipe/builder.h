@@ -45,6 +45,7 @@ typedef struct fc_recipe_builder {
     fc_tensor *tensors;
     size_t count, capacity;
     struct fc_recipe_states *states;
+    fc_list_budget lists; /**< of everything that is made */
     fc_error *err;
 } fc_recipe_builder;
 

@@ -47,6 +47,8 @@ static fc_code no_memory(const builder *b) {
 /* Adds one chunk: `part` is within chunk `index` of its source. */
 static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     const int ndim = b->parted->ndim, sdims = part->source ? part->source->ndim : 0;
+    const size_t dims_size = (2 * (size_t)ndim + (size_t)sdims + 1) * sizeof(int64_t);
+    FC_TRY(fc_list_budget_take(b->parted->budget, 1, sizeof *b->chunks + sizeof *b->places + dims_size, b->err));
     int64_t *dims = fc_arena_calloc(b->arena, 2 * (size_t)ndim + (size_t)sdims + 1, sizeof *dims);
     if (b->count == MOST_CHUNKS) {
         return fc_fail(b->err, FC_EUNSUPPORTED, "it would be more than %d parts of its sources", MOST_CHUNKS);

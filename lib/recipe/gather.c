@@ -135,6 +135,8 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_ga
             return fc_fail(err, FC_EUNSUPPORTED, "it would be gathered from more than %d blocks", MOST_BLOCKS);
         }
     }
+    FC_TRY(fc_list_budget_take(t->budget, (uint64_t)count, sizeof(fc_chunk) + 2 * (size_t)t->ndim * sizeof *at, err));
+    FC_TRY(fc_list_budget_take(t->budget, t->nparts, sizeof(fc_part), err));
     fc_gathered *g = fc_arena_calloc(arena, 1, sizeof *g);
     fc_chunk *chunks = fc_arena_calloc(arena, (size_t)count, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(arena, (size_t)count, 2 * (size_t)t->ndim * sizeof *dims);
@@ -145,6 +147,7 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_ga
     memcpy(parts, t->parts, t->nparts * sizeof *parts);
     g->parted = *t;
     g->parted.parts = parts;
+    g->parted.budget = NULL; /* blocks are read by many threads, and are small */
     g->read = fc_arena_calloc(arena, (size_t)count, sizeof *g->read);
     for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
         for (int d = 0; d < t->ndim; d++) {
@@ -166,6 +169,7 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_ga
 static fc_code block_of(const fc_parted *t, const fc_box *box, fc_parted *out, fc_error *err) {
     fc_parted now = *t;
     now.capacity = 0; /* its parts belong to the arena */
+    now.budget = NULL;
     for (int d = 0; d < t->ndim; d++) {
         fc_parted less;
         fc_code rc = fc_parted_slice(&now, d, box->offsets[d], box->offsets[d] + box->sizes[d], false, &less, err);

@@ -16,6 +16,7 @@ typedef struct list {
     size_t extents[FC_RECIPE_VARIABLES];
     size_t nfrom, nto; /* how many numbers the items differ in: of variables of `from`, then of `to` */
     size_t nvariables; /* how many variables only `to` has */
+    fc_list_budget *budget;
 } list;
 
 void fc_group_free_outputs(fc_group_output *outputs, size_t count) {
@@ -125,6 +126,7 @@ static fc_code check_inputs(const fc_recipe *recipe, const fc_group *g, list *l,
 }
 
 static fc_code start(const fc_group *g, list *l, fc_error *err) {
+    FC_TRY(fc_list_budget_take(l->budget, g->ninputs, sizeof *l->items, err));
     l->items = calloc(g->ninputs, sizeof *l->items);
     if (!l->items) {
         return fc_no_memory(err, NULL);
@@ -132,12 +134,13 @@ static fc_code start(const fc_group *g, list *l, fc_error *err) {
     for (size_t i = 0; i < g->ninputs; i++, l->count++) {
         l->items[i].pattern = g->inputs[i].pattern;
         memcpy(l->items[i].numbers, g->inputs[i].numbers, sizeof l->items[i].numbers);
-        FC_TRY(fc_parted_from(g->inputs[i].tensor, &l->items[i].tensor, err));
+        FC_TRY(fc_parted_from(g->inputs[i].tensor, g->budget, &l->items[i].tensor, err));
     }
     return FC_OK;
 }
 
 static void replace(list *l, fc_group_output *items, size_t count) {
+    fc_list_budget_give(l->budget, l->count, sizeof *l->items);
     fc_group_free_outputs(l->items, l->count);
     l->items = items;
     l->count = count;
@@ -147,6 +150,7 @@ static void replace(list *l, fc_group_output *items, size_t count) {
 static fc_code join(list *l, const fc_recipe_op *op, bool patterns, fc_error *err) {
     const size_t each = l->count / (l->items[l->count - 1].pattern + 1), live = l->nfrom + l->nto;
     const size_t size = patterns ? l->count / each : l->extents[live - 1], groups = l->count / size;
+    FC_TRY(fc_list_budget_take(l->budget, groups, sizeof(fc_group_output), err));
     fc_group_output *made = calloc(groups, sizeof *made);
     fc_parted **some = calloc(size, sizeof(fc_parted *));
     fc_code rc = made && some ? FC_OK : fc_no_memory(err, NULL);
@@ -252,6 +256,8 @@ static fc_code do_split(const fc_recipe *recipe, const fc_recipe_op *op, const f
             return fc_fail(err, FC_EUSAGE, "its tensors have different shapes, or an empty dimension %d", dim);
         }
     }
+    FC_TRY(fc_list_budget_take(l->budget, parts, l->count * sizeof(fc_group_output) + sizeof(int64_t), err));
+    fc_list_budget_give(l->budget, parts, sizeof(int64_t)); /* where the parts of one item end */
     fc_group_output *made = calloc(parts, l->count * sizeof *made);
     fc_code rc = made ? FC_OK : fc_no_memory(err, NULL);
     for (size_t i = 0; rc == FC_OK && i < l->count; i++) {
@@ -317,6 +323,7 @@ fc_code fc_group_run(const fc_recipe *recipe, fc_group *group, fc_group_output *
     const fc_recipe_rule *rule = group->rule;
     fc_recipe_variable ignored[FC_RECIPE_VARIABLES];
     list l = {.patterns = rule->nfrom > 1,
+              .budget = group->budget,
               .nfrom = fc_recipe_only(rule->from, rule->nfrom, rule->to, rule->nto, ignored),
               .nvariables = fc_recipe_only(rule->to, rule->nto, rule->from, rule->nfrom, ignored)};
     FC_TRY(check_inputs(recipe, group, &l, err));

@@ -29,6 +29,7 @@ typedef struct fc_group {
     fc_recipe_bindings bindings; /**< of the variables that both sides have */
     fc_group_input *inputs;      /**< from malloc */
     size_t ninputs, capacity;
+    fc_list_budget *budget; /**< of the tensors that it makes; NULL: they are not counted */
 } fc_group;
 
 /** A variable of one side of a rule that the other side lacks. The name is borrowed. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 void fc_parted_free(fc_parted *t) {
+    fc_list_budget_give(t->budget, t->nparts, sizeof *t->parts);
     free(t->parts);
     *t = (fc_parted){0};
 }
@@ -30,6 +31,7 @@ static fc_part *add_part(fc_parted *t) {
 }
 
 static fc_code add_copy(fc_parted *t, const fc_part *part, fc_error *err) {
+    FC_TRY(fc_list_budget_take(t->budget, 1, sizeof *part, err));
     fc_part *added = add_part(t);
     if (!added) {
         return fc_no_memory(err, NULL);
@@ -52,8 +54,8 @@ static fc_code add_whole(fc_parted *t, const fc_tensor *source, const int64_t *s
     return add_copy(t, &whole, err);
 }
 
-fc_code fc_parted_from(const fc_tensor *source, fc_parted *out, fc_error *err) {
-    *out = (fc_parted){.ndim = source->ndim, .dtype = source->dtype};
+fc_code fc_parted_from(const fc_tensor *source, fc_list_budget *budget, fc_parted *out, fc_error *err) {
+    *out = (fc_parted){.ndim = source->ndim, .dtype = source->dtype, .budget = budget};
     if (source->ndim > FC_PART_DIMS) {
         return fc_fail(err, FC_EUNSUPPORTED, "tensor %.256s has %d dimensions; recipes rearrange at most %d",
                        source->name, source->ndim, FC_PART_DIMS);
@@ -120,7 +122,7 @@ static void insert_dim(int64_t *values, int ndim, int dim, int64_t value) {
 
 fc_code fc_parted_stack(fc_parted *const *tensors, size_t count, int dim, fc_parted *out, fc_error *err) {
     const int ndim = tensors[0]->ndim;
-    *out = (fc_parted){.ndim = ndim + 1, .dtype = tensors[0]->dtype};
+    *out = (fc_parted){.ndim = ndim + 1, .dtype = tensors[0]->dtype, .budget = tensors[0]->budget};
     FC_TRY(fc_parted_dim(dim, ndim + 1, &dim, err));
     if (ndim == FC_PART_DIMS) {
         return fc_fail(err, FC_EUNSUPPORTED, "a tensor would have more than %d dimensions", FC_PART_DIMS);
@@ -219,7 +221,7 @@ static fc_code add_slice(fc_parted *out, const fc_part *p, int dim, int64_t low,
 
 fc_code fc_parted_slice(const fc_parted *t, int dim, int64_t low, int64_t high, bool unstack, fc_parted *out,
                         fc_error *err) {
-    *out = (fc_parted){.ndim = t->ndim, .dtype = t->dtype};
+    *out = (fc_parted){.ndim = t->ndim, .dtype = t->dtype, .budget = t->budget};
     memcpy(out->shape, t->shape, sizeof out->shape);
     FC_TRY(fc_parted_dim(dim, t->ndim, &dim, err));
     out->shape[dim] = high - low;

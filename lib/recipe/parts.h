@@ -12,6 +12,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
+#include "checkpoint/list_budget.h"
 #include "recipe/recipe.h"
 
 enum { FC_PART_DIMS = 8, FC_PART_AXES = 16 };
@@ -36,13 +37,14 @@ typedef struct fc_parted {
     fc_dtype dtype;
     fc_part *parts;
     size_t nparts, capacity;
+    fc_list_budget *budget; /**< of the parts; NULL: they are not counted */
 } fc_parted;
 
 /** Frees the parts. */
 void fc_parted_free(fc_parted *t);
 
-/** Makes the one part that is all of `source`. */
-fc_code fc_parted_from(const fc_tensor *source, fc_parted *out, fc_error *err);
+/** Makes the one part that is all of `source`. What is made of it has the same budget. */
+fc_code fc_parted_from(const fc_tensor *source, fc_list_budget *budget, fc_parted *out, fc_error *err);
 
 /** Returns whether the tensor is its source, unchanged. */
 bool fc_parted_is_same(const fc_parted *t);

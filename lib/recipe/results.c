@@ -13,7 +13,11 @@ fc_code fc_recipe_no_memory(const fc_recipe_builder *b) {
     return fc_no_memory(b->err, b->source->path);
 }
 
+/* Bytes of a value in lists, besides its chunks: about as many as its name, path, shape and origin have. */
+enum { VALUE_BYTES = 512 };
+
 fc_code fc_recipe_add(fc_recipe_builder *b, const fc_tensor *t) {
+    FC_TRY(fc_list_budget_take(&b->lists, 1, sizeof *t + VALUE_BYTES, b->err));
     if (!fc_grow(&b->tensors, &b->capacity, b->count + 1, sizeof *b->tensors)) {
         return fc_recipe_no_memory(b);
     }

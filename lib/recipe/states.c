@@ -198,7 +198,7 @@ static fc_code add_output(fc_recipe_builder *b, const run *r, const char *parame
 
 /* Applies the rule to the states as to their parameters. */
 static fc_code rearrange(fc_recipe_builder *b, fc_recipe_group *g, const run *r) {
-    fc_group group = {.rule = g->group.rule, .bindings = g->group.bindings, .ninputs = r->count};
+    fc_group group = {.rule = g->group.rule, .bindings = g->group.bindings, .ninputs = r->count, .budget = &b->lists};
     fc_group_output *outputs = NULL;
     size_t count = 0;
     group.inputs = fc_arena_calloc(b->scratch, r->count, sizeof *group.inputs);
@@ -216,6 +216,7 @@ static fc_code rearrange(fc_recipe_builder *b, fc_recipe_group *g, const run *r)
         rc = names[i] ? add_output(b, r, names[i], &outputs[i]) : fc_recipe_no_memory(b);
     }
     fc_group_free_outputs(outputs, count);
+    fc_list_budget_give(&b->lists, count, sizeof *outputs);
     g->names = names;
     g->nnames = rc == FC_OK ? count : 0;
     return rc;

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "checkpoint/identity.h"
+#include "checkpoint/list_budget.h"
 #include "checkpoint/same_name.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
@@ -36,6 +37,7 @@ typedef struct state {
     size_t most;
     shared *shared; /* from malloc */
     size_t nshared, capacity;
+    fc_list_budget lists;
     pthread_mutex_t lock; /* guards `idle` */
     fc_work *idle;        /* from malloc */
 } state;
@@ -226,6 +228,7 @@ static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t c
     memcpy(s->sources, sources, count * sizeof *sources);
     s->count = count;
     s->most = most;
+    fc_list_budget_begin(&s->lists, s->sources, count);
     make_format(s);
     *made = *sources[0];
     made->arena = arena;
@@ -340,6 +343,8 @@ static fc_code cut(fc_checkpoint *computed, fc_tensor *t, const int64_t *block, 
     if (count == 0 || s->format.layout_only) {
         return FC_OK;
     }
+    const size_t chunk_size = sizeof(fc_chunk) + sizeof *o->read + 2 * ((size_t)t->ndim + 1) * sizeof *at;
+    FC_TRY(fc_list_budget_take(&s->lists, (uint64_t)count, chunk_size, err));
     fc_chunk *chunks = fc_arena_calloc(computed->arena, (size_t)count, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(computed->arena, (size_t)count, 2 * ((size_t)t->ndim + 1) * sizeof *dims);
     o->read = fc_arena_calloc(computed->arena, (size_t)count, sizeof *o->read);
