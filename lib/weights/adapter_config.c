@@ -10,7 +10,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <regex.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -99,18 +98,6 @@ static const char *translate(const char *path, const char *pattern, fc_arena *ar
     return text;
 }
 
-static fc_code matches(const fc_adapter_config *c, const char *regex, const char *module, bool *out, fc_error *err) {
-    regex_t compiled;
-    const int bad = regcomp(&compiled, regex, REG_EXTENDED | REG_NOSUB);
-    if (bad != 0) {
-        return bad == REG_ESPACE ? fc_no_memory(err, c->path)
-                                 : fc_fail(err, FC_EUSAGE, "%s: the pattern %s is malformed", c->path, regex);
-    }
-    *out = regexec(&compiled, module, 0, NULL, 0) == 0;
-    regfree(&compiled);
-    return FC_OK;
-}
-
 /* ---- the file ---- */
 
 static fc_code read_patterns(const fc_adapter_config *c, const json_t *object, fc_arena *arena,
@@ -122,11 +109,14 @@ static fc_code read_patterns(const fc_adapter_config *c, const json_t *object, f
         return fc_no_memory(err, c->path);
     }
     json_object_foreach((json_t *)object, key, value) {
-        const char *regex = translate(c->path, key, arena, err);
-        if (!regex) {
+        const char *text = fc_arena_strndup(arena, key, strlen(key)), *regex = NULL;
+        if (!text) {
+            return fc_no_memory(err, c->path);
+        }
+        if (!fc_adapter_pattern_is_plain(text) && !(regex = translate(c->path, key, arena, err))) {
             return err->code;
         }
-        (*out)[(*count)++] = (fc_adapter_pattern){regex, json_number_value(value)};
+        (*out)[(*count)++] = (fc_adapter_pattern){text, regex, json_number_value(value)};
     }
     return FC_OK;
 }
@@ -227,28 +217,32 @@ fc_code fc_adapter_config_load(const char *folder, fc_arena *arena, fc_adapter_c
     return rc;
 }
 
-/* Sets `*value` to the number of the first pattern that matches. */
-static fc_code find(const fc_adapter_config *c, const fc_adapter_pattern *patterns, size_t count, const char *module,
-                    double *value, fc_error *err) {
+/* Sets the scales. `ranks` and `alphas` have those that are no exceptions. */
+static fc_code find_scales(const fc_adapter_config *c, const char *const *names, double *ranks, double *alphas,
+                           fc_adapter_module *modules, size_t count, fc_error *err) {
+    FC_TRY(fc_adapter_patterns_apply(c->path, c->ranks, c->nranks, names, count, ranks, err));
+    FC_TRY(fc_adapter_patterns_apply(c->path, c->alphas, c->nalphas, names, count, alphas, err));
     for (size_t i = 0; i < count; i++) {
-        bool found = false;
-        FC_TRY(matches(c, patterns[i].regex, module, &found, err));
-        if (found) {
-            *value = patterns[i].value;
-            return FC_OK;
+        if (ranks[i] != (double)modules[i].rank) {
+            return fc_fail(err, FC_EUSAGE, "%s: the rank of %.256s is %g, but its lora_A has %lld rows", c->path,
+                           names[i], ranks[i], (long long)modules[i].rank);
         }
+        modules[i].scale = alphas[i] / (c->rank_stabilized ? sqrt(ranks[i]) : ranks[i]);
     }
     return FC_OK;
 }
 
-fc_code fc_adapter_scale(const fc_adapter_config *c, const char *module, int64_t rank, double *out, fc_error *err) {
-    double expected = c->rank, alpha = c->alpha;
-    FC_TRY(find(c, c->ranks, c->nranks, module, &expected, err));
-    FC_TRY(find(c, c->alphas, c->nalphas, module, &alpha, err));
-    if (expected != (double)rank) {
-        return fc_fail(err, FC_EUSAGE, "%s: the rank of %.256s is %g, but its lora_A has %lld rows", c->path, module,
-                       expected, (long long)rank);
+fc_code fc_adapter_scales(const fc_adapter_config *c, fc_adapter_module *modules, size_t count, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    const char **names = arena ? fc_arena_calloc(arena, count + 1, sizeof *names) : NULL;
+    double *numbers = names ? fc_arena_calloc(arena, 2 * count + 1, sizeof *numbers) : NULL;
+    for (size_t i = 0; numbers && i < count; i++) {
+        names[i] = modules[i].name;
+        numbers[i] = c->rank;
+        numbers[count + i] = c->alpha;
     }
-    *out = alpha / (c->rank_stabilized ? sqrt(expected) : expected);
-    return FC_OK;
+    const fc_code rc =
+        numbers ? find_scales(c, names, numbers, numbers + count, modules, count, err) : fc_no_memory(err, c->path);
+    fc_arena_free(arena);
+    return rc;
 }

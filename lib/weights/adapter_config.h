@@ -10,16 +10,11 @@
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
+#include "weights/adapter_patterns.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/** A number for the modules that a regular expression matches. */
-typedef struct fc_adapter_pattern {
-    const char *regex; /**< POSIX extended; it matches the name of a module, or the end of it after a dot */
-    double value;
-} fc_adapter_pattern;
 
 typedef struct fc_adapter_config {
     const char *path;
@@ -38,10 +33,14 @@ typedef struct fc_adapter_config {
  */
 fc_code fc_adapter_config_load(const char *folder, fc_arena *arena, fc_adapter_config *out, fc_error *err);
 
-/**
- * Computes the factor of B × A for a module.
- * @param rank the rows of A. @return FC_EUSAGE if the configuration has another rank.
- */
-fc_code fc_adapter_scale(const fc_adapter_config *config, const char *module, int64_t rank, double *out, fc_error *err);
+/** A module that an adapter changes. */
+typedef struct fc_adapter_module {
+    const char *name;
+    int64_t rank; /**< the rows of A */
+    double scale; /**< receives the factor of B × A */
+} fc_adapter_module;
+
+/** Computes the factors of B × A for all modules. @return FC_EUSAGE if the configuration has another rank for one. */
+fc_code fc_adapter_scales(const fc_adapter_config *config, fc_adapter_module *modules, size_t count, fc_error *err);
 
 #endif

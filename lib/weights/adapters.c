@@ -29,6 +29,9 @@ typedef struct merger {
     const char *prefix;   /* which the source has before the adapters' names; NULL: not known yet */
     change *changes;      /* one per value of the source, then those that are added */
     size_t nchanges, capacity;
+    fc_adapter_module *modules; /* that the current adapter changes */
+    fc_low_rank **terms;        /* of each of these */
+    size_t nmodules, module_capacity, term_capacity;
     fc_error *err;
 } merger;
 
@@ -242,9 +245,12 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
     term->experts = merged->base && merged->base->ndim == 3 && t->ndim == 2 ? merged->base->shape[0] : 0;
     *(name->kind == IS_A ? &term->a : &term->b) = t;
     if (name->kind == IS_A && t->ndim >= 2) {
-        double scale = 0;
-        FC_TRY(fc_adapter_scale(&m->adapters[i].config, name->module, fc_low_rank_of(term), &scale, m->err));
-        term->scale = (float)(scale * m->adapters[i].weight);
+        if (!fc_grow(&m->modules, &m->module_capacity, m->nmodules + 1, sizeof *m->modules) ||
+            !fc_grow(&m->terms, &m->term_capacity, m->nmodules + 1, sizeof *m->terms)) {
+            return fc_no_memory(m->err, m->source->path);
+        }
+        m->modules[m->nmodules] = (fc_adapter_module){.name = name->module, .rank = fc_low_rank_of(term)};
+        m->terms[m->nmodules++] = term;
     }
     return fc_computed_shares(m->out, i + 1, t, m->err);
 }
@@ -280,6 +286,15 @@ static fc_code replace(merger *m, size_t i, const value_name *name, const fc_ten
     return FC_OK;
 }
 
+static fc_code set_scales(merger *m, size_t i) {
+    FC_TRY(fc_adapter_scales(&m->adapters[i].config, m->modules, m->nmodules, m->err));
+    for (size_t k = 0; k < m->nmodules; k++) {
+        m->terms[k]->scale = (float)(m->modules[k].scale * m->adapters[i].weight);
+    }
+    m->nmodules = 0;
+    return FC_OK;
+}
+
 /* Takes the values of an adapter: first the factors, whose names tell the prefix. */
 static fc_code take(merger *m, size_t i) {
     const fc_checkpoint *adapter = m->all[i + 1];
@@ -293,7 +308,7 @@ static fc_code take(merger *m, size_t i) {
             }
         }
     }
-    return FC_OK;
+    return set_scales(m, i);
 }
 
 /* ---- shapes ---- */
@@ -471,6 +486,8 @@ fc_code fc_merge_opened(fc_checkpoint *source, const fc_opened_adapter *adapters
         fc_checkpoint_close(m.out); /* the sources stay open */
     }
     free(m.changes);
+    free(m.modules);
+    free((void *)m.terms);
     fc_arena_free(m.scratch);
     return rc;
 }

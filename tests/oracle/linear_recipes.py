@@ -1,0 +1,155 @@
+"""Small inputs have small costs: every shipped recipe on huge counts and empty dimensions, sparse files, adapters with as
+many patterns as modules.
+
+    linear_recipes.py FSDPCKPT
+
+A few hundred bytes can ask for a list of any length. Each such run must end within seconds and some hundred MiB, with success or
+with one line.
+"""
+from linear_cost import TOOL, cost, failures, finish, grows
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+
+MOST_SECONDS, MOST_KIB = 5, 500 << 10
+HUGE = 1 << 40
+MILLION = 1_000_000
+SHAPES = [(MILLION, 0), (MILLION, 0, 2)]
+
+
+def write_safetensors(path, tensors):
+    """{name: (shape, bytes of data)}; the data are zeros."""
+    header, at = {}, 0
+    for name, (shape, size) in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + bytes(at))
+
+
+def bounded(folder, what, *args):
+    """Runs the tool; any exit status that is an answer is allowed, but not its cost."""
+    before = len(failures)
+    seconds, peak = cost(folder, *args)
+    failures[before:] = [f for f in failures[before:] if "exit 2:" not in f and "exit 4: " not in f]
+    if seconds > MOST_SECONDS or peak > MOST_KIB:
+        failures.append(f"{what}: {seconds:.1f} s, {peak >> 10} MiB: {args}")
+    return seconds
+
+
+def as_list(value):
+    return value if isinstance(value, list) else [value]
+
+
+def sides(recipe, reverse):
+    """The names that each rule takes that makes several tensors, or larger ones, with 0 for every variable."""
+    seen = set()
+    for rule in recipe["rules"]:
+        patterns, operations = rule.get("to" if reverse else "from"), json.dumps(rule.get("operations"))
+        if patterns and re.search("resize|stack" if reverse else "resize|unstack", operations) and (
+                operations, len(as_list(patterns))) not in seen:
+            seen.add((operations, len(as_list(patterns))))
+            yield [re.sub(r"\{[^}]*\}", "0", p) for p in as_list(patterns)]
+
+
+def config_of(recipe):
+    """A model's configuration with a number for everything that the recipe computes with."""
+    words = set(re.findall(r"[a-z_]{2,}", json.dumps(recipe.get("sizes", {})) + json.dumps(recipe["rules"])))
+    return {**dict.fromkeys(words, 2), "model_type": as_list(recipe.get("models", ["llama"]))[0]}
+
+
+def shipped_recipes():
+    runs = 0
+    for line in subprocess.run([TOOL, "recipes"], capture_output=True, text=True, check=True).stdout.splitlines():
+        name = line.split()[0]
+        recipe = json.loads(subprocess.run([TOOL, "recipes", name], capture_output=True, text=True, check=True).stdout)
+        with tempfile.TemporaryDirectory() as d:
+            with open(os.path.join(d, "config.json"), "w") as f:
+                json.dump(config_of(recipe), f)
+            for reverse in (False, True):
+                for names in sides(recipe, reverse):
+                    for shape in SHAPES:
+                        write_safetensors(os.path.join(d, "x.safetensors"), {n: (shape, 0) for n in names})
+                        bounded(d, name, "consolidate", "x.safetensors", "-o", "out.pt", "--dry-run", "--recipe", name,
+                                *(["--reverse"] if reverse else []))
+                        runs += 1
+                if not reverse:  # the recipe is found by itself
+                    for names in sides(recipe, reverse):
+                        write_safetensors(os.path.join(d, "x.safetensors"), {n: ((MILLION, 0), 0) for n in names})
+                        bounded(d, name, "export", "x.safetensors", "-o", "out", "--dry-run")
+    print(runs, "runs of shipped recipes")
+
+
+def own_recipes():
+    """Every operation that makes a list."""
+    lists = {"unstack": [{"unstack": 0}], "unstack twice": [{"unstack": 0}, {"unstack": 0}],
+             "resize": [{"resize": 0, "from": "0", "to": str(HUGE)}, {"unstack": 0}],
+             "split": [{"rearrange": "(a b) c -> a b c"}, {"unstack": 0}]}
+    for what, operations in lists.items():
+        with tempfile.TemporaryDirectory() as d:
+            with open(os.path.join(d, "r.json"), "w") as f:
+                json.dump({"fsdpckpt": "recipe", "schema": 1, "sizes": {"b": "1"}, "rules": [
+                    {"from": "x", "to": "y.{n}" + (".{m}" if "twice" in what else ""), "operations": operations}]}, f)
+            for shape in SHAPES + [(HUGE, 0), (MILLION, 2, 2, 0), (3000, 3000, 0)]:
+                write_safetensors(os.path.join(d, "x.safetensors"), {"x": (shape, 0)})
+                bounded(d, what, "consolidate", "x.safetensors", "-o", "out.pt", "--dry-run", "--recipe", "r.json")
+
+
+def sparse_files():
+    """Data that was never written: the lists of what would be computed from it are bounded, too."""
+    try:
+        import h5py
+    except ImportError:
+        return
+    with tempfile.TemporaryDirectory() as d:
+        with h5py.File(os.path.join(d, "x.h5"), "w") as f:
+            f.create_dataset("w.weight", (1 << 20, 1 << 28), "f4")
+        with h5py.File(os.path.join(d, "q.h5"), "w") as f:
+            f.create_dataset("w.weight", (1 << 20, 1 << 28), "i1")
+            f.create_dataset("w.weight_scale", (1, 1), "f4")
+        for run in (["average", "x.h5", "x.h5"], ["consolidate", "x.h5", "--quantize", "w.*"],
+                    ["consolidate", "q.h5", "--dequantize", "f32"]):
+            bounded(d, "sparse", *run, "-o", "out.pt", "--dry-run")
+
+
+def write_adapter(folder, n, pattern):
+    names = [f"layers.{i}.q_proj" for i in range(n)]
+    os.makedirs(folder)
+    write_safetensors(os.path.join(folder, "adapter_model.safetensors"),
+                      {f"base_model.model.{name}.lora_{x}.weight": ((1, 1), 4) for name in names for x in "AB"})
+    write_safetensors(os.path.join(folder, "base.safetensors"), {name + ".weight": ((1, 1), 4) for name in names})
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "rank_pattern": {pattern(n): 1 for n in names},
+                   "alpha_pattern": {pattern(n): 2 for n in reversed(names)}}, f)
+
+
+def plain_patterns(folder, n):
+    write_adapter(folder, n, lambda name: name)
+
+
+def adapters():
+    grows("x", plain_patterns, [["consolidate", "-o", "out.pt", "--adapter", "x"]])
+
+
+def expressions():
+    """Regular expressions must be compared with every module: too many are refused."""
+    for pattern in (lambda n: n.replace(".", r"\.") + "$|never", lambda n: ".*" + n + ".*x"):
+        with tempfile.TemporaryDirectory() as d:
+            write_adapter(os.path.join(d, "x"), 6000, pattern)
+            bounded(d, "expressions", "consolidate", "x/base.safetensors", "-o", "out.pt", "--adapter", "x")
+
+
+def main():
+    for check in (shipped_recipes, own_recipes, sparse_files, adapters, expressions):
+        check()
+    return finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
