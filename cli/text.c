@@ -175,14 +175,18 @@ static size_t columns(uint32_t code) {
     return in_spans(code, wide, sizeof wide / sizeof *wide) ? 2 : 1;
 }
 
+static size_t escape_byte(char byte, char escape[16], size_t *width) {
+    *width = (size_t)snprintf(escape, 16, "\\x%02x", (unsigned)(unsigned char)byte);
+    return 1;
+}
+
 /* Reads one character of a name. @return its bytes; `escape` receives its replacement, or "" if it is printable. */
 static size_t name_step(const char *s, char escape[16], size_t *width) {
     uint32_t code;
     size_t len = text_utf8(s, &code);
     escape[0] = '\0';
     if (len == 0) {
-        *width = (size_t)snprintf(escape, 16, "\\x%02x", (unsigned)(unsigned char)*s);
-        return 1;
+        return escape_byte(*s, escape, width);
     }
     if (text_is_unsafe(code)) {
         *width = (size_t)snprintf(escape, 16,
@@ -196,13 +200,40 @@ static size_t name_step(const char *s, char escape[16], size_t *width) {
     return len;
 }
 
-static size_t walk_name(text_out *out, const char *name) {
+/* @return whether a line of CI logs ignores the character at its start. */
+static bool is_blank(uint32_t code) {
+    static const span blanks[] = {{' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
+                                  {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}};
+    return in_spans(code, blanks, sizeof blanks / sizeof *blanks);
+}
+
+/* @return the bytes of the blanks at the start. */
+static size_t skip_blanks(const char *name) {
+    size_t at = 0;
+    uint32_t code;
+    for (size_t len; (len = text_utf8(name + at, &code)) > 0 && is_blank(code);) {
+        at += len;
+    }
+    return at;
+}
+
+/*
+ * Whether a character makes a line of a log a command. GitHub obeys lines that begin with "::" after blanks, and a name
+ * may begin a line. GitHub and Azure obey "##[" and "##vso[" anywhere, TeamCity "##teamcity[".
+ * @param first the place after the blanks at the start.
+ */
+static bool is_command(const char *name, size_t first, size_t at) {
+    return (name[at] == ':' && at == first) || (name[at] == '#' && at > 0 && name[at - 1] == '#');
+}
+
+static size_t walk_name(text_out *out, const char *whole) {
     char escape[16];
     size_t total = 0;
-    while (*name) {
+    const size_t first = skip_blanks(whole);
+    for (const char *name = whole; *name;) {
         /* Nearly every name is plain ASCII, and is written at once. */
         size_t plain = 0;
-        while (name[plain] >= 0x20 && name[plain] < 0x7f) {
+        while (name[plain] >= 0x20 && name[plain] < 0x7f && !is_command(whole, first, (size_t)(name - whole) + plain)) {
             plain++;
         }
         if (plain > 0) {
@@ -214,7 +245,8 @@ static size_t walk_name(text_out *out, const char *name) {
             continue;
         }
         size_t width;
-        size_t len = name_step(name, escape, &width);
+        const bool command = is_command(whole, first, (size_t)(name - whole));
+        size_t len = command ? escape_byte(*name, escape, &width) : name_step(name, escape, &width);
         if (out && escape[0]) {
             text_puts(out, escape);
         } else if (out) {

@@ -30,7 +30,8 @@ int text_flush(text_out *out);
 
 /**
  * Writes a name from a checkpoint. Control characters, invalid UTF-8 and characters that reorder the line are escaped,
- * so that a hostile name cannot move the cursor or hide text.
+ * so that a hostile name cannot move the cursor or hide text; and so is what would make a line a command of GitHub,
+ * Azure or TeamCity: a colon at the start, and the second "#" of "##".
  */
 void text_name(text_out *out, const char *name);
 /** Writes a name or a value as HTML text or attribute, with the same escapes as text_name. */

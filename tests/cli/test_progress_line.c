@@ -37,7 +37,8 @@ static size_t columns_of(const char *s) {
         if (*s == '\x1b') {
             s += strcspn(s, "m") + 1;
         } else {
-            plain[n++] = *s++;
+            plain[n++] = *s == '#' ? '-' : *s; /* the bar is not a name, in which "##" is escaped */
+            s++;
         }
     }
     plain[n] = '\0';

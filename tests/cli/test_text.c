@@ -55,6 +55,19 @@ static void hostile_names_are_escaped(void **state) {
     check_name("", "", 0);
 }
 
+/* What would be a command at the start of a line of a log, or anywhere in it. */
+static void commands_in_logs_are_escaped(void **state) {
+    (void)state;
+    check_name("::error::x", "\\x3a:error::x", 13);
+    check_name("  ::error::x", "  \\x3a:error::x", 15);
+    check_name("\u00a0\u3000::e", "\u00a0\u3000\\x3a:e", 9);
+    check_name("a::b: c", "a::b: c", 7);
+    check_name("##[error]x", "#\\x23[error]x", 13);
+    check_name("a ##vso[b]", "a #\\x23vso[b]", 13);
+    check_name("###[a]#b # c", "#\\x23\\x23[a]#b # c", 18);
+    check_name("#\xff#", "#\\xff#", 6);
+}
+
 static void check_html(const char *name, const char *expected) {
     start();
     text_html(&out, name);
@@ -187,6 +200,7 @@ static void json_is_json(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hostile_names_are_escaped),
+        cmocka_unit_test(commands_in_logs_are_escaped),
         cmocka_unit_test(hostile_names_are_text_in_html),
         cmocka_unit_test(widths_of_scripts),
         cmocka_unit_test(sizes_for_people),
