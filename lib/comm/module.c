@@ -7,15 +7,17 @@
  * cannot be started twice in a process.
  */
 #include "comm/module.h"
+
+#include "comm/module_place.h"
 #include "fsdpckpt/try.h"
 #include "module_places.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_DIRECTORIES = 8 };
@@ -78,36 +80,26 @@ static fc_code check_table(const char *path, const fc_module *module, fc_error *
     return FC_OK;
 }
 
-/* Whether everybody may replace `path`: a module is code that this process runs. A file in a directory like /tmp, where
-   everybody may make files, must belong to this user or to root. */
-static bool is_open_to_all(const char *path, const char *directory) {
-    struct stat file, folder;
-    if (stat(path, &file) != 0 || stat(directory, &folder) != 0) {
-        return true; /* it may not be what it seems */
-    }
-    bool shared = (folder.st_mode & S_IWOTH) != 0;
-    bool ours = (folder.st_mode & S_ISVTX) && (file.st_uid == 0 || file.st_uid == geteuid());
-    return (file.st_mode & S_IWOTH) != 0 || (shared && !ours);
-}
-
-static fc_code check_place(const char *path, const char *directory, fc_error *err) {
-    if (directory[0] != '/') {
+/* Opens the file in a place that only this user and root can change. @param real receives its path without links. */
+static fc_code open_module(const char *path, char real[PATH_MAX], int *fd, fc_error *err) {
+    if (path[0] != '/') {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: modules are loaded only from absolute paths: set FSDPCKPT_MODULE_PATH to one", path);
     }
-    if (is_open_to_all(path, directory)) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: is not loaded, because every user may write to it or to its directory: remove these "
-                       "permissions (chmod o-w)",
-                       path);
+    if (!realpath(path, real)) {
+        return fc_fail_errno(err, errno, "%s: cannot be found", path);
     }
-    return FC_OK;
+    return fc_module_place_open(real, fd, err);
 }
 
-/* Loads the module in `path` and checks its table. */
-static fc_code load_module(const char *path, const char *directory, const fc_module **out, fc_error *err) {
-    FC_TRY(check_place(path, directory, err));
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+/* Loads the module in `path` and checks its table. The path is loaded, not the descriptor: nobody else can change what
+   is at the path, and the loader needs the name to find the module a second time. */
+static fc_code load_module(const char *path, const fc_module **out, fc_error *err) {
+    char real[PATH_MAX];
+    int fd = -1;
+    FC_TRY(open_module(path, real, &fd, err));
+    close(fd);
+    void *handle = dlopen(real, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();
         return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be loaded: %s", path, why ? why : "unknown error");
@@ -143,7 +135,7 @@ static fc_code find_module(const char *name, bool built, const fc_module **out, 
         char path[PATH_MAX + 64];
         snprintf(path, sizeof path, "%s/libfsdpckpt-comm-%s.so", p->directories[i], name);
         if (access(path, F_OK) == 0) {
-            fc_code rc = load_module(path, p->directories[i], out, err);
+            fc_code rc = load_module(path, out, err);
             free(p);
             return rc;
         }

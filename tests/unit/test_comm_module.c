@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -80,22 +81,73 @@ static void remove_modules(void) {
     }
 }
 
-/* A module is code, so it must not be one that everybody can replace. */
-static void modules_that_everybody_can_write_are_refused(void **state) {
+/* Every component of the path is judged: the module, its directory, and those above, also behind a link. */
+static void modules_that_others_can_change_are_refused(void **state) {
     (void)state;
+    char above[128], below[160], reason[200];
     make_modules("not a shared object");
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(chmod(module_path(names[i]), 0666), 0);
+    static const struct {
+        mode_t mode;
+        const char *reason;
+    } files[] = {
+        {0666, "can be written by every user"}, {0664, "can be written by its group"}, {0644, ": cannot be loaded: "}};
+    for (size_t k = 0; k < sizeof files / sizeof *files; k++) {
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(chmod(module_path(names[i]), files[k].mode), 0);
+        }
+        all_refuse(files[k].reason);
     }
-    all_refuse("every user may write to it");
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(chmod(module_path(names[i]), 0644), 0);
+    static const struct {
+        mode_t mode;
+        const char *reason;
+    } folders[] = {{0777, " can be written by every user"},
+                   {0775, " can be written by its group"},
+                   {01777, ": cannot be loaded: "}, /* like /tmp: only the owner can replace a file */
+                   {01775, ": cannot be loaded: "},
+                   {0755, ": cannot be loaded: "}};
+    snprintf(above, sizeof above, "%s-above", directory);
+    snprintf(below, sizeof below, "%s/below", above);
+    assert_int_equal(mkdir(above, 0755), 0);
+    for (size_t k = 0; k < sizeof folders / sizeof *folders; k++) {
+        const bool good = folders[k].reason[0] == ':';
+        assert_int_equal(chmod(directory, folders[k].mode), 0);
+        snprintf(reason, sizeof reason, "%s%s", good ? "" : directory, folders[k].reason);
+        all_refuse(reason);
+        assert_int_equal(symlink(directory, below), 0); /* where the link leads counts */
+        assert_int_equal(setenv("FSDPCKPT_MODULE_PATH", below, 1), 0);
+        all_refuse(reason);
+        assert_int_equal(unlink(below), 0);
+        assert_int_equal(chmod(directory, 0755), 0);
+        assert_int_equal(rename(directory, below), 0);
+        assert_int_equal(chmod(above, folders[k].mode), 0);
+        snprintf(reason, sizeof reason, "%s%s", good ? "" : above, folders[k].reason);
+        all_refuse(reason);
+        assert_int_equal(rename(below, directory), 0);
+        assert_int_equal(setenv("FSDPCKPT_MODULE_PATH", directory, 1), 0);
     }
-    assert_int_equal(chmod(directory, 0777), 0);
-    all_refuse("every user may write to it");
-    assert_int_equal(chmod(directory, 01777), 0); /* like /tmp: only the owner can replace a file */
-    all_refuse(": cannot be loaded: ");
+    assert_int_equal(rmdir(above), 0);
+    remove_modules();
+}
+
+static void modules_of_other_users_are_refused(void **state) {
+    (void)state;
+    char reason[200];
+    make_modules("not a shared object");
+    if (geteuid() != 0 || chown(directory, 12345, (gid_t)-1) != 0) {
+        remove_modules();
+        skip();
+    }
+    snprintf(reason, sizeof reason, "%s belongs to another user", directory);
+    all_refuse(reason);
+    assert_int_equal(chmod(directory, 01777), 0);
+    all_refuse(reason);
+    assert_int_equal(chown(directory, 0, (gid_t)-1), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(chown(module_path(names[i]), 12345, (gid_t)-1), 0);
+    }
+    all_refuse(".so belongs to another user");
     assert_int_equal(chmod(directory, 0700), 0);
+    all_refuse(".so belongs to another user");
     remove_modules();
 }
 
@@ -142,7 +194,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(missing_modules_are_refused),
         cmocka_unit_test(damaged_modules_are_refused),
-        cmocka_unit_test(modules_that_everybody_can_write_are_refused),
+        cmocka_unit_test(modules_that_others_can_change_are_refused),
+        cmocka_unit_test(modules_of_other_users_are_refused),
         cmocka_unit_test(relative_paths_are_refused),
         cmocka_unit_test(other_libraries_are_refused),
     };
