@@ -62,6 +62,8 @@ def select(index: Any, shape: Sequence[int]) -> Selection:
         axis, seen = _axis(part, len(axes), shape[len(axes)])
         axes.append(axis)
         view.append(seen)
+    if dots:
+        view.append(...)  # with it, NumPy returns an array even where no dimension is left
     return Selection(tuple(axes), tuple(view))
 
 

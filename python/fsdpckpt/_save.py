@@ -48,6 +48,12 @@ def save(
     """
     target = os.fspath(path)
     leaves = list(_leaves(state_dict, ()))
+    for elements, value in leaves:
+        if _is_masked(value):
+            raise UsageError(
+                f"{target}: tensor {_name(elements)}: a masked array, and the mask would be lost: save its .filled(), "
+                "or its .data and .mask"
+            )
     if any(_is_sharded(value) for _, value in leaves):
         from .torch import save_shards
 
@@ -121,6 +127,10 @@ def _is_sharded(value: Any) -> bool:
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__array_interface__") and type(value).__module__.partition(".")[0] == "numpy"
+
+
+def _is_masked(value: Any) -> bool:
+    return any(base.__module__.startswith("numpy.ma") and base.__name__ == "MaskedArray" for base in type(value).__mro__)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -243,6 +243,14 @@ class Reading(unittest.TestCase):
             self.assertTrue(torch.equal(cube.torch((slice(2, 5), 1)), torch.from_numpy(self.arrays["cube"][2:5, 1])))
             self.assertEqual(checkpoint["empty"].torch().shape, (0, 4))
             self.assertEqual(checkpoint["scalar"].torch().item(), 3.5)
+            array = np.asarray(checkpoint["scalar"])
+            self.assertEqual((array.shape, array.dtype, array[()]), ((), np.float64, 3.5))
+            self.assertEqual(np.asarray(checkpoint["scalar"], dtype="f4").dtype, np.float32)
+            plain = np.asarray(self.arrays["scalar"])
+            for index in (..., (), (..., None), (None, ...)):
+                self.assertIs(type(checkpoint["scalar"][index]), type(plain[index]), index)
+            for index in ((0, 0, 0), (0, 0, 0, ...), (..., 0, 0, 0), (0, ..., 0, 0)):
+                self.assertIs(type(cube[index]), type(self.arrays["cube"][index]), index)
             self.assertEqual((len(cube), cube.ndim, cube.size, cube.nbytes), (11, 3, 660, 2640))
 
     def test_local_parts_are_those_of_dtensor(self):

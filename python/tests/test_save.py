@@ -219,5 +219,25 @@ class Save(unittest.TestCase):
         self.assertEqual(os.listdir(self.folder), [])
 
 
+
+class Masked(unittest.TestCase):
+    def test_a_masked_array_is_refused(self):
+        import numpy as np
+
+        import fsdpckpt
+
+        masked = np.ma.masked_array([1.0, 2.0], [False, True])
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, "masked.h5")
+            for state in ({"a": {"b": masked}}, {"a": {"b": np.ma.masked_array([1.0])}}, {"a": {"b": np.ma.masked}}):
+                with self.assertRaises(fsdpckpt.UsageError) as caught:
+                    fsdpckpt.save(state, target, progress=None)
+                self.assertEqual(caught.exception.tensor, "a.b")
+            self.assertFalse(target.exists())
+            fsdpckpt.save({"data": masked.data, "mask": masked.mask}, target, progress=None)
+            with fsdpckpt.open(target) as checkpoint:
+                self.assertEqual(checkpoint["mask"].numpy().tolist(), [False, True])
+
+
 if __name__ == "__main__":
     harness.main("numpy", "ml_dtypes", "torch", "h5py", "safetensors")
