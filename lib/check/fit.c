@@ -16,6 +16,8 @@ typedef struct fit {
     struct alike *alike;
     size_t count;
     size_t tensors, sharded;
+    int64_t asked; /* the rows of the last call of torch_is_wrong, and its answer */
+    bool wrong;
 } fit;
 
 /* A finding and the tensors it is about. */
@@ -116,6 +118,36 @@ static void check_dp(fit *f, const fc_named *named, int64_t rows, bool after_tp)
     note(f, named, rows < f->dp ? FC_FOUND_EMPTY_SHARDS : FC_FOUND_UNEVEN, axis, parts_text(c, rows, f->dp));
 }
 
+/* Whether PyTorch 2.10 and later compute other boxes for `rows` of FSDP over TP than the ranks hold. */
+static bool torch_is_wrong(fit *f, int64_t rows) {
+    const fc_mesh mesh = {.ndim = 2, .sizes = {f->dp, f->tp}};
+    const fc_placement placements[] = {{FC_STRIDED_SHARD, 0, f->tp}, {FC_SHARD, 0, 0}};
+    int64_t coordinate[FC_MAX_MESH_DIMS], held[2], computed[2];
+    if (f->asked == rows) {
+        return f->wrong;
+    }
+    f->asked = rows;
+    f->wrong = false;
+    for (int64_t rank = 0; !f->wrong && rank < fc_mesh_ranks(&mesh); rank++) {
+        fc_mesh_coordinate(&mesh, rank, coordinate);
+        f->wrong =
+            fc_local_box(1, &rows, &mesh, placements, coordinate, &held[0], &held[1], NULL) == FC_OK &&
+            fc_recorded_box(1, &rows, &mesh, placements, coordinate, &computed[0], &computed[1], NULL) == FC_OK &&
+            memcmp(held, computed, sizeof held) != 0;
+    }
+    return f->wrong;
+}
+
+static const char *tp_parts_text(fit *f, int64_t size, int d) {
+    const char *text = parts_text(f->c, size, f->tp);
+    return d > 0 || f->dp < 2 || !torch_is_wrong(f, size)
+               ? text
+               : fc_check_text(f->c,
+                               "%s; on dp %" PRId64
+                               " dcp.load of PyTorch 2.10 and later gets wrong rows without fsdpckpt.torch.LoadPlanner",
+                               text, f->dp);
+}
+
 /*
  * Checks the TP dimension. Returns the rows that FSDP then divides: those of the first TP rank if TP shards dimension
  * 0.
@@ -138,7 +170,7 @@ static int64_t check_tp(fit *f, const fc_named *named) {
         note(f, named, empty ? FC_FOUND_TP_EMPTY_SHARDS : FC_FOUND_TP_UNEVEN,
              fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide evenly by",
                            f->tp),
-             parts_text(c, size, f->tp));
+             tp_parts_text(f, size, d));
     }
     if (d == 0) {
         fc_shard_range(size, f->tp, 0, &offset, &length);
