@@ -439,7 +439,7 @@ static fc_code merge_tensor(pt_builder *m, const torch_leaf *leaf) {
     return dim >= 0 ? add_tp_shard(m, leaf, dim) : add_plain(m, leaf);
 }
 
-fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf) {
+static fc_code merge_leaf(pt_builder *m, const torch_leaf *leaf) {
     pt_shard shard;
     switch (leaf->kind) {
     case TORCH_OBJECT:
@@ -452,4 +452,34 @@ fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf) {
     default:
         return merge_tensor(m, leaf);
     }
+}
+
+static const pt_value *find_value(const pt_builder *m, const char *name) {
+    const uint32_t *slot = m->nslots > 0 ? find_slot(m, m->slots, m->nslots, name) : NULL;
+    return slot && *slot ? &m->values[*slot - 1] : NULL;
+}
+
+/* Makes the value of a leaf unreadable, for the reason in m->err. */
+static fc_code refuse_value(pt_builder *m, const torch_leaf *leaf) {
+    bool made;
+    pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
+    if (!v) {
+        return fc_no_memory(m->err, m->checkpoint->path);
+    }
+    v->refusal = fc_arena_strndup(m->checkpoint->arena, m->err->message, strlen(m->err->message));
+    v->hint = m->err->hint;
+    v->file = m->f->index;
+    v->mesh.ndim = 0;
+    v->shards = 0;
+    v->view = false;
+    return v->refusal ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
+}
+
+fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf) {
+    const pt_value *v = find_value(m, leaf->name);
+    if (v && v->refusal) {
+        return FC_OK;
+    }
+    const fc_code rc = merge_leaf(m, leaf);
+    return rc == FC_EUNSUPPORTED ? refuse_value(m, leaf) : rc;
 }

@@ -16,6 +16,8 @@ typedef struct pt_value {
     const char *name;
     fc_path path;
     const torch_object *object; /* NULL: a tensor */
+    const char *refusal;        /* why the value is unreadable; NULL: it is readable */
+    fc_hint hint;               /* what makes it readable, or FC_HINT_NONE */
     bool plain;                 /* whether every rank has the whole value */
     bool view; /* whether it is a view of a flat parameter, which contains its bytes, so it is not a value of its own */
     fc_dtype dtype;
@@ -86,7 +88,8 @@ fc_code fc_pt_state_shard(const pt_builder *m, const torch_leaf *leaf, pt_shard 
  * of each tensor that is sharded according to the plan. */
 fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks);
 
-/** Adds a leaf of the current file. Its name may be in m->scratch. */
+/** Adds a leaf of the current file. Its name may be in m->scratch. If the ranks' values cannot be merged, the value is
+ *  unreadable, and the others are not affected. */
 fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf);
 
 #endif

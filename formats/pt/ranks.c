@@ -188,10 +188,25 @@ static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_
 
 /* ---- the manifest ---- */
 
+static fc_code refuse_tensor(const pt_builder *m, const pt_value *v, fc_tensor *t) {
+    FC_TRY(fc_torch_refused_tensor(v->refusal, v->file, m->checkpoint->arena, t, m->err));
+    fc_object *object = fc_arena_alloc(m->checkpoint->arena, sizeof *object);
+    if (!object) {
+        return fc_no_memory(m->err, m->checkpoint->path);
+    }
+    *object = *t->object;
+    object->hint = v->hint;
+    t->object = object;
+    return FC_OK;
+}
+
 static fc_code finish_value(const pt_builder *m, const pt_value *v, fc_tensor *t) {
     fc_arena *arena = m->checkpoint->arena;
     t->name = v->name;
     t->path = v->path;
+    if (v->refusal) {
+        return refuse_tensor(m, v, t);
+    }
     if (v->object) {
         return fc_torch_object_tensor(v->object, v->file, arena, t, m->err);
     }
@@ -215,7 +230,7 @@ static fc_code finish_value(const pt_builder *m, const pt_value *v, fc_tensor *t
 
 /* A tensor that every rank has a copy of is replicated on the mesh of the others. */
 static fc_code place_plain(const pt_builder *m, const pt_value *v, fc_tensor *t) {
-    if (v->object || !v->plain || m->checkpoint->mesh.ndim == 0) {
+    if (v->refusal || v->object || !v->plain || m->checkpoint->mesh.ndim == 0) {
         return FC_OK;
     }
     fc_placement *placements =
@@ -315,6 +330,9 @@ static fc_code make_whole(pt_builder *m) {
     for (size_t i = 0; i < m->count; i++) {
         pt_value *v = &m->values[i];
         int64_t whole = 0, held = 0, elements;
+        if (v->refusal) {
+            continue;
+        }
         bool counted = v->object || fc_numel(v->ndim, v->shape, &whole);
         for (size_t c = 0; c < v->nchunks && counted; c++) {
             counted = fc_numel(v->ndim, v->chunks[c].dims + v->ndim, &elements) && fc_add_i64(held, elements, &held);

@@ -286,7 +286,8 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
     }
     fc_code rc =
         fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s: %s", checkpoint->path, tensor->name, tensor->object->refusal);
-    return fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name);
+    const fc_hint hint = tensor->object->hint;
+    return hint == FC_HINT_NONE ? fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name) : fc_advise(err, rc, hint, NULL);
 }
 
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,

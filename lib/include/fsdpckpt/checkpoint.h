@@ -90,6 +90,7 @@ typedef struct fc_object {
     /** Why the value is unreadable, e.g. because it is a sparse tensor; NULL if it is readable. An unreadable value can
      * be listed and left out; reading it is FC_EUNSUPPORTED. */
     const char *refusal;
+    fc_hint hint; /**< what makes an unreadable value readable; FC_HINT_NONE: it can only be left out */
     bool damaged; /**< fc_checkpoint_extent fails, with the reason */
 } fc_object;
 
