@@ -74,7 +74,7 @@ static const option_help helps[] = {
 };
 
 static const char *const examples[] = {
-    "fsdpckpt average step-1000/ step-2000/ step-3000/ -o mean.h5 --include 'model.*'",
+    "fsdpckpt average step-1000/ step-2000/ step-3000/ -o mean.h5 --model-only",
     "the mean of a run's last checkpoints",
     "fsdpckpt average ema.h5 step-4000/ -o new-ema.h5 --weights 0.999,0.001",
     "one step of a moving average",

@@ -28,6 +28,7 @@ typedef struct job {
     fc_selection selection;
     fc_check_options how;
     fc_report report;
+    const cli_call *call;
     fc_progress *progress;
 } job;
 
@@ -53,6 +54,7 @@ static fc_code open_reference(job *j, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema; use --against", path,
                        j->reference->format->description);
     }
+    FC_TRY(source_take_model(j->call, &j->reference, err));
     j->how.reference = j->reference;
     if (!fc_flat_parameter(j->reference, NULL) && fc_knows_model_order(j->reference, NULL)) {
         j->how.model = j->reference;
@@ -133,6 +135,9 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
     if (j->checkpoint) {
         source_report(o, j->checkpoint);
     }
+    if (j->report.idle_exclude) {
+        source_add_note(j->call, "%s: %s", c.path, j->report.idle_exclude);
+    }
     if (o->junit) {
         FC_TRY(out_file(o, j->checkpoint, o->junit, replaced, 0, write_junit, &c, err));
     }
@@ -143,11 +148,12 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
-    job j = {.o = call->options, .progress = call->progress, .how = {.open = {.others = source_others(call)}}};
+    job j = {
+        .o = call->options, .call = call, .progress = call->progress, .how = {.open = {.others = source_others(call)}}};
     options rest;
     fc_code rc;
     FC_TRY(recipe_check_options(j.o, err));
-    if (recipe_changes(j.o)) { /* damage is then an error, not a finding */
+    if (recipe_changes(j.o) || j.o->model_only) { /* damage is then an error, not a finding */
         FC_TRY(recipe_open(call, &rest, j.o->operands[0], true, &j.checkpoint, err));
         j.o = call->options;
     }
@@ -204,7 +210,8 @@ const command command_check = {
     .helps = helps,
     .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
              TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_ALLOW_UNEXPECTED) |
-             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JUNIT) |
-             TAKES(OPT_GITHUB) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
+             TAKES(OPT_RENAME) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) |
+             TAKES(OPT_JSON),
     .run = run,
 };

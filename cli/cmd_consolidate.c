@@ -11,7 +11,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 static const char *const examples[] = {
     "fsdpckpt consolidate ckpt/ -o model.h5",
     "the shards of ckpt/ as one HDF5 file",
-    "fsdpckpt consolidate ckpt/ -o model.h5 --include 'model.*' --strip-prefix model.",
+    "fsdpckpt consolidate ckpt/ -o model.h5 --model-only",
     "the model without its optimizer",
     "fsdpckpt consolidate ckpt/ -o model.h5 --dtype bf16 --dry-run",
     "what a conversion to bfloat16 would write",

@@ -71,6 +71,9 @@ static fc_code show(const job *j, fc_error *err) {
                    .options = &j->how,
                    .verbose = j->o->verbose > 0,
                    .report = &j->report};
+    if (j->report.idle_exclude) {
+        source_add_note(j->call, "%s and %s: %s", d.a, d.b, j->report.idle_exclude);
+    }
     if (!options_silent(j->o)) {
         (j->o->json ? diff_print_json : diff_print_text)(j->call->out, &d);
     }
@@ -89,7 +92,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     options rest;
     fc_code rc;
     FC_TRY_GOTO(recipe_check_options(j.o, err), rc, out);
-    if (recipe_changes(j.o)) {
+    if (recipe_changes(j.o) || j.o->model_only) {
         FC_TRY_GOTO(recipe_open(call, &rest, j.o->operands[0], false, &j.a, err), rc, out);
         j.o = call->options;
         FC_TRY_GOTO(source_open(call, j.o->operands[1], false, &j.b, err), rc, out);
@@ -144,7 +147,8 @@ const command command_diff = {
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
-             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |
-             TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
+             TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
+             TAKES(OPT_RENAME) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
+             TAKES(OPT_JSON),
     .run = run,
 };

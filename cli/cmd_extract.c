@@ -191,6 +191,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     FC_TRY_GOTO(recipe_open(call, &rest, o->operands[0], false, &checkpoint, err), rc, out);
     source_report(o, checkpoint);
     x.checkpoint = checkpoint;
+    FC_TRY_GOTO(source_note_selection(call, checkpoint, false, err), rc, out);
     arena = fc_arena_new();
     rc = arena ? extract(&x, call, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
 out:
@@ -236,8 +237,8 @@ const command command_extract = {
         "status.\n\nNAME is the name after --strip-prefix and --rename.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
-             TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) |
-             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN),
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_MODEL_ONLY) |
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) |
+             TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN),
     .run = run,
 };

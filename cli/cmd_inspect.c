@@ -111,8 +111,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     options rest;
     FC_TRY(recipe_open(call, &rest, o->operands[0], o->headers_only, &checkpoint, err));
     source_report(o, checkpoint);
-    fc_code rc = FC_OK;
-    if (o->stats && checkpoint->format->layout_only) {
+    fc_code rc = source_note_selection(call, checkpoint, false, err);
+    if (rc == FC_OK && o->stats && checkpoint->format->layout_only) {
         rc = fc_fail(err, FC_EUSAGE, "%s: a schema has no data: leave --stats out", checkpoint->path);
     }
     /* with -q, opening it was the whole test */
@@ -161,8 +161,8 @@ const command command_inspect = {
     .helps = helps,
     .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_TREE) |
              TAKES(OPT_ALL) | TAKES(OPT_STATS) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_SORT) |
-             TAKES(OPT_DEPTH) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) |
-             TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN) |
-             TAKES(OPT_JSON) | TAKES(OPT_FORCE),
+             TAKES(OPT_DEPTH) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_TENSOR) |
+             TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
+             TAKES(OPT_TP_PLAN) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .run = run,
 };

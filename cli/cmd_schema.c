@@ -116,7 +116,10 @@ static fc_code run(cli_call *call, fc_error *err) {
     FC_TRY(recipe_open(call, &rest, o->operands[0], true, &checkpoint, err));
     source_report(o, checkpoint);
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = source_note_selection(call, checkpoint, true, err);
+    rc = rc != FC_OK ? rc
+         : arena     ? select_and_write(call, checkpoint, arena, err)
+                     : fc_fail(err, FC_ENOMEM, "out of memory");
     fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;
@@ -130,7 +133,7 @@ static const option_help helps[] = {
 };
 
 static const char *const examples[] = {
-    "fsdpckpt schema ckpt/ -o model.json --include 'model.*'",
+    "fsdpckpt schema ckpt/ -o model.json --model-only",
     "a schema to commit next to the model, without the optimizer",
     "fsdpckpt reshard model.json --dp 512 --tp 8 --dry-run",
     "plan a layout from the schema, without the checkpoint",
@@ -149,7 +152,8 @@ const command command_schema = {
         "commands accept the file as a SRC without data: inspect shows it, and reshard --dry-run plans with it.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
-             TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL),
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) |
+             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_FORCE) |
+             TAKES(OPT_FOLLOW_EXTERNAL),
     .run = run,
 };

@@ -264,6 +264,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     FC_TRY_GOTO(source_open(call, c.o->operands[0], true, &source, err), rc, out);
     c.source = source;
     source_report(c.o, source);
+    FC_TRY_GOTO(source_note_selection(call, source, false, err), rc, out);
     FC_TRY_GOTO(unit_plan_make(&c, NULL, err), rc, out);
     FC_TRY_GOTO(add_up(&c, &t, err), rc, out);
     print(&c, &t);
@@ -313,8 +314,8 @@ const command command_units = {
         "as "
         "in torch. Optimizer state, objects and buffers are in no unit.",
     .examples = examples,
-    .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_INCLUDE) |
-             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
-             TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_MODEL_ONLY) |
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) |
+             TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .run = run,
 };

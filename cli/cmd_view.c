@@ -65,6 +65,7 @@ static fc_code run(cli_call *call, fc_error *err) {
         .force = o->force,
         .reporter = {source_note}};
     source_report(o, source);
+    FC_TRY_GOTO(source_note_selection(call, source, true, err), rc, out);
     FC_TRY_GOTO(fc_view(source, o->output, &how, &report, err), rc, out);
     if (o->json) {
         print_json(&report, o, call->out);
@@ -107,9 +108,9 @@ const command command_view = {
     .examples = examples,
     .helps = helps,
     .synopsis = "-o DST",
-    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
-             TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
-             TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) |
+             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) |
+             TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

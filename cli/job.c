@@ -186,9 +186,8 @@ static void hint_model(const job *j) {
     const fc_checkpoint *source = j->source;
     bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
                 strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;
-    if (both && !j->how.selection.mesh && !o->include.count && !o->exclude.count) {
-        text_report("%s: model.* and optimizer.* were both converted; --include 'model.*' --strip-prefix model. "
-                    "converts the model only",
+    if (both && !j->how.selection.mesh && !o->include.count && !o->exclude.count && !o->model_only) {
+        text_report("%s: model.* and optimizer.* were both converted; --model-only converts the model only",
                     j->source->path);
     }
 }
@@ -444,6 +443,7 @@ static fc_code open_job(job *j, const fc_layout_spec *spec, fc_error *err) {
         return FC_OK;
     }
     FC_TRY((j->steps->open ? j->steps->open : open_operand)(j->call, &j->source, err));
+    FC_TRY(source_note_selection(j->call, j->source, j->steps->print == NULL, err));
     FC_TRY(change_source(j, err));
     return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
 }

@@ -6,6 +6,7 @@
 #include "help.h"
 #include "hint.h"
 #include "progress.h"
+#include "ranks.h"
 #include "signals.h"
 #include "terminal.h"
 #include "words.h"

@@ -53,6 +53,12 @@ const option_row option_table[OPT_COUNT] = {
          .offset = FIELD(tp_plan),
          .help = "how --tp shards tensors: 'auto' (the default), which knows the names of Llama, Qwen, Mistral, GPT-2 "
                  "and GPT-NeoX, or a JSON file in the form of Hugging Face's base_model_tp_plan"},
+    [OPT_MODEL_ONLY] = {.name = "model-only",
+                        .kind = KIND_FLAG,
+                        .offset = FIELD(model_only),
+                        .help = "take only the parameters and buffers of the model, under the names that they have in "
+                                "it: without the optimizer, other state of the run, and what DDP, FSDP, torch.compile "
+                                "and trainers add to names. It comes before all other options about names"},
     [OPT_INCLUDE] = {.name = "include",
                      .kind = KIND_LIST,
                      .arg = "GLOB",
@@ -374,9 +380,9 @@ const option_group option_groups[OPTION_GROUPS] = {
                    TAKES(OPT_SEAL)},
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
-    {"Tensors and names", TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) |
-                              TAKES_RECIPE | TAKES(OPT_ADAPTER_CONFIG) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) |
-                              TAKES(OPT_TENSOR)},
+    {"Tensors and names", TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
+                              TAKES(OPT_RENAME) | TAKES_RECIPE | TAKES(OPT_ADAPTER_CONFIG) | TAKES(OPT_WEIGHTS) |
+                              TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
     {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_LIKE) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},

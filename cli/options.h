@@ -19,6 +19,7 @@ typedef enum option_id {
     OPT_TP,
     OPT_REPLICAS,
     OPT_TP_PLAN,
+    OPT_MODEL_ONLY,
     OPT_INCLUDE,
     OPT_EXCLUDE,
     OPT_STRIP_PREFIX,
@@ -85,12 +86,16 @@ typedef enum option_id {
 #define TAKES_COMMON                                                                                                   \
     (TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) |                \
      TAKES(OPT_VERSION))
+/** The options that choose and rename values. */
+#define TAKES_NAMES                                                                                                    \
+    (TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME))
+
 /** The options of every command that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
-    (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
-     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_COMPRESS) |     \
-     TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) |                   \
-     TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
+    (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES_NAMES | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) |        \
+     TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |               \
+     TAKES(OPT_COMM) | TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) |           \
+     TAKES(OPT_TRUST_OBJECTS))
 
 /** The options of commands that apply a recipe to SRC, or compute weights of it. */
 #define TAKES_RECIPE                                                                                                   \
@@ -166,7 +171,7 @@ typedef struct options {
     int comm;            /**< comm_mode */
     const char *weights;
     bool local, take_first;
-    bool trust_objects, reverse;
+    bool trust_objects, reverse, model_only;
     bool force, dry_run, tree, all, stats, headers_only, follow_external;
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */

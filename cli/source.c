@@ -6,12 +6,15 @@
 #include "suggest.h"
 #include "text.h"
 
+#include "fsdpckpt/export.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -106,6 +109,55 @@ static fc_code open_checked(const options *o, const char *path, const fc_open_op
     return FC_OK;
 }
 
+void source_add_note(const cli_call *call, const char *fmt, ...) {
+    char *line = NULL;
+    va_list args;
+    va_start(args, fmt);
+    const int length = vasprintf(&line, fmt, args);
+    va_end(args);
+    if (length >= 0) {
+        add_note(call->notes, line);
+        free(line);
+    }
+}
+
+fc_code source_take_model(const cli_call *call, fc_checkpoint **checkpoint, fc_error *err) {
+    if (!call->options->model_only) {
+        return FC_OK;
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_model_place place;
+    fc_code rc;
+    FC_TRY_GOTO(arena ? fc_model_only(checkpoint, arena, &place, err) : fc_no_memory(err, NULL), rc, out);
+    if (*place.besides) {
+        source_add_note(call, "%s: --model-only left out, besides the optimizer: %s", (*checkpoint)->path,
+                        place.besides);
+    }
+out:
+    fc_arena_free(arena);
+    return rc;
+}
+
+fc_code source_note_selection(const cli_call *call, const fc_checkpoint *source, bool names, fc_error *err) {
+    const options *o = call->options;
+    const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};
+    const char *idle = NULL, *left = "";
+    fc_arena *arena = fc_arena_new();
+    fc_code rc;
+    FC_TRY_GOTO(arena ? fc_find_idle_exclude(source, o->exclude.items, arena, &idle, err) : fc_no_memory(err, NULL), rc,
+                out);
+    if (idle) {
+        source_add_note(call, "%s: %s", source->path, idle);
+    }
+    FC_TRY_GOTO(names ? fc_list_left_out(source, &selection, arena, &left, err) : FC_OK, rc, out);
+    if (*left) {
+        source_add_note(call, "%s: --include and --exclude left out, besides the optimizer: %s", source->path, left);
+    }
+out:
+    fc_arena_free(arena);
+    return rc;
+}
+
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
     const options *o = call->options;
     fc_open_options how = {.headers_only = headers_only,
@@ -127,6 +179,7 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
                     rc, out);
     }
     rc = open_checked(o, path, &how, model, out, err);
+    rc = rc == FC_OK ? source_take_model(call, out, err) : rc;
     if (rc != FC_OK) {
         fc_checkpoint_close(*out);
         *out = NULL;

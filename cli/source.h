@@ -1,5 +1,5 @@
 /*
- * Opens the source of a command with --follow-external, --schema and --tp-plan.
+ * Opens the source of a command with --follow-external, --schema, --tp-plan and --model-only.
  */
 #ifndef FSDPCKPT_CLI_SOURCE_H
 #define FSDPCKPT_CLI_SOURCE_H
@@ -20,10 +20,20 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err);
 /**
  * Opens the checkpoint at `path`. With --schema it must have flat parameters, which are split into the parameters of
  * the model. With --tp-plan, but without --tp, it must be files of ranks with plain tensors that the plan shards, which
- * are merged.
+ * are merged. With --model-only it is replaced by its model.
  * @param headers_only as in fc_open_options.
  */
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err);
+
+/** Adds a line to call->notes, unless it is there or there is no memory for it. */
+void source_add_note(const cli_call *call, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/** With --model-only: replaces a checkpoint, which the caller closes in any case, by its model. Notes what is left out.
+ */
+fc_code source_take_model(const cli_call *call, fc_checkpoint **checkpoint, fc_error *err);
+
+/** Notes a glob of --exclude that matches nothing, and, if `names`, what --include and --exclude leave out. */
+fc_code source_note_selection(const cli_call *call, const fc_checkpoint *source, bool names, fc_error *err);
 
 /**
  * Lists the files and directories that the command line names as inputs. The caller frees the list.

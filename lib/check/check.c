@@ -134,6 +134,7 @@ static void sum_up(const fc_check_run *c, fc_report *out) {
     out->findings = c->findings;
     out->count = c->count;
     out->allowed = c->allowed;
+    out->idle_exclude = c->idle_exclude;
     for (size_t i = 0; i < c->count; i++) {
         *(fc_finding_info_get(c->findings[i].kind)->severity == FC_SEVERITY_ERROR ? &out->errors : &out->warnings) += 1;
     }
@@ -156,6 +157,10 @@ static fc_code list_names(fc_check_run *c, fc_names *reference, fc_error *err) {
     if (o->reference) {
         FC_TRY_GOTO(fc_names_make(o->reference, o->selection, NULL, c->arena, reference, err), rc, out);
     }
+    const fc_names *const sides[] = {&c->names, reference};
+    FC_TRY_GOTO(
+        fc_names_check_globs(o->selection, sides, o->reference ? 2 : 1, c->checkpoint, c->arena, &c->idle_exclude, err),
+        rc, out);
 out:
     fc_rename_free(rename);
     return rc;

@@ -16,6 +16,7 @@ typedef struct fc_check_run {
     const fc_checkpoint *checkpoint; /* NULL when it cannot be opened */
     const fc_check_options *options;
     fc_arena *arena;
+    const char *idle_exclude; /* as in fc_report */
     fc_names names;
     uint64_t
         *present; /* for each file, the bytes that are not yet reported as missing; NULL before the files are checked */

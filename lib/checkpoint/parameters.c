@@ -22,6 +22,16 @@ bool fc_is_optimizer_state(const char *name) {
     return fc_fqn_take_state_key(&n).len > 0;
 }
 
+bool fc_is_of_optimizer(const char *name) {
+    for (const char *at = name; at; at = strchr(at, '.')) {
+        at += *at == '.';
+        if (strncmp(at, "optim", strlen("optim")) == 0) {
+            return true;
+        }
+    }
+    return fc_is_optimizer_state(name);
+}
+
 /*
  * Buffers are recognised by the names that nn.BatchNorm, rotary embeddings and causal masks give them, and by types
  * that no optimizer trains. One-byte integers may be quantized weights, so they count as parameters.

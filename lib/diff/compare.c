@@ -117,6 +117,8 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
     FC_TRY_GOTO(fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err),
                 rc, out);
+    const fc_names *const sides[] = {a, b};
+    FC_TRY_GOTO(fc_names_check_globs(s, sides, 2, any, c->arena, &c->report->idle_exclude, err), rc, out);
     if (a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
         rc = fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
                      a->left_out + b->left_out);

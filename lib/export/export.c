@@ -244,6 +244,32 @@ static fc_code check_no_adapter(const exporter *e, const fc_checkpoint *made) {
 
 /* ---- all of it ---- */
 
+/* Makes the checkpoint of the model that e->target lists, unless it is the whole source. */
+static fc_code apply_model(const exporter *e, fc_checkpoint **source) {
+    static const fc_recipe model = {.label = "of the model", .keeps_others = true, .keeps_mesh = true};
+    const fc_model_place *place = &e->report->place;
+    fc_checkpoint *made = NULL;
+    if (place->left_out == 0 && !*place->branch && !*place->wrappers && !*e->report->prefix) {
+        return FC_OK;
+    }
+    FC_TRY(fc_recipe_apply(*source, &e->target, &model, &made, e->err));
+    *source = made;
+    return FC_OK;
+}
+
+fc_code fc_model_only(fc_checkpoint **source, fc_arena *arena, fc_model_place *place, fc_error *err) {
+    static const fc_selection everything = {0};
+    fc_export_report report = {.prefix = ""};
+    exporter e = {.arena = arena, .report = &report, .err = err};
+    fc_selected counts;
+    FC_TRY(fc_target_new(*source, &everything, arena, &e.target, &counts, err));
+    FC_TRY(fc_model_find(&e.target, arena, &report.place, err));
+    list_prefixes(&e);
+    FC_TRY(strip(&e, before_hub_names(&e)));
+    *place = report.place;
+    return apply_model(&e, source);
+}
+
 fc_code fc_export_open(fc_checkpoint **source, const fc_export_options *options, fc_arena *arena, fc_export_report *out,
                        fc_error *err) {
     exporter e = {.options = options,

@@ -7,6 +7,7 @@
 #include "base/grow.h"
 #include "checkpoint/parameters.h"
 #include "fsdpckpt/try.h"
+#include "plan/left_out.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +33,13 @@ static const char *const inner_wrappers[] = {"_orig_mod.", "_fsdp_wrapped_module
 /* Those that DDP and Lightning's strategies add before all names. */
 static const char *const outer_wrappers[] = {"module.", "_forward_module.", NULL};
 
-/* A longer list of what is left out (bytes) ends in "...". A model is not looked for below MOST_LEVELS. */
-enum { MOST_OTHERS = 200, MOST_LEVELS = 64 };
+/* Modules that a model of transformers has next to its trunk, which is called "model": such a trunk is not the model.
+ */
+static const char *const heads[] = {"lm_head", "score",  "classifier", "qa_outputs", "embed_out",
+                                    "cls",     "pooler", "v_head",     NULL};
+
+/* A model is not looked for below these levels. */
+enum { MOST_LEVELS = 64 };
 
 /* A tensor that may belong to the model. */
 typedef struct value {
@@ -92,13 +98,7 @@ static bool is_other(const finder *f, const value *v) {
 
 /* Adds a name to a list for people, unless it is there. */
 static fc_code add_name(const finder *f, const char **list, const char *name, size_t len) {
-    for (const char *at = *list; *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] ? 2 : 0)) {
-        if (strcspn(at, ",") == len && memcmp(at, name, len) == 0) {
-            return FC_OK;
-        }
-    }
-    *list = fc_arena_printf(f->arena, "%s%s%.*s", *list, **list ? ", " : "", (int)len, name);
-    return *list ? FC_OK : no_memory(f);
+    return fc_add_component(f->arena, list, name, len) ? FC_OK : no_memory(f);
 }
 
 static void leave_out(finder *f, const fc_target_tensor *t) {
@@ -120,52 +120,38 @@ static void keep(finder *f, const char *branch, size_t len) {
     f->count = kept;
 }
 
-/* Whether a kept value begins with the first `len` bytes of a name. `kept` is sorted. */
-static bool is_kept(const char *const *kept, size_t count, const char *name, size_t len) {
-    size_t low = 0, high = count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (strncmp(kept[middle], name, len) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < count && strncmp(kept[low], name, len) == 0;
-}
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* @return the length of the first components of a name with which no kept value begins, or of MOST_LEVELS of them. */
-static size_t distinct(const char *const *kept, size_t count, const char *name) {
-    size_t len = strcspn(name, ".");
-    for (int i = 1; i < MOST_LEVELS && name[len] && is_kept(kept, count, name, len + 1); i++) { /* with the dot */
-        len += 1 + strcspn(name + len + 1, ".");
-    }
-    return len;
-}
-
 /* Lists what is left out. */
 static fc_code list_others(finder *f) {
-    const char **kept = calloc(f->count + 1, sizeof *kept);
-    fc_code rc = kept ? FC_OK : no_memory(f);
-    for (size_t i = 0; kept && i < f->count; i++) {
-        kept[i] = f->values[i].tensor->name;
-    }
-    if (kept) {
-        qsort(kept, f->count, sizeof *kept, by_name);
-    }
-    bool full = false;
-    for (size_t i = 0; rc == FC_OK && !full && i < f->nleft; i++) {
-        full = strlen(f->place->others) > MOST_OTHERS;
-        rc = full ? add_name(f, &f->place->others, "...", 3)
-                  : add_name(f, &f->place->others, f->left[i], distinct(kept, f->count, f->left[i]));
+    fc_name_list kept = {calloc(f->count + 1, sizeof *kept.names), f->count}, left = {f->left, f->nleft};
+    fc_code rc;
+    FC_TRY_GOTO(kept.names ? FC_OK : no_memory(f), rc, out);
+    for (size_t i = 0; i < f->count; i++) {
+        kept.names[i] = f->values[i].tensor->name;
     }
     f->place->left_out = f->nleft;
-    free(kept);
+    FC_TRY_GOTO(fc_list_components(&kept, &left, f->arena, &f->place->others, f->err), rc, out);
+    left.count = 0;
+    for (size_t i = 0; i < f->nleft; i++) {
+        if (!fc_is_of_optimizer(f->left[i])) {
+            f->left[left.count++] = f->left[i];
+        }
+    }
+    rc = fc_list_components(&kept, &left, f->arena, &f->place->besides, f->err);
+out:
+    free((void *)kept.names);
     return rc;
+}
+
+/* Whether the branches are those of a model: the trunk of one of transformers, and its head. */
+static bool has_head(const finder *f) {
+    for (size_t i = 0; i < f->count; i++) {
+        const value *v = &f->values[i];
+        const char *name = v->branch ? v->branch : v->tensor->name;
+        if (is_among(name, v->branch ? v->branch_len : strcspn(name, "."), heads, false)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Finds the likeliest model among the branches. @return one of its values, or NULL. */
@@ -234,6 +220,9 @@ static fc_code find_branch(finder *f) {
             FC_TRY(list_others(f));
             return fc_fail(f->err, FC_EUSAGE, "%s: it has no model, only: %s", f->target->source->path,
                            f->place->others);
+        }
+        if (has_head(f)) {
+            return FC_OK;
         }
         const value *model = likeliest(f);
         if (!model && f->depth == 0 && one_branch(f)) {
@@ -366,7 +355,7 @@ static fc_code take_tensors(finder *f) {
 }
 
 fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, fc_error *err) {
-    *out = (fc_model_place){"", "", "", 0};
+    *out = (fc_model_place){"", "", "", "", 0};
     finder f = {.target = target, .arena = arena, .place = out, .err = err};
     f.values = calloc(target->ntensors + 1, sizeof *f.values);
     f.left = calloc(target->ntensors + 1, sizeof *f.left);

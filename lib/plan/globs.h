@@ -8,6 +8,8 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
+#include "fsdpckpt/select.h"
+
 #include <fnmatch.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,5 +26,15 @@ static inline bool fc_globs_match(const char *const *globs, const char *name, si
     }
     return false;
 }
+
+/** @return whether include and exclude of the selection leave `name` in. */
+bool fc_selects(const fc_selection *selection, const char *name);
+
+/**
+ * Describes a glob that matches nothing, with the name or the glob that may be meant.
+ * @param purpose "include" or "exclude".
+ * @return a text in `arena`; NULL: out of memory.
+ */
+const char *fc_glob_misses(const fc_checkpoint *source, const char *glob, const char *purpose, fc_arena *arena);
 
 #endif

@@ -29,19 +29,33 @@ static const char *with_prefix(const side *s, const char *name) {
     return s->longer;
 }
 
-static bool matches(const side *s, const char *const *globs, const char *name, const char *compared) {
-    return fc_globs_match(globs, name, NULL) || fc_globs_match(globs, compared, NULL) ||
-           (s->longer && fc_globs_match(globs, with_prefix(s, name), NULL));
+static bool matches(const side *s, const char *glob, const char *name, const char *compared) {
+    return fnmatch(glob, name, 0) == 0 || fnmatch(glob, compared, 0) == 0 ||
+           (s->longer && fnmatch(glob, with_prefix(s, name), 0) == 0);
+}
+
+/* Whether one of the globs matches. Notes in `used` which ones ever do. */
+static bool any_matches(const side *s, const char *const *globs, bool *used, const char *name, const char *compared) {
+    bool any = false;
+    for (size_t i = 0; globs[i]; i++) {
+        if ((!any || !used[i]) && matches(s, globs[i], name, compared)) {
+            used[i] = any = true;
+        }
+    }
+    return any;
 }
 
 /*
  * Globs match names before or after they are changed, and mean the same on both sides. If no name of a side has the
  * prefix, its names count as already stripped.
  */
-static bool is_selected(const side *s, const char *name, const char *compared) {
+static bool is_selected(const side *s, const fc_names *names, const char *name, const char *compared) {
     const fc_selection *selection = s->selection;
-    return !selection || ((!selection->include || matches(s, selection->include, name, compared)) &&
-                          !(selection->exclude && matches(s, selection->exclude, name, compared)));
+    const bool included =
+        !selection || !selection->include || any_matches(s, selection->include, names->includes, name, compared);
+    const bool excluded =
+        selection && selection->exclude && any_matches(s, selection->exclude, names->excludes, name, compared);
+    return included && !excluded;
 }
 
 /* Finds out whether some names have the prefix, and allocates room for prefixed names if not. */
@@ -63,7 +77,7 @@ static bool prepare(side *s, const fc_selection *selection, const fc_checkpoint 
 
 static fc_code add_name(const side *s, const fc_checkpoint *checkpoint, const fc_tensor *t, const char *name,
                         fc_names *out, fc_error *err) {
-    if (!is_selected(s, t->name, name)) {
+    if (!is_selected(s, out, t->name, name)) {
         out->left_out++;
         return FC_OK;
     }
@@ -76,13 +90,23 @@ static fc_code add_name(const side *s, const fc_checkpoint *checkpoint, const fc
     return FC_OK;
 }
 
+static size_t count_globs(const char *const *globs) {
+    size_t n = 0;
+    while (globs && globs[n]) {
+        n++;
+    }
+    return n;
+}
+
 fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_rename *rename,
                       fc_arena *arena, fc_names *out, fc_error *err) {
     size_t n = checkpoint->ntensors;
     side s;
     *out = (fc_names){.items = fc_arena_calloc(arena, n ? n : 1, sizeof *out->items),
                       .table = fc_name_table_new(arena, n)};
-    if (!out->items || !out->table || !prepare(&s, selection, checkpoint, arena)) {
+    out->includes = fc_arena_calloc(arena, count_globs(selection ? selection->include : NULL) + 1, sizeof(bool));
+    out->excludes = fc_arena_calloc(arena, count_globs(selection ? selection->exclude : NULL) + 1, sizeof(bool));
+    if (!out->items || !out->table || !out->includes || !out->excludes || !prepare(&s, selection, checkpoint, arena)) {
         return fc_no_memory(err, checkpoint->path);
     }
     for (size_t i = 0; i < n; i++) {
@@ -96,6 +120,36 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
         FC_TRY(add_name(&s, checkpoint, t, name, out, err));
     }
     return FC_OK;
+}
+
+static const char *find_idle(const char *const *globs, const fc_names *const *names, size_t count, bool exclude) {
+    for (size_t i = 0; globs && globs[i]; i++) {
+        bool used = false;
+        for (size_t n = 0; n < count; n++) {
+            used = used || (exclude ? names[n]->excludes : names[n]->includes)[i];
+        }
+        if (!used) {
+            return globs[i];
+        }
+    }
+    return NULL;
+}
+
+fc_code fc_names_check_globs(const fc_selection *selection, const fc_names *const *names, size_t count,
+                             const fc_checkpoint *source, fc_arena *arena, const char **idle, fc_error *err) {
+    *idle = NULL;
+    const char *include = selection ? find_idle(selection->include, names, count, false) : NULL;
+    const char *exclude = selection ? find_idle(selection->exclude, names, count, true) : NULL;
+    const char *glob = include ? include : exclude;
+    if (!glob) {
+        return FC_OK;
+    }
+    const char *text = fc_glob_misses(source, glob, include ? "include" : "exclude", arena);
+    if (include && text) {
+        return fc_fail(err, FC_EUSAGE, "%s: %s", source->path, text);
+    }
+    *idle = text;
+    return text ? FC_OK : fc_no_memory(err, source->path);
 }
 
 size_t fc_names_find(const fc_names *names, const char *name) {

@@ -22,17 +22,27 @@ typedef struct fc_names {
     size_t count;
     size_t left_out; /**< names that include and exclude left out */
     fc_name_table *table;
+    bool *includes, *excludes; /**< per glob of the selection: whether it matches a name */
 } fc_names;
 
 /**
  * Lists the names of `checkpoint`. Globs match a name before or after it is changed, so that they mean the same on both
- * sides. A glob that matches nothing is not an error.
+ * sides. fc_names_check_globs looks for globs that match nothing.
  * @param selection NULL selects everything. Only include, exclude and strip_prefix are used.
  * @param rename    changes the names; NULL keeps them.
  * @return FC_EUSAGE when two names become equal or a name becomes empty.
  */
 fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_rename *rename,
                       fc_arena *arena, fc_names *out, fc_error *err);
+
+/**
+ * Looks for globs that match no name of any side.
+ * @param names the sides; `source` is one of their checkpoints, for the message.
+ * @param idle  receives a line about the first such glob of exclude, in `arena`; NULL: there is none.
+ * @return FC_EUSAGE for such a glob of include.
+ */
+fc_code fc_names_check_globs(const fc_selection *selection, const fc_names *const *names, size_t count,
+                             const fc_checkpoint *source, fc_arena *arena, const char **idle, fc_error *err);
 
 /** @return the index of `name`, or FC_NO_NAME. */
 size_t fc_names_find(const fc_names *names, const char *name);

@@ -11,46 +11,8 @@
 #include "plan/globs.h"
 #include "plan/rename.h"
 
-#include <fnmatch.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static bool is_selected(const fc_selection *selection, const char *name) {
-    bool included = !selection->include || fc_globs_match(selection->include, name, NULL);
-    return included && !fc_globs_match(selection->exclude, name, NULL);
-}
-
-static const char *first_match(const fc_checkpoint *source, const char *glob) {
-    for (size_t i = 0; i < source->ntensors; i++) {
-        if (fnmatch(glob, source->tensors[i].name, 0) == 0) {
-            return source->tensors[i].name;
-        }
-    }
-    return NULL;
-}
-
-/* A glob matches whole names. If it is only a part of one, the message suggests a glob that matches. */
-static fc_code refuse_glob(const fc_checkpoint *source, const char *glob, fc_error *err) {
-    char wider[512];
-    const int length = snprintf(wider, sizeof wider, "*%s*", glob);
-    const char *near = length < (int)sizeof wider ? first_match(source, wider) : NULL;
-    if (near) {
-        return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; '%s' matches '%s'",
-                       source->path, glob, source->ntensors, wider, near);
-    }
-    return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; one is '%s'",
-                   source->path, glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
-}
-
-fc_code fc_check_includes(const fc_checkpoint *source, const char *const *include, fc_error *err) {
-    for (; include && *include; include++) {
-        if (!first_match(source, *include)) {
-            return refuse_glob(source, *include, err);
-        }
-    }
-    return FC_OK;
-}
 
 static int compare_names(const void *a, const void *b) {
     const fc_target_tensor *const *x = a, *const *y = b;
@@ -84,7 +46,7 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
     bool renamed = false;
     for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
-        if (!is_selected(selection, t->name)) {
+        if (!fc_selects(selection, t->name)) {
             counts->left_out++;
             continue;
         }

@@ -324,6 +324,7 @@ static fc_code add_note(const fc_recipe *recipe, fc_checkpoint *derived, fc_erro
 static fc_code complete(const fc_recipe *recipe, fc_checkpoint *derived, fc_checkpoint *source, fc_checkpoint **out,
                         fc_error *err) {
     fc_checkpoint *made = derived;
+    derived->mesh = recipe->keeps_mesh ? source->mesh : derived->mesh;
     fc_code rc = add_note(recipe, derived, err);
     rc = rc == FC_OK ? fc_recipe_cast(recipe, &made, err) : rc;
     rc = rc == FC_OK ? fc_recipe_derived_own(derived, source, err) : rc;

@@ -67,6 +67,7 @@ struct fc_recipe {
     size_t ndtypes;
     const char *lost;  /**< what the reversed recipe cannot restore, for people; NULL: nothing, or it is not reversed */
     bool keeps_others; /**< tensors that no rule takes stay as they are */
+    bool keeps_mesh;   /**< it has no rules, so the mesh and the placements of the source stay */
     bool headers_only; /**< as in fc_recipe_options */
     const struct fc_recipe_config *config;
     const char *config_path; /**< NULL: none was given */

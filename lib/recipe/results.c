@@ -78,7 +78,7 @@ const char *fc_recipe_output_name(const fc_recipe_builder *b, const fc_group *g,
 static fc_recipe_origin *new_origin(const fc_recipe_builder *b, fc_tensor *t) {
     fc_recipe_origin *origin = fc_arena_calloc(b->out->arena, 1, sizeof *origin);
     t->detail = origin;
-    t->placements = NULL; /* they refer to a mesh that other tensors do not have */
+    t->placements = NULL; /* they refer to a mesh that other tensors do not have, unless the recipe keeps it */
     return origin;
 }
 
@@ -89,6 +89,7 @@ fc_code fc_recipe_same_tensor(const fc_recipe_builder *b, const fc_tensor *sourc
         return fc_recipe_no_memory(b);
     }
     origin->tensor = source;
+    t->placements = b->recipe->keeps_mesh ? source->placements : NULL;
     return FC_OK;
 }
 

@@ -8,12 +8,12 @@
 
 Jobs have the options of the command as keyword arguments:
 
->>> report = fsdpckpt.consolidate(checkpoint, folder / "model.safetensors", include="model.*")
+>>> report = fsdpckpt.consolidate(checkpoint, folder / "model.safetensors", model_only=True)
 >>> report.tensors == len(fsdpckpt.open(folder / "model.safetensors"))
 True
 """
 
-from ._checkpoint import Checkpoint, Chunk, Objects, Tensor, open, recipes
+from ._checkpoint import Checkpoint, Chunk, Objects, Tensor, load, open, recipes
 from ._commands import *  # noqa: F403
 from ._commands import __all__ as _command_names
 from ._errors import CorruptError, Error, FsdpckptWarning, NotFoundError, SystemFailure, UnsupportedError, UsageError
@@ -45,6 +45,7 @@ __all__ = [
     "Update",
     "UsageError",
     "__version__",
+    "load",
     "open",
     "recipes",
     "save",

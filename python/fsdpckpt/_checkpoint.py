@@ -273,6 +273,33 @@ class Checkpoint(Mapping[str, Tensor]):
     def __eq__(self, other: object) -> bool:
         return self is other
 
+    # ---- all of it ----
+
+    def state_dict(self, *, nested: bool = False) -> dict[str, Any]:
+        """Reads all tensors, as tensors of PyTorch by name. With `open(..., model_only=True)`, they fit the
+        `load_state_dict` of the model.
+
+        With `nested`, the result is nested as it was saved and has the objects, too. An object that only PyTorch can
+        make is a `Foreign`.
+        """
+        import torch
+
+        native = self._handle()
+        values: list[Any] = []
+        boxes = []
+        for index, (name, dtype, shape, _) in enumerate(native.entries()):
+            if dtype is None:
+                values.append(self.objects[name] if nested else None)
+                continue
+            out = torch.empty(shape, dtype=getattr(torch, dtype))
+            values.append(out)
+            if out.numel():
+                boxes.append((index, [0] * out.ndim, list(shape), out.data_ptr(), out.numel() * out.element_size()))
+        native.read_many(boxes, 0)
+        if nested:
+            return _nest(native.paths(), values)
+        return {name: value for name, value in zip(self._names(), values) if value is not None}
+
     # ---- the layout ----
 
     @property
@@ -322,6 +349,43 @@ class Checkpoint(Mapping[str, Tensor]):
         return page(self)
 
 
+class _List(dict[int, Any]):
+    """A list of the state dict whose elements are not all known yet."""
+
+
+def _nest(paths: Sequence[Sequence[str | int]], values: Sequence[Any]) -> dict[str, Any]:
+    """The state dict whose values are at these paths. A path with a number leads through a list."""
+    top: dict[Any, Any] = {}
+    for path, value in zip(paths, values):
+        at = top
+        for key, following in zip(path, path[1:]):
+            at = at.setdefault(key, _List() if isinstance(following, int) else {})
+        at[path[-1]] = value
+    return {key: _listed(value) for key, value in top.items()}
+
+
+def _listed(value: Any) -> Any:
+    """The same with lists in the place of `_List`. An element that was left out is None."""
+    if isinstance(value, _List):
+        return [_listed(value.get(i)) for i in range(max(value) + 1)]
+    return {key: _listed(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def load(path: Path, **options: Any) -> dict[str, Any]:
+    """Reads a checkpoint of any format and layout as the state dict that was saved: tensors of PyTorch, and objects.
+
+    The options are those of `open`. No code of the checkpoint runs. See `Checkpoint.state_dict`.
+
+    >>> state = load(checkpoint)
+    >>> state["model"]["tok_embeddings.weight"].shape
+    torch.Size([11, 6])
+    >>> list(load(checkpoint, model_only=True))[0]
+    'tok_embeddings.weight'
+    """
+    with open(path, **options) as checkpoint:
+        return checkpoint.state_dict(nested=True)
+
+
 def _suggest(name: object, names: Mapping[str, Tensor]) -> str:
     import difflib
 
@@ -339,6 +403,7 @@ def _reopen(origin: Origin, was: Proof) -> Checkpoint:
 def open(
     path: Path,
     *,
+    model_only: bool = False,
     include: Sequence[str] | str | None = None,
     exclude: Sequence[str] | str | None = None,
     strip_prefix: str | None = None,
@@ -352,7 +417,8 @@ def open(
 ) -> Checkpoint:
     """Opens a checkpoint of any format and layout. Only its headers are read.
 
-    The options are those of the command (`fsdpckpt consolidate --help`): `include` and `exclude` are globs over names,
+    The options are those of the command (`fsdpckpt consolidate --help`): `model_only` takes the parameters and buffers
+    of the model, under the names that they have in it, `include` and `exclude` are globs over names,
     `strip_prefix` and `rename` change names, `schema` names the parameters in FSDP1's flat parameters, `tp_plan` says
     how tensor parallelism sharded the tensors in rank files that do not record it.
 
@@ -371,6 +437,7 @@ def open(
 
     return Checkpoint(
         path,
+        model_only=model_only,
         include=texts(include),
         exclude=texts(exclude),
         strip_prefix=strip_prefix,

@@ -37,7 +37,7 @@ def assert_compatible(
         checkpoint: any format and layout
         reference: what it must fit: a module, a state dict (on the meta device is enough), a checkpoint, or a file of
             `fsdpckpt schema`
-        options: those of `fsdpckpt.check`, such as strip_prefix="model.", include="model.*" or dp=8
+        options: those of `fsdpckpt.check`, such as model_only=True, include="model.*" or dp=8
 
     >>> import numpy as np
     >>> weights = {"norm.weight": np.zeros(6, "f4")}

@@ -5,6 +5,7 @@
 #include "native.h"
 #include "work.h"
 
+#include "fsdpckpt/export.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/move.h"
@@ -63,7 +64,7 @@ static const fc_target_tensor *value_at(const checkpoint_object *self, Py_ssize_
 
 typedef struct open_request {
     const char *path, *schema, *tp_plan, *recipe, *config;
-    int headers_only, follow_external, reverse;
+    int headers_only, follow_external, reverse, model_only;
     fc_selection selection;
 } open_request;
 
@@ -116,6 +117,10 @@ static fc_code apply_recipe(const open_request *r, checkpoint_object *self, fc_e
 static fc_code open_request_run(const open_request *r, checkpoint_object *self, fc_error *err) {
     fc_selected counts;
     FC_TRY(open_source(r, self->arena, &self->checkpoint, err));
+    if (r->model_only) {
+        fc_model_place place;
+        FC_TRY(fc_model_only(&self->checkpoint, self->arena, &place, err));
+    }
     if (self->checkpoint->ntensors > 0) {
         FC_TRY(fc_target_new(self->checkpoint, &r->selection, self->arena, &self->target, &counts, err));
     }
@@ -123,9 +128,9 @@ static fc_code open_request_run(const open_request *r, checkpoint_object *self, 
 }
 
 static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"path",    "headers_only", "follow_external", "schema", "tp_plan", "include",
-                            "exclude", "strip_prefix", "rename",          "recipe", "reverse", "config",
-                            NULL};
+    static char *names[] = {"path",    "headers_only", "follow_external", "schema", "tp_plan",
+                            "include", "exclude",      "strip_prefix",    "rename", "recipe",
+                            "reverse", "config",       "model_only",      NULL};
     checkpoint_object *self = (checkpoint_object *)object;
     open_request r = {.path = NULL};
     PyObject *path = NULL, *include = Py_None, *exclude = Py_None, *rename = Py_None;
@@ -133,9 +138,10 @@ static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords)
         PyErr_SetString(PyExc_RuntimeError, "the checkpoint is already open");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppzzOOzOzpz", names, PyUnicode_FSConverter, &path,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppzzOOzOzpzp", names, PyUnicode_FSConverter, &path,
                                      &r.headers_only, &r.follow_external, &r.schema, &r.tp_plan, &include, &exclude,
-                                     &r.selection.strip_prefix, &rename, &r.recipe, &r.reverse, &r.config)) {
+                                     &r.selection.strip_prefix, &rename, &r.recipe, &r.reverse, &r.config,
+                                     &r.model_only)) {
         return -1;
     }
     r.path = PyBytes_AsString(path);

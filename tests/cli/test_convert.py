@@ -54,7 +54,7 @@ class Convert(harness.Case):
         self.assertEqual((back.returncode, back.stderr), (0, ""))
         self.ok("consolidate", source, "-o", "n.safetensors", "-q")
         p = self.run_tool("consolidate", source, "-o", "one.safetensors", "--include",
-                          next(t["name"] for t in tensors if t["dtype"] == "complex64"))
+                          next(t["name"] for t in tensors if t["dtype"] == "complex64"), "-q")
         self.assertEqual((p.returncode, p.stderr), (0, ""))
 
     def test_quiet_prints_nothing(self):

@@ -143,7 +143,7 @@ class Target(harness.Case):
         parts = ["optimizer_0", "pytorch_model_fsdp_0"]
         p = self.run_tool("reshard", train, "-o", "one", *to, "--dp", "3", *state)
         self.assertIn(" in 6 accelerate files and 2 .metadata, ", p.stdout)
-        self.assertRegex(p.stderr, r"\Afsdpckpt: one: Accelerator.load_state also reads .* scheduler.bin .* copy them there\n\Z")
+        self.assertRegex(p.stderr, r"\Afsdpckpt: one: Accelerator.load_state also reads .* scheduler.bin .* copy them there\n")
         self.assertEqual({p: sorted(os.listdir(self.path("one", p))) for p in sorted(os.listdir(self.path("one")))},
                          {p: sorted(files) for p in parts})
         self.assertEqual(self.format_of("one"), "accelerate")

@@ -22,7 +22,7 @@ class Usage(harness.Case):
             self.assertLessEqual(max(map(len, help_text.splitlines())), 90)
         for absent in ("merge ", "join ", "load "):  # help names no command that does not exist
             self.assertNotIn(f"\n  {absent}", text)
-        self.assertIn("--strip-prefix model.\n", self.ok("consolidate", "--help"))  # the longest example is not cut
+        self.assertIn("--tp-plan plan.json\n", self.ok("consolidate", "--help"))  # the longest example is not cut
         self.assertIn("--tp-plan", self.ok("reshard", "--help"))
         self.assertNotIn("--replicas", self.ok("consolidate", "--help"))
 
@@ -143,8 +143,8 @@ class Usage(harness.Case):
             (("reshard", source, "-o", "x", "--num_shards", "4"), "did you mean '--dp'?"),
             (("reshard", source, "-o", "x", "--nproc_per_node", "4"), "did you mean '--dp'?"),
             (("convert", source, "-o", "x.pt", "--bf16"), "did you mean '--dtype'?"),
-            (("consolidate", source, "-o", "x.pt", "--no-optimizer"), "did you mean '--exclude'?"),
-            (("consolidate", source, "-o", "x.pt", "--model-only"), "did you mean '--include'?"),
+            (("consolidate", source, "-o", "x.pt", "--no-optimizer"), "did you mean '--model-only'?"),
+            (("consolidate", source, "-o", "x.pt", "--weights-only"), "did you mean '--model-only'?"),
             (("export", source, "-o", "x", "--model", "Qwen"), "did you mean '--like'?"),
             (("unshard", "a"), "did you mean 'consolidate'?"),
             (("split", "a"), "did you mean 'reshard'?"),

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import unittest
@@ -96,6 +97,26 @@ class Workflow(Pipeline):
             self.assertNotIn("::error", output)
         self.assertEqual(xml.parse(self.path("checkpoint.xml")).getroot().get("failures"), "0")
         self.assertTrue(os.path.exists(self.path("release.h5")))
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "needs transformers")
+    def test_a_model_of_transformers(self):
+        """A Llama, whose own names begin with "model.", saved with its optimizer."""
+        shutil.rmtree(self.path("runs"))
+        os.unlink(self.path("model.json"))
+        p = self.shell([sys.executable, "-c", """
+import torch
+import torch.distributed.checkpoint as dcp
+from transformers import LlamaConfig, LlamaForCausalLM
+model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=96))
+optimizer = torch.optim.AdamW(model.parameters())
+model(input_ids=torch.ones(1, 4, dtype=torch.long), labels=torch.ones(1, 4, dtype=torch.long)).loss.backward()
+optimizer.step()
+dcp.save({"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 1}, checkpoint_id="runs/latest")
+"""])
+        self.assertEqual(p.returncode, 0, p.stdout)
+        Path(self.path("model.json")).write_text(self.ok("schema", "runs/latest"))
+        self.test_a_good_checkpoint_passes()
+        self.assertIn("lm_head.weight", self.ok("inspect", "release.h5", "--all"))
 
     def test_it_fails_if_the_model_changed(self):
         self.spoil()

@@ -78,8 +78,9 @@ static void globs_select(void **state) {
     assert_string_equal(f->target.tensors[0].name, "model.layers.0.q_proj.weight");
     assert_string_equal(f->target.tensors[1].name, "optim.lr");
     assert_int_equal(make(f, (fc_selection){.include = none}), FC_EUSAGE);
-    assert_string_equal(f->err.message, "ckpt: the glob 'modle.*' to include matches none of the 4 names; one is "
-                                        "'model.layers.0.q_proj.weight'");
+    assert_string_equal(f->err.message,
+                        "ckpt: the glob 'modle.*' to include matches none of the 4 names; the nearest is "
+                        "'model.layers.0.q_proj.weight'");
     const char *all[] = {"*", NULL};
     assert_int_equal(make(f, (fc_selection){.exclude = all}), FC_EUSAGE);
     assert_string_equal(f->err.message, "ckpt: nothing is selected: all 4 names are excluded");

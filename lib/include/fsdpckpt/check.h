@@ -126,8 +126,9 @@ typedef struct fc_finding {
 typedef struct fc_report {
     const fc_finding *findings;
     size_t count, errors, warnings;
-    size_t tensors, objects; /**< number of selected tensors and objects of the checkpoint */
-    size_t allowed;          /**< number of missing and unexpected values that were allowed */
+    size_t tensors, objects;  /**< number of selected tensors and objects of the checkpoint */
+    size_t allowed;           /**< number of missing and unexpected values that were allowed */
+    const char *idle_exclude; /**< a line about a glob of exclude that matches no name; NULL: there is none */
 } fc_report;
 
 typedef struct fc_check_options {

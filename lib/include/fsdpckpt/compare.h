@@ -76,11 +76,12 @@ typedef struct fc_compare_report {
     size_t close;     /**< number of names that differ within the tolerance */
     size_t different; /**< number of names on both sides that differ */
     size_t only_a, only_b;
-    size_t unread;   /**< number of names that were not compared, because of `quick` */
-    size_t left_out; /**< number of names that include and exclude left out, on both sides */
-    uint64_t bytes;  /**< bytes of data that were read, on both sides */
-    fc_code damage;  /**< FC_ECORRUPT if data that was read does not match what its checkpoint records (see `damaged`);
-                        the items are compared all the same. Otherwise FC_OK */
+    size_t unread;            /**< number of names that were not compared, because of `quick` */
+    size_t left_out;          /**< number of names that include and exclude left out, on both sides */
+    const char *idle_exclude; /**< a line about a glob of exclude that matches no name; NULL: there is none */
+    uint64_t bytes;           /**< bytes of data that were read, on both sides */
+    fc_code damage; /**< FC_ECORRUPT if data that was read does not match what its checkpoint records (see `damaged`);
+                       the items are compared all the same. Otherwise FC_OK */
     fc_error damaged;
 } fc_compare_report;
 

@@ -17,6 +17,7 @@ typedef struct fc_model_place {
     const char *branch;   /**< the keys of the state dict that lead to it, joined with "."; "": all of the checkpoint */
     const char *wrappers; /**< the components that wrappers had added to names, such as "module., _orig_mod."; "" */
     const char *others;   /**< what was left out, such as "optimizer, app.step"; "" */
+    const char *besides;  /**< what of that is not the optimizer's, such as "app.step"; "" */
     size_t left_out;      /**< number of values that were left out */
 } fc_model_place;
 
@@ -27,6 +28,15 @@ typedef struct fc_model_place {
  * @return FC_EUSAGE if it has no model, or several branches could be the model.
  */
 fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, fc_error *err);
+
+/**
+ * Replaces a checkpoint by its model, as fc_model_find finds it. Meshes and placements stay. A checkpoint that is the
+ * model and nothing else stays as it is.
+ * @param source the caller closes it, also after a failure.
+ * @param arena  owns `place`.
+ * @return FC_EUSAGE as fc_model_find.
+ */
+fc_code fc_model_only(fc_checkpoint **source, fc_arena *arena, fc_model_place *place, fc_error *err);
 
 /** Removes `prefix`, which all names have, from the names of a target. Its tensors are replaced by new ones in `arena`.
  */

@@ -61,6 +61,20 @@ typedef struct fc_selected {
 fc_code fc_check_includes(const fc_checkpoint *source, const char *const *include, fc_error *err);
 
 /**
+ * Finds a glob of `exclude` (NULL-terminated, or NULL) that matches no name, often misspelt.
+ * @param out receives a line about the first one, in `arena`; NULL: there is none.
+ */
+fc_code fc_find_idle_exclude(const fc_checkpoint *source, const char *const *exclude, fc_arena *arena, const char **out,
+                             fc_error *err);
+
+/**
+ * Lists for people what include and exclude leave out and is not the optimizer's, such as "lm_head, step".
+ * @param out receives the list, in `arena`; "": nothing.
+ */
+fc_code fc_list_left_out(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, const char **out,
+                         fc_error *err);
+
+/**
  * Selects values of `source`, renames them and gives each its placements.
  * @param arena owns the result, and must outlive `out`.
  * @return FC_EUSAGE if nothing is selected; if a glob of `include`, the prefix, a rule of `rename` or one of

@@ -1,0 +1,86 @@
+/*
+ * Lists what a selection leaves out, in as few words as tell it from what it keeps. See left_out.h.
+ */
+#include "plan/left_out.h"
+
+#include "checkpoint/parameters.h"
+#include "fsdpckpt/try.h"
+#include "plan/globs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A longer list (bytes) ends in "...". A name is not looked into below MOST_LEVELS. */
+enum { MOST_LISTED = 200, MOST_LEVELS = 64 };
+
+bool fc_add_component(fc_arena *arena, const char **list, const char *name, size_t len) {
+    for (const char *at = *list; *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] ? 2 : 0)) {
+        if (strcspn(at, ",") == len && memcmp(at, name, len) == 0) {
+            return true;
+        }
+    }
+    *list = fc_arena_printf(arena, "%s%s%.*s", *list, **list ? ", " : "", (int)len, name);
+    return *list != NULL;
+}
+
+/* Whether a name of the sorted list begins with the first `len` bytes of `name`. */
+static bool is_kept(const fc_name_list *kept, const char *name, size_t len) {
+    size_t low = 0, high = kept->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (strncmp(kept->names[middle], name, len) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < kept->count && strncmp(kept->names[low], name, len) == 0;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* @return the length of the first components of a name with which no kept name begins, or of MOST_LEVELS of them. */
+static size_t distinct(const fc_name_list *kept, const char *name) {
+    size_t len = strcspn(name, ".");
+    for (int i = 1; i < MOST_LEVELS && name[len] && is_kept(kept, name, len + 1); i++) { /* with the dot */
+        len += 1 + strcspn(name + len + 1, ".");
+    }
+    return len;
+}
+
+fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out,
+                           fc_error *err) {
+    qsort(kept->names, kept->count, sizeof *kept->names, by_name);
+    *out = "";
+    bool full = false, added = true;
+    for (size_t i = 0; added && !full && i < left->count; i++) {
+        full = strlen(*out) > MOST_LISTED;
+        added = full ? fc_add_component(arena, out, "...", 3)
+                     : fc_add_component(arena, out, left->names[i], distinct(kept, left->names[i]));
+    }
+    return added ? FC_OK : fc_no_memory(err, NULL);
+}
+
+fc_code fc_list_left_out(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, const char **out,
+                         fc_error *err) {
+    fc_name_list kept = {calloc(source->ntensors + 1, sizeof *kept.names), 0};
+    fc_name_list left = {calloc(source->ntensors + 1, sizeof *left.names), 0};
+    fc_code rc;
+    *out = "";
+    FC_TRY_GOTO(kept.names && left.names ? FC_OK : fc_no_memory(err, source->path), rc, out);
+    for (size_t i = 0; i < source->ntensors; i++) {
+        const char *name = source->tensors[i].name;
+        if (fc_selects(selection, name)) {
+            kept.names[kept.count++] = name;
+        } else if (!fc_is_of_optimizer(name)) {
+            left.names[left.count++] = name;
+        }
+    }
+    rc = fc_list_components(&kept, &left, arena, out, err);
+out:
+    free((void *)kept.names);
+    free((void *)left.names);
+    return rc;
+}

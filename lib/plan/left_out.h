@@ -1,0 +1,32 @@
+/*
+ * Names for people what a selection leaves out.
+ */
+#ifndef FSDPCKPT_PLAN_LEFT_OUT_H
+#define FSDPCKPT_PLAN_LEFT_OUT_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/select.h"
+
+/** Names of a checkpoint, borrowed. */
+typedef struct fc_name_list {
+    const char **names;
+    size_t count;
+} fc_name_list;
+
+/** Adds a component to a list such as "optimizer, step" in `arena`, unless it is there. @return false: out of memory.
+ */
+bool fc_add_component(fc_arena *arena, const char **list, const char *name, size_t len);
+
+/**
+ * Lists the names of `left` by their first components with which no name of `kept` begins: "optim, step". A list of
+ * more than 200 bytes ends in "...".
+ * @param kept is sorted by this function.
+ * @param out  receives the list, in `arena`.
+ */
+fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out,
+                           fc_error *err);
+
+#endif
