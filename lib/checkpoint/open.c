@@ -10,6 +10,7 @@
 #include "base/file_name.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
+#include "io/foreign.h"
 #include "io/stand_in.h"
 
 #include <errno.h>
@@ -39,6 +40,7 @@ static fc_code fail_unknown(const char *path, bool is_directory, fc_error *err) 
                        path, below);
     }
     FC_TRY(is_directory ? FC_OK : fc_check_stand_in(path, err));
+    FC_TRY(fc_check_foreign(path, is_directory, err));
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         const char *sign = is_directory ? (*f)->directory_sign : (*f)->file_sign;
         if (sign) {
@@ -75,6 +77,7 @@ static fc_code look_into(source *s, const char *wanted, const fc_format *only, f
     if (access(s->path, X_OK) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot enter the directory", s->path);
     }
+    FC_TRY(wanted ? FC_OK : fc_check_disguised(s->path, err));
     FC_TRY(fc_folder_list(s->path, only, &s->listing, err));
     FC_TRY(fc_folder_choose(s->path, &s->listing, wanted, &s->chosen, err));
     s->named = wanted != NULL;

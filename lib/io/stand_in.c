@@ -5,6 +5,7 @@
 #include "io/stand_in.h"
 
 #include "fsdpckpt/io.h"
+#include "io/foreign.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -12,7 +13,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-enum { HEAD = 512 };
+enum { HEAD = FC_FOREIGN_HEAD };
 
 static bool begins_with(const char *text, const char *sign) {
     return strncasecmp(text, sign, strlen(sign)) == 0;
@@ -20,37 +21,6 @@ static bool begins_with(const char *text, const char *sign) {
 
 static bool is_zeros(const char *head, size_t size) {
     return head[0] == '\0' && memcmp(head, head + 1, size - 1) == 0;
-}
-
-/* Archives and weights of other programs. */
-static const struct {
-    size_t offset;
-    const char *magic, *what;
-} others[] = {
-    {0, "GGUF", "it is a GGUF file of llama.cpp: use the model that it was made from"},
-    {0, "\x93NUMPY", "it is a NumPy array: load it, and save a dict of tensors"},
-    {0, "\x1f\x8b", "it is a gzip file: decompress it first"},
-    {0, "\x28\xb5\x2f\xfd", "it is a zstd file: decompress it first"},
-    {0,
-     "\xfd"
-     "7zXZ",
-     "it is an xz file: decompress it first"},
-    {0, "BZh", "it is a bzip2 file: decompress it first"},
-    {257, "ustar", "it is a tar archive: extract it first"},
-};
-
-static const char *name_other(const char *head, size_t size) {
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        const size_t n = strlen(others[i].magic);
-        if (size >= others[i].offset + n && memcmp(head + others[i].offset, others[i].magic, n) == 0) {
-            return others[i].what;
-        }
-    }
-    /* The opcode PROTO, but not the magic number of torch before 1.6, which follows it. */
-    if (size >= 3 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5 && head[2] != '\x8a') {
-        return "it is a pickle of Python's own: load it, and save a dict of its tensors with torch.save";
-    }
-    return NULL;
 }
 
 /* @return what the file is and what to do about it; NULL if it is unknown. */
@@ -71,8 +41,7 @@ static const char *name_content(const char *head, size_t size) {
     if (begins_with(text, "version https://git-lfs.github.com/spec/")) {
         return "it is a Git LFS pointer: fetch the file with git lfs pull";
     }
-    return is_zeros(head, size) ? "it begins with zeros: its data never reached the disk: copy it again"
-                                : name_other(head, size);
+    return is_zeros(head, size) ? "it begins with zeros: its data never reached the disk: copy it again" : NULL;
 }
 
 fc_code fc_check_stand_in(const char *path, fc_error *err) {
@@ -89,6 +58,10 @@ fc_code fc_check_stand_in(const char *path, fc_error *err) {
         return FC_OK;
     }
     head[some] = '\0';
+    const char *foreign = fc_name_foreign_content(head, some);
+    if (foreign) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: not a file of a checkpoint: %s", path, foreign);
+    }
     const char *content = name_content(head, some);
     return content ? fc_fail(err, FC_ECORRUPT, "%s: not a file of a checkpoint: it has %" PRIu64 " bytes; %s", path,
                              size, content)

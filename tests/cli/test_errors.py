@@ -63,11 +63,11 @@ class Errors(harness.Case):
                     with self.subTest(what=what, folder=folder, name=name):
                         with open(self.path(folder, name), "wb") as f:
                             f.write(content)
-                        self.refused(3, self.path(folder or name), [name, said])
+                        self.refused(3 if what in ("lfs", "page", "empty") else 5, self.path(folder or name), [name, said])
         import tarfile
         with tarfile.open(self.path("x.tar"), "w") as archive:
             archive.add(self.path("x.pt"), "x.pt")
-        self.refused(3, "x.tar", ["tar archive"])
+        self.refused(5, "x.tar", ["tar archive"])
 
     def test_foreign_files_in_the_directory_are_reported(self):
         """Files that are not part of the checkpoint are not converted, and a note lists them."""

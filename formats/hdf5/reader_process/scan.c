@@ -61,6 +61,21 @@ void fc_h5_library_error(char *buf, size_t size) {
     H5Eclose_stack(stack);
 }
 
+/* Since superblock 2, object headers have checksums, so a version that libhdf5 does not know is not a damaged byte. */
+fc_code fc_h5_library_failure(const fc_h5_walk *walk, char *buf, size_t size) {
+    fc_h5_library_error(buf, size);
+    if (walk->superblock < 2 || strncmp(buf, "bad version number for", 22) != 0) {
+        return FC_ECORRUPT;
+    }
+    const size_t used = strlen(buf);
+    snprintf(buf + used, size - used, ": a newer HDF5 wrote it; save it again with libver=(\"earliest\", \"v110\")");
+    return FC_EUNSUPPORTED;
+}
+
+static const char *prefix(fc_code code) {
+    return code == FC_ECORRUPT ? "corrupt HDF5 file: " : "";
+}
+
 static void set_where(fc_h5_shared *shared, const char *kind, const char *path) {
     snprintf(shared->where, sizeof shared->where, "%s /%s", kind, path);
     atomic_fetch_add(&shared->beats, 1);
@@ -251,8 +266,8 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     ok = ok && follow_links(t, group);
     if (!ok && !walk->failed && !walk->out->failed) {
         char why[256];
-        fc_h5_library_error(why, sizeof why);
-        fc_h5_scan_failure(walk, FC_ECORRUPT, "corrupt HDF5 file: group /%s cannot be read (%s)", t->path, why);
+        const fc_code code = fc_h5_library_failure(walk, why, sizeof why);
+        fc_h5_scan_failure(walk, code, "%sgroup /%s cannot be read (%s)", prefix(code), t->path, why);
     }
     t->depth--;
     t->kind = outer;
@@ -293,9 +308,9 @@ static void visit_object(trail *t, hid_t object) {
             send_attributes(walk, &a, t->path);
         } else {
             char why[256];
-            fc_h5_library_error(why, sizeof why);
-            fc_h5_scan_failure(walk, FC_ECORRUPT,
-                               "corrupt HDF5 file: the attributes of dataset /%s cannot be read (%s)", t->path, why);
+            const fc_code code = fc_h5_library_failure(walk, why, sizeof why);
+            fc_h5_scan_failure(walk, code, "%sthe attributes of dataset /%s cannot be read (%s)", prefix(code), t->path,
+                               why);
         }
         fc_text_free(&a.text);
     }
@@ -332,9 +347,9 @@ static void open_and_visit(trail *t, hid_t group, const fc_h5_link *link) {
         H5Oclose(object);
     } else {
         char why[256];
-        fc_h5_library_error(why, sizeof why);
+        const fc_code code = fc_h5_library_failure(t->walk, why, sizeof why);
         fc_h5_scan_unreadable(
-            t->walk, t->path, t->lists, t->depth, FC_ECORRUPT,
+            t->walk, t->path, t->lists, t->depth, code,
             hard ? "it cannot be opened by this libhdf5 (%s)" : "a link whose target does not exist (%s)", why);
     }
     H5Eclear2(H5E_DEFAULT);
@@ -407,6 +422,8 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
     fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
     walk.file = H5I_INVALID_HID;
+    unsigned char head[9]; /* the signature, and the version of the superblock */
+    walk.superblock = pread(input->fd, head, sizeof head, 0) == sizeof head ? head[8] : 0;
     H5O_info_t info;
     bool ok = false;
     hid_t root = H5I_INVALID_HID;

@@ -46,6 +46,7 @@ typedef struct fc_h5_walk {
     fc_h5_shared *shared;
     fc_h5_capture *capture;
     const char *file_path;
+    unsigned superblock; /**< its version */
     hid_t file;
     unsigned long fileno;
     bool ours;
@@ -71,6 +72,10 @@ void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) __
 
 /** Writes the innermost message of libhdf5's error stack to `buf`. */
 void fc_h5_library_error(char *buf, size_t size);
+
+/** Like fc_h5_library_error, for something in the file that libhdf5 cannot read. @return FC_EUNSUPPORTED if a newer
+ * libhdf5 wrote it, else FC_ECORRUPT. */
+fc_code fc_h5_library_failure(const fc_h5_walk *walk, char *buf, size_t size);
 
 /** @return whether the bytes of the dataset are elsewhere: 0 no, 1 virtual dataset, 2 external storage. */
 int fc_h5_indirect(hid_t dcpl);

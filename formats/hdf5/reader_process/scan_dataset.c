@@ -125,7 +125,8 @@ static bool read_filters(description *d, bool *library) {
 
 static void refuse(description *d, fc_code code, const char *text) {
     char why[256];
-    fc_h5_library_error(why, sizeof why);
+    const fc_code found = fc_h5_library_failure(d->walk, why, sizeof why);
+    code = code == FC_ECORRUPT ? found : code;
     fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, code, text, why);
 }
 

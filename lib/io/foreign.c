@@ -1,0 +1,137 @@
+/*
+ * The table of formats that fsdpckpt does not read: see foreign.h. tests/oracle/foreign.py has a file for each entry.
+ */
+#include "io/foreign.h"
+
+#include <dirent.h>
+#include <fnmatch.h>
+#include <string.h>
+
+#define HUB "use the safetensors of the same model, or load it with transformers and call save_pretrained"
+
+/* Files by their first bytes. */
+static const struct {
+    size_t offset, size;
+    const char *magic, *what;
+} contents[] = {
+    {0, 4, "GGUF", "it is a GGUF file of llama.cpp: use the model that it was made from"},
+    {0, 6, "\x93NUMPY", "it is a NumPy array: load it, and save a dict of tensors"},
+    {0, 2, "\x1f\x8b", "it is a gzip file: decompress it first"},
+    {0, 4, "\x28\xb5\x2f\xfd", "it is a zstd file: decompress it first"},
+    {0, 5,
+     "\xfd"
+     "7zXZ",
+     "it is an xz file: decompress it first"},
+    {0, 3, "BZh", "it is a bzip2 file: decompress it first"},
+    {257, 5, "ustar", "it is a tar archive: extract it first"},
+    {4, 4, "TFL3", "it is a TensorFlow Lite model: use the model that it was made from"},
+    {0, 22, "model_checkpoint_path:",
+     "it is TensorFlow's list of checkpoints: load one with TensorFlow, and save its variables as "
+     "safetensors"},
+    {0, 4, "\x0c\xdb\x3a\x2a",
+     "it is an OCDBT file of Orbax (JAX): load it with Orbax, and save its arrays as safetensors"},
+    {0, 4, "PAR1", "it is a Parquet file: load it, and save a dict of tensors"},
+    {0, 6, "ARROW1", "it is an Arrow file: load it, and save a dict of tensors"},
+    {0, 10, "MATLAB 5.0", "it is a MATLAB file of version 5: save it with -v7.3, which is HDF5"},
+};
+
+/* Files by their names. A directory that contains one is of that format. `disguised`: each file alone can be read. */
+static const struct {
+    const char *pattern, *what;
+    bool disguised;
+} names[] = {
+    {"*_pp-rank-*-of-*_tp-rank-*-of-*.safetensors",
+     "a folder of a nanotron checkpoint: convert the checkpoint with nanotron's "
+     "examples/llama/convert_nanotron_to_hf.py",
+     true},
+    {"checkpoint_metadata.json",
+     "a nanotron checkpoint: convert it with nanotron's examples/llama/convert_nanotron_to_hf.py", false},
+    {"_CHECKPOINT_METADATA", "an Orbax checkpoint (JAX): load it with Orbax, and save its arrays as safetensors",
+     false},
+    {"manifest.ocdbt", "an Orbax checkpoint (JAX): load it with Orbax, and save its arrays as safetensors", false},
+    {"_METADATA", "an Orbax checkpoint (JAX): load it with Orbax, and save its arrays as safetensors", false},
+    {"saved_model.pb", "a TensorFlow SavedModel: load it with TensorFlow, and save its variables as safetensors",
+     false},
+    {"*.data-0*-of-0*", "a TensorFlow checkpoint: load it with TensorFlow, and save its variables as safetensors",
+     false},
+    {"*ckpt*.index", "a TensorFlow checkpoint: load it with TensorFlow, and save its variables as safetensors", false},
+    {"*.msgpack", "a msgpack file of Flax (JAX): " HUB, false},
+    {"*.onnx", "an ONNX model, which is a program: use the model that it was made from", false},
+    {"*.gguf", "a GGUF file of llama.cpp: use the model that it was made from", false},
+    {"*.npy", "NumPy arrays: load them, and save a dict of tensors", false},
+    {"*.npz", "NumPy arrays: load them, and save a dict of tensors", false},
+    {".zarray", "a Zarr array: load it, and save a dict of tensors", false},
+    {".zgroup", "a Zarr store: load it, and save a dict of tensors", false},
+    {"zarr.json", "a Zarr store: load it, and save a dict of tensors", false},
+};
+
+/* A map of msgpack, with at least one member, whose first key is a text. */
+static bool is_msgpack(const unsigned char *head, size_t size) {
+    const size_t key = head[0] == 0xde ? 3 : head[0] == 0xdf ? 5 : head[0] > 0x80 && head[0] <= 0x8f ? 1 : 0;
+    if (key == 0 || size < key + 3) {
+        return false;
+    }
+    const bool is_short = head[key] > 0xa0 && head[key] <= 0xbf, is_long = head[key] == 0xd9;
+    const size_t text = key + 1 + (is_long ? 1 : 0), length = is_long ? head[key + 1] : head[key] & 0x1f;
+    for (size_t i = 0; i < length; i++) {
+        if (text + i >= size || head[text + i] < ' ' || head[text + i] == 0x7f) {
+            return false;
+        }
+    }
+    return is_short || (is_long && length > 0);
+}
+
+const char *fc_name_foreign_content(const char *head, size_t size) {
+    for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
+        if (size >= contents[i].offset + contents[i].size &&
+            memcmp(head + contents[i].offset, contents[i].magic, contents[i].size) == 0) {
+            return contents[i].what;
+        }
+    }
+    /* The opcode PROTO, but not the magic number of torch before 1.6, which follows it. */
+    if (size >= 3 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5 && head[2] != '\x8a') {
+        return "it is a pickle of Python's own: load it, and save a dict of its tensors with torch.save";
+    }
+    return is_msgpack((const unsigned char *)head, size) ? "it is a msgpack file, as Flax (JAX) writes them: " HUB
+                                                         : NULL;
+}
+
+/* @return the first entry for a file of this name; -1: none */
+static int find_name(const char *name, bool disguised) {
+    const int count = (int)(sizeof names / sizeof *names);
+    for (int i = 0; i < count; i++) {
+        if (names[i].disguised == disguised && fnmatch(names[i].pattern, name, 0) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* @return the first entry that some name matches; -1: none */
+static int find_in_directory(const char *path, bool disguised) {
+    DIR *directory = opendir(path);
+    const struct dirent *entry;
+    int best = -1;
+    while (directory && (entry = readdir(directory))) {
+        const int found = find_name(entry->d_name, disguised);
+        best = found >= 0 && (best < 0 || found < best) ? found : best;
+    }
+    if (directory) {
+        closedir(directory);
+    }
+    return best;
+}
+
+static fc_code tell(const char *path, int found, fc_error *err) {
+    return found < 0 ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "%s: not supported: %s", path, names[found].what);
+}
+
+fc_code fc_check_foreign(const char *path, bool is_directory, fc_error *err) {
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    return tell(path, is_directory ? find_in_directory(path, false) : find_name(name, false), err);
+}
+
+fc_code fc_check_disguised(const char *directory, fc_error *err) {
+    return tell(directory, find_in_directory(directory, true), err);
+}
