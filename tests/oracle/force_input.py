@@ -34,7 +34,8 @@ KEEPING = {"jobs": ["2"], "memory": ["8M"], "progress": ["never"], "color": ["ne
            "trust-objects": [], "json": [], "quiet": [], "verbose": []}
 OTHERS = {"output": None, "force": None, "help": None, "version": None, "to": ["h5"], "dp": ["3"], "tp": ["2"], "replicas": ["2"],
           "compress": ["1"], "max-shard-size": ["1MB"], "dry-run": [], "rank": ["0"], "tp-plan": ["../plan.json"], "policy": ["always"],
-          "classes": ["../classes.json"], "ignore": ["m"], "reverse": [], "config": ["../adapter"], "schema": ["../schema.json"],
+          "classes": ["../classes.json"], "ignore": ["m"], "reverse": [], "config": ["../adapter"], "adapter-config": ["../adapter/adapter_config.json"],
+          "schema": ["../schema.json"],
           "local": [], "like": ["../hub"], "weights": ["1,0"], "take-first": []}
 # command, its input, the options that name the same layout again
 CASES = [("consolidate", "a.h5", []), ("consolidate", "a.safetensors", []), ("consolidate", "a.pt", []),
