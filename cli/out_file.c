@@ -51,8 +51,12 @@ static fc_code create_and_fill(const char *path, const char *staging, out_file_w
 fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
                  out_file_write *write_content, void *context, fc_error *err) {
     fc_commit *commit = NULL;
-    const fc_commit_options how = {
-        .path = path, .force = force, .any_content = true, .bytes = bytes, .reporter = {source_note}};
+    const fc_commit_options how = {.path = path,
+                                   .force = force,
+                                   .any_content = true,
+                                   .bytes = bytes,
+                                   .forbidden = source ? fc_checkpoint_forbidden(source) : 0,
+                                   .reporter = {source_note}};
     FC_TRY(check_target(o, source, path, err));
     FC_TRY(fc_commit_begin(&how, &commit, err));
     fc_code rc = create_and_fill(path, fc_commit_path(commit), write_content, context, err);

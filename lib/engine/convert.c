@@ -278,6 +278,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                    .force = options->force,
                                    .bytes = bytes,
                                    .is_own_file = fc_is_own_file,
+                                   .forbidden = fc_checkpoint_forbidden(target->source),
                                    .also = options->added,
                                    .reporter = options->reporter};
     if (!options->dry_run) {

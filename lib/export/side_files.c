@@ -122,9 +122,11 @@ static fc_code copy_bytes(int from, uint64_t size, const char *source, int to, c
 static fc_code copy(const char *source, const char *target, fc_error *err) {
     int from = -1, to = -1;
     uint64_t size = 0;
+    struct stat st;
     fc_code rc;
     FC_TRY_GOTO(fc_open_input(source, &from, &size, err), rc, out);
-    to = open(target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    FC_TRY_GOTO(fstat(from, &st) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", source), rc, out);
+    to = open(target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 & st.st_mode);
     FC_TRY_GOTO(to >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", target), rc, out);
     rc = copy_bytes(from, size, source, to, target, err);
 out:

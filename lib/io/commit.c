@@ -403,6 +403,7 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     const char *made = fc_commit_path(commit);
     fc_code rc;
     FC_TRY_GOTO(fc_keep_permissions(commit->target, made, err), rc, out);
+    FC_TRY_GOTO(fc_limit_permissions(made, commit->how.forbidden, err), rc, out);
     if (commit->how.is_directory) {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(made));
         FC_TRY_GOTO(sync_tree(made, commit->progress, err), rc, out);

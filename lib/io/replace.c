@@ -236,3 +236,38 @@ fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
     }
     return apply(AT_FDCWD, made, &own, err);
 }
+
+static fc_code limit_one(int parent, const char *name, const struct stat *st, mode_t forbidden, fc_error *err) {
+    const mode_t mode = st->st_mode & 07777;
+    if ((mode & forbidden) == 0 || fchmodat(parent, name, mode & ~forbidden, 0) == 0) {
+        return FC_OK;
+    }
+    return fc_fail_errno(err, errno, "%s: cannot be given the permissions of the source", name);
+}
+
+static fc_code limit(int parent, const char *path, unsigned forbidden, fc_error *err) {
+    const mode_t folder = (forbidden & S_IRGRP ? S_IRWXG : 0U) | (forbidden & S_IROTH ? S_IRWXO : 0U);
+    struct stat st;
+    fc_dir dir = {0};
+    fc_code rc;
+    if (fstatat(parent, path, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    if (S_ISREG(st.st_mode)) {
+        return limit_one(parent, path, &st, forbidden, err);
+    }
+    if (!S_ISDIR(st.st_mode)) {
+        return FC_OK;
+    }
+    FC_TRY_GOTO(open_folder(&dir, parent, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(limit(dirfd(dir.dir), name, forbidden, err), rc, out);
+    }
+    rc = limit_one(parent, path, &st, folder, err);
+out:
+    return fc_dir_close(&dir, rc, err);
+}
+
+fc_code fc_limit_permissions(const char *path, unsigned forbidden, fc_error *err) {
+    return forbidden ? limit(AT_FDCWD, path, forbidden, err) : FC_OK;
+}

@@ -20,4 +20,10 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
  *  files. Nobody gets access who could not read the old one. */
 fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err);
 
+/**
+ * Takes the permission bits `forbidden` from the file `path`, or from all files of the directory `path`. Folders lose
+ * the permissions of a class that may not read; their owner keeps his.
+ */
+fc_code fc_limit_permissions(const char *path, unsigned forbidden, fc_error *err);
+
 #endif

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 
 import harness
@@ -247,6 +248,70 @@ class Convert(harness.Case):
         umask = os.umask(0)
         os.umask(umask)
         self.assertEqual(stat.S_IMODE(os.stat(self.path("m.h5")).st_mode), 0o666 & ~umask)
+
+    def modes(self, *names):
+        """The permissions of all files that these paths are or contain."""
+        found = set()
+        for path in map(self.path, names):
+            files = [os.path.join(folder, f) for folder, _, files in os.walk(path) for f in files] if os.path.isdir(path) else [path]
+            self.assertTrue(files, path)
+            found |= {stat.S_IMODE(os.stat(file).st_mode) for file in files}
+        return found
+
+    def private(self, mode, only_one=False):
+        """A copy of a checkpoint of several files. All of them, or one, have this mode."""
+        shutil.rmtree(self.path("run"), ignore_errors=True)
+        shutil.copytree(harness.corpus(FSDP2), self.path("run"))
+        os.chmod(self.path("run"), 0o755)
+        files = sorted(os.listdir(self.path("run")))
+        for file in files:
+            os.chmod(self.path("run", file), 0o644)
+        for file in [f for f in files if f.endswith(".distcp")][:1] if only_one else files:
+            os.chmod(self.path("run", file), mode)
+
+    def test_target_has_no_permission_that_the_source_lacks(self):
+        self.addCleanup(os.umask, os.umask(0o022))
+        for mode, only_one in ((0o600, False), (0o600, True), (0o640, False), (0o400, False), (0o644, False), (0o666, False)):
+            self.private(mode, only_one)
+            want = {0o644 & mode}
+            for kind in ("h5", "pt", "safetensors"):
+                self.ok("consolidate", "run", "-o", f"one.{kind}", "--force", "-q")
+                self.assertEqual(self.modes(f"one.{kind}"), want, (kind, oct(mode)))
+                os.unlink(self.path(f"one.{kind}"))
+            for kind in ("h5", "dcp", "pt", "safetensors"):
+                self.ok("reshard", "run", "-o", "shards", "--to", kind, "--dp", "2", "-q")
+                self.assertEqual(self.modes("shards"), want, (kind, oct(mode)))
+                folder = stat.S_IMODE(os.stat(self.path("shards")).st_mode)
+                self.assertEqual(folder, {0o600: 0o700, 0o400: 0o700, 0o640: 0o750}.get(mode, 0o755), oct(mode))
+                shutil.rmtree(self.path("shards"))
+
+    def test_other_files_have_no_permission_that_the_source_lacks(self):
+        self.addCleanup(os.umask, os.umask(0o022))
+        self.private(0o600, only_one=True)
+        name = "model.tok_embeddings.weight"
+        self.ok("extract", "run", name, "-o", "one.npy")
+        self.ok("inspect", "run", "--html", "page.html")
+        self.ok("schema", "run", "-o", "schema.json")
+        self.run_tool("check", "run", "--junit", "report.xml")
+        self.assertEqual(self.modes("one.npy", "page.html", "schema.json", "report.xml"), {0o600})
+        before = set(os.listdir(self.path("run"))) | set(os.listdir(self.dir))
+        self.run_tool("verify", "run", "--seal", "-q")
+        seal = (set(os.listdir(self.path("run"))) | set(os.listdir(self.dir))) - before
+        self.assertEqual(len(seal), 1)
+        self.assertEqual(self.modes(*("run/" + f if os.path.exists(self.path("run", f)) else f for f in seal)), {0o600})
+        self.ok("consolidate", "run", "-o", "full.h5", "-q")
+        self.ok("view", "full.h5", "-o", "view.h5", "-q")
+        self.assertEqual(self.modes("view.h5"), {0o600})
+
+    def test_a_folder_that_others_cannot_enter_is_private(self):
+        self.addCleanup(os.umask, os.umask(0o022))
+        self.private(0o644)
+        os.chmod(self.path("run"), 0o700)
+        self.ok("consolidate", "run", "-o", "one.h5", "-q")
+        self.assertEqual(self.modes("one.h5"), {0o600})
+        os.chmod(self.path("one.h5"), 0o644)
+        self.ok("consolidate", "run", "-o", "one.h5", "--force", "-q")
+        self.assertEqual(self.modes("one.h5"), {0o600})
 
     def test_target_in_a_missing_directory_is_refused(self):
         self.fails(2, "consolidate", harness.corpus(FSDP2), "-o", "no/such/m.h5", contains=["no/such"])

@@ -354,8 +354,11 @@ out:
 }
 
 static fc_code commit_view(view *v, const char *path, const fc_view_options *options, fc_error *err) {
-    const fc_commit_options how = {
-        .path = path, .force = options->force, .is_own_file = fc_is_own_file, .reporter = options->reporter};
+    const fc_commit_options how = {.path = path,
+                                   .force = options->force,
+                                   .is_own_file = fc_is_own_file,
+                                   .forbidden = fc_checkpoint_forbidden(v->target->source),
+                                   .reporter = options->reporter};
     fc_commit *commit = NULL;
     FC_TRY(fc_commit_begin(&how, &commit, err));
     v->path = fc_commit_path(commit);

@@ -216,6 +216,13 @@ typedef struct fc_file_identity {
  */
 bool fc_checkpoint_identity(const fc_checkpoint *checkpoint, size_t index, fc_file_identity *out);
 
+/**
+ * Returns the permission bits (of 0777) that some file of the checkpoint does not have. What is made from it gets none
+ * of them: nobody can read a copy of what he cannot read. A class that cannot enter the checkpoint's directory has
+ * none.
+ */
+unsigned fc_checkpoint_forbidden(const fc_checkpoint *checkpoint);
+
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
 

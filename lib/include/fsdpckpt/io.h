@@ -85,6 +85,7 @@ typedef struct fc_commit_options {
     /** Stores whether `force` may replace the regular file `path`. `name`: its name relative to a target that is a
      *  directory; NULL: the target is this file. NULL: no file may be replaced. */
     fc_code (*is_own_file)(const char *path, const char *name, bool *own, fc_error *err);
+    unsigned forbidden;      /**< permission bits that no file of the target gets: fc_checkpoint_forbidden */
     const char *const *also; /**< names of further files that it may replace, ended by NULL. NULL: none */
     fc_reporter reporter;
 } fc_commit_options;
@@ -122,9 +123,10 @@ const char *fc_commit_path(const fc_commit *commit);
 void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
 
 /**
- * Gives the new target the permissions and the owner of the old one, syncs everything that was written, renames it to
- * the target, and syncs the parent directory. The old target is untouched until the rename has succeeded. Without
- * `force`, a target that has appeared in the meantime is refused. Frees `commit` in any case.
+ * Gives the new target the permissions and the owner of the old one, takes those away that are forbidden, syncs
+ * everything that was written, renames it to the target, and syncs the parent directory. The old target is untouched
+ * until the rename has succeeded. Without `force`, a target that has appeared in the meantime is refused. Frees
+ * `commit` in any case.
  */
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
 
