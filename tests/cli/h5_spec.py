@@ -5,6 +5,140 @@ that describes each structure. A value of None is not fixed: h5_walk.py computes
 from h5_parts import UNDEFINED, must
 
 STRUCTURES = {
+    "superblock": ("II.A, version 2", (
+        ("Format Signature", 8, b"\x89HDF\r\n\x1a\n"),
+        ("Version Number of Superblock", 1, 2),
+        ("Size of Offsets", 1, 8),
+        ("Size of Lengths", 1, 8),
+        ("File Consistency Flags", 1, 0),
+        ("Base Address", 8, 0),
+        ("Superblock Extension Address", 8, None),
+        ("End of File Address", 8, None),
+        ("Root Group Object Header Address", 8, None),
+    )),
+    "version 1 B-tree node": ("III.A.1", (
+        ("Signature", 4, b"TREE"),
+        ("Node Type", 1, 1),  # raw data chunks
+        ("Node Level", 1, None),
+        ("Entries Used", 2, None),
+        ("Address of Left Sibling", 8, None),
+        ("Address of Right Sibling", 8, None),
+    )),
+    "version 2 B-tree header": ("III.A.2", (
+        ("Signature", 4, b"BTHD"),
+        ("Version", 1, 0),
+        ("Type", 1, None),  # 5: names of links, 6: their creation order
+        ("Node Size", 4, None),
+        ("Record Size", 2, None),
+        ("Depth", 2, None),
+        ("Split Percent", 1, 100),  # as libhdf5 sets them for groups
+        ("Merge Percent", 1, 40),
+        ("Root Node Address", 8, None),
+        ("Number of Records in Root Node", 2, None),
+        ("Total Number of Records in B-tree", 8, None),
+    )),
+    "version 2 B-tree leaf node": ("III.A.2", (("Signature", 4, b"BTLF"), ("Version", 1, 0), ("Type", 1, None))),
+    "version 2 B-tree internal node": ("III.A.2", (("Signature", 4, b"BTIN"), ("Version", 1, 0), ("Type", 1, None))),
+    "local heap": ("III.D", (
+        ("Signature", 4, b"HEAP"),
+        ("Version", 1, 0),
+        ("Reserved", 3, 0),
+        ("Data Segment Size", 8, None),
+        ("Offset to Head of Free-list", 8, 1),  # none
+        ("Address of Data Segment", 8, None),
+    )),
+    "global heap collection": ("III.E", (
+        ("Magic Number", 4, b"GCOL"),
+        ("Version", 1, 1),
+        ("Reserved", 3, 0),
+        ("Collection Size", 8, None),
+    )),
+    "global heap object": ("III.E", (
+        ("Heap Object Index", 2, None),
+        ("Reference Count", 2, 0),
+        ("Reserved", 4, 0),
+        ("Object Size", 8, None),
+    )),
+    "virtual datasets' global heap block": ("III.F", (("Version", 1, 0), ("Num Entries", 8, None))),
+    "object header prefix": ("IV.A.1.b", (
+        ("Signature", 4, b"OHDR"),
+        ("Version", 1, 2),
+        ("Flags", 1, 2),  # 4 bytes of size; no times, no creation order of attributes, no limits for attributes
+        ("Size of Chunk #0", 4, None),
+    )),
+    "object header message": ("IV.A.1.b", (
+        ("Header Message Type", 1, None),
+        ("Size of Header Message Data", 2, None),
+        ("Header Message Flags", 1, None),
+    )),
+    "dataspace": ("IV.A.2.b, version 2", (("Version", 1, 2), ("Dimensionality", 1, None), ("Flags", 1, 0), ("Type", 1, None))),
+    "link info": ("IV.A.2.c", (
+        ("Version", 1, 0),
+        ("Flags", 1, 3),  # creation order is tracked and indexed
+        ("Maximum Creation Index", 8, None),
+        ("Fractal Heap Address", 8, None),
+        ("Address of v2 B-tree for Name Index", 8, None),
+        ("Address of v2 B-tree for Creation Order Index", 8, None),
+    )),
+    "fill value": ("IV.A.2.f, version 3", (("Version", 1, 3), ("Flags", 1, None))),
+    "link": ("IV.A.2.g", (
+        ("Version", 1, 1),
+        ("Flags", 1, None),
+        ("Creation Order", 8, None),
+        ("Link Name Character Set", 1, 1),  # UTF-8
+    )),
+    "external data files": ("IV.A.2.h", (
+        ("Version", 1, 1),
+        ("Reserved", 3, 0),
+        ("Allocated Slots", 2, None),
+        ("Used Slots", 2, None),
+        ("Heap Address", 8, None),
+    )),
+    "external data file slot": ("IV.A.2.h", (
+        ("Name Offset in Local Heap", 8, None),
+        ("Offset in External Data File", 8, None),
+        ("Data Size in External File", 8, None),
+    )),
+    "contiguous data layout": ("IV.A.2.i, version 3", (
+        ("Version", 1, 3),
+        ("Layout Class", 1, 1),
+        ("Address", 8, None),
+        ("Size", 8, None),
+    )),
+    "chunked data layout": ("IV.A.2.i, version 3", (
+        ("Version", 1, 3),
+        ("Layout Class", 1, 2),
+        ("Dimensionality", 1, None),
+        ("Address", 8, None),
+    )),
+    "virtual data layout": ("IV.A.2.i, version 4", (
+        ("Version", 1, 4),
+        ("Layout Class", 1, 3),
+        ("Address", 8, None),
+        ("Index", 4, None),
+    )),
+    "group info": ("IV.A.2.k", (("Version", 1, 0), ("Flags", 1, 0))),
+    "filter pipeline": ("IV.A.2.l, version 2", (("Version", 1, 2), ("Number of Filters", 1, None))),
+    "filter": ("IV.A.2.l, version 2", (
+        ("Filter Identification Value", 2, None),
+        ("Flags", 2, 1),  # may be skipped
+        ("Number Client Data Values", 2, 1),
+        ("Client Data", 4, None),
+    )),
+    "attribute": ("IV.A.2.m, version 3", (
+        ("Version", 1, 3),
+        ("Flags", 1, 0),
+        ("Name Size", 2, None),
+        ("Datatype Size", 2, None),
+        ("Dataspace Size", 2, None),
+        ("Name Character Set Encoding", 1, 0),
+    )),
+    "B-tree 'K' values": ("IV.A.2.t", (
+        ("Version", 1, 0),
+        ("Indexed Storage Internal Node K", 2, None),
+        ("Group Internal Node K", 2, 16),
+        ("Group Leaf Node K", 2, 4),
+    )),
     "attribute info": ("IV.A.2.v", (
         ("Version", 1, 0),
         ("Flags", 1, 0),  # creation order is neither tracked nor indexed

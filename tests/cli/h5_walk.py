@@ -3,10 +3,10 @@
     walk = h5_walk.Walk(bytes_of_the_file)     raises h5_parts.Wrong
     walk.kinds                                 {kind of part: number of parts}
 
-Each part (superblock, object header, heap, tree, data) takes its bytes; taking a byte twice is an error. What no part takes
-must be zeros, fewer than a page in a row. Only what fsdpckpt writes is understood: superblock 2, object headers 2, groups with
-links in the header or in a fractal heap with B-trees 2, attributes of fixed size and strings in global heaps, contiguous,
-virtual and external datasets, and chunks in a B-tree of version 1. Uses only Python's standard library.
+h5_spec.py has the fields of each structure. Each part (superblock, object header, heap, tree, data) takes its bytes; taking a
+byte twice is an error. What no part takes must be zeros, fewer than a page in a row. Only what fsdpckpt writes is understood:
+superblock 2, object headers 2, groups with links in the header or in a fractal heap with B-trees 2, attributes of fixed size and
+strings in global heaps, contiguous, virtual and external datasets, and chunks in a B-tree of version 1. Uses only Python's standard library.
 """
 
 import collections
@@ -25,8 +25,7 @@ class Walk:
         self.kinds, self.heaps = collections.Counter(), {}
         self.chunk_children = 64
         part = self.part("superblock", 0, 48)
-        part.fixed(b"\x89HDF\r\n\x1a\n\2\x08\x08\0" + bytes(8))
-        extension, end, root = part.u(8), part.u(8), part.u(8)
+        extension, end, root = list(h5_spec.read(part, "superblock").values())[-3:]
         self.checksum(part, 0)
         must(end == len(data), "the superblock says %d bytes, the file has %d", end, len(data))
         if extension != UNDEFINED:
@@ -70,11 +69,9 @@ class Walk:
     def read_heap(self, at):
         size = struct.unpack_from("<Q", self.data, at + 8)[0]
         part, objects = self.part("global heap", at, size), {}
-        part.fixed(b"GCOL\1\0\0\0")
-        part.u(8)
+        h5_spec.read(part, "global heap collection")
         while part.end - part.at >= 16:
-            number, references, zero, length = part.u(2), part.u(2), part.u(4), part.u(8)
-            must(references == zero == 0, "a heap object at %d", part.at - 16)
+            number, _, _, length = h5_spec.read(part, "global heap object").values()
             if number == 0:
                 must(length == part.end - part.at + 16, "free space in the heap at %d", at)
                 must(not any(part.take(length - 16)), "free space of the heap at %d", at)
@@ -93,17 +90,13 @@ class Walk:
     # ---- object headers ----
 
     def object(self, at):
-        head = Part(self.data, at, 6)
-        head.fixed(b"OHDR\2")
-        flags = head.u(1)
-        must(flags == 2, "object header at %d: flags %d", at, flags)
-        before = 10
-        size = struct.unpack_from("<I", self.data, at + before - 4)[0]
-        part = self.part("object header", at, before + size + 4)
-        part.take(before)
+        head = Part(self.data, at, 10)
+        size = h5_spec.read(head, "object header prefix")["Size of Chunk #0"]
+        part = self.part("object header", at, 10 + size + 4)
+        part.take(10)
         messages = collections.defaultdict(list)
         while part.at < part.end - 4:
-            kind, length, how = part.u(1), part.u(2), part.u(1)
+            kind, length, how = h5_spec.read(part, "object header message").values()
             must(how == {3: 1, 21: 4}.get(kind, 0) and length <= part.end - 4 - part.at, "a message at %d", part.at - 4)
             messages[kind].append(Part(self.data, part.at, length))
             part.take(length)
@@ -138,9 +131,8 @@ class Walk:
             self.object(address)
 
     def space(self, part):
-        must(part.u(1) == 2, "dataspace at %d", part.at)
-        ndim, flags, kind = part.u(1), part.u(1), part.u(1)
-        must(flags == 0 and kind == (ndim > 0), "dataspace at %d", part.at)
+        _, ndim, _, kind = h5_spec.read(part, "dataspace").values()
+        must(kind == (ndim > 0), "dataspace at %d", part.at)
         return [part.u(8) for _ in range(ndim)]
 
     def type(self, part):
@@ -185,31 +177,27 @@ class Walk:
         self.type(part)
 
     def fill(self, part):
-        must(part.u(1) == 3, "fill value at %d", part.at)
-        if part.u(1) & 0x20:
+        flags = h5_spec.read(part, "fill value")["Flags"]
+        must(flags in (0x05, 0x06, 0x07, 0x0a, 0x2a), "fill value at %d", part.at)  # early, late and incremental allocation
+        if flags & 0x20:
             part.take(part.u(4))
 
     def filters(self, part):
-        must(part.u(1) == 2, "filters at %d", part.at)
-        for _ in range(part.u(1)):
-            part.take(4)
-            part.take(4 * part.u(2))
+        for _ in range(h5_spec.read(part, "filter pipeline")["Number of Filters"]):
+            h5_spec.read(part, "filter")
 
     def group_info(self, part):
-        part.fixed(b"\0\0")
+        h5_spec.read(part, "group info")
 
     def tree_sizes(self, part):
-        must(part.u(1) == 0, "B-tree sizes at %d", part.at)
-        self.chunk_children = 2 * part.u(2)
-        part.take(4)
+        self.chunk_children = 2 * h5_spec.read(part, "B-tree 'K' values")["Indexed Storage Internal Node K"]
 
     def attribute_info(self, part):
         h5_spec.read(part, "attribute info")
 
     def attribute(self, part):
-        must(part.u(1) == 3 and part.u(1) == 0, "attribute at %d", part.at)
-        sizes = [part.u(2) for _ in range(3)]
-        must(part.u(1) == 0 and part.take(sizes[0])[-1:] == b"\0", "attribute at %d", part.at)
+        sizes = list(h5_spec.read(part, "attribute").values())[2:5]
+        must(part.take(sizes[0])[-1:] == b"\0", "attribute at %d", part.at)
         name = self.data[part.at - sizes[0]:part.at - 1]
         kind, shape = Part(self.data, part.at, sizes[1]), Part(self.data, part.at + sizes[1], sizes[2])
         element, what = self.type(kind)
@@ -233,16 +221,13 @@ class Walk:
     # ---- data ----
 
     def files(self, part):
-        must(part.u(4) == 1, "external files at %d", part.at)
-        count = part.u(2)
-        must(part.u(2) == count, "external files at %d", part.at)
-        at = part.u(8)
-        slots = [(part.u(8), part.u(8), part.u(8)) for _ in range(count)]
+        _, _, count, used, at = h5_spec.read(part, "external data files").values()
+        must(used == count, "external files at %d", part.at)
+        slots = [tuple(h5_spec.read(part, "external data file slot").values()) for _ in range(count)]
         part.done()
         heap = self.part("local heap", at, 32)
-        heap.fixed(b"HEAP\0\0\0\0")
-        size, free, address = heap.u(8), heap.u(8), heap.u(8)
-        must(free == 1, "local heap at %d: free space", at)
+        fields = h5_spec.read(heap, "local heap")
+        size, address = fields["Data Segment Size"], fields["Address of Data Segment"]
         names = self.part("names in a local heap", address, size).take(size)
         for name, _, length in slots:
             must(0 < name < size and b"\0" in names[name:] and length > 0, "external file at %d", part.at)
@@ -251,22 +236,23 @@ class Walk:
         return sum(length for _, _, length in slots)
 
     def layout(self, part, shape, element, files):
-        version, kind = part.u(1), part.u(1)
+        kind = self.data[part.at + 1]
         bytes_of_all = element
         for dim in shape:
             bytes_of_all *= dim
-        if (version, kind) == (3, 1):
-            address, size = part.u(8), part.u(8)
+        if kind == 1:
+            _, _, address, size = h5_spec.read(part, "contiguous data layout").values()
             must(size == bytes_of_all and (address == UNDEFINED) == (size == 0 or files is not None),
                  "layout at %d", part.at)
             must(files in (None, size), "external files of %s bytes at %d", files, part.at)
             if address != UNDEFINED:
                 self.part("data", address, size)
-        elif (version, kind) == (4, 3):
-            self.mappings(part.u(8), part.u(4))
+        elif kind == 3:
+            fields = h5_spec.read(part, "virtual data layout")
+            self.mappings(fields["Address"], fields["Index"])
         else:
-            must((version, kind) == (3, 2) and part.u(1) == len(shape) + 1, "layout at %d", part.at)
-            address = part.u(8)
+            _, _, ndim, address = h5_spec.read(part, "chunked data layout").values()
+            must(ndim == len(shape) + 1, "layout at %d", part.at)
             chunk = [part.u(4) for _ in range(len(shape) + 1)]
             must(chunk[-1] == element, "layout at %d", part.at)
             self.chunks(address, shape, chunk)
@@ -278,8 +264,7 @@ class Walk:
         data = self.heaps[collection][number][1]
         self.heap_object(collection, number, len(data))
         part = Part(data, 0, len(data))
-        must(part.u(1) == 0, "mappings")
-        for _ in range(part.u(8)):
+        for _ in range(h5_spec.read(part, "virtual datasets' global heap block")["Num Entries"]):
             for _ in range(2):
                 part.take(part.data.index(b"\0", part.at) + 1 - part.at)
             self.selection(part)
@@ -330,10 +315,9 @@ class Walk:
         """Level, keys, children."""
         key_size = 8 + 8 * len(chunk)
         part = self.part("chunk node", at, 24 + self.chunk_children * 8 + (self.chunk_children + 1) * key_size)
-        part.fixed(b"TREE\1")
-        found, used = part.u(1), part.u(2)
+        _, _, found, used, left, right = h5_spec.read(part, "version 1 B-tree node").values()
         must(level in (None, found) and 1 <= used <= self.chunk_children, "chunk node at %d", at)
-        must((part.u(8), part.u(8)) == tuple((*side, UNDEFINED)[0] for side in (before, after)),
+        must((left, right) == tuple((*side, UNDEFINED)[0] for side in (before, after)),
              "siblings of the chunk node at %d", at)
         keys, children = [], []
         for i in range(used + 1):
@@ -346,15 +330,13 @@ class Walk:
     # ---- groups ----
 
     def link(self, part):
-        must(part.u(1) == 1, "link at %d", part.at)
-        flags, order = part.u(1), part.u(8)
-        must(flags & ~3 == 0x14 and part.u(1) == 1, "link at %d", part.at)
+        _, flags, order, _ = h5_spec.read(part, "link").values()
+        must(flags & ~3 == 0x14, "link at %d", part.at)  # creation order and character set are present
         must(part.take(part.u(1 << (flags & 3))) != b"", "link at %d has no name", part.at)
         return order, part.u(8)
 
     def link_info(self, part, links):
-        part.fixed(b"\0\3")
-        count, heap, names, orders = part.u(8), part.u(8), part.u(8), part.u(8)
+        _, _, count, heap, names, orders = h5_spec.read(part, "link info").values()
         part.done()
         if heap == UNDEFINED:
             must(names == orders == UNDEFINED and count == links, "link info at %d", part.at)
@@ -422,19 +404,17 @@ class Walk:
 
     def tree(self, at, kind):
         part = self.part("B-tree", at, 38)
-        part.fixed(b"BTHD\0" + bytes([kind]))
-        node, width, depth = part.u(4), part.u(2), part.u(2)
-        part.take(2)
-        root, in_root, total = part.u(8), part.u(2), part.u(8)
+        _, _, found, node, width, depth, _, _, root, in_root, total = h5_spec.read(part, "version 2 B-tree header").values()
         self.checksum(part, at)
-        must(depth <= 1, "B-tree at %d", at)
+        must(found == kind and width == (11 if kind == 5 else 15) and depth <= 1, "B-tree at %d", at)
         records = self.node(root, kind, node, width, in_root, depth)
         must(len(records) == total, "B-tree at %d", at)
         return records
 
     def node(self, at, kind, size, width, count, depth):
         part = self.part("B-tree node", at, size)
-        part.fixed((b"BTIN\0" if depth else b"BTLF\0") + bytes([kind]))
+        fields = h5_spec.read(part, "version 2 B-tree %s node" % ("internal" if depth else "leaf"))
+        must(fields["Type"] == kind, "B-tree node at %d", at)
         records = [part.take(width) for _ in range(count)]
         children = [(part.u(8), part.u(2)) for _ in range(count + 1)] if depth else []
         self.checksum(part, at)

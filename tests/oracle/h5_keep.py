@@ -64,7 +64,8 @@ def make_files():
         kinds[folder + ": last shard"] = sorted(glob.glob(f"{folder}/shard-*"))[-1]
     for count in COUNTS[PART]:
         name = f"tensors-{count}"
-        safetensors.torch.save_file({f"model.layers.{i}.self_attn.weight": torch.tensor([i]) for i in range(count)}, "n.safetensors")
+        tensors = {f"model.layers.{i}.self_attn.weight": torch.tensor([i]) for i in range(count)}
+        safetensors.torch.save_file(tensors, "n.safetensors")
         tool("consolidate", "n.safetensors", "-o", name + ".h5")
         kinds[name] = name + ".h5"
     return kinds
