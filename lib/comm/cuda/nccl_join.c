@@ -44,6 +44,7 @@ static fc_code comm_new(fc_device *device, nccl_family *family, int ranks, fc_co
     *comm = fc_nccl_functions;
     comm->device = device;
     comm->state = s;
+    comm->broken = own->given_up;
     s->family = own;
     s->next = own->first;
     own->first = comm;

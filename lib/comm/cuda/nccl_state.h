@@ -1,6 +1,6 @@
 /*
- * The state of an NCCL communicator. nccl.c has the collectives, nccl_wait.c waits and gives up, nccl_join.c makes
- * communicators.
+ * The state of an NCCL communicator. nccl.c has the collectives, nccl_wait.c waits, nccl_abort.c gives up, nccl_join.c
+ * makes communicators.
  */
 #ifndef FSDPCKPT_COMM_CUDA_NCCL_STATE_H
 #define FSDPCKPT_COMM_CUDA_NCCL_STATE_H
@@ -14,9 +14,10 @@
 #include "fsdpckpt/comm.h"
 
 #include <nccl.h>
+#include <pthread.h>
 
-/** The communicators of this rank that were split from one. If one is given up, all are: a call of the CUDA runtime
- * that waits for the GPU, such as cudaFree, would wait for the collectives of the others. */
+/** The communicators of this rank that were split from one. If one is given up, all are, at the same time (see
+ * nccl_abort.c). One thread uses them at a time (fc_comm.concurrent). */
 typedef struct nccl_family {
     fc_comm *first;
     fc_comm *bootstrap;  /**< tells whether other ranks have failed; borrowed; NULL if a file was used */
@@ -24,6 +25,8 @@ typedef struct nccl_family {
     fc_comm *root;       /**< the communicator of all ranks */
     int rank;            /**< this rank in it */
     uint64_t calls;      /**< collectives of it that this rank has begun */
+    bool given_up;       /**< all of them are broken and aborted */
+    char why[256];       /**< if so: the error */
 } nccl_family;
 
 /** Memory for collectives. */
@@ -32,7 +35,9 @@ typedef struct nccl_buffer nccl_buffer;
 typedef struct nccl_state {
     ncclComm_t nccl; /**< owned; NULL before it is made, and after it was aborted */
     nccl_family *family;
-    fc_comm *next;        /**< in the family */
+    fc_comm *next;     /**< in the family */
+    pthread_t aborter; /**< if has_aborter: the thread that aborts `nccl` */
+    bool has_aborter;
     bool grouped;         /**< between the two calls of `group` */
     nccl_buffer *buffers; /**< those of fc_nccl_alloc; their users release them */
     void *scratch;        /**< owned device memory for nccl_barrier and nccl_split */
@@ -64,6 +69,12 @@ fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, f
 /** See fc_comm.alloc and fc_comm.release. They need NCCL 2.19. */
 fc_code fc_nccl_alloc(fc_comm *comm, size_t bytes, void **out, fc_error *err);
 void fc_nccl_release(fc_comm *comm, void *memory);
+
+/** Gives up the family, once: all its communicators are broken and aborted, and the other ranks are told why. The GPU
+ * is that of the communicator. */
+void fc_nccl_give_up(fc_comm *comm, const char *why);
+/** The same with "rank N " before `what`. */
+void fc_nccl_give_up_saying(fc_comm *comm, const char *what);
 
 fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
 void fc_nccl_abort(fc_comm *comm);

@@ -1,46 +1,22 @@
 /*
  * Waiting for NCCL without hanging. Communicators are non-blocking, and the host only waits in a loop that asks whether
  * NCCL reports an error, another rank has failed, the caller cancels or the time is over. Each of these aborts all
- * communicators of the rank, which ends their work on the GPU.
+ * communicators of the rank (nccl_abort.c), which ends their work on the GPU.
  */
 #include "comm/cuda/nccl_state.h"
 #include "fsdpckpt/try.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
 enum { SPINS = 200, POLL_NS = 100000 };
 
-/* Aborts all communicators of the family, and tells the other ranks why. */
-static void give_up(fc_comm *comm, const char *why) {
-    nccl_family *family = ((nccl_state *)comm->state)->family;
-    for (fc_comm *c = family->first; c; c = ((nccl_state *)c->state)->next) {
-        nccl_state *s = c->state;
-        c->broken = true;
-        if (s->nccl) {
-            ncclCommAbort(s->nccl); /* also ends what still runs on the GPU */
-            s->nccl = NULL;
-        }
-    }
-    if (family->bootstrap && !family->bootstrap->broken) {
-        fc_comm_abort(family->bootstrap);
-    }
-    if (family->meeting) {
-        fc_meeting_fail(family->meeting, why);
-    }
-}
-
 static fc_code fail(fc_comm *comm, const char *what, const char *why, const char *detail, fc_error *err) {
-    nccl_state *s = comm->state;
+    const nccl_state *s = comm->state;
     fc_error own;
     fc_code rc =
         fc_fail(&own, FC_EIO, "rank %d: nccl: %s: %s%s%s", s->family->rank, what, why, *detail ? ": " : "", detail);
-    if (s->grouped) { /* a communicator cannot be aborted within a group */
-        s->grouped = false;
-        ncclGroupEnd();
-    }
-    give_up(comm, own.message);
+    fc_nccl_give_up(comm, own.message);
     if (err) {
         *err = own;
     }
@@ -77,17 +53,11 @@ static fc_code fail_like_others(fc_comm *comm, const char *what, fc_error *err) 
     if (rc == FC_OK) {
         return fail(comm, what, "another rank has failed", "", err);
     }
-    give_up(comm, own.message);
+    fc_nccl_give_up(comm, own.message);
     if (err) {
         *err = own;
     }
     return rc;
-}
-
-static void give_up_saying(fc_comm *comm, const char *what) {
-    char why[64];
-    snprintf(why, sizeof why, "rank %d %s", ((nccl_state *)comm->state)->family->rank, what);
-    give_up(comm, why);
 }
 
 /* A wait in progress. */
@@ -101,7 +71,7 @@ static fc_code keep_waiting(fc_comm *comm, vigil *v, const char *what, fc_error 
     const struct timespec pause = {0, POLL_NS};
     struct timespec now;
     if (comm->cancel && atomic_load(comm->cancel)) {
-        give_up_saying(comm, "was interrupted");
+        fc_nccl_give_up_saying(comm, "was interrupted");
         return fc_fail(err, FC_EINTERRUPTED, "interrupted: the job was stopped, or another rank has died");
     }
     if (fc_nccl_has_failed(comm)) {
@@ -162,8 +132,9 @@ fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, f
 /* Every call starts with this. */
 fc_code fc_nccl_begin(fc_comm *comm, int *before, fc_error *err) {
     if (comm->broken) {
-        return fc_fail(err, FC_EIO, "rank %d: nccl: the communicator was given up after an earlier error",
-                       ((nccl_state *)comm->state)->family->rank);
+        const nccl_family *family = ((nccl_state *)comm->state)->family;
+        return fc_fail(err, FC_EIO, "rank %d: nccl: the communicator was given up after an earlier error%s%s",
+                       family->rank, family->given_up ? ": " : "", family->why);
     }
     cudaError_t result = fc_cuda_enter(comm->device, before);
     if (result != cudaSuccess) {
@@ -187,15 +158,6 @@ fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err) {
     int before;
     FC_TRY(fc_nccl_begin(comm, &before, err));
     return fc_nccl_end(comm, before, fc_nccl_wait_for(comm, fc_cuda_stream(stream), "waiting for a stream", err));
-}
-
-void fc_nccl_abort(fc_comm *comm) {
-    int before;
-    bool entered = fc_cuda_enter(comm->device, &before) == cudaSuccess;
-    give_up_saying(comm, "has given up");
-    if (entered) {
-        fc_cuda_leave(comm->device, before);
-    }
 }
 
 /* Ends a communicator whose ranks all free it. */
@@ -230,7 +192,7 @@ void fc_nccl_free(fc_comm *comm) {
     bool entered = fc_cuda_enter(comm->device, &before) == cudaSuccess;
     finish(comm);
     if (comm->broken) {
-        give_up_saying(comm, "has given up"); /* the caller may have marked this one only */
+        fc_nccl_give_up_saying(comm, "has given up"); /* the caller may have marked this one only */
     }
     if (s->scratch) {
         cudaFree(s->scratch);

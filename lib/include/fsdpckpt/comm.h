@@ -92,9 +92,10 @@ fc_code fc_comm_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
 
 /**
  * Gives up without the others. It ends what still runs on streams, also that of communicators that were split from this
- * one or from which it was split; all of them are then broken. Ranks that wait for this one get an error: at once if
- * they are threads, with mpi when this process ends, with nccl like those of the bootstrap, or at once if they met at a
- * file.
+ * one or from which it was split; all of them are then broken. With nccl they are aborted together, because each abort
+ * waits for all work of the GPU; so all communicators of a GPU must be split from one. Ranks that wait for this one get
+ * an error: at once if they are threads, with mpi when this process ends, with nccl like those of the bootstrap, or at
+ * once if they met at a file.
  */
 void fc_comm_abort(fc_comm *comm);
 

@@ -8,6 +8,7 @@ static long collectives;
 static _Thread_local int depth;
 static _Thread_local batch *group; /* of the open group */
 static _Thread_local bool group_failed;
+static _Thread_local struct ncclComm *aborted; /* in the open group */
 
 static bool fails(const char *name) {
     return emulated_fails(name);
@@ -15,7 +16,7 @@ static bool fails(const char *name) {
 
 /* Returns whether the other rank has reached the batch of this number: it is the next of its stream. */
 static const batch *arrived(const struct ncclComm *comm, unsigned long number) {
-    const batch *b = comm ? comm->first : NULL;
+    const batch *b = comm && !comm->aborted ? comm->first : NULL;
     return b && b->launched && b->number == number && b->at_head ? b : NULL;
 }
 
@@ -241,12 +242,34 @@ ncclResult_t ncclGroupStart(void) {
     return ncclSuccess;
 }
 
+bool emulated_abort_in_group(struct ncclComm *comm) {
+    if (group) {
+        emulated_die("a communicator is aborted in a group of collectives");
+    }
+    if (depth > 0) {
+        comm->next_aborted = aborted;
+        aborted = comm;
+    }
+    return depth > 0;
+}
+
+static void end_aborts(void) {
+    emulated_lock();
+    while (aborted) {
+        struct ncclComm *comm = aborted;
+        aborted = comm->next_aborted;
+        emulated_end_abort(comm);
+    }
+    emulated_unlock();
+}
+
 ncclResult_t ncclGroupEnd(void) {
     batch *b = group;
     bool failed = group_failed;
     if (--depth > 0) { /* of a group within a group */
         return ncclSuccess;
     }
+    end_aborts();
     group = NULL;
     group_failed = false;
     if (fails("ncclGroupEnd") || failed) {

@@ -55,7 +55,7 @@ struct ncclComm {
     world *world; /* NULL: a split that not all ranks have asked for */
     int rank;
     bool nonblocking, aborted, finalized;
-    int users; /* the caller, and batches */
+    int users; /* the caller, batches, and communicators that were split from it */
     unsigned long issued, finished;
     batch *first, **last; /* those that have not run */
     int questions;        /* since the last lazy call */
@@ -64,6 +64,8 @@ struct ncclComm {
     bool splitting;
     split asked; /* by the last of them */
     struct ncclComm *parent;
+    int gpu;
+    struct ncclComm *next_aborted; /* in the open group */
 };
 
 /* All of these need the machine to be locked. */
@@ -73,8 +75,12 @@ void emulated_check_idle(struct ncclComm *comm, const char *name);
 /* Puts the calls on their stream; removes them when they are done. */
 void emulated_launch(batch *b);
 void emulated_drop_batch(void *batch);
+/* Waits until an aborted communicator has ended, and gives it up. */
+void emulated_end_abort(struct ncclComm *comm);
 /* Ends the program if memory is still registered with a communicator that is destroyed; forgets it on an abort. */
 void emulated_end_registrations(const struct ncclComm *comm);
+/* Leaves the abort to the end of the group. @return false if no group is open. Needs no lock. */
+bool emulated_abort_in_group(struct ncclComm *comm);
 /* Counts an all-gather if its result is in registered memory. */
 void emulated_count_gather(const struct ncclComm *comm, const void *recv);
 

@@ -1,8 +1,10 @@
 /*
  * The communicators of the emulated NCCL. See emulate.h. As in NCCL, a rank that aborts leaves the others waiting, and
- * calls while a communicator is in progress are wrong.
+ * calls while a communicator is in progress are wrong. An abort waits for all work of the GPU, as NCCL does when it
+ * frees memory; in a group, only the end of the group waits, unless NCCL is older than 2.22.
  */
 #include "collectives.h"
+#include "machine.h"
 
 #include <stdio.h>
 
@@ -12,20 +14,9 @@ static bool fails(const char *name) {
     return emulated_fails(name);
 }
 
-void emulated_let_go(struct ncclComm *comm) {
-    if (--comm->users > 0) {
-        return;
-    }
-    world *w = comm->world;
-    if (!w) {
-        if (comm->parent->asked.made == comm) {
-            comm->parent->asked.made = NULL;
-        }
-        free(comm);
-        return;
-    }
-    w->ranks[comm->rank] = NULL;
-    free(comm);
+/* A rank has left; frees the world with the last one. */
+static void leave_world(world *w, int rank) {
+    w->ranks[rank] = NULL;
     if (++w->left < w->size) {
         return;
     }
@@ -36,6 +27,26 @@ void emulated_let_go(struct ncclComm *comm) {
         }
     }
     free(w);
+}
+
+void emulated_let_go(struct ncclComm *comm) {
+    struct ncclComm *parent;
+    for (; comm && --comm->users == 0; comm = parent) {
+        parent = comm->parent;
+        if (comm->world) {
+            leave_world(comm->world, comm->rank);
+        }
+        if (parent && parent->asked.made == comm) {
+            parent->asked.made = NULL;
+        }
+        free(comm);
+    }
+}
+
+ncclResult_t ncclGetVersion(int *version) {
+    const char *given = getenv("FSDPCKPT_EMULATED_NCCL");
+    *version = given ? atoi(given) : NCCL_VERSION_CODE;
+    return ncclSuccess;
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -76,6 +87,7 @@ static struct ncclComm *new_comm(const ncclConfig_t *config) {
     comm->nonblocking = config && config->blocking == 0;
     comm->lazy = comm->nonblocking && emulated_is_lazy();
     comm->last = &comm->first;
+    comm->gpu = emulated_gpu();
     return comm;
 }
 
@@ -159,6 +171,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
     emulated_check_idle(comm, "ncclCommSplit");
     *out = new_comm(config);
     (*out)->parent = comm;
+    comm->users++;
     comm->splits++;
     comm->splitting = true;
     comm->asked = (split){color, key, *out};
@@ -217,9 +230,19 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return ncclSuccess;
 }
 
+void emulated_end_abort(struct ncclComm *comm) {
+    emulated_wait_for_work(comm->gpu, "ncclCommAbort waits for a collective that another communicator cannot end");
+    emulated_let_go(comm);
+}
+
 /* What the rank still has on its streams ends without a result. */
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    int version;
+    ncclGetVersion(&version);
     emulated_lock();
+    if (comm->aborted) {
+        emulated_die("a communicator is aborted twice");
+    }
     comm->aborted = true;
     emulated_end_registrations(comm);
     for (batch *b = comm->first, *next; b; b = next) {
@@ -229,7 +252,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
         }
     }
     emulated_changed();
-    emulated_let_go(comm);
+    if (version < NCCL_VERSION(2, 22, 0) || !emulated_abort_in_group(comm)) {
+        emulated_end_abort(comm);
+    }
     emulated_unlock();
     return ncclSuccess;
 }

@@ -9,9 +9,9 @@
  * - Sums round after each rank, as in NCCL's ring.
  * - Any call can be made to fail.
  *
- * FSDPCKPT_EMULATED_GPUS is the number of GPUs (1), FSDPCKPT_EMULATED_ORDER the seed (0: the order of the calls). With
- * an odd seed, calls of non-blocking communicators also return before their work is on the stream, until the caller
- * asks twice.
+ * FSDPCKPT_EMULATED_GPUS is the number of GPUs (1), FSDPCKPT_EMULATED_ORDER the seed (0: the order of the calls),
+ * FSDPCKPT_EMULATED_NCCL the version that ncclGetVersion gives (that of nccl.h). With an odd seed, calls of
+ * non-blocking communicators also return before their work is on the stream, until the caller asks twice.
  */
 #ifndef TESTS_GPU_EMULATE_H
 #define TESTS_GPU_EMULATE_H

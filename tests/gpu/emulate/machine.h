@@ -15,9 +15,12 @@ int emulated_running_gpu(void);
 /** Remembers the error for cudaGetLastError. @return it. */
 cudaError_t emulated_error(cudaError_t error);
 
-/** Wait for the stream, and for all work on the current GPU (the machine is locked). */
+/** Waits for the stream. */
 void emulated_synchronize(cudaStream_t stream);
+/** Wait for all work on the current GPU, and on any (the machine is locked). If nothing has happened for ten seconds,
+ * the second ends the program with the message. */
 void emulated_wait_for_gpu(void);
+void emulated_wait_for_work(int gpu, const char *message);
 
 void emulated_start_memory(void);
 

@@ -3,9 +3,13 @@
  */
 #include "machine.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <time.h>
+
+enum { DEADLOCK = 10 /* seconds without any work */ };
 
 typedef struct task {
     struct task *next;
@@ -279,6 +283,17 @@ static bool is_idle(void *gpu) {
 
 void emulated_wait_for_gpu(void) {
     emulated_wait(is_idle, &current);
+}
+
+void emulated_wait_for_work(int gpu, const char *message) {
+    struct timespec end;
+    while (!is_idle(&gpu)) {
+        clock_gettime(CLOCK_REALTIME, &end);
+        end.tv_sec += DEADLOCK;
+        if (!run_one() && pthread_cond_timedwait(&machine.changed, &machine.lock, &end) == ETIMEDOUT) {
+            emulated_die("%s", message);
+        }
+    }
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
