@@ -6,6 +6,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 #include "plan/quantized.h"
+#include "weights/adapter_targets.h"
 #include "weights/low_rank.h"
 
 #include <math.h>
@@ -26,9 +27,13 @@ typedef struct merger {
     fc_arena *arena; /* of `out` */
     fc_arena *scratch;
     fc_name_table *names; /* of the source */
-    const char *prefix;   /* which the source has before the adapters' names; NULL: not known yet */
-    change *changes;      /* one per value of the source, then those that are added */
+    fc_module_parameters modules_of_source;
+    const char *prefix; /* which the source has before the adapters' names; NULL: not known yet */
+    change *changes;    /* one per value of the source, then those that are added */
     size_t nchanges, capacity;
+    fc_name_table *added;       /* the names of those that are added, with their numbers among the changes */
+    fc_name_table *factors;     /* the names of the current adapter's values */
+    fc_adapter_targets targets; /* of the current adapter */
     fc_adapter_module *modules; /* that the current adapter changes */
     fc_low_rank **terms;        /* of each of these */
     size_t nmodules, module_capacity, term_capacity;
@@ -58,10 +63,16 @@ typedef struct value_name {
 
 /* Removes every `part` from a name, in place. */
 static void remove_part(char *name, const char *part) {
-    char *at = name;
-    while ((at = strstr(at, part))) {
-        memmove(at, at + strlen(part), strlen(at + strlen(part)) + 1);
+    const size_t len = strlen(part);
+    char *out = name;
+    for (const char *at = name; *at;) {
+        if (strncmp(at, part, len) == 0) {
+            at += len;
+        } else {
+            *out++ = *at++;
+        }
     }
+    *out = '\0';
 }
 
 static fc_code parse_name(const merger *m, const fc_checkpoint *adapter, const fc_tensor *t, value_name *out) {
@@ -154,64 +165,55 @@ static fc_code no_weight(const merger *m, size_t i, const value_name *name, cons
 
 /* ---- parameters of modules, such as the fused experts of a layer ---- */
 
-/* @return whether `name` is `end`, or ends in it after a dot. */
-static bool ends_in(const char *name, const char *end, size_t len) {
-    const size_t all = strlen(name);
-    return len <= all && memcmp(name + all - len, end, len) == 0 &&
-           (len == all || len == 0 || name[all - len - 1] == '.');
+/* Finds the other factor of a product: lora_B of the same module for lora_A, and so on. NULL: there is none. */
+static fc_code find_partner(const merger *m, const fc_checkpoint *adapter, const fc_tensor *t, bool is_a,
+                            const fc_tensor **out) {
+    const size_t len = strlen(t->name);
+    char *name = fc_arena_strndup(m->scratch, t->name, len);
+    if (!name) {
+        return fc_no_memory(m->err, adapter->path);
+    }
+    name[len - strlen("A.weight")] = is_a ? 'B' : 'A';
+    const size_t at = fc_name_table_find(m->factors, name, len);
+    *out = at != FC_NO_NAME ? &adapter->tensors[at] : NULL;
+    return FC_OK;
 }
 
-/* @return the other factor of a product: lora_B of the same module for lora_A, and so on. NULL: there is none. */
-static const fc_tensor *partner_of(const fc_checkpoint *adapter, const fc_tensor *t, bool is_a) {
-    const size_t at = strlen(t->name) - strlen(is_a ? "A.weight" : "B.weight");
-    for (size_t i = 0; i < adapter->ntensors; i++) {
-        const char *name = adapter->tensors[i].name;
-        if (strncmp(name, t->name, at) == 0 && strcmp(name + at, is_a ? "B.weight" : "A.weight") == 0) {
-            return &adapter->tensors[i];
-        }
-    }
-    return NULL;
-}
-
-/* Whether the factors of all experts, one below the other in A, fit a parameter (experts, out, in) or (experts, in,
- * out). */
-static bool fits_experts(const fc_tensor *w, const fc_tensor *a, const fc_tensor *b, bool *straight, bool *across) {
-    *straight = *across = false;
-    if (w->ndim == 3 && a->ndim == 2 && b->ndim == 2 && w->shape[0] > 0 && a->shape[0] % w->shape[0] == 0 &&
-        b->shape[1] == a->shape[0]) {
-        *straight = a->shape[1] == w->shape[2] && b->shape[0] == w->shape[1];
-        *across = a->shape[1] == w->shape[1] && b->shape[0] == w->shape[2];
-    }
-    return *straight || *across;
+/* Finds the prefix from a module that has targets of the current adapter. */
+static fc_code find_prefix_of_module(merger *m, const char *module) {
+    size_t len = 0;
+    const fc_tensor *t = fc_adapter_targets_prefix(&m->targets, m->source, module, &len);
+    m->prefix = t ? fc_arena_strndup(m->scratch, t->name, len) : NULL;
+    return t && !m->prefix ? fc_no_memory(m->err, m->source->path) : FC_OK;
 }
 
 /* Finds the parameter of a module that both factors fit: their names do not tell which of them it is. */
 static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_tensor *t, size_t *at) {
-    const fc_adapter_config *c = &m->adapters[i].config;
-    const fc_tensor *other = partner_of(m->all[i + 1], t, name->kind == IS_A);
-    const char *module = name->module;
-    for (size_t k = 0; other && k < c->nparameters; k++) {
-        const char *dot = strrchr(c->parameters[k], '.'), *leaf = dot ? dot + 1 : c->parameters[k];
-        bool straight, across;
-        if (!ends_in(module, c->parameters[k], dot ? (size_t)(dot - c->parameters[k]) : 0)) {
+    const fc_tensor *other = NULL, *a, *b;
+    bool straight, across;
+    FC_TRY(find_partner(m, m->all[i + 1], t, name->kind == IS_A, &other));
+    FC_TRY(m->prefix ? FC_OK : find_prefix_of_module(m, name->module));
+    if (!other || !m->prefix) {
+        return FC_OK;
+    }
+    const char *module = fc_arena_printf(m->scratch, "%s%s", m->prefix, name->module);
+    if (!module) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    a = name->kind == IS_A ? t : other;
+    b = name->kind == IS_A ? other : t;
+    size_t k = fc_name_table_find(m->modules_of_source.first, module, strlen(module));
+    for (; k != FC_NO_NAME; k = m->modules_of_source.next[k]) {
+        const fc_tensor *w = &m->source->tensors[k];
+        const char *weight = w->name + strlen(m->prefix);
+        if (!fc_low_rank_fits_experts(w, a, b, &straight, &across) || !fc_adapter_targets_have(&m->targets, weight)) {
             continue;
         }
-        const char *weight = fc_arena_printf(m->scratch, "%s.%s", module, leaf);
-        if (!weight) {
-            return fc_no_memory(m->err, m->source->path);
-        }
-        size_t found;
-        FC_TRY(locate(m, weight, &found));
-        const fc_tensor *w = found != FC_NO_NAME ? &m->source->tensors[found] : NULL;
-        if (!w ||
-            !fits_experts(w, name->kind == IS_A ? t : other, name->kind == IS_A ? other : t, &straight, &across)) {
-            continue;
-        }
-        if (*at != FC_NO_NAME && *at != found) {
+        if (*at != FC_NO_NAME) {
             return fc_fail(m->err, FC_EUNSUPPORTED, "%s: tensor %.256s fits %.256s and %.256s of %s",
                            m->all[i + 1]->path, t->name, m->source->tensors[*at].name, w->name, m->source->path);
         }
-        *at = found;
+        *at = k;
         name->module = name->weight = weight;
     }
     return FC_OK;
@@ -219,14 +221,11 @@ static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_te
 
 /* Finds the weight that a factor is for. PEFT's patterns are about the name of the parameter if it is a target. */
 static fc_code find_weight(merger *m, size_t i, value_name *name, const fc_tensor *t, size_t *at) {
-    const fc_adapter_config *c = &m->adapters[i].config;
     FC_TRY(locate(m, name->weight, at));
-    for (size_t k = 0; *at != FC_NO_NAME && k < c->nparameters; k++) {
-        if (ends_in(name->weight, c->parameters[k], strlen(c->parameters[k]))) {
-            name->module = name->weight;
-        }
+    if (*at != FC_NO_NAME && fc_adapter_targets_have(&m->targets, name->weight)) {
+        name->module = name->weight;
     }
-    if (*at == FC_NO_NAME && c->nparameters > 0 && !name->embedding) {
+    if (*at == FC_NO_NAME && m->targets.names && !name->embedding) {
         FC_TRY(find_parameter(m, i, name, t, at));
     }
     return *at == FC_NO_NAME ? no_weight(m, i, name, t) : FC_OK;
@@ -243,7 +242,12 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
     term->source = i + 1;
     term->transposed = name->embedding;
     term->experts = merged->base && merged->base->ndim == 3 && t->ndim == 2 ? merged->base->shape[0] : 0;
-    *(name->kind == IS_A ? &term->a : &term->b) = t;
+    const fc_tensor **factor = name->kind == IS_A ? &term->a : &term->b;
+    if (*factor) {
+        return fc_fail(m->err, FC_EUSAGE, "%s: tensors %.256s and %.256s are both lora_%c of %.256s",
+                       m->all[i + 1]->path, (*factor)->name, t->name, name->kind == IS_A ? 'A' : 'B', name->weight);
+    }
+    *factor = t;
     if (name->kind == IS_A && t->ndim >= 2) {
         if (!fc_grow(&m->modules, &m->module_capacity, m->nmodules + 1, sizeof *m->modules) ||
             !fc_grow(&m->terms, &m->term_capacity, m->nmodules + 1, sizeof *m->terms)) {
@@ -255,26 +259,33 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
     return fc_computed_shares(m->out, i + 1, t, m->err);
 }
 
+/* Adds a value that the source lacks. */
+static fc_code add_value(merger *m, const char *name, size_t *at) {
+    if (!fc_grow(&m->changes, &m->capacity, m->nchanges + 1, sizeof *m->changes)) {
+        return fc_no_memory(m->err, m->source->path);
+    }
+    *at = m->nchanges++;
+    m->changes[*at] = (change){NULL, name};
+    fc_name_table_put(m->added, name, strlen(name), *at);
+    return FC_OK;
+}
+
 /* A value that the adapter stores as a whole, such as those of modules_to_save: it replaces the source's. */
 static fc_code replace(merger *m, size_t i, const value_name *name, const fc_tensor *t) {
-    size_t at;
-    FC_TRY(find(m, m->prefix ? m->prefix : "", name->weight, &at));
+    const char *full = fc_arena_printf(m->scratch, "%s%s", m->prefix ? m->prefix : "", name->weight);
+    if (!full) {
+        return fc_no_memory(m->err, m->source->path);
+    }
     if (m->adapters[i].weight != 1) {
         return fc_fail(m->err, FC_EUSAGE, "%s: tensor %.256s replaces one of %s, so the adapter's weight must be 1",
                        m->all[i + 1]->path, t->name, m->source->path);
     }
-    for (size_t k = m->source->ntensors; at == FC_NO_NAME && k < m->nchanges; k++) {
-        at = strcmp(m->changes[k].added, name->weight) == 0 ? k : FC_NO_NAME;
-    }
-    if (at == FC_NO_NAME) {
-        if (!fc_grow(&m->changes, &m->capacity, m->nchanges + 1, sizeof *m->changes)) {
-            return fc_no_memory(m->err, m->source->path);
-        }
-        at = m->nchanges++;
-        m->changes[at] = (change){NULL, fc_arena_printf(m->scratch, "%s%s", m->prefix ? m->prefix : "", name->weight)};
+    size_t at = fc_name_table_find(m->names, full, strlen(full));
+    if (at == FC_NO_NAME && (at = fc_name_table_find(m->added, full, strlen(full))) == FC_NO_NAME) {
+        FC_TRY(add_value(m, full, &at));
     }
     fc_merged *merged = merged_of(m, at);
-    if (!merged || (at >= m->source->ntensors && !m->changes[at].added)) {
+    if (!merged) {
         return fc_no_memory(m->err, m->source->path);
     }
     if (merged->source > 0) {
@@ -298,6 +309,10 @@ static fc_code set_scales(merger *m, size_t i) {
 /* Takes the values of an adapter: first the factors, whose names tell the prefix. */
 static fc_code take(merger *m, size_t i) {
     const fc_checkpoint *adapter = m->all[i + 1];
+    m->factors = fc_names_of(adapter, m->scratch);
+    if (!m->factors || !fc_adapter_targets_list(&m->adapters[i].config, m->scratch, &m->targets)) {
+        return fc_no_memory(m->err, adapter->path);
+    }
     for (int others = 0; others < 2; others++) {
         for (size_t k = 0; k < adapter->ntensors; k++) {
             const fc_tensor *t = &adapter->tensors[k];
@@ -312,27 +327,6 @@ static fc_code take(merger *m, size_t i) {
 }
 
 /* ---- shapes ---- */
-
-static bool has_shape(const fc_tensor *t, int64_t rows, int64_t columns) {
-    return t->ndim == 2 && t->shape[0] == rows && t->shape[1] == columns;
-}
-
-/* Whether B × A has the shape of the weight; with more dimensions, each place of a convolution's kernel is one more
- * column. */
-static bool fits(const fc_tensor *w, const fc_low_rank *term) {
-    const fc_tensor *a = term->a, *b = term->b;
-    bool good = w->ndim >= 2 && a->ndim == w->ndim && b->ndim == w->ndim && b->shape[0] == w->shape[0] &&
-                b->shape[1] == a->shape[0];
-    for (int d = 1; good && d < w->ndim; d++) {
-        good = a->shape[d] == w->shape[d] && (d == 1 || b->shape[d] == 1);
-    }
-    return good;
-}
-
-static bool fits_transposed(const fc_tensor *w, const fc_low_rank *term) {
-    const int64_t rank = term->a->ndim == 2 ? term->a->shape[0] : 0;
-    return w->ndim == 2 && has_shape(term->a, rank, w->shape[0]) && has_shape(term->b, w->shape[1], rank);
-}
 
 /* Whether a parameter of square matrices is (experts, in, out): as the other one of its module, whose matrices are
  * wider. */
@@ -371,8 +365,8 @@ static fc_code check_term(const merger *m, const fc_tensor *w, fc_low_rank *term
     }
     const bool floats =
         fc_dtype_get(term->a->dtype)->cls == FC_CLASS_FLOAT && fc_dtype_get(term->b->dtype)->cls == FC_CLASS_FLOAT;
-    bool straight = fits(w, term), across = fits_transposed(w, term);
-    if (term->experts > 0 && fits_experts(w, term->a, term->b, &straight, &across) && straight && across) {
+    bool straight = fc_low_rank_fits(w, term), across = fc_low_rank_fits_transposed(w, term);
+    if (term->experts > 0 && fc_low_rank_fits_experts(w, term->a, term->b, &straight, &across) && straight && across) {
         FC_TRY(is_transposed(m, w, &across));
         straight = !across;
     }
@@ -465,6 +459,10 @@ static fc_code prepare(merger *m) {
     for (size_t i = 0; i < m->count; i++) {
         m->all[i + 1] = m->adapters[i].values;
         most += m->all[i + 1]->ntensors;
+    }
+    m->added = fc_name_table_new(m->scratch, most);
+    if (!m->added || !fc_module_parameters_list(m->source, m->scratch, &m->modules_of_source)) {
+        return fc_no_memory(m->err, m->source->path);
     }
     FC_TRY(fc_computed_new(m->all, m->count + 1, most, &m->out, m->err));
     m->arena = m->out->arena;

@@ -50,4 +50,17 @@ enum { FC_PANEL = 32, FC_LEFT_SPARE = 12 };
 void fc_low_rank_add(const float *left, const float *right, size_t rank, float scale, size_t rows, size_t columns,
                      float *out);
 
+/** Whether B × A has the shape of the weight; with more dimensions, each place of a convolution's kernel is one more
+ * column. */
+bool fc_low_rank_fits(const fc_tensor *w, const fc_low_rank *term);
+
+/** Whether (B × A) transposed has the shape of the weight. */
+bool fc_low_rank_fits_transposed(const fc_tensor *w, const fc_low_rank *term);
+
+/**
+ * Whether the factors of all experts, one below the other in A, fit a parameter (experts, out, in), which is straight,
+ * or (experts, in, out), which is across.
+ */
+bool fc_low_rank_fits_experts(const fc_tensor *w, const fc_tensor *a, const fc_tensor *b, bool *straight, bool *across);
+
 #endif

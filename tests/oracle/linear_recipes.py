@@ -129,12 +129,50 @@ def write_adapter(folder, n, pattern):
                    "alpha_pattern": {pattern(n): 2 for n in reversed(names)}}, f)
 
 
-def plain_patterns(folder, n):
-    write_adapter(folder, n, lambda name: name)
+def plain_patterns(path, n):
+    folder = os.path.join(os.path.dirname(path), "adapter")
+    write_adapter(folder, 2 * n, lambda name: name)
+    os.rename(os.path.join(folder, "base.safetensors"), path)
+
+
+def write_targets(path, base, tensors, targets):
+    folder = os.path.join(os.path.dirname(path), "adapter")
+    os.makedirs(folder)
+    write_safetensors(path, base)
+    write_safetensors(os.path.join(folder, "adapter_model.safetensors"), tensors)
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_parameters": targets}, f)
+
+
+def factors_of(modules):
+    """Factors for two experts of each module."""
+    return {f"base_model.model.{module}.lora_{x}.weight": (shape, size) for module in modules
+            for x, shape, size in (("A", (2, 1), 8), ("B", (2, 2), 16))}
+
+
+def experts(path, n):
+    """The factors of a layer's experts, whose parameter is known by a target."""
+    modules = [f"layers.{i}.experts" for i in range(4 * n)]
+    write_targets(path, {f"model.{m}.w": ((2, 2, 1), 16) for m in modules}, factors_of(modules), ["experts.w"])
+
+
+def many_targets(path, n):
+    modules = [f"layers.{i}.experts" for i in range(4 * n)]
+    write_targets(path, {f"model.{m}.w": ((2, 2, 1), 16) for m in modules}, factors_of(modules), [m + ".w" for m in modules])
+
+
+def added_values(path, n):
+    """Values that the source lacks."""
+    write_targets(path, {"w": ((1, 1), 4)}, {f"base_model.model.v{i}.modules_to_save.default": ((1,), 4) for i in range(4 * n)}, [])
+
+
+def one_long_name(path, n):
+    write_targets(path, {"w": ((1, 1), 4)}, {"base_model.model.v" + ".base_layer" * 20 * n: ((1,), 4)}, [])
 
 
 def adapters():
-    grows("x", plain_patterns, [["consolidate", "-o", "out.pt", "--adapter", "x"]])
+    for make in (plain_patterns, experts, many_targets, added_values, one_long_name):
+        grows("x.safetensors", make, [["consolidate", "-o", "out.pt", "--dry-run", "--adapter", "adapter"]])
 
 
 def expressions():
