@@ -10,6 +10,7 @@
 #include "fsdpckpt/try.h"
 
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,12 +129,26 @@ const char *inspect_layout(const inspection *in, char *buf, size_t size) {
         snprintf(buf, size, "none: there is no data");
         return buf;
     }
-    sharding_summary_layout(&in->sharding, &in->mesh, buf, size);
-    size_t used = strlen(buf);
+    size_t used = in->stages > 1 ? (size_t)snprintf(buf, size, "%" PRId64 " pipeline stages, each of ", in->stages) : 0;
+    sharding_summary_layout(&in->sharding, &in->mesh, buf + used, size - used);
+    used = strlen(buf);
     if (in->recognised) {
         snprintf(buf + used, size - used, ", recognised from the chunks");
     }
     return buf;
+}
+
+/* Replaces the mesh of all ranks by that of one pipeline stage: the dimension of the stages, the first, goes. */
+static void take_stage(inspection *in, size_t count) {
+    const size_t width = (size_t)in->mesh.ndim;
+    for (size_t i = 0; i < count; i++) {
+        memmove(in->placements + i * (width - 1), in->placements + i * width + 1, (width - 1) * sizeof *in->placements);
+    }
+    for (size_t d = 1; d < width; d++) {
+        in->mesh.sizes[d - 1] = in->mesh.sizes[d];
+        memcpy(in->mesh.names[d - 1], in->mesh.names[d], sizeof in->mesh.names[d]);
+    }
+    in->mesh.ndim--;
 }
 
 /* Finds the recorded mesh, or else a mesh of two or more dimensions that matches the chunks. */
@@ -162,6 +177,10 @@ static fc_code find_layout(inspection *in, fc_error *err) {
     if (mesh.ndim > 1) {
         in->mesh = mesh;
         in->recognised = true;
+        in->stages = fc_find_stages(tensors, c->ntensors, &mesh);
+    }
+    if (in->stages > 1) {
+        take_stage(in, c->ntensors);
     }
 out:
     return rc == FC_ENOMEM ? inspect_no_memory(in, err) : FC_OK;

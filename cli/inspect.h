@@ -72,6 +72,7 @@ typedef struct inspection {
     sharding_summary sharding;
     fc_mesh mesh;             /**< recorded, or recognised from the chunks; ndim 0: none */
     bool recognised;          /**< the mesh is not recorded */
+    int64_t stages;           /**< number of pipeline stages, each with such a mesh; 0 or 1: there is no pipeline */
     fc_placement *placements; /**< mesh.ndim per tensor of the checkpoint, if recognised */
     fc_sharding_scratch scratch;
     fc_code worst; /**< the first failure to decode an object; the view continues */

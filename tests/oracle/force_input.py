@@ -28,7 +28,7 @@ from checks import check, failures, must_run
 LOSES = re.compile(r"(that|which) is read: name another target")
 # What each option gets. LOSSY ones make a target that is not the source, KEEPING ones do not; the others depend on the command
 # or cannot be used here.
-LOSSY = {"dtype": ["bf16"], "dtype-for": ["m.w.weight=bf16"], "include": ["m.*"], "exclude": ["m.b"], "strip-prefix": ["m"],
+LOSSY = {"dtype": ["bf16"], "dtype-for": ["m.w.weight=bf16"], "model-only": [], "include": ["m.*"], "exclude": ["m.b"], "strip-prefix": ["m"],
          "rename": ["s/^m/n/"], "dequantize": ["bf16"], "quantize": ["m.w.weight"], "adapter": ["../adapter"], "recipe": ["../drop.json"]}
 KEEPING = {"jobs": ["2"], "memory": ["8M"], "progress": ["never"], "color": ["never"], "comm": ["none"], "follow-external": [],
            "trust-objects": [], "json": [], "quiet": [], "verbose": []}

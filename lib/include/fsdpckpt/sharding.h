@@ -57,6 +57,14 @@ fc_code fc_recognise_layout(const fc_checkpoint *source, size_t count, const fc_
                             fc_mesh *mesh, fc_placement **placements, fc_error *err);
 
 /**
+ * Tells whether the replicas of a mesh that fc_recognise_layout found are the stages of a pipeline: each layer is
+ * stored by one of them as a whole. DTensor has no placement for that; each stage has a mesh of its own, without
+ * "replicate".
+ * @return the number of stages; 1: they are replicas, or there are none.
+ */
+int64_t fc_find_stages(const fc_tensor *const *tensors, size_t count, const fc_mesh *mesh);
+
+/**
  * Finds a mesh of exactly `ranks` ranks on which each chunk of every value of `source` is the local box of its rank.
  * Equal chunks of several ranks are replicas.
  * @param placements receives mesh->ndim entries per value, in the arena.
