@@ -155,7 +155,7 @@ CHANGES = [
     # Values that are listed, but cannot be read.
     (lambda m: properties(m, 0, Global("torch", "quint8")), 5, "the element type torch.quint8 is not supported"),
     (lambda m: properties(m, 1, Call(Global("torch.serialization", "_get_layout"), ("torch.sparse_coo",))), 5, "only dense tensors are supported, this one is torch.sparse_coo"),
-    (lambda m: properties(m, 1, Call(Global("torch.serialization", "_get_layout"), (7,))), 5, "only dense tensors are supported, this one is not"),
+    (lambda m: properties(m, 1, Call(Global("torch.serialization", "_get_layout"), (7,))), 5, "torch.serialization._get_layout is not known to be harmless as it is used here"),
     (lambda m: tensor(m).update(size=(1,) * 33), 5, "it has 33 dimensions; at most"),
 ]
 
