@@ -108,11 +108,20 @@ static bool is_dangerous(const fc_pickle *p, fc_pv v) {
     return fc_global_runs(fc_pickle_bytes(p, cell[1], &n), fc_pickle_bytes(p, cell[2], &n));
 }
 
+/* Which argument is the class of a tensor, of which PyTorch makes an instance by itself; SIZE_MAX: none. */
+static size_t place_of_class(const fc_pickle *p, fc_pv call) {
+    const fc_pv callee = fc_pickle_callee(p, call);
+    return fc_pickle_is_global(p, callee, "torch._tensor", "_rebuild_from_type_v2")      ? 1
+           : fc_pickle_is_global(p, callee, "torch._utils", "_rebuild_wrapper_subclass") ? 0
+                                                                                         : SIZE_MAX;
+}
+
 static bool arguments_hold_function(fc_judge *j, fc_pv call) {
+    const size_t class_at = place_of_class(j->p, call);
     size_t n;
     const fc_pv *items = fc_pickle_call_items(j->p, call, &n);
     for (size_t i = 0; i < n && i < MAX_REACH; i++) {
-        if (holds_function(j, items[i]) || is_dangerous(j->p, items[i])) {
+        if (holds_function(j, items[i]) || (i != class_at && is_dangerous(j->p, items[i]))) {
             return true;
         }
     }

@@ -67,6 +67,7 @@ class Case(unittest.TestCase):
                 out."""
         p = self.run_tool(*args, **kwargs)
         expected = (" does not divide evenly by tp ", ", and not full.pt (pt); ", ", and not pytorch_model.bin (pt); ",
+                    ", and not from.safetensors (safetensors), ",
                     "--include and --exclude left out, besides the optimizer: ")
         told = [line for line in p.stderr.splitlines() if not any(part in line for part in expected)]
         self.assertEqual((p.returncode, told), (0, []), args)
