@@ -75,7 +75,7 @@ static void put_operands(text_out *out, const command *c, bool declare) {
 
 static void put_signature(text_out *out, const command *c) {
     uint64_t takes = c->takes & ~NOT_PYTHON;
-    text_printf(out, "\n\ndef %s(\n    ", c->name);
+    text_printf(out, "\n\n@checked\ndef %s(\n    ", c->name);
     put_operands(out, c, true);
     text_puts(out, c->takes & TAKES(OPT_OUTPUT) ? "output: Path | None = None, " : "");
     text_puts(out, "*,\n");
@@ -147,6 +147,7 @@ void python_api(text_out *out) {
               "\"\"\"The commands of fsdpckpt as functions. CMake generates this file from the option table.\"\"\"\n\n"
               "from __future__ import annotations\n\n"
               "from collections.abc import Sequence\n\n"
+              "from ._arguments import checked\n"
               "from ._run import Path, Progress, Report, Strings, Text, run\n\n__all__ = [\n");
     for (const command *const *c = command_table; *c; c++) {
         if (is_function(*c)) {

@@ -16,7 +16,16 @@ True
 from ._checkpoint import Checkpoint, Chunk, Objects, Tensor, load, open, recipes
 from ._commands import *  # noqa: F403
 from ._commands import __all__ as _command_names
-from ._errors import CorruptError, Error, FsdpckptWarning, NotFoundError, SystemFailure, UnsupportedError, UsageError
+from ._errors import (
+    ArgumentError,
+    CorruptError,
+    Error,
+    FsdpckptWarning,
+    NotFoundError,
+    SystemFailure,
+    UnsupportedError,
+    UsageError,
+)
 from ._native import version as __version__
 from ._objects import Foreign
 from ._placements import Mesh, Partial, Placement, Replicate, Shard, StridedShard
@@ -24,6 +33,7 @@ from ._run import Report, Update
 from ._save import save
 
 __all__ = [
+    "ArgumentError",
     "Checkpoint",
     "Chunk",
     "CorruptError",

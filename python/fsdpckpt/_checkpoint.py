@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from . import _native, _objects
+from ._arguments import checked
 from ._dtypes import numpy_dtype
 from ._errors import UsageError
 from ._index import read_axes, select
@@ -119,6 +120,7 @@ class Tensor:
             out = flat.view(out.dtype).reshape(array.shape)
         return out
 
+    @checked
     def local(
         self,
         rank: int,
@@ -135,6 +137,7 @@ class Tensor:
         offsets, sizes = self.local_box(rank, mesh, placements, tp_plan=tp_plan)
         return self[tuple(slice(o, o + n) for o, n in zip(offsets, sizes))]
 
+    @checked
     def local_box(
         self,
         rank: int,
@@ -216,6 +219,7 @@ class Objects(Mapping[str, Any]):
 class Checkpoint(Mapping[str, Tensor]):
     """An open checkpoint; `fsdpckpt.open` makes one."""
 
+    @checked
     def __init__(self, path: Path, **options: Any) -> None:
         self.path = os.fspath(path)
         self._origin = Origin(self.path, options)
@@ -275,6 +279,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     # ---- all of it ----
 
+    @checked
     def state_dict(self, *, nested: bool = False) -> dict[str, Any]:
         """Reads all tensors, as tensors of PyTorch by name. With `open(..., model_only=True)`, they fit the
         `load_state_dict` of the model.
@@ -371,6 +376,7 @@ def _listed(value: Any) -> Any:
     return {key: _listed(item) for key, item in value.items()} if type(value) is dict else value
 
 
+@checked
 def load(path: Path, **options: Any) -> dict[str, Any]:
     """Reads a checkpoint of any format and layout as the state dict that was saved: tensors of PyTorch, and objects.
 
@@ -400,6 +406,7 @@ def _reopen(origin: Origin, was: Proof) -> Checkpoint:
     return checkpoint
 
 
+@checked
 def open(
     path: Path,
     *,
@@ -442,11 +449,11 @@ def open(
         exclude=texts(exclude),
         strip_prefix=strip_prefix,
         rename=texts(rename),
-        schema=None if schema is None else os.fspath(schema),
+        schema=schema,
         tp_plan=tp_plan,
-        recipe=None if recipe is None else os.fspath(recipe),
+        recipe=recipe,
         reverse=reverse,
-        config=None if config is None else os.fspath(config),
+        config=config,
         follow_external=follow_external,
     )
 

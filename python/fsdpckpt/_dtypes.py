@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from ._errors import ArgumentError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -57,4 +59,4 @@ def torch_name(dtype: np.dtype[Any]) -> str:
         return name
     if dtype == numpy_dtype("complex32"):
         return "complex32"
-    raise TypeError(f"PyTorch has no dtype for NumPy's {dtype}")
+    raise ArgumentError(f"PyTorch has no dtype for NumPy's {dtype}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 
 class Error(Exception):
@@ -20,6 +21,10 @@ class Error(Exception):
 
 class UsageError(Error, ValueError):
     """The call is wrong: a bad value, a target that exists, a name that is not there."""
+
+
+class ArgumentError(UsageError, TypeError):
+    """An argument has another type than the function takes, or the function has no such argument."""
 
 
 class NotFoundError(UsageError, FileNotFoundError):
@@ -102,7 +107,16 @@ def tell(line: str) -> None:
     """Passes on what the library tells without failing."""
     import warnings
 
-    warnings.warn(in_python(line), FsdpckptWarning, stacklevel=5)
+    warnings.warn(in_python(line), FsdpckptWarning, stacklevel=_caller())
+
+
+def _caller() -> int:
+    """How many calls `tell` is below the first one outside of the package."""
+    package = os.path.dirname(__file__) + os.sep
+    frame, calls = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, calls = frame.f_back, calls + 1
+    return calls
 
 
 def in_python(message: str) -> str:

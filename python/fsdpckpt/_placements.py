@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol, Union, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Union, runtime_checkable
+
+from ._arguments import checked, integer, text, within
+from ._errors import ArgumentError
 
 
 class Replicate(NamedTuple):
@@ -63,18 +66,35 @@ class Mesh(NamedTuple):
         return ranks
 
     @classmethod
+    @checked
     def of(cls, mesh: MeshLike) -> Mesh:
         """A mesh from {"dp": 4, "tp": 2}, from pairs, or from a torch DeviceMesh."""
+        pairs: Any
         if isinstance(mesh, Mesh):
-            return mesh
-        if isinstance(mesh, DeviceMeshLike):
-            names = mesh.mesh_dim_names or ("dp", "tp")[: len(mesh.shape)]
-            return cls(tuple(names), tuple(int(n) for n in mesh.shape))
-        pairs = list(mesh.items() if isinstance(mesh, Mapping) else mesh)
-        return cls(tuple(name for name, _ in pairs), tuple(int(n) for _, n in pairs))
+            pairs = _pairs(mesh.names, mesh.shape)
+        elif isinstance(mesh, DeviceMeshLike):
+            pairs = _pairs(mesh.mesh_dim_names or ("dp", "tp")[: len(mesh.shape)], mesh.shape)
+        else:
+            pairs = mesh.items() if isinstance(mesh, Mapping) else mesh
+        dimensions = [_dimension(pair) for pair in pairs]
+        made = cls(tuple(name for name, _ in dimensions), tuple(size for _, size in dimensions))
+        within("mesh", made.size, 1, _MOST_RANKS)
+        return made
 
     def __repr__(self) -> str:
         return "Mesh(" + ", ".join(f"{name}={n}" for name, n in zip(self.names, self.shape)) + ")"
+
+
+def _pairs(names: Any, sizes: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(names, (tuple, list)) or not isinstance(sizes, (tuple, list)) or len(names) != len(sizes):
+        raise ArgumentError("mesh= must have as many names as sizes")
+    return list(zip(names, sizes))
+
+
+def _dimension(pair: Any) -> tuple[str, int]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ArgumentError("mesh= must have a pair of a name and a size for each dimension")
+    return text("mesh", pair[0]), within("mesh", integer("mesh", pair[1]), 1, _MOST_RANKS)
 
 
 @runtime_checkable
@@ -89,6 +109,7 @@ class DeviceMeshLike(Protocol):
 
 MeshLike = Union[Mesh, DeviceMeshLike, Mapping[str, int], Iterable[tuple[str, int]]]
 
+_MOST_RANKS = 1 << 20
 _REPLICATE, _SHARD, _STRIDED_SHARD, _PARTIAL = range(4)  # fc_placement_kind
 
 
@@ -102,14 +123,17 @@ def placement_of(parts: tuple[int, int, int]) -> Placement:
     return Partial() if kind == _PARTIAL else Replicate()
 
 
+def _number(placement: object, name: str) -> int:
+    return within(f"placements.{name}", integer(f"placements.{name}", getattr(placement, name, None)), -_MOST_RANKS, _MOST_RANKS)
+
+
 def parts_of(placement: object) -> tuple[int, int, int]:
     """The three numbers of a placement: ours, or one of torch.distributed.tensor."""
     kind = type(placement).__name__
-    dim = int(getattr(placement, "dim", 0))
     if kind == "Shard":
-        return (_SHARD, dim, 0)
+        return (_SHARD, _number(placement, "dim"), 0)
     if kind in ("StridedShard", "_StridedShard"):
-        return (_STRIDED_SHARD, dim, int(getattr(placement, "split_factor")))
+        return (_STRIDED_SHARD, _number(placement, "dim"), _number(placement, "split_factor"))
     if kind in ("Replicate", "Partial", "_Partial"):
         return (_REPLICATE if kind == "Replicate" else _PARTIAL, 0, 0)
-    raise TypeError(f"{placement!r} is not a placement")
+    raise ArgumentError(f"placements= must be a list of placements, and a {kind} is none")

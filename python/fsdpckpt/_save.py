@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import _native
+from ._arguments import checked, threads, within
 from ._checkpoint import Tensor
 from ._dtypes import torch_name
 from ._errors import UnsupportedError, UsageError
@@ -17,6 +18,7 @@ Element = Any
 _ALIGNED = (1980, 1, 1, 0, 0, 0)
 
 
+@checked
 def save(
     state_dict: Mapping[str, Any],
     path: Path,
@@ -47,6 +49,8 @@ def save(
         progress: a function that is called with each Update; "auto" shows a bar in a terminal or notebook; None: nothing
     """
     target = os.fspath(path)
+    threads(jobs)
+    within("compress", compress, 0, 9)
     leaves = list(_leaves(state_dict, ()))
     for elements, value in leaves:
         if _is_masked(value):
@@ -228,7 +232,10 @@ def _archive(name: str, value: Any) -> bytes:
         except ImportError:
             raise UsageError(f"{name}: saving a {type(value).__name__} needs PyTorch") from None
         stream = io.BytesIO()
-        torch.save(value, stream)
+        try:
+            torch.save(value, stream)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(f"{name}: torch.save cannot write a {type(value).__name__}: {error}") from error
         return stream.getvalue()
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from . import _checkpoint
+from ._arguments import checked, threads
 from ._errors import TargetError, UsageError
 from ._save import has_storage
 from ._torch_planner import held_reads
@@ -41,9 +42,10 @@ class HDF5Reader(StorageReader):
         options: those of `fsdpckpt.open`, such as `strip_prefix` and `rename`, for another naming of the state dict
     """
 
+    @checked
     def __init__(self, path: Path | None = None, *, jobs: int = 0, **options: Any) -> None:
         self.path = None if path is None else os.fspath(path)
-        self.jobs = jobs
+        self.jobs = threads(jobs)
         self._options = options
         self._checkpoint: _checkpoint.Checkpoint | None = None
         self._metadata: Metadata | None = None
@@ -56,6 +58,7 @@ class HDF5Reader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
         return isinstance(checkpoint_id, (str, os.PathLike))
 
+    @checked
     def reset(self, checkpoint_id: Path | None = None) -> None:
         self._checkpoint = None
         if checkpoint_id is not None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import pytest
 
 from . import _commands
+from ._arguments import checked
 from ._run import Path, Report
 
 
@@ -28,6 +29,7 @@ class AssertCompatible(Protocol):
     ) -> Report: ...
 
 
+@checked
 def assert_compatible(
     checkpoint: Path, reference: Path | Mapping[str, Any] | HasStateDict | None = None, **options: Any
 ) -> Report:

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from . import _checkpoint, _native
+from ._arguments import checked, threads
 from ._errors import Error, UnsupportedError, UsageError
 from ._shards import Box, Element, Job, Value, find_layout
 from ._torch_planner import LoadPlanner, SavePlanner
@@ -69,10 +70,11 @@ class HDF5Writer(StorageWriter):
         jobs: number of worker threads per rank (default: enough to keep the processors and the disk busy)
     """
 
+    @checked
     def __init__(self, path: Path | None = None, *, force: bool = False, jobs: int = 0) -> None:
         self.path = None if path is None else os.fspath(path)
         self.force = force
-        self.jobs = jobs
+        self.jobs = threads(jobs)
         self._format = "h5"
         self._trust_objects = False
         self._paths: dict[str, tuple[Element, ...]] | None = None
@@ -103,6 +105,7 @@ class HDF5Writer(StorageWriter):
     def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self.path)
 
+    @checked
     def reset(self, checkpoint_id: Path | None = None) -> None:
         self._abort()
         if checkpoint_id is not None:

@@ -43,7 +43,7 @@ static void done_with(checkpoint_object *self) {
 /* @return whether it is open; if not, an exception is set. */
 static bool is_open(const checkpoint_object *self) {
     if (self->closed) {
-        PyErr_SetString(PyExc_ValueError, "I/O operation on a closed checkpoint");
+        native_usage("I/O operation on a closed checkpoint");
     }
     return !self->closed;
 }
@@ -133,18 +133,22 @@ static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords)
                             "reverse", "config",       "model_only",      NULL};
     checkpoint_object *self = (checkpoint_object *)object;
     open_request r = {.path = NULL};
-    PyObject *path = NULL, *include = Py_None, *exclude = Py_None, *rename = Py_None;
+    PyObject *path = NULL, *schema = NULL, *recipe = NULL, *config = NULL;
+    PyObject *include = Py_None, *exclude = Py_None, *rename = Py_None;
     if (self->arena) {
         PyErr_SetString(PyExc_RuntimeError, "the checkpoint is already open");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppzzOOzOzpzp", names, PyUnicode_FSConverter, &path,
-                                     &r.headers_only, &r.follow_external, &r.schema, &r.tp_plan, &include, &exclude,
-                                     &r.selection.strip_prefix, &rename, &r.recipe, &r.reverse, &r.config,
-                                     &r.model_only)) {
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppO&zOOzOO&pO&p", names, PyUnicode_FSConverter, &path,
+                                     &r.headers_only, &r.follow_external, native_optional_path, &schema, &r.tp_plan,
+                                     &include, &exclude, &r.selection.strip_prefix, &rename, native_optional_path,
+                                     &recipe, &r.reverse, native_optional_path, &config, &r.model_only)) {
         return -1;
     }
     r.path = PyBytes_AsString(path);
+    r.schema = schema ? PyBytes_AsString(schema) : NULL;
+    r.recipe = recipe ? PyBytes_AsString(recipe) : NULL;
+    r.config = config ? PyBytes_AsString(config) : NULL;
     self->arena = fc_arena_new();
     bool ready = self->arena || (PyErr_NoMemory(), false);
     ready = ready && r.path && native_strings(include, self->arena, &r.selection.include) &&
@@ -156,6 +160,9 @@ static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords)
         Py_BEGIN_ALLOW_THREADS rc = open_request_run(&r, self, &err);
         Py_END_ALLOW_THREADS ready = rc == FC_OK || native_raise(&err);
     }
+    Py_XDECREF(config);
+    Py_XDECREF(recipe);
+    Py_XDECREF(schema);
     Py_DECREF(path);
     return ready ? 0 : -1;
 }

@@ -24,7 +24,7 @@ static PyObject *local_box(PyObject *module, PyObject *args) {
         return NULL;
     }
     if (rank < 0 || rank >= fc_mesh_ranks(&mesh)) {
-        PyErr_Format(PyExc_IndexError, "rank %lld: the mesh has %lld ranks", rank, (long long)fc_mesh_ranks(&mesh));
+        native_usage("rank %lld: the mesh has %lld ranks", rank, (long long)fc_mesh_ranks(&mesh));
         return NULL;
     }
     fc_mesh_coordinate(&mesh, rank, coordinate);

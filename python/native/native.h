@@ -27,6 +27,9 @@
 /** Sets the exception that fsdpckpt._errors makes of `err`. @return NULL. */
 PyObject *native_raise(const fc_error *err);
 
+/** Sets a UsageError, whose text is made as by PyUnicode_FromFormat. @return NULL. */
+PyObject *native_usage(const char *format, ...);
+
 /** A reporter that turns each line into a Python warning. It may be called without the interpreter lock. */
 fc_reporter native_reporter(void);
 
@@ -35,6 +38,12 @@ fc_reporter native_reporter(void);
  * @return false with an exception set.
  */
 bool native_strings(PyObject *sequence, fc_arena *arena, const char *const **out);
+
+/**
+ * Converts a path for PyArg_ParseTuple's "O&" as PyUnicode_FSConverter does, but leaves NULL in `out` for None. The
+ * caller releases what is in it.
+ */
+int native_optional_path(PyObject *value, void *out);
 
 /** Decodes a path or a message, which may contain one, as Python decodes file names; NULL becomes None. */
 PyObject *native_text(const char *text);

@@ -131,7 +131,7 @@ static bool read_dtype(fc_arena *arena, const char *dtype, const char *encoding,
         return false;
     }
     if (dtype && !fc_dtype_find(dtype, strlen(dtype), &out->dtype)) {
-        PyErr_Format(PyExc_ValueError, "no dtype is called '%s'", dtype);
+        native_usage("no dtype is called '%s'", dtype);
         return false;
     }
     return true;
@@ -153,10 +153,7 @@ static bool read_row(void *context, PyObject *row, Py_ssize_t index) {
     }
     Py_ssize_t ndim = PySequence_Size(shape);
     if (ndim < 0 || ndim > FC_MAX_DIMS) {
-        return ndim < 0
-                   ? false
-                   : (PyErr_Format(PyExc_ValueError, "%zd dimensions, at most %d are supported", ndim, FC_MAX_DIMS),
-                      false);
+        return ndim < 0 ? false : (native_usage("%zd dimensions, at most %d are supported", ndim, FC_MAX_DIMS), false);
     }
     out->ndim = (int)ndim;
     out->name = keep(r->arena, name);
@@ -178,7 +175,7 @@ bool native_rows_have_data(const fc_memory_tensor *tensors, size_t count) {
         const fc_memory_tensor *t = &tensors[i];
         for (size_t c = 0; c < t->nchunks; c++) {
             if (!t->chunks[c].data && !fc_is_empty(t->ndim, t->chunks[c].sizes)) {
-                PyErr_Format(PyExc_ValueError, "%s: there is no memory with its elements", t->name);
+                native_usage("%s: there is no memory with its elements", t->name);
                 return false;
             }
         }

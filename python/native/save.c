@@ -57,7 +57,7 @@ PyObject *native_save(PyObject *module, PyObject *args, PyObject *keywords) {
     if (!r.arena) {
         PyErr_NoMemory();
     } else if (!r.how.format) {
-        PyErr_Format(PyExc_ValueError, "no format is called '%s'", format);
+        native_usage("no format is called '%s'", format);
     } else if (r.path && native_rows(values, r.arena, &r.tensors, &r.count) &&
                native_rows_have_data(r.tensors, r.count) && native_run(save_work, &r, update)) {
         saved = report_dict(&r);

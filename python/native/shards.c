@@ -101,7 +101,7 @@ PyObject *native_layout(PyObject *module, PyObject *args) {
     if (PyArg_ParseTuple(args, "O&OL", PyUnicode_FSConverter, &path, &rows, &r.ranks)) {
         r.path = PyBytes_AsString(path);
         if (r.ranks < 1 || r.ranks > (1 << 20)) {
-            PyErr_SetString(PyExc_ValueError, "there are from 1 to 1,048,576 ranks");
+            native_usage("there are from 1 to 1,048,576 ranks");
         } else if (r.path && native_rows(rows, r.arena, &r.tensors, &r.count) && native_run(layout_work, &r, Py_None)) {
             result = layout_result(&r);
         }
@@ -166,8 +166,7 @@ static bool read_common(shards_request *r, const char *format, PyObject *rows, P
     r->shards.format = fc_format_find(format);
     r->arena = fc_arena_new();
     if (!r->shards.format || !r->arena) {
-        return r->arena ? (PyErr_Format(PyExc_ValueError, "no format is called '%s'", format), false)
-                        : (PyErr_NoMemory(), false);
+        return r->arena ? (native_usage("no format is called '%s'", format), false) : (PyErr_NoMemory(), false);
     }
     bool good = r->label && r->shards.staging && native_mesh(pairs, &r->mesh) &&
                 native_rows(rows, r->arena, &r->tensors, &r->count) && read_layout(r, layout);
@@ -203,7 +202,7 @@ static bool fetch_addresses(const shards_request *r, const size_t *indices, size
         Py_XDECREF(item);
         if (!address) {
             if (!PyErr_Occurred()) {
-                PyErr_Format(PyExc_ValueError, "%s: there is no memory with its elements", r->tensors[indices[i]].name);
+                native_usage("%s: there is no memory with its elements", r->tensors[indices[i]].name);
             }
             break;
         }
@@ -255,8 +254,7 @@ PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keyword
         r.shards.context = &r;
         r.shards.batch_bytes = batch;
         if ((int64_t)r.rank >= fc_mesh_ranks(&r.mesh)) {
-            PyErr_Format(PyExc_IndexError, "rank %lu: the mesh has %lld ranks", r.rank,
-                         (long long)fc_mesh_ranks(&r.mesh));
+            native_usage("rank %lu: the mesh has %lld ranks", r.rank, (long long)fc_mesh_ranks(&r.mesh));
         } else if (native_run(write_work, &r, update)) {
             notes = PyBytes_FromStringAndSize(r.notes, (Py_ssize_t)r.size);
         } else if (r.raised[0]) {

@@ -42,6 +42,22 @@ PyObject *native_raise(const fc_error *err) {
     return NULL;
 }
 
+PyObject *native_usage(const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    PyObject *text = PyUnicode_FromFormatV(format, values);
+    va_end(values);
+    PyObject *errors = text ? PyImport_ImportModule("fsdpckpt._errors") : NULL;
+    PyObject *kind = errors ? PyObject_GetAttrString(errors, "UsageError") : NULL;
+    if (kind) {
+        PyErr_SetObject(kind, text);
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(errors);
+    Py_XDECREF(text);
+    return NULL;
+}
+
 static void tell(void *context, const char *line) {
     (void)context;
     PyGILState_STATE state = PyGILState_Ensure();
@@ -60,16 +76,31 @@ fc_reporter native_reporter(void) {
     return reporter;
 }
 
+/* ---- paths ---- */
+
+int native_optional_path(PyObject *value, void *out) {
+    PyObject **path = out;
+    if (!value) { /* the call fails: releases what was converted */
+        Py_CLEAR(*path);
+        return 1;
+    }
+    return value == Py_None ? 1 : PyUnicode_FSConverter(value, out);
+}
+
 /* ---- sequences ---- */
 
 static bool copy_string(PyObject *item, fc_arena *arena, const char **out) {
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(item, &size);
     if (!text) {
+        if (PyErr_ExceptionMatches(PyExc_UnicodeError)) {
+            PyErr_Clear();
+            native_usage("%A is no text: it has a surrogate, which UTF-8 cannot encode", item);
+        }
         return false;
     }
     if (strlen(text) != (size_t)size) {
-        PyErr_SetString(PyExc_ValueError, "embedded null character");
+        native_usage("%A has a null character", item);
         return false;
     }
     *out = fc_arena_strndup(arena, text, (size_t)size);
@@ -104,7 +135,7 @@ bool native_strings(PyObject *sequence, fc_arena *arena, const char *const **out
 int native_integers(PyObject *sequence, int most, int64_t *out) {
     Py_ssize_t count = PySequence_Size(sequence);
     if (count > most) {
-        PyErr_Format(PyExc_ValueError, "%zd dimensions, at most %d are supported", count, most);
+        native_usage("%zd dimensions, at most %d are supported", count, most);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -147,8 +178,7 @@ static bool read_dimension(PyObject *pair, fc_mesh *mesh, int d) {
         return false;
     }
     if (size < 1 || strlen(name) >= sizeof mesh->names[d]) {
-        PyErr_Format(PyExc_ValueError,
-                     "mesh dimension '%s' of size %lld: a size is at least 1, a name at most %d bytes", name, size,
+        native_usage("mesh dimension '%s' of size %lld: a size is at least 1, a name at most %d bytes", name, size,
                      (int)sizeof mesh->names[d] - 1);
         return false;
     }
@@ -162,7 +192,7 @@ bool native_mesh(PyObject *pairs, fc_mesh *out) {
     Py_ssize_t count = PySequence_Size(pairs);
     if (count < 0 || count > FC_MAX_MESH_DIMS) {
         if (count >= 0) {
-            PyErr_Format(PyExc_ValueError, "a mesh has at most %d dimensions", FC_MAX_MESH_DIMS);
+            native_usage("a mesh has at most %d dimensions", FC_MAX_MESH_DIMS);
         }
         return false;
     }
@@ -197,7 +227,7 @@ PyObject *native_placements(int count, const fc_placement *placements) {
 
 bool native_read_placements(PyObject *tuples, int count, fc_placement *out) {
     if (PySequence_Size(tuples) != count) {
-        PyErr_Format(PyExc_ValueError, "a mesh of %d dimensions needs as many placements", count);
+        native_usage("a mesh of %d dimensions needs as many placements", count);
         return false;
     }
     for (int i = 0; i < count; i++) {

@@ -277,7 +277,7 @@ class Reading(unittest.TestCase):
                     )
                     self.assertEqual(box, (tuple(offset), tuple(shape)))
             self.assertEqual(full["cube"].local(5, {"dp": 6}).shape, (1, 6, 10))
-            with self.assertRaises(IndexError):
+            with self.assertRaisesRegex(fsdpckpt.UsageError, "rank 6: the mesh has 6 ranks"):
                 full["cube"].local(6, {"dp": 6})
 
     def test_a_device_mesh_of_pytorch(self):
