@@ -45,16 +45,33 @@ static const struct {
     [FC_HINT_RECIPE_CONFIG] = {NULL, "choose one with --recipe, or name the model's config.json with --config"},
     [FC_HINT_CONFIG] = {NULL, "give it with --config"},
     [FC_HINT_ADAPTER_CONFIG] = {NULL, "--adapter-config FILE, its adapter_config.json, merges it"},
+    [FC_HINT_EXCLUDE_EACH] = {"leave all of them out with %s", "leave all of them out with --exclude GLOB"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };
+
+/* Spells globs as options: "a, b" as "--exclude 'a' --exclude 'b'". */
+static void spell_excludes(const char *globs, char *buf, size_t size) {
+    size_t used = 0;
+    while (*globs && used < size) {
+        const size_t len = strcspn(globs, ",");
+        used += (size_t)snprintf(buf + used, size - used, "%s--exclude '%.*s'", used ? " " : "", (int)len, globs);
+        globs += len + strspn(globs + len, ", ");
+    }
+}
 
 const char *hint_text(const fc_error *err, char *buf, size_t size) {
     const char *named = err->hint < FC_HINT_COUNT ? spellings[err->hint].named : NULL;
     const char *plain = err->hint < FC_HINT_COUNT ? spellings[err->hint].plain : NULL;
     const char *at = named && err->about[0] ? strstr(named, "%s") : NULL;
     buf[0] = '\0';
+    char spelled[8 * sizeof err->about];
+    if (err->hint == FC_HINT_EXCLUDE_EACH) {
+        spell_excludes(err->about, spelled, sizeof spelled);
+    } else {
+        snprintf(spelled, sizeof spelled, "%s", err->about);
+    }
     if (at) {
-        snprintf(buf, size, "; %.*s%s%s", (int)(at - named), named, err->about, at + 2);
+        snprintf(buf, size, "; %.*s%s%s", (int)(at - named), named, spelled, at + 2);
     } else if (plain) {
         snprintf(buf, size, "; %s", plain);
     }

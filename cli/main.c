@@ -279,7 +279,7 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     if (rc != FC_OK && err.message[0]) { /* without a message, the error is on stdout or another rank prints it */
-        char hint[sizeof err.about + 128], line[sizeof err.message + sizeof hint];
+        char hint[8 * sizeof err.about + 128], line[sizeof err.message + sizeof hint];
         snprintf(line, sizeof line, "%s%s", err.message, hint_text(&err, hint, sizeof hint));
         text_report_error(line);
     }

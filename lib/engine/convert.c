@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
+#include "engine/check_readable.h"
 #include "engine/check_target.h"
 #include "engine/held.h"
 #include "engine/ranks.h"
@@ -26,23 +27,6 @@ enum {
     /* What index.h5 needs per box of a tensor. */
     MAPPING_BYTES = 160,
 };
-
-/* Fails before anything is written if any selected value is unreadable. */
-static fc_code check_readable(const fc_target *target, fc_error *err) {
-    fc_error first;
-    size_t count = 0;
-    for (size_t i = 0; i < target->ntensors; i++) {
-        fc_error *why = count == 0 ? &first : NULL;
-        count += fc_check_readable(target->source, target->tensors[i].source, why) != FC_OK;
-    }
-    if (count == 0) {
-        return FC_OK;
-    }
-    fc_code rc = count == 1
-                     ? fc_fail(err, first.code, "%s", first.message)
-                     : fc_fail(err, first.code, "%s; it is the first of %zu unreadable values", first.message, count);
-    return fc_advise(err, rc, first.hint, first.about);
-}
 
 /* Fails before anything is written if PyTorch would run code when it loads the target. */
 static fc_code check_objects(const fc_target *target, const fc_convert_options *options, fc_error *err) {
@@ -394,8 +378,8 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));
     }
+    FC_TRY(fc_check_all_readable(target, err));
     FC_TRY(check_headers(source, options->move.progress, err));
-    FC_TRY(check_readable(target, err));
     FC_TRY(check_objects(target, options, err));
     FC_TRY(check_coverage(target, options->move.progress, err));
     FC_TRY(measure(target, options, report, err));

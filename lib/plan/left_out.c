@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* A longer list (bytes) ends in "...". A name is not looked into below MOST_LEVELS. */
-enum { MOST_LISTED = 200, MOST_LEVELS = 64 };
+enum { MOST_LISTED = 200, MOST_GLOBS = 250, MOST_LEVELS = 64 };
 
 bool fc_add_component(fc_arena *arena, const char **list, const char *name, size_t len) {
     for (const char *at = *list; *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] ? 2 : 0)) {
@@ -61,6 +61,26 @@ fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_aren
                      : fc_add_component(arena, out, left->names[i], distinct(kept, left->names[i]));
     }
     return added ? FC_OK : fc_no_memory(err, NULL);
+}
+
+fc_code fc_list_globs(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out, fc_error *err) {
+    qsort(kept->names, kept->count, sizeof *kept->names, by_name);
+    *out = "";
+    for (size_t i = 0; *out && i < left->count && strlen(*out) < MOST_GLOBS; i++) {
+        const char *name = left->names[i];
+        const size_t len = distinct(kept, name);
+        if (name[strcspn(name, "*?[]\\,'\"")]) {
+            *out = NULL;
+            return FC_OK;
+        }
+        const bool whole = name[len] == '\0' || is_kept(kept, name, len);
+        const char *glob = fc_arena_printf(arena, "%.*s%s", (int)(whole ? strlen(name) : len), name, whole ? "" : ".*");
+        if (!glob || !fc_add_component(arena, out, glob, strlen(glob))) {
+            return fc_no_memory(err, NULL);
+        }
+    }
+    *out = strlen(*out) < MOST_GLOBS ? *out : NULL;
+    return FC_OK;
 }
 
 fc_code fc_list_left_out(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, const char **out,

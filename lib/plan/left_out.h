@@ -29,4 +29,11 @@ bool fc_add_component(fc_arena *arena, const char **list, const char *name, size
 fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out,
                            fc_error *err);
 
+/**
+ * Makes globs that match all names of `left` and none of `kept`, as few as components allow: "meta.*, step".
+ * @param kept is sorted by this function.
+ * @param out  receives them, in `arena`, separated by ", "; NULL if a name could be taken for a glob, or for two.
+ */
+fc_code fc_list_globs(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out, fc_error *err);
+
 #endif

@@ -77,6 +77,7 @@ _NO_MEMORY, _INTERRUPTED = 6, 130
 # What the caller can change, by fc_hint.
 _HINTS = {
     "exclude": "exclude it: exclude=['{about}']",
+    "exclude_each": "leave all of them out: exclude={globs}",
     "trust_objects": "exclude it, or copy it unchanged with trust_objects=True",
     "force": "force=True replaces it",
     "follow_external": "follow_external=True allows it",
@@ -94,7 +95,7 @@ def make(code: int, message: str, hint: str = "", about: str = "") -> BaseExcept
     if code == _INTERRUPTED:
         return KeyboardInterrupt()
     advice = _HINTS.get(hint, "") if about or "{about}" not in _HINTS.get(hint, "") else ""
-    text = in_python(message + (f"; {advice.format(about=about)}" if advice else ""))
+    text = in_python(message + (f"; {advice.format(about=about, globs=about.split(', '))}" if advice else ""))
     made = _CLASSES.get(code, Error)(text)
     if made.path and not os.path.lexists(made.path) and re.search(r"[Nn]o such file", text):
         made = NotFoundError(text)

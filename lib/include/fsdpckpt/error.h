@@ -49,6 +49,7 @@ typedef enum fc_hint {
     FC_HINT_SELECT_STATE,    /**< select model and optimizer only: fc_selection.include */
     FC_HINT_MODEL_PREFIX,    /**< give all names the prefix "model.", or select those that have it */
     FC_HINT_ADAPTER_CONFIG,  /**< give the adapter's configuration: fc_export_options.adapter_config */
+    FC_HINT_EXCLUDE_EACH,    /**< exclude several values: `about` has globs, separated by ", " */
     FC_HINT_COUNT
 } fc_hint;
 
