@@ -4,6 +4,7 @@
  */
 #include "engine/read_box.h"
 
+#include "engine/chunk_lists.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/cast.h"
@@ -14,6 +15,7 @@
 
 /* A box to read. All of it goes to `whole`; if that is NULL, each tile goes through `tile` to `visit`. */
 typedef struct box_reader {
+    fc_chunk_lists *lists; /* may be NULL */
     fc_source *source;
     fc_coverage *coverage;
     fc_source_crc *crc; /* collects the CRCs of what is read; may be NULL */
@@ -57,7 +59,7 @@ static fc_code read_box(const fc_checkpoint *checkpoint, box_reader *r, const fc
                        fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(r->dtype)->torch_name);
     }
     fc_code rc;
-    FC_TRY_GOTO(fc_coverage_within(checkpoint, tensor, box, &r->coverage, err), rc, out);
+    FC_TRY_GOTO(fc_chunk_lists_find(r->lists, checkpoint, tensor, box, &r->coverage, err), rc, out);
     if (fc_box_volume(box) == 0) {
         goto out;
     }
@@ -100,6 +102,12 @@ fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, co
                     void *buf, fc_error *err) {
     box_reader r = {.tensor = tensor, .dtype = dtype, .whole = buf};
     return read_checked(checkpoint, &r, box, err);
+}
+
+fc_code fc_read_box_listed(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *request,
+                           fc_error *err) {
+    box_reader r = {.lists = lists, .tensor = request->tensor, .dtype = request->tensor->dtype, .whole = request->buf};
+    return read_checked(checkpoint, &r, &request->box, err);
 }
 
 fc_code fc_read_object(const fc_checkpoint *checkpoint, const fc_tensor *object, unsigned char **bytes, fc_error *err) {

@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/crc.h"
+#include "engine/chunk_lists.h"
 #include "engine/source.h"
 #include "engine/threads.h"
 #include "engine/tuning.h"
@@ -27,6 +28,7 @@ typedef struct reading {
     const fc_checkpoint *checkpoint;
     const fc_box_request *requests;
     size_t count;
+    fc_chunk_lists *lists;
     fc_progress *progress; /* may be NULL */
     fc_decoded *decoded;
     int files;            /* open files per worker */
@@ -59,14 +61,16 @@ static bool is_whole(const fc_box_request *r) {
 }
 
 /* Finds the recorded digest of the box. */
-static fc_code recorded(const reading *r, const fc_box_request *request, fc_digest *out, fc_error *err) {
+static fc_code recorded(const reading *r, const active *a, fc_digest *out, fc_error *err) {
+    const fc_box_request *request = a->request;
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
     if (is_whole(request)) {
         return fc_checkpoint_digest(r->checkpoint, request->tensor, FC_WHOLE_TENSOR, out, err);
     }
-    for (size_t i = 0; i < request->tensor->nchunks; i++) {
-        if (is_chunk(request, i)) {
-            return fc_checkpoint_digest(r->checkpoint, request->tensor, i, out, err);
+    for (size_t i = 0; i < fc_coverage_count(a->coverage); i++) {
+        const size_t chunk = fc_coverage_chunk(a->coverage, i);
+        if (is_chunk(request, chunk)) {
+            return fc_checkpoint_digest(r->checkpoint, request->tensor, chunk, out, err);
         }
     }
     return FC_OK;
@@ -76,7 +80,7 @@ static fc_code compare(const reading *r, const active *a, fc_error *err) {
     const fc_tensor *t = a->request->tensor;
     const uint64_t found = fc_crc64_finish(a->sum, (uint64_t)a->volume * fc_dtype_size(t->dtype));
     fc_digest digest;
-    FC_TRY(recorded(r, a->request, &digest, err));
+    FC_TRY(recorded(r, a, &digest, err));
     if (digest.kind != FC_DIGEST_CRC64 || digest.value == found) {
         return FC_OK;
     }
@@ -98,7 +102,7 @@ static fc_code begin_next(reading *r, active **out, fc_error *err) {
     }
     a->request = &r->requests[r->next++];
     a->volume = fc_box_volume(&a->request->box);
-    fc_code rc = fc_coverage_within(r->checkpoint, a->request->tensor, &a->request->box, &a->coverage, err);
+    fc_code rc = fc_chunk_lists_find(r->lists, r->checkpoint, a->request->tensor, &a->request->box, &a->coverage, err);
     if (rc != FC_OK) {
         free_active(a);
         return fc_context(err, rc, "%s", r->checkpoint->path);
@@ -219,7 +223,11 @@ fc_code fc_read_boxes(const fc_checkpoint *checkpoint, const fc_box_request *req
                  .progress = options ? options->progress : NULL,
                  .decoded = fc_decoded_new(FC_DEFAULT_MEMORY),
                  .files = fc_files_per_worker(threads)};
-    if (!r.decoded) {
+    fc_chunk_lists *own = options && options->lists ? NULL : fc_chunk_lists_new(checkpoint);
+    r.lists = own ? own : options ? options->lists : NULL;
+    if (!r.decoded || !r.lists) {
+        fc_decoded_free(r.decoded);
+        fc_chunk_lists_free(own);
         return fc_no_memory(err, checkpoint->path);
     }
     pthread_mutex_init(&r.lock, NULL);
@@ -227,6 +235,7 @@ fc_code fc_read_boxes(const fc_checkpoint *checkpoint, const fc_box_request *req
     pthread_mutex_destroy(&r.lock);
     free_active(r.current);
     fc_decoded_free(r.decoded);
+    fc_chunk_lists_free(own);
     if (r.code != FC_OK && err) {
         *err = r.error;
     }

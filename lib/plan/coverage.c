@@ -14,13 +14,11 @@
  * When the weights differ, bisection along each dimension in turn finds the first element, in lexicographic order, that
  * is not covered exactly once.
  */
-#include "fsdpckpt/plan.h"
-
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
+#include "plan/coverage_private.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -31,30 +29,6 @@ enum {
 };
 
 #define PRIME ((UINT64_C(1) << 61) - 1)
-
-struct fc_coverage {
-    const fc_checkpoint *checkpoint; /* for messages; may be NULL */
-    const fc_tensor *tensor;
-    int64_t low[FC_MAX_DIMS], high[FC_MAX_DIMS]; /* the region */
-    size_t *chunks; /* the chunks that overlap the region, in the order of compare_chunks, without replicas */
-    size_t count;
-    /* A binary tree over runs of consecutive chunks; NULL if there are few. Node i has the children 2 i and 2 i + 1,
-     * and 2 ndim numbers: the bounds of a box around all chunks of its run. */
-    int64_t *bounds;
-    uint64_t secret[2];
-};
-
-/* The bounds of a chunk along `d`, clipped to the region. */
-static int64_t clipped_low(const fc_coverage *c, size_t chunk, int d) {
-    int64_t offset = c->tensor->chunks[chunk].dims[d];
-    return offset > c->low[d] ? offset : c->low[d];
-}
-
-static int64_t clipped_high(const fc_coverage *c, size_t chunk, int d) {
-    const int64_t *dims = c->tensor->chunks[chunk].dims;
-    int64_t end = dims[d] + dims[c->tensor->ndim + d];
-    return end < c->high[d] ? end : c->high[d];
-}
 
 static int compare_i64(int64_t a, int64_t b) {
     return (a > b) - (a < b);
@@ -67,7 +41,7 @@ static int compare_chunks(const void *pa, const void *pb, void *context) {
     size_t a = *(const size_t *)pa, b = *(const size_t *)pb;
     int ndim = c->tensor->ndim;
     for (int d = 0; d < ndim; d++) {
-        int order = compare_i64(clipped_low(c, a, d), clipped_low(c, b, d));
+        int order = compare_i64(fc_clipped_low(c, a, d), fc_clipped_low(c, b, d));
         if (order) {
             return order;
         }
@@ -89,7 +63,7 @@ static bool same_box(const fc_tensor *tensor, size_t a, size_t b) {
 
 static bool meets_region(const fc_coverage *c, size_t chunk) {
     for (int d = 0; d < c->tensor->ndim; d++) {
-        if (clipped_low(c, chunk, d) >= clipped_high(c, chunk, d)) {
+        if (fc_clipped_low(c, chunk, d) >= fc_clipped_high(c, chunk, d)) {
             return false;
         }
     }
@@ -128,6 +102,36 @@ static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     return FC_OK;
 }
 
+/* Adds a chunk to the selected ones. The capacity is the next power of two. */
+static fc_code add_chunk(void *context, const fc_overlap *overlap, fc_error *err) {
+    fc_coverage *c = context;
+    if ((c->count & (c->count - 1)) == 0) {
+        const size_t capacity = c->count ? 2 * c->count : 1;
+        size_t bytes, *grown = NULL;
+        grown = fc_mul_size(capacity, sizeof *grown, &bytes) ? realloc(c->chunks, bytes) : NULL;
+        if (!grown) {
+            return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", c->tensor->name);
+        }
+        c->chunks = grown;
+    }
+    c->chunks[c->count++] = overlap->chunk;
+    return FC_OK;
+}
+
+/* Lists the chunks of `list` that overlap the region, sorted. */
+static fc_code select_from(fc_coverage *c, const fc_coverage *list, fc_error *err) {
+    int64_t sizes[FC_MAX_DIMS];
+    for (int d = 0; d < c->tensor->ndim; d++) {
+        sizes[d] = c->high[d] - c->low[d];
+    }
+    const fc_box region = {c->tensor->ndim, c->low, sizes};
+    FC_TRY(fc_coverage_visit(list, &region, add_chunk, c, err));
+    if (c->count > 0) {
+        qsort_r(c->chunks, c->count, sizeof *c->chunks, compare_chunks, c);
+    }
+    return FC_OK;
+}
+
 /* The kernel gives each process 16 random bytes. */
 static void make_secret(fc_coverage *c) {
     const void *random = (const void *)getauxval(AT_RANDOM); /* NOLINT(performance-no-int-to-ptr) */
@@ -160,7 +164,7 @@ static uint64_t multiply(uint64_t a, uint64_t b) {
 static uint64_t weight_of_chunk(const fc_coverage *c, size_t chunk, const int64_t *low, const int64_t *high) {
     uint64_t weight = 1;
     for (int d = 0; d < c->tensor->ndim; d++) {
-        int64_t start = clipped_low(c, chunk, d), end = clipped_high(c, chunk, d);
+        int64_t start = fc_clipped_low(c, chunk, d), end = fc_clipped_high(c, chunk, d);
         start = start > low[d] ? start : low[d];
         end = end < high[d] ? end : high[d];
         if (start >= end) {
@@ -201,95 +205,6 @@ static void find_first_wrong(const fc_coverage *c, int64_t *point) {
     memcpy(point, low, sizeof low);
 }
 
-static const char *file_of(const fc_coverage *c, size_t chunk) {
-    const fc_file *file = c->checkpoint ? fc_chunk_file(c->checkpoint, &c->tensor->chunks[chunk]) : NULL;
-    return file ? file->name : NULL;
-}
-
-static bool chunk_holds(const fc_coverage *c, size_t chunk, const int64_t *point) {
-    for (int d = 0; d < c->tensor->ndim; d++) {
-        if (point[d] < clipped_low(c, chunk, d) || point[d] >= clipped_high(c, chunk, d)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static fc_code fail_overlap(const fc_coverage *c, const int64_t *point, fc_error *err) {
-    size_t found[2] = {0, 0};
-    int n = 0;
-    for (size_t i = 0; i < c->count && n < 2; i++) {
-        if (chunk_holds(c, c->chunks[i], point)) {
-            found[n++] = c->chunks[i];
-        }
-    }
-    const fc_tensor *tensor = c->tensor;
-    fc_box a = fc_chunk_box(tensor, &tensor->chunks[found[0]]), b = fc_chunk_box(tensor, &tensor->chunks[found[1]]);
-    const char *file_a = file_of(c, found[0]), *file_b = file_of(c, found[1]);
-    if (!file_a || !file_b) {
-        return fc_fail(err, FC_ECORRUPT, "tensor %s: chunk %zu at %s and chunk %zu at %s overlap", tensor->name,
-                       found[0], fc_box_to_text(&a).s, found[1], fc_box_to_text(&b).s);
-    }
-    return fc_fail(err, FC_ECORRUPT, "tensor %s: chunk %zu at %s (file %s) and chunk %zu at %s (file %s) overlap",
-                   tensor->name, found[0], fc_box_to_text(&a).s, file_a, found[1], fc_box_to_text(&b).s, file_b);
-}
-
-/* Grows the hole at `point` to a maximal box, starting with the last dimension. */
-static void grow_hole(const fc_coverage *c, const int64_t *point, int64_t *sizes) {
-    int ndim = c->tensor->ndim;
-    for (int d = 0; d < ndim; d++) {
-        sizes[d] = 1;
-    }
-    for (int d = ndim - 1; d >= 0; d--) {
-        int64_t end = c->high[d];
-        for (size_t i = 0; i < c->count; i++) {
-            bool in_the_way = clipped_low(c, c->chunks[i], d) > point[d];
-            for (int e = 0; e < ndim && in_the_way; e++) {
-                in_the_way = e == d || (clipped_low(c, c->chunks[i], e) < point[e] + sizes[e] &&
-                                        clipped_high(c, c->chunks[i], e) > point[e]);
-            }
-            if (in_the_way && clipped_low(c, c->chunks[i], d) < end) {
-                end = clipped_low(c, c->chunks[i], d);
-            }
-        }
-        sizes[d] = end - point[d];
-    }
-}
-
-/* Counts the elements of the region that chunks cover. @return false when overlaps elsewhere make the count useless. */
-static bool count_covered(const fc_coverage *c, int64_t total, int64_t *covered) {
-    *covered = 0;
-    for (size_t i = 0; i < c->count; i++) {
-        int64_t volume = 1;
-        for (int d = 0; d < c->tensor->ndim; d++) {
-            volume *= clipped_high(c, c->chunks[i], d) - clipped_low(c, c->chunks[i], d);
-        }
-        if (!fc_add_i64(*covered, volume, covered)) {
-            return false;
-        }
-    }
-    return *covered < total;
-}
-
-static fc_code fail_hole(const fc_coverage *c, const int64_t *point, fc_error *err) {
-    int64_t sizes[FC_MAX_DIMS];
-    grow_hole(c, point, sizes);
-    fc_box hole = {c->tensor->ndim, point, sizes};
-    int64_t total = 1, covered;
-    for (int d = 0; d < c->tensor->ndim; d++) {
-        total *= c->high[d] - c->low[d];
-    }
-    if (!count_covered(c, total, &covered)) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "tensor %s: elements %s are in no chunk and others in several: the metadata is damaged",
-                       c->tensor->name, fc_box_to_text(&hole).s);
-    }
-    return fc_fail(err, FC_ECORRUPT,
-                   "tensor %s: elements %s are in no chunk (%" PRId64 " of %" PRId64
-                   " elements covered): a shard is missing or the metadata is damaged",
-                   c->tensor->name, fc_box_to_text(&hole).s, covered, total);
-}
-
 /* Proves that the selected chunks cover the region exactly once. */
 static fc_code prove(const fc_coverage *c, fc_error *err) {
     if (cover_once(c, c->low, c->high)) {
@@ -298,11 +213,11 @@ static fc_code prove(const fc_coverage *c, fc_error *err) {
     int64_t point[FC_MAX_DIMS];
     find_first_wrong(c, point);
     for (size_t i = 0; i < c->count; i++) {
-        if (chunk_holds(c, c->chunks[i], point)) {
-            return fail_overlap(c, point, err);
+        if (fc_coverage_chunk_holds(c, c->chunks[i], point)) {
+            return fc_coverage_fail_overlap(c, point, err);
         }
     }
-    return fail_hole(c, point, err);
+    return fc_coverage_fail_hole(c, point, err);
 }
 
 /* A node of the tree: chunks `begin` to `end`, exclusive. The two halves of its run are its children. */
@@ -372,12 +287,13 @@ static fc_code make_tree(fc_coverage *c, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
-                           fc_coverage **out, fc_error *err) {
-    *out = NULL;
+/* Makes a coverage of a region that has no chunks yet. */
+static fc_code begin(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region, fc_coverage **out,
+                     fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
-    fc_box whole = {tensor->ndim, origin, tensor->shape};
+    const fc_box whole = {tensor->ndim, origin, tensor->shape};
     int64_t total;
+    *out = NULL;
     if (!fc_numel(tensor->ndim, tensor->shape, &total)) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the shape has more than 2^63 elements", tensor->name);
     }
@@ -397,18 +313,49 @@ fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *ten
         c->high[d] = region->offsets[d] + region->sizes[d];
     }
     make_secret(c);
-    /* A region without elements needs no proof, but a chunk outside the shape is still an error. */
-    fc_code rc = FC_OK;
-    FC_TRY_GOTO(select_chunks(c, err), rc, fail);
-    if (fc_box_volume(region) > 0) {
-        FC_TRY_GOTO(prove(c, err), rc, fail);
-    }
-    FC_TRY_GOTO(make_tree(c, err), rc, fail);
     *out = c;
     return FC_OK;
-fail:
-    fc_coverage_free(c);
+}
+
+static bool has_elements(const fc_coverage *c) {
+    for (int d = 0; d < c->tensor->ndim; d++) {
+        if (c->low[d] == c->high[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Selects chunks, or those of `index`, and proves the region if `proved`. */
+static fc_code fill(fc_coverage *c, const fc_coverage *index, bool proved, fc_error *err) {
+    FC_TRY(index ? select_from(c, index, err) : select_chunks(c, err));
+    /* A region without elements needs no proof, but a chunk outside the shape is still an error. */
+    FC_TRY(proved && has_elements(c) ? prove(c, err) : FC_OK);
+    return make_tree(c, err);
+}
+
+static fc_code make(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
+                    const fc_coverage *index, bool proved, fc_coverage **out, fc_error *err) {
+    FC_TRY(begin(checkpoint, tensor, region, out, err));
+    fc_code rc = fill(*out, index, proved, err);
+    if (rc != FC_OK) {
+        fc_coverage_free(*out);
+        *out = NULL;
+    }
     return rc;
+}
+
+fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
+                           fc_coverage **out, fc_error *err) {
+    return make(checkpoint, tensor, region, NULL, true, out, err);
+}
+
+fc_code fc_coverage_list(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_coverage **out, fc_error *err) {
+    return make(checkpoint, tensor, NULL, NULL, false, out, err);
+}
+
+fc_code fc_coverage_part(const fc_coverage *list, const fc_box *region, fc_coverage **out, fc_error *err) {
+    return make(list->checkpoint, list->tensor, region, list, true, out, err);
 }
 
 fc_code fc_coverage_new(const fc_tensor *tensor, fc_coverage **out, fc_error *err) {

@@ -21,14 +21,17 @@ typedef struct checkpoint_object {
     PyObject_HEAD fc_checkpoint *checkpoint; /* NULL: closed */
     fc_arena *arena;                         /* owns the selection */
     fc_target target;                        /* the selected values */
+    fc_chunk_lists *lists;                   /* of the checkpoint */
     size_t users;                            /* calls that work without the interpreter lock */
     bool closed;
 } checkpoint_object;
 
 static void release(checkpoint_object *self) {
     if (self->closed && self->users == 0) {
+        fc_chunk_lists_free(self->lists);
         fc_checkpoint_close(self->checkpoint);
         fc_arena_free(self->arena);
+        self->lists = NULL;
         self->checkpoint = NULL;
         self->arena = NULL;
     }
@@ -124,7 +127,9 @@ static fc_code open_request_run(const open_request *r, checkpoint_object *self, 
     if (self->checkpoint->ntensors > 0) {
         FC_TRY(fc_target_new(self->checkpoint, &r->selection, self->arena, &self->target, &counts, err));
     }
-    return r->recipe ? apply_recipe(r, self, err) : FC_OK;
+    FC_TRY(r->recipe ? apply_recipe(r, self, err) : FC_OK);
+    self->lists = fc_chunk_lists_new(self->checkpoint);
+    return self->lists ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", r->path);
 }
 
 static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {
@@ -355,7 +360,7 @@ static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
     fc_error err = {.code = FC_OK};
     fc_code rc;
     self->users++;
-    Py_BEGIN_ALLOW_THREADS rc = fc_read_box(self->checkpoint, r.tensor, &r.box, r.tensor->dtype, r.buf, &err);
+    Py_BEGIN_ALLOW_THREADS rc = fc_read_box_listed(self->checkpoint, self->lists, &r, &err);
     Py_END_ALLOW_THREADS done_with(self);
     return rc == FC_OK ? Py_NewRef(Py_None) : native_raise(&err);
 }
@@ -389,7 +394,7 @@ static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
 
 static fc_code read_many_work(void *context, fc_progress *progress, fc_error *err) {
     const many *m = context;
-    const fc_move_options how = {.threads = m->threads, .progress = progress};
+    const fc_move_options how = {.threads = m->threads, .progress = progress, .lists = m->checkpoint->lists};
     return fc_read_boxes(m->checkpoint->checkpoint, m->requests, m->count, &how, err);
 }
 

@@ -332,9 +332,16 @@ static void random_chunks_against_brute_force(void **state) {
             random_part(ndim, &whole, part_offsets, part_sizes);
             region = (fc_box){ndim, part_offsets, part_sizes};
         }
-        fc_coverage *coverage;
+        fc_coverage *coverage, *list = NULL;
         fc_error err;
-        fc_code rc = fc_coverage_within(NULL, &f.tensor, &region, &coverage, &err);
+        fc_code rc;
+        if (i % 2) { /* the same through a list of all chunks */
+            rc = fc_coverage_list(NULL, &f.tensor, &list, &err);
+            rc = rc == FC_OK ? fc_coverage_part(list, &region, &coverage, &err) : rc;
+            fc_coverage_free(list);
+        } else {
+            rc = fc_coverage_within(NULL, &f.tensor, &region, &coverage, &err);
+        }
         assert_int_equal(rc == FC_OK, exactly_once(&f, &region));
         if (rc == FC_OK) {
             int64_t box_offsets[DIMS], box_sizes[DIMS];

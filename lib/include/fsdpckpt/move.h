@@ -14,6 +14,18 @@
 extern "C" {
 #endif
 
+/**
+ * Remembers the chunks of the tensors that are read, so that each of many small boxes is found without a search through
+ * all chunks of its tensor. Several threads may use it.
+ */
+typedef struct fc_chunk_lists fc_chunk_lists;
+
+/** @return lists for the tensors of `checkpoint`, which is borrowed; NULL: out of memory. */
+fc_chunk_lists *fc_chunk_lists_new(const fc_checkpoint *checkpoint);
+
+/** Frees `lists`. NULL is allowed. */
+void fc_chunk_lists_free(fc_chunk_lists *lists);
+
 struct fc_source_crc; /* lib/engine/source_crc.h */
 
 typedef struct fc_move_options {
@@ -26,6 +38,7 @@ typedef struct fc_move_options {
                               several ranks are combined by XOR */
     struct fc_source_crc
         *recorded; /**< set by fc_convert to compare what is read with the CRC-32s of the source; NULL: no comparison */
+    fc_chunk_lists *lists;  /**< used by fc_read_boxes; NULL: it makes its own */
     uint32_t share, shares; /**< if several processes write one file, this one writes share number `share` of `shares`,
                                divided by bytes. 0 and 0: everything; share = shares > 1: nothing */
 } fc_move_options;
@@ -49,12 +62,23 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
 fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer, fc_comm *comm,
                          const fc_move_options *options, uint64_t *stored, fc_error *err);
 
+/** A box to read. */
+typedef struct fc_box_request {
+    const fc_tensor *tensor;
+    fc_box box;
+    void *buf; /**< receives the elements, row-major, in the dtype of the tensor and native byte order */
+} fc_box_request;
+
 /**
  * Reads a box of `tensor` into `buf`, row-major, in `dtype` and native byte order, with one thread.
  * @return FC_ECORRUPT also if the whole tensor is read and does not match the recorded digests and CRCs.
  */
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err);
+
+/** Like fc_read_box in the dtype of the tensor, for many boxes of one checkpoint. */
+fc_code fc_read_box_listed(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *request,
+                           fc_error *err);
 
 /**
  * Reads all bytes of an object.
@@ -71,17 +95,10 @@ typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err);
 
-/** A box to read. */
-typedef struct fc_box_request {
-    const fc_tensor *tensor;
-    fc_box box;
-    void *buf; /**< receives the elements, row-major, in the dtype of the tensor and native byte order */
-} fc_box_request;
-
 /**
  * Reads many boxes with several threads. A box that is the whole tensor, or exactly one of its chunks, is compared with
  * the recorded CRC-64.
- * @param options its threads and progress are used; may be NULL.
+ * @param options its threads, progress and lists are used; may be NULL.
  */
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, const fc_box_request *requests, size_t count,
                       const fc_move_options *options, fc_error *err);

@@ -30,6 +30,15 @@ fc_code fc_coverage_new(const fc_tensor *tensor, fc_coverage **out, fc_error *er
 fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
                            fc_coverage **out, fc_error *err);
 
+/**
+ * Lists the chunks of a tensor without a proof that they cover it. Many small regions are then found with
+ * fc_coverage_part, each without a search through all chunks.
+ */
+fc_code fc_coverage_list(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_coverage **out, fc_error *err);
+
+/** Like fc_coverage_within for the tensor of `list`, from fc_coverage_list; the result does not refer to it. */
+fc_code fc_coverage_part(const fc_coverage *list, const fc_box *region, fc_coverage **out, fc_error *err);
+
 /** Frees `coverage`. NULL is allowed. */
 void fc_coverage_free(fc_coverage *coverage);
 
