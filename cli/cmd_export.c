@@ -36,7 +36,17 @@ typedef struct exported {
 /* ---- the reference ---- */
 
 static fc_code open_reference(exported *x, fc_error *err) {
-    const char *path = x->o.like;
+    const char *path = x->o.like, *slash = strrchr(path, '/');
+    if (slash && strcmp(slash, "/config.json") == 0) { /* of the folder that is meant */
+        x->o.like = path = fc_arena_strndup(x->arena, path, (size_t)(slash - path) + (slash == path));
+        FC_TRY(path ? FC_OK : fc_no_memory(err, NULL));
+    }
+    const bool of_hub = slash && strchr(path, '/') == slash && slash > path && slash[1] && *path != '.';
+    if (of_hub && access(path, F_OK) != 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "--like %s: is not a local directory; download the model first: hf download %s --local-dir DIR",
+                       path, path);
+    }
     const fc_open_options how = {
         .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others};
     char *config = fc_arena_printf(x->arena, "%s/config.json", path);

@@ -72,12 +72,21 @@ static const char *usage_of(const command *c, char *buf, size_t size) {
 /* The probable purpose of an extra operand. */
 static const char *hint_for_extra(const command *c, const options *o) {
     const char *extra = o->operands[c->max_operands];
+    const char *extension = strrchr(extra, '.');
+    if ((c->needs & TAKES(OPT_OUTPUT)) && !o->output && o->noperands == c->max_operands + 1) {
+        return "; the target goes after -o";
+    }
+    if ((c->takes & TAKES(OPT_AGAINST)) && extension && strcmp(extension, ".json") == 0) {
+        return "; a schema goes after --schema, another checkpoint after --against";
+    }
+    if (o->noperands > c->max_operands + 1 && access(o->operands[0], F_OK) == 0 && access(extra, F_OK) == 0) {
+        return "; if the shell has expanded a glob, quote it, as in --include '*.weight'";
+    }
     if (access(extra, F_OK) == 0) {
         return c->max_operands == 1 ? "; for a checkpoint in several files, give its directory" : "";
     }
-    return (c->needs & TAKES(OPT_OUTPUT)) && !o->output ? "; the target goes after -o"
-           : c->takes & TAKES(OPT_TENSOR)               ? "; a tensor name goes after --tensor"
-                                                        : "; an argument with spaces needs quotes";
+    return c->takes & TAKES(OPT_TENSOR) ? "; a tensor name goes after --tensor"
+                                        : "; an argument with spaces needs quotes";
 }
 
 static fc_code check_operands(const command *c, const options *o, fc_error *err) {

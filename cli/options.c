@@ -57,6 +57,11 @@ static fc_code not_taken(const parser *p, option_id id) {
 
 /* @param known the option of other commands with this name, or OPT_COUNT. */
 static fc_code unknown_option(const parser *p, const char *arg, size_t len, option_id known) {
+    const char *reply = words_reply(p->command, arg, len);
+    if (reply) {
+        return fc_fail(p->err, FC_EUSAGE, "%s%sunknown option '%.*s'; %s", p->command ? p->command : "",
+                       p->command ? ": " : "", (int)len, arg, reply);
+    }
     if (known != OPT_COUNT) {
         return p->command ? not_taken(p, known)
                           : fc_fail(p->err, FC_EUSAGE, "--%s goes after a command; see 'fsdpckpt --help'",

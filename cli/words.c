@@ -69,7 +69,15 @@ static const pair commands[] = {
     {"plan", "reshard --dry-run"},
 };
 
+/* The first whose option the command takes is suggested. */
 static const pair option_words[] = {
+    {"model", "model-only"},
+    {"grep", "include"},
+    {"search", "include"},
+    {"pattern", "include"},
+    {"hsdp", "replicas"},
+    {"dp-replicate", "replicas"},
+    {"nproc", "dp"},
     {"out", "output"},
     {"dst", "output"},
     {"dest", "output"},
@@ -148,6 +156,24 @@ static const struct {
              {"single", FC_F32},   {"double", FC_F64},        {"fp64", FC_F64},           {"e4m3fn", FC_F8_E4M3FN},
              {"e5m2", FC_F8_E5M2}, {"f8_e4m3", FC_F8_E4M3FN}, {"fp8_e4m3", FC_F8_E4M3FN}, {"fp8_e5m2", FC_F8_E5M2}};
 
+/* Options that no option of the command stands for, or whose meaning depends on the command. */
+static const struct {
+    const char *command, *word, *reply; /* command: NULL: any */
+} replies[] = {
+    {"check", "--like", "use '--against', which takes any checkpoint or schema"},
+    {"inspect", "--output", "use '--html FILE' for a page, or redirect the output"},
+    {"inspect", "-o", "use '--html FILE' for a page, or redirect the output"},
+    {"extract", "--tensor", "the name is an argument: 'fsdpckpt extract SRC NAME'"},
+    {"extract", "-t", "the name is an argument: 'fsdpckpt extract SRC NAME'"},
+    {NULL, "--input", "the checkpoint is an argument: 'fsdpckpt COMMAND SRC'"},
+    {NULL, "--input-dir", "the checkpoint is an argument: 'fsdpckpt COMMAND SRC'"},
+    {NULL, "--checkpoint", "the checkpoint is an argument: 'fsdpckpt COMMAND SRC'"},
+    {NULL, "--pp", "no target is divided into pipeline stages; choose --dp and --tp"},
+    {NULL, "-V", "did you mean '--version'?"},
+    {NULL, "-y", "did you mean '--force'?"},
+};
+
+enum { REPLIES = sizeof replies / sizeof *replies };
 enum { COMMANDS = sizeof commands / sizeof *commands, OPTIONS = sizeof option_words / sizeof *option_words };
 enum { TYPES = sizeof types / sizeof *types };
 
@@ -177,6 +203,17 @@ const char *words_command(const char *word) {
         suggest_consider(word, strlen(word), (*c)->name, &best, &score);
     }
     return best;
+}
+
+const char *words_reply(const char *name, const char *arg, size_t len) {
+    for (size_t i = 0; i < REPLIES; i++) {
+        const bool same = len == 2 ? memcmp(replies[i].word, arg, len) == 0 && !replies[i].word[len]
+                                   : same_word(replies[i].word, arg, len);
+        if (same && (!replies[i].command || (name && strcmp(replies[i].command, name) == 0))) {
+            return replies[i].reply;
+        }
+    }
+    return NULL;
 }
 
 const char *words_option(const char *word, size_t len, unsigned long long takes) {

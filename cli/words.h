@@ -16,6 +16,10 @@ const char *words_command(const char *word);
 /** @return the option of the set `takes` that `word` (len bytes, without dashes) probably means, or NULL. */
 const char *words_option(const char *word, size_t len, unsigned long long takes);
 
+/** @return what to do instead of giving the option `arg` (len bytes, with dashes) to the command `name` (NULL: none),
+ * or NULL. */
+const char *words_reply(const char *name, const char *arg, size_t len);
+
 /** Finds a dtype by any common name in any letter case: "bf16", "torch.half", "FP16". */
 bool words_dtype(const char *word, fc_dtype *out);
 
