@@ -38,8 +38,9 @@ static const struct {
     [FC_HINT_SELECT_STATE] = {NULL, "--include 'model*.*' --include 'optim*.*' leaves these out"},
     [FC_HINT_MODEL_PREFIX] = {"--rename 's/^/model./' makes all of them the model's, --include '%s' leaves these out",
                               "--rename 's/^/model./' makes them the model's"},
-    [FC_HINT_KEEP_DTYPE] = {NULL, "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep', or "
-                                  "compute the weights with --dequantize"},
+    [FC_HINT_KEEP_DTYPE] = {"leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep', or %s",
+                            "leave --dtype out, or keep both as they are with --dtype-for 'GLOB=keep', or "
+                            "compute the weights with --dequantize"},
     [FC_HINT_DEQUANTIZE] = {NULL, "compute the weights with --dequantize"},
     [FC_HINT_RECIPE] = {NULL, "choose one with --recipe"},
     [FC_HINT_RECIPE_CONFIG] = {NULL, "choose one with --recipe, or name the model's config.json with --config"},

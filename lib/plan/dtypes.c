@@ -64,7 +64,9 @@ static fc_code check_quantized(const fc_checkpoint *source, const fc_target_tens
     if (found > 1) {
         snprintf(why + strlen(why), sizeof why - strlen(why), "; it is the first of %zu such tensors", found);
     }
-    return fc_advise(err, fc_quantized_refuse(source, &values, first, why, err), FC_HINT_KEEP_DTYPE, NULL);
+    const bool known = fc_quantized_can_be_computed(source, &values, arena);
+    return fc_advise(err, fc_quantized_refuse(source, &values, first, why, err), FC_HINT_KEEP_DTYPE,
+                     known ? NULL : FC_DEQUANTIZE_ELSEWHERE);
 }
 
 static fc_code check_used(const fc_selection *selection, const bool *used, const fc_tensor *example,

@@ -8,6 +8,7 @@
 #include "plan/quantized_values.h"
 
 #include "fsdpckpt/try.h"
+#include "plan/quantized.h"
 #include "plan/quantized_config.h"
 
 #include <ctype.h>
@@ -263,6 +264,17 @@ fc_code fc_quantized_values_find(const fc_checkpoint *source, fc_arena *arena, f
         trust_config(&f, modules);
     }
     return FC_OK;
+}
+
+bool fc_quantized_can_be_computed(const fc_checkpoint *source, const fc_quantized_values *values, fc_arena *arena) {
+    const fc_name_table *names = fc_names_of(source, arena);
+    for (size_t i = 0; names && i < source->ntensors; i++) {
+        const fc_quantizer *q = values->of[i].codes == i ? fc_quantized_find(source, names, i).quantizer : NULL;
+        if (values->of[i].codes == i && (!q || q->kind == FC_CODES_OTHER)) {
+            return false;
+        }
+    }
+    return names != NULL;
 }
 
 fc_code fc_quantized_refuse(const fc_checkpoint *source, const fc_quantized_values *values, size_t index,

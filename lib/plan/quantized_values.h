@@ -34,4 +34,10 @@ fc_code fc_quantized_values_find(const fc_checkpoint *source, fc_arena *arena, f
 fc_code fc_quantized_refuse(const fc_checkpoint *source, const fc_quantized_values *values, size_t index,
                             const char *why, fc_error *err);
 
+/** What to do with layouts that fc_dequantize does not know. */
+#define FC_DEQUANTIZE_ELSEWHERE "dequantize the weights with the library that quantized them"
+
+/** Whether fc_dequantize knows the layouts of all codes of `source`. @param values those of `source`. */
+bool fc_quantized_can_be_computed(const fc_checkpoint *source, const fc_quantized_values *values, fc_arena *arena);
+
 #endif

@@ -100,6 +100,16 @@ class Dtype(harness.Case):
                 self.ok("consolidate", "a", "-o", "m.h5", "--dtype", "f64", "-f")
                 self.ok("average", "a", "b", "-o", "m.h5", "-f")
 
+    def test_the_hint_to_dequantize_is_for_known_layouts(self):
+        for what, (codes, scales, codes_are, scales_are) in QUANTIZED.items():
+            with self.subTest(what):
+                safetensors_file.write_zeros(self.path("q.safetensors"), {**NORM, codes: codes_are, scales: scales_are})
+                refused = self.run_tool("consolidate", "q.safetensors", "-o", "d.h5", "--dequantize", "f32", "--dry-run")
+                for run in (("consolidate", "q.safetensors", "-o", "q.h5", "--dtype", "f64"),
+                            ("average", "q.safetensors", "q.safetensors", "-o", "q.h5")):
+                    self.assertEqual("--dequantize" in self.run_tool(*run).stderr, refused.returncode == 0 or
+                                     "cannot be dequantized" not in refused.stderr, what)
+
     def test_a_configuration_says_what_names_do_not(self):
         tensors = {**NORM, "q.tiles": ("U8", (4, 4)), "q.ranges": ("F32", (4,)), "q.position_ids": ("I64", (1, 8))}
         configs = {"config.json": {"quantization_config": {"quant_method": "new"}}, "quanto_qmap.json": {},
