@@ -35,6 +35,11 @@ static void divide(const fc_target *target, fc_name_list *kept, fc_name_list *le
     }
 }
 
+/* Whether the hint is to leave a value out. Any other one makes all values readable that have it. */
+static bool leaves_out(fc_hint hint) {
+    return hint == FC_HINT_NONE || hint == FC_HINT_EXCLUDE || hint == FC_HINT_FOLLOW_EXTERNAL;
+}
+
 /* Adds the names of the other values to the message of the first one. */
 static fc_code fail_all(const fc_target *target, fc_name_list *kept, const fc_name_list *left, const fc_error *first,
                         fc_error *err) {
@@ -52,7 +57,8 @@ static fc_code fail_all(const fc_target *target, fc_name_list *kept, const fc_na
     fc_code rc = arena ? fc_list_globs(kept, left, arena, &globs, err) : fc_no_memory(err, target->source->path);
     if (rc == FC_OK) {
         rc = fc_fail(err, first->code, "%.500s; these are unreadable, too: %s", first->message, more);
-        rc = fc_advise(err, rc, FC_HINT_EXCLUDE_EACH, globs);
+        rc = leaves_out(first->hint) ? fc_advise(err, rc, FC_HINT_EXCLUDE_EACH, globs)
+                                     : fc_advise(err, rc, first->hint, first->about);
     }
     fc_arena_free(arena);
     return rc;
