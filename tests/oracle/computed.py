@@ -198,8 +198,8 @@ def check_no_bytes(tool, path):
         for name in f:
             want[name] = torch.from_numpy(f[name][()])
     for form, end in FORMATS.items():
-        must_run(tool, "consolidate", path("foreign.h5"), "-o", path("foreign" + end), "--to", form, "-q", "-f")
-        must_equal(want, {n: load(path("foreign" + end), form)[n] for n in want}, "HDF5 without bytes to " + form)
+        must_run(tool, "consolidate", path("foreign.h5"), "-o", path("from_foreign" + end), "--to", form, "-q", "-f")
+        must_equal(want, {n: load(path("from_foreign" + end), form)[n] for n in want}, "HDF5 without bytes to " + form)
 
 
 def main():

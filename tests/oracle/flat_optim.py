@@ -154,7 +154,7 @@ def case_out(home, case):
     tried, schema = [], ["--schema", f"{home}/{case}.json"]
     for source in sources(home, case, schema):
         if source[0].endswith(".local") and (CASES[case][2].get("ignore") or OPTIMIZERS[case] == "groups"):
-            text = command("inspect", *source, ok=5)
+            text = command("consolidate", *source, "-o", f"{home}/{case}.never.h5", ok=5)
             check("numbered together with other parameters or in several groups" in text, text)
             continue
         out = f"{home}/{case}.out"
