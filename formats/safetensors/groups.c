@@ -68,8 +68,9 @@ typedef struct numbers {
     size_t count;
 } numbers;
 
-/* Returns the name with "*" for the last number before its extension; NULL when out of memory, or if it has none. */
-static const char *star_number(fc_arena *arena, const char *name, uint32_t *number) {
+/* Sets `*out` to the name with "*" for the last number before its extension, or to NULL if it has none.
+ * @return false: out of memory. */
+static bool star_number(fc_arena *arena, const char *name, uint32_t *number, const char **out) {
     size_t end = strlen(name) - strlen(ST_EXTENSION);
     while (end > 0 && !(name[end - 1] >= '0' && name[end - 1] <= '9')) {
         end--;
@@ -79,26 +80,38 @@ static const char *star_number(fc_arena *arena, const char *name, uint32_t *numb
         start--;
     }
     const char *s = name + start;
-    return take_number(&s, number) ? fc_arena_printf(arena, "%.*s*%s", (int)start, name, name + end) : NULL;
+    *out = NULL;
+    if (!take_number(&s, number)) {
+        return true;
+    }
+    *out = fc_arena_printf(arena, "%.*s*%s", (int)start, name, name + end);
+    return *out != NULL;
 }
 
-/* Returns the group of a name that says how many files there are; NULL when out of memory, or if it does not. */
-static const char *counted_group(fc_arena *arena, const char *name) {
+/* Sets `*out` to the group of a name that says how many files there are, or to NULL if it does not.
+ * @return false: out of memory. */
+static bool counted_group(fc_arena *arena, const char *name, const char **out) {
     uint32_t shard, model, models;
     size_t stem;
+    *out = NULL;
     if (fc_st_parse_shard_name(name, &shard, &model, &models)) {
-        return fc_arena_printf(arena, "shard-*-model-*%s", strstr(name, "-of-"));
+        *out = fc_arena_printf(arena, "shard-*-model-*%s", strstr(name, "-of-"));
+    } else if (fc_st_parse_numbered_name(name, &stem, &model, &models)) {
+        *out = fc_arena_printf(arena, "%.*s-*%s", (int)stem, name, strstr(name + stem, "-of-"));
+    } else {
+        return true;
     }
-    return fc_st_parse_numbered_name(name, &stem, &model, &models)
-               ? fc_arena_printf(arena, "%.*s-*%s", (int)stem, name, strstr(name + stem, "-of-"))
-               : NULL;
+    return *out != NULL;
 }
 
 /* Counts the files of each pattern, in the entry of its first file. */
 static bool count_numbers(fc_arena *arena, const st_names *l, numbers *all, fc_name_table *patterns) {
     for (size_t i = 0; i < l->count; i++) {
         uint32_t number = 0;
-        const char *pattern = l->groups[i] ? NULL : star_number(arena, l->names[i], &number);
+        const char *pattern = NULL;
+        if (!l->groups[i] && !star_number(arena, l->names[i], &number, &pattern)) {
+            return false;
+        }
         all[i].pattern = pattern;
         if (!pattern) {
             continue;
@@ -119,10 +132,11 @@ static fc_code set_groups(fc_arena *arena, st_names *l, const char *directory, f
     numbers *all = fc_arena_calloc(arena, l->count + 1, sizeof *all);
     fc_name_table *patterns = fc_name_table_new(arena, l->count + 1);
     l->groups = fc_arena_calloc(arena, l->count + 1, sizeof *l->groups);
-    for (size_t i = 0; l->groups && i < l->count; i++) {
-        l->groups[i] = counted_group(arena, l->names[i]);
+    bool grouped = l->groups != NULL;
+    for (size_t i = 0; grouped && i < l->count; i++) {
+        grouped = counted_group(arena, l->names[i], &l->groups[i]);
     }
-    if (!all || !patterns || !l->groups || !count_numbers(arena, l, all, patterns)) {
+    if (!all || !patterns || !grouped || !count_numbers(arena, l, all, patterns)) {
         return fc_no_memory(err, directory);
     }
     for (size_t i = 0; i < l->count; i++) {
