@@ -3,6 +3,7 @@
  */
 #include "hint.h"
 #include "job.h"
+#include "kept.h"
 #include "recipe.h"
 #include "source.h"
 
@@ -138,15 +139,8 @@ static void print_changes(text_out *out, const char *title, const fc_export_chan
     }
 }
 
-static bool has_config(const char *const *names) {
-    while (names && *names && strcmp(*names, "config.json") != 0) {
-        names++;
-    }
-    return names && *names;
-}
-
 static void print_side_files(const exported *x, const char *const *kept, text_out *out) {
-    if (!x->o.like && has_config(kept)) {
+    if (!x->o.like && kept_has(kept, "config.json")) {
         return;
     }
     if (!x->o.like) {

@@ -20,7 +20,7 @@ static size_t count(const char *const *names) {
     return n;
 }
 
-static bool is_among(const char *name, const char *const *names) {
+bool kept_has(const char *const *names, const char *name) {
     while (names && *names && strcmp(*names, name) != 0) {
         names++;
     }
@@ -46,7 +46,7 @@ static fc_code list(const char *from, const fc_convert_options *how, fc_arena *a
         return fc_no_memory(err, from);
     }
     for (; *found; found++) {
-        if (!is_among(*found, how->added)) {
+        if (!kept_has(how->added, *found)) {
             names[n++] = *found;
         }
     }

@@ -6,7 +6,6 @@
 #include "help.h"
 #include "hint.h"
 #include "progress.h"
-#include "ranks.h"
 #include "signals.h"
 #include "terminal.h"
 #include "words.h"
