@@ -186,15 +186,21 @@ static size_t box_width(const fc_tensor *t) {
     return width;
 }
 
-static void print_place(text_out *out, const fc_chunk *chunk, const fc_extent *extent) {
-    static const char *const how[] = {"", "in the header", "filtered", "encoded", "computed"};
-    if (chunk->place.kind != FC_PLACE_BYTES) {
-        text_printf(out, "  %s", how[extent->codec]);
-        return;
+/* Prints where the bytes of a chunk are, if that is known, and how they are stored.
+ * @param extent NULL: only the headers were read. */
+static void print_place(text_out *out, const fc_place *place, const fc_extent *extent) {
+    static const char *const codecs[] = {"", "in the header", "filtered", "encoded", "computed"};
+    const char *how = extent ? codecs[extent->codec] : "";
+    if (place->kind == FC_PLACE_BYTES) {
+        uint64_t offset = !extent                         ? place->offset
+                          : extent->codec == FC_CODEC_RAW ? extent->offset + extent->first
+                                                          : extent->offset;
+        text_printf(out, "  at %llu, %llu bytes stored", (unsigned long long)offset, (unsigned long long)place->length);
+        text_puts(out, *how ? ", " : "");
+    } else {
+        text_puts(out, *how ? "  " : "");
     }
-    uint64_t offset = extent->codec == FC_CODEC_RAW ? extent->offset + extent->first : extent->offset;
-    text_printf(out, "  at %llu, %llu bytes stored%s%s", (unsigned long long)offset,
-                (unsigned long long)chunk->place.length, *how[extent->codec] ? ", " : "", how[extent->codec]);
+    text_puts(out, how);
 }
 
 /* Prints the ranks that hold a chunk, if there are several. */
@@ -224,14 +230,9 @@ static fc_code print_chunks(inspection *in, const fc_tensor *t, const inspect_ho
         if (file) {
             text_name(out, file->name);
         }
-        if (in->headers_only) {
-            text_printf(out, "  at %llu, %llu bytes stored", (unsigned long long)chunk->place.offset,
-                        (unsigned long long)chunk->place.length);
-        } else {
-            fc_extent extent;
-            FC_TRY(fc_checkpoint_extent(in->checkpoint, t, i, &extent, err));
-            print_place(out, chunk, &extent);
-        }
+        fc_extent extent;
+        FC_TRY(in->headers_only ? FC_OK : fc_checkpoint_extent(in->checkpoint, t, i, &extent, err));
+        print_place(out, &chunk->place, in->headers_only ? NULL : &extent);
         if (holders) {
             print_holders(out, &holders->spans[i], box, sizeof box);
         }

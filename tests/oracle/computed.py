@@ -197,6 +197,9 @@ def check_no_bytes(tool, path):
             f.create_dataset("scaled%d" % i, data=numpy.arange(64, dtype="i4") * (i + 1), chunks=(64,), scaleoffset=0)
         for name in f:
             want[name] = torch.from_numpy(f[name][()])
+    for name in want:
+        told = must_run(tool, "inspect", path("foreign.h5"), "--tensor", name, "--headers-only").stdout
+        must("foreign.h5" in told and " 0 bytes stored" not in told, "a made-up place: " + told)
     for form, end in FORMATS.items():
         must_run(tool, "consolidate", path("foreign.h5"), "-o", path("from_foreign" + end), "--to", form, "-q", "-f")
         must_equal(want, {n: load(path("from_foreign" + end), form)[n] for n in want}, "HDF5 without bytes to " + form)
