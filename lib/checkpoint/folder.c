@@ -104,35 +104,34 @@ fc_code fc_folder_list(const char *directory, const fc_format *only, fc_listing 
 
 /* ---- texts ---- */
 
-/* Appends to a text in `size` bytes; truncates what does not fit. */
-static void append(char *text, size_t size, const char *separator, const char *more) {
+void fc_append_name(char *text, size_t size, const char *separator, const char *name) {
     size_t used = strlen(text);
-    snprintf(text + used, size - used, "%s%s", used ? separator : "", more);
+    snprintf(text + used, size - used, "%s%s", used ? separator : "", name);
 }
 
-/* A list of names for people, of which the first few are shown. */
-typedef struct name_list {
+/* The first few names of a list, as a message shows them. */
+typedef struct shown_names {
     char text[TEXT_SIZE];
     char first[NAME_MAX + 1];
     size_t count;
-} name_list;
+} shown_names;
 
-static void add_name(name_list *list, const char *name, const fc_format *format) {
+static void add_name(shown_names *list, const char *name, const fc_format *format) {
     char item[NAME_MAX + 64];
     if (list->count++ == 0) {
         snprintf(list->first, sizeof list->first, "%s", name);
     }
     if (list->count <= MOST_NAMED) {
         snprintf(item, sizeof item, "%.60s (%s)", name, format->name);
-        append(list->text, sizeof list->text, ", ", item);
+        fc_append_name(list->text, sizeof list->text, ", ", item);
     }
 }
 
-static void end_names(name_list *list) {
+static void end_names(shown_names *list) {
     char rest[48];
     if (list->count > MOST_NAMED) {
         snprintf(rest, sizeof rest, " and %zu more", list->count - MOST_NAMED);
-        append(list->text, sizeof list->text, "", rest);
+        fc_append_name(list->text, sizeof list->text, "", rest);
     }
 }
 
@@ -177,7 +176,7 @@ static const fc_listed *find_first(const char *directory, const fc_listing *l) {
 }
 
 static fc_code fail_several(const char *directory, const fc_listing *l, const char *wanted, fc_error *err) {
-    name_list names = {.count = 0};
+    shown_names names = {.count = 0};
     for (size_t i = 0; i < l->count; i++) {
         add_name(&names, l->items[i].name, l->items[i].format);
     }
@@ -249,7 +248,7 @@ static bool is_indexed(const char *name, const char *entry) {
     return fnmatch(glob, entry, 0) == 0;
 }
 
-/* Whether an entry of the directory belongs to a listed checkpoint, of which the note speaks already. */
+/* Whether an entry of the directory belongs to a listed checkpoint, which the note already names. */
 static bool is_listed(const fc_listing *l, const char *entry) {
     bool is = false;
     for (size_t i = 0; i < l->count && !is; i++) {
@@ -260,10 +259,10 @@ static bool is_listed(const fc_listing *l, const char *entry) {
 }
 
 static void add_entry(const char *directory, const fc_listing *l, const fc_name_table *used, const char *entry,
-                      name_list *left) {
+                      shown_names *left) {
     char path[PATH_MAX];
-    if (entry[0] == '.' || is_used(used, entry) || is_listed(l, entry) || is_run_state(entry) ||
-        left->count > MOST_NAMED || snprintf(path, sizeof path, "%s/%s", directory, entry) >= PATH_MAX) {
+    if (entry[0] == '.' || left->count > MOST_NAMED || is_used(used, entry) || is_run_state(entry) ||
+        is_listed(l, entry) || snprintf(path, sizeof path, "%s/%s", directory, entry) >= PATH_MAX) {
         return;
     }
     const fc_format *format = format_of(path, entry);
@@ -274,7 +273,7 @@ static void add_entry(const char *directory, const fc_listing *l, const fc_name_
 
 /* Lists what is not read: listed checkpoints whose files are not used, then files and folders that are one. */
 static void list_left(const char *directory, const fc_listing *l, const fc_listed *chosen, const fc_name_table *used,
-                      name_list *left) {
+                      shown_names *left) {
     struct dirent **entries = NULL;
     for (size_t i = 0; i < l->count; i++) {
         if (&l->items[i] != chosen && !is_used(used, l->items[i].file)) {
@@ -292,7 +291,7 @@ static void list_left(const char *directory, const fc_listing *l, const fc_liste
 
 fc_code fc_folder_report(const fc_checkpoint *checkpoint, const char *directory, const fc_listing *listing,
                          const fc_listed *chosen, const fc_reporter *reporter, fc_error *err) {
-    name_list left = {.count = 0};
+    shown_names left = {.count = 0};
     fc_error line;
     const fc_name_table *used = used_entries(checkpoint, directory, listing->arena);
     if (!used) {
@@ -315,7 +314,7 @@ void fc_folder_list_below(const char *directory, char *text, size_t size) {
         char path[PATH_MAX];
         if (name[0] != '.' && found < MOST_BELOW && snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX &&
             format_of(path, name)) {
-            append(text, size, ", ", ++found == MOST_BELOW ? "..." : name);
+            fc_append_name(text, size, ", ", ++found == MOST_BELOW ? "..." : name);
         }
         free(entries[i]);
     }

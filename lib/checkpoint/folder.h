@@ -10,6 +10,9 @@
 
 #include "fsdpckpt/format.h"
 
+/** Appends to a list of names for people in `size` bytes; truncates what does not fit. */
+void fc_append_name(char *text, size_t size, const char *separator, const char *name);
+
 /** Reads up to `*size` bytes of the file at `path`, and sets `*size` to their number. */
 fc_code fc_read_head(const char *path, unsigned char *head, size_t *size, fc_error *err);
 
@@ -28,7 +31,7 @@ fc_code fc_folder_list(const char *directory, const fc_format *only, fc_listing 
 fc_code fc_folder_choose(const char *directory, const fc_listing *listing, const char *wanted, const fc_listed **out,
                          fc_error *err);
 
-/** Reports which other checkpoints are in `directory`, of which `checkpoint` was opened as `chosen`. */
+/** Reports which checkpoints of `directory` were not read, besides `chosen`, which was opened as `checkpoint`. */
 fc_code fc_folder_report(const fc_checkpoint *checkpoint, const char *directory, const fc_listing *listing,
                          const fc_listed *chosen, const fc_reporter *reporter, fc_error *err);
 

@@ -23,12 +23,6 @@
 
 enum { HEAD_SIZE = 4096 };
 
-/* Appends to a list of names in `size` bytes; truncates what does not fit. */
-static void append(char *text, size_t size, const char *more) {
-    size_t used = strlen(text);
-    snprintf(text + used, size - used, "%s%s", used ? ", " : "", more);
-}
-
 /* Fails with a hint: the checkpoints one level below, or else the signs that the formats look for. */
 static fc_code fail_unknown(const char *path, bool is_directory, fc_error *err) {
     char signs[512] = "", below[512] = "";
@@ -44,7 +38,7 @@ static fc_code fail_unknown(const char *path, bool is_directory, fc_error *err) 
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         const char *sign = is_directory ? (*f)->directory_sign : (*f)->file_sign;
         if (sign) {
-            append(signs, sizeof signs, sign);
+            fc_append_name(signs, sizeof signs, ", ", sign);
         }
     }
     return fc_fail(err, FC_ECORRUPT,
@@ -245,15 +239,14 @@ static fc_code open_source(const source *s, const fc_open_options *how, fc_check
     return FC_OK;
 }
 
-/* @param format NULL: it is recognised. */
-static fc_code open_path(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
-                         fc_error *err) {
+fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
+                       fc_error *err) {
     static const fc_open_options defaults = {0};
     source s = {.format = NULL};
     fc_error own;
     err = err ? err : &own; /* so readers can rely on it */
-    fc_code rc;
     *out = NULL;
+    fc_code rc;
     FC_TRY_GOTO(locate(path, format, &s, err), rc, out);
     rc = s.format ? open_source(&s, options ? options : &defaults, out, err)
                   : fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint", path);
@@ -262,15 +255,10 @@ out:
     return rc;
 }
 
-fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
-                       fc_error *err) {
-    return open_path(format, path, options, out, err);
-}
-
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
     *out = NULL;
     FC_TRY(fc_commit_recover(path, options ? &options->reporter : NULL, err));
-    return open_path(NULL, path, options, out, err);
+    return fc_format_open(NULL, path, options, out, err);
 }
 
 void fc_checkpoint_close(fc_checkpoint *checkpoint) {

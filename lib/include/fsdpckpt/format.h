@@ -250,7 +250,8 @@ const fc_object_encoding *fc_object_encoding_find(const char *name);
 /** The static table of formats (formats/format_list.h), NULL-terminated. */
 const fc_format *const *fc_formats(void);
 
-/** Opens a checkpoint that is known to have this format, as fc_checkpoint_open does after it has recognised it. */
+/** Opens a checkpoint that is known to have this format, or, with NULL, one that is recognised. Unlike
+ * fc_checkpoint_open, it does not look for the remains of an interrupted replacement. */
 fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
                        fc_error *err);
 
