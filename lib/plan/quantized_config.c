@@ -3,10 +3,10 @@
  */
 #include "plan/quantized_config.h"
 
+#include "base/file_name.h"
 #include "fsdpckpt/try.h"
 #include "io/json_file.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,12 +57,6 @@ static fc_code look(const char *folder, size_t len, fc_arena *arena, const char 
     return FC_OK;
 }
 
-/* @return the length of the folder of a path, with the slash. */
-static size_t folder_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? (size_t)(slash + 1 - path) : 0;
-}
-
 fc_code fc_quantized_config_find(const fc_checkpoint *source, fc_arena *arena, const char **out, fc_error *err) {
     const char *last = "";
     size_t last_len = 0;
@@ -71,12 +65,12 @@ fc_code fc_quantized_config_find(const fc_checkpoint *source, fc_arena *arena, c
     FC_TRY(inside ? look(inside, strlen(inside), arena, out, err) : fc_no_memory(err, source->path));
     if (!*out) {
         last = source->path;
-        last_len = folder_of(last);
+        last_len = (size_t)(fc_base_name(last) - last);
         FC_TRY(look(last, last_len, arena, out, err));
     }
     for (size_t i = 0, looked = 0; !*out && i < source->nfiles && looked < MOST_FOLDERS; i++) {
         const char *path = source->files[i].path;
-        const size_t len = path ? folder_of(path) : 0;
+        const size_t len = path ? (size_t)(fc_base_name(path) - path) : 0;
         if (path && !(len == last_len && memcmp(path, last, len) == 0)) {
             FC_TRY(look(path, len, arena, out, err));
             last = path;

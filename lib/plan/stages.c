@@ -11,9 +11,9 @@
 
 /* The length of the beginning of a name that names its layer, such as "model.layers.3"; 0: it is in none. */
 static size_t layer_length(const char *name) {
-    for (const char *at = name; *at; at += at[strcspn(at, ".")] ? strcspn(at, ".") + 1 : strcspn(at, ".")) {
-        const size_t len = strcspn(at, "."), digits = strspn(at, "0123456789");
-        if (digits == len && len > 0 && at[len] == '.') {
+    const char *at = name;
+    for (size_t len; at[len = strcspn(at, ".")]; at += len + 1) {
+        if (len > 0 && strspn(at, "0123456789") == len) {
             return (size_t)(at - name) + len;
         }
     }
