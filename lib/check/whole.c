@@ -133,7 +133,8 @@ static bool is_cut_off(const fc_check_run *c, const fc_tensor *object) {
     return false;
 }
 
-/* Adds a finding if the headers record another value of an object than its bytes, of which `judged` is the verdict. */
+/* Adds a finding if the headers record another value of an object than its bytes have. @param judged what examining the
+ * bytes returned. */
 static void check_recorded(fc_check_run *c, const fc_tensor *object, fc_code judged) {
     const bool damaged = object->object->damaged || is_cut_off(c, object);
     fc_error why;

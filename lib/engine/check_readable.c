@@ -35,7 +35,7 @@ static void divide(const fc_target *target, fc_name_list *kept, fc_name_list *le
     }
 }
 
-/* Whether the hint is to leave a value out. Any other one makes all values readable that have it. */
+/* Whether the hint is to leave a value out. Any other hint makes all values readable that have the same problem. */
 static bool leaves_out(fc_hint hint) {
     return hint == FC_HINT_NONE || hint == FC_HINT_EXCLUDE || hint == FC_HINT_FOLLOW_EXTERNAL;
 }
@@ -54,12 +54,13 @@ static fc_code fail_all(const fc_target *target, fc_name_list *kept, const fc_na
     if (left->count > LISTED + 1) {
         snprintf(more + used, sizeof more - used, " and %zu more", left->count - LISTED - 1);
     }
-    fc_code rc = arena ? fc_list_globs(kept, left, arena, &globs, err) : fc_no_memory(err, target->source->path);
-    if (rc == FC_OK) {
-        rc = fc_fail(err, first->code, "%.500s; these are unreadable, too: %s", first->message, more);
-        rc = leaves_out(first->hint) ? fc_advise(err, rc, FC_HINT_EXCLUDE_EACH, globs)
-                                     : fc_advise(err, rc, first->hint, first->about);
-    }
+    const bool exclude = leaves_out(first->hint);
+    fc_code rc;
+    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, target->source->path), rc, out);
+    FC_TRY_GOTO(exclude ? fc_list_globs(kept, left, arena, &globs, err) : FC_OK, rc, out);
+    rc = fc_fail(err, first->code, "%.500s; these are unreadable, too: %s", first->message, more);
+    rc = exclude ? fc_advise(err, rc, FC_HINT_EXCLUDE_EACH, globs) : fc_advise(err, rc, first->hint, first->about);
+out:
     fc_arena_free(arena);
     return rc;
 }

@@ -288,8 +288,8 @@ static fc_code make_tree(fc_coverage *c, fc_error *err) {
 }
 
 /* Makes a coverage of a region that has no chunks yet. */
-static fc_code begin(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region, fc_coverage **out,
-                     fc_error *err) {
+static fc_code begin_coverage(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
+                              fc_coverage **out, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
     int64_t total;
@@ -327,17 +327,17 @@ static bool has_elements(const fc_coverage *c) {
 }
 
 /* Selects chunks, or those of `index`, and proves the region if `proved`. */
-static fc_code fill(fc_coverage *c, const fc_coverage *index, bool proved, fc_error *err) {
+static fc_code fill_coverage(fc_coverage *c, const fc_coverage *index, bool proved, fc_error *err) {
     FC_TRY(index ? select_from(c, index, err) : select_chunks(c, err));
     /* A region without elements needs no proof, but a chunk outside the shape is still an error. */
     FC_TRY(proved && has_elements(c) ? prove(c, err) : FC_OK);
     return make_tree(c, err);
 }
 
-static fc_code make(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
-                    const fc_coverage *index, bool proved, fc_coverage **out, fc_error *err) {
-    FC_TRY(begin(checkpoint, tensor, region, out, err));
-    fc_code rc = fill(*out, index, proved, err);
+static fc_code make_coverage(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
+                             const fc_coverage *index, bool proved, fc_coverage **out, fc_error *err) {
+    FC_TRY(begin_coverage(checkpoint, tensor, region, out, err));
+    fc_code rc = fill_coverage(*out, index, proved, err);
     if (rc != FC_OK) {
         fc_coverage_free(*out);
         *out = NULL;
@@ -347,15 +347,15 @@ static fc_code make(const fc_checkpoint *checkpoint, const fc_tensor *tensor, co
 
 fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
                            fc_coverage **out, fc_error *err) {
-    return make(checkpoint, tensor, region, NULL, true, out, err);
+    return make_coverage(checkpoint, tensor, region, NULL, true, out, err);
 }
 
 fc_code fc_coverage_list(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_coverage **out, fc_error *err) {
-    return make(checkpoint, tensor, NULL, NULL, false, out, err);
+    return make_coverage(checkpoint, tensor, NULL, NULL, false, out, err);
 }
 
 fc_code fc_coverage_part(const fc_coverage *list, const fc_box *region, fc_coverage **out, fc_error *err) {
-    return make(list->checkpoint, list->tensor, region, list, true, out, err);
+    return make_coverage(list->checkpoint, list->tensor, region, list, true, out, err);
 }
 
 fc_code fc_coverage_new(const fc_tensor *tensor, fc_coverage **out, fc_error *err) {
