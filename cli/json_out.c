@@ -45,18 +45,13 @@ static void write_escape(text_out *out, uint32_t code) {
     text_printf(out, "\\u%04x", (unsigned)code);
 }
 
-/* Whether `*s` is the second "#" of "##", with which commands in logs begin: see text_name. */
-static bool is_command(const char *start, const char *s) {
-    return *s == '#' && s > start && s[-1] == '#';
-}
-
 static void write_escaped(text_out *out, const char *s) {
     const char *start = s;
     text_write(out, "\"", 1);
     while (*s) {
         size_t plain = 0;
         while (s[plain] >= 0x20 && s[plain] < 0x7f && s[plain] != '"' && s[plain] != '\\' &&
-               !is_command(start, s + plain)) {
+               !text_is_second_hash(start, s + plain)) {
             plain++;
         }
         text_write(out, s, plain);
@@ -69,7 +64,7 @@ static void write_escaped(text_out *out, const char *s) {
         if (len == 0) {
             text_puts(out, "\xef\xbf\xbd");
             s++;
-        } else if (text_is_unsafe(code) || is_command(start, s)) {
+        } else if (text_is_unsafe(code) || text_is_second_hash(start, s)) {
             write_escape(out, code);
             s += len;
         } else {
@@ -141,14 +136,14 @@ void jw_copy(text_out *out, const char *json) {
     const char *start = json;
     while (*json) {
         size_t plain = 0;
-        while (json[plain] > 0 && json[plain] < 0x7f && !is_command(start, json + plain)) {
+        while (json[plain] > 0 && json[plain] < 0x7f && !text_is_second_hash(start, json + plain)) {
             plain++;
         }
         text_write(out, json, plain);
         json += plain;
         uint32_t code;
         size_t len = *json ? text_utf8(json, &code) : 0;
-        if (len > 0 && (text_is_unsafe(code) || is_command(start, json))) {
+        if (len > 0 && (text_is_unsafe(code) || text_is_second_hash(start, json))) {
             write_escape(out, code);
         } else if (*json) {
             text_write(out, len > 0 ? json : "\xef\xbf\xbd", len > 0 ? len : 3);

@@ -217,13 +217,17 @@ static size_t skip_blanks(const char *name) {
     return at;
 }
 
+bool text_is_second_hash(const char *start, const char *at) {
+    return *at == '#' && at > start && at[-1] == '#';
+}
+
 /*
  * Whether a character makes a line of a log a command. GitHub obeys lines that begin with "::" after blanks, and a name
  * may begin a line. GitHub and Azure obey "##[" and "##vso[" anywhere, TeamCity "##teamcity[".
  * @param first the place after the blanks at the start.
  */
 static bool is_command(const char *name, size_t first, size_t at) {
-    return (name[at] == ':' && at == first) || (name[at] == '#' && at > 0 && name[at - 1] == '#');
+    return (name[at] == ':' && at == first) || text_is_second_hash(name, name + at);
 }
 
 static size_t walk_name(text_out *out, const char *whole) {

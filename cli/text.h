@@ -34,6 +34,8 @@ int text_flush(text_out *out);
  * Azure or TeamCity: a colon at the start, and the second "#" of "##".
  */
 void text_name(text_out *out, const char *name);
+/** @return whether `*at` is the second "#" of "##" in the text at `start`: see text_name. */
+bool text_is_second_hash(const char *start, const char *at);
 /** Writes a name or a value as HTML text or attribute, with the same escapes as text_name. */
 void text_html(text_out *out, const char *s);
 /** Writes a name like text_name, then spaces up to `width` columns. */
