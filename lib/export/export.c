@@ -180,15 +180,19 @@ static fc_code choose(exporter *e) {
 
 /* ---- adapters inside the model ---- */
 
-/* Whether the names of the reference are those of a model with an adapter, as some on the hub have. */
-static bool reference_has_adapter(const exporter *e) {
-    const fc_checkpoint *c = e->options->reference ? e->options->reference->weights : NULL;
-    for (size_t i = 0; c && i < c->ntensors; i++) {
+/* @return the first name of a checkpoint that an adapter inside a model has, or NULL. */
+static const char *find_adapter_name(const fc_checkpoint *c) {
+    for (size_t i = 0; i < c->ntensors; i++) {
         if (fc_is_adapter_name(c->tensors[i].name)) {
-            return true;
+            return c->tensors[i].name;
         }
     }
-    return false;
+    return NULL;
+}
+
+/* Whether the names of the reference are those of a model with an adapter, as some on the hub have. */
+static bool reference_has_adapter(const exporter *e) {
+    return e->options->reference && find_adapter_name(e->options->reference->weights);
 }
 
 static fc_code refuse_adapter(const exporter *e, const char *name) {
@@ -235,10 +239,7 @@ static fc_code handle_adapter(exporter *e, fc_checkpoint **source) {
 }
 
 static fc_code check_no_adapter(const exporter *e, const fc_checkpoint *made) {
-    const char *name = NULL;
-    for (size_t i = 0; i < made->ntensors && !name; i++) {
-        name = fc_is_adapter_name(made->tensors[i].name) ? made->tensors[i].name : NULL;
-    }
+    const char *name = find_adapter_name(made);
     return name && !reference_has_adapter(e) ? refuse_adapter(e, name) : FC_OK;
 }
 

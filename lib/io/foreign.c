@@ -3,6 +3,8 @@
  */
 #include "io/foreign.h"
 
+#include "base/file_name.h"
+
 #include <dirent.h>
 #include <fnmatch.h>
 #include <string.h>
@@ -122,16 +124,16 @@ static int find_in_directory(const char *path, bool disguised) {
     return best;
 }
 
-static fc_code tell(const char *path, int found, fc_error *err) {
+/* @param found -1: FC_OK */
+static fc_code fail_foreign(const char *path, int found, fc_error *err) {
     return found < 0 ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "%s: not supported: %s", path, names[found].what);
 }
 
 fc_code fc_check_foreign(const char *path, bool is_directory, fc_error *err) {
-    const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
-    return tell(path, is_directory ? find_in_directory(path, false) : find_name(name, false), err);
+    const int found = is_directory ? find_in_directory(path, false) : find_name(fc_base_name(path), false);
+    return fail_foreign(path, found, err);
 }
 
 fc_code fc_check_disguised(const char *directory, fc_error *err) {
-    return tell(directory, find_in_directory(directory, true), err);
+    return fail_foreign(directory, find_in_directory(directory, true), err);
 }
