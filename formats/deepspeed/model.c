@@ -6,6 +6,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
+#include "base/text.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -29,12 +30,8 @@ static fc_code remember(model *m, const char *name) {
     return FC_OK;
 }
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static bool is_known(const model *m, const char *name) {
-    return m->nknown > 0 && bsearch(&name, m->known, m->nknown, sizeof *m->known, by_text);
+    return fc_find_text(m->known, m->nknown, name) < m->nknown;
 }
 
 /* ---- shapes ---- */
@@ -279,12 +276,6 @@ static fc_code read_others(model *m) {
     return FC_OK;
 }
 
-static void sort_known(model *m) {
-    if (m->nknown > 1) {
-        qsort(m->known, m->nknown, sizeof *m->known, by_text);
-    }
-}
-
 static fc_code read_zero(model *m) {
     size_t first = 0, end;
     FC_TRY(read_params(m));
@@ -301,7 +292,7 @@ static fc_code read_zero(model *m) {
         FC_TRY(read_fragments(m->b, r, first, end));
         FC_TRY(fc_progress_count(m->b->progress, 1, m->b->err));
     }
-    sort_known(m);
+    fc_sort_texts(m->known, m->nknown);
     return read_rest(m);
 }
 
@@ -347,7 +338,7 @@ static fc_code read_universal(model *m) {
     ds_builder *b = m->b;
     if (b->files.model_parallel > 1) {
         FC_TRY(remember_shared(m));
-        sort_known(m);
+        fc_sort_texts(m->known, m->nknown);
         FC_TRY(check_sharded_module(m));
     } else {
         FC_TRY(read_zero(m));

@@ -6,6 +6,7 @@
 #include "pt/ranks.h"
 
 #include "base/grow.h"
+#include "base/text.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -174,10 +175,6 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
     return FC_OK;
 }
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Whether `file` is that of a rank in the group. @param group NULL: any group. */
 static bool is_in_group(const char *file, const char *group) {
     pt_rank_name name;
@@ -190,10 +187,10 @@ static bool is_in_group(const char *file, const char *group) {
 }
 
 /* Lists the names of a group's files in `directory`, sorted, so that messages do not depend on the file system. */
-static fc_code list_names(const char *directory, const char *group, fc_arena *arena, char ***out, size_t *count,
+static fc_code list_names(const char *directory, const char *group, fc_arena *arena, const char ***out, size_t *count,
                           fc_error *err) {
     fc_dir dir;
-    char **names = NULL;
+    const char **names = NULL;
     size_t capacity = 0;
     *count = 0;
     fc_code rc = fc_dir_open(&dir, directory, err);
@@ -208,9 +205,7 @@ static fc_code list_names(const char *directory, const char *group, fc_arena *ar
         *count += rc == FC_OK;
     }
     rc = fc_dir_close(&dir, rc, err);
-    if (*count > 0) {
-        qsort(names, *count, sizeof *names, by_text);
-    }
+    fc_sort_texts(names, *count);
     *out = names;
     return rc;
 }
@@ -234,7 +229,7 @@ static fc_code check_counts(const char *directory, const pt_set *sets, size_t co
 
 fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, pt_set **out, size_t *count,
                         fc_error *err) {
-    char **names = NULL;
+    const char **names = NULL;
     size_t nnames = 0;
     fc_code rc;
     *count = 0;
@@ -278,7 +273,8 @@ static fc_listed_role role_of(const char *directory, const char *file) {
 }
 
 fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err) {
-    char **names = NULL, group[NAME_MAX + 1];
+    const char **names = NULL;
+    char group[NAME_MAX + 1];
     size_t count = 0;
     fc_code rc;
     FC_TRY_GOTO(list_names(directory, NULL, out->arena, &names, &count, err), rc, out);

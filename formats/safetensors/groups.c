@@ -8,6 +8,7 @@
 #include "base/file_name.h"
 #include "base/grow.h"
 #include "base/name_table.h"
+#include "base/text.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "safetensors/header.h"
@@ -150,10 +151,6 @@ static fc_code set_groups(fc_arena *arena, st_names *l, const char *directory, f
 
 /* ---- the directory ---- */
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static fc_code add_name(fc_arena *arena, const char *directory, const char *name, st_names *out, fc_error *err) {
     const bool index = fc_ends_with(name, ST_INDEX_EXTENSION);
     if (name[0] == '.' || (!index && !fc_ends_with(name, ST_EXTENSION))) {
@@ -176,12 +173,8 @@ fc_code fc_st_list_names(fc_arena *arena, const char *directory, st_names *out, 
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         FC_TRY_GOTO(add_name(arena, directory, name, out, err), rc, out);
     }
-    if (out->count > 1) {
-        qsort(out->names, out->count, sizeof *out->names, by_name);
-    }
-    if (out->nindexes > 1) {
-        qsort(out->indexes, out->nindexes, sizeof *out->indexes, by_name);
-    }
+    fc_sort_texts(out->names, out->count);
+    fc_sort_texts(out->indexes, out->nindexes);
     rc = set_groups(arena, out, directory, err);
 out:
     return fc_dir_close(&dir, rc, err);
@@ -244,12 +237,6 @@ static void mark_all(const lister *l) {
     }
 }
 
-static size_t find_name(const st_names *names, const char *name) {
-    const char **found =
-        names->count > 0 ? bsearch(&name, names->names, names->count, sizeof *names->names, by_name) : NULL;
-    return found ? (size_t)(found - names->names) : names->count;
-}
-
 /* Whether all files are numbered ones with the stem of the only index, so that it need not be read yet. */
 static bool is_plain(const lister *l, const char *index) {
     const size_t stem = stem_of(index);
@@ -280,7 +267,7 @@ static fc_code add_index(const lister *l, const char *index) {
         mark_all(l);
     }
     for (size_t f = 0; rc == FC_OK && f < files.nfiles; f++) {
-        const size_t i = find_name(&l->names, files.files[f].name);
+        const size_t i = fc_find_text(l->names.names, l->names.count, files.files[f].name);
         if (i < l->names.count) {
             l->indexed[i] = true;
             first = l->names.names[i];

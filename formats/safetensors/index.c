@@ -3,6 +3,7 @@
  * {"metadata": {…}, "weight_map": {name: file}}.
  */
 #include "base/grow.h"
+#include "base/text.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/files.h"
@@ -44,10 +45,6 @@ static fc_code add_mapped(void *context, const char *name, json_t *value, fc_err
     return good ? FC_OK : fc_no_memory(err, r->path);
 }
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static int by_mapped(const void *a, const void *b) {
     return strcmp(((const st_mapped *)a)->name, ((const st_mapped *)b)->name);
 }
@@ -61,7 +58,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
         return fc_no_memory(err, r->path);
     }
     memcpy(names, r->files, r->count * sizeof *names);
-    qsort(names, r->count, sizeof *names, by_text);
+    fc_sort_texts(names, r->count);
     for (size_t i = 0; i < r->count; i++) {
         if (n == 0 || strcmp(names[n - 1], names[i]) != 0) {
             names[n++] = names[i];
@@ -73,8 +70,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
         good = fc_st_make_file(r->arena, out->directory, names[i], &files[i]);
     }
     for (size_t i = 0; good && i < r->count; i++) {
-        const char **found = bsearch(&r->files[i], names, n, sizeof *names, by_text);
-        out->map[i].file = (uint32_t)(found - names);
+        out->map[i].file = (uint32_t)fc_find_text(names, n, r->files[i]);
     }
     free(names);
     if (!good) {

@@ -6,6 +6,7 @@
 #include "fsdpckpt/format.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "fsdpckpt/try.h"
 #include "registry.h"
 
@@ -328,10 +329,6 @@ static fc_code read_root(schema_reader *r, json_t *root) {
     return FC_OK;
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Sorting takes n log n for any names; a hash table can be slowed down by hostile ones. */
 static fc_code check_unique(const schema_reader *r) {
     const char **names = malloc((r->count ? r->count : 1) * sizeof *names);
@@ -341,7 +338,7 @@ static fc_code check_unique(const schema_reader *r) {
     for (size_t i = 0; i < r->count; i++) {
         names[i] = r->tensors[i].name;
     }
-    qsort(names, r->count, sizeof *names, by_name);
+    fc_sort_texts(names, r->count);
     fc_code rc = FC_OK;
     for (size_t i = 1; i < r->count && rc == FC_OK; i++) {
         if (strcmp(names[i - 1], names[i]) == 0) {

@@ -5,6 +5,7 @@
 
 #include "base/file_name.h"
 #include "base/grow.h"
+#include "base/text.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -83,10 +84,6 @@ out:
     return fc_dir_close(&dir, rc, l->err);
 }
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, const char *const **out, fc_error *err) {
     char real_root[PATH_MAX];
     lister l = {.root = path, .arena = arena, .err = err};
@@ -99,7 +96,7 @@ fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, c
     const char **names = fc_arena_calloc(arena, l.count + 1, sizeof *names);
     FC_TRY_GOTO(names ? FC_OK : fc_no_memory(err, path), rc, out);
     if (l.count > 0) {
-        qsort(l.names, l.count, sizeof *l.names, by_text);
+        fc_sort_texts(l.names, l.count);
         memcpy(names, l.names, l.count * sizeof *names);
     }
     *out = names;

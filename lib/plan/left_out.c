@@ -3,6 +3,7 @@
  */
 #include "plan/left_out.h"
 
+#include "base/text.h"
 #include "checkpoint/parameters.h"
 #include "fsdpckpt/try.h"
 #include "plan/globs.h"
@@ -37,10 +38,6 @@ static bool is_kept(const fc_name_list *kept, const char *name, size_t len) {
     return low < kept->count && strncmp(kept->names[low], name, len) == 0;
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* @return the length of the first components of a name with which no kept name begins, or of MOST_LEVELS of them. */
 static size_t distinct(const fc_name_list *kept, const char *name) {
     size_t len = strcspn(name, ".");
@@ -52,7 +49,7 @@ static size_t distinct(const fc_name_list *kept, const char *name) {
 
 fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out,
                            fc_error *err) {
-    qsort(kept->names, kept->count, sizeof *kept->names, by_name);
+    fc_sort_texts(kept->names, kept->count);
     *out = "";
     bool full = false, added = true;
     for (size_t i = 0; added && !full && i < left->count; i++) {
@@ -64,7 +61,7 @@ fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_aren
 }
 
 fc_code fc_list_globs(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out, fc_error *err) {
-    qsort(kept->names, kept->count, sizeof *kept->names, by_name);
+    fc_sort_texts(kept->names, kept->count);
     *out = "";
     for (size_t i = 0; *out && i < left->count && strlen(*out) < MOST_GLOBS; i++) {
         const char *name = left->names[i];
