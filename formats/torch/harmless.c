@@ -132,7 +132,7 @@ static const fc_harmless table[] = {
     {"torch._utils", "_rebuild_device_tensor_from_numpy", .reduce = "Ay[Vs]i"},
     {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", .reduce = "Ty[Vs]i"},
     {"torch.nested._internal.nested_tensor", "_rebuild_njt", .reduce = "{[kT{[kT]}]}"},
-    {"torch._tensor", "_rebuild_from_type_v2", .reduce = ""},
+    {"torch._tensor", "_rebuild_from_type_v2", .reduce = "rWl" ATTRIBUTES ""},
     {"torch.torch_version", "TorchVersion", .newobj = "s"},
     {"torch._C", "Generator", .reduce = "V?", .state = "(i[in]T)"},
     ENUM("signal", "Signals"),

@@ -20,7 +20,7 @@
  *   D  a numpy.dtype without objects     O  a numpy.dtype of objects
  *   A  a numpy.ndarray                   Z  a timedelta, timezone or ZoneInfo
  *   V  a torch.device                    L  a torch.layout
- *   W  the class torch.Tensor or Parameter
+ *   W  the class torch.Tensor or Parameter          r  a function that rebuilds a tensor
  *   N  the class numpy.ndarray           Q  the class SeedSequence       #  an instance of SeedSequence
  *   (…)  a tuple with these slots        {…}  a dict without attributes whose values fit the slot
  *   […]  one of these slots

@@ -352,6 +352,8 @@ static bool fits(fc_judge *j, char letter, fc_pv v) {
         return type == FC_PV_GLOBAL && fc_judge_may_be_value(p, v);
     case 'y':
         return fc_judge_kind(p, v) == FC_GLOBAL_DTYPE;
+    case 'r':
+        return fc_judge_kind(p, v) == FC_GLOBAL_REBUILD;
     case 'P':
         return type == FC_PV_PERSID;
     default:

@@ -23,19 +23,23 @@ static bool match_state(fc_judge *j, const char *pattern, fc_pv state) {
     return !state || (pattern && fc_judge_match(j, pattern, &state, 1));
 }
 
-/* _rebuild_from_type_v2(function, class, arguments, state) calls the function, which must rebuild a tensor, too. */
-static bool is_harmless_wrapper(fc_judge *j, fc_pv args) {
+static bool is_wrapper(const fc_pickle *p, fc_pv function) {
+    return fc_pickle_is_global(p, function, "torch._tensor", "_rebuild_from_type_v2");
+}
+
+/* _rebuild_from_type_v2(function, class, arguments, state) calls the function with these arguments. */
+static bool calls_harmless_function(fc_judge *j, fc_pv args) {
     for (int depth = 0; depth < MAX_WRAPPERS; depth++) {
         size_t n;
-        const fc_pv *items = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(j->p, args, &n) : NULL;
-        if (!items || n != 4 || fc_judge_kind(j->p, items[0]) != FC_GLOBAL_REBUILD ||
-            !fc_judge_match(j, "Wl[nM([nM][nM])]", items + 1, 3) || fc_pv_typeof(items[2]) != FC_PV_TUPLE) {
+        const fc_pv *items = fc_pickle_tuple(j->p, args, &n); /* four, as the pattern says */
+        const fc_pv function = items[0];
+        args = items[2];
+        if (fc_pv_typeof(args) != FC_PV_TUPLE || !match_arguments(j, fc_judge_entry(j->p, function)->reduce, args)) {
             return false;
         }
-        if (!fc_pickle_is_global(j->p, items[0], NULL, "_rebuild_from_type_v2")) {
-            return match_arguments(j, fc_judge_entry(j->p, items[0])->reduce, items[2]);
+        if (!is_wrapper(j->p, function)) {
+            return true;
         }
-        args = items[2];
     }
     return false;
 }
@@ -59,14 +63,14 @@ static bool is_harmless_call(fc_judge *j, fc_pv v) {
     if (fc_judge_kind(p, callee) == FC_GLOBAL_GETATTR) {
         return !state && how == 0;
     }
-    if (fc_pickle_is_global(p, callee, "torch._tensor", "_rebuild_from_type_v2")) {
-        return !state && how == 0 && is_harmless_wrapper(j, args);
-    }
-    if (!entry) { /* of what has no entry, only generators and types get here */
+    if (!entry) { /* only generators and types have no entry and get here */
         return fc_pickle_is_global(p, callee, "numpy.random._pickle", NULL) ? is_harmless_generator(j, v) : !state;
     }
     if (!match_arguments(j, how == 1 ? entry->newobj : entry->reduce, args) || !match_state(j, entry->state, state)) {
         return false;
+    }
+    if (is_wrapper(p, callee)) {
+        return calls_harmless_function(j, args);
     }
     if (state && fc_pickle_is_global(p, callee, NULL, "_reconstruct")) {
         return fc_judge_is_object_state(p, v);
@@ -108,12 +112,13 @@ static bool is_dangerous(const fc_pickle *p, fc_pv v) {
     return fc_global_runs(fc_pickle_bytes(p, cell[1], &n), fc_pickle_bytes(p, cell[2], &n));
 }
 
-/* Which argument is the class of a tensor, of which PyTorch makes an instance by itself; SIZE_MAX: none. */
+/* Returns which argument is the class of a tensor, which PyTorch does not call; SIZE_MAX: none. */
 static size_t place_of_class(const fc_pickle *p, fc_pv call) {
     const fc_pv callee = fc_pickle_callee(p, call);
-    return fc_pickle_is_global(p, callee, "torch._tensor", "_rebuild_from_type_v2")      ? 1
-           : fc_pickle_is_global(p, callee, "torch._utils", "_rebuild_wrapper_subclass") ? 0
-                                                                                         : SIZE_MAX;
+    if (is_wrapper(p, callee)) {
+        return 1;
+    }
+    return fc_pickle_is_global(p, callee, "torch._utils", "_rebuild_wrapper_subclass") ? 0 : SIZE_MAX;
 }
 
 static bool arguments_hold_function(fc_judge *j, fc_pv call) {

@@ -126,7 +126,7 @@ found = Found("the value itself")
 SAMPLES = {
     "i": b"K\1", "f": b"K\1", "s": text("a"), "x": b"c_codecs\nencode\n" + text("a") + text("latin1") + b"\x86R", "k": b"K\1", "n": b"N",
     "1": b"\x88", "q": text("f4"), "l": b"]K\1a", "z": b"K\4\x85", "d": b"}", "e": b"N", "v": b"K\1", "R": b"}" + text("a") + b"K\1s",
-    "M": b"}" + text("a") + b"K\1s", "c": b"c__builtin__\nint\n", "y": b"ctorch\nfloat32\n",
+    "M": b"}" + text("a") + b"K\1s", "c": b"c__builtin__\nint\n", "r": b"ctorch._utils\n_rebuild_tensor_v2\n", "y": b"ctorch\nfloat32\n",
     "V": b"ctorch\ndevice\n" + text("cpu") + b"\x85R",
     "g": b"ctorch\nper_tensor_affine\n", "E": b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nK\0\x85R",
     "P": b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\4tQ",
