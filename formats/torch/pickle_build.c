@@ -272,7 +272,7 @@ static fc_code call_getattr(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *o
     return make_call(vm, callee, args, out);
 }
 
-static fc_code call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
+fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     fc_pickle *p = vm->p;
     fc_pv arg[2] = {0, 0};
     uint32_t aux;
@@ -337,10 +337,6 @@ static fc_code call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     }
 }
 
-fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
-    return call(vm, callee, args, out);
-}
-
 fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
     fc_pickle *p = vm->p;
     uint32_t aux = 0;
@@ -363,7 +359,7 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
         *out = fc_pv_make(FC_PV_OBJECT, at);
         return FC_OK;
     }
-    FC_TRY(call(vm, cls, args, out));
+    FC_TRY(fc_pickle_reduce(vm, cls, args, out));
     if (fc_pv_typeof(*out) == FC_PV_CALL) {
         p->cells[fc_pv_payload(*out) + 5] |= 1;
     }
