@@ -108,14 +108,14 @@ static const char *const running_builtins[] = {
     "vars",    "input",   "help",     "type",    "breakpoint", "super",  "classmethod", "staticmethod",
 };
 
-static bool is_within(const char *module, const char *of) {
-    size_t n = strlen(of);
-    return strncmp(module, of, n) == 0 && (module[n] == '\0' || module[n] == '.');
+bool fc_module_is_within(const char *module, const char *package) {
+    size_t n = strlen(package);
+    return strncmp(module, package, n) == 0 && (module[n] == '\0' || module[n] == '.');
 }
 
 static bool is_running_module(const char *module) {
     for (size_t i = 0; i < sizeof running_modules / sizeof *running_modules; i++) {
-        if (is_within(module, running_modules[i])) {
+        if (fc_module_is_within(module, running_modules[i])) {
             return true;
         }
     }

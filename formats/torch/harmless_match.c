@@ -22,14 +22,11 @@ static bool is_call_of(const fc_pickle *p, fc_pv v, const char *module, const ch
     return fc_pv_typeof(v) == FC_PV_CALL && fc_pickle_is_global(p, fc_pickle_callee(p, v), module, name);
 }
 
-/* Whether a class or function may be a value. */
 bool fc_judge_may_be_value(const fc_pickle *p, fc_pv global) {
     const fc_harmless *entry = fc_judge_entry(p, global);
-    const uint64_t *cell = p->cells + fc_pv_payload(global);
-    size_t n;
     switch (fc_judge_kind(p, global)) {
     case FC_GLOBAL_UNKNOWN:
-        return fc_harmless_is_reference(fc_pickle_bytes(p, cell[1], &n), fc_pickle_bytes(p, cell[2], &n));
+        return fc_harmless_is_reference(fc_pickle_module(p, global), fc_pickle_name(p, global));
     case FC_GLOBAL_DTYPE:
     case FC_GLOBAL_STORAGE:
     case FC_GLOBAL_SIZE:
@@ -56,7 +53,6 @@ bool fc_pickle_is_harmless_function(const fc_pickle *p, fc_pv v) {
             fc_pickle_is_global(p, callee, "operator", NULL) || fc_judge_kind(p, callee) == FC_GLOBAL_GETATTR);
 }
 
-/* Has `v` visited. */
 void fc_judge_visit(fc_judge *j, fc_pv v) {
     if (fc_pv_typeof(v) < FC_PV_TUPLE) {
         return;
@@ -95,7 +91,7 @@ static bool names_hooks(const fc_pickle *p, fc_pv name) {
     return strstr(fc_pickle_bytes(p, name, &n), "hook") != NULL;
 }
 
-/* Whether it is the attributes of an instance. */
+/* Whether it is the dict of an instance's attributes. */
 static bool are_fields(fc_judge *j, fc_pv v, bool without_hooks) {
     const fc_pickle *p = j->p;
     size_t n;

@@ -3,6 +3,7 @@
  * only compute: see harmless.h.
  */
 #include "torch/harmless.h"
+#include "torch/pickle.h"
 
 #include <string.h>
 
@@ -283,13 +284,6 @@ bool fc_harmless_is_activation(const char *name) {
     return IS_LISTED(activations, name, strlen(name));
 }
 
-/* Whether it is torch.optim or a module of it. */
-static bool is_optim(const char *module) {
-    static const char optim[] = "torch.optim";
-    const size_t n = sizeof optim - 1;
-    return strncmp(module, optim, n) == 0 && (module[n] == '\0' || module[n] == '.');
-}
-
 bool fc_harmless_is_reference(const char *module, const char *name) {
     const bool is_class = name[0] >= 'A' && name[0] <= 'Z' && !strchr(name, '.');
     if (strcmp(module, "torch") == 0) {
@@ -301,5 +295,5 @@ bool fc_harmless_is_reference(const char *module, const char *name) {
     if (strcmp(module, "torch.nn.functional") == 0 || strcmp(module, "torch._C._nn") == 0) {
         return fc_harmless_is_activation(name);
     }
-    return is_class && (strcmp(module, "typing") == 0 || is_optim(module));
+    return is_class && (strcmp(module, "typing") == 0 || fc_module_is_within(module, "torch.optim"));
 }

@@ -240,9 +240,8 @@ json_t *fc_torch_json_named(const fc_pickle *p, const char *tag, fc_pv global) {
 
 static json_t *global(const fc_pickle *p, fc_pv v) {
     uint32_t aux;
-    size_t n;
     if (fc_pickle_global(p, v, &aux) == FC_GLOBAL_DTYPE) {
-        return fc_torch_json_tagged("$dtype", json_string(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 2], &n)));
+        return fc_torch_json_tagged("$dtype", json_string(fc_pickle_name(p, v)));
     }
     return fc_torch_json_named(p, "$global", v);
 }

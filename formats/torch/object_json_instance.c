@@ -241,7 +241,7 @@ static fc_pv config_content(const fc_pickle *p, fc_pv v) {
     static const char before[] = "omegaconf.";
     size_t n = 0;
     const fc_pv state = fc_pickle_state(p, v);
-    const char *module = fc_pickle_bytes(p, p->cells[fc_pv_payload(fc_pickle_callee(p, v)) + 1], &n);
+    const char *module = fc_pickle_module(p, fc_pickle_callee(p, v));
     if (strncmp(module, before, sizeof before - 1) != 0 || fc_pv_typeof(state) != FC_PV_DICT) {
         return 0;
     }

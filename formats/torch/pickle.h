@@ -186,6 +186,9 @@ fc_global_kind fc_global_find(const char *module, size_t module_len, const char 
  */
 bool fc_global_runs(const char *module, const char *name);
 
+/** @return whether `module` is `package` or in it. */
+bool fc_module_is_within(const char *module, const char *package);
+
 /** @return whether a global that is not in the allowlist is harmless unless it is called: a class of torch or numpy. */
 bool fc_global_is_reference(const char *module, const char *name);
 
@@ -246,6 +249,17 @@ bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text);
 
 /** @return whether `v` is the global `module`.`name`; a NULL module or name matches any. */
 bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name);
+
+/** @return the module of a global, and its name in that module. */
+static inline const char *fc_pickle_module(const fc_pickle *p, fc_pv global) {
+    size_t n;
+    return fc_pickle_bytes(p, p->cells[fc_pv_payload(global) + 1], &n);
+}
+
+static inline const char *fc_pickle_name(const fc_pickle *p, fc_pv global) {
+    size_t n;
+    return fc_pickle_bytes(p, p->cells[fc_pv_payload(global) + 2], &n);
+}
 
 /** @return the kind of a global. */
 static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint32_t *aux) {

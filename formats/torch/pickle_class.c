@@ -7,10 +7,8 @@
 
 /* Reports a class in `.metadata` that is neither known nor similar to a known one. */
 fc_code fc_pickle_unsupported_class(fc_pickle_vm *vm, fc_pv global) {
-    const uint64_t *cell = vm->p->cells + fc_pv_payload(global);
-    size_t n;
     return fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "unsupported: class %.200s of %.200s",
-                          fc_pickle_bytes(vm->p, cell[2], &n), fc_pickle_bytes(vm->p, cell[1], &n));
+                          fc_pickle_name(vm->p, global), fc_pickle_module(vm->p, global));
 }
 
 /* Frees the cells of an argument tuple if it is the newest value and nothing else can refer to it. */

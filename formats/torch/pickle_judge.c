@@ -104,12 +104,8 @@ static bool holds_function(fc_judge *j, fc_pv v) {
 
 /* Whether it is a function that runs code. */
 static bool is_dangerous(const fc_pickle *p, fc_pv v) {
-    size_t n;
-    if (fc_pv_typeof(v) != FC_PV_GLOBAL || fc_judge_kind(p, v) != FC_GLOBAL_UNKNOWN) {
-        return false;
-    }
-    const uint64_t *cell = p->cells + fc_pv_payload(v);
-    return fc_global_runs(fc_pickle_bytes(p, cell[1], &n), fc_pickle_bytes(p, cell[2], &n));
+    return fc_pv_typeof(v) == FC_PV_GLOBAL && fc_judge_kind(p, v) == FC_GLOBAL_UNKNOWN &&
+           fc_global_runs(fc_pickle_module(p, v), fc_pickle_name(p, v));
 }
 
 /* Returns which argument is the class of a tensor, which PyTorch does not call; SIZE_MAX: none. */
@@ -142,13 +138,12 @@ static void note_use(fc_judge *j, fc_pickle_risk risk, fc_pv global) {
 
 static void judge_call(fc_judge *j, fc_pv v) {
     fc_pickle *p = j->p;
-    uint64_t *how = &p->cells[fc_pv_payload(v) + 5];
     if (fc_pickle_risk_of(p, v) != FC_RISK_NONE) {
         return;
     }
     if (!is_harmless_call(j, v)) {
         const fc_pickle_risk risk = arguments_hold_function(j, v) ? FC_RISK_RUNS : FC_RISK_UNKNOWN;
-        *how = (*how & 0xff) | (uint64_t)risk << 8;
+        fc_pickle_set_risk(p, v, risk);
         note_use(j, risk, fc_pickle_callee(p, v));
     }
     fc_judge_visit(j, fc_pickle_list_items(p, v));

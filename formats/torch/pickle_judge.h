@@ -31,7 +31,7 @@ static inline const fc_harmless *fc_judge_entry(const fc_pickle *p, fc_pv v) {
     return number ? fc_harmless_get(number) : NULL;
 }
 
-/** Has `v` visited: it may be any value, but no function that the table does not allow. */
+/** Puts `v` on the list of values to visit: it may be any value, but no function that the table does not allow. */
 void fc_judge_visit(fc_judge *j, fc_pv v);
 
 /** @return whether a class or function may be a value. */

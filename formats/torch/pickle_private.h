@@ -217,6 +217,12 @@ fc_code fc_pickle_check_keys(fc_pickle_vm *vm, const fc_pv *items, size_t n, siz
  */
 fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv args, fc_pv *global);
 
+/** Sets the risk of making a call. */
+static inline void fc_pickle_set_risk(fc_pickle *p, fc_pv call, fc_pickle_risk risk) {
+    uint64_t *how = &p->cells[fc_pv_payload(call) + 5];
+    *how = (*how & 0xff) | (uint64_t)risk << 8;
+}
+
 /** Raises the risk of the whole pickle to `risk`. */
 void fc_pickle_note_risk(fc_pickle *p, fc_pickle_risk risk, fc_pv global);
 

@@ -9,11 +9,6 @@
 
 enum { MAX_WRAPPERS = 8, MAX_TYPES = 16, MAX_KEY_DEPTH = 16, MAX_KEY_ITEMS = 1024 };
 
-static bool is_within(const char *module, const char *of) {
-    size_t n = strlen(of);
-    return strncmp(module, of, n) == 0 && (module[n] == '\0' || module[n] == '.');
-}
-
 /* Functions that make types from types. Called with anything else, they may run code. */
 static const struct {
     const char *module, *name;
@@ -35,19 +30,13 @@ bool fc_global_is_reference(const char *module, const char *name) {
     if (is_type_function(module, name)) {
         return true;
     }
-    return (is_within(module, "torch") || is_within(module, "numpy") || strcmp(module, "typing") == 0) &&
+    return (fc_module_is_within(module, "torch") || fc_module_is_within(module, "numpy") ||
+            strcmp(module, "typing") == 0) &&
            !fc_global_runs(module, name);
 }
 
-static fc_global_kind kind_of(const fc_pickle *p, fc_pv v, uint32_t *aux) {
-    return fc_pv_typeof(v) == FC_PV_GLOBAL ? fc_pickle_global(p, v, aux) : FC_GLOBAL_UNKNOWN;
-}
-
 static fc_pickle_risk risk_of_unknown(const fc_pickle *p, fc_pv global) {
-    const uint64_t *cell = p->cells + fc_pv_payload(global);
-    size_t n;
-    return fc_global_runs(fc_pickle_bytes(p, cell[1], &n), fc_pickle_bytes(p, cell[2], &n)) ? FC_RISK_RUNS
-                                                                                            : FC_RISK_UNKNOWN;
+    return fc_global_runs(fc_pickle_module(p, global), fc_pickle_name(p, global)) ? FC_RISK_RUNS : FC_RISK_UNKNOWN;
 }
 
 /* _rebuild_from_type_v2(function, class, arguments, state) calls `function`, which must rebuild a tensor, too. */
@@ -119,9 +108,8 @@ static bool is_harmless_getattr(const fc_pickle *p, fc_pv args, bool makes) {
 
 /* Whether it is getattr(ZoneInfo, "_unpickle") or similar. */
 static bool is_maker(const fc_pickle *p, fc_pv callee) {
-    uint32_t aux;
     return fc_pv_typeof(callee) == FC_PV_CALL && !fc_pickle_state(p, callee) &&
-           kind_of(p, fc_pickle_callee(p, callee), &aux) == FC_GLOBAL_GETATTR &&
+           fc_judge_kind(p, fc_pickle_callee(p, callee)) == FC_GLOBAL_GETATTR &&
            is_harmless_getattr(p, fc_pickle_arguments(p, callee), true);
 }
 
@@ -137,13 +125,11 @@ static bool is_numpy_generator(const char *name) {
 
 /* numpy's functions that make a random generator call their arguments, so these must be numpy's, too. */
 static bool is_numpy_random(const fc_pickle *p, fc_pv v) {
-    size_t n;
     switch (fc_pv_typeof(v)) {
     case FC_PV_STR:
         return true;
     case FC_PV_GLOBAL:
-        return is_within(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 1], &n), "numpy.random") &&
-               is_numpy_generator(fc_pickle_bytes(p, p->cells[fc_pv_payload(v) + 2], &n));
+        return fc_module_is_within(fc_pickle_module(p, v), "numpy.random") && is_numpy_generator(fc_pickle_name(p, v));
     case FC_PV_CALL:
         return fc_pickle_risk_of(p, v) == FC_RISK_NONE && fc_pv_typeof(fc_pickle_callee(p, v)) == FC_PV_GLOBAL &&
                is_numpy_random(p, fc_pickle_callee(p, v));
@@ -168,14 +154,11 @@ static bool makes_generator(const fc_pickle *p, fc_pv callee, fc_pv args) {
 
 /* Whether it is a generic type such as typing.Optional, and not what its module has imported, such as sys.modules. */
 static bool is_generic(const fc_pickle *p, fc_pv v) {
-    size_t n;
     if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
         return false;
     }
-    const uint64_t *cell = p->cells + fc_pv_payload(v);
-    const char *name = fc_pickle_bytes(p, cell[2], &n);
-    return strcmp(fc_pickle_bytes(p, cell[1], &n), "typing") == 0 && name[0] >= 'A' && name[0] <= 'Z' &&
-           !strchr(name, '.');
+    const char *name = fc_pickle_name(p, v);
+    return strcmp(fc_pickle_module(p, v), "typing") == 0 && name[0] >= 'A' && name[0] <= 'Z' && !strchr(name, '.');
 }
 
 static bool is_type(const fc_pickle *p, fc_pv v);
@@ -192,15 +175,13 @@ static bool are_types(const fc_pickle *p, const fc_pv *items, size_t n) {
 /* Whether it is a class that may be a value, or a type made of such classes. A call was examined when it was made. */
 static bool is_type(const fc_pickle *p, fc_pv v) {
     const fc_pv callee = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
-    size_t n;
     if (fc_pv_typeof(v) == FC_PV_GLOBAL) {
         return fc_judge_may_be_value(p, v);
     }
     if (callee) {
-        const uint64_t *cell = p->cells + fc_pv_payload(callee);
         return fc_pv_typeof(callee) == FC_PV_GLOBAL && fc_pickle_risk_of(p, v) == FC_RISK_NONE &&
                fc_pickle_call_kind(p, v) == 0 && !fc_pickle_state(p, v) &&
-               is_type_function(fc_pickle_bytes(p, cell[1], &n), fc_pickle_bytes(p, cell[2], &n));
+               is_type_function(fc_pickle_module(p, callee), fc_pickle_name(p, callee));
     }
     return fc_pv_typeof(v) == FC_PV_NONE;
 }
@@ -289,8 +270,7 @@ fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv ar
  * pickler adds items first, then sets a state once, and only for classes that have both; anything else may be a call.
  */
 static void note_hidden_call(fc_pickle *p, fc_pv call) {
-    uint64_t *how = &p->cells[fc_pv_payload(call) + 5];
-    *how = (*how & 0xff) | (uint64_t)FC_RISK_RUNS << 8;
+    fc_pickle_set_risk(p, call, FC_RISK_RUNS);
     fc_pickle_note_risk(p, FC_RISK_RUNS, 0);
 }
 
@@ -307,8 +287,7 @@ static bool has_attributes_of_arguments(const fc_pickle *p, fc_pv call) {
 }
 
 void fc_pickle_note_state(fc_pickle *p, fc_pv call) {
-    uint32_t aux;
-    const fc_global_kind kind = kind_of(p, fc_pickle_callee(p, call), &aux);
+    const fc_global_kind kind = fc_judge_kind(p, fc_pickle_callee(p, call));
     const bool items = fc_pickle_list_items(p, call) || fc_pickle_dict_items(p, call);
     const bool type = kind == FC_GLOBAL_UNKNOWN && is_type(p, call);
     if (fc_pickle_state(p, call) || type || kind == FC_GLOBAL_REBUILD || (items && kind != FC_GLOBAL_UNKNOWN) ||
@@ -318,9 +297,8 @@ void fc_pickle_note_state(fc_pickle *p, fc_pv call) {
 }
 
 void fc_pickle_note_items(fc_pickle *p, fc_pv call, fc_pv_type wanted) {
-    uint32_t aux;
     const fc_pv callee = fc_pickle_callee(p, call);
-    const bool known = kind_of(p, callee, &aux) != FC_GLOBAL_UNKNOWN || fc_pickle_risk_of(p, call) == FC_RISK_NONE;
+    const bool known = fc_judge_kind(p, callee) != FC_GLOBAL_UNKNOWN || fc_pickle_risk_of(p, call) == FC_RISK_NONE;
     const bool takes = wanted == FC_PV_DICT ? has_name(p, callee, "AttributeDict")
                                             : wanted == FC_PV_LIST && has_name(p, callee, "deque");
     if (fc_pickle_state(p, call) || (known && !takes)) {

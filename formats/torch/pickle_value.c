@@ -273,8 +273,5 @@ bool fc_pickle_is_global(const fc_pickle *p, fc_pv v, const char *module, const 
 }
 
 void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size) {
-    const uint64_t *cell = p->cells + fc_pv_payload(v);
-    size_t n;
-    const char *module = fc_pickle_bytes(p, cell[1], &n);
-    snprintf(buf, size, "%s.%s", module, fc_pickle_bytes(p, cell[2], &n));
+    snprintf(buf, size, "%s.%s", fc_pickle_module(p, v), fc_pickle_name(p, v));
 }

@@ -9,16 +9,13 @@
 #include <string.h>
 
 static void judge_unknown(const fc_pickle *p, fc_object_verdict *out) {
-    size_t n;
     out->risk = FC_OBJECT_UNKNOWN;
     if (!p->risky) {
         snprintf(out->reason, sizeof out->reason, "unsupported: it needs a class without a name");
         return;
     }
-    const uint64_t *cell = p->cells + fc_pv_payload(p->risky);
     snprintf(out->reason, sizeof out->reason, "unsupported: class %.200s of %.200s is not known to be harmless%s",
-             fc_pickle_bytes(p, cell[2], &n), fc_pickle_bytes(p, cell[1], &n),
-             p->risk_of_use ? " as it is used here" : "");
+             fc_pickle_name(p, p->risky), fc_pickle_module(p, p->risky), p->risk_of_use ? " as it is used here" : "");
 }
 
 static void judge_pickle(const fc_pickle *p, fc_object_verdict *out) {
