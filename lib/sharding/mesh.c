@@ -180,7 +180,7 @@ static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_pl
     return FC_OK;
 }
 
-/* What a box of dimension `d` takes from the placements: its divisions, from left to right. @return their number. */
+/* Lists the divisions of dimension `d` in the order of the placements. @return their number. */
 static int divisions_of(int d, const fc_mesh *mesh, const fc_placement *placements, const int64_t *coordinate,
                         division *all) {
     int count = 0;
@@ -212,11 +212,9 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
     FC_TRY(check_call(ndim, mesh, placements, coordinate, err));
     for (int d = 0; d < ndim; d++) {
         division all[FC_MAX_MESH_DIMS];
-        int count = divisions_of(d, mesh, placements, coordinate, all);
-        offsets[d] = 0;
-        sizes[d] = shape[d];
+        const int count = divisions_of(d, mesh, placements, coordinate, all);
         order_divisions(all, count);
-        if (count > 0 && !divide_all(shape[d], all, count, &offsets[d], &sizes[d])) {
+        if (!divide_all(shape[d], all, count, &offsets[d], &sizes[d])) {
             char text[256];
             fc_placements_format(mesh->ndim, placements, text, (int)sizeof text);
             return fc_fail(err, FC_EUNSUPPORTED,
@@ -233,12 +231,8 @@ fc_code fc_recorded_box(int ndim, const int64_t *shape, const fc_mesh *mesh, con
     FC_TRY(check_call(ndim, mesh, placements, coordinate, err));
     for (int d = 0; d < ndim; d++) {
         division all[FC_MAX_MESH_DIMS];
-        int count = divisions_of(d, mesh, placements, coordinate, all);
-        offsets[d] = 0;
-        sizes[d] = shape[d];
-        if (count > 0) {
-            divide_all(shape[d], all, count, &offsets[d], &sizes[d]); /* torch ignores that it may be no interval */
-        }
+        const int count = divisions_of(d, mesh, placements, coordinate, all);
+        divide_all(shape[d], all, count, &offsets[d], &sizes[d]); /* torch ignores that it may be no interval */
     }
     return FC_OK;
 }
