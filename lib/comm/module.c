@@ -80,8 +80,8 @@ static fc_code check_table(const char *path, const fc_module *module, fc_error *
     return FC_OK;
 }
 
-/* Opens the file in a place that only this user and root can change. @param real receives its path without links. */
-static fc_code open_module(const char *path, char real[PATH_MAX], int *fd, fc_error *err) {
+/* Checks that only this user and root can change the file. @param real receives its path without links. */
+static fc_code check_place(const char *path, char real[PATH_MAX], fc_error *err) {
     if (path[0] != '/') {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: modules are loaded only from absolute paths: set FSDPCKPT_MODULE_PATH to one", path);
@@ -89,16 +89,13 @@ static fc_code open_module(const char *path, char real[PATH_MAX], int *fd, fc_er
     if (!realpath(path, real)) {
         return fc_fail_errno(err, errno, "%s: cannot be found", path);
     }
-    return fc_module_place_open(real, fd, err);
+    return fc_module_place_check(real, err);
 }
 
-/* Loads the module in `path` and checks its table. The path is loaded, not the descriptor: nobody else can change what
-   is at the path, and the loader needs the name to find the module a second time. */
+/* Loads the module in `path` and checks its table. Nobody else can change what is at the path after it was checked. */
 static fc_code load_module(const char *path, const fc_module **out, fc_error *err) {
     char real[PATH_MAX];
-    int fd = -1;
-    FC_TRY(open_module(path, real, &fd, err));
-    close(fd);
+    FC_TRY(check_place(path, real, err));
     void *handle = dlopen(real, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();

@@ -58,10 +58,10 @@ static fc_code enter(int *fd, const char *name, bool last, const char *path, siz
                     : judge(next, path, length, err);
 }
 
-fc_code fc_module_place_open(const char *path, int *fd, fc_error *err) {
+fc_code fc_module_place_check(const char *path, fc_error *err) {
     char name[NAME_MAX + 1];
-    *fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    fc_code rc = *fd < 0 ? fc_fail_errno(err, errno, "/: cannot be opened") : judge(*fd, "/", 1, err);
+    int fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "/: cannot be opened") : judge(fd, "/", 1, err);
     for (const char *at = path; rc == FC_OK && *(at += strspn(at, "/"));) {
         const size_t n = strcspn(at, "/");
         if (n >= sizeof name) {
@@ -71,11 +71,10 @@ fc_code fc_module_place_open(const char *path, int *fd, fc_error *err) {
         memcpy(name, at, n);
         name[n] = '\0';
         at += n;
-        rc = enter(fd, name, at[strspn(at, "/")] == '\0', path, (size_t)(at - path), err);
+        rc = enter(&fd, name, at[strspn(at, "/")] == '\0', path, (size_t)(at - path), err);
     }
-    if (rc != FC_OK && *fd >= 0) {
-        close(*fd);
-        *fd = -1;
+    if (fd >= 0) {
+        close(fd);
     }
     return rc;
 }

@@ -11,12 +11,11 @@
 #include "fsdpckpt/error.h"
 
 /**
- * Opens `path`, which is absolute and has no symbolic links. Every directory on the way and the file
+ * Checks `path`, which is absolute and has no symbolic links. Every directory on the way and the file
  * must belong to root or to this user, and nobody else may write to them. Others may write to a directory with the
  * sticky bit, such as /tmp, because they cannot replace what is not theirs in it.
- * @param fd receives the file, which the caller closes; -1 after a failure.
  * @return FC_EUNSUPPORTED with the component that others can change.
  */
-fc_code fc_module_place_open(const char *path, int *fd, fc_error *err);
+fc_code fc_module_place_check(const char *path, fc_error *err);
 
 #endif
