@@ -164,13 +164,8 @@ static fc_code refuse_codes(const fc_checkpoint *source, const fc_names *selecte
     for (size_t i = 0; rc == FC_OK && i < selected->count; i++) {
         const size_t index = (size_t)(selected->items[i].tensor - source->tensors);
         if (values.of[index].codes != FC_NO_NAME) {
-            const bool known = fc_quantized_can_be_computed(source, &values, arena);
-            rc = fc_quantized_refuse(
-                source, &values, index,
-                known ? "an average of each would not be that of the weights"
-                      : "an average of each would not be that of the weights; first " FC_DEQUANTIZE_ELSEWHERE,
-                err);
-            rc = fc_advise(err, rc, known ? FC_HINT_DEQUANTIZE : FC_HINT_NONE, NULL);
+            rc = fc_quantized_refuse_undequantized(source, &values, index,
+                                                   "an average of each would not be that of the weights", arena, err);
         }
     }
 out:

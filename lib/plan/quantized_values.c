@@ -290,3 +290,13 @@ fc_code fc_quantized_refuse(const fc_checkpoint *source, const fc_quantized_valu
     return fc_fail(err, FC_EUNSUPPORTED, "%s: tensor %.256s holds quantized codes, and %.256s their scales: %s",
                    source->path, codes->name, source->tensors[v->scales].name, why);
 }
+
+fc_code fc_quantized_refuse_undequantized(const fc_checkpoint *source, const fc_quantized_values *values, size_t index,
+                                          const char *why, fc_arena *arena, fc_error *err) {
+    char more[256];
+    if (fc_quantized_can_be_computed(source, values, arena)) {
+        return fc_advise(err, fc_quantized_refuse(source, values, index, why, err), FC_HINT_DEQUANTIZE, NULL);
+    }
+    snprintf(more, sizeof more, "%s; first " FC_DEQUANTIZE_ELSEWHERE, why);
+    return fc_quantized_refuse(source, values, index, more, err);
+}

@@ -34,6 +34,13 @@ fc_code fc_quantized_values_find(const fc_checkpoint *source, fc_arena *arena, f
 fc_code fc_quantized_refuse(const fc_checkpoint *source, const fc_quantized_values *values, size_t index,
                             const char *why, fc_error *err);
 
+/**
+ * Like fc_quantized_refuse, and says how the weights can be computed first: a hint if fc_dequantize knows the layouts,
+ * else the end of the message.
+ */
+fc_code fc_quantized_refuse_undequantized(const fc_checkpoint *source, const fc_quantized_values *values, size_t index,
+                                          const char *why, fc_arena *arena, fc_error *err);
+
 /** What to do with layouts that fc_dequantize does not know. */
 #define FC_DEQUANTIZE_ELSEWHERE "dequantize the weights with the library that quantized them"
 

@@ -34,13 +34,8 @@ static fc_code refuse_codes(const fc_checkpoint *made, const fc_recipe *recipe, 
     for (size_t i = 0; rc == FC_OK && i < made->ntensors; i++) {
         const fc_tensor *t = &made->tensors[i];
         if (values.of[i].codes != FC_NO_NAME && dtype_of(recipe, t) != t->dtype) {
-            const bool known = fc_quantized_can_be_computed(made, &values, arena);
-            rc = fc_quantized_refuse(
-                made, &values, i,
-                known ? "the dtypes of the recipe would change the weights"
-                      : "the dtypes of the recipe would change the weights; first " FC_DEQUANTIZE_ELSEWHERE,
-                err);
-            rc = fc_advise(err, rc, known ? FC_HINT_DEQUANTIZE : FC_HINT_NONE, NULL);
+            rc = fc_quantized_refuse_undequantized(made, &values, i,
+                                                   "the dtypes of the recipe would change the weights", arena, err);
         }
     }
 out:
