@@ -47,6 +47,7 @@ static const struct {
     [FC_HINT_CONFIG] = {NULL, "give it with --config"},
     [FC_HINT_ADAPTER_CONFIG] = {NULL, "--adapter-config FILE, its adapter_config.json, merges it"},
     [FC_HINT_EXCLUDE_EACH] = {"leave all of them out with %s", "leave all of them out with --exclude GLOB"},
+    [FC_HINT_EXCLUDE_OTHERS] = {"leave out all but one, as with %s", "leave out all but one with --exclude GLOB"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };
 
@@ -66,7 +67,7 @@ const char *hint_text(const fc_error *err, char *buf, size_t size) {
     const char *at = named && err->about[0] ? strstr(named, "%s") : NULL;
     buf[0] = '\0';
     char spelled[8 * sizeof err->about];
-    if (err->hint == FC_HINT_EXCLUDE_EACH) {
+    if (err->hint == FC_HINT_EXCLUDE_EACH || err->hint == FC_HINT_EXCLUDE_OTHERS) {
         spell_excludes(err->about, spelled, sizeof spelled);
     } else {
         snprintf(spelled, sizeof spelled, "%s", err->about);

@@ -66,7 +66,7 @@ fc_code fc_list_globs(fc_name_list *kept, const fc_name_list *left, fc_arena *ar
     for (size_t i = 0; *out && i < left->count && strlen(*out) < MOST_GLOBS; i++) {
         const char *name = left->names[i];
         const size_t len = distinct(kept, name);
-        if (name[strcspn(name, "*?[]\\,'\"")]) {
+        if (name[strcspn(name, FC_NOT_IN_GLOBS)]) {
             *out = NULL;
             return FC_OK;
         }

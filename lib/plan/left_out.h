@@ -10,6 +10,10 @@
 
 #include "fsdpckpt/select.h"
 
+/** Characters that a name must not have if it is to become a glob in a list: they end the glob, or have a meaning in
+ * it. */
+#define FC_NOT_IN_GLOBS "*?[]\\,'\""
+
 /** Names of a checkpoint, borrowed. */
 typedef struct fc_name_list {
     const char **names;

@@ -1,11 +1,12 @@
 /*
  * LoRA adapters inside the weights of a training run: PEFT's modules hold the base layer, the factors of each adapter,
- * and second copies of modules that are trained as a whole. They are told apart by their names. Then the model and its
- * adapter are two checkpoints of the same bytes, which are merged like any others.
+ * and second copies of modules that are trained as a whole. Their names say which of these a value is. So the model and
+ * its adapter become two checkpoints that share the bytes of the source, and are merged like any others.
  */
+#include "base/name_table.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
-#include "plan/quantized.h"
+#include "plan/left_out.h"
 #include "weights/adapters.h"
 #include "weights/computed.h"
 
@@ -69,7 +70,7 @@ static char *put(char *out, const char *start, const char *at, size_t len) {
     return out + len;
 }
 
-/* Reads a name: removes what PEFT adds to it, and notes what that says. */
+/* Reads a name: removes what PEFT adds to it, and records what these additions mean. */
 static fc_code read_name(const splitter *s, const char *name, part *p) {
     char *text = fc_arena_alloc(s->arena, strlen(name) + 1), *out = text;
     const char *at = name;
@@ -111,10 +112,11 @@ static fc_code read_name(const splitter *s, const char *name, part *p) {
 /* ---- what belongs together ---- */
 
 static fc_code refuse_several(const splitter *s, const char *other) {
-    return fc_fail(s->err, FC_EUSAGE,
-                   "%s: has the adapters '%.128s' and '%.128s' inside; leave out all but one, as with --exclude "
-                   "'*.%.128s' --exclude '*.%.128s.*'",
-                   s->source->path, s->adapter, other, other, other);
+    const char *globs = fc_arena_printf(s->arena, "*.%s, *.%s.*", other, other);
+    const bool plain = !other[strcspn(other, FC_NOT_IN_GLOBS)];
+    fc_code rc = fc_fail(s->err, FC_EUSAGE, "%s: the model has the LoRA adapters '%.128s' and '%.128s'",
+                         s->source->path, s->adapter, other);
+    return fc_advise(s->err, rc, FC_HINT_EXCLUDE_OTHERS, plain ? globs : NULL);
 }
 
 /* @return how many base layers there are in all names. */

@@ -50,6 +50,7 @@ typedef enum fc_hint {
     FC_HINT_MODEL_PREFIX,    /**< give all names the prefix "model.", or select those that have it */
     FC_HINT_ADAPTER_CONFIG,  /**< give the adapter's configuration: fc_export_options.adapter_config */
     FC_HINT_EXCLUDE_EACH,    /**< exclude several values: `about` has globs, separated by ", " */
+    FC_HINT_EXCLUDE_OTHERS,  /**< exclude all adapters but one: `about` has globs for one of them, as above */
     FC_HINT_COUNT
 } fc_hint;
 
