@@ -169,7 +169,6 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_ga
 static fc_code block_of(const fc_parted *t, const fc_box *box, fc_parted *out, fc_error *err) {
     fc_parted now = *t;
     now.capacity = 0; /* its parts belong to the arena */
-    now.budget = NULL;
     for (int d = 0; d < t->ndim; d++) {
         fc_parted less;
         fc_code rc = fc_parted_slice(&now, d, box->offsets[d], box->offsets[d] + box->sizes[d], false, &less, err);

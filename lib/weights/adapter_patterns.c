@@ -111,7 +111,7 @@ static fc_code list_plain(matcher *m) {
     return m->first ? FC_OK : no_memory(m);
 }
 
-/* Looks the end of a module up. @param text room for its characters. */
+/* Looks up the end of a module's name. @param text a buffer for its characters. */
 static fc_code find_end(matcher *m, const char *end, char *text, size_t *best) {
     const size_t len = strlen(end);
     if (len > m->longest) {
@@ -131,11 +131,8 @@ static fc_code find_end(matcher *m, const char *end, char *text, size_t *best) {
 static fc_code find_plain(matcher *m, const char *module, char *text, size_t *best) {
     FC_TRY(find_end(m, module, text, best));
     for (const char *dot = strchr(module, '.'); dot; dot = strchr(dot + 1, '.')) {
-        const size_t len = strlen(dot + 1);
         FC_TRY(step(m, 1));
-        if (len <= m->longest) {
-            FC_TRY(find_end(m, dot + 1, text, best));
-        }
+        FC_TRY(find_end(m, dot + 1, text, best));
     }
     return FC_OK;
 }

@@ -89,12 +89,19 @@ _HINTS = {
 
 
 def make(code: int, message: str, hint: str = "", about: str = "") -> BaseException:
-    """The exception for an error of the library."""
+    """The exception for an error of the library.
+
+    >>> make(5, "ckpt: unreadable", "exclude_each", "a, b.*").args[0]
+    "ckpt: unreadable; leave all of them out: exclude=['a', 'b.*']"
+    >>> make(5, "ckpt: unreadable", "exclude_each").args[0]
+    'ckpt: unreadable'
+    """
     if code == _NO_MEMORY:
         return MemoryError(message)
     if code == _INTERRUPTED:
         return KeyboardInterrupt()
-    advice = _HINTS.get(hint, "") if about or "{about}" not in _HINTS.get(hint, "") else ""
+    advice = _HINTS.get(hint, "")
+    advice = advice if about or "{" not in advice else ""
     text = in_python(message + (f"; {advice.format(about=about, globs=about.split(', '))}" if advice else ""))
     made = _CLASSES.get(code, Error)(text)
     if made.path and not os.path.lexists(made.path) and re.search(r"[Nn]o such file", text):

@@ -31,7 +31,7 @@ static void *abort_one(void *nccl) {
     return NULL;
 }
 
-/* A communicator that gets no thread is aborted by this one, when all others have begun. */
+/* Aborts each communicator in a thread of its own. Those for which no thread can be started follow in this thread. */
 static void abort_in_threads(nccl_state *first) {
     for (nccl_state *s = first; s; s = next_of(s)) {
         s->has_aborter = s->nccl && pthread_create(&s->aborter, NULL, abort_one, s->nccl) == 0;

@@ -26,7 +26,7 @@ typedef struct nccl_family {
     int rank;            /**< this rank in it */
     uint64_t calls;      /**< collectives of it that this rank has begun */
     bool given_up;       /**< all of them are broken and aborted */
-    char why[256];       /**< if so: the error */
+    char why[256];       /**< the reason, if given_up */
 } nccl_family;
 
 /** Memory for collectives. */
@@ -36,7 +36,7 @@ typedef struct nccl_state {
     ncclComm_t nccl; /**< owned; NULL before it is made, and after it was aborted */
     nccl_family *family;
     fc_comm *next;     /**< in the family */
-    pthread_t aborter; /**< if has_aborter: the thread that aborts `nccl` */
+    pthread_t aborter; /**< the thread that aborts `nccl`, if has_aborter */
     bool has_aborter;
     bool grouped;         /**< between the two calls of `group` */
     nccl_buffer *buffers; /**< those of fc_nccl_alloc; their users release them */
@@ -70,10 +70,10 @@ fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, f
 fc_code fc_nccl_alloc(fc_comm *comm, size_t bytes, void **out, fc_error *err);
 void fc_nccl_release(fc_comm *comm, void *memory);
 
-/** Gives up the family, once: all its communicators are broken and aborted, and the other ranks are told why. The GPU
- * is that of the communicator. */
+/** Marks all communicators of the family as broken, aborts them, and sends the other ranks the reason. A second call
+ * only marks `comm`. The communicator's GPU must be the current one. */
 void fc_nccl_give_up(fc_comm *comm, const char *why);
-/** The same with "rank N " before `what`. */
+/** Like fc_nccl_give_up, with the reason "rank N <what>". */
 void fc_nccl_give_up_saying(fc_comm *comm, const char *what);
 
 fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
