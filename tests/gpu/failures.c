@@ -5,15 +5,14 @@
  *
  * Before that, it shows that the GPU and the last error of the caller's thread stay as they were.
  */
-#include "emulate/emulate.h"
-#include "gpu.h"
+#include "fail_call.h"
 
 #include "fsdp_model.h"
 
 #include <string.h>
 #include <unistd.h>
 
-enum { RANKS = 2, MINUTE = 60 };
+enum { RANKS = 2 };
 
 typedef struct job {
     fc_device *gpu;
@@ -91,28 +90,6 @@ static fc_code work(fc_comm *bootstrap, void *context, fc_error *err) {
     return outcomes[bootstrap->rank];
 }
 
-/* @return whether the call exists. */
-static bool fail_call(int gpu, long call) {
-    fc_code outcomes[RANKS] = {FC_OK};
-    fc_error err = {FC_OK, ""};
-    emulated_fail(gpu, call);
-    alarm(MINUTE);
-    fc_code rc = fc_comm_run_local(RANKS, work, outcomes, &err);
-    alarm(0);
-    const char *failed = emulated_failed();
-    if (failed && strcmp(failed, "cudaSetDevice") == 0 && rc == FC_OK) {
-        return true; /* nothing depends on whether the GPU of the caller is chosen again */
-    }
-    for (int r = 0; r < RANKS; r++) {
-        if ((failed != NULL) != (outcomes[r] != FC_OK) || (failed && rc == FC_OK)) {
-            fprintf(stderr, "call %ld on GPU %d, %s: rank %d returns %d: %s\n", call, gpu,
-                    failed ? failed : "none fails", r, (int)outcomes[r], err.message);
-            exit(1);
-        }
-    }
-    return failed != NULL;
-}
-
 /* Rank 1 makes no more calls, as if its machine were lost. Rank 0 waits for a second. */
 static fc_code wait_for_nobody(fc_comm *bootstrap, void *context, fc_error *err) {
     fc_code *outcomes = context;
@@ -177,10 +154,10 @@ int main(void) {
     long calls = 0;
     leaves_no_trace();
     waits_no_longer_than_asked();
-    must_be(!fail_call(0, 0), "a call failed that should not");
+    must_be(!fail_call(work, RANKS, 0, 0), "a call failed that should not");
     must_be(emulated_registered_gathers() > 0, "no all-gather used registered memory");
     for (int gpu = 0; gpu < RANKS; gpu++) {
-        for (long call = 1; fail_call(gpu, call); call++) {
+        for (long call = 1; fail_call(work, RANKS, gpu, call); call++) {
             calls++;
         }
     }

@@ -5,8 +5,7 @@
  * gather of a tensor that is sharded in both directions. Every rank must return an error. NCCL's abort waits (see
  * emulate/communicators.c), and the emulator ends the test ten seconds after it waits in vain.
  */
-#include "emulate/emulate.h"
-#include "gpu.h"
+#include "fail_call.h"
 
 #include "fsdp_model.h"
 #include "fsdpckpt/try.h"
@@ -16,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SIDE = 2, RANKS = SIDE * SIDE, MINUTE = 60, FLOATS = 64 };
+enum { SIDE = 2, RANKS = SIDE * SIDE, FLOATS = 64 };
 
 typedef struct job {
     fc_device *gpu;
@@ -155,33 +154,11 @@ static fc_code work(fc_comm *bootstrap, void *context, fc_error *err) {
     return outcomes[bootstrap->rank];
 }
 
-/* @return whether the call exists. */
-static bool fail_call(int gpu, long call) {
-    fc_code outcomes[RANKS] = {FC_OK};
-    fc_error err = {FC_OK, ""};
-    emulated_fail(gpu, call);
-    alarm(MINUTE);
-    fc_code rc = fc_comm_run_local(RANKS, work, outcomes, &err);
-    alarm(0);
-    const char *failed = emulated_failed();
-    if (failed && strcmp(failed, "cudaSetDevice") == 0 && rc == FC_OK) {
-        return true; /* nothing depends on whether the GPU of the caller is chosen again */
-    }
-    for (int r = 0; r < RANKS; r++) {
-        if ((failed != NULL) != (outcomes[r] != FC_OK)) {
-            fprintf(stderr, "call %ld on GPU %d, %s: rank %d returns %d: %s\n", call, gpu,
-                    failed ? failed : "none fails", r, (int)outcomes[r], err.message);
-            exit(1);
-        }
-    }
-    return failed != NULL;
-}
-
 int main(void) {
     long calls = 0;
     lose_each_rank();
-    must_be(!fail_call(0, 0), "a call failed that should not");
-    while (fail_call((int)(calls % RANKS), calls + 1)) {
+    must_be(!fail_call(work, RANKS, 0, 0), "a call failed that should not");
+    while (fail_call(work, RANKS, (int)(calls % RANKS), calls + 1)) {
         calls++;
     }
     printf("%ld calls failed, and every rank noticed\n", calls);
