@@ -23,7 +23,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import Failure, must, must_run
+from checks import must, must_run, run_main
 from torch_values import must_equal
 
 CONFIG = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False,
@@ -266,8 +266,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failure as e:
-        print(e)
-        sys.exit(1)
+    run_main(main)

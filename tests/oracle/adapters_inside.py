@@ -19,7 +19,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import Failure, must, must_run
+from checks import must, must_run, run_main
 from torch_values import must_equal
 
 AT = "base_model.model.model.layers.0."
@@ -186,8 +186,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failure as e:
-        print(e)
-        sys.exit(1)
+    run_main(main)

@@ -24,7 +24,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import Failure, must, must_run
+from checks import must, must_run, run_main
 
 
 def llama():
@@ -159,8 +159,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failure as e:
-        print(e)
-        sys.exit(1)
+    run_main(main)

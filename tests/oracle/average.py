@@ -23,7 +23,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import Failure, must_run
+from checks import must_run, run_main
 from torch_values import must_equal
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
@@ -123,8 +123,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failure as e:
-        print(e)
-        sys.exit(1)
+    run_main(main)

@@ -1,5 +1,5 @@
 """Functions that tests share. check, run and refused count a failure and continue, and finish reports the count; must and
-must_run end the case with an exception."""
+must_run end the case with an exception, which run_main reports."""
 import os
 import re
 import subprocess
@@ -67,6 +67,15 @@ def record_damage_is_found(program, checkpoint, file):
     with open(path, "r+b") as f:
         f.seek(at)
         f.write(was)
+
+
+def run_main(main):
+    """Ends the program with the status that `main` returns, or with 1 and the message of the case that failed."""
+    try:
+        sys.exit(main())
+    except Failure as e:
+        print("FAILED: %s" % e)
+        sys.exit(1)
 
 
 def finish(name):

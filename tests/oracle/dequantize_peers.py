@@ -23,7 +23,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import Failure, must, must_run
+from checks import must, must_run, run_main
 from torch_values import must_equal
 
 
@@ -95,8 +95,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failure as e:
-        print(e)
-        sys.exit(1)
+    run_main(main)
