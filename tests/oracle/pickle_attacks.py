@@ -1,5 +1,5 @@
-"""What the tests of harmless and dangerous objects share: the command, archives with another pickle, and whether loading one runs
-the attack in it, which creates the file `mark`."""
+"""What the tests of harmless and dangerous objects share: the command, values that are pickled as calls, archives with
+another pickle, and whether loading one runs the attack in it, which creates the file `mark`."""
 import io
 import os
 import subprocess
@@ -7,6 +7,19 @@ import sys
 import zipfile
 
 PROGRAM = os.path.abspath(sys.argv[1])
+
+
+class Reduced:
+    """Pickles as the given call."""
+
+    def __init__(self, *how):
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+    def __call__(self):
+        """pickle requires a callable, so this lets the result of one call be the function of the next."""
 
 
 def run(*argv):
@@ -42,3 +55,11 @@ def changed_archive(data, change, extra=None):
         for name, record in (extra or {}).items():
             new.writestr(names[0].split("/")[0] + "/" + name, record)
     return out.getvalue()
+
+
+def with_pickle(path, change, extra=None):
+    """Replaces data.pkl in a torch.save archive, and adds records."""
+    with open(path, "rb") as f:
+        data = f.read()
+    with open(path, "wb") as f:
+        f.write(changed_archive(data, change, extra))

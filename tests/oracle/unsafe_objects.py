@@ -30,24 +30,11 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import check, failures
-from pickle_attacks import changed_archive, ran, run, text
+from checks import check, finish
+from pickle_attacks import Reduced, ran, run, text, with_pickle
 
 
 # ---- attacks: each leaves a file called `mark` behind when it is loaded ----
-
-class Reduced:
-    """Pickles as the given call."""
-
-    def __init__(self, *how):
-        self.how = how
-
-    def __reduce__(self):
-        return self.how
-
-    def __call__(self):
-        """pickle requires a callable, so this lets the result of one call be the function of the next."""
-
 
 def system(mark):
     return Reduced(os.system, ("touch " + mark,))
@@ -113,14 +100,6 @@ def attack_everywhere(home):
         check(r.returncode == 0, "%s: --trust-objects: %s" % (what, r))
         must_be_caught(trusted, "evil", what + " in DCP", word)
         check(not os.path.exists(mark), "%s: fsdpckpt ran it" % what)
-
-
-def with_pickle(path, change, extra=None):
-    """Replaces data.pkl in a torch.save archive, and adds records."""
-    with open(path, "rb") as f:
-        data = f.read()
-    with open(path, "wb") as f:
-        f.write(changed_archive(data, change, extra))
 
 
 def dropped_call(home):
@@ -401,6 +380,4 @@ with tempfile.TemporaryDirectory(prefix="fc-unsafe-") as home:
     for test in (attack_everywhere, dropped_call, dropped_call_of_a_rank, hidden_call,
                  hidden_call_in_metadata, wrapped_call, hooked_tensor, torchscript_object, two_readers, unknown_class, unloadable):
         test(home)
-if failures:
-    sys.exit("%d failures" % len(failures))
-print("ok")
+sys.exit(finish("unsafe_objects"))
