@@ -1,7 +1,6 @@
 """Names and values that would be commands in the log of GitHub, Azure or TeamCity, in the output of every command."""
 
 import json
-import os
 import re
 import struct
 

@@ -15,6 +15,7 @@ def check(good, what):
 
 
 def run(*argv, ok=0):
+    argv = list(map(str, argv))
     r = subprocess.run(argv, capture_output=True, text=True)
     check(r.returncode == ok, "%s: exit %d: %s" % (" ".join(argv[1:]), r.returncode, r.stderr.strip()))
     return r

@@ -23,7 +23,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
-from checks import check, failures, must_run
+from checks import check, finish, must_run
 
 LOSES = re.compile(r"(that|which) is read: name another target")
 # What each option gets. LOSSY ones make a target that is not the source, KEEPING ones do not; the others depend on the command
@@ -204,7 +204,7 @@ def main():
         for source in ("a.h5", "a.safetensors", "a.sharded", "a.dcp", "a.accelerate"):
             check((option, source) in successes, "--%s: %s is not replaced by its equal" % (option, source))
     print("%d commands, %d of them replaced their input" % (len(todo), len(successes)))
-    sys.exit(bool(failures))
+    sys.exit(finish("force_input"))
 
 
 main()

@@ -22,7 +22,7 @@ try:
     import numpy as np
     import safetensors.torch
     import torch
-    from checks import check, failures, finish, run
+    from checks import check, finish, run
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)

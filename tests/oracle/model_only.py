@@ -1,9 +1,8 @@
 """--model-only takes exactly the state dict of a Hugging Face model out of every form in which people save it."""
-import io
+import functools
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -16,24 +15,15 @@ except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
+import checks
+from checks import check, finish
+
 PROGRAM = os.path.abspath(sys.argv[1])
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 96, "head_dim": 8}
 MODELS = {"llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
           "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True))}
-failures = []
-
-
-def check(holds, what):
-    if not holds:
-        failures.append(what)
-        print("FAILED:", what)
-
-
-def run(*args, ok=0):
-    done = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=600)
-    check(done.returncode == ok, f"{' '.join(map(str, args))}: exit {done.returncode}, not {ok}: {done.stderr}")
-    return done
+run = functools.partial(checks.run, PROGRAM)
 
 
 class App:
@@ -112,9 +102,7 @@ def one_form(name, path, besides, expected, reference, home):
         run("diff", reference, path, "--model-only", "-q")
         run("check", path, "--against", reference, "--model-only")
         run("check", reference, "--against", path, "--model-only")
-    held = run("extract", path, "model.norm.weight", "--model-only", "--to", "npy", "-o",
-               home / f"{path.stem}.npy", "--force")
-    check(held.returncode == 0, f"{name}: extract from {path.name}")
+    run("extract", path, "model.norm.weight", "--model-only", "--to", "npy", "-o", home / f"{path.stem}.npy", "--force")
 
 
 def one_model(name, make, home):
@@ -136,7 +124,7 @@ def one_model(name, make, home):
 
 
 def globs(home):
-    """A glob that matches nothing is told, with the nearest name; a selection names what it leaves out."""
+    """A glob that matches nothing is named, with the nearest name, and a note lists what a selection leaves out."""
     nested = home / "nested.pt"
     text = run("consolidate", nested, "-o", home / "g1.h5", "--include", "model.model.layer.*", ok=2).stderr
     check("'model.model.layer.*'" in text and "nearest is 'model.model.layers." in text, text)
@@ -158,8 +146,7 @@ def main():
             one_model(name, make, pathlib.Path(home))
             if name == "llama":
                 globs(pathlib.Path(home))
-    print(f"model_only: {len(failures)} failures")
-    return 1 if failures else 0
+    return finish("model_only")
 
 
 if __name__ == "__main__":

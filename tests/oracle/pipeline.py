@@ -19,7 +19,7 @@ except ImportError as e:
     sys.exit(77)
 
 import gloo
-from checks import check, failures, must_run
+from checks import check, finish, must_run
 
 LAYER = {"attn.weight": (8, 4), "mlp.weight": (16, 4), "norm.weight": (4,)}
 LAYERS = 4
@@ -67,8 +67,7 @@ def main():
                 one = must_run(program, "inspect", path, "-t", f"model.layers.{2 * stage}.mlp.weight").stdout
                 ranks = range(stage * shards, (stage + 1) * shards)
                 check(all(f"rank {rank} " in one for rank in ranks) and "held by" not in one and "ranks" not in one, one)
-    print(f"pipeline: {len(failures)} failures")
-    return 1 if failures else 0
+    return finish("pipeline")
 
 
 if __name__ == "__main__":
