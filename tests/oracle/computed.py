@@ -28,7 +28,9 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from adapters import write_adapter
 from checks import must, must_run, run_main
+from dequantize import quantized
 from torch_values import must_equal
 
 N, SIDE = 8, 128
@@ -68,23 +70,10 @@ def adapter(folder):
         for kind in ("w", "u"):
             name = "%s.%d" % (kind, i)
             a, b = numbers(i, 1, SIDE) / 2 % 3, numbers(i + len(kind), SIDE, 1) / 2 % 4
-            factors["base_model.model.%s.lora_A.weight" % name] = a
-            factors["base_model.model.%s.lora_B.weight" % name] = b
+            factors[name + ".lora_A.weight"], factors[name + ".lora_B.weight"] = a, b
             products[name + ".weight"] = 2 * b @ a
-    os.mkdir(folder)
-    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
-        json.dump({"peft_type": "LORA", "r": 1, "lora_alpha": 2, "rank_pattern": {}, "alpha_pattern": {},
-                   "use_rslora": False, "fan_in_fan_out": False, "use_dora": False, "init_lora_weights": True,
-                   "lora_bias": False}, f)
-    save_file(factors, os.path.join(folder, "adapter_model.safetensors"))
+    write_adapter(folder, factors, r=1, lora_alpha=2)
     return products
-
-
-def quantized(weight):
-    """As in dequantize.py, for one block of 128 x 128."""
-    largest = weight.float().abs().max()
-    factor = largest.reciprocal() * 448 if largest > 0 else torch.tensor(1.0)
-    return (weight.float() * factor).clamp(-448, 448).to(torch.float8_e4m3fn), (1.0 / factor).reshape(1, 1)
 
 
 def steps(models, used, products):

@@ -23,6 +23,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from adapters import write_adapter
 from checks import check, finish, must_run
 
 LOSES = re.compile(r"(that|which) is read: name another target")
@@ -64,13 +65,8 @@ def prepare(program, home):
     must_run(program, "reshard", at("a.pt"), "-o", at("a.ranks"), "--to", "pt", "--dp", "2")
     save_file({**tensors, "m.q.weight": code, "m.q.weight_scale_inv": torch.ones(1, 1)}, at("a.safetensors"), {"note": "mine"})
     must_run(program, "export", at("a.pt"), "-o", at("hub"), "--include", "m.*")
-    os.mkdir(at("adapter"))
+    write_adapter(at("adapter"), {"m.w.lora_A.weight": torch.ones(2, 128), "m.w.lora_B.weight": torch.ones(128, 2)}, r=2, lora_alpha=2)
     write(at("adapter/config.json"), {})
-    write(at("adapter/adapter_config.json"), {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "rank_pattern": {}, "alpha_pattern": {},
-                                              "use_rslora": False, "fan_in_fan_out": False, "use_dora": False,
-                                              "init_lora_weights": True, "lora_bias": False})
-    name = "base_model.model.m.w.%s.weight"
-    save_file({name % "lora_A": torch.ones(2, 128), name % "lora_B": torch.ones(128, 2)}, at("adapter/adapter_model.safetensors"))
     write(at("drop.json"), {"fsdpckpt": "recipe", "schema": 1, "rules": [{"drop": "m.b"}], "others": "keep"})
     write(at("plan.json"), {"m.w": "colwise"})
     write(at("classes.json"), {})

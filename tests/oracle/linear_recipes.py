@@ -11,10 +11,12 @@ from linear_cost import TOOL, cost, failures, finish, grows
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import safetensors_file  # noqa: E402
 
 MOST_SECONDS, MOST_KIB = 5, 500 << 10
 HUGE = 1 << 40
@@ -22,15 +24,9 @@ MILLION = 1_000_000
 SHAPES = [(MILLION, 0), (MILLION, 0, 2)]
 
 
-def write_safetensors(path, tensors):
-    """{name: (shape, bytes of data)}; the data are zeros."""
-    header, at = {}, 0
-    for name, (shape, size) in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + bytes(at))
+def write_zeros(path, shapes):
+    """{name: shape}"""
+    safetensors_file.write_zeros(path, {name: ("F32", shape) for name, shape in shapes.items()})
 
 
 def bounded(folder, what, *args):
@@ -75,13 +71,13 @@ def shipped_recipes():
             for reverse in (False, True):
                 for names in sides(recipe, reverse):
                     for shape in SHAPES:
-                        write_safetensors(os.path.join(d, "x.safetensors"), {n: (shape, 0) for n in names})
+                        write_zeros(os.path.join(d, "x.safetensors"), dict.fromkeys(names, shape))
                         bounded(d, name, "consolidate", "x.safetensors", "-o", "out.pt", "--dry-run", "--recipe", name,
                                 *(["--reverse"] if reverse else []))
                         runs += 1
                 if not reverse:  # the recipe is found by itself
                     for names in sides(recipe, reverse):
-                        write_safetensors(os.path.join(d, "x.safetensors"), {n: ((MILLION, 0), 0) for n in names})
+                        write_zeros(os.path.join(d, "x.safetensors"), dict.fromkeys(names, (MILLION, 0)))
                         bounded(d, name, "export", "x.safetensors", "-o", "out", "--dry-run")
     print(runs, "runs of shipped recipes")
 
@@ -97,7 +93,7 @@ def own_recipes():
                 json.dump({"fsdpckpt": "recipe", "schema": 1, "sizes": {"b": "1"}, "rules": [
                     {"from": "x", "to": "y.{n}" + (".{m}" if "twice" in what else ""), "operations": operations}]}, f)
             for shape in SHAPES + [(HUGE, 0), (MILLION, 2, 2, 0), (3000, 3000, 0)]:
-                write_safetensors(os.path.join(d, "x.safetensors"), {"x": (shape, 0)})
+                write_zeros(os.path.join(d, "x.safetensors"), {"x": shape})
                 bounded(d, what, "consolidate", "x.safetensors", "-o", "out.pt", "--dry-run", "--recipe", "r.json")
 
 
@@ -121,9 +117,9 @@ def sparse_files():
 def write_adapter(folder, n, pattern):
     names = [f"layers.{i}.q_proj" for i in range(n)]
     os.makedirs(folder)
-    write_safetensors(os.path.join(folder, "adapter_model.safetensors"),
-                      {f"base_model.model.{name}.lora_{x}.weight": ((1, 1), 4) for name in names for x in "AB"})
-    write_safetensors(os.path.join(folder, "base.safetensors"), {name + ".weight": ((1, 1), 4) for name in names})
+    write_zeros(os.path.join(folder, "adapter_model.safetensors"),
+                {f"base_model.model.{name}.lora_{x}.weight": (1, 1) for name in names for x in "AB"})
+    write_zeros(os.path.join(folder, "base.safetensors"), {name + ".weight": (1, 1) for name in names})
     with open(os.path.join(folder, "adapter_config.json"), "w") as f:
         json.dump({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "rank_pattern": {pattern(n): 1 for n in names},
                    "alpha_pattern": {pattern(n): 2 for n in reversed(names)}}, f)
@@ -138,36 +134,35 @@ def plain_patterns(path, n):
 def write_targets(path, base, tensors, targets):
     folder = os.path.join(os.path.dirname(path), "adapter")
     os.makedirs(folder)
-    write_safetensors(path, base)
-    write_safetensors(os.path.join(folder, "adapter_model.safetensors"), tensors)
+    write_zeros(path, base)
+    write_zeros(os.path.join(folder, "adapter_model.safetensors"), tensors)
     with open(os.path.join(folder, "adapter_config.json"), "w") as f:
         json.dump({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_parameters": targets}, f)
 
 
 def factors_of(modules):
     """Factors for two experts of each module."""
-    return {f"base_model.model.{module}.lora_{x}.weight": (shape, size) for module in modules
-            for x, shape, size in (("A", (2, 1), 8), ("B", (2, 2), 16))}
+    return {f"base_model.model.{module}.lora_{x}.weight": shape for module in modules for x, shape in (("A", (2, 1)), ("B", (2, 2)))}
 
 
 def experts(path, n):
     """The factors of a layer's experts, whose parameter is known by a target."""
     modules = [f"layers.{i}.experts" for i in range(4 * n)]
-    write_targets(path, {f"model.{m}.w": ((2, 2, 1), 16) for m in modules}, factors_of(modules), ["experts.w"])
+    write_targets(path, {f"model.{m}.w": (2, 2, 1) for m in modules}, factors_of(modules), ["experts.w"])
 
 
 def many_targets(path, n):
     modules = [f"layers.{i}.experts" for i in range(4 * n)]
-    write_targets(path, {f"model.{m}.w": ((2, 2, 1), 16) for m in modules}, factors_of(modules), [m + ".w" for m in modules])
+    write_targets(path, {f"model.{m}.w": (2, 2, 1) for m in modules}, factors_of(modules), [m + ".w" for m in modules])
 
 
 def added_values(path, n):
     """Values that the source lacks."""
-    write_targets(path, {"w": ((1, 1), 4)}, {f"base_model.model.v{i}.modules_to_save.default": ((1,), 4) for i in range(4 * n)}, [])
+    write_targets(path, {"w": (1, 1)}, {f"base_model.model.v{i}.modules_to_save.default": (1,) for i in range(4 * n)}, [])
 
 
 def one_long_name(path, n):
-    write_targets(path, {"w": ((1, 1), 4)}, {"base_model.model.v" + ".base_layer" * 20 * n: ((1,), 4)}, [])
+    write_targets(path, {"w": (1, 1)}, {"base_model.model.v" + ".base_layer" * 20 * n: (1,)}, [])
 
 
 def adapters():

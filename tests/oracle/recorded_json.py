@@ -20,18 +20,12 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from checks import check, finish
+
 TOOL = os.path.abspath(sys.argv[1])
 OBJECTS = {"step": 1234567, "betas": (0.9, 0.95), "note": "as saved", "empty": {}, "lr": float("inf")}
 VALUES = {"step": 1234567, "betas": {"$tuple": [0.9, 0.95]}, "note": "as saved", "empty": {}, "lr": {"$float": "inf"}}
 FORGED = {"step": "7", "betas": '{"$tuple": [0.9, 0.5]}', "note": '"another"', "empty": "null", "lr": '{"$float": "nan"}'}
-failures = 0
-
-
-def expect(condition, *what):
-    global failures
-    if not condition:
-        print("FAILED:", *what)
-        failures += 1
 
 
 def run(*args):
@@ -89,27 +83,34 @@ def make(home):
 
 def forged_values(home, kind, forge):
     path = os.path.join(home, kind)
-    expect(listed(path) == VALUES, kind, "as written", listed(path))
-    expect(run("check", path)[0] == 0 and run("verify", path)[0] == 0, kind, "as written")
+    shown = listed(path)
+    check(shown == VALUES, f"{kind} as written: {shown}")
+    check(run("check", path)[0] == 0 and run("verify", path)[0] == 0, f"{kind} as written")
     for name, text in FORGED.items():
         shutil.rmtree(os.path.join(home, "forged"), ignore_errors=True)
         os.mkdir(os.path.join(home, "forged"))
         bad = os.path.join(home, "forged", kind)
         (shutil.copytree if os.path.isdir(path) else shutil.copy)(path, bad)
         forge(bad, name, text)
-        expect(repr(bytes_say(bad, name)) == repr(OBJECTS[name]), kind, name, "the bytes were changed")
-        expect(decoded(bad, name) == VALUES[name], kind, name, "extract", decoded(bad, name))
-        expect(listed(bad) == VALUES, kind, name, "inspect", listed(bad))
+        what = f"{kind}, {name}"
+        check(repr(bytes_say(bad, name)) == repr(OBJECTS[name]), f"{what}: the bytes were changed")
+        shown = decoded(bad, name)
+        check(shown == VALUES[name], f"{what}: extract: {shown}")
+        shown = listed(bad)
+        check(shown == VALUES, f"{what}: inspect: {shown}")
         # Of a sharded checkpoint, check reads the tables of index.h5, and verify compares them with the files.
         for command in ("verify",) if kind == "sharded" else ("check", "verify"):
             status, out, err = run(command, bad)
-            expect(status == 1 and name in out + err and ("its json says" in out + err or "its JSON" in out + err), kind, name, command, status, out, err)
+            said = out + err
+            check(status == 1 and name in said and ("its json says" in said or "its JSON" in said),
+                  f"{what}: {command}: exit {status}: {said}")
         target = os.path.join(home, "forged", "again.h5")
         status, _, err = run("consolidate", bad, "-o", target, "-q")
-        expect(status == 0, kind, name, err)
+        check(status == 0, f"{what}: {err}")
         with h5py.File(target) as f:
-            expect(json.loads(f[name].attrs["json"]) == VALUES[name], kind, name, "h5py shows", f[name].attrs["json"])
-        expect(run("check", target)[0] == 0, kind, name, "a conversion records the value")
+            shown = f[name].attrs["json"]
+            check(json.loads(shown) == VALUES[name], f"{what}: h5py shows {shown}")
+        check(run("check", target)[0] == 0, f"{what}: a conversion records the value")
 
 
 def unknown_encodings(home):
@@ -124,7 +125,8 @@ def unknown_encodings(home):
             del f["step"]
             f.create_dataset("step", data=data[8:].view("V1"))  # no archive any more
             f["step"].attrs.update({**attrs, "encoding": encoding, "json": "7"})
-        expect(decoded(path, "step") == {"$encoding": encoding}, "encoding", decoded(path, "step"))
+        shown = decoded(path, "step")
+        check(shown == {"$encoding": encoding}, f"encoding: {shown}")
         os.unlink(path)
         shutil.copy(os.path.join(home, "plain.h5"), path)
 
@@ -135,10 +137,12 @@ def older_forms(home):
     import datetime
     torch.save({"w": torch.ones(2), "when": {"day": datetime.date(2026, 1, 2)}}, path + ".pt")
     assert run("consolidate", path + ".pt", "-o", path, "-q")[0] == 0
-    expect(decoded(path, "when.day") == {"$date": "2026-01-02"}, decoded(path, "when.day"))
+    shown = decoded(path, "when.day")
+    check(shown == {"$date": "2026-01-02"}, shown)
     with h5py.File(path, "r+") as f:
         f["when/day"].attrs["json"] = '{"$opaque": "datetime.date"}'
-    expect(run("check", path)[0] == 0, "an older form", run("check", path))
+    answer = run("check", path)
+    check(answer[0] == 0, f"an older form: {answer}")
 
 
 with tempfile.TemporaryDirectory() as home:
@@ -147,4 +151,4 @@ with tempfile.TemporaryDirectory() as home:
         forged_values(home, kind, forge)
     unknown_encodings(home)
     older_forms(home)
-sys.exit(1 if failures else 0)
+sys.exit(finish("recorded_json"))
