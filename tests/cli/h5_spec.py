@@ -201,7 +201,8 @@ def read(part, structure):
 
 def check_managed_space(heap, blocks, used, objects):
     """The numbers in the header of a fractal heap that has blocks of one size, by how libhdf5 counts: all blocks for which
-    the root has entries are managed space and have free space, allocated or not. test_h5_bytes compares with libhdf5's files."""
+    the root has entries are managed space and have free space, allocated or not. oracle.h5_keep_others
+    compares with libhdf5's files."""
     rows, size = heap["Current # of Rows in Root Indirect Block"], heap["Starting Block Size"]
     managed = rows * heap["Table Width"] if rows else 1
     wanted = {
