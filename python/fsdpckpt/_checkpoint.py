@@ -290,20 +290,17 @@ class Checkpoint(Mapping[str, Tensor]):
         import torch
 
         native = self._handle()
-        values: list[Any] = []
+        state = {name: torch.empty(t.shape, dtype=getattr(torch, t.torch_dtype)) for name, t in self.items()}
         boxes = []
-        for index, (name, dtype, shape, _) in enumerate(native.entries()):
-            if dtype is None:
-                values.append(self.objects[name] if nested else None)
-                continue
-            out = torch.empty(shape, dtype=getattr(torch, dtype))
-            values.append(out)
+        for name, out in state.items():
             if out.numel():
-                boxes.append((index, [0] * out.ndim, list(shape), out.data_ptr(), out.numel() * out.element_size()))
+                nbytes = out.numel() * out.element_size()
+                boxes.append((self[name]._index, [0] * out.ndim, list(out.shape), out.data_ptr(), nbytes))
         native.read_many(boxes, 0)
-        if nested:
-            return _nest(native.paths(), values)
-        return {name: value for name, value in zip(self._names(), values) if value is not None}
+        if not nested:
+            return state
+        values = [state[name] if name in state else self.objects[name] for name in self._names()]
+        return _nest(native.paths(), values)
 
     # ---- the layout ----
 
