@@ -37,11 +37,12 @@ class Origin:
         self._directory = "" if os.path.isabs(path) else os.getcwd()
         self.path = _absolute(path)
         self.options = dict(options)
+        self._others: list[_Identity] = []
         for name in _FILES + _NAMES:
-            if options.get(name) and (name in _FILES or os.path.exists(options[name])) and not _is_known(options[name]):
-                self.options[name] = _absolute(options[name])
-        named = [self.options[name] for name in _FILES + _NAMES if self.options.get(name)]
-        self._others = [_identity(path) for path in named]
+            value = options.get(name)
+            if value and (name in _FILES or (os.path.exists(value) and not _is_known(value))):
+                self.options[name] = _absolute(value)
+                self._others.append(_identity(self.options[name]))
 
     def has_moved(self) -> bool:
         """Whether the path as it was given is now another one."""

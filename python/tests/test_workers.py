@@ -194,12 +194,14 @@ class Workers(unittest.TestCase):
         recipes = harness.GOOD.parent / "recipes" / "torchtitan-llama3"
         for name in ("from.safetensors", "config.json"):
             shutil.copy(recipes / name, self.folder)
-        os.chdir(self.folder)
-        with fsdpckpt.open("from.safetensors", recipe="auto", config="config.json") as checkpoint:
-            want = read_whole(checkpoint)
-            os.chdir(here)
-            self.assertEqual(in_a_fork(lambda: read_whole(checkpoint)), want)
-            self.assertEqual(read_whole(pickle.loads(pickle.dumps(checkpoint))), want)
+        shutil.copy(self.folder / "config.json", self.folder / "nanogpt")  # which is also the name of a recipe
+        for config in ("config.json", "nanogpt"):
+            os.chdir(self.folder)
+            with fsdpckpt.open("from.safetensors", recipe="auto", config=config) as checkpoint:
+                want = read_whole(checkpoint)
+                os.chdir(here)
+                self.assertEqual(in_a_fork(lambda: read_whole(checkpoint)), want)
+                self.assertEqual(read_whole(pickle.loads(pickle.dumps(checkpoint))), want)
 
     def test_another_machine_may_have_a_copy(self):
         path = self.checkpoint("plain.h5")
