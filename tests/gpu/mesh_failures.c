@@ -77,25 +77,31 @@ static void check_broken(const job *j) {
     }
 }
 
+/* A rank may notice the loss in the barrier: the lost one can abort before the others have left it. */
 static fc_code lose_rank(fc_comm *bootstrap, void *context, fc_error *err) {
     const loss *l = context;
     job j = {0};
     void *numbers = NULL;
     fc_stream *other = NULL;
-    FC_TRY(join(&j, bootstrap, err));
-    FC_TRY(j.gpu->alloc(j.gpu, 2 * FLOATS * sizeof(float), &numbers, err));
-    FC_TRY(j.gpu->stream_new(j.gpu, &other, err));
-    FC_TRY(j.world->barrier(j.world, err));
+    fc_code rc;
+    FC_TRY_GOTO(join(&j, bootstrap, err), rc, out);
+    FC_TRY_GOTO(j.gpu->alloc(j.gpu, 2 * FLOATS * sizeof(float), &numbers, err), rc, out);
+    FC_TRY_GOTO(j.gpu->stream_new(j.gpu, &other, err), rc, out);
+    FC_TRY_GOTO(j.world->barrier(j.world, err), rc, out);
     if (j.world->rank == l->lost) {
         fc_comm_abort(j.world);
+        rc = FC_EIO;
     } else {
-        must_be(reduce_both(&j, l, numbers, other, err) != FC_OK, "a rank does not notice the loss of another");
+        rc = reduce_both(&j, l, numbers, other, err);
+        must_be(rc != FC_OK, "a rank does not notice the loss of another");
     }
+out:
+    must_be(other != NULL, err->message);
     check_broken(&j);
     j.gpu->release(j.gpu, numbers);
     j.gpu->stream_free(j.gpu, other);
     leave(&j, FC_EIO);
-    return FC_EIO;
+    return rc;
 }
 
 static void lose_each_rank(void) {
