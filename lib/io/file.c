@@ -122,8 +122,8 @@ static fc_code read_open(int fd, const char *path, size_t size, char **text, fc_
 }
 
 fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **text, size_t *size, fc_error *err) {
-    int fd;
-    uint64_t bytes;
+    int fd = -1;
+    uint64_t bytes = 0;
     fc_code rc;
     *text = NULL;
     FC_TRY(fc_open_input(path, &fd, &bytes, err));

@@ -113,7 +113,7 @@ static fc_code find(const merger *m, const char *prefix, const char *name, size_
 /* Finds what the source has before the names of adapters, such as "model.", from the first weight that is found. */
 static fc_code find_prefix(merger *m, const char *name) {
     const size_t len = strlen(name);
-    size_t found = 0, at;
+    size_t found = 0, at = FC_NO_NAME;
     FC_TRY(find(m, "", name, &at));
     if (at != FC_NO_NAME) {
         m->prefix = "";

@@ -267,7 +267,7 @@ void fc_h5_child_unprepare(fc_h5_child *child) {
 }
 
 fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err) {
-    int out, shared;
+    int out = -1, shared = -1;
     FC_TRY(fc_h5_child_prepare(child, job, &out, &shared, err));
     pid_t self = getpid();
     child->pid = fork();
