@@ -6,6 +6,7 @@
 #include "kept.h"
 #include "recipe.h"
 #include "source.h"
+#include "target.h"
 
 #include "fsdpckpt/export.h"
 #include "fsdpckpt/try.h"
@@ -254,6 +255,12 @@ static void print_json(const void *context, json_out *j) {
 static fc_code prepare(exported *x, fc_error *err) {
     x->o = *x->given;
     x->o.to = "safetensors";
+    if (x->o.output && target_named_format(x->o.output) && !target_is_directory(x->o.output)) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: names a file, but export writes a directory; use 'fsdpckpt consolidate --model-only', or "
+                       "name a directory",
+                       x->o.output);
+    }
     x->arena = fc_arena_new();
     FC_TRY(x->arena ? FC_OK : fc_no_memory(err, NULL));
     if (x->o.like && (option_given(x->given, OPT_DTYPE) || x->o.dtype_for.count)) {

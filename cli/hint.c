@@ -48,6 +48,8 @@ static const struct {
     [FC_HINT_ADAPTER_CONFIG] = {NULL, "--adapter-config FILE, its adapter_config.json, merges it"},
     [FC_HINT_EXCLUDE_EACH] = {"leave all of them out with %s", "leave all of them out with --exclude GLOB"},
     [FC_HINT_EXCLUDE_OTHERS] = {"leave out all but one, as with %s", "leave out all but one with --exclude GLOB"},
+    [FC_HINT_ONE_FILE] = {NULL, "use 'fsdpckpt consolidate', or name a directory"},
+    [FC_HINT_UNSPLIT] = {NULL, "leave out --max-shard-size, or name a directory"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };
 

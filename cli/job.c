@@ -128,13 +128,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
 static void report_format(const job *j) {
     const char *target = j->o->output;
     const fc_format *named = target_named_format(target);
-    if (!named) {
-        return;
-    }
-    if (j->report.files > 1) {
-        text_report("%s is a directory of %zu files, despite its name; 'consolidate' writes one file", target,
-                    j->report.files);
-    } else if (named != j->how.format) {
+    if (named && named != j->how.format && !target_is_directory(target)) {
         text_report("%s is of the format %s, despite its name", target, j->how.format->name);
     }
 }

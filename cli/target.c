@@ -72,15 +72,6 @@ static bool is_among(const char *extension, const char *const *list) {
     return *list != NULL;
 }
 
-static const fc_format *format_of(const char *extension) {
-    for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if (fc_format_writes(*f) && is_among(extension, (*f)->extensions)) {
-            return *f;
-        }
-    }
-    return NULL;
-}
-
 /* @return the extension that was probably meant, or NULL. Short extensions allow one wrong letter at most. */
 static const char *meant(const char *extension, const char *const *known, const char *best, size_t *score) {
     for (; *known; known++) {
@@ -105,7 +96,7 @@ static const char *meant_of_formats(const char *extension) {
 
 const fc_format *target_named_format(const char *target) {
     char extension[EXTENSION_MAX];
-    return extension_of(target, extension) ? format_of(extension) : NULL;
+    return extension_of(target, extension) ? fc_format_of_extension(extension) : NULL;
 }
 
 bool target_is_directory(const char *target) {
@@ -128,7 +119,7 @@ static const fc_format *format_called(const char *word) {
         }
     }
     snprintf(extension, sizeof extension, "%s%s", word[0] == '.' ? "" : ".", word);
-    return format_of(extension);
+    return fc_format_of_extension(extension);
 }
 
 static fc_code unknown_format(const char *word, fc_error *err) {
@@ -195,7 +186,7 @@ fc_code target_format(const options *o, bool sharded, const fc_format **out, fc_
         return *out ? FC_OK : unknown_format(o->to, err);
     }
     bool extended = o->output && extension_of(o->output, extension);
-    *out = extended ? format_of(extension) : NULL;
+    *out = extended ? fc_format_of_extension(extension) : NULL;
     if (*out) {
         return FC_OK;
     }
@@ -214,7 +205,7 @@ fc_code target_check(const char *path, const target_kind *kind, fc_error *err) {
     if (!extension_of(path, extension) || is_among(extension, kind->extensions)) {
         return FC_OK;
     }
-    bool other = format_of(extension) || is_among(extension, foreign);
+    bool other = fc_format_of_extension(extension) || is_among(extension, foreign);
     const char *best = other ? NULL : meant(extension, kind->extensions, NULL, &score);
     if (best) {
         return fc_fail(err, FC_EUSAGE, "%s: unknown extension '%s'; did you mean '%s'?", path, extension, best);

@@ -5,7 +5,8 @@
  * path component, if it consists of letters and digits, starts with a letter and is not a version (`step-1.5` and
  * `run.v2` have none). A command that writes one file refuses a name without a known extension. A directory of rank
  * files may have any name, and is HDF5 unless its extension names another format; only a misspelt extension, or that of
- * a kind of file that fsdpckpt does not write, is refused.
+ * a kind of file that fsdpckpt does not write, is refused. Under a name with the extension of a format, fc_convert
+ * makes no directory, unless the name ends with a slash or there is one.
  */
 #ifndef FSDPCKPT_CLI_TARGET_H
 #define FSDPCKPT_CLI_TARGET_H

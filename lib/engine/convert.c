@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
+#include "base/file_name.h"
 #include "engine/check_readable.h"
 #include "engine/check_target.h"
 #include "engine/held.h"
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     /* Generous estimates of the headers per file and per tensor. The free space is checked against them. */
@@ -246,6 +248,10 @@ static fc_code begin_commit(const fc_commit_options *how, bool fits, const fc_co
     return fc_ranks_leads(options->comm) ? fc_commit_begin(how, out, err) : FC_OK;
 }
 
+static bool is_directory(const fc_target *target, const fc_format *format) {
+    return format->writer.is_directory ? format->writer.is_directory(target) : target->mesh->ndim > 0;
+}
+
 static fc_code write_target(const fc_target *target, const char *path, const fc_convert_options *options,
                             fc_convert_report *report, fc_error *err) {
     fc_commit *commit = NULL;
@@ -257,8 +263,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     }
     const fc_format *format = options->format;
     const fc_commit_options how = {.path = path,
-                                   .is_directory = format->writer.is_directory ? format->writer.is_directory(target)
-                                                                               : target->mesh->ndim > 0,
+                                   .is_directory = is_directory(target, format),
                                    .force = options->force,
                                    .bytes = bytes,
                                    .is_own_file = fc_is_own_file,
@@ -330,6 +335,34 @@ static bool holds_all(const fc_target *target, const fc_convert_options *options
     return all;
 }
 
+/* Whether a target of this name was asked for as a file: by an extension, unless it ends with a slash or is a directory
+ * already. */
+static bool names_file(const char *path) {
+    struct stat st;
+    const char *name = fc_base_name(path), *dot = strrchr(name, '.');
+    return dot && dot > name && fc_format_of_extension(dot) && !(stat(path, &st) == 0 && S_ISDIR(st.st_mode));
+}
+
+/* Refuses to make a directory under the name of a file. */
+static fc_code check_name(const fc_target *target, const char *path, const fc_format *format, fc_error *err) {
+    if (!is_directory(target, format) || !names_file(path)) {
+        return FC_OK;
+    }
+    if (!format->writer.is_checkpoint) { /* never one file */
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: names a file, but a checkpoint of the format '%s' is a directory; name a directory", path,
+                       format->name);
+    }
+    if (target->mesh->ndim > 0) {
+        return fc_advise(
+            err, fc_fail(err, FC_EUSAGE, "%s: names a file, but one file for each rank makes a directory", path),
+            FC_HINT_ONE_FILE, NULL);
+    }
+    return fc_advise(err,
+                     fc_fail(err, FC_EUSAGE, "%s: names a file, but files of a limited size make a directory", path),
+                     FC_HINT_UNSPLIT, NULL);
+}
+
 /* The target must not replace an input, unless it holds everything of it. */
 static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
                             const fc_convert_report *report, fc_error *err) {
@@ -377,6 +410,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));
+        FC_TRY(check_name(target, path, options->format, err));
     }
     FC_TRY(fc_check_all_readable(target, err));
     FC_TRY(check_headers(source, options->move.progress, err));

@@ -84,6 +84,8 @@ _HINTS = {
     "memory": "raise memory=",
     "tp_plan": "name the modules in a file for tp_plan=",
     "take_first": "take_first=True uses the first source's",
+    "one_file": "use fsdpckpt.consolidate, or name a directory",
+    "unsplit": "leave out max_shard_size=, or name a directory",
     "dry_run": "dry_run=True only plans",
 }
 

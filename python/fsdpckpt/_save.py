@@ -64,6 +64,8 @@ def save(
         if compress:
             raise UsageError(f"{target}: compress={compress}: shards in a training loop are not compressed; reshard does that")
         named = [(_name(elements), elements, value) for elements, value in leaves]
+        if _named_format(target) and not os.path.isdir(target):
+            raise UsageError(f"{target}: names a file, but one file for each rank makes a directory; name a directory")
         how = to or (_format_of(target) if os.path.splitext(target)[1] else "h5")
         return Report(
             "save",
@@ -90,11 +92,14 @@ def save(
     return Report("save", members, True)
 
 
+def _named_format(path: str) -> str | None:
+    extension = os.path.splitext(path)[1].lower()
+    return next((name for name, extensions, writable in _native.formats() if writable and extension in extensions), None)
+
+
 def _format_of(path: str) -> str:
-    extension = os.path.splitext(path)[1]
-    for name, extensions, writable in _native.formats():
-        if writable and extension in extensions:
-            return name
+    if name := _named_format(path):
+        return name
     raise UsageError(f"{path}: its name does not tell the format; give to=, or end the name in .h5, .pt or .safetensors")
 
 

@@ -27,6 +27,8 @@ static const char *const hint_words[FC_HINT_COUNT] = {
     [FC_HINT_LAYOUT] = "layout",
     [FC_HINT_DRY_RUN] = "dry_run",
     [FC_HINT_CHECK] = "check",
+    [FC_HINT_ONE_FILE] = "one_file",
+    [FC_HINT_UNSPLIT] = "unsplit",
 };
 
 PyObject *native_raise(const fc_error *err) {

@@ -45,6 +45,16 @@ class Jobs(unittest.TestCase):
         self.assertTrue(plan.dry_run)
         self.assertGreater(len(fsdpckpt.units(TRAIN, include="model.*").units), 0)
 
+    def test_a_file_that_was_asked_for_is_no_directory(self):
+        for name in ("m.safetensors", "m.pt", "m.h5"):
+            for job in (lambda p: fsdpckpt.convert(TRAIN, p), lambda p: fsdpckpt.reshard(TRAIN, p, dp=2), lambda p: fsdpckpt.export(TRAIN, p),
+                        lambda p: fsdpckpt.consolidate(TRAIN, p, to="safetensors", max_shard_size="2KB"),
+                        lambda p: fsdpckpt.save({"step": 1}, p, to="dcp")):
+                with self.assertRaisesRegex(fsdpckpt.UsageError, f"{name}: names a file, but .* name a directory") as caught:
+                    job(self.folder / name)
+                self.assertIsInstance(caught.exception, ValueError)
+        self.assertEqual(os.listdir(self.folder), [])
+
     def test_findings_are_results(self):
         self.assertTrue(fsdpckpt.check(TRAIN).ok)
         found = fsdpckpt.check(TRAIN, against=harness.GOOD / "dcp-torch2.15.0-tp")

@@ -174,11 +174,11 @@ class FourRanks(Commands):
 
         folder = self.root / "shards"
         for report in (result["shards"] for result in self.results):
-            self.assertEqual(report, (5, 2, "h5", ("saved.h5", "rank 2: b: no such data")))
-        self.check(folder / "saved.h5", {"dp": RANKS})
+            self.assertEqual(report, (5, 2, "h5", ("saved", "rank 2: b: no such data")))
+        self.check(folder / "saved", {"dp": RANKS})
         loaded = harness.load_dcp(folder / "dcp")
-        self.assertTrue(fsdpckpt.diff(folder / "saved.h5", folder / "dcp", data=True, progress=None).ok)
-        with fsdpckpt.open(folder / "saved.h5") as checkpoint:
+        self.assertTrue(fsdpckpt.diff(folder / "saved", folder / "dcp", data=True, progress=None).ok)
+        with fsdpckpt.open(folder / "saved") as checkpoint:
             self.assertEqual(checkpoint["pair.1"].numpy().tolist(), [0.0, 1.0, 2.0])
             self.assertEqual(checkpoint["weight"].torch().tolist(), loaded["weight"].tolist())
             self.assertEqual(checkpoint.objects["inner.step"], 3)

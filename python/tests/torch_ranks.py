@@ -455,7 +455,13 @@ def save_shards(folder):
         "bf16": torch.ones(2, dtype=torch.bfloat16),
         "inner": {"step": 3, "text": "x"},
     }
-    report = fsdpckpt.save(state, folder / "saved.h5", progress=None)
+    for name in ("saved.h5", "saved.PT", "saved.safetensors"):
+        try:
+            fsdpckpt.save(state, folder / name, progress=None)
+            raise AssertionError(f"{name} is a directory")
+        except fsdpckpt.UsageError as error:
+            assert f"{name}: names a file, but one file for each rank makes a directory" in str(error), error
+    report = fsdpckpt.save(state, folder / "saved", progress=None)
     fsdpckpt.save(state, folder / "dcp", to="dcp", progress=None)
     if torch.distributed.get_rank() == 2:
         state["b"] = Unsaveable()

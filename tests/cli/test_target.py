@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import harness
@@ -53,6 +54,33 @@ class Target(harness.Case):
                 self.assertNotIn(name, self.listing())
         self.run_tool("reshard", self.source, "-o", "ranks.pt/", "--dp", "2")
         self.assertEqual(sorted(os.listdir(self.path("ranks.pt"))), ["model_world_size_2_rank_%d.pt" % r for r in range(2)])
+
+    def test_a_file_that_was_asked_for_is_no_directory(self):
+        """Under a name with the extension of a format, no command makes a directory, unless it ends with a slash or is there."""
+        hub, ranks = "leave out --max-shard-size, or name a directory", "use 'fsdpckpt consolidate', or name a directory"
+        only, one = "is a directory; name a directory", [self.source]
+        cases = [(["convert", *one], ranks), (["convert", *one, "--to", "h5"], ranks), (["reshard", *one, "--dp", "2"], ranks),
+                 (["reshard", *one, "--dp", "1", "--tp", "2"], ranks), (["reshard", *one, "--dp", "2", "--to", "dcp"], only),
+                 (["convert", *one, "--to", "dcp"], only), (["consolidate", *one, "--to", "dcp"], only),
+                 (["average", *one * 2, "--dp", "2"], ranks), (["average", *one * 2, "--to", "dcp"], only),
+                 (["consolidate", *one, "--to", "safetensors", "--max-shard-size", "2KB"], hub),
+                 (["consolidate", *one, "--to", "safetensors", "--max-shard-size", "5GB"], hub),
+                 (["export", *one], "or name a directory"), (["export", *one, "--max-shard-size", "2KB"], "or name a directory")]
+        extensions = set(re.findall(r"(?<= )[.]\w+", self.ok("--help").partition("chosen by --to or the extension")[2]))
+        self.assertLessEqual({".h5", ".hdf5", ".pt", ".pth", ".bin", ".ckpt", ".safetensors"}, extensions)
+        for name in ["model" + e for e in sorted(extensions)] + ["MODEL.H5", "./new.pt", "step-1.5.ckpt"]:
+            for command, text in cases:
+                for extra in ([], ["--force"], ["--dry-run"]):
+                    with self.subTest(command=command, name=name, extra=extra):
+                        self.fails(2, *command, "-o", name, *extra, contains=[name + ": names a file, but ", text])
+        self.assertEqual(self.listing(), [])
+        for command, _ in cases:
+            with self.subTest(command=command):
+                os.mkdir(self.path("old.pt"))
+                for name in ("new.pt/", "old.pt"):
+                    self.ok(*command, "-o", name, *(["--force"] if name == "old.pt" else []), "-q")
+                    self.assertTrue(os.path.isdir(self.path(name)))
+                    shutil.rmtree(self.path(name))
 
     def test_formats_have_several_names(self):
         for word, name in (("hdf5", "h5"), ("HDF5", "h5"), ("H5", "h5"), (".h5", "h5"), ("torch", "pt"), ("PyTorch", "pt"),

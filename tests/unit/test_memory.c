@@ -146,9 +146,12 @@ static void one_process_writes_everything(void **state) {
     check_target(j.target);
     remove_target("one.h5");
     j.mesh = (fc_mesh){.ndim = 1, .sizes = {3}, .names = {"dp"}};
+    assert_int_equal(write_rank(NULL, &j, &err), FC_EUSAGE); /* a directory under the name of a file */
+    assert_non_null(strstr(err.message, "names a file"));
+    snprintf(j.target, sizeof j.target, "%s/one", directory);
     assert_int_equal(write_rank(NULL, &j, &err), FC_OK);
     check_target(j.target);
-    remove_target("one.h5");
+    remove_target("one");
 }
 
 static void ranks_write_their_shards(void **state) {

@@ -51,6 +51,8 @@ typedef enum fc_hint {
     FC_HINT_ADAPTER_CONFIG,  /**< give the adapter's configuration: fc_export_options.adapter_config */
     FC_HINT_EXCLUDE_EACH,    /**< exclude several values: `about` has globs, separated by ", " */
     FC_HINT_EXCLUDE_OTHERS,  /**< exclude all adapters but one: `about` has globs for one of them, as above */
+    FC_HINT_ONE_FILE,        /**< make a full target, which is one file, or name a directory */
+    FC_HINT_UNSPLIT,         /**< do not divide the target by size, or name a directory: fc_selection.max_file_bytes */
     FC_HINT_COUNT
 } fc_hint;
 

@@ -258,6 +258,10 @@ fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_
 /** Finds a format by its name ("h5"). @return NULL when there is none. */
 const fc_format *fc_format_find(const char *name);
 
+/** Finds the format whose targets have this extension (".h5", in any case). @return NULL: no format that can be written
+ * has it. */
+const fc_format *fc_format_of_extension(const char *extension);
+
 #ifdef __cplusplus
 }
 #endif
