@@ -3,6 +3,7 @@
 # shellcheck shell=bash disable=SC2034
 
 set -euo pipefail
+started="$0${*:+ $*}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONDONTWRITEBYTECODE=1
 
@@ -62,7 +63,7 @@ setup_packages() {
     if ! may_install; then
         echo "Debian packages are missing, and this user may not install them. An administrator can run:" >&2
         echo "    $apt ${missing[*]}" >&2
-        echo "Then start $0 again; it needs no other rights." >&2
+        echo "Then start \`$started\` again; it needs no other rights." >&2
         exit 1
     fi
     say "installing ${missing[*]} (a minute or two)"
