@@ -287,6 +287,18 @@ fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
     return checkpoint->format->reader.extent(checkpoint, tensor, index, out, err);
 }
 
+fc_extent fc_raw_extent(const fc_place *place) {
+    return (fc_extent){.codec = FC_CODEC_RAW,
+                       .file = place->file,
+                       .offset = place->offset,
+                       .length = place->length,
+                       .decoded = place->length};
+}
+
+fc_extent fc_inline_extent(const void *bytes, uint64_t size) {
+    return (fc_extent){.codec = FC_CODEC_INLINE, .bytes = bytes, .length = size, .decoded = size, .strides = {1}};
+}
+
 fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index) {
     const fc_chunk *chunk = &tensor->chunks[index];
     fc_extent extent = {.codec = FC_CODEC_COMPUTED, .decoded = fc_chunk_data_bytes(tensor, chunk)};

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the build into a new directory and builds and runs a consumer against it, found by CMake and by pkg-config.
+# Installs the build into a new directory and builds and runs programs against it, found by CMake and by pkg-config: the one of
+# docs/C.md as that page says, whose output must be the one that it shows, and one that uses the training step.
 # Usage: run.sh BUILD_DIR|INSTALLED_PREFIX CHECKPOINT
 set -eu
 build=$1
@@ -21,17 +22,38 @@ fi
 PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name fsdpckpt.pc)")
 export PKG_CONFIG_PATH
 sed -i "s|^prefix=.*|prefix=$work/prefix|" "$PKG_CONFIG_PATH/fsdpckpt.pc" "$PKG_CONFIG_PATH/fsdpckpt-train.pc"
-cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-cmake --build "$work/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-a=$("$work/build/by_cmake" "$checkpoint")
-b=$("$work/build/by_pkgconfig" "$checkpoint")
+
+# The only block of a kind on the page.
+block() {
+    sed -n "/^\`\`\`$1\$/,/^\`\`\`\$/p" "$here/../../docs/C.md" | sed '1d;$d'
+}
+
+build_with_cmake() {
+    cmake -S "$1" -B "$2" -DCMAKE_PREFIX_PATH="$work/prefix" -DPROGRAM="$work/page/list.c" >"$work/log" 2>&1 &&
+        cmake --build "$2" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+}
+
+mkdir "$work/page"
+cd "$work/page"
+block c >list.c
+block cmake >CMakeLists.txt
+block text >expected
+cp -r "$here/../corpus/good/dcp-torch2.15.0-uneven" ckpt
+build_with_cmake . "$work/by_cmake"
+build_with_cmake "$here" "$work/build"
 LD_LIBRARY_PATH=$(pkg-config --variable=libdir fsdpckpt)
 export LD_LIBRARY_PATH
-# As in a Makefile, without and with --static. eval removes the quotes of pkg-config.
-eval "cc \"\$here/consumer.c\" -o \"\$work/by_hand\" $(pkg-config --cflags --libs fsdpckpt)"
-c=$("$work/by_hand" "$checkpoint")
+# The page's own line. The second eval removes the quotes that pkg-config puts around paths with spaces.
+line=$(block sh | head -1)
+eval "eval \"$line\""
+./list ckpt/ vec >by_hand
+"$work/by_cmake/list" ckpt/ vec >by_cmake
+"$work/build/by_pkgconfig" ckpt/ vec >by_pkgconfig
+for output in by_hand by_cmake by_pkgconfig; do
+    diff expected "$output"
+done
 pkg-config --static --libs fsdpckpt >/dev/null
-test "$a" -gt 0 && test "$a" = "$b" && test "$a" = "$c"
+"$here/headers.sh" "$work/prefix/include"
 "$work/build/train_by_cmake" >/dev/null
 "$work/build/train_by_pkgconfig" >/dev/null
 "$work/prefix/bin/fsdpckpt" --version >/dev/null
@@ -43,7 +65,7 @@ done
 if [ -n "$(find "$work/prefix" -name libfsdpckpt-comm-mpi.so)" ] && command -v mpirun >/dev/null; then
     FSDPCKPT_MODULE_PATH= "$work/prefix/bin/fsdpckpt" consolidate "$checkpoint" -o "$work/x.h5" --dry-run -q --comm mpi
 fi
-if "$work/build/by_cmake" /nonexistent 2>/dev/null; then
-    echo "a missing checkpoint was opened" >&2
-    exit 1
-fi
+code=0
+./list nowhere 2>message || code=$?
+test "$code" = 3 || { echo "a missing checkpoint: status $code" >&2; exit 1; }
+grep -q '^nowhere: ' message

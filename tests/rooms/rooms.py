@@ -20,7 +20,7 @@ cli""".split()
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
 HEADERS = {
-    "lib/base": "arena digest dtype error progress try",
+    "lib/base": "arena atomic digest dtype error progress try",
     "lib/io": "io",
     "lib/sharding": "box dtensor layout mesh sharding_spec",
     "lib/checkpoint": "checkpoint format memory seal target",
@@ -39,6 +39,7 @@ HEADERS = {
     "lib/export": "export",
     "lib/verify": "verify",
     "formats/hdf5": "view",
+    "formats": "fsdpckpt",
     "train": "train/dtensor_data train/fsdp train/state_dict",
 }
 PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name in names.split()}

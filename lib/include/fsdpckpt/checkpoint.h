@@ -72,8 +72,8 @@ typedef struct fc_place {
 
 /** Returns the place of `length` bytes. */
 static inline fc_place fc_place_bytes(size_t file, uint64_t offset, uint64_t length) {
-    return (fc_place){
-        .kind = FC_PLACE_BYTES, .file = (uint32_t)file & FC_MOST_FILES, .offset = offset, .length = length};
+    const fc_place place = {offset, length, FC_PLACE_BYTES, (uint32_t)file & FC_MOST_FILES};
+    return place;
 }
 
 /** A box of a tensor whose elements are in one place, or are computed together. */
@@ -290,19 +290,11 @@ typedef struct fc_extent {
 } fc_extent;
 
 /** Returns the extent of bytes that are the elements, without strides. */
-static inline fc_extent fc_raw_extent(const fc_place *place) {
-    return (fc_extent){.codec = FC_CODEC_RAW,
-                       .file = place->file,
-                       .offset = place->offset,
-                       .length = place->length,
-                       .decoded = place->length};
-}
+fc_extent fc_raw_extent(const fc_place *place);
 
 /** Returns the extent of `size` bytes in memory, which must live as long as the checkpoint, as one-dimensional bytes.
  */
-static inline fc_extent fc_inline_extent(const void *bytes, uint64_t size) {
-    return (fc_extent){.codec = FC_CODEC_INLINE, .bytes = bytes, .length = size, .decoded = size, .strides = {1}};
-}
+fc_extent fc_inline_extent(const void *bytes, uint64_t size);
 
 /** Returns the extent of chunk `index` of a tensor that is computed: the row-major elements of its box. */
 fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index);

@@ -10,10 +10,9 @@
 #ifndef FSDPCKPT_COMM_H
 #define FSDPCKPT_COMM_H
 
+#include "fsdpckpt/atomic.h"
 #include "fsdpckpt/device.h"
 #include "fsdpckpt/mesh.h"
-
-#include <stdatomic.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -5,9 +5,9 @@
 #ifndef FSDPCKPT_PROGRESS_H
 #define FSDPCKPT_PROGRESS_H
 
+#include "fsdpckpt/atomic.h"
 #include "fsdpckpt/error.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 

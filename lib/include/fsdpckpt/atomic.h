@@ -1,0 +1,16 @@
+/*
+ * The atomic types of <stdatomic.h>, in C and in C++, which has that header only from C++23 on.
+ */
+#ifndef FSDPCKPT_ATOMIC_H
+#define FSDPCKPT_ATOMIC_H
+
+#ifdef __cplusplus
+#include <atomic>
+using std::atomic_bool;
+using std::atomic_uint;
+using std::atomic_uint_fast64_t;
+#else
+#include <stdatomic.h>
+#endif
+
+#endif

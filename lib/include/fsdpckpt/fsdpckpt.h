@@ -1,0 +1,50 @@
+/*
+ * All of the library: every public header of libfsdpckpt. A program that needs only a part may include that header
+ * alone. The training step is a library of its own, fsdpckpt-train, with the headers fsdpckpt/train/.
+ */
+#ifndef FSDPCKPT_FSDPCKPT_H
+#define FSDPCKPT_FSDPCKPT_H
+
+#include "fsdpckpt/arena.h"
+#include "fsdpckpt/array.h"
+#include "fsdpckpt/atomic.h"
+#include "fsdpckpt/average.h"
+#include "fsdpckpt/box.h"
+#include "fsdpckpt/cast.h"
+#include "fsdpckpt/check.h"
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/comm.h"
+#include "fsdpckpt/compare.h"
+#include "fsdpckpt/device.h"
+#include "fsdpckpt/digest.h"
+#include "fsdpckpt/dtensor.h"
+#include "fsdpckpt/dtype.h"
+#include "fsdpckpt/error.h"
+#include "fsdpckpt/export.h"
+#include "fsdpckpt/flat_param.h"
+#include "fsdpckpt/flatten.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/gather_files.h"
+#include "fsdpckpt/io.h"
+#include "fsdpckpt/layout.h"
+#include "fsdpckpt/memory.h"
+#include "fsdpckpt/mesh.h"
+#include "fsdpckpt/move.h"
+#include "fsdpckpt/plan.h"
+#include "fsdpckpt/progress.h"
+#include "fsdpckpt/recipe.h"
+#include "fsdpckpt/seal.h"
+#include "fsdpckpt/select.h"
+#include "fsdpckpt/sharding.h"
+#include "fsdpckpt/sharding_spec.h"
+#include "fsdpckpt/shards.h"
+#include "fsdpckpt/stats.h"
+#include "fsdpckpt/target.h"
+#include "fsdpckpt/try.h"
+#include "fsdpckpt/unflatten.h"
+#include "fsdpckpt/verify.h"
+#include "fsdpckpt/view.h"
+#include "fsdpckpt/weights.h"
+#include "fsdpckpt/wrap_policy.h"
+
+#endif
