@@ -185,7 +185,7 @@ const option_row option_table[OPT_COUNT] = {
                     .kind = KIND_SIZE,
                     .arg = "SIZE",
                     .offset = FIELD(memory),
-                    .help = "memory for all buffers, with K, M or G (default: 56M)"},
+                    .help = "memory for all buffers, such as 512M or 2G (default: 56M)"},
     [OPT_PROGRESS] = {.name = "progress",
                       .kind = KIND_CHOICE,
                       .arg = "WHEN",

@@ -101,6 +101,9 @@ static fc_code store_number(const parser *p, const option_row *row, const char *
     return FC_OK;
 }
 
+/* A size without a unit is in bytes. Below 1 MB the unit was probably forgotten. */
+enum { LEAST_WITHOUT_UNIT = 1000000 };
+
 /* For memory "2G" is 2 GiB. For files it is 2·10^9 bytes, as in Hugging Face, and "2GiB" is 2 GiB. */
 static fc_code store_size(const parser *p, const option_row *row, const char *text) {
     static const char units[] = "KMGT";
@@ -108,6 +111,8 @@ static fc_code store_size(const parser *p, const option_row *row, const char *te
     const char *end = NULL;
     uint64_t value = 0;
     bool good = parse_digits(text, &end, &value);
+    bool bare = good && !*end;
+    end += good && strcmp(end, "B") == 0;
     const char *unit = good && *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
     if (unit) {
         bool binary = strcmp(end + 1, "iB") == 0;
@@ -119,6 +124,10 @@ static fc_code store_size(const parser *p, const option_row *row, const char *te
     if (!good || *end || value == 0) {
         return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a size such as %s", row->name, text,
                        files ? "5GB or 500MiB" : "64M or 2G");
+    }
+    if (bare && value < LEAST_WITHOUT_UNIT) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s %s: is that %s byte%s? write %sB, %sMB or %sGB", row->name, text, text,
+                       value == 1 ? "" : "s", text, text, text);
     }
     memcpy((char *)p->out + row->offset, &value, sizeof value);
     return FC_OK;

@@ -109,8 +109,8 @@ typedef enum option_kind {
     KIND_LIST,   /**< option_list, repeatable */
     KIND_NUMBER, /**< int64_t, 1 … max */
     KIND_INDEX,  /**< int64_t, 0 … max */
-    KIND_BYTES,  /**< uint64_t bytes in Hugging Face's notation: 5GB is 5 · 10^9, 5GiB is 5 · 2^30 */
-    KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
+    KIND_BYTES,  /**< uint64_t bytes in Hugging Face's notation: 5GB is 5 · 10^9, 5GiB is 5 · 2^30, 5B is 5 */
+    KIND_SIZE,   /**< uint64_t bytes with a K, M, G or T (powers of 1024), or B; from a million on also without */
     KIND_REAL,   /**< double, at least 0 and finite */
     KIND_DTYPE,  /**< fc_dtype, floating point */
     KIND_LEVEL,  /**< int, 0 … 9 */

@@ -228,7 +228,7 @@ class LikeReference(Export):
             self.assertEqual(sorted(got), sorted(file))
 
     def test_another_size_of_files(self):
-        self.check(self.model(), [self.model()], "--max-shard-size", "300")
+        self.check(self.model(), [self.model()], "--max-shard-size", "300B")
         self.assertGreater(len([n for n in os.listdir(self.path("out")) if n.endswith(".safetensors")]), 2)
 
     def test_tied_weights_are_written_once(self):

@@ -85,6 +85,8 @@ static void values_are_checked(void **state) {
                                       "--max-shard-size 0",
                                       "--max-shard-size 5GiBs",
                                       "--max-shard-size 17179869184GiB",
+                                      "--memory 2",
+                                      "--memory 999999",
                                       "--memory 0",
                                       "--memory M",
                                       "--memory 64Q",
@@ -121,8 +123,9 @@ static void sizes_have_units(void **state) {
     static const struct {
         const char *text;
         uint64_t bytes;
-    } good[] = {{"--memory 17", 17},       {"--memory 2k", 2048},    {"--memory 2KiB", 2048},
-                {"--memory 5MB", 5 << 20}, {"--memory=1g", 1 << 30}, {"--memory 2T", UINT64_C(2) << 40}};
+    } good[] = {
+        {"--memory 17B", 17},      {"--memory 2k", 2048},    {"--memory 1000000", 1000000},     {"--memory 2KiB", 2048},
+        {"--memory 5MB", 5 << 20}, {"--memory=1g", 1 << 30}, {"--memory 2T", UINT64_C(2) << 40}};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         options o;
         fc_error err;
@@ -138,7 +141,13 @@ static void shard_sizes_are_decimal(void **state) {
     static const struct {
         const char *text;
         uint64_t bytes;
-    } good[] = {{"--max-shard-size 17", 17},
+    } good[] = {{"--max-shard-size 17B", 17},
+                {"--max-shard-size 999999", 0},
+                {"--max-shard-size 1000000", 1000000},
+                {"--max-shard-size 5b", 0},
+                {"--max-shard-size 5BB", 0},
+                {"--max-shard-size 5BiB", 0},
+                {"--max-shard-size B", 0},
                 {"--max-shard-size 5GB", UINT64_C(5000000000)},
                 {"--max-shard-size 5G", UINT64_C(5000000000)},
                 {"--max-shard-size=2kb", 0},

@@ -274,7 +274,7 @@ class Verify(harness.Case):
 
     def test_wrong_index_is_reported(self):
         """An index that fsdpckpt wrote is compared with all headers; for other programs' only names and files count."""
-        self.ok("consolidate", harness.corpus(MESH), "-o", "hf", "--to", "safetensors", "--max-shard-size", "5000", "-q")
+        self.ok("consolidate", harness.corpus(MESH), "-o", "hf", "--to", "safetensors", "--max-shard-size", "5000B", "-q")
         path = self.path("hf", "model.safetensors.index.json")
         with open(path, encoding="utf-8") as f:
             good = json.load(f)

@@ -20,7 +20,7 @@ def run(argv, env=None):
 def main():
     program, shim, old, new, way, *command = sys.argv[1:]
     home = tempfile.mkdtemp(prefix="fc-kill-")
-    target = os.path.join(home, "target" if command[0] == "reshard" else "target.h5")
+    target = os.path.join(home, "target" if command[0] == "reshard" or "--to" in command else "target.h5")
     log = os.path.join(tempfile.gettempdir(), f"fc-kill-{os.getpid()}.log")
     options = ["-o", target, "-q", "-j1", *command[1:]]
     folders = [os.path.dirname(shim), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot hold blanks

@@ -181,7 +181,7 @@ class Power:
     def __init__(self, program, library, old, new, way, command):
         self.home = os.path.realpath(tempfile.mkdtemp(prefix="fc-power-"))
         self.program, self.command = program, command
-        self.name = "target" if command[0] == "reshard" else "target.h5"
+        self.name = "target" if command[0] == "reshard" or "--to" in command else "target.h5"
         self.old, self.new, self.two_steps = old, new, way == "two-steps"
         folders = [os.path.dirname(library), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot hold blanks
         self.env = dict(os.environ, LD_PRELOAD=os.path.basename(library), LD_LIBRARY_PATH=":".join(filter(None, folders)),

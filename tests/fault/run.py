@@ -52,7 +52,7 @@ def main():
     family, _, rank = family.partition("@")
     rank, _, step = rank.partition("/")
     home = tempfile.mkdtemp(prefix="fc-fault-")
-    target = os.path.join(home, "target" if command[0] in ("reshard", "export") else "target.h5")
+    target = os.path.join(home, "target" if command[0] in ("reshard", "export") or "--to" in command else "target.h5")
     log = os.path.join(tempfile.gettempdir(), f"fc-fault-{os.getpid()}.log")
     jobs = ["-j1"] if command[0] in HAS_JOBS else []
     if command[0] in NO_TARGET:

@@ -117,11 +117,11 @@ def try_indexes(d):
         with open(f"{source}/model.safetensors.index.json", "w") as f:
             json.dump({"metadata": {"total_size": 123456, **kept}, "weight_map": names}, f)
         out = f"{d}/index-{len(kept)}"
-        run(fsdpckpt, "consolidate", source, "-o", out, "--to", "safetensors", "--max-shard-size", "60", "-q")
+        run(fsdpckpt, "consolidate", source, "-o", out, "--to", "safetensors", "--max-shard-size", "60B", "-q")
         with open(f"{out}/model.safetensors.index.json") as f:
             assert json.load(f)["metadata"] == {"total_size": 99, **kept}
         ok &= try_index(out)
-    run(fsdpckpt, "consolidate", out, "-o", f"{d}/again", "--to", "safetensors", "--max-shard-size", "60", "-q")
+    run(fsdpckpt, "consolidate", out, "-o", f"{d}/again", "--to", "safetensors", "--max-shard-size", "60B", "-q")
     for name in os.listdir(out):
         assert open(f"{out}/{name}", "rb").read() == open(f"{d}/again/{name}", "rb").read(), name
     return ok
