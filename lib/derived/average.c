@@ -9,7 +9,6 @@
 #include "derived/average.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
-#include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 #include "plan/names.h"
@@ -81,7 +80,7 @@ static float round_to_odd(double x) {
 
 /* Turns sums into averages and stores them, rounded once. */
 static void store(const fc_average *a, double *sums, const double *errors, fc_dtype stored, void *out, size_t count) {
-    const double n = a->weights ? 1 : (double)a->count;
+    const double n = a->weights ? 1 : (double)a->base.count;
     float *floats = (float *)sums; /* in place: element k is written after it was read */
     for (size_t k = 0; k < count; k++) {
         const double value = errors ? corrected(sums[k], errors[k], n) : sums[k] / n;
@@ -106,20 +105,21 @@ static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor,
     return FC_OK;
 }
 
-/* Adds up the box of every input. `first`: the chunk was not read before. */
+/* Adds up the box of every input. */
 static fc_code sum_inputs(const fc_average *a, const fc_average_inputs *of, const fc_box *box, const arithmetic *w,
-                          double *sums, double *errors, double *x, void *raw, bool first, fc_error *err) {
+                          double *sums, double *errors, double *x, void *raw, fc_source_crc *const *crcs,
+                          fc_error *err) {
     const size_t count = (size_t)fc_box_volume(box) * w->components;
-    for (size_t i = 0; i < a->count; i++) {
-        FC_TRY_CONTEXT(read_values(a->sources[i], of->inputs[i], box, w, x, raw, first ? a->crcs[i] : NULL, err), err,
-                       "%s", a->sources[i]->path);
+    for (size_t i = 0; i < a->base.count; i++) {
+        FC_TRY_CONTEXT(read_values(a->base.sources[i], of->inputs[i], box, w, x, raw, crcs[i], err), err, "%s",
+                       a->base.sources[i]->path);
         accumulate(a, i, sums, errors, x, count);
     }
     return FC_OK;
 }
 
-static fc_code average_chunk(const fc_average *a, const fc_tensor *tensor, const fc_box *box, bool first, void *out,
-                             fc_error *err) {
+static fc_code average_chunk(const fc_average *a, const fc_tensor *tensor, const fc_box *box,
+                             fc_source_crc *const *crcs, void *out, fc_error *err) {
     const arithmetic w = arithmetic_of(tensor->dtype);
     const bool precise = w.stored == FC_F64;
     const size_t count = (size_t)fc_box_volume(box) * w.components;
@@ -130,7 +130,7 @@ static fc_code average_chunk(const fc_average *a, const fc_tensor *tensor, const
         rc = fc_no_memory(err, tensor->name);
         goto out;
     }
-    FC_TRY_GOTO(sum_inputs(a, tensor->detail, box, &w, sums, errors, x, out, first, err), rc, out);
+    FC_TRY_GOTO(sum_inputs(a, tensor->detail, box, &w, sums, errors, x, out, crcs, err), rc, out);
     store(a, sums, errors, w.stored, out, count);
 out:
     free(sums);
@@ -139,74 +139,16 @@ out:
     return rc;
 }
 
-/* ---- the format ---- */
-
-static fc_code average_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                              fc_error *err) {
-    (void)checkpoint;
-    (void)err;
-    *out = fc_computed_extent(tensor, index);
-    return FC_OK;
-}
-
-static fc_code average_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
-                            fc_error *err) {
-    const fc_average *a = checkpoint->state;
+static fc_code compute_average(fc_derived *derived, const fc_tensor *tensor, size_t index, fc_source_crc *const *crcs,
+                               void *buf, fc_error *err) {
     const fc_average_inputs *of = tensor->detail;
-    fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
-    bool first = !atomic_exchange(&of->read[index], true); /* the cache may have evicted it */
-    return fc_is_averaged(tensor) ? average_chunk(a, tensor, &box, first, buf, err)
-                                  : fc_read_box_crc(a->sources[0], of->inputs[0], &box, tensor->dtype, buf,
-                                                    first ? a->crcs[0] : NULL, err);
+    const fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
+    return fc_is_averaged(tensor)
+               ? average_chunk((const fc_average *)derived, tensor, &box, crcs, buf, err)
+               : fc_read_box_crc(derived->sources[0], of->inputs[0], &box, tensor->dtype, buf, crcs[0], err);
 }
 
-static fc_code average_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
-                                   const char **json, fc_error *err) {
-    const fc_average *a = checkpoint->state;
-    const fc_average_inputs *of = object->detail;
-    return fc_checkpoint_object_json(a->sources[0], of->inputs[0], arena, json, err);
-}
-
-static fc_code average_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
-    const fc_average *a = checkpoint->state;
-    for (size_t i = 0; i < a->count; i++) {
-        FC_TRY(fc_source_crc_join(a->crcs[i], comm, err));
-    }
-    for (size_t i = 0; i < a->count; i++) {
-        FC_TRY(fc_source_crc_check(a->crcs[i], comm, err));
-    }
-    for (size_t i = 0; i < a->count; i++) {
-        FC_TRY(fc_checkpoint_check_inputs(a->sources[i], comm, err));
-    }
-    return FC_OK;
-}
-
-static void free_crcs(const fc_average *a) {
-    for (size_t i = 0; a && a->crcs && i < a->count; i++) {
-        fc_source_crc_free(a->crcs[i]);
-    }
-}
-
-static void average_close(fc_checkpoint *checkpoint) {
-    fc_average *a = checkpoint->state;
-    free_crcs(a);
-    for (size_t i = 0; i < a->count; i++) {
-        fc_checkpoint_close(a->sources[i]);
-    }
-}
-
-static const fc_format format = {
-    .name = "average",
-    .description = "average",
-    .reader =
-        {
-            .close = average_close,
-            .extent = average_extent,
-            .read = average_read,
-            .object_json = average_object_json,
-            .check_inputs = average_check_inputs,
-        },
-};
+static const fc_derived_kind average_kind = {.name = "average", .size = sizeof(fc_average), .compute = compute_average};
 
 /* ---- the manifest ---- */
 
@@ -265,25 +207,23 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         return no_memory(err);
     }
     fc_list_budget lists;
-    fc_list_budget_begin(&lists, a->sources, a->count);
+    fc_list_budget_begin(&lists, a->base.sources, a->base.count);
     size_t chunk_size = chunk_bytes(&names[0]);
     for (size_t t = 0; t < names[0].count; t++) {
         fc_average_inputs *of = fc_arena_calloc(average->arena, 1, sizeof *of);
-        const fc_tensor **inputs = fc_arena_calloc(average->arena, a->count, sizeof *inputs);
+        const fc_tensor **inputs = fc_arena_calloc(average->arena, a->base.count, sizeof *inputs);
         if (!of || !inputs) {
             return no_memory(err);
         }
-        for (size_t i = 0; i < a->count; i++) {
+        for (size_t i = 0; i < a->base.count; i++) {
             inputs[i] = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
         }
         tensors[t] = *inputs[0];
         tensors[t].detail = of;
         FC_TRY(make_chunks(&tensors[t], chunk_size, &lists, average->arena, err));
         of->inputs = inputs;
-        of->read = fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read);
-        if (!of->read) {
-            return no_memory(err);
-        }
+        of->from = (fc_origin){.kind = FC_ORIGIN_COMPUTED, .tensor = inputs[0]};
+        FC_TRY(fc_derived_record_reads(average, &tensors[t], &of->from, err));
     }
     average->tensors = tensors;
     average->ntensors = names[0].count;
@@ -296,17 +236,17 @@ static fc_code make_weights(fc_average *a, const double *weights, fc_arena *aren
     if (!weights) {
         return FC_OK;
     }
-    double *own = fc_arena_calloc(arena, a->count, sizeof *own);
+    double *own = fc_arena_calloc(arena, a->base.count, sizeof *own);
     if (!own) {
         return no_memory(err);
     }
-    for (size_t i = 0; i < a->count; i++) {
+    for (size_t i = 0; i < a->base.count; i++) {
         sum += weights[i];
     }
     if (!isfinite(sum) || sum == 0) {
         return fc_fail(err, FC_EUSAGE, "the sum of the weights is %g and cannot be divided by", sum);
     }
-    for (size_t i = 0; i < a->count; i++) {
+    for (size_t i = 0; i < a->base.count; i++) {
         own[i] = weights[i] / sum;
     }
     a->weights = own;
@@ -316,29 +256,24 @@ static fc_code make_weights(fc_average *a, const double *weights, fc_arena *aren
 static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_t count,
                     const fc_average_options *options, fc_error *err) {
     fc_arena *arena = average->arena;
-    fc_average *a = fc_arena_calloc(arena, 1, sizeof *a);
+    fc_average *a = average->state;
     fc_names *names = fc_arena_calloc(arena, count, sizeof *names);
-    fc_checkpoint **kept = fc_arena_calloc(arena, count, sizeof *kept);
-    if (!a || !names || !kept) {
+    if (!names) {
         return no_memory(err);
     }
-    memcpy(kept, sources, count * sizeof *kept);
-    *a = (fc_average){.sources = kept, .crcs = fc_arena_calloc(arena, count, sizeof *a->crcs), .count = count};
-    average->state = a;
-    average->format = &format;
-    average->path = sources[0]->path;
     average->mesh = sources[0]->mesh;
-    FC_TRY(a->crcs ? make_weights(a, options->weights, arena, err) : no_memory(err));
+    average->producer = NULL;
+    FC_TRY(make_weights(a, options->weights, arena, err));
     for (size_t i = 0; i < count; i++) {
         if (sources[i]->format->layout_only) {
             return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to average", sources[i]->path);
         }
         FC_TRY(fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err));
-        FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err));
     }
+    FC_TRY(fc_derived_collect_crcs(average, err));
     FC_TRY(fc_average_compare(a, names, options->take_first, err));
     const fc_file own = {average->path, average->path}; /* messages about a chunk name this path */
-    FC_TRY(fc_files_gather(average, &own, a->sources, a->count, err));
+    FC_TRY(fc_files_gather(average, &own, a->base.sources, a->base.count, err));
     return make_tensors(average, names, err);
 }
 
@@ -349,19 +284,14 @@ fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_av
     if (count == 0) {
         return fc_fail(err, FC_EUSAGE, "nothing to average: no checkpoint is given");
     }
-    fc_arena *arena = fc_arena_new();
-    fc_checkpoint *average = arena ? fc_arena_calloc(arena, 1, sizeof *average) : NULL;
-    if (!average) {
-        fc_arena_free(arena);
-        return no_memory(err);
-    }
-    average->arena = arena;
-    fc_code rc = fill(average, sources, count, options ? options : &defaults, err);
+    fc_checkpoint *average;
+    FC_TRY(fc_derived_new(&average_kind, sources, count, &average, err));
+    const fc_code rc = fill(average, sources, count, options ? options : &defaults, err);
     if (rc != FC_OK) {
-        free_crcs(average->state);
-        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the sources */
+        fc_checkpoint_close(average);
         return rc;
     }
+    fc_derived_own(average);
     *out = average;
     return FC_OK;
 }

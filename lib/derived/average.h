@@ -8,23 +8,18 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "engine/source_crc.h"
-#include "fsdpckpt/checkpoint.h"
+#include "derived/derived.h"
 #include "plan/names.h"
-
-#include <stdatomic.h>
 
 /** The tensors that a tensor is the average of. fc_tensor.detail points to it. */
 typedef struct fc_average_inputs {
+    fc_origin from;
     const fc_tensor **inputs; /**< one per source */
-    atomic_bool *read;        /**< one per chunk: whether it was read before, so that its CRCs are already added */
 } fc_average_inputs;
 
 /** fc_checkpoint.state of an average. */
 typedef struct fc_average {
-    fc_checkpoint **sources;
-    fc_source_crc **crcs; /**< one per source: CRCs of what was read of it */
-    size_t count;
+    fc_derived base;
     const double *weights; /**< one per source, their sum is 1; NULL: all equal */
 } fc_average;
 

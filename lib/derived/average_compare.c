@@ -62,14 +62,15 @@ static bool same_kind(const fc_tensor *a, const fc_tensor *b) {
 
 static fc_code compare_types(const fc_average *a, size_t i, const fc_tensor *x, const fc_tensor *y, fc_error *err) {
     if (!same_kind(x, y)) {
-        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %s, but in %s it is %s", a->sources[i]->path, y->name,
-                       fc_dtype_get(y->dtype)->torch_name, a->sources[0]->path, fc_dtype_get(x->dtype)->torch_name);
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %s, but in %s it is %s", a->base.sources[i]->path, y->name,
+                       fc_dtype_get(y->dtype)->torch_name, a->base.sources[0]->path,
+                       fc_dtype_get(x->dtype)->torch_name);
     }
     if (!x->object && !fc_same_sizes(x->ndim, x->shape, y->ndim, y->shape)) {
         static const int64_t origin[FC_MAX_DIMS];
         fc_box p = {x->ndim, origin, x->shape}, q = {y->ndim, origin, y->shape};
-        return fc_fail(err, FC_EUSAGE, "%s: tensor %s is %s, but in %s it is %s", a->sources[i]->path, y->name,
-                       fc_box_to_text(&q).s, a->sources[0]->path, fc_box_to_text(&p).s);
+        return fc_fail(err, FC_EUSAGE, "%s: tensor %s is %s, but in %s it is %s", a->base.sources[i]->path, y->name,
+                       fc_box_to_text(&q).s, a->base.sources[0]->path, fc_box_to_text(&p).s);
     }
     return FC_OK;
 }
@@ -124,9 +125,9 @@ static fc_code compare_values(const fc_average *a, size_t i, const fc_tensor *x,
                               fc_error *err) {
     bool equal = false;
     if (fc_same_sizes(x->ndim, x->shape, y->ndim, y->shape)) {
-        FC_TRY(compare_bytes(a->sources[0], x, a->sources[i], y, &equal, err));
+        FC_TRY(compare_bytes(a->base.sources[0], x, a->base.sources[i], y, &equal, err));
     }
-    if (!equal && !(x->object && same_decoding(a->sources[0], x, a->sources[i], y))) {
+    if (!equal && !(x->object && same_decoding(a->base.sources[0], x, a->base.sources[i], y))) {
         add(d, x->name);
     }
     return FC_OK;
@@ -135,8 +136,8 @@ static fc_code compare_values(const fc_average *a, size_t i, const fc_tensor *x,
 static fc_code compare_source(const fc_average *a, const fc_names *names, size_t i, bool take_first, fc_error *err) {
     differences d = {0};
     char buf[40];
-    FC_TRY(compare_names(a->sources[0], &names[0], a->sources[i], &names[i], err));
-    FC_TRY(compare_names(a->sources[i], &names[i], a->sources[0], &names[0], err));
+    FC_TRY(compare_names(a->base.sources[0], &names[0], a->base.sources[i], &names[i], err));
+    FC_TRY(compare_names(a->base.sources[i], &names[i], a->base.sources[0], &names[0], err));
     for (size_t t = 0; t < names[0].count; t++) {
         const fc_tensor *x = names[0].items[t].tensor;
         const fc_tensor *y = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
@@ -150,7 +151,7 @@ static fc_code compare_source(const fc_average *a, const fc_names *names, size_t
     }
     fc_code rc = fc_fail(err, FC_EUSAGE,
                          "%s and %s differ in values that cannot be averaged (integers, booleans, objects): %s%s",
-                         a->sources[0]->path, a->sources[i]->path, d.text, more(&d, buf));
+                         a->base.sources[0]->path, a->base.sources[i]->path, d.text, more(&d, buf));
     return fc_advise(err, rc, FC_HINT_TAKE_FIRST, NULL);
 }
 
@@ -174,10 +175,10 @@ out:
 }
 
 fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err) {
-    for (size_t i = 0; i < a->count; i++) {
-        FC_TRY(refuse_codes(a->sources[i], &names[i], err));
+    for (size_t i = 0; i < a->base.count; i++) {
+        FC_TRY(refuse_codes(a->base.sources[i], &names[i], err));
     }
-    for (size_t i = 1; i < a->count; i++) {
+    for (size_t i = 1; i < a->base.count; i++) {
         FC_TRY(compare_source(a, names, i, take_first, err));
     }
     return FC_OK;

@@ -4,10 +4,8 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
-#include "checkpoint/identity.h"
 #include "derived/flatten_private.h"
 #include "engine/read_box.h"
-#include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
@@ -21,17 +19,6 @@
  * more ranks.
  */
 enum { CHUNK_BYTES = 1 << 20, MOST_CHUNKS = 1 << 16 };
-
-/* fc_checkpoint.state. The format is a copy of the source's, with some functions replaced. */
-typedef struct flattened {
-    fc_checkpoint *source;
-    fc_source_crc *crc; /* CRCs of what was read of the source */
-    fc_format format;
-} flattened;
-
-static const fc_checkpoint *source_of(const fc_checkpoint *checkpoint) {
-    return ((const flattened *)checkpoint->state)->source;
-}
 
 /* ---- computing a chunk ---- */
 
@@ -69,92 +56,23 @@ static size_t first_param(const fc_flat_layout *layout, int64_t at) {
     return low;
 }
 
-static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
-                         fc_error *err) {
-    const fc_checkpoint *source = source_of(checkpoint);
+static fc_code compute_flat(fc_derived *derived, const fc_tensor *tensor, size_t index, fc_source_crc *const *crcs,
+                            void *buf, fc_error *err) {
     const fc_flat_value *o = tensor->detail;
-    if (o->tensor) {
-        return source->format->reader.read(source, o->tensor, index, buf, err);
-    }
-    const bool again = atomic_exchange(&o->read[index], true); /* the cache may have evicted it */
-    fc_source_crc *crc = again ? NULL : ((const flattened *)checkpoint->state)->crc;
     int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
     memset(buf, 0,
            (size_t)fc_chunk_data_bytes(tensor, &tensor->chunks[index])); /* padding, and parameters without state */
     for (size_t i = first_param(&o->layout, first); i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
-        FC_TRY(read_param(source, o, i, first, last, buf, crc, err));
+        FC_TRY(read_param(derived->sources[0], o, i, first, last, buf, crcs[0], err));
     }
     return FC_OK;
 }
 
-/* ---- the format ---- */
-
-static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                           fc_error *err) {
-    const fc_flat_value *o = tensor->detail;
-    if (o->tensor) {
-        return fc_checkpoint_extent(source_of(checkpoint), o->tensor, index, out, err);
-    }
-    *out = o->text ? fc_inline_extent(o->text, strlen(o->text)) : fc_computed_extent(tensor, index);
-    return FC_OK;
-}
-
-static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
-                                const char **json, fc_error *err) {
-    const fc_flat_value *o = object->detail;
-    *json = o->text;
-    return o->text ? FC_OK : fc_checkpoint_object_json(source_of(checkpoint), o->tensor, arena, json, err);
-}
-
-static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
-    const fc_flat_value *o = object->detail;
-    const fc_checkpoint *source = source_of(checkpoint);
-    return o->text ? FC_OK : source->format->reader.check_object(source, o->tensor, err);
-}
-
-/* A value that is kept has the source's digest. */
-static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                           fc_error *err) {
-    const fc_flat_value *o = tensor->detail;
-    return o->tensor ? fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err) : FC_OK;
-}
-
-static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    return source_of(checkpoint)->format->reader.check_file(source_of(checkpoint), index, err);
-}
-
-static fc_code flat_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
-    const flattened *f = checkpoint->state;
-    FC_TRY(fc_source_crc_join(f->crc, comm, err));
-    FC_TRY(fc_source_crc_check(f->crc, comm, err));
-    return fc_checkpoint_check_inputs(f->source, comm, err);
-}
-
-static void flat_close(fc_checkpoint *checkpoint) {
-    flattened *f = checkpoint->state;
-    fc_source_crc_free(f->crc);
-    fc_checkpoint_close(f->source);
-}
+static const fc_derived_kind flattened_kind = {.size = sizeof(fc_derived), .compute = compute_flat};
 
 bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
-    const fc_flat_value *o = checkpoint->format->reader.close == flat_close ? tensor->detail : NULL;
-    return o && !o->tensor && !o->text;
-}
-
-static void make_format(flattened *f) {
-    f->format = *f->source->format;
-    f->format.reader.open = NULL;
-    f->format.reader.close = flat_close;
-    f->format.reader.extent = flat_extent;
-    f->format.reader.read = flat_read;
-    f->format.reader.object_json = f->source->format->reader.object_json ? flat_object_json : NULL;
-    f->format.reader.records_json = false; /* the source decodes it */
-    f->format.reader.digest = flat_digest;
-    f->format.reader.check_object = f->source->format->reader.check_object ? flat_check_object : NULL;
-    f->format.verifier.verify = NULL;
-    f->format.verifier.verify_chunk = NULL;
-    f->format.reader.check_file = f->source->format->reader.check_file ? flat_check_file : NULL;
-    f->format.reader.check_inputs = flat_check_inputs;
+    return fc_derived_of(checkpoint, &flattened_kind) &&
+           ((const fc_origin *)tensor->detail)->kind == FC_ORIGIN_COMPUTED;
 }
 
 /* ---- the manifest ---- */
@@ -184,6 +102,7 @@ fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value) {
     if (!fc_grow(&f->tensors, &f->capacity, f->count + 1, sizeof *f->tensors)) {
         return NULL;
     }
+    (*value)->from.kind = FC_ORIGIN_COMPUTED;
     fc_tensor *t = &f->tensors[f->count++];
     *t = (fc_tensor){.detail = *value};
     return t;
@@ -198,7 +117,7 @@ fc_code fc_flatten_keep(fc_flattener *f, const fc_target_tensor *w) {
     *t = *w->source;
     t->detail = value;
     t->placements = NULL; /* they refer to a mesh that the other tensors do not have */
-    value->tensor = w->source;
+    value->from = (fc_origin){.tensor = w->source};
     return copy_name(f, w, t);
 }
 
@@ -263,8 +182,7 @@ fc_code fc_flatten_into_chunks(fc_flattener *f, fc_tensor *t, fc_flat_value *val
     }
     t->chunks = chunks;
     t->nchunks = n;
-    value->read = fc_arena_calloc(f->out->arena, n, sizeof *value->read);
-    return value->read ? FC_OK : fc_no_memory(f->err, f->source->path);
+    return fc_derived_record_reads(f->out, t, &value->from, f->err);
 }
 
 fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
@@ -388,32 +306,18 @@ static fc_code fill(fc_flattener *b, fc_arena *scratch) {
 
 fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,
                    int64_t ranks, fc_checkpoint **out, fc_error *err) {
-    fc_arena *arena = fc_arena_new(), *scratch = fc_arena_new();
-    fc_checkpoint *made = arena && scratch ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
-    flattened *f = made ? fc_arena_calloc(arena, 1, sizeof *f) : NULL;
+    fc_arena *scratch = fc_arena_new();
+    fc_checkpoint *made = NULL;
     *out = NULL;
-    if (!f) {
-        fc_arena_free(arena);
-        fc_arena_free(scratch);
-        return fc_no_memory(err, source->path);
-    }
-    f->source = source;
-    make_format(f);
-    *made = (fc_checkpoint){.format = &f->format,
-                            .path = source->path,
-                            .arena = arena,
-                            .files = source->files,
-                            .nfiles = source->nfiles,
-                            .identities = source->identities,
-                            .producer = source->producer,
-                            .note = source->note,
-                            .state = f};
-    fc_flattener b = {
-        .out = made, .source = source, .target = target, .tree = tree, .units = units, .ranks = ranks, .err = err};
+    fc_flattener b = {.source = source, .target = target, .tree = tree, .units = units, .ranks = ranks, .err = err};
     fc_code rc;
+    FC_TRY_GOTO(scratch ? FC_OK : fc_no_memory(err, source->path), rc, out);
+    FC_TRY_GOTO(fc_derived_new(&flattened_kind, &source, 1, &made, err), rc, out);
+    made->keeps_order = false;
+    b.out = made;
     FC_TRY_GOTO(fill(&b, scratch), rc, out);
-    FC_TRY_GOTO(fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err), rc, out);
-    fc_tensor *tensors = fc_arena_calloc(arena, b.count, sizeof *tensors);
+    FC_TRY_GOTO(fc_derived_collect_crcs(made, err), rc, out);
+    fc_tensor *tensors = fc_arena_calloc(made->arena, b.count, sizeof *tensors);
     if (!tensors) {
         rc = fc_no_memory(err, source->path);
         goto out;
@@ -423,13 +327,13 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
     }
     made->tensors = tensors;
     made->ntensors = b.count;
+    fc_derived_own(made);
     *out = made;
 out:
     free(b.tensors);
     fc_arena_free(scratch);
     if (rc != FC_OK) {
-        fc_source_crc_free(f->crc);
-        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the source */
+        fc_checkpoint_close(made);
     }
     return rc;
 }

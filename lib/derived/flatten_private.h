@@ -9,17 +9,14 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
+#include "derived/derived.h"
 #include "fsdpckpt/flatten.h"
-
-#include <stdatomic.h>
 
 /** Where a value comes from. fc_tensor.detail points to it. */
 typedef struct fc_flat_value {
-    const fc_tensor *tensor; /**< the source's tensor that is kept; NULL for a flat parameter or `text` */
-    const char *text;        /**< JSON of an object that is not in the source */
-    fc_flat_layout layout;
+    fc_origin from;
+    fc_flat_layout layout;    /**< of a flat parameter, which is computed */
     const fc_tensor **params; /**< one source tensor per parameter of the layout; NULL: zeros */
-    atomic_bool *read;        /**< one per chunk: whether it was read before, so that its CRCs are already added */
 } fc_flat_value;
 
 /** A flattened checkpoint under construction. */
@@ -36,7 +33,7 @@ typedef struct fc_flattener {
     fc_error *err;
 } fc_flattener;
 
-/** Adds a tensor with its own detail. Returns NULL when out of memory. */
+/** Adds a tensor with its own detail, a computed one. Returns NULL when out of memory. */
 fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value);
 
 /** Adds a source value unchanged, under its target name. */

@@ -277,7 +277,7 @@ static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_eleme
     if (!t || !dims || !chunk) {
         return fc_no_memory(f->err, f->source->path);
     }
-    value->text = json;
+    value->from = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
     dims[1] = (int64_t)strlen(json);
     *chunk = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     *t = (fc_tensor){.dtype = FC_OPAQUE,
@@ -328,7 +328,7 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
     }
     const fc_flat_value *before = f->tensors[at].detail;
     const char *other = NULL;
-    FC_TRY(fc_checkpoint_object_json(f->source, before->tensor, o->scratch, &other, f->err));
+    FC_TRY(fc_checkpoint_object_json(f->source, before->from.tensor, o->scratch, &other, f->err));
     if (strcmp(json, other) == 0) {
         return FC_OK;
     }

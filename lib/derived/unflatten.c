@@ -6,109 +6,50 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "checkpoint/same_name.h"
+#include "derived/derived.h"
 #include "derived/flat_units.h"
 #include "flat/flat_boxes.h"
-#include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* fc_checkpoint.state. The format is a copy of the source's, with some functions replaced. */
-typedef struct unflattened {
-    fc_checkpoint *source;
-    fc_format format;
-} unflattened;
+/* fc_tensor.detail of a value. */
+typedef struct origin {
+    fc_origin from;                    /* of a parameter: `tensor` is its flat parameter */
+    const fc_flat_position *positions; /* one per chunk of a parameter */
+} origin;
 
-/* ---- the format ---- */
+/* ---- the values ---- */
 
-static const unflattened *state_of(const fc_checkpoint *checkpoint) {
-    return checkpoint->state;
+static const fc_tensor *locate_shard(const fc_tensor *tensor, size_t index, size_t *chunk) {
+    const origin *o = tensor->detail;
+    *chunk = o->positions[index].chunk;
+    return o->from.tensor;
 }
 
-static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                           fc_error *err) {
-    const fc_flat_origin *o = tensor->detail;
-    const fc_checkpoint *source = state_of(checkpoint)->source;
-    if (!o->positions) {
-        return fc_checkpoint_extent(source, o->tensor, index, out, err);
-    }
-    const fc_flat_position *p = &o->positions[index];
-    FC_TRY_CONTEXT(fc_checkpoint_extent(source, o->tensor, p->chunk, out, err), err, "tensor %.256s", tensor->name);
-    /* The elements are some of the shard's, which fit its bytes, so nothing can overflow. */
-    int64_t stride = out->strides[0];
-    out->first += (uint64_t)(p->at * stride) * fc_dtype_size(tensor->dtype);
-    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
+/* The elements are some of the shard's, which fit its bytes, so nothing can overflow. */
+static void place_in_shard(const fc_tensor *tensor, size_t index, fc_extent *extent) {
+    const fc_flat_position *p = &((const origin *)tensor->detail)->positions[index];
+    const int64_t stride = extent->strides[0];
+    extent->first += (uint64_t)(p->at * stride) * fc_dtype_size(tensor->dtype);
+    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, extent->strides);
     for (int d = 0; d < tensor->ndim; d++) {
-        out->strides[d] *= tensor->chunks[index].dims[tensor->ndim + d] > 1 ? stride : 1;
+        extent->strides[d] *= tensor->chunks[index].dims[tensor->ndim + d] > 1 ? stride : 1;
     }
-    return FC_OK;
 }
 
-static size_t source_index(const fc_flat_origin *o, size_t index) {
-    return o->positions && index != FC_WHOLE_TENSOR ? o->positions[index].chunk : index;
-}
-
-static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
-                         fc_error *err) {
-    const fc_flat_origin *o = tensor->detail;
-    const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->reader.read(source, o->tensor, source_index(o, index), buf, err);
-}
-
-static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
-                                const char **json, fc_error *err) {
-    const fc_flat_origin *o = object->detail;
-    return fc_checkpoint_object_json(state_of(checkpoint)->source, o->tensor, arena, json, err);
-}
-
-/*
- * A chunk's digest covers bytes of the file and still applies; a flat parameter's whole digest does not apply to its
- * members.
- */
-static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                           fc_error *err) {
-    const fc_flat_origin *o = tensor->detail;
-    if (o->positions && index == FC_WHOLE_TENSOR) {
-        *out = (fc_digest){.kind = FC_DIGEST_NONE};
-        return FC_OK;
-    }
-    return fc_checkpoint_digest(state_of(checkpoint)->source, o->tensor, source_index(o, index), out, err);
-}
-
-static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
-    const fc_flat_origin *o = object->detail;
-    const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->reader.check_object(source, o->tensor, err);
-}
-
-static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->reader.check_file(source, index, err);
-}
-
-static void flat_close(fc_checkpoint *checkpoint) {
-    fc_checkpoint_close(state_of(checkpoint)->source);
-}
+/* A chunk's digest covers bytes of the file and still applies; a flat parameter's whole digest does not apply to its
+ * members. */
+static const fc_derived_kind unflattened_kind = {
+    .size = sizeof(fc_derived),
+    .locate = locate_shard,
+    .place = place_in_shard,
+    .placed_has_digest = true,
+};
 
 bool fc_was_flat(const fc_checkpoint *checkpoint) {
-    return checkpoint->format->reader.close == flat_close;
-}
-
-static void make_format(unflattened *u) {
-    const fc_format *of = u->source->format;
-    u->format = *of;
-    u->format.reader.open = NULL;
-    u->format.reader.close = flat_close;
-    u->format.reader.extent = flat_extent;
-    u->format.reader.read = of->reader.read ? flat_read : NULL;
-    u->format.reader.object_json = of->reader.object_json ? flat_object_json : NULL;
-    u->format.reader.records_json = false; /* the source decodes it */
-    u->format.reader.digest = flat_digest;
-    u->format.reader.check_object = of->reader.check_object ? flat_check_object : NULL;
-    u->format.verifier.verify = NULL; /* it knows only the source */
-    u->format.verifier.verify_chunk = NULL;
-    u->format.reader.check_file = of->reader.check_file ? flat_check_file : NULL;
+    return fc_derived_of(checkpoint, &unflattened_kind) != NULL;
 }
 
 /* ---- the manifest ---- */
@@ -126,15 +67,28 @@ typedef struct builder {
 
 /* Adds a value of the source unchanged. */
 static fc_code keep(builder *b, size_t index) {
-    fc_flat_origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
+    origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
     if (!o || !b->tensors) {
         return fc_no_memory(b->err, b->source->path);
     }
-    o->tensor = &b->source->tensors[index];
-    b->tensors[b->count] = *o->tensor;
+    o->from.tensor = &b->source->tensors[index];
+    b->tensors[b->count] = *o->from.tensor;
     b->tensors[b->count].detail = o;
     b->tensors[b->count++].placements = NULL; /* they refer to a mesh that the other tensors do not have */
     b->gone[index] = true;
+    return FC_OK;
+}
+
+/* Makes the tensor of one parameter of a flat one. */
+static fc_code make_parameter(const builder *b, const fc_tensor *flat, const size_t *order, const fc_flat_param *p,
+                              fc_tensor *t) {
+    origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
+    if (!o) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    o->from = (fc_origin){.kind = FC_ORIGIN_PLACED, .tensor = flat};
+    FC_TRY(fc_flat_boxes(flat, order, p, b->out->arena, t, &o->positions, b->err));
+    t->detail = o;
     return FC_OK;
 }
 
@@ -178,7 +132,7 @@ static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_
         if (fc_flat_is_tied(model, u->members[i])) {
             *t = made[m->same_as]; /* sharing the chunks marks them as tied */
         } else {
-            FC_TRY_GOTO(fc_flat_boxes(u->tensor, order, &u->layout.params[param++], b->out->arena, t, b->err), rc, out);
+            FC_TRY_GOTO(make_parameter(b, u->tensor, order, &u->layout.params[param++], t), rc, out);
         }
         FC_TRY_GOTO(name_parameter(b, u->tensor, m->key, t), rc, out);
     }
@@ -255,7 +209,7 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
         }
         fc_tensor *t = &b->tensors[b->count];
         if (sharded) {
-            FC_TRY_GOTO(fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err), rc, out);
+            FC_TRY_GOTO(make_parameter(b, state, order, &u->layout.params[param++], t), rc, out);
             b->count++;
         } else {
             FC_TRY_GOTO(keep(b, index), rc, out);
@@ -403,31 +357,16 @@ static fc_code check_model(const fc_checkpoint *source, const fc_checkpoint *mod
 fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err) {
     *out = NULL;
     FC_TRY(check_model(source, model, err));
-    fc_arena *arena = fc_arena_new();
-    fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
-    unflattened *u = made ? fc_arena_calloc(arena, 1, sizeof *u) : NULL;
-    if (!u) {
-        fc_arena_free(arena);
-        return fc_no_memory(err, source->path);
-    }
-    u->source = source;
-    make_format(u);
-    *made = (fc_checkpoint){.format = &u->format,
-                            .path = source->path,
-                            .arena = arena,
-                            .files = source->files,
-                            .nfiles = source->nfiles,
-                            .identities = source->identities,
-                            .keeps_order = true,
-                            .producer = source->producer,
-                            .note = source->note,
-                            .state = u};
+    fc_checkpoint *made;
+    FC_TRY(fc_derived_new(&unflattened_kind, &source, 1, &made, err));
+    made->keeps_order = true;
     builder b = {.out = made, .source = source, .err = err};
-    fc_code rc = build(&b, model);
+    const fc_code rc = build(&b, model);
     if (rc != FC_OK) {
-        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the source */
+        fc_checkpoint_close(made);
         return rc;
     }
+    fc_derived_own(made);
     *out = made;
     return FC_OK;
 }

@@ -79,11 +79,10 @@ static bool copy_shape(const fc_flat_param *p, fc_arena *arena, fc_tensor *t) {
 }
 
 fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, fc_arena *arena,
-                      fc_tensor *out, fc_error *err) {
+                      fc_tensor *out, const fc_flat_position **positions, fc_error *err) {
     boxes made = {0};
-    fc_flat_origin *o = fc_arena_calloc(arena, 1, sizeof *o);
-    *out = (fc_tensor){.dtype = flat->dtype, .detail = o};
-    if (!o || !copy_shape(p, arena, out)) {
+    *out = (fc_tensor){.dtype = flat->dtype};
+    if (!copy_shape(p, arena, out)) {
         return no_memory(flat, err);
     }
     find_boxes(flat, order, p, &made);
@@ -95,7 +94,7 @@ fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_
         return no_memory(flat, err);
     }
     find_boxes(flat, order, p, &made);
-    *o = (fc_flat_origin){flat, made.positions};
+    *positions = made.positions;
     out->chunks = made.chunks;
     return FC_OK;
 }

@@ -18,23 +18,18 @@ typedef struct fc_flat_position {
     int64_t at;
 } fc_flat_position;
 
-/** The tensor that a value is derived from; fc_tensor.detail points to it. */
-typedef struct fc_flat_origin {
-    const fc_tensor *tensor;           /**< owned by the source checkpoint */
-    const fc_flat_position *positions; /**< one per chunk; NULL when the value is the source's tensor, unchanged */
-} fc_flat_origin;
-
 /** @return the numbers of the flat tensor's chunks in the order of their offsets, from malloc; NULL when out of memory.
  */
 size_t *fc_flat_order_chunks(const fc_tensor *flat);
 
 /**
- * Builds the tensor of one parameter from a flat tensor: its shape, its boxes, and their origin. The caller names it.
+ * Builds the tensor of one parameter from a flat tensor: its shape and its boxes. The caller names it.
  * @param flat  a tensor of one dimension; borrowed for as long as `out` is used.
  * @param order the result of fc_flat_order_chunks.
+ * @param positions receives one per chunk, in the arena.
  * @return FC_OK or FC_ENOMEM.
  */
 fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, fc_arena *arena,
-                      fc_tensor *out, fc_error *err);
+                      fc_tensor *out, const fc_flat_position **positions, fc_error *err);
 
 #endif

@@ -327,7 +327,7 @@ static fc_code complete(const fc_recipe *recipe, fc_checkpoint *derived, fc_chec
     derived->mesh = recipe->keeps_mesh ? source->mesh : derived->mesh;
     fc_code rc = add_note(recipe, derived, err);
     rc = rc == FC_OK ? fc_recipe_cast(recipe, &made, err) : rc;
-    rc = rc == FC_OK ? fc_recipe_derived_own(derived, source, err) : rc;
+    rc = rc == FC_OK ? fc_recipe_derived_own(derived, err) : rc;
     if (rc != FC_OK) {
         fc_checkpoint_close(made);
         return rc;
@@ -341,8 +341,8 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
     fc_recipe_builder b = {.recipe = recipe, .target = target, .source = source, .scratch = fc_arena_new(), .err = err};
     *out = NULL;
     fc_list_budget_begin(&b.lists, &b.source, 1);
-    b.out = fc_recipe_derived_new(source);
-    fc_code rc = b.scratch && b.out ? build(&b) : fc_no_memory(err, source->path);
+    fc_code rc = b.scratch ? fc_recipe_derived_new(source, &b.out, err) : fc_no_memory(err, source->path);
+    rc = rc == FC_OK ? build(&b) : rc;
     for (size_t i = 0; i < b.ngroups; i++) {
         free(b.groups[i].group.inputs);
         free(b.groups[i].states);

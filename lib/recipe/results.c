@@ -88,7 +88,7 @@ fc_code fc_recipe_same_tensor(const fc_recipe_builder *b, const fc_tensor *sourc
     if (!origin) {
         return fc_recipe_no_memory(b);
     }
-    origin->tensor = source;
+    origin->from.tensor = source;
     t->placements = b->recipe->keeps_mesh ? source->placements : NULL;
     return FC_OK;
 }
@@ -102,8 +102,10 @@ fc_code fc_recipe_made_tensor(fc_recipe_builder *b, const fc_parted *parted, fc_
     }
     memcpy(shape, parted->shape, (size_t)parted->ndim * sizeof *shape);
     if (fc_gather_pays(parted) && !b->source->format->layout_only) {
+        origin->from.kind = FC_ORIGIN_COMPUTED;
         return fc_gather_new(parted, b->out->arena, t, &origin->gathered, b->err);
     }
+    origin->from.kind = FC_ORIGIN_PLACED;
     return fc_recipe_chunks(b->source, parted, b->out->arena, t, &origin->places, b->err);
 }
 
@@ -129,7 +131,7 @@ fc_code fc_recipe_second_tensor(fc_recipe_builder *b, const fc_tensor *source, f
     if (source->object || source->nchunks == 0) {
         return FC_OK;
     }
-    ((fc_recipe_origin *)(uintptr_t)t->detail)->copied = true;
+    ((fc_recipe_origin *)(uintptr_t)t->detail)->from.kind = FC_ORIGIN_COMPUTED;
     return one_chunk(b, t);
 }
 
@@ -141,7 +143,7 @@ fc_code fc_recipe_object(fc_recipe_builder *b, const char *json, fc_tensor *t) {
     if (!shape || !origin) {
         return fc_recipe_no_memory(b);
     }
-    origin->json = json;
+    origin->from = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
     shape[0] = (int64_t)strlen(json);
     return one_chunk(b, t);
 }

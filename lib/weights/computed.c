@@ -5,16 +5,14 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "checkpoint/identity.h"
 #include "checkpoint/list_budget.h"
 #include "checkpoint/same_name.h"
+#include "derived/derived.h"
 #include "engine/read_box.h"
-#include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/try.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,13 +24,9 @@ typedef struct shared {
     const fc_tensor *tensor;
 } shared;
 
-/* fc_checkpoint.state. The format is a copy of the first source's, with some functions replaced. */
+/* fc_checkpoint.state. */
 typedef struct state {
-    fc_checkpoint **sources;
-    fc_source_crc **crcs; /* one per source: CRCs of what was read of it */
-    size_t count;
-    bool owned;
-    fc_format format;
+    fc_derived base;
     fc_tensor *tensors;
     size_t most;
     shared *shared; /* from malloc */
@@ -44,27 +38,12 @@ typedef struct state {
 
 /* fc_tensor.detail of a value. */
 typedef struct origin {
-    const fc_tensor *kept; /* of the first source; NULL: it is computed */
+    fc_origin from;
     fc_compute *compute;
     const void *what;
-    atomic_bool *read; /* one per chunk: whether it was read before, so that its CRCs are already added */
 } origin;
 
-static fc_checkpoint *first_of(const fc_checkpoint *checkpoint) {
-    return ((const state *)checkpoint->state)->sources[0];
-}
-
-/* ---- the format ---- */
-
-static fc_code computed_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                               fc_error *err) {
-    const origin *o = tensor->detail;
-    if (o->kept) {
-        return fc_checkpoint_extent(first_of(checkpoint), o->kept, index, out, err);
-    }
-    *out = fc_computed_extent(tensor, index);
-    return FC_OK;
-}
+/* ---- the values ---- */
 
 void *fc_work_buffer(fc_work *work, int which, size_t size) {
     if (work->sizes[which] < size || !work->bytes[which]) {
@@ -102,169 +81,71 @@ static void free_work(state *s) {
     pthread_mutex_destroy(&s->lock);
 }
 
-static fc_code computed_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
-                             fc_error *err) {
-    static fc_source_crc *const none[MOST_SOURCES];
-    const state *s = checkpoint->state;
+static fc_code compute_block(fc_derived *derived, const fc_tensor *tensor, size_t index, fc_source_crc *const *crcs,
+                             void *buf, fc_error *err) {
+    state *s = (state *)derived;
     const origin *o = tensor->detail;
-    if (o->kept) {
-        return s->sources[0]->format->reader.read(s->sources[0], o->kept, index, buf, err);
-    }
-    fc_work *work = take_work(checkpoint->state);
+    fc_work *work = take_work(s);
     if (!work) {
-        return fc_no_memory(err, checkpoint->path);
+        return fc_no_memory(err, derived->sources[0]->path);
     }
-    const bool again = atomic_exchange(&o->read[index], true); /* the cache may have evicted it */
     const fc_computed_block block = {.tensor = tensor,
                                      .what = o->what,
                                      .box = fc_chunk_box(tensor, &tensor->chunks[index]),
-                                     .sources = s->sources,
-                                     .crcs = again ? none : s->crcs,
+                                     .sources = derived->sources,
+                                     .crcs = crcs,
                                      .work = work,
                                      .out = buf};
     const fc_code rc = o->compute(&block, err);
-    give_work(checkpoint->state, work);
+    give_work(s, work);
     return rc == FC_OK ? FC_OK : fc_context(err, rc, "tensor %.256s", tensor->name);
 }
 
-static fc_code computed_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
-                                    const char **json, fc_error *err) {
-    const origin *o = object->detail;
-    return fc_checkpoint_object_json(first_of(checkpoint), o->kept, arena, json, err);
-}
-
-static fc_code computed_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                               fc_error *err) {
-    const origin *o = tensor->detail;
-    *out = (fc_digest){.kind = FC_DIGEST_NONE};
-    return o->kept ? fc_checkpoint_digest(first_of(checkpoint), o->kept, index, out, err) : FC_OK;
-}
-
-static fc_code computed_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
-    const origin *o = object->detail;
-    const fc_checkpoint *source = first_of(checkpoint);
-    return source->format->reader.check_object(source, o->kept, err);
-}
-
-/* The files of the sources follow each other. */
-static fc_code computed_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    const state *s = checkpoint->state;
-    size_t i = 0;
-    for (; index >= s->sources[i]->nfiles; i++) {
-        index -= s->sources[i]->nfiles;
-    }
-    const fc_format_reader *reader = &s->sources[i]->format->reader;
-    return reader->check_file ? reader->check_file(s->sources[i], index, err) : FC_OK;
-}
-
 /* Reads what several blocks have read once more, as a whole, which compares it. The ranks divide this work. */
-static fc_code check_shared(const state *s, const fc_comm *comm, fc_error *err) {
+static fc_code check_shared(const fc_checkpoint *checkpoint, const fc_comm *comm, fc_error *err) {
+    const state *s = checkpoint->state;
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     for (size_t i = share; i < s->nshared; i += shares) {
-        FC_TRY(fc_compare_tensor(s->sources[s->shared[i].source], s->shared[i].tensor, err));
+        FC_TRY(fc_compare_tensor(s->base.sources[s->shared[i].source], s->shared[i].tensor, err));
     }
     return FC_OK;
 }
 
-static fc_code computed_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
-    const state *s = checkpoint->state;
-    for (size_t i = 0; i < s->count; i++) {
-        FC_TRY(fc_source_crc_join(s->crcs[i], comm, err));
-    }
-    for (size_t i = 0; i < s->count; i++) {
-        FC_TRY(fc_source_crc_check(s->crcs[i], comm, err));
-    }
-    FC_TRY(check_shared(s, comm, err));
-    for (size_t i = 0; i < s->count; i++) {
-        FC_TRY(fc_checkpoint_check_inputs(s->sources[i], comm, err));
-    }
-    return FC_OK;
-}
-
-static void computed_close(fc_checkpoint *checkpoint) {
-    state *s = checkpoint->state;
+static void free_state(fc_derived *derived) {
+    state *s = (state *)derived;
     free_work(s);
     free(s->shared);
-    for (size_t i = 0; i < s->count; i++) {
-        fc_source_crc_free(s->crcs[i]);
-        if (s->owned) {
-            fc_checkpoint_close(s->sources[i]);
-        }
-    }
 }
 
-static void make_format(state *s) {
-    const fc_format *of = s->sources[0]->format;
-    s->format = *of;
-    s->format.reader.open = NULL;
-    s->format.reader.close = computed_close;
-    s->format.reader.extent = computed_extent;
-    s->format.reader.read = computed_read;
-    s->format.reader.object_json = of->reader.object_json ? computed_object_json : NULL;
-    s->format.reader.records_json = false; /* the source decodes it */
-    s->format.reader.digest = computed_digest;
-    s->format.reader.check_object = of->reader.check_object ? computed_check_object : NULL;
-    s->format.reader.check_file = computed_check_file;
-    s->format.reader.check_inputs = computed_check_inputs;
-    s->format.verifier.verify = NULL; /* it can only check the source */
-    s->format.verifier.verify_chunk = NULL;
-}
+static const fc_derived_kind computed_kind = {
+    .size = sizeof(state),
+    .compute = compute_block,
+    .check_inputs = check_shared,
+    .free = free_state,
+};
 
 /* ---- the manifest ---- */
-
-static fc_code fill(fc_checkpoint *made, fc_checkpoint *const *sources, size_t count, size_t most, fc_error *err) {
-    fc_arena *arena = made->arena;
-    state *s = fc_arena_calloc(arena, 1, sizeof *s);
-    if (!s) {
-        return fc_no_memory(err, sources[0]->path);
-    }
-    s->sources = fc_arena_calloc(arena, count, sizeof *s->sources);
-    s->crcs = fc_arena_calloc(arena, count, sizeof *s->crcs);
-    s->tensors = fc_arena_calloc(arena, most + 1, sizeof *s->tensors);
-    if (!s->sources || !s->crcs || !s->tensors) {
-        return fc_no_memory(err, sources[0]->path);
-    }
-    pthread_mutex_init(&s->lock, NULL);
-    memcpy(s->sources, sources, count * sizeof *sources);
-    s->count = count;
-    s->most = most;
-    fc_list_budget_begin(&s->lists, s->sources, count);
-    make_format(s);
-    *made = *sources[0];
-    made->arena = arena;
-    made->state = s;
-    made->format = &s->format;
-    made->tensors = s->tensors;
-    made->ntensors = 0;
-    made->seal = NULL; /* its digests belong to the source's tensors */
-    made->mesh = (fc_mesh){0};
-    for (size_t i = 0; i < count; i++) {
-        FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &s->crcs[i], err));
-    }
-    return fc_files_gather(made, NULL, s->sources, count, err); /* chunks refer to the files of the first source */
-}
 
 fc_code fc_computed_new(fc_checkpoint *const *sources, size_t count, size_t most, fc_checkpoint **out, fc_error *err) {
     *out = NULL;
     if (count > MOST_SOURCES) {
         return fc_fail(err, FC_EUSAGE, "%zu checkpoints at once; at most %d can be read", count, MOST_SOURCES);
     }
-    fc_arena *arena = fc_arena_new();
-    fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
-    if (!made) {
-        fc_arena_free(arena);
-        return fc_no_memory(err, sources[0]->path);
-    }
-    made->arena = arena;
-    fc_code rc = fill(made, sources, count, most, err);
-    if (rc == FC_OK) {
-        *out = made;
-    } else if (made->state) {
+    fc_checkpoint *made;
+    FC_TRY(fc_derived_new(&computed_kind, sources, count, &made, err));
+    state *s = made->state;
+    pthread_mutex_init(&s->lock, NULL);
+    s->tensors = fc_arena_calloc(made->arena, most + 1, sizeof *s->tensors);
+    s->most = most;
+    fc_list_budget_begin(&s->lists, s->base.sources, count);
+    made->tensors = s->tensors;
+    const fc_code rc = s->tensors ? fc_derived_collect_crcs(made, err) : fc_no_memory(err, made->path);
+    if (rc != FC_OK) {
         fc_checkpoint_close(made);
-    } else {
-        fc_arena_free(arena);
+        return rc;
     }
-    return rc;
+    *out = made;
+    return FC_OK;
 }
 
 /* @return the next value, with room for its origin, or NULL when out of memory. */
@@ -299,7 +180,7 @@ fc_code fc_computed_keep_as(fc_checkpoint *computed, const fc_tensor *tensor, co
     if (!t) {
         return fc_no_memory(err, computed->path);
     }
-    o->kept = tensor;
+    o->from = (fc_origin){.tensor = tensor};
     return name ? set_name(computed, t, name, err) : FC_OK;
 }
 
@@ -340,15 +221,14 @@ static fc_code cut(fc_checkpoint *computed, fc_tensor *t, const int64_t *block, 
     t->chunks = NULL;
     t->nchunks = 0;
     FC_TRY(count_blocks(t, block, &count, err));
-    if (count == 0 || s->format.layout_only) {
+    if (count == 0 || s->base.format.layout_only) {
         return FC_OK;
     }
-    const size_t chunk_size = sizeof(fc_chunk) + sizeof *o->read + 2 * ((size_t)t->ndim + 1) * sizeof *at;
+    const size_t chunk_size = sizeof(fc_chunk) + sizeof *o->from.read + 2 * ((size_t)t->ndim + 1) * sizeof *at;
     FC_TRY(fc_list_budget_take(&s->lists, (uint64_t)count, chunk_size, err));
     fc_chunk *chunks = fc_arena_calloc(computed->arena, (size_t)count, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(computed->arena, (size_t)count, 2 * ((size_t)t->ndim + 1) * sizeof *dims);
-    o->read = fc_arena_calloc(computed->arena, (size_t)count, sizeof *o->read);
-    if (!chunks || !dims || !o->read) {
+    if (!chunks || !dims) {
         return fc_no_memory(err, computed->path);
     }
     for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
@@ -363,7 +243,7 @@ static fc_code cut(fc_checkpoint *computed, fc_tensor *t, const int64_t *block, 
     }
     t->chunks = chunks;
     t->nchunks = (size_t)count;
-    return FC_OK;
+    return fc_derived_record_reads(computed, t, &o->from, err);
 }
 
 fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const char *name, const int64_t *block,
@@ -377,6 +257,7 @@ fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const ch
     }
     memcpy(shape, like->shape, (size_t)like->ndim * sizeof *shape);
     t->shape = shape;
+    o->from.kind = FC_ORIGIN_COMPUTED;
     o->compute = compute;
     o->what = what;
     if (name) {
@@ -395,12 +276,11 @@ fc_code fc_computed_shares(fc_checkpoint *computed, size_t source, const fc_tens
 }
 
 fc_code fc_computed_own(fc_checkpoint *computed, fc_error *err) {
-    state *s = computed->state;
     const char *name = NULL;
     FC_TRY(fc_find_same_name(computed->tensors, computed->ntensors, &name, err));
     if (name) {
         return fc_fail(err, FC_EUSAGE, "%s: there would be two tensors called '%.256s'", computed->path, name);
     }
-    s->owned = true;
+    fc_derived_own(computed);
     return FC_OK;
 }

@@ -117,6 +117,13 @@ def dropped_call(home):
     check(run("check", path).returncode == 1 and run("verify", path).returncode == 1, "dropped call: it is good")
     target = os.path.join(home, "clean.pt")
     check(run("convert", path, "-o", target).returncode == 0 and not runs(target, mark), "dropped call: it travelled")
+    torch.save({"w": torch.ones(4)}, target)
+    for name in ("w", "_flat_param"):
+        torch.save({name: torch.ones(4)}, path)
+        with_pickle(path, lambda data: data[:2] + call + data[2:])
+        r = run("check", path, "--schema", target)
+        check(r.returncode == 1 and "calls posix.system: it may be hostile" in r.stdout,
+              "dropped call: %s with a schema: %s" % (name, r))
 
 
 CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "corpus")

@@ -1,0 +1,234 @@
+/*
+ * Derived checkpoints: see derived.h. Every function of the format is here once; what a kind adds is in
+ * fc_derived_kind.
+ */
+#include "derived/derived.h"
+
+#include "checkpoint/identity.h"
+#include "fsdpckpt/try.h"
+
+#include <string.h>
+
+static fc_checkpoint *first_of(const fc_checkpoint *checkpoint) {
+    return ((const fc_derived *)checkpoint->state)->sources[0];
+}
+
+/* Zeros: one element that is repeated. The largest elements have 16 bytes. */
+static fc_extent make_zeros(const fc_tensor *tensor) {
+    static const unsigned char zero[16];
+    fc_extent extent = fc_inline_extent(zero, fc_dtype_size(tensor->dtype));
+    extent.strides[0] = 0;
+    return extent;
+}
+
+static fc_code place_chunk(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                           fc_error *err) {
+    const fc_derived_kind *kind = ((const fc_derived *)checkpoint->state)->kind;
+    size_t chunk;
+    const fc_tensor *from = kind->locate(tensor, index, &chunk);
+    if (!from) {
+        *out = make_zeros(tensor);
+        return FC_OK;
+    }
+    FC_TRY_CONTEXT(fc_checkpoint_extent(first_of(checkpoint), from, chunk, out, err), err, "tensor %.256s",
+                   tensor->name);
+    kind->place(tensor, index, out);
+    return FC_OK;
+}
+
+static fc_code derived_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                              fc_error *err) {
+    const fc_origin *o = tensor->detail;
+    switch (o->kind) {
+    case FC_ORIGIN_KEPT:
+        return fc_checkpoint_extent(first_of(checkpoint), o->tensor, index, out, err);
+    case FC_ORIGIN_PLACED:
+        return place_chunk(checkpoint, tensor, index, out, err);
+    case FC_ORIGIN_TEXT:
+        *out = fc_inline_extent(o->text, strlen(o->text));
+        return FC_OK;
+    case FC_ORIGIN_COMPUTED:
+        break;
+    }
+    *out = fc_computed_extent(tensor, index);
+    return FC_OK;
+}
+
+/* Only a format's own chunks and computed ones are read, so there is a chunk of the source for all others. */
+static fc_code derived_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                            fc_error *err) {
+    fc_derived *d = checkpoint->state;
+    const fc_origin *o = tensor->detail;
+    const fc_tensor *from = o->tensor;
+    if (o->kind == FC_ORIGIN_COMPUTED) {
+        const bool again = o->read && atomic_exchange(&o->read[index], true); /* the cache may have evicted it */
+        return d->kind->compute(d, tensor, index, again ? d->no_crcs : d->crcs, buf, err);
+    }
+    if (o->kind == FC_ORIGIN_PLACED) {
+        from = d->kind->locate(tensor, index, &index);
+    }
+    return d->sources[0]->format->reader.read(d->sources[0], from, index, buf, err);
+}
+
+static fc_code derived_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                   const char **json, fc_error *err) {
+    const fc_origin *o = object->detail;
+    *json = o->text;
+    return o->text ? FC_OK : fc_checkpoint_object_json(first_of(checkpoint), o->tensor, arena, json, err);
+}
+
+static fc_code derived_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                              fc_error *err) {
+    const fc_derived_kind *kind = ((const fc_derived *)checkpoint->state)->kind;
+    const fc_origin *o = tensor->detail;
+    const fc_tensor *from = o->kind == FC_ORIGIN_KEPT ? o->tensor : NULL;
+    if (o->kind == FC_ORIGIN_PLACED && kind->placed_has_digest && index != FC_WHOLE_TENSOR) {
+        from = kind->locate(tensor, index, &index);
+    }
+    *out = (fc_digest){.kind = FC_DIGEST_NONE};
+    return from ? fc_checkpoint_digest(first_of(checkpoint), from, index, out, err) : FC_OK;
+}
+
+static fc_code derived_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    const fc_origin *o = object->detail;
+    const fc_checkpoint *source = first_of(checkpoint);
+    return o->text ? FC_OK : source->format->reader.check_object(source, o->tensor, err);
+}
+
+/* The files of the sources follow each other, and files of the kind's own. */
+static fc_code derived_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    const fc_derived *d = checkpoint->state;
+    size_t own = checkpoint->nfiles;
+    for (size_t i = 0; i < d->count; i++) {
+        own -= d->sources[i]->nfiles;
+    }
+    if (index < own) {
+        return FC_OK;
+    }
+    size_t i = 0;
+    for (index -= own; index >= d->sources[i]->nfiles; i++) {
+        index -= d->sources[i]->nfiles;
+    }
+    const fc_format_reader *reader = &d->sources[i]->format->reader;
+    return reader->check_file ? reader->check_file(d->sources[i], index, err) : FC_OK;
+}
+
+static fc_code derived_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+    const fc_derived *d = checkpoint->state;
+    for (size_t i = 0; i < d->count; i++) {
+        FC_TRY(d->crcs[i] ? fc_source_crc_join(d->crcs[i], comm, err) : FC_OK);
+    }
+    for (size_t i = 0; i < d->count; i++) {
+        FC_TRY(d->crcs[i] ? fc_source_crc_check(d->crcs[i], comm, err) : FC_OK);
+    }
+    FC_TRY(d->kind->check_inputs ? d->kind->check_inputs(checkpoint, comm, err) : FC_OK);
+    for (size_t i = 0; i < d->count; i++) {
+        FC_TRY(fc_checkpoint_check_inputs(d->sources[i], comm, err));
+    }
+    return FC_OK;
+}
+
+static void derived_close(fc_checkpoint *checkpoint) {
+    fc_derived *d = checkpoint->state;
+    if (d->kind->free) {
+        d->kind->free(d);
+    }
+    for (size_t i = 0; i < d->count; i++) {
+        fc_source_crc_free(d->crcs[i]);
+        if (d->owned) {
+            fc_checkpoint_close(d->sources[i]);
+        }
+    }
+}
+
+static fc_format make_format(const fc_derived_kind *kind, const fc_format *of) {
+    fc_format format = *of;
+    if (kind->name) {
+        format = (fc_format){.name = kind->name, .description = kind->name};
+    }
+    format.reader = (fc_format_reader){
+        .close = derived_close,
+        .extent = derived_extent,
+        .read = derived_read,
+        .object_json = of->reader.object_json ? derived_object_json : NULL,
+        .digest = derived_digest,
+        .check_object = of->reader.check_object ? derived_check_object : NULL,
+        .check_inputs = derived_check_inputs,
+        .check_file = derived_check_file,
+    };
+    format.verifier.verify = NULL; /* it can only check the source */
+    format.verifier.verify_chunk = NULL;
+    return format;
+}
+
+static fc_code fill(fc_checkpoint *made, fc_arena *arena, const fc_derived_kind *kind, fc_checkpoint *const *sources,
+                    size_t count, fc_error *err) {
+    const fc_checkpoint *first = sources[0];
+    fc_derived *d = fc_arena_calloc(arena, 1, kind->size);
+    fc_checkpoint **copies = fc_arena_calloc(arena, count, sizeof *copies);
+    fc_source_crc **crcs = fc_arena_calloc(arena, 2 * count, sizeof *crcs);
+    if (!d || !copies || !crcs) {
+        return fc_no_memory(err, first->path);
+    }
+    memcpy(copies, sources, count * sizeof *copies);
+    d->kind = kind;
+    d->sources = copies;
+    d->count = count;
+    d->crcs = crcs;
+    d->no_crcs = crcs + count;
+    d->format = make_format(kind, first->format);
+    *made = *first;
+    made->arena = arena;
+    made->state = d;
+    made->format = &d->format;
+    made->tensors = NULL;
+    made->ntensors = 0;
+    made->whole = false;
+    made->seal = NULL; /* its digests belong to the source's tensors */
+    made->mesh = (fc_mesh){0};
+    for (size_t i = 1; i < count && !made->risk; i++) {
+        made->risk = sources[i]->risk;
+    }
+    return count > 1 ? fc_files_gather(made, NULL, d->sources, count, err) : FC_OK;
+}
+
+fc_code fc_derived_new(const fc_derived_kind *kind, fc_checkpoint *const *sources, size_t count, fc_checkpoint **out,
+                       fc_error *err) {
+    *out = NULL;
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
+    const fc_code rc = made ? fill(made, arena, kind, sources, count, err) : fc_no_memory(err, sources[0]->path);
+    if (rc != FC_OK) {
+        fc_arena_free(arena);
+        return rc;
+    }
+    *out = made;
+    return FC_OK;
+}
+
+void fc_derived_own(fc_checkpoint *derived) {
+    ((fc_derived *)derived->state)->owned = true;
+}
+
+fc_code fc_derived_collect_crcs(fc_checkpoint *derived, fc_error *err) {
+    const fc_derived *d = derived->state;
+    for (size_t i = 0; i < d->count; i++) {
+        const fc_checkpoint *source = d->sources[i];
+        FC_TRY(fc_source_crc_new(source, source->tensors, source->ntensors, &d->crcs[i], err));
+    }
+    return FC_OK;
+}
+
+fc_code fc_derived_record_reads(const fc_checkpoint *derived, const fc_tensor *tensor, fc_origin *origin,
+                                fc_error *err) {
+    origin->read = fc_arena_calloc(derived->arena, tensor->nchunks, sizeof *origin->read);
+    return origin->read || tensor->nchunks == 0 ? FC_OK : fc_no_memory(err, derived->path);
+}
+
+fc_derived *fc_derived_of(const fc_checkpoint *checkpoint, const fc_derived_kind *kind) {
+    if (checkpoint->format->reader.close != derived_close) {
+        return NULL;
+    }
+    fc_derived *d = checkpoint->state;
+    return d->kind == kind ? d : NULL;
+}
