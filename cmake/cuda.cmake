@@ -1,4 +1,4 @@
-# Finds CUDA and NCCL for the modules of lib/comm, according to FSDPCKPT_WITH_CUDA and FSDPCKPT_WITH_NCCL. Sets
+# Included by dependencies.cmake. Finds CUDA and NCCL for the modules of lib/comm, according to FSDPCKPT_WITH_CUDA and FSDPCKPT_WITH_NCCL. Sets
 # FSDPCKPT_CUDA_FOUND and FSDPCKPT_NCCL_FOUND. AUTO leaves them out under sanitizers, which do not support GPUs.
 include(CheckLanguage)
 
@@ -27,8 +27,10 @@ if(NOT wanted STREQUAL "OFF")
   endif()
   if(CUDAToolkit_FOUND AND TARGET CUDA::cudart_static)
     set(FSDPCKPT_CUDA_FOUND TRUE)
-  elseif(wanted STREQUAL "ON")
-    message(FATAL_ERROR "FSDPCKPT_WITH_CUDA=ON: no CUDA compiler and toolkit were found; CUDACXX names nvcc")
+  else()
+    # No package of Debian's main section has it.
+    fsdpckpt_missing(CUDA "" "NVIDIA GPUs and NCCL in the C library (NVIDIA's CUDA toolkit; CUDACXX names nvcc)"
+      "CUDA compiler and toolkit (of NVIDIA; CUDACXX names nvcc)")
   endif()
 endif()
 
@@ -44,7 +46,6 @@ if(FSDPCKPT_CUDA_FOUND AND NOT FSDPCKPT_WITH_NCCL STREQUAL "OFF")
       set(FSDPCKPT_NCCL_FOUND TRUE)
     else()
       set(reason "${FSDPCKPT_NCCL_INCLUDE}/nccl.h is NCCL ${FSDPCKPT_NCCL_VERSION}, but 2.18 or newer is needed")
-      message(STATUS "Building without NCCL: ${reason}")
     endif()
   else()
     set(reason "nccl.h and libnccl were not found")
@@ -52,6 +53,6 @@ if(FSDPCKPT_CUDA_FOUND AND NOT FSDPCKPT_WITH_NCCL STREQUAL "OFF")
 else()
   set(reason "CUDA was not found")
 endif()
-if(FSDPCKPT_WITH_NCCL STREQUAL "ON" AND NOT FSDPCKPT_NCCL_FOUND)
-  message(FATAL_ERROR "FSDPCKPT_WITH_NCCL=ON: ${reason}")
+if(NOT FSDPCKPT_NCCL_FOUND AND (FSDPCKPT_WITH_NCCL STREQUAL "ON" OR (FSDPCKPT_CUDA_FOUND AND NOT FSDPCKPT_WITH_NCCL STREQUAL "OFF")))
+  fsdpckpt_missing(NCCL "" "collectives between GPUs in the C library: ${reason} (libnccl-dev of NVIDIA)" "NCCL (${reason})")
 endif()

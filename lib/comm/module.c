@@ -107,6 +107,14 @@ static fc_code load_module(const char *path, const fc_module **out, fc_error *er
     return rc;
 }
 
+/* @return what a build needs to contain the module. */
+static const char *needed_library(const char *name) {
+    if (strcmp(name, "mpi") == 0) {
+        return "an MPI library (Debian: libopenmpi-dev)";
+    }
+    return strcmp(name, "nccl") == 0 ? "CUDA and NCCL (of NVIDIA)" : "CUDA (of NVIDIA)";
+}
+
 static fc_code not_found(const char *name, bool built, const search_path *p, fc_error *err) {
     char where[600] = "";
     for (int i = 0; i < p->count; i++) {
@@ -114,7 +122,9 @@ static fc_code not_found(const char *name, bool built, const search_path *p, fc_
         snprintf(where + used, sizeof where - used, "%s%s", i ? ", " : "", p->directories[i]);
     }
     if (!built) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: this build does not contain it", name);
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: this build does not contain it: install %s, then configure and build fsdpckpt again", name,
+                       needed_library(name));
     }
     return fc_fail(
         err, FC_EUNSUPPORTED,

@@ -1,0 +1,37 @@
+/*
+ * A build without MPI, CUDA and NCCL: the error says what to install. The test has a copy of lib/comm/module.c that was
+ * compiled for such a build.
+ */
+#include "fsdpckpt/comm.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void assert_says(const fc_error *err, const char *name, const char *library) {
+    assert_memory_equal(err->message, name, strlen(name));
+    assert_non_null(strstr(err->message, ": this build does not contain it: install "));
+    assert_non_null(strstr(err->message, library));
+}
+
+static void errors_name_what_to_install(void **state) {
+    fc_device *device = NULL;
+    fc_comm *comm = NULL;
+    fc_error err;
+    (void)state;
+    assert_int_equal(fc_comm_mpi(NULL, &comm, &err), FC_EUNSUPPORTED);
+    assert_says(&err, "mpi", "libopenmpi-dev");
+    assert_int_equal(fc_device_cuda(0, &device, &err), FC_EUNSUPPORTED);
+    assert_says(&err, "cuda", "CUDA");
+    assert_int_equal(fc_comm_nccl(NULL, NULL, &comm, &err), FC_EUNSUPPORTED);
+    assert_says(&err, "nccl", "CUDA and NCCL");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(errors_name_what_to_install)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
