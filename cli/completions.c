@@ -7,6 +7,7 @@
 
 #include "command.h"
 #include "help.h"
+#include "words.h"
 
 #include "fsdpckpt/recipe.h"
 
@@ -30,11 +31,9 @@ static arguments values_of(const command *c, option_id id, char *buf) {
     for (const char *const *choice = row->choices; choice && *choice; choice++) {
         add_value(buf, *choice);
     }
-    for (int i = 0; i < FC_OPAQUE && row->kind == KIND_DTYPE; i++) {
-        const fc_dtype_info *info = fc_dtype_get((fc_dtype)i);
-        if (info->cls == FC_CLASS_FLOAT) {
-            add_value(buf, info->short_name);
-        }
+    if (row->kind == KIND_DTYPE) {
+        char types[WORDS_DTYPES_MAX];
+        add_value(buf, words_dtypes(types));
     }
     if (row->kind == KIND_LEVEL) {
         add_value(buf, "0 1 2 3 4 5 6 7 8 9");

@@ -68,6 +68,16 @@ static const char *usage_of(const command *c, char *buf, size_t size) {
     return buf;
 }
 
+/* Whether the argument of an option that takes a glob is a file, as when the shell has expanded it. */
+static bool names_a_file(const option_list *globs) {
+    for (size_t i = 0; i < globs->count; i++) {
+        if (access(globs->items[i], F_OK) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The probable purpose of an extra operand. */
 static const char *hint_for_extra(const command *c, const options *o) {
     const char *extra = o->operands[c->max_operands];
@@ -75,7 +85,11 @@ static const char *hint_for_extra(const command *c, const options *o) {
     if ((c->needs & TAKES(OPT_OUTPUT)) && !o->output && o->noperands == c->max_operands + 1) {
         return "; the target goes after -o";
     }
-    if ((c->takes & TAKES(OPT_AGAINST)) && extension && strcmp(extension, ".json") == 0) {
+    if (access(extra, F_OK) == 0 && (names_a_file(&o->include) || names_a_file(&o->exclude))) {
+        return "; if the shell has expanded a glob, quote it, as in --include '*.weight'";
+    }
+    const bool second = o->noperands == c->max_operands + 1 && access(extra, F_OK) == 0;
+    if ((c->takes & TAKES(OPT_AGAINST)) && (second || (extension && strcmp(extension, ".json") == 0))) {
         return "; a schema goes after --schema, another checkpoint after --against";
     }
     if (o->noperands > c->max_operands + 1 && access(o->operands[0], F_OK) == 0 && access(extra, F_OK) == 0) {

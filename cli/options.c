@@ -57,7 +57,7 @@ static fc_code not_taken(const parser *p, option_id id) {
 
 /* @param known the option of other commands with this name, or OPT_COUNT. */
 static fc_code unknown_option(const parser *p, const char *arg, size_t len, option_id known) {
-    const char *reply = words_reply(p->command, arg, len);
+    const char *reply = words_reply(p->command, arg, len, p->takes);
     if (reply) {
         return fc_fail(p->err, FC_EUSAGE, "%s%sunknown option '%.*s'; %s", p->command ? p->command : "",
                        p->command ? ": " : "", (int)len, arg, reply);
@@ -149,9 +149,10 @@ static fc_code store_dtype(const parser *p, const option_row *row, const char *t
     fc_dtype dtype;
     if (!words_dtype(text, &dtype)) {
         const char *near = words_near_dtype(text);
-        return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; %s%s%schoose one of %s", row->name, text,
-                       near ? "did you mean '" : "", near ? near : "", near ? "'? " : "",
-                       "f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 f8_e5m2fnuz or PyTorch's names for them");
+        char all[WORDS_DTYPES_MAX];
+        return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; %s%s%schoose one of %s or PyTorch's names for them",
+                       row->name, text, near ? "did you mean '" : "", near ? near : "", near ? "'? " : "",
+                       words_dtypes(all));
     }
     if (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT) {
         return fc_fail(p->err, FC_EUSAGE, "--%s: %s is not a floating-point type; only those can be converted",

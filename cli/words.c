@@ -6,6 +6,7 @@
 #include "command.h"
 #include "suggest.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -72,8 +73,6 @@ static const pair commands[] = {
 /* The first whose option the command takes is suggested. */
 static const pair option_words[] = {
     {"model", "model-only"},
-    {"grep", "include"},
-    {"search", "include"},
     {"pattern", "include"},
     {"hsdp", "replicas"},
     {"dp-replicate", "replicas"},
@@ -158,8 +157,15 @@ static const struct {
 
 /* Options that no option of the command stands for, or whose meaning depends on the command. */
 static const struct {
-    const char *command, *word, *reply; /* command: NULL: any */
+    const char *command, *word, *reply; /* command: NULL: any that takes `takes` */
+    unsigned long long takes;           /* 0: all commands do */
 } replies[] = {
+    {NULL, "--grep", "use --include '*TEXT*'", TAKES(OPT_INCLUDE)},
+    {NULL, "--search", "use --include '*TEXT*'", TAKES(OPT_INCLUDE)},
+    {"diff", "--like", "the other checkpoint is an argument: 'fsdpckpt diff A B'"},
+    {"diff", "--against", "the other checkpoint is an argument: 'fsdpckpt diff A B'"},
+    {"export", "--model-only", "leave it out: export always takes the model only"},
+    {"export", "--weights-only", "leave it out: export always takes the model only"},
     {"check", "--like", "use '--against', which takes any checkpoint or schema"},
     {"inspect", "--output", "use '--html FILE' for a page, or redirect the output"},
     {"inspect", "-o", "use '--html FILE' for a page, or redirect the output"},
@@ -205,11 +211,12 @@ const char *words_command(const char *word) {
     return best;
 }
 
-const char *words_reply(const char *name, const char *arg, size_t len) {
+const char *words_reply(const char *name, const char *arg, size_t len, unsigned long long takes) {
     for (size_t i = 0; i < REPLIES; i++) {
         const bool same = len == 2 ? memcmp(replies[i].word, arg, len) == 0 && !replies[i].word[len]
                                    : same_word(replies[i].word, arg, len);
-        if (same && (!replies[i].command || (name && strcmp(replies[i].command, name) == 0))) {
+        const bool taken = !replies[i].takes || (takes & replies[i].takes);
+        if (same && taken && (!replies[i].command || (name && strcmp(replies[i].command, name) == 0))) {
             return replies[i].reply;
         }
     }
@@ -249,6 +256,18 @@ bool words_dtype(const char *word, fc_dtype *out) {
         }
     }
     return false;
+}
+
+const char *words_dtypes(char *buf) {
+    size_t used = 0;
+    buf[0] = '\0';
+    for (int i = 0; i < FC_OPAQUE && used < WORDS_DTYPES_MAX; i++) {
+        const fc_dtype_info *info = fc_dtype_get((fc_dtype)i);
+        if (info->cls == FC_CLASS_FLOAT) {
+            used += (size_t)snprintf(buf + used, WORDS_DTYPES_MAX - used, "%s%s", used ? " " : "", info->short_name);
+        }
+    }
+    return buf;
 }
 
 const char *words_near_dtype(const char *word) {

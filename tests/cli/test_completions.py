@@ -85,6 +85,9 @@ class Completions(harness.Case):
         self.check(self.bash)
         self.assertIn("--tp-plan", self.bash("fsdpckpt", "reshard", "ckpt", "--tp"))
         self.assertIn("h5", self.bash("fsdpckpt", "reshard", "ckpt", "--to", "=", "h"))
+        said = self.run_tool("consolidate", "ckpt", "-o", "x.h5", "--dtype", "bfloat").stderr  # lists the same types
+        self.assertEqual(said.partition("choose one of ")[2].partition(" or PyTorch's")[0].split(),
+                         [g for g in self.bash("fsdpckpt", "consolidate", "ckpt", "--dtype", "") if g])
 
     @unittest.skipUnless(shutil.which("bash"), "no bash")
     def test_tensor_names_are_never_executed(self):
