@@ -7,6 +7,10 @@ Before each ```sh block, a comment says how to run it. Each block runs in an emp
 
 `run with` copies checkpoints of tests/corpus to the names that the block uses. `needs` lists programs; without them the block
 is skipped. `first` is a command that prepares the directory. FSDPCKPT_DOCS_VERBOSE=1 prints the output of each block.
+
+    <!-- rows: run with ...; first ... -->
+
+before a table says the same of each row, whose commands are the code that begins with "fsdpckpt ".
 """
 
 import glob
@@ -31,8 +35,16 @@ def read(path):
 
 def blocks(text):
     """(line number, comment before it or "", script) of each block of shell commands."""
-    for found in re.finditer(r"(?:^<!-- (.*?) -->\n)?^```sh\n(.*?)^```$", text, flags=re.M | re.S):
+    for found in re.finditer(r"(?:^<!-- ((?:(?!-->).)*) -->\n)?^```sh\n(.*?)^```$", text, flags=re.M | re.S):
         yield text.count("\n", 0, found.start()) + 1, found.group(1) or "", found.group(2)
+
+
+def rows(text):
+    """The same of each row of a table of commands."""
+    for found in re.finditer(r"^<!-- rows: (.*?) -->\n((?:\|.*\n)+)", text, flags=re.M):
+        first = text.count("\n", 0, found.start(2)) + 1
+        for number, row in enumerate(found.group(2).splitlines()[2:], first + 2):
+            yield number, found.group(1), "\n".join(re.findall(r"`(fsdpckpt [^`]*)`", row))
 
 
 def parse(comment):
@@ -73,6 +85,7 @@ class Commands(harness.Case):
     def run_block(self, where, comment, script):
         """Runs one block. Returns False if it was skipped."""
         how = parse(comment)
+        self.assertTrue(script, "%s: no command" % where)
         self.assertIsNotNone(how, "%s: no comment says how to run this block: %r" % (where, comment))
         if "not run" in how or not all(shutil.which(program) for program in how.get("needs", "").split()):
             return False
@@ -89,7 +102,7 @@ class Commands(harness.Case):
     def test_commands_run_as_written(self):
         run = 0
         for page in PAGES:
-            for line, comment, script in blocks(read(page)):
+            for line, comment, script in [*blocks(read(page)), *rows(read(page))]:
                 where = "%s:%d" % (os.path.relpath(page, ROOT), line)
                 with self.subTest(where):
                     run += self.run_block(where, comment, script)
