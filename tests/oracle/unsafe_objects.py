@@ -121,9 +121,9 @@ def dropped_call(home):
     for name in ("w", "_flat_param"):
         torch.save({name: torch.ones(4)}, path)
         with_pickle(path, lambda data: data[:2] + call + data[2:])
-        r = run("check", path, "--schema", target)
+        r = run("check", path, "--against", target)
         check(r.returncode == 1 and "calls posix.system: it may be hostile" in r.stdout,
-              "dropped call: %s with a schema: %s" % (name, r))
+              "dropped call: %s against a model: %s" % (name, r))
 
 
 CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "corpus")
