@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_REGISTRY_H
 #define FSDPCKPT_FORMATS_REGISTRY_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 #define X(folder) extern const fc_format fc_format_##folder;

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_TRAIN_GATHER_H
 #define FSDPCKPT_TRAIN_GATHER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/train/dtensor_data.h"
 
 /** A DTensor between two steps. `local` is the caller's tensor at first; after a gather, its memory is owned. */

@@ -11,10 +11,6 @@
 #ifndef FSDPCKPT_TRAIN_POOL_H
 #define FSDPCKPT_TRAIN_POOL_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/comm.h"
 
 /** A block of device memory, owned by its pool. */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_TRAIN_STATE_H
 #define FSDPCKPT_TRAIN_STATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/train/fsdp.h"
 #include "train/pool.h"
 

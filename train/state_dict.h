@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_TRAIN_PRIVATE_STATE_DICT_H
 #define FSDPCKPT_TRAIN_PRIVATE_STATE_DICT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "train/state_list.h"
 
 /** Page-locked memory for copies of arrays. To allocate or release it takes long, and waits for the GPU. */

@@ -9,10 +9,6 @@
 #ifndef FSDPCKPT_FORMATS_ACCELERATE_ACCELERATE_H
 #define FSDPCKPT_FORMATS_ACCELERATE_ACCELERATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 /** fc_target_tensor.section: twice the number of the model, plus 1 for its optimizer. */

@@ -7,10 +7,6 @@
 #ifndef FSDPCKPT_FORMATS_DCP_DCP_H
 #define FSDPCKPT_FORMATS_DCP_DCP_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "torch/pickle.h"
 

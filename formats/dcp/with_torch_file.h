@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_FORMATS_DCP_WITH_TORCH_FILE_H
 #define FSDPCKPT_FORMATS_DCP_WITH_TORCH_FILE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 /** Whether the directory has both `.metadata` and the file `name`. */

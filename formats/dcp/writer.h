@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_DCP_WRITER_H
 #define FSDPCKPT_FORMATS_DCP_WRITER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "torch/pickle_write.h"
 

@@ -10,10 +10,6 @@
 #ifndef FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 #define FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "torch/torch_file.h"
 

@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_H5_H
 #define FSDPCKPT_FORMATS_HDF5_H5_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 /**

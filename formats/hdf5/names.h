@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_NAMES_H
 #define FSDPCKPT_FORMATS_HDF5_NAMES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_OBJECT_HEADER_H
 #define FSDPCKPT_FORMATS_HDF5_OBJECT_HEADER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_H
 #define FSDPCKPT_FORMATS_HDF5_READER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "hdf5/reader_process/records.h"
 #include "hdf5/reader_process/starter.h"

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_SCHEMA_H
 #define FSDPCKPT_FORMATS_HDF5_SCHEMA_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdint.h>
 
 /** The schema that is written, and the newest one that is read. */

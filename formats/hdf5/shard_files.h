@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_SHARD_FILES_H
 #define FSDPCKPT_FORMATS_HDF5_SHARD_FILES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 /** Puts the shard files of `ranks` ranks into checkpoint->files, after index.h5. */

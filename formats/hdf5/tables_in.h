@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_TABLES_IN_H
 #define FSDPCKPT_FORMATS_HDF5_TABLES_IN_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/reader.h"
 #include "hdf5/tables.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_VERIFY_H
 #define FSDPCKPT_FORMATS_HDF5_VERIFY_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 struct fc_findings;

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_PT_MERGE_H
 #define FSDPCKPT_FORMATS_PT_MERGE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "pt/ranks.h"
 
 /* A value of the merged checkpoint. */

@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_FORMATS_PT_PT_H
 #define FSDPCKPT_FORMATS_PT_PT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 /** @return whether `path` is an index: pytorch_model.bin.index.json, as save_pretrained writes it. */

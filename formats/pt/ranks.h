@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_PT_RANKS_H
 #define FSDPCKPT_FORMATS_PT_RANKS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "torch/torch_file.h"
 
 #include <limits.h>

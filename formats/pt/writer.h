@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_FORMATS_PT_WRITER_H
 #define FSDPCKPT_FORMATS_PT_WRITER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "torch/pickle_copy.h"
 #include "torch/torch_file.h"

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_DTYPES_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_DTYPES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/dtype.h"
 
 /** One dtype of the format. */

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_FILES_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_FILES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/format.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_GROUPS_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_GROUPS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "safetensors/files.h"
 

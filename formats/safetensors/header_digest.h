@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 enum { ST_DIGITS = 16 };

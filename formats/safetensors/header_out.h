@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/select.h"
 
 #include <jansson.h>

@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_JSON_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_JSON_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <jansson.h>

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_KEPT_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_KEPT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 /** The prefix of fsdpckpt's own members. */
 #define ST_OURS "fsdpckpt."
 /** The version of fsdpckpt that wrote the file. */

@@ -7,10 +7,6 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"

@@ -30,10 +30,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_HARMLESS_H
 #define FSDPCKPT_FORMATS_TORCH_HARMLESS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_ITEM_H
 #define FSDPCKPT_FORMATS_TORCH_ITEM_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/dtype.h"

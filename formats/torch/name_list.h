@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_NAME_LIST_H
 #define FSDPCKPT_FORMATS_TORCH_NAME_LIST_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "torch/pickle_write.h"
 #include "torch/torch_file.h"
 

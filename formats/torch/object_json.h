@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_JSON_H
 #define FSDPCKPT_FORMATS_TORCH_OBJECT_JSON_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "torch/pickle.h"
 
 #include <jansson.h>

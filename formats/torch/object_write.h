@@ -5,25 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H
 #define FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-/**
- * Pickles the decoded value of an object whose bytes are a torch.save archive.
- * @param first_storage the key of the first storage in it. @param inners its storages are appended.
- * @param readable receives false, and `err` the reason, if the value cannot be decoded: the archive is too large, or a
- * program of TorchScript. Objects whose loading runs code get here only if the user trusts them.
- */
-fc_code fc_torch_copy_object(const fc_target *target, const fc_tensor *object, uint64_t first_storage,
-                             fc_torch_pickler *w, fc_torch_inners *inners, bool *readable, fc_error *err);
-
-/** Adds the storages to an archive, which borrows their bytes. */
-fc_code fc_torch_inners_add(const fc_torch_inners *inners, fc_torch_zip *zip, fc_error *err);
-
-/** Frees the content of `inners`. */
-void fc_torch_inners_free(fc_torch_inners *inners);
-
-#endif
-
 #include "fsdpckpt/select.h"
 #include "torch/pickle_write.h"
 #include "torch/zip_write.h"

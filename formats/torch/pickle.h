@@ -11,10 +11,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 

@@ -8,10 +8,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_COPY_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_COPY_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "torch/pickle.h"
 #include "torch/pickle_write.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_JUDGE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_JUDGE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "torch/harmless.h"
 #include "torch/pickle_private.h"
 

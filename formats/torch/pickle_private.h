@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_PRIVATE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_PRIVATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "torch/pickle.h"
 
 #include <endian.h>

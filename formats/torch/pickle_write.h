@@ -22,10 +22,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 

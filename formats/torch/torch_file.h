@@ -7,10 +7,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_TORCH_FILE_H
 #define FSDPCKPT_FORMATS_TORCH_TORCH_FILE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "torch/item.h"
 

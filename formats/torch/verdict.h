@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_VERDICT_H
 #define FSDPCKPT_FORMATS_TORCH_VERDICT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 /** Examines the torch.save archive in a range of a file. */

@@ -8,10 +8,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_ZIP_H
 #define FSDPCKPT_FORMATS_TORCH_ZIP_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <stddef.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_ZIP_PRIVATE_H
 #define FSDPCKPT_FORMATS_TORCH_ZIP_PRIVATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "torch/zip.h"
 
 /** Reads `size` bytes at `at` (from the start of the range) into `window`. */

@@ -17,10 +17,6 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_ZIP_WRITE_H
 #define FSDPCKPT_FORMATS_TORCH_ZIP_WRITE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <stddef.h>

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_BASE_CHECKED_H
 #define FSDPCKPT_BASE_CHECKED_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

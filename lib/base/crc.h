@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_BASE_CRC_H
 #define FSDPCKPT_BASE_CRC_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/digest.h"
 
 static inline uint64_t fc_crc64_bare(const void *bytes, size_t size) {

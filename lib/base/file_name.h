@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_BASE_FILE_NAME_H
 #define FSDPCKPT_BASE_FILE_NAME_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_BASE_GROW_H
 #define FSDPCKPT_BASE_GROW_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 #include <stddef.h>
 

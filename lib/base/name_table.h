@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_BASE_NAME_TABLE_H
 #define FSDPCKPT_BASE_NAME_TABLE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/arena.h"
 
 #include <stddef.h>

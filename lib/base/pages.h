@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_BASE_PAGES_H
 #define FSDPCKPT_BASE_PAGES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stddef.h>
 
 /** @return `size` zeroed bytes that start on a page boundary, or NULL when out of memory. */

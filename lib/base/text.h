@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_BASE_TEXT_H
 #define FSDPCKPT_BASE_TEXT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 #include <stddef.h>
 

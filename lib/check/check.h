@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_CHECK_CHECK_H
 #define FSDPCKPT_CHECK_CHECK_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/check.h"
 #include "plan/names.h"
 

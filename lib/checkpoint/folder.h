@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_CHECKPOINT_FOLDER_H
 #define FSDPCKPT_CHECKPOINT_FOLDER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 /** Appends to a list of names for people in `size` bytes; truncates what does not fit. */

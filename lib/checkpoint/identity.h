@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_CHECKPOINT_IDENTITY_H
 #define FSDPCKPT_CHECKPOINT_IDENTITY_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 struct fc_comm;

@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_CHECKPOINT_LIST_BUDGET_H
 #define FSDPCKPT_CHECKPOINT_LIST_BUDGET_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 typedef struct fc_list_budget {

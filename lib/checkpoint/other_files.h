@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_CHECKPOINT_OTHER_FILES_H
 #define FSDPCKPT_CHECKPOINT_OTHER_FILES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 /** @return whether a file called `name` may contain tensors or a trainer's state. */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_CHECKPOINT_OWN_FILES_H
 #define FSDPCKPT_CHECKPOINT_OWN_FILES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <stdbool.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_CHECKPOINT_PARAMETERS_H
 #define FSDPCKPT_CHECKPOINT_PARAMETERS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 /** @return whether `name` is a name of optimizer state. */

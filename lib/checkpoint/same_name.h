@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_CHECKPOINT_SAME_NAME_H
 #define FSDPCKPT_CHECKPOINT_SAME_NAME_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 /**

@@ -7,10 +7,6 @@
 #ifndef FSDPCKPT_CODEC_CAST_BITS_H
 #define FSDPCKPT_CODEC_CAST_BITS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdint.h>
 #include <string.h>
 

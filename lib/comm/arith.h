@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_COMM_ARITH_H
 #define FSDPCKPT_COMM_ARITH_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/comm.h"
 
 /** Checks that `op` can reduce elements of `dtype`. @return FC_EUNSUPPORTED if not, FC_EUSAGE if either does not exist.

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_COMM_BOXES_H
 #define FSDPCKPT_COMM_BOXES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/device.h"
 
 /**

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_COMM_FILE_LIST_H
 #define FSDPCKPT_COMM_FILE_LIST_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/comm.h"
 

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_COMM_FILE_MEET_H
 #define FSDPCKPT_COMM_FILE_MEET_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <stdbool.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_COMM_LOCAL_MEET_H
 #define FSDPCKPT_COMM_LOCAL_MEET_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/comm.h"
 
 #include <pthread.h>

@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_COMM_MODULE_H
 #define FSDPCKPT_COMM_MODULE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/comm.h"
 
 /** The version of this interface. Every change of fc_comm, fc_device or fc_module increments it. */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_COMM_MODULE_PLACE_H
 #define FSDPCKPT_COMM_MODULE_PLACE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 /**

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_COMM_MPI_STATE_H
 #define FSDPCKPT_COMM_MPI_STATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/comm.h"
 
 #include <mpi.h>

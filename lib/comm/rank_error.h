@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_COMM_RANK_ERROR_H
 #define FSDPCKPT_COMM_RANK_ERROR_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 #include <string.h>
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_DERIVED_AVERAGE_H
 #define FSDPCKPT_DERIVED_AVERAGE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "derived/derived.h"
 #include "plan/names.h"
 

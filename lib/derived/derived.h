@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_DERIVED_DERIVED_H
 #define FSDPCKPT_DERIVED_DERIVED_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/source_crc.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/format.h"

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_DERIVED_FLAT_UNITS_H
 #define FSDPCKPT_DERIVED_FLAT_UNITS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/unflatten.h"
 

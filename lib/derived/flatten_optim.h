@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_DERIVED_FLATTEN_OPTIM_H
 #define FSDPCKPT_DERIVED_FLATTEN_OPTIM_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/name_table.h"
 #include "derived/flatten_private.h"
 #include "derived/optim_name.h"

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_DERIVED_FLATTEN_PRIVATE_H
 #define FSDPCKPT_DERIVED_FLATTEN_PRIVATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "derived/derived.h"
 #include "fsdpckpt/flatten.h"
 

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_DERIVED_OPTIM_NAME_H
 #define FSDPCKPT_DERIVED_OPTIM_NAME_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/target.h"
 
 typedef enum fc_optim_kind {

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_DIFF_COMPARE_DATA_H
 #define FSDPCKPT_DIFF_COMPARE_DATA_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/compare.h"
 
 /**

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_DIFF_VALUES_H
 #define FSDPCKPT_DIFF_VALUES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/compare.h"
 
 /** How two dtypes are compared. */

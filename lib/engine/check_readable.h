@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_CHECK_READABLE_H
 #define FSDPCKPT_ENGINE_CHECK_READABLE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/target.h"
 
 /**

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_CHECK_TARGET_H
 #define FSDPCKPT_ENGINE_CHECK_TARGET_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/select.h"

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_CHUNKS_H
 #define FSDPCKPT_ENGINE_CHUNKS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/tile_digest.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/select.h"

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_COMPRESS_SIZES_H
 #define FSDPCKPT_ENGINE_COMPRESS_SIZES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/select.h"
 
 /** The largest chunk, and how the memory is divided. */

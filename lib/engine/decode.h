@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_DECODE_H
 #define FSDPCKPT_ENGINE_DECODE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 /**

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_DECODE_LEAN_H
 #define FSDPCKPT_ENGINE_DECODE_LEAN_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 /** Reads `size` stored bytes of the chunk, starting `at` bytes after its start. */

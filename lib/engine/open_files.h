@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_OPEN_FILES_H
 #define FSDPCKPT_ENGINE_OPEN_FILES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <stddef.h>

@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_ENGINE_PORTIONS_H
 #define FSDPCKPT_ENGINE_PORTIONS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/plan.h"
 
 /** One portion, in global coordinates. */

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_QUEUE_H
 #define FSDPCKPT_ENGINE_QUEUE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/tile_digest.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/format.h"

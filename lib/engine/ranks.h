@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_RANKS_H
 #define FSDPCKPT_ENGINE_RANKS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/move.h"
 
 /** Returns whether this process writes headers and commits: rank 0. */

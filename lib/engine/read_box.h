@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_ENGINE_READ_BOX_H
 #define FSDPCKPT_ENGINE_READ_BOX_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/source_crc.h"
 #include "fsdpckpt/move.h"
 

@@ -7,10 +7,6 @@
 #ifndef FSDPCKPT_ENGINE_ROUNDS_H
 #define FSDPCKPT_ENGINE_ROUNDS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/chunks.h"
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_ENGINE_SCAN_H
 #define FSDPCKPT_ENGINE_SCAN_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
 

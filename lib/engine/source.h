@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_SOURCE_H
 #define FSDPCKPT_ENGINE_SOURCE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/decode.h"
 #include "engine/source_crc.h"
 #include "fsdpckpt/plan.h"

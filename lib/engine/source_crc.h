@@ -9,10 +9,6 @@
 #ifndef FSDPCKPT_ENGINE_SOURCE_CRC_H
 #define FSDPCKPT_ENGINE_SOURCE_CRC_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/crc.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/comm.h"

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_ENGINE_STORED_CHUNK_H
 #define FSDPCKPT_ENGINE_STORED_CHUNK_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/decode.h"
 #include "io/input.h"
 

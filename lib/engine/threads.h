@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_ENGINE_THREADS_H
 #define FSDPCKPT_ENGINE_THREADS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdint.h>
 
 /** Returns the number of processors that this process may use. */

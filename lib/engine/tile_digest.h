@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_ENGINE_TILE_DIGEST_H
 #define FSDPCKPT_ENGINE_TILE_DIGEST_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/select.h"
 
 /** What one tile adds. All zero: nothing. */

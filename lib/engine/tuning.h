@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_ENGINE_TUNING_H
 #define FSDPCKPT_ENGINE_TUNING_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 enum {
     /*
      * The default memory for all buffers, which keeps the whole process below 64 MiB, and the least that is accepted.

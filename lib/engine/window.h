@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_ENGINE_WINDOW_H
 #define FSDPCKPT_ENGINE_WINDOW_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "codec/strided.h"
 
 /** All axes from `whole` on, and `group` steps of the axis before them. */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_ENGINE_WRITE_FILES_H
 #define FSDPCKPT_ENGINE_WRITE_FILES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/grow.h"
 #include "fsdpckpt/move.h"
 

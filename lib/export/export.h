@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_EXPORT_EXPORT_H
 #define FSDPCKPT_EXPORT_EXPORT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/name_table.h"
 #include "fsdpckpt/export.h"
 

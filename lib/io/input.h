@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_IO_INPUT_H
 #define FSDPCKPT_IO_INPUT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <stdbool.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_IO_REPLACE_H
 #define FSDPCKPT_IO_REPLACE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/io.h"
 
 /**

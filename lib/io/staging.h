@@ -10,10 +10,6 @@
 #ifndef FSDPCKPT_IO_STAGING_H
 #define FSDPCKPT_IO_STAGING_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/io.h"
 
 typedef struct fc_staging {

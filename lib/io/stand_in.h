@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_IO_STAND_IN_H
 #define FSDPCKPT_IO_STAND_IN_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 /**

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_PLAN_BOX_TEXT_H
 #define FSDPCKPT_PLAN_BOX_TEXT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/box.h"
 
 /** The text of a box. It has room for every realistic box; longer ones end in "...]". */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_PLAN_COVERAGE_PRIVATE_H
 #define FSDPCKPT_PLAN_COVERAGE_PRIVATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/plan.h"
 
 struct fc_coverage {

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_PLAN_GLOBS_H
 #define FSDPCKPT_PLAN_GLOBS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/select.h"
 
 #include <fnmatch.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_PLAN_LEFT_OUT_H
 #define FSDPCKPT_PLAN_LEFT_OUT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/select.h"
 
 /** Characters that a name must not have if it is to become a glob in a list: they end the glob, or have a meaning in

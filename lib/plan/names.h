@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_PLAN_NAMES_H
 #define FSDPCKPT_PLAN_NAMES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/name_table.h"
 #include "plan/rename.h"
 

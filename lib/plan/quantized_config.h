@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_PLAN_QUANTIZED_CONFIG_H
 #define FSDPCKPT_PLAN_QUANTIZED_CONFIG_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 
 /**

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_PLAN_REGEX_SIZE_H
 #define FSDPCKPT_PLAN_REGEX_SIZE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 
 /** @return whether compiling `pattern` takes at most some tens of MiB. It need not be valid. */

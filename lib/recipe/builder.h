@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_RECIPE_BUILDER_H
 #define FSDPCKPT_RECIPE_BUILDER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/name_table.h"
 #include "derived/optim_name.h"
 #include "recipe/derived.h"

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_RECIPE_CHUNKS_H
 #define FSDPCKPT_RECIPE_CHUNKS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "recipe/parts.h"
 
 /** The dimension of the source that each dimension of a chunk follows, and the step along it. */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_RECIPE_DERIVED_H
 #define FSDPCKPT_RECIPE_DERIVED_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "derived/derived.h"
 #include "recipe/chunks.h"
 #include "recipe/gather.h"

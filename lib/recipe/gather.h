@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_RECIPE_GATHER_H
 #define FSDPCKPT_RECIPE_GATHER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/source_crc.h"
 #include "recipe/parts.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_RECIPE_GROUP_H
 #define FSDPCKPT_RECIPE_GROUP_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "recipe/parts.h"
 
 /** A tensor that a rule takes. */

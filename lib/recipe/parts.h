@@ -8,10 +8,6 @@
 #ifndef FSDPCKPT_RECIPE_PARTS_H
 #define FSDPCKPT_RECIPE_PARTS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "checkpoint/list_budget.h"
 #include "recipe/recipe.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_RECIPE_RECIPE_H
 #define FSDPCKPT_RECIPE_RECIPE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/recipe.h"
 
 /* ---- rules ---- */

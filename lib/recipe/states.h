@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_RECIPE_STATES_H
 #define FSDPCKPT_RECIPE_STATES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "recipe/builder.h"
 
 typedef struct fc_recipe_states {

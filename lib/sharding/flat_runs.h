@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_SHARDING_FLAT_RUNS_H
 #define FSDPCKPT_SHARDING_FLAT_RUNS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/box.h"
 
 /** An iterator over the boxes of a run. Its fields are private to fc_flat_run_*. */

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_SHARDING_FQN_H
 #define FSDPCKPT_SHARDING_FQN_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <stdbool.h>
 #include <stddef.h>
 

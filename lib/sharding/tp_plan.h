@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_SHARDING_TP_PLAN_H
 #define FSDPCKPT_SHARDING_TP_PLAN_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/layout.h"
 
 #include "sharding/fqn.h"

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_STATS_TALLY_H
 #define FSDPCKPT_STATS_TALLY_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/stats.h"
 
 enum {

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_VERIFY_REGIONS_H
 #define FSDPCKPT_VERIFY_REGIONS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/tile_digest.h"
 #include "fsdpckpt/verify.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_WEIGHTS_ADAPTER_CONFIG_H
 #define FSDPCKPT_WEIGHTS_ADAPTER_CONFIG_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
 #include "weights/adapter_patterns.h"

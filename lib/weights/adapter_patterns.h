@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_WEIGHTS_ADAPTER_PATTERNS_H
 #define FSDPCKPT_WEIGHTS_ADAPTER_PATTERNS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
 

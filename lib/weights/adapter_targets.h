@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_WEIGHTS_ADAPTER_TARGETS_H
 #define FSDPCKPT_WEIGHTS_ADAPTER_TARGETS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/name_table.h"
 #include "fsdpckpt/checkpoint.h"
 #include "weights/adapter_config.h"

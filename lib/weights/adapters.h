@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_WEIGHTS_ADAPTERS_H
 #define FSDPCKPT_WEIGHTS_ADAPTERS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/weights.h"
 #include "weights/adapter_config.h"
 

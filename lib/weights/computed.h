@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_WEIGHTS_COMPUTED_H
 #define FSDPCKPT_WEIGHTS_COMPUTED_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "engine/source_crc.h"
 #include "fsdpckpt/checkpoint.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_WEIGHTS_LOW_RANK_H
 #define FSDPCKPT_WEIGHTS_LOW_RANK_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "weights/computed.h"
 
 /** One product: scale × B × A, or scale × (B × A) transposed. */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_WEIGHTS_SCALES_H
 #define FSDPCKPT_WEIGHTS_SCALES_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 #include "plan/quantized.h"
 #include "weights/computed.h"

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_WRAP_MODULE_TREE_H
 #define FSDPCKPT_WRAP_MODULE_TREE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/wrap_policy.h"
 
 /** A module or a parameter while the tree is built. */

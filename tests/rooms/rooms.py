@@ -97,10 +97,8 @@ def check_includes(root, problems):
                 problems.append(f"{path}: includes {name}: an arrow up from {room} to {to}")
             if room == "cli" and to is not None and to != "cli" and not name.startswith("fsdpckpt/"):
                 problems.append(f"{path}: includes {name}: the command uses public headers only")
-        public = "include/fsdpckpt/" in path
-        if path.endswith(".h") and not public and room != "cli" and path != "formats/format_list.h":
-            if "#ifndef FSDPCKPT_PRIVATE" not in text:
-                problems.append(f"{path}: a private header without the guard against includes from outside")
+            if "include/fsdpckpt/" in path and to is not None and not name.startswith("fsdpckpt/"):
+                problems.append(f"{path}: includes {name}: a public header includes public headers only")
     return len(files)
 
 

@@ -7,10 +7,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/error.h"
 
 #include <stdatomic.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_LINKS_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_LINKS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include <hdf5.h>
 
 typedef struct fc_h5_link {

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_OTHERS_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_OTHERS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/name_table.h"
 #include "hdf5/reader_process/records.h"
 

@@ -12,10 +12,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/checkpoint.h"
 #include "hdf5/reader_process/child.h"
 

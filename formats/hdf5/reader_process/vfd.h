@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VFD_H
 #define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VFD_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #define H5_USE_110_API
 #include <hdf5.h>
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
 #define FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/writer/image_external.h"
 #include "hdf5/writer/image_map.h"
 

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_BUFFER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_BUFFER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "base/grow.h"
 
 #include <stdbool.h>

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_GROUPS_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_GROUPS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/writer/image.h"
 #include "hdf5/writer/tree.h"
 

@@ -14,10 +14,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 #include "hdf5/writer/buffer.h"

@@ -6,10 +6,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_CHUNKS_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_CHUNKS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/tables.h"
 #include "hdf5/writer/image.h"
 

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_EXTERNAL_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_EXTERNAL_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/writer/image.h"
 
 /** Up to FC_H5_SEGMENT bytes of another file. libhdf5 reads a segment with one read() and takes missing bytes for

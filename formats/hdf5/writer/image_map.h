@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_MAP_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_MAP_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/writer/image.h"
 
 /** A list under construction. Start with zeros; it can be reused for further datasets. */

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_SET_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_SET_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/schema.h"
 #include "hdf5/writer/image.h"
 

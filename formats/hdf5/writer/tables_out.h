@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TABLES_OUT_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_TABLES_OUT_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/writer/image.h"
 
 struct fc_h5_writer;

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TREE_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_TREE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/format.h"
 
 /** The kind of a group: the attribute `kind`, which a dict with text keys does not have. */

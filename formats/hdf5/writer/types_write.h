@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/dtype.h"
 
 #include <hdf5.h>

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "hdf5/writer/set.h"
 #include "hdf5/writer/tables_out.h"
 #include "hdf5/writer/tree.h"

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/target.h"
 #include "hdf5/tables.h"
 #include "hdf5/writer/buffer.h"

@@ -4,10 +4,6 @@
 #ifndef FSDPCKPT_COMM_CUDA_DEVICE_H
 #define FSDPCKPT_COMM_CUDA_DEVICE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/device.h"
 
 #include <cuda_runtime_api.h>

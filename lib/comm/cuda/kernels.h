@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_COMM_CUDA_KERNELS_H
 #define FSDPCKPT_COMM_CUDA_KERNELS_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "fsdpckpt/dtype.h"
 
 #include <cuda_runtime_api.h>

@@ -5,10 +5,6 @@
 #ifndef FSDPCKPT_COMM_CUDA_NCCL_STATE_H
 #define FSDPCKPT_COMM_CUDA_NCCL_STATE_H
 
-#ifndef FSDPCKPT_PRIVATE
-#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
-#endif
-
 #include "comm/cuda/device.h"
 #include "comm/file_meet.h"
 #include "fsdpckpt/comm.h"
