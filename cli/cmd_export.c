@@ -57,7 +57,8 @@ static fc_code open_reference(exported *x, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "--like %s: has no config.json; name the directory of a model of transformers",
                        path);
     }
-    FC_TRY(fc_checkpoint_open(path, &how, &x->weights, err));
+    FC_TRY_CONTEXT(fc_checkpoint_open(path, &how, &x->weights, err), err,
+                   "--like compares with the weights next to config.json");
     FC_TRY(fc_side_files(path, x->o.follow_external, x->arena, &x->side_files, err));
     x->reference = (fc_export_reference){.weights = x->weights,
                                          .config = config,

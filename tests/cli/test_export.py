@@ -327,7 +327,7 @@ class Targets(Export):
         ref = self.reference([self.model()])
         self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, "--dtype", "bf16", contains=["omit --dtype"])
         os.remove(os.path.join(ref, "model.safetensors"))
-        self.fails(3, "export", "in.safetensors", "-o", "out", "--like", ref)
+        self.fails(3, "export", "in.safetensors", "-o", "out", "--like", ref, contains=["--like compares with the weights"])
         os.remove(os.path.join(ref, "config.json"))
         self.fails(2, "export", "in.safetensors", "-o", "out", "--like", ref, contains=["has no config.json"])
         os.symlink("nowhere", os.path.join(ref, "vocab.json"))
