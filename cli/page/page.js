@@ -255,12 +255,13 @@
     if (all.length < 2) return;
     const box = make("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": "The tensors of " + leaf.dataset.name });
     const table = make("table", { class: "each" }), head = table.createTHead().insertRow(), body = table.createTBody();
-    for (const text of ["Name", "Mean", "Deviation", "Smallest", "Largest", "Zeros", "NaN", "Infinite", "Histogram"]) head.append(make("th", { scope: "col" }, text));
+    const titles = ["Name", "Mean", "Deviation", "Smallest", "Largest", "Zeros", "NaN", "Infinite", "Histogram"];
+    for (const text of titles) head.append(make("th", { scope: "col" }, text));
     const list = expand(leaf.dataset.name) || [];
     all.slice(0, ROWS).forEach((tensor, i) => {
       const tr = body.insertRow(), h = histogram(tensor);
       tr.append(make("th", { scope: "row", class: "name" }, list[i] || String(i)));
-      tensor.slice(0, 7).forEach((text, c) => tr.append(make("td", { class: c > 4 && text !== "0" ? "num bad" : "num" }, text)));
+      tensor.slice(0, 7).forEach((text, c) => tr.append(make("td", { class: c > 4 && text !== "0" ? "num bad" : "num", "data-title": titles[c + 1] }, text)));
       const cell = tr.insertCell();
       if (h) cell.append(spark(h));
     });

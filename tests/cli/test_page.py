@@ -185,6 +185,16 @@ class Page(harness.Case):
               return [document.documentElement.scrollWidth, innerWidth];""", None, "--window-size=390,900")
             self.assertLessEqual(wide, window)
             self.assertLessEqual(window, 500)
+        # The numbers of each layer are next to its name, with their titles, and nothing of the table is outside of its box.
+        cut, cells, title = self.probe(self.page(self.safetensors(many), "--stats"), """
+          document.querySelectorAll("details").forEach((d) => { d.open = true; });
+          document.querySelectorAll(".leaf").forEach((d) => d.dispatchEvent(new Event("toggle", { bubbles: true })));
+          const box = document.querySelector(".each").parentNode, edge = box.getBoundingClientRect().right;
+          const cells = [...box.querySelectorAll("tbody th, tbody td")];
+          return [cells.filter((c) => c.getBoundingClientRect().right > edge + 1).length, cells.length,
+                  getComputedStyle(box.querySelector("td.num"), "::before").content];""", None, "--window-size=390,900")
+        self.assertEqual((cut, cells), (0, 12 * 9))
+        self.assertIn(title, ('attr(data-title) " "', '"Mean" " "', '"Mean "'))
 
     def test_statistics(self):
         values = {f"layers.{i}.w": [i + x / 8 for x in range(-8, 9)] for i in range(12)}
