@@ -39,10 +39,49 @@ static void print_summary(text_out *out, const check_view *c) {
     text_puts(out, "\n");
 }
 
+/* The values beside a model to which a finding belongs, or NULL. */
+static beside *side_of(const check_view *c, const fc_finding *f) {
+    const bool here = f->kind == FC_FOUND_UNEXPECTED || f->kind == FC_FOUND_UNEXPECTED_OBJECT;
+    const bool there = f->kind == FC_FOUND_MISSING || f->kind == FC_FOUND_MISSING_OBJECT;
+    return here ? c->beside[0] : there ? c->beside[1] : NULL;
+}
+
+static void count_groups(const check_view *c) {
+    for (size_t i = 0; i < c->report->count; i++) {
+        const fc_finding *f = &c->report->findings[i];
+        beside *side = side_of(c, f);
+        if (side) {
+            beside_count(side, f->name, f->kind == FC_FOUND_UNEXPECTED_OBJECT || f->kind == FC_FOUND_MISSING_OBJECT);
+        }
+    }
+}
+
+/* Prints the line of the group of a finding. @return false if the finding is in no group. */
+static bool print_group(text_out *out, const check_view *c, const fc_finding *f) {
+    beside *side = side_of(c, f);
+    beside_group *group = side ? beside_group_of(side, f->name) : NULL;
+    if (group && !group->printed) {
+        const bool here = side == c->beside[0];
+        group->printed = true;
+        text_printf(out, "%serror:%s ", text_color(out->fd, TEXT_ERROR), text_color(out->fd, TEXT_PLAIN));
+        beside_print_name(out, group);
+        text_puts(out, here ? ": unexpected: " : ": missing: ");
+        beside_print_count(out, group);
+        text_puts(out, here ? ", not in " : " beside the model of ");
+        text_name(out, c->reference);
+        text_puts(out, "; add --model-only (-v lists them)\n");
+    }
+    return group != NULL;
+}
+
 void check_print_text(text_out *out, const check_view *c) {
+    count_groups(c);
     for (size_t i = 0; i < c->report->count; i++) {
         const fc_finding *f = &c->report->findings[i];
         bool error = fc_finding_info_get(f->kind)->severity == FC_SEVERITY_ERROR;
+        if (print_group(out, c, f)) {
+            continue;
+        }
         text_printf(out, "%s%s:%s ", text_color(out->fd, error ? TEXT_ERROR : TEXT_WARNING), severity_of(f),
                     text_color(out->fd, TEXT_PLAIN));
         text_name(out, f->message);

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_CHECK_PRINT_H
 #define FSDPCKPT_CLI_CHECK_PRINT_H
 
-#include "text.h"
+#include "beside.h"
 
 #include "fsdpckpt/check.h"
 
@@ -15,9 +15,10 @@ typedef struct check_view {
     const char *schema;    /**< the schema file that annotations point at; NULL: none */
     bool mesh;             /**< whether a mesh was checked */
     const fc_report *report;
+    beside *beside[2]; /**< of the checkpoint and of the reference, for the text; NULL: every value has a line */
 } check_view;
 
-/** Prints one line per finding, then a summary. */
+/** Prints one line per finding, or per group of values beside a model, then a summary. */
 void check_print_text(text_out *out, const check_view *c);
 /** Prints one workflow command per finding, then the summary. */
 void check_print_github(text_out *out, const check_view *c);

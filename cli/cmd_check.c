@@ -131,6 +131,13 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
                     .schema = o->schema,
                     .mesh = j->how.mesh != NULL,
                     .report = &j->report};
+    beside sides[2];
+    if (j->checkpoint && j->reference && !o->verbose && !o->json && !o->github) {
+        FC_TRY(beside_find(j->checkpoint, j->reference, j->arena, &sides[0], err));
+        FC_TRY(beside_find(j->reference, j->checkpoint, j->arena, &sides[1], err));
+        c.beside[0] = &sides[0];
+        c.beside[1] = &sides[1];
+    }
     bool replaced = o->force || (o->junit && is_xml(o->junit));
     if (j->checkpoint) {
         source_report(o, j->checkpoint);

@@ -71,6 +71,13 @@ static fc_code show(const job *j, fc_error *err) {
                    .options = &j->how,
                    .verbose = j->o->verbose > 0,
                    .report = &j->report};
+    beside sides[2];
+    if (j->a && j->b && !d.verbose && !j->o->json) {
+        FC_TRY(beside_find(j->a, j->b, j->arena, &sides[0], err));
+        FC_TRY(beside_find(j->b, j->a, j->arena, &sides[1], err));
+        d.beside[0] = &sides[0];
+        d.beside[1] = &sides[1];
+    }
     if (j->report.idle_exclude) {
         source_add_note(j->call, "%s and %s: %s", d.a, d.b, j->report.idle_exclude);
     }

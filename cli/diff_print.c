@@ -212,12 +212,43 @@ static void print_summary(text_out *out, const diff_view *d) {
     text_puts(out, "\n");
 }
 
+/* The group of a value that only one side has, or NULL. */
+static beside_group *group_of(const diff_view *d, const fc_compared *item) {
+    beside *side = item->result == FC_COMPARE_ONLY_A   ? d->beside[0]
+                   : item->result == FC_COMPARE_ONLY_B ? d->beside[1]
+                                                       : NULL;
+    return side ? beside_group_of(side, item->name) : NULL;
+}
+
+static void count_groups(const diff_view *d) {
+    for (size_t i = 0; i < d->report->count; i++) {
+        const fc_compared *item = &d->report->items[i];
+        beside *side = item->result == FC_COMPARE_ONLY_A ? d->beside[0] : d->beside[1];
+        if (side && (item->result == FC_COMPARE_ONLY_A || item->result == FC_COMPARE_ONLY_B)) {
+            beside_count(side, item->name, either(item)->object != NULL);
+        }
+    }
+}
+
+static void print_group(text_out *out, const diff_view *d, const fc_compared *item, beside_group *group) {
+    if (!group->printed) {
+        group->printed = true;
+        beside_print_name(out, group);
+        text_puts(out, "  ");
+        beside_print_count(out, group);
+        text_puts(out, "  only in ");
+        text_name(out, item->a ? d->a : d->b);
+        text_puts(out, "; --model-only leaves them out (-v lists them)\n");
+    }
+}
+
 void diff_print_text(text_out *out, const diff_view *d) {
     size_t name_width = 0, type_width = 0;
     char type[TYPE_MAX];
+    count_groups(d);
     for (size_t i = 0; i < d->report->count; i++) {
         const fc_compared *item = &d->report->items[i];
-        if (is_shown(d, item)) {
+        if (is_shown(d, item) && !group_of(d, item)) {
             size_t name = text_name_width(item->name), width = strlen(type_text(type, sizeof type, either(item)));
             name_width = name > name_width ? name : name_width;
             type_width = width > type_width ? width : type_width;
@@ -225,7 +256,10 @@ void diff_print_text(text_out *out, const diff_view *d) {
     }
     for (size_t i = 0; i < d->report->count; i++) {
         const fc_compared *item = &d->report->items[i];
-        if (is_shown(d, item)) {
+        beside_group *group = group_of(d, item);
+        if (group) {
+            print_group(out, d, item, group);
+        } else if (is_shown(d, item)) {
             text_name_padded(out, item->name, name_width);
             text_printf(out, "  %-*s  ", (int)type_width, type_text(type, sizeof type, either(item)));
             print_result(out, d, item);

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_DIFF_PRINT_H
 #define FSDPCKPT_CLI_DIFF_PRINT_H
 
-#include "text.h"
+#include "beside.h"
 
 #include "fsdpckpt/compare.h"
 
@@ -13,9 +13,10 @@ typedef struct diff_view {
     const fc_compare_options *options;
     bool verbose; /**< also list values that are the same */
     const fc_compare_report *report;
+    beside *beside[2]; /**< of both sides, for the table; NULL: every value has a row */
 } diff_view;
 
-/** Prints one row per difference, then a summary. */
+/** Prints one row per difference, or per group of values beside a model, then a summary. */
 void diff_print_text(text_out *out, const diff_view *d);
 /** Prints the document that docs/schemas/diff.json describes. */
 void diff_print_json(text_out *out, const diff_view *d);

@@ -76,6 +76,10 @@ static bool is_among(const char *text, size_t len, const char *const *list, bool
     return false;
 }
 
+bool fc_is_beside_model(const char *name) {
+    return is_among(name, strcspn(name, "."), others, true) || fc_is_of_optimizer(name);
+}
+
 /* Sets the branch of a value at the current depth. */
 static void set_branch(const finder *f, value *v) {
     const fc_path *path = &v->tensor->path;

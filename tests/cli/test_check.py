@@ -27,6 +27,35 @@ class Check(harness.Case):
         self.assertEqual((p.returncode, p.stderr), (status, ""), p.stdout)
         return p.stdout
 
+    def test_what_is_beside_the_model_is_one_line(self):
+        """A training checkpoint against its model: one line for each group that --model-only leaves out; JSON has every value."""
+        source = harness.corpus("dcp-torch2.15.0-train")
+        self.ok("consolidate", source, "-o", "m.safetensors", "--model-only", "-q")
+        names = {v["name"] for v in json.loads(self.ok("inspect", source, "--json"))["tensors"]}
+        optimizer = [n for n in names if n.startswith("optim.")]
+        self.assertEqual(len(optimizer), 18)
+        args = ("--against", "m.safetensors", "--strip-prefix", "model.")
+        p = self.run_tool("check", source, *args)
+        lines = [line for line in p.stdout.splitlines() if "optim" in line]
+        self.assertEqual(lines, ["error: optim.*: unexpected: 18 tensors and 12 objects, not in m.safetensors; add --model-only (-v lists them)"])
+        self.assertLess(len(p.stdout.splitlines()), 11)
+        found = json.loads(self.run_tool("check", source, *args, "--json").stdout)
+        self.assertLessEqual(set(optimizer), {f["name"] for f in found["findings"]})
+        self.assertEqual(found["errors"], 58)
+        self.assertIn(": does not fit m.safetensors: 58 errors,", p.stdout)
+        self.assertGreater(len(self.run_tool("check", source, *args, "-v").stdout.splitlines()), 58)
+        self.assertEqual(self.run_tool("check", source, "--against", "m.safetensors", "--model-only").returncode, 0)
+        back = self.run_tool("check", "m.safetensors", "--against", source).stdout
+        self.assertEqual([line for line in back.splitlines() if "optim" in line],
+                         [f"error: optim.*: missing: 18 tensors and 12 objects beside the model of {source}; add --model-only (-v lists them)"])
+        rows = [line for line in self.run_tool("diff", source, "m.safetensors").stdout.splitlines() if "optim" in line]
+        self.assertEqual(rows, [f"optim.*  18 tensors and 12 objects  only in {source}; --model-only leaves them out (-v lists them)"])
+        # Where both have an optimizer, each of its values counts.
+        self.ok("convert", source, "-o", "less", "--to", "dcp", "--exclude", "optim.state.norm.*", "-q")
+        text = self.run_tool("check", source, "--against", "less").stdout
+        self.assertIn("error: optim.state.norm.weight.exp_avg: unexpected: ", text)
+        self.assertNotIn("--model-only", text)
+
     def test_intact_checkpoints_have_no_findings(self):
         for name in sorted(n for n in os.listdir(harness.CORPUS) if n.startswith(("dcp-", "h5-"))):
             path = os.path.join(harness.CORPUS, name)

@@ -29,6 +29,10 @@ typedef struct fc_model_place {
  */
 fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, fc_error *err);
 
+/** Returns whether trainers keep something other than the model under such a name: an optimizer, a scheduler, a random
+ * generator. */
+bool fc_is_beside_model(const char *name);
+
 /**
  * Replaces a checkpoint by its model, as fc_model_find finds it. Meshes and placements stay. A checkpoint that is the
  * model and nothing else stays as it is.
