@@ -27,7 +27,8 @@ copy_source() {
     done | tar -c --null -T -) | tar -x -C "$work/source"
 }
 
-# lintian finds nothing, a program can be built with the -dev package alone, and only public functions are exported.
+# The tree has no untracked files after it, lintian finds nothing, a program can be built with the -dev package alone, and only
+# public functions are exported.
 debian() {
     local tool package library
     for tool in dpkg-buildpackage dh lintian; do
@@ -36,7 +37,11 @@ debian() {
     (cd "$root" && dpkg-checkbuilddeps) 2>"$work/missing" || skip "$(cat "$work/missing")"
     copy_source
     cd "$work/source"
+    git init -q
+    git add -A
     quietly dpkg-buildpackage -b -us -uc
+    git ls-files --others --exclude-standard >"$work/untracked"
+    diff /dev/null "$work/untracked"
     lintian --fail-on error,warning "$work"/*.changes
     for package in "$work"/*.deb; do
         case $package in *-dbgsym*) ;; *) dpkg-deb -x "$package" "$work/root" ;; esac
