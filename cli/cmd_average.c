@@ -105,6 +105,8 @@ const command command_average = {
     .synopsis = "-o DST",
     .takes = (TAKES_CONVERSION & ~TAKES(OPT_LOCAL)) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
              TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES_RECIPE,
+    .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_MODEL_ONLY) |
+             TAKES(OPT_DTYPE) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

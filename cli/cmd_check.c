@@ -178,7 +178,7 @@ out:
 }
 
 static const option_help helps[] = {
-    {OPT_DP, "check against a mesh of N data-parallel (FSDP) ranks"},
+    {OPT_DP, "check against a mesh of N data-parallel ranks (FSDP)"},
     {OPT_TP, "check against a mesh of N tensor-parallel ranks, sharded as the TP plan defines"},
     {OPT_REPLICAS, "check against a mesh of N replicas (HSDP)"},
     {OPT_SCHEMA, "file from 'fsdpckpt schema' with the expected names, shapes and dtypes; it also describes the "
@@ -220,5 +220,7 @@ const command command_check = {
              TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
              TAKES(OPT_RENAME) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) |
              TAKES(OPT_JSON),
+    .usual = TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_MODEL_ONLY) |
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_JUNIT) | TAKES(OPT_JSON),
     .run = run,
 };

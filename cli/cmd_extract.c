@@ -204,7 +204,7 @@ static const option_help helps[] = {
     {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
     {OPT_OUTPUT,
      "write to the file DST, which must not exist unless --force is given; - is standard output, the default"},
-    {OPT_TO, "format of DST: raw (the default), npy, or json for objects (default: from the extension of DST)"},
+    {OPT_TO, "format of DST, one of raw, npy, and json for objects (default: from the extension of DST, else raw)"},
     {OPT_QUIET, "print errors only"},
     {.help = NULL},
 };
@@ -240,5 +240,7 @@ const command command_extract = {
     .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_MODEL_ONLY) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) |
              TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN),
+    .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
+             TAKES(OPT_DTYPE) | TAKES(OPT_FORCE),
     .run = run,
 };

@@ -57,5 +57,6 @@ const command command_recipes = {
                    "docs/RECIPES.md describes the language.",
     .examples = examples,
     .takes = TAKES_COMMON,
+    .usual = TAKES(OPT_QUIET),
     .run = run,
 };

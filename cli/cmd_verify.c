@@ -267,7 +267,7 @@ out:
 }
 
 static const option_help helps[] = {
-    {OPT_FORCE, "with --seal: replace an existing seal"},
+    {OPT_FORCE, "replace the seal that exists, with --seal"},
     {OPT_QUIET, "print nothing except for --json; the exit status is the result"},
     {.help = NULL},
 };
@@ -301,5 +301,6 @@ const command command_verify = {
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SEAL) |
              TAKES(OPT_FORCE) | TAKES(OPT_JSON),
+    .usual = TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JOBS) | TAKES(OPT_JSON),
     .run = run,
 };

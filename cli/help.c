@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/format.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -76,8 +77,21 @@ const char *help_option(const command *c, option_id id) {
     return option_table[id].help;
 }
 
-static void print_option(text_out *out, const command *c, option_id id) {
+/* Copies the first statement of a help text: up to a full stop, colon, semicolon or parenthesis. */
+static void cut_help(char *buf, size_t size, const char *text) {
+    static const char *const ends[] = {". ", "; ", ": ", " ("};
+    size_t len = strlen(text);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const char *end = strstr(text, ends[i]);
+        len = end && (size_t)(end - text) < len ? (size_t)(end - text) : len;
+    }
+    snprintf(buf, size, "%.*s", (int)len, text);
+}
+
+static void print_option(text_out *out, const command *c, option_id id, bool brief) {
     const option_row *row = &option_table[id];
+    char first[400];
+    cut_help(first, sizeof first, help_option(c, id));
     char term[80];
     size_t indent = row->letter ? 2 : 6;
     size_t column = indent + help_option_term(term, sizeof term, row);
@@ -88,7 +102,7 @@ static void print_option(text_out *out, const command *c, option_id id) {
         column = 0;
     }
     text_repeat(out, " ", HELP_COLUMN - column);
-    wrap(out, help_option(c, id), HELP_COLUMN, HELP_COLUMN);
+    wrap(out, brief ? first : help_option(c, id), HELP_COLUMN, HELP_COLUMN);
 }
 
 const char *help_formats(char *buf) {
@@ -125,17 +139,28 @@ void help_program(text_out *out) {
             text_puts(out, "\n");
         }
     }
-    text_puts(out, "'fsdpckpt COMMAND --help' shows the options of a command,\n"
-                   "'fsdpckpt --version' the build.\n\n"
+    text_puts(out, "'fsdpckpt COMMAND -h' shows the usual options of a command, '--help' all of\n"
+                   "them; 'fsdpckpt --version' shows the build.\n\n"
                    "Exit status:\n");
     for (const exit_status *e = exit_statuses; e->meaning; e++) {
         text_printf(out, "  %-4d %s\n", e->status, e->meaning);
     }
 }
 
-void help_command(text_out *out, const command *c) {
+static void print_usage(text_out *out, const command *c) {
     text_printf(out, "Usage: fsdpckpt %s %s%s%s [OPTION]...\n\n", c->name, c->operands, c->synopsis ? " " : "",
                 c->synopsis ? c->synopsis : "");
+}
+
+static void print_examples(text_out *out, const command *c, int most) {
+    text_puts(out, "\nExamples:\n");
+    for (const char *const *e = c->examples; *e && most > 0; e += 2, most--) {
+        text_printf(out, "  %s\n      %s\n", e[0], e[1]);
+    }
+}
+
+void help_command(text_out *out, const command *c) {
+    print_usage(out, c);
     wrap(out, c->description, 0, 0);
     for (int g = 0; g < OPTION_GROUPS; g++) {
         uint64_t members = option_group_of(g, c->takes);
@@ -144,14 +169,25 @@ void help_command(text_out *out, const command *c) {
         }
         for (int id = 0; id < OPT_COUNT; id++) {
             if (members & TAKES(id)) {
-                print_option(out, c, (option_id)id);
+                print_option(out, c, (option_id)id, false);
             }
         }
     }
-    text_puts(out, "\nExamples:\n");
-    for (const char *const *e = c->examples; *e; e += 2) {
-        text_printf(out, "  %s\n      %s\n", e[0], e[1]);
+    print_examples(out, c, INT_MAX);
+}
+
+void help_command_briefly(text_out *out, const command *c) {
+    int all = 0;
+    print_usage(out, c);
+    text_printf(out, "Purpose: %s\n\n", c->summary);
+    for (int id = 0; id < OPT_COUNT; id++) {
+        all += (c->takes & TAKES(id)) != 0;
+        if (c->usual & TAKES(id)) {
+            print_option(out, c, (option_id)id, true);
+        }
     }
+    print_examples(out, c, 2);
+    text_printf(out, "\n'fsdpckpt %s --help' shows all %d options.\n", c->name, all);
 }
 
 void help_version(text_out *out) {

@@ -12,6 +12,8 @@
 void help_program(text_out *out);
 /** Prints the usage of one command. */
 void help_command(text_out *out, const command *c);
+/** Prints what fits a screen: the usual options in a few words, and two examples. */
+void help_command_briefly(text_out *out, const command *c);
 /** Prints the version and the libraries in this build. */
 void help_version(text_out *out);
 

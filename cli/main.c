@@ -133,13 +133,18 @@ static fc_code check_operands(const command *c, const options *o, fc_error *err)
     return FC_OK;
 }
 
-/* A request for help wins over errors in the rest of the line. `reshard help` is one unless a file has that name. */
-static bool asks_for_help(int argc, char **argv) {
-    bool asks = argc == 1 && strcmp(argv[0], "help") == 0 && access(argv[0], F_OK) != 0;
-    for (int i = 0; i < argc && !asks && strcmp(argv[i], "--") != 0; i++) {
-        asks = strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0;
+typedef void help_printer(text_out *out, const command *c);
+
+/* @return how to print the help that the line asks for, or NULL. `reshard help` asks for it unless a file has that
+ * name. */
+static help_printer *help_asked_for(int argc, char **argv) {
+    help_printer *asked = argc == 1 && strcmp(argv[0], "help") == 0 && access(argv[0], F_OK) != 0 ? help_command : NULL;
+    for (int i = 0; i < argc && !asked && strcmp(argv[i], "--") != 0; i++) {
+        asked = strcmp(argv[i], "-h") == 0       ? help_command_briefly
+                : strcmp(argv[i], "--help") == 0 ? help_command
+                                                 : NULL;
     }
-    return asks;
+    return asked;
 }
 
 static fc_code run_shown(const command *c, const options *o, text_out *out, fc_error *err) {
@@ -175,8 +180,9 @@ static fc_code run_command(const command *c, int argc, char **argv, text_out *ou
     options o;
     fc_code rc = options_parse(argc, argv, c->name, c->takes, &o, err);
     terminal_set_color(rc == FC_OK ? (color_mode)o.color : COLOR_AUTO);
-    if (asks_for_help(argc, argv)) { /* wins over errors in the rest of the line */
-        help_command(out, c);
+    help_printer *help = help_asked_for(argc, argv);
+    if (help) { /* wins over errors in the rest of the line */
+        help(out, c);
         rc = FC_OK;
     } else if (rc == FC_OK) {
         rc = run_parsed(c, &o, out, err);

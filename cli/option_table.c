@@ -21,19 +21,20 @@ const option_row option_table[OPT_COUNT] = {
                     .arg = "DST",
                     .offset = FIELD(output),
                     .help = "write the new checkpoint to DST, which must not exist unless --force is given"},
-    [OPT_TO] = {.name = "to",
-                .kind = KIND_TEXT,
-                .arg = "FORMAT",
-                .offset = FIELD(to),
-                .help =
-                    "format of DST: accelerate, dcp, h5, pt or safetensors (default: from the extension of DST, see "
-                    "'fsdpckpt --help'; h5 for a directory of one file per rank without an extension)"},
+    [OPT_TO] =
+        {.name = "to",
+         .kind = KIND_TEXT,
+         .arg = "FORMAT",
+         .offset = FIELD(to),
+         .help =
+             "format of DST, one of accelerate, dcp, h5, pt or safetensors (default: from the extension of DST, see "
+             "'fsdpckpt --help'; h5 for a directory of one file per rank without an extension)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
                 .offset = FIELD(dp),
                 .max = 1 << 20,
-                .help = "shard over N data-parallel (FSDP) ranks: Shard(0)"},
+                .help = "shard over N data-parallel ranks (FSDP): Shard(0)"},
     [OPT_TP] = {.name = "tp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
@@ -149,7 +150,7 @@ const option_row option_table[OPT_COUNT] = {
          .kind = KIND_BYTES,
          .arg = "SIZE",
          .offset = FIELD(max_shard_size),
-         .help = "with --to safetensors: write a directory of files of at most SIZE (such as 5GB) with Hugging Face's "
+         .help = "write a directory of safetensors files of at most SIZE (such as 5GB) with Hugging Face's "
                  "index. A tensor is never split. If one file is enough, it is model.safetensors without an index, as "
                  "huggingface_hub writes it. The default is 5GB if DST is a directory or ends with /"},
     [OPT_FORCE] = {.name = "force",
@@ -231,14 +232,12 @@ const option_row option_table[OPT_COUNT] = {
                  .kind = KIND_FLAG,
                  .offset = FIELD(all),
                  .help = "print one line per tensor and object; do not fold layers that are alike into one line"},
-    [OPT_SORT] =
-        {.name = "sort",
-         .kind = KIND_CHOICE,
-         .arg = "ORDER",
-         .offset = FIELD(sort),
-         .choices = sort_choices,
-         .help =
-             "order the list by source (the default: the order of SRC), by name, or by size with the largest first"},
+    [OPT_SORT] = {.name = "sort",
+                  .kind = KIND_CHOICE,
+                  .arg = "ORDER",
+                  .offset = FIELD(sort),
+                  .choices = sort_choices,
+                  .help = "order the list by name, by size with the largest first, or as SRC has it (the default)"},
     [OPT_DEPTH] = {.name = "depth",
                    .kind = KIND_NUMBER,
                    .arg = "N",
@@ -367,7 +366,11 @@ const option_row option_table[OPT_COUNT] = {
                      .kind = KIND_COUNT,
                      .offset = FIELD(verbose),
                      .help = "print more details on stderr"},
-    [OPT_HELP] = {.name = "help", .letter = 'h', .kind = KIND_FLAG, .offset = FIELD(help), .help = "show this help"},
+    [OPT_HELP] = {.name = "help",
+                  .letter = 'h',
+                  .kind = KIND_FLAG,
+                  .offset = FIELD(help),
+                  .help = "show all options; -h shows the usual ones"},
     [OPT_VERSION] = {.name = "version",
                      .kind = KIND_FLAG,
                      .offset = FIELD(version),

@@ -26,6 +26,20 @@ class Usage(harness.Case):
         self.assertIn("--tp-plan", self.ok("reshard", "--help"))
         self.assertNotIn("--replicas", self.ok("consolidate", "--help"))
 
+    def test_h_fits_a_screen(self):
+        names = re.findall(r"^  ([a-z]+) ", self.ok("--help").split("Commands:")[1].split("\n\n")[0], re.M)
+        self.assertGreater(len(names), 10)
+        for name in names:
+            with self.subTest(command=name):
+                brief, whole = self.ok(name, "-h"), self.ok(name, "--help")
+                self.assertLessEqual(len(brief.splitlines()), 32)
+                options = re.findall(r"^ +(?:-[a-zA-Z], )?--([a-z-]+)", brief, re.M)
+                self.assertLessEqual(len(options), 10)
+                for option in options:
+                    self.assertIn(f"--{option}", whole)
+                count = int(re.search(r"--help' shows all (\d+) options", brief)[1])
+                self.assertEqual(count, len(re.findall(r"^(?:  -[a-zA-Z], |      )--[a-z-]+", whole, re.M)))
+
     def test_help_explains_options_for_each_command(self):
         def meaning(command, option):
             lines = self.ok(command, "--help").split("\nExamples:\n")[0]
@@ -115,9 +129,11 @@ class Usage(harness.Case):
 
     def test_help_may_stand_anywhere(self):
         text = self.ok("reshard", "--help")
-        for args in (("help", "reshard"), ("reshard", "help"), ("-h", "reshard"), ("--help", "reshard"),
-                     ("reshard", "ckpt", "--frob", "-h"), ("reshard", "--dtype", "-h"), ("-q", "reshard", "-o", "--help")):
+        for args in (("help", "reshard"), ("reshard", "help"), ("--help", "reshard"), ("-q", "reshard", "-o", "--help")):
             self.assertEqual(self.ok(*args), text, args)
+        brief = self.ok("reshard", "-h")
+        for args in (("-h", "reshard"), ("reshard", "ckpt", "--frob", "-h"), ("reshard", "--dtype", "-h")):
+            self.assertEqual(self.ok(*args), brief, args)
         self.assertEqual(self.ok("help", "help"), self.ok("--help"))
         self.assertEqual(self.ok("version"), self.ok("--version"))
         os.mkdir(self.path("help"))  # now "help" is also the name of a directory
