@@ -51,7 +51,7 @@ class Usage(harness.Case):
         for command in ("consolidate", "reshard", "convert", "average"):
             self.assertIn("format of DST, one of accelerate, dcp, h5, pt or safetensors", meaning(command, "to"))
             self.assertNotIn("npy", meaning(command, "to"))
-        self.assertIn("raw (the default), npy, or json", meaning("extract", "to"))
+        self.assertIn("one of raw, npy, and json for objects", meaning("extract", "to"))
         for command in ("extract", "schema"):
             self.assertIn("standard output", meaning(command, "output"))
             self.assertNotIn("checkpoint", meaning(command, "output"))
