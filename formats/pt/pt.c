@@ -23,6 +23,7 @@ static const struct {
     fc_listed_role role;
 } models[] = {{"pytorch_model.bin.index.json", FC_LISTED_MODEL_PT},
               {"pytorch_model.bin", FC_LISTED_MODEL_PT},
+              {"pytorch_model_fsdp.bin", FC_LISTED_MODEL_PT}, /* of accelerate, with a full state dict */
               {"diffusion_pytorch_model.bin.index.json", FC_LISTED_MODEL_PT},
               {"diffusion_pytorch_model.bin", FC_LISTED_MODEL_PT},
               {"adapter_model.bin", FC_LISTED_OTHER}};

@@ -114,6 +114,7 @@ MODEL = {
 }
 MODEL_PT = {
     "bin": (pt("pytorch_model.bin"), "pytorch_model.bin"),
+    "accelerate's full": (pt("pytorch_model_fsdp.bin"), "pytorch_model_fsdp.bin"),
     "bin of diffusers": (pt("diffusion_pytorch_model.bin"), "diffusion_pytorch_model.bin"),
 }
 COPY = {
