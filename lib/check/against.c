@@ -195,13 +195,20 @@ static void compare_pair(against *a, const fc_pair *pair) {
     compare_paths(c, here, there);
 }
 
+/* Says that a pair is a head and the embedding that the other side ties it to: only these have two names. */
+static void report_tied(fc_check_run *c, const fc_named *here, const fc_named *there) {
+    if (strcmp(here->name, there->name) != 0) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_TIED, .name = here->name, .other = there->name});
+    }
+}
+
 /* Joins equal names. The others are left to be paired by similarity. */
 static bool join(against *a, fc_unpaired *here, fc_unpaired *there) {
     fc_check_run *c = a->c;
     bool *taken = fc_check_alloc(c, a->there->count, sizeof *taken);
     here->items = fc_check_alloc(c, a->here->count, sizeof *here->items);
     there->items = fc_check_alloc(c, a->there->count, sizeof *there->items);
-    a->pairs = fc_check_alloc(c, a->here->count, sizeof *a->pairs);
+    a->pairs = fc_check_alloc(c, a->here->count + a->there->count, sizeof *a->pairs);
     if (!taken || !here->items || !there->items || !a->pairs) {
         return false;
     }
@@ -217,9 +224,15 @@ static bool join(against *a, fc_unpaired *here, fc_unpaired *there) {
         }
     }
     for (size_t i = 0; i < a->there->count; i++) {
-        if (!taken[i]) {
+        const size_t at = taken[i] ? FC_NO_NAME : fc_names_find(a->here, a->there->items[i].name);
+        if (at != FC_NO_NAME) {
+            a->pairs[a->npairs++] = (fc_pair){at, i};
+        } else if (!taken[i]) {
             there->items[there->count++] = i;
         }
+    }
+    for (size_t i = 0; i < a->npairs; i++) {
+        report_tied(c, &a->here->items[a->pairs[i].here], &a->there->items[a->pairs[i].there]);
     }
     return true;
 }

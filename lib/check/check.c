@@ -156,6 +156,8 @@ static fc_code list_names(fc_check_run *c, fc_names *reference, fc_error *err) {
         out);
     if (o->reference) {
         FC_TRY_GOTO(fc_names_make(o->reference, o->selection, NULL, c->arena, reference, err), rc, out);
+        FC_TRY_GOTO(fc_names_add_tied_head(&c->names, c->checkpoint, c->arena, err), rc, out);
+        FC_TRY_GOTO(fc_names_add_tied_head(reference, o->reference, c->arena, err), rc, out);
     }
     const fc_names *const sides[] = {&c->names, reference};
     FC_TRY_GOTO(

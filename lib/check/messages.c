@@ -61,6 +61,8 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
     [FC_FOUND_UNEXPECTED] = {"unexpected", FC_SEVERITY_ERROR, "{name}: unexpected: {found}, not in {ref}", NULL},
     [FC_FOUND_UNEXPECTED_OBJECT] = {"unexpected-object", FC_SEVERITY_ERROR,
                                     "{name}: unexpected: an object, not in {ref}", NULL},
+    [FC_FOUND_TIED] = {"tied", FC_SEVERITY_WARNING,
+                       "{name}: one side ties it to {other}; diff compares the data of the two", NULL},
     [FC_FOUND_PREFIX_EXTRA] =
         {"prefix-extra", FC_SEVERITY_ERROR,
          "{count:name has:names have} the prefix '{detail}'{expected}, e.g. {name}; {ref} has no such prefix",

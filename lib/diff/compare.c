@@ -113,6 +113,8 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     FC_TRY_GOTO(fc_rename_new(s, &rename, err), rc, out);
     FC_TRY_GOTO(fc_names_make(c->a, s, rename, c->arena, a, err), rc, out);
     FC_TRY_GOTO(fc_names_make(c->b, s, rename, c->arena, b, err), rc, out);
+    FC_TRY_GOTO(fc_names_add_tied_head(a, c->a, c->arena, err), rc, out);
+    FC_TRY_GOTO(fc_names_add_tied_head(b, c->b, c->arena, err), rc, out);
     const fc_checkpoint *any = c->a->ntensors ? c->a : c->b;
     const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
     FC_TRY_GOTO(fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err),
@@ -128,6 +130,20 @@ out:
     return rc;
 }
 
+/* Adds an item. @param a, b NULL: the name is on the other side only. */
+static fc_code add_item(comparison *c, const char *name, const fc_tensor *a, const fc_tensor *b, fc_error *err) {
+    fc_compare_report *r = c->report;
+    r->items[r->count++] = (fc_compared){
+        .name = name,
+        .a = a,
+        .b = b,
+        .result = !b   ? FC_COMPARE_ONLY_A
+                  : !a ? FC_COMPARE_ONLY_B
+                       : FC_COMPARE_UNREAD,
+    };
+    return a && b ? classify(c, r->count - 1, err) : FC_OK;
+}
+
 /* Makes the items: A's names with their partners, then the names that only B has. */
 static fc_code join(comparison *c, fc_error *err) {
     fc_names a, b;
@@ -135,26 +151,20 @@ static fc_code join(comparison *c, fc_error *err) {
     FC_TRY(list_names(c, &a, &b, err));
     bool *taken = fc_arena_calloc(c->arena, b.count + 1, sizeof *taken);
     r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
-    c->to_read = fc_arena_calloc(c->arena, a.count + 1, sizeof *c->to_read);
+    c->to_read = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *c->to_read);
     if (!taken || !r->items || !c->to_read) {
         return fc_no_memory(err, c->a->path);
     }
     r->left_out = a.left_out + b.left_out;
     for (size_t i = 0; i < a.count; i++) {
-        size_t at = fc_names_find(&b, a.items[i].name);
-        fc_compared *item = &r->items[r->count++];
-        *item = (fc_compared){.name = a.items[i].name, .a = a.items[i].tensor, .result = FC_COMPARE_ONLY_A};
-        if (at != FC_NO_NAME) {
-            taken[at] = true;
-            item->result = FC_COMPARE_UNREAD;
-            item->b = b.items[at].tensor;
-            FC_TRY(classify(c, r->count - 1, err));
-        }
+        const size_t at = fc_names_find(&b, a.items[i].name);
+        taken[at == FC_NO_NAME ? b.count : at] = true;
+        FC_TRY(add_item(c, a.items[i].name, a.items[i].tensor, at == FC_NO_NAME ? NULL : b.items[at].tensor, err));
     }
     for (size_t i = 0; i < b.count; i++) {
+        const size_t at = taken[i] ? FC_NO_NAME : fc_names_find(&a, b.items[i].name); /* only a tied head is found */
         if (!taken[i]) {
-            r->items[r->count++] =
-                (fc_compared){.name = b.items[i].name, .b = b.items[i].tensor, .result = FC_COMPARE_ONLY_B};
+            FC_TRY(add_item(c, b.items[i].name, at == FC_NO_NAME ? NULL : a.items[at].tensor, b.items[i].tensor, err));
         }
     }
     return FC_OK;

@@ -103,7 +103,7 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
     size_t n = checkpoint->ntensors;
     side s;
     *out = (fc_names){.items = fc_arena_calloc(arena, n ? n : 1, sizeof *out->items),
-                      .table = fc_name_table_new(arena, n)};
+                      .table = fc_name_table_new(arena, n + FC_TIED_NAMES)};
     out->includes = fc_arena_calloc(arena, count_globs(selection ? selection->include : NULL) + 1, sizeof(bool));
     out->excludes = fc_arena_calloc(arena, count_globs(selection ? selection->exclude : NULL) + 1, sizeof(bool));
     if (!out->items || !out->table || !out->includes || !out->excludes || !prepare(&s, selection, checkpoint, arena)) {

@@ -40,6 +40,15 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
 fc_code fc_names_check_globs(const fc_selection *selection, const fc_names *const *names, size_t count,
                              const fc_checkpoint *source, fc_arena *arena, const char **idle, fc_error *err);
 
+enum { FC_TIED_NAMES = 2 };
+
+/**
+ * Lets fc_names_find find the embedding by the name of the head, if `checkpoint` is a folder of transformers that
+ * stores only one of the two: its config.json is that of a language model and does not set tie_word_embeddings to
+ * false.
+ */
+fc_code fc_names_add_tied_head(fc_names *names, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err);
+
 /** @return the index of `name`, or FC_NO_NAME. */
 size_t fc_names_find(const fc_names *names, const char *name);
 

@@ -16,6 +16,7 @@ try:
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
+    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 except ImportError as e:
     print(f"skipped: {e}")
@@ -76,15 +77,34 @@ def resume(rank, world, home, folder, *case):
     return logits(model)
 
 
+def compare_heads(program, home):
+    """A folder of transformers has a tied head once, the run has it twice. A head of its own is found."""
+    run(program, "diff", home / "hub", home / "run", "--model-only")
+    r = run(program, "check", home / "hub", "--against", home / "run", "--model-only")
+    check("one side ties it to lm_head.weight" in r.stdout, f"tied head: {r}")
+    state = load_file(home / "model.safetensors")
+    state["lm_head.weight"] = state["lm_head.weight"] + 1
+    save_file(state, home / "own.safetensors")
+    for sides in (("own.safetensors", "hub"), ("hub", "own.safetensors")):
+        r = run(program, "diff", *(home / side for side in sides), ok=1)
+        check("lm_head.weight" in r.stdout and "1 differs" in r.stdout, f"own head: {r}")
+    config = home / "hub/config.json"
+    config.write_text(config.read_text().replace('"tie_word_embeddings": true', '"tie_word_embeddings": false'))
+    run(program, "diff", home / "run", home / "hub", "--model-only", ok=1)
+    config.write_text(config.read_text().replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+
+
 def compare(program, home, name, version, kind):
     what = f"{name}, FSDP{version}, {kind}"
     MODELS[name][0]().save_pretrained(home / "base")
     trained = gloo.run(2, train, home, name, version, kind)[0]
-    # The run has both names of a tied head, a folder of transformers has one.
-    run(program, "check", home / "run", "--against", home / "base", "--model-only", ok=1 if name == "qwen3" else 0)
+    run(program, "check", home / "run", "--against", home / "base", "--model-only")
     run(program, "export", home / "run", "-o", home / "hub", "--like", home / "base")
     run(program, "consolidate", home / "run", "-o", home / "model.safetensors", "--model-only")
     run(program, "diff", home / "run", home / "model.safetensors", "--model-only")
+    run(program, "diff", home / "run", home / "hub", "--model-only")
+    if name == "qwen3":
+        compare_heads(program, home)
     exported = logits(AutoModelForCausalLM.from_pretrained(home / "hub"))
     check(torch.equal(exported, trained), f"{what}: other logits")
     if kind == "SHARDED_STATE_DICT":

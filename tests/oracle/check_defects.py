@@ -295,6 +295,14 @@ def object_unexpected():
     against({"model": model(), "rng": "0x1234"}, {"model": model()})
 
 
+def tied_head():
+    save(model())
+    os.mkdir("hub")
+    torch.save(model(lm_head_weight=None), "hub/pytorch_model.bin")
+    with open("hub/config.json", "w") as f:
+        json.dump({"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}, f)
+
+
 def compiled_against():
     state = {k.replace("layers.0.", "layers.0._orig_mod.").replace("layers.1.", "layers.1._orig_mod."): v
              for k, v in model().items()}
@@ -422,6 +430,7 @@ CHECKS = [
     ("An object is missing", "check ckpt --schema model.json", object_missing),
     ("An unexpected tensor", "check ckpt --schema model.json",
      lambda: against({**model(), "rotary.inv_freq": torch.zeros(8)}, model())),
+    ("The head is tied in a folder of transformers", "check ckpt --against hub", tied_head),
     ("An unexpected object", "check ckpt --schema model.json", object_unexpected),
     ("Saved from DistributedDataParallel", "check ckpt --schema model.json",
      lambda: against({"module." + k: v for k, v in model().items()}, model())),

@@ -42,6 +42,7 @@ typedef enum fc_finding_kind {
     FC_FOUND_MISSING_OBJECT,
     FC_FOUND_UNEXPECTED,
     FC_FOUND_UNEXPECTED_OBJECT,
+    FC_FOUND_TIED,              /**< a head and the embedding that the other side ties it to */
     FC_FOUND_PREFIX_EXTRA,      /**< names have a prefix that those of the reference lack */
     FC_FOUND_PREFIX_LACKING,    /**< names lack a prefix that those of the reference have */
     FC_FOUND_WRAPPER_EXTRA,     /**< names have a wrapper's component that those of the reference lack */

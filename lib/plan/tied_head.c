@@ -1,0 +1,78 @@
+/*
+ * The head that a folder of transformers ties to its embedding: see names.h.
+ */
+#include "base/file_name.h"
+#include "fsdpckpt/try.h"
+#include "io/json_file.h"
+#include "plan/names.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* The names of heads and embeddings in transformers: _tied_weights_keys, get_input_embeddings. */
+static const char *const heads[] = {"lm_head.weight", "embed_out.weight"};
+static const char *const embeddings[] = {"embed_tokens.weight", "wte.weight", "word_embeddings.weight",
+                                         "embed_in.weight"};
+
+/* Whether a model of this configuration has a head, and does not say that it is a tensor of its own. */
+static bool may_tie(const char *config, fc_arena *arena) {
+    const char *file;
+    json_t *root = NULL;
+    fc_error ignored = {0};
+    if (fc_json_load_config(config, arena, &file, &root, &ignored) != FC_OK) {
+        return false; /* it belongs to another program */
+    }
+    const json_t *text = json_object_get(root, "text_config");
+    const char *model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
+    const bool has_head = model && (strstr(model, "ForCausalLM") || strstr(model, "LMHeadModel") ||
+                                    strstr(model, "ForConditionalGeneration"));
+    const bool own = json_is_false(json_object_get(root, "tie_word_embeddings")) ||
+                     json_is_false(json_object_get(text, "tie_word_embeddings"));
+    json_decref(root);
+    return has_head && !own;
+}
+
+/* Finds config.json in the folder `path`, or next to the file `path`. */
+static fc_code find_config(const char *path, fc_arena *arena, const char **out, fc_error *err) {
+    const int len = (int)(fc_base_name(path) - path);
+    *out = fc_arena_printf(arena, "%s/config.json", path);
+    if (*out && access(*out, R_OK) != 0) {
+        struct stat st;
+        const bool is_file = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+        *out = is_file ? fc_arena_printf(arena, "%.*sconfig.json", len, path) : "";
+    }
+    return *out ? FC_OK : fc_no_memory(err, path);
+}
+
+static size_t find_embedding(const fc_names *names) {
+    for (size_t i = 0; i < names->count; i++) {
+        for (size_t e = 0; e < sizeof embeddings / sizeof *embeddings; e++) {
+            const size_t n = strlen(names->items[i].name), m = strlen(embeddings[e]);
+            if (fc_ends_with(names->items[i].name, embeddings[e]) &&
+                (n == m || names->items[i].name[n - m - 1] == '.')) {
+                return i;
+            }
+        }
+    }
+    return FC_NO_NAME;
+}
+
+fc_code fc_names_add_tied_head(fc_names *names, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err) {
+    const size_t embedding = find_embedding(names);
+    const char *config;
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        if (fc_names_find(names, heads[i]) != FC_NO_NAME) {
+            return FC_OK;
+        }
+    }
+    FC_TRY(find_config(checkpoint->path, arena, &config, err));
+    if (embedding == FC_NO_NAME || access(config, R_OK) != 0 || !may_tie(config, arena)) {
+        return FC_OK;
+    }
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        if (fc_name_table_put(names->table, heads[i], strlen(heads[i]), embedding) == FC_NO_NAME) {
+            return fc_no_memory(err, checkpoint->path);
+        }
+    }
+    return FC_OK;
+}
