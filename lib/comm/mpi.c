@@ -53,8 +53,8 @@ fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request 
     }
 }
 
-fc_code fc_mpi_gave_up(const fc_comm *comm, fc_error *err) {
-    return fc_fail(err, FC_EIO, "rank %d: the communicator was given up after an earlier error", comm->rank);
+fc_code fc_mpi_refuse_broken(const fc_comm *comm, fc_error *err) {
+    return fc_fail(err, FC_EIO, "rank %d: the communicator was aborted after an earlier error", comm->rank);
 }
 
 /* Starts a nonblocking call that sets `request`, and waits for it. */
@@ -74,7 +74,7 @@ fc_code fc_mpi_gave_up(const fc_comm *comm, fc_error *err) {
 static fc_code mpi_barrier(fc_comm *comm, fc_error *err) {
     mpi_state *s = comm->state;
     if (comm->broken) {
-        return fc_mpi_gave_up(comm, err);
+        return fc_mpi_refuse_broken(comm, err);
     }
     AND_WAIT(comm, "barrier", MPI_Ibarrier(s->mpi, &request), err);
     return FC_OK;
@@ -84,7 +84,7 @@ static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, 
     (void)stream;
     mpi_state *s = comm->state;
     if (comm->broken) {
-        return fc_mpi_gave_up(comm, err);
+        return fc_mpi_refuse_broken(comm, err);
     }
     if (root < 0 || root >= comm->size) {
         return fc_fail(err, FC_EUSAGE, "broadcast: rank %d does not exist among %d ranks", root, comm->size);
@@ -160,7 +160,7 @@ fc_code fc_mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const s
     char *own = (char *)recv + displs[comm->rank];
     size_t end = 0;
     if (comm->broken) {
-        return fc_mpi_gave_up(comm, err);
+        return fc_mpi_refuse_broken(comm, err);
     }
     if (counts[comm->rank] > 0 && own != send) {
         memmove(own, send, counts[comm->rank]);
@@ -177,7 +177,7 @@ fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t by
     mpi_state *s = comm->state;
     char *own = (char *)recv + bytes * (size_t)comm->rank;
     if (comm->broken) {
-        return fc_mpi_gave_up(comm, err);
+        return fc_mpi_refuse_broken(comm, err);
     }
     if (bytes > 0 && own != send) {
         memmove(own, send, bytes);

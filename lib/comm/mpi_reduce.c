@@ -114,14 +114,14 @@ out:
     return rc;
 }
 
-static fc_code give_up(fc_comm *comm, fc_error *err) {
+static fc_code break_for_memory(fc_comm *comm, fc_error *err) {
     comm->broken = true;
     return fc_fail(err, FC_ENOMEM, "a reduction over %d ranks: out of memory", comm->size);
 }
 
 /* Whether the ranks can reduce this at all. */
 static fc_code check_reduction(const fc_comm *comm, fc_dtype dtype, fc_reduce op, fc_error *err) {
-    return comm->broken ? fc_mpi_gave_up(comm, err) : fc_arith_check(dtype, op, err);
+    return comm->broken ? fc_mpi_refuse_broken(comm, err) : fc_arith_check(dtype, op, err);
 }
 
 fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
@@ -130,7 +130,7 @@ fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_
     segments of;
     FC_TRY(check_reduction(comm, dtype, op, err));
     if (!segments_new(&of, comm->size)) {
-        return give_up(comm, err);
+        return break_for_memory(comm, err);
     }
     for (int r = 0; r < comm->size; r++) {
         of.first[r] = count * (size_t)r;
@@ -150,7 +150,7 @@ static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtyp
     if (!all || !inputs) {
         free(all);
         free(inputs);
-        return give_up(comm, err);
+        return break_for_memory(comm, err);
     }
     fc_code rc;
     FC_TRY_GOTO(fc_mpi_all_gather(comm, data, all, bytes, NULL, err), rc, out);
@@ -174,7 +174,7 @@ fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtyp
         return all_reduce_small(comm, data, count, dtype, op, err);
     }
     if (!segments_new(&of, comm->size)) {
-        return give_up(comm, err);
+        return break_for_memory(comm, err);
     }
     for (size_t r = 0; r < n; r++) {
         of.first[r] = fc_mpi_min(segment * r, count);

@@ -25,7 +25,7 @@ static inline size_t fc_mpi_min(size_t a, size_t b) {
 fc_code fc_mpi_fail(fc_comm *comm, const char *call, int code, fc_error *err);
 
 /** Fails a call on a broken communicator: the other ranks would not join it. */
-fc_code fc_mpi_gave_up(const fc_comm *comm, fc_error *err);
+fc_code fc_mpi_refuse_broken(const fc_comm *comm, fc_error *err);
 
 /** Waits for `count` requests. Fails when an MPI call fails or comm->cancel becomes true. */
 fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request *requests, fc_error *err);

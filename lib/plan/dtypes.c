@@ -14,19 +14,19 @@
 #include <string.h>
 
 /* The cast that the selection asks for, for one value. */
-typedef struct wish {
+typedef struct wanted_cast {
     bool cast; /* to `dtype` */
     fc_dtype dtype;
-} wish;
+} wanted_cast;
 
 /* The last rule that matches decides; if none does, fc_selection.cast does. Sets `used` for all rules that match. */
-static wish wish_for(const fc_selection *selection, const fc_tensor *tensor, bool *used) {
-    wish w = {selection->cast && !tensor->keeps_dtype, selection->dtype};
+static wanted_cast find_cast(const fc_selection *selection, const fc_tensor *tensor, bool *used) {
+    wanted_cast w = {selection->cast && !tensor->keeps_dtype, selection->dtype};
     for (size_t i = 0; i < selection->ndtype_rules; i++) {
         const fc_dtype_rule *rule = &selection->dtype_rules[i];
         if (fnmatch(rule->glob, tensor->name, 0) == 0) {
             used[i] = true;
-            w = (wish){!rule->keep, rule->dtype};
+            w = (wanted_cast){!rule->keep, rule->dtype};
         }
     }
     return w;
@@ -95,7 +95,7 @@ fc_code fc_choose_dtypes(const fc_checkpoint *source, const fc_selection *select
     FC_TRY_GOTO(arena && touched && used ? FC_OK : fc_no_memory(err, source->path), rc, out);
     for (size_t i = 0; i < count; i++) {
         const fc_tensor *t = tensors[i].source;
-        const wish w = wish_for(selection, t, used);
+        const wanted_cast w = find_cast(selection, t, used);
         touched[t - source->tensors] = w.cast;
         tensors[i].dtype = w.cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT ? w.dtype : t->dtype;
     }

@@ -72,7 +72,7 @@ static void check_broken(const job *j) {
     fc_error errors[3];
     for (int i = 0; i < 3; i++) {
         must_be(comms[i]->broken && comms[i]->barrier(comms[i], &errors[i]) == FC_EIO, "a communicator still works");
-        must_be(strstr(errors[i].message, "given up after an earlier error: ") != NULL, errors[i].message);
+        must_be(strstr(errors[i].message, "aborted after an earlier error: ") != NULL, errors[i].message);
         must_be(strcmp(errors[i].message, errors[0].message) == 0, "the communicators give different errors");
     }
 }

@@ -39,8 +39,8 @@ typedef struct fc_h5_job {
     const int *keep; /**< descriptors the child may read */
     size_t nkeep;
     uint64_t memory;   /**< bytes of address space in addition to the parent's; 0: 1 GiB */
-    int timeout_ms;    /**< time limit without a byte or a beat; 0: 60 s */
-    int spin_ms;       /**< limit of processor time without a byte or a beat; 0: only timeout_ms counts */
+    int timeout_ms;    /**< limit of time without data or a heartbeat; 0: 60 s */
+    int spin_ms;       /**< limit of processor time without either; 0: only timeout_ms counts */
     bool may_open;     /**< may open other files for reading (fc_open_options.follow_external) */
     bool not_confined; /**< for tests: no seccomp, so that a child can misbehave */
 } fc_h5_job;
@@ -57,7 +57,7 @@ typedef struct fc_h5_child {
     int timeout_ms;
     int spin_ms;
     bool hung;
-    int64_t worked_ms; /**< its processor time at the last byte or beat */
+    int64_t worked_ms; /**< its processor time at the last data or heartbeat */
     uint64_t beats;
     fc_h5_shared *shared;
 } fc_h5_child;

@@ -67,14 +67,14 @@ static void end_groups(nccl_state *first) {
     }
 }
 
-void fc_nccl_give_up(fc_comm *comm, const char *why) {
+void fc_nccl_abort_family(fc_comm *comm, const char *why) {
     nccl_family *family = ((nccl_state *)comm->state)->family;
     nccl_state *first = family->first ? family->first->state : NULL;
     comm->broken = true;
-    if (family->given_up) {
+    if (family->aborted) {
         return;
     }
-    family->given_up = true;
+    family->aborted = true;
     snprintf(family->why, sizeof family->why, "%s", why);
     for (fc_comm *c = family->first; c; c = ((nccl_state *)c->state)->next) {
         c->broken = true;
@@ -89,16 +89,16 @@ void fc_nccl_give_up(fc_comm *comm, const char *why) {
     }
 }
 
-void fc_nccl_give_up_saying(fc_comm *comm, const char *what) {
+void fc_nccl_abort_family_because(fc_comm *comm, const char *what) {
     char why[64];
     snprintf(why, sizeof why, "rank %d %s", ((nccl_state *)comm->state)->family->rank, what);
-    fc_nccl_give_up(comm, why);
+    fc_nccl_abort_family(comm, why);
 }
 
 void fc_nccl_abort(fc_comm *comm) {
     int before;
     bool entered = fc_cuda_enter(comm->device, &before) == cudaSuccess;
-    fc_nccl_give_up_saying(comm, "has given up");
+    fc_nccl_abort_family_because(comm, "has given up");
     if (entered) {
         fc_cuda_leave(comm->device, before);
     }

@@ -44,11 +44,11 @@ static fc_code comm_new(fc_device *device, nccl_family *family, int ranks, fc_co
     *comm = fc_nccl_functions;
     comm->device = device;
     comm->state = s;
-    comm->broken = own->given_up;
+    comm->broken = own->aborted;
     s->family = own;
     s->next = own->first;
     own->first = comm;
-    fc_code rc = allocate_scratch(comm, ((size_t)ranks + 1) * sizeof(nccl_wish), err);
+    fc_code rc = allocate_scratch(comm, ((size_t)ranks + 1) * sizeof(nccl_split_request), err);
     if (rc != FC_OK) {
         fc_nccl_free(comm);
         return rc;
@@ -187,10 +187,11 @@ static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, 
     return FC_OK;
 }
 
-/* Exchanges the wishes of the ranks through device memory. */
-static fc_code exchange_wishes(fc_comm *comm, const nccl_wish *mine, nccl_wish *all, fc_error *err) {
+/* Gathers what each rank asks for, through device memory. */
+static fc_code gather_split_requests(fc_comm *comm, const nccl_split_request *mine, nccl_split_request *all,
+                                     fc_error *err) {
     nccl_state *s = comm->state;
-    nccl_wish *scratch = s->scratch, *own = scratch + comm->size;
+    nccl_split_request *scratch = s->scratch, *own = scratch + comm->size;
     size_t bytes = (size_t)comm->size * sizeof *all;
     fc_device *device = comm->device;
     FC_TRY(device->copy(device, own, mine, sizeof *mine, NULL, err));
@@ -202,7 +203,8 @@ static fc_code exchange_wishes(fc_comm *comm, const nccl_wish *mine, nccl_wish *
 
 /* Finds the group of this rank in the split, if all ranks are ready. NCCL does not accept negative colors, so the first
  * rank of a color replaces it. */
-static fc_code find_group(fc_comm *comm, const nccl_wish *all, int color, int *first, fc_comm *made, fc_error *err) {
+static fc_code find_group(fc_comm *comm, const nccl_split_request *all, int color, int *first, fc_comm *made,
+                          fc_error *err) {
     for (int r = comm->size - 1; r >= 0; r--) {
         if (all[r].failed) {
             return fc_fail(err, FC_EIO, "nccl: split: rank %d cannot take part", r);
@@ -231,14 +233,14 @@ static fc_code split_now(fc_comm *comm, int first, fc_comm *made, fc_error *err)
 
 fc_code fc_nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
     nccl_family *family = ((nccl_state *)comm->state)->family;
-    nccl_wish mine = {.color = color}, *all = malloc((size_t)comm->size * sizeof *all);
+    nccl_split_request mine = {.color = color}, *all = malloc((size_t)comm->size * sizeof *all);
     fc_comm *made = NULL;
     int first = 0;
     *out = NULL;
     fc_code rc = all ? comm_new(comm->device, family, comm->size, &made, err) : fc_no_memory(err, "split");
     mine.failed = rc != FC_OK;
     fc_error other = {FC_OK, ""};
-    fc_code exchanged = all ? exchange_wishes(comm, &mine, all, rc == FC_OK ? err : &other) : rc;
+    fc_code exchanged = all ? gather_split_requests(comm, &mine, all, rc == FC_OK ? err : &other) : rc;
     if (exchanged != FC_OK && !comm->broken) {
         fc_comm_abort(comm);
     }

@@ -12,7 +12,7 @@
 #include <nccl.h>
 #include <pthread.h>
 
-/** The communicators of this rank that were split from one. If one is given up, all are, at the same time (see
+/** The communicators of this rank that were split from one. If one is aborted, all are, at the same time (see
  * nccl_abort.c). One thread uses them at a time (fc_comm.concurrent). */
 typedef struct nccl_family {
     fc_comm *first;
@@ -21,8 +21,8 @@ typedef struct nccl_family {
     fc_comm *root;       /**< the communicator of all ranks */
     int rank;            /**< this rank in it */
     uint64_t calls;      /**< collectives of it that this rank has begun */
-    bool given_up;       /**< all of them are broken and aborted */
-    char why[256];       /**< the reason, if given_up */
+    bool aborted;        /**< all of them are broken and aborted */
+    char why[256];       /**< the reason, if aborted */
 } nccl_family;
 
 /** Memory for collectives. */
@@ -40,9 +40,9 @@ typedef struct nccl_state {
 } nccl_state;
 
 /** What the ranks exchange before a split; the scratch memory has one per rank, and one more for this rank. */
-typedef struct nccl_wish {
+typedef struct nccl_split_request {
     int color, failed;
-} nccl_wish;
+} nccl_split_request;
 
 /** The functions of the backend. */
 extern const fc_comm fc_nccl_functions;
@@ -68,9 +68,9 @@ void fc_nccl_release(fc_comm *comm, void *memory);
 
 /** Marks all communicators of the family as broken, aborts them, and sends the other ranks the reason. A second call
  * only marks `comm`. The communicator's GPU must be the current one. */
-void fc_nccl_give_up(fc_comm *comm, const char *why);
-/** Like fc_nccl_give_up, with the reason "rank N <what>". */
-void fc_nccl_give_up_saying(fc_comm *comm, const char *what);
+void fc_nccl_abort_family(fc_comm *comm, const char *why);
+/** Like fc_nccl_abort_family, with the reason "rank N <what>". */
+void fc_nccl_abort_family_because(fc_comm *comm, const char *what);
 
 fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
 void fc_nccl_abort(fc_comm *comm);

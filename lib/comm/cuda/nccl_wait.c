@@ -16,7 +16,7 @@ static fc_code fail(fc_comm *comm, const char *what, const char *why, const char
     fc_error own;
     fc_code rc =
         fc_fail(&own, FC_EIO, "rank %d: nccl: %s: %s%s%s", s->family->rank, what, why, *detail ? ": " : "", detail);
-    fc_nccl_give_up(comm, own.message);
+    fc_nccl_abort_family(comm, own.message);
     if (err) {
         *err = own;
     }
@@ -53,7 +53,7 @@ static fc_code fail_like_others(fc_comm *comm, const char *what, fc_error *err) 
     if (rc == FC_OK) {
         return fail(comm, what, "another rank has failed", "", err);
     }
-    fc_nccl_give_up(comm, own.message);
+    fc_nccl_abort_family(comm, own.message);
     if (err) {
         *err = own;
     }
@@ -71,7 +71,7 @@ static fc_code keep_waiting(fc_comm *comm, vigil *v, const char *what, fc_error 
     const struct timespec pause = {0, POLL_NS};
     struct timespec now;
     if (comm->cancel && atomic_load(comm->cancel)) {
-        fc_nccl_give_up_saying(comm, "was interrupted");
+        fc_nccl_abort_family_because(comm, "was interrupted");
         return fc_fail(err, FC_EINTERRUPTED, "interrupted: the job was stopped, or another rank has died");
     }
     if (fc_nccl_has_failed(comm)) {
@@ -133,8 +133,8 @@ fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, f
 fc_code fc_nccl_begin(fc_comm *comm, int *before, fc_error *err) {
     if (comm->broken) {
         const nccl_family *family = ((nccl_state *)comm->state)->family;
-        return fc_fail(err, FC_EIO, "rank %d: nccl: the communicator was given up after an earlier error%s%s",
-                       family->rank, family->given_up ? ": " : "", family->why);
+        return fc_fail(err, FC_EIO, "rank %d: nccl: the communicator was aborted after an earlier error%s%s",
+                       family->rank, family->aborted ? ": " : "", family->why);
     }
     cudaError_t result = fc_cuda_enter(comm->device, before);
     if (result != cudaSuccess) {
@@ -192,7 +192,7 @@ void fc_nccl_free(fc_comm *comm) {
     bool entered = fc_cuda_enter(comm->device, &before) == cudaSuccess;
     finish(comm);
     if (comm->broken) {
-        fc_nccl_give_up_saying(comm, "has given up"); /* the caller may have marked this one only */
+        fc_nccl_abort_family_because(comm, "has given up"); /* the caller may have marked this one only */
     }
     if (s->scratch) {
         cudaFree(s->scratch);

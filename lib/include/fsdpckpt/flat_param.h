@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/** One parameter of a unit. A list of them is in the order of named_modules and their parameters, and has a shared
- *  parameter as often as it occurs. */
+/** One parameter of a unit. A list of them is in the order of named_modules and their parameters. A parameter that
+ *  several modules share is in the list once for each of them. */
 typedef struct fc_flat_desc {
     const char *fqn;
     int ndim;
