@@ -147,7 +147,7 @@ class Target(harness.Case):
             self.fails(2, "reshard", train, "-o", "x", *to, "--dp", "2", *extra, contains=[
                 "28 of the 64 values are neither, such as step; --include 'model*.*' --include 'optim*.*' leaves"])
         self.ok("consolidate", train, "-o", "w.h5", "--include", "model.*", "--strip-prefix", "model.", "-q")
-        self.fails(2, "convert", "w.h5", "-o", "x", *to, contains=["the first is ", "; --rename 's/^/model./' makes them the model's\n"])
+        self.fails(2, "convert", "w.h5", "-o", "x", *to, contains=["are neither, such as ", "; --rename 's/^/model./' makes them the model's\n"])
         self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "model.*", "--include", "step", contains=[
             "; --rename 's/^/model./' makes all of them the model's, --include 'model*.*' leaves these out\n"])
         self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "optim.*", "--include", "step", contains=["is step\n"])
