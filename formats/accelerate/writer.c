@@ -67,9 +67,9 @@ fc_code fc_accelerate_set_sections(fc_target_tensor *tensors, size_t count, fc_e
         return check_models(&s, err);
     }
     fc_code rc = fc_fail(err, FC_EUSAGE,
-                         "accelerate keeps only model.* and optimizer.* (or optim.*); %zu of the %zu values are "
+                         "accelerate keeps only model.* and optimizer.* (or optim.*); %zu of the %zu values %s "
                          "neither, such as %.256s",
-                         s.outsiders, count, s.outsider);
+                         s.outsiders, count, s.outsiders == 1 ? "is" : "are", s.outsider);
     if (s.optimizer) {
         return s.model ? fc_advise(err, rc, FC_HINT_SELECT_STATE, NULL) : rc;
     }

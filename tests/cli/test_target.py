@@ -150,7 +150,7 @@ class Target(harness.Case):
         self.fails(2, "convert", "w.h5", "-o", "x", *to, contains=["are neither, such as ", "; --rename 's/^/model./' makes them the model's\n"])
         self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "model.*", "--include", "step", contains=[
             "; --rename 's/^/model./' makes all of them the model's, --include 'model*.*' leaves these out\n"])
-        self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "optim.*", "--include", "step", contains=["is step\n"])
+        self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "optim.*", "--include", "step", contains=["1 of the 31 values is neither, such as step\n"])
         self.fails(2, "consolidate", train, "-o", "x", *to, "--include", "optim.*", contains=[
             "needs a model in pytorch_model_fsdp_0"])
         self.fails(2, "consolidate", train, "-o", "x", *to, *state, "--rename", "s/^model/model_2/", contains=[
