@@ -47,15 +47,33 @@ static size_t distinct(const fc_name_list *kept, const char *name) {
     return len;
 }
 
+/* Adds the first components of a name, with * for those that are numbers: layers are alike. */
+static bool add_layers(fc_arena *arena, const char **out, const char *name, size_t len) {
+    char *text = fc_arena_alloc(arena, 2 * len + 1);
+    size_t n = 0;
+    for (size_t at = 0; text && at < len; at++) {
+        const bool starts = at == 0 || name[at - 1] == '.';
+        const size_t digits = starts ? strspn(name + at, "0123456789") : 0;
+        const bool number = digits > 0 && (at + digits == len || name[at + digits] == '.');
+        text[n++] = number ? '*' : name[at];
+        at += number ? digits - 1 : 0;
+    }
+    return text && fc_add_component(arena, out, text, n);
+}
+
 fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out,
                            fc_error *err) {
     fc_sort_texts(kept->names, kept->count);
     *out = "";
     bool full = false, added = true;
-    for (size_t i = 0; added && !full && i < left->count; i++) {
-        full = strlen(*out) > MOST_LISTED;
-        added = full ? fc_add_component(arena, out, "...", 3)
-                     : fc_add_component(arena, out, left->names[i], distinct(kept, left->names[i]));
+    for (int nested = 0; nested < 2; nested++) { /* single components first: they say most */
+        for (size_t i = 0; added && !full && i < left->count; i++) {
+            const size_t len = distinct(kept, left->names[i]);
+            if ((len > strcspn(left->names[i], ".")) == nested) {
+                full = strlen(*out) > MOST_LISTED;
+                added = full ? fc_add_component(arena, out, "...", 3) : add_layers(arena, out, left->names[i], len);
+            }
+        }
     }
     return added ? FC_OK : fc_no_memory(err, NULL);
 }

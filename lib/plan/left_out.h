@@ -21,8 +21,8 @@ typedef struct fc_name_list {
 bool fc_add_component(fc_arena *arena, const char **list, const char *name, size_t len);
 
 /**
- * Lists the names of `left` by their first components with which no name of `kept` begins: "optim, step". A list of
- * more than 200 bytes ends in "...".
+ * Lists the names of `left` by their first components with which no name of `kept` begins: "optim, step". Single
+ * components come first, and * stands for a number. A list of more than 200 bytes ends in "...".
  * @param kept is sorted by this function.
  * @param out  receives the list, in `arena`.
  */
