@@ -45,8 +45,7 @@ static fc_code open_average(const cli_call *call, fc_checkpoint **out, fc_error 
     const options *o = call->options;
     fc_checkpoint **sources = calloc(o->noperands, sizeof *sources);
     double *weights = calloc(o->noperands, sizeof *weights);
-    fc_code rc =
-        sources && weights ? open_sources(call, sources, weights, out, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = sources && weights ? open_sources(call, sources, weights, out, err) : fc_no_memory(err, NULL);
     for (size_t i = 0; sources && rc != FC_OK && i < o->noperands; i++) {
         fc_checkpoint_close(sources[i]);
     }

@@ -97,7 +97,7 @@ static fc_code prepare(job *j, fc_error *err) {
     }
     j->arena = fc_arena_new();
     if (!j->arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     if (o->junit) {
         FC_TRY(target_check(o->junit, &target_xml, err));

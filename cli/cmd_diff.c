@@ -94,7 +94,7 @@ static fc_code show(const job *j, fc_error *err) {
 static fc_code run(cli_call *call, fc_error *err) {
     job j = {.o = call->options, .call = call, .arena = fc_arena_new()};
     if (!j.arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     options rest;
     fc_code rc;

@@ -83,7 +83,7 @@ static fc_code write_json(extraction *x, fc_error *err) {
     const char *json = NULL;
     fc_code rc;
     if (!arena) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", x->checkpoint->path);
+        return fc_no_memory(err, x->checkpoint->path);
     }
     FC_TRY_GOTO(fc_checkpoint_object_json(x->checkpoint, x->value->source, arena, &json, err), rc, out);
     jw_copy(x->out, json);
@@ -193,7 +193,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     x.checkpoint = checkpoint;
     FC_TRY_GOTO(source_note_selection(call, checkpoint, false, err), rc, out);
     arena = fc_arena_new();
-    rc = arena ? extract(&x, call, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = arena ? extract(&x, call, arena, err) : fc_no_memory(err, checkpoint->path);
 out:
     fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);

@@ -81,7 +81,7 @@ static fc_code find_ties(schema *s, fc_error *err) {
         tensors[i] = s->target.tensors[i].source;
     }
     fc_code rc = tensors && s->same_as ? fc_find_ties(s->source, tensors, n, s->same_as, err)
-                                       : fc_fail(err, FC_ENOMEM, "out of memory");
+                                       : fc_no_memory(err, s->source->path);
     free(tensors);
     return rc;
 }
@@ -119,7 +119,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_code rc = source_note_selection(call, checkpoint, true, err);
     rc = rc != FC_OK ? rc
          : arena     ? select_and_write(call, checkpoint, arena, err)
-                     : fc_fail(err, FC_ENOMEM, "out of memory");
+                     : fc_no_memory(err, checkpoint->path);
     fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;

@@ -258,7 +258,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint *source = NULL;
     totals t;
     if (!c.arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc;
     FC_TRY_GOTO(source_open(call, c.o->operands[0], true, &source, err), rc, out);

@@ -140,7 +140,7 @@ static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkp
         return verify(call, checkpoint, NULL, p, report, err);
     }
     fc_seal seal;
-    FC_TRY(arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory"));
+    FC_TRY(arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_no_memory(err, checkpoint->path));
     p->seal = seal.path;
     const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
     FC_TRY(fc_commit_check(&how, err));
@@ -229,7 +229,7 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
                                  .others = source_others(call),
                                  .progress = call->progress};
     if (!bad.arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {

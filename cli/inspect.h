@@ -183,8 +183,7 @@ fc_code inspect_html(inspection *in, fc_error *err);
 
 /** FC_ENOMEM with the checkpoint's path. */
 static inline fc_code inspect_no_memory(const inspection *in, fc_error *err) {
-    fc_fail(err, FC_ENOMEM, "%s: out of memory", in->checkpoint->path);
-    return FC_ENOMEM;
+    return fc_no_memory(err, in->checkpoint->path);
 }
 
 #endif

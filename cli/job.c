@@ -156,8 +156,8 @@ static fc_code convert(job *j, fc_error *err) {
     j->how.reporter.report = source_note;
     FC_TRY(kept_prepare(o, &j->how, j->arena, &j->kept, err));
     j->how.inputs = source_inputs(o, j->how.partial);
-    fc_code rc = j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err)
-                               : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc =
+        j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err) : fc_no_memory(err, j->source->path);
     free((void *)j->how.inputs);
     FC_TRY(rc);
     j->seconds = progress_now() - j->call->started;
@@ -314,7 +314,7 @@ static fc_code flatten(job *j, fc_error *err) {
     unit_plan plan = {.o = j->o, .source = j->source, .arena = fc_arena_new()};
     fc_checkpoint *model = NULL, *flat = NULL;
     fc_code rc;
-    FC_TRY_GOTO(plan.arena ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), rc, out);
+    FC_TRY_GOTO(plan.arena ? FC_OK : fc_no_memory(err, j->source->path), rc, out);
     FC_TRY_GOTO(open_order(j, &model, err), rc, out);
     FC_TRY_GOTO(unit_plan_make(&plan, model, err), rc, out);
     for (size_t i = 0; i < plan.nwarnings && !j->o->quiet && ranks_speaks(&j->ranks); i++) {

@@ -192,7 +192,7 @@ static fc_code store_list(const parser *p, const option_row *row, const char *te
         /* Allocates room for every argument, so that the list never has to grow. */
         list->items = calloc((size_t)p->argc + 1, sizeof *list->items);
         if (!list->items) {
-            return fc_fail(p->err, FC_ENOMEM, "out of memory");
+            return fc_no_memory(p->err, NULL);
         }
     }
     list->items[list->count++] = text;
@@ -307,7 +307,7 @@ fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t take
     memset(out, 0, sizeof *out);
     out->operands = calloc((size_t)argc + 1, sizeof *out->operands);
     if (!out->operands) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     while (p.next < argc) {
         const char *arg = argv[p.next++];

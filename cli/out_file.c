@@ -17,7 +17,7 @@
 static fc_code fill(const char *path, int fd, out_file_write *write_content, void *context, fc_error *err) {
     text_out *out = malloc(sizeof *out);
     if (!out) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     text_out_init(out, fd);
     fc_code rc = write_content(context, out, err);

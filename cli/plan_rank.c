@@ -219,7 +219,7 @@ fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, ui
     }
     fc_arena *arena = fc_arena_new();
     if (!arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc;
     FC_TRY_GOTO(fc_target_new(source, selection, arena, &v.target, &counts, err), rc, out);

@@ -70,7 +70,7 @@ fc_code source_config(const options *o, const fc_checkpoint *source, fc_arena *a
 
 fc_code source_spare(const options *o, const char *target, fc_error *err) {
     const char **inputs = source_inputs(o, true);
-    fc_code rc = inputs ? fc_check_inputs(target, inputs, "a file", err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = inputs ? fc_check_inputs(target, inputs, "a file", err) : fc_no_memory(err, target);
     free(inputs);
     return rc;
 }
@@ -174,9 +174,7 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
     FC_TRY_GOTO(source_model(call, &model, err), rc, out);
     if (o->tp_plan && !o->tp) { /* with --tp, the plan applies to the target */
         arena = fc_arena_new();
-        FC_TRY_GOTO(arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err)
-                          : fc_fail(err, FC_ENOMEM, "out of memory"),
-                    rc, out);
+        FC_TRY_GOTO(arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_no_memory(err, NULL), rc, out);
     }
     rc = open_checked(o, path, &how, model, out, err);
     rc = rc == FC_OK ? source_take_model(call, out, err) : rc;

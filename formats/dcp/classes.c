@@ -64,7 +64,7 @@ static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *w
     fc_arena *arena = b->checkpoint->arena;
     dcp_chunks *chunks = fc_arena_alloc(arena, sizeof *chunks);
     if (!chunks) {
-        return fc_dcp_fail(b, FC_ENOMEM, tensor->name, "out of memory");
+        return fc_no_memory(b->err, b->metadata_path);
     }
     *chunks = (dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].place.file};
     tensor->detail = chunks;

@@ -132,7 +132,7 @@ static fc_code set_producer(dcp_builder *b, fc_pv version) {
         return FC_OK;
     }
     b->checkpoint->producer = fc_arena_printf(b->checkpoint->arena, "torch.distributed.checkpoint %.64s", text);
-    return b->checkpoint->producer ? FC_OK : fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+    return b->checkpoint->producer ? FC_OK : fc_no_memory(b->err, b->metadata_path);
 }
 
 fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v) {

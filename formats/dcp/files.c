@@ -47,7 +47,7 @@ static fc_code add_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t *fil
     }
     const char *copy = fc_arena_strndup(b->checkpoint->arena, name, n);
     if (!copy || !fc_grow(&b->files, &b->files_capacity, b->nfiles + 1, sizeof *b->files)) {
-        return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+        return fc_no_memory(b->err, b->metadata_path);
     }
     b->files[b->nfiles] = (dcp_file){copy, 0, 0, tensor, rank_of(copy)};
     *file = (uint32_t)b->nfiles++;
@@ -137,7 +137,7 @@ fc_code fc_dcp_finish_files(dcp_builder *b) {
         }
     }
     if (!files) {
-        return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+        return fc_no_memory(b->err, b->metadata_path);
     }
     b->checkpoint->files = files;
     b->checkpoint->nfiles = b->nfiles;

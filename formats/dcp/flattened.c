@@ -21,10 +21,6 @@ typedef struct flattened {
     const fc_flat_position *positions; /* of its boxes in the runs of `listed` */
 } flattened;
 
-static fc_code no_memory(const dcp_builder *b, const fc_tensor *t) {
-    return fc_dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
-}
-
 /* Computes the shape of a shard. @return false if the listed sizes do not belong to a tensor of `shape`. */
 static bool shard_shape(const fc_tensor *listed, const int64_t *shape, int64_t *shard) {
     const int n = listed->ndim - 1;
@@ -92,7 +88,7 @@ static fc_code restore(const dcp_builder *b, fc_tensor *t, const int64_t *shape)
     size_t width;
     flattened *f = fc_arena_calloc(arena, 1, sizeof *f);
     if (!f) {
-        return no_memory(b, t);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     f->listed = *t;
     t->ndim--;
@@ -108,7 +104,7 @@ static fc_code restore(const dcp_builder *b, fc_tensor *t, const int64_t *shape)
     int64_t *dims =
         fc_mul_size(t->nchunks + 1, 2 * (size_t)t->ndim, &width) ? fc_arena_calloc(arena, width, sizeof *dims) : NULL;
     if (!chunks || !positions || !dims) {
-        return no_memory(b, t);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     t->chunks = chunks;
     add_all_boxes(&f->listed, shard, t, dims, positions);
@@ -129,7 +125,7 @@ static fc_code restore_entry(const dcp_builder *b, fc_pv name, fc_pv values) {
     }
     int64_t *shape = fc_arena_calloc(b->checkpoint->arena, (size_t)t->ndim, sizeof *shape);
     if (!shape) {
-        return no_memory(b, t);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     if (t->ndim == 0 || !fc_dcp_read_size(b->p, size, t->ndim - 1, shape)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name,

@@ -20,10 +20,6 @@ enum {
 
 static const fc_object torch_save_object = {.encoding = "torch.save"};
 
-static fc_code no_memory(const dcp_builder *b) {
-    return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
-}
-
 bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out) {
     size_t n;
     if (fc_pv_typeof(v) != FC_PV_SIZE && fc_pv_typeof(v) != FC_PV_TUPLE) {
@@ -49,14 +45,14 @@ static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, cons
                            "a name with NUL or lone surrogates is not supported");
     }
     *out = fc_arena_strndup(b->checkpoint->arena, s, n);
-    return *out ? FC_OK : no_memory(b);
+    return *out ? FC_OK : fc_no_memory(b->err, b->metadata_path);
 }
 
 /* Lists the value as unreadable, with the reason, so that all others can be read. */
 static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
     fc_object *object = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *object);
     if (!object || !reason) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = reason};
     t->object = object;
@@ -109,7 +105,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     }
     int64_t *shape = fc_arena_calloc(b->checkpoint->arena, n, sizeof *shape);
     if (!shape) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     t->ndim = (int)n;
     t->shape = shape;
@@ -150,7 +146,7 @@ static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
     fc_chunk *chunks = fc_arena_calloc(b->checkpoint->arena, n, sizeof *chunks);
     int64_t *dims = fc_mul_size(n, width, &total) ? fc_arena_calloc(b->checkpoint->arena, total, sizeof *dims) : NULL;
     if (!chunks || !dims) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     for (size_t i = 0; i < n; i++) {
         FC_TRY(read_chunk(b, t, items[i], dims + i * width));
@@ -168,7 +164,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     if (!shape || !dims || !chunk) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     *chunk = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     t->dtype = FC_OPAQUE;
@@ -212,7 +208,7 @@ static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
 static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {
     fc_path_element *element = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *element);
     if (!element) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     element->key = t->name;
     t->path = (fc_path){element, 1};
@@ -255,7 +251,7 @@ static fc_code path_element(const dcp_builder *b, const fc_tensor *t, fc_pv v, s
                            key);
     }
     out->key = fc_arena_strndup(b->checkpoint->arena, key, n);
-    return out->key ? FC_OK : no_memory(b);
+    return out->key ? FC_OK : fc_no_memory(b->err, b->metadata_path);
 }
 
 static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
@@ -267,7 +263,7 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
     }
     fc_path_element *elements = fc_arena_calloc(b->checkpoint->arena, n, sizeof *elements);
     if (!elements) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     for (size_t i = 0; i < n; i++) {
         FC_TRY(path_element(b, t, items[i], i, &rest, &elements[i]));
@@ -330,7 +326,7 @@ static fc_code check_lists(const dcp_builder *b) {
     }
     const fc_tensor **sorted = calloc(b->ntensors, sizeof *sorted);
     if (!sorted) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     for (size_t i = 0; i < b->ntensors; i++) {
         sorted[i] = &b->tensors[i];
@@ -374,7 +370,7 @@ fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
     }
     b->tensors = fc_arena_calloc(b->checkpoint->arena, n / 2, sizeof *b->tensors);
     if (!b->tensors) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->metadata_path);
     }
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_tensor *t = &b->tensors[b->ntensors++];

@@ -180,7 +180,7 @@ static fc_code add_note(const dcp_builder *b, const fc_tensor *first, size_t cou
             " × tp %" PRId64 "; the sizes of the stored tensors give the true ones%s",
             first->name, more, o->rows, o->mesh.sizes[0], o->mesh.sizes[1], some);
     }
-    return some && more && b->checkpoint->note ? FC_OK : fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+    return some && more && b->checkpoint->note ? FC_OK : fc_no_memory(b->err, b->metadata_path);
 }
 
 fc_code fc_dcp_move_misplaced(dcp_builder *b) {

@@ -46,10 +46,6 @@ fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tens
                : fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": its size overflows", path, chunk->place.offset);
 }
 
-static fc_code no_memory(const placing *p) {
-    return fc_dcp_fail(p->b, FC_ENOMEM, NULL, "out of memory");
-}
-
 static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk) {
     const char *path = p->b->checkpoint->files[chunk->place.file].path;
     const bool headers_only = p->b->options->headers_only;
@@ -154,7 +150,7 @@ fc_code fc_dcp_place_in_safetensors(dcp_builder *b) {
     placing p = {.b = b, .arena = fc_arena_new()};
     p.headers = calloc(n + 1, sizeof *p.headers);
     p.missing = calloc(n + 1, sizeof *p.missing);
-    fc_code rc = p.arena && p.headers && p.missing ? place_all(&p) : no_memory(&p);
+    fc_code rc = p.arena && p.headers && p.missing ? place_all(&p) : fc_no_memory(b->err, b->metadata_path);
     for (size_t i = 0; p.headers && i < n; i++) { /* files without a safetensors part have no header */
         if (p.headers[i].data != 0) {
             fc_st_header_free(&p.headers[i]);

@@ -98,7 +98,7 @@ static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index,
         return FC_OK;
     }
     if (t->nchunks >= UINT32_MAX || !sort_chunks(t, o)) {
-        return fc_dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
+        return fc_no_memory(b->err, b->metadata_path);
     }
     size_t at = lower_bound(t, o, offsets);
     if (at == t->nchunks || compare_offsets(chunks[o->chunks[at]].dims, offsets, t->ndim) != 0) {
@@ -172,7 +172,7 @@ static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {
 /* Gives a chunk that has no location that of another chunk with the same offsets. */
 static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *chunk, order *o) {
     if (!sort_chunks(t, o)) {
-        return fc_dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
+        return fc_no_memory(b->err, b->metadata_path);
     }
     for (size_t at = lower_bound(t, o, chunk->dims); at < t->nchunks; at++) {
         const fc_chunk *other = &t->chunks[o->chunks[at]];
@@ -266,7 +266,7 @@ fc_code fc_dcp_place_chunks(dcp_builder *b, fc_pv storage_data) {
     }
     order *orders = calloc(b->ntensors + 1, sizeof *orders);
     if (!orders) {
-        return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+        return fc_no_memory(b->err, b->metadata_path);
     }
     fc_code rc = place_all(b, pairs, n, orders);
     for (size_t i = 0; i < b->ntensors; i++) {

@@ -16,10 +16,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static fc_code no_memory(const char *path, fc_error *err) {
-    return fc_no_memory(err, path);
-}
-
 /* Writes all foreign attributes as one JSON object in the arena. */
 static fc_code join_attributes(fc_arena *arena, const char *path, const fc_h5_file *file, fc_h5_bytes *out,
                                fc_error *err) {
@@ -31,7 +27,7 @@ static fc_code join_attributes(fc_arena *arena, const char *path, const fc_h5_fi
         const fc_h5_attributes *a = &file->attributes[i];
         size_t len = strlen(a->path);
         char *key = fc_arena_alloc(arena, len + 2);
-        FC_TRY_GOTO(key ? FC_OK : no_memory(path, err), rc, out);
+        FC_TRY_GOTO(key ? FC_OK : fc_no_memory(err, path), rc, out);
         text.failed |= !fc_is_json((const char *)a->json.data, a->json.size);
         key[0] = '/';
         memcpy(key + 1, a->path, len + 1);
@@ -47,7 +43,7 @@ static fc_code join_attributes(fc_arena *arena, const char *path, const fc_h5_fi
             : FC_OK,
         rc, out);
     copy = text.failed ? NULL : fc_arena_alloc(arena, text.size);
-    FC_TRY_GOTO(copy ? FC_OK : no_memory(path, err), rc, out);
+    FC_TRY_GOTO(copy ? FC_OK : fc_no_memory(err, path), rc, out);
     memcpy(copy, text.data, text.size);
     *out = (fc_h5_bytes){copy, text.size};
 out:
@@ -62,7 +58,7 @@ static fc_code attributes_dataset(fc_arena *arena, const char *path, const fc_h5
     fc_h5_dataset *d = *out = fc_arena_calloc(arena, 1, sizeof *d);
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
     if (!d || !shape) {
-        return no_memory(path, err);
+        return fc_no_memory(err, path);
     }
     FC_TRY(join_attributes(arena, path, file, &d->bytes, err));
     shape[0] = (int64_t)d->bytes.size;
@@ -86,7 +82,7 @@ fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *d, fc_
     if (d->kind != FC_H5_TENSOR) {
         fc_object *object = fc_arena_calloc(checkpoint->arena, 1, sizeof *object);
         if (!object) {
-            return no_memory(checkpoint->path, err);
+            return fc_no_memory(err, checkpoint->path);
         }
         object->encoding = d->encoding ? d->encoding : "hdf5";
         object->damaged = d->kind == FC_H5_UNREADABLE && d->code == FC_ECORRUPT;
@@ -189,7 +185,7 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     size_t count = 0;
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, file->ndatasets + 1, sizeof *tensors);
     if (!tensors) {
-        return no_memory(path, err);
+        return fc_no_memory(err, path);
     }
     for (size_t i = 0; i < file->ndatasets; i++) {
         if (view && strncmp(file->datasets[i].path, FC_H5_VIEW_PIECES "/", sizeof FC_H5_VIEW_PIECES) == 0) {
@@ -215,7 +211,7 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *option
     fc_h5_state *state = checkpoint->state;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     if (!file) {
-        return no_memory(checkpoint->path, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     const char *slash = strrchr(checkpoint->path, '/');
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};

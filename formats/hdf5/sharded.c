@@ -37,10 +37,6 @@ typedef struct sharded_reader {
     fc_progress *progress; /* may be NULL */
 } sharded_reader;
 
-static fc_code no_memory(const sharded_reader *o, fc_error *err) {
-    return fc_no_memory(err, o->checkpoint->path);
-}
-
 /* ---- the mesh ---- */
 
 static fc_code read_mesh(const fc_h5_root *root, const char *path, fc_mesh *mesh, fc_error *err) {
@@ -83,7 +79,7 @@ static fc_code read_placements(sharded_reader *o, const fc_h5_dataset *d, fc_ten
     int n = o->checkpoint->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)n, sizeof *placements);
     if (!placements) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     if (!d->placements || !fc_placements_parse(d->placements, n, placements)) {
         return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute placements is missing or damaged",
@@ -127,7 +123,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
     o->datasets = fc_arena_calloc(arena, o->count, sizeof *o->datasets);
     o->by_path = fc_arena_calloc(arena, o->count, sizeof *o->by_path);
     if (!o->tensors || !o->chunks || !o->datasets || !o->by_path) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     for (size_t i = 0; i < o->count; i++) {
         o->chunks[i].arena = arena;
@@ -272,7 +268,7 @@ static fc_code read_shards(sharded_reader *o, fc_error *err) {
     size_t n = (size_t)o->ranks;
     const char **paths = calloc(n, sizeof *paths);
     if (!paths) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     for (size_t i = 0; i < n; i++) {
         paths[i] = checkpoint->files[i + 1].path;
@@ -313,7 +309,7 @@ static fc_code compute_boxes(sharded_reader *o, size_t i, fc_error *err) {
         fc_h5_dataset *local = fc_arena_alloc(o->checkpoint->arena, sizeof *local);
         int64_t *box = fc_arena_calloc(o->checkpoint->arena, 2 * (size_t)tensor->ndim, sizeof *box);
         if (!local || !box) {
-            return no_memory(o, err);
+            return fc_no_memory(err, o->checkpoint->path);
         }
         *local = *o->datasets[i];
         local->where = local->kind == FC_H5_UNREADABLE ? FC_H5_NOWHERE : FC_H5_ELSEWHERE;
@@ -430,7 +426,7 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
         index->path = fc_arena_printf(checkpoint->arena, "%s/index.h5", directory);
     }
     if (!index || !index->path) {
-        return no_memory(&o, err);
+        return fc_no_memory(err, o.checkpoint->path);
     }
     checkpoint->files = index;
     checkpoint->nfiles = 1;

@@ -13,10 +13,6 @@
 
 enum { LIBRARY_BOX = 8 << 20, MAX_LIBRARY_BOXES = 1 << 20 };
 
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory while reading HDF5 headers");
-}
-
 /* ---- chunks ---- */
 
 /* @return a new chunk with room for its dims, or NULL. */
@@ -151,7 +147,7 @@ static fc_code add_stored_chunks(adding *a, const char *path, fc_error *err) {
     numbered *order = malloc((d->nchunks + 1) * sizeof *order);
     fc_code rc = FC_OK;
     if (!order) {
-        return no_memory(err);
+        return fc_no_memory(err, path);
     }
     set_grid(a, d->chunk);
     for (int k = 0; k < d->ndim; k++) {
@@ -233,7 +229,7 @@ static fc_code new_stored(fc_checkpoint *checkpoint, const fc_h5_stored *stored,
         size_t cap = state->stored_cap ? 2 * state->stored_cap : 64;
         fc_h5_stored *grown = cap > UINT32_MAX ? NULL : fc_arena_calloc(checkpoint->arena, cap, sizeof *grown);
         if (!grown) {
-            return no_memory(err);
+            return fc_no_memory(err, checkpoint->path);
         }
         if (state->nstored > 0) {
             memcpy(grown, state->stored, state->nstored * sizeof *grown);
@@ -275,7 +271,7 @@ fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t f
     } else {
         add_whole(&a, d->offset, d->where == FC_H5_AT_OFFSET ? d->length : 0);
     }
-    return a.failed ? no_memory(err) : FC_OK;
+    return a.failed ? fc_no_memory(err, checkpoint->path) : FC_OK;
 }
 
 /* ---- names ---- */
@@ -294,14 +290,14 @@ static fc_code split_path(fc_arena *arena, const fc_h5_dataset *d, bool ours, fc
     }
     fc_path_element *elements = fc_arena_calloc(arena, n, sizeof *elements);
     if (!elements) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     for (const char *p = d->path;; i++) {
         size_t len = strcspn(p, "/");
         const unsigned char kind = d->lists.data[i];
         const char *link = fc_arena_strndup(arena, p, len);
         if (!link) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
         elements[i] = (fc_path_element){.key = link,
                                         .is_index = kind == FC_H5_LIST || kind == FC_H5_TUPLE,
@@ -341,7 +337,7 @@ fc_code fc_h5_name_tensor(fc_arena *arena, const fc_h5_dataset *d, bool ours, co
                           fc_error *err) {
     FC_TRY_CONTEXT(split_path(arena, d, ours, &tensor->path, err), err, "%s: dataset /%s", file, d->path);
     tensor->name = ours && d->fqn ? d->fqn : join(arena, &tensor->path, '.');
-    return tensor->name ? FC_OK : no_memory(err);
+    return tensor->name ? FC_OK : fc_no_memory(err, file);
 }
 
 static int by_name(const void *a, const void *b) {
@@ -356,7 +352,7 @@ fc_code fc_h5_check_names(fc_arena *arena, fc_tensor *tensors, size_t count, boo
     bool renamed = false;
     fc_tensor **sorted = malloc((count + 1) * sizeof *sorted);
     if (!sorted) {
-        return no_memory(err);
+        return fc_no_memory(err, file);
     }
     for (size_t i = 0; i < count; i++) {
         sorted[i] = &tensors[i];
@@ -370,7 +366,7 @@ fc_code fc_h5_check_names(fc_arena *arena, fc_tensor *tensors, size_t count, boo
             rc = fc_fail(err, FC_ECORRUPT, "%s: two datasets have the name %s", file, before);
         } else {
             sorted[i]->name = join(arena, &sorted[i]->path, '/');
-            rc = sorted[i]->name ? FC_OK : no_memory(err);
+            rc = sorted[i]->name ? FC_OK : fc_no_memory(err, file);
             renamed = true;
         }
     }

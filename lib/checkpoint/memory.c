@@ -80,10 +80,6 @@ static void *copy(fc_arena *arena, const void *from, size_t count, size_t size) 
     return made;
 }
 
-static fc_code no_memory(const char *name, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", name);
-}
-
 /* Copies the description of a chunk. *kept reports whether the chunk has elements and belongs in the manifest. */
 static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chunk *own, fc_arena *arena, fc_chunk *out,
                          bool *kept, fc_error *err) {
@@ -92,7 +88,7 @@ static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chun
     int64_t *strides = fc_arena_calloc(arena, n, sizeof *strides);
     const fc_memory_chunk *given = &t->chunks[index];
     if (!dims || !strides) {
-        return no_memory(t->name, err);
+        return fc_no_memory(err, t->name);
     }
     if (n > 0) {
         memcpy(dims, given->offsets, n * sizeof *dims);
@@ -123,14 +119,14 @@ static fc_code copy_path(const fc_memory_tensor *t, const char *name, fc_arena *
     size_t count = t->path.count ? t->path.count : 1;
     fc_path_element *elements = fc_arena_calloc(arena, count, sizeof *elements);
     if (!elements) {
-        return no_memory(name, err);
+        return fc_no_memory(err, name);
     }
     elements[0].key = name;
     for (size_t i = 0; i < t->path.count; i++) {
         elements[i] = t->path.elements[i];
         elements[i].key = fc_arena_strndup(arena, elements[i].key, strlen(elements[i].key));
         if (!elements[i].key) {
-            return no_memory(name, err);
+            return fc_no_memory(err, name);
         }
     }
     *out = (fc_path){elements, count};
@@ -148,7 +144,7 @@ static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_o
     if (encoding) {
         fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
         if (!object) {
-            return no_memory(t->name, err);
+            return fc_no_memory(err, t->name);
         }
         object->encoding = encoding->name;
         *out = object;
@@ -167,7 +163,7 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
     fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks, sizeof *chunks);
     fc_memory_chunk *own = fc_arena_calloc(arena, t->nchunks, sizeof *own);
     if (!name || !shape || !chunks || !own) {
-        return no_memory(t->name, err);
+        return fc_no_memory(err, t->name);
     }
     FC_TRY(add_object(t, arena, &object, err));
     size_t count = 0;

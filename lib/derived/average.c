@@ -152,10 +152,6 @@ static const fc_derived_kind average_kind = {.name = "average", .size = sizeof(f
 
 /* ---- the manifest ---- */
 
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory for the list of averaged tensors");
-}
-
 /* Divides a tensor into contiguous chunks. */
 static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, fc_list_budget *lists, fc_arena *arena,
                            fc_error *err) {
@@ -174,7 +170,7 @@ static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, fc_list_budget 
     fc_chunk *chunks = fc_arena_calloc(arena, n, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(arena, n, 2 * (size_t)tensor->ndim * sizeof *dims);
     if (!chunks || !dims) {
-        return no_memory(err);
+        return fc_no_memory(err, tensor->name);
     }
     fc_tiles_begin(&tiles, &whole, (int64_t)(chunk_size / element), 1);
     for (size_t i = 0; i < n && fc_tiles_next(&tiles, &tile); i++, dims += 2 * tensor->ndim) {
@@ -204,7 +200,7 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
     const fc_average *a = average->state;
     fc_tensor *tensors = fc_arena_calloc(average->arena, names[0].count, sizeof *tensors);
     if (!tensors) {
-        return no_memory(err);
+        return fc_no_memory(err, average->path);
     }
     fc_list_budget lists;
     fc_list_budget_begin(&lists, a->base.sources, a->base.count);
@@ -213,7 +209,7 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         fc_average_inputs *of = fc_arena_calloc(average->arena, 1, sizeof *of);
         const fc_tensor **inputs = fc_arena_calloc(average->arena, a->base.count, sizeof *inputs);
         if (!of || !inputs) {
-            return no_memory(err);
+            return fc_no_memory(err, average->path);
         }
         for (size_t i = 0; i < a->base.count; i++) {
             inputs[i] = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
@@ -238,7 +234,7 @@ static fc_code make_weights(fc_average *a, const double *weights, fc_arena *aren
     }
     double *own = fc_arena_calloc(arena, a->base.count, sizeof *own);
     if (!own) {
-        return no_memory(err);
+        return fc_no_memory(err, a->base.sources[0]->path);
     }
     for (size_t i = 0; i < a->base.count; i++) {
         sum += weights[i];
@@ -259,7 +255,7 @@ static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_
     fc_average *a = average->state;
     fc_names *names = fc_arena_calloc(arena, count, sizeof *names);
     if (!names) {
-        return no_memory(err);
+        return fc_no_memory(err, average->path);
     }
     average->mesh = sources[0]->mesh;
     average->producer = NULL;

@@ -93,7 +93,7 @@ static fc_code cover_both(const job *j, const fc_compared *item, pair *p, fc_err
 static fc_code open_pair(job *j, fc_compared *item, fc_error *err) {
     pair *p = calloc(1, sizeof *p);
     if (!p) {
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", item->name);
+        return fc_no_memory(err, item->name);
     }
     p->item = item;
     p->users = 1;

@@ -103,7 +103,7 @@ static fc_code open_item(fc_chunks *chunks, fc_error *err) {
     fc_chunked_item *of = malloc(sizeof *of);
     if (!of) {
         fc_coverage_free(coverage);
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", target->name);
+        return fc_no_memory(err, target->name);
     }
     *of = (fc_chunked_item){.item = item, .target = target, .coverage = coverage, .chunks = chunks, .users = 1};
     fc_item_digest_begin(&of->digest, item, chunks->file, chunks->digests);

@@ -199,7 +199,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     fc_active_item *active = malloc(sizeof *active);
     if (!active) {
         fc_coverage_free(coverage);
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", target->name);
+        return fc_no_memory(err, target->name);
     }
     *active = (fc_active_item){
         .tensor = target->source, .item = item, .dtype = target->dtype, .coverage = coverage, .users = 1};

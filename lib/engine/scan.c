@@ -92,13 +92,13 @@ static fc_code open_next(scan *s, fc_error *err) {
     }
     active *a = calloc(1, sizeof *a);
     if (!a) {
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", t->name);
+        return fc_no_memory(err, t->name);
     }
     *a = (active){.tensor = t, .index = index, .users = 1};
     fc_code rc = fc_coverage_within(s->checkpoint, t, NULL, &a->coverage, err);
     if (rc == FC_OK) {
         a->state = s->visitor->begin(s->visitor->context, index);
-        rc = a->state ? FC_OK : fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", t->name);
+        rc = a->state ? FC_OK : fc_no_memory(err, t->name);
     }
     if (rc == FC_OK) {
         const fc_portions_side side = {s->checkpoint, t, a->coverage};

@@ -27,10 +27,6 @@ typedef struct exporter {
 
 static const fc_recipe same_names = {.label = "of the export", .keeps_others = true};
 
-static fc_code no_memory(const exporter *e) {
-    return fc_no_memory(e->err, e->target.source->path);
-}
-
 /* ---- prefixes ---- */
 
 static void list_prefixes(exporter *e) {
@@ -155,7 +151,7 @@ static fc_code take_names(exporter *e, const char **prefix, bool *fits) {
         return FC_OK;
     }
     const fc_name_table *names = fc_export_names(reference->weights, e->arena);
-    FC_TRY(names ? FC_OK : no_memory(e));
+    FC_TRY(names ? FC_OK : fc_no_memory(e->err, e->target.source->path));
     size_t alike = like_reference(e, names, prefix);
     *fits = alike == e->target.ntensors || alike == reference->weights->ntensors;
     return FC_OK;

@@ -26,10 +26,6 @@ typedef struct fit {
     fc_error *err;
 } fit;
 
-static fc_code no_memory(const fit *f) {
-    return fc_no_memory(f->err, f->reference->weights->path);
-}
-
 /* ---- lists in the arena ---- */
 
 /* Appends a change to a list in the arena, which has at most one change for each tensor of `of`. */
@@ -37,7 +33,7 @@ static fc_code add_change(const fit *f, fc_export_change **list, size_t *count, 
                           const fc_export_change *change) {
     *list = *list ? *list : fc_arena_calloc(f->arena, of->ntensors, sizeof **list);
     if (!*list) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     (*list)[(*count)++] = *change;
     return FC_OK;
@@ -45,7 +41,7 @@ static fc_code add_change(const fit *f, fc_export_change **list, size_t *count, 
 
 static fc_code add_rule(fit *f, const fc_recipe_rule *rule) {
     if (!fc_grow(&f->rules, &f->capacity, f->nrules + 1, sizeof *f->rules)) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     f->rules[f->nrules++] = *rule;
     return FC_OK;
@@ -91,7 +87,7 @@ static fc_code drop_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor
     }
     const char **from = pair(f, t->name, NULL);
     if (!from) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     const fc_export_change change = {.name = t->name, .other = twin->name};
     FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_DROP, .from = from, .nfrom = 1}));
@@ -107,7 +103,7 @@ static fc_code copy_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor
     }
     const char **to = pair(f, twin->name, t->name);
     if (!to) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     const fc_export_change change = {.name = t->name, .other = twin->name};
     FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_ADD, .to = to, .nto = 2}));
@@ -119,7 +115,7 @@ static fc_code find_ties(fit *f) {
     const fc_export_shapes *known = fc_export_shapes_new(model, f->there, f->arena);
     const fc_export_shapes *wanted = fc_export_shapes_new(reference, f->here, f->arena);
     if (!known || !wanted) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
@@ -147,7 +143,7 @@ static fc_code trim(fit *f, const fc_tensor *t, const fc_tensor *like) {
     const char *before = fc_arena_printf(f->arena, "%" PRId64, t->shape[0]);
     const char *after = fc_arena_printf(f->arena, "%" PRId64, like->shape[0]);
     if (!op || !name || !before || !after) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     *op = (fc_recipe_op){.kind = FC_OP_RESIZE, .left = before, .right = after};
     const fc_recipe_rule rule = {.from = name, .to = name, .nfrom = 1, .nto = 1, .ops = op, .nops = 1};
@@ -199,7 +195,7 @@ typedef struct lines {
 
 static fc_code add_line(const fit *f, lines *l, const char *line) {
     if (!line || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     l->items[l->count++] = line;
     return FC_OK;
@@ -241,7 +237,7 @@ static fc_code compare(fit *f, const fc_checkpoint *model, lines *l) {
     FC_TRY(compare_dtypes(f, model, l));
     const char **kept = fc_arena_calloc(f->arena, l->count + 1, sizeof *kept);
     if (!kept) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->reference->weights->path);
     }
     for (size_t i = 0; i < l->count; i++) {
         kept[i] = l->items[i];
@@ -259,7 +255,7 @@ fc_code fc_export_fit(fc_checkpoint **model, const fc_export_reference *referenc
     *out = (fc_export_fit_report){0};
     f.here = fc_export_names(*model, arena);
     f.there = fc_export_names(reference->weights, arena);
-    FC_TRY_GOTO(f.here && f.there ? FC_OK : no_memory(&f), rc, out);
+    FC_TRY_GOTO(f.here && f.there ? FC_OK : fc_no_memory(err, reference->weights->path), rc, out);
     FC_TRY_GOTO(read_config(&f), rc, out);
     FC_TRY_GOTO(find_ties(&f), rc, out);
     FC_TRY_GOTO(find_padded(&f), rc, out);

@@ -60,10 +60,6 @@ typedef struct finder {
     fc_error *err;
 } finder;
 
-static fc_code no_memory(const finder *f) {
-    return fc_no_memory(f->err, f->target->source->path);
-}
-
 /* ---- branches ---- */
 
 static bool is_among(const char *text, size_t len, const char *const *list, bool prefix) {
@@ -102,7 +98,7 @@ static bool is_other(const finder *f, const value *v) {
 
 /* Adds a name to a list for people, unless it is there. */
 static fc_code add_name(const finder *f, const char **list, const char *name, size_t len) {
-    return fc_add_component(f->arena, list, name, len) ? FC_OK : no_memory(f);
+    return fc_add_component(f->arena, list, name, len) ? FC_OK : fc_no_memory(f->err, f->target->source->path);
 }
 
 static void leave_out(finder *f, const fc_target_tensor *t) {
@@ -128,7 +124,7 @@ static void keep(finder *f, const char *branch, size_t len) {
 static fc_code list_others(finder *f) {
     fc_name_list kept = {calloc(f->count + 1, sizeof *kept.names), f->count}, left = {f->left, f->nleft};
     fc_code rc;
-    FC_TRY_GOTO(kept.names ? FC_OK : no_memory(f), rc, out);
+    FC_TRY_GOTO(kept.names ? FC_OK : fc_no_memory(f->err, f->target->source->path), rc, out);
     for (size_t i = 0; i < f->count; i++) {
         kept.names[i] = f->values[i].tensor->name;
     }
@@ -210,7 +206,7 @@ static fc_code enter(finder *f, const char *branch, size_t len) {
     f->place->branch =
         fc_arena_printf(f->arena, "%s%s%.*s", f->place->branch, *f->place->branch ? "." : "", (int)len, branch);
     f->depth++;
-    return f->place->branch ? FC_OK : no_memory(f);
+    return f->place->branch ? FC_OK : fc_no_memory(f->err, f->target->source->path);
 }
 
 /* Goes into the branch of the model, as long as there is one. */
@@ -331,13 +327,13 @@ static fc_code strip_outer(const finder *f) {
 static fc_code set_names(finder *f) {
     fc_target_tensor *tensors = fc_arena_calloc(f->arena, f->count + 1, sizeof *tensors);
     if (!tensors) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->target->source->path);
     }
     for (size_t i = 0; i < f->count; i++) {
         const char *name = name_in(f, &f->values[i]);
         char *copy = fc_arena_strndup(f->arena, name, strlen(name));
         tensors[i] = *f->values[i].tensor;
-        FC_TRY(copy ? unwrap(f, copy) : no_memory(f));
+        FC_TRY(copy ? unwrap(f, copy) : fc_no_memory(f->err, f->target->source->path));
         FC_TRY(set_name(&tensors[i], copy, f->arena, f->err));
     }
     f->target->tensors = tensors;
@@ -364,7 +360,7 @@ fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, f
     f.values = calloc(target->ntensors + 1, sizeof *f.values);
     f.left = calloc(target->ntensors + 1, sizeof *f.left);
     fc_code rc;
-    FC_TRY_GOTO(f.values && f.left ? FC_OK : no_memory(&f), rc, out);
+    FC_TRY_GOTO(f.values && f.left ? FC_OK : fc_no_memory(err, target->source->path), rc, out);
     FC_TRY_GOTO(take_tensors(&f), rc, out);
     FC_TRY_GOTO(find_branch(&f), rc, out);
     FC_TRY_GOTO(list_others(&f), rc, out);

@@ -9,10 +9,6 @@
 
 #include <stdlib.h>
 
-static fc_code no_memory(const fc_tensor *flat, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "tensor %.256s: out of memory", flat->name);
-}
-
 /* The boxes of a parameter that were found so far. */
 typedef struct boxes {
     fc_chunk *chunks; /* NULL: the boxes are only counted */
@@ -83,7 +79,7 @@ fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_
     boxes made = {0};
     *out = (fc_tensor){.dtype = flat->dtype};
     if (!copy_shape(p, arena, out)) {
-        return no_memory(flat, err);
+        return fc_no_memory(err, flat->name);
     }
     find_boxes(flat, order, p, &made);
     out->nchunks = made.count;
@@ -91,7 +87,7 @@ fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_
                    .positions = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.positions),
                    .dims = fc_arena_calloc(arena, out->nchunks + 1, 2 * (size_t)p->ndim * sizeof *made.dims)};
     if (!made.chunks || !made.positions || !made.dims) {
-        return no_memory(flat, err);
+        return fc_no_memory(err, flat->name);
     }
     find_boxes(flat, order, p, &made);
     *positions = made.positions;

@@ -75,11 +75,11 @@ static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     const fc_tensor *tensor = c->tensor;
     size_t bytes;
     if (!fc_mul_size(tensor->nchunks, sizeof *c->chunks, &bytes)) {
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
+        return fc_no_memory(err, tensor->name);
     }
     c->chunks = malloc(bytes ? bytes : 1);
     if (!c->chunks) {
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
+        return fc_no_memory(err, tensor->name);
     }
     for (size_t i = 0; i < tensor->nchunks; i++) {
         fc_box box = fc_chunk_box(tensor, &tensor->chunks[i]);
@@ -110,7 +110,7 @@ static fc_code add_chunk(void *context, const fc_overlap *overlap, fc_error *err
         size_t bytes, *grown = NULL;
         grown = fc_mul_size(capacity, sizeof *grown, &bytes) ? realloc(c->chunks, bytes) : NULL;
         if (!grown) {
-            return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", c->tensor->name);
+            return fc_no_memory(err, c->tensor->name);
         }
         c->chunks = grown;
     }
@@ -281,7 +281,7 @@ static fc_code make_tree(fc_coverage *c, fc_error *err) {
     }
     c->bounds = calloc(nodes, 2 * (size_t)c->tensor->ndim * sizeof *c->bounds);
     if (!c->bounds) {
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", c->tensor->name);
+        return fc_no_memory(err, c->tensor->name);
     }
     set_bounds(c, root_of(c));
     return FC_OK;
@@ -303,7 +303,7 @@ static fc_code begin_coverage(const fc_checkpoint *checkpoint, const fc_tensor *
     }
     fc_coverage *c = calloc(1, sizeof *c);
     if (!c) {
-        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
+        return fc_no_memory(err, tensor->name);
     }
     c->checkpoint = checkpoint;
     c->tensor = tensor;

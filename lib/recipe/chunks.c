@@ -40,10 +40,6 @@ typedef struct walk {
     int halved; /* an axis along which the part must be halved, because a chunk of the source ends in it; -1: none */
 } walk;
 
-static fc_code no_memory(const builder *b) {
-    return fc_no_memory(b->err, b->source->path);
-}
-
 /* Adds one chunk: `part` is within chunk `index` of its source. */
 static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     const int ndim = b->parted->ndim, sdims = part->source ? part->source->ndim : 0;
@@ -55,7 +51,7 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     }
     if (!dims || !fc_grow(&b->chunks, &b->chunk_capacity, b->count + 1, sizeof *b->chunks) ||
         !fc_grow(&b->places, &b->place_capacity, b->count + 1, sizeof *b->places)) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->source->path);
     }
     fc_chunk chunk = {.rank = FC_NO_RANK};
     if (part->source) {
@@ -195,7 +191,7 @@ static fc_code walk_part(builder *b, const fc_part *part) { // NOLINT(misc-no-re
 static fc_code begin_part(builder *b, const fc_part *part) {
     fc_recipe_steps *steps = fc_arena_calloc(b->arena, 1, sizeof *steps);
     if (!steps) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->source->path);
     }
     steps->source = part->source;
     for (int d = 0; d < FC_PART_DIMS; d++) {
@@ -221,7 +217,7 @@ static fc_code finish(builder *b, fc_tensor *out, const fc_recipe_place **places
     fc_chunk *chunks = fc_arena_calloc(b->arena, b->count + 1, sizeof *chunks);
     fc_recipe_place *own = fc_arena_calloc(b->arena, b->count + 1, sizeof *own);
     if (!chunks || !own) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->source->path);
     }
     if (b->count > 0) {
         memcpy(chunks, b->chunks, b->count * sizeof *chunks);

@@ -36,10 +36,6 @@ static __attribute__((format(printf, 2, 3))) fc_code bad(const reader *r, const 
     return fc_fail(r->err, FC_EUSAGE, "%s: %s%s", r->recipe->label, rule, why);
 }
 
-static fc_code no_memory(const reader *r) {
-    return fc_no_memory(r->err, r->recipe->label);
-}
-
 /* Copies a string, or returns NULL without an error for NULL. */
 static fc_code read_text(const reader *r, const json_t *value, const char *what, const char **out) {
     *out = NULL;
@@ -50,7 +46,7 @@ static fc_code read_text(const reader *r, const json_t *value, const char *what,
         return bad(r, "\"%.200s\" is not a string", what);
     }
     *out = fc_arena_strndup(r->arena, json_string_value(value), json_string_length(value));
-    return *out ? FC_OK : no_memory(r);
+    return *out ? FC_OK : fc_no_memory(r->err, r->recipe->label);
 }
 
 /* Reads a string or an array of strings. */
@@ -62,7 +58,7 @@ static fc_code read_list(const reader *r, const json_t *value, const char *what,
     if (malformed || *count == 0) {
         return bad(r, "\"%.200s\" is not a string or an array of strings", what);
     }
-    return *out ? FC_OK : no_memory(r);
+    return *out ? FC_OK : fc_no_memory(r->err, r->recipe->label);
 }
 
 static fc_code check_keys(const reader *r, const json_t *object, const char *const *known) {
@@ -87,7 +83,7 @@ static fc_code add_lost(const reader *r, const char *before, const char *what, c
         return FC_OK;
     }
     r->recipe->lost = fc_arena_printf(r->arena, "%s%s%s%s%s", lost ? lost : "", lost ? ", " : "", before, what, after);
-    return r->recipe->lost ? FC_OK : no_memory(r);
+    return r->recipe->lost ? FC_OK : fc_no_memory(r->err, r->recipe->label);
 }
 
 /* ---- operations ---- */
@@ -114,7 +110,7 @@ static fc_code read_rearrange(const reader *r, const char *text, fc_recipe_op *o
     }
     op->left = fc_arena_strndup(r->arena, text, (size_t)(arrow - text));
     op->right = arrow + 2;
-    return op->left ? FC_OK : no_memory(r);
+    return op->left ? FC_OK : fc_no_memory(r->err, r->recipe->label);
 }
 
 static fc_code read_dims(const reader *r, const json_t *value, fc_recipe_op *op) {
@@ -186,7 +182,7 @@ static fc_code read_operations(const reader *r, const json_t *value, fc_recipe_r
     const size_t count = !value ? 0 : json_is_array(value) ? json_array_size(value) : 1;
     fc_recipe_op *ops = fc_arena_calloc(r->arena, count + 1, sizeof *ops);
     if (!ops) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->recipe->label);
     }
     for (size_t i = 0; i < count; i++) {
         fc_recipe_op *op = &ops[r->reverse ? count - 1 - i : i];
@@ -238,7 +234,7 @@ static fc_code read_extra(const reader *r, const json_t *object, bool drop, fc_r
     const char **names = fc_arena_calloc(r->arena, 3, sizeof *names);
     FC_TRY(check_keys(r, object, known));
     if (!names) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->recipe->label);
     }
     FC_TRY(read_text(r, json_object_get(object, "same_as"), "same_as", &names[0]));
     FC_TRY(read_text(r, json_object_get(object, drop ? "drop" : "add"), drop ? "drop" : "add", &names[1]));
@@ -285,14 +281,14 @@ static fc_code read_sizes(const reader *r, const json_t *object) {
     size_t count = json_object_size(object), ignored;
     fc_recipe_size *sizes = fc_arena_calloc(r->arena, count + 1, sizeof *sizes);
     if (!sizes) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->recipe->label);
     }
     r->recipe->sizes = sizes;
     json_object_foreach((json_t *)object, key, value) {
         sizes->name = fc_arena_strndup(r->arena, key, strlen(key));
         FC_TRY(read_list(r, value, key, &sizes->expressions, &ignored));
         if (!sizes->name) {
-            return no_memory(r);
+            return fc_no_memory(r->err, r->recipe->label);
         }
         sizes++;
         r->recipe->nsizes++;
@@ -318,7 +314,7 @@ static fc_code read_dtypes(const reader *r, const json_t *object) {
         return bad(r, "\"dtypes\" is not an object, such as {\"*.norm.weight\": \"f32\"}");
     }
     if (!dtypes) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->recipe->label);
     }
     json_object_foreach((json_t *)object, glob, value) {
         const char *type = json_string_value(value);
@@ -328,7 +324,7 @@ static fc_code read_dtypes(const reader *r, const json_t *object) {
         }
         d->glob = fc_arena_strndup(r->arena, glob, strlen(glob));
         if (!d->glob) {
-            return no_memory(r);
+            return fc_no_memory(r->err, r->recipe->label);
         }
     }
     r->recipe->dtypes = dtypes;
@@ -339,7 +335,7 @@ static fc_code read_models(const reader *r, const json_t *value) {
     bool malformed = false;
     r->recipe->models = value ? fc_json_strings(value, r->arena, &malformed) : NULL;
     return malformed                     ? bad(r, "\"models\" is not an array of strings")
-           : value && !r->recipe->models ? no_memory(r)
+           : value && !r->recipe->models ? fc_no_memory(r->err, r->recipe->label)
                                          : FC_OK;
 }
 
@@ -362,7 +358,7 @@ static fc_code read_recipe(reader *r, const json_t *root) {
     FC_TRY(read_sizes(r, json_object_get(root, "sizes")));
     r->recipe->rules = fc_arena_calloc(r->arena, json_array_size(rules) + 1, sizeof *r->recipe->rules);
     if (!r->recipe->rules) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->recipe->label);
     }
     for (size_t i = 0; i < json_array_size(rules); i++) {
         FC_TRY(read_rule(r, json_array_get(rules, i)));

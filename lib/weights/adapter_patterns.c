@@ -47,10 +47,6 @@ bool fc_adapter_pattern_is_plain(const char *text) {
     return *text && !*at;
 }
 
-static fc_code no_memory(const matcher *m) {
-    return fc_no_memory(m->err, m->path);
-}
-
 /* Counts steps. */
 static fc_code step(matcher *m, uint64_t steps) {
     m->steps += steps;
@@ -82,7 +78,7 @@ static fc_code list_plain(matcher *m) {
     m->plain = fc_name_table_new(m->arena, m->count + 1);
     m->forms = fc_arena_calloc(m->arena, m->count + 1, sizeof *m->forms);
     if (!seen || !m->plain || !m->forms) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->path);
     }
     for (size_t i = 0; i < m->count; i++) {
         const char *text = m->patterns[i].text;
@@ -92,7 +88,7 @@ static fc_code list_plain(matcher *m) {
         const size_t len = strlen(text);
         const char *dots = form_of(text, len, m->arena);
         if (!dots) {
-            return no_memory(m);
+            return fc_no_memory(m->err, m->path);
         }
         fc_name_table_put(m->plain, text, len, i);
         if (fc_name_table_put(seen, dots, len, i) == i) {
@@ -108,7 +104,7 @@ static fc_code list_plain(matcher *m) {
         }
         m->first[len] = at;
     }
-    return m->first ? FC_OK : no_memory(m);
+    return m->first ? FC_OK : fc_no_memory(m->err, m->path);
 }
 
 /* Looks up the end of a module's name. @param text a buffer for its characters. */
@@ -146,7 +142,7 @@ static fc_code compare_all(matcher *m, size_t index, const char *const *modules,
     FC_TRY(step(m, REGEX_STEPS * (1 + strlen(regex) / REGEX_CHARACTERS)));
     const int bad = regcomp(&compiled, regex, REG_EXTENDED | REG_NOSUB);
     if (bad != 0) {
-        return bad == REG_ESPACE ? no_memory(m)
+        return bad == REG_ESPACE ? fc_no_memory(m->err, m->path)
                                  : fc_fail(m->err, FC_EUSAGE, "%s: the pattern %s is malformed", m->path, regex);
     }
     fc_code rc = FC_OK;
@@ -165,7 +161,7 @@ static fc_code apply(matcher *m, const char *const *modules, size_t nmodules, do
     FC_TRY(list_plain(m));
     char *text = fc_arena_alloc(m->arena, m->longest + 1);
     if (!best || !text) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->path);
     }
     for (size_t i = 0; i < nmodules; i++) {
         best[i] = FC_NO_NAME;
@@ -189,7 +185,7 @@ fc_code fc_adapter_patterns_apply(const char *path, const fc_adapter_pattern *pa
         return FC_OK;
     }
     m.arena = fc_arena_new();
-    const fc_code rc = m.arena ? apply(&m, modules, nmodules, values) : no_memory(&m);
+    const fc_code rc = m.arena ? apply(&m, modules, nmodules, values) : fc_no_memory(err, path);
     fc_arena_free(m.arena);
     return rc;
 }

@@ -129,7 +129,7 @@ static fc_code open_request_run(const open_request *r, checkpoint_object *self, 
     }
     FC_TRY(r->recipe ? apply_recipe(r, self, err) : FC_OK);
     self->lists = fc_chunk_lists_new(self->checkpoint);
-    return self->lists ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", r->path);
+    return self->lists ? FC_OK : fc_no_memory(err, r->path);
 }
 
 static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {

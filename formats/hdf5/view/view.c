@@ -35,10 +35,6 @@ typedef struct view {
     fc_h5_list list;
 } view;
 
-static fc_code no_memory(const view *v, fc_error *err) {
-    return fc_no_memory(err, v->target->source->path);
-}
-
 /* ---- names relative to the view ---- */
 
 /* @return `path` relative to `directory`; both are absolute and without links. */
@@ -89,14 +85,14 @@ static fc_code name_files(view *v, fc_error *err) {
     const fc_checkpoint *source = v->target->source;
     char *directory = directory_of(v->path);
     v->names = fc_arena_calloc(v->arena, source->nfiles, sizeof *v->names);
-    fc_code rc = directory && v->names ? FC_OK : no_memory(v, err);
+    fc_code rc = directory && v->names ? FC_OK : fc_no_memory(err, v->target->source->path);
     for (size_t i = 0; i < source->nfiles && rc == FC_OK; i++) {
         char *path = realpath(source->files[i].path, NULL);
         if (!path) {
             continue; /* a file without tensors may be missing; a tensor that uses a missing one is refused below */
         }
         v->names[i] = relative_to(directory, path, v->arena);
-        rc = v->names[i] ? FC_OK : no_memory(v, err);
+        rc = v->names[i] ? FC_OK : fc_no_memory(err, v->target->source->path);
         free(path);
     }
     free(directory);
@@ -131,7 +127,7 @@ static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
     }
     fc_h5_node *nodes = fc_arena_calloc(v->arena, total, sizeof *nodes);
     if (!nodes) {
-        return no_memory(v, err);
+        return fc_no_memory(err, v->target->source->path);
     }
     memcpy(nodes, tree->nodes, tree->count * sizeof *nodes);
     uint32_t group = (uint32_t)tree->count;
@@ -140,7 +136,7 @@ static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
         const char *link = fc_arena_printf(v->arena, "%u", i);
         nodes[group + 1 + i] = (fc_h5_node){.link = link, .parent = group, .depth = 2, .is_value = true};
         if (!link) {
-            return no_memory(v, err);
+            return fc_no_memory(err, v->target->source->path);
         }
     }
     tree->nodes = nodes;
@@ -181,7 +177,7 @@ static fc_code map_patches(view *v, uint32_t index, uint32_t first, fc_error *er
     for (size_t i = 0; i < value->npatches; i++) {
         const fc_h5_view_box *patch = &value->patches[i];
         const char *source = scratch ? fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch) : NULL;
-        FC_TRY_GOTO(source ? FC_OK : no_memory(v, err), rc, out);
+        FC_TRY_GOTO(source ? FC_OK : fc_no_memory(err, v->target->source->path), rc, out);
         fc_h5_list_add(&v->list, ".", source, patch->whole ? NULL : &patch->run, t->ndim, patch->offsets, patch->sizes);
     }
     const fc_h5_heap_id list = fc_h5_list_end(&v->list, &v->image);
@@ -390,7 +386,8 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
                         : fc_no_memory(err, NULL),
                 rc, out);
     v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
-    FC_TRY_GOTO(v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err), rc, out);
+    FC_TRY_GOTO(v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : fc_no_memory(err, v.target->source->path),
+                rc, out);
     rc = commit_view(&v, path, options, err);
 out:
     fc_arena_free(v.arena);

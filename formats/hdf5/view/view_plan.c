@@ -42,10 +42,6 @@ typedef struct plan {
     const char *why; /* the reason why the tensor cannot be viewed; else NULL */
 } plan;
 
-static fc_code no_memory(fc_error *err) {
-    return fc_no_memory(err, NULL);
-}
-
 static const char *reason(const fc_extent *e, fc_dtype dtype) {
     if (e->codec == FC_CODEC_FILTERED) {
         return "compressed";
@@ -132,7 +128,7 @@ static fc_code new_base(plan *p, int ndim, const int64_t *shape, size_t segments
                          .segments = fc_arena_calloc(p->arena, segments, sizeof *base->segments),
                          .files = fc_arena_calloc(p->arena, segments, sizeof *base->files)};
     if (!copy || !base->segments || !base->files) {
-        return no_memory(err);
+        return fc_no_memory(err, p->tensor->name);
     }
     for (int d = 0; d < ndim; d++) {
         copy[d] = shape[d];
@@ -146,7 +142,7 @@ static fc_code new_patch(plan *p, const fc_h5_view_box *patch, fc_error *err) {
         size_t room = p->patch_room ? 2 * p->patch_room : 4;
         fc_h5_view_box *grown = fc_arena_calloc(p->arena, room, sizeof *grown);
         if (!grown) {
-            return no_memory(err);
+            return fc_no_memory(err, p->tensor->name);
         }
         if (p->npatches > 0) {
             memcpy(grown, p->patches, p->npatches * sizeof *grown);
@@ -288,7 +284,7 @@ static fc_code add_run(plan *p, const located *l, const grid *c, unsigned mask, 
     int ndim = p->tensor->ndim;
     int64_t *dims = fc_arena_alloc(p->arena, 2 * (size_t)ndim * sizeof *dims);
     if (!dims) {
-        return no_memory(err);
+        return fc_no_memory(err, p->tensor->name);
     }
     memcpy(dims, l->dims, 2 * (size_t)ndim * sizeof *dims);
     for (int i = c->count - 1; i >= 0; i--) {
@@ -341,7 +337,7 @@ static fc_code find_chunks(plan *p, fc_error *err) {
     fc_coverage *coverage = NULL;
     p->chunks = calloc(p->tensor->nchunks + 1, sizeof *p->chunks);
     if (!p->chunks) {
-        return no_memory(err);
+        return fc_no_memory(err, p->tensor->name);
     }
     fc_code rc;
     FC_TRY_GOTO(fc_coverage_within(p->source, p->tensor, NULL, &coverage, err), rc, out);
@@ -355,7 +351,7 @@ static fc_code plan_pieces(plan *p, fc_error *err) {
     size_t i = 0;
     p->bases = fc_arena_calloc(p->arena, p->nchunks, sizeof *p->bases);
     if (!p->bases) {
-        return no_memory(err);
+        return fc_no_memory(err, p->tensor->name);
     }
     int ndim = p->tensor->ndim;
     qsort_r(p->chunks, p->nchunks, sizeof *p->chunks, by_column, &ndim);

@@ -27,10 +27,6 @@ enum {
     NONE_OPEN = -1
 };
 
-static fc_code no_memory(const fc_h5_image *image, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory for the headers of the file", image->path);
-}
-
 void fc_h5_image_open(fc_h5_image *image, const char *path) {
     *image = (fc_h5_image){.path = path, .fd = NONE_OPEN, .collection = SIZE_MAX, .header_crc64 = SIZE_MAX};
     fc_h5_add_zeros(&image->heap, SUPERBLOCK);
@@ -132,7 +128,7 @@ fc_code fc_h5_image_flush_heap(fc_h5_image *image, fc_error *err) {
         return FC_OK;
     }
     close_collection(image);
-    return image->heap.failed ? no_memory(image, err) : write_heap(image, err);
+    return image->heap.failed ? fc_no_memory(err, image->path) : write_heap(image, err);
 }
 
 void fc_h5_image_close_heap(fc_h5_image *image) {
@@ -345,7 +341,7 @@ static void set_addresses(fc_h5_image *image, const size_t *places, size_t count
 fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err) {
     fc_h5_buffer *to = &image->objects;
     if (image->heap.failed || to->failed) {
-        return no_memory(image, err);
+        return fc_no_memory(err, image->path);
     }
     const uint64_t headers_end = image->objects_at + to->size;
     image->data_at = align_up(headers_end, image->data_large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);

@@ -322,7 +322,7 @@ static fc_code store_links(fc_h5_image *image, const fc_h5_group *group, storage
     add_heap(&l, group);
     if (image->objects.failed) { /* some records are missing */
         free(l.records);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for the headers of the file", image->path);
+        return fc_no_memory(err, image->path);
     }
     out->heap = l.heap;
     out->orders = add_tree(&l, BY_ORDER);

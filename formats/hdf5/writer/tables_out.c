@@ -12,10 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "index.h5: out of memory for its tables");
-}
-
 /* ---- rows ---- */
 
 /* The tables under construction. */
@@ -61,7 +57,7 @@ static fc_code placements_row(tables *t, const fc_target_tensor *tensor, uint32_
         }
     }
     if (!fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements)) {
-        return no_memory(err);
+        return fc_no_memory(err, "index.h5");
     }
     fc_h5_placements_row r = {t->rows[FC_H5_T_TEXT].size, strlen(text)};
     memcpy(t->placements[t->nplacements++], text, sizeof text);
@@ -103,7 +99,7 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
                             .box = first_box[0],
                             .boxes = first_box[1] - first_box[0],
                             .crc64 = crc64};
-    FC_TRY(path ? FC_OK : no_memory(err));
+    FC_TRY(path ? FC_OK : fc_no_memory(err, "index.h5"));
     if (!source->object) { /* adds its text before that of the row */
         FC_TRY(placements_row(t, tensor, &row.placements, err));
     }
@@ -128,7 +124,7 @@ static fc_code sort_boxes(tables *t, uint64_t *first, fc_error *err) {
     unsigned char *rows = fc_h5_more(&t->rows[FC_H5_T_BOXES], written->nboxes * sizeof(fc_h5_box_row));
     if (!next || (!rows && written->nboxes > 0)) {
         free(next);
-        return no_memory(err);
+        return fc_no_memory(err, "index.h5");
     }
     for (size_t i = 0; i < written->nboxes; i++) {
         next[written->boxes[i].tensor]++;
@@ -154,13 +150,14 @@ static fc_code add_tensors(tables *t, const uint64_t *digests, fc_error *err) {
     uint64_t *first = calloc(w->target->ntensors + 1, sizeof *first);
     fc_arena *scratch = NULL;
     fc_code rc;
-    FC_TRY_GOTO(first ? sort_boxes(t, first, err) : no_memory(err), rc, out);
+    FC_TRY_GOTO(first ? sort_boxes(t, first, err) : fc_no_memory(err, "index.h5"), rc, out);
     for (size_t i = 0; i < w->target->ntensors; i++) {
         const uint32_t tensor = w->tree.order[i];
         fc_arena_free(scratch);
         scratch = fc_arena_new();
-        FC_TRY_GOTO(scratch ? add_tensor(t, tensor, digests[tensor], first + i, scratch, err) : no_memory(err), rc,
-                    out);
+        FC_TRY_GOTO(scratch ? add_tensor(t, tensor, digests[tensor], first + i, scratch, err)
+                            : fc_no_memory(err, "index.h5"),
+                    rc, out);
     }
 out:
     fc_arena_free(scratch);
@@ -355,7 +352,7 @@ fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *
         manifest.tables[i][1] = count_rows(&t, (fc_h5_table)i);
         fc_h5_add_bytes(to, t.rows[i].data, t.rows[i].size);
         if (t.rows[i].failed || to->failed) {
-            rc = no_memory(err);
+            rc = fc_no_memory(err, "index.h5");
             goto out;
         }
     }

@@ -10,10 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "index.h5: out of memory for its tables");
-}
-
 static bool same_grid(const fc_h5_written *written, size_t number, const fc_h5_grid *grid) {
     const fc_h5_grid_row *row = &written->grids[number];
     return row->ndim == (uint32_t)grid->ndim && row->filters[1] == (grid->element > 1 ? H5Z_FILTER_DEFLATE : 0) &&
@@ -24,7 +20,7 @@ static bool same_grid(const fc_h5_written *written, size_t number, const fc_h5_g
 static fc_code add_grid(fc_h5_written *written, const fc_h5_grid *grid, fc_error *err) {
     if (written->ngrids == FC_H5_NO_GRID ||
         !fc_grow(&written->grids, &written->grids_capacity, written->ngrids + 1, sizeof *written->grids)) {
-        return no_memory(err);
+        return fc_no_memory(err, "index.h5");
     }
     fc_h5_grid_row row = {.dims = written->grid_dims.size / sizeof(int64_t), .ndim = (uint32_t)grid->ndim};
     uint8_t *filter = row.filters;
@@ -34,7 +30,7 @@ static fc_code add_grid(fc_h5_written *written, const fc_h5_grid *grid, fc_error
     *filter = H5Z_FILTER_DEFLATE;
     fc_h5_add_bytes(&written->grid_dims, grid->chunk, (size_t)grid->ndim * sizeof *grid->chunk);
     written->grids[written->ngrids++] = row;
-    return written->grid_dims.failed ? no_memory(err) : FC_OK;
+    return written->grid_dims.failed ? fc_no_memory(err, "index.h5") : FC_OK;
 }
 
 /* Finds or adds the row of a grid. Most ranks have the same grid as the rank before them. */
@@ -56,7 +52,7 @@ static fc_code note_chunks(fc_h5_written *written, const fc_h5_image *image, uin
     FC_TRY(find_grid(written, tensor, &index->grid, &row->grid, err));
     if (!fc_grow(&written->chunks, &written->chunks_capacity, written->nchunks + index->chunks,
                  sizeof *written->chunks)) {
-        return no_memory(err);
+        return fc_no_memory(err, "index.h5");
     }
     row->offset = written->nchunks;
     row->length = index->chunks;
@@ -74,7 +70,7 @@ static fc_code note_box(fc_h5_written *written, const fc_target *target, const f
                          .rank = file->rank,
                          .grid = FC_H5_NO_GRID};
     if (!fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + 1, sizeof *written->boxes)) {
-        return no_memory(err);
+        return fc_no_memory(err, "index.h5");
     }
     FC_TRY(item->chunk ? note_chunks(written, image, item->offset, item->tensor, &row, err) : FC_OK);
     written->boxes[written->nboxes++] = (fc_h5_written_box){item->tensor, row};
@@ -84,12 +80,12 @@ static fc_code note_box(fc_h5_written *written, const fc_target *target, const f
 fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
                         const fc_h5_image *image, const fc_h5_file_row *row, fc_error *err) {
     if (!fc_grow(&written->files, &written->files_capacity, written->nfiles + 1, sizeof *written->files)) {
-        return no_memory(err);
+        return fc_no_memory(err, "index.h5");
     }
     written->files[written->nfiles++] = *row;
     if (image->nindexes > 0 && !written->last_grid) {
         written->last_grid = calloc(target->ntensors, sizeof *written->last_grid);
-        FC_TRY(written->last_grid ? FC_OK : no_memory(err));
+        FC_TRY(written->last_grid ? FC_OK : fc_no_memory(err, "index.h5"));
     }
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_item *item = &file->items[i];
@@ -116,7 +112,7 @@ fc_code fc_h5_written_add(fc_h5_written *written, const void *notes, fc_error *e
     const size_t files = (size_t)counts[0], boxes = (size_t)counts[1], bytes = files * sizeof *written->files;
     if (!fc_grow(&written->files, &written->files_capacity, written->nfiles + files, sizeof *written->files) ||
         !fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + boxes, sizeof *written->boxes)) {
-        return no_memory(err);
+        return fc_no_memory(err, "index.h5");
     }
     if (files > 0) {
         memcpy(written->files + written->nfiles, at, bytes);
