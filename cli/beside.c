@@ -78,7 +78,7 @@ fc_code beside_find(const fc_checkpoint *checkpoint, const fc_checkpoint *other,
     return FC_OK;
 }
 
-static beside_group *find(const beside *b, const char *name) {
+static beside_group *find_group(const beside *b, const char *name) {
     const beside_value key = {.name = name};
     const beside_value *value = b->count > 0 ? bsearch(&key, b->values, b->count, sizeof key, by_name) : NULL;
     return value && !b->groups[value->group].listed ? &b->groups[value->group] : NULL;
@@ -88,26 +88,26 @@ static size_t size_of(const beside_group *group) {
     return group->tensors + group->objects;
 }
 
-static void add(beside_group *group, bool object, int by) {
+static void add_count(beside_group *group, bool object, int by) {
     *(object ? &group->objects : &group->tensors) += (size_t)by;
 }
 
 void beside_count(beside *b, const char *name, bool object) {
-    beside_group *group = find(b, name);
+    beside_group *group = find_group(b, name);
     if (!group) {
         return;
     }
     if (size_of(group) == 1) { /* no longer alone */
-        add(&b->rest, group->objects > 0, -1);
+        add_count(&b->rest, group->objects > 0, -1);
     }
-    add(group, object, 1);
+    add_count(group, object, 1);
     if (size_of(group) == 1) {
-        add(&b->rest, object, 1);
+        add_count(&b->rest, object, 1);
     }
 }
 
 beside_group *beside_group_of(beside *b, const char *name) {
-    beside_group *group = find(b, name);
+    beside_group *group = find_group(b, name);
     if (!group || size_of(group) > 1) {
         return group;
     }

@@ -34,7 +34,7 @@ static bool fits(const fc_state_tensor *t, const fc_tensor *source) {
     return fc_same_sizes(source->ndim, source->shape, t->ndim, t->shape);
 }
 
-static fc_code find(loading *l, const fc_tensor *const *sorted, size_t index, fc_error *err) {
+static fc_code find_source(loading *l, const fc_tensor *const *sorted, size_t index, fc_error *err) {
     const fc_state_tensor *t = &l->list.tensors[index];
     const fc_tensor key = {.name = t->name}, *pointer = &key;
     const fc_tensor *const *found = bsearch(&pointer, sorted, l->from->ntensors, sizeof(fc_tensor *), by_name);
@@ -67,7 +67,7 @@ static fc_code find_all(loading *l, fc_error *err) {
     }
     qsort(sorted, count, sizeof *sorted, by_name);
     for (size_t i = 0; i < l->list.ntensors; i++) {
-        FC_TRY_GOTO(find(l, sorted, i, err), rc, out);
+        FC_TRY_GOTO(find_source(l, sorted, i, err), rc, out);
     }
 out:
     free(sorted);

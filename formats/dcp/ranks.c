@@ -130,7 +130,7 @@ static fc_code gather_values(builder *m) {
     return FC_OK;
 }
 
-static void add(builder *m, const fc_tensor *tensor, size_t order) {
+static void add_tensor(builder *m, const fc_tensor *tensor, size_t order) {
     m->tensors[m->ntensors] = *tensor;
     m->orders[m->ntensors++] = order;
 }
@@ -179,7 +179,7 @@ static fc_code merge_tensor(builder *m, const listed *same, size_t n) {
     fc_tensor merged = *same[0].tensor;
     merged.chunks = chunks;
     merged.nchunks = kept;
-    add(m, &merged, same[0].order);
+    add_tensor(m, &merged, same[0].order);
     return FC_OK;
 }
 
@@ -235,7 +235,7 @@ static fc_code add_object(builder *m, const listed *l, bool rename) {
             return fc_no_memory(m->err, m->directory);
         }
     }
-    add(m, &t, l->order);
+    add_tensor(m, &t, l->order);
     return FC_OK;
 }
 

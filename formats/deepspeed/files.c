@@ -21,8 +21,8 @@ enum { MAX_TAG = 255, MAX_RANKS = 1 << 20 };
 
 typedef enum ds_role { DS_OTHER, DS_MODEL, DS_OPTIM, DS_LAYER, DS_EXPERT } ds_role;
 
-/* take and take_number consume text or a number at `*s`. */
-static bool take(const char **s, const char *text) {
+/* take_text and take_number consume text or a number at `*s`. */
+static bool take_text(const char **s, const char *text) {
     size_t n = strlen(text);
     bool found = strncmp(*s, text, n) == 0;
     *s += found ? n : 0;
@@ -50,13 +50,13 @@ static ds_role role_of(const char *name, uint32_t *rank, uint32_t *model_rank) {
     if (strncmp(name, "layer_", 6) == 0 && strstr(name, "-model_states.pt")) {
         return DS_LAYER;
     }
-    if (!take(&s, "bf16_")) {
-        take(&s, "fp16_");
+    if (!take_text(&s, "bf16_")) {
+        take_text(&s, "fp16_");
     }
-    if (take(&s, "zero_pp_rank_") && !(take_number(&s, rank) && take(&s, "_"))) {
+    if (take_text(&s, "zero_pp_rank_") && !(take_number(&s, rank) && take_text(&s, "_"))) {
         return DS_OTHER;
     }
-    if (!take(&s, "mp_rank_") || !take_number(&s, model_rank)) {
+    if (!take_text(&s, "mp_rank_") || !take_number(&s, model_rank)) {
         return DS_OTHER;
     }
     if (strcmp(s, "_model_states.pt") == 0) {

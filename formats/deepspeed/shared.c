@@ -13,7 +13,7 @@ static int by_name(const void *a, const void *b, void *tensors) {
     return strcmp(t[*(const size_t *)a].name, t[*(const size_t *)b].name);
 }
 
-static const ds_tensor *find(const ds_builder *b, const size_t *order, size_t count, const char *name) {
+static const ds_tensor *find_tensor(const ds_builder *b, const size_t *order, size_t count, const char *name) {
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -60,7 +60,7 @@ static fc_code add_shared(ds_builder *b, const torch_file *f, const size_t *orde
     if (!full) {
         return fc_ds_no_memory(b);
     }
-    const ds_tensor *t = find(b, order, count, full);
+    const ds_tensor *t = find_tensor(b, order, count, full);
     return t ? add_alias(b, name, (size_t)(t - b->tensors))
              : fc_fail(b->err, FC_ECORRUPT,
                        "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing", f->path, name,

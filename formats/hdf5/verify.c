@@ -45,7 +45,7 @@ static int by_place(const void *a, const void *b) {
     return order ? order : (x->offset > y->offset) - (x->offset < y->offset);
 }
 
-static bool add(extents *all, const fc_extent *e) {
+static bool add_extent(extents *all, const fc_extent *e) {
     if (!fc_grow(&all->items, &all->capacity, all->count + 1, sizeof *all->items)) {
         return false;
     }
@@ -63,7 +63,7 @@ static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_er
                 (e.codec != FC_CODEC_RAW && e.codec != FC_CODEC_FILTERED)) {
                 continue;
             }
-            if (!add(all, &e)) {
+            if (!add_extent(all, &e)) {
                 return fc_no_memory(err, checkpoint->path);
             }
         }

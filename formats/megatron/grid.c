@@ -146,7 +146,8 @@ static bool name_file(const fc_checkpoint *checkpoint, const found_rank *rank, c
     return out->path != NULL;
 }
 
-static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t count, mg_grid *grid, fc_error *err) {
+static fc_code take_ranks(fc_checkpoint *checkpoint, const found_rank *ranks, size_t count, mg_grid *grid,
+                          fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_file *files = fc_arena_calloc(arena, 2 * count, sizeof *files);
     grid->names = fc_arena_calloc(arena, count, sizeof *grid->names);
@@ -189,7 +190,7 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
     }
     qsort(ranks, count, sizeof *ranks, by_place);
     FC_TRY_GOTO(check_names(checkpoint->path, ranks, count, err), rc, out);
-    FC_TRY_GOTO(take(checkpoint, ranks, count, out, err), rc, out);
+    FC_TRY_GOTO(take_ranks(checkpoint, ranks, count, out, err), rc, out);
     FC_TRY_GOTO(fc_identities_take(checkpoint, options, err), rc, out);
     if (!options->follow_external) {
         rc = check_links(checkpoint, err);

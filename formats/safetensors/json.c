@@ -22,7 +22,7 @@ static void skip_blanks(st_json *json) {
     }
 }
 
-static bool take(st_json *json, char c) {
+static bool take_char(st_json *json, char c) {
     skip_blanks(json);
     if (json->at < json->size && json->text[json->at] == c) {
         json->at++;
@@ -32,7 +32,7 @@ static bool take(st_json *json, char c) {
 }
 
 fc_code fc_st_json_enter(st_json *json, fc_error *err) {
-    return take(json, '{') ? FC_OK : fc_st_json_fail(json, json->at, "a JSON object should start here", err);
+    return take_char(json, '{') ? FC_OK : fc_st_json_fail(json, json->at, "a JSON object should start here", err);
 }
 
 bool fc_st_json_at_object(st_json *json) {
@@ -70,10 +70,10 @@ fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
 
 fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
     *key = NULL;
-    if (take(json, '}')) {
+    if (take_char(json, '}')) {
         return FC_OK;
     }
-    if (!first && !take(json, ',')) {
+    if (!first && !take_char(json, ',')) {
         return fc_st_json_fail(json, json->at, "'}' or ',' is missing", err);
     }
     skip_blanks(json);
@@ -81,7 +81,7 @@ fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
         return fc_st_json_fail(json, json->at, "a name in quotation marks is missing", err);
     }
     FC_TRY(fc_st_json_value(json, key, err));
-    if (!take(json, ':')) {
+    if (!take_char(json, ':')) {
         json_decref(*key);
         *key = NULL;
         return fc_st_json_fail(json, json->at, "':' is missing", err);

@@ -26,7 +26,7 @@ static fc_code fail(const kept_reader *a, const char *name, const char *what, fc
     return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s: tensor %.256s: %s", a->path, a->what, name, what);
 }
 
-static fc_code find(const kept_reader *a, const char *name, st_entry **out, fc_error *err) {
+static fc_code find_entry(const kept_reader *a, const char *name, st_entry **out, fc_error *err) {
     *out = fc_st_header_find(a->header, name);
     return *out ? FC_OK : fail(a, name, "the file has no tensor of that name", err);
 }
@@ -59,7 +59,7 @@ static const char *keep(const kept_reader *a, const json_t *string) {
 static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_error *err) {
     kept_reader *a = context;
     st_entry *e;
-    FC_TRY(find(a, name, &e, err));
+    FC_TRY(find_entry(a, name, &e, err));
     FC_TRY(read_numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim, &e->offsets, err));
     return e->offsets ? FC_OK : fail(a, name, "saved_offsets should have one number for each dimension", err);
 }
@@ -68,7 +68,7 @@ static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_er
     kept_reader *a = context;
     st_entry *e;
     const char *dtype = json_string_value(value);
-    FC_TRY(find(a, name, &e, err));
+    FC_TRY(find_entry(a, name, &e, err));
     if (!dtype || !fc_dtype_find(dtype, strlen(dtype), &e->dtype)) {
         return fail(a, name, "the dtype is unknown", err);
     }
@@ -121,7 +121,7 @@ static fc_code read_path(const kept_reader *a, const json_t *list, const fc_path
 static fc_code apply_path(void *context, const char *name, json_t *value, fc_error *err) {
     kept_reader *a = context;
     st_entry *e;
-    FC_TRY(find(a, name, &e, err));
+    FC_TRY(find_entry(a, name, &e, err));
     FC_TRY(read_path(a, value, &e->path, &e->path_count, err));
     return e->path ? FC_OK : fail(a, name, "the path should be a list of keys and indexes", err);
 }
@@ -130,7 +130,7 @@ static fc_code apply_layout(void *context, const char *name, json_t *value, fc_e
     kept_reader *a = context;
     st_entry *e;
     const json_t *placements = json_object_get(value, "placements");
-    FC_TRY(find(a, name, &e, err));
+    FC_TRY(find_entry(a, name, &e, err));
     const json_t *shape = json_object_get(value, "shape");
     int64_t *sizes;
     e->global_ndim = (int)json_array_size(shape);

@@ -43,7 +43,7 @@ bool fc_torch_dict_begin(torch_dict *dict, const fc_pickle *p, fc_pv v) {
     return dict->entries != NULL;
 }
 
-static fc_pv find(const torch_dict *dict, const torch_dict_entry *key) {
+static fc_pv find_value(const torch_dict *dict, const torch_dict_entry *key) {
     size_t low = 0, high = dict->count;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
@@ -58,12 +58,12 @@ static fc_pv find(const torch_dict *dict, const torch_dict_entry *key) {
 
 fc_pv fc_torch_dict_find(const torch_dict *dict, const char *key) {
     const torch_dict_entry wanted = {.text = key, .length = strlen(key)};
-    return find(dict, &wanted);
+    return find_value(dict, &wanted);
 }
 
 fc_pv fc_torch_dict_find_number(const torch_dict *dict, int64_t key) {
     const torch_dict_entry wanted = {.number = key};
-    return find(dict, &wanted);
+    return find_value(dict, &wanted);
 }
 
 void fc_torch_dict_free(torch_dict *dict) {

@@ -107,7 +107,7 @@ static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
     return FC_OK;
 }
 
-static torch_legacy_storage *find(const torch_file *f, const char *key) {
+static torch_legacy_storage *find_storage(const torch_file *f, const char *key) {
     size_t low = 0, high = f->nstorages;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -134,7 +134,7 @@ static fc_code place(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error
     for (size_t i = 0; i < n; i++) {
         unsigned char count[8];
         uint64_t stated, bytes;
-        torch_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find(f, key_of(keys, items[i])) : NULL;
+        torch_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find_storage(f, key_of(keys, items[i])) : NULL;
         if (!s || s->offset != 0) {
             return damaged(f, at, "its list of storages does not match its pickle", err);
         }
@@ -168,7 +168,7 @@ fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
 }
 
 fc_code fc_torch_legacy_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
-    const torch_legacy_storage *s = find(f, key_of(f->p, tensor->storage_key));
+    const torch_legacy_storage *s = find_storage(f, key_of(f->p, tensor->storage_key));
     if (!s || s->offset == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: storage %s is missing", f->path,
                        key_of(f->p, tensor->storage_key));

@@ -271,7 +271,7 @@ static json_t *config(fc_torch_json_writer *w, fc_pv v, fc_pv content) {
 
 /* ---- any other class ---- */
 
-static bool add(json_t *out, const char *key, json_t *value) {
+static bool add_member(json_t *out, const char *key, json_t *value) {
     return json_object_set_new(out, key, value) == 0;
 }
 
@@ -289,12 +289,12 @@ static json_t *fields(fc_torch_json_writer *w, fc_pv v) {
         n--;
     }
     json_t *out = fc_torch_json_named(p, "$object", class);
-    bool good = out && (n == 0 || add(out, "arguments", fc_torch_json_array(w, items, n)));
-    good = good && (!state || add(out, "state", fc_torch_json_value(w, state)));
+    bool good = out && (n == 0 || add_member(out, "arguments", fc_torch_json_array(w, items, n)));
+    good = good && (!state || add_member(out, "state", fc_torch_json_value(w, state)));
     items = list ? fc_pickle_items(p, list, &n) : NULL;
-    good = good && (!items || add(out, "items", fc_torch_json_array(w, items, n)));
+    good = good && (!items || add_member(out, "items", fc_torch_json_array(w, items, n)));
     items = dict ? fc_pickle_items(p, dict, &n) : NULL;
-    good = good && (!items || add(out, "entries", fc_torch_json_dict(w, items, n)));
+    good = good && (!items || add_member(out, "entries", fc_torch_json_dict(w, items, n)));
     if (!good) {
         json_decref(out);
         return NULL;

@@ -17,7 +17,7 @@ typedef struct fc_pv_map_slot {
     uint32_t value;
 } slot;
 
-static slot *find(slot *slots, size_t nslots, fc_pv key) {
+static slot *find_slot(slot *slots, size_t nslots, fc_pv key) {
     size_t i = (size_t)((key * UINT64_C(0x9e3779b97f4a7c15)) >> 32) & (nslots - 1);
     while (slots[i].key && slots[i].key != key) {
         i = (i + 1) & (nslots - 1);
@@ -33,7 +33,7 @@ static bool grow(fc_pv_map *map) {
     }
     for (size_t i = 0; i < map->nslots; i++) {
         if (map->slots[i].key) {
-            *find(slots, nslots, map->slots[i].key) = map->slots[i];
+            *find_slot(slots, nslots, map->slots[i].key) = map->slots[i];
         }
     }
     free(map->slots);
@@ -46,7 +46,7 @@ uint32_t *fc_pv_map_at(fc_pv_map *map, fc_pv v) {
     if (map->used * 2 >= map->nslots && !grow(map)) {
         return NULL;
     }
-    slot *s = find(map->slots, map->nslots, v);
+    slot *s = find_slot(map->slots, map->nslots, v);
     map->used += !s->key;
     s->key = v;
     return &s->value;

@@ -140,7 +140,7 @@ static void skip_space(json_at *j) {
     }
 }
 
-static bool take(json_at *j, char c) {
+static bool take_char(json_at *j, char c) {
     if (j->p < j->end && *j->p == c) {
         j->p++;
         return true;
@@ -149,7 +149,7 @@ static bool take(json_at *j, char c) {
 }
 
 static bool check_string(json_at *j) {
-    if (!take(j, '"')) {
+    if (!take_char(j, '"')) {
         return false;
     }
     while (j->p < j->end && *j->p != '"') {
@@ -171,7 +171,7 @@ static bool check_string(json_at *j) {
             return false;
         }
     }
-    return take(j, '"');
+    return take_char(j, '"');
 }
 
 static bool check_digits(json_at *j) {
@@ -183,16 +183,16 @@ static bool check_digits(json_at *j) {
 }
 
 static bool check_number(json_at *j) {
-    take(j, '-');
-    if (!take(j, '0') && !check_digits(j)) {
+    take_char(j, '-');
+    if (!take_char(j, '0') && !check_digits(j)) {
         return false;
     }
-    if (take(j, '.') && !check_digits(j)) {
+    if (take_char(j, '.') && !check_digits(j)) {
         return false;
     }
-    if (take(j, 'e') || take(j, 'E')) {
-        if (!take(j, '+')) {
-            take(j, '-');
+    if (take_char(j, 'e') || take_char(j, 'E')) {
+        if (!take_char(j, '+')) {
+            take_char(j, '-');
         }
         return check_digits(j);
     }
@@ -225,7 +225,7 @@ static bool check_value(json_at *j, int depth) {
     char closing = open == '[' ? ']' : '}';
     j->p++;
     skip_space(j);
-    if (take(j, closing)) {
+    if (take_char(j, closing)) {
         return true;
     }
     do {
@@ -235,7 +235,7 @@ static bool check_value(json_at *j, int depth) {
                 return false;
             }
             skip_space(j);
-            if (!take(j, ':')) {
+            if (!take_char(j, ':')) {
                 return false;
             }
             skip_space(j);
@@ -244,8 +244,8 @@ static bool check_value(json_at *j, int depth) {
             return false;
         }
         skip_space(j);
-    } while (take(j, ','));
-    return take(j, closing);
+    } while (take_char(j, ','));
+    return take_char(j, closing);
 }
 
 bool fc_is_json(const char *s, size_t len) {

@@ -44,7 +44,7 @@ static const identity *known(const fc_checkpoint *checkpoint, size_t index) {
     return was && was->path && strcmp(was->path, checkpoint->files[index].path) == 0 ? was : NULL;
 }
 
-static identity take(const char *path) {
+static identity read_identity(const char *path) {
     struct stat st;
     if (stat(path, &st) != 0) {
         return (identity){.path = NULL}; /* opening the file reports the error */
@@ -74,7 +74,7 @@ fc_code fc_identities_add_header(fc_checkpoint *checkpoint, const char *path, co
     if (!all) {
         return fc_no_memory(err, checkpoint->path);
     }
-    *h = (header){all->headers, take(path)};
+    *h = (header){all->headers, read_identity(path)};
     all->headers = h;
     for (size_t i = 0; i < all->count; i++) {
         const identity *was = known(checkpoint, i);
@@ -111,7 +111,7 @@ fc_code fc_identities_take(fc_checkpoint *checkpoint, const fc_open_options *opt
     }
     for (size_t i = 0; i < all->count; i++) {
         const identity *was = known(checkpoint, i);
-        all->items[i] = was ? *was : take(checkpoint->files[i].path);
+        all->items[i] = was ? *was : read_identity(checkpoint->files[i].path);
     }
     checkpoint->identities = all;
     return FC_OK;

@@ -21,7 +21,7 @@ typedef struct differences {
     char text[512];
 } differences;
 
-static void add(differences *d, const char *name) {
+static void add_name(differences *d, const char *name) {
     size_t used = strlen(d->text);
     if (d->count++ < MOST_NAMED) {
         snprintf(d->text + used, sizeof d->text - used, "%s%s", d->count > 1 ? ", " : "", name);
@@ -43,7 +43,7 @@ static fc_code compare_names(const fc_checkpoint *here, const fc_names *has, con
     char buf[40];
     for (size_t i = 0; i < has->count; i++) {
         if (fc_names_find(lacks, has->items[i].name) == FC_NO_NAME) {
-            add(&d, has->items[i].name);
+            add_name(&d, has->items[i].name);
         }
     }
     if (d.count == 0) {
@@ -128,7 +128,7 @@ static fc_code compare_values(const fc_average *a, size_t i, const fc_tensor *x,
         FC_TRY(compare_bytes(a->base.sources[0], x, a->base.sources[i], y, &equal, err));
     }
     if (!equal && !(x->object && same_decoding(a->base.sources[0], x, a->base.sources[i], y))) {
-        add(d, x->name);
+        add_name(d, x->name);
     }
     return FC_OK;
 }

@@ -201,7 +201,7 @@ static bool is_tied(const search *s, size_t i) {
 }
 
 /* Takes candidate `i` if it fits at the next possible offset. */
-static fc_code take(search *s, size_t i, bool *fits) {
+static fc_code take_candidate(search *s, size_t i, bool *fits) {
     candidate *c = &s->all[i];
     decision *p = &s->decisions[i];
     int64_t numel = s->unit->tensor->shape[0];
@@ -268,7 +268,7 @@ static fc_code try_next(search *s, size_t i, bool *goes_on) {
         return FC_OK;
     }
     if (p->tried++ == 0) {
-        return take(s, i, goes_on);
+        return take_candidate(s, i, goes_on);
     }
     p->taken = false;
     p[1] = (decision){.at = p->at};

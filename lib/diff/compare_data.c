@@ -215,7 +215,7 @@ static fc_code compare_portions(worker *w, fc_error *err) {
     return FC_OK;
 }
 
-static void *work(void *context) {
+static void *compare_tiles(void *context) {
     job *j = context;
     worker w = {.job = j};
     fc_error err;
@@ -295,7 +295,7 @@ static void check_sums(job *j) {
 static void compare_all(job *j) {
     atomic_init(&j->stop, false);
     pthread_mutex_init(&j->lock, NULL);
-    fc_threads_run(j->budget.threads, work, j);
+    fc_threads_run(j->budget.threads, compare_tiles, j);
     if (j->current) {
         drop(j->current);
     }

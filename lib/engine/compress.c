@@ -385,17 +385,17 @@ static fc_code worker_init(worker *w, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code do_work(worker *w, fc_error *err) {
+static fc_code compress_chunks(worker *w, fc_error *err) {
     FC_TRY(worker_init(w, err));
     return do_jobs(w, err);
 }
 
 /* A worker thread. Its error goes to the compressor. */
-static void *work(void *context) {
+static void *run_compressor(void *context) {
     compressor *p = context;
     worker w = {.compressor = p, .output = {.fd = -1, .direct = -1}};
     fc_error err;
-    fc_code rc = do_work(&w, &err);
+    fc_code rc = compress_chunks(&w, &err);
     if (p->rounds.comm) {
         rc = end_rounds(&w, rc, &err);
     }
@@ -454,7 +454,7 @@ static fc_code share_chunks(compressor *p, fc_comm *comm, fc_code mine, fc_error
 static void run(compressor *p) {
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->freed, NULL);
-    fc_threads_run(p->sizes.threads, work, p);
+    fc_threads_run(p->sizes.threads, run_compressor, p);
     pthread_cond_destroy(&p->freed);
     pthread_mutex_destroy(&p->lock);
     if (p->ahead >= 0) {

@@ -137,7 +137,7 @@ static entry **bucket_of(fc_decoded *cache, const fc_tensor *tensor, size_t chun
     return &cache->buckets[(h ^ h >> 29) % BUCKETS];
 }
 
-static entry *find(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
+static entry *find_chunk(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
     entry *e = *bucket_of(cache, tensor, chunk);
     while (e && (e->tensor != tensor || e->chunk != chunk)) {
         e = e->next_in_bucket;
@@ -261,7 +261,7 @@ static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_
 
 fc_code fc_decoded_claim(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, fc_error *err) {
     pthread_mutex_lock(&cache->lock);
-    entry *e = find(cache, tensor, chunk);
+    entry *e = find_chunk(cache, tensor, chunk);
     e = e ? e : insert(cache, tensor, chunk);
     if (e) {
         e->claims++;
@@ -349,7 +349,7 @@ fc_code fc_decoded_try(fc_decoded *cache, const fc_tensor *tensor, size_t chunk,
     FC_TRY(cost_of(cache, extent, extra, &n.cost, err));
     fc_code rc = FC_OK;
     pthread_mutex_lock(&cache->lock);
-    entry *e = find(cache, tensor, chunk);
+    entry *e = find_chunk(cache, tensor, chunk);
     if (e->state == ENTRY_ABSENT && take_room(cache, &n)) {
         rc = load(cache, e, &n, extent, decode, context, err);
     }
@@ -375,6 +375,6 @@ void fc_decoded_wait(fc_decoded *cache, uint64_t seen) {
 
 void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t taken) {
     pthread_mutex_lock(&cache->lock);
-    give_back(cache, find(cache, tensor, chunk), taken);
+    give_back(cache, find_chunk(cache, tensor, chunk), taken);
     pthread_mutex_unlock(&cache->lock);
 }

@@ -180,7 +180,7 @@ out:
     return rc;
 }
 
-static fc_code do_work(worker *w, fc_error *err) {
+static fc_code move_tiles(worker *w, fc_error *err) {
     const engine *e = w->engine;
     FC_TRY(fc_source_new(e->target->source, e->decoded, e->budget.scratch, e->budget.files, &w->source, err));
     fc_source_check_objects(w->source);
@@ -189,11 +189,11 @@ static fc_code do_work(worker *w, fc_error *err) {
 }
 
 /* A worker thread. Its error goes to the engine. */
-static void *work(void *context) {
+static void *run_mover(void *context) {
     engine *e = context;
     worker w = {.engine = e, .output = {.fd = -1, .direct = -1}};
     fc_error err;
-    fc_code rc = do_work(&w, &err);
+    fc_code rc = move_tiles(&w, &err);
     rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
         fail(e, rc, &err);
@@ -265,7 +265,7 @@ static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *
     if (options && options->shares > 1) {
         fc_queue_share(&e->queue, options->share, options->shares);
     }
-    fc_threads_run(e->budget.threads, work, e);
+    fc_threads_run(e->budget.threads, run_mover, e);
     fc_queue_destroy(&e->queue);
     pthread_mutex_destroy(&e->lock);
     if (e->code != FC_OK && err) {

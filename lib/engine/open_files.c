@@ -98,7 +98,7 @@ static void help(file_queue *o) {
     }
 }
 
-static void *work(void *context) {
+static void *run_opener(void *context) {
     file_queue *o = context;
     pthread_mutex_lock(&o->lock);
     if (pthread_equal(pthread_self(), o->caller)) {
@@ -148,7 +148,7 @@ static bool init_lock(file_queue *o) {
 }
 
 static void run(file_queue *o, int threads) {
-    fc_threads_run(threads, work, o);
+    fc_threads_run(threads, run_opener, o);
     for (size_t i = 0; i < o->nplaces; i++) { /* files after the first error */
         if (o->places[i].opened) {
             o->how->close(o->places[i].slot);

@@ -253,7 +253,7 @@ static bool next_fits(const fc_queue *queue, size_t room) {
     return (uint64_t)fc_box_volume(&box) <= room / element_size(target);
 }
 
-static fc_code take(fc_queue *queue, fc_batch *batch, fc_error *err) {
+static fc_code fill_batch(fc_queue *queue, fc_batch *batch, fc_error *err) {
     size_t room = queue->tile_bytes;
     while (batch->count < FC_BATCH_TILES) {
         if (!queue->current && (batch->count == 0 || next_fits(queue, room))) {
@@ -281,7 +281,7 @@ static fc_code take(fc_queue *queue, fc_batch *batch, fc_error *err) {
 fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err) {
     batch->count = 0;
     pthread_mutex_lock(&queue->lock);
-    fc_code rc = take(queue, batch, err);
+    fc_code rc = fill_batch(queue, batch, err);
     pthread_mutex_unlock(&queue->lock);
     if (rc != FC_OK) {
         fc_queue_give_back(queue, batch);

@@ -124,7 +124,7 @@ static fc_code done_with(const reading *r, active *a, fc_error *err) {
 }
 
 /* Takes a tile. Called with the lock. *out stays NULL if none is left. */
-static fc_code take(reading *r, active **out, fc_tile *tile, fc_error *err) {
+static fc_code take_tile(reading *r, active **out, fc_tile *tile, fc_error *err) {
     for (;;) {
         if (!r->current) {
             FC_TRY(begin_next(r, &r->current, err));
@@ -175,7 +175,7 @@ static void read_tiles(reading *r, fc_source *source, fc_error *err) {
     while (r->code == FC_OK) {
         active *a = NULL;
         uint64_t sum = 0;
-        note(r, take(r, &a, &tile, err), err);
+        note(r, take_tile(r, &a, &tile, err), err);
         if (!a) {
             break;
         }
@@ -189,7 +189,7 @@ static void read_tiles(reading *r, fc_source *source, fc_error *err) {
     pthread_mutex_unlock(&r->lock);
 }
 
-static void *work(void *context) {
+static void *run_reader(void *context) {
     reading *r = context;
     fc_source *source = NULL;
     fc_error err;
@@ -231,7 +231,7 @@ fc_code fc_read_boxes(const fc_checkpoint *checkpoint, const fc_box_request *req
         return fc_no_memory(err, checkpoint->path);
     }
     pthread_mutex_init(&r.lock, NULL);
-    fc_threads_run(threads, work, &r);
+    fc_threads_run(threads, run_reader, &r);
     pthread_mutex_destroy(&r.lock);
     free_active(r.current);
     fc_decoded_free(r.decoded);

@@ -113,7 +113,7 @@ static fc_code open_next(scan *s, fc_error *err) {
 }
 
 /* Takes the next portion; `*out` is NULL when none is left. Called with the lock held. */
-static fc_code take(scan *s, active **out, fc_portion *portion, fc_error *err) {
+static fc_code take_portion(scan *s, active **out, fc_portion *portion, fc_error *err) {
     *out = NULL;
     for (;;) {
         bool any = false;
@@ -174,7 +174,7 @@ static fc_code read_portions(worker *w, fc_error *err) {
         active *a;
         fc_portion portion;
         pthread_mutex_lock(&s->lock);
-        fc_code rc = take(s, &a, &portion, err);
+        fc_code rc = take_portion(s, &a, &portion, err);
         pthread_mutex_unlock(&s->lock);
         FC_TRY(rc);
         if (!a) {
@@ -185,7 +185,7 @@ static fc_code read_portions(worker *w, fc_error *err) {
     return FC_OK;
 }
 
-static void *work(void *context) {
+static void *scan_portions(void *context) {
     scan *s = context;
     worker w = {.scan = s};
     fc_error err;
@@ -244,7 +244,7 @@ static uint64_t total_bytes(const scan *s) {
 static void scan_all(scan *s) {
     atomic_init(&s->stop, false);
     pthread_mutex_init(&s->lock, NULL);
-    fc_threads_run(s->budget.threads, work, s);
+    fc_threads_run(s->budget.threads, scan_portions, s);
     if (s->current) { /* stopped early */
         drop(s, s->current);
     }

@@ -40,7 +40,7 @@ static bool is_weights(const char *name) {
     return *end != NULL;
 }
 
-static fc_code add(lister *l, const char *folder, const char *name) {
+static fc_code add_file(lister *l, const char *folder, const char *name) {
     if (!fc_grow(&l->names, &l->capacity, l->count + 2, sizeof *l->names)) {
         return fc_no_memory(l->err, l->root);
     }
@@ -77,7 +77,7 @@ static fc_code list(lister *l, const char *folder) { // NOLINT(misc-no-recursion
             const char *below = fc_arena_strndup(l->arena, name, strlen(name));
             FC_TRY_GOTO(below ? list(l, below) : fc_no_memory(l->err, l->root), rc, out);
         } else if (S_ISREG(st.st_mode)) {
-            FC_TRY_GOTO(add(l, folder, name), rc, out);
+            FC_TRY_GOTO(add_file(l, folder, name), rc, out);
         }
     }
 out:

@@ -32,7 +32,7 @@ static int compare(const void *a, const void *b) {
                                   : (x->inode > y->inode) - (x->inode < y->inode);
 }
 
-static bool add(place *p, const struct stat *st) {
+static bool add_identity(place *p, const struct stat *st) {
     if (p->count == p->capacity) {
         size_t capacity = 2 * p->capacity + 16; /* cannot overflow, since the list is already in memory */
         identity *grown = reallocarray(p->entries, capacity, sizeof *grown);
@@ -53,7 +53,7 @@ static fc_code list(place *p, const char *path, fc_error *err) {
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
         if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             rc = errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
-        } else if (!add(p, &st)) {
+        } else if (!add_identity(p, &st)) {
             rc = fc_no_memory(err, NULL);
         }
     }
@@ -80,7 +80,7 @@ static bool is_above(const place *p, const char *path) {
 }
 
 /* Sets `*held` to whether the target is `path`, or contains it. */
-static fc_code find(const place *p, const char *path, bool *held, fc_error *err) {
+static fc_code find_input(const place *p, const char *path, bool *held, fc_error *err) {
     struct stat st;
     *held = false;
     if (stat(path, &st) != 0) {
@@ -102,7 +102,7 @@ fc_code fc_check_inputs(const char *target, const char *const *inputs, const cha
     FC_TRY_GOTO(S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK, rc, out);
     for (const char *const *input = inputs; *input; input++) {
         bool held;
-        FC_TRY_GOTO(find(&p, *input, &held, err), rc, out);
+        FC_TRY_GOTO(find_input(&p, *input, &held, err), rc, out);
         if (held) {
             FC_TRY_GOTO(S_ISDIR(st.st_mode)
                             ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target",

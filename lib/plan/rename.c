@@ -324,7 +324,7 @@ static size_t copy_character(name_text *to, const name_text *from, size_t at, bo
     return end;
 }
 
-static bool find(const rule *r, const name_text *t, size_t at, regmatch_t *groups) {
+static bool find_match(const rule *r, const name_text *t, size_t at, regmatch_t *groups) {
     if (at > t->size || regexec(&r->regex, t->chars + at, GROUPS, groups, at ? REG_NOTBOL : 0) != 0) {
         return false;
     }
@@ -342,7 +342,7 @@ static bool apply_rule(fc_rename *rename, rule *r) {
     size_t at = 0, last = SIZE_MAX; /* end of the last match */
     bool ok = grow(next, 0), go_on = true;
     next->size = 0;
-    while (ok && go_on && find(r, now, at, groups)) {
+    while (ok && go_on && find_match(r, now, at, groups)) {
         size_t start = (size_t)groups[0].rm_so, end = (size_t)groups[0].rm_eo;
         ok = copy_range(next, now, at, start);
         at = end;

@@ -43,7 +43,7 @@ out:
     return rc;
 }
 
-static fc_code add(fc_checkpoint *out, const fc_tensor *t, fc_dtype dtype, fc_error *err) {
+static fc_code add_tensor(fc_checkpoint *out, const fc_tensor *t, fc_dtype dtype, fc_error *err) {
     int64_t block[FC_MAX_DIMS];
     fc_tensor cast = *t;
     if (dtype == t->dtype) {
@@ -56,7 +56,7 @@ static fc_code add(fc_checkpoint *out, const fc_tensor *t, fc_dtype dtype, fc_er
 
 static fc_code build(const fc_checkpoint *made, const fc_recipe *recipe, fc_checkpoint *out, fc_error *err) {
     for (size_t i = 0; i < made->ntensors; i++) {
-        FC_TRY(add(out, &made->tensors[i], dtype_of(recipe, &made->tensors[i]), err));
+        FC_TRY(add_tensor(out, &made->tensors[i], dtype_of(recipe, &made->tensors[i]), err));
     }
     return fc_computed_own(out, err);
 }

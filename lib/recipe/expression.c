@@ -33,7 +33,7 @@ static char peek(parser *p) {
     return *p->at;
 }
 
-static bool take(parser *p, const char *token) {
+static bool take_token(parser *p, const char *token) {
     peek(p);
     size_t len = strlen(token);
     if (strncmp(p->at, token, len) != 0) {
@@ -110,13 +110,13 @@ static fc_code parse_number(parser *p, int64_t *out) {
 static fc_code parse_equality(parser *p, int64_t *out);
 
 static fc_code parse_atom(parser *p, int64_t *out) { // NOLINT(misc-no-recursion): as deep as the text nests
-    if (take(p, "(")) {
+    if (take_token(p, "(")) {
         if (++p->depth > MOST_NESTED) {
             return wrong(p, "it is nested too deeply");
         }
         FC_TRY(parse_equality(p, out));
         p->depth--;
-        return take(p, ")") ? FC_OK : wrong(p, "a ')' is missing");
+        return take_token(p, ")") ? FC_OK : wrong(p, "a ')' is missing");
     }
     if (peek(p) == '!' && p->at[1] != '=') {
         p->at++;
@@ -139,12 +139,12 @@ static fc_code parse_product(parser *p, int64_t *out) { // NOLINT(misc-no-recurs
     FC_TRY(parse_atom(p, out));
     for (;;) {
         int64_t right;
-        if (take(p, "*")) {
+        if (take_token(p, "*")) {
             FC_TRY(parse_atom(p, &right));
             if (!fc_mul_i64(*out, right, out)) {
                 return wrong(p, "it exceeds 64 bits");
             }
-        } else if (take(p, "/")) {
+        } else if (take_token(p, "/")) {
             FC_TRY(parse_atom(p, &right));
             if (right <= 0 || *out % right != 0) {
                 return fc_fail(p->err, FC_EUSAGE, "%s: expression '%s': %lld cannot be divided by %lld",
@@ -171,8 +171,8 @@ static fc_code parse_sum(parser *p, int64_t *out) { // NOLINT(misc-no-recursion)
 
 static fc_code parse_equality(parser *p, int64_t *out) { // NOLINT(misc-no-recursion)
     FC_TRY(parse_sum(p, out));
-    bool equal = take(p, "==");
-    if (equal || take(p, "!=")) {
+    bool equal = take_token(p, "==");
+    if (equal || take_token(p, "!=")) {
         int64_t right;
         FC_TRY(parse_sum(p, &right));
         *out = (*out == right) == equal;

@@ -55,7 +55,8 @@ static bool is_for(const fc_recipe *recipe, const char *model) {
 }
 
 /* Adds a recipe. */
-static fc_code add(fc_recipe_matches *m, const fc_recipe *recipe, const char *name, fc_arena *arena, fc_error *err) {
+static fc_code add_match(fc_recipe_matches *m, const fc_recipe *recipe, const char *name, fc_arena *arena,
+                         fc_error *err) {
     const char *names = fc_arena_printf(arena, "%s%s'%s'", m->names, m->count ? ", " : "", name);
     m->recipe = recipe;
     m->name = name;
@@ -114,11 +115,11 @@ fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options
         bool fits = false;
         FC_TRY(try_recipe(name, options, target, arena, &t[i], &fits, err));
         const fc_recipe_config *config = t[i].recipe->config;
-        FC_TRY(fits ? add(&all, t[i].recipe, name, arena, err) : FC_OK);
+        FC_TRY(fits ? add_match(&all, t[i].recipe, name, arena, err) : FC_OK);
         if (fits && config && config->model && is_for(t[i].recipe, config->model)) {
             some.model = config->model;
             some.model_key = config->model_key;
-            FC_TRY(add(&some, t[i].recipe, name, arena, err));
+            FC_TRY(add_match(&some, t[i].recipe, name, arena, err));
         }
     }
     *out = all.count > 1 && some.count > 0 ? some : all;

@@ -97,7 +97,7 @@ static void find_among(const fc_tp_plan *plan, uint32_t first, const name *n, fi
 }
 
 /* Only rules whose last component equals that of the parameter or of its module, or has a wildcard, can match. */
-static fit find(const fc_tp_plan *plan, const name *n) {
+static fit find_fit(const fc_tp_plan *plan, const name *n) {
     fit best = {-1, 0, 0, 0};
     for (int level = n->count; level >= n->count - 1 && level > 0; level--) {
         find_among(plan, plan->buckets[bucket_of(plan, n->components[level - 1])], n, &best);
@@ -199,7 +199,7 @@ static int sharded_dimension(fc_tp_style style, fc_tp_module module, bool bias, 
 int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style) {
     name n;
     component key = read_name(plan, fqn, &n);
-    fit f = find(plan, &n);
+    fit f = find_fit(plan, &n);
     *style = FC_TP_NONE;
     if (f.rule < 0) {
         return -1;
@@ -231,5 +231,5 @@ const char *fc_tp_plan_pattern(const fc_tp_plan *plan, size_t rule) {
 int64_t fc_tp_plan_rule_of(const fc_tp_plan *plan, const char *fqn) {
     name n;
     read_name(plan, fqn, &n);
-    return find(plan, &n).rule;
+    return find_fit(plan, &n).rule;
 }

@@ -74,7 +74,7 @@ static fc_code note(region_lister *l, const fc_chunk *chunk, fc_code rc, const f
     return FC_OK;
 }
 
-static fc_region *add(region_lister *l, fc_error *err) {
+static fc_region *add_region(region_lister *l, fc_error *err) {
     fc_regions *r = l->out;
     if (!fc_grow(&r->items, &r->capacity, r->count + 1, sizeof *r->items)) {
         fc_no_memory(err, l->checkpoint->path);
@@ -91,7 +91,7 @@ static fc_region *add(region_lister *l, fc_error *err) {
 /* Adds the box of `count` chunks from `first` on. @param dims the box; borrowed until the regions are freed */
 static fc_code add_box(region_lister *l, size_t first, size_t count, const int64_t *dims, const fc_digest *digest,
                        fc_error *err) {
-    fc_region *r = add(l, err);
+    fc_region *r = add_region(l, err);
     if (!r) {
         return FC_ENOMEM;
     }
@@ -123,7 +123,7 @@ static fc_code add_group(region_lister *l, const fc_digest *digest, fc_error *er
 }
 
 static fc_code add_bytes(region_lister *l, const fc_chunk *chunk, const fc_digest *digest, fc_error *err) {
-    fc_region *r = add(l, err);
+    fc_region *r = add_region(l, err);
     if (!r) {
         return FC_ENOMEM;
     }

@@ -234,7 +234,7 @@ static bool next_tile(verifier *v, tile *t) {
 }
 
 /* Takes the next tile of any region. Returns false at the end. Called with the lock held. */
-static bool take(verifier *v, tile *t) {
+static bool take_tile(verifier *v, tile *t) {
     fc_error err;
     if (v->progress && atomic_load_explicit(&v->progress->cancel, memory_order_relaxed)) {
         stop(v, fc_fail(&err, FC_EINTERRUPTED, "interrupted"), &err);
@@ -314,7 +314,7 @@ static fc_code begin_work(worker *w, fc_error *err) {
 }
 
 /* A worker thread. */
-static void *work(void *context) {
+static void *verify_tiles(void *context) {
     verifier *v = context;
     worker w = {.v = v};
     fc_error err;
@@ -324,7 +324,7 @@ static void *work(void *context) {
     if (rc != FC_OK) {
         stop(v, rc, &err);
     }
-    while (take(v, &t)) {
+    while (take_tile(v, &t)) {
         pthread_mutex_unlock(&v->lock);
         rc = read_tile(&w, &t, &err);
         pthread_mutex_lock(&v->lock);
@@ -350,7 +350,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
         return fc_no_memory(err, v->checkpoint->path);
     }
     pthread_mutex_init(&v->lock, NULL);
-    fc_threads_run(v->threads, work, v);
+    fc_threads_run(v->threads, verify_tiles, v);
     if (v->current) { /* stopped early */
         drop(v, v->current);
     }

@@ -101,7 +101,7 @@ static fc_code parse_name(const merger *m, const fc_checkpoint *adapter, const f
                                   : FC_OK;
 }
 
-static fc_code find(const merger *m, const char *prefix, const char *name, size_t *at) {
+static fc_code find_name(const merger *m, const char *prefix, const char *name, size_t *at) {
     const char *full = fc_arena_printf(m->scratch, "%s%s", prefix, name);
     if (!full) {
         return fc_no_memory(m->err, m->source->path);
@@ -114,7 +114,7 @@ static fc_code find(const merger *m, const char *prefix, const char *name, size_
 static fc_code find_prefix(merger *m, const char *name) {
     const size_t len = strlen(name);
     size_t found = 0, at = FC_NO_NAME;
-    FC_TRY(find(m, "", name, &at));
+    FC_TRY(find_name(m, "", name, &at));
     if (at != FC_NO_NAME) {
         m->prefix = "";
         return FC_OK;
@@ -139,7 +139,7 @@ static fc_code locate(merger *m, const char *name, size_t *at) {
     if (!m->prefix) {
         FC_TRY(find_prefix(m, name));
     }
-    return m->prefix ? find(m, m->prefix, name, at) : FC_OK;
+    return m->prefix ? find_name(m, m->prefix, name, at) : FC_OK;
 }
 
 /* ---- what is added to what ---- */
@@ -307,7 +307,7 @@ static fc_code set_scales(merger *m, size_t i) {
 }
 
 /* Takes the values of an adapter: first the factors, whose names tell the prefix. */
-static fc_code take(merger *m, size_t i) {
+static fc_code take_adapter(merger *m, size_t i) {
     const fc_checkpoint *adapter = m->all[i + 1];
     m->factors = fc_names_of(adapter, m->scratch);
     if (!m->factors || !fc_adapter_targets_list(&m->adapters[i].config, m->scratch, &m->targets)) {
@@ -428,7 +428,7 @@ static fc_code add_merged(const merger *m, const fc_tensor *w, fc_merged *merged
 
 static fc_code build(merger *m, size_t *merged) {
     for (size_t i = 0; i < m->count; i++) {
-        FC_TRY(take(m, i));
+        FC_TRY(take_adapter(m, i));
     }
     FC_TRY(check_ties(m));
     for (size_t i = 0; i < m->nchanges; i++) {

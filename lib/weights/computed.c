@@ -149,7 +149,7 @@ fc_code fc_computed_new(fc_checkpoint *const *sources, size_t count, size_t most
 }
 
 /* @return the next value, with room for its origin, or NULL when out of memory. */
-static fc_tensor *add(fc_checkpoint *computed, const fc_tensor *like, origin **o) {
+static fc_tensor *add_value(fc_checkpoint *computed, const fc_tensor *like, origin **o) {
     state *s = computed->state;
     *o = fc_arena_calloc(computed->arena, 1, sizeof **o);
     if (!*o || computed->ntensors == s->most) {
@@ -176,7 +176,7 @@ static fc_code set_name(const fc_checkpoint *computed, fc_tensor *t, const char 
 
 fc_code fc_computed_keep_as(fc_checkpoint *computed, const fc_tensor *tensor, const char *name, fc_error *err) {
     origin *o;
-    fc_tensor *t = add(computed, tensor, &o);
+    fc_tensor *t = add_value(computed, tensor, &o);
     if (!t) {
         return fc_no_memory(err, computed->path);
     }
@@ -250,7 +250,7 @@ fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const ch
                         fc_compute *compute, const void *what, fc_error *err) {
     fc_arena *arena = computed->arena;
     origin *o;
-    fc_tensor *t = add(computed, like, &o);
+    fc_tensor *t = add_value(computed, like, &o);
     int64_t *shape = fc_arena_calloc(arena, (size_t)like->ndim + 1, sizeof *shape);
     if (!t || !shape) {
         return fc_no_memory(err, computed->path);

@@ -167,7 +167,7 @@ static fc_code check_others(const splitter *s) {
 }
 
 /* Makes a checkpoint of the values of the model, or of those of its adapter. */
-static fc_code take(const splitter *s, bool model, fc_checkpoint **out) {
+static fc_code take_values(const splitter *s, bool model, fc_checkpoint **out) {
     FC_TRY(fc_computed_new(&s->source, 1, s->source->ntensors, out, s->err));
     for (size_t i = 0; i < s->source->ntensors; i++) {
         if ((s->parts[i].kind == PART_BASE) == model) {
@@ -184,8 +184,8 @@ static fc_code merge(splitter *s, const char *config, fc_checkpoint **out, size_
     FC_TRY(fc_adapter_config_load(config, s->arena, &adapter.config, s->err));
     FC_TRY(read_names(s));
     FC_TRY(check_others(s));
-    FC_TRY_GOTO(take(s, true, &model), rc, out);
-    FC_TRY_GOTO(take(s, false, &adapter.values), rc, out);
+    FC_TRY_GOTO(take_values(s, true, &model), rc, out);
+    FC_TRY_GOTO(take_values(s, false, &adapter.values), rc, out);
     FC_TRY_GOTO(fc_merge_opened(model, &adapter, 1, out, merged, s->err), rc, out);
     rc = fc_computed_own(model, s->err);
     if (rc != FC_OK) {

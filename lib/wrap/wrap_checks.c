@@ -30,7 +30,7 @@ static bool is_managed(const fc_parameter *p, uint32_t i) {
     return !p->buffer && !p->ignored && p->same_as == i;
 }
 
-static void add(int64_t *sum, int64_t n) {
+static void add_elements(int64_t *sum, int64_t n) {
     if (!fc_add_i64(*sum, n, sum)) {
         *sum = INT64_MAX;
     }
@@ -104,8 +104,8 @@ fc_code fc_wrap_check_frozen(const fc_wrap_targets *targets, fc_wrap_warn warn, 
         split *s = &splits[unit[p->module]];
         if (is_managed(p, i)) {
             *(p->frozen ? &s->frozen : &s->trained) += 1;
-            add(&s->total, p->numel);
-            add(&s->with_grads, p->frozen ? 0 : p->numel);
+            add_elements(&s->total, p->numel);
+            add_elements(&s->with_grads, p->frozen ? 0 : p->numel);
         }
     }
     for (uint32_t i = 0; i < tree->nmodules; i++) {

@@ -45,7 +45,7 @@ static fc_code wrong(const reader *r, const char *expected) {
     return fc_fail(r->err, FC_EUSAGE, "%s: \"%.200s\": \"%.64s\" must be %s", r->path, r->key, r->option, expected);
 }
 
-static int find(const json_t *value, const char *const *names, size_t count) {
+static int find_name(const json_t *value, const char *const *names, size_t count) {
     const char *text = json_string_value(value);
     for (size_t i = 0; text && i < count; i++) {
         if (strcmp(text, names[i]) == 0) {
@@ -116,13 +116,13 @@ static fc_code read_option(reader *r, const json_t *value, fc_wrap_choice *choic
     int i;
     if (strcmp(r->option, "sharding_strategy") == 0) {
         choice->set |= FC_UNIT_SET_STRATEGY;
-        i = find(value, strategies, 5);
+        i = find_name(value, strategies, 5);
         o->strategy = (fc_sharding_strategy)(i < 0 ? 0 : i);
         return i < 0 ? wrong(r, "FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD or _HYBRID_SHARD_ZERO2") : FC_OK;
     }
     if (strcmp(r->option, "backward_prefetch") == 0) {
         choice->set |= FC_UNIT_SET_PREFETCH;
-        i = json_is_null(value) ? (int)FC_BACKWARD_PREFETCH_NONE : find(value, prefetches, 2);
+        i = json_is_null(value) ? (int)FC_BACKWARD_PREFETCH_NONE : find_name(value, prefetches, 2);
         o->prefetch = (fc_backward_prefetch)(i < 0 ? 0 : i);
         return i < 0 ? wrong(r, "BACKWARD_PRE, BACKWARD_POST or null") : FC_OK;
     }
