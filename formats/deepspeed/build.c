@@ -5,6 +5,7 @@
 
 #include "base/grow.h"
 #include "base/text.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
 
@@ -57,14 +58,6 @@ ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_eleme
     return t;
 }
 
-static char *spell(fc_arena *arena, const fc_path_element *elements, size_t count) {
-    char *name = fc_arena_strndup(arena, elements[0].key, strlen(elements[0].key));
-    for (size_t i = 1; name && i < count; i++) {
-        name = fc_arena_printf(arena, "%s.%s", name, elements[i].key);
-    }
-    return name;
-}
-
 /* @return NULL when out of memory. */
 static fc_chunk *add_chunk(ds_tensor *t) {
     return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
@@ -92,7 +85,7 @@ static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const t
 }
 
 fc_code fc_ds_add_value(ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
-    const char *name = spell(b->checkpoint->arena, elements, count);
+    const char *name = fc_path_spell(b->checkpoint->arena, &(fc_path){elements, count}, '.');
     ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
     fc_torch_tensor decoded;
     torch_extent *extent = NULL;

@@ -3,6 +3,7 @@
  * cover. records.c has checked everything in an fc_h5_dataset against its file.
  */
 #include "base/checked.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/names.h"
 #include "hdf5/reader.h"
@@ -313,30 +314,10 @@ static fc_code split_path(fc_arena *arena, const fc_h5_dataset *d, bool ours, fc
     return FC_OK;
 }
 
-static const char *join(fc_arena *arena, const fc_path *path, char separator) {
-    size_t size = 1;
-    for (size_t i = 0; i < path->count; i++) {
-        size += strlen(path->elements[i].key) + 1;
-    }
-    char *name = fc_arena_alloc(arena, size), *at = name;
-    for (size_t i = 0; name && i < path->count; i++) {
-        size_t len = strlen(path->elements[i].key);
-        if (i > 0) {
-            *at++ = separator;
-        }
-        memcpy(at, path->elements[i].key, len);
-        at += len;
-    }
-    if (name) {
-        *at = '\0';
-    }
-    return name;
-}
-
 fc_code fc_h5_name_tensor(fc_arena *arena, const fc_h5_dataset *d, bool ours, const char *file, fc_tensor *tensor,
                           fc_error *err) {
     FC_TRY_CONTEXT(split_path(arena, d, ours, &tensor->path, err), err, "%s: dataset /%s", file, d->path);
-    tensor->name = ours && d->fqn ? d->fqn : join(arena, &tensor->path, '.');
+    tensor->name = ours && d->fqn ? d->fqn : fc_path_spell(arena, &tensor->path, '.');
     return tensor->name ? FC_OK : fc_no_memory(err, file);
 }
 
@@ -365,7 +346,7 @@ fc_code fc_h5_check_names(fc_arena *arena, fc_tensor *tensors, size_t count, boo
         } else if (!may_rename) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: two datasets have the name %s", file, before);
         } else {
-            sorted[i]->name = join(arena, &sorted[i]->path, '/');
+            sorted[i]->name = fc_path_spell(arena, &sorted[i]->path, '/');
             rc = sorted[i]->name ? FC_OK : fc_no_memory(err, file);
             renamed = true;
         }

@@ -144,8 +144,6 @@ static inline const char *fc_mg_file(const mg_reader *r, uint32_t file) {
 
 /** Lists the leaves of `v`, whose path is `prefix`. @param leaves the caller frees leaves->items. */
 fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves *leaves);
-/** Joins the elements of a path with dots. @return NULL when out of memory. */
-char *fc_mg_spell(fc_arena *arena, const fc_path *path);
 
 /** Counts the layer of a leaf among those of the chunk. */
 fc_code fc_mg_count_layer(mg_reader *r, const torch_leaf *leaf, size_t chunk);

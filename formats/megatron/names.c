@@ -6,6 +6,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
@@ -95,7 +96,7 @@ static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
         }
     }
     leaf->path.elements = elements;
-    leaf->name = fc_mg_spell(arena, &leaf->path);
+    leaf->name = fc_path_spell(arena, &leaf->path, '.');
     return leaf->name ? FC_OK : fc_mg_no_memory(r);
 }
 
@@ -117,7 +118,7 @@ static fc_code name_tied(mg_reader *r, torch_leaf *leaf) {
     } else {
         return FC_OK;
     }
-    leaf->name = fc_mg_spell(r->checkpoint->arena, &leaf->path);
+    leaf->name = fc_path_spell(r->checkpoint->arena, &leaf->path, '.');
     return leaf->name ? FC_OK : fc_mg_no_memory(r);
 }
 

@@ -4,6 +4,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -55,14 +56,6 @@ mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc
     return value;
 }
 
-char *fc_mg_spell(fc_arena *arena, const fc_path *path) {
-    char *name = fc_arena_strndup(arena, path->elements[0].key, strlen(path->elements[0].key));
-    for (size_t i = 1; name && i < path->count; i++) {
-        name = fc_arena_printf(arena, "%s.%s", name, path->elements[i].key);
-    }
-    return name;
-}
-
 fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves *leaves) {
     fc_pv_type type = fc_pv_typeof(v);
     *leaves = (torch_leaves){.arena = r->checkpoint->arena};
@@ -73,7 +66,7 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves
         view.p = &rooted;
         return fc_torch_flatten(&view, prefix, leaves, r->err);
     }
-    const char *name = fc_mg_spell(r->checkpoint->arena, prefix);
+    const char *name = fc_path_spell(r->checkpoint->arena, prefix, '.');
     if (!name || !fc_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
         return fc_mg_no_memory(r);
     }

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
 
@@ -45,15 +46,9 @@ static bool grow_slots(pt_builder *m) {
 /* Copies the name, because names of leaves live only while their file is read. */
 static bool keep_name(const pt_builder *m, pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
-    fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
+    const fc_path path = v->path;
     v->name = fc_arena_strndup(arena, v->name, strlen(v->name));
-    for (size_t i = 0; elements && i < v->path.count; i++) {
-        elements[i] = v->path.elements[i];
-        elements[i].key = fc_arena_strndup(arena, elements[i].key, strlen(elements[i].key));
-        elements = elements[i].key ? elements : NULL;
-    }
-    v->path.elements = elements;
-    return elements && v->name;
+    return v->name && fc_path_copy(arena, &path, &v->path);
 }
 
 /* Finds the value called `name`, or makes it and sets `*made`. */

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/name_table.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 
@@ -116,21 +117,9 @@ static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chun
 }
 
 static fc_code copy_path(const fc_memory_tensor *t, const char *name, fc_arena *arena, fc_path *out, fc_error *err) {
-    size_t count = t->path.count ? t->path.count : 1;
-    fc_path_element *elements = fc_arena_calloc(arena, count, sizeof *elements);
-    if (!elements) {
-        return fc_no_memory(err, name);
-    }
-    elements[0].key = name;
-    for (size_t i = 0; i < t->path.count; i++) {
-        elements[i] = t->path.elements[i];
-        elements[i].key = fc_arena_strndup(arena, elements[i].key, strlen(elements[i].key));
-        if (!elements[i].key) {
-            return fc_no_memory(err, name);
-        }
-    }
-    *out = (fc_path){elements, count};
-    return FC_OK;
+    const fc_path_element own = {.key = name};
+    const fc_path *path = t->path.count ? &t->path : &(fc_path){&own, 1};
+    return fc_path_copy(arena, path, out) ? FC_OK : fc_no_memory(err, name);
 }
 
 static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_object **out, fc_error *err) {

@@ -1,7 +1,7 @@
 /*
- * Paths of values in a nested state dict.
+ * Paths of values in a nested state dict: see path.h.
  */
-#include "fsdpckpt/checkpoint.h"
+#include "checkpoint/path.h"
 
 #include <string.h>
 
@@ -14,4 +14,35 @@ bool fc_path_spells(const fc_path *path, const char *name) {
         name += len;
     }
     return *name == '\0';
+}
+
+const char *fc_path_spell(fc_arena *arena, const fc_path *path, char separator) {
+    size_t size = 1, at = 0;
+    for (size_t i = 0; i < path->count; i++) {
+        size += strlen(path->elements[i].key) + 1;
+    }
+    char *name = fc_arena_alloc(arena, size);
+    for (size_t i = 0; name && i < path->count; i++) {
+        const size_t len = strlen(path->elements[i].key);
+        if (i > 0) {
+            name[at++] = separator;
+        }
+        memcpy(name + at, path->elements[i].key, len);
+        at += len;
+    }
+    if (name) {
+        name[at] = '\0';
+    }
+    return name;
+}
+
+bool fc_path_copy(fc_arena *arena, const fc_path *path, fc_path *out) {
+    fc_path_element *elements = fc_arena_calloc(arena, path->count, sizeof *elements);
+    for (size_t i = 0; elements && i < path->count; i++) {
+        elements[i] = path->elements[i];
+        elements[i].key = fc_arena_strndup(arena, elements[i].key, strlen(elements[i].key));
+        elements = elements[i].key ? elements : NULL;
+    }
+    *out = (fc_path){elements, path->count};
+    return elements != NULL;
 }

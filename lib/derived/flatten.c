@@ -4,6 +4,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "checkpoint/path.h"
 #include "derived/flatten_private.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/move.h"
@@ -82,16 +83,8 @@ static const char *copy(const fc_flattener *b, const char *text) {
 }
 
 static fc_code copy_name(const fc_flattener *b, const fc_target_tensor *w, fc_tensor *t) {
-    size_t n = w->path.count;
-    fc_path_element *path = fc_arena_calloc(b->out->arena, n, sizeof *path);
     t->name = copy(b, w->name);
-    for (size_t i = 0; path && i < n; i++) {
-        path[i] = w->path.elements[i];
-        path[i].key = copy(b, path[i].key);
-        path = path[i].key ? path : NULL;
-    }
-    t->path = (fc_path){path, n};
-    return path && t->name ? FC_OK : fc_no_memory(b->err, b->source->path);
+    return t->name && fc_path_copy(b->out->arena, &w->path, &t->path) ? FC_OK : fc_no_memory(b->err, b->source->path);
 }
 
 fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value) {

@@ -5,6 +5,7 @@
  * (_flatten_optim_state in _optim_utils.py, called by FSDP.optim_state_dict_to_load).
  */
 #include "base/checked.h"
+#include "checkpoint/path.h"
 #include "derived/flatten_optim.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -35,28 +36,20 @@ static fc_code name_value(const fc_flattener *f, const fc_optim *o, const fc_pat
     const fc_path *like = &o->first->path;
     size_t levels = o->prefix.levels, count = levels + (o->prefix.extra > 0) + 3, n = 0;
     fc_path_element *path = fc_arena_calloc(arena, count, sizeof *path);
-    const char *name = NULL;
     for (; path && n < levels; n++) {
         path[n] = like->elements[n];
     }
     if (path && o->prefix.extra > 0) {
         const char *text = like->count ? like->elements[levels].key : o->first->name;
-        path[n++].key = fc_arena_strndup(arena, text, o->prefix.extra);
+        path[n].key = fc_arena_strndup(arena, text, o->prefix.extra);
+        path = path[n++].key ? path : NULL;
     }
     for (size_t i = 0; path && i < 3; i++) {
         path[n++] = last[i];
     }
-    for (size_t i = 0; path && i < n; i++) {
-        path[i].key = path[i].key ? fc_arena_strndup(arena, path[i].key, strlen(path[i].key)) : NULL;
-        name = !path[i].key ? NULL : name ? fc_arena_printf(arena, "%s.%s", name, path[i].key) : path[i].key;
-        path = name ? path : NULL;
-    }
-    if (!path) {
-        return fc_no_memory(f->err, f->source->path);
-    }
-    t->name = name;
-    t->path = (fc_path){path, count};
-    return FC_OK;
+    const bool copied = path && fc_path_copy(arena, &(fc_path){path, n}, &t->path);
+    t->name = copied ? fc_path_spell(arena, &t->path, '.') : NULL;
+    return t->name ? FC_OK : fc_no_memory(f->err, f->source->path);
 }
 
 static fc_code name_state(const fc_flattener *f, const fc_optim *o, const entry *e, const char *key, fc_tensor *t) {

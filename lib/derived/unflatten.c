@@ -5,6 +5,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "checkpoint/path.h"
 #include "checkpoint/same_name.h"
 #include "derived/derived.h"
 #include "derived/flat_units.h"
@@ -98,20 +99,12 @@ static fc_code name_value(const builder *b, const fc_tensor *like, size_t at, co
     size_t n = like->path.count > 0 ? like->path.count : 1;
     fc_path_element *path = fc_arena_calloc(arena, n, sizeof *path);
     char *own = fc_arena_strndup(arena, key, strlen(key));
-    const char *name = NULL;
-    if (!path || !own) {
-        return fc_no_memory(b->err, b->source->path);
-    }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; path && i < n; i++) {
         path[i] = i == at ? (fc_path_element){.key = own} : like->path.elements[i];
-        name = name ? fc_arena_printf(arena, "%s.%s", name, path[i].key) : path[i].key;
-        if (!name) {
-            return fc_no_memory(b->err, b->source->path);
-        }
     }
-    t->name = name;
     t->path = (fc_path){path, n};
-    return FC_OK;
+    t->name = path && own ? fc_path_spell(arena, &t->path, '.') : NULL;
+    return t->name ? FC_OK : fc_no_memory(b->err, b->source->path);
 }
 
 /* A parameter goes into the state dict of its flat parameter. */

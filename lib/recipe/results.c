@@ -2,6 +2,7 @@
  * Makes the values of a recipe's result: see builder.h.
  */
 #include "base/grow.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
@@ -33,30 +34,9 @@ fc_code fc_recipe_set_name(const fc_recipe_builder *b, const char *name, fc_tens
 
 fc_code fc_recipe_set_path(const fc_recipe_builder *b, const fc_path_element *elements, size_t count, fc_tensor *t) {
     fc_arena *arena = b->out->arena;
-    fc_path_element *path = fc_arena_calloc(arena, count + 1, sizeof *path);
-    size_t len = 1, at = 0;
-    for (size_t i = 0; path && i < count; i++) {
-        path[i] = elements[i];
-        path[i].key = fc_arena_strndup(arena, path[i].key, strlen(path[i].key));
-        path = path[i].key ? path : NULL;
-        len += strlen(elements[i].key) + 1;
-    }
-    char *name = fc_arena_alloc(arena, len);
-    if (!path || !name) {
-        return fc_recipe_no_memory(b);
-    }
-    for (size_t i = 0; i < count; i++) {
-        const size_t n = strlen(path[i].key);
-        if (i > 0) {
-            name[at++] = '.';
-        }
-        memcpy(name + at, path[i].key, n);
-        at += n;
-    }
-    name[at] = '\0';
-    t->name = name;
-    t->path = (fc_path){path, count};
-    return FC_OK;
+    const bool copied = fc_path_copy(arena, &(fc_path){elements, count}, &t->path);
+    t->name = copied ? fc_path_spell(arena, &t->path, '.') : NULL;
+    return t->name ? FC_OK : fc_recipe_no_memory(b);
 }
 
 const char *fc_recipe_output_name(const fc_recipe_builder *b, const fc_group *g, const fc_group_output *o) {

@@ -1,0 +1,15 @@
+/*
+ * Paths of values in a nested state dict, and the names that they spell.
+ */
+#ifndef FSDPCKPT_CHECKPOINT_PATH_H
+#define FSDPCKPT_CHECKPOINT_PATH_H
+
+#include "fsdpckpt/checkpoint.h"
+
+/** @return the keys of `path` with `separator` between them, in `arena`; NULL when out of memory. FQNs have dots. */
+const char *fc_path_spell(fc_arena *arena, const fc_path *path, char separator);
+
+/** Copies a path with its keys to `arena`. @return false when out of memory. */
+bool fc_path_copy(fc_arena *arena, const fc_path *path, fc_path *out);
+
+#endif
