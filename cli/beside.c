@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_name(const void *a, const void *b) {
+static int compare_value_names(const void *a, const void *b) {
     return strcmp(((const beside_value *)a)->name, ((const beside_value *)b)->name);
 }
 
@@ -24,7 +24,7 @@ static void list_values(beside *b, const fc_target_tensor *all, size_t count, co
             b->values[b->count++] = (beside_value){.name = all[i].name, .object = all[i].source->object != NULL};
         }
     }
-    qsort(b->values, b->count, sizeof *b->values, by_name);
+    qsort(b->values, b->count, sizeof *b->values, compare_value_names);
 }
 
 static bool has_names(const fc_checkpoint *checkpoint, const char *prefix, size_t len) {
@@ -80,7 +80,8 @@ fc_code beside_find(const fc_checkpoint *checkpoint, const fc_checkpoint *other,
 
 static beside_group *find_group(const beside *b, const char *name) {
     const beside_value key = {.name = name};
-    const beside_value *value = b->count > 0 ? bsearch(&key, b->values, b->count, sizeof key, by_name) : NULL;
+    const beside_value *value =
+        b->count > 0 ? bsearch(&key, b->values, b->count, sizeof key, compare_value_names) : NULL;
     return value && !b->groups[value->group].listed ? &b->groups[value->group] : NULL;
 }
 

@@ -99,7 +99,7 @@ static int compare_rest(const entry *a, const entry *b, int free) {
     return by;
 }
 
-static int compare(const void *x, const void *y, void *context) {
+static int compare_entries(const void *x, const void *y, void *context) {
     const entry *a = x, *b = y;
     int free = ((const order *)context)->free, by = compare_rest(a, b, free);
     if (by == 0 && free < a->numbers) {
@@ -154,7 +154,7 @@ static const char *write_set(const long *numbers, size_t count, fc_arena *arena)
 static bool join(entry *entries, size_t *count, int number, const joining *memory) {
     order by = {number};
     size_t kept = 0;
-    qsort_r(entries, *count, sizeof *entries, compare, &by);
+    qsort_r(entries, *count, sizeof *entries, compare_entries, &by);
     for (size_t i = 0, end; i < *count; i = end) {
         entry joined = entries[i];
         for (end = i + 1; number < joined.numbers && end < *count && compare_rest(&joined, &entries[end], number) == 0;

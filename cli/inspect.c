@@ -197,19 +197,19 @@ static bool matches(const char *const *globs, const char *name) {
     return false;
 }
 
-static int by_place(const void *x, const void *y) {
+static int compare_tensor_places(const void *x, const void *y) {
     const fc_tensor *a = *(const fc_tensor *const *)x, *b = *(const fc_tensor *const *)y;
     return (a > b) - (a < b);
 }
 
-static int by_name(const void *x, const void *y) {
+static int compare_tensor_names(const void *x, const void *y) {
     int order = inspect_compare_names((*(const fc_tensor *const *)x)->name, (*(const fc_tensor *const *)y)->name);
-    return order ? order : by_place(x, y);
+    return order ? order : compare_tensor_places(x, y);
 }
 
-static int by_size(const void *x, const void *y) {
+static int compare_tensor_sizes(const void *x, const void *y) {
     uint64_t a = inspect_bytes(*(const fc_tensor *const *)x), b = inspect_bytes(*(const fc_tensor *const *)y);
-    return a != b ? (a < b) - (a > b) : by_place(x, y);
+    return a != b ? (a < b) - (a > b) : compare_tensor_places(x, y);
 }
 
 static fc_code select_items(inspection *in, fc_error *err) {
@@ -229,7 +229,8 @@ static fc_code select_items(inspection *in, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "%s: --include and --exclude leave out all %zu values", c->path, c->ntensors);
     }
     if (in->how.sort != INSPECT_BY_SOURCE) {
-        qsort(in->items, in->nitems, sizeof *in->items, in->how.sort == INSPECT_BY_NAME ? by_name : by_size);
+        qsort(in->items, in->nitems, sizeof *in->items,
+              in->how.sort == INSPECT_BY_NAME ? compare_tensor_names : compare_tensor_sizes);
     }
     return FC_OK;
 }

@@ -133,7 +133,7 @@ static size_t upper_part(const char *name, int64_t depth) {
     return len;
 }
 
-static int by_module(const void *x, const void *y) {
+static int compare_entry_names(const void *x, const void *y) {
     const list_entry *a = x, *b = y;
     int order = strcmp(a->line.name, b->line.name);
     if (order == 0) {
@@ -142,7 +142,7 @@ static int by_module(const void *x, const void *y) {
     return order ? order : (a->place > b->place) - (a->place < b->place);
 }
 
-static int by_place(const void *x, const void *y) {
+static int compare_entry_places(const void *x, const void *y) {
     const list_entry *a = x, *b = y;
     return (a->place > b->place) - (a->place < b->place);
 }
@@ -163,7 +163,7 @@ static int by_content(const void *x, const void *y) {
 /* Joins the values below the same module. Kinds of modules are numbered after the kinds of values. */
 static size_t join_modules(list_entry *all, size_t count) {
     size_t kept = 0;
-    qsort(all, count, sizeof *all, by_module);
+    qsort(all, count, sizeof *all, compare_entry_names);
     for (size_t i = 0; i < count; i++) {
         list_entry *last = kept ? &all[kept - 1] : NULL;
         if (last && !last->line.kind && !all[i].line.kind && strcmp(last->line.name, all[i].line.name) == 0) {
@@ -176,7 +176,7 @@ static size_t join_modules(list_entry *all, size_t count) {
     for (size_t i = 0; i < kept && !all[i].line.kind; i++) {
         all[i].kind = i > 0 && by_content(&all[i - 1], &all[i]) == 0 ? all[i - 1].kind : (uint32_t)(count + i);
     }
-    qsort(all, kept, sizeof *all, by_place);
+    qsort(all, kept, sizeof *all, compare_entry_places);
     return kept;
 }
 

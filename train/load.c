@@ -19,7 +19,7 @@ typedef struct loading {
 
 /* ---- finding ---- */
 
-static int by_name(const void *a, const void *b) {
+static int compare_tensor_names(const void *a, const void *b) {
     return strcmp((*(const fc_tensor *const *)a)->name, (*(const fc_tensor *const *)b)->name);
 }
 
@@ -37,7 +37,8 @@ static bool fits(const fc_state_tensor *t, const fc_tensor *source) {
 static fc_code find_source(loading *l, const fc_tensor *const *sorted, size_t index, fc_error *err) {
     const fc_state_tensor *t = &l->list.tensors[index];
     const fc_tensor key = {.name = t->name}, *pointer = &key;
-    const fc_tensor *const *found = bsearch(&pointer, sorted, l->from->ntensors, sizeof(fc_tensor *), by_name);
+    const fc_tensor *const *found =
+        bsearch(&pointer, sorted, l->from->ntensors, sizeof(fc_tensor *), compare_tensor_names);
     if (!found) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %s is missing", l->from->path, t->name);
     }
@@ -65,7 +66,7 @@ static fc_code find_all(loading *l, fc_error *err) {
     for (size_t i = 0; i < count; i++) {
         sorted[i] = &l->from->tensors[i];
     }
-    qsort(sorted, count, sizeof *sorted, by_name);
+    qsort(sorted, count, sizeof *sorted, compare_tensor_names);
     for (size_t i = 0; i < l->list.ntensors; i++) {
         FC_TRY_GOTO(find_source(l, sorted, i, err), rc, out);
     }

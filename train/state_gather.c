@@ -141,7 +141,7 @@ static int compare_places(const any_box *a, const any_box *b) {
 }
 
 /* Of equal boxes, that with data is first. */
-static int by_place(const void *x, const void *y) {
+static int compare_box_places(const void *x, const void *y) {
     const any_box *a = x, *b = y;
     const int order = compare_places(a, b);
     return order != 0 ? order : (a->data == NULL) - (b->data == NULL);
@@ -150,7 +150,7 @@ static int by_place(const void *x, const void *y) {
 static void sort_and_merge(any_boxes *all) {
     size_t kept = 0;
     if (all->count > 0) {
-        qsort(all->boxes, all->count, sizeof *all->boxes, by_place);
+        qsort(all->boxes, all->count, sizeof *all->boxes, compare_box_places);
     }
     for (size_t i = 0; i < all->count; i++) {
         if (kept == 0 || compare_places(&all->boxes[kept - 1], &all->boxes[i]) != 0) {

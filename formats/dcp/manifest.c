@@ -280,7 +280,7 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
 /* ---- lists ---- */
 
 /* Compares two paths key by key. The values of each container are neighbors in this order. */
-static int by_path(const void *a, const void *b) {
+static int compare_tensor_paths(const void *a, const void *b) {
     const fc_path *x = &(*(const fc_tensor *const *)a)->path, *y = &(*(const fc_tensor *const *)b)->path;
     const size_t count = x->count < y->count ? x->count : y->count;
     int order = 0;
@@ -331,7 +331,7 @@ static fc_code check_lists(const dcp_builder *b) {
     for (size_t i = 0; i < b->ntensors; i++) {
         sorted[i] = &b->tensors[i];
     }
-    qsort(sorted, b->ntensors, sizeof *sorted, by_path);
+    qsort(sorted, b->ntensors, sizeof *sorted, compare_tensor_paths);
     fc_code rc = FC_OK;
     for (size_t i = 1; rc == FC_OK && i < b->ntensors; i++) {
         rc = check_neighbors(b, sorted[i - 1], sorted[i]);

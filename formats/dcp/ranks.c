@@ -104,7 +104,7 @@ static fc_code gather_files(builder *m) {
     return fc_identities_gather(m->checkpoint, m->opened, m->ranks, m->err);
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_listed_names(const void *a, const void *b) {
     const listed *x = a, *y = b;
     int order = strcmp(x->tensor->name, y->tensor->name);
     return order ? order : x->order < y->order ? -1 : 1;
@@ -126,7 +126,7 @@ static fc_code gather_values(builder *m) {
             m->all[at] = (listed){&m->opened[r].tensors[i], r, at};
         }
     }
-    qsort(m->all, m->count, sizeof *m->all, by_name);
+    qsort(m->all, m->count, sizeof *m->all, compare_listed_names);
     return FC_OK;
 }
 
@@ -268,12 +268,12 @@ static fc_code merge(builder *m) {
     return rc;
 }
 
-static int by_order(const void *a, const void *b, void *orders) {
+static int compare_tensor_orders(const void *a, const void *b, void *orders) {
     const size_t *order = orders, *x = a, *y = b;
     return order[*x] < order[*y] ? -1 : 1;
 }
 
-static int by_tensor_name(const void *a, const void *b, void *tensors) {
+static int compare_tensor_names(const void *a, const void *b, void *tensors) {
     const fc_tensor *of = tensors;
     const size_t *x = a, *y = b;
     return strcmp(of[*x].name, of[*y].name);
@@ -281,7 +281,7 @@ static int by_tensor_name(const void *a, const void *b, void *tensors) {
 
 /* Only a name that was made for one rank's object can clash with another. */
 static fc_code check_names(const builder *m, size_t *sorted) {
-    qsort_r(sorted, m->ntensors, sizeof *sorted, by_tensor_name, m->tensors);
+    qsort_r(sorted, m->ntensors, sizeof *sorted, compare_tensor_names, m->tensors);
     for (size_t i = 1; i < m->ntensors; i++) {
         if (strcmp(m->tensors[sorted[i - 1]].name, m->tensors[sorted[i]].name) == 0) {
             return fc_fail(m->err, FC_EUNSUPPORTED,
@@ -304,7 +304,7 @@ static fc_code finish(builder *m) {
         sorted[i] = i;
     }
     fc_code rc = check_names(m, sorted);
-    qsort_r(sorted, m->ntensors, sizeof *sorted, by_order, m->orders);
+    qsort_r(sorted, m->ntensors, sizeof *sorted, compare_tensor_orders, m->orders);
     for (size_t i = 0; i < m->ntensors; i++) {
         tensors[i] = m->tensors[sorted[i]];
     }

@@ -32,7 +32,7 @@ static int compare_offsets(const int64_t *a, const int64_t *b, int ndim) {
     return 0;
 }
 
-static int by_offsets(const void *a, const void *b, void *tensor) {
+static int compare_chunk_offsets(const void *a, const void *b, void *tensor) {
     const fc_tensor *t = tensor;
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     int c = compare_offsets(t->chunks[x].dims, t->chunks[y].dims, t->ndim);
@@ -50,7 +50,7 @@ static bool sort_chunks(const fc_tensor *t, order *o) {
     for (size_t i = 0; i < t->nchunks; i++) {
         o->chunks[i] = (uint32_t)i;
     }
-    qsort_r(o->chunks, t->nchunks, sizeof *o->chunks, by_offsets, (void *)(uintptr_t)t);
+    qsort_r(o->chunks, t->nchunks, sizeof *o->chunks, compare_chunk_offsets, (void *)(uintptr_t)t);
     return true;
 }
 

@@ -188,7 +188,7 @@ typedef struct found_file {
     uint32_t rank;
 } found_file;
 
-static int by_rank(const void *a, const void *b) {
+static int compare_file_ranks(const void *a, const void *b) {
     const found_file *x = a, *y = b;
     if (x->role != y->role) {
         return x->role < y->role ? -1 : 1;
@@ -308,7 +308,7 @@ fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_er
     out->model_parallel = 1;
     FC_TRY_GOTO(list_files(out, &list, &count, err), rc, out);
     if (count > 0) {
-        qsort(list, count, sizeof *list, by_rank);
+        qsort(list, count, sizeof *list, compare_file_ranks);
     }
     FC_TRY_GOTO(check_ranks(out, list, count, err), rc, out);
     FC_TRY_GOTO(take_files(arena, list, count, out, err), rc, out);

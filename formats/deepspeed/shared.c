@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_name(const void *a, const void *b, void *tensors) {
+static int compare_tensor_names(const void *a, const void *b, void *tensors) {
     const ds_tensor *t = tensors;
     return strcmp(t[*(const size_t *)a].name, t[*(const size_t *)b].name);
 }
@@ -77,7 +77,7 @@ fc_code fc_ds_add_shared_names(ds_builder *b, const torch_file *f, fc_pv shared)
     for (size_t i = 0; i < count; i++) {
         order[i] = i;
     }
-    qsort_r(order, count, sizeof *order, by_name, b->tensors);
+    qsort_r(order, count, sizeof *order, compare_tensor_names, b->tensors);
     fc_code rc = FC_OK;
     for (size_t i = 0; i + 1 < n; i += 2) {
         FC_TRY_GOTO(add_shared(b, f, order, count, pairs[i], pairs[i + 1]), rc, out);

@@ -136,7 +136,7 @@ typedef struct numbered {
     size_t chunk;
 } numbered;
 
-static int by_number(const void *a, const void *b) {
+static int compare_chunk_numbers(const void *a, const void *b) {
     int64_t x = ((const numbered *)a)->number, y = ((const numbered *)b)->number;
     return (x > y) - (x < y);
 }
@@ -157,7 +157,7 @@ static fc_code add_stored_chunks(adding *a, const char *path, fc_error *err) {
     for (size_t i = 0; i < d->nchunks; i++) {
         order[i] = (numbered){grid_number(a, d->chunks[i].at), i};
     }
-    qsort(order, d->nchunks, sizeof *order, by_number);
+    qsort(order, d->nchunks, sizeof *order, compare_chunk_numbers);
     for (size_t i = 0; i < d->nchunks; i++) {
         const fc_h5_stored_chunk *c = &d->chunks[order[i].chunk];
         if (order[i].number < next) {
@@ -321,7 +321,7 @@ fc_code fc_h5_name_tensor(fc_arena *arena, const fc_h5_dataset *d, bool ours, co
     return tensor->name ? FC_OK : fc_no_memory(err, file);
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_tensor_names(const void *a, const void *b) {
     const fc_tensor *x = *(const fc_tensor *const *)a, *y = *(const fc_tensor *const *)b;
     int order = strcmp(x->name, y->name);
     return order ? order : (x > y) - (x < y);
@@ -338,7 +338,7 @@ fc_code fc_h5_check_names(fc_arena *arena, fc_tensor *tensors, size_t count, boo
     for (size_t i = 0; i < count; i++) {
         sorted[i] = &tensors[i];
     }
-    qsort(sorted, count, sizeof *sorted, by_name);
+    qsort(sorted, count, sizeof *sorted, compare_tensor_names);
     const char *before = count > 0 ? sorted[0]->name : NULL;
     for (size_t i = 1; rc == FC_OK && i < count; i++) {
         if (strcmp(before, sorted[i]->name) != 0) {

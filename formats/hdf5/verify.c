@@ -39,7 +39,7 @@ typedef struct file {
     unsigned char *viewed; /* the bytes that fc_h5_view returned last */
 } file;
 
-static int by_place(const void *a, const void *b) {
+static int compare_extent_places(const void *a, const void *b) {
     const extent *x = a, *y = b;
     int order = (x->file > y->file) - (x->file < y->file);
     return order ? order : (x->offset > y->offset) - (x->offset < y->offset);
@@ -69,7 +69,7 @@ static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_er
         }
     }
     if (all->count > 0) {
-        qsort(all->items, all->count, sizeof *all->items, by_place);
+        qsort(all->items, all->count, sizeof *all->items, compare_extent_places);
     }
     return FC_OK;
 }

@@ -91,7 +91,7 @@ fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, c
     return FC_OK;
 }
 
-static int by_value(const void *a, const void *b) {
+static int compare_ranks(const void *a, const void *b) {
     const int64_t *x = a, *y = b;
     return (*x > *y) - (*x < *y);
 }
@@ -100,7 +100,7 @@ static int by_value(const void *a, const void *b) {
 static bool are_distinct(const mg_reader *r, const int64_t *wrote, int64_t *sorted) {
     size_t n = r->grid.count;
     memcpy(sorted, wrote, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, by_value);
+    qsort(sorted, n, sizeof *sorted, compare_ranks);
     for (size_t i = 1; i < n; i++) {
         if (sorted[i] == sorted[i - 1]) {
             return false;

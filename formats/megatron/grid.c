@@ -114,7 +114,7 @@ out:
 }
 
 /* Orders by stage, expert and tensor, or by expert and tensor if the second number turns out to be the expert. */
-static int by_place(const void *a, const void *b) {
+static int compare_rank_places(const void *a, const void *b) {
     static const int order[] = {1, 2, 0};
     const found_rank *x = a, *y = b;
     for (size_t i = 0; i < 3; i++) {
@@ -132,7 +132,7 @@ static fc_code check_names(const char *directory, const found_rank *ranks, size_
             return fc_fail(err, FC_ECORRUPT, "%s: %s and %s belong to two checkpoints: move one of them away",
                            directory, ranks[0].name, ranks[i].name);
         }
-        if (by_place(&ranks[i - 1], &ranks[i]) == 0) {
+        if (compare_rank_places(&ranks[i - 1], &ranks[i]) == 0) {
             return fc_fail(err, FC_ECORRUPT, "%s: %s and %s are the same rank: move one of them away", directory,
                            ranks[i - 1].name, ranks[i].name);
         }
@@ -188,7 +188,7 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
         rc = fc_fail(err, FC_ECORRUPT, "%s: the files of the ranks are missing", checkpoint->path);
         goto out;
     }
-    qsort(ranks, count, sizeof *ranks, by_place);
+    qsort(ranks, count, sizeof *ranks, compare_rank_places);
     FC_TRY_GOTO(check_names(checkpoint->path, ranks, count, err), rc, out);
     FC_TRY_GOTO(take_ranks(checkpoint, ranks, count, out, err), rc, out);
     FC_TRY_GOTO(fc_identities_take(checkpoint, options, err), rc, out);

@@ -320,13 +320,13 @@ static fc_code join_shared(joiner *j, const group *g) {
 
 /* ---- all tensors ---- */
 
-static int by_name(const void *a, const void *b) {
+static int compare_value_names(const void *a, const void *b) {
     const mg_value *x = *(mg_value *const *)a, *y = *(mg_value *const *)b;
     int way = strcmp(x->name, y->name);
     return way != 0 ? way : (x > y) - (x < y);
 }
 
-static int by_order(const void *a, const void *b) {
+static int compare_joined_orders(const void *a, const void *b) {
     const joined *x = a, *y = b;
     return (x->order > y->order) - (x->order < y->order);
 }
@@ -380,9 +380,9 @@ fc_code fc_mg_join(mg_reader *r) {
     for (size_t i = 0; i < r->nvalues; i++) {
         sorted[i] = &r->values[i];
     }
-    qsort(sorted, r->nvalues, sizeof *sorted, by_name);
+    qsort(sorted, r->nvalues, sizeof *sorted, compare_value_names);
     FC_TRY_GOTO(join_groups(&j, sorted), rc, out);
-    qsort(j.made, j.nmade, sizeof *j.made, by_order);
+    qsort(j.made, j.nmade, sizeof *j.made, compare_joined_orders);
     rc = finish(&j);
 out:
     free(sorted);

@@ -141,7 +141,7 @@ static int order_of(const pt_set *set) {
     return strcmp(set->name, "model") == 0 ? 0 : strcmp(set->name, "optim") == 0 ? 1 : 2;
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_sets(const void *a, const void *b) {
     const pt_set *x = a, *y = b;
     return order_of(x) != order_of(y) ? order_of(x) - order_of(y) : strcmp(x->name, y->name);
 }
@@ -242,7 +242,7 @@ fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *aren
         fc_pt_parse_rank_name(names[i], &name);
         FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
     }
-    qsort(*out, *count, sizeof **out, by_name);
+    qsort(*out, *count, sizeof **out, compare_sets);
     rc = check_counts(directory, *out, *count, err);
 out:
     free(names);

@@ -21,7 +21,7 @@ typedef struct candidate {
     bool dense; /* whether its elements are in row-major order without gaps */
 } candidate;
 
-static int by_place(const void *a, const void *b) {
+static int compare_candidate_places(const void *a, const void *b) {
     const candidate *x = a, *y = b;
     const fc_place *p = &x->chunk->place, *q = &y->chunk->place;
     if (p->file != q->file) {
@@ -34,7 +34,7 @@ static int by_place(const void *a, const void *b) {
 }
 
 /* Sorts candidates with larger spans before those that they may contain, and row-major ones before transposed ones. */
-static int by_span(const void *a, const void *b) {
+static int compare_candidate_spans(const void *a, const void *b) {
     const candidate *x = a, *y = b;
     if (x->first != y->first) {
         return x->first < y->first ? -1 : 1;
@@ -181,7 +181,7 @@ static fc_code tie_place(const fc_target *target, const fc_target_file *file, ca
             all[kept++] = all[i];
         }
     }
-    qsort(all, kept, sizeof *all, by_span);
+    qsort(all, kept, sizeof *all, compare_candidate_spans);
     fc_code rc = tie_group(target, file, all, kept, arena, ties, err);
     free(extents);
     return rc;
@@ -211,7 +211,7 @@ fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_
         made[i].root = (uint32_t)i;
     }
     size_t n = collect(target, file, all);
-    qsort(all, n, sizeof *all, by_place);
+    qsort(all, n, sizeof *all, compare_candidate_places);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK;) {
         size_t end = i + 1;

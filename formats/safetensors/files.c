@@ -67,7 +67,7 @@ static fc_code take_names(fc_arena *arena, const st_names *l, const char *group,
  * numbers is a missing file. torch does not record the number of ranks. If the last file is missing, the global shapes
  * that fsdpckpt records, or the coverage of tensors with more shards, reveal it.
  */
-static int by_number(const void *a, const void *b) {
+static int compare_file_numbers(const void *a, const void *b) {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return (x > y) - (x < y);
 }
@@ -87,7 +87,7 @@ static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned c
         return fc_no_memory(err, f->directory);
     }
     memcpy(sorted, f->ranks, f->nfiles * sizeof *sorted);
-    qsort(sorted, f->nfiles, sizeof *sorted, by_number);
+    qsort(sorted, f->nfiles, sizeof *sorted, compare_file_numbers);
     for (size_t i = 0; i < f->nfiles; i++) {
         if (sorted[i] > next) {
             return fc_fail(err, FC_ECORRUPT,

@@ -165,14 +165,14 @@ static fc_code read_metadata(header_reader *r) {
     return fc_st_json_at_object(&r->json) ? fc_st_json_object(&r->json, read_pair_member, r, r->err) : read_null(r);
 }
 
-static int by_key(const void *a, const void *b) {
+static int compare_pair_keys(const void *a, const void *b) {
     return strcmp(((const st_pair *)a)->key, ((const st_pair *)b)->key);
 }
 
 static fc_code sort_pairs(header_reader *r) {
     st_header *h = r->out;
     if (h->npairs > 1) {
-        qsort(h->pairs, h->npairs, sizeof *h->pairs, by_key);
+        qsort(h->pairs, h->npairs, sizeof *h->pairs, compare_pair_keys);
     }
     for (size_t i = 1; i < h->npairs; i++) {
         if (strcmp(h->pairs[i - 1].key, h->pairs[i].key) == 0) {
@@ -186,18 +186,18 @@ static fc_code sort_pairs(header_reader *r) {
 const char *fc_st_header_value(const st_header *header, const char *key) {
     st_pair wanted = {key, NULL};
     const st_pair *found =
-        header->npairs ? bsearch(&wanted, header->pairs, header->npairs, sizeof wanted, by_key) : NULL;
+        header->npairs ? bsearch(&wanted, header->pairs, header->npairs, sizeof wanted, compare_pair_keys) : NULL;
     return found ? found->value : NULL;
 }
 
 /* ---- the whole ---- */
 
-static int by_name(const void *a, const void *b, void *entries) {
+static int compare_entry_names(const void *a, const void *b, void *entries) {
     const st_entry *e = entries;
     return strcmp(e[*(const uint32_t *)a].name, e[*(const uint32_t *)b].name);
 }
 
-static int by_offset(const void *a, const void *b, void *entries) {
+static int compare_entry_offsets(const void *a, const void *b, void *entries) {
     const st_entry *e = entries, *x = &e[*(const uint32_t *)a], *y = &e[*(const uint32_t *)b];
     if (x->begin != y->begin) {
         return x->begin < y->begin ? -1 : 1;
@@ -228,8 +228,8 @@ static fc_code sort_entries(header_reader *r) {
     for (size_t i = 0; i < h->nentries; i++) {
         h->by_name[i] = h->by_offset[i] = (uint32_t)i;
     }
-    qsort_r(h->by_name, h->nentries, sizeof *h->by_name, by_name, h->entries);
-    qsort_r(h->by_offset, h->nentries, sizeof *h->by_offset, by_offset, h->entries);
+    qsort_r(h->by_name, h->nentries, sizeof *h->by_name, compare_entry_names, h->entries);
+    qsort_r(h->by_offset, h->nentries, sizeof *h->by_offset, compare_entry_offsets, h->entries);
     for (size_t i = 1; i < h->nentries; i++) {
         const char *name = h->entries[h->by_name[i]].name;
         if (strcmp(h->entries[h->by_name[i - 1]].name, name) == 0) {

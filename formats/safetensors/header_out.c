@@ -268,7 +268,7 @@ static fc_code build_metadata(const header_builder *m, bool objects) {
 
 /* ---- tensors ---- */
 
-static int by_offset(const void *a, const void *b, void *context) {
+static int compare_tensor_dtypes(const void *a, const void *b, void *context) {
     const header_builder *m = context;
     const fc_target_tensor *x = tensor_of(m, &m->file->items[*(const uint32_t *)a]);
     const fc_target_tensor *y = tensor_of(m, &m->file->items[*(const uint32_t *)b]);
@@ -298,7 +298,7 @@ static fc_code order_tensors(header_builder *m) {
         }
         out->order[out->count++] = (uint32_t)i;
     }
-    qsort_r(out->order, out->count, sizeof *out->order, by_offset, m);
+    qsort_r(out->order, out->count, sizeof *out->order, compare_tensor_dtypes, m);
     return FC_OK;
 }
 

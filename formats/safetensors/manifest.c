@@ -27,13 +27,13 @@ static const char *path_of(const st_reader *o, const occurrence *at) {
     return o->files.files[at->file].path;
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_occurrence_names(const void *a, const void *b) {
     const occurrence *x = a, *y = b;
     int order = strcmp(x->entry->name, y->entry->name);
     return order ? order : (x->order > y->order) - (x->order < y->order);
 }
 
-static int by_order(const void *a, const void *b) {
+static int compare_group_orders(const void *a, const void *b) {
     const group *x = a, *y = b;
     return (x->items->order > y->items->order) - (x->items->order < y->items->order);
 }
@@ -198,7 +198,7 @@ static fc_code build_groups(st_reader *o, const occurrence *all, size_t n, group
         }
     }
     if (count > 1) {
-        qsort(groups, count, sizeof *groups, by_order);
+        qsort(groups, count, sizeof *groups, compare_group_orders);
     }
     o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
     if (!o->tensors) {
@@ -224,7 +224,7 @@ fc_code fc_st_build_tensors(st_reader *o, size_t extra, fc_error *err) {
             all[n] = (occurrence){&o->headers[f].entries[i], (uint32_t)f, n};
         }
     }
-    qsort(all, n, sizeof *all, by_name);
+    qsort(all, n, sizeof *all, compare_occurrence_names);
     FC_TRY_GOTO(build_groups(o, all, n, groups, extra, err), rc, out);
 out:
     free(all);

@@ -34,7 +34,7 @@ static bool is_foreign(const st_pair *pair) {
            !(strcmp(pair->key, ST_FRAMEWORK) == 0 && strcmp(pair->value, "pt") == 0);
 }
 
-static int by_key(const void *a, const void *b) {
+static int compare_member_keys(const void *a, const void *b) {
     const member *x = a, *y = b;
     int order = strcmp(x->pair->key, y->pair->key);
     return order ? order : (x->file > y->file) - (x->file < y->file);
@@ -56,7 +56,7 @@ static bool gather(const st_reader *o, bool (*wanted)(const st_pair *), member *
         }
     }
     if (*count > 1) {
-        qsort(*out, *count, sizeof **out, by_key);
+        qsort(*out, *count, sizeof **out, compare_member_keys);
     }
     return *out != NULL;
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_name(const void *a, const void *b) {
+static int compare_leaf_names(const void *a, const void *b) {
     const torch_leaf *const *x = a, *const *y = b;
     return strcmp((*x)->name, (*y)->name);
 }
@@ -21,7 +21,7 @@ fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_er
     for (size_t i = 0; i < leaves->count; i++) {
         sorted[i] = &leaves->items[i];
     }
-    qsort(sorted, leaves->count, sizeof *sorted, by_name);
+    qsort(sorted, leaves->count, sizeof *sorted, compare_leaf_names);
     fc_code rc = FC_OK;
     for (size_t i = 1; i < leaves->count && rc == FC_OK; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {

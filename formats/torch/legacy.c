@@ -61,7 +61,7 @@ static const char *key_of(const fc_pickle *p, fc_pv v) {
     return fc_pickle_bytes(p, v, &n);
 }
 
-static int by_key(const void *a, const void *b, void *pickle) {
+static int compare_storage_keys(const void *a, const void *b, void *pickle) {
     const torch_legacy_storage *x = a, *y = b;
     return strcmp(key_of(pickle, x->key), key_of(pickle, y->key));
 }
@@ -95,7 +95,7 @@ static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
         uint64_t size = dtype < FC_DTYPE_COUNT ? fc_dtype_size((fc_dtype)dtype) : 0;
         f->storages[kept++] = (torch_legacy_storage){item[2], (uint64_t)elements, size, 0};
     }
-    qsort_r(f->storages, kept, sizeof *f->storages, by_key, f->pickle);
+    qsort_r(f->storages, kept, sizeof *f->storages, compare_storage_keys, f->pickle);
     for (size_t i = 0; i < kept; i++) { /* keeps each storage once */
         torch_legacy_storage *last = f->nstorages ? &f->storages[f->nstorages - 1] : NULL;
         if (!last || last->key != f->storages[i].key) {

@@ -258,11 +258,11 @@ static fc_code check_local(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
     return FC_OK;
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_entry_names(const void *a, const void *b) {
     return strcmp((*(fc_zip_entry *const *)a)->name, (*(fc_zip_entry *const *)b)->name);
 }
 
-static int by_header(const void *a, const void *b) {
+static int compare_entry_headers(const void *a, const void *b) {
     uint64_t x = (*(fc_zip_entry *const *)a)->header, y = (*(fc_zip_entry *const *)b)->header;
     return x < y ? -1 : x > y;
 }
@@ -272,7 +272,7 @@ static int fold(char c) {
     return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : (unsigned char)c;
 }
 
-static int by_folded_name(const void *a, const void *b) {
+static int compare_folded_names(const void *a, const void *b) {
     const char *x = (*(fc_zip_entry *const *)a)->name, *y = (*(fc_zip_entry *const *)b)->name;
     while (*x && fold(*x) == fold(*y)) {
         x++;
@@ -282,17 +282,17 @@ static int by_folded_name(const void *a, const void *b) {
 }
 
 static fc_code check_names(fc_zip *zip, fc_error *err) {
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_folded_name);
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_folded_names);
     for (size_t i = 1; i < zip->nentries; i++) {
         const fc_zip_entry *a = zip->sorted[i - 1], *b = zip->sorted[i];
-        if (by_folded_name(&a, &b) == 0) {
+        if (compare_folded_names(&a, &b) == 0) {
             const bool same = strcmp(a->name, b->name) == 0;
             return fc_fail(err, FC_ECORRUPT,
                            "%s: offset %" PRIu64 ": the torch.save archive is damaged: two records are called %s%s%s",
                            zip->path, b->header, a->name, same ? "" : " and ", same ? "" : b->name);
         }
     }
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_name);
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_names);
     return FC_OK;
 }
 
@@ -304,7 +304,7 @@ static fc_code check_records(fc_zip *zip, fc_error *err) {
     for (size_t i = 0; i < zip->nentries; i++) {
         FC_TRY(check_local(zip, &zip->entries[i], err));
     }
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_header);
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_headers);
     if (zip->sorted[0]->header != zip->offset) {
         return damaged(zip, 0, "it does not begin with its first record", err);
     }

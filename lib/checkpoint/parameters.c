@@ -54,7 +54,7 @@ typedef struct candidate {
     uint64_t key; /* distinguishes views of the same record */
 } candidate;
 
-static int by_chunks(const void *a, const void *b) {
+static int compare_candidate_chunks(const void *a, const void *b) {
     const fc_tensor *x = ((const candidate *)a)->tensor, *y = ((const candidate *)b)->tensor;
     if (x->nchunks != y->nchunks) {
         return x->nchunks < y->nchunks ? -1 : 1;
@@ -71,13 +71,13 @@ static int by_chunks(const void *a, const void *b) {
     return 0;
 }
 
-static int by_record(const void *a, const void *b) {
-    int order = by_chunks(a, b);
+static int compare_candidate_records(const void *a, const void *b) {
+    int order = compare_candidate_chunks(a, b);
     size_t x = ((const candidate *)a)->index, y = ((const candidate *)b)->index;
     return order != 0 ? order : (x > y) - (x < y);
 }
 
-static int by_key(const void *a, const void *b) {
+static int compare_candidate_keys(const void *a, const void *b) {
     const candidate *x = a, *y = b;
     return x->key != y->key ? (x->key < y->key ? -1 : 1) : (x->index > y->index) - (x->index < y->index);
 }
@@ -122,7 +122,7 @@ static void tie_run(const fc_checkpoint *source, candidate *run, size_t count, s
     for (size_t i = 0; i < count && count > 1; i++) {
         run[i].key = key_of(source, run[i].tensor);
     }
-    qsort(run, count, sizeof *run, by_key);
+    qsort(run, count, sizeof *run, compare_candidate_keys);
     for (size_t i = 1; i < count; i++) {
         if (run[i].key == run[i - 1].key && same_elements(source, run[i - 1].tensor, run[i].tensor)) {
             same_as[run[i].index] = same_as[run[i - 1].index];
@@ -130,7 +130,7 @@ static void tie_run(const fc_checkpoint *source, candidate *run, size_t count, s
     }
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_candidate_names(const void *a, const void *b) {
     return strcmp(((const candidate *)a)->tensor->name, ((const candidate *)b)->tensor->name);
 }
 
@@ -145,11 +145,12 @@ static void tie_named(const fc_tensor *const *tensors, size_t count, candidate *
     if (!any) {
         return;
     }
-    qsort(sorted, count, sizeof *sorted, by_name);
+    qsort(sorted, count, sizeof *sorted, compare_candidate_names);
     for (size_t i = 0; i < count; i++) {
         const fc_tensor wanted = {.name = tensors[i]->tied_to};
         const candidate key = {.tensor = &wanted};
-        const candidate *found = wanted.name ? bsearch(&key, sorted, count, sizeof *sorted, by_name) : NULL;
+        const candidate *found =
+            wanted.name ? bsearch(&key, sorted, count, sizeof *sorted, compare_candidate_names) : NULL;
         same_as[i] = found && found->index < i ? same_as[found->index] : i;
     }
 }
@@ -170,9 +171,9 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
             sorted[n++] = (candidate){.tensor = tensors[i], .index = i};
         }
     }
-    qsort(sorted, n, sizeof *sorted, by_record);
+    qsort(sorted, n, sizeof *sorted, compare_candidate_records);
     for (size_t first = 0, end; first < n; first = end) {
-        for (end = first + 1; end < n && by_chunks(&sorted[first], &sorted[end]) == 0; end++) {
+        for (end = first + 1; end < n && compare_candidate_chunks(&sorted[first], &sorted[end]) == 0; end++) {
         }
         tie_run(source, sorted + first, end - first, same_as);
     }

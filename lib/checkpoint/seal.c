@@ -102,7 +102,7 @@ typedef struct by_name {
     const fc_tensor *tensor;
 } by_name;
 
-static int compare_names(const void *a, const void *b) {
+static int compare_tensor_names(const void *a, const void *b) {
     return strcmp(((const by_name *)a)->tensor->name, ((const by_name *)b)->tensor->name);
 }
 
@@ -124,7 +124,7 @@ static bool read_tensor(const fc_checkpoint *checkpoint, const json_t *entry, co
     }
     const fc_tensor wanted = {.name = name};
     const by_name key = {&wanted};
-    const by_name *found = bsearch(&key, names, checkpoint->ntensors, sizeof key, compare_names);
+    const by_name *found = bsearch(&key, names, checkpoint->ntensors, sizeof key, compare_tensor_names);
     if (!found || strcmp(fc_dtype_get(found->tensor->dtype)->torch_name, dtype) != 0 ||
         !same_shape(json_object_get(entry, "shape"), found->tensor)) {
         if (seal->missing++ == 0) {
@@ -146,7 +146,7 @@ static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc
         names[i].tensor = &checkpoint->tensors[i];
     }
     if (ok) {
-        qsort(names, checkpoint->ntensors, sizeof *names, compare_names);
+        qsort(names, checkpoint->ntensors, sizeof *names, compare_tensor_names);
     }
     for (size_t i = 0; ok && i < json_array_size(list); i++) {
         ok = read_tensor(checkpoint, json_array_get(list, i), names, seal, checkpoint->arena);

@@ -30,13 +30,13 @@ static fc_code put_line(FILE *lines, const char *path, const char *name, fc_erro
     return FC_OK;
 }
 
-static int by_name(const FTSENT **a, const FTSENT **b) {
+static int compare_file_names(const FTSENT **a, const FTSENT **b) {
     return strcmp((*a)->fts_name, (*b)->fts_name);
 }
 
 static fc_code walk(const char *source, FILE *lines, fc_error *err) {
     char *roots[] = {(char *)source, NULL};
-    FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, by_name);
+    FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, compare_file_names);
     fc_code rc;
     FC_TRY_GOTO(tree ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be listed", source), rc, out);
     for (FTSENT *e; (e = (errno = 0, fts_read(tree)));) {

@@ -132,7 +132,7 @@ typedef struct sorted_tensor {
     fc_target_tensor tensor;
 } sorted_tensor;
 
-static int by_order(const void *a, const void *b) {
+static int compare_tensor_orders(const void *a, const void *b) {
     const sorted_tensor *x = a, *y = b;
     return x->order != y->order ? (x->order > y->order) - (x->order < y->order)
                                 : (x->index > y->index) - (x->index < y->index);
@@ -209,7 +209,7 @@ fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *ta
             goto out;
         }
     }
-    qsort(all, target->ntensors, sizeof *all, by_order);
+    qsort(all, target->ntensors, sizeof *all, compare_tensor_orders);
     FC_TRY_GOTO(check_ties(&o, target->source, all, target->ntensors), rc, out);
     for (size_t i = 0; i < target->ntensors; i++) {
         sorted[i] = all[i].tensor;

@@ -192,7 +192,7 @@ static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_tar
     return FC_OK;
 }
 
-static int by_number(const void *a, const void *b) {
+static int compare_entry_numbers(const void *a, const void *b) {
     const entry *x = a, *y = b;
     return x->number != y->number ? (x->number > y->number) - (x->number < y->number)
            : x->key != y->key     ? (x->key > y->key) - (x->key < y->key)
@@ -250,7 +250,7 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
         nkeys += key == nkeys;
         entries[count++].key = key;
     }
-    qsort(entries, count, sizeof *entries, by_number);
+    qsort(entries, count, sizeof *entries, compare_entry_numbers);
     rc = add_entries(f, o, entries, count, keys);
 out:
     free(entries);

@@ -84,7 +84,7 @@ out:
     return rc;
 }
 
-static int compare_names(const void *a, const void *b) {
+static int compare_tensor_names(const void *a, const void *b) {
     const fc_tensor *const *x = a, *const *y = b;
     return strcmp((*x)->name, (*y)->name);
 }
@@ -97,7 +97,7 @@ static fc_code sort_names(checking *c, fc_error *err) {
     for (size_t i = 0; i < c->made->ntensors; i++) {
         c->by_name[i] = &c->made->tensors[i];
     }
-    qsort(c->by_name, c->made->ntensors, sizeof *c->by_name, compare_names);
+    qsort(c->by_name, c->made->ntensors, sizeof *c->by_name, compare_tensor_names);
     return FC_OK;
 }
 

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_offset(const void *a, const void *b) {
+static int compare_item_offsets(const void *a, const void *b) {
     const fc_target_item *x = *(const fc_target_item *const *)a, *y = *(const fc_target_item *const *)b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
@@ -25,7 +25,7 @@ fc_code fc_chunk_walk_init(fc_chunk_walk *walk, const fc_target *target, const f
             walk->items[walk->nitems++] = &file->items[i];
         }
     }
-    qsort(walk->items, walk->nitems, sizeof *walk->items, by_offset);
+    qsort(walk->items, walk->nitems, sizeof *walk->items, compare_item_offsets);
     return FC_OK;
 }
 

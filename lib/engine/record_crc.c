@@ -57,7 +57,7 @@ static int in_order(uint64_t a, uint64_t b) {
 }
 
 /* Sorts by record, then by offset; at one offset, empty runs come first. */
-static int by_offset(const void *a, const void *b) {
+static int compare_run_offsets(const void *a, const void *b) {
     const run *x = a, *y = b;
     int order = in_order(x->file, y->file);
     order = order ? order : in_order(x->offset, y->offset);
@@ -160,7 +160,7 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
         return fc_no_memory(err, records->checkpoint->path);
     }
     fc_code rc = FC_OK;
-    qsort(records->runs, records->count, sizeof *records->runs, by_offset);
+    qsort(records->runs, records->count, sizeof *records->runs, compare_run_offsets);
     for (size_t i = 0, next, number = 0; i < records->count; i = next, number++) {
         for (next = i + 1;
              next < records->count && runs[next].file == runs[i].file && runs[next].offset == runs[i].offset;) {

@@ -26,7 +26,7 @@ typedef struct place {
     size_t count, capacity;
 } place;
 
-static int compare(const void *a, const void *b) {
+static int compare_identities(const void *a, const void *b) {
     const identity *x = a, *y = b;
     return x->device != y->device ? (x->device > y->device) - (x->device < y->device)
                                   : (x->inode > y->inode) - (x->inode < y->inode);
@@ -59,7 +59,7 @@ static fc_code list(place *p, const char *path, fc_error *err) {
     }
     rc = fc_dir_close(&dir, rc, err);
     if (p->count > 0) {
-        qsort(p->entries, p->count, sizeof *p->entries, compare);
+        qsort(p->entries, p->count, sizeof *p->entries, compare_identities);
     }
     return rc;
 }
@@ -87,8 +87,9 @@ static fc_code find_input(const place *p, const char *path, bool *held, fc_error
         return errno == ENOENT || errno == ENOTDIR ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
     }
     const identity id = {st.st_dev, st.st_ino};
-    *held = compare(&id, &p->self) == 0 ||
-            (p->count > 0 && bsearch(&id, p->entries, p->count, sizeof *p->entries, compare)) || is_above(p, path);
+    *held = compare_identities(&id, &p->self) == 0 ||
+            (p->count > 0 && bsearch(&id, p->entries, p->count, sizeof *p->entries, compare_identities)) ||
+            is_above(p, path);
     return FC_OK;
 }
 

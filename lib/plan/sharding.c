@@ -28,7 +28,7 @@ static bool reserve(fc_sharding_scratch *scratch, size_t chunks, int ndim) {
     return scratch->capacity >= need && need > 0;
 }
 
-static int compare(const void *a, const void *b) {
+static int compare_offsets(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return (x > y) - (x < y);
 }
@@ -55,7 +55,7 @@ static size_t find_axis(const fc_tensor *t, int d, int64_t *values) {
         }
     }
     if (!sorted) {
-        qsort(values, n, sizeof *values, compare);
+        qsort(values, n, sizeof *values, compare_offsets);
     }
     for (size_t i = 0; i < n; i++) {
         if (distinct == 0 || values[distinct - 1] != values[i]) {

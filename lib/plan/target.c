@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int compare_names(const void *a, const void *b) {
+static int compare_target_names(const void *a, const void *b) {
     const fc_target_tensor *const *x = a, *const *y = b;
     return strcmp((*x)->name, (*y)->name);
 }
@@ -28,7 +28,7 @@ static fc_code check_unique(const fc_target_tensor *tensors, size_t count, fc_er
     for (size_t i = 0; i < count; i++) {
         sorted[i] = &tensors[i];
     }
-    qsort(sorted, count, sizeof *sorted, compare_names);
+    qsort(sorted, count, sizeof *sorted, compare_target_names);
     fc_code rc = FC_OK;
     for (size_t i = 1; i < count && rc == FC_OK; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {

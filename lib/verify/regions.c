@@ -292,7 +292,7 @@ void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object,
     }
 }
 
-static int by_offset(const void *a, const void *b) {
+static int compare_region_offsets(const void *a, const void *b) {
     const fc_region *x = a, *y = b;
     int order = (x->kind == FC_REGION_BYTES) - (y->kind == FC_REGION_BYTES);
     order = order ? order : (x->file > y->file) - (x->file < y->file);
@@ -304,7 +304,7 @@ static int by_offset(const void *a, const void *b) {
 static void sort_regions(fc_regions *r) {
     size_t kept = 0;
     if (r->count > 0) {
-        qsort(r->items, r->count, sizeof *r->items, by_offset);
+        qsort(r->items, r->count, sizeof *r->items, compare_region_offsets);
     }
     for (size_t i = 0; i < r->count; i++) {
         const fc_region *last = kept ? &r->items[kept - 1] : NULL;

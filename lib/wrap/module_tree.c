@@ -172,7 +172,7 @@ bool fc_name_is_number(fc_name s, uint64_t *value) {
 }
 
 /* Only called for names that are numbers. */
-static int by_number(const void *a, const void *b, void *nodes) {
+static int compare_child_numbers(const void *a, const void *b, void *nodes) {
     const fc_tree_node *all = nodes;
     uint64_t x, y;
     (void)fc_name_is_number(all[*(const uint32_t *)a].name, &x);
@@ -193,7 +193,7 @@ static fc_code order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scr
         }
         scratch[n++] = c;
     }
-    qsort_r(scratch, n, sizeof *scratch, by_number, b->nodes);
+    qsort_r(scratch, n, sizeof *scratch, compare_child_numbers, b->nodes);
     /* Parameters follow. They are walked separately, so their order among the modules does not matter. */
     for (uint32_t c = b->nodes[parent].first, next; c != 0; c = next) {
         next = b->nodes[c].next;

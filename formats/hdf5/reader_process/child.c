@@ -92,7 +92,7 @@ static void reset_signals(void) {
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-static int by_number(const void *a, const void *b) {
+static int compare_descriptors(const void *a, const void *b) {
     int x = *(const int *)a, y = *(const int *)b;
     return (x > y) - (x < y);
 }
@@ -126,7 +126,7 @@ bool fc_h5_child_close_others(const fc_h5_job *job, int out) {
         keep[i] = job->keep[i];
     }
     keep[job->nkeep] = out;
-    qsort(keep, job->nkeep + 1, sizeof *keep, by_number);
+    qsort(keep, job->nkeep + 1, sizeof *keep, compare_descriptors);
     int next = 3;
     for (size_t i = 0; i <= job->nkeep; i++) {
         close_between(next, keep[i] - 1);

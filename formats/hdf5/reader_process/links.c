@@ -31,12 +31,12 @@ static herr_t add_link(hid_t group, const char *name, const H5L_info_t *info, vo
     return 0;
 }
 
-static int by_order(const void *a, const void *b) {
+static int compare_link_orders(const void *a, const void *b) {
     const fc_h5_link *x = a, *y = b;
     return (x->order > y->order) - (x->order < y->order);
 }
 
-static int by_name(const void *a, const void *b) {
+static int compare_link_names(const void *a, const void *b) {
     return strcmp(((const fc_h5_link *)a)->name, ((const fc_h5_link *)b)->name);
 }
 
@@ -80,7 +80,7 @@ herr_t fc_h5_links_read(hid_t file, hid_t group, fc_h5_links *links) {
         set_cache(file, before);
     }
     if (links->count > 1) {
-        qsort(links->items, links->count, sizeof *links->items, ordered ? by_order : by_name);
+        qsort(links->items, links->count, sizeof *links->items, ordered ? compare_link_orders : compare_link_names);
     }
     return rc;
 }

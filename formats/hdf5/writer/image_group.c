@@ -201,7 +201,7 @@ static void add_heap(links *l, const fc_h5_group *group) {
 
 /* ---- B-trees ---- */
 
-static int by_hash(const void *a, const void *b) {
+static int compare_record_hashes(const void *a, const void *b) {
     const record *x = a, *y = b;
     return x->hash != y->hash ? (x->hash > y->hash) - (x->hash < y->hash) : strcmp(x->link, y->link);
 }
@@ -326,7 +326,7 @@ static fc_code store_links(fc_h5_image *image, const fc_h5_group *group, storage
     }
     out->heap = l.heap;
     out->orders = add_tree(&l, BY_ORDER);
-    qsort(l.records, l.count, sizeof *l.records, by_hash);
+    qsort(l.records, l.count, sizeof *l.records, compare_record_hashes);
     out->names = add_tree(&l, BY_NAME);
     free(l.records);
     return FC_OK;
