@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static fc_code fill(const char *path, int fd, out_file_write *write_content, void *context, fc_error *err) {
+static fc_code fill_file(const char *path, int fd, out_file_write *write_content, void *context, fc_error *err) {
     text_out *out = malloc(sizeof *out);
     if (!out) {
         return fc_no_memory(err, path);
@@ -44,7 +44,7 @@ static fc_code create_and_fill(const char *path, const char *staging, out_file_w
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }
-    fc_code rc = fill(path, fd, write_content, context, err);
+    fc_code rc = fill_file(path, fd, write_content, context, err);
     return close(fd) != 0 && rc == FC_OK ? fc_fail_errno(err, errno, "%s: cannot be written", path) : rc;
 }
 

@@ -88,7 +88,7 @@ static fc_sharded_tensor *new_tensor(const fc_chunked_item *from, fc_arena *aren
 }
 
 /* Copies the rows of the shard from `data`. */
-static fc_code fill(fc_local_shard *shard, const fc_array *data, fc_stream *stream, fc_error *err) {
+static fc_code fill_shard(fc_local_shard *shard, const fc_array *data, fc_stream *stream, fc_error *err) {
     fc_array rows;
     const fc_box *box = &shard->metadata.box;
     FC_TRY(fc_array_narrow(data, 0, box->sizes[0] > 0 ? box->offsets[0] : 0, box->sizes[0], &rows, err));
@@ -117,7 +117,7 @@ fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t 
         outer->shards[0].inner = inner;
     }
     if (inner->nshards > 0) {
-        FC_TRY(fill(&inner->shards[0], data, stream, err));
+        FC_TRY(fill_shard(&inner->shards[0], data, stream, err));
     }
     *out = outer;
     return FC_OK;

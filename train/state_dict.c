@@ -140,8 +140,8 @@ static fc_code check_ranks(const fc_state_list *list, const fc_comm *ranks, fc_e
                          (long long)fc_mesh_ranks(&list->mesh), ranks->size);
 }
 
-static fc_code fill(fc_fsdp_state_dict *dict, const fc_fsdp_state *state, fc_state_dict_type type, bool may_borrow,
-                    fc_staging *spare, const fc_comm *ranks, fc_error *err) {
+static fc_code fill_arrays(fc_fsdp_state_dict *dict, const fc_fsdp_state *state, fc_state_dict_type type,
+                           bool may_borrow, fc_staging *spare, const fc_comm *ranks, fc_error *err) {
     FC_TRY(fc_state_list_new(state, type, false, &dict->list, err));
     FC_TRY(check_ranks(&dict->list, ranks, err));
     return may_borrow && are_on_host(&dict->list) ? borrow_arrays(dict, err) : copy_arrays(dict, spare, err);
@@ -155,7 +155,7 @@ fc_code fc_state_dict_make(const fc_fsdp_state *state, fc_state_dict_type type, 
     if (dict) {
         dict->fsdp = state->fsdp;
         dict->type = type;
-        mine = fill(dict, state, type, may_borrow, spare, ranks, err);
+        mine = fill_arrays(dict, state, type, may_borrow, spare, ranks, err);
     }
     FC_TRY_GOTO(fc_comm_agree(ranks, mine, err), rc, failed);
     rc = dict ? fc_state_gather(&dict->list, dict->memory, ranks, &dict->checkpoint, err) : FC_ENOMEM;

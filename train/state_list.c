@@ -112,7 +112,7 @@ static fc_code visit_box(void *context, const fc_flat_box *box, fc_error *err) {
 }
 
 /* FSDP shards the rows of the local tensors of tensor parallelism. */
-static void place(const listing *l, const fc_fsdp_handle *h, const fc_param_extension *e, fc_state_tensor *t) {
+static void place_rows(const listing *l, const fc_fsdp_handle *h, const fc_param_extension *e, fc_state_tensor *t) {
     const bool sharded = fc_fsdp_is_sharded(h->unit) && t->ndim > 0;
     if (sharded) {
         t->placements[l->dp] = (fc_placement){FC_SHARD, 0, 0};
@@ -137,7 +137,7 @@ static fc_code add_param(listing *l, const fc_fsdp_handle *h, size_t param, fc_d
     int64_t sizes[FC_MAX_DIMS];
     fc_state_tensor *t;
     FC_TRY(add_tensor(l->out, path, dtype, p->ndim, shape, &t, err));
-    place(l, h, e, t);
+    place_rows(l, h, e, t);
     if (e->is_dtensor) {
         FC_TRY(fc_local_box(p->ndim, shape, &e->spec.mesh, e->spec.placements, e->spec.coordinate, boxes.origin, sizes,
                             err));

@@ -60,7 +60,7 @@ static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tens
 }
 
 /* Keeps the locations of all chunks for verify. */
-static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
+static fc_code refuse_class(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
     fc_arena *arena = b->checkpoint->arena;
     dcp_chunks *chunks = fc_arena_alloc(arena, sizeof *chunks);
     if (!chunks) {
@@ -95,7 +95,7 @@ fc_code fc_dcp_refuse_classes(dcp_builder *b) {
     for (size_t i = 0; any && rc == FC_OK && i < b->ntensors; i++) {
         fc_tensor *t = &b->tensors[i];
         if (is_in_archive(t) && is_of_a_class(b->checkpoint, t, &why)) {
-            rc = refuse(b, t, &why);
+            rc = refuse_class(b, t, &why);
         }
     }
     return rc;

@@ -68,7 +68,7 @@ fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, cons
 }
 
 /* Reports why a directory or file that looks like DCP cannot be opened. */
-static fc_code refuse(const char *path, bool is_directory, fc_error *err) {
+static fc_code refuse_metadata(const char *path, bool is_directory, fc_error *err) {
     if (!is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: this is one data file of a DCP checkpoint; give the path of its directory",
                        path);
@@ -110,7 +110,7 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
         FC_TRY(fc_dcp_count_ranks(path, &ranks, err));
     }
     bool known = is_directory ? ranks > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
-    return known ? FC_OK : refuse(path, is_directory, err);
+    return known ? FC_OK : refuse_metadata(path, is_directory, err);
 }
 
 fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err) {
@@ -147,7 +147,7 @@ fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v) {
                        fc_pickle_bytes(b->p, cell[2], &n), fc_pickle_bytes(b->p, cell[1], &n));
 }
 
-static fc_code build(dcp_builder *b) {
+static fc_code build_manifest(dcp_builder *b) {
     fc_pv root = b->p->root;
     FC_TRY(fc_dcp_check_class(b, NULL, root));
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
@@ -179,7 +179,7 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
     FC_TRY_GOTO(fc_identities_add_header(checkpoint, metadata_path, options, err), rc, out);
     FC_TRY_GOTO(fc_dcp_load_metadata(metadata_path, &pickle, err), rc, out);
     b.p = pickle;
-    rc = build(&b);
+    rc = build_manifest(&b);
 out:
     fc_pickle_free(pickle);
     free(b.files);

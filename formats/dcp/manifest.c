@@ -49,7 +49,7 @@ static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, cons
 }
 
 /* Lists the value as unreadable, with the reason, so that all others can be read. */
-static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
+static fc_code refuse_value(const dcp_builder *b, fc_tensor *t, const char *reason) {
     fc_object *object = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *object);
     if (!object || !reason) {
         return fc_no_memory(b->err, b->metadata_path);
@@ -68,7 +68,7 @@ static fc_code read_layout(const dcp_builder *b, fc_tensor *t, fc_pv layout) {
     if (n == 1 && fc_pickle_is_str(b->p, arg[0], "torch.strided")) {
         return FC_OK;
     }
-    return refuse(
+    return refuse_value(
         b, t,
         fc_arena_printf(b->checkpoint->arena, "only dense tensors are supported, this one is %.64s",
                         n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &length) : "not"));
@@ -87,7 +87,7 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
     t->dtype = (fc_dtype)aux;
     if (aux == FC_OPAQUE) {
         fc_pickle_global_name(b->p, dtype, name, sizeof name);
-        return refuse(b, t, fc_arena_printf(b->checkpoint->arena, "the element type %s is not supported", name));
+        return refuse_value(b, t, fc_arena_printf(b->checkpoint->arena, "the element type %s is not supported", name));
     }
     return read_layout(b, t, fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT));
 }
@@ -99,7 +99,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     }
     fc_pickle_tuple(b->p, size, &n);
     if (n > FC_MAX_DIMS) {
-        return refuse(
+        return refuse_value(
             b, t,
             fc_arena_printf(b->checkpoint->arena, "it has %zu dimensions; at most %d are supported", n, FC_MAX_DIMS));
     }
@@ -177,7 +177,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
 }
 
 fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_chunk *chunk, const char *reason) {
-    FC_TRY(refuse(b, tensor, reason));
+    FC_TRY(refuse_value(b, tensor, reason));
     FC_TRY(make_object(b, tensor));
     fc_chunk *one = (fc_chunk *)(uintptr_t)tensor->chunks;
     const int64_t *dims = one->dims;

@@ -109,7 +109,7 @@ static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_c
                            tensor->name, path, chunk->place.offset, what);
 }
 
-static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
+static fc_code place_chunk(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
     const st_header *header;
     FC_TRY(find_header(p, tensor, chunk, &header));
     if (!header) {
@@ -139,7 +139,7 @@ static fc_code place_all(placing *p) {
         fc_tensor *t = &p->b->tensors[i];
         for (size_t c = 0; c < t->nchunks && !t->object; c++) {
             fc_chunk *chunk = (fc_chunk *)(uintptr_t)&t->chunks[c]; /* may be changed while the manifest is built */
-            FC_TRY(fc_dcp_in_safetensors(t, chunk) ? place(p, t, chunk) : FC_OK);
+            FC_TRY(fc_dcp_in_safetensors(t, chunk) ? place_chunk(p, t, chunk) : FC_OK);
         }
     }
     return FC_OK;

@@ -137,7 +137,7 @@ static bool is_placed(const fc_chunk *chunk) {
     return chunk->place.kind == FC_PLACE_BYTES;
 }
 
-static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info) {
+static fc_code place_chunk(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info) {
     fc_tensor *t = &b->tensors[tensor];
     int64_t offset, length, end;
     if (!fc_pickle_is_object(b->p, info, FC_CLASS_STORAGE_INFO) ||
@@ -248,7 +248,7 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
                                "it is in storage_data, but not in state_dict_metadata");
         }
         FC_TRY(find_chunk(b, &b->tensors[number - 1], pairs[i], &orders[number - 1], &chunk));
-        FC_TRY(place(b, number - 1, chunk, pairs[i + 1]));
+        FC_TRY(place_chunk(b, number - 1, chunk, pairs[i + 1]));
     }
     for (size_t i = 0; i < b->ntensors; i++) {
         FC_TRY(complete(b, &b->tensors[i], &orders[i]));

@@ -142,7 +142,7 @@ static bool align(uint64_t *at, uint64_t to) {
 }
 
 /* Places the item at `*end` and advances it. */
-static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
+static fc_code place_item(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     uint64_t data = 0, bytes = fc_target_item_bytes(w->target, item);
     FC_TRY(lay_out(w, stored, &data, err));
@@ -167,7 +167,7 @@ static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *ite
     }
     dcp_item *stored = &w->items[w->nitems++];
     *stored = (dcp_item){.tensor = item->tensor, .rank = file->rank};
-    fc_code rc = place(w, item, stored, end, err);
+    fc_code rc = place_item(w, item, stored, end, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", w->target->tensors[item->tensor].name);
 }
 

@@ -196,7 +196,7 @@ static int compare_file_ranks(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-static fc_code refuse(const ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
+static fc_code refuse_file(const ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
     if (role == DS_LAYER) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s/%s: pipeline-parallel checkpoints, with one file per layer, are not supported; convert it "
@@ -219,7 +219,7 @@ static fc_code refuse(const ds_files *files, const char *name, ds_role role, uin
 /* Files of other model-parallel ranks are accepted in universal checkpoints, whose parameters are not sharded. */
 static fc_code other_model_rank(ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
     if (role >= DS_LAYER || !files->universal) {
-        return refuse(files, name, role, model_rank, err);
+        return refuse_file(files, name, role, model_rank, err);
     }
     files->model_parallel = files->model_parallel > model_rank ? files->model_parallel : (size_t)model_rank + 1;
     return FC_OK;

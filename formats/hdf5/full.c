@@ -152,7 +152,7 @@ typedef struct full {
     const fc_open_options *options;
 } full;
 
-static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_error *err) {
+static fc_code build_manifest(void *context, size_t index, const fc_h5_file *file, fc_error *err) {
     const full *f = context;
     fc_checkpoint *checkpoint = f->checkpoint;
     const char *path = checkpoint->path;
@@ -219,5 +219,6 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *option
     checkpoint->nfiles = 1;
     FC_TRY(fc_identities_take(checkpoint, options, err));
     full f = {checkpoint, options};
-    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build, &f, err);
+    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build_manifest, &f,
+                            err);
 }

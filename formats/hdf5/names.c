@@ -51,7 +51,7 @@ char *fc_h5_name_encode(fc_arena *arena, const char *key, size_t len) {
     return link;
 }
 
-static fc_code refuse(const char *link, fc_error *err) {
+static fc_code refuse_link(const char *link, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT,
                    "the link name \"%s\" is not encoded by fsdpckpt: \"%%\" must start %%2F, %%25, or be a "
                    "whole name %%2E or %%",
@@ -61,7 +61,7 @@ static fc_code refuse(const char *link, fc_error *err) {
 fc_code fc_h5_name_decode(fc_arena *arena, const char *link, const char **key, fc_error *err) {
     size_t len = strlen(link);
     if (len == 0 || strcmp(link, ".") == 0 || strchr(link, '/')) {
-        return refuse(link, err);
+        return refuse_link(link, err);
     }
     char *out = fc_arena_alloc(arena, len + 1);
     if (!out) {
@@ -84,7 +84,7 @@ fc_code fc_h5_name_decode(fc_arena *arena, const char *link, const char **key, f
                 return fc_fail(err, FC_EUNSUPPORTED, "the link name \"%s\" stands for a key with a NUL character",
                                link);
             } else {
-                return refuse(link, err);
+                return refuse_link(link, err);
             }
             p += 2;
         }

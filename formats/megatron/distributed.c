@@ -171,8 +171,8 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
 
 /* Computes the positions of a chunk's parameters. `starts` has one entry per value of the model. `*known` is false if
    the layout is another one. */
-static fc_code place(const mg_reader *r, const mg_optimizer *o, size_t chunk, const mg_flat *flat, int64_t *starts,
-                     bool *known) {
+static fc_code place_parameters(const mg_reader *r, const mg_optimizer *o, size_t chunk, const mg_flat *flat,
+                                int64_t *starts, bool *known) {
     int64_t at = 0, numel;
     *known = false;
     for (size_t i = o->end; i-- > o->first;) {
@@ -209,7 +209,7 @@ static fc_code find_all(const mg_reader *r, const mg_optimizer *o, mg_flat *flat
         }
         FC_TRY(read_flat(r, o->f, find_chunk(o->f, o->dict, number++), &flats[c], known));
         if (*known) {
-            FC_TRY(place(r, o, c, &flats[c], starts, known));
+            FC_TRY(place_parameters(r, o, c, &flats[c], starts, known));
         }
     }
     *known = *known && number == count;

@@ -156,7 +156,7 @@ static joined *next_made(joiner *j, const mg_value *v) {
 }
 
 /* Keeps the value of one rank as a tensor or object of its own. */
-static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_path *path) {
+static fc_code keep_value(joiner *j, const mg_value *v, const char *name, const fc_path *path) {
     mg_value copy = *v, *one = &copy;
     joined *m = next_made(j, v);
     const mg_sharding whole = {MG_COPY, 0};
@@ -186,11 +186,11 @@ static fc_code keep_for_rank(joiner *j, const mg_value *v) {
     fc_path_element *last = &elements[v->path.count - 1];
     *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.%s", last->key, rank)};
     const fc_path path = {elements, v->path.count};
-    return last->key ? keep(j, v, name, &path) : fc_mg_no_memory(j->r);
+    return last->key ? keep_value(j, v, name, &path) : fc_mg_no_memory(j->r);
 }
 
 static fc_code join_loose(joiner *j, const group *g) {
-    FC_TRY(keep(j, g->values[0], g->values[0]->name, &g->values[0]->path));
+    FC_TRY(keep_value(j, g->values[0], g->values[0]->name, &g->values[0]->path));
     for (size_t i = 1; i < g->count; i++) {
         bool same = false;
         FC_TRY(compare(j->r, g->values[0], g->values[i], &same));

@@ -34,7 +34,7 @@ typedef struct mg_optimizer {
     size_t nparams;
 } mg_optimizer;
 
-static fc_pv get(const mg_reader *r, fc_pv v, const char *key) {
+static fc_pv get_item(const mg_reader *r, fc_pv v, const char *key) {
     return fc_pv_typeof(v) == FC_PV_DICT ? fc_torch_dict_get(r->f.p, v, key) : 0;
 }
 
@@ -115,8 +115,8 @@ static bool without_decay(const mg_value *v) {
 /* Whether a group is the one without weight decay. */
 static bool is_undecayed(const mg_reader *r, fc_pv group) {
     int64_t whole;
-    fc_pv v = get(r, group, "wd_mult");
-    v = v ? v : get(r, group, "weight_decay");
+    fc_pv v = get_item(r, group, "wd_mult");
+    v = v ? v : get_item(r, group, "weight_decay");
     return (fc_pv_typeof(v) == FC_PV_FLOAT && fc_pickle_float(r->f.p, v) == 0.0) ||
            (v && fc_pickle_int(r->f.p, v, &whole) && whole == 0);
 }
@@ -131,7 +131,7 @@ static bool same_sizes(const mg_reader *r, const mg_value *param, fc_pv v) {
 static const char *assign_groups(mg_optimizer *o, size_t *sizes) {
     size_t plain = o->ngroups, undecayed = o->ngroups, used = 0, total = 0;
     for (size_t g = 0; g < o->ngroups; g++) {
-        if (!list_of(o->r, get(o->r, o->groups[g], "params"), &sizes[g])) {
+        if (!list_of(o->r, get_item(o->r, o->groups[g], "params"), &sizes[g])) {
             return "a group of parameters has no list of parameters";
         }
         if (sizes[g] > 0) {
@@ -156,7 +156,7 @@ static const char *assign_groups(mg_optimizer *o, size_t *sizes) {
 /* Lists the states by number. @return false if a number is invalid. */
 static bool list_states(const mg_optimizer *o, fc_pv *states) {
     size_t n = 0;
-    fc_pv all = get(o->r, o->inner, "state");
+    fc_pv all = get_item(o->r, o->inner, "state");
     const fc_pv *pairs = fc_pv_typeof(all) == FC_PV_DICT ? fc_pickle_items(o->r->f.p, all, &n) : NULL;
     for (size_t i = 0; i + 1 < n; i += 2) {
         int64_t number;
@@ -198,7 +198,7 @@ static const char *assign_states(mg_optimizer *o, const size_t *sizes, const fc_
     for (size_t i = 0; i < o->nparams; i++) {
         mg_param *param = &o->params[i];
         int64_t number;
-        const fc_pv *numbers = list_of(o->r, get(o->r, o->groups[param->group], "params"), &n);
+        const fc_pv *numbers = list_of(o->r, get_item(o->r, o->groups[param->group], "params"), &n);
         if (at[param->group] == sizes[param->group] || !fc_pickle_int(p, numbers[at[param->group]++], &number) ||
             number < 0 || (uint64_t)number >= o->nparams || taken[number]) {
             return "the sizes of its groups differ from the model's numbers of parameters with and without weight "
@@ -367,18 +367,18 @@ static fc_code add_all(const mg_optimizer *o) {
 
 /* A distributed optimizer has its state in another file. */
 static bool is_stateless(const mg_optimizer *o) {
-    return fc_pv_typeof(o->inner) == FC_PV_DICT && !get(o->r, o->inner, "state");
+    return fc_pv_typeof(o->inner) == FC_PV_DICT && !get_item(o->r, o->inner, "state");
 }
 
 /* Assigns the parameters of one of `members` optimizers their states. `*reason` is NULL, or why that is impossible. */
 static fc_code prepare(mg_optimizer *o, fc_pv optimizer, size_t members, size_t first, size_t end,
                        const char **reason) {
     o->outer = o->inner = optimizer;
-    if (get(o->r, optimizer, "optimizer")) {
-        o->inner = get(o->r, optimizer, "optimizer");
-        o->masters = get(o->r, optimizer, "fp32_from_fp16_params");
+    if (get_item(o->r, optimizer, "optimizer")) {
+        o->inner = get_item(o->r, optimizer, "optimizer");
+        o->masters = get_item(o->r, optimizer, "fp32_from_fp16_params");
     }
-    o->groups = list_of(o->r, get(o->r, o->inner, "param_groups"), &o->ngroups);
+    o->groups = list_of(o->r, get_item(o->r, o->inner, "param_groups"), &o->ngroups);
     *reason = o->groups ? NULL : "it has no groups of parameters";
     if (is_stateless(o) || *reason) {
         return FC_OK;

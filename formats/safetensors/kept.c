@@ -52,7 +52,7 @@ static fc_code read_numbers(const kept_reader *a, const json_t *list, size_t cou
     return FC_OK;
 }
 
-static const char *keep(const kept_reader *a, const json_t *string) {
+static const char *copy_string(const kept_reader *a, const json_t *string) {
     return fc_arena_strndup(a->arena, json_string_value(string), json_string_length(string));
 }
 
@@ -86,7 +86,7 @@ static fc_code read_element(const kept_reader *a, const json_t *item, fc_path_el
     char text[32];
     *out = (fc_path_element){.is_index = !number && json_is_integer(value), .is_tuple = tuple, .is_number = number};
     if (json_is_string(item)) {
-        out->key = keep(a, item);
+        out->key = copy_string(a, item);
     } else if (json_is_integer(value) && (number || json_integer_value(value) >= 0)) {
         int n = snprintf(text, sizeof text, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
         out->key = fc_arena_strndup(a->arena, text, (size_t)n);
@@ -139,7 +139,7 @@ static fc_code apply_layout(void *context, const char *name, json_t *value, fc_e
         return fail(a, name, "its shape or its placements are missing", err);
     }
     e->global = sizes;
-    e->placements = keep(a, placements);
+    e->placements = copy_string(a, placements);
     return e->placements ? FC_OK : fc_no_memory(err, a->path);
 }
 

@@ -113,7 +113,7 @@ typedef struct object_parser {
 } object_parser;
 
 /* `*out` is NULL if the value is not a string. */
-static fc_code keep(const object_parser *p, const json_t *value, const char **out, fc_error *err) {
+static fc_code copy_string(const object_parser *p, const json_t *value, const char **out, fc_error *err) {
     *out =
         json_is_string(value) ? fc_arena_strndup(p->arena, json_string_value(value), json_string_length(value)) : NULL;
     return *out || !json_is_string(value) ? FC_OK : fc_no_memory(err, p->file);
@@ -137,10 +137,10 @@ static fc_code parse_member(void *context, const char *key, json_t *value, fc_er
     object_parser *p = context;
     bool good = true;
     if (strcmp(key, "encoding") == 0) {
-        FC_TRY(keep(p, value, &p->encoding, err));
+        FC_TRY(copy_string(p, value, &p->encoding, err));
         good = p->encoding;
     } else if (strcmp(key, "json") == 0) {
-        FC_TRY(keep(p, value, &p->content.json, err));
+        FC_TRY(copy_string(p, value, &p->content.json, err));
         good = p->content.json;
     } else if (strcmp(key, "path") == 0) {
         FC_TRY(fc_st_object_path(p->arena, p->file, value, &p->path, err));

@@ -220,7 +220,7 @@ static fc_pv rebuilt_with(const fc_pickle *p, fc_pv v, fc_pv *cls) {
 }
 
 /* Reports the kind of a tensor that is not dense. */
-static fc_code refuse(const fc_pickle *p, fc_pv v, fc_error *err) {
+static fc_code refuse_tensor(const fc_pickle *p, fc_pv v, fc_error *err) {
     static const struct {
         const char *function, *what;
     } kinds[] = {
@@ -259,7 +259,7 @@ static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv 
     tuple = fc_pickle_arguments(p, v);
     for (int depth = 0; depth < MAX_WRAPPERS; depth++) {
         if (!rebuild_of(p, callee, which)) {
-            return depth > 0 ? refuse(p, whole, err) : malformed("the value is not a tensor", err);
+            return depth > 0 ? refuse_tensor(p, whole, err) : malformed("the value is not a tensor", err);
         }
         if (!tuple_items(p, tuple, args, n)) {
             return malformed("its arguments are not a tuple", err);
@@ -376,7 +376,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     FC_TRY(unwrap(p, v, &which, &args, &n, err));
     out->negate = out->conjugate = false;
     if (which != FC_REBUILD_TENSOR_V2 && which != FC_REBUILD_TENSOR_V3) {
-        return refuse(p, v, err);
+        return refuse_tensor(p, v, err);
     }
     bool typed = which == FC_REBUILD_TENSOR_V2;
     if (n < (typed ? 4u : 7u)) {

@@ -125,7 +125,7 @@ static torch_legacy_storage *find_storage(const torch_file *f, const char *key) 
 }
 
 /* Finds the bytes of each storage, in the order of the list of keys. */
-static fc_code place(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error *err) {
+static fc_code place_storages(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error *err) {
     size_t n;
     if (fc_pv_typeof(keys->root) != FC_PV_LIST) {
         return damaged(f, at, "the list of storages is missing", err);
@@ -162,7 +162,7 @@ fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
     f->p = f->pickle;
     FC_TRY(collect(f, start, err));
     FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, FC_PICKLE_STRICT, &keys, err));
-    fc_code rc = place(f, keys, at, err);
+    fc_code rc = place_storages(f, keys, at, err);
     fc_pickle_free(keys);
     return rc;
 }
@@ -173,7 +173,7 @@ fc_code fc_torch_legacy_storage(const torch_file *f, const fc_torch_tensor *tens
         return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: storage %s is missing", f->path,
                        key_of(f->p, tensor->storage_key));
     }
-    uint64_t bytes = s->elements * s->element_size; /* checked by place() */
+    uint64_t bytes = s->elements * s->element_size; /* checked by place_storages() */
     if (bytes != tensor->storage_bytes) {
         return damaged(f, s->offset, "its pickle gives two sizes for one storage", err);
     }

@@ -162,7 +162,7 @@ static void copy_transposed(int64_t unit, const fc_axis *outer, const fc_axis *i
 }
 
 /* Advances the indices of `n` axes like an odometer, and both offsets with them. @return false after the last. */
-static bool step(const fc_axis *axes, int n, int64_t *index, int64_t *src, int64_t *dst) {
+static bool step_axes(const fc_axis *axes, int n, int64_t *index, int64_t *src, int64_t *dst) {
     for (int i = n - 1; i >= 0; i--) {
         *src += axes[i].src;
         *dst += axes[i].dst;
@@ -223,7 +223,7 @@ void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned 
         } else {
             copy_plane(copy->unit, &outer, &inner, src + s, dst + d);
         }
-    } while (step(around, n, index, &s, &d));
+    } while (step_axes(around, n, index, &s, &d));
 }
 
 void fc_strided_unshuffle(const fc_strided *copy, const unsigned char *planes, size_t count, uint32_t element,
@@ -231,7 +231,7 @@ void fc_strided_unshuffle(const fc_strided *copy, const unsigned char *planes, s
     int64_t index[FC_MAX_DIMS] = {0}, s = (int64_t)start, d = 0;
     do {
         fc_unshuffle_run(planes + s / element, count, dst + d, (size_t)copy->unit / element, element);
-    } while (step(copy->axes, copy->n, index, &s, &d));
+    } while (step_axes(copy->axes, copy->n, index, &s, &d));
 }
 
 static void swap_run(unsigned char *bytes, size_t size, uint32_t width) {
@@ -265,7 +265,7 @@ void fc_strided_flip(const fc_strided *copy, unsigned char *dst, uint32_t width,
             other = flip;
             flip = next;
         }
-    } while (step(copy->axes, copy->n, index, &s, &d));
+    } while (step_axes(copy->axes, copy->n, index, &s, &d));
 }
 
 void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width) {
@@ -275,5 +275,5 @@ void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width)
     int64_t index[FC_MAX_DIMS] = {0}, s = 0, d = 0;
     do {
         swap_run(dst + d, (size_t)copy->unit, width);
-    } while (step(copy->axes, copy->n, index, &s, &d));
+    } while (step_axes(copy->axes, copy->n, index, &s, &d));
 }

@@ -249,8 +249,8 @@ static fc_code make_weights(fc_average *a, const double *weights, fc_arena *aren
     return FC_OK;
 }
 
-static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_t count,
-                    const fc_average_options *options, fc_error *err) {
+static fc_code fill_average(fc_checkpoint *average, fc_checkpoint *const *sources, size_t count,
+                            const fc_average_options *options, fc_error *err) {
     fc_arena *arena = average->arena;
     fc_average *a = average->state;
     fc_names *names = fc_arena_calloc(arena, count, sizeof *names);
@@ -282,7 +282,7 @@ fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_av
     }
     fc_checkpoint *average;
     FC_TRY(fc_derived_new(&average_kind, sources, count, &average, err));
-    const fc_code rc = fill(average, sources, count, options ? options : &defaults, err);
+    const fc_code rc = fill_average(average, sources, count, options ? options : &defaults, err);
     if (rc != FC_OK) {
         fc_checkpoint_close(average);
         return rc;

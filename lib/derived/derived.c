@@ -161,8 +161,8 @@ static fc_format make_format(const fc_derived_kind *kind, const fc_format *of) {
     return format;
 }
 
-static fc_code fill(fc_checkpoint *made, fc_arena *arena, const fc_derived_kind *kind, fc_checkpoint *const *sources,
-                    size_t count, fc_error *err) {
+static fc_code fill_derived(fc_checkpoint *made, fc_arena *arena, const fc_derived_kind *kind,
+                            fc_checkpoint *const *sources, size_t count, fc_error *err) {
     const fc_checkpoint *first = sources[0];
     fc_derived *d = fc_arena_calloc(arena, 1, kind->size);
     fc_checkpoint **copies = fc_arena_calloc(arena, count, sizeof *copies);
@@ -197,7 +197,8 @@ fc_code fc_derived_new(const fc_derived_kind *kind, fc_checkpoint *const *source
     *out = NULL;
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
-    const fc_code rc = made ? fill(made, arena, kind, sources, count, err) : fc_no_memory(err, sources[0]->path);
+    const fc_code rc =
+        made ? fill_derived(made, arena, kind, sources, count, err) : fc_no_memory(err, sources[0]->path);
     if (rc != FC_OK) {
         fc_arena_free(arena);
         return rc;

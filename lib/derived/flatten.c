@@ -78,12 +78,12 @@ bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
 
 /* ---- the manifest ---- */
 
-static const char *copy(const fc_flattener *b, const char *text) {
+static const char *copy_text(const fc_flattener *b, const char *text) {
     return fc_arena_strndup(b->out->arena, text, strlen(text));
 }
 
 static fc_code copy_name(const fc_flattener *b, const fc_target_tensor *w, fc_tensor *t) {
-    t->name = copy(b, w->name);
+    t->name = copy_text(b, w->name);
     return t->name && fc_path_copy(b->out->arena, &w->path, &t->path) ? FC_OK : fc_no_memory(b->err, b->source->path);
 }
 
@@ -122,7 +122,7 @@ static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_targe
     const char *fqn = u->fqn;
     for (size_t i = 0; path && i + 1 < n; i++) {
         path[i] = first->path.elements[i];
-        path[i].key = copy(b, path[i].key);
+        path[i].key = copy_text(b, path[i].key);
         path = path[i].key ? path : NULL;
         skip += strlen(first->path.elements[i].key) + 1;
     }
@@ -278,7 +278,7 @@ static void find_units(const fc_flattener *b, bool *taken) {
  * Adds the flat parameters where the first of their values is, all other values in their order, and the optimizers'
  * state at the end.
  */
-static fc_code fill(fc_flattener *b, fc_arena *scratch) {
+static fc_code add_values(fc_flattener *b, fc_arena *scratch) {
     const fc_target *target = b->target;
     bool *flat = fc_arena_calloc(scratch, target->ntensors, sizeof *flat);
     bool *state = fc_arena_calloc(scratch, target->ntensors, sizeof *state);
@@ -308,7 +308,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
     FC_TRY_GOTO(fc_derived_new(&flattened_kind, &source, 1, &made, err), rc, out);
     made->keeps_order = false;
     b.out = made;
-    FC_TRY_GOTO(fill(&b, scratch), rc, out);
+    FC_TRY_GOTO(add_values(&b, scratch), rc, out);
     FC_TRY_GOTO(fc_derived_collect_crcs(made, err), rc, out);
     fc_tensor *tensors = fc_arena_calloc(made->arena, b.count, sizeof *tensors);
     if (!tensors) {

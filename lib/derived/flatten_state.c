@@ -61,7 +61,7 @@ static fc_code name_state(const fc_flattener *f, const fc_optim *o, const entry 
 
 /* ---- state ---- */
 
-static fc_code refuse(const fc_flattener *f, const entry *e, const char *why) {
+static fc_code refuse_state(const fc_flattener *f, const entry *e, const char *why) {
     fc_code rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' %s", f->source->path, e->target->name, why);
     return fc_advise(f->err, rc, FC_HINT_EXCLUDE, NULL);
 }
@@ -92,7 +92,7 @@ static fc_code add_common(fc_flattener *f, const fc_optim *o, const entry *run, 
     const fc_tensor *first = run->target->source;
     const char *value = NULL, *other = NULL;
     if (count != of) {
-        return refuse(f, run, "is missing for some parameters of its unit");
+        return refuse_state(f, run, "is missing for some parameters of its unit");
     }
     if (!f->source->format->layout_only) {
         FC_TRY(read_small(f, o, first, &value));
@@ -100,12 +100,13 @@ static fc_code add_common(fc_flattener *f, const fc_optim *o, const entry *run, 
     for (size_t i = 1; i < count; i++) {
         const fc_tensor *t = run[i].target->source;
         if (!t->object != !first->object || t->dtype != first->dtype || t->ndim != first->ndim) {
-            return refuse(f, &run[i], "has another type than that of other parameters of its unit");
+            return refuse_state(f, &run[i], "has another type than that of other parameters of its unit");
         }
         if (value) {
             FC_TRY(read_small(f, o, t, &other));
             if (strcmp(value, other) != 0) {
-                return refuse(f, &run[i], "differs from that of other parameters of its unit, which can have only one");
+                return refuse_state(f, &run[i],
+                                    "differs from that of other parameters of its unit, which can have only one");
             }
         }
     }
@@ -136,16 +137,16 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
             at++; /* both are in the tree's order */
         }
         if (!has_shape_of(s, &f->tree->parameters[run[i].parameter])) {
-            return refuse(f, &run[i], "has another shape than its parameter, so it cannot be flattened");
+            return refuse_state(f, &run[i], "has another shape than its parameter, so it cannot be flattened");
         }
         if (s->dtype != t->dtype) {
-            return refuse(f, &run[i], "has another dtype than that of other parameters of its unit");
+            return refuse_state(f, &run[i], "has another dtype than that of other parameters of its unit");
         }
         value->params[at] = s;
         FC_TRY(fc_flatten_check_whole(f, s));
     }
     if (!fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
-        return refuse(f, run, "is too large");
+        return refuse_state(f, run, "is too large");
     }
     return fc_flatten_into_chunks(f, t, value, padded);
 }
@@ -160,7 +161,7 @@ static fc_code add_run(fc_flattener *f, const fc_optim *o, const entry *run, siz
     const fc_tensor *first = run->target->source;
     for (size_t i = 1; i < count; i++) {
         if (run[i].parameter == run[i - 1].parameter) {
-            return refuse(f, &run[i], "is state of a parameter that also has it under another name");
+            return refuse_state(f, &run[i], "is state of a parameter that also has it under another name");
         }
     }
     if (unit && (first->object || first->ndim == 0)) {
@@ -171,7 +172,7 @@ static fc_code add_run(fc_flattener *f, const fc_optim *o, const entry *run, siz
         return name_state(f, o, run, key, &f->tensors[f->count - 1]);
     }
     return count == stateful ? add_flat(f, o, run, count, key)
-                             : refuse(f, run, "is missing for other parameters of its unit that have state");
+                             : refuse_state(f, run, "is missing for other parameters of its unit that have state");
 }
 
 static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_target_tensor *w, const fc_optim_name *n,
@@ -179,13 +180,13 @@ static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_tar
     size_t p = fc_optim_parameter(f, o, n), slot = p == FC_NO_NAME ? FC_NO_NAME : o->slot_of[p];
     *out = (entry){.target = w, .slot = slot};
     if (!n->key) {
-        return refuse(f, out, "is nested deeper than in torch's optimizers");
+        return refuse_state(f, out, "is nested deeper than in torch's optimizers");
     }
     if (slot == FC_NO_NAME) {
-        return refuse(f, out, "is optimizer state of an unknown parameter");
+        return refuse_state(f, out, "is optimizer state of an unknown parameter");
     }
     if (o->slots[slot].group == FC_NO_NAME) {
-        return refuse(f, out, "is optimizer state of a parameter that is in no group of the optimizer");
+        return refuse_state(f, out, "is optimizer state of a parameter that is in no group of the optimizer");
     }
     out->parameter = (uint32_t)p;
     out->number = o->slots[slot].number;

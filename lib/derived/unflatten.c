@@ -67,7 +67,7 @@ typedef struct builder {
 } builder;
 
 /* Adds a value of the source unchanged. */
-static fc_code keep(builder *b, size_t index) {
+static fc_code keep_value(builder *b, size_t index) {
     origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
     if (!o || !b->tensors) {
         return fc_no_memory(b->err, b->source->path);
@@ -136,7 +136,7 @@ out:
 
 /* Adds a value under the model's name, because the source's may have wrapper components. */
 static fc_code keep_as(builder *b, size_t index, const char *key) {
-    FC_TRY(keep(b, index));
+    FC_TRY(keep_value(b, index));
     return name_parameter(b, &b->source->tensors[index], key, &b->tensors[b->count - 1]);
 }
 
@@ -205,7 +205,7 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
             FC_TRY_GOTO(make_parameter(b, state, order, &u->layout.params[param++], t), rc, out);
             b->count++;
         } else {
-            FC_TRY_GOTO(keep(b, index), rc, out);
+            FC_TRY_GOTO(keep_value(b, index), rc, out);
         }
         FC_TRY_GOTO(name_value(b, state, at, model->members[u->members[i]].key, t), rc, out);
     }
@@ -272,7 +272,7 @@ static fc_code find_dicts(const builder *b, const fc_checkpoint *model, fc_arena
 /*
  * Adds the source's values in their order. A dict with flat parameters is added as a whole, where its first value is.
  */
-static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
+static fc_code add_values(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
     const fc_checkpoint *source = b->source;
     size_t ndicts = 0;
     flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
@@ -297,7 +297,7 @@ static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
             if (!grow(b, 1)) {
                 return fc_no_memory(b->err, source->path);
             }
-            FC_TRY(keep(b, i));
+            FC_TRY(keep_value(b, i));
         }
     }
     return check_names(b);
@@ -317,11 +317,11 @@ static fc_code keep_tensors(const builder *b, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code build(builder *b, const fc_checkpoint *model) {
+static fc_code build_manifest(builder *b, const fc_checkpoint *model) {
     fc_arena *scratch = fc_arena_new();
     b->gone = scratch ? fc_arena_calloc(scratch, b->source->ntensors, sizeof *b->gone) : NULL;
     fc_code rc;
-    FC_TRY_GOTO(b->gone ? fill(b, model, scratch) : fc_no_memory(b->err, b->source->path), rc, out);
+    FC_TRY_GOTO(b->gone ? add_values(b, model, scratch) : fc_no_memory(b->err, b->source->path), rc, out);
     rc = keep_tensors(b, b->err);
 out:
     free(b->tensors);
@@ -354,7 +354,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
     FC_TRY(fc_derived_new(&unflattened_kind, &source, 1, &made, err));
     made->keeps_order = true;
     builder b = {.out = made, .source = source, .err = err};
-    const fc_code rc = build(&b, model);
+    const fc_code rc = build_manifest(&b, model);
     if (rc != FC_OK) {
         fc_checkpoint_close(made);
         return rc;

@@ -113,7 +113,7 @@ static fc_code open_item(fc_chunks *chunks, fc_error *err) {
 }
 
 /* Goes to the next chunk, and closes the item after its last chunk. */
-static void step(fc_chunks *chunks) {
+static void step_chunk(fc_chunks *chunks) {
     const size_t item = chunks->walk.next;
     fc_chunk_walk_step(&chunks->walk);
     if (chunks->walk.next != item) {
@@ -138,7 +138,7 @@ static void take_one(fc_chunks *chunks, fc_chunk_job *job) {
         job->offset[d] = item->dims[d] + start[d];
         job->sizes[d] = left < item->chunk[d] ? left : item->chunk[d];
     }
-    step(chunks);
+    step_chunk(chunks);
 }
 
 /* Whether this process compresses the next chunk. */
@@ -163,7 +163,7 @@ static void skip(fc_chunks *chunks) {
         begins = begins && walk->start[d] == 0;
     }
     if (!begins || is_any_mine(chunks, count)) {
-        step(chunks);
+        step_chunk(chunks);
         return;
     }
     fc_item_digest none;

@@ -106,7 +106,7 @@ static void leave_out(finder *f, const fc_target_tensor *t) {
 }
 
 /* Keeps the values whose branch is `branch`, NULL: all that are not something else. */
-static void keep(finder *f, const char *branch, size_t len) {
+static void keep_branch(finder *f, const char *branch, size_t len) {
     size_t kept = 0;
     for (size_t i = 0; i < f->count; i++) {
         const value v = f->values[i];
@@ -215,7 +215,7 @@ static fc_code find_branch(finder *f) {
         for (size_t i = 0; i < f->count; i++) {
             set_branch(f, &f->values[i]);
         }
-        keep(f, NULL, 0);
+        keep_branch(f, NULL, 0);
         if (f->count == 0) {
             FC_TRY(list_others(f));
             return fc_fail(f->err, FC_EUSAGE, "%s: it has no model, only: %s", f->target->source->path,
@@ -234,7 +234,7 @@ static fc_code find_branch(finder *f) {
         const value chosen = *model;
         FC_TRY(enter(f, chosen.branch, chosen.branch_len));
         f->depth--;
-        keep(f, chosen.branch, chosen.branch_len);
+        keep_branch(f, chosen.branch, chosen.branch_len);
         f->depth++;
     }
 }

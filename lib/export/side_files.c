@@ -116,7 +116,7 @@ static fc_code copy_bytes(int from, uint64_t size, const char *source, int to, c
     return FC_OK;
 }
 
-static fc_code copy(const char *source, const char *target, fc_error *err) {
+static fc_code copy_file(const char *source, const char *target, fc_error *err) {
     int from = -1, to = -1;
     uint64_t size = 0;
     struct stat st;
@@ -155,7 +155,7 @@ fc_code fc_side_files_copy(const char *from, const char *const *names, const cha
             return fc_fail(err, FC_EUNSUPPORTED, "%s/%s: the path is too long", from, *names);
         }
         FC_TRY(make_folder(to, *names, err));
-        FC_TRY(copy(source, target, err));
+        FC_TRY(copy_file(source, target, err));
     }
     return FC_OK;
 }

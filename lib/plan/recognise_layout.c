@@ -44,7 +44,7 @@ typedef struct search {
     size_t boxes_capacity;
 } search;
 
-static fc_code refuse(const search *s, const fc_tensor *t, fc_error *err) {
+static fc_code refuse_tensor(const search *s, const fc_tensor *t, fc_error *err) {
     fc_code rc = fc_fail(err, FC_EUNSUPPORTED,
                          "%s: tensor '%s': its %zu chunks are not the shards of a mesh (replicate x dp x tp), so the "
                          "layout cannot be kept",
@@ -239,7 +239,7 @@ static fc_code find_sharded(search *s, fc_error *err) {
             rc = fc_no_memory(err, s->source->path);
             goto out;
         } else if (!sharding.grid || sharding.nsharded > 2) {
-            FC_TRY_GOTO(refuse(s, t, err), rc, out);
+            FC_TRY_GOTO(refuse_tensor(s, t, err), rc, out);
         } else if (sharding.nsharded > 0) {
             s->sharded[s->nsharded++] = (sharded_tensor){i, sharding.nsharded, {sharding.dims[0], sharding.dims[1]}};
             s->most_chunks = (int64_t)scratch.ncells > s->most_chunks ? (int64_t)scratch.ncells : s->most_chunks;
@@ -264,7 +264,7 @@ static void name_single(search *s) {
 }
 
 /* A whole tensor is replicated. An empty tensor has no boxes to show its layout, so it is sharded as FSDP would. */
-static fc_code fill(const search *s, fc_arena *arena, fc_placement **out, fc_error *err) {
+static fc_code fill_placements(const search *s, fc_arena *arena, fc_placement **out, fc_error *err) {
     size_t width = (size_t)s->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(arena, s->count * width, sizeof *placements);
     if (!placements) {
@@ -291,7 +291,7 @@ static fc_code single(search *s, fc_arena *arena, fc_placement **placements, fc_
     s->mesh.sizes[0] = 1;
     snprintf(s->mesh.names[0], sizeof s->mesh.names[0], "dp");
     s->nsharded = 0;
-    FC_TRY(fill(s, arena, placements, err));
+    FC_TRY(fill_placements(s, arena, placements, err));
     for (size_t i = 0; i < s->count; i++) {
         if (!s->tensors[i]->object && s->tensors[i]->ndim > 0) {
             (*placements)[i] = shard(0);
@@ -317,12 +317,12 @@ static fc_code infer(search *s, fc_arena *arena, fc_mesh *mesh, fc_placement **p
         goto out;
     }
     if (!fit(s)) {
-        rc = refuse(s, s->tensors[s->sharded[s->farthest].index], err);
+        rc = refuse_tensor(s, s->tensors[s->sharded[s->farthest].index], err);
         goto out;
     }
     name_single(s);
     *mesh = s->mesh;
-    rc = fill(s, arena, placements, err);
+    rc = fill_placements(s, arena, placements, err);
 out:
     free(s->sharded);
     free(s->found);
@@ -364,10 +364,10 @@ static fc_code fit_exactly(search *s, fc_arena *arena, fc_placement **placements
     if (s->nsharded == 0) {
         fit_mesh(s, s->ranks, 1, 1);
     } else if (!fit_ranks(s, s->ranks)) {
-        return refuse(s, s->tensors[s->sharded[s->farthest].index], err);
+        return refuse_tensor(s, s->tensors[s->sharded[s->farthest].index], err);
     }
     name_single(s);
-    return fill(s, arena, placements, err);
+    return fill_placements(s, arena, placements, err);
 }
 
 fc_code fc_recognise_layout_of(const fc_checkpoint *source, int64_t ranks, fc_arena *arena, fc_mesh *mesh,

@@ -147,7 +147,7 @@ static fc_placement shard(int dim) {
     return p;
 }
 
-static void place(fc_sharding *c, int ndim, size_t a, fc_placement first, size_t b, fc_placement second) {
+static void set_mesh(fc_sharding *c, int ndim, size_t a, fc_placement first, size_t b, fc_placement second) {
     c->placed = true;
     c->mesh_ndim = ndim;
     c->mesh[0] = (int64_t)a;
@@ -166,12 +166,12 @@ static void find_placements(const fc_tensor *t, const fc_sharding_scratch *s, fc
     if (c->nsharded == 2) {
         size_t a = (size_t)c->counts[c->dims[0]], b = (size_t)c->counts[c->dims[1]];
         if (ranks_match(t, s, n, 1, false)) {
-            place(c, 2, a, shard(c->dims[0]), b, shard(c->dims[1]));
+            set_mesh(c, 2, a, shard(c->dims[0]), b, shard(c->dims[1]));
         }
         return;
     }
     if (ranks_match(t, s, n, 1, false)) {
-        place(c, 1, n, shard(c->dims[0]), 1, shard(0));
+        set_mesh(c, 1, n, shard(c->dims[0]), 1, shard(0));
         return;
     }
     /* In tp-major order, rank 1 wrote cell number dp. */
@@ -179,7 +179,7 @@ static void find_placements(const fc_tensor *t, const fc_sharding_scratch *s, fc
         if (t->chunks[s->cells[dp] - 1].rank == 1) {
             if (n % dp == 0 && ranks_match(t, s, dp, n / dp, true)) {
                 fc_placement strided = {FC_STRIDED_SHARD, c->dims[0], (int64_t)(n / dp)};
-                place(c, 2, dp, strided, n / dp, shard(c->dims[0]));
+                set_mesh(c, 2, dp, strided, n / dp, shard(c->dims[0]));
             }
             return;
         }

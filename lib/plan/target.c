@@ -184,8 +184,8 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
 }
 
 /* Sets the placements of each value, and which rank stores it if it is replicated. */
-static fc_code place(const fc_target *target, fc_placement *placements, const uint32_t *given,
-                     fc_target_tensor *tensors, fc_error *err) {
+static fc_code place_tensors(const fc_target *target, fc_placement *placements, const uint32_t *given,
+                             fc_target_tensor *tensors, fc_error *err) {
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
     uint64_t *bytes = calloc(n, sizeof *bytes);
     uint32_t *owners = calloc(n, sizeof *owners);
@@ -254,7 +254,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     } else if (out->mesh->ndim > 0) {
         FC_TRY(plan_placements(out, selection, arena, counts, &placements, err));
     }
-    return placements ? place(out, placements, selection->owner_offsets, tensors, err) : FC_OK;
+    return placements ? place_tensors(out, placements, selection->owner_offsets, tensors, err) : FC_OK;
 }
 
 fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t rank, int64_t *dims, fc_target_item *item,

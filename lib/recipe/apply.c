@@ -290,7 +290,7 @@ static fc_code keep_tensors(fc_recipe_builder *b) {
     return FC_OK;
 }
 
-static fc_code build(fc_recipe_builder *b) {
+static fc_code build_tensors(fc_recipe_builder *b) {
     b->group_names = fc_name_table_new(b->scratch, b->target->ntensors + 1);
     if (!b->group_names) {
         return fc_recipe_no_memory(b);
@@ -342,7 +342,7 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
     *out = NULL;
     fc_list_budget_begin(&b.lists, &b.source, 1);
     fc_code rc = b.scratch ? fc_recipe_derived_new(source, &b.out, err) : fc_no_memory(err, source->path);
-    rc = rc == FC_OK ? build(&b) : rc;
+    rc = rc == FC_OK ? build_tensors(&b) : rc;
     for (size_t i = 0; i < b.ngroups; i++) {
         free(b.groups[i].group.inputs);
         free(b.groups[i].states);

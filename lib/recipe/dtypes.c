@@ -54,7 +54,7 @@ static fc_code add_tensor(fc_checkpoint *out, const fc_tensor *t, fc_dtype dtype
     return fc_computed_add(out, &cast, NULL, block, compute_cast, t, err);
 }
 
-static fc_code build(const fc_checkpoint *made, const fc_recipe *recipe, fc_checkpoint *out, fc_error *err) {
+static fc_code cast_tensors(const fc_checkpoint *made, const fc_recipe *recipe, fc_checkpoint *out, fc_error *err) {
     for (size_t i = 0; i < made->ntensors; i++) {
         FC_TRY(add_tensor(out, &made->tensors[i], dtype_of(recipe, &made->tensors[i]), err));
     }
@@ -85,7 +85,7 @@ fc_code fc_recipe_cast(const fc_recipe *recipe, fc_checkpoint **made, fc_error *
     FC_TRY(refuse_codes(*made, recipe, err));
     FC_TRY(mark(recipe, *made, err));
     FC_TRY(fc_computed_new(made, 1, (*made)->ntensors, &out, err));
-    fc_code rc = build(*made, recipe, out, err);
+    fc_code rc = cast_tensors(*made, recipe, out, err);
     if (rc != FC_OK) {
         fc_checkpoint_close(out);
         return rc;

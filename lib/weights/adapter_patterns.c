@@ -48,7 +48,7 @@ bool fc_adapter_pattern_is_plain(const char *text) {
 }
 
 /* Counts steps. */
-static fc_code step(matcher *m, uint64_t steps) {
+static fc_code count_steps(matcher *m, uint64_t steps) {
     m->steps += steps;
     return m->steps <= MOST_STEPS
                ? FC_OK
@@ -114,7 +114,7 @@ static fc_code find_end(matcher *m, const char *end, char *text, size_t *best) {
         return FC_OK;
     }
     for (size_t f = m->first[len]; f < m->first[len + 1]; f++) {
-        FC_TRY(step(m, 1 + len / REGEX_CHARACTERS));
+        FC_TRY(count_steps(m, 1 + len / REGEX_CHARACTERS));
         for (size_t i = 0; i < len; i++) {
             text[i] = (char)(m->forms[f].example[i] == '.' ? '.' : end[i]);
         }
@@ -127,7 +127,7 @@ static fc_code find_end(matcher *m, const char *end, char *text, size_t *best) {
 static fc_code find_plain(matcher *m, const char *module, char *text, size_t *best) {
     FC_TRY(find_end(m, module, text, best));
     for (const char *dot = strchr(module, '.'); dot; dot = strchr(dot + 1, '.')) {
-        FC_TRY(step(m, 1));
+        FC_TRY(count_steps(m, 1));
         FC_TRY(find_end(m, dot + 1, text, best));
     }
     return FC_OK;
@@ -139,7 +139,7 @@ static fc_code find_plain(matcher *m, const char *module, char *text, size_t *be
 static fc_code compare_all(matcher *m, size_t index, const char *const *modules, size_t nmodules, size_t *best) {
     regex_t compiled;
     const char *regex = m->patterns[index].regex;
-    FC_TRY(step(m, REGEX_STEPS * (1 + strlen(regex) / REGEX_CHARACTERS)));
+    FC_TRY(count_steps(m, REGEX_STEPS * (1 + strlen(regex) / REGEX_CHARACTERS)));
     const int bad = regcomp(&compiled, regex, REG_EXTENDED | REG_NOSUB);
     if (bad != 0) {
         return bad == REG_ESPACE ? fc_no_memory(m->err, m->path)
@@ -148,7 +148,7 @@ static fc_code compare_all(matcher *m, size_t index, const char *const *modules,
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i < nmodules; i++) {
         if (best[i] > index) {
-            rc = step(m, REGEX_STEPS * (1 + strlen(modules[i]) / REGEX_CHARACTERS));
+            rc = count_steps(m, REGEX_STEPS * (1 + strlen(modules[i]) / REGEX_CHARACTERS));
             best[i] = rc == FC_OK && regexec(&compiled, modules[i], 0, NULL, 0) == 0 ? index : best[i];
         }
     }

@@ -426,7 +426,7 @@ static fc_code add_merged(const merger *m, const fc_tensor *w, fc_merged *merged
     return fc_computed_add(m->out, &like, name, block, fc_merged_compute, merged, m->err);
 }
 
-static fc_code build(merger *m, size_t *merged) {
+static fc_code build_merged(merger *m, size_t *merged) {
     for (size_t i = 0; i < m->count; i++) {
         FC_TRY(take_adapter(m, i));
     }
@@ -476,7 +476,7 @@ fc_code fc_merge_opened(fc_checkpoint *source, const fc_opened_adapter *adapters
     *merged = 0;
     fc_code rc = m.scratch ? prepare(&m) : fc_no_memory(err, source->path);
     if (rc == FC_OK) {
-        rc = build(&m, merged);
+        rc = build_merged(&m, merged);
     }
     if (rc == FC_OK) {
         *out = m.out;

@@ -157,7 +157,7 @@ static fc_code check_more(const finder *f, const fc_tensor *codes) {
     return FC_OK;
 }
 
-static fc_code refuse(const finder *f, const fc_tensor *codes, const fc_quantizer *q) {
+static fc_code refuse_codes(const finder *f, const fc_tensor *codes, const fc_quantizer *q) {
     return fc_fail(f->err, FC_EUNSUPPORTED,
                    "%s: tensor %.256s holds codes of type %s as %s stores them, which cannot be "
                    "dequantized",
@@ -214,13 +214,13 @@ static fc_code add_scaled(const finder *f, const fc_tensor *codes, const fc_quan
     w->pairs = are_pairs(codes, q->quantizer);
     const bool floats = fc_dtype_get(codes->dtype)->cls == FC_CLASS_FLOAT;
     if (!floats && !w->pairs && codes->dtype != FC_I8) {
-        return refuse(f, codes, q->quantizer);
+        return refuse_codes(f, codes, q->quantizer);
     }
     for (int d = 0; d < codes->ndim; d++) {
         shape[d] = codes->shape[d];
     }
     if (w->pairs && (codes->ndim == 0 || !fc_mul_i64(shape[codes->ndim - 1], 2, &shape[codes->ndim - 1]))) {
-        return refuse(f, codes, q->quantizer);
+        return refuse_codes(f, codes, q->quantizer);
     }
     FC_TRY_CONTEXT(fc_scaled_fit(w, shape, f->blocks, f->err), f->err, "%s", f->source->path);
     like.shape = shape;
@@ -236,7 +236,7 @@ static fc_code add_transposed(const finder *f, const fc_tensor *codes, const fc_
     const bool fits = codes->dtype == FC_U8 && n >= 2 && codes->shape[n] == 16 && w->scales->ndim == n &&
                       memcmp(codes->shape, w->scales->shape, (size_t)n * sizeof *shape) == 0;
     if (!fits || (w->scales->dtype != FC_U8 && w->scales->dtype != FC_F8_E8M0FNU)) {
-        return refuse(f, codes, q->quantizer);
+        return refuse_codes(f, codes, q->quantizer);
     }
     for (int d = 0; d < n; d++) {
         shape[d] = codes->shape[d];
@@ -244,7 +244,7 @@ static fc_code add_transposed(const finder *f, const fc_tensor *codes, const fc_
     }
     shape[n - 1] = codes->shape[n - 2];
     if (!fc_mul_i64(codes->shape[n - 1], 32, &shape[n - 2])) {
-        return refuse(f, codes, q->quantizer);
+        return refuse_codes(f, codes, q->quantizer);
     }
     for (int d = n - 2; d < n; d++) {
         block[d] = shape[d] < FC_COMPUTED_EDGE ? shape[d] : FC_COMPUTED_EDGE;
@@ -270,11 +270,11 @@ static fc_code add_weight(const finder *f, size_t index) {
     case FC_CODES_TRANSPOSED:
         return add_transposed(f, codes, q, w);
     default:
-        return refuse(f, codes, q->quantizer);
+        return refuse_codes(f, codes, q->quantizer);
     }
 }
 
-static fc_code build(finder *f, const char *config) {
+static fc_code build_dequantized(finder *f, const char *config) {
     const size_t count = f->source->ntensors;
     f->names = fc_names_of(f->source, f->scratch);
     f->found = fc_arena_calloc(f->scratch, count + 1, sizeof *f->found);
@@ -306,7 +306,7 @@ fc_code fc_dequantize(fc_checkpoint *source, fc_dtype dtype, const char *config,
     finder f = {.source = source, .dtype = dtype, .err = err};
     FC_TRY(fc_computed_new(&source, 1, source->ntensors, &f.out, err));
     f.scratch = fc_arena_new();
-    fc_code rc = f.scratch ? build(&f, config) : fc_no_memory(err, source->path);
+    fc_code rc = f.scratch ? build_dequantized(&f, config) : fc_no_memory(err, source->path);
     fc_arena_free(f.scratch);
     if (rc != FC_OK) {
         fc_checkpoint_close(f.out);

@@ -156,7 +156,8 @@ static bool is_matrix(const fc_tensor *t) {
     return t->ndim >= 2 && !t->object && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT && fc_dtype_size(t->dtype) > 1;
 }
 
-static fc_code build(const fc_checkpoint *source, const char *const *globs, fc_checkpoint *out, fc_error *err) {
+static fc_code build_quantized(const fc_checkpoint *source, const char *const *globs, fc_checkpoint *out,
+                               fc_error *err) {
     size_t count = 0;
     fc_quantized_values values;
     FC_TRY(fc_quantized_values_find(source, out->arena, &values, err));
@@ -182,7 +183,7 @@ fc_code fc_quantize(fc_checkpoint *source, const char *const *globs, fc_checkpoi
     fc_checkpoint *made;
     *out = NULL;
     FC_TRY(fc_computed_new(&source, 1, 2 * source->ntensors, &made, err));
-    fc_code rc = build(source, globs, made, err);
+    fc_code rc = build_quantized(source, globs, made, err);
     if (rc != FC_OK) {
         fc_checkpoint_close(made);
         return rc;

@@ -72,8 +72,8 @@ static fc_code count(const fc_module_tree *tree, const uint32_t *unit, const col
     return FC_OK;
 }
 
-static void fill(const fc_module_tree *tree, const uint32_t *unit, const collector *c, uint32_t *parameters,
-                 uint32_t *names) {
+static void fill_units(const fc_module_tree *tree, const uint32_t *unit, const collector *c, uint32_t *parameters,
+                       uint32_t *names) {
     size_t first = 0, first_name = 0;
     for (size_t k = 0; k < c->count; k++) {
         fc_unit *u = &c->units[k];
@@ -113,7 +113,7 @@ fc_code fc_wrap_units(const fc_wrap_targets *targets, fc_arena *arena, fc_units 
                 rc, out);
     fc_wrap_unit_of(targets, unit);
     FC_TRY_GOTO(count(tree, unit, &c, err), rc, out);
-    fill(tree, unit, &c, parameters, names);
+    fill_units(tree, unit, &c, parameters, names);
     *out = (fc_units){c.units, c.count};
 out:
     free(unit);

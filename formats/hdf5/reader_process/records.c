@@ -17,7 +17,7 @@ enum { READ_SIZE = 64 << 10, MAX_PATH_TEXT = 1 << 20, MAX_TENSORS_PER_FILE = 1 <
  * Makes `size` bytes available at in->at. @return the number of available bytes, which is smaller only at the end of
  * the stream.
  */
-static size_t fill(fc_h5_in *in, size_t size) {
+static size_t fill_buffer(fc_h5_in *in, size_t size) {
     if (in->have - in->at >= size) {
         return size;
     }
@@ -49,7 +49,7 @@ int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
             return -1;
         }
     }
-    size_t got = fill(in, sizeof head);
+    size_t got = fill_buffer(in, sizeof head);
     if (got < sizeof head) {
         return got == 0 ? 0 : -1;
     }
@@ -59,7 +59,7 @@ int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
         return -1;
     }
     in->at += sizeof head;
-    if (fill(in, head[1]) < head[1]) {
+    if (fill_buffer(in, head[1]) < head[1]) {
         return -1;
     }
     *record = (fc_h5_record){(fc_h5_tag)head[0], in->buf + in->at, head[1], 0, false, false};

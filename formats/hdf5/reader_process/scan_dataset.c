@@ -123,7 +123,7 @@ static bool read_filters(description *d, bool *library) {
 
 /* ---- the record ---- */
 
-static void refuse(description *d, fc_code code, const char *text) {
+static void refuse_dataset(description *d, fc_code code, const char *text) {
     char why[256];
     const fc_code found = fc_h5_library_failure(d->walk, why, sizeof why);
     code = code == FC_ECORRUPT ? found : code;
@@ -219,7 +219,7 @@ static bool read_inline(description *d) {
 /* Strings become JSON text, which shows their shape. Variable-length strings have no fixed bytes. */
 static void describe_strings(description *d) {
     if (!fc_text_dataset(&d->text, d->dataset) || d->text.size > MAX_TEXT_OBJECT) {
-        refuse(d, FC_EUNSUPPORTED, "its strings cannot be read, or are more than 16 MiB (%s)");
+        refuse_dataset(d, FC_EUNSUPPORTED, "its strings cannot be read, or are more than 16 MiB (%s)");
         return;
     }
     fc_h5_dataset *r = &d->record;
@@ -374,7 +374,7 @@ static void send_record(description *d) {
         return;
     }
     if (way == FC_H5_DAMAGED) {
-        refuse(d, FC_ECORRUPT, "its chunk index cannot be read (%s)");
+        refuse_dataset(d, FC_ECORRUPT, "its chunk index cannot be read (%s)");
         return;
     }
     fc_h5_put_dataset(d->walk->out, r);
@@ -395,7 +395,7 @@ static void describe(description *d, bool in_other_file) {
     r->swap = type.swap;
     r->element = (uint32_t)type.size;
     if (type.size == 0 || type.size > UINT32_MAX || !read_shape(d)) {
-        refuse(d, FC_ECORRUPT, "its shape or type is damaged (%s)");
+        refuse_dataset(d, FC_ECORRUPT, "its shape or type is damaged (%s)");
         return;
     }
     int indirect = d->mapped ? 1 : fc_h5_indirect(d->dcpl);
@@ -420,7 +420,7 @@ static void describe(description *d, bool in_other_file) {
     }
     if (!locate(d, in_other_file, &text)) {
         if (text) {
-            refuse(d, FC_ECORRUPT, text);
+            refuse_dataset(d, FC_ECORRUPT, text);
         }
         return;
     }
@@ -454,7 +454,7 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
     d->mapped = walk->index && H5Sget_simple_extent_npoints(d->space) > 0 && H5Dget_offset(dataset) == HADDR_UNDEF;
     d->dcpl = d->mapped ? H5I_INVALID_HID : H5Dget_create_plist(dataset);
     if (d->type < 0 || d->space < 0 || (d->dcpl < 0 && !d->mapped)) {
-        refuse(d, FC_ECORRUPT, "its header is corrupt (%s)");
+        refuse_dataset(d, FC_ECORRUPT, "its header is corrupt (%s)");
     } else {
         read_our_attributes(d, present);
         describe(d, in_other_file);

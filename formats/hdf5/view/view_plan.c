@@ -408,7 +408,7 @@ typedef struct refusals {
     char text[640];
 } refusals;
 
-static void refuse(refusals *r, const char *name, const char *why) {
+static void note_refusal(refusals *r, const char *name, const char *why) {
     size_t used = strlen(r->text), left = sizeof r->text - used;
     int n = r->named < r->count ? (int)left
                                 : snprintf(r->text + used, left, "%s'%.200s' (%s)", used ? ", " : "", name, why);
@@ -427,7 +427,7 @@ fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *
         FC_TRY_CONTEXT(plan_tensor(target, target->tensors[i].source, arena, &out[i], &why, err), err, "%s",
                        target->source->path);
         if (why) {
-            refuse(&refused, target->tensors[i].name, why);
+            note_refusal(&refused, target->tensors[i].name, why);
         }
     }
     if (refused.count == 0) {

@@ -67,7 +67,7 @@ static fc_code prepare(builder *b, fc_error *err) {
 }
 
 /* Finds or makes the child `link` of `*at`. `last` says whether it is the last element of the tensor's path. */
-static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor, bool last, fc_error *err) {
+static fc_code step_into(builder *b, uint32_t *at, const char *link, uint32_t tensor, bool last, fc_error *err) {
     const fc_target_tensor *tensors = b->target->tensors;
     size_t slot = find_slot(b, *at, link);
     if (b->slots[slot] == 0) {
@@ -164,7 +164,7 @@ static fc_code add_tensor(builder *b, uint32_t tensor, fc_error *err) {
         }
         FC_TRY(mark_kind(b, at, kind_of(&elements[i]), tensor, new_group, err));
         size_t before = b->tree->count;
-        FC_TRY(step(b, &at, link, tensor, i + 1 == count, err));
+        FC_TRY(step_into(b, &at, link, tensor, i + 1 == count, err));
         new_group = b->tree->count > before;
     }
     b->tree->leaves[tensor] = at;
