@@ -148,7 +148,7 @@ static int compare_entry_places(const void *x, const void *y) {
 }
 
 /* Modules with equal numbers of values and bytes are alike. */
-static int by_content(const void *x, const void *y) {
+static int compare_entry_contents(const void *x, const void *y) {
     const list_entry *a = x, *b = y;
     const uint64_t m[] = {a->line.kind != NULL, a->line.tensors, a->line.objects, a->line.bytes};
     const uint64_t n[] = {b->line.kind != NULL, b->line.tensors, b->line.objects, b->line.bytes};
@@ -172,9 +172,10 @@ static size_t join_modules(list_entry *all, size_t count) {
             all[kept++] = all[i];
         }
     }
-    qsort(all, kept, sizeof *all, by_content);
+    qsort(all, kept, sizeof *all, compare_entry_contents);
     for (size_t i = 0; i < kept && !all[i].line.kind; i++) {
-        all[i].kind = i > 0 && by_content(&all[i - 1], &all[i]) == 0 ? all[i - 1].kind : (uint32_t)(count + i);
+        all[i].kind =
+            i > 0 && compare_entry_contents(&all[i - 1], &all[i]) == 0 ? all[i - 1].kind : (uint32_t)(count + i);
     }
     qsort(all, kept, sizeof *all, compare_entry_places);
     return kept;
@@ -200,7 +201,7 @@ static bool list_values(inspection *in, const uint32_t *kind_of, list_entry *all
     return true;
 }
 
-static int by_bytes(const void *x, const void *y) {
+static int compare_entry_bytes(const void *x, const void *y) {
     const inspect_line *a = x, *b = y;
     if ((a->tensors == 0) != (b->tensors == 0)) {
         return (a->tensors == 0) - (b->tensors == 0);
@@ -257,7 +258,7 @@ static bool make_lines(inspection *in, const list_entry *all, size_t count) {
     }
     free(names);
     if (in->lines && in->how.sort == INSPECT_BY_SIZE) {
-        qsort(in->lines, in->nlines, sizeof *in->lines, by_bytes);
+        qsort(in->lines, in->nlines, sizeof *in->lines, compare_entry_bytes);
     }
     return in->lines && join_stats(in);
 }

@@ -241,7 +241,7 @@ out:
     return rc;
 }
 
-static int by_tensor(const void *a, const void *b) {
+static int compare_item_tensors(const void *a, const void *b) {
     const dcp_item *x = a, *y = b;
     return x->tensor != y->tensor ? (x->tensor < y->tensor ? -1 : 1) : (x->rank > y->rank) - (x->rank < y->rank);
 }
@@ -249,7 +249,7 @@ static int by_tensor(const void *a, const void *b) {
 fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
     dcp_writer *w = writer->state;
     (void)digests;
-    qsort(w->items, w->nitems, sizeof *w->items, by_tensor);
+    qsort(w->items, w->nitems, sizeof *w->items, compare_item_tensors);
     return fc_dcp_write_metadata(w->target, w->staging, w->items, w->nitems, err);
 }
 

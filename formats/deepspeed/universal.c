@@ -95,7 +95,7 @@ out:
 }
 
 /* By parameter, then by key with the master first. */
-static int by_param(const void *a, const void *b) {
+static int compare_value_params(const void *a, const void *b) {
     const ds_value *x = a, *y = b;
     int order = strcmp(x->param, y->param);
     bool master_x = strcmp(x->key, master) == 0, master_y = strcmp(y->key, master) == 0;
@@ -143,7 +143,7 @@ fc_code fc_ds_find_universal(fc_arena *arena, ds_files *files, fc_error *err) {
     fc_code rc;
     FC_TRY_GOTO(list_params(&l), rc, out);
     if (l.count > 1) {
-        qsort(l.items, l.count, sizeof *l.items, by_param);
+        qsort(l.items, l.count, sizeof *l.items, compare_value_params);
     }
     rc = keep_files(&l, files);
 out:

@@ -45,7 +45,7 @@ static fc_code add_mapped(void *context, const char *name, json_t *value, fc_err
     return good ? FC_OK : fc_no_memory(err, r->path);
 }
 
-static int by_mapped(const void *a, const void *b) {
+static int compare_mapped_names(const void *a, const void *b) {
     return strcmp(((const st_mapped *)a)->name, ((const st_mapped *)b)->name);
 }
 
@@ -86,7 +86,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
 
 static fc_code sort_map(const index_reader *r, fc_error *err) {
     st_files *out = r->out;
-    qsort(out->map, r->count, sizeof *out->map, by_mapped);
+    qsort(out->map, r->count, sizeof *out->map, compare_mapped_names);
     for (size_t i = 1; i < r->count; i++) {
         if (strcmp(out->map[i - 1].name, out->map[i].name) == 0) {
             return fc_fail(err, FC_ECORRUPT, "%s: weight_map: the name %.256s appears twice", r->path,

@@ -185,7 +185,7 @@ typedef struct wrapped {
     fc_pair pair;
 } wrapped;
 
-static int by_wrappers(const void *a, const void *b) {
+static int compare_wrappers(const void *a, const void *b) {
     const wrapped *x = a, *y = b;
     if (x->here != y->here) {
         return x->here < y->here ? -1 : 1;
@@ -254,7 +254,7 @@ static size_t take_wrapped(fc_check_run *c, fc_unpaired *here, fc_unpaired *ther
     wrapped *found = fc_check_alloc(c, here->count, sizeof *found);
     size_t n = found ? find_wrapped(c, here, there, found) : 0;
     if (n > 0) {
-        qsort(found, n, sizeof *found, by_wrappers);
+        qsort(found, n, sizeof *found, compare_wrappers);
     }
     for (size_t i = 0, j; i < n; i = j) {
         for (j = i; j < n && found[j].here == found[i].here && found[j].there == found[i].there; j++) {

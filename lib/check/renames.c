@@ -66,7 +66,7 @@ static size_t group_of(rename_search *m, const char *key) {
     return at;
 }
 
-static int by_group(const void *a, const void *b) {
+static int compare_candidate_groups(const void *a, const void *b) {
     const candidate *x = a, *y = b;
     if (x->group != y->group) {
         return x->group < y->group ? -1 : 1;
@@ -90,7 +90,7 @@ static candidate *gather(rename_search *m, const fc_unpaired *list, const fc_che
         }
     }
     if (*count > 0) {
-        qsort(items, *count, sizeof *items, by_group);
+        qsort(items, *count, sizeof *items, compare_candidate_groups);
     }
     return items;
 }
@@ -222,7 +222,7 @@ static void find_rule(fc_check_run *c, renamed *r, const char *here, const char 
                             fc_check_replacement(c, r->to), end ? "." : "");
 }
 
-static int by_rule(const void *a, const void *b) {
+static int compare_renamed_rules(const void *a, const void *b) {
     const renamed *x = a, *y = b;
     int order = strcmp(x->rule, y->rule);
     return order ? order : (x->pair.here > y->pair.here) - (x->pair.here < y->pair.here);
@@ -272,7 +272,7 @@ static void report(rename_search *m) {
         find_rule(m->c, &m->found[i], here_of(m, &m->found[i])->name, there_of(m, &m->found[i])->name);
     }
     if (m->count > 0) {
-        qsort(m->found, m->count, sizeof *m->found, by_rule);
+        qsort(m->found, m->count, sizeof *m->found, compare_renamed_rules);
     }
     for (size_t i = 0, j; i < m->count; i = j) {
         for (j = i; j < m->count && strcmp(m->found[j].rule, m->found[i].rule) == 0; j++) {

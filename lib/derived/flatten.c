@@ -230,7 +230,7 @@ static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout 
     return fc_flatten_into_chunks(b, t, o, layout->numel);
 }
 
-static int by_module(const void *a, const void *b) {
+static int compare_unit_modules(const void *a, const void *b) {
     const fc_unit *const *x = a, *const *y = b;
     return ((*x)->module > (*y)->module) - ((*x)->module < (*y)->module);
 }
@@ -249,7 +249,7 @@ static fc_code add_units(fc_flattener *b, fc_arena *scratch) {
     for (size_t u = 0; u < count; u++) {
         sorted[u] = &b->units->units[u];
     }
-    qsort(sorted, count, sizeof *sorted, by_module);
+    qsort(sorted, count, sizeof *sorted, compare_unit_modules);
     for (size_t u = 0; u < count; u++) {
         fc_flat_layout *layout = &layouts[sorted[u] - b->units->units];
         if (sorted[u]->nparameters > 0) {

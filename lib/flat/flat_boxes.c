@@ -100,7 +100,7 @@ typedef struct ordered {
     size_t chunk;
 } ordered;
 
-static int by_start(const void *a, const void *b) {
+static int compare_chunk_starts(const void *a, const void *b) {
     const ordered *x = a, *y = b;
     return x->start != y->start ? (x->start > y->start) - (x->start < y->start)
                                 : (x->chunk > y->chunk) - (x->chunk < y->chunk);
@@ -113,7 +113,7 @@ size_t *fc_flat_order_chunks(const fc_tensor *flat) {
         sorted[i] = (ordered){flat->chunks[i].dims[0], i};
     }
     if (sorted && order) {
-        qsort(sorted, flat->nchunks, sizeof *sorted, by_start);
+        qsort(sorted, flat->nchunks, sizeof *sorted, compare_chunk_starts);
     }
     for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
         order[i] = sorted[i].chunk;

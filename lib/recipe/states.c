@@ -140,7 +140,7 @@ fc_code fc_recipe_give_state(fc_recipe_builder *b, const fc_target_tensor *w, bo
 
 /* ---- adding ---- */
 
-static int by_kind(const void *a, const void *b) {
+static int compare_state_kinds(const void *a, const void *b) {
     const fc_recipe_state *x = a, *y = b;
     return x->kind != y->kind ? (x->kind > y->kind) - (x->kind < y->kind) : fc_group_by_place(&x->input, &y->input);
 }
@@ -286,7 +286,7 @@ static fc_code share(fc_recipe_builder *b, fc_recipe_group *g, const run *r) {
 
 /* Adds the states of a group: first those that tell what the group makes. */
 static fc_code add_group_states(fc_recipe_builder *b, fc_recipe_group *g) {
-    qsort(g->states, g->nstates, sizeof *g->states, by_kind);
+    qsort(g->states, g->nstates, sizeof *g->states, compare_state_kinds);
     for (int shared = 0; shared < 2; shared++) {
         for (size_t i = 0, end; i < g->nstates; i = end) {
             for (end = i + 1; end < g->nstates && g->states[end].kind == g->states[i].kind; end++) {

@@ -67,7 +67,7 @@ static char *form_of(const char *text, size_t len, fc_arena *arena) {
     return out;
 }
 
-static int by_length(const void *a, const void *b) {
+static int compare_form_lengths(const void *a, const void *b) {
     const form *x = a, *y = b;
     return (x->len > y->len) - (x->len < y->len);
 }
@@ -96,7 +96,7 @@ static fc_code list_plain(matcher *m) {
             m->longest = len > m->longest ? len : m->longest;
         }
     }
-    qsort(m->forms, m->nforms, sizeof *m->forms, by_length);
+    qsort(m->forms, m->nforms, sizeof *m->forms, compare_form_lengths);
     m->first = fc_arena_calloc(m->arena, m->longest + 2, sizeof *m->first);
     for (size_t len = 0, at = 0; m->first && len < m->longest + 2; len++) {
         while (at < m->nforms && m->forms[at].len < len) {

@@ -70,7 +70,7 @@ static fc_code locate(void *context, const fc_overlap *overlap, fc_error *err) {
 }
 
 /* Sorts chunks by column, and from top to bottom within a column. Strided chunks come last. */
-static int by_column(const void *pa, const void *pb, void *context) {
+static int compare_chunk_columns(const void *pa, const void *pb, void *context) {
     const located *a = pa, *b = pb;
     int ndim = *(const int *)context;
     if (a->contiguous != b->contiguous) {
@@ -354,7 +354,7 @@ static fc_code plan_pieces(plan *p, fc_error *err) {
         return fc_no_memory(err, p->tensor->name);
     }
     int ndim = p->tensor->ndim;
-    qsort_r(p->chunks, p->nchunks, sizeof *p->chunks, by_column, &ndim);
+    qsort_r(p->chunks, p->nchunks, sizeof *p->chunks, compare_chunk_columns, &ndim);
     FC_TRY(add_stacks(p, &i, err));
     for (; i < p->nchunks && !p->why; i++) {
         FC_TRY(add_strided(p, &p->chunks[i], err));
