@@ -5,15 +5,8 @@
 #include "native.h"
 #include "work.h"
 
-#include "fsdpckpt/export.h"
-#include "fsdpckpt/format.h"
-#include "fsdpckpt/layout.h"
-#include "fsdpckpt/move.h"
-#include "fsdpckpt/recipe.h"
-#include "fsdpckpt/select.h"
-#include "fsdpckpt/sharding.h"
+#include "fsdpckpt/fsdpckpt.h"
 #include "fsdpckpt/try.h"
-#include "fsdpckpt/unflatten.h"
 
 #include <string.h>
 
