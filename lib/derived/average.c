@@ -4,7 +4,6 @@
  */
 #include "fsdpckpt/average.h"
 
-#include "checkpoint/identity.h"
 #include "checkpoint/list_budget.h"
 #include "derived/average.h"
 #include "engine/read_box.h"
@@ -148,7 +147,8 @@ static fc_code compute_average(fc_derived *derived, const fc_tensor *tensor, siz
                : fc_read_box_crc(derived->sources[0], of->inputs[0], &box, tensor->dtype, buf, crcs[0], err);
 }
 
-static const fc_derived_kind average_kind = {.name = "average", .size = sizeof(fc_average), .compute = compute_average};
+static const fc_derived_kind average_kind = {
+    .name = "average", .lists_path = true, .size = sizeof(fc_average), .compute = compute_average};
 
 /* ---- the manifest ---- */
 
@@ -268,8 +268,6 @@ static fc_code fill_average(fc_checkpoint *average, fc_checkpoint *const *source
     }
     FC_TRY(fc_derived_collect_crcs(average, err));
     FC_TRY(fc_average_compare(a, names, options->take_first, err));
-    const fc_file own = {average->path, average->path}; /* messages about a chunk name this path */
-    FC_TRY(fc_files_gather(average, &own, a->base.sources, a->base.count, err));
     return make_tensors(average, names, err);
 }
 

@@ -95,13 +95,10 @@ static fc_code derived_check_object(const fc_checkpoint *checkpoint, const fc_te
     return o->text ? FC_OK : source->format->reader.check_object(source, o->tensor, err);
 }
 
-/* The files of the sources follow each other, and files of the kind's own. */
+/* The files of the sources follow each other, after the path if the kind lists it. */
 static fc_code derived_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     const fc_derived *d = checkpoint->state;
-    size_t own = checkpoint->nfiles;
-    for (size_t i = 0; i < d->count; i++) {
-        own -= d->sources[i]->nfiles;
-    }
+    const size_t own = d->kind->lists_path;
     if (index < own) {
         return FC_OK;
     }
@@ -189,7 +186,9 @@ static fc_code fill_derived(fc_checkpoint *made, fc_arena *arena, const fc_deriv
     for (size_t i = 1; i < count && !made->risk; i++) {
         made->risk = sources[i]->risk;
     }
-    return count > 1 ? fc_files_gather(made, NULL, d->sources, count, err) : FC_OK;
+    const fc_file own = {made->path, made->path};
+    return count > 1 || kind->lists_path ? fc_files_gather(made, kind->lists_path ? &own : NULL, d->sources, count, err)
+                                         : FC_OK;
 }
 
 fc_code fc_derived_new(const fc_derived_kind *kind, fc_checkpoint *const *sources, size_t count, fc_checkpoint **out,

@@ -33,6 +33,8 @@ typedef struct fc_derived fc_derived;
 typedef struct fc_derived_kind {
     /** The format's name and description; NULL: those of the first source, which can then be written like it. */
     const char *name;
+    /** The derived checkpoint's path is the first of its files: messages about a chunk name it. */
+    bool lists_path;
     size_t size; /**< of its state, which begins with fc_derived */
     /** Stores the chunk of the first source that has the bytes of chunk `index` of a placed value. @return its tensor;
      *  NULL: the chunk is zeros. */
