@@ -90,8 +90,8 @@ static void cut_help(char *buf, size_t size, const char *text) {
 
 static void print_option(text_out *out, const command *c, option_id id, bool brief) {
     const option_row *row = &option_table[id];
+    const char *help = help_option(c, id);
     char first[400];
-    cut_help(first, sizeof first, help_option(c, id));
     char term[80];
     size_t indent = row->letter ? 2 : 6;
     size_t column = indent + help_option_term(term, sizeof term, row);
@@ -102,7 +102,11 @@ static void print_option(text_out *out, const command *c, option_id id, bool bri
         column = 0;
     }
     text_repeat(out, " ", HELP_COLUMN - column);
-    wrap(out, brief ? first : help_option(c, id), HELP_COLUMN, HELP_COLUMN);
+    if (brief) {
+        cut_help(first, sizeof first, help);
+        help = first;
+    }
+    wrap(out, help, HELP_COLUMN, HELP_COLUMN);
 }
 
 const char *help_formats(char *buf) {
