@@ -58,15 +58,18 @@ static size_t find_embedding(const fc_names *names) {
 }
 
 fc_code fc_names_add_tied_head(fc_names *names, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err) {
-    const size_t embedding = find_embedding(names);
     const char *config;
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
         if (fc_names_find(names, heads[i]) != FC_NO_NAME) {
             return FC_OK;
         }
     }
+    const size_t embedding = find_embedding(names);
+    if (embedding == FC_NO_NAME) {
+        return FC_OK;
+    }
     FC_TRY(find_config(checkpoint->path, arena, &config, err));
-    if (embedding == FC_NO_NAME || access(config, R_OK) != 0 || !may_tie(config, arena)) {
+    if (access(config, R_OK) != 0 || !may_tie(config, arena)) {
         return FC_OK;
     }
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
