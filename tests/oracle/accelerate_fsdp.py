@@ -2,7 +2,8 @@
 """Folders that accelerate's own FSDP plugin writes: FSDP1 and FSDP2, sharded and full state dicts, of a Llama and a Qwen3 of
 transformers after one step. The exported model has the logits of the trained one, and what is resharded resumes in accelerate.
 
-accelerate has no FSDP on processors. PartialState is told that these are XPUs, so that it takes the branch of GPUs.
+accelerate runs FSDP on GPUs and the like only. The test sets the distributed_type of PartialState to MULTI_XPU, so that the model is
+prepared as on these.
 
 usage: accelerate_fsdp.py FSDPCKPT      exit 77 without torch, transformers or accelerate
 """
