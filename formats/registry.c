@@ -7,8 +7,8 @@
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/kept.h"
-#include "torch/item.h"
-#include "torch/verdict.h"
+#include "torch/object/item.h"
+#include "torch/object/verdict.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/box.h"
-#include "torch/item.h"
+#include "torch/object/item.h"
 
 #include <string.h>
 #include <unistd.h>

@@ -8,7 +8,7 @@
 #define FSDPCKPT_FORMATS_DCP_DCP_H
 
 #include "fsdpckpt/format.h"
-#include "torch/pickle.h"
+#include "torch/pickle/pickle.h"
 
 /** Loads the pickle of `.metadata`. The caller frees it. (dcp.c) */
 fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err);

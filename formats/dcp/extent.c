@@ -7,7 +7,7 @@
 
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
-#include "torch/item.h"
+#include "torch/object/item.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -11,7 +11,7 @@
 #include "flat/flat_boxes.h"
 #include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "fsdpckpt/try.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -47,13 +47,13 @@ static void end_instance(metadata_out *m) {
     fc_torch_pickle_op(&m->w, FC_PICKLE_BUILD);
 }
 
-static void begin_batches(metadata_out *m, fc_torch_opcode empty) {
+static void begin_batches(metadata_out *m, fc_pickle_opcode empty) {
     fc_torch_pickle_op(&m->w, empty);
     fc_torch_pickle_op(&m->w, FC_PICKLE_MARK);
     m->batched = 0;
 }
 
-static void next_in_batch(metadata_out *m, fc_torch_opcode add) {
+static void next_in_batch(metadata_out *m, fc_pickle_opcode add) {
     if (++m->batched == BATCH) {
         fc_torch_pickle_op(&m->w, add);
         fc_torch_pickle_op(&m->w, FC_PICKLE_MARK);

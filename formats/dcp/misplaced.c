@@ -10,7 +10,7 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/try.h"
-#include "torch/item.h"
+#include "torch/object/item.h"
 
 #include <inttypes.h>
 #include <string.h>

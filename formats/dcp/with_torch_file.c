@@ -10,7 +10,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "registry.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 #include <string.h>
 

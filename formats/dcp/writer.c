@@ -10,8 +10,8 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
-#include "torch/object_write.h"
-#include "torch/zip_write.h"
+#include "torch/object/write.h"
+#include "torch/zip/write.h"
 
 #include <errno.h>
 #include <fcntl.h>

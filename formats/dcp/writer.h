@@ -6,7 +6,7 @@
 #define FSDPCKPT_FORMATS_DCP_WRITER_H
 
 #include "fsdpckpt/format.h"
-#include "torch/pickle_write.h"
+#include "torch/pickle/write.h"
 
 /** A stored item, as a _StorageInfo describes it. */
 typedef struct dcp_item {

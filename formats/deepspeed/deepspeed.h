@@ -11,7 +11,7 @@
 #define FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 
 #include "fsdpckpt/format.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 /** A file of a universal checkpoint, which holds one value of one parameter. */
 typedef struct ds_value {

@@ -3,7 +3,7 @@
  */
 #include "deepspeed/deepspeed.h"
 #include "fsdpckpt/try.h"
-#include "torch/name_list.h"
+#include "torch/file/name_list.h"
 
 #include <string.h>
 

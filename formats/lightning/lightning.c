@@ -6,7 +6,7 @@
 #include "fsdpckpt/format.h"
 
 #include "dcp/with_torch_file.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 #include "fsdpckpt/try.h"
 

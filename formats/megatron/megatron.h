@@ -11,7 +11,7 @@
 #define FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
 
 #include "fsdpckpt/format.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 /** Values of the member `args` of a file, and its iteration. A value that is not recorded is -1. */
 typedef struct mg_args {

@@ -8,7 +8,7 @@
 #include "megatron/megatron.h"
 
 #include "fsdpckpt/try.h"
-#include "torch/name_list.h"
+#include "torch/file/name_list.h"
 
 #include <stdlib.h>
 #include <string.h>

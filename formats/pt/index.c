@@ -5,7 +5,7 @@
  */
 #include "pt/pt.h"
 #include "safetensors/files.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 #include "base/file_name.h"
 #include "base/name_table.h"

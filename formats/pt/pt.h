@@ -1,7 +1,7 @@
 /*
  * The torch.save format: a .pt file, the files that an index names, or a directory of one file per rank. pt.c is the
  * format's table, index.c reads an index, ranks.c reads a directory of ranks; writer.c, tree.c and ties.c write.
- * torch/torch_file.h reads one file.
+ * torch/file/file.h reads one file.
  */
 #ifndef FSDPCKPT_FORMATS_PT_PT_H
 #define FSDPCKPT_FORMATS_PT_PT_H

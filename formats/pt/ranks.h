@@ -5,7 +5,7 @@
 #ifndef FSDPCKPT_FORMATS_PT_RANKS_H
 #define FSDPCKPT_FORMATS_PT_RANKS_H
 
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 #include <limits.h>
 

@@ -2,7 +2,7 @@
  * Verifies the records of a torch.save file that are not tensor data, by the CRC-32s of the archive.
  */
 #include "pt/pt.h"
-#include "torch/torch_file.h"
+#include "torch/file/file.h"
 
 #include "fsdpckpt/verify.h"
 

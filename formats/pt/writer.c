@@ -8,7 +8,7 @@
 
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
-#include "torch/object_write.h"
+#include "torch/object/write.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,9 +7,9 @@
 #define FSDPCKPT_FORMATS_PT_WRITER_H
 
 #include "fsdpckpt/format.h"
-#include "torch/pickle_copy.h"
-#include "torch/torch_file.h"
-#include "torch/zip_write.h"
+#include "torch/file/file.h"
+#include "torch/pickle/copy.h"
+#include "torch/zip/write.h"
 
 /** How an item of a file is stored: as a view of the item `root`, which may be the item itself. */
 typedef struct pt_tie {

@@ -1,8 +1,8 @@
 /*
  * Fuzzes the pickle machine in both modes, and the JSON decoding of what it loads.
  */
-#include "torch/item.h"
-#include "torch/pickle.h"
+#include "torch/object/item.h"
+#include "torch/pickle/pickle.h"
 
 #include <stdlib.h>
 #include <string.h>

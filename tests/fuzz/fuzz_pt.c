@@ -3,7 +3,7 @@
  * fuzzer reach the code behind the pickle. DTensors and ShardedTensors are read as from a rank's file.
  */
 #include "pt/ranks.h"
-#include "torch/zip_write.h"
+#include "torch/zip/write.h"
 
 #include <stdio.h>
 #include <stdlib.h>

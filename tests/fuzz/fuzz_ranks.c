@@ -6,7 +6,7 @@
  */
 #include "fuzz_checkpoint.h"
 #include "fuzz_tensor.h"
-#include "torch/zip.h"
+#include "torch/zip/zip.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /*
  * Fuzzes the zip reader and the opening of torch.save archives, through a file in memory.
  */
-#include "torch/item.h"
+#include "torch/object/item.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>

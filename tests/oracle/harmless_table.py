@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every entry of the table of harmless classes (formats/torch/harmless.c), made in each way that a pickle can make it, with arguments,
+"""Every entry of the table of harmless classes (formats/torch/names/harmless.c), made in each way that a pickle can make it, with arguments,
 states and items whose every attribute is a function. Python loads each, with functions that record their calls. What called one must
 be refused by fsdpckpt; for fsdpckpt, the function is one that the table allows as a value.
 
@@ -30,7 +30,7 @@ except ImportError as e:
 from checks import check, finish
 from pickle_attacks import changed_archive, run, text
 
-TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "formats", "torch", "harmless.c")
+TABLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "formats", "torch", "names", "harmless.c")
 LAYERS = ("Identity", "Linear", "Softmax", "Conv1d", "AvgPool3d", "LSTM", "MultiheadAttention", "TransformerEncoderLayer",
           "TransformerDecoderLayer", "Upsample", "BatchNorm1d", "ParameterDict", "ModuleList")
 

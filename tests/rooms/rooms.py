@@ -14,7 +14,8 @@ import subprocess
 import sys
 
 ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/engine lib/flat lib/wrap lib/derived
-lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify formats/torch formats/safetensors formats/dcp
+lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify formats/torch/names
+formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors formats/dcp
 formats/pt formats/hdf5 formats/schema formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train
 cli""".split()
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
@@ -55,7 +56,7 @@ def room_of(path):
     if "include/fsdpckpt/" in path:
         return PUBLIC.get(path[path.index("fsdpckpt/"):])
     if path in ("formats/registry.h", "formats/format_list.h"):  # each format checks its definition against it
-        return "formats/torch"
+        return "formats/torch/object"
     while path and path not in LEVEL:
         path = os.path.dirname(path)
     return path or None

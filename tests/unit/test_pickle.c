@@ -1,8 +1,8 @@
 /*
  * formats/torch: the pickle machine and the JSON decoding, on real pickles, on bombs, and on damaged input.
  */
-#include "torch/item.h"
-#include "torch/pickle.h"
+#include "torch/object/item.h"
+#include "torch/pickle/pickle.h"
 
 #include <inttypes.h>
 #include <setjmp.h>

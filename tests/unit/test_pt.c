@@ -3,8 +3,8 @@
  * formats/torch. tests/oracle/pt.py and pt_ranks.py compare real files with PyTorch.
  */
 #include "fsdpckpt/move.h"
-#include "torch/pickle_write.h"
-#include "torch/zip_write.h"
+#include "torch/pickle/write.h"
+#include "torch/zip/write.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
  * formats/torch: the zip reader on archives that torch and Python write, and on archives that they never would. Most
  * refusals are tested with whole checkpoints in tests/corpus/bad (test_dcp.c).
  */
-#include "torch/zip.h"
+#include "torch/zip/zip.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,11 +1,11 @@
 /*
- * formats/torch: archives from zip_write.c against the bytes that PyTorch wrote (tests/corpus/pt), below and above
- * 4 GiB; and pickles from pickle_write.c, read back by the pickle machine.
+ * formats/torch: archives from zip/write.c against the bytes that PyTorch wrote (tests/corpus/pt), below and above
+ * 4 GiB; and pickles from pickle/write.c, read back by the pickle machine.
  */
-#include "torch/pickle.h"
-#include "torch/pickle_write.h"
-#include "torch/zip.h"
-#include "torch/zip_write.h"
+#include "torch/pickle/pickle.h"
+#include "torch/pickle/write.h"
+#include "torch/zip/write.h"
+#include "torch/zip/zip.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

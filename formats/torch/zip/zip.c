@@ -1,0 +1,373 @@
+/*
+ * Reads the directory of a torch.save archive: end record, zip64 end record, central directory, local headers. zip.h
+ * says what is refused. read.c reads the content of records.
+ */
+#include "torch/zip/zip.h"
+
+#include "base/checked.h"
+#include "fsdpckpt/try.h"
+#include "torch/zip/window.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    END_SIZE = 22,
+    LOCATOR_SIZE = 20,
+    END64_SIZE = 56,
+    CENTRAL_SIZE = 46,
+    LOCAL_SIZE = 30,
+    MAX_COMMENT = 65535,
+    WHOLE = 64 * 1024, /* bytes; archives up to this size are read at once */
+    EDGE = 4096        /* bytes at both ends of larger archives: the pickle and the directory of a DCP item */
+};
+
+enum { FLAG_ENCRYPTED = 1 << 0, FLAG_DESCRIPTOR = 1 << 3, FLAG_STRONG_ENCRYPTION = 1 << 6, FLAG_MASKED = 1 << 13 };
+
+static const uint32_t end_signature = 0x06054b50, locator_signature = 0x07064b50, end64_signature = 0x06064b50,
+                      central_signature = 0x02014b50, local_signature = 0x04034b50;
+
+/* The location of the central directory, according to the end record. */
+typedef struct directory {
+    uint64_t count, size, offset; /* as recorded; `offset` is from the start of the archive, in bytes */
+    uint64_t end;                 /* its end, from the start of the range, in bytes */
+} directory;
+
+static uint16_t get16(const unsigned char *p) {
+    return (uint16_t)(p[0] | p[1] << 8);
+}
+
+static uint32_t get32(const unsigned char *p) {
+    return (uint32_t)get16(p) | (uint32_t)get16(p + 2) << 16;
+}
+
+static uint64_t get64(const unsigned char *p) {
+    return (uint64_t)get32(p) | (uint64_t)get32(p + 4) << 32;
+}
+
+static fc_code damaged(const fc_zip *zip, uint64_t at, const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save archive is damaged: %s", zip->path,
+                   zip->offset + at, what);
+}
+
+/* Finds the end record in the last bytes of the range. Its comment ends where the range ends. */
+static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
+    uint64_t span = zip->length < EDGE ? zip->length : EDGE;
+    for (;;) {
+        const unsigned char *bytes;
+        FC_TRY(fc_zip_view(zip, zip->length - span, span, &bytes, err));
+        for (uint64_t i = span - END_SIZE + 1; span >= END_SIZE && i-- > 0;) {
+            if (get32(bytes + i) == end_signature && i + END_SIZE + get16(bytes + i + 20) == span) {
+                *position = zip->length - span + i;
+                return FC_OK;
+            }
+        }
+        uint64_t most = zip->length < END_SIZE + MAX_COMMENT ? zip->length : END_SIZE + MAX_COMMENT;
+        if (span == most) {
+            return damaged(
+                zip, 0, "the end record is missing; the archive may be truncated, or its offset in the file is wrong",
+                err);
+        }
+        span = most;
+    }
+}
+
+/* Whether a field of 16 or 32 bits in the end record agrees with the one of 64 bits. */
+static bool agrees(uint64_t narrow, uint64_t wide, uint64_t all_ones) {
+    return narrow == all_ones || narrow == wide;
+}
+
+static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *end, directory *dir, fc_error *err) {
+    const unsigned char *p;
+    if (locator < END64_SIZE) {
+        return damaged(zip, locator, "no room for the zip64 end record", err);
+    }
+    uint64_t at = locator - END64_SIZE;
+    unsigned char saved[END_SIZE];
+    memcpy(saved, end, sizeof saved); /* the next view may move the window that holds it */
+    FC_TRY(fc_zip_view(zip, at, END64_SIZE, &p, err));
+    if (get32(p) != end64_signature || get64(p + 4) != END64_SIZE - 12) {
+        return damaged(zip, at, "the zip64 end record is not at its recorded offset", err);
+    }
+    if (get32(p + 16) != 0 || get32(p + 20) != 0 || get64(p + 24) != get64(p + 32)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts is not supported",
+                       zip->path, zip->offset + at);
+    }
+    *dir = (directory){get64(p + 32), get64(p + 40), get64(p + 48), at};
+    if (!agrees(get16(saved + 10), dir->count, UINT16_MAX) || !agrees(get32(saved + 12), dir->size, UINT32_MAX) ||
+        !agrees(get32(saved + 16), dir->offset, UINT32_MAX)) {
+        return damaged(zip, at, "the two end records disagree", err);
+    }
+    return FC_OK;
+}
+
+static fc_code read_end(fc_zip *zip, directory *dir, fc_error *err) {
+    const unsigned char *p;
+    uint64_t at = 0;
+    FC_TRY(find_end(zip, &at, err));
+    uint64_t before = at < LOCATOR_SIZE ? 0 : LOCATOR_SIZE;
+    FC_TRY(fc_zip_view(zip, at - before, before + END_SIZE, &p, err));
+    const unsigned char *end = p + before;
+    if (before && get32(p) == locator_signature) {
+        return read_end64(zip, at - LOCATOR_SIZE, end, dir, err);
+    }
+    if (get16(end + 4) != 0 || get16(end + 6) != 0 || get16(end + 8) != get16(end + 10)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts is not supported",
+                       zip->path, zip->offset + at);
+    }
+    *dir = (directory){get16(end + 10), get32(end + 12), get32(end + 16), at};
+    return FC_OK;
+}
+
+/* Reads the values of fields that are all ones from the extra field with tag 1, which has 64 bits for each. */
+static bool read_extra64(const unsigned char *extra, size_t n, fc_zip_entry *entry, uint64_t *header) {
+    uint64_t *wanted[3] = {&entry->size, &entry->stored, header};
+    while (n >= 4) {
+        uint16_t tag = get16(extra);
+        size_t size = get16(extra + 2);
+        if (size > n - 4) {
+            return false;
+        }
+        const unsigned char *p = extra + 4;
+        for (int i = 0; tag == 1 && i < 3; i++) {
+            if (*wanted[i] == UINT32_MAX) {
+                if (size < 8) {
+                    return false;
+                }
+                *wanted[i] = get64(p);
+                p += 8;
+                size -= 8;
+            }
+        }
+        size = get16(extra + 2);
+        extra += 4 + size;
+        n -= 4 + size;
+    }
+    return true;
+}
+
+/* Checks one entry of the directory. `header` is an offset from the start of the archive. */
+static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, fc_zip_entry *entry, fc_error *err) {
+    uint64_t header = get32(p + 42);
+    uint32_t attributes = get32(p + 38);
+    size_t name_len = get16(p + 28);
+    entry->flags = get16(p + 8);
+    entry->method = get16(p + 10);
+    entry->crc = get32(p + 16);
+    entry->stored = get32(p + 20);
+    entry->size = get32(p + 24);
+    if (name_len == 0 || memchr(p + CENTRAL_SIZE, 0, name_len)) {
+        return damaged(zip, at, "a record's name is empty or contains NUL", err);
+    }
+    if (!read_extra64(p + CENTRAL_SIZE + name_len, get16(p + 30), entry, &header)) {
+        return damaged(zip, at, "a record's extra field is cut off", err);
+    }
+    if (entry->flags & (FLAG_ENCRYPTED | FLAG_STRONG_ENCRYPTION | FLAG_MASKED)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": the archive is encrypted", zip->path,
+                       zip->offset + at);
+    }
+    if (entry->method != FC_ZIP_STORED && entry->method != FC_ZIP_DEFLATED) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": zip compression method %u is not supported",
+                       zip->path, zip->offset + at, (unsigned)entry->method);
+    }
+    /* torch.load returns uninitialised memory for a record with a directory bit. */
+    if ((attributes & 0x10) || (attributes >> 16 & 0170000) == 0040000 || p[CENTRAL_SIZE + name_len - 1] == '/') {
+        return damaged(zip, at, "a record is marked as a directory", err);
+    }
+    if (entry->method == FC_ZIP_STORED && entry->stored != entry->size) {
+        return damaged(zip, at, "the two sizes of an uncompressed record differ", err);
+    }
+    if (header >= zip->length) {
+        return damaged(zip, at, "a record is outside the archive", err);
+    }
+    entry->header = zip->offset + header;
+    return FC_OK;
+}
+
+static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
+    const unsigned char *p;
+    if (dir->size > dir->end || dir->offset > dir->end - dir->size || dir->count > dir->size / CENTRAL_SIZE ||
+        dir->count == 0) {
+        return damaged(zip, dir->end, "the numbers in the end record are invalid", err);
+    }
+    uint64_t start = dir->end - dir->size;
+    if (dir->offset != start) {
+        return damaged(zip, 0, "it does not begin with its first record", err);
+    }
+    FC_TRY(fc_zip_view(zip, start, dir->size, &p, err));
+    zip->records_end = zip->offset + start;
+    zip->entries = calloc((size_t)dir->count, sizeof *zip->entries);
+    zip->sorted = calloc((size_t)dir->count, sizeof *zip->sorted);
+    zip->names = malloc((size_t)dir->size + 1);
+    if (!zip->entries || !zip->sorted || !zip->names) {
+        return fc_no_memory(err, zip->path);
+    }
+    char *name = zip->names;
+    uint64_t at = 0;
+    for (size_t i = 0; i < dir->count; i++) {
+        const unsigned char *record = p + at;
+        size_t size = CENTRAL_SIZE;
+        if (dir->size - at >= CENTRAL_SIZE) {
+            size += (size_t)get16(record + 28) + get16(record + 30) + get16(record + 32);
+        }
+        if (size > dir->size - at || get32(record) != central_signature) {
+            return damaged(zip, start + at, "the central directory is inconsistent", err);
+        }
+        FC_TRY(parse_central(zip, record, start + at, &zip->entries[i], err));
+        size_t len = get16(record + 28);
+        memcpy(name, record + CENTRAL_SIZE, len);
+        name[len] = '\0';
+        zip->entries[i].name = name;
+        name += len + 1;
+        zip->sorted[i] = &zip->entries[i];
+        zip->nentries = i + 1;
+        at += size;
+    }
+    return at == dir->size ? FC_OK : damaged(zip, start + at, "extra bytes follow the central directory", err);
+}
+
+/* Checks the local header against the central directory, and finds the start of the data. */
+static fc_code check_local(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
+    const unsigned char *p;
+    uint64_t at = entry->header - zip->offset;
+    size_t len = strlen(entry->name);
+    uint64_t limit = zip->records_end - zip->offset;
+    if (!fc_range_within(at, LOCAL_SIZE + len, limit)) {
+        return damaged(zip, at, "a record runs into the directory", err);
+    }
+    FC_TRY(fc_zip_view(zip, at, LOCAL_SIZE + len, &p, err));
+    bool descriptor = entry->flags & FLAG_DESCRIPTOR;
+    uint32_t stored = get32(p + 18), size = get32(p + 22);
+    if (get32(p) != local_signature || get16(p + 8) != entry->method || get16(p + 26) != len ||
+        ((get16(p + 6) ^ entry->flags) & (FLAG_ENCRYPTED | FLAG_DESCRIPTOR)) ||
+        memcmp(p + LOCAL_SIZE, entry->name, len) != 0 ||
+        !(get32(p + 14) == entry->crc || (descriptor && get32(p + 14) == 0)) ||
+        !(agrees(stored, entry->stored, UINT32_MAX) || (descriptor && stored == 0)) ||
+        !(agrees(size, entry->size, UINT32_MAX) || (descriptor && size == 0))) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: offset %" PRIu64 ": the torch.save archive is damaged: the header of record %s disagrees "
+                       "with the directory",
+                       zip->path, entry->header, entry->name);
+    }
+    uint64_t data = at + LOCAL_SIZE + len + get16(p + 28);
+    if (!fc_range_within(data, entry->stored, limit)) {
+        return damaged(zip, at, "a record runs into the directory", err);
+    }
+    entry->data = zip->offset + data;
+    return FC_OK;
+}
+
+static int compare_entry_names(const void *a, const void *b) {
+    return strcmp((*(fc_zip_entry *const *)a)->name, (*(fc_zip_entry *const *)b)->name);
+}
+
+static int compare_entry_headers(const void *a, const void *b) {
+    uint64_t x = (*(fc_zip_entry *const *)a)->header, y = (*(fc_zip_entry *const *)b)->header;
+    return x < y ? -1 : x > y;
+}
+
+/* PyTorch finds records without regard to the case of ASCII letters. */
+static int fold(char c) {
+    return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : (unsigned char)c;
+}
+
+static int compare_folded_names(const void *a, const void *b) {
+    const char *x = (*(fc_zip_entry *const *)a)->name, *y = (*(fc_zip_entry *const *)b)->name;
+    while (*x && fold(*x) == fold(*y)) {
+        x++;
+        y++;
+    }
+    return fold(*x) - fold(*y);
+}
+
+static fc_code check_names(fc_zip *zip, fc_error *err) {
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_folded_names);
+    for (size_t i = 1; i < zip->nentries; i++) {
+        const fc_zip_entry *a = zip->sorted[i - 1], *b = zip->sorted[i];
+        if (compare_folded_names(&a, &b) == 0) {
+            const bool same = strcmp(a->name, b->name) == 0;
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: offset %" PRIu64 ": the torch.save archive is damaged: two records are called %s%s%s",
+                           zip->path, b->header, a->name, same ? "" : " and ", same ? "" : b->name);
+        }
+    }
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_names);
+    return FC_OK;
+}
+
+/*
+ * The range begins with a record: PyTorch goes by the first bytes, and would load others as a pickle of their own. No
+ * two records overlap or have one name.
+ */
+static fc_code check_records(fc_zip *zip, fc_error *err) {
+    for (size_t i = 0; i < zip->nentries; i++) {
+        FC_TRY(check_local(zip, &zip->entries[i], err));
+    }
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_headers);
+    if (zip->sorted[0]->header != zip->offset) {
+        return damaged(zip, 0, "it does not begin with its first record", err);
+    }
+    for (size_t i = 1; i < zip->nentries; i++) {
+        const fc_zip_entry *before = zip->sorted[i - 1];
+        if (before->data + before->stored > zip->sorted[i]->header) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: offset %" PRIu64 ": the torch.save archive is damaged: records %s and %s overlap",
+                           zip->path, zip->sorted[i]->header, before->name, zip->sorted[i]->name);
+        }
+    }
+    return check_names(zip, err);
+}
+
+fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_zip *zip, fc_error *err) {
+    return fc_zip_open_read(fd, path, offset, length, NULL, zip, err);
+}
+
+fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes, fc_zip *zip,
+                         fc_error *err) {
+    uint64_t end;
+    directory dir = {0, 0, 0, 0};
+    *zip = (fc_zip){0};
+    zip->path = path;
+    zip->fd = fd;
+    zip->offset = offset;
+    zip->length = length;
+    if (!fc_add_u64(offset, length, &end) || end > INT64_MAX) {
+        free(bytes);
+        return damaged(zip, 0, "its offset or length is invalid", err);
+    }
+    fc_code rc = FC_OK;
+    if (bytes) {
+        zip->head = (fc_zip_window){bytes, offset, (size_t)length};
+    } else if (length <= WHOLE) {
+        FC_TRY_GOTO(fc_zip_load(zip, &zip->head, 0, length, err), rc, out);
+    } else {
+        FC_TRY_GOTO(fc_zip_load(zip, &zip->tail, length - EDGE, EDGE, err), rc, out);
+        FC_TRY_GOTO(fc_zip_load(zip, &zip->head, 0, EDGE, err), rc, out);
+    }
+    FC_TRY_GOTO(read_end(zip, &dir, err), rc, out);
+    FC_TRY_GOTO(read_central(zip, &dir, err), rc, out);
+    FC_TRY_GOTO(check_records(zip, err), rc, out);
+out:
+    if (rc != FC_OK) {
+        fc_zip_close(zip);
+    }
+    return rc;
+}
+
+const fc_zip_entry *fc_zip_find(const fc_zip *zip, const char *name) {
+    size_t low = 0, high = zip->nentries;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(zip->sorted[middle]->name, name);
+        if (order == 0) {
+            return zip->sorted[middle];
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
