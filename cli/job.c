@@ -135,17 +135,17 @@ static void report_format(const job *j) {
 
 /* Reports what the format keeps in a way of its own, and what else the target needs. */
 static void report_needs(const job *j) {
-    const fc_format_writer *writer = &j->how.format->writer;
+    const fc_format_target *traits = &j->how.format->target;
     size_t n = j->report.selected.objects;
-    if (writer->objects_note && n > 0) {
-        text_report("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", writer->objects_note);
+    if (traits->objects_note && n > 0) {
+        text_report("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", traits->objects_note);
     }
     if (j->report.reshaped > 0) {
         text_report("%zu %s stored %s", j->report.reshaped, j->report.reshaped == 1 ? "tensor is" : "tensors are",
-                    writer->reshaped_note);
+                    traits->reshaped_note);
     }
-    if (writer->also_needed && !j->o->dry_run) {
-        text_report("%s: %s", j->o->output, writer->also_needed);
+    if (traits->also_needed && !j->o->dry_run) {
+        text_report("%s: %s", j->o->output, traits->also_needed);
     }
 }
 
@@ -174,7 +174,7 @@ static fc_code convert(job *j, fc_error *err) {
 /* The directory of an accelerate run also contains the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
-    if (j->how.format->writer.set_sections) { /* a target for both */
+    if (j->how.format->target.set_sections) { /* a target for both */
         return;
     }
     const fc_checkpoint *source = j->source;

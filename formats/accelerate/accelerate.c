@@ -224,7 +224,7 @@ const fc_format fc_format_accelerate = {
             .verify_chunk = fc_dcp_verify_chunk,
             .unverified = DCP_UNVERIFIED,
         },
-    .writer =
+    .target =
         {
             .own_files = own_files,
             .also_needed =
@@ -237,6 +237,9 @@ const fc_format fc_format_accelerate = {
             .name_as_read = fc_accelerate_name_as_read,
             .files = fc_accelerate_files,
             .index = fc_accelerate_index,
+        },
+    .writer =
+        {
             .create = fc_accelerate_create,
             .reserve = fc_accelerate_reserve,
             .finish_file = fc_accelerate_finish_file,

@@ -213,6 +213,8 @@ static void dcp_close(fc_checkpoint *checkpoint) {
 static const char *const extensions[] = {NULL};
 static const fc_own_file own_files[] = {{".metadata", fc_dcp_is_metadata}, {"__*_*.distcp", fc_dcp_is_data}, {NULL}};
 
+static const fc_format_notes notes = {fc_dcp_take_notes, fc_dcp_add_notes};
+
 const fc_format fc_format_dcp = {
     .name = "dcp",
     .description = "PyTorch distributed checkpoint (DCP)",
@@ -236,7 +238,7 @@ const fc_format fc_format_dcp = {
             .verify_chunk = fc_dcp_verify_chunk,
             .unverified = DCP_UNVERIFIED,
         },
-    .writer =
+    .target =
         {
             .own_files = own_files,
             .wants_crc32 = true,
@@ -244,13 +246,14 @@ const fc_format fc_format_dcp = {
             .is_directory = fc_dcp_is_directory,
             .files = fc_dcp_files,
             .index = fc_dcp_index,
+        },
+    .writer =
+        {
             .create = fc_dcp_create,
             .reserve = fc_dcp_reserve,
             .finish_file = fc_dcp_finish_file,
             .finish = fc_dcp_finish,
             .destroy = fc_dcp_destroy,
-            .separable = true,
-            .take_notes = fc_dcp_take_notes,
-            .add_notes = fc_dcp_add_notes,
+            .notes = &notes,
         },
 };

@@ -253,11 +253,14 @@ fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err)
     return fc_dcp_write_metadata(w->target, w->staging, w->items, w->nitems, err);
 }
 
-bool fc_dcp_take_notes(fc_writer *writer, fc_notes *notes) {
+fc_code fc_dcp_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err) {
     dcp_writer *w = writer->state;
-    const size_t n = w->nitems;
-    w->nitems = 0;
-    return fc_notes_add(notes, w->items, n * sizeof *w->items);
+    (void)err;
+    *bytes = (unsigned char *)w->items;
+    *size = w->nitems * sizeof *w->items;
+    w->items = NULL;
+    w->nitems = w->capacity = 0;
+    return FC_OK;
 }
 
 fc_code fc_dcp_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err) {

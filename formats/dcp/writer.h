@@ -43,7 +43,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
 fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
 fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_dcp_destroy(fc_writer *writer);
-bool fc_dcp_take_notes(fc_writer *writer, struct fc_notes *notes);
+fc_code fc_dcp_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err);
 fc_code fc_dcp_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err);
 
 #endif

@@ -40,7 +40,7 @@ fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
 const char *fc_h5_index(const fc_target *target);
 fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
-bool fc_h5_take_notes(fc_writer *writer, struct fc_notes *notes);
+fc_code fc_h5_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err);
 fc_code fc_h5_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err);
 
 #endif

@@ -8,6 +8,8 @@
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
 static const fc_own_file own_files[] = {{"index.h5", fc_h5_is_ours}, {"shard-*-of-*.h5", fc_h5_is_ours}, {NULL}};
 
+static const fc_format_notes notes = {fc_h5_take_notes, fc_h5_add_notes};
+
 const fc_format fc_format_hdf5 = {
     .name = "h5",
     .description = "HDF5",
@@ -29,19 +31,20 @@ const fc_format fc_format_hdf5 = {
             .check_file = fc_h5_check_file,
         },
     .verifier = {.verify = fc_h5_verify},
-    .writer =
+    .target =
         {
             .own_files = own_files,
             .is_checkpoint = fc_h5_is_ours,
+            .index = fc_h5_index,
+        },
+    .writer =
+        {
             .create = fc_h5_create,
             .reserve = fc_h5_reserve,
             .place = fc_h5_place,
             .finish_file = fc_h5_finish_file,
-            .index = fc_h5_index,
             .finish = fc_h5_finish,
             .destroy = fc_h5_destroy,
-            .separable = true,
-            .take_notes = fc_h5_take_notes,
-            .add_notes = fc_h5_add_notes,
+            .notes = &notes,
         },
 };

@@ -106,6 +106,8 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
 static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
 static const fc_own_file own_files[] = {{"model_world_size_*_rank_*.pt", fc_torch_is_file}, {NULL}};
 
+static const fc_format_notes notes = {NULL, NULL}; /* no file of a target lists the others */
+
 const fc_format fc_format_pt = {
     .name = "pt",
     .description = "PyTorch (torch.save)",
@@ -128,7 +130,7 @@ const fc_format fc_format_pt = {
             .verify = fc_pt_verify,
             .unverified = "the gaps between the records of zip files, and whole files of torch before 1.6",
         },
-    .writer =
+    .target =
         {
             .own_files = own_files,
             .is_checkpoint = fc_torch_is_file,
@@ -137,11 +139,14 @@ const fc_format fc_format_pt = {
             .holds_pickles = true,
             .is_directory = fc_pt_is_directory,
             .files = fc_pt_files,
+        },
+    .writer =
+        {
             .create = fc_pt_create,
             .reserve = fc_pt_reserve,
             .finish_file = fc_pt_finish_file,
             .finish = fc_pt_finish,
             .destroy = fc_pt_destroy,
-            .separable = true,
+            .notes = &notes,
         },
 };

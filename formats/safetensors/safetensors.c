@@ -403,6 +403,8 @@ static bool st_reshapes(fc_dtype dtype, int ndim) {
     return fc_st_stored_as(dtype, ndim).append > 0;
 }
 
+static const fc_format_notes notes = {NULL, NULL}; /* no file of a target lists the others */
+
 const fc_format fc_format_safetensors = {
     .name = "safetensors",
     .description = "safetensors",
@@ -426,7 +428,7 @@ const fc_format fc_format_safetensors = {
             .verify = fc_st_verify,
             .unverified = "the headers and the index of files that fsdpckpt did not write",
         },
-    .writer =
+    .target =
         {
             .own_files = own_files,
             .is_checkpoint = is_safetensors,
@@ -438,12 +440,15 @@ const fc_format fc_format_safetensors = {
             .is_directory = fc_st_is_directory,
             .files = fc_st_count_files,
             .index = fc_st_index,
+        },
+    .writer =
+        {
             .create = fc_st_create,
             .split = fc_st_split,
             .reserve = fc_st_reserve,
             .finish_file = fc_st_finish_file,
             .finish = fc_st_finish,
             .destroy = fc_st_destroy,
-            .separable = true,
+            .notes = &notes,
         },
 };

@@ -18,7 +18,7 @@ fc_code fc_own_if_read(fc_code read, bool *own) {
 
 /* Whether the format writes files of this name and content into directories. */
 static fc_code check_named(const fc_format *format, const char *path, const char *name, bool *own, fc_error *err) {
-    for (const fc_own_file *file = format->writer.own_files; file && file->glob && !*own; file++) {
+    for (const fc_own_file *file = format->target.own_files; file && file->glob && !*own; file++) {
         FC_TRY(fnmatch(file->glob, name, FNM_PATHNAME) == 0 ? file->is_ours(path, own, err) : FC_OK);
     }
     return FC_OK;
@@ -26,7 +26,7 @@ static fc_code check_named(const fc_format *format, const char *path, const char
 
 /* Whether some file of the format has this name. */
 static bool has_name(const fc_format *format, const char *name) {
-    const fc_own_file *file = format->writer.own_files;
+    const fc_own_file *file = format->target.own_files;
     while (file && file->glob && fnmatch(file->glob, name, FNM_PATHNAME) != 0) {
         file++;
     }
@@ -44,8 +44,8 @@ fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *
             *own = name ? has_name(*f, name) : true;
         } else if (name) {
             FC_TRY(check_named(*f, path, name, own, err));
-        } else if ((*f)->writer.is_checkpoint) {
-            FC_TRY((*f)->writer.is_checkpoint(path, own, err));
+        } else if ((*f)->target.is_checkpoint) {
+            FC_TRY((*f)->target.is_checkpoint(path, own, err));
         }
     }
     return FC_OK;

@@ -1,5 +1,5 @@
 /*
- * For formats that say which files a target may replace: fc_own_file.is_ours and fc_format_writer.is_checkpoint.
+ * For formats that say which files a target may replace: fc_own_file.is_ours and fc_format_target.is_checkpoint.
  */
 #ifndef FSDPCKPT_CHECKPOINT_OWN_FILES_H
 #define FSDPCKPT_CHECKPOINT_OWN_FILES_H

@@ -270,8 +270,8 @@ static fc_code check_tensor(checking *c, size_t index, const fc_tensor *made, fc
 
 static fc_code check_value(checking *c, size_t index, fc_error *err) {
     const fc_target_tensor *t = &c->written->target->tensors[index];
-    const fc_format_writer *writer = &c->written->format->writer;
-    const char *name = writer->name_as_read ? writer->name_as_read(t, c->arena) : t->name;
+    const fc_format_target *traits = &c->written->format->target;
+    const char *name = traits->name_as_read ? traits->name_as_read(t, c->arena) : t->name;
     if (!name) {
         return fc_no_memory(err, c->source->path);
     }

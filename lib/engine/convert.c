@@ -32,7 +32,7 @@ enum {
 
 /* Fails before anything is written if PyTorch would run code when it loads the target. */
 static fc_code check_objects(const fc_target *target, const fc_convert_options *options, fc_error *err) {
-    for (size_t i = 0; i < target->ntensors && options->format->writer.holds_pickles && !options->trust_objects; i++) {
+    for (size_t i = 0; i < target->ntensors && options->format->target.holds_pickles && !options->trust_objects; i++) {
         const fc_tensor *object = target->tensors[i].source;
         fc_object_verdict verdict;
         FC_TRY(fc_checkpoint_object_verdict(target->source, object, &verdict, err));
@@ -102,9 +102,9 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
     if (!loads) {
         return fc_no_memory(err, target->source->path);
     }
-    report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
+    report->index = options->format->target.index ? options->format->target.index(target) : NULL;
     report->indexes = report->index ? count_sections(target) : 0;
-    report->files = (options->format->writer.files ? options->format->writer.files(target) : ranks) + report->indexes;
+    report->files = (options->format->target.files ? options->format->target.files(target) : ranks) + report->indexes;
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
     rc = add_loads(target, loads, report, err);
@@ -177,7 +177,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
                        .report = report};
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    m.move.crc32 = options->format->writer.wants_crc32;
+    m.move.crc32 = options->format->target.wants_crc32;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare(&m, staging, err), err), rc, out);
     FC_TRY_GOTO(m.move_file ? fc_held_choose(&m, err) : FC_OK, rc, out);
@@ -249,7 +249,7 @@ static fc_code begin_commit(const fc_commit_options *how, bool fits, const fc_co
 }
 
 static bool is_directory(const fc_target *target, const fc_format *format) {
-    return format->writer.is_directory ? format->writer.is_directory(target) : target->mesh->ndim > 0;
+    return format->target.is_directory ? format->target.is_directory(target) : target->mesh->ndim > 0;
 }
 
 static fc_code write_target(const fc_target *target, const char *path, const fc_convert_options *options,
@@ -348,7 +348,7 @@ static fc_code check_name(const fc_target *target, const char *path, const fc_fo
     if (!is_directory(target, format) || !names_file(path)) {
         return FC_OK;
     }
-    if (!format->writer.is_checkpoint) { /* never one file */
+    if (!format->target.is_checkpoint) { /* never one file */
         return fc_fail(err, FC_EUSAGE,
                        "%s: names a file, but a checkpoint of the format '%s' is a directory; name a directory", path,
                        format->name);
@@ -380,11 +380,11 @@ static void list_compressing(char *names, size_t size) {
     }
 }
 
-static size_t count_reshaped(const fc_target *target, const fc_format_writer *writer) {
+static size_t count_reshaped(const fc_target *target, const fc_format_target *traits) {
     size_t count = 0;
-    for (size_t i = 0; writer->reshapes && i < target->ntensors; i++) {
+    for (size_t i = 0; traits->reshapes && i < target->ntensors; i++) {
         const fc_target_tensor *t = &target->tensors[i];
-        count += !t->source->object && writer->reshapes(t->dtype, t->source->ndim);
+        count += !t->source->object && traits->reshapes(t->dtype, t->source->ndim);
     }
     return count;
 }
@@ -405,8 +405,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     }
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
-    selection.self_contained = options->format->writer.self_contained;
-    selection.set_sections = options->format->writer.set_sections;
+    selection.traits = &options->format->target;
     FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));
@@ -417,7 +416,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     FC_TRY(check_objects(target, options, err));
     FC_TRY(check_coverage(target, options->move.progress, err));
     FC_TRY(measure(target, options, report, err));
-    report->reshaped = count_reshaped(target, &options->format->writer);
+    report->reshaped = count_reshaped(target, &options->format->target);
     report->stored_bytes = report->data_bytes;
     return FC_OK;
 }

@@ -21,7 +21,7 @@ typedef struct apart {
 } apart;
 
 static fc_code refuse_objects(const fc_shards *shards, const fc_target *target, fc_error *err) {
-    for (size_t i = 0; shards->format->writer.holds_pickles && !shards->trust_objects && i < target->ntensors; i++) {
+    for (size_t i = 0; shards->format->target.holds_pickles && !shards->trust_objects && i < target->ntensors; i++) {
         const fc_tensor *object = target->tensors[i].source;
         fc_object_verdict verdict = {.risk = FC_OBJECT_HARMLESS};
         FC_TRY(object->object && object->nchunks > 0
@@ -37,12 +37,9 @@ static fc_code refuse_objects(const fc_shards *shards, const fc_target *target, 
 }
 
 static fc_code plan(const fc_shards *shards, apart *a, fc_error *err) {
-    const fc_format_writer *writer = &shards->format->writer;
-    const fc_selection selection = {.keep_layout = true,
-                                    .self_contained = writer->self_contained,
-                                    .set_sections = writer->set_sections,
-                                    .owner_offsets = shards->owner_offsets};
-    if (!writer->separable) {
+    const fc_selection selection = {
+        .keep_layout = true, .traits = &shards->format->target, .owner_offsets = shards->owner_offsets};
+    if (!shards->format->writer.notes) {
         return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' cannot be written by several processes",
                        shards->format->name);
     }
@@ -100,7 +97,7 @@ static fc_code begin(const fc_shards *shards, const fc_move_options *options, ap
                            .report = &a->report,
                            .move_file = shards->fetch ? move_fetched : NULL,
                            .shards = shards};
-    a->m.move.crc32 = shards->format->writer.wants_crc32;
+    a->m.move.crc32 = shards->format->target.wants_crc32;
     a->m.move.digests = calloc(a->target.ntensors + 1, sizeof *a->m.move.digests);
     a->m.unmoved = calloc(a->target.ntensors + 1, sizeof *a->m.unmoved);
     FC_TRY(a->m.move.digests && a->m.unmoved ? FC_OK : fc_no_memory(err, shards->staging));
@@ -131,7 +128,7 @@ fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_move_op
     fc_code rc;
     FC_TRY_GOTO(begin(shards, options, &a, err), rc, out);
     FC_TRY_GOTO(fc_write_noted(&a.m, rank, &notes, err), rc, out);
-    if (!a.m.writer.format->writer.take_notes) {
+    if (!a.m.writer.format->writer.notes->take) {
         const uint64_t none = 0;
         FC_TRY_GOTO(fc_notes_add(&notes, &none, sizeof none) ? FC_OK : fc_no_memory(err, NULL), rc, out);
     }
@@ -156,7 +153,7 @@ static fc_code add_rank(apart *a, const unsigned char *notes, size_t size, fc_er
         return fc_fail(err, FC_EUSAGE, "the notes of a rank are those of other values");
     }
     notes += sizeof length;
-    FC_TRY(length > 0 ? writer->add_notes(&a->m.writer, notes, (size_t)length, err) : FC_OK);
+    FC_TRY(length > 0 ? writer->notes->add(&a->m.writer, notes, (size_t)length, err) : FC_OK);
     notes += length;
     for (size_t i = 0; i < count; i++) {
         uint64_t sum;

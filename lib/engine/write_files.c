@@ -107,24 +107,25 @@ out:
 /* ---- apart ---- */
 
 bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm) {
-    return comm && comm->size > 1 && format->writer.separable && !target->compress &&
+    return comm && comm->size > 1 && format->writer.notes && !target->compress &&
            fc_mesh_ranks(target->mesh) >= FILES_PER_RANK * (int64_t)comm->size;
 }
 
 /* Adds what the writer keeps of the file that it has finished: the number of bytes, and the bytes. */
 static fc_code take_notes(fc_conversion *m, fc_notes *notes, fc_error *err) {
-    uint64_t length = 0;
-    const size_t start = notes->size;
-    if (!m->writer.format->writer.take_notes) {
+    const fc_format_notes *kept = m->writer.format->writer.notes;
+    unsigned char *bytes = NULL;
+    size_t size = 0;
+    if (!kept || !kept->take) {
         return FC_OK;
     }
-    bool good = fc_notes_add(notes, &length, sizeof length) && m->writer.format->writer.take_notes(&m->writer, notes);
-    if (!good) {
-        return fc_no_memory(err, NULL);
+    fc_code rc = kept->take(&m->writer, &bytes, &size, err);
+    const uint64_t length = size;
+    if (rc == FC_OK && !(fc_notes_add(notes, &length, sizeof length) && fc_notes_add(notes, bytes, size))) {
+        rc = fc_no_memory(err, NULL);
     }
-    length = notes->size - start - sizeof length;
-    memcpy(notes->data + start, &length, sizeof length);
-    return FC_OK;
+    free(bytes);
+    return rc;
 }
 
 fc_code fc_write_noted(fc_conversion *m, uint32_t rank, fc_notes *notes, fc_error *err) {
@@ -155,7 +156,7 @@ static fc_code add_notes(fc_conversion *m, const unsigned char *all, size_t *at,
         uint64_t length;
         memcpy(&length, all + *next, sizeof length);
         *next += sizeof length;
-        FC_TRY(m->writer.format->writer.add_notes(&m->writer, all + *next, (size_t)length, err));
+        FC_TRY(m->writer.format->writer.notes->add(&m->writer, all + *next, (size_t)length, err));
         *next += (size_t)length;
     }
     return FC_OK;
@@ -176,7 +177,7 @@ static fc_code write_apart(fc_conversion *m, fc_error *err) {
     fc_code rc;
     FC_TRY_GOTO(write_own(m, &notes, err), rc, out);
     FC_TRY_GOTO(fc_ranks_join_flags(m->comm, m->unmoved, m->target->ntensors, err), rc, out);
-    rc = m->writer.format->writer.take_notes ? share_notes(m, &notes, err) : FC_OK;
+    rc = m->writer.format->writer.notes->take ? share_notes(m, &notes, err) : FC_OK;
 out:
     free(notes.data);
     return rc;

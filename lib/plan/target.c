@@ -90,10 +90,10 @@ static int compare_sections(const void *a, const void *b) {
 
 static fc_code arrange_sections(const fc_checkpoint *source, const fc_selection *selection, fc_target_tensor *tensors,
                                 size_t count, fc_error *err) {
-    if (!selection->set_sections) {
+    if (!selection->traits || !selection->traits->set_sections) {
         return FC_OK;
     }
-    fc_code rc = selection->set_sections(tensors, count, err);
+    fc_code rc = selection->traits->set_sections(tensors, count, err);
     if (rc != FC_OK) {
         return fc_context(err, rc, "%s", source->path);
     }
@@ -245,7 +245,7 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     out->tensors = tensors;
     out->ntensors = counts->tensors + counts->objects;
     out->compress = selection->compress;
-    out->self_contained = selection->self_contained;
+    out->self_contained = selection->traits && selection->traits->self_contained;
     out->flat_state = selection->flat_state;
     out->max_file_bytes = selection->max_file_bytes;
     fc_placement *placements = NULL;

@@ -155,7 +155,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         mesh.sizes[i] = 1 + choose(&c, 6);
     }
     const bool moves = choose(&c, 3) == 3;
-    const fc_selection how = {.mesh = &mesh, .tp_plan = plan, .self_contained = false};
+    const fc_selection how = {.mesh = &mesh, .tp_plan = plan};
     if (fc_target_new(source, &how, arena, &target, &counts, &err) == FC_OK) {
         store(source, &target, moves, &all, arena);
         check_stored(&t, &all);

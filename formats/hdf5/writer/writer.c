@@ -67,9 +67,13 @@ fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) 
     return w->target->mesh->ndim > 0 ? fc_h5_write_index(w, digests, err) : FC_OK;
 }
 
-bool fc_h5_take_notes(fc_writer *writer, fc_notes *notes) {
+fc_code fc_h5_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err) {
     fc_h5_writer *w = writer->state;
-    return fc_h5_written_take(&w->written, notes);
+    fc_notes notes = {NULL, 0, 0};
+    const bool taken = fc_h5_written_take(&w->written, &notes);
+    *bytes = notes.data;
+    *size = notes.size;
+    return taken ? FC_OK : fc_no_memory(err, "index.h5");
 }
 
 fc_code fc_h5_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err) {

@@ -32,7 +32,7 @@ typedef struct fc_h5_written {
 fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
                         const fc_h5_image *image, const fc_h5_file_row *row, fc_error *err);
 
-/** As fc_format_writer.take_notes and add_notes, for files without compressed boxes. */
+/** The notes of files without compressed boxes; see fc_format_notes. */
 bool fc_h5_written_take(fc_h5_written *written, struct fc_notes *notes);
 fc_code fc_h5_written_add(fc_h5_written *written, const void *notes, fc_error *err);
 void fc_h5_written_free(fc_h5_written *written);

@@ -121,10 +121,8 @@ typedef struct fc_format_verifier {
         *unverified; /**< the parts that no digest of this format covers, for people; NULL: every part is covered */
 } fc_format_verifier;
 
-struct fc_notes; /* lib/base/grow.h */
-
-/** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
-typedef struct fc_format_writer {
+/** What the targets of a format are. All members may be NULL or false. */
+typedef struct fc_format_target {
     bool wants_crc32; /**< finish_file needs fc_target_item.crc32 */
     bool
         holds_pickles; /**< loading an object of the target executes its pickle, so only harmless objects are written */
@@ -160,6 +158,23 @@ typedef struct fc_format_writer {
     /** Returns the name of the file that `finish` writes over the others of each section, or NULL. A NULL member means
      * that there is none. */
     const char *(*index)(const fc_target *target);
+} fc_format_target;
+
+/**
+ * For a sharded target whose files several writers make, each in a process of its own. One of them gets the notes of
+ * all files, and finishes.
+ */
+typedef struct fc_format_notes {
+    /** Hands out what the writer keeps of its finished files for `finish`, as bytes without pointers, and forgets it.
+     *  NULL: nothing is kept.
+     *  @param bytes receives memory that the caller frees; NULL when `size` is 0. */
+    fc_code (*take)(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err);
+    /** Adds what `take` handed out for the files of one rank. Ranks come in order. */
+    fc_code (*add)(fc_writer *writer, const void *bytes, size_t size, fc_error *err);
+} fc_format_notes;
+
+/** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
+typedef struct fc_format_writer {
     /** Starts a target at `staging`, a file path, or an existing empty directory if is_directory. Writes nothing
      * outside of it. */
     fc_code (*create)(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
@@ -187,14 +202,8 @@ typedef struct fc_format_writer {
      *  @param digests CRC-64 of each of target->tensors as a whole. */
     fc_code (*finish)(fc_writer *writer, const uint64_t *digests, fc_error *err);
     void (*destroy)(fc_writer *writer);
-    /** Several writers, each in a process of its own, may write the files of one sharded target. Then one of them,
-     *  which has got the notes of all files, finishes. */
-    bool separable;
-    /** Appends what the writer keeps of its finished files for `finish`, as bytes without pointers, and forgets it.
-     *  NULL: nothing is kept. @return false when out of memory. */
-    bool (*take_notes)(fc_writer *writer, struct fc_notes *notes);
-    /** Adds what take_notes appended for the files of one rank. Ranks come in order. */
-    fc_code (*add_notes)(fc_writer *writer, const void *notes, size_t size, fc_error *err);
+    /** NULL: only one process writes the files of a target. */
+    const fc_format_notes *notes;
 } fc_format_writer;
 
 /** One format: its identity, its capabilities, and the functions that read, verify and write it. */
@@ -208,6 +217,7 @@ typedef struct fc_format {
     bool layout_only; /**< describes tensors without data: they have no chunks, and a conversion is only planned */
     fc_format_reader reader;
     fc_format_verifier verifier;
+    fc_format_target target;
     fc_format_writer writer;
 } fc_format;
 

@@ -5,6 +5,7 @@
 #ifndef FSDPCKPT_SELECT_H
 #define FSDPCKPT_SELECT_H
 
+#include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/target.h"
 
@@ -35,14 +36,12 @@ typedef struct fc_selection {
     fc_dtype dtype;
     const fc_dtype_rule *dtype_rules; /**< they override `cast`; the last one that matches decides */
     size_t ndtype_rules;
-    int compress;        /**< deflate level 1 … 9; 0: no compression */
-    bool self_contained; /**< as in fc_target */
-    bool flat_state;     /**< as in fc_target */
+    int compress;    /**< deflate level 1 … 9; 0: no compression */
+    bool flat_state; /**< as in fc_target */
     /** With flat_state: returns whether a tensor is sharded over the ranks; every other one is whole in each file. */
     bool (*is_sharded)(const fc_checkpoint *source, const fc_tensor *tensor);
-    uint64_t max_file_bytes; /**< as in fc_target */
-    /** fc_format_writer.set_sections of the target's format; NULL: the target has one section. */
-    fc_code (*set_sections)(fc_target_tensor *tensors, size_t count, fc_error *err);
+    uint64_t max_file_bytes;        /**< as in fc_target */
+    const fc_format_target *traits; /**< what the format says of its targets; NULL: one section, replicas stored once */
     /** Sets the order, `dtype` and `file` of the values after everything else was chosen. NULL: they stay. */
     fc_code (*arrange)(void *context, fc_target_tensor *tensors, size_t count, fc_error *err);
     void *arrange_context;

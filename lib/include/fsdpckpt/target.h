@@ -21,7 +21,7 @@ typedef struct fc_target_tensor {
     const fc_placement *placements; /**< mesh->ndim entries; NULL if the mesh has no dimensions */
     uint32_t owner_offset;          /**< which holder stores replicated boxes, see fc_layout_owner */
     uint32_t file;                  /**< values of two numbers are in two files of a full target of limited size */
-    uint32_t section;               /**< ascending in fc_target.tensors, see fc_format_writer.set_sections */
+    uint32_t section;               /**< ascending in fc_target.tensors, see fc_format_target.set_sections */
 } fc_target_tensor;
 
 /** The whole target. Everything that it points to belongs to the source or to the caller's arena. */
@@ -31,7 +31,7 @@ typedef struct fc_target {
     const fc_target_tensor *tensors;
     size_t ntensors;
     int compress;        /**< deflate level 1 … 9; 0: no compression */
-    bool self_contained; /**< each rank stores all of its boxes (fc_format_writer.self_contained) */
+    bool self_contained; /**< each rank stores all of its boxes (fc_format_target.self_contained) */
     bool flat_state; /**< as in LOCAL_STATE_DICT of FSDP1: flat parameters are sharded, all other values are whole in
                         each file */
     uint64_t max_file_bytes; /**< most data bytes per file of a full target; 0: one file */
@@ -50,7 +50,7 @@ typedef struct fc_target_item {
                                `offset` to its place in the order of writing. NULL: contiguous */
     uint64_t crc64; /**< out (the engine, before fc_format_writer.finish_file): CRC-64 of the row-major bytes of the
                        box, if owned */
-    uint32_t crc32; /**< their CRC-32, if fc_format_writer.wants_crc32 */
+    uint32_t crc32; /**< their CRC-32, if fc_format_target.wants_crc32 */
 } fc_target_item;
 
 /**
