@@ -17,32 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-static uint32_t *find_slot(const pt_builder *m, uint32_t *slots, size_t nslots, const char *name) {
-    size_t i = (size_t)XXH3_64bits(name, strlen(name)) & (nslots - 1);
-    while (slots[i] && strcmp(m->values[slots[i] - 1].name, name) != 0) {
-        i = (i + 1) & (nslots - 1);
-    }
-    return &slots[i];
-}
-
-static bool grow_slots(pt_builder *m) {
-    size_t nslots = m->nslots ? m->nslots * 2 : 1024;
-    uint32_t *slots = calloc(nslots, sizeof *slots);
-    if (!slots) {
-        return false;
-    }
-    for (size_t i = 0; i < m->count; i++) {
-        *find_slot(m, slots, nslots, m->values[i].name) = (uint32_t)i + 1;
-    }
-    free(m->slots);
-    m->slots = slots;
-    m->nslots = nslots;
-    return true;
-}
-
 /* Copies the name, because names of leaves live only while their file is read. */
 static bool keep_name(const pt_builder *m, pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
@@ -51,25 +25,27 @@ static bool keep_name(const pt_builder *m, pt_value *v) {
     return v->name && fc_path_copy(arena, &path, &v->path);
 }
 
+static pt_value *find_value(const pt_builder *m, const char *name) {
+    const size_t at = fc_name_table_find(m->names, name, strlen(name));
+    return at == FC_NO_NAME ? NULL : &m->values[at];
+}
+
 /* Finds the value called `name`, or makes it and sets `*made`. */
 static pt_value *value_of(pt_builder *m, const char *name, const fc_path *path, bool *made) {
-    if ((m->count + 1) * 2 >= m->nslots && !grow_slots(m)) {
-        return NULL;
-    }
-    uint32_t *slot = find_slot(m, m->slots, m->nslots, name);
-    *made = *slot == 0;
-    if (*slot) {
-        return &m->values[*slot - 1];
+    pt_value *found = find_value(m, name);
+    *made = found == NULL;
+    if (found) {
+        return found;
     }
     if (!fc_grow(&m->values, &m->capacity, m->count + 1, sizeof *m->values)) {
         return NULL;
     }
     pt_value *v = &m->values[m->count];
     *v = (pt_value){.name = name, .path = *path};
-    if (!keep_name(m, v)) {
+    if (!keep_name(m, v) || fc_name_table_put(m->names, v->name, strlen(name), m->count) == FC_NO_NAME) {
         return NULL;
     }
-    *slot = (uint32_t)++m->count;
+    m->count++;
     return v;
 }
 
@@ -148,55 +124,25 @@ static fc_code describe(pt_builder *m, pt_value *v, const pt_shard *shard, fc_dt
     return FC_OK;
 }
 
-/* @return the slot of a box in the table of all boxes, or the free slot where it belongs. */
-static pt_box *find_box(const pt_builder *m, pt_box *slots, size_t nslots, uint32_t value, const int64_t *dims) {
-    size_t bytes = 2 * (size_t)m->values[value].ndim * sizeof *dims;
-    size_t i = (size_t)XXH3_64bits_withSeed(dims, bytes, value) & (nslots - 1);
-    while (slots[i].used) {
-        const pt_box *slot = &slots[i];
-        if (slot->value == value && memcmp(m->values[value].chunks[slot->chunk].dims, dims, bytes) == 0) {
-            break;
-        }
-        i = (i + 1) & (nslots - 1);
-    }
-    return &slots[i];
-}
-
-static bool grow_boxes(pt_builder *m) {
-    size_t nslots = m->nboxes ? m->nboxes * 2 : 1024;
-    pt_box *slots = calloc(nslots, sizeof *slots);
-    for (size_t i = 0; slots && i < m->nboxes; i++) {
-        const pt_box *box = &m->boxes[i];
-        if (box->used) {
-            *find_box(m, slots, nslots, box->value, m->values[box->value].chunks[box->chunk].dims) = *box;
-        }
-    }
-    if (slots) {
-        free(m->boxes);
-        m->boxes = slots;
-        m->nboxes = nslots;
-    }
-    return slots != NULL;
-}
-
 static bool has_box(const pt_builder *m, const pt_value *v, const pt_shard *shard) {
     int64_t dims[2 * FC_MAX_DIMS];
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
-    return m->nboxes > 0 && find_box(m, m->boxes, m->nboxes, (uint32_t)(v - m->values), dims)->used;
+    return fc_name_table_find_child(m->boxes, (uint64_t)(v - m->values), dims, 2 * (size_t)v->ndim * sizeof *dims) !=
+           FC_NO_NAME;
 }
 
 static fc_code add_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
-    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks) ||
-        ((m->nchunks + 1) * 2 >= m->nboxes && !grow_boxes(m))) {
+    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
-    const uint32_t value = (uint32_t)(v - m->values);
-    *find_box(m, m->boxes, m->nboxes, value, dims) = (pt_box){value, (uint32_t)v->nchunks, true};
-    m->nchunks++;
+    if (fc_name_table_put_child(m->boxes, (uint64_t)(v - m->values), dims, 2 * (size_t)v->ndim * sizeof *dims,
+                                v->nchunks) == FC_NO_NAME) {
+        return fc_no_memory(m->err, m->checkpoint->path);
+    }
     v->chunks[v->nchunks++] = fc_torch_chunk(dims, extent, (uint32_t)m->rank);
     return FC_OK;
 }
@@ -221,16 +167,12 @@ static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     bool made;
+    if (!shard->local) { /* the rank's shard is empty; another rank has the dtype */
+        return FC_OK;
+    }
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
-    }
-    if (!shard->local) { /* the rank's shard is empty; another rank has the dtype */
-        m->count -= made;
-        if (made) {
-            *find_slot(m, m->slots, m->nslots, leaf->name) = 0;
-        }
-        return FC_OK;
     }
     /* A box that another rank's file also contains needs no chunk. */
     bool wanted = made || (!v->object && same_shape(v, shard) && !fc_is_empty(shard->ndim, shard->sizes) &&
@@ -447,11 +389,6 @@ static fc_code merge_leaf(pt_builder *m, const torch_leaf *leaf) {
     default:
         return merge_tensor(m, leaf);
     }
-}
-
-static const pt_value *find_value(const pt_builder *m, const char *name) {
-    const uint32_t *slot = m->nslots > 0 ? find_slot(m, m->slots, m->nslots, name) : NULL;
-    return slot && *slot ? &m->values[*slot - 1] : NULL;
 }
 
 /* Makes the value of a leaf unreadable, for the reason in m->err. */

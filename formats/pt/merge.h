@@ -5,6 +5,7 @@
 #ifndef FSDPCKPT_FORMATS_PT_MERGE_H
 #define FSDPCKPT_FORMATS_PT_MERGE_H
 
+#include "base/name_table.h"
 #include "pt/ranks.h"
 
 /* A value of the merged checkpoint. */
@@ -35,24 +36,16 @@ typedef struct pt_flat {
     int64_t *offsets;     /* in the arena: per rank, offset of its shard in elements; -1: none */
 } pt_flat;
 
-/* A slot of the table of all boxes, which finds boxes that several ranks have. */
-typedef struct pt_box {
-    uint32_t value, chunk; /* a chunk of values[value] */
-    bool used;
-} pt_box;
-
 typedef struct pt_builder {
     fc_checkpoint *checkpoint;
     const char *directory;
     fc_arena *scratch; /* memory for the current file */
     pt_value *values;
     size_t count, capacity;
-    uint32_t *slots; /* a hash table from names to indexes plus 1 */
-    size_t nslots;
-    pt_box *boxes;       /* malloc'ed hash table of the boxes of all values */
-    size_t nboxes;       /* number of slots */
-    size_t nchunks;      /* number of chunks of all values */
-    const torch_file *f; /* the current file */
+    fc_arena *tables;
+    fc_name_table *names; /* in `tables`; from names to indexes */
+    fc_name_table *boxes; /* in `tables`; the boxes that chunks have, each with its value as the parent */
+    const torch_file *f;  /* the current file */
     int64_t rank;
     const pt_layout *layout; /* layout record of the current file */
     uint64_t *flat;          /* malloc'ed: file offsets of the storages of the file's flat parameters */

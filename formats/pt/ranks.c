@@ -321,8 +321,14 @@ static void free_builder(pt_builder *m) {
     free(m->values);
     free(m->flat);
     free(m->flats);
-    free(m->slots);
-    free(m->boxes);
+    fc_arena_free(m->tables);
+}
+
+static fc_code begin_tables(pt_builder *m) {
+    m->tables = fc_arena_new();
+    m->names = m->tables ? fc_name_table_new(m->tables, 0) : NULL;
+    m->boxes = m->tables ? fc_name_table_new(m->tables, 0) : NULL;
+    return m->names && m->boxes ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
 /* Checks that the chunks of each tensor have as many elements as the tensor, which then has no layout. */
@@ -350,6 +356,7 @@ fc_code fc_pt_open_alone(fc_checkpoint *checkpoint, const fc_open_options *optio
     static const pt_set alone = {.name = "", .head = "", .tail = "", .ranks = 1, .counted = true, .alone = true};
     pt_builder m = {.checkpoint = checkpoint, .directory = checkpoint->path, .err = err};
     fc_code rc;
+    FC_TRY_GOTO(begin_tables(&m), rc, out);
     FC_TRY_GOTO(read_set(&m, &alone, false, options, 0), rc, out);
     FC_TRY_GOTO(make_whole(&m), rc, out);
     FC_TRY_GOTO(finish(&m), rc, out);
@@ -373,7 +380,8 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         return fc_no_memory(m.err, m.checkpoint->path);
     }
     checkpoint->files = files;
-    fc_code rc = add_sets(&m, sets, nsets, only, options, files);
+    fc_code rc = begin_tables(&m);
+    rc = rc == FC_OK ? add_sets(&m, sets, nsets, only, options, files) : rc;
     free_builder(&m);
     return rc;
 }

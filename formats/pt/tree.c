@@ -11,53 +11,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 enum {
     MAX_DEPTH = 500,    /* unpicklers recurse once per level */
     MAX_HOLES = 1 << 16 /* the most missing items of a list from which values were left out */
 };
 
-static uint32_t *find_slot(const pt_tree *tree, uint32_t *slots, size_t nslots, uint32_t parent,
-                           const fc_path_element *e) {
-    size_t i = (size_t)XXH3_64bits_withSeed(e->key, strlen(e->key), parent) & (nslots - 1);
-    for (; slots[i]; i = (i + 1) & (nslots - 1)) {
-        const pt_node *n = &tree->nodes[slots[i]];
-        if (n->parent == parent && n->element->is_index == e->is_index && n->element->is_number == e->is_number &&
-            strcmp(n->element->key, e->key) == 0) {
-            break;
-        }
-    }
-    return &slots[i];
-}
-
-static bool grow_slots(pt_tree *tree) {
-    size_t nslots = tree->nslots ? tree->nslots * 2 : 256;
-    uint32_t *slots = calloc(nslots, sizeof *slots);
-    if (!slots) {
-        return false;
-    }
-    for (uint32_t i = 1; i < tree->count; i++) {
-        *find_slot(tree, slots, nslots, tree->nodes[i].parent, tree->nodes[i].element) = i;
-    }
-    free(tree->slots);
-    tree->slots = slots;
-    tree->nslots = nslots;
-    return true;
-}
-
 /* Finds or makes the child of `parent` for `element`. @return 0 when out of memory. */
 static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *element) {
-    if ((tree->count + 1) * 2 >= tree->nslots && !grow_slots(tree)) {
-        return 0;
-    }
-    uint32_t *slot = find_slot(tree, tree->slots, tree->nslots, parent, element);
-    if (*slot) {
-        return *slot;
-    }
     if (!fc_grow(&tree->nodes, &tree->capacity, tree->count + 1, sizeof *tree->nodes)) {
         return 0;
+    }
+    const uint64_t key = parent * UINT64_C(4) + element->is_index * UINT64_C(2) + element->is_number;
+    const size_t at = fc_name_table_put_child(tree->children, key, element->key, strlen(element->key), tree->count);
+    if (at != tree->count) {
+        return at == FC_NO_NAME ? 0 : (uint32_t)at;
     }
     uint32_t made = (uint32_t)tree->count++;
     tree->nodes[made] = (pt_node){.element = element, .parent = parent, .item = UINT32_MAX};
@@ -69,7 +36,6 @@ static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *
     }
     p->last = made;
     p->nchildren++;
-    *slot = made;
     return made;
 }
 
@@ -100,7 +66,10 @@ static fc_code add_value(pt_tree *tree, const fc_target_tensor *t, const fc_path
 fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err) {
     *tree = (pt_tree){0};
     tree->flat = calloc(file->nitems + 1, sizeof *tree->flat);
-    if (!tree->flat || !fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes)) {
+    tree->scratch = fc_arena_new();
+    tree->children = tree->scratch ? fc_name_table_new(tree->scratch, file->nitems) : NULL;
+    if (!tree->flat || !tree->children ||
+        !fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes)) {
         return fc_no_memory(err, NULL);
     }
     tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
@@ -114,7 +83,7 @@ fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt
 
 void fc_pt_tree_free(pt_tree *tree) {
     free(tree->nodes);
-    free(tree->slots);
+    fc_arena_free(tree->scratch);
     free(tree->flat);
     *tree = (pt_tree){0};
 }

@@ -6,6 +6,7 @@
 #ifndef FSDPCKPT_FORMATS_PT_WRITER_H
 #define FSDPCKPT_FORMATS_PT_WRITER_H
 
+#include "base/name_table.h"
 #include "fsdpckpt/format.h"
 #include "torch/file/file.h"
 #include "torch/pickle/copy.h"
@@ -35,8 +36,8 @@ typedef struct pt_tree {
     pt_node *nodes;
     size_t count, capacity;
     fc_path_element *flat; /* the names of values without a path, as paths */
-    uint32_t *slots;       /* a hash table from (parent, key) to nodes */
-    size_t nslots;
+    fc_arena *scratch;
+    fc_name_table *children; /* in `scratch`; from the parent, the kind of the key and the key to the node */
 } pt_tree;
 
 /** Nests the items of `file`. */

@@ -12,44 +12,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-static bool same_name(fc_name a, fc_name b) {
-    return a.len == b.len && memcmp(a.text, b.text, a.len) == 0;
-}
-
-static uint32_t *find_slot(const fc_tree_builder *b, uint32_t parent, fc_name name, bool is_parameter) {
-    for (size_t i = (size_t)XXH3_64bits_withSeed(name.text, name.len, parent * UINT64_C(2) + is_parameter);; i++) {
-        uint32_t *slot = &b->slots[i & (b->nslots - 1)];
-        const fc_tree_node *node = &b->nodes[*slot];
-        if (*slot == 0 ||
-            (node->parent == parent && node->is_parameter == is_parameter && same_name(node->name, name))) {
-            return slot;
-        }
-    }
-}
-
 uint32_t fc_tree_find(const fc_tree_builder *b, uint32_t parent, fc_name name, bool is_parameter) {
-    return *find_slot(b, parent, name, is_parameter);
+    const size_t at = fc_name_table_find_child(b->children, parent * UINT64_C(2) + is_parameter, name.text, name.len);
+    return at == FC_NO_NAME ? 0 : (uint32_t)at;
 }
 
+/* @return the node called `name`, which is made unless it exists; 0 when out of memory. */
 static uint32_t add_node(fc_tree_builder *b, uint32_t parent, fc_name name, fc_name fqn, bool is_parameter) {
-    uint32_t *slot = find_slot(b, parent, name, is_parameter);
-    if (*slot == 0) {
-        uint32_t at = (uint32_t)b->count++;
+    const size_t at =
+        fc_name_table_put_child(b->children, parent * UINT64_C(2) + is_parameter, name.text, name.len, b->count);
+    if (at == b->count) {
         fc_tree_node *up = &b->nodes[parent];
-        b->nodes[at] = (fc_tree_node){
+        b->nodes[b->count++] = (fc_tree_node){
             .name = name, .fqn = fqn, .parent = parent, .depth = up->depth + 1, .is_parameter = is_parameter};
         if (up->last) {
-            b->nodes[up->last].next = at;
+            b->nodes[up->last].next = (uint32_t)at;
         } else {
-            up->first = at;
+            up->first = (uint32_t)at;
         }
-        up->last = at;
-        *slot = at;
+        up->last = (uint32_t)at;
     }
-    return *slot;
+    return at == FC_NO_NAME ? 0 : (uint32_t)at;
 }
 
 /* @return the name without the components that wrappers insert. Most names have none and are borrowed. */
@@ -97,6 +80,9 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
         fc_name name = {n.components[i].text, n.components[i].len};
         fc_name whole = {text, (size_t)(name.text + name.len - text)};
         at = add_node(b, at, name, whole, i + 1 == n.count);
+        if (at == 0) {
+            return fc_no_memory(err, NULL);
+        }
     }
     if (b->skip > 0 && b->nodes[0].fqn.len == 0) {
         const fc_fqn_component *last = &n.components[b->skip - 1];
@@ -123,8 +109,8 @@ uint32_t fc_tree_find_fqn(const fc_tree_builder *b, const char *fqn, bool is_par
 }
 
 /* Allocates for the most nodes that the names can need, so that nodes never move. */
-static fc_code prepare(fc_tree_builder *b, fc_error *err) {
-    size_t nodes = 2, slots = 64;
+static fc_code allocate_nodes(fc_tree_builder *b, fc_error *err) {
+    size_t nodes = 2;
     for (size_t i = 0; i < b->nspecs; i++) {
         nodes += count_dots(b->specs[i].fqn) + 1;
     }
@@ -136,15 +122,11 @@ static fc_code prepare(fc_tree_builder *b, fc_error *err) {
     if (nodes >= UINT32_MAX / 4) {
         return fc_fail(err, FC_EUNSUPPORTED, "the names have %zu levels in total, more than is supported", nodes);
     }
-    while (slots < 2 * nodes) {
-        slots *= 2;
-    }
-    b->capacity = nodes;
-    b->nslots = slots;
     b->nodes = calloc(nodes, sizeof *b->nodes);
-    b->slots = calloc(slots, sizeof *b->slots);
+    b->scratch = fc_arena_new();
+    b->children = b->scratch ? fc_name_table_new(b->scratch, b->nspecs) : NULL;
     b->count = 1;
-    return b->nodes && b->slots ? FC_OK : fc_no_memory(err, NULL);
+    return b->nodes && b->children ? FC_OK : fc_no_memory(err, NULL);
 }
 
 static fc_code add_specs(fc_tree_builder *b, fc_error *err) {
@@ -296,14 +278,14 @@ fc_code fc_module_tree_build(const fc_parameter_spec *specs, size_t count, int s
         return fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count);
     }
     fc_code rc = FC_OK;
-    FC_TRY_GOTO(prepare(&b, err), rc, out);
+    FC_TRY_GOTO(allocate_nodes(&b, err), rc, out);
     FC_TRY_GOTO(add_specs(&b, err), rc, out);
     FC_TRY_GOTO(fc_tree_read_shared(&b, err), rc, out);
     FC_TRY_GOTO(put_in_order(&b, err), rc, out);
     rc = fc_tree_mark(&b, err);
 out:
     free(b.nodes);
-    free(b.slots);
+    fc_arena_free(b.scratch);
     return rc;
 }
 

@@ -5,6 +5,7 @@
 #ifndef FSDPCKPT_WRAP_MODULE_TREE_H
 #define FSDPCKPT_WRAP_MODULE_TREE_H
 
+#include "base/name_table.h"
 #include "fsdpckpt/wrap_policy.h"
 
 /** A module or a parameter while the tree is built. */
@@ -24,10 +25,11 @@ typedef struct fc_tree_builder {
     fc_arena *arena;
     fc_module_tree *tree;
     fc_tree_node *nodes; /**< [0] is the root */
-    size_t count, capacity;
-    uint32_t *slots; /**< an open-addressing hash table: node numbers, 0 where free */
-    size_t nslots;   /**< a power of two, at least twice the nodes */
-    int skip;        /**< leading components of every name that are above the root */
+    size_t count;
+    fc_arena *scratch;
+    fc_name_table
+        *children; /**< in `scratch`; from twice the parent, plus 1 for a parameter, and the name to the node */
+    int skip;      /**< leading components of every name that are above the root */
     fc_module *modules;
     fc_parameter *parameters;
     const uint32_t **twins; /**< one entry per shared group: its nodes, ended by 0 */

@@ -5,14 +5,12 @@
 #include "hdf5/writer/tree.h"
 
 #include "base/checked.h"
+#include "base/name_table.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/names.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #define NONE UINT32_MAX
 
@@ -20,27 +18,13 @@ typedef struct builder {
     const fc_target *target;
     fc_arena *arena;
     fc_h5_tree *tree;
-    size_t capacity; /* capacity of tree->nodes */
-    uint32_t *slots; /* a hash table with open addressing: node + 1, or 0 */
-    size_t nslots;   /* a power of two, more than twice the nodes */
+    fc_arena *scratch;
+    fc_name_table *children; /* in `scratch`; from the parent and the link to the node */
 } builder;
 
-static size_t find_slot(const builder *b, uint32_t parent, const char *link) {
-    for (size_t i = (size_t)XXH3_64bits_withSeed(link, strlen(link), parent);; i++) {
-        size_t slot = i & (b->nslots - 1);
-        if (b->slots[slot] == 0) {
-            return slot;
-        }
-        const fc_h5_node *node = &b->tree->nodes[b->slots[slot] - 1];
-        if (node->parent == parent && strcmp(node->link, link) == 0) {
-            return slot;
-        }
-    }
-}
-
 /* Allocates the nodes: at most one per path element. */
-static fc_code prepare(builder *b, fc_error *err) {
-    size_t elements = 1, slots = 64;
+static fc_code allocate_nodes(builder *b, fc_error *err) {
+    size_t elements = 1;
     for (size_t i = 0; i < b->target->ntensors; i++) {
         size_t count = b->target->tensors[i].path.count;
         if (!fc_add_size(elements, count ? count : 1, &elements)) {
@@ -50,15 +34,11 @@ static fc_code prepare(builder *b, fc_error *err) {
     if (elements >= NONE / 4) {
         return fc_fail(err, FC_EUNSUPPORTED, "%zu levels of names are more than an HDF5 file can have", elements);
     }
-    while (slots < 2 * elements) {
-        slots *= 2;
-    }
-    b->capacity = elements;
-    b->nslots = slots;
-    b->slots = calloc(slots, sizeof *b->slots);
+    b->scratch = fc_arena_new();
+    b->children = b->scratch ? fc_name_table_new(b->scratch, b->target->ntensors) : NULL;
     b->tree->nodes = fc_arena_calloc(b->arena, elements, sizeof *b->tree->nodes);
     b->tree->leaves = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *b->tree->leaves);
-    if (!b->slots || !b->tree->nodes || !b->tree->leaves) {
+    if (!b->children || !b->tree->nodes || !b->tree->leaves) {
         return fc_no_memory(err, NULL);
     }
     b->tree->nodes[0].link = "";
@@ -69,8 +49,11 @@ static fc_code prepare(builder *b, fc_error *err) {
 /* Finds or makes the child `link` of `*at`. `last` says whether it is the last element of the tensor's path. */
 static fc_code step_into(builder *b, uint32_t *at, const char *link, uint32_t tensor, bool last, fc_error *err) {
     const fc_target_tensor *tensors = b->target->tensors;
-    size_t slot = find_slot(b, *at, link);
-    if (b->slots[slot] == 0) {
+    const size_t child = fc_name_table_put_child(b->children, *at, link, strlen(link), b->tree->count);
+    if (child == FC_NO_NAME) {
+        return fc_no_memory(err, NULL);
+    }
+    if (child == b->tree->count) {
         fc_h5_node *node = &b->tree->nodes[b->tree->count];
         node->link = link;
         node->parent = *at;
@@ -80,9 +63,9 @@ static fc_code step_into(builder *b, uint32_t *at, const char *link, uint32_t te
         if (node->depth > b->tree->depth) {
             b->tree->depth = node->depth;
         }
-        b->slots[slot] = (uint32_t)++b->tree->count;
+        b->tree->count++;
     } else {
-        const fc_h5_node *node = &b->tree->nodes[b->slots[slot] - 1];
+        const fc_h5_node *node = &b->tree->nodes[child];
         if (node->is_value && last) {
             return fc_advise(err,
                              fc_fail(err, FC_EUNSUPPORTED,
@@ -100,7 +83,7 @@ static fc_code step_into(builder *b, uint32_t *at, const char *link, uint32_t te
                              FC_HINT_EXCLUDE, tensors[value].name);
         }
     }
-    *at = b->slots[slot] - 1;
+    *at = (uint32_t)child;
     return FC_OK;
 }
 
@@ -212,14 +195,14 @@ fc_code fc_h5_tree_build(const fc_target *target, fc_arena *arena, fc_h5_tree *t
     builder b = {.target = target, .arena = arena, .tree = tree};
     memset(tree, 0, sizeof *tree);
     fc_code rc;
-    FC_TRY_GOTO(target->ntensors < NONE ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors"), rc,
-                out);
+    FC_TRY_GOTO(target->ntensors < NONE ? allocate_nodes(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors"),
+                rc, out);
     for (size_t i = 0; i < target->ntensors; i++) {
         FC_TRY_GOTO(add_tensor(&b, (uint32_t)i, err), rc, out);
     }
     rc = order_depth_first(&b, err);
 out:
-    free(b.slots);
+    fc_arena_free(b.scratch);
     return rc;
 }
 
