@@ -3,9 +3,9 @@
  */
 #include "job.h"
 
-#include "hint.h"
-#include "json_out.h"
 #include "kept.h"
+#include "options/hint.h"
+#include "output/json_out.h"
 #include "plan_rank.h"
 #include "progress.h"
 #include "ranks.h"

@@ -5,8 +5,8 @@
 #ifndef FSDPCKPT_CLI_JOB_H
 #define FSDPCKPT_CLI_JOB_H
 
-#include "command.h"
-#include "json_out.h"
+#include "options/command.h"
+#include "output/json_out.h"
 
 /** The steps of a conversion that differ between commands. */
 typedef struct job_steps {

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_KEPT_H
 #define FSDPCKPT_CLI_KEPT_H
 
-#include "options.h"
+#include "options/options.h"
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/move.h"

@@ -2,13 +2,13 @@
  * The program: finds the command, parses its options, runs it, and turns an error into one line on stderr and an exit
  * status.
  */
-#include "command.h"
-#include "help.h"
-#include "hint.h"
+#include "options/command.h"
+#include "options/help.h"
+#include "options/hint.h"
+#include "options/words.h"
+#include "output/terminal.h"
 #include "progress.h"
 #include "signals.h"
-#include "terminal.h"
-#include "words.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -5,7 +5,7 @@
 #ifndef FSDPCKPT_CLI_OUT_FILE_H
 #define FSDPCKPT_CLI_OUT_FILE_H
 
-#include "command.h"
+#include "options/command.h"
 
 #include "fsdpckpt/checkpoint.h"
 

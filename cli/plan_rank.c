@@ -3,7 +3,7 @@
  */
 #include "plan_rank.h"
 
-#include "json_out.h"
+#include "output/json_out.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_PLAN_RANK_H
 #define FSDPCKPT_CLI_PLAN_RANK_H
 
-#include "text.h"
+#include "output/text.h"
 
 #include "fsdpckpt/select.h"
 

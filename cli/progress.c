@@ -1,12 +1,13 @@
 /*
- * The thread that shows progress: see progress.h. What a line looks like and when it is due is in progress_line.c.
+ * The thread that shows progress: see progress.h. What a line looks like and when it is due is in
+ * output/progress_line.c.
  */
 #include "progress.h"
 
-#include "progress_line.h"
+#include "output/progress_line.h"
+#include "output/terminal.h"
+#include "output/text.h"
 #include "ranks.h"
-#include "terminal.h"
-#include "text.h"
 
 #include <errno.h>
 #include <pthread.h>

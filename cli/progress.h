@@ -5,7 +5,7 @@
 #ifndef FSDPCKPT_CLI_PROGRESS_H
 #define FSDPCKPT_CLI_PROGRESS_H
 
-#include "options.h"
+#include "options/options.h"
 
 #include "fsdpckpt/progress.h"
 

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_RANKS_H
 #define FSDPCKPT_CLI_RANKS_H
 
-#include "options.h"
+#include "options/options.h"
 
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/move.h"

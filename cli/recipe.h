@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_RECIPE_H
 #define FSDPCKPT_CLI_RECIPE_H
 
-#include "command.h"
+#include "options/command.h"
 
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"

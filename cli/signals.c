@@ -1,10 +1,10 @@
 /*
  * Handles SIGINT, SIGTERM and SIGHUP: see signals.h. A signal handler reaches its data only through static variables;
- * these two and those of terminal.c are the only mutable ones of the program.
+ * these two and those of output/terminal.c are the only mutable ones of the program.
  */
 #include "signals.h"
 
-#include "terminal.h"
+#include "output/terminal.h"
 
 #include <signal.h>
 #include <stddef.h>

@@ -3,8 +3,8 @@
  */
 #include "source.h"
 
-#include "suggest.h"
-#include "text.h"
+#include "options/suggest.h"
+#include "output/text.h"
 
 #include "fsdpckpt/export.h"
 #include "fsdpckpt/format.h"

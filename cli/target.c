@@ -3,9 +3,9 @@
  */
 #include "target.h"
 
-#include "help.h"
-#include "suggest.h"
-#include "text.h"
+#include "options/help.h"
+#include "options/suggest.h"
+#include "output/text.h"
 
 #include <ctype.h>
 #include <stdio.h>

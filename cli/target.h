@@ -11,7 +11,7 @@
 #ifndef FSDPCKPT_CLI_TARGET_H
 #define FSDPCKPT_CLI_TARGET_H
 
-#include "options.h"
+#include "options/options.h"
 
 #include "fsdpckpt/format.h"
 

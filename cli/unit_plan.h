@@ -5,8 +5,8 @@
 #ifndef FSDPCKPT_CLI_UNIT_PLAN_H
 #define FSDPCKPT_CLI_UNIT_PLAN_H
 
-#include "options.h"
-#include "text.h"
+#include "options/options.h"
+#include "output/text.h"
 
 #include "fsdpckpt/wrap_policy.h"
 

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_WEIGHTS_H
 #define FSDPCKPT_CLI_WEIGHTS_H
 
-#include "command.h"
+#include "options/command.h"
 
 #include "fsdpckpt/checkpoint.h"
 

@@ -1,7 +1,7 @@
 /*
  * Folding names that differ only in numbers: which names share a line, and the pattern of that line.
  */
-#include "fold.h"
+#include "inspect/fold.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

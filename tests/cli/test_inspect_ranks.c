@@ -1,7 +1,7 @@
 /*
  * The lists of ranks that inspect prints, and the groups of ranks with the same content.
  */
-#include "inspect.h"
+#include "inspect/inspect.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,9 +1,9 @@
 /*
  * The option table and its parser.
  */
-#include "command.h"
-#include "options.h"
-#include "suggest.h"
+#include "options/command.h"
+#include "options/options.h"
+#include "options/suggest.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /*
  * The text of progress lines, with a simulated clock. No line may be wider than the terminal.
  */
-#include "progress_line.h"
-#include "text.h"
+#include "output/progress_line.h"
+#include "output/text.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /*
  * Recognising how a tensor is sharded, from boxes and ranks alone.
  */
-#include "sharding.h"
+#include "inspect/sharding.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /*
  * Text output: hostile names, widths, sizes and JSON.
  */
-#include "json_out.h"
-#include "text.h"
+#include "output/json_out.h"
+#include "output/text.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,0 +1,62 @@
+/*
+ * recipes: lists the shipped recipes, or prints one.
+ */
+#include "options/command.h"
+#include "output/text.h"
+
+#include "fsdpckpt/recipe.h"
+#include "fsdpckpt/try.h"
+
+#include <string.h>
+
+static fc_code list(cli_call *call, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    fc_code rc;
+    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, NULL), rc, out);
+    for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
+        const fc_recipe *recipe = NULL;
+        FC_TRY_GOTO(fc_recipe_load(s->name, NULL, arena, &recipe, err), rc, out);
+        text_printf(call->out, "%-24s %s\n", s->name, fc_recipe_description(recipe));
+    }
+out:
+    fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code run(cli_call *call, fc_error *err) {
+    const options *o = call->options;
+    if (o->noperands == 0) {
+        return list(call, err);
+    }
+    for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
+        if (strcmp(s->name, o->operands[0]) == 0) {
+            text_puts(call->out, s->text);
+            return FC_OK;
+        }
+    }
+    return fc_fail(err, FC_EUSAGE, "recipes: there is no shipped recipe '%s'; 'fsdpckpt recipes' lists them",
+                   o->operands[0]);
+}
+
+static const char *const examples[] = {
+    "fsdpckpt recipes",
+    "the names of the shipped recipes, and what each is for",
+    "fsdpckpt recipes torchtitan-llama3 > mine.json",
+    "a copy to change, for --recipe mine.json",
+    NULL,
+};
+
+const command command_recipes = {
+    .name = "recipes",
+    .operands = "[NAME]",
+    .min_operands = 0,
+    .max_operands = 1,
+    .summary = "list the shipped recipes, or print one",
+    .description = "A recipe describes the names and tensor layouts of one program as those of another one, such as "
+                   "torchtitan and transformers. Most commands apply it with --recipe, in either direction. "
+                   "docs/RECIPES.md describes the language.",
+    .examples = examples,
+    .takes = TAKES_COMMON,
+    .usual = TAKES(OPT_QUIET),
+    .run = run,
+};
