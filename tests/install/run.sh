@@ -46,9 +46,11 @@ export LD_LIBRARY_PATH
 # The page's own line. The second eval removes the quotes that pkg-config puts around paths with spaces.
 line=$(block sh | head -1)
 eval "eval \"$line\""
-./list ckpt/ vec >by_hand
-"$work/by_cmake/list" ckpt/ vec >by_cmake
-"$work/build/by_pkgconfig" ckpt/ vec >by_pkgconfig
+./list ckpt/ vec full.h5 saved.h5 >by_hand
+"$work/prefix/bin/fsdpckpt" diff --data ckpt/ full.h5
+"$work/prefix/bin/fsdpckpt" verify saved.h5
+"$work/by_cmake/list" ckpt/ vec full2.h5 saved2.h5 >by_cmake
+"$work/build/by_pkgconfig" ckpt/ vec full3.h5 saved3.h5 >by_pkgconfig
 for output in by_hand by_cmake by_pkgconfig; do
     diff expected "$output"
 done
@@ -66,6 +68,6 @@ if [ -n "$(find "$work/prefix" -name libfsdpckpt-comm-mpi.so)" ] && command -v m
     FSDPCKPT_MODULE_PATH= "$work/prefix/bin/fsdpckpt" consolidate "$checkpoint" -o "$work/x.h5" --dry-run -q --comm mpi
 fi
 code=0
-./list nowhere 2>message || code=$?
+./list nowhere vec never.h5 never2.h5 2>message || code=$?
 test "$code" = 3 || { echo "a missing checkpoint: status $code" >&2; exit 1; }
 grep -q '^nowhere: ' message

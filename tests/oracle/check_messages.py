@@ -148,8 +148,8 @@ def case(title, command, make, seen, known):
 
 HEAD = """# What check and diff say
 
-Each message of `fsdpckpt check` and `fsdpckpt diff`, with a defect that causes it. `tests/oracle/check_messages.py`
-makes each defect with PyTorch, writes this page, and compares every line with the output.
+For those who got a message and ask what causes it. Each message of `fsdpckpt check` and `fsdpckpt diff`, with a defect that causes it.
+`tests/oracle/check_messages.py` makes each defect with PyTorch, writes this page, and compares every line with the output.
 """
 
 
