@@ -105,9 +105,9 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.force = o->force;
     j->how.trust_objects = o->trust_objects;
     j->how.dry_run = o->dry_run;
-    j->how.move.threads = (int)o->jobs;
-    j->how.move.memory = o->memory;
-    j->how.move.progress = j->call->progress;
+    j->how.work.threads = (int)o->jobs;
+    j->how.work.memory = o->memory;
+    j->how.work.progress = j->call->progress;
     j->arena = fc_arena_new();
     FC_TRY(j->arena ? choose_dtypes(j, err) : fc_no_memory(err, NULL));
     FC_TRY(target_format(o, spec != NULL, &j->how.format, err));

@@ -132,7 +132,7 @@ static fc_code read_array(const loading *l, size_t array, void *memory, size_t *
             FC_TRY(read_strided(l, box, &region, to, err));
         }
     }
-    return fc_read_boxes(l->from, l->requests, count, NULL, err);
+    return fc_read_boxes(l->from, NULL, l->requests, count, NULL, err);
 }
 
 /* Copies an array to the host, which keeps its padding, fills it and copies it back. */

@@ -17,7 +17,7 @@ static fc_code write_dict(fc_fsdp_state_dict *dict, const char *path, const fc_f
                                     .selection = {.keep_layout = dict->type != FC_FULL_STATE_DICT},
                                     .force = options->force,
                                     .reporter = options->reporter,
-                                    .move = options->move,
+                                    .work = options->work,
                                     .comm = ranks,
                                     .own_shards = true};
     FC_TRY(fc_comm_agree(ranks, fc_fsdp_state_dict_wait(dict, err), err));
@@ -111,8 +111,8 @@ static fc_code prepare(fc_fsdp_saver *s, const char *path, const fc_fsdp_save_op
     s->path = strdup(path);
     s->options = *options;
     memset(&s->progress, 0, sizeof s->progress);
-    if (!s->options.move.progress) {
-        s->options.move.progress = &s->progress;
+    if (!s->options.work.progress) {
+        s->options.work.progress = &s->progress;
     }
     return s->path ? FC_OK : fc_no_memory(err, path);
 }
@@ -173,7 +173,7 @@ void fc_fsdp_saver_free(fc_fsdp_saver *s) {
         return;
     }
     if (s->started) {
-        atomic_store(&s->options.move.progress->cancel, true);
+        atomic_store(&s->options.work.progress->cancel, true);
         fc_fsdp_save_wait(s, NULL);
     }
     fc_staging_free(&s->spare);

@@ -34,7 +34,7 @@ static void prepare(job *j) {
                                   .equal_nan = o->equal_nan,
                                   .data = o->data,
                                   .quick = options_silent(o),
-                                  .move = {.threads = (int)o->jobs, .memory = o->memory, .progress = j->call->progress},
+                                  .work = {.threads = (int)o->jobs, .memory = o->memory, .progress = j->call->progress},
                                   .open = {.follow_external = o->follow_external,
                                            .others = source_others(j->call),
                                            .progress = j->call->progress}};

@@ -65,7 +65,7 @@ static fc_code show(inspection *in, const options *o, const fc_stats_options *st
 static fc_code show_checkpoint(cli_call *call, const fc_checkpoint *checkpoint, fc_error *err) {
     const options *o = call->options;
     const fc_stats_options stats = {.histograms = o->json || o->html,
-                                    .move = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress}};
+                                    .work = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress}};
     const inspect_options how = {.include = o->include.items,
                                  .exclude = o->exclude.items,
                                  .sort = (inspect_sort)o->sort,

@@ -124,7 +124,7 @@ static void end_text(verify_output *p, const fc_checkpoint *checkpoint, const fc
 static fc_code verify(const cli_call *call, const fc_checkpoint *checkpoint, fc_seal *seal, verify_output *p,
                       fc_verify_report *report, fc_error *err) {
     const options *o = call->options;
-    const fc_verify_options how = {.move = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress},
+    const fc_verify_options how = {.work = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress},
                                    .seal = seal};
     signals_cancel(call->progress);
     fc_code rc = fc_verify(checkpoint, &how, print_defect, p, report, err);

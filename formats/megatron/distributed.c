@@ -12,7 +12,7 @@
 #include "base/grow.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/io.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>

@@ -4,9 +4,9 @@
  */
 #include "base/checked.h"
 #include "checkpoint/identity.h"
-#include "engine/open_files.h"
 #include "fsdpckpt/try.h"
 #include "pt/merge.h"
+#include "read/open_files.h"
 
 #include <errno.h>
 #include <inttypes.h>

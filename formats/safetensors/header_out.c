@@ -6,7 +6,7 @@
 
 #include "base/base64.h"
 #include "base/checked.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/dtypes.h"
 #include "safetensors/header.h"

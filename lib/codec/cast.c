@@ -1,5 +1,5 @@
 /*
- * fc_cast: the only function that changes values. The engine (lib/engine) owns the buffers.
+ * fc_cast: the only function that changes values. The engine (lib/read, lib/move) owns the buffers.
  *
  * torch converts every pair of floating-point types through float32 (c10::convert). A cast here does the same: a
  * decoder produces float32 bits and an encoder consumes them, so 18 small loops replace 72. They work on blocks of a

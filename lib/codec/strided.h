@@ -1,6 +1,6 @@
 /*
  * Strided copies: how the elements of a box are laid out in a source and in a destination, in normal form, and the
- * kernels that move them within memory. lib/engine/source.c decides which bytes to copy.
+ * kernels that move them within memory. lib/read/source.c decides which bytes to copy.
  */
 #ifndef FSDPCKPT_CODEC_STRIDED_H
 #define FSDPCKPT_CODEC_STRIDED_H

@@ -6,11 +6,12 @@
 
 #include "checkpoint/list_budget.h"
 #include "derived/average.h"
-#include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/plan.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "plan/names.h"
+#include "read/box.h"
 
 #include <math.h>
 #include <stdlib.h>

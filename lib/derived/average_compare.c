@@ -4,10 +4,11 @@
  */
 #include "derived/average.h"
 
-#include "engine/read_box.h"
+#include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 #include "plan/quantized_values.h"
+#include "read/box.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,8 +103,8 @@ static fc_code compare_bytes(const fc_checkpoint *a, const fc_tensor *x, const f
         FC_TRY_GOTO(fc_read_box_crc(b, y, &box, y->dtype, buf + TILE_BYTES, sum_y, err), rc, out);
         *equal = memcmp(buf, buf + TILE_BYTES, (size_t)tile.count * element) == 0;
     }
-    FC_TRY_GOTO(fc_source_crc_check(sum_x, NULL, err), rc, out);
-    rc = fc_source_crc_check(sum_y, NULL, err);
+    FC_TRY_GOTO(fc_source_crc_check(sum_x, NULL, fc_read_crc64, err), rc, out);
+    rc = fc_source_crc_check(sum_y, NULL, fc_read_crc64, err);
 out:
     fc_source_crc_free(sum_x);
     fc_source_crc_free(sum_y);

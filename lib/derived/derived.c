@@ -6,6 +6,7 @@
 
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 
 #include <string.h>
 
@@ -116,7 +117,7 @@ static fc_code derived_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
         FC_TRY(d->crcs[i] ? fc_source_crc_join(d->crcs[i], comm, err) : FC_OK);
     }
     for (size_t i = 0; i < d->count; i++) {
-        FC_TRY(d->crcs[i] ? fc_source_crc_check(d->crcs[i], comm, err) : FC_OK);
+        FC_TRY(d->crcs[i] ? fc_source_crc_check(d->crcs[i], comm, fc_read_crc64, err) : FC_OK);
     }
     FC_TRY(d->kind->check_inputs ? d->kind->check_inputs(checkpoint, comm, err) : FC_OK);
     for (size_t i = 0; i < d->count; i++) {

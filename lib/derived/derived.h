@@ -6,9 +6,9 @@
 #ifndef FSDPCKPT_DERIVED_DERIVED_H
 #define FSDPCKPT_DERIVED_DERIVED_H
 
-#include "engine/source_crc.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/format.h"
+#include "integrity/source_crc.h"
 
 #include <stdatomic.h>
 

@@ -6,10 +6,10 @@
 #include "base/grow.h"
 #include "checkpoint/path.h"
 #include "derived/flatten_private.h"
-#include "engine/read_box.h"
-#include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #include "checkpoint/path.h"
 #include "derived/flatten_optim.h"
 #include "fsdpckpt/format.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>

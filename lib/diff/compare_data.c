@@ -8,13 +8,14 @@
 #include "base/checked.h"
 #include "base/pages.h"
 #include "diff/values.h"
-#include "engine/portions.h"
-#include "engine/queue.h"
-#include "engine/source.h"
-#include "engine/threads.h"
-#include "engine/tuning.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
+#include "read/portions.h"
+#include "read/source.h"
+#include "read/stored_chunk.h"
+#include "read/threads.h"
+#include "read/tuning.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -191,15 +192,15 @@ static fc_code compare_taken(worker *w, pair *p, const fc_portion *portion, fc_e
     if (found.different > 0 && j->options->quick && !object) {
         atomic_store(&j->stop, true);
     }
-    if (j->options->move.progress) {
-        atomic_fetch_add_explicit(&j->options->move.progress->done, bytes, memory_order_relaxed);
+    if (j->options->work.progress) {
+        atomic_fetch_add_explicit(&j->options->work.progress->done, bytes, memory_order_relaxed);
     }
     return FC_OK;
 }
 
 static fc_code compare_portions(worker *w, fc_error *err) {
     job *j = w->job;
-    fc_progress *progress = j->options->move.progress;
+    fc_progress *progress = j->options->work.progress;
     while (!atomic_load_explicit(&j->stop, memory_order_relaxed)) {
         pair *p;
         fc_portion portion;
@@ -282,9 +283,9 @@ static uint64_t total_bytes(const fc_compare_report *report, const size_t *items
 /* Compares what was read with the recorded CRCs. Damage is a result, not a failure. */
 static void check_sums(job *j) {
     fc_compare_report *r = j->report;
-    r->damage = fc_source_crc_check(j->crc_a, NULL, &r->damaged);
+    r->damage = fc_source_crc_check(j->crc_a, NULL, fc_read_crc64, &r->damaged);
     if (r->damage == FC_OK) {
-        r->damage = fc_source_crc_check(j->crc_b, NULL, &r->damaged);
+        r->damage = fc_source_crc_check(j->crc_b, NULL, fc_read_crc64, &r->damaged);
     }
     if (r->damage != FC_OK && r->damage != FC_ECORRUPT) {
         j->code = r->damage;
@@ -308,7 +309,7 @@ static void compare_all(job *j) {
 
 fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options,
                         fc_compare_report *report, const size_t *items, size_t count, bool *stopped, fc_error *err) {
-    uint64_t memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
+    uint64_t memory = options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY;
     uint64_t total = total_bytes(report, items, count);
     job j = {.a = a, .b = b, .options = options, .report = report, .items = items, .count = count};
     if (memory < FC_LEAST_MEMORY) {
@@ -316,8 +317,8 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
             err, fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed", memory),
             FC_HINT_MEMORY, NULL);
     }
-    divide_memory(memory, fc_useful_threads(options->move.threads, total, FC_TILE_BYTES / 2), &j.budget);
-    fc_progress_begin(options->move.progress, FC_PHASE_COMPARING, FC_COUNTED_BYTES, total);
+    divide_memory(memory, fc_useful_threads(options->work.threads, total, FC_TILE_BYTES / 2), &j.budget);
+    fc_progress_begin(options->work.progress, FC_PHASE_COMPARING, FC_COUNTED_BYTES, total);
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);
     j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_no_memory(&j.error, a->path);

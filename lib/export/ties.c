@@ -2,7 +2,7 @@
  * Finds tied tensors by their data: a checkpoint that stores both under their names does not say that they are tied.
  */
 #include "export/export.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
 #include <string.h>

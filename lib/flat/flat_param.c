@@ -3,7 +3,7 @@
  */
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/cast.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
 #include <string.h>

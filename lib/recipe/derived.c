@@ -4,10 +4,10 @@
  */
 #include "recipe/derived.h"
 
-#include "engine/read_box.h"
 #include "fsdpckpt/comm.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 
 #include <string.h>
 

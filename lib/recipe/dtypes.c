@@ -2,9 +2,9 @@
  * The dtypes of a recipe: tensors of its result are converted while they are read. So every command sees them, and a
  * conversion to another dtype leaves them alone.
  */
-#include "engine/read_box.h"
 #include "fsdpckpt/try.h"
 #include "plan/quantized_values.h"
+#include "read/box.h"
 #include "recipe/builder.h"
 #include "weights/computed.h"
 

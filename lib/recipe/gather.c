@@ -6,9 +6,9 @@
 
 #include "base/checked.h"
 #include "codec/strided.h"
-#include "engine/read_box.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #ifndef FSDPCKPT_RECIPE_GATHER_H
 #define FSDPCKPT_RECIPE_GATHER_H
 
-#include "engine/source_crc.h"
+#include "integrity/source_crc.h"
 #include "recipe/parts.h"
 
 #include <stdatomic.h>

@@ -7,7 +7,7 @@
 
 #include "base/grow.h"
 #include "fsdpckpt/format.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>

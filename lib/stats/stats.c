@@ -5,8 +5,8 @@
 #include "fsdpckpt/stats.h"
 
 #include "base/pages.h"
-#include "engine/scan.h"
 #include "fsdpckpt/try.h"
+#include "read/scan.h"
 #include "stats/tally.h"
 
 #include <float.h>
@@ -135,7 +135,7 @@ fc_code fc_stats_read(const fc_checkpoint *checkpoint, const fc_tensor *const *t
     for (size_t i = 0; i < count; i++) {
         out[i] = (fc_stats){0};
     }
-    fc_code rc = fc_scan(checkpoint, tensors, count, &options->move, &visitor, err);
+    fc_code rc = fc_scan(checkpoint, tensors, count, &options->work, &visitor, err);
     for (counts *c = j.pool, *next; c; c = next) {
         next = c->next;
         fc_pages_free(c, sizeof *c);

@@ -4,8 +4,8 @@
 #ifndef FSDPCKPT_VERIFY_REGIONS_H
 #define FSDPCKPT_VERIFY_REGIONS_H
 
-#include "engine/tile_digest.h"
 #include "fsdpckpt/verify.h"
+#include "integrity/tile_digest.h"
 
 /** What is read, and what it is compared with. */
 typedef enum fc_region_kind {

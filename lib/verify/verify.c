@@ -6,14 +6,14 @@
 
 #include "base/crc.h"
 #include "base/pages.h"
-#include "engine/portions.h"
-#include "engine/source.h"
-#include "engine/threads.h"
-#include "engine/tuning.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
+#include "read/portions.h"
+#include "read/source.h"
+#include "read/threads.h"
+#include "read/tuning.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -336,7 +336,7 @@ static void *verify_tiles(void *context) {
     return NULL;
 }
 
-static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *err) {
+static fc_code read_all(verifier *v, const fc_work_options *options, fc_error *err) {
     uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
     int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
@@ -395,7 +395,7 @@ static void keep_whole(const verifier *v) {
 }
 
 /* Reads all regions. If they are boxes (`data`), then compares whole tensors. */
-static fc_code pass(verifier *v, const fc_move_options *options, bool data, fc_verify_report *out, fc_error *err) {
+static fc_code pass(verifier *v, const fc_work_options *options, bool data, fc_verify_report *out, fc_error *err) {
     uint64_t total = 0;
     for (size_t i = 0; i < v->regions->count; i++) {
         total += v->regions->items[i].length;
@@ -417,7 +417,7 @@ out:
 }
 
 /* Reads every byte of every file, to compare with the existing seal or to make a new one. */
-static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *options, fc_verify_report *out,
+static fc_code verify_files(verifier *v, fc_seal *seal, const fc_work_options *options, fc_verify_report *out,
                             fc_error *err) {
     fc_regions files;
     v->regions = &files;
@@ -441,7 +441,7 @@ out:
 static fc_code verify_all(const fc_checkpoint *checkpoint, const fc_verify_options *options, fc_findings *findings,
                           fc_verify_report *out, fc_error *err) {
     const verifier fresh = {
-        .checkpoint = checkpoint, .findings = findings, .progress = options->move.progress, .new_seal = options->seal};
+        .checkpoint = checkpoint, .findings = findings, .progress = options->work.progress, .new_seal = options->seal};
     fc_seal *seal = options->seal;
     fc_regions regions;
     if (!seal && checkpoint->seal) {
@@ -452,14 +452,14 @@ static fc_code verify_all(const fc_checkpoint *checkpoint, const fc_verify_optio
     const uint64_t before = findings->count;
     if (seal) {
         verifier v = fresh;
-        FC_TRY_GOTO(verify_files(&v, seal, &options->move, out, err), rc, out);
+        FC_TRY_GOTO(verify_files(&v, seal, &options->work, out, err), rc, out);
         out->sealed = true;
     }
     /* Intact sealed files hold intact data. Otherwise find out which tensors are damaged. */
     if (!seal || options->seal || findings->count > before) {
         verifier v = fresh;
         v.regions = &regions;
-        FC_TRY_GOTO(pass(&v, &options->move, true, out, err), rc, out);
+        FC_TRY_GOTO(pass(&v, &options->work, true, out, err), rc, out);
     }
 out:
     fc_regions_free(&regions);

@@ -8,9 +8,9 @@
 #include "checkpoint/list_budget.h"
 #include "checkpoint/same_name.h"
 #include "derived/derived.h"
-#include "engine/read_box.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 
 #include <pthread.h>
 #include <stdlib.h>

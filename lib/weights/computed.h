@@ -5,8 +5,8 @@
 #ifndef FSDPCKPT_WEIGHTS_COMPUTED_H
 #define FSDPCKPT_WEIGHTS_COMPUTED_H
 
-#include "engine/source_crc.h"
 #include "fsdpckpt/checkpoint.h"
+#include "integrity/source_crc.h"
 
 enum {
     FC_COMPUTED_BLOCK = 512 << 10, /**< bytes of a computed block. A worker holds one and its inputs */

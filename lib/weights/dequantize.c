@@ -2,13 +2,13 @@
  * Dequantizes: finds codes and scales, and computes blocks of weights from them.
  */
 #include "base/checked.h"
-#include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
 #include "io/json_file.h"
 #include "plan/quantized_values.h"
+#include "read/box.h"
 #include "weights/scales.h"
 
 #include <stdlib.h>

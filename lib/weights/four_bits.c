@@ -3,9 +3,9 @@
  * other along the dimension that the model multiplies by, which is the last one of the codes and the one before the
  * last of the weight. So a block of the weight is transposed, through a strip that fits the first-level cache.
  */
-#include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 #include "weights/scales.h"
 
 /* The codes of a block, and the columns of the weight that are computed at once. */

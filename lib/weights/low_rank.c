@@ -5,9 +5,9 @@
  */
 #include "weights/low_rank.h"
 
-#include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 
 #include <string.h>
 

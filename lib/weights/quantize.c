@@ -2,11 +2,11 @@
  * Quantizes: turns weights into fp8 codes with one scale for each block of 128 × 128, as DeepSeek and Transformers
  * store them. Codes and scales are computed apart from each other, so a weight is read twice.
  */
-#include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
 #include "plan/quantized_values.h"
+#include "read/box.h"
 #include "weights/computed.h"
 
 #include <fnmatch.h>

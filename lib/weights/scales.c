@@ -4,10 +4,10 @@
 #include "weights/scales.h"
 
 #include "base/checked.h"
-#include "engine/read_box.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
+#include "read/box.h"
 
 /* DeepSeek's blocks, which all others who name their scales alike use too. */
 enum { USUAL_BLOCK = 128 };

@@ -387,8 +387,8 @@ static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
 
 static fc_code read_many_work(void *context, fc_progress *progress, fc_error *err) {
     const many *m = context;
-    const fc_move_options how = {.threads = m->threads, .progress = progress, .lists = m->checkpoint->lists};
-    return fc_read_boxes(m->checkpoint->checkpoint, m->requests, m->count, &how, err);
+    const fc_work_options how = {.threads = m->threads, .progress = progress};
+    return fc_read_boxes(m->checkpoint->checkpoint, m->checkpoint->lists, m->requests, m->count, &how, err);
 }
 
 static PyObject *checkpoint_read_many(PyObject *object, PyObject *args) {

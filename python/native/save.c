@@ -20,7 +20,7 @@ typedef struct save_request {
 static fc_code save_work(void *context, fc_progress *progress, fc_error *err) {
     save_request *r = context;
     fc_checkpoint *source;
-    r->how.move.progress = progress;
+    r->how.work.progress = progress;
     fc_code rc = fc_checkpoint_in_memory(r->path, r->tensors, r->count, &source, err);
     if (rc == FC_OK) {
         rc = fc_convert(source, r->path, &r->how, &r->report, err);
@@ -45,7 +45,7 @@ PyObject *native_save(PyObject *module, PyObject *args, PyObject *keywords) {
     int force = 0, trust = 0;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&sO|$ppiiO", names, PyUnicode_FSConverter, &path, &format,
-                                     &values, &force, &trust, &r.how.selection.compress, &r.how.move.threads,
+                                     &values, &force, &trust, &r.how.selection.compress, &r.how.work.threads,
                                      &update)) {
         return NULL;
     }

@@ -123,7 +123,7 @@ typedef struct shards_request {
     fc_placement *placements;
     uint32_t *owners;
     fc_shards shards;
-    fc_move_options move;
+    fc_work_options work;
     unsigned long rank;
     void *notes; /* out, of the rank */
     size_t size;
@@ -228,10 +228,10 @@ static fc_code fetch(void *context, const size_t *indices, size_t count, fc_erro
 static fc_code write_work(void *context, fc_progress *progress, fc_error *err) {
     shards_request *r = context;
     fc_checkpoint *source = NULL;
-    r->move.progress = progress;
+    r->work.progress = progress;
     fc_code rc = make_source(r, &source, err);
     r->shards.source = source;
-    rc = rc == FC_OK ? fc_shards_write(&r->shards, (uint32_t)r->rank, &r->move, &r->notes, &r->size, err) : rc;
+    rc = rc == FC_OK ? fc_shards_write(&r->shards, (uint32_t)r->rank, &r->work, &r->notes, &r->size, err) : rc;
     fc_checkpoint_close(source);
     return rc;
 }
@@ -247,7 +247,7 @@ PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keyword
     (void)module;
     if (PyArg_ParseTupleAndKeywords(args, keywords, "O&O&sOOOkOK|$piO", names, PyUnicode_FSConverter, &r.path,
                                     PyUnicode_FSConverter, &r.staging, &format, &rows, &pairs, &layout, &r.rank,
-                                    &r.fetch, &batch, &trust, &r.move.threads, &update) &&
+                                    &r.fetch, &batch, &trust, &r.work.threads, &update) &&
         read_common(&r, format, rows, pairs, layout)) {
         r.shards.trust_objects = trust != 0;
         r.shards.fetch = fetch;

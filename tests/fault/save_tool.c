@@ -52,7 +52,7 @@ static int count_entries(const char *path) {
 }
 
 static fc_code save(const job *j, state_model *m, fc_fsdp_saver *saver, fc_error *err) {
-    const fc_fsdp_save_options options = {.format = fc_format_find(j->format), .force = true, .move = {.threads = 1}};
+    const fc_fsdp_save_options options = {.format = fc_format_find(j->format), .force = true, .work = {.threads = 1}};
     fc_code rc = fc_fsdp_save_start(saver, &m->state, FC_SHARDED_STATE_DICT, j->path, &options, err);
     return rc == FC_OK ? fc_fsdp_save_wait(saver, err) : rc;
 }

@@ -77,7 +77,7 @@ static void list_items(const fc_checkpoint *source, const fc_target_file *file, 
 static void move_file(const fc_target *target, fc_target_file *file, stored *all) {
     static int fd = -1;
     static char path[32];
-    const fc_move_options options = {.threads = 1, .memory = 1 << 20, .crc32 = true};
+    const fc_move_options options = {.work = {.threads = 1, .memory = 1 << 20}, .crc32 = true};
     const size_t first = file->nitems > 0 && file->items[0].owned ? file->items[0].offset : 0;
     fc_error err;
     if (fd < 0) {
@@ -94,7 +94,7 @@ static void move_file(const fc_target *target, fc_target_file *file, stored *all
 }
 
 static void store(const fc_checkpoint *source, const fc_target *target, bool moves, stored *all, fc_arena *arena) {
-    const fc_move_options options = {.threads = 1};
+    const fc_work_options options = {.threads = 1};
     const uint32_t ranks = (uint32_t)fc_mesh_ranks(target->mesh);
     fc_error err;
     all->count = all->used = 0;
@@ -109,7 +109,7 @@ static void store(const fc_checkpoint *source, const fc_target *target, bool mov
             move_file(target, &file, all);
         }
     }
-    if (!moves && fc_read_boxes(source, all->boxes, all->count, &options, &err) != FC_OK) {
+    if (!moves && fc_read_boxes(source, NULL, all->boxes, all->count, &options, &err) != FC_OK) {
         abort();
     }
 }

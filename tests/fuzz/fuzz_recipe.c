@@ -3,7 +3,7 @@
  * the result is within its tensor and is read.
  */
 #include "fsdpckpt/memory.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
 

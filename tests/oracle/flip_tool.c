@@ -19,7 +19,7 @@ static void ignore(void *context, const fc_defect *defect) {
 static bool is_noticed(const char *path) {
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report = {0};
-    const fc_verify_options options = {.move = {.threads = 1}};
+    const fc_verify_options options = {.work = {.threads = 1}};
     fc_error err;
     fc_code rc = fc_checkpoint_open(path, NULL, &checkpoint, &err);
     rc = rc == FC_OK ? fc_verify(checkpoint, &options, ignore, NULL, &report, &err) : rc;

@@ -4,7 +4,7 @@
  * A line is: number, name as hex, path as hex elements joined with "/" (an index is marked by "#"), dtype, shape, chunk
  * count, codec of the first chunk, encoding, placements, or the error. Fields are separated by tabs.
  */
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -13,11 +13,11 @@ import re
 import subprocess
 import sys
 
-ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/engine lib/flat lib/wrap lib/derived
-lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify formats/torch/names
-formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors formats/dcp
-formats/pt formats/hdf5 formats/schema formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train
-cli/output cli/options cli cli/inspect cli/commands""".split()
+ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/integrity lib/read lib/ranks
+lib/move lib/flat lib/wrap lib/derived lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify
+formats/torch/names formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors
+formats/dcp formats/pt formats/hdf5 formats/schema formats/accelerate formats/lightning formats/deepspeed
+formats/megatron formats train cli/output cli/options cli cli/inspect cli/commands""".split()
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
 HEADERS = {
@@ -28,7 +28,8 @@ HEADERS = {
     "lib/plan": "sharding plan select",
     "lib/codec": "cast",
     "lib/comm": "array comm device gather_files",
-    "lib/engine": "move shards",
+    "lib/read": "read",
+    "lib/move": "move shards",
     "lib/wrap": "wrap_policy",
     "lib/flat": "flat_param",
     "lib/derived": "average flatten unflatten",

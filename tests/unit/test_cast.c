@@ -3,7 +3,7 @@
  * tests/oracle/cast.py compares millions more with torch.
  */
 #include "fsdpckpt/cast.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /*
- * The comparison of a target with its source before the commit (lib/engine/check_target.c): a writer that exchanges two
+ * The comparison of a target with its source before the commit (lib/move/check_target.c): a writer that exchanges two
  * tensors, a plan that takes one for another, and a source that says that two tensors are the same bytes are noticed,
  * and nothing is left behind.
  */

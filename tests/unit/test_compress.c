@@ -1,5 +1,5 @@
 /*
- * lib/engine/compress.c and chunks.c with a writer that only counts. Compares every chunk with known data, and checks
+ * lib/move/compress.c and chunks.c with a writer that only counts. Compares every chunk with known data, and checks
  * that the order is the same for any number of threads and any memory. Covers raw chunks, casts, boxes, errors and
  * interruption.
  */
@@ -147,8 +147,7 @@ static fc_code press(const fake *f, fake_target *t, counter *c, int threads, uin
     format.writer.place = place;
     fc_writer writer = {&format, c};
     fc_progress progress = {0};
-    fc_move_options options = {
-        .threads = threads, .memory = memory, .progress = &progress, .crc32 = true, .digests = t->digests};
+    fc_move_options options = {.work = {threads, memory, &progress}, .crc32 = true, .digests = t->digests};
     memset(t->digests, 0, sizeof t->digests);
     uint64_t stored = 0;
     int fd = open(t->path, O_RDWR | O_CREAT | O_TRUNC, 0600);

@@ -1,5 +1,5 @@
 /*
- * lib/engine/convert.c with several ranks as threads: the target has the same bytes as with one process. If a rank
+ * lib/move/convert.c with several ranks as threads: the target has the same bytes as with one process. If a rank
  * fails, there is no target and every rank returns its error.
  */
 #include "fsdpckpt/move.h"
@@ -76,7 +76,7 @@ static fc_code convert(fc_comm *comm, void *context, fc_error *err) {
         .format = fc_format_find(w->format ? w->format : "h5"),
         .selection = {.mesh = w->mesh, .compress = w->compress, .cast = w->cast != FC_OPAQUE, .dtype = w->cast},
         .dry_run = w->dry_run,
-        .move = {.threads = 2, .memory = bad && !w->other_source ? 1000 : 0},
+        .work = {.threads = 2, .memory = bad && !w->other_source ? 1000 : 0},
         .comm = comm,
     };
     fc_checkpoint *source;

@@ -1,8 +1,8 @@
 /*
- * lib/engine/decode.c and decode_lean.c: HDF5 filter pipelines, bytes that h5py 3.16 wrote, damaged and hostile input.
+ * lib/read/decode.c and decode_lean.c: HDF5 filter pipelines, bytes that h5py 3.16 wrote, damaged and hostile input.
  */
-#include "engine/decode.h"
-#include "engine/decode_lean.h"
+#include "read/decode.h"
+#include "read/decode_lean.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /*
- * lib/engine/decoded.c: the cache that limits the memory for decoding.
+ * lib/read/decoded.c: the cache that limits the memory for decoding.
  */
-#include "engine/decode.h"
+#include "read/decode.h"
 
 #include <pthread.h>
 #include <setjmp.h>

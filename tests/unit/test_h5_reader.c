@@ -1,7 +1,7 @@
 /*
  * Reading HDF5: our own files come back unchanged, and damaged and foreign files give the right message.
  */
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "h5_make.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /*
- * lib/engine: compares the engine and fc_read_box with known data on random checkpoints.
+ * lib/move and lib/read: compares fc_move_file and fc_read_box with known data on random checkpoints.
  */
-#include "engine/queue.h"
 #include "fake_target.h"
+#include "move/queue.h"
 
 static void random_part_of(const int64_t *shape, int ndim, int64_t *offsets, int64_t *sizes) {
     for (int d = 0; d < ndim; d++) {
@@ -63,8 +63,7 @@ static void one_random_job(int side, int threads, uint64_t memory, uint32_t shar
     }
     target_reserve(t);
     fc_progress progress = {0};
-    fc_move_options options = {
-        .threads = threads, .memory = memory, .progress = &progress, .crc32 = true, .digests = t->digests};
+    fc_move_options options = {.work = {threads, memory, &progress}, .crc32 = true, .digests = t->digests};
     if (shares == 0) {
         fc_error err = {FC_OK, ""};
         fc_code rc = fc_move_file(&t->target, &t->file, &options, &err);
@@ -117,7 +116,7 @@ static void tall_and_wide(void **state) {
         fake_target *t = target_new(f);
         target_add_whole(t, a, 64);
         target_reserve(t);
-        fc_move_options options = {.threads = 3, .memory = 1 << 20, .crc32 = true, .digests = t->digests};
+        fc_move_options options = {.work = {.threads = 3, .memory = 1 << 20}, .crc32 = true, .digests = t->digests};
         fc_error err = {FC_OK, ""};
         assert_int_equal(fc_move_file(&t->target, &t->file, &options, &err), FC_OK);
         target_check(f, t);
@@ -157,7 +156,7 @@ static void transposed_and_expanded_views(void **state) {
     target_add_whole(t, a, 0);
     target_add_whole(t, b, 0);
     target_reserve(t);
-    fc_move_options options = {.threads = 2, .crc32 = true, .digests = t->digests};
+    fc_move_options options = {.work.threads = 2, .crc32 = true, .digests = t->digests};
     fc_error err;
     assert_int_equal(fc_move_file(&t->target, &t->file, &options, &err), FC_OK);
     target_check(f, t);
@@ -177,7 +176,7 @@ static void many_chunks(void **state) {
     fake_target *t = target_new(f);
     target_add_whole(t, a, 0);
     target_reserve(t);
-    fc_move_options options = {.threads = 2, .memory = 1 << 20, .crc32 = true, .digests = t->digests};
+    fc_move_options options = {.work = {.threads = 2, .memory = 1 << 20}, .crc32 = true, .digests = t->digests};
     fc_error err;
     assert_int_equal(fc_move_file(&t->target, &t->file, &options, &err), FC_OK);
     target_check(f, t);

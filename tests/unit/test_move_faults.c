@@ -1,5 +1,5 @@
 /*
- * lib/engine: faults. Each one ends in one line that names its place, and no wrong byte is written.
+ * lib/move: faults. Each one ends in one line that names its place, and no wrong byte is written.
  */
 #include "fake_target.h"
 
@@ -24,7 +24,7 @@ static void job_start(job *j) {
     j->t = target_new(j->f);
     target_add_whole(j->t, a, 0);
     target_reserve(j->t);
-    j->options = (fc_move_options){.threads = 2, .progress = &j->progress};
+    j->options = (fc_move_options){.work = {.threads = 2, .progress = &j->progress}};
 }
 
 static fc_code job_run(job *j) {
@@ -131,11 +131,11 @@ static void too_little_memory_is_reported(void **state) {
     (void)state;
     job j;
     job_start(&j);
-    j.options.memory = 512000;
+    j.options.work.memory = 512000;
     assert_int_equal(job_run(&j), FC_EUSAGE);
     assert_string_equal(j.err.message, "512000 bytes of memory are too few: at least 1 MiB is needed");
-    j.options.memory = 1 << 20;
-    j.options.threads = 256;
+    j.options.work.memory = 1 << 20;
+    j.options.work.threads = 256;
     assert_int_equal(job_run(&j), FC_OK);
     target_check(j.f, j.t);
     job_end(&j);

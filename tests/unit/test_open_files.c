@@ -1,7 +1,7 @@
 /*
  * Tests fc_open_files: files are taken in order, the first error in that order is returned, and every slot is released.
  */
-#include "engine/open_files.h"
+#include "read/open_files.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

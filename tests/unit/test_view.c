@@ -4,7 +4,7 @@
 #include "fsdpckpt/view.h"
 
 #include "fake_format.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 
 /* A fake checkpoint and the path of a view of it. */
 typedef struct fixture {

@@ -4,7 +4,7 @@
  */
 #include "torch/pickle/copy.h"
 #include "base/grow.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "torch/object/item.h"
 #include "torch/object/write.h"

@@ -6,7 +6,7 @@
 #include "torch/object/write.h"
 
 #include "fsdpckpt/flatten.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
 #include <jansson.h>

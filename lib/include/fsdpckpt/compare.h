@@ -5,7 +5,7 @@
 #ifndef FSDPCKPT_COMPARE_H
 #define FSDPCKPT_COMPARE_H
 
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
@@ -63,7 +63,7 @@ typedef struct fc_compare_options {
     bool equal_nan; /**< NaN equals NaN, whatever its bits */
     bool data;      /**< read the data even where recorded digests are enough */
     bool quick;     /**< stop at the first difference */
-    fc_move_options move;
+    fc_work_options work;
     fc_open_options open;       /**< for fc_compare_paths */
     const fc_checkpoint *model; /**< for fc_compare_paths: as in fc_checkpoint_open_model */
 } fc_compare_options;

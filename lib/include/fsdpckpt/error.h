@@ -32,7 +32,7 @@ typedef enum fc_hint {
     FC_HINT_TRUST_OBJECTS,   /**< exclude the object, or copy it unchanged: fc_convert_options.trust_objects */
     FC_HINT_FORCE,           /**< allow the target to be replaced: fc_convert_options.force */
     FC_HINT_FOLLOW_EXTERNAL, /**< follow links: fc_open_options.follow_external; or exclude the value */
-    FC_HINT_MEMORY,          /**< allow more memory: fc_move_options.memory */
+    FC_HINT_MEMORY,          /**< allow more memory: fc_work_options.memory */
     FC_HINT_SHARDED_BY_TP,   /**< say how tensor parallelism sharded the ranks: fc_open_options.tp_plan */
     FC_HINT_TP_PLAN,         /**< give a TP plan that names the modules: fc_selection.tp_plan */
     FC_HINT_POLICY,          /**< choose another wrap policy, or exclude the value */

@@ -1,6 +1,6 @@
 /*
  * The interface of a format: a reader that turns headers into a manifest, and a writer that turns a target into headers
- * with reserved extents. A format never moves tensor data; lib/engine does that for all of them.
+ * with reserved extents. A format never moves tensor data; lib/move does that for all of them.
  */
 #ifndef FSDPCKPT_FORMAT_H
 #define FSDPCKPT_FORMAT_H

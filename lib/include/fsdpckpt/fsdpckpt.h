@@ -32,6 +32,7 @@
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/progress.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/select.h"

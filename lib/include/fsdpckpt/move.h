@@ -1,5 +1,5 @@
 /*
- * The engine: worker threads read, gather, cast and write the tiles of target files. Also the conversion as a whole.
+ * Moving tensors from a checkpoint to target files: one file, and the conversion as a whole.
  */
 #ifndef FSDPCKPT_MOVE_H
 #define FSDPCKPT_MOVE_H
@@ -7,38 +7,23 @@
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
-#include "fsdpckpt/progress.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/**
- * Remembers the chunks of the tensors that are read, so that each of many small boxes is found without a search through
- * all chunks of its tensor. Several threads may use it.
- */
-typedef struct fc_chunk_lists fc_chunk_lists;
-
-/** @return lists for the tensors of `checkpoint`, which is borrowed; NULL: out of memory. */
-fc_chunk_lists *fc_chunk_lists_new(const fc_checkpoint *checkpoint);
-
-/** Frees `lists`. NULL is allowed. */
-void fc_chunk_lists_free(fc_chunk_lists *lists);
-
-struct fc_source_crc; /* lib/engine/source_crc.h */
+struct fc_source_crc; /* lib/integrity/source_crc.h */
 
 typedef struct fc_move_options {
-    int threads;           /**< number of workers; 0: enough to keep processors and disk busy */
-    uint64_t memory;       /**< bytes of all buffers; 0: 56 MiB */
-    fc_progress *progress; /**< may be NULL */
-    bool crc32;            /**< whether to compute fc_target_item.crc32 */
-    uint64_t *digests;     /**< in/out: one sum for each of target->tensors, 0 at the start; may be NULL. This call adds
-                              what it writes. fc_crc64_finish turns the final sum into the tensor's CRC-64. Sums of
-                              several ranks are combined by XOR */
+    fc_work_options work;
+    bool crc32;        /**< whether to compute fc_target_item.crc32 */
+    uint64_t *digests; /**< in/out: one sum for each of target->tensors, 0 at the start; may be NULL. This call adds
+                          what it writes. fc_crc64_finish turns the final sum into the tensor's CRC-64. Sums of
+                          several ranks are combined by XOR */
     struct fc_source_crc
         *recorded; /**< set by fc_convert to compare what is read with the CRC-32s of the source; NULL: no comparison */
-    fc_chunk_lists *lists;  /**< used by fc_read_boxes; NULL: it makes its own */
     uint32_t share, shares; /**< if several processes write one file, this one writes share number `share` of `shares`,
                                divided by bytes. 0 and 0: everything; share = shares > 1: nothing */
 } fc_move_options;
@@ -62,47 +47,6 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
 fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer, fc_comm *comm,
                          const fc_move_options *options, uint64_t *stored, fc_error *err);
 
-/** A box to read. */
-typedef struct fc_box_request {
-    const fc_tensor *tensor;
-    fc_box box;
-    void *buf; /**< receives the elements, row-major, in the dtype of the tensor and native byte order */
-} fc_box_request;
-
-/**
- * Reads a box of `tensor` into `buf`, row-major, in `dtype` and native byte order, with one thread.
- * @return FC_ECORRUPT also if the whole tensor is read and does not match the recorded digests and CRCs.
- */
-fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
-                    void *buf, fc_error *err);
-
-/** Like fc_read_box in the dtype of the tensor, for many boxes of one checkpoint. */
-fc_code fc_read_box_listed(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *request,
-                           fc_error *err);
-
-/**
- * Reads all bytes of an object.
- * @param bytes receives the object->shape[0] bytes, which the caller frees.
- */
-fc_code fc_read_object(const fc_checkpoint *checkpoint, const fc_tensor *object, unsigned char **bytes, fc_error *err);
-
-/** Receives the next `size` bytes. Any code other than FC_OK ends the reading and is returned. */
-typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_error *err);
-
-/** Like fc_read_box, but passes the bytes to `visit` block by block, in constant memory. Digests are compared at the
- * end.
- */
-fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
-                       fc_read_visit *visit, void *context, fc_error *err);
-
-/**
- * Reads many boxes with several threads. A box that is the whole tensor, or exactly one of its chunks, is compared with
- * the recorded CRC-64.
- * @param options its threads, progress and lists are used; may be NULL.
- */
-fc_code fc_read_boxes(const fc_checkpoint *checkpoint, const fc_box_request *requests, size_t count,
-                      const fc_move_options *options, fc_error *err);
-
 /** The options of fc_convert. */
 typedef struct fc_convert_options {
     const fc_format *format; /**< the format of the target */
@@ -118,7 +62,7 @@ typedef struct fc_convert_options {
     void *add_context;
     const char *const *added; /**< their names, relative to the target and ended by NULL; `force` may replace them */
     fc_reporter reporter;     /**< receives a line for each killed run that was cleaned up */
-    fc_move_options move;
+    fc_work_options work;
     fc_comm *comm; /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
                       file system. Its device uses host memory. NULL: this process alone */
     bool own_shards; /**< the source is in memory (memory.h), and each rank has the data of some of its chunks: it

@@ -36,7 +36,7 @@ typedef struct fc_shards {
  * @param notes receives what fc_shards_finish needs, malloc'ed.
  * @return FC_EUNSUPPORTED if the format's files cannot be written apart.
  */
-fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_move_options *options, void **notes,
+fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_work_options *options, void **notes,
                         size_t *size, fc_error *err);
 
 /** Writes what spans all files. @param notes of all ranks, in their order. */

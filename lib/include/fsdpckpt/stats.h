@@ -7,7 +7,7 @@
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -50,7 +50,7 @@ long double fc_stats_deviation(const fc_stats *stats);
 
 typedef struct fc_stats_options {
     bool histograms;
-    fc_move_options move; /**< threads, memory, progress */
+    fc_work_options work;
 } fc_stats_options;
 
 /**

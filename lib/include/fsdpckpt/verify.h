@@ -6,7 +6,7 @@
 #define FSDPCKPT_VERIFY_H
 
 #include "fsdpckpt/digest.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/seal.h"
 
 #include <pthread.h>
@@ -58,8 +58,8 @@ typedef struct fc_verify_report {
 void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_verify_report *report);
 
 typedef struct fc_verify_options {
-    fc_move_options move; /**< threads, memory, progress */
-    fc_seal *seal;        /**< made by fc_seal_new; receives the digests of all files and tensors. May be NULL */
+    fc_work_options work;
+    fc_seal *seal; /**< made by fc_seal_new; receives the digests of all files and tensors. May be NULL */
 } fc_verify_options;
 
 /**

@@ -78,8 +78,8 @@ typedef struct fc_fsdp_save_options {
     const fc_format *format; /**< from fc_format_find */
     bool force;              /**< replace an existing target */
     fc_reporter reporter;    /**< as in fc_convert_options */
-    fc_move_options move;    /**< its threads, memory and progress are used */
-    bool refuse_second;      /**< fc_fsdp_save_start fails (FC_EUSAGE) while a save runs, instead of waiting for it */
+    fc_work_options work;
+    bool refuse_second; /**< fc_fsdp_save_start fails (FC_EUSAGE) while a save runs, instead of waiting for it */
 } fc_fsdp_save_options;
 
 /** Saves: makes a state dict, waits and writes it. Collective over `ranks`, and all return the same code. */

@@ -1,0 +1,78 @@
+/*
+ * Reading the tensors of a checkpoint, wherever and however their chunks are stored.
+ */
+#ifndef FSDPCKPT_READ_H
+#define FSDPCKPT_READ_H
+
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/progress.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Remembers the chunks of the tensors that are read, so that each of many small boxes is found without a search through
+ * all chunks of its tensor. Several threads may use it.
+ */
+typedef struct fc_chunk_lists fc_chunk_lists;
+
+/** @return lists for the tensors of `checkpoint`, which is borrowed; NULL: out of memory. */
+fc_chunk_lists *fc_chunk_lists_new(const fc_checkpoint *checkpoint);
+
+/** Frees `lists`. NULL is allowed. */
+void fc_chunk_lists_free(fc_chunk_lists *lists);
+
+/** What a job may use that reads, compares or converts checkpoints. */
+typedef struct fc_work_options {
+    int threads;           /**< number of workers; 0: enough to keep processors and disk busy */
+    uint64_t memory;       /**< bytes of all buffers; 0: 56 MiB */
+    fc_progress *progress; /**< may be NULL */
+} fc_work_options;
+
+/** A box to read. */
+typedef struct fc_box_request {
+    const fc_tensor *tensor;
+    fc_box box;
+    void *buf; /**< receives the elements, row-major, in the dtype of the tensor and native byte order */
+} fc_box_request;
+
+/**
+ * Reads a box of `tensor` into `buf`, row-major, in `dtype` and native byte order, with one thread.
+ * @return FC_ECORRUPT also if the whole tensor is read and does not match the recorded digests and CRCs.
+ */
+fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                    void *buf, fc_error *err);
+
+/** Like fc_read_box in the dtype of the tensor, for many boxes of one checkpoint. */
+fc_code fc_read_box_listed(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *request,
+                           fc_error *err);
+
+/**
+ * Reads all bytes of an object.
+ * @param bytes receives the object->shape[0] bytes, which the caller frees.
+ */
+fc_code fc_read_object(const fc_checkpoint *checkpoint, const fc_tensor *object, unsigned char **bytes, fc_error *err);
+
+/** Receives the next `size` bytes. Any code other than FC_OK ends the reading and is returned. */
+typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_error *err);
+
+/** Like fc_read_box, but passes the bytes to `visit` block by block, in constant memory. Digests are compared at the
+ * end.
+ */
+fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                       fc_read_visit *visit, void *context, fc_error *err);
+
+/**
+ * Reads many boxes with several threads. A box that is the whole tensor, or exactly one of its chunks, is compared with
+ * the recorded CRC-64.
+ * @param lists   of `checkpoint`; NULL: it makes its own.
+ * @param options its threads and progress are used; may be NULL.
+ */
+fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,
+                      size_t count, const fc_work_options *options, fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

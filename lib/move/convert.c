@@ -1,0 +1,441 @@
+/*
+ * Converts a checkpoint: selects, proves coverage, writes all files and commits. Only this file and write_files.c call
+ * a format's writer.
+ */
+#include "fsdpckpt/move.h"
+
+#include "base/checked.h"
+#include "base/file_name.h"
+#include "fsdpckpt/seal.h"
+#include "fsdpckpt/try.h"
+#include "integrity/source_crc.h"
+#include "move/check_readable.h"
+#include "move/check_target.h"
+#include "move/held.h"
+#include "move/write_files.h"
+#include "ranks/exchange.h"
+#include "read/box.h"
+#include "read/tuning.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum {
+    /* Generous estimates of the headers per file and per tensor. The free space is checked against them. */
+    HEADER_BYTES_FILE = 16 << 10,
+    HEADER_BYTES_ITEM = 2 << 10,
+    /* What index.h5 needs per box of a tensor. */
+    MAPPING_BYTES = 160,
+};
+
+/* Fails before anything is written if PyTorch would run code when it loads the target. */
+static fc_code check_objects(const fc_target *target, const fc_convert_options *options, fc_error *err) {
+    for (size_t i = 0; i < target->ntensors && options->format->target.holds_pickles && !options->trust_objects; i++) {
+        const fc_tensor *object = target->tensors[i].source;
+        fc_object_verdict verdict;
+        FC_TRY(fc_checkpoint_object_verdict(target->source, object, &verdict, err));
+        if (verdict.risk != FC_OBJECT_HARMLESS) {
+            fc_code rc = fc_fail(err, verdict.risk == FC_OBJECT_RUNS ? FC_ECORRUPT : FC_EUNSUPPORTED,
+                                 "%s: object %.256s: %s", target->source->path, object->name, verdict.reason);
+            return fc_advise(err, rc, FC_HINT_TRUST_OBJECTS, object->name);
+        }
+    }
+    return FC_OK;
+}
+
+/* Proves that every target element is covered exactly once, before anything is created. */
+static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc_error *err) {
+    fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, target->ntensors);
+    for (size_t i = 0; i < target->ntensors && !target->source->format->layout_only; i++) {
+        fc_coverage *coverage = NULL;
+        FC_TRY_CONTEXT(fc_coverage_within(target->source, target->tensors[i].source, NULL, &coverage, err), err, "%s",
+                       target->source->path);
+        fc_coverage_free(coverage);
+        FC_TRY(fc_progress_count(progress, 1, err));
+    }
+    return FC_OK;
+}
+
+/* Lets the format check the opened headers for damage. Names and offsets from damaged headers would be wrong. */
+static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress, fc_error *err) {
+    if (!source->format->reader.check_file) {
+        return FC_OK;
+    }
+    fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_FILES, source->nfiles);
+    for (size_t i = 0; i < source->nfiles; i++) {
+        FC_TRY(source->format->reader.check_file(source, i, err));
+        FC_TRY(fc_progress_count(progress, 1, err));
+    }
+    return FC_OK;
+}
+
+/* Adds up the data bytes of the ranks' files. */
+static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
+    int64_t ranks = fc_mesh_ranks(target->mesh);
+    report->smallest_file = UINT64_MAX;
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        uint64_t bytes = loads[rank];
+        if (!fc_add_u64(report->data_bytes, bytes, &report->data_bytes)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
+        }
+        report->largest_file = bytes > report->largest_file ? bytes : report->largest_file;
+        report->smallest_file = bytes < report->smallest_file ? bytes : report->smallest_file;
+    }
+    return FC_OK;
+}
+
+static size_t count_sections(const fc_target *target) {
+    size_t sections = 1;
+    for (size_t i = 1; i < target->ntensors; i++) {
+        sections += target->tensors[i].section != target->tensors[i - 1].section;
+    }
+    return sections;
+}
+
+static fc_code measure(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
+                       fc_error *err) {
+    bool sharded = target->mesh->ndim > 0;
+    size_t ranks = (size_t)fc_mesh_ranks(target->mesh);
+    uint64_t *loads = calloc(ranks, sizeof *loads);
+    if (!loads) {
+        return fc_no_memory(err, target->source->path);
+    }
+    report->index = options->format->target.index ? options->format->target.index(target) : NULL;
+    report->indexes = report->index ? count_sections(target) : 0;
+    report->files = (options->format->target.files ? options->format->target.files(target) : ranks) + report->indexes;
+    fc_code rc;
+    FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
+    rc = add_loads(target, loads, report, err);
+out:
+    free(loads);
+    uint64_t mappings;
+    report->header_bytes = report->files * (HEADER_BYTES_FILE + target->ntensors * (uint64_t)HEADER_BYTES_ITEM);
+    if (sharded && (!fc_mul_u64(fc_target_boxes(target), MAPPING_BYTES, &mappings) ||
+                    !fc_add_u64(report->header_bytes, mappings, &report->header_bytes))) {
+        report->header_bytes = UINT64_MAX;
+    }
+    return rc;
+}
+
+/* Joins and compares the sums of the chunks. */
+static fc_code check_chunks(const fc_conversion *m, fc_error *err) {
+    FC_TRY(fc_source_crc_join(m->move.recorded, m->comm, err));
+    return fc_source_crc_check(m->move.recorded, m->comm, fc_read_crc64, err);
+}
+
+/*
+ * Compares what was read with what the source and its own inputs record. Chunks come first, because their errors name
+ * the offset.
+ */
+static fc_code check_source(const fc_conversion *m, fc_error *err) {
+    const fc_checkpoint *source = m->target->source;
+    fc_code checked = check_chunks(m, err);
+    if (!source->format->reader.check_inputs) {
+        return checked;
+    }
+    FC_TRY(fc_ranks_agree(m->comm, checked, err));
+    return source->format->reader.check_inputs(source, m->comm, err);
+}
+
+/* Allocates what a conversion needs, and creates the writer. */
+static fc_code prepare(fc_conversion *m, const char *staging, fc_error *err) {
+    const fc_checkpoint *source = m->target->source;
+    m->move.digests = calloc(m->target->ntensors + 1, sizeof *m->move.digests);
+    m->unmoved = calloc(m->target->ntensors + 1, sizeof *m->unmoved);
+    if (!m->move.digests || !m->unmoved) {
+        return fc_no_memory(err, NULL);
+    }
+    FC_TRY(fc_source_crc_new(source, source->tensors, source->ntensors, &m->move.recorded, err));
+    return fc_has_writer(m) ? m->writer.format->writer.create(m->target, staging, &m->writer, err) : FC_OK;
+}
+
+/* Compares what was written with the source. */
+static fc_code check_written(const fc_conversion *m, const char *staging, const fc_convert_options *options,
+                             fc_error *err) {
+    const fc_written_target written = {.target = m->target,
+                                       .format = options->format,
+                                       .selection = &options->selection,
+                                       .path = staging,
+                                       .digests = m->move.digests,
+                                       .unmoved = m->unmoved,
+                                       .sampled = !m->move_file,
+                                       .work = &m->move.work};
+    return fc_check_target(&written, err);
+}
+
+static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
+                         fc_convert_report *report, fc_error *err) {
+    fc_conversion m = {.target = target,
+                       .comm = options->comm,
+                       .leads = fc_ranks_leads(options->comm),
+                       .apart = !options->own_shards && fc_writes_apart(target, options->format, options->comm),
+                       .move_file = options->own_shards && options->comm ? fc_held_move_file : NULL,
+                       .writer = {options->format, NULL},
+                       .move = {.work = options->work},
+                       .report = report};
+    m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
+    m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
+    m.move.crc32 = options->format->target.wants_crc32;
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare(&m, staging, err), err), rc, out);
+    FC_TRY_GOTO(m.move_file ? fc_held_choose(&m, err) : FC_OK, rc, out);
+    FC_TRY_GOTO(fc_write_files(&m, err), rc, out);
+    fc_progress_begin(m.move.work.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
+    FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, m.move.digests, target->ntensors, err), rc, out);
+    FC_TRY_GOTO(check_source(&m, err), rc, out);
+    FC_TRY_GOTO(fc_finish_digests(&m, err), rc, out);
+    if (m.leads) {
+        FC_TRY_GOTO(options->format->writer.finish(&m.writer, m.move.digests, err), rc, out);
+        rc = check_written(&m, staging, options, err);
+    }
+out:
+    if (fc_has_writer(&m)) {
+        options->format->writer.destroy(&m.writer);
+    }
+    free(m.move.digests);
+    free(m.unmoved);
+    free(m.movers);
+    free(m.first_chunks);
+    fc_source_crc_free(m.move.recorded);
+    return rc;
+}
+
+/* Writes into the staging path that rank 0 has created. `begun`: how that went. */
+static fc_code fill_staging(const fc_target *target, const char *staging, const fc_convert_options *options,
+                            fc_convert_report *report, fc_code begun, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    fc_code mine = begun == FC_OK && !arena ? fc_no_memory(err, NULL) : begun;
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_share_path(options->comm, mine, &staging, arena, err), rc, out);
+    FC_TRY_GOTO(write_all(target, staging, options, report, err), rc, out);
+    rc = fc_is_cancelled(&options->work) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
+                                         : fc_checkpoint_unchanged(target->source, err);
+out:
+    fc_arena_free(arena);
+    return rc;
+}
+
+/* Writes to a staging path. If all ranks succeed, rank 0, which has the commit, moves it to the target path. */
+static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc_convert_options *options,
+                            fc_convert_report *report, fc_code begun, fc_error *err) {
+    fc_code mine = fill_staging(target, commit ? fc_commit_path(commit) : NULL, options, report, begun, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(options->comm, mine, err), rc, failed);
+    if (!commit) {
+        return FC_OK;
+    }
+    if (options->add_files) {
+        FC_TRY_GOTO(options->add_files(options->add_context, fc_commit_path(commit), err), rc, failed);
+    }
+    fc_commit_count(commit, options->work.progress);
+    return fc_commit_finish(commit, err);
+failed:
+    fc_commit_abort(commit);
+    return rc;
+}
+
+/* Rank 0 creates the staging path of the target; the others have none. */
+static fc_code begin_commit(const fc_commit_options *how, bool fits, const fc_convert_options *options,
+                            const fc_target *target, fc_commit **out, fc_error *err) {
+    if (!fits) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
+    }
+    if (options->dry_run) {
+        return how->path ? fc_commit_check(how, err) : FC_OK;
+    }
+    return fc_ranks_leads(options->comm) ? fc_commit_begin(how, out, err) : FC_OK;
+}
+
+static bool is_directory(const fc_target *target, const fc_format *format) {
+    return format->target.is_directory ? format->target.is_directory(target) : target->mesh->ndim > 0;
+}
+
+static fc_code write_target(const fc_target *target, const char *path, const fc_convert_options *options,
+                            fc_convert_report *report, fc_error *err) {
+    fc_commit *commit = NULL;
+    uint64_t bytes = 0;
+    bool fits = fc_add_u64(report->data_bytes, report->header_bytes, &bytes);
+    if (target->compress) {
+        /* Compressed data may fit where the raw data would not: only the write shows it. */
+        bytes = report->header_bytes;
+    }
+    const fc_format *format = options->format;
+    const fc_commit_options how = {.path = path,
+                                   .is_directory = is_directory(target, format),
+                                   .force = options->force,
+                                   .bytes = bytes,
+                                   .is_own_file = fc_is_own_file,
+                                   .forbidden = fc_checkpoint_forbidden(target->source),
+                                   .also = options->added,
+                                   .reporter = options->reporter};
+    if (!options->dry_run) {
+        fc_progress_begin(options->work.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
+                          report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
+    }
+    fc_code begun = begin_commit(&how, fits, options, target, &commit, err);
+    if (options->dry_run) {
+        return fc_ranks_agree(options->comm, begun, err);
+    }
+    fc_code written = write_staged(target, commit, options, report, begun, err);
+    FC_TRY(fc_ranks_agree(options->comm, written, err));
+    if (commit) {
+        fc_seal_forget(path);
+    }
+    return FC_OK;
+}
+
+/* Rejects invalid requests before any data is read. */
+static fc_code check_request(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
+                             fc_error *err) {
+    if (!fc_format_writes(options->format)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' can be read but not written",
+                       path ? path : source->path, options->format->name);
+    }
+    if (source->format->layout_only && !options->dry_run) {
+        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: a schema has no data to convert", source->path),
+                         FC_HINT_DRY_RUN, NULL);
+    }
+    if (options->work.memory && options->work.memory < FC_LEAST_MEMORY) {
+        return fc_advise(err,
+                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed",
+                                 options->work.memory),
+                         FC_HINT_MEMORY, NULL);
+    }
+    if (!path && !options->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
+    }
+    if (options->own_shards && options->comm && options->selection.compress) {
+        return fc_fail(err, FC_EUSAGE, "%s: with its data in the memory of %d ranks, the target must be uncompressed",
+                       source->path, options->comm->size);
+    }
+    return FC_OK;
+}
+
+/* Whether a value of the target is that of the source, under the same name. */
+static bool is_unchanged(const fc_target_tensor *t) {
+    bool same =
+        t->dtype == t->source->dtype && strcmp(t->name, t->source->name) == 0 && t->path.count == t->source->path.count;
+    for (size_t i = 0; i < t->path.count && same; i++) {
+        same = strcmp(t->path.elements[i].key, t->source->path.elements[i].key) == 0;
+    }
+    return same;
+}
+
+/* Whether the target holds everything that the files of the source hold. Another format may lack what this one has, and
+ * what is computed from a checkpoint has a format of its own. */
+static bool holds_all(const fc_target *target, const fc_convert_options *options, const fc_convert_report *report) {
+    const fc_checkpoint *source = target->source;
+    bool all =
+        source->whole && source->format == options->format && !options->partial && report->selected.left_out == 0;
+    for (size_t i = 0; i < target->ntensors && all; i++) {
+        all = is_unchanged(&target->tensors[i]);
+    }
+    return all;
+}
+
+/* Whether a target of this name was asked for as a file: by an extension, unless it ends with a slash or is a directory
+ * already. */
+static bool names_file(const char *path) {
+    struct stat st;
+    const char *name = fc_base_name(path), *dot = strrchr(name, '.');
+    return dot && dot > name && fc_format_of_extension(dot) && !(stat(path, &st) == 0 && S_ISDIR(st.st_mode));
+}
+
+/* Refuses to make a directory under the name of a file. */
+static fc_code check_name(const fc_target *target, const char *path, const fc_format *format, fc_error *err) {
+    if (!is_directory(target, format) || !names_file(path)) {
+        return FC_OK;
+    }
+    if (!format->target.is_checkpoint) { /* never one file */
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: names a file, but a checkpoint of the format '%s' is a directory; name a directory", path,
+                       format->name);
+    }
+    if (target->mesh->ndim > 0) {
+        return fc_advise(
+            err, fc_fail(err, FC_EUSAGE, "%s: names a file, but one file for each rank makes a directory", path),
+            FC_HINT_ONE_FILE, NULL);
+    }
+    return fc_advise(err,
+                     fc_fail(err, FC_EUSAGE, "%s: names a file, but files of a limited size make a directory", path),
+                     FC_HINT_UNSPLIT, NULL);
+}
+
+/* The target must not replace an input, unless it holds everything of it. */
+static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
+                            const fc_convert_report *report, fc_error *err) {
+    FC_TRY(fc_checkpoint_spare(target->source, path, holds_all(target, options, report), err));
+    return options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : FC_OK;
+}
+
+/* Lists the formats whose targets can be compressed. */
+static void list_compressing(char *names, size_t size) {
+    size_t used = 0;
+    for (const fc_format *const *f = fc_formats(); *f && used < size; f++) {
+        if ((*f)->writer.place) {
+            used += (size_t)snprintf(names + used, size - used, "%s%s", used ? ", " : "", (*f)->name);
+        }
+    }
+}
+
+static size_t count_reshaped(const fc_target *target, const fc_format_target *traits) {
+    size_t count = 0;
+    for (size_t i = 0; traits->reshapes && i < target->ntensors; i++) {
+        const fc_target_tensor *t = &target->tensors[i];
+        count += !t->source->object && traits->reshapes(t->dtype, t->source->ndim);
+    }
+    return count;
+}
+
+/* Plans on each rank, before the target is touched. */
+static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
+                    fc_target *target, fc_convert_report *report, fc_error *err) {
+    FC_TRY(check_request(source, path, options, err));
+    fc_progress_begin(options->work.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
+    if (options->selection.compress && !options->format->writer.place) {
+        char names[128] = "";
+        list_compressing(names, sizeof names);
+        return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression; these have: %s",
+                       options->format->name, names);
+    }
+    if (!arena) {
+        return fc_no_memory(err, NULL);
+    }
+    report->memory = options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY;
+    fc_selection selection = options->selection;
+    selection.traits = &options->format->target;
+    FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
+    if (path) {
+        FC_TRY(check_target(target, path, options, report, err));
+        FC_TRY(check_name(target, path, options->format, err));
+    }
+    FC_TRY(fc_check_all_readable(target, err));
+    FC_TRY(check_headers(source, options->work.progress, err));
+    FC_TRY(check_objects(target, options, err));
+    FC_TRY(check_coverage(target, options->work.progress, err));
+    FC_TRY(measure(target, options, report, err));
+    report->reshaped = count_reshaped(target, &options->format->target);
+    report->stored_bytes = report->data_bytes;
+    return FC_OK;
+}
+
+fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
+                   fc_convert_report *report, fc_error *err) {
+    fc_convert_report local;
+    fc_target target = {0};
+    if (!report) {
+        report = &local;
+    }
+    memset(report, 0, sizeof *report);
+    fc_arena *arena = fc_arena_new();
+    fc_code mine = plan(source, path, options, arena, &target, report, err);
+    fc_code rc = fc_ranks_compare(options->comm, mine, &target, err);
+    if (mine == FC_OK && rc == FC_OK) {
+        rc = write_target(&target, path, options, report, err);
+    }
+    fc_arena_free(arena);
+    return rc;
+}

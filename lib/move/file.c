@@ -1,0 +1,299 @@
+/*
+ * Moves the contiguous items of one target file. The worker threads share only the queue of tiles, the cache of decoded
+ * chunks and the first error.
+ */
+#include "fsdpckpt/move.h"
+
+#include "base/pages.h"
+#include "fsdpckpt/cast.h"
+#include "fsdpckpt/try.h"
+#include "io/output.h"
+#include "move/queue.h"
+#include "read/source.h"
+#include "read/threads.h"
+#include "read/tuning.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* How the memory is divided. */
+typedef struct budget {
+    int threads;
+    int files;         /* open source files per worker */
+    size_t tile;       /* bytes */
+    size_t large_tile; /* bytes */
+    size_t scratch;    /* bytes per worker */
+    uint64_t decoded;  /* bytes for all decoded chunks */
+} budget;
+
+typedef struct engine {
+    const fc_target *target;
+    const fc_target_file *file;
+    fc_progress *progress; /* may be NULL */
+    budget budget;
+    struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
+    bool casts;                     /* some item changes its dtype, so workers need a second buffer */
+    fc_queue queue;
+    fc_decoded *decoded;
+    atomic_bool stop;
+    pthread_mutex_t lock; /* guards the fields below */
+    fc_code code;
+    fc_error error;
+} engine;
+
+/* Records the first error and stops all workers. */
+static void fail(engine *e, fc_code code, const fc_error *err) {
+    pthread_mutex_lock(&e->lock);
+    if (e->code == FC_OK) {
+        e->code = code;
+        e->error = *err;
+    }
+    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->stop, true);
+}
+
+/* One worker's state. Its buffers grow to the larger tile size only when a tensor needs it. */
+typedef struct worker {
+    engine *engine;
+    fc_source *source;
+    fc_output output;
+    unsigned char *buffer,
+        *cast; /* tiles in the target's dtype; the current tile in the source's dtype if that differs */
+    size_t buffer_size, cast_size;
+} worker;
+
+static fc_code grow(unsigned char **buffer, size_t *size, size_t target, fc_error *err) {
+    if (*size < target) {
+        fc_pages_free(*buffer, *size);
+        *size = 0;
+        *buffer = fc_pages_new(target);
+        if (!*buffer) {
+            return fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", target);
+        }
+        *size = target;
+    }
+    return FC_OK;
+}
+
+/* Tiles that are adjacent in the file and share one write. */
+typedef struct run {
+    int end;         /* index after its last tile in the batch */
+    size_t at, size; /* bytes, in the buffer */
+} run;
+
+/*
+ * Returns the run that begins with tile `first`. Its place in the buffer, `at` or later, has the same distance to a
+ * block boundary as in the file, so direct I/O can write it without a copy.
+ */
+static run next_run(const fc_batch *batch, int first, size_t at) {
+    uint64_t offset = batch->tiles[first].offset;
+    run r = {first, at + (size_t)((offset - at) % FC_OUTPUT_BLOCK), 0};
+    do {
+        r.size += batch->tiles[r.end++].size;
+    } while (r.end < batch->count && batch->tiles[r.end].offset == offset + r.size);
+    return r;
+}
+
+/* Makes the worker's buffers large enough for a batch. */
+static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
+    size_t total = 0, largest_cast = 0;
+    for (int i = 0; i < batch->count;) {
+        run r = next_run(batch, i, total);
+        total = r.at + r.size;
+        i = r.end;
+    }
+    for (int i = 0; i < batch->count; i++) {
+        const fc_active_item *active = batch->tiles[i].active;
+        if (active->dtype != active->tensor->dtype) {
+            size_t size = (size_t)batch->tiles[i].tile.count * fc_dtype_size(active->tensor->dtype);
+            largest_cast = size > largest_cast ? size : largest_cast;
+        }
+    }
+    FC_TRY(grow(&w->buffer, &w->buffer_size, total, err));
+    return grow(&w->cast, &w->cast_size, largest_cast, err);
+}
+
+/* Reads a tile as it will be in the target, and digests it while it is in the cache. */
+static fc_code read_tile(worker *w, const fc_active_item *active, const fc_tile *tile, unsigned char *to,
+                         fc_tile_digest *digest, fc_error *err) {
+    fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
+    bool cast = active->dtype != active->tensor->dtype;
+    fc_source_watch(w->source, active->digest.tensor ? w->engine->recorded : NULL, cast);
+    FC_TRY(fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err));
+    if (cast) {
+        fc_cast(active->tensor->dtype, w->cast, active->dtype, to, (size_t)tile->count);
+    }
+    return fc_tile_digest_make(&w->engine->target->tensors[active->item->tensor], active->item, &box, to,
+                               w->engine->queue.crc32, digest, err);
+}
+
+static fc_code move_batch(worker *w, fc_batch *batch, fc_error *err) {
+    FC_TRY(make_room(w, batch, err));
+    size_t at = 0;
+    for (int i = 0; i < batch->count;) {
+        run r = next_run(batch, i, at);
+        uint64_t offset = batch->tiles[i].offset;
+        for (at = r.at; i < r.end; at += batch->tiles[i++].size) {
+            FC_TRY(read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, &batch->tiles[i].digest,
+                             err));
+        }
+        FC_TRY(fc_output_write(&w->output, w->buffer + r.at, r.size, offset, err));
+        if (w->engine->progress) {
+            atomic_fetch_add_explicit(&w->engine->progress->done, r.size, memory_order_relaxed);
+        }
+    }
+    return FC_OK;
+}
+
+static bool cancelled(const engine *e) {
+    return e->progress && atomic_load_explicit(&e->progress->cancel, memory_order_relaxed);
+}
+
+/* Moves one batch. `*done`: there was none. */
+static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) {
+    engine *e = w->engine;
+    if (cancelled(e)) {
+        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
+    FC_TRY(fc_queue_take(&e->queue, batch, err));
+    *done = batch->count == 0;
+    if (*done) {
+        return FC_OK;
+    }
+    fc_code rc = move_batch(w, batch, err);
+    fc_queue_give_back(&e->queue, batch);
+    return rc;
+}
+
+static fc_code move_batches(worker *w, fc_error *err) {
+    engine *e = w->engine;
+    fc_batch *batch = malloc(sizeof *batch);
+    fc_code rc = FC_OK;
+    if (!batch) {
+        return fc_no_memory(err, e->file->path);
+    }
+    for (bool done = false; !done && !atomic_load_explicit(&e->stop, memory_order_relaxed);) {
+        FC_TRY_GOTO(move_next(w, batch, &done, err), rc, out);
+    }
+out:
+    free(batch);
+    return rc;
+}
+
+static fc_code move_tiles(worker *w, fc_error *err) {
+    const engine *e = w->engine;
+    FC_TRY(fc_source_new(e->target->source, e->decoded, e->budget.scratch, e->budget.files, &w->source, err));
+    fc_source_check_objects(w->source);
+    FC_TRY(fc_output_open(&w->output, e->file->path, err));
+    return move_batches(w, err);
+}
+
+/* A worker thread. Its error goes to the engine. */
+static void *run_mover(void *context) {
+    engine *e = context;
+    worker w = {.engine = e, .output = {.fd = -1, .direct = -1}};
+    fc_error err;
+    fc_code rc = move_tiles(&w, &err);
+    rc = fc_output_close(&w.output, rc, &err);
+    if (rc != FC_OK) {
+        fail(e, rc, &err);
+    }
+    fc_source_free(w.source);
+    fc_pages_free(w.buffer, w.buffer_size);
+    fc_pages_free(w.cast, w.cast_size);
+    return NULL;
+}
+
+static size_t clamp(uint64_t value, uint64_t low, uint64_t high) {
+    return (size_t)(value < low ? low : value > high ? high : value);
+}
+
+/* Bytes that a worker holds in addition to tiles and the window. */
+static size_t worker_overhead(void) {
+    return fc_source_overhead() + sizeof(fc_batch);
+}
+
+/* Divides `memory`: at most half of it (or the minimum) for the workers' buffers, the rest for decoded chunks. */
+static void divide_memory(uint64_t memory, int threads, bool casts, budget *b) {
+    uint64_t buffers = casts ? 3 : 2; /* tile, window and cast tile get equal shares */
+    uint64_t least = worker_overhead() + buffers * FC_LEAST_TILE_BYTES;
+    uint64_t fit = memory / 2 / least;
+    b->threads = threads;
+    if ((uint64_t)threads > fit) {
+        b->threads = fit < 1 ? 1 : (int)fit;
+    }
+    uint64_t each = (memory / 2 / (uint64_t)b->threads - worker_overhead()) / buffers;
+    b->tile = clamp(each, FC_LEAST_TILE_BYTES, FC_TILE_BYTES);
+    b->scratch = clamp(each, FC_LEAST_TILE_BYTES, FC_SCRATCH_BYTES);
+    b->large_tile = clamp(each, b->tile, FC_LARGE_TILE_BYTES);
+    uint64_t whole = worker_overhead() + b->scratch + (buffers - 1) * b->large_tile;
+    b->decoded = memory - (uint64_t)b->threads * whole;
+    b->files = fc_files_per_worker(b->threads);
+}
+
+/* Counts the elements that the engine moves into the file. They decide how many threads are worth starting. */
+static uint64_t owned_bytes(const fc_target *target, const fc_target_file *file, bool *casts) {
+    uint64_t total = 0;
+    *casts = false;
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_target_item *item = &file->items[i];
+        if (!item->owned || item->chunk) {
+            continue;
+        }
+        const fc_target_tensor *tensor = &target->tensors[item->tensor];
+        fc_box box = {tensor->source->ndim, item->dims, item->dims + tensor->source->ndim};
+        if (__builtin_add_overflow(total, (uint64_t)fc_box_volume(&box), &total)) {
+            total = UINT64_MAX;
+        }
+        *casts |= tensor->dtype != tensor->source->dtype;
+    }
+    return total;
+}
+
+static int choose_threads(const fc_move_options *options, uint64_t bytes) {
+    bytes /= options && options->shares > 1 ? options->shares : 1;
+    return fc_useful_threads(options ? options->work.threads : 0, bytes, FC_TILE_BYTES / 4);
+}
+
+/* Runs the workers on an engine whose budget and cache are made. */
+static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *err) {
+    atomic_init(&e->stop, false);
+    pthread_mutex_init(&e->lock, NULL);
+    fc_queue_init(&e->queue, e->target, e->file, e->budget.tile, e->budget.large_tile);
+    e->queue.crc32 = options && options->crc32;
+    e->queue.digests = options ? options->digests : NULL;
+    if (options && options->shares > 1) {
+        fc_queue_share(&e->queue, options->share, options->shares);
+    }
+    fc_threads_run(e->budget.threads, run_mover, e);
+    fc_queue_destroy(&e->queue);
+    pthread_mutex_destroy(&e->lock);
+    if (e->code != FC_OK && err) {
+        *err = e->error;
+    }
+    return e->code;
+}
+
+fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const fc_move_options *options,
+                     fc_error *err) {
+    uint64_t memory = options && options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY;
+    if (memory < FC_LEAST_MEMORY) {
+        return fc_advise(
+            err, fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed", memory),
+            FC_HINT_MEMORY, NULL);
+    }
+    engine e = {.target = target, .file = file, .progress = options ? options->work.progress : NULL};
+    e.recorded = options ? options->recorded : NULL;
+    uint64_t bytes = owned_bytes(target, file, &e.casts);
+    divide_memory(memory, choose_threads(options, bytes), e.casts, &e.budget);
+    if (!options || options->share == 0) { /* the first of the processes that write this file together */
+        FC_TRY(fc_output_allocate(file->path, err));
+    }
+    e.decoded = fc_decoded_new(e.budget.decoded);
+    if (!e.decoded) {
+        return fc_no_memory(err, file->path);
+    }
+    fc_code rc = run_workers(&e, options, err);
+    fc_decoded_free(e.decoded);
+    return rc;
+}

@@ -1,0 +1,167 @@
+/*
+ * Undoes HDF5 filter pipelines in memory: deflate, shuffle and fletcher32. Every number here may come from a hostile
+ * file.
+ *
+ * A pipeline is listed in the order in which it was applied, so decoding goes from its end to its start. The result of
+ * inflating must have the decoded size plus 4 bytes per fletcher32. A pipeline with a second deflate, which no program
+ * writes, therefore fails as damaged.
+ */
+#include "read/decode.h"
+
+#include "base/checked.h"
+#include "codec/codec.h"
+#include "codec/shuffle.h"
+#include "fsdpckpt/try.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { DEFLATE = 1, SHUFFLE = 2, FLETCHER32 = 3, CHECKSUM_SIZE = 4 };
+
+uint32_t fc_fletcher32(const unsigned char *bytes, size_t size) {
+    uint32_t a = 0, b = 0;
+    size_t words = size / 2;
+    while (words > 0) {
+        size_t block = words < 360 ? words : 360; /* this many additions cannot overflow 32 bits */
+        words -= block;
+        for (; block > 0; block--, bytes += 2) {
+            a += (uint32_t)bytes[0] << 8 | bytes[1];
+            b += a;
+        }
+        a = (a & 0xffff) + (a >> 16);
+        b = (b & 0xffff) + (b >> 16);
+    }
+    if (size % 2) {
+        a += (uint32_t)bytes[0] << 8;
+        b += a;
+        a = (a & 0xffff) + (a >> 16);
+        b = (b & 0xffff) + (b >> 16);
+    }
+    a = (a & 0xffff) + (a >> 16);
+    b = (b & 0xffff) + (b >> 16);
+    return b << 16 | a;
+}
+
+/* The stored checksum is little-endian; HDF5 before 1.6.3 swapped the bytes of each half on some machines. */
+static fc_code check_fletcher(const unsigned char *bytes, size_t size, fc_error *err) {
+    const unsigned char *p = bytes + size;
+    uint32_t stored = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    uint32_t swapped = p[1] | (uint32_t)p[0] << 8 | (uint32_t)p[3] << 16 | (uint32_t)p[2] << 24;
+    uint32_t sum = fc_fletcher32(bytes, size);
+    if (sum != stored && sum != swapped) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "the fletcher32 checksum is %08" PRIx32 " but %08" PRIx32 " is recorded: the data is damaged",
+                       sum, stored);
+    }
+    return FC_OK;
+}
+
+static bool applied(const fc_filters *filters, int i) {
+    return !(filters->mask >> i & 1);
+}
+
+/*
+ * Computes the size that inflating must give when deflate is filter `i`: the elements and the checksums of earlier
+ * filters.
+ */
+static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
+    *size = extent->decoded;
+    for (int j = 0; j < i; j++) {
+        if (applied(&extent->filters, j) && extent->filters.ids[j] == FLETCHER32 &&
+            !fc_add_u64(*size, CHECKSUM_SIZE, size)) {
+            return false;
+        }
+    }
+    return *size <= SIZE_MAX;
+}
+
+/* Computes the size after undoing filter `i` on `size` bytes. Returns false when the sizes are invalid. */
+static bool undone_size(const fc_extent *extent, int i, uint64_t size, uint64_t *out) {
+    *out = size;
+    switch (extent->filters.ids[i]) {
+    case DEFLATE:
+        return inflated_size(extent, i, out);
+    case FLETCHER32:
+        *out = size - CHECKSUM_SIZE;
+        return size >= CHECKSUM_SIZE;
+    default:
+        return true;
+    }
+}
+
+bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes) {
+    uint64_t total = extent->length, size = extent->length;
+    for (int i = extent->filters.count - 1; i > 0; i--) {
+        if (applied(&extent->filters, i) &&
+            (!undone_size(extent, i, size, &size) ||
+             (extent->filters.ids[i] != FLETCHER32 && !fc_add_u64(total, size, &total)))) {
+            return false;
+        }
+    }
+    *bytes = total;
+    return total <= SIZE_MAX;
+}
+
+bool fc_decode_gives_planes(const fc_extent *extent, uint32_t element) {
+    const fc_filters *f = &extent->filters;
+    return extent->codec == FC_CODEC_FILTERED && element > 1 && extent->first % element == 0 && f->count == 2 &&
+           f->mask == 0 && f->ids[0] == SHUFFLE && f->ids[1] == DEFLATE;
+}
+
+/* Bytes on their way through the pipeline, and where in the workspace the next step may write. */
+typedef struct stage {
+    unsigned char *bytes;
+    size_t size;
+    unsigned char *next;
+} stage;
+
+/* Undoes filter `i` into `out`, or in place when it only removes a checksum. */
+static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, unsigned char *out, fc_error *err) {
+    uint64_t size;
+    if (!undone_size(extent, i, s->size, &size)) {
+        return fc_fail(err, FC_ECORRUPT, "the chunk has only %zu bytes, too few for its checksum", s->size);
+    }
+    fc_code rc = FC_OK;
+    switch (extent->filters.ids[i]) {
+    case FLETCHER32:
+        rc = check_fletcher(s->bytes, (size_t)size, err);
+        out = s->bytes;
+        break;
+    case SHUFFLE:
+        fc_unshuffle(s->bytes, out, (size_t)size, element);
+        break;
+    case DEFLATE:
+        rc = fc_inflate(s->bytes, s->size, out, (size_t)size, err);
+        break;
+    default:
+        return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d is not supported", extent->filters.ids[i]);
+    }
+    if (out == s->next) {
+        s->next += size;
+    }
+    s->bytes = out;
+    s->size = (size_t)size;
+    return rc;
+}
+
+fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uint32_t element, unsigned char *out,
+                          fc_error *err) {
+    stage s = {workspace, (size_t)extent->length, workspace + extent->length};
+    for (int i = extent->filters.count - 1; i >= 0; i--) {
+        if (!applied(&extent->filters, i)) {
+            continue;
+        }
+        if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size != extent->decoded) {
+            break; /* it would overflow `out` */
+        }
+        /* Filter 0 was applied to the elements, so undoing it writes directly to `out`. */
+        FC_TRY(undo(extent, i, element, &s, i == 0 ? out : s.next, err));
+    }
+    if (s.size != extent->decoded) {
+        return fc_fail(err, FC_ECORRUPT, "the chunk decodes to %zu bytes instead of %" PRIu64, s.size, extent->decoded);
+    }
+    if (s.bytes != out) {
+        memcpy(out, s.bytes, s.size);
+    }
+    return FC_OK;
+}
