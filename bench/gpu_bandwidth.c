@@ -2,7 +2,7 @@
  * Measures the bandwidth of the GPU kernels and of a device-to-device copy. Prints GB/s (bytes read and written) and
  * the percentage of the copy. Usage: gpu_bandwidth [GPU], with FSDPCKPT_MODULE_PATH set to the directory of the module.
  */
-#include "fsdpckpt/device.h"
+#include "fsdpckpt/gather/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -38,8 +38,7 @@ bool ranks_is_launched_first(void) {
 }
 
 static fc_code join(ranks *r, long launched, fc_error *err) {
-    FC_TRY(fc_device_cpu(&r->device, err));
-    FC_TRY(fc_comm_mpi(r->device, &r->comm, err));
+    FC_TRY(fc_comm_mpi(&r->comm, err));
     if (launched > 1 && r->comm->size == 1) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "mpi: the launcher started %ld ranks, but this MPI library sees only one; does it belong to "
@@ -98,9 +97,6 @@ fc_code ranks_end(ranks *r, fc_code rc) {
             let_rank_0_clean_up();
         }
         r->comm->free(r->comm);
-    }
-    if (r->device) {
-        r->device->destroy(r->device);
     }
     return rc;
 }

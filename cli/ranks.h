@@ -10,7 +10,6 @@
 #include "fsdpckpt/move.h"
 
 typedef struct ranks {
-    fc_device *device;
     fc_comm *comm; /**< NULL: a single process */
 } ranks;
 

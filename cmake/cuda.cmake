@@ -1,4 +1,4 @@
-# Included by dependencies.cmake. Finds CUDA and NCCL for the modules of lib/comm, according to FSDPCKPT_WITH_CUDA and FSDPCKPT_WITH_NCCL. Sets
+# Included by dependencies.cmake. Finds CUDA and NCCL for the modules of lib/gather, according to FSDPCKPT_WITH_CUDA and FSDPCKPT_WITH_NCCL. Sets
 # FSDPCKPT_CUDA_FOUND and FSDPCKPT_NCCL_FOUND. AUTO leaves them out under sanitizers, which do not support GPUs.
 include(CheckLanguage)
 

@@ -1,7 +1,7 @@
 # A shared library exports what its public headers declare. All else is free to change, and abidiff compares only what
 # others can call (scripts/abi). Unit tests call private functions, so a shared build with tests exports everything.
 set(FSDPCKPT_EXPORTS ${PROJECT_BINARY_DIR}/fsdpckpt.map)
-file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/include/fsdpckpt/*.h
+file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/include/fsdpckpt/*.h ${PROJECT_SOURCE_DIR}/lib/include/fsdpckpt/*/*.h
   ${PROJECT_SOURCE_DIR}/train/include/fsdpckpt/train/*.h)
 set(names fc_grow fc_notes_add) # fsdpckpt-train, which requires exactly this version, calls it
 foreach(header ${headers})

@@ -327,7 +327,7 @@ static fc_code train_processes(const train_options *o, fc_error *err) {
     fc_comm *mpi = NULL, *nccl = NULL;
     fc_code rc;
     FC_TRY_GOTO(fc_device_cpu(&cpu, err), rc, out);
-    FC_TRY_GOTO(fc_comm_mpi(cpu, &mpi, err), rc, out);
+    FC_TRY_GOTO(fc_device_mpi(cpu, &mpi, err), rc, out);
     if (strcmp(o->comm, "nccl") == 0) {
         FC_TRY_GOTO(fc_comm_agree(mpi, fc_device_cuda(mpi->rank, &gpu, err), err), rc, out);
         FC_TRY_GOTO(fc_comm_nccl(mpi, gpu, &nccl, err), rc, out);
@@ -482,7 +482,7 @@ int main(int argc, char **argv) {
         o.unit.strategy = o.unit.strategy == FC_SHARD_GRAD_OP ? FC_HYBRID_SHARD_ZERO2 : FC_HYBRID_SHARD;
     }
     fc_code rc =
-        strcmp(o.comm, "local") == 0 ? fc_comm_run_local(o.ranks, train_thread, &o, &err) : train_processes(&o, &err);
+        strcmp(o.comm, "local") == 0 ? fc_device_run_local(o.ranks, train_thread, &o, &err) : train_processes(&o, &err);
     if (rc != FC_OK) {
         fprintf(stderr, "train_mlp: %s\n", err.message);
     }

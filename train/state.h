@@ -5,7 +5,7 @@
 #define FSDPCKPT_TRAIN_STATE_H
 
 #include "fsdpckpt/train/fsdp.h"
-#include "train/pool.h"
+#include "gather/pool.h"
 
 enum { NOT_IN_ORDER = -1 };
 

@@ -1,6 +1,6 @@
 /*
  * Scalar conversions between every floating-point type and the bits of a float32. fc_cast runs them in blocks on the
- * CPU and lib/comm/cuda runs them in the threads of a GPU, so both produce the same bits.
+ * CPU and lib/gather/cuda runs them in the threads of a GPU, so both produce the same bits.
  *
  * They use integer arithmetic and a few exact float additions. Only float64 needs the processor's own conversion.
  */

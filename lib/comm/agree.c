@@ -1,5 +1,5 @@
 /*
- * fc_comm_agree, and the functions that a backend may lack. They use only the functions of fc_comm and of its device.
+ * fc_comm_agree, and the functions that a backend may lack. They use only the functions of fc_comm.
  */
 #include "fsdpckpt/comm.h"
 
@@ -8,14 +8,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-fc_code fc_comm_group(fc_comm *comm, bool begin, fc_error *err) {
-    return comm->group ? comm->group(comm, begin, err) : FC_OK;
-}
-
-fc_code fc_comm_wait(fc_comm *comm, fc_stream *stream, fc_error *err) {
-    return comm->wait ? comm->wait(comm, stream, err) : comm->device->synchronize(comm->device, stream, err);
-}
 
 void fc_comm_abort(fc_comm *comm) {
     comm->broken = true;
@@ -35,29 +27,9 @@ typedef struct outcome {
     char about[sizeof((fc_error *)0)->about];
 } outcome;
 
-/* Gathers host memory. A communicator on a GPU needs a copy in device memory. */
 static fc_code gather_from_host(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err) {
-    fc_device *device = comm->device;
-    if (device->is_host) {
-        return comm->all_gather(comm, send, recv, bytes, NULL, err);
-    }
-    void *memory = NULL;
-    size_t all = bytes * (size_t)comm->size;
-    char *mine;
-    fc_code rc;
-    FC_TRY_GOTO(device->alloc(device, all, &memory, err), rc, out);
-    mine = (char *)memory + bytes * (size_t)comm->rank;
-    FC_TRY_GOTO(device->copy(device, mine, send, bytes, NULL, err), rc, out);
-    FC_TRY_GOTO(comm->all_gather(comm, mine, memory, bytes, NULL, err), rc, out);
-    FC_TRY_GOTO(fc_comm_wait(comm, NULL, err), rc, out);
-    FC_TRY_GOTO(device->copy(device, recv, memory, all, NULL, err), rc, out);
-    rc = fc_comm_wait(comm, NULL, err);
-out:
-    if (rc != FC_OK && !comm->broken) {
-        fc_comm_abort(comm);
-    }
-    device->release(device, memory);
-    return rc;
+    return comm->all_gather_host ? comm->all_gather_host(comm, send, recv, bytes, err)
+                                 : comm->all_gather(comm, send, recv, bytes, NULL, err);
 }
 
 /* Whether all ranks failed with the same message, for example for a missing file. It then names no rank. */
@@ -81,7 +53,7 @@ static fc_code fail_for_rank(int rank, const outcome *theirs, bool alike, fc_err
 static fc_code find_failure(fc_comm *comm, fc_code mine, bool *failed, fc_error *err) {
     uint64_t worst = (uint64_t)mine;
     *failed = true;
-    if (!comm->device->is_host) {
+    if (comm->all_gather_host) {
         return FC_OK;
     }
     FC_TRY(comm->all_reduce(comm, &worst, 1, FC_U64, FC_REDUCE_MAX, NULL, err));

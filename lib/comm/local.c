@@ -266,8 +266,6 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
                        (int)MAX_RANKS);
     }
     local_world w = {.size = size};
-    fc_device *device = NULL;
-    FC_TRY(fc_device_cpu(&device, err));
     local_group *g = fc_local_group_new(&w, size);
     runner *runners = calloc((size_t)size, sizeof *runners);
     w.gone = calloc((size_t)size, sizeof *w.gone);
@@ -283,7 +281,6 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
         runners[r] = (runner){.comm = functions, .work = work, .context = context};
         runners[r].comm.rank = r;
         runners[r].comm.size = size;
-        runners[r].comm.device = device;
         runners[r].comm.state = g;
     }
     rc = run_all(&w, runners, err);
@@ -293,6 +290,5 @@ out:
     free(w.gone);
     free(runners);
     fc_local_group_free(g);
-    device->destroy(device);
     return rc;
 }

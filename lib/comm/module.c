@@ -1,5 +1,5 @@
 /*
- * Finds and loads the modules of lib/comm by name ("mpi").
+ * Finds and loads modules by name ("mpi").
  *
  * If FSDPCKPT_MODULE_PATH is set, only that directory is searched. Otherwise the search goes through the directory of
  * the binary that contains this code (a build directory), the modules of an installation relative to that binary (the
@@ -70,9 +70,9 @@ static void fill_search_path(search_path *p) {
     add_directory(p, FSDPCKPT_MODULES_INSTALLED, strlen(FSDPCKPT_MODULES_INSTALLED), "");
 }
 
-static fc_code check_table(const char *path, const fc_module *module, fc_error *err) {
+static fc_code check_table(const char *path, const fc_module_kind *kind, const fc_module *module, fc_error *err) {
     if (!module || module->abi != FC_MODULE_ABI || module->comm_size != sizeof(fc_comm) ||
-        module->device_size != sizeof(fc_device) || strcmp(module->version, FSDPCKPT_VERSION) != 0) {
+        module->device_size != kind->device_size || strcmp(module->version, FSDPCKPT_VERSION) != 0) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: belongs to another build than this fsdpckpt %s: install both together", path,
                        FSDPCKPT_VERSION);
@@ -93,7 +93,7 @@ static fc_code check_place(const char *path, char real[PATH_MAX], fc_error *err)
 }
 
 /* Loads the module in `path` and checks its table. Nobody else can change what is at the path after it was checked. */
-static fc_code load_module(const char *path, const fc_module **out, fc_error *err) {
+static fc_code load_file(const char *path, const fc_module_kind *kind, const fc_module **out, fc_error *err) {
     char real[PATH_MAX];
     FC_TRY(check_place(path, real, err));
     void *handle = dlopen(real, RTLD_NOW | RTLD_LOCAL);
@@ -102,87 +102,58 @@ static fc_code load_module(const char *path, const fc_module **out, fc_error *er
         return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be loaded: %s", path, why ? why : "unknown error");
     }
     const fc_module *module = dlsym(handle, FC_MODULE_SYMBOL_NAME);
-    fc_code rc = check_table(path, module, err);
+    fc_code rc = check_table(path, kind, module, err);
     *out = rc == FC_OK ? module : NULL;
     return rc;
 }
 
-/* @return what a build needs to contain the module. */
-static const char *needed_library(const char *name) {
-    if (strcmp(name, "mpi") == 0) {
-        return "an MPI library (Debian: libopenmpi-dev)";
-    }
-    return strcmp(name, "nccl") == 0 ? "CUDA and NCCL (of NVIDIA)" : "CUDA (of NVIDIA)";
-}
-
-static fc_code not_found(const char *name, bool built, const search_path *p, fc_error *err) {
+static fc_code not_found(const fc_module_kind *kind, const search_path *p, fc_error *err) {
     char where[600] = "";
     for (int i = 0; i < p->count; i++) {
         size_t used = strlen(where);
         snprintf(where + used, sizeof where - used, "%s%s", i ? ", " : "", p->directories[i]);
     }
-    if (!built) {
+    if (!kind->is_built) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: this build does not contain it: install %s, then configure and build fsdpckpt again", name,
-                       needed_library(name));
+                       "%s: this build does not contain it: install %s, then configure and build fsdpckpt again",
+                       kind->name, kind->library);
     }
     return fc_fail(
         err, FC_EUNSUPPORTED,
         "%s: libfsdpckpt-comm-%s.so was not found in %s: install it, or set FSDPCKPT_MODULE_PATH to its directory",
-        name, name, where);
+        kind->name, kind->name, where);
 }
 
-static fc_code find_module(const char *name, bool built, const fc_module **out, fc_error *err) {
+fc_code fc_module_load(const fc_module_kind *kind, const fc_module **out, fc_error *err) {
     search_path *p = malloc(sizeof *p);
     if (!p) {
-        return fc_no_memory(err, name);
+        return fc_no_memory(err, kind->name);
     }
     fill_search_path(p);
     for (int i = 0; i < p->count; i++) {
         char path[PATH_MAX + 64];
-        snprintf(path, sizeof path, "%s/libfsdpckpt-comm-%s.so", p->directories[i], name);
+        snprintf(path, sizeof path, "%s/libfsdpckpt-comm-%s.so", p->directories[i], kind->name);
         if (access(path, F_OK) == 0) {
-            fc_code rc = load_module(path, out, err);
+            fc_code rc = load_file(path, kind, out, err);
             free(p);
             return rc;
         }
     }
-    fc_code rc = not_found(name, built, p, err);
+    fc_code rc = not_found(kind, p, err);
     free(p);
     return rc;
 }
 
-static fc_code fail_wrong_module(const char *name, fc_error *err) {
+fc_code fc_module_refuse(const fc_module_kind *kind, fc_error *err) {
     return fc_fail(err, FC_EUNSUPPORTED, "libfsdpckpt-comm-%s.so: contains another module: install fsdpckpt again",
-                   name);
+                   kind->name);
 }
 
-fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err) {
+fc_code fc_comm_mpi(fc_comm **out, fc_error *err) {
+    static const fc_module_kind kind = {
+        .name = "mpi", .is_built = FSDPCKPT_HAVE_MPI, .library = "an MPI library (Debian: libopenmpi-dev)"};
     const fc_module *module = NULL;
     *out = NULL;
-    FC_TRY(find_module("mpi", FSDPCKPT_HAVE_MPI, &module, err));
-    return module && module->mpi ? module->mpi(device, out, err) : fail_wrong_module("mpi", err);
-}
-
-fc_code fc_device_cuda(int index, fc_device **out, fc_error *err) {
-    const fc_module *module = NULL;
-    *out = NULL;
-    FC_TRY(find_module("cuda", FSDPCKPT_HAVE_CUDA, &module, err));
-    return module && module->cuda ? module->cuda(index, out, err) : fail_wrong_module("cuda", err);
-}
-
-fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err) {
-    const fc_module *module = NULL;
-    *out = NULL;
-    FC_TRY(find_module("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
-    return module && module->nccl ? module->nccl(bootstrap, device, out, err) : fail_wrong_module("nccl", err);
-}
-
-fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
-                          fc_error *err) {
-    const fc_module *module = NULL;
-    *out = NULL;
-    FC_TRY(find_module("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
-    return module && module->nccl_file ? module->nccl_file(path, rank, size, seconds, device, out, err)
-                                       : fail_wrong_module("nccl", err);
+    FC_TRY(fc_module_load(&kind, &module, err));
+    return module && module->mpi ? module->mpi(out, err) : fc_module_refuse(&kind, err);
 }

@@ -9,28 +9,39 @@
 #include "fsdpckpt/comm.h"
 
 /** The version of this interface. Every change of fc_comm, fc_device or fc_module increments it. */
-enum { FC_MODULE_ABI = 1 };
+enum { FC_MODULE_ABI = 2 };
 
 /** The symbol that every module exports: a `const fc_module`. */
 #define FC_MODULE_SYMBOL fc_module_table
 #define FC_MODULE_SYMBOL_NAME "fc_module_table"
 
-/** The table of a module. Functions of other modules are NULL. */
+/** The table of a module. What other modules have is NULL. */
 typedef struct fc_module {
-    int abi;                       /**< FC_MODULE_ABI */
-    size_t comm_size, device_size; /**< size of fc_comm and fc_device in the module, in bytes */
-    const char *version;           /**< FSDPCKPT_VERSION */
-    fc_code (*mpi)(fc_device *device, fc_comm **out, fc_error *err);
-    fc_code (*cuda)(int index, fc_device **out, fc_error *err);
-    fc_code (*nccl)(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err);
-    fc_code (*nccl_file)(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
-                         fc_error *err);
+    int abi;             /**< FC_MODULE_ABI */
+    size_t comm_size;    /**< size of fc_comm in the module, in bytes */
+    size_t device_size;  /**< that of fc_device; 0 in a module without devices */
+    const char *version; /**< FSDPCKPT_VERSION */
+    fc_code (*mpi)(fc_comm **out, fc_error *err);
+    const struct fc_device_module *devices; /**< gather/module.h */
 } fc_module;
 
-#define FC_MODULE_HEAD                                                                                                 \
-    .abi = FC_MODULE_ABI, .comm_size = sizeof(fc_comm), .device_size = sizeof(fc_device), .version = FSDPCKPT_VERSION
+#define FC_MODULE_HEAD .abi = FC_MODULE_ABI, .comm_size = sizeof(fc_comm), .version = FSDPCKPT_VERSION
 
 /** Exports the table, the only visible symbol of a module. */
 #define FC_MODULE_EXPORT __attribute__((visibility("default")))
+
+/** Which module a caller wants. */
+typedef struct fc_module_kind {
+    const char *name;    /**< "mpi" */
+    bool is_built;       /**< whether this build contains it */
+    const char *library; /**< what a build needs to contain it */
+    size_t device_size;  /**< fc_module.device_size */
+} fc_module_kind;
+
+/** Finds and loads a module. @return FC_EUNSUPPORTED with the reason why there is none. */
+fc_code fc_module_load(const fc_module_kind *kind, const fc_module **out, fc_error *err);
+
+/** Refuses a module that has the name of another. */
+fc_code fc_module_refuse(const fc_module_kind *kind, fc_error *err);
 
 #endif

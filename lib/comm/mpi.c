@@ -315,20 +315,16 @@ static size_t chosen_call_bytes(void) {
     return bytes > 0 && bytes < CALL_BYTES ? (size_t)bytes : CALL_BYTES;
 }
 
-static fc_code new_mpi(fc_device *device, fc_comm **out, fc_error *err) {
+static fc_code new_mpi(fc_comm **out, fc_error *err) {
     bool started = false;
     MPI_Comm mpi;
     *out = NULL;
-    if (!device->is_host) {
-        return fc_fail(err, FC_EUNSUPPORTED, "mpi: memory of %s is not supported: use nccl, or host memory",
-                       device->name);
-    }
     FC_TRY(start_mpi(&started, err));
     int code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
     if (code != MPI_SUCCESS) {
         return fc_fail(err, FC_EIO, "mpi: MPI_Comm_dup failed with %d", code);
     }
-    return comm_new(mpi, started, chosen_call_bytes(), device, out, err);
+    return comm_new(mpi, started, chosen_call_bytes(), NULL, out, err);
 }
 
 FC_MODULE_EXPORT extern const fc_module FC_MODULE_SYMBOL;

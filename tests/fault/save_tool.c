@@ -110,7 +110,7 @@ static bool fail_call(job *j) {
     fc_error err = {FC_OK, ""};
     const int files = count_entries("/proc/self/fd");
     alarm(MINUTE);
-    fc_comm_run_local(RANKS, fail_save, j, NULL); /* its outcome is that of the save, if a collective failed */
+    fc_device_run_local(RANKS, fail_save, j, NULL); /* its outcome is that of the save, if a collective failed */
     snprintf(j->failed, sizeof j->failed, "%s", fault_failed() ? fault_failed() : "");
     fault_arm(0, "sys", 0);
     must_be(count_entries("/proc/self/fd") == files, j, "files are left open");
@@ -119,7 +119,7 @@ static bool fail_call(job *j) {
     must_be(*j->failed || j->outcomes[0] == FC_OK, j, "failed without a fault");
     must_be(j->outcomes[0] == FC_OK || *j->errors[0].message, j, "no message");
     must_be(strcmp(j->failed, "pthread_create") != 0 || j->outcomes[0] == FC_OK, j, "it needs no thread");
-    must_be(fc_comm_run_local(RANKS, check_target, j, &err) == FC_OK, j, err.message);
+    must_be(fc_device_run_local(RANKS, check_target, j, &err) == FC_OK, j, err.message);
     alarm(0);
     return *j->failed;
 }

@@ -147,8 +147,8 @@ int main(void) {
     }
     char path[64];
     snprintf(path, sizeof path, "/tmp/fsdpckpt-nccl-%ld", (long)getpid());
-    must(fc_comm_run_local(gpus, work, NULL, &err), &err, "bootstrapped by threads");
-    must(fc_comm_run_local(gpus, work, path, &err), &err, "bootstrapped by a file");
+    must(fc_device_run_local(gpus, work, NULL, &err), &err, "bootstrapped by threads");
+    must(fc_device_run_local(gpus, work, path, &err), &err, "bootstrapped by a file");
     printf("good with %d GPUs\n", gpus);
     return 0;
 }

@@ -25,7 +25,7 @@ static inline bool fail_call(fail_call_work *work, int ranks, int gpu, long call
     fc_error err = {FC_OK, ""};
     emulated_fail(gpu, call);
     alarm(MINUTE);
-    const fc_code rc = fc_comm_run_local(ranks, work, outcomes, &err);
+    const fc_code rc = fc_device_run_local(ranks, work, outcomes, &err);
     alarm(0);
     const char *failed = emulated_failed();
     if (failed && strcmp(failed, "cudaSetDevice") == 0 && rc == FC_OK) {

@@ -122,7 +122,7 @@ static void waits_no_longer_than_asked(void) {
     emulated_fail(0, 0);
     alarm(MINUTE);
     must_be(join_nobody(&err) == FC_EIO && strstr(err.message, "did not answer in time"), err.message);
-    fc_comm_run_local(RANKS, wait_for_nobody, outcomes, &err);
+    fc_device_run_local(RANKS, wait_for_nobody, outcomes, &err);
     alarm(0);
     must_be(outcomes[0] == FC_EIO, err.message);
 }

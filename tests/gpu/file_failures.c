@@ -85,7 +85,7 @@ static fc_code work(fc_comm *bootstrap, void *context, fc_error *err) {
 static void run(job *j) {
     fc_error err = {FC_OK, ""};
     alarm(MINUTE);
-    must(fc_comm_run_local(RANKS, work, j, &err), &err, "the GPUs");
+    must(fc_device_run_local(RANKS, work, j, &err), &err, "the GPUs");
     alarm(0);
     must_be(access(j->path, F_OK) != 0, "the file where the ranks met is left");
 }

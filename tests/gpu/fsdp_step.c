@@ -148,10 +148,10 @@ int main(void) {
         job j = {&settings[i], &cpu, false};
         memset(&cpu, 0, sizeof cpu);
         memset(&gpu, 0, sizeof gpu);
-        must(fc_comm_run_local(ranks, on_rank, &j, &err), &err, settings[i].name);
+        must(fc_device_run_local(ranks, on_rank, &j, &err), &err, settings[i].name);
         j.out = &gpu;
         j.on_gpu = true;
-        must(fc_comm_run_local(ranks, on_rank, &j, &err), &err, settings[i].name);
+        must(fc_device_run_local(ranks, on_rank, &j, &err), &err, settings[i].name);
         bool same = memcmp(&cpu, &gpu, sizeof cpu) == 0;
         size_t steps = strlen(settings[i].steps);
         bool close = ranks > 2 && are_close(&cpu, &gpu, rounding_of(&settings[i]) * ranks * (double)steps);

@@ -5,7 +5,7 @@
 #include "emulate/emulate.h"
 #include "gpu.h"
 
-#include <fsdpckpt/train/dtensor_data.h>
+#include <fsdpckpt/gather/dtensor_data.h>
 
 enum { TENSORS = 8, MOST = 512 };
 
@@ -119,7 +119,7 @@ int main(void) {
     fc_error err = {FC_OK, ""};
     int gpus = 0;
     must_be(cudaGetDeviceCount(&gpus) == cudaSuccess, "no GPUs");
-    must(fc_comm_run_local(gpus, work, NULL, &err), &err, "gather");
+    must(fc_device_run_local(gpus, work, NULL, &err), &err, "gather");
     printf("good on %d GPUs\n", gpus);
     return 0;
 }

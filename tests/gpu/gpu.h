@@ -4,7 +4,7 @@
 #ifndef TESTS_GPU_H
 #define TESTS_GPU_H
 
-#include "fsdpckpt/comm.h"
+#include "fsdpckpt/gather/device_comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>

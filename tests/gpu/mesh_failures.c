@@ -10,7 +10,7 @@
 #include "fsdp_model.h"
 #include "fsdpckpt/try.h"
 
-#include <fsdpckpt/train/dtensor_data.h>
+#include <fsdpckpt/gather/dtensor_data.h>
 
 #include <string.h>
 #include <unistd.h>
@@ -109,7 +109,7 @@ static void lose_each_rank(void) {
     for (int i = 0; i < RANKS * 4; i++) {
         loss l = {.lost = i % RANKS, .first = i / RANKS % 2, .two_streams = i / RANKS / 2 == 1};
         alarm(MINUTE);
-        must_be(fc_comm_run_local(RANKS, lose_rank, &l, NULL) != FC_OK, "the loss of a rank is no error");
+        must_be(fc_device_run_local(RANKS, lose_rank, &l, NULL) != FC_OK, "the loss of a rank is no error");
         alarm(0);
     }
 }

@@ -93,7 +93,7 @@ int main(void) {
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i < sizeof jobs / sizeof *jobs; i++) {
         job j = jobs[i];
-        rc = fc_comm_run_local(ranks, on_rank, &j, &err);
+        rc = fc_device_run_local(ranks, on_rank, &j, &err);
         printf("%zu on %d ranks: %s\n", i, ranks, rc == FC_OK ? "equal" : err.message);
         snprintf(command, sizeof command, "rm -rf %s/*", directory);
         must_be(system(command) == 0, command);

@@ -86,7 +86,7 @@ static bool fail_call(job *j) {
     char command[192];
     fc_error err = {FC_OK, ""};
     alarm(MINUTE);
-    fc_code rc = fc_comm_run_local(RANKS, work, j, &err);
+    fc_code rc = fc_device_run_local(RANKS, work, j, &err);
     alarm(0);
     const char *failed = emulated_failed();
     emulated_fail(0, 0);

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Compiles every public header alone, as C11 and as C++11, and checks that fsdpckpt.h includes all of its folder.
+# Compiles every public header alone, as C11 and as C++11, and checks that fsdpckpt.h includes all of its folder, but not
+# what only training needs: the folders below.
 # Usage: headers.sh INCLUDE_DIR... (those of the sources, or the one that was installed)
 set -eu
 failed=0
@@ -14,7 +15,7 @@ compile() {
 }
 count=0
 for root; do
-    for path in "$root"/fsdpckpt/*.h "$root"/fsdpckpt/train/*.h; do
+    for path in "$root"/fsdpckpt/*.h "$root"/fsdpckpt/*/*.h; do
         [ -e "$path" ] || continue
         name=${path#"$root"/}
         count=$((count + 1))
@@ -22,7 +23,7 @@ for root; do
         if command -v c++ >/dev/null; then
             compile "$name" c++ c++ c++11
         fi
-        case $name in fsdpckpt/train/* | fsdpckpt/fsdpckpt.h) continue ;; esac
+        case $name in fsdpckpt/*/* | fsdpckpt/fsdpckpt.h) continue ;; esac
         grep -q "^#include \"$name\"$" "$root/fsdpckpt/fsdpckpt.h" ||
             { echo "fsdpckpt.h does not include $name" >&2; failed=1; }
     done

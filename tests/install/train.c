@@ -1,8 +1,8 @@
 /*
  * The smallest program that uses the installed training library: two ranks as threads take part in an all-gather mesh.
  */
-#include <fsdpckpt/comm.h>
-#include <fsdpckpt/train/dtensor_data.h>
+#include <fsdpckpt/gather/device_comm.h>
+#include <fsdpckpt/gather/dtensor_data.h>
 #include <fsdpckpt/train/fsdp.h>
 
 #include <stdio.h>
@@ -20,7 +20,7 @@ static fc_code work(fc_comm *comm, void *context, fc_error *err) {
 
 int main(void) {
     fc_error err;
-    fc_code rc = fc_comm_run_local(2, work, NULL, &err);
+    fc_code rc = fc_device_run_local(2, work, NULL, &err);
     if (rc != FC_OK) {
         fprintf(stderr, "%s\n", err.message);
     }

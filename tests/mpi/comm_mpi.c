@@ -45,13 +45,13 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s\n", err.message);
         return 1;
     }
-    rc = fc_comm_mpi(device, &comm, &err);
+    rc = fc_device_mpi(device, &comm, &err);
     if (rc == FC_OK) {
         bool cancel = argc > 1 && strcmp(argv[1], "cancel") == 0;
         int rank = comm->rank, size = comm->size;
         rc = cancel ? run_cancel(comm, &err) : run_cases(comm, &err);
         comm->free(comm);
-        if (rc == FC_OK && !cancel && fc_comm_mpi(device, &comm, NULL) != FC_EUSAGE) {
+        if (rc == FC_OK && !cancel && fc_device_mpi(device, &comm, NULL) != FC_EUSAGE) {
             rc = fc_fail(&err, FC_EFOUND, "MPI was started twice");
         }
         if (rc == FC_OK) {

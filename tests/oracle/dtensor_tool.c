@@ -5,7 +5,7 @@
  * With "placements" the tensor lies so on the whole mesh and is all-gathered only. The answer has for each rank:
  * "chunked" and its "placements", "gathered", "chunk_tensor" (null: no shard) and "loaded" (number of shards).
  */
-#include "fsdpckpt/train/dtensor_data.h"
+#include "fsdpckpt/gather/dtensor_data.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -164,7 +164,7 @@ int main(void) {
         json_t *ranks = json_array();
         read_case(in, &c);
         int world = (int)fc_mesh_ranks(&c.mesh);
-        fc_code rc = world <= MOST_RANKS ? fc_comm_run_local(world, run_rank, &c, &err) : FC_EUSAGE;
+        fc_code rc = world <= MOST_RANKS ? fc_device_run_local(world, run_rank, &c, &err) : FC_EUSAGE;
         for (int r = 0; r < world && r < MOST_RANKS; r++) {
             json_array_append_new(ranks, c.results[r] ? c.results[r] : json_null());
         }

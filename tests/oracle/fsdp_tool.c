@@ -318,7 +318,7 @@ static json_t *run_scenario(const json_t *scenario) {
     shared_run all = {scenario, results};
     fc_error err = {FC_OK, ""};
     int world = (int)integer_of(scenario, "world");
-    fc_code rc = world <= 64 ? fc_comm_run_local(world, run_rank, &all, &err) : FC_EUSAGE;
+    fc_code rc = world <= 64 ? fc_device_run_local(world, run_rank, &all, &err) : FC_EUSAGE;
     for (int i = 0; i < world && i < 64; i++) {
         json_array_append_new(list, results[i] ? results[i] : json_null());
     }

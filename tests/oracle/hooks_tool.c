@@ -271,7 +271,7 @@ int main(void) {
     json_array_foreach(scenarios, i, scenario) {
         forward_run answer = {.scenario = scenario};
         fc_error err = {FC_OK, ""};
-        fc_code rc = fc_comm_run_local(2, run_rank, &answer, &err);
+        fc_code rc = fc_device_run_local(2, run_rank, &answer, &err);
         json_array_append_new(out, json_pack("{s:o,s:o,s:s,s:i}", "seen", answer.seen, "saved", answer.saved, "error",
                                              err.message, "code", (int)rc));
     }

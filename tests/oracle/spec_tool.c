@@ -9,7 +9,7 @@
  *   chunk_dt SHAPE RANKS DIM RANK                _chunk_tensor of a DTensor: outer, "|", outer local, "|", inner
  *   chunk_dtensor SHAPE DP TP DIM RANK           _chunk_dtensor: placements, global shape, local shape
  */
-#include "fsdpckpt/dtensor.h"
+#include "fsdpckpt/sharded_tensor/dtensor.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -181,7 +181,7 @@ int main(int argc, char **argv) {
         j.model.unit.strategy = FC_HYBRID_SHARD;
     }
     fc_error err = {FC_OK, ""};
-    fc_code rc = fc_comm_run_local((int)fc_mesh_ranks(&j.mesh), on_rank, &j, &err);
+    fc_code rc = fc_device_run_local((int)fc_mesh_ranks(&j.mesh), on_rank, &j, &err);
     if (rc != FC_OK) {
         fprintf(stderr, "state_tool: %s\n", err.message);
     }

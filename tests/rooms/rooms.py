@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that dependencies between rooms point one way: by the includes of every file, and by the calls of every object.
+"""Checks that dependencies between rooms point one way: by the includes of every file, and by the calls of every object. Checks
+also that the programs that only convert contain nothing of the rooms for training.
 
 Usage: rooms.py SOURCE_DIR BUILD_DIR
 
 ROOMS lists the rooms from the lowest to the highest. A file may use its own room and lower ones. docs/ARCHITECTURE.md describes
-the purpose of each. A public header belongs to the room that implements it, found by its private files or, if these do not
+the purpose of each. The last three are for training, so that no conversion can use them. A public header belongs to the room that implements it, found by its private files or, if these do not
 show it, in HEADERS.
 """
 
@@ -17,17 +18,19 @@ ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/co
 lib/move lib/flat lib/wrap lib/derived lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify
 formats/torch/names formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors
 formats/dcp formats/pt formats/hdf5 formats/schema formats/accelerate formats/lightning formats/deepspeed
-formats/megatron formats train cli/output cli/options cli cli/inspect cli/commands""".split()
+formats/megatron formats cli/output cli/options cli cli/inspect cli/commands
+lib/sharded_tensor lib/gather train""".split()
+TRAINING = ("lib/sharded_tensor", "lib/gather", "train")
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
 HEADERS = {
     "lib/base": "arena atomic digest dtype error progress try",
     "lib/io": "io",
-    "lib/sharding": "box dtensor layout mesh sharding_spec",
+    "lib/sharding": "box layout mesh",
     "lib/checkpoint": "checkpoint format memory seal target",
     "lib/plan": "sharding plan select",
     "lib/codec": "cast",
-    "lib/comm": "array comm device gather_files",
+    "lib/comm": "comm gather_files",
     "lib/read": "read",
     "lib/move": "move shards",
     "lib/wrap": "wrap_policy",
@@ -42,14 +45,16 @@ HEADERS = {
     "lib/verify": "verify",
     "formats/hdf5": "view",
     "formats": "fsdpckpt",
-    "train": "train/dtensor_data train/fsdp train/state_dict",
+    "lib/sharded_tensor": "sharded_tensor/dtensor sharded_tensor/sharding_spec",
+    "lib/gather": "gather/array gather/device gather/device_comm gather/dtensor_data",
+    "train": "train/flat_data train/fsdp train/state_dict",
 }
 PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name in names.split()}
 
 # The library calls the tables of formats and of encodings, which are defined in higher rooms.
 UPWARD_CALLS = {"fc_formats", "fc_object_encoding_find"}
 # Libraries that one room hides from all others.
-ONLY_IN = {r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h|nccl\.h|cuda\w*\.h": "lib/comm"}
+ONLY_IN = {r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h": "lib/comm", r"nccl\.h|cuda\w*\.h": "lib/gather"}
 
 
 def room_of(path):
@@ -142,7 +147,22 @@ def check_calls(root, build, problems):
         to = defined.get(symbol)
         if to is not None and LEVEL[to] > LEVEL[room] and symbol not in UPWARD_CALLS:
             problems.append(f"{path}: calls {symbol}: an arrow up from {room} to {to}")
-    return len(used)
+    return len(used), defined
+
+
+def check_programs(build, defined, problems):
+    """The command and the Python extension only convert."""
+    for program in ("cli/fsdpckpt", "python/fsdpckpt/_native.abi3.so"):
+        path = os.path.join(build, program)
+        if not os.path.isfile(path) and program != "cli/fsdpckpt":
+            continue
+        listing = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout
+        symbols = {fields[2] for fields in map(str.split, listing.splitlines()) if len(fields) == 3 and fields[1] in "TDRBV"}
+        if not symbols & {"main", "PyInit__native"}:
+            problems.append(f"{program}: has no symbols, so nothing was checked")
+        for symbol in sorted(symbols):
+            if defined.get(symbol) in TRAINING:
+                problems.append(f"{program}: contains {symbol} of {defined[symbol]}: it only converts")
 
 
 def main():
@@ -150,7 +170,8 @@ def main():
     problems = []
     files = check_includes(root, problems)
     check_names(root, problems)
-    calls = check_calls(root, build, problems)
+    calls, defined = check_calls(root, build, problems)
+    check_programs(build, defined, problems)
     if files < 100 or calls < 1000:
         problems.append(f"only {files} files and {calls} calls were found, so nothing was checked")
     for problem in problems:

@@ -5,7 +5,7 @@
 #ifndef TESTS_COMM_CASES_H
 #define TESTS_COMM_CASES_H
 
-#include "fsdpckpt/comm.h"
+#include "fsdpckpt/gather/device_comm.h"
 
 fc_code case_all_gather(fc_comm *comm, void *context, fc_error *err);
 fc_code case_all_gather_v(fc_comm *comm, void *context, fc_error *err);

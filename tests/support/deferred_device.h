@@ -5,7 +5,7 @@
 #ifndef TESTS_DEFERRED_DEVICE_H
 #define TESTS_DEFERRED_DEVICE_H
 
-#include "fsdpckpt/comm.h"
+#include "fsdpckpt/gather/device_comm.h"
 
 /** The options of the device. */
 typedef struct deferred_options {

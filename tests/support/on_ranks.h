@@ -4,7 +4,7 @@
 #ifndef TESTS_ON_RANKS_H
 #define TESTS_ON_RANKS_H
 
-#include "fsdpckpt/comm.h"
+#include "fsdpckpt/gather/device_comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static fc_code call(fc_comm *comm, void *context, fc_error *err) {
 static void on_ranks(int size, void (*run)(fc_comm *comm)) {
     fc_error err = {FC_OK, ""};
     body b = {run};
-    fc_code rc = fc_comm_run_local(size, call, &b, &err);
+    fc_code rc = fc_device_run_local(size, call, &b, &err);
     assert_string_equal(err.message, "");
     assert_int_equal(rc, FC_OK);
 }

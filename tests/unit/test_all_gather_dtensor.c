@@ -4,7 +4,7 @@
  */
 #include "deferred_device.h"
 
-#include "fsdpckpt/train/dtensor_data.h"
+#include "fsdpckpt/gather/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@ static const fc_placement whole = {FC_REPLICATE, 0, 0}, rows = {FC_SHARD, 0, 0},
 
 static void run(int size, fc_code (*work)(fc_comm *, void *, fc_error *), void *context) {
     fc_error err = {FC_OK, ""};
-    fc_code rc = fc_comm_run_local(size, work, context, &err);
+    fc_code rc = fc_device_run_local(size, work, context, &err);
     assert_string_equal(err.message, "");
     assert_int_equal(rc, FC_OK);
 }
@@ -185,7 +185,7 @@ static fc_code odd_strided(fc_comm *comm, void *context, fc_error *err) {
 static void strided_shards_of_others_are_refused(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
-    assert_int_equal(fc_comm_run_local(6, odd_strided, NULL, &err), FC_EUNSUPPORTED);
+    assert_int_equal(fc_device_run_local(6, odd_strided, NULL, &err), FC_EUNSUPPORTED);
     assert_non_null(strstr(err.message, "_StridedShard(0, 1) of 7 rows is not FSDP's over TP, and is not supported"));
 }
 
@@ -210,7 +210,7 @@ static fc_code uneven_tp(fc_comm *comm, void *context, fc_error *err) {
 static void uneven_tp_is_refused(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
-    assert_int_equal(fc_comm_run_local(4, uneven_tp, NULL, &err), FC_ECORRUPT);
+    assert_int_equal(fc_device_run_local(4, uneven_tp, NULL, &err), FC_ECORRUPT);
     assert_non_null(strstr(err.message, "the DTensor is not cut evenly: ranks 0 and 1 of mesh dimension 1 infer "
                                         "different shapes"));
 }

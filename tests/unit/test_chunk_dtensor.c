@@ -2,7 +2,7 @@
  * _chunk_dtensor: the placements and local box of a plain tensor and of a TP DTensor on (dp, tp) and (replicate, dp,
  * tp). The expected local sizes are those of torch for the same calls.
  */
-#include "fsdpckpt/train/dtensor_data.h"
+#include "fsdpckpt/gather/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -136,7 +136,7 @@ static void data_of_the_chunks(void **state) {
     (void)state;
     for (int dim = -1; dim < 2; dim++) {
         fc_error err = {FC_OK, ""};
-        fc_code rc = fc_comm_run_local(8, chunk_data, &dim, &err);
+        fc_code rc = fc_device_run_local(8, chunk_data, &dim, &err);
         assert_string_equal(err.message, "");
         assert_int_equal(rc, FC_OK);
     }

@@ -2,7 +2,7 @@
  * The boxes and metadata of a DTensor on one mesh dimension, and _chunk_tensor with its three kinds of input. Expected
  * texts are printed by torch for the same calls.
  */
-#include "fsdpckpt/train/dtensor_data.h"
+#include "fsdpckpt/gather/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -70,7 +70,7 @@ static void a_failure_reaches_all(void **state) {
             fc_error err = {FC_OK, ""};
             char wanted[64];
             snprintf(wanted, sizeof wanted, "rank %d: the disk is full", bad);
-            assert_int_equal(fc_comm_run_local(size, one_fails, &s, &err), FC_EIO);
+            assert_int_equal(fc_device_run_local(size, one_fails, &s, &err), FC_EIO);
             assert_string_equal(err.message, wanted);
             for (int r = 0; r < size; r++) {
                 if (r != bad) {
@@ -92,7 +92,7 @@ static void a_rank_returns_early(void **state) {
         fc_error err = {FC_OK, ""};
         char wanted[96];
         snprintf(wanted, sizeof wanted, "rank %d: returned while other ranks wait for it in barrier", bad);
-        assert_int_equal(fc_comm_run_local(4, one_leaves, &bad, &err), FC_EUSAGE);
+        assert_int_equal(fc_device_run_local(4, one_leaves, &bad, &err), FC_EUSAGE);
         assert_string_equal(err.message, wanted);
     }
 }
@@ -119,7 +119,7 @@ static fc_code fails_elsewhere(fc_comm *comm, void *context, fc_error *err) {
 static void a_failure_crosses_groups(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
-    assert_int_equal(fc_comm_run_local(4, fails_elsewhere, NULL, &err), FC_ECORRUPT);
+    assert_int_equal(fc_device_run_local(4, fails_elsewhere, NULL, &err), FC_ECORRUPT);
     assert_string_equal(err.message, "rank 3: no tensor");
 }
 
@@ -150,7 +150,7 @@ static fc_code fails_while_copying(fc_comm *comm, void *context, fc_error *err) 
 static void freed_memory_is_not_read(void **state) {
     (void)state;
     for (int i = 0; i < 20; i++) {
-        assert_int_equal(fc_comm_run_local(4, fails_while_copying, NULL, NULL), FC_EIO);
+        assert_int_equal(fc_device_run_local(4, fails_while_copying, NULL, NULL), FC_EIO);
     }
 }
 
@@ -172,7 +172,7 @@ static void different_calls_are_refused(void **state) {
     (void)state;
     for (int kind = 0; kind < 4; kind++) {
         fc_error err = {FC_OK, ""};
-        assert_int_equal(fc_comm_run_local(3, different_calls, &kind, &err), FC_EUSAGE);
+        assert_int_equal(fc_device_run_local(3, different_calls, &kind, &err), FC_EUSAGE);
         assert_non_null(strstr(err.message, "rank 1: "));
     }
 }
@@ -198,7 +198,7 @@ static fc_code cancelled(fc_comm *comm, void *context, fc_error *err) {
 
 static void cancel_ends_every_wait(void **state) {
     (void)state;
-    assert_int_equal(fc_comm_run_local(4, cancelled, NULL, NULL), FC_EINTERRUPTED);
+    assert_int_equal(fc_device_run_local(4, cancelled, NULL, NULL), FC_EINTERRUPTED);
 }
 
 static fc_code nothing(fc_comm *comm, void *context, fc_error *err) {
@@ -210,10 +210,10 @@ static fc_code nothing(fc_comm *comm, void *context, fc_error *err) {
 
 static void sizes_of_the_backend(void **state) {
     (void)state;
-    assert_int_equal(fc_comm_run_local(0, nothing, NULL, NULL), FC_EUSAGE);
-    assert_int_equal(fc_comm_run_local(-1, nothing, NULL, NULL), FC_EUSAGE);
-    assert_int_equal(fc_comm_run_local(1 << 20, nothing, NULL, NULL), FC_EUSAGE);
-    assert_int_equal(fc_comm_run_local(64, nothing, NULL, NULL), FC_OK);
+    assert_int_equal(fc_device_run_local(0, nothing, NULL, NULL), FC_EUSAGE);
+    assert_int_equal(fc_device_run_local(-1, nothing, NULL, NULL), FC_EUSAGE);
+    assert_int_equal(fc_device_run_local(1 << 20, nothing, NULL, NULL), FC_EUSAGE);
+    assert_int_equal(fc_device_run_local(64, nothing, NULL, NULL), FC_OK);
 }
 
 int main(void) {

@@ -2,7 +2,7 @@
  * A build without MPI, CUDA and NCCL: the error says what to install. The test has a copy of lib/comm/module.c that was
  * compiled for such a build.
  */
-#include "fsdpckpt/comm.h"
+#include "fsdpckpt/gather/device_comm.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,7 +23,7 @@ static void errors_name_what_to_install(void **state) {
     fc_comm *comm = NULL;
     fc_error err;
     (void)state;
-    assert_int_equal(fc_comm_mpi(NULL, &comm, &err), FC_EUNSUPPORTED);
+    assert_int_equal(fc_comm_mpi(&comm, &err), FC_EUNSUPPORTED);
     assert_says(&err, "mpi", "libopenmpi-dev");
     assert_int_equal(fc_device_cuda(0, &device, &err), FC_EUNSUPPORTED);
     assert_says(&err, "cuda", "CUDA");

@@ -109,7 +109,7 @@ static fc_code with_own_hook(fc_comm *comm, void *context, fc_error *err) {
 static void hooks_replace_the_reduction(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
-    fc_code rc = fc_comm_run_local(3, with_own_hook, NULL, &err);
+    fc_code rc = fc_device_run_local(3, with_own_hook, NULL, &err);
     assert_string_equal(err.message, "");
     assert_int_equal(rc, FC_OK);
 }
@@ -166,7 +166,7 @@ static void hsdp_reduces_over_both_groups(void **state) {
                       "PRE_DIVIDE:unit3 REDUCE_SCATTER:unit3 ALL_REDUCE:unit3 POST_DIVIDE:unit3 PRE_DIVIDE:unit2"};
     fc_error err = {FC_OK, ""};
     for (int i = 0; i < 2; i++) {
-        fc_code rc = fc_comm_run_local(4, hybrid_rank, &w, &err);
+        fc_code rc = fc_device_run_local(4, hybrid_rank, &w, &err);
         assert_string_equal(err.message, "");
         assert_int_equal(rc, FC_OK);
         w.strategy = FC_HYBRID_SHARD_ZERO2;
@@ -215,7 +215,7 @@ static void accumulation_is_checked(void **state) {
     for (size_t i = 0; i < 2; i++) {
         fc_error err = {FC_OK, ""};
         damage d = damages[i];
-        assert_int_equal(fc_comm_run_local(2, damaged_rank, &d, &err), FC_EUSAGE);
+        assert_int_equal(fc_device_run_local(2, damaged_rank, &d, &err), FC_EUSAGE);
         if (!strstr(err.message, d.message)) {
             fail_msg("%s", err.message);
         }
@@ -245,7 +245,7 @@ static fc_code refused_options(fc_comm *comm, void *context, fc_error *err) {
 static void options_are_checked(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
-    fc_code rc = fc_comm_run_local(1, refused_options, NULL, &err);
+    fc_code rc = fc_device_run_local(1, refused_options, NULL, &err);
     assert_string_equal(err.message, "");
     assert_int_equal(rc, FC_OK);
 }

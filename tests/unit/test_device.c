@@ -1,8 +1,8 @@
 /*
- * lib/comm/device_cpu.c, the device that others are compared with: boxes element by element, sums and quotients against
- * the definition, refusals.
+ * lib/gather/device_cpu.c, the device that others are compared with: boxes element by element, sums and quotients
+ * against the definition, refusals.
  */
-#include "fsdpckpt/device.h"
+#include "fsdpckpt/gather/device.h"
 #include "fsdpckpt/move.h"
 
 #include <math.h>

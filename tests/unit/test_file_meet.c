@@ -2,7 +2,7 @@
  * The file where ranks of several processes meet: what they share, who has failed, left or been killed, files that dead
  * runs have left, and that no file stays.
  */
-#include "comm/file_meet.h"
+#include "gather/file_meet.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

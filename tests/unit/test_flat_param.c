@@ -2,7 +2,7 @@
  * Flat parameters: what torch refuses, extreme sizes, and round trips of data. tests/oracle/flat_param.py compares
  * layouts with torch's.
  */
-#include "fsdpckpt/flat_param.h"
+#include "fsdpckpt/train/flat_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

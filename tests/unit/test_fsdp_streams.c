@@ -88,7 +88,7 @@ static void run(trial *t, outcome *out) {
     fc_error err = {FC_OK, ""};
     memset(out, 0, sizeof *out);
     t->out = out;
-    fc_code rc = fc_comm_run_local(RANKS, on_rank, t, &err);
+    fc_code rc = fc_device_run_local(RANKS, on_rank, t, &err);
     assert_string_equal(err.message, "");
     assert_int_equal(rc, FC_OK);
 }

@@ -52,7 +52,7 @@ static fc_code on_rank(fc_comm *comm, void *context, fc_error *err) {
 
 static void check(expectation *e) {
     fc_error err = {FC_OK, ""};
-    fc_code rc = fc_comm_run_local(3, on_rank, e, &err);
+    fc_code rc = fc_device_run_local(3, on_rank, e, &err);
     assert_string_equal(err.message, "");
     assert_int_equal(rc, FC_OK);
 }

@@ -119,8 +119,8 @@ static fc_code note_functions(fc_comm *ranks, void *context, fc_error *err) {
 static void second_save_waits_or_is_refused(void **state) {
     fc_error err = {FC_OK, ""};
     (void)state;
-    assert_int_equal(fc_comm_run_local(1, note_functions, NULL, &err), FC_OK);
-    fc_comm_run_local(RANKS, second_on_rank, NULL, &err);
+    assert_int_equal(fc_device_run_local(1, note_functions, NULL, &err), FC_OK);
+    fc_device_run_local(RANKS, second_on_rank, NULL, &err);
     assert_string_equal(err.message, "");
 }
 
@@ -137,7 +137,7 @@ static fc_code sequential_on_rank(fc_comm *ranks, void *context, fc_error *err) 
 static void communicators_of_one_thread_are_refused(void **state) {
     fc_error err = {FC_OK, ""};
     (void)state;
-    assert_int_equal(fc_comm_run_local(RANKS, sequential_on_rank, NULL, &err), FC_EUNSUPPORTED);
+    assert_int_equal(fc_device_run_local(RANKS, sequential_on_rank, NULL, &err), FC_EUNSUPPORTED);
     assert_non_null(strstr(err.message, "local: two threads cannot use communicators at the same time"));
 }
 

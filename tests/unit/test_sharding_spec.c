@@ -1,7 +1,7 @@
 /*
  * Sharding specs: remote devices, chunk and enumerable specs, overlap and coverage, and rewriting a spec's device.
  */
-#include "fsdpckpt/sharding_spec.h"
+#include "fsdpckpt/sharded_tensor/sharding_spec.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

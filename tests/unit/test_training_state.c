@@ -237,7 +237,7 @@ static void execution_order(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
     on_ranks(2, changed_order);
-    assert_int_equal(fc_comm_run_local(3, ranks_differ, NULL, &err), FC_EUSAGE);
+    assert_int_equal(fc_device_run_local(3, ranks_differ, NULL, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "forward order differs across ranks: rank 0 is all-gathering parameters for "
                                         "'unit2' while rank 2 is all-gathering parameters for 'unit3'"));
 }

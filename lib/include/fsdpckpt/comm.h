@@ -1,18 +1,21 @@
 /*
- * Collectives between ranks. One interface, three backends: `local` (ranks are threads of one process), `mpi`
- * (Open MPI) and `nccl` (GPUs). The last two are modules that are loaded on demand; they report why they cannot run.
+ * Collectives between ranks. One interface, two backends for host memory: `local` (ranks are threads of one process)
+ * and `mpi` (Open MPI), a module that is loaded on demand and reports why it cannot run. gather/device_comm.h has the
+ * third, `nccl`, for the memory of GPUs, and what training needs of a communicator.
  *
- * Every function is collective: all ranks of the communicator call it in the same order, with sizes that agree. Buffers
- * are in the memory of the communicator's device. All ranks get the same error if the backend allows it. An error on
- * one rank never leaves the others waiting forever, as long as they wait with fc_comm_wait, not with the device's
- * synchronize, for streams that have collectives.
+ * Every function is collective: all ranks of the communicator call it in the same order, with sizes that agree. All
+ * ranks get the same error if the backend allows it. An error on one rank never leaves the others waiting forever.
  */
 #ifndef FSDPCKPT_COMM_H
 #define FSDPCKPT_COMM_H
 
 #include "fsdpckpt/atomic.h"
-#include "fsdpckpt/device.h"
-#include "fsdpckpt/mesh.h"
+#include "fsdpckpt/dtype.h"
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,11 +25,13 @@ extern "C" {
 typedef enum fc_reduce { FC_REDUCE_SUM, FC_REDUCE_AVG, FC_REDUCE_MIN, FC_REDUCE_MAX, FC_REDUCE_XOR } fc_reduce;
 
 typedef struct fc_comm fc_comm;
+typedef struct fc_device fc_device; /* gather/device.h */
+typedef struct fc_stream fc_stream;
 
 struct fc_comm {
     const char *backend; /**< "local", "mpi", "nccl" */
     int rank, size;      /**< this rank, and the number of ranks */
-    fc_device *device;   /**< borrowed; the buffers are in its memory */
+    fc_device *device;   /**< borrowed; the buffers are in its memory; NULL: in that of the host */
     void *state;         /**< private to the backend */
     /**
      * When it becomes true, a rank that waits for others returns FC_EINTERRUPTED; after that the communicator can only
@@ -59,6 +64,8 @@ struct fc_comm {
     /** Replaces the `count` elements of `data` by their reduction over all ranks, computed as in reduce_scatter. */
     fc_code (*all_reduce)(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
                           fc_error *err);
+    /** all_gather of host memory, of a backend whose buffers are elsewhere. NULL: all_gather gathers host memory. */
+    fc_code (*all_gather_host)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err);
     /** Copies the `bytes` bytes of `data` on rank `root` to all ranks. */
     fc_code (*broadcast)(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err);
     /** Waits until all ranks have called it. */
@@ -72,22 +79,14 @@ struct fc_comm {
      * no copies where the hardware allows. NULL: the device's own memory is as good. */
     fc_code (*alloc)(fc_comm *comm, size_t bytes, void **out, fc_error *err);
     void (*release)(fc_comm *comm, void *memory);
-    /** See fc_comm_group, fc_comm_wait, fc_comm_abort and fc_comm_has_failed, which callers use; NULL if there is
-     *  nothing to do. */
+    /** See fc_comm_abort, fc_comm_has_failed and, in device_comm.h, fc_comm_group and fc_comm_wait, which callers use;
+     *  NULL if there is nothing to do. */
     fc_code (*group)(fc_comm *comm, bool begin, fc_error *err);
     fc_code (*wait)(fc_comm *comm, fc_stream *stream, fc_error *err);
     void (*abort)(fc_comm *comm);
     bool (*has_failed)(fc_comm *comm);
     void (*free)(fc_comm *comm);
 };
-
-/** Begins a group of collectives on one stream, or ends it. NCCL runs them together; no result is there before the end.
- *  A group that has begun must end, also after an error. */
-fc_code fc_comm_group(fc_comm *comm, bool begin, fc_error *err);
-
-/** Waits until `stream` has done its work, other ranks have failed, `cancel` is true or `timeout` has passed. After an
- *  error the communicator is aborted. Copies to pageable host memory wait too, so call this before them. */
-fc_code fc_comm_wait(fc_comm *comm, fc_stream *stream, fc_error *err);
 
 /**
  * Gives up without the others. It ends what still runs on streams, also that of communicators that were split from this
@@ -100,10 +99,6 @@ void fc_comm_abort(fc_comm *comm);
 
 /** Returns whether another rank has given up. It never waits. */
 bool fc_comm_has_failed(fc_comm *comm);
-
-/** Makes a communicator of the ranks that differ only in their coordinate along mesh dimension `dim`. comm->size must
- * be the number of ranks of the mesh. */
-fc_code fc_comm_split_mesh(fc_comm *comm, const fc_mesh *mesh, int dim, fc_comm **out, fc_error *err);
 
 /**
  * Agrees on an outcome. Every rank passes its own code and error. All get FC_OK if every rank passed it, else the code
@@ -118,32 +113,9 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
 /**
  * Makes a communicator of all ranks of the MPI job, or of one rank without mpirun. If the program has not called
  * MPI_Init, this function does, once per process, and the communicator's `free` ends MPI.
- * @param device must use host memory.
- * @return FC_EUNSUPPORTED with the reason: no module, no MPI library on this machine, or a GPU.
+ * @return FC_EUNSUPPORTED with the reason: no module, or no MPI library on this machine.
  */
-fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err);
-
-/**
- * Makes an NCCL communicator of the ranks of `bootstrap`, which broadcasts the unique id, on the GPU `device`. Free it
- * before `bootstrap`, which tells it that other ranks have failed.
- * @return FC_EUNSUPPORTED with the reason why NCCL cannot run.
- */
-fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err);
-
-/**
- * Makes an NCCL communicator of `size` ranks that find each other through a file. Rank 0 makes `path`, which must not
- * exist yet (a file that a killed rank 0 has left is replaced), and removes it when all have joined. The others wait
- * for it, at most `seconds`.
- *
- * The ranks keep the file open, and each holds a lock on a byte of it. A rank that waits for others gets an error that
- * names the rank when another one gives up, or when its process ends in any way. The same holds when a rank frees the
- * communicator before a collective that the others have begun; for communicators that were split, this is noticed only
- * after the timeout. A child that is forked without exec keeps the lock of a rank that dies. On NFS, locks of a machine
- * that is lost are held until the server drops them; without locks, a rank whose process was killed is noticed after
- * the timeout.
- */
-fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
-                          fc_error *err);
+fc_code fc_comm_mpi(fc_comm **out, fc_error *err);
 
 #ifdef __cplusplus
 }

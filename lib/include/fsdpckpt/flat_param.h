@@ -2,13 +2,19 @@
  * Flat parameters: the parameters of an FSDP unit, one after another in one array that is divided into equal chunks
  * over the ranks. Semantics: torch/distributed/fsdp/_flat_param.py (FlatParamHandle), with and without use_orig_params.
  *
- * The layout is pure arithmetic; the functions on arrays move data with fc_device.
+ * The layout is pure arithmetic. train/flat_data.h moves the data.
  */
 #ifndef FSDPCKPT_FLAT_PARAM_H
 #define FSDPCKPT_FLAT_PARAM_H
 
 #include "fsdpckpt/arena.h"
-#include "fsdpckpt/array.h"
+#include "fsdpckpt/box.h"
+#include "fsdpckpt/dtype.h"
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -101,24 +107,6 @@ int64_t fc_flat_shard_padding(const fc_flat_layout *layout, int64_t rank);
 
 /** The value that torch fills alignment padding with. It must never matter, and is easy to see if it does. */
 #define FC_FLAT_PADDING_VALUE 42
-
-/**
- * Fills `flat`, which has at least layout->numel elements, from the parameters, which have the shapes of the layout.
- * @param params layout->nparams arrays, without additional names of shared ones.
- */
-fc_code fc_flat_flatten(const fc_flat_layout *layout, const fc_array *params, const fc_array *flat, fc_stream *stream,
-                        fc_error *err);
-
-/** Makes a view of parameter `param` in `flat`, an unsharded flat parameter, gradient or optimizer state. */
-fc_code fc_flat_view(const fc_flat_layout *layout, const fc_array *flat, size_t param, fc_array *out, fc_error *err);
-
-/** Copies the chunk of `rank` out of `flat` and pads it with zeros to layout->shard_numel. `shard` is 1-D. */
-fc_code fc_flat_shard(const fc_flat_layout *layout, const fc_array *flat, int64_t rank, const fc_array *shard,
-                      fc_stream *stream, fc_error *err);
-
-/** Makes a 1-D view of the part of parameter `param` in `shard`, the shard of `rank`. It may have no elements. */
-fc_code fc_flat_shard_view(const fc_flat_layout *layout, const fc_array *shard, int64_t rank, size_t param,
-                           fc_array *out, fc_error *err);
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,12 @@
 /*
- * All of the library: every public header of libfsdpckpt. A program that needs only a part may include that header
- * alone. The training step is a library of its own, fsdpckpt-train, with the headers fsdpckpt/train/.
+ * All of the library for conversions. A program that needs only a part may include that header alone. Programs that
+ * train include more: fsdpckpt/sharded_tensor/ (ShardMetadata, sharding specs, DTensors), fsdpckpt/gather/ (devices,
+ * arrays, gathers of FSDP and TP shards), and fsdpckpt/train/, the training step, a library of its own.
  */
 #ifndef FSDPCKPT_FSDPCKPT_H
 #define FSDPCKPT_FSDPCKPT_H
 
 #include "fsdpckpt/arena.h"
-#include "fsdpckpt/array.h"
 #include "fsdpckpt/atomic.h"
 #include "fsdpckpt/average.h"
 #include "fsdpckpt/box.h"
@@ -15,9 +15,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/compare.h"
-#include "fsdpckpt/device.h"
 #include "fsdpckpt/digest.h"
-#include "fsdpckpt/dtensor.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 #include "fsdpckpt/export.h"
@@ -37,7 +35,6 @@
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/sharding.h"
-#include "fsdpckpt/sharding_spec.h"
 #include "fsdpckpt/shards.h"
 #include "fsdpckpt/stats.h"
 #include "fsdpckpt/target.h"

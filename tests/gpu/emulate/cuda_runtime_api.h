@@ -1,5 +1,5 @@
 /*
- * The part of the CUDA runtime that lib/comm/cuda uses, for GPUs that runtime.c emulates. See emulate.h.
+ * The part of the CUDA runtime that lib/gather/cuda uses, for GPUs that runtime.c emulates. See emulate.h.
  */
 #ifndef TESTS_GPU_EMULATE_CUDA_RUNTIME_API_H
 #define TESTS_GPU_EMULATE_CUDA_RUNTIME_API_H

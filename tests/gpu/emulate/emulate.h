@@ -1,6 +1,7 @@
 /*
- * Emulated GPUs and an emulated NCCL, whose ranks are threads of this process. They execute what lib/comm/cuda does on
- * machines without a GPU: its kernels (kernels.cpp), the CUDA runtime (runtime.c) and the collectives (collectives.c).
+ * Emulated GPUs and an emulated NCCL, whose ranks are threads of this process. They execute what lib/gather/cuda does
+ * on machines without a GPU: its kernels (kernels.cpp), the CUDA runtime (runtime.c) and the collectives
+ * (collectives.c).
  *
  * - Streams do their work later, when a host thread waits or asks: in the order of the calls, or in any order that
  * streams and events allow, which a seed chooses. Collectives run when all ranks have reached them.

@@ -1,5 +1,5 @@
 /*
- * The kernels of lib/comm/cuda on the processor. Macros define CUDA's keywords in C++, and the threads of all blocks
+ * The kernels of lib/gather/cuda on the processor. Macros define CUDA's keywords in C++, and the threads of all blocks
  * run one after the other, when the stream comes to the launch. It does not test races between threads. See emulate.h.
  */
 #include "emulate.h"
@@ -92,4 +92,4 @@ static cudaError_t launch(void (*kernel)(Parameters...), unsigned blocks, cudaSt
 }
 
 #define FSDPCKPT_LAUNCH_IS_DEFINED
-#include "comm/cuda/kernels.cu"
+#include "gather/cuda/kernels.cu"

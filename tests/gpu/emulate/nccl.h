@@ -1,5 +1,5 @@
 /*
- * The part of NCCL that lib/comm/cuda/nccl.c uses, between threads of one process (collectives.c). See emulate.h.
+ * The part of NCCL that lib/gather/cuda/nccl.c uses, between threads of one process (collectives.c). See emulate.h.
  */
 #ifndef TESTS_GPU_EMULATE_NCCL_H
 #define TESTS_GPU_EMULATE_NCCL_H

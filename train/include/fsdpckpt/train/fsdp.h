@@ -17,9 +17,8 @@
 #ifndef FSDPCKPT_TRAIN_FSDP_H
 #define FSDPCKPT_TRAIN_FSDP_H
 
-#include "fsdpckpt/comm.h"
-#include "fsdpckpt/flat_param.h"
-#include "fsdpckpt/train/dtensor_data.h"
+#include "fsdpckpt/gather/dtensor_data.h"
+#include "fsdpckpt/train/flat_data.h"
 #include "fsdpckpt/wrap_policy.h"
 
 #ifdef __cplusplus
