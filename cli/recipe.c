@@ -18,7 +18,7 @@ fc_code recipe_check_options(const options *o, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "--reverse needs --recipe");
     }
     return !o->recipe && !option_given(o, OPT_DEQUANTIZE) && o->config
-               ? fc_fail(err, FC_EUSAGE, "--config needs --recipe or --dequantize")
+               ? fc_fail(err, FC_EUSAGE, "--config needs --recipe, or --dequantize where the command takes it")
                : FC_OK;
 }
 

@@ -9,6 +9,11 @@
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
 
+/** The help of --config for commands that do not take --dequantize. */
+#define RECIPE_CONFIG_HELP                                                                                             \
+    "config.json of the model, or its folder, from which --recipe takes sizes such as num_attention_heads (default: "  \
+    "the one next to SRC)"
+
 /**
  * Opens a checkpoint like source_open, and applies --dequantize, --adapter, --recipe and --quantize to it.
  * @param rest with --recipe, call->options becomes this copy, which selects and renames nothing: the recipe is applied

@@ -215,7 +215,7 @@ const command command_check = {
                    "what would remain after a conversion with them; globs match names before or after renaming.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
+    .takes = TAKES_COMMON | TAKES_COMPUTED | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
              TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_ALLOW_UNEXPECTED) |
              TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
              TAKES(OPT_RENAME) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) |

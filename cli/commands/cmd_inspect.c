@@ -159,7 +159,7 @@ const command command_inspect = {
                    "are decoded without executing anything. With --stats it reads all data, once.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_TREE) |
+    .takes = TAKES_COMMON | TAKES_COMPUTED | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_TREE) |
              TAKES(OPT_ALL) | TAKES(OPT_STATS) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_SORT) |
              TAKES(OPT_DEPTH) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_TENSOR) |
              TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |

@@ -129,6 +129,7 @@ static const option_help helps[] = {
     {OPT_OUTPUT,
      "write to the file DST, which must not exist unless --force is given; - is standard output, the default"},
     {OPT_QUIET, "print errors only"},
+    {OPT_CONFIG, RECIPE_CONFIG_HELP},
     {.help = NULL},
 };
 

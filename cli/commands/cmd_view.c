@@ -79,6 +79,7 @@ out:
 
 static const option_help helps[] = {
     {OPT_OUTPUT, "write the view to the file DST, which must not exist unless --force is given"},
+    {OPT_CONFIG, RECIPE_CONFIG_HELP},
     {.help = NULL},
 };
 

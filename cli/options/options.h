@@ -99,10 +99,10 @@ typedef enum option_id {
      TAKES(OPT_COMM) | TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) |           \
      TAKES(OPT_TRUST_OBJECTS))
 
+/** The options of commands that apply a recipe to SRC. */
+#define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG))
 /** The options of commands that apply a recipe to SRC, or compute weights of it. */
-#define TAKES_RECIPE                                                                                                   \
-    (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG) | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) |        \
-     TAKES(OPT_ADAPTER))
+#define TAKES_COMPUTED (TAKES_RECIPE | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) | TAKES(OPT_ADAPTER))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */

@@ -19,6 +19,15 @@ class Extract(harness.Case):
         with open(self.path("stdout"), "rb") as f:
             return f.read()
 
+    def test_dequantized(self):
+        """A cast of codes is refused with the option that computes the weight, so extract takes that option."""
+        source = os.path.join(harness.CORPUS, "..", "recipes", "torchtitan-llama3", "from.safetensors")
+        weight = "layers.0.feed_forward.w1.weight"
+        self.ok("consolidate", source, "-o", "codes.safetensors", "--quantize", weight)
+        self.ok("consolidate", "codes.safetensors", "-o", "numbers.safetensors", "--dequantize", "f32")
+        self.fails(5, "extract", "codes.safetensors", weight, "--dtype", "f32", contains=["--dequantize"])
+        self.assertEqual(self.raw("codes.safetensors", weight, "--dequantize", "f32"), self.raw("numbers.safetensors", weight))
+
     def test_output_formats(self):
         source = harness.corpus(TRAIN)
         raw = self.raw(source, TENSOR)
