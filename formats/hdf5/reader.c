@@ -227,22 +227,28 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     out->decoded = bytes;
     out->swap = d->swap;
     fc_row_major_strides(tensor->ndim, sizes, out->strides);
-    bool fill = d->where == FC_H5_NOWHERE || (d->where == FC_H5_IN_CHUNKS && chunk->place.kind != FC_PLACE_BYTES);
-    if (d->where == FC_H5_IN_CHUNKS && !fill) {
-        return filtered_extent(d, chunk, (uint32_t)chunk->detail, path, out, err);
-    }
-    if (fill) {
-        memset(out->strides, 0, sizeof out->strides);
-    }
-    if (fill || d->where == FC_H5_IN_RECORD) {
+    switch (d->where) {
+    case FC_H5_IN_CHUNKS:
+    case FC_H5_NOWHERE:
+    case FC_H5_IN_RECORD:
+        if (d->where == FC_H5_IN_CHUNKS && chunk->place.kind == FC_PLACE_BYTES) {
+            return filtered_extent(d, chunk, (uint32_t)chunk->detail, path, out, err);
+        }
+        if (d->where != FC_H5_IN_RECORD) { /* all elements are the fill value */
+            memset(out->strides, 0, sizeof out->strides);
+        }
         out->codec = FC_CODEC_INLINE;
         out->bytes = d->bytes.data;
         out->length = out->decoded = d->bytes.size;
-    } else if (d->where == FC_H5_BY_LIBRARY) {
+        return FC_OK;
+    case FC_H5_BY_LIBRARY:
         out->codec = FC_CODEC_FORMAT;
         out->length = bytes;
-    } else if (d->where == FC_H5_ELSEWHERE) {
+        return FC_OK;
+    case FC_H5_ELSEWHERE:
         return fc_fail(err, FC_EUSAGE, "%s: dataset /%s: only the headers were opened", path, d->path);
+    case FC_H5_AT_OFFSET:
+        break;
     }
     return FC_OK;
 }

@@ -56,7 +56,9 @@ fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err) {
     if (!progress) {
         return FC_OK;
     }
-    atomic_fetch_add_explicit(&progress->done, n, memory_order_relaxed);
+    if (n > 0) {
+        atomic_fetch_add_explicit(&progress->done, n, memory_order_relaxed);
+    }
     return atomic_load_explicit(&progress->cancel, memory_order_relaxed) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
                                                                          : FC_OK;
 }

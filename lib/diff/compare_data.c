@@ -204,9 +204,7 @@ static fc_code compare_portions(worker *w, fc_error *err) {
     while (!atomic_load_explicit(&j->stop, memory_order_relaxed)) {
         pair *p;
         fc_portion portion;
-        if (progress && atomic_load_explicit(&progress->cancel, memory_order_relaxed)) {
-            return fc_fail(err, FC_EINTERRUPTED, "interrupted");
-        }
+        FC_TRY(fc_progress_count(progress, 0, err));
         FC_TRY(take_locked(j, &p, &portion, err));
         if (!p) {
             return FC_OK;

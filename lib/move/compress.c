@@ -291,15 +291,9 @@ static fc_code hand_over(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
     return rc;
 }
 
-static bool cancelled(const compressor *p) {
-    return p->progress && atomic_load_explicit(&p->progress->cancel, memory_order_relaxed);
-}
-
 /* Does one job, unless all workers stop. */
 static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err) {
-    if (cancelled(w->compressor)) {
-        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
-    }
+    FC_TRY(fc_progress_count(w->compressor->progress, 0, err));
     slot *s = take_slot(w, job->number, err);
     *stopped = !s;
     if (!s) {

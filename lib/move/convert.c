@@ -211,8 +211,8 @@ static fc_code fill_staging(const fc_target *target, const char *staging, const 
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_share_path(options->comm, mine, &staging, arena, err), rc, out);
     FC_TRY_GOTO(write_all(target, staging, options, report, err), rc, out);
-    rc = fc_is_cancelled(&options->work) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                                         : fc_checkpoint_unchanged(target->source, err);
+    FC_TRY_GOTO(fc_progress_count(options->work.progress, 0, err), rc, out);
+    rc = fc_checkpoint_unchanged(target->source, err);
 out:
     fc_arena_free(arena);
     return rc;

@@ -145,16 +145,10 @@ static fc_code move_batch(worker *w, fc_batch *batch, fc_error *err) {
     return FC_OK;
 }
 
-static bool cancelled(const engine *e) {
-    return e->progress && atomic_load_explicit(&e->progress->cancel, memory_order_relaxed);
-}
-
 /* Moves one batch. `*done`: there was none. */
 static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) {
     engine *e = w->engine;
-    if (cancelled(e)) {
-        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
-    }
+    FC_TRY(fc_progress_count(e->progress, 0, err));
     FC_TRY(fc_queue_take(&e->queue, batch, err));
     *done = batch->count == 0;
     if (*done) {

@@ -16,10 +16,6 @@
 /* With fewer files per rank, one rank more or less would matter. */
 enum { FILES_PER_RANK = 4 };
 
-bool fc_is_cancelled(const fc_work_options *options) {
-    return options->progress && atomic_load(&options->progress->cancel);
-}
-
 static bool has_chunks(const fc_target_file *file) {
     for (size_t i = 0; i < file->nitems; i++) {
         if (file->items[i].chunk) {
@@ -89,12 +85,8 @@ static fc_code write_files(fc_conversion *m, fc_target_file *shard, fc_arena *ar
 static fc_code write_rank(fc_conversion *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
-    fc_code rc;
-    if (fc_is_cancelled(&m->move.work)) {
-        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
-    } else if (!arena) {
-        rc = fc_no_memory(err, NULL);
-    } else {
+    fc_code rc = arena ? fc_progress_count(m->move.work.progress, 0, err) : fc_no_memory(err, NULL);
+    if (rc == FC_OK) {
         rc = fc_target_file_of(m->target, rank, arena, &file, err);
     }
     FC_TRY_GOTO(fc_ranks_agree(m->comm, rc, err), rc, out);

@@ -31,8 +31,6 @@ static inline bool fc_has_writer(const fc_conversion *m) {
     return m->leads || m->apart;
 }
 
-bool fc_is_cancelled(const fc_work_options *options);
-
 /** Whether the ranks write whole files apart. If there are few files, they write each together. */
 bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm);
 

@@ -150,9 +150,7 @@ static fc_code read_tile(const reading *r, fc_source *source, const active *a, c
     const fc_box box = {t->ndim, tile->offsets, tile->sizes};
     const size_t size = (size_t)tile->count * element;
     unsigned char *to = (unsigned char *)a->request->buf + (size_t)tile->start * element;
-    if (r->progress && atomic_load_explicit(&r->progress->cancel, memory_order_relaxed)) {
-        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
-    }
+    FC_TRY(fc_progress_count(r->progress, 0, err));
     FC_TRY(fc_source_fill(source, a->coverage, t, &box, to, err));
     *sum = fc_crc64_shift(fc_crc64_bare(to, size), (uint64_t)(a->volume - tile->start - tile->count) * element);
     if (r->progress) {

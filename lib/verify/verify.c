@@ -236,8 +236,9 @@ static bool next_tile(verifier *v, tile *t) {
 /* Takes the next tile of any region. Returns false at the end. Called with the lock held. */
 static bool take_tile(verifier *v, tile *t) {
     fc_error err;
-    if (v->progress && atomic_load_explicit(&v->progress->cancel, memory_order_relaxed)) {
-        stop(v, fc_fail(&err, FC_EINTERRUPTED, "interrupted"), &err);
+    fc_code rc = fc_progress_count(v->progress, 0, &err);
+    if (rc != FC_OK) {
+        stop(v, rc, &err);
     }
     while (!v->stop) {
         if (v->current && next_tile(v, t)) {
@@ -252,7 +253,7 @@ static bool take_tile(verifier *v, tile *t) {
         if (v->next == v->regions->count) {
             return false;
         }
-        fc_code rc = open_next(v, &err);
+        rc = open_next(v, &err);
         if (rc != FC_OK) {
             stop(v, rc, &err);
         }

@@ -68,7 +68,8 @@ const char *fc_counted_name(fc_counted unit);
  */
 void fc_progress_begin(fc_progress *progress, fc_phase phase, fc_counted unit, uint64_t total);
 
-/** Counts `n` more as done. Any thread may call it. @return FC_EINTERRUPTED if the job must stop. */
+/** Counts `n` more as done; with 0, only asks whether the job must stop. Any thread may call it. @return
+ * FC_EINTERRUPTED if the job must stop. */
 fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err);
 
 #ifdef __cplusplus
