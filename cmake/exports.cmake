@@ -3,7 +3,7 @@
 set(FSDPCKPT_EXPORTS ${PROJECT_BINARY_DIR}/fsdpckpt.map)
 file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/include/fsdpckpt/*.h ${PROJECT_SOURCE_DIR}/lib/include/fsdpckpt/*/*.h
   ${PROJECT_SOURCE_DIR}/train/include/fsdpckpt/train/*.h)
-set(names fc_grow fc_notes_add) # fsdpckpt-train, which requires exactly this version, calls it
+set(names fc_grow fc_notes_add fc_crc64) # fsdpckpt-train, which requires exactly this version, calls these
 foreach(header ${headers})
   file(READ ${header} text)
   string(REGEX MATCHALL "fc_[a-z0-9_]+" words "${text}")

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/io.h"
+#include "io/file.h"
 #include "safetensors/kept.h"
 #include "torch/object/item.h"
 #include "torch/object/verdict.h"

@@ -3,6 +3,7 @@
  * tensor parallelism may be uneven), so each lists its boxes and sends the list to all. The data stays where it is.
  */
 #include "base/checked.h"
+#include "base/crc.h"
 #include "base/grow.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/memory.h"

@@ -5,11 +5,13 @@
  */
 #include "accelerate/accelerate.h"
 
+#include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <limits.h>

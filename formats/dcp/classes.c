@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/box.h"
+#include "io/file.h"
 #include "torch/object/item.h"
 
 #include <string.h>

@@ -8,6 +8,7 @@
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "torch/object/item.h"
+#include "verify/report.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -10,6 +10,7 @@
 #include "checkpoint/identity.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/stand_in.h"
 
 #include <errno.h>

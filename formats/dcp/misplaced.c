@@ -10,6 +10,7 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "torch/object/item.h"
 
 #include <inttypes.h>

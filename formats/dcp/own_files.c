@@ -6,6 +6,7 @@
 #include "checkpoint/own_files.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <string.h>
 #include <unistd.h>

@@ -9,6 +9,7 @@
 #include "dcp/dcp.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -7,6 +7,7 @@
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "torch/object/item.h"
+#include "verify/report.h"
 
 /* Checks the records of the item at an open file. */
 static fc_code check_open_item(int fd, const fc_checkpoint *checkpoint, const fc_tensor *object, const fc_chunk *chunk,

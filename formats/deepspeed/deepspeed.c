@@ -8,6 +8,7 @@
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "registry.h"
 
 #include <errno.h>

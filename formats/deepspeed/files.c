@@ -6,9 +6,11 @@
 
 #include "base/file_name.h"
 #include "base/grow.h"
+#include "checkpoint/folder.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/stand_in.h"
 
 #include <inttypes.h>

@@ -12,6 +12,7 @@
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 #include "hdf5/schema.h"
+#include "io/file.h"
 
 #include <string.h>
 #include <unistd.h>

@@ -6,12 +6,15 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "checkpoint/extent.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/tables.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

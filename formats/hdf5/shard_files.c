@@ -6,6 +6,7 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <limits.h>

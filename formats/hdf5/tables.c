@@ -9,6 +9,7 @@
 #include "hdf5/tables_in.h"
 
 #include "base/checked.h"
+#include "base/crc.h"
 #include "base/text.h"
 #include "checkpoint/own_files.h"
 #include "fsdpckpt/digest.h"
@@ -17,6 +18,7 @@
 #include "hdf5/object_header.h"
 #include "hdf5/schema.h"
 #include "hdf5/writer/tree.h"
+#include "io/file.h"
 #include "io/stand_in.h"
 
 #include <inttypes.h>

@@ -12,6 +12,8 @@
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
+#include "io/file.h"
+#include "verify/report.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -5,6 +5,7 @@
  */
 #include "fsdpckpt/format.h"
 
+#include "checkpoint/folder.h"
 #include "dcp/with_torch_file.h"
 #include "torch/file/file.h"
 

@@ -14,6 +14,7 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <stdlib.h>
 #include <string.h>

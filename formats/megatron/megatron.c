@@ -11,8 +11,10 @@
 #include "registry.h"
 
 #include "base/file_name.h"
+#include "checkpoint/folder.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -8,6 +8,7 @@
 #include "registry.h"
 
 #include "base/file_name.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/other_files.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"

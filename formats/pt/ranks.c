@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "pt/merge.h"
 #include "read/open_files.h"
 

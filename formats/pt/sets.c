@@ -7,6 +7,7 @@
 
 #include "base/grow.h"
 #include "base/text.h"
+#include "checkpoint/folder.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 

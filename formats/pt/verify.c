@@ -3,6 +3,7 @@
  */
 #include "pt/pt.h"
 #include "torch/file/file.h"
+#include "verify/report.h"
 
 #include "fsdpckpt/verify.h"
 

@@ -6,6 +6,7 @@
  */
 #include "pt/writer.h"
 
+#include "derived/flat_units.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 #include "torch/object/write.h"

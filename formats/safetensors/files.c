@@ -11,6 +11,7 @@
 #include "base/file_name.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -9,6 +9,7 @@
 #include "base/grow.h"
 #include "base/name_table.h"
 #include "base/text.h"
+#include "checkpoint/folder.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "safetensors/header.h"

@@ -8,6 +8,7 @@
 #include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/stand_in.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"

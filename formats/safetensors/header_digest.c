@@ -7,6 +7,7 @@
 #include "safetensors/kept.h"
 
 #include "base/crc.h"
+#include "verify/report.h"
 
 #include <string.h>
 

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
 #include "safetensors/json.h"

@@ -4,6 +4,7 @@
  */
 #include "safetensors/safetensors.h"
 
+#include "checkpoint/extent.h"
 #include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/own_files.h"

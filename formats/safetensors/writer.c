@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "safetensors/header_digest.h"
 #include "safetensors/header_out.h"
 #include "safetensors/kept.h"

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "registry.h"
 
 #include <inttypes.h>

@@ -8,6 +8,25 @@
 
 #include "fsdpckpt/digest.h"
 
+/** Continues `crc`, 0 at the start, over `size` bytes, like zlib's crc32(). */
+uint64_t fc_crc64(uint64_t crc, const void *bytes, size_t size);
+
+/** Returns the CRC-64 of two consecutive runs of bytes from their CRCs and the length of the second in bytes. */
+uint64_t fc_crc64_combine(uint64_t first, uint64_t second, uint64_t second_size);
+
+/**
+ * Returns the CRC-64 of `size` bytes from the sum that threads and ranks have computed: the XOR of the CRCs of all
+ * parts, without the inversions (init and xorout 0), each with zeros in place of all other bytes. See
+ * fc_move_options.digests.
+ */
+uint64_t fc_crc64_finish(uint64_t sum, uint64_t size);
+
+/** Continues a CRC-32 as zip and gzip use it; see fc_crc64. */
+uint32_t fc_crc32(uint32_t crc, const void *bytes, size_t size);
+
+/** Returns the CRC-32 of two consecutive runs of bytes. */
+uint32_t fc_crc32_combine(uint32_t first, uint32_t second, uint64_t second_size);
+
 static inline uint64_t fc_crc64_bare(const void *bytes, size_t size) {
     return ~fc_crc64(~(uint64_t)0, bytes, size);
 }

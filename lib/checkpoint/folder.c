@@ -8,6 +8,7 @@
 #include "checkpoint/other_files.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <dirent.h>
 #include <fnmatch.h>

@@ -35,4 +35,7 @@ fc_code fc_folder_report(const fc_checkpoint *checkpoint, const char *directory,
  *  in folders of their own. */
 void fc_folder_list_below(const char *directory, char *text, size_t size);
 
+/** Adds a checkpoint of the asked format. One name is one checkpoint: that of the first format. */
+fc_code fc_listing_add(fc_listing *listing, const char *name, const char *file, fc_listed_role role, fc_error *err);
+
 #endif

@@ -2,6 +2,7 @@
  * Records the identity of files and compares it later. See identity.h.
  */
 #include "checkpoint/identity.h"
+#include "io/file.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"

@@ -7,8 +7,10 @@
 #include "base/checked.h"
 #include "base/name_table.h"
 #include "checkpoint/path.h"
+#include "extent.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
+#include "memory_data.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,8 +10,12 @@
 #include "base/file_name.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
+#include "extent.h"
+#include "io/commit.h"
 #include "io/foreign.h"
 #include "io/stand_in.h"
+#include "open.h"
+#include "seal.h"
 
 #include <errno.h>
 #include <inttypes.h>

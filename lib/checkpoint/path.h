@@ -12,4 +12,7 @@ const char *fc_path_spell(fc_arena *arena, const fc_path *path, char separator);
 /** Copies a path with its keys to `arena`. @return false when out of memory. */
 bool fc_path_copy(fc_arena *arena, const fc_path *path, fc_path *out);
 
+/** Returns whether the elements of `path`, joined with ".", are `name`, as in DCP's flatten_state_dict. */
+bool fc_path_spells(const fc_path *path, const char *name);
+
 #endif

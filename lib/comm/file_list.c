@@ -6,6 +6,7 @@
 #include "base/name_table.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fts.h>

@@ -7,6 +7,7 @@
 #include "comm/file_list.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

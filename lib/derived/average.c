@@ -11,6 +11,7 @@
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "plan/names.h"
+#include "plan/tiles.h"
 #include "read/box.h"
 
 #include <math.h>

@@ -8,6 +8,7 @@
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 #include "plan/quantized_values.h"
+#include "plan/tiles.h"
 #include "read/box.h"
 
 #include <stdio.h>

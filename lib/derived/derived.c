@@ -4,6 +4,7 @@
  */
 #include "derived/derived.h"
 
+#include "checkpoint/extent.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 #include "read/box.h"

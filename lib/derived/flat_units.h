@@ -98,4 +98,7 @@ fc_code fc_flat_lay_out(const fc_flat_fit *fit, fc_flat_unit *unit);
 fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, const fc_checkpoint *model,
                           fc_arena *arena, fc_flat_model *out, fc_error *err);
 
+/** Returns whether a tensor has one dimension and a name that FSDP1 gives to flat parameters. */
+bool fc_is_flat_parameter(const fc_tensor *tensor);
+
 #endif

@@ -7,6 +7,7 @@
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
 #include "recipe/recipe.h"
+#include "weights/adapters.h"
 
 #include <string.h>
 

@@ -30,4 +30,20 @@ fc_export_shapes *fc_export_shapes_new(const fc_checkpoint *checkpoint, const fc
 fc_code fc_export_find_twin(const fc_export_shapes *shapes, const fc_tensor *tensor, const fc_tensor **out,
                             fc_error *err);
 
+/** Removes `prefix`, which all names have, from the names of a target. Its tensors are replaced by new ones in `arena`.
+ */
+fc_code fc_model_strip(fc_target *target, const char *prefix, fc_arena *arena, fc_error *err);
+
+/** Returns the first `components` components of the names with their dots if all names share them, else NULL. */
+const char *fc_model_prefix(const fc_target *target, int components, fc_arena *arena);
+
+/**
+ * Fits a model to a reference: tied tensors are stored as many times as there, and the vocabulary is trimmed to its
+ * size. Then names and shapes are compared.
+ * @param model  the checkpoint of the model alone; replaced by a derived one, which owns it.
+ * @param arena  owns the report.
+ */
+fc_code fc_export_fit(fc_checkpoint **model, const fc_export_reference *reference, fc_arena *arena,
+                      fc_export_fit_report *out, fc_error *err);
+
 #endif

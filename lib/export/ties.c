@@ -1,6 +1,7 @@
 /*
  * Finds tied tensors by their data: a checkpoint that stores both under their names does not say that they are tied.
  */
+#include "base/crc.h"
 #include "export/export.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"

@@ -10,6 +10,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/input.h"
 
 #include <inttypes.h>

@@ -4,6 +4,7 @@
  */
 #include "integrity/source_crc.h"
 
+#include "base/crc.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/try.h"

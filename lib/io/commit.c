@@ -6,6 +6,7 @@
 #include "fsdpckpt/progress.h"
 #include "fsdpckpt/try.h"
 
+#include "commit.h"
 #include "io/directory.h"
 #include "io/replace.h"
 #include "io/staging.h"

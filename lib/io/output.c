@@ -3,6 +3,7 @@
  * rest at both ends through the page cache. If direct writes are refused, everything goes through the page cache.
  */
 #include "io/output.h"
+#include "file.h"
 
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"

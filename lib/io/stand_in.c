@@ -4,6 +4,7 @@
  */
 #include "io/stand_in.h"
 
+#include "file.h"
 #include "fsdpckpt/io.h"
 #include "io/foreign.h"
 

@@ -6,6 +6,7 @@
  */
 #include "move/check_target.h"
 
+#include "checkpoint/open.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"

@@ -9,6 +9,7 @@
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/try.h"
 #include "integrity/source_crc.h"
+#include "io/commit.h"
 #include "move/check_readable.h"
 #include "move/check_target.h"
 #include "move/held.h"

@@ -9,6 +9,7 @@
 #include "fsdpckpt/try.h"
 #include "io/output.h"
 #include "move/queue.h"
+#include "plan/tiles.h"
 #include "read/source.h"
 #include "read/threads.h"
 #include "read/tuning.h"

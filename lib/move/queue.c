@@ -7,6 +7,7 @@
 #include "fsdpckpt/try.h"
 #include "io/output.h"
 #include "plan/box_text.h"
+#include "plan/tiles.h"
 #include "read/stored_chunk.h"
 
 #include <stdlib.h>

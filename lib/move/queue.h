@@ -8,6 +8,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 #include "integrity/tile_digest.h"
+#include "plan/tiles.h"
 #include "read/tuning.h"
 
 #include <pthread.h>

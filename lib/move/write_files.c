@@ -5,9 +5,11 @@
  */
 #include "move/write_files.h"
 
+#include "base/crc.h"
 #include "fsdpckpt/try.h"
 #include "integrity/source_crc.h"
 #include "io/output.h"
+#include "plan/target_file.h"
 #include "ranks/exchange.h"
 
 #include <stdlib.h>

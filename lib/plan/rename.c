@@ -9,6 +9,7 @@
 #include "plan/rename.h"
 
 #include "base/checked.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 #include "plan/regex_size.h"
 

@@ -10,6 +10,7 @@
 #include "plan/dtypes.h"
 #include "plan/globs.h"
 #include "plan/rename.h"
+#include "target_file.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,6 +6,7 @@
 #include "ranks/exchange.h"
 
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "read/open_files.h"
 
 #define XXH_INLINE_ALL

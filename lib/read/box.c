@@ -4,8 +4,10 @@
  */
 #include "read/box.h"
 
+#include "base/crc.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
+#include "plan/tiles.h"
 #include "read/chunk_lists.h"
 #include "read/source.h"
 #include "read/tuning.h"

@@ -6,6 +6,8 @@
 
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
+#include "plan/coverage.h"
+#include "plan/tiles.h"
 #include "read/chunk_lists.h"
 #include "read/source.h"
 #include "read/threads.h"

@@ -3,6 +3,7 @@
  * tensor with many chunks is read for the second time: one box alone is found faster without.
  */
 #include "read/chunk_lists.h"
+#include "plan/coverage.h"
 
 #include "fsdpckpt/try.h"
 

@@ -11,6 +11,8 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
+#include "plan/coverage.h"
+#include "plan/tiles.h"
 
 #include <stdlib.h>
 #include <string.h>

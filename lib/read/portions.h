@@ -7,6 +7,7 @@
 #define FSDPCKPT_READ_PORTIONS_H
 
 #include "fsdpckpt/plan.h"
+#include "plan/tiles.h"
 
 /** One portion, in global coordinates. */
 typedef struct fc_portion {

@@ -12,6 +12,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/input.h"
 #include "plan/box_text.h"
 #include "read/stored_chunk.h"

@@ -7,6 +7,7 @@
 #include "codec/codec.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "read/decode_lean.h"
 
 #include <inttypes.h>

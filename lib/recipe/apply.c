@@ -5,6 +5,7 @@
 #include "base/grow.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/try.h"
+#include "recipe.h"
 #include "recipe/builder.h"
 
 #include <stdlib.h>

@@ -140,4 +140,27 @@ const char *fc_recipe_next_variable(const char **at, size_t *len);
 /** @return FC_EUSAGE for a pattern with unbalanced braces, or too many or adjacent variables. */
 fc_code fc_recipe_check_pattern(const char *label, const char *pattern, fc_error *err);
 
+/** The same for the text of a recipe. @param label names it in messages. */
+fc_code fc_recipe_parse(const char *label, const char *text, size_t len, const fc_recipe_options *options,
+                        fc_arena *arena, const fc_recipe **out, fc_error *err);
+
+/**
+ * Sets `*untaken` to the first tensor of `target` that no rule of the recipe takes; NULL: rules take all of them.
+ * @return FC_EUSAGE for a condition that cannot be computed; FC_ENOMEM.
+ */
+fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, const fc_target_tensor **untaken,
+                            fc_error *err);
+
+/**
+ * Finds the shipped recipes with rules for all tensors of `target` in this direction only: where both sides have the
+ * same names, these do not tell which side it is. If several fit, those for the model of options->config.
+ * @param arena owns the result.
+ */
+fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
+                       fc_recipe_matches *out, fc_error *err);
+
+/** Fails because several recipes fit. */
+fc_code fc_recipe_several(const fc_target *target, const fc_recipe_options *options, const fc_recipe_matches *found,
+                          fc_error *err);
+
 #endif

@@ -5,6 +5,8 @@
 
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
+#include "report.h"
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -8,6 +8,8 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
+#include "report.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

@@ -14,6 +14,7 @@
 #include "read/source.h"
 #include "read/threads.h"
 #include "read/tuning.h"
+#include "report.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

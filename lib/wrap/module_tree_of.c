@@ -5,6 +5,7 @@
 #include "wrap/module_tree.h"
 
 #include "checkpoint/parameters.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/try.h"
 #include "sharding/fqn.h"

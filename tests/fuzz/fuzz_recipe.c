@@ -6,6 +6,7 @@
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
+#include "recipe/recipe.h"
 
 #include "fuzz.h"
 

@@ -2,6 +2,7 @@
  * Fuzzes the tables of index.h5: the input changes numbers in the tables of a good checkpoint, whose CRC-64 is then
  * corrected, as an attacker would do. If it opens, it must be consistent.
  */
+#include "base/crc.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/format.h"
 #include "hdf5/tables.h"

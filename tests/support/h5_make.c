@@ -2,7 +2,10 @@
  * Builds targets by hand and writes their data in place of the engine; see h5_make.h.
  */
 #include "h5_make.h"
+#include "base/crc.h"
 #include "fsdpckpt/select.h"
+#include "io/file.h"
+#include "plan/target_file.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -2,6 +2,8 @@
  * lib/io: the commit through a staging directory, its refusals, what dead runs left, and reading whole files.
  */
 #include "commit_home.h"
+#include "io/commit.h"
+#include "io/file.h"
 
 #include <pthread.h>
 #include <setjmp.h>

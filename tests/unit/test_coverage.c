@@ -2,6 +2,7 @@
  * lib/plan/coverage.c: compares the proof of exact cover with brute force, and tests its messages and the search.
  */
 #include "fsdpckpt/plan.h"
+#include "plan/coverage.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

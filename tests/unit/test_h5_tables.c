@@ -3,6 +3,7 @@
  * in them, however hostile, make this process read out of bounds. After each change the CRC-64 of the tables is
  * updated, as an attacker would do.
  */
+#include "base/crc.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/memory.h"

@@ -2,8 +2,10 @@
  * formats/hdf5, writing: extents, refusals, failed system calls, file size. tests/oracle/h5_write.py reads the files
  * with other programs.
  */
+#include "checkpoint/path.h"
 #include "h5_make.h"
 #include "hdf5/writer/tree.h"
+#include "io/file.h"
 
 #include <dirent.h>
 #include <errno.h>

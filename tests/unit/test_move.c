@@ -1,6 +1,7 @@
 /*
  * lib/move and lib/read: compares fc_move_file and fc_read_box with known data on random checkpoints.
  */
+#include "base/crc.h"
 #include "fake_target.h"
 #include "move/queue.h"
 

@@ -2,6 +2,7 @@
  * lib/plan/target.c: which values are selected, how they are renamed, and what each rank's file contains.
  */
 #include "fsdpckpt/select.h"
+#include "plan/target_file.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,6 +2,7 @@
  * lib/plan/tiles.c: tiles partition a box in row-major order; each is contiguous, and none exceeds the limit.
  */
 #include "fsdpckpt/plan.h"
+#include "plan/tiles.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

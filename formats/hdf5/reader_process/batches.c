@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/reader_process/scan.h"
+#include "io/file.h"
 #include "io/stand_in.h"
 
 #include <fcntl.h>

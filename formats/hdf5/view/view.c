@@ -13,6 +13,7 @@
 #include "hdf5/h5.h"
 #include "hdf5/writer/groups.h"
 #include "hdf5/writer/writer.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,6 +2,7 @@
  * The names of target files, and the attributes that all of them give a target and its values. docs/HDF5_SCHEMA.md
  * lists them.
  */
+#include "checkpoint/path.h"
 #include "hdf5/writer/writer.h"
 
 #include "fsdpckpt/format.h"

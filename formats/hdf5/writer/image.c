@@ -9,6 +9,7 @@
 #include "hdf5/object_header.h"
 #include "hdf5/writer/image_chunks.h"
 #include "hdf5/writer/types_write.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "checkpoint/own_files.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/stand_in.h"
 
 #include <inttypes.h>

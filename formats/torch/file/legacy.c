@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

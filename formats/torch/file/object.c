@@ -8,7 +8,9 @@
 #include "torch/pickle/copy.h"
 
 #include "base/checked.h"
+#include "base/crc.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "torch/zip/write.h"
 
 #include <inttypes.h>

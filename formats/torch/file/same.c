@@ -2,6 +2,7 @@
  * Compares the values of two ranks' files: by the CRC-32s of the archives if these are enough, otherwise byte by byte.
  */
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "torch/file/file.h"
 
 #include <stdlib.h>

@@ -2,6 +2,7 @@
  * Compares the records of a torch.save archive with their CRC-32s, for verify. Tensor data is left to worker threads.
  */
 #include "torch/object/item.h"
+#include "verify/report.h"
 
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"

@@ -8,6 +8,7 @@
 #include "base/file_name.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -6,6 +6,7 @@
 #include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "torch/pickle/machine.h"
 
 #include <stdarg.h>

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "torch/zip/window.h"
 
 #include <inttypes.h>

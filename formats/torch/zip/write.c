@@ -8,10 +8,12 @@
 #include "torch/zip/write.h"
 
 #include "base/checked.h"
+#include "base/crc.h"
 #include "base/grow.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

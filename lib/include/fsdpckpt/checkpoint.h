@@ -43,9 +43,6 @@ typedef struct fc_path {
     size_t count;
 } fc_path;
 
-/** Returns whether the elements of `path`, joined with ".", are `name`, as in DCP's flatten_state_dict. */
-bool fc_path_spells(const fc_path *path, const char *name);
-
 /** A file of the checkpoint. */
 typedef struct fc_file {
     const char *path; /**< can be opened from the current directory */
@@ -288,16 +285,6 @@ typedef struct fc_extent {
     uint64_t crc64;               /**< that CRC-64 */
     int64_t strides[FC_MAX_DIMS]; /**< in elements, not negative; 0 repeats an element */
 } fc_extent;
-
-/** Returns the extent of bytes that are the elements, without strides. */
-fc_extent fc_raw_extent(const fc_place *place);
-
-/** Returns the extent of `size` bytes in memory, which must live as long as the checkpoint, as one-dimensional bytes.
- */
-fc_extent fc_inline_extent(const void *bytes, uint64_t size);
-
-/** Returns the extent of chunk `index` of a tensor that is computed: the row-major elements of its box. */
-fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index);
 
 /** Whether two places are equal in every number. */
 static inline bool fc_same_place(const fc_place *a, const fc_place *b) {

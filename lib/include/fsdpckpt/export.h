@@ -42,13 +42,6 @@ bool fc_is_beside_model(const char *name);
  */
 fc_code fc_model_only(fc_checkpoint **source, fc_arena *arena, fc_model_place *place, fc_error *err);
 
-/** Removes `prefix`, which all names have, from the names of a target. Its tensors are replaced by new ones in `arena`.
- */
-fc_code fc_model_strip(fc_target *target, const char *prefix, fc_arena *arena, fc_error *err);
-
-/** Returns the first `components` components of the names with their dots if all names share them, else NULL. */
-const char *fc_model_prefix(const fc_target *target, int components, fc_arena *arena);
-
 /** The model as it should become. */
 typedef struct fc_export_reference {
     const fc_checkpoint *weights;     /**< opened with its data */
@@ -73,15 +66,6 @@ typedef struct fc_export_fit_report {
     const char *const *differences; /**< what remains different, one line each */
     size_t ndifferences;
 } fc_export_fit_report;
-
-/**
- * Fits a model to a reference: tied tensors are stored as many times as there, and the vocabulary is trimmed to its
- * size. Then names and shapes are compared.
- * @param model  the checkpoint of the model alone; replaced by a derived one, which owns it.
- * @param arena  owns the report.
- */
-fc_code fc_export_fit(fc_checkpoint **model, const fc_export_reference *reference, fc_arena *arena,
-                      fc_export_fit_report *out, fc_error *err);
 
 typedef struct fc_export_options {
     const fc_selection *selection; /**< only include, exclude, strip_prefix and rename are used */

@@ -52,9 +52,6 @@ typedef struct fc_listing {
     size_t count, capacity;
 } fc_listing;
 
-/** Adds a checkpoint of the asked format. One name is one checkpoint: that of the first format. */
-fc_code fc_listing_add(fc_listing *listing, const char *name, const char *file, fc_listed_role role, fc_error *err);
-
 /** A writer in progress. fc_format_writer.create makes it, `destroy` frees it. */
 typedef struct fc_writer {
     const struct fc_format *format;
@@ -259,11 +256,6 @@ const fc_object_encoding *fc_object_encoding_find(const char *name);
 
 /** The static table of formats (formats/format_list.h), NULL-terminated. */
 const fc_format *const *fc_formats(void);
-
-/** Opens a checkpoint that is known to have this format, or, with NULL, one that is recognised. Unlike
- * fc_checkpoint_open, it does not look for the remains of an interrupted replacement. */
-fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
-                       fc_error *err);
 
 /** Finds a format by its name ("h5"). @return NULL when there is none. */
 const fc_format *fc_format_find(const char *name);

@@ -1,5 +1,5 @@
 /*
- * Files: complete reads and writes, and the commit, after which either the old target or the complete new one exists.
+ * Files of a target: the commit, after which either the old target or the complete new one exists.
  */
 #ifndef FSDPCKPT_IO_H
 #define FSDPCKPT_IO_H
@@ -23,20 +23,6 @@ typedef struct fc_own_file {
     fc_code (*is_ours)(const char *path, bool *ours, fc_error *err);
 } fc_own_file;
 
-/** Opens the regular file `path` read-only, close-on-exec. @return FC_ECORRUPT for anything else, e.g. a FIFO, which
- *  would block. */
-fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
-
-/**
- * Checks that symbolic links do not lead from a file of a checkpoint out of its directory. Links within the directory
- * are accepted, and so are those into blobs/ of the cache of huggingface_hub, and a missing file.
- * @param path the file.
- * @param name its name relative to the directory.
- * @param root realpath() of the directory.
- * @return FC_ECORRUPT if a link leads out.
- */
-fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err);
-
 /**
  * Checks that a file or directory that the caller named in addition to the checkpoint, such as a plan, exists.
  * @param what what it should be, for the message: "a TP plan".
@@ -54,20 +40,6 @@ fc_code fc_check_given(const char *path, const char *what, fc_error *err);
  */
 fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
                        fc_error *err);
-
-/** Reads exactly `size` bytes at `offset`. @return FC_ECORRUPT ("truncated") if the file ends before. */
-fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
-
-/**
- * Reads a whole file of at most `most` bytes.
- * @param what the kind of file for the message, such as "a schema".
- * @param text receives the bytes, which the caller frees; NULL after a failure.
- * @return FC_EUNSUPPORTED for a larger file.
- */
-fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **text, size_t *size, fc_error *err);
-
-/** Writes exactly `size` bytes at `offset`. */
-fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 
 /** Receives lines for people about files that an earlier run left behind. All members NULL: they are not reported. */
 typedef struct fc_reporter {
@@ -119,9 +91,6 @@ fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err);
 /** Returns the path to write to: a file that does not exist yet, or an existing empty directory. */
 const char *fc_commit_path(const fc_commit *commit);
 
-/** Makes fc_commit_finish count the files that it syncs, as FC_PHASE_SYNCING, and stop if `progress` is cancelled. */
-void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
-
 /**
  * Gives the new target the permissions and the owner of the old one, takes those away that are forbidden, syncs
  * everything that was written, renames it to the target, and syncs the parent directory. The old target is untouched
@@ -134,21 +103,12 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
 void fc_commit_abort(fc_commit *commit);
 
 /**
- * Where the file system cannot exchange two names, a run that dies between its two renames leaves no target. If `path`
- * is missing for that reason, this puts the new target in place. It waits for a live run between its two renames.
- */
-fc_code fc_commit_recover(const char *path, const fc_reporter *reporter, fc_error *err);
-
-/**
  * Refuses (FC_EUSAGE) a target that exists and is, or contains, one of the files and directories `inputs`. Files are
  * compared by device and inode.
  * @param inputs ended by NULL.
  * @param what   names the inputs in the message: "a file of the checkpoint".
  */
 fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err);
-
-/** Returns whether `name` is a relative path without "..", empty components, NUL or a leading "/". */
-bool fc_path_is_safe(const char *name);
 
 #ifdef __cplusplus
 }

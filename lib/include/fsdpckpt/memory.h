@@ -43,12 +43,6 @@ typedef struct fc_memory_tensor {
 fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tensors, size_t count, fc_checkpoint **out,
                                 fc_error *err);
 
-/** Returns whether another rank has the data of a chunk of value `index`. */
-bool fc_memory_lacks_data(const fc_checkpoint *checkpoint, size_t index);
-
-/** Returns whether this process has the data of chunk `chunk`, an index into the chunks of value `index`. */
-bool fc_memory_has_data(const fc_checkpoint *checkpoint, size_t index, size_t chunk);
-
 /** Sets the data of chunk `chunk` of value `index`, which another rank had so far. Not while the chunk is being read.
  */
 void fc_memory_set_data(const fc_checkpoint *checkpoint, size_t index, size_t chunk, const void *data);

@@ -31,10 +31,6 @@ typedef struct fc_recipe_options {
 fc_code fc_recipe_load(const char *name_or_path, const fc_recipe_options *options, fc_arena *arena,
                        const fc_recipe **out, fc_error *err);
 
-/** The same for the text of a recipe. @param label names it in messages. */
-fc_code fc_recipe_parse(const char *label, const char *text, size_t len, const fc_recipe_options *options,
-                        fc_arena *arena, const fc_recipe **out, fc_error *err);
-
 /** A recipe that comes with the library. */
 typedef struct fc_shipped_recipe {
     const char *name, *text; /**< the text is JSON */
@@ -46,13 +42,6 @@ extern const fc_shipped_recipe fc_shipped_recipes[];
 /** Returns the description of a recipe, for people. */
 const char *fc_recipe_description(const fc_recipe *recipe);
 
-/**
- * Sets `*untaken` to the first tensor of `target` that no rule of the recipe takes; NULL: rules take all of them.
- * @return FC_EUSAGE for a condition that cannot be computed; FC_ENOMEM.
- */
-fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, const fc_target_tensor **untaken,
-                            fc_error *err);
-
 /** The shipped recipes that fit a target. */
 typedef struct fc_recipe_matches {
     const fc_recipe *recipe; /**< one of them; NULL: there is none */
@@ -63,18 +52,6 @@ typedef struct fc_recipe_matches {
     const char *model_key; /**< the key of config.json that names it; NULL like `model` */
     const char *tensor; /**< of the only match, a tensor for which no other recipe has a rule; NULL: none was found */
 } fc_recipe_matches;
-
-/**
- * Finds the shipped recipes with rules for all tensors of `target` in this direction only: where both sides have the
- * same names, these do not tell which side it is. If several fit, those for the model of options->config.
- * @param arena owns the result.
- */
-fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
-                       fc_recipe_matches *out, fc_error *err);
-
-/** Fails because several recipes fit. */
-fc_code fc_recipe_several(const fc_target *target, const fc_recipe_options *options, const fc_recipe_matches *found,
-                          fc_error *err);
 
 /** Like fc_recipe_find. @return FC_EUSAGE if none or several fit. */
 fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,

@@ -36,12 +36,6 @@ typedef struct fc_seal {
 /** Makes an empty seal with room for the files and tensors of `checkpoint`. */
 fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *out, fc_error *err);
 
-/**
- * Reads the seal of a checkpoint, if there is one, into checkpoint->seal.
- * @return FC_ECORRUPT if it exists and cannot be read, or does not fit the checkpoint.
- */
-fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err);
-
 /** Removes the seal of a checkpoint at `path` that was replaced. A failure is ignored: the seal then does not fit the
  * new checkpoint, which is an error when that is opened. */
 void fc_seal_forget(const char *path);

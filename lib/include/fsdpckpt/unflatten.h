@@ -14,9 +14,6 @@
 extern "C" {
 #endif
 
-/** Returns whether a tensor has one dimension and a name that FSDP1 gives to flat parameters. */
-bool fc_is_flat_parameter(const fc_tensor *tensor);
-
 /** Returns the first flat parameter of a checkpoint, or NULL. @param count receives their number; may be NULL. */
 const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *count);
 

@@ -32,10 +32,6 @@ typedef struct fc_findings {
     uint64_t count;
 } fc_findings;
 
-/** Reports a defect. Thread-safe. `place` contains all members except the message. */
-void fc_report_defect(fc_findings *findings, const fc_defect *place, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
-
 /** What was verified, and how much of it digests cover. */
 typedef struct fc_verify_report {
     size_t tensors, objects, files;
@@ -50,12 +46,6 @@ typedef struct fc_verify_report {
     char unknown_reason[512];   /**< fc_object_verdict.reason of that object */
     uint64_t defects;
 } fc_verify_report;
-
-/**
- * Counts `object` as covered. A format calls it when it has compared every byte of the object with a CRC, because
- * fc_verify itself would count it as only read, unless the checkpoint or a seal records its digest.
- */
-void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_verify_report *report);
 
 typedef struct fc_verify_options {
     fc_work_options work;

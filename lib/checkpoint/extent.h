@@ -1,0 +1,19 @@
+/*
+ * Extents for the readers of formats.
+ */
+#ifndef FSDPCKPT_CHECKPOINT_EXTENT_H
+#define FSDPCKPT_CHECKPOINT_EXTENT_H
+
+#include "fsdpckpt/checkpoint.h"
+
+/** Returns the extent of bytes that are the elements, without strides. */
+fc_extent fc_raw_extent(const fc_place *place);
+
+/** Returns the extent of `size` bytes in memory, which must live as long as the checkpoint, as one-dimensional bytes.
+ */
+fc_extent fc_inline_extent(const void *bytes, uint64_t size);
+
+/** Returns the extent of chunk `index` of a tensor that is computed: the row-major elements of its box. */
+fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index);
+
+#endif

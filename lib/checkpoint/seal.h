@@ -1,0 +1,15 @@
+/*
+ * Reads the seal next to a checkpoint.
+ */
+#ifndef FSDPCKPT_CHECKPOINT_SEAL_H
+#define FSDPCKPT_CHECKPOINT_SEAL_H
+
+#include "fsdpckpt/seal.h"
+
+/**
+ * Reads the seal of a checkpoint, if there is one, into checkpoint->seal.
+ * @return FC_ECORRUPT if it exists and cannot be read, or does not fit the checkpoint.
+ */
+fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err);
+
+#endif

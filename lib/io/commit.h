@@ -1,0 +1,18 @@
+/*
+ * What conversions need of a commit beyond fsdpckpt/io.h.
+ */
+#ifndef FSDPCKPT_IO_COMMIT_H
+#define FSDPCKPT_IO_COMMIT_H
+
+#include "fsdpckpt/io.h"
+
+/** Makes fc_commit_finish count the files that it syncs, as FC_PHASE_SYNCING, and stop if `progress` is cancelled. */
+void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
+
+/**
+ * Where the file system cannot exchange two names, a run that dies between its two renames leaves no target. If `path`
+ * is missing for that reason, this puts the new target in place. It waits for a live run between its two renames.
+ */
+fc_code fc_commit_recover(const char *path, const fc_reporter *reporter, fc_error *err);
+
+#endif

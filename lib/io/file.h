@@ -1,0 +1,40 @@
+/*
+ * Complete reads and writes of files, and links that stay within a checkpoint.
+ */
+#ifndef FSDPCKPT_IO_FILE_H
+#define FSDPCKPT_IO_FILE_H
+
+#include "fsdpckpt/io.h"
+
+/** Opens the regular file `path` read-only, close-on-exec. @return FC_ECORRUPT for anything else, e.g. a FIFO, which
+ *  would block. */
+fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
+
+/**
+ * Checks that symbolic links do not lead from a file of a checkpoint out of its directory. Links within the directory
+ * are accepted, and so are those into blobs/ of the cache of huggingface_hub, and a missing file.
+ * @param path the file.
+ * @param name its name relative to the directory.
+ * @param root realpath() of the directory.
+ * @return FC_ECORRUPT if a link leads out.
+ */
+fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err);
+
+/** Reads exactly `size` bytes at `offset`. @return FC_ECORRUPT ("truncated") if the file ends before. */
+fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
+
+/**
+ * Reads a whole file of at most `most` bytes.
+ * @param what the kind of file for the message, such as "a schema".
+ * @param text receives the bytes, which the caller frees; NULL after a failure.
+ * @return FC_EUNSUPPORTED for a larger file.
+ */
+fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **text, size_t *size, fc_error *err);
+
+/** Writes exactly `size` bytes at `offset`. */
+fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
+
+/** Returns whether `name` is a relative path without "..", empty components, NUL or a leading "/". */
+bool fc_path_is_safe(const char *name);
+
+#endif
