@@ -245,21 +245,16 @@ static void print_json(const job *j, text_out *out) {
     JSON_MEMBER(&json, string, "target", j->o->output);
     JSON_MEMBER(&json, string, "format", j->how.format->name);
     JSON_MEMBER(&json, bool, "dry_run", j->o->dry_run);
-    JSON_MEMBER(&json, uint, "tensors", r->selected.tensors);
-    JSON_MEMBER(&json, uint, "objects", r->selected.objects);
-    JSON_MEMBER(&json, uint, "left_out", r->selected.left_out);
+    JSON_UINTS(&json, {"tensors", r->selected.tensors}, {"objects", r->selected.objects},
+               {"left_out", r->selected.left_out});
     if (j->plan) {
-        JSON_MEMBER(&json, uint, "tp_sharded", r->selected.tp_sharded);
-        JSON_MEMBER(&json, uint, "tp_idle_rules", r->selected.idle_rules);
+        JSON_UINTS(&json, {"tp_sharded", r->selected.tp_sharded}, {"tp_idle_rules", r->selected.idle_rules});
     }
-    JSON_MEMBER(&json, uint, "files", r->files);
-    JSON_MEMBER(&json, uint, "data_bytes", r->data_bytes);
+    JSON_UINTS(&json, {"files", r->files}, {"data_bytes", r->data_bytes});
     if (j->o->compress && !j->o->dry_run) {
         JSON_MEMBER(&json, uint, "stored_bytes", r->stored_bytes);
     }
-    JSON_MEMBER(&json, uint, "largest_file", r->largest_file);
-    JSON_MEMBER(&json, uint, "smallest_file", r->smallest_file);
-    JSON_MEMBER(&json, uint, "memory", r->memory);
+    JSON_UINTS(&json, {"largest_file", r->largest_file}, {"smallest_file", r->smallest_file}, {"memory", r->memory});
     if (j->o->dry_run) {
         JSON_MEMBER(&json, uint, "header_bytes", r->header_bytes);
     } else {

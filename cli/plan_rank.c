@@ -52,10 +52,8 @@ static void show_read(rank_view *v, const fc_chunk *chunk, int ndim, const int64
         if (file) {
             JSON_MEMBER(v->json, string, "file", file->name);
         }
-        jw_key(v->json, "offsets");
-        jw_ints(v->json, ndim, offsets);
-        jw_key(v->json, "sizes");
-        jw_ints(v->json, ndim, sizes);
+        jw_member_ints(v->json, "offsets", ndim, offsets);
+        jw_member_ints(v->json, "sizes", ndim, sizes);
         JSON_MEMBER(v->json, uint, "bytes", bytes);
         jw_close(v->json, '}');
         return;
@@ -117,14 +115,10 @@ static void item_json(rank_view *v, const fc_target_tensor *t, const fc_target_i
     int ndim = t->source->ndim;
     JSON_MEMBER(v->json, string, "name", t->name);
     JSON_MEMBER(v->json, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
-    jw_key(v->json, "offsets");
-    jw_ints(v->json, ndim, item->dims);
-    jw_key(v->json, "sizes");
-    jw_ints(v->json, ndim, item->dims + ndim);
-    JSON_MEMBER(v->json, uint, "bytes", bytes);
-    JSON_MEMBER(v->json, uint, "stored_by", item->owner);
-    jw_key(v->json, "reads");
-    jw_open(v->json, '[');
+    jw_member_ints(v->json, "offsets", ndim, item->dims);
+    jw_member_ints(v->json, "sizes", ndim, item->dims + ndim);
+    JSON_UINTS(v->json, {"bytes", bytes}, {"stored_by", item->owner});
+    jw_member_open(v->json, "reads", '[');
 }
 
 static fc_code show_value(rank_view *v, uint32_t index, fc_error *err) {
@@ -167,14 +161,12 @@ static void begin(rank_view *v) {
     jw_document(v->json, v->out, 2, "rank-plan");
     JSON_MEMBER(v->json, uint, "rank", v->rank);
     JSON_MEMBER(v->json, int, "ranks", fc_mesh_ranks(mesh));
-    jw_key(v->json, "coordinate");
-    jw_open(v->json, '{');
+    jw_member_open(v->json, "coordinate", '{');
     for (int m = 0; m < mesh->ndim; m++) {
         JSON_MEMBER(v->json, int, mesh->names[m], v->coordinate[m]);
     }
     jw_close(v->json, '}');
-    jw_key(v->json, "values");
-    jw_open(v->json, '[');
+    jw_member_open(v->json, "values", '[');
 }
 
 static void end(rank_view *v) {
@@ -188,13 +180,8 @@ static void end(rank_view *v) {
         return;
     }
     jw_close(v->json, ']');
-    JSON_MEMBER(v->json, uint, "tensors", s->tensors);
-    JSON_MEMBER(v->json, uint, "objects", s->objects);
-    JSON_MEMBER(v->json, uint, "held_bytes", s->held);
-    JSON_MEMBER(v->json, uint, "stored_boxes", s->boxes);
-    JSON_MEMBER(v->json, uint, "stored_bytes", s->stored);
-    JSON_MEMBER(v->json, uint, "reads", s->reads);
-    JSON_MEMBER(v->json, uint, "read_bytes", s->read);
+    JSON_UINTS(v->json, {"tensors", s->tensors}, {"objects", s->objects}, {"held_bytes", s->held},
+               {"stored_boxes", s->boxes}, {"stored_bytes", s->stored}, {"reads", s->reads}, {"read_bytes", s->read});
     jw_end_document(v->json);
 }
 

@@ -74,10 +74,7 @@ fc_code recipe_apply(const options *o, const fc_selection *selection, bool heade
 }
 
 static fc_code change(const options *o, bool headers_only, fc_checkpoint **source, fc_error *err) {
-    const fc_selection selection = {.include = o->include.items,
-                                    .exclude = o->exclude.items,
-                                    .strip_prefix = o->strip_prefix,
-                                    .rename = o->rename.items};
+    const fc_selection selection = source_selection(o);
     size_t left_out = 0;
     FC_TRY(weights_compute(o, source, err));
     FC_TRY(o->recipe ? recipe_apply(o, &selection, headers_only, source, &left_out, err) : FC_OK);

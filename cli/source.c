@@ -138,6 +138,13 @@ out:
     return rc;
 }
 
+fc_selection source_selection(const options *o) {
+    return (fc_selection){.include = o->include.items,
+                          .exclude = o->exclude.items,
+                          .strip_prefix = o->strip_prefix,
+                          .rename = o->rename.items};
+}
+
 fc_code source_note_selection(const cli_call *call, const fc_checkpoint *source, bool names, fc_error *err) {
     const options *o = call->options;
     const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};

@@ -7,6 +7,7 @@
 #include "options/command.h"
 
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/select.h"
 
 /** The help of --tp-plan for commands without --tp. */
 #define SOURCE_TP_PLAN_HELP                                                                                            \
@@ -31,6 +32,9 @@ void source_add_note(const cli_call *call, const char *fmt, ...) __attribute__((
 /** With --model-only: replaces a checkpoint, which the caller closes in any case, by its model. Notes what is left out.
  */
 fc_code source_take_model(const cli_call *call, fc_checkpoint **checkpoint, fc_error *err);
+
+/** @return what --include, --exclude, --strip-prefix and --rename select and rename. */
+fc_selection source_selection(const options *o);
 
 /** Notes a glob of --exclude that matches nothing, and, if `names`, what --include and --exclude leave out. */
 fc_code source_note_selection(const cli_call *call, const fc_checkpoint *source, bool names, fc_error *err);

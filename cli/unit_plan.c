@@ -3,6 +3,8 @@
  */
 #include "unit_plan.h"
 
+#include "source.h"
+
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
@@ -96,10 +98,7 @@ static fc_code read_info(const unit_plan *c, fc_model_info *info, fc_error *err)
 
 /* The module tree of the selected parameters. */
 static fc_code make_tree(unit_plan *c, const fc_checkpoint *model, fc_error *err) {
-    fc_selection selection = {.include = c->o->include.items,
-                              .exclude = c->o->exclude.items,
-                              .strip_prefix = c->o->strip_prefix,
-                              .rename = c->o->rename.items};
+    fc_selection selection = source_selection(c->o);
     fc_model_info info;
     FC_TRY(read_info(c, &info, err));
     if (is_file(c->o->policy)) {

@@ -67,9 +67,8 @@ static bool print_group(text_out *out, const check_view *c, const fc_finding *f)
         beside_print_name(out, group);
         text_puts(out, here ? ": unexpected: " : ": missing: ");
         beside_print_count(out, group);
-        text_puts(out, here ? ", not in " : " beside the model of ");
-        text_name(out, c->reference);
-        text_puts(out, "; add --model-only (-v lists them)\n");
+        text_name_in(out, here ? ", not in " : " beside the model of ", c->reference,
+                     "; add --model-only (-v lists them)\n");
     }
     return group != NULL;
 }
@@ -145,12 +144,7 @@ static void write_finding(json_out *j, const fc_finding *f) {
     member(j, "option", f->option);
     JSON_MEMBER(j, uint, "count", f->count);
     if (f->names) {
-        jw_key(j, "names");
-        jw_open(j, '[');
-        for (uint64_t i = 0; i < f->count; i++) {
-            jw_string(j, f->names[i]);
-        }
-        jw_close(j, ']');
+        jw_member_strings(j, "names", f->names, f->count);
     }
     JSON_MEMBER(j, string, "message", f->message);
     jw_close(j, '}');
@@ -163,13 +157,9 @@ void check_print_json(text_out *out, const check_view *c) {
     JSON_MEMBER(&j, string, "checkpoint", c->path);
     JSON_MEMBER(&j, string, "reference", c->reference);
     JSON_MEMBER(&j, bool, "ok", r->errors == 0);
-    JSON_MEMBER(&j, uint, "errors", r->errors);
-    JSON_MEMBER(&j, uint, "warnings", r->warnings);
-    JSON_MEMBER(&j, uint, "tensors", r->tensors);
-    JSON_MEMBER(&j, uint, "objects", r->objects);
-    JSON_MEMBER(&j, uint, "allowed", r->allowed);
-    jw_key(&j, "findings");
-    jw_open(&j, '[');
+    JSON_UINTS(&j, {"errors", r->errors}, {"warnings", r->warnings}, {"tensors", r->tensors}, {"objects", r->objects},
+               {"allowed", r->allowed});
+    jw_member_open(&j, "findings", '[');
     for (size_t i = 0; i < r->count; i++) {
         write_finding(&j, &r->findings[i]);
     }

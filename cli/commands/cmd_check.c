@@ -82,10 +82,7 @@ static fc_code read_mesh(job *j, fc_error *err) {
 
 static fc_code prepare(job *j, fc_error *err) {
     const options *o = j->o;
-    j->selection = (fc_selection){.include = o->include.items,
-                                  .exclude = o->exclude.items,
-                                  .strip_prefix = o->strip_prefix,
-                                  .rename = o->rename.items};
+    j->selection = source_selection(o);
     j->how.selection = &j->selection;
     j->how.setting_names = hint_settings;
     j->how.allow_missing = o->allow_missing.items;

@@ -23,10 +23,7 @@ typedef struct job {
 
 static void prepare(job *j) {
     const options *o = j->o;
-    j->selection = (fc_selection){.include = o->include.items,
-                                  .exclude = o->exclude.items,
-                                  .strip_prefix = o->strip_prefix,
-                                  .rename = o->rename.items};
+    j->selection = source_selection(o);
     j->how = (fc_compare_options){.selection = &j->selection,
                                   .tolerant = option_given(o, OPT_RTOL) || option_given(o, OPT_ATOL),
                                   .rtol = o->rtol,

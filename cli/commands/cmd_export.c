@@ -192,8 +192,7 @@ static void print(const void *context, const char *const *kept, text_out *out) {
 }
 
 static void json_changes(json_out *j, const char *key, const fc_export_change *changes, size_t count) {
-    jw_key(j, key);
-    jw_open(j, '[');
+    jw_member_open(j, key, '[');
     for (size_t i = 0; i < count; i++) {
         jw_open(j, '{');
         JSON_MEMBER(j, string, "name", changes[i].name);
@@ -230,8 +229,7 @@ static void json_reason(json_out *j, const fc_export_report *r) {
 static void print_json(const void *context, json_out *j) {
     const exported *x = context;
     const fc_export_report *r = &x->report;
-    jw_key(j, "model");
-    jw_open(j, '{');
+    jw_member_open(j, "model", '{');
     JSON_MEMBER(j, string, "branch", r->place.branch);
     JSON_MEMBER(j, string, "wrappers", r->place.wrappers);
     JSON_MEMBER(j, string, "prefix", r->prefix);
@@ -240,10 +238,8 @@ static void print_json(const void *context, json_out *j) {
     json_changes(j, "tied", r->fit.tied, r->fit.ntied);
     json_changes(j, "copied", r->fit.copied, r->fit.ncopied);
     json_changes(j, "trimmed", r->fit.trimmed, r->fit.ntrimmed);
-    JSON_MEMBER(j, uint, "cast", r->fit.cast);
-    JSON_MEMBER(j, uint, "merged", r->merged);
-    jw_key(j, "side_files");
-    jw_open(j, '[');
+    JSON_UINTS(j, {"cast", r->fit.cast}, {"merged", r->merged});
+    jw_member_open(j, "side_files", '[');
     for (const char *const *name = x->side_files; name && *name; name++) {
         jw_string(j, *name);
     }

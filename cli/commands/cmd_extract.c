@@ -158,14 +158,9 @@ static fc_code write_out(extraction *x, const cli_call *call, fc_error *err) {
 static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_error *err) {
     const options *o = call->options;
     const char *name = o->operands[1];
-    fc_selection selection = {
-        .include = o->include.items,
-        .exclude = o->exclude.items,
-        .strip_prefix = o->strip_prefix,
-        .rename = o->rename.items,
-        .cast = option_given(o, OPT_DTYPE),
-        .dtype = o->dtype,
-    };
+    fc_selection selection = source_selection(o);
+    selection.cast = option_given(o, OPT_DTYPE);
+    selection.dtype = o->dtype;
     fc_target target;
     fc_selected counts;
     FC_TRY(fc_target_new(x->checkpoint, &selection, arena, &target, &counts, err));

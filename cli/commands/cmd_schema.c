@@ -27,8 +27,7 @@ typedef struct schema {
 static void write_name(json_out *j, const fc_target_tensor *t) {
     JSON_MEMBER(j, string, "name", t->name);
     if (t->path.count != 1 || t->path.elements[0].is_index || strcmp(t->path.elements[0].key, t->name) != 0) {
-        jw_key(j, "path");
-        jw_path(j, &t->path);
+        JSON_MEMBER(j, path, "path", &t->path);
     }
 }
 
@@ -37,8 +36,7 @@ static void write_entry(json_out *j, const fc_target_tensor *t, const fc_target_
     write_name(j, t);
     if (!t->source->object) {
         JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
-        jw_key(j, "shape");
-        jw_ints(j, t->source->ndim, t->source->shape);
+        jw_member_ints(j, "shape", t->source->ndim, t->source->shape);
     }
     if (same_as != t) {
         JSON_MEMBER(j, string, "same_as", same_as->name);
@@ -48,8 +46,7 @@ static void write_entry(json_out *j, const fc_target_tensor *t, const fc_target_
 
 static void write_entries(json_out *j, const schema *s, const char *key, bool objects) {
     const fc_target_tensor *tensors = s->target.tensors;
-    jw_key(j, key);
-    jw_open(j, '[');
+    jw_member_open(j, key, '[');
     for (size_t i = 0; i < s->target.ntensors && j->out->error == 0; i++) {
         if ((tensors[i].source->object != NULL) == objects) {
             write_entry(j, &tensors[i], &tensors[s->same_as[i]]);
@@ -88,10 +85,7 @@ static fc_code find_ties(schema *s, fc_error *err) {
 
 static fc_code select_and_write(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err) {
     const options *o = call->options;
-    const fc_selection selection = {.include = o->include.items,
-                                    .exclude = o->exclude.items,
-                                    .strip_prefix = o->strip_prefix,
-                                    .rename = o->rename.items};
+    const fc_selection selection = source_selection(o);
     schema s = {.source = checkpoint};
     fc_selected counts;
     fc_code rc = FC_OK;

@@ -98,9 +98,7 @@ static void print_notes(const unit_plan *c, const totals *t) {
         for (size_t i = 0; i < c->tree.nparameters; i++) {
             const fc_parameter *p = &c->tree.parameters[i];
             if (p->same_as != i && !p->buffer && !p->ignored) {
-                text_puts(out, "  ");
-                text_name(out, p->fqn);
-                text_puts(out, " is ");
+                text_name_in(out, "  ", p->fqn, " is ");
                 text_name(out, c->tree.parameters[p->same_as].fqn);
                 text_puts(out, "\n");
             }
@@ -111,9 +109,7 @@ static void print_notes(const unit_plan *c, const totals *t) {
                     t->buffers, t->ignored, c->tree.left_out);
     }
     for (const char *const *class = c->overridden; class && *class; class ++) {
-        text_puts(out, "kept out of mixed precision, in units of their own: ");
-        text_name(out, *class);
-        text_puts(out, "\n");
+        text_name_in(out, "kept out of mixed precision, in units of their own: ", *class, "\n");
     }
     size_t rules = c->file ? fc_wrap_file_idle(c->file, &idle) : 0;
     if (rules + c->tree.idle > 0) {
@@ -140,8 +136,7 @@ static void print_text(const unit_plan *c, const totals *t) {
 
 static void options_json(json_out *j, const fc_unit_options *o) {
     static const char *const prefetches[] = {"BACKWARD_PRE", "BACKWARD_POST", NULL};
-    jw_key(j, "options");
-    jw_open(j, '{');
+    jw_member_open(j, "options", '{');
     JSON_MEMBER(j, string, "sharding_strategy", fc_sharding_strategy_name(o->strategy));
     jw_key(j, "mixed_precision");
     if (o->mixed_precision) {
@@ -173,15 +168,13 @@ static void unit_json(json_out *j, const unit_plan *c, const fc_unit *u) {
     JSON_MEMBER(j, int, "numel", u->numel);
     JSON_MEMBER(j, uint, "bytes", u->bytes);
     options_json(j, &u->options);
-    jw_key(j, "parameters");
-    jw_open(j, '[');
+    jw_member_open(j, "parameters", '[');
     for (size_t i = 0; i < u->nparameters && j->out->error == 0; i++) {
         const fc_parameter *p = &c->tree.parameters[u->parameters[i]];
         jw_open(j, '{');
         JSON_MEMBER(j, string, "name", p->fqn);
         JSON_MEMBER(j, string, "dtype", fc_dtype_get(p->dtype)->torch_name);
-        jw_key(j, "shape");
-        jw_ints(j, p->ndim, p->shape);
+        jw_member_ints(j, "shape", p->ndim, p->shape);
         JSON_MEMBER(j, int, "numel", p->numel);
         JSON_MEMBER(j, uint, "bytes", p->bytes);
         JSON_MEMBER(j, bool, "frozen", p->frozen);
@@ -192,22 +185,12 @@ static void unit_json(json_out *j, const unit_plan *c, const fc_unit *u) {
 }
 
 static void names_json(json_out *j, const unit_plan *c, const char *key, bool buffers) {
-    jw_key(j, key);
-    jw_open(j, '[');
+    jw_member_open(j, key, '[');
     for (size_t i = 0; i < c->tree.nparameters; i++) {
         const fc_parameter *p = &c->tree.parameters[i];
         if (buffers ? p->buffer : p->ignored && !p->buffer) {
             jw_string(j, p->fqn);
         }
-    }
-    jw_close(j, ']');
-}
-
-static void strings_json(json_out *j, const char *key, const char *const *strings, size_t count) {
-    jw_key(j, key);
-    jw_open(j, '[');
-    for (size_t i = 0; i < count && strings[i]; i++) {
-        jw_string(j, strings[i]);
     }
     jw_close(j, ']');
 }
@@ -219,14 +202,12 @@ static void print_json(const unit_plan *c, const totals *t) {
     JSON_MEMBER(&j, string, "policy", c->o->policy ? c->o->policy : "blocks");
     JSON_MEMBER(&j, int, "numel", t->numel);
     JSON_MEMBER(&j, uint, "bytes", t->bytes);
-    jw_key(&j, "units");
-    jw_open(&j, '[');
+    jw_member_open(&j, "units", '[');
     for (size_t i = 0; i < c->units.count && c->out->error == 0; i++) {
         unit_json(&j, c, &c->units.units[i]);
     }
     jw_close(&j, ']');
-    jw_key(&j, "shared");
-    jw_open(&j, '{');
+    jw_member_open(&j, "shared", '{');
     for (size_t i = 0; i < c->tree.nparameters; i++) {
         if (c->tree.parameters[i].same_as != i) {
             JSON_MEMBER(&j, string, c->tree.parameters[i].fqn, c->tree.parameters[c->tree.parameters[i].same_as].fqn);
@@ -236,8 +217,8 @@ static void print_json(const unit_plan *c, const totals *t) {
     names_json(&j, c, "buffers", true);
     names_json(&j, c, "ignored", false);
     JSON_MEMBER(&j, uint, "left_out", c->tree.left_out);
-    strings_json(&j, "overridden_classes", c->overridden, c->overridden ? SIZE_MAX : 0);
-    strings_json(&j, "warnings", c->warnings, c->nwarnings);
+    jw_member_strings(&j, "overridden_classes", c->overridden, c->overridden ? SIZE_MAX : 0);
+    jw_member_strings(&j, "warnings", c->warnings, c->nwarnings);
     jw_end_document(&j);
 }
 

@@ -38,11 +38,10 @@ static void print_defect(void *context, const fc_defect *d) {
     }
     jw_open(&p->json, '{');
     JSON_MEMBER(&p->json, string, "file", d->file);
-    jw_key(&p->json, "offset");
     if (d->has_offset) {
-        jw_uint(&p->json, d->offset);
+        JSON_MEMBER(&p->json, uint, "offset", d->offset);
     } else {
-        jw_string(&p->json, NULL);
+        JSON_MEMBER(&p->json, string, "offset", NULL);
     }
     JSON_MEMBER(&p->json, string, "tensor", d->tensor);
     JSON_MEMBER(&p->json, string, "message", d->message);
@@ -56,21 +55,15 @@ static void begin(verify_output *p, const fc_checkpoint *checkpoint) {
     jw_document(&p->json, p->out, 2, "verify");
     JSON_MEMBER(&p->json, string, "source", checkpoint->path);
     JSON_MEMBER(&p->json, string, "format", checkpoint->format->name);
-    jw_key(&p->json, "defects");
-    jw_open(&p->json, '[');
+    jw_member_open(&p->json, "defects", '[');
 }
 
 static void end_json(verify_output *p, const fc_checkpoint *checkpoint, const fc_verify_report *r) {
     json_out *j = &p->json;
     jw_close(j, ']');
-    JSON_MEMBER(j, uint, "tensors", r->tensors);
-    JSON_MEMBER(j, uint, "objects", r->objects);
-    JSON_MEMBER(j, uint, "files", r->files);
-    JSON_MEMBER(j, uint, "bytes_read", r->bytes);
-    JSON_MEMBER(j, uint, "with_digest", r->digested);
-    JSON_MEMBER(j, uint, "without_digest", r->undigested);
-    JSON_MEMBER(j, uint, "bytes_without_digest", r->undigested_bytes);
-    JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
+    JSON_UINTS(j, {"tensors", r->tensors}, {"objects", r->objects}, {"files", r->files}, {"bytes_read", r->bytes},
+               {"with_digest", r->digested}, {"without_digest", r->undigested},
+               {"bytes_without_digest", r->undigested_bytes}, {"files_with_header_digest", r->headers_digested});
     JSON_MEMBER(j, bool, "sealed", r->sealed);
     JSON_MEMBER(j, uint, "objects_not_known_harmless", r->unknown);
     JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->verifier.unverified);
@@ -87,9 +80,7 @@ static void end_text(verify_output *p, const fc_checkpoint *checkpoint, const fc
                 r->files == 1 ? "file" : "files", text_bytes(bytes, r->bytes));
     if (r->sealed) {
         if (p->seal && r->defects == 0) {
-            text_puts(p->out, "sealed: every byte of every file, in ");
-            text_name(p->out, p->seal);
-            text_puts(p->out, "\n");
+            text_name_in(p->out, "sealed: every byte of every file, in ", p->seal, "\n");
         } else {
             text_puts(p->out, "covered: every byte of every file, by the seal\n");
         }
@@ -110,9 +101,7 @@ static void end_text(verify_output *p, const fc_checkpoint *checkpoint, const fc
         text_printf(p->out, "not known to be harmless: %zu %s, e.g. ", r->unknown,
                     r->unknown == 1 ? "object" : "objects");
         text_name(p->out, r->unknown_object);
-        text_puts(p->out, ": ");
-        text_name(p->out, r->unknown_reason);
-        text_puts(p->out, "\n");
+        text_name_in(p->out, ": ", r->unknown_reason, "\n");
     }
     text_printf(p->out,
                 r->defects == 0   ? "no defects\n"

@@ -14,17 +14,11 @@ static void print_json(const fc_view_report *r, const options *o, text_out *out)
     json_out j;
     jw_document(&j, out, 1, "view");
     JSON_MEMBER(&j, string, "target", o->output);
-    JSON_MEMBER(&j, uint, "tensors", r->selected.tensors);
-    JSON_MEMBER(&j, uint, "objects", r->selected.objects);
-    JSON_MEMBER(&j, uint, "left_out", r->selected.left_out);
-    JSON_MEMBER(&j, uint, "external", r->external);
-    JSON_MEMBER(&j, uint, "assembled", r->assembled);
-    JSON_MEMBER(&j, uint, "pieces", r->pieces);
-    JSON_MEMBER(&j, uint, "copied", r->copied);
-    JSON_MEMBER(&j, uint, "viewed_bytes", r->viewed_bytes);
-    JSON_MEMBER(&j, uint, "copied_bytes", r->copied_bytes);
-    jw_key(&j, "reader_environment");
-    jw_open(&j, '{');
+    JSON_UINTS(&j, {"tensors", r->selected.tensors}, {"objects", r->selected.objects},
+               {"left_out", r->selected.left_out}, {"external", r->external}, {"assembled", r->assembled},
+               {"pieces", r->pieces}, {"copied", r->copied}, {"viewed_bytes", r->viewed_bytes},
+               {"copied_bytes", r->copied_bytes});
+    jw_member_open(&j, "reader_environment", '{');
     JSON_MEMBER(&j, string, "HDF5_EXTFILE_PREFIX", "${ORIGIN}");
     jw_close(&j, '}');
     jw_end_document(&j);
@@ -60,10 +54,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     FC_TRY(target_check(call->options->output, &target_view, err));
     FC_TRY(recipe_open(call, &rest, call->options->operands[0], false, &source, err));
     const options *o = call->options;
-    const fc_view_options how = {
-        .selection = {.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix},
-        .force = o->force,
-        .reporter = {source_note}};
+    const fc_view_options how = {.selection = source_selection(o), .force = o->force, .reporter = {source_note}};
     source_report(o, source);
     FC_TRY_GOTO(source_note_selection(call, source, true, err), rc, out);
     FC_TRY_GOTO(fc_view(source, o->output, &how, &report, err), rc, out);

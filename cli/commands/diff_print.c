@@ -236,9 +236,7 @@ static void print_group(text_out *out, const diff_view *d, const fc_compared *it
         beside_print_name(out, group);
         text_puts(out, "  ");
         beside_print_count(out, group);
-        text_puts(out, "  only in ");
-        text_name(out, item->a ? d->a : d->b);
-        text_puts(out, "; --model-only leaves them out (-v lists them)\n");
+        text_name_in(out, "  only in ", item->a ? d->a : d->b, "; --model-only leaves them out (-v lists them)\n");
     }
 }
 
@@ -285,8 +283,7 @@ static void write_real(json_out *j, double value) {
 static void write_place(json_out *j, const char *key, const fc_tensor *t, uint64_t at) {
     int64_t index[FC_MAX_DIMS];
     fc_unravel(t->ndim, t->shape, at, index);
-    jw_key(j, key);
-    jw_ints(j, t->ndim, index);
+    jw_member_ints(j, key, t->ndim, index);
 }
 
 static void write_side(json_out *j, const char *key, const fc_tensor *t) {
@@ -300,8 +297,7 @@ static void write_side(json_out *j, const char *key, const fc_tensor *t) {
         JSON_MEMBER(j, bool, "object", true);
     } else {
         JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
-        jw_key(j, "shape");
-        jw_ints(j, t->ndim, t->shape);
+        jw_member_ints(j, "shape", t->ndim, t->shape);
     }
     jw_close(j, '}');
 }
@@ -309,11 +305,9 @@ static void write_side(json_out *j, const char *key, const fc_tensor *t) {
 static void write_deviation(json_out *j, const fc_compared *item) {
     const fc_deviation *v = &item->deviation;
     char text[FC_ELEMENT_TEXT];
-    JSON_MEMBER(j, uint, "elements", item->elements);
-    JSON_MEMBER(j, uint, "different", v->different);
+    JSON_UINTS(j, {"elements", item->elements}, {"different", v->different});
     if (v->different > 0) {
-        jw_key(j, "first");
-        jw_open(j, '{');
+        jw_member_open(j, "first", '{');
         write_place(j, "index", item->a, v->first);
         JSON_MEMBER(j, string, "a", fc_element_text(item->a->dtype, v->first_a, text));
         JSON_MEMBER(j, string, "b", fc_element_text(item->b->dtype, v->first_b, text));
@@ -326,8 +320,7 @@ static void write_deviation(json_out *j, const fc_compared *item) {
         jw_key(j, "max_rel");
         write_real(j, v->max_rel);
         write_place(j, "max_rel_index", item->a, v->max_rel_at);
-        JSON_MEMBER(j, uint, "nan_both", v->nan_both);
-        JSON_MEMBER(j, uint, "nan_one", v->nan_one);
+        JSON_UINTS(j, {"nan_both", v->nan_both}, {"nan_one", v->nan_one});
     }
 }
 
@@ -362,17 +355,10 @@ void diff_print_json(text_out *out, const diff_view *d) {
     jw_key(&j, "atol");
     d->options->tolerant ? write_real(&j, d->options->atol) : jw_string(&j, NULL);
     JSON_MEMBER(&j, bool, "equal_nan", d->options->equal_nan);
-    JSON_MEMBER(&j, uint, "same", r->same);
-    JSON_MEMBER(&j, uint, "by_digest", r->by_digest);
-    JSON_MEMBER(&j, uint, "close", r->close);
-    JSON_MEMBER(&j, uint, "different", r->different);
-    JSON_MEMBER(&j, uint, "only_a", r->only_a);
-    JSON_MEMBER(&j, uint, "only_b", r->only_b);
-    JSON_MEMBER(&j, uint, "left_out", r->left_out);
-    JSON_MEMBER(&j, uint, "bytes_read", r->bytes);
+    JSON_UINTS(&j, {"same", r->same}, {"by_digest", r->by_digest}, {"close", r->close}, {"different", r->different},
+               {"only_a", r->only_a}, {"only_b", r->only_b}, {"left_out", r->left_out}, {"bytes_read", r->bytes});
     JSON_MEMBER(&j, string, "damage", r->damage != FC_OK ? r->damaged.message : NULL);
-    jw_key(&j, "items");
-    jw_open(&j, '[');
+    jw_member_open(&j, "items", '[');
     for (size_t i = 0; i < r->count; i++) {
         bool close = r->items[i].result == FC_COMPARE_CLOSE;
         if (close || is_shown(d, &r->items[i])) {

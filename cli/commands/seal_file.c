@@ -16,8 +16,7 @@ static void put_crc(json_out *j, uint64_t crc) {
 }
 
 static void put_files(json_out *j, const fc_seal *seal) {
-    jw_key(j, "files");
-    jw_open(j, '[');
+    jw_member_open(j, "files", '[');
     for (size_t i = 0; i < seal->nfiles; i++) {
         jw_open(j, '{');
         JSON_MEMBER(j, string, "name", seal->files[i].name);
@@ -29,8 +28,7 @@ static void put_files(json_out *j, const fc_seal *seal) {
 }
 
 static void put_tensors(json_out *j, const fc_checkpoint *checkpoint, const fc_seal *seal) {
-    jw_key(j, "tensors");
-    jw_open(j, '[');
+    jw_member_open(j, "tensors", '[');
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
         if (!seal->has[i]) {
@@ -39,8 +37,7 @@ static void put_tensors(json_out *j, const fc_checkpoint *checkpoint, const fc_s
         jw_open(j, '{');
         JSON_MEMBER(j, string, "name", t->name);
         JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
-        jw_key(j, "shape");
-        jw_ints(j, t->ndim, t->shape);
+        jw_member_ints(j, "shape", t->ndim, t->shape);
         put_crc(j, seal->crc64[i]);
         jw_close(j, '}');
     }

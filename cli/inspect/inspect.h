@@ -97,12 +97,6 @@ fc_code inspect_read_stats(inspection *in, const fc_tensor *const *tensors, size
 const fc_stats *inspect_stats_of(const inspection *in, const fc_tensor *tensor);
 
 enum { INSPECT_NUMBER = FC_ELEMENT_TEXT };
-/**
- * Writes a mean or a deviation (`digits` significant digits), or with digits 0 an extreme of a tensor of `dtype` as the
- * shortest text that reads back as the same number. @return buf, of INSPECT_NUMBER bytes.
- */
-const char *inspect_number(long double value, fc_dtype dtype, int digits, char *buf);
-
 /** Compares names component by component, numbers by value. */
 int inspect_compare_names(const char *a, const char *b);
 

@@ -15,15 +15,13 @@ static fc_code write_extent(json_out *j, inspection *in, const fc_tensor *t, siz
     FC_TRY(fc_checkpoint_extent(in->checkpoint, t, index, &extent, err));
     if (extent.codec == FC_CODEC_RAW) {
         JSON_MEMBER(j, uint, "data_offset", extent.offset + extent.first);
-        jw_key(j, "strides");
-        jw_ints(j, t->ndim, extent.strides);
+        jw_member_ints(j, "strides", t->ndim, extent.strides);
     }
     return FC_OK;
 }
 
 static void write_holders(json_out *j, const rank_span *span) {
-    jw_key(j, "held_by");
-    jw_open(j, '[');
+    jw_member_open(j, "held_by", '[');
     for (size_t i = 0; i < span->count; i++) {
         jw_uint(j, span->ranks[i]);
     }
@@ -38,9 +36,7 @@ static void write_place(json_out *j, const fc_place *place) {
         JSON_MEMBER(j, uint, "file", place->file);
         return;
     case FC_PLACE_BYTES:
-        JSON_MEMBER(j, uint, "file", place->file);
-        JSON_MEMBER(j, uint, "offset", place->offset);
-        JSON_MEMBER(j, uint, "length", place->length);
+        JSON_UINTS(j, {"file", place->file}, {"offset", place->offset}, {"length", place->length});
         return;
     }
 }
@@ -53,15 +49,12 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
     if (extents) {
         rc = arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err);
     }
-    jw_key(j, "chunks");
-    jw_open(j, '[');
+    jw_member_open(j, "chunks", '[');
     for (size_t i = 0; i < t->nchunks && rc == FC_OK && j->out->error == 0; i++) {
         const fc_chunk *chunk = &t->chunks[i];
         jw_open(j, '{');
-        jw_key(j, "offsets");
-        jw_ints(j, t->ndim, chunk->dims);
-        jw_key(j, "sizes");
-        jw_ints(j, t->ndim, chunk->dims + t->ndim);
+        jw_member_ints(j, "offsets", t->ndim, chunk->dims);
+        jw_member_ints(j, "sizes", t->ndim, chunk->dims + t->ndim);
         write_place(j, &chunk->place);
         if (chunk->rank != FC_NO_RANK) {
             JSON_MEMBER(j, uint, "rank", chunk->rank);
@@ -87,11 +80,9 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
         return inspect_no_memory(in, err);
     }
     JSON_MEMBER(j, string, "name", t->name);
-    jw_key(j, "path");
-    jw_path(j, &t->path);
+    JSON_MEMBER(j, path, "path", &t->path);
     JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
-    jw_key(j, "shape");
-    jw_ints(j, t->ndim, t->shape);
+    jw_member_ints(j, "shape", t->ndim, t->shape);
     JSON_MEMBER(j, uint, "bytes", inspect_bytes(t));
     inspect_placements(in, t, &c, text, sizeof text);
     JSON_MEMBER(j, string, "placements", text[0] ? text : NULL);
@@ -117,8 +108,7 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
     }
     const char *json = inspect_object(in, t, arena, &why);
     JSON_MEMBER(j, string, "name", t->name);
-    jw_key(j, "path");
-    jw_path(j, &t->path);
+    JSON_MEMBER(j, path, "path", &t->path);
     JSON_MEMBER(j, string, "encoding", t->object->encoding);
     JSON_MEMBER(j, uint, "bytes", inspect_bytes(t));
     if (json) {
@@ -143,14 +133,12 @@ static void write_mesh(json_out *j, const char *key, const fc_mesh *mesh) {
         return;
     }
     jw_open(j, '{');
-    jw_key(j, "names");
-    jw_open(j, '[');
+    jw_member_open(j, "names", '[');
     for (int i = 0; i < mesh->ndim; i++) {
         jw_string(j, mesh->names[i]);
     }
     jw_close(j, ']');
-    jw_key(j, "sizes");
-    jw_ints(j, mesh->ndim, mesh->sizes);
+    jw_member_ints(j, "sizes", mesh->ndim, mesh->sizes);
     jw_close(j, '}');
 }
 
@@ -158,16 +146,13 @@ static void write_mesh(json_out *j, const char *key, const fc_mesh *mesh) {
 static fc_code write_ranks(json_out *j, inspection *in, fc_error *err) {
     inspect_loads loads;
     FC_TRY(inspect_ranks(in, &loads, err));
-    jw_key(j, "ranks");
-    jw_open(j, '[');
+    jw_member_open(j, "ranks", '[');
     for (size_t i = 0; i < loads.ranks && j->out->error == 0; i++) {
         jw_open(j, '{');
-        JSON_MEMBER(j, uint, "rank", i);
-        JSON_MEMBER(j, uint, "stored_tensors", loads.stored[i].tensors);
-        JSON_MEMBER(j, uint, "stored_bytes", loads.stored[i].bytes);
+        JSON_UINTS(j, {"rank", i}, {"stored_tensors", loads.stored[i].tensors},
+                   {"stored_bytes", loads.stored[i].bytes});
         if (loads.held) {
-            JSON_MEMBER(j, uint, "held_tensors", loads.held[i].tensors);
-            JSON_MEMBER(j, uint, "held_bytes", loads.held[i].bytes);
+            JSON_UINTS(j, {"held_tensors", loads.held[i].tensors}, {"held_bytes", loads.held[i].bytes});
         }
         jw_close(j, '}');
     }
@@ -177,8 +162,7 @@ static fc_code write_ranks(json_out *j, inspection *in, fc_error *err) {
 
 static void write_files(json_out *j, const inspection *in) {
     const fc_checkpoint *c = in->checkpoint;
-    jw_key(j, "files");
-    jw_open(j, '[');
+    jw_member_open(j, "files", '[');
     for (size_t i = 0; i < c->nfiles; i++) {
         struct stat st;
         jw_open(j, '{');
@@ -197,21 +181,16 @@ static void write_files(json_out *j, const inspection *in) {
 
 static void write_totals(json_out *j, const inspection *in) {
     const totals *of = &in->sum;
-    jw_key(j, "totals");
-    jw_open(j, '{');
-    JSON_MEMBER(j, uint, "tensors", of->tensors);
-    JSON_MEMBER(j, uint, "objects", of->objects);
-    JSON_MEMBER(j, uint, "chunks", of->chunks);
-    JSON_MEMBER(j, uint, "elements", of->elements);
-    JSON_MEMBER(j, uint, "bytes", of->bytes);
+    jw_member_open(j, "totals", '{');
+    JSON_UINTS(j, {"tensors", of->tensors}, {"objects", of->objects}, {"chunks", of->chunks},
+               {"elements", of->elements}, {"bytes", of->bytes});
     jw_close(j, '}');
 }
 
 /* Writes the tensors or the objects, in the order of the source. */
 static fc_code write_values(json_out *j, inspection *in, const char *key, bool objects, fc_error *err) {
     fc_code rc = FC_OK;
-    jw_key(j, key);
-    jw_open(j, '[');
+    jw_member_open(j, key, '[');
     for (size_t i = 0; i < in->nitems && rc == FC_OK && in->out->error == 0; i++) {
         const fc_tensor *t = in->items[i];
         if ((t->object != NULL) == objects) {

@@ -41,7 +41,11 @@ const fc_stats *inspect_stats_of(const inspection *in, const fc_tensor *tensor) 
     return in->stats && !tensor->object ? &in->stats[tensor - in->checkpoint->tensors] : NULL;
 }
 
-const char *inspect_number(long double value, fc_dtype dtype, int digits, char *buf) {
+/*
+ * Writes a mean or a deviation (`digits` significant digits), or with digits 0 an extreme of a tensor of `dtype` as the
+ * shortest text that reads back as the same number. @return buf, of INSPECT_NUMBER bytes.
+ */
+static const char *number_text(long double value, fc_dtype dtype, int digits, char *buf) {
     const fc_dtype_class cls = fc_dtype_get(dtype)->cls;
     const double wide = (double)value + 0.0; /* no negative zero */
     if (digits > 0) {
@@ -66,17 +70,17 @@ static const char *const headings[COLUMNS] = {"MEAN", "STD", "MIN", "MAX", "ZERO
 static void real_cells(const fc_stats *s, fc_dtype dtype, int digits, stats_cells *out) {
     const fc_dtype_class cls = fc_dtype_get(dtype)->cls;
     const int of_extremes = cls == FC_CLASS_FLOAT || cls == FC_CLASS_PACKED ? digits : 0;
-    inspect_number(s->mean, dtype, digits ? digits : DIGITS, out->text[0]);
+    number_text(s->mean, dtype, digits ? digits : DIGITS, out->text[0]);
     if (cls == FC_CLASS_COMPLEX) {
         char imaginary[INSPECT_NUMBER];
         const size_t used = strlen(out->text[0]);
-        inspect_number(s->mean_imaginary, dtype, digits ? digits : DIGITS, imaginary);
+        number_text(s->mean_imaginary, dtype, digits ? digits : DIGITS, imaginary);
         snprintf(out->text[0] + used, sizeof out->text[0] - used, "%s%sj", imaginary[0] == '-' ? "" : "+", imaginary);
     }
-    inspect_number(fc_stats_deviation(s), dtype, digits ? digits : DIGITS, out->text[1]);
+    number_text(fc_stats_deviation(s), dtype, digits ? digits : DIGITS, out->text[1]);
     if (s->ordered) {
-        inspect_number(s->min, dtype, of_extremes, out->text[2]);
-        inspect_number(s->max, dtype, of_extremes, out->text[3]);
+        number_text(s->min, dtype, of_extremes, out->text[2]);
+        number_text(s->max, dtype, of_extremes, out->text[3]);
     }
 }
 
@@ -173,7 +177,7 @@ void stats_print_summary(const inspection *in) {
 
 static void write_number(json_out *j, const char *key, long double value, fc_dtype dtype, int digits) {
     char text[INSPECT_NUMBER];
-    JSON_MEMBER(j, raw, key, inspect_number(value, dtype, digits, text));
+    JSON_MEMBER(j, raw, key, number_text(value, dtype, digits, text));
 }
 
 static void write_none(json_out *j, const char *key) {
@@ -187,10 +191,9 @@ static void write_mean(json_out *j, const fc_stats *s, fc_dtype dtype) {
     } else if (fc_dtype_get(dtype)->cls != FC_CLASS_COMPLEX) {
         write_number(j, "mean", s->mean, dtype, DIGITS);
     } else {
-        jw_key(j, "mean");
-        jw_open(j, '[');
-        jw_raw(j, inspect_number(s->mean, dtype, DIGITS, text));
-        jw_raw(j, inspect_number(s->mean_imaginary, dtype, DIGITS, text));
+        jw_member_open(j, "mean", '[');
+        jw_raw(j, number_text(s->mean, dtype, DIGITS, text));
+        jw_raw(j, number_text(s->mean_imaginary, dtype, DIGITS, text));
         jw_close(j, ']');
     }
 }
@@ -200,14 +203,11 @@ static void write_histogram(json_out *j, const fc_histogram *h) {
         write_none(j, "histogram");
         return;
     }
-    jw_key(j, "histogram");
-    jw_open(j, '{');
+    jw_member_open(j, "histogram", '{');
     write_number(j, "from", h->from, FC_F64, DIGITS);
     write_number(j, "to", h->to, FC_F64, DIGITS);
-    JSON_MEMBER(j, uint, "below", h->below);
-    JSON_MEMBER(j, uint, "above", h->above);
-    jw_key(j, "counts");
-    jw_open(j, '[');
+    JSON_UINTS(j, {"below", h->below}, {"above", h->above});
+    jw_member_open(j, "counts", '[');
     for (int i = 0; i < FC_HISTOGRAM_BINS; i++) {
         jw_uint(j, h->bins[i]);
     }
@@ -216,13 +216,9 @@ static void write_histogram(json_out *j, const fc_histogram *h) {
 }
 
 void stats_write_json(json_out *j, const fc_stats *s, fc_dtype dtype) {
-    jw_key(j, "stats");
-    jw_open(j, '{');
-    JSON_MEMBER(j, uint, "values", s->values);
-    JSON_MEMBER(j, uint, "finite", s->finite);
-    JSON_MEMBER(j, uint, "zeros", s->zeros);
-    JSON_MEMBER(j, uint, "nan", s->nans);
-    JSON_MEMBER(j, uint, "inf", s->infinities);
+    jw_member_open(j, "stats", '{');
+    JSON_UINTS(j, {"values", s->values}, {"finite", s->finite}, {"zeros", s->zeros}, {"nan", s->nans},
+               {"inf", s->infinities});
     write_mean(j, s, dtype);
     if (s->finite > 0) {
         write_number(j, "std", fc_stats_deviation(s), dtype, DIGITS);

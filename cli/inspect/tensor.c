@@ -252,15 +252,11 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
     text_printf(out, "\n  object      %s, %s\n", t->object->encoding, text_bytes(size, inspect_bytes(t)));
     const char *json = inspect_object(in, t, arena, &why);
     if (json) {
-        text_puts(out, "  value       ");
-        text_name(out, json);
-        text_puts(out, "\n");
+        text_name_in(out, "  value       ", json, "\n");
     }
     fc_object_verdict verdict;
     if (inspect_risk(in, t, &verdict) != FC_OBJECT_HARMLESS) {
-        text_puts(out, verdict.risk == FC_OBJECT_RUNS ? "  unsafe      " : "  unknown     ");
-        text_name(out, verdict.reason);
-        text_puts(out, "\n");
+        text_name_in(out, verdict.risk == FC_OBJECT_RUNS ? "  unsafe      " : "  unknown     ", verdict.reason, "\n");
     }
     fc_arena_free(arena);
     return print_chunks(in, t, NULL, err);

@@ -73,9 +73,7 @@ static bool print_risk(const inspection *in, fc_object_risk risk, const char *la
     if (count == 0) {
         return false;
     }
-    text_puts(in->out, label);
-    text_name(in->out, name);
-    text_puts(in->out, ": ");
+    text_name_in(in->out, label, name, ": ");
     text_name(in->out, first.reason);
     if (count > 1) {
         text_printf(in->out, "; and %zu more", count - 1);
@@ -109,9 +107,7 @@ static fc_code print_summary(inspection *in, fc_error *err) {
     text_printf(in->out, "%s elements, %s\n", text_params(a, sum->elements), text_bytes(b, sum->bytes));
     text_printf(in->out, "Objects     %zu\n", sum->objects);
     if (!print_risk(in, FC_OBJECT_RUNS, "Unsafe      ") && c->risk) {
-        text_puts(in->out, "Unsafe      ");
-        text_name(in->out, c->risk);
-        text_puts(in->out, "\n");
+        text_name_in(in->out, "Unsafe      ", c->risk, "\n");
     }
     print_risk(in, FC_OBJECT_UNKNOWN, "Unknown     ");
     if (in->nitems < c->ntensors) {

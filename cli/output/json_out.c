@@ -165,6 +165,30 @@ void jw_ints(json_out *j, int count, const int64_t *values) {
     jw_close(j, ']');
 }
 
+void jw_member_open(json_out *j, const char *key, char bracket) {
+    jw_key(j, key);
+    jw_open(j, bracket);
+}
+
+void jw_member_ints(json_out *j, const char *key, int count, const int64_t *values) {
+    jw_key(j, key);
+    jw_ints(j, count, values);
+}
+
+void jw_member_strings(json_out *j, const char *key, const char *const *strings, size_t count) {
+    jw_member_open(j, key, '[');
+    for (size_t i = 0; i < count && strings[i]; i++) {
+        jw_string(j, strings[i]);
+    }
+    jw_close(j, ']');
+}
+
+void jw_uints(json_out *j, const json_uint *members) {
+    for (; members->key; members++) {
+        JSON_MEMBER(j, uint, members->key, members->value);
+    }
+}
+
 void jw_path(json_out *j, const fc_path *path) {
     jw_open(j, '[');
     for (size_t i = 0; i < path->count; i++) {

@@ -49,6 +49,24 @@ void jw_ints(json_out *j, int count, const int64_t *values);
 /** Writes a path in the nested state dict: an array of keys, with numbers for list indexes. */
 void jw_path(json_out *j, const fc_path *path);
 
+/** Opens an object or array that is a member. */
+void jw_member_open(json_out *j, const char *key, char bracket);
+/** A member that is an array of integers, or of strings: `count` of them, or fewer if NULL ends the list. */
+void jw_member_ints(json_out *j, const char *key, int count, const int64_t *values);
+void jw_member_strings(json_out *j, const char *key, const char *const *strings, size_t count);
+
+/** A member that is a count. */
+typedef struct json_uint {
+    const char *key;
+    uint64_t value;
+} json_uint;
+
+/** Writes such members; one without a key ends the list. */
+void jw_uints(json_out *j, const json_uint *members);
+
+/** Writes several counts: JSON_UINTS(j, {"tensors", n}, {"bytes", m}). */
+#define JSON_UINTS(j, ...) jw_uints(j, (const json_uint[]){__VA_ARGS__, {NULL, 0}})
+
 /** Writes a key and its value. */
 #define JSON_MEMBER(j, kind, key, value) (jw_key(j, key), jw_##kind(j, value))
 

@@ -266,6 +266,18 @@ void text_name(text_out *out, const char *name) {
     walk_name(out, name);
 }
 
+void text_name_in(text_out *out, const char *before, const char *name, const char *after) {
+    text_puts(out, before);
+    text_name(out, name);
+    text_puts(out, after);
+}
+
+void text_html_in(text_out *out, const char *before, const char *s, const char *after) {
+    text_puts(out, before);
+    text_html(out, s);
+    text_puts(out, after);
+}
+
 void text_html(text_out *out, const char *s) {
     char escape[16];
     while (*s) {

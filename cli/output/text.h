@@ -34,10 +34,13 @@ int text_flush(text_out *out);
  * Azure or TeamCity: a colon at the start, and the second "#" of "##".
  */
 void text_name(text_out *out, const char *name);
+/** Writes a name as text_name does, between two texts. */
+void text_name_in(text_out *out, const char *before, const char *name, const char *after);
 /** @return whether `*at` is the second "#" of "##" in the text at `start`: see text_name. */
 bool text_is_second_hash(const char *start, const char *at);
 /** Writes a name or a value as HTML text or attribute, with the same escapes as text_name. */
 void text_html(text_out *out, const char *s);
+void text_html_in(text_out *out, const char *before, const char *s, const char *after);
 /** Writes a name like text_name, then spaces up to `width` columns. */
 void text_name_padded(text_out *out, const char *name, size_t width);
 /** @return the number of columns that text_name fills. */

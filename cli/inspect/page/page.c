@@ -53,9 +53,7 @@ static void write_facts(inspection *in) {
     text_out *out = in->out;
     char text[3 * TEXT_SIZE_MAX];
     const char *name = strrchr(c->path, '/');
-    text_puts(out, "<header><h1>");
-    text_html(out, name && name[1] ? name + 1 : c->path);
-    text_puts(out, "</h1>\n<p class=\"sub\"><code>");
+    text_html_in(out, "<header><h1>", name && name[1] ? name + 1 : c->path, "</h1>\n<p class=\"sub\"><code>");
     text_html(out, c->path);
     text_puts(out, "</code></p><p class=\"sub\">");
     text_html(out, c->format->description);
@@ -65,9 +63,7 @@ static void write_facts(inspection *in) {
     }
     text_puts(out, "</p>\n");
     if (c->note) {
-        text_puts(out, "<p class=\"note\">Note: ");
-        text_html(out, c->note);
-        text_puts(out, "</p>\n");
+        text_html_in(out, "<p class=\"note\">Note: ", c->note, "</p>\n");
     }
     text_puts(out, "<dl class=\"facts\">");
     fact(out, "Tensors", text_count(text, in->sum.tensors));
@@ -125,13 +121,10 @@ static void write_dtypes(inspection *in) {
 static void write_layout(inspection *in, size_t ranks) {
     text_out *out = in->out;
     char layout[256], count[TEXT_SIZE_MAX];
-    text_puts(out, "<section><h2>Layout</h2>\n<p>");
-    text_html(out, inspect_layout(in, layout, sizeof layout));
-    text_puts(out, "</p>\n<ul id=\"dims\" hidden>");
+    text_html_in(out, "<section><h2>Layout</h2>\n<p>", inspect_layout(in, layout, sizeof layout),
+                 "</p>\n<ul id=\"dims\" hidden>");
     for (int d = 0; d < in->mesh.ndim; d++) {
-        text_puts(out, "<li>");
-        text_html(out, in->mesh.names[d]);
-        text_puts(out, "</li>");
+        text_html_in(out, "<li>", in->mesh.names[d], "</li>");
     }
     text_puts(out, "</ul>\n<ul class=\"groups\">");
     for (size_t i = 0; i < in->sharding.nstyles; i++) {
@@ -198,9 +191,7 @@ static void write_value(text_out *out, const char *json) {
     const size_t length = strlen(json);
     size_t shown = 0;
     if (length <= SHORT_VALUE) {
-        text_puts(out, "<code>");
-        text_html(out, json);
-        text_puts(out, "</code>");
+        text_html_in(out, "<code>", json, "</code>");
         return;
     }
     char part[MAX_VALUE + 1];
@@ -231,15 +222,11 @@ static fc_code write_object(inspection *in, const inspect_line *line, fc_error *
     const char *json = line->kind->value                     ? line->kind->value
                        : line->kind->why || in->headers_only ? NULL
                                                              : inspect_object(in, line->first, arena, &why);
-    text_puts(out, "<tr><th scope=\"row\" class=\"name\">");
-    text_html(out, line->name);
-    text_puts(out, "</th><td>");
+    text_html_in(out, "<tr><th scope=\"row\" class=\"name\">", line->name, "</th><td>");
     if (json) {
         write_value(out, json);
     } else if (line->kind->why) {
-        text_puts(out, "<span class=\"bad\">unreadable: ");
-        text_html(out, line->kind->why);
-        text_puts(out, "</span>");
+        text_html_in(out, "<span class=\"bad\">unreadable: ", line->kind->why, "</span>");
     } else {
         text_puts(out, text_bytes(size, line->bytes / line->folded));
     }
@@ -275,9 +262,7 @@ static void write_files(inspection *in) {
                 c->nfiles <= 16 ? " open" : "", text_count(size, c->nfiles), c->nfiles == 1 ? "file" : "files");
     for (size_t i = 0; i < c->nfiles && i < MAX_FILES; i++) {
         struct stat st;
-        text_puts(out, "<tr><td class=\"name\">");
-        text_html(out, c->files[i].name);
-        text_puts(out, "</td><td class=\"num\">");
+        text_html_in(out, "<tr><td class=\"name\">", c->files[i].name, "</td><td class=\"num\">");
         if (!in->headers_only && stat(c->files[i].path, &st) == 0) {
             text_puts(out, text_bytes(size, (uint64_t)st.st_size));
         }

@@ -113,12 +113,6 @@ fc_code fc_torch_check_archive(fc_torch_item *archive, fc_error *err);
  */
 fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *arena, const char **json, fc_error *err);
 
-/**
- * Like fc_torch_json, for the value of an archive, which it closes. `opened` is the result of opening it: a pickle that
- * was too large becomes {"$omitted": "too large"}.
- */
-fc_code fc_torch_json_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err);
-
 /** Like fc_torch_json, for the archive in a range of a file. */
 fc_code fc_torch_json_range(int fd, const char *path, uint64_t offset, uint64_t length, fc_arena *arena,
                             const char **json, fc_error *err);

@@ -428,7 +428,12 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
     return FC_OK;
 }
 
-fc_code fc_torch_json_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err) {
+/*
+ * For the value of an archive, which it closes. `opened` is the result of opening it: a pickle that was too large
+ * becomes
+ * {"$omitted": "too large"}.
+ */
+static fc_code json_of_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err) {
     enum {
         SMALL = 64 << 10,
         RATIO = 16,
@@ -450,12 +455,12 @@ fc_code fc_torch_json_memory(unsigned char *bytes, uint64_t length, const char *
                              const char **json, fc_error *err) {
     fc_torch_item item;
     fc_code rc = fc_torch_item_open_memory(bytes, length, path, &item, err);
-    return fc_torch_json_item(&item, rc, arena, json, err);
+    return json_of_item(&item, rc, arena, json, err);
 }
 
 fc_code fc_torch_json_range(int fd, const char *path, uint64_t offset, uint64_t length, fc_arena *arena,
                             const char **json, fc_error *err) {
     fc_torch_item item;
     fc_code rc = fc_torch_item_open(fd, path, offset, length, &item, err);
-    return fc_torch_json_item(&item, rc, arena, json, err);
+    return json_of_item(&item, rc, arena, json, err);
 }
