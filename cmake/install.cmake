@@ -6,12 +6,18 @@ set(soversion ${PROJECT_VERSION_MAJOR})
 if(PROJECT_VERSION_MAJOR EQUAL 0)
   set(soversion 0.${PROJECT_VERSION_MINOR})
 endif()
-set_target_properties(fsdpckpt fsdpckpt-train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${soversion})
+set(libraries fsdpckpt)
+set(include_directories lib/include/fsdpckpt)
+if(TARGET fsdpckpt-train)
+  list(APPEND libraries fsdpckpt-train)
+  list(APPEND include_directories train/include/fsdpckpt)
+endif()
+set_target_properties(${libraries} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${soversion})
 include(${CMAKE_CURRENT_LIST_DIR}/exports.cmake)
-install(TARGETS fsdpckpt fsdpckpt-train EXPORT fsdpckpt
+install(TARGETS ${libraries} EXPORT fsdpckpt
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY lib/include/fsdpckpt train/include/fsdpckpt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${include_directories} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 # The pkg-config modules that the library was built with. A program that links the static library needs them all, with or
 # without pkg-config --static. A shared library records its own dependencies, and its users need not install their headers.
@@ -41,6 +47,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/fsdpckptConfigVersion.cma
 install(FILES ${PROJECT_BINARY_DIR}/fsdpckptConfig.cmake ${PROJECT_BINARY_DIR}/fsdpckptConfigVersion.cmake
   DESTINATION ${package})
 
-configure_file(cmake/fsdpckpt.pc.in ${PROJECT_BINARY_DIR}/fsdpckpt.pc @ONLY)
-configure_file(cmake/fsdpckpt-train.pc.in ${PROJECT_BINARY_DIR}/fsdpckpt-train.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/fsdpckpt.pc ${PROJECT_BINARY_DIR}/fsdpckpt-train.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(library ${libraries})
+  configure_file(cmake/${library}.pc.in ${PROJECT_BINARY_DIR}/${library}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${library}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endforeach()

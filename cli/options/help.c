@@ -203,6 +203,5 @@ void help_version(text_out *out) {
                    "seccomp   " FEATURE_SECCOMP "\n"
                    "MPI       " FEATURE_MPI "\n"
                    "CUDA      " FEATURE_CUDA "\n"
-                   "NCCL      " FEATURE_NCCL "\n"
-                   "compiler  " FEATURE_COMPILER "\n");
+                   "NCCL      " FEATURE_NCCL "\n" FEATURE_TRAIN "compiler  " FEATURE_COMPILER "\n");
 }

@@ -21,7 +21,7 @@ fi
 # The .pc file has the prefix of configure time, so pkg-config must be told about --prefix.
 PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name fsdpckpt.pc)")
 export PKG_CONFIG_PATH
-sed -i "s|^prefix=.*|prefix=$work/prefix|" "$PKG_CONFIG_PATH/fsdpckpt.pc" "$PKG_CONFIG_PATH/fsdpckpt-train.pc"
+sed -i "s|^prefix=.*|prefix=$work/prefix|" "$PKG_CONFIG_PATH"/fsdpckpt*.pc
 
 # The only block of a kind on the page.
 block() {
@@ -56,8 +56,10 @@ for output in by_hand by_cmake by_pkgconfig; do
 done
 pkg-config --static --libs fsdpckpt >/dev/null
 "$here/headers.sh" "$work/prefix/include"
-"$work/build/train_by_cmake" >/dev/null
-"$work/build/train_by_pkgconfig" >/dev/null
+if [ -e "$PKG_CONFIG_PATH/fsdpckpt-train.pc" ]; then # FSDPCKPT_WITH_TRAIN
+    "$work/build/train_by_cmake" >/dev/null
+    "$work/build/train_by_pkgconfig" >/dev/null
+fi
 "$work/prefix/bin/fsdpckpt" --version >/dev/null
 # Packages may compress the pages, and have a place of their own for zsh.
 for file in fsdpckpt.1 fsdpckpt-reshard.1 fsdpckpt.fish bash-completion/completions/fsdpckpt _fsdpckpt; do
