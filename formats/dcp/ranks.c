@@ -5,7 +5,10 @@
  *
  * The data files alone are not enough, because their items do not contain their names.
  */
+#include "base/grow.h"
+#include "base/name_table.h"
 #include "checkpoint/identity.h"
+#include "checkpoint/path.h"
 #include "dcp/dcp.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -19,11 +22,14 @@
 
 enum { COMPARE = 64 << 10 };
 
-/* A value in the list of one rank. */
-typedef struct listed {
-    const fc_tensor *tensor;
-    size_t rank, order; /* order: position in the lists of all ranks */
-} listed;
+/* A value, from the lists of the ranks that were read so far. */
+typedef struct value {
+    fc_tensor tensor; /* its chunks are not set yet */
+    size_t rank;      /* the lowest rank that lists it */
+    fc_chunk *chunks; /* malloc'ed; tensor.nchunks of them */
+    size_t capacity;
+    bool renamed; /* it has the name of one rank's object */
+} value;
 
 typedef struct builder {
     fc_checkpoint *checkpoint;
@@ -32,11 +38,11 @@ typedef struct builder {
     size_t ranks;
     fc_checkpoint *opened; /* malloc'ed, one per rank; they share the checkpoint's arena */
     uint32_t *first_file;  /* per rank: index into checkpoint->files */
-    listed *all;
-    size_t count;
-    fc_tensor *tensors;
-    size_t *orders; /* listed.order of each tensor */
-    size_t ntensors;
+    value *values;         /* malloc'ed */
+    size_t count, capacity;
+    fc_arena *tables;
+    fc_name_table *names; /* in `tables`; from names to indexes of values */
+    fc_name_table *boxes; /* in `tables`; the boxes of chunks, each with its value as the parent */
     fc_error *err;
 } builder;
 
@@ -47,9 +53,9 @@ static bool parse_name(const char *name, size_t *rank) {
         return false;
     }
     errno = 0;
-    unsigned long long value = strtoull(name + 2, &end, 10);
-    *rank = (size_t)value;
-    return errno == 0 && value < FC_NO_RANK && strcmp(end, ".metadata") == 0;
+    unsigned long long number = strtoull(name + 2, &end, 10);
+    *rank = (size_t)number;
+    return errno == 0 && number < FC_NO_RANK && strcmp(end, ".metadata") == 0;
 }
 
 fc_code fc_dcp_count_ranks(const char *directory, size_t *ranks, fc_error *err) {
@@ -105,215 +111,155 @@ static fc_code gather_files(builder *m) {
     return fc_identities_gather(m->checkpoint, m->opened, m->ranks, m->err);
 }
 
-static int compare_listed_names(const void *a, const void *b) {
-    const listed *x = a, *y = b;
-    int order = strcmp(x->tensor->name, y->tensor->name);
-    return order ? order : x->order < y->order ? -1 : 1;
-}
-
-static fc_code gather_values(builder *m) {
-    for (size_t r = 0; r < m->ranks; r++) {
-        m->count += m->opened[r].ntensors;
-    }
-    m->all = malloc((m->count + 1) * sizeof *m->all);
-    m->orders = malloc((m->count + 1) * sizeof *m->orders);
-    m->tensors = malloc((m->count + 1) * sizeof *m->tensors); /* objects may be kept once per rank */
-    if (!m->all || !m->orders || !m->tensors) {
+/* Finds the value called t->name, or makes it without chunks and sets `*made`. */
+static fc_code find_value(builder *m, const fc_tensor *t, size_t rank, value **out, bool *made) {
+    const size_t at = fc_name_table_put(m->names, t->name, strlen(t->name), m->count);
+    if (at == FC_NO_NAME || !fc_grow(&m->values, &m->capacity, m->count + 1, sizeof *m->values)) {
         return fc_no_memory(m->err, m->directory);
     }
-    size_t at = 0;
-    for (size_t r = 0; r < m->ranks; r++) {
-        for (size_t i = 0; i < m->opened[r].ntensors; i++, at++) {
-            m->all[at] = (listed){&m->opened[r].tensors[i], r, at};
-        }
+    *made = at == m->count;
+    *out = &m->values[at];
+    if (*made) {
+        **out = (value){.tensor = *t, .rank = rank};
+        (*out)->tensor.nchunks = 0;
+        m->count++;
     }
-    qsort(m->all, m->count, sizeof *m->all, compare_listed_names);
     return FC_OK;
 }
 
-static void add_tensor(builder *m, const fc_tensor *tensor, size_t order) {
-    m->tensors[m->ntensors] = *tensor;
-    m->orders[m->ntensors++] = order;
+/* Adds the chunks of one rank, each box once. */
+static fc_code add_chunks(builder *m, value *v, const fc_tensor *t, size_t rank) {
+    if (!fc_grow(&v->chunks, &v->capacity, v->tensor.nchunks + t->nchunks, sizeof *v->chunks)) {
+        return fc_no_memory(m->err, m->directory);
+    }
+    for (size_t i = 0; i < t->nchunks; i++) {
+        const size_t n = v->tensor.nchunks, box = 2 * (size_t)t->ndim * sizeof *t->chunks[i].dims;
+        const size_t at = fc_name_table_put_child(m->boxes, (uint64_t)(v - m->values), t->chunks[i].dims, box, n);
+        if (at == FC_NO_NAME) {
+            return fc_no_memory(m->err, m->directory);
+        }
+        if (at == n) {
+            v->chunks[n] = t->chunks[i];
+            v->chunks[n].place.file += m->first_file[rank];
+            v->tensor.nchunks++;
+        }
+    }
+    return FC_OK;
 }
 
 static bool same_kind(const fc_tensor *a, const fc_tensor *b) {
-    bool same = !a->object == !b->object && a->dtype == b->dtype && a->ndim == b->ndim;
-    for (int i = 0; same && !a->object && i < a->ndim; i++) {
-        same = a->shape[i] == b->shape[i];
-    }
-    return same;
+    return !a->object == !b->object && a->dtype == b->dtype && a->ndim == b->ndim &&
+           (a->object || fc_same_sizes(a->ndim, a->shape, b->ndim, b->shape));
 }
 
-static bool has_box(const fc_tensor *t, const fc_chunk *chunks, size_t n, const int64_t *dims) {
-    for (size_t i = 0; i < n; i++) {
-        if (memcmp(chunks[i].dims, dims, 2 * (size_t)t->ndim * sizeof *dims) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Merges a tensor that several ranks list, each box once. */
-static fc_code merge_tensor(builder *m, const listed *same, size_t n) {
-    size_t total = 0, kept = 0;
-    for (size_t i = 0; i < n; i++) {
-        total += same[i].tensor->nchunks;
-        if (!same_kind(same[0].tensor, same[i].tensor)) {
-            return fc_fail(m->err, FC_ECORRUPT,
-                           "%s: %.256s: its dtype or shape in __%zu.metadata differs from that in __%zu.metadata",
-                           m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
-        }
-    }
-    fc_chunk *chunks = fc_arena_calloc(m->checkpoint->arena, total, sizeof *chunks);
-    if (!chunks) {
-        return fc_no_memory(m->err, m->directory);
-    }
-    for (size_t i = 0; i < n; i++) {
-        const fc_tensor *t = same[i].tensor;
-        for (size_t c = 0; c < t->nchunks; c++) {
-            if (!has_box(t, chunks, kept, t->chunks[c].dims)) {
-                chunks[kept] = t->chunks[c];
-                chunks[kept++].place.file += m->first_file[same[i].rank];
-            }
-        }
-    }
-    fc_tensor merged = *same[0].tensor;
-    merged.chunks = chunks;
-    merged.nchunks = kept;
-    add_tensor(m, &merged, same[0].order);
-    return FC_OK;
-}
-
-static fc_code read_block(const builder *m, const listed *l, uint64_t at, unsigned char *buf, size_t size) {
-    const fc_chunk *chunk = &l->tensor->chunks[0];
-    const char *path = m->opened[l->rank].files[chunk->place.file].path;
+static fc_code read_block(const builder *m, const fc_place *place, uint64_t at, unsigned char *buf, size_t size) {
+    const char *path = m->checkpoint->files[place->file].path;
     int fd;
     uint64_t file_size;
     FC_TRY(fc_open_input(path, &fd, &file_size, m->err));
-    fc_code rc = fc_pread_full(fd, buf, size, chunk->place.offset + at, path, m->err);
+    fc_code rc = fc_pread_full(fd, buf, size, place->offset + at, path, m->err);
     close(fd);
     return rc;
 }
 
-/* Finds out whether two objects have the same bytes. If data files may be missing, compares only their lengths. */
-static fc_code compare_objects(const builder *m, const listed *a, const listed *b, bool *same) {
+/* Finds out whether an object of a rank has the bytes of `v`. If data files may be missing, compares only lengths. */
+static fc_code compare_objects(const builder *m, const value *v, const fc_tensor *t, size_t rank, bool *same) {
     unsigned char x[COMPARE], y[COMPARE];
-    uint64_t length = a->tensor->nchunks ? a->tensor->chunks[0].place.length : 0;
-    *same = length == (b->tensor->nchunks ? b->tensor->chunks[0].place.length : 0);
-    for (uint64_t at = 0; *same && at < length && !m->options->headers_only; at += COMPARE) {
-        size_t size = length - at < COMPARE ? (size_t)(length - at) : COMPARE;
-        FC_TRY(read_block(m, a, at, x, size));
-        FC_TRY(read_block(m, b, at, y, size));
+    const fc_place a = v->tensor.nchunks ? v->chunks[0].place : (fc_place){0};
+    fc_place b = t->nchunks ? t->chunks[0].place : (fc_place){0};
+    b.file += m->first_file[rank];
+    *same = a.length == b.length;
+    for (uint64_t at = 0; *same && at < a.length && !m->options->headers_only; at += COMPARE) {
+        size_t size = a.length - at < COMPARE ? (size_t)(a.length - at) : COMPARE;
+        FC_TRY(read_block(m, &a, at, x, size));
+        FC_TRY(read_block(m, &b, at, y, size));
         *same = memcmp(x, y, size) == 0;
     }
     return FC_OK;
 }
 
-/* Adds an object of one rank, under its common name or, if the ranks' objects differ, under a name with its rank. */
-static fc_code add_object(builder *m, const listed *l, bool rename) {
-    fc_arena *arena = m->checkpoint->arena;
-    fc_tensor t = *l->tensor;
-    fc_chunk *chunks = fc_arena_calloc(arena, t.nchunks, sizeof *chunks);
-    if (!chunks) {
+static fc_code fail_name_used(const builder *m, const char *name) {
+    return fc_fail(m->err, FC_EUNSUPPORTED,
+                   "%s: the ranks have different values, and the name %.256s for one of them is already in use",
+                   m->directory, name);
+}
+
+/* Adds an object of a rank under a name with its rank, because the object of a lower rank differs. */
+static fc_code add_rank_object(builder *m, const fc_tensor *t, size_t rank) {
+    fc_tensor own = *t;
+    char suffix[32];
+    value *v;
+    bool made;
+    snprintf(suffix, sizeof suffix, ".rank_%zu", rank);
+    if (!fc_path_add_suffix(m->checkpoint->arena, suffix, &own.name, &own.path)) {
         return fc_no_memory(m->err, m->directory);
     }
-    for (size_t c = 0; c < t.nchunks; c++) {
-        chunks[c] = t.chunks[c];
-        chunks[c].place.file += m->first_file[l->rank];
+    FC_TRY(find_value(m, &own, rank, &v, &made));
+    if (!made) {
+        return fail_name_used(m, own.name);
     }
-    t.chunks = chunks;
-    if (rename) {
-        fc_path_element *elements = fc_arena_calloc(arena, t.path.count, sizeof *elements);
-        if (!elements) {
-            return fc_no_memory(m->err, m->directory);
-        }
-        memcpy(elements, t.path.elements, t.path.count * sizeof *elements);
-        fc_path_element *last = &elements[t.path.count - 1];
-        *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.rank_%zu", last->key, l->rank)};
-        t.name = fc_arena_printf(arena, "%s.rank_%zu", t.name, l->rank);
-        t.path.elements = elements;
-        if (!last->key || !t.name) {
-            return fc_no_memory(m->err, m->directory);
-        }
+    v->renamed = true;
+    return add_chunks(m, v, t, rank);
+}
+
+/* Adds what a rank lists of a value. */
+static fc_code merge_value(builder *m, const fc_tensor *t, size_t rank) {
+    value *v;
+    bool made, same = false;
+    FC_TRY(find_value(m, t, rank, &v, &made));
+    if (v->renamed) {
+        return fail_name_used(m, t->name);
     }
-    add_tensor(m, &t, l->order);
-    return FC_OK;
-}
-
-static fc_code merge_objects(builder *m, const listed *same, size_t n) {
-    FC_TRY(add_object(m, &same[0], false));
-    for (size_t i = 1; i < n; i++) {
-        bool equal = false;
-        if (!same[i].tensor->object) {
-            return fc_fail(m->err, FC_ECORRUPT, "%s: %.256s is a tensor in __%zu.metadata, but not in __%zu.metadata",
-                           m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
-        }
-        FC_TRY(compare_objects(m, &same[0], &same[i], &equal));
-        if (!equal) {
-            FC_TRY(add_object(m, &same[i], true));
-        }
+    if (made || (!v->tensor.object && same_kind(&v->tensor, t))) {
+        return add_chunks(m, v, t, rank);
     }
-    return FC_OK;
-}
-
-static fc_code merge(builder *m) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < m->count && rc == FC_OK;) {
-        size_t end = i + 1;
-        while (end < m->count && strcmp(m->all[i].tensor->name, m->all[end].tensor->name) == 0) {
-            end++;
-        }
-        rc = m->all[i].tensor->object ? merge_objects(m, &m->all[i], end - i) : merge_tensor(m, &m->all[i], end - i);
-        i = end;
+    if (!v->tensor.object) {
+        return fc_fail(m->err, FC_ECORRUPT,
+                       "%s: %.256s: its dtype or shape in __%zu.metadata differs from that in __%zu.metadata",
+                       m->directory, t->name, rank, v->rank);
     }
-    return rc;
-}
-
-static int compare_tensor_orders(const void *a, const void *b, void *orders) {
-    const size_t *order = orders, *x = a, *y = b;
-    return order[*x] < order[*y] ? -1 : 1;
-}
-
-static int compare_tensor_names(const void *a, const void *b, void *tensors) {
-    const fc_tensor *of = tensors;
-    const size_t *x = a, *y = b;
-    return strcmp(of[*x].name, of[*y].name);
-}
-
-/* Only a name that was made for one rank's object can clash with another. */
-static fc_code check_names(const builder *m, size_t *sorted) {
-    qsort_r(sorted, m->ntensors, sizeof *sorted, compare_tensor_names, m->tensors);
-    for (size_t i = 1; i < m->ntensors; i++) {
-        if (strcmp(m->tensors[sorted[i - 1]].name, m->tensors[sorted[i]].name) == 0) {
-            return fc_fail(m->err, FC_EUNSUPPORTED,
-                           "%s: the ranks have different values, and the name %.256s for one of them is already in use",
-                           m->directory, m->tensors[sorted[i]].name);
-        }
+    if (!t->object) {
+        return fc_fail(m->err, FC_ECORRUPT, "%s: %.256s is a tensor in __%zu.metadata, but not in __%zu.metadata",
+                       m->directory, t->name, rank, v->rank);
     }
-    return FC_OK;
+    FC_TRY(compare_objects(m, v, t, rank, &same));
+    return same ? FC_OK : add_rank_object(m, t, rank);
 }
 
-/* Puts the values in the order in which the ranks list them, rank 0 first. */
-static fc_code finish(builder *m) {
-    size_t *sorted = malloc((m->ntensors + 1) * sizeof *sorted);
-    fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->ntensors, sizeof *tensors);
-    if (!sorted || !tensors) {
-        free(sorted);
+/* Merges the lists of all ranks. Values are in the order in which the ranks list them, rank 0 first. */
+static fc_code merge_ranks(builder *m) {
+    m->tables = fc_arena_new();
+    m->names = m->tables ? fc_name_table_new(m->tables, m->opened[0].ntensors) : NULL;
+    m->boxes = m->tables ? fc_name_table_new(m->tables, m->opened[0].ntensors) : NULL;
+    if (!m->names || !m->boxes) {
         return fc_no_memory(m->err, m->directory);
     }
-    for (size_t i = 0; i < m->ntensors; i++) {
-        sorted[i] = i;
+    for (size_t r = 0; r < m->ranks; r++) {
+        for (size_t i = 0; i < m->opened[r].ntensors; i++) {
+            FC_TRY(merge_value(m, &m->opened[r].tensors[i], r));
+        }
     }
-    fc_code rc = check_names(m, sorted);
-    qsort_r(sorted, m->ntensors, sizeof *sorted, compare_tensor_orders, m->orders);
-    for (size_t i = 0; i < m->ntensors; i++) {
-        tensors[i] = m->tensors[sorted[i]];
+    return FC_OK;
+}
+
+static fc_code list_tensors(const builder *m) {
+    fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
+    for (size_t i = 0; tensors && i < m->count; i++) {
+        const value *v = &m->values[i];
+        fc_chunk *chunks = fc_arena_calloc(m->checkpoint->arena, v->tensor.nchunks, sizeof *chunks);
+        if (!chunks) {
+            return fc_no_memory(m->err, m->directory);
+        }
+        if (v->tensor.nchunks > 0) {
+            memcpy(chunks, v->chunks, v->tensor.nchunks * sizeof *chunks);
+        }
+        tensors[i] = v->tensor;
+        tensors[i].chunks = chunks;
     }
-    free(sorted);
     m->checkpoint->tensors = tensors;
-    m->checkpoint->ntensors = m->ntensors;
+    m->checkpoint->ntensors = tensors ? m->count : 0;
     m->checkpoint->producer = m->opened[0].producer;
-    return rc;
+    return tensors ? FC_OK : fc_no_memory(m->err, m->directory);
 }
 
 fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
@@ -330,14 +276,15 @@ fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *opti
         FC_TRY_GOTO(fc_progress_count(options->progress, 1, err), rc, out);
     }
     FC_TRY_GOTO(gather_files(&m), rc, out);
-    FC_TRY_GOTO(gather_values(&m), rc, out);
-    FC_TRY_GOTO(merge(&m), rc, out);
-    rc = finish(&m);
+    FC_TRY_GOTO(merge_ranks(&m), rc, out);
+    rc = list_tensors(&m);
 out:
     free(m.opened);
     free(m.first_file);
-    free(m.all);
-    free(m.orders);
-    free(m.tensors);
+    for (size_t i = 0; i < m.count; i++) {
+        free(m.values[i].chunks);
+    }
+    free(m.values);
+    fc_arena_free(m.tables);
     return rc;
 }

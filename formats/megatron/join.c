@@ -6,6 +6,7 @@
 #include "megatron/megatron.h"
 
 #include "base/checked.h"
+#include "checkpoint/path.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/try.h"
 
@@ -18,16 +19,9 @@ typedef struct group {
     size_t count;
 } group;
 
-/* A tensor of the checkpoint, and the index of its first value. */
-typedef struct joined {
-    fc_tensor tensor;
-    size_t order;
-} joined;
-
 typedef struct joiner {
     mg_reader *r;
-    joined *made; /* malloc'ed */
-    size_t nmade;
+    fc_tensor *made;  /* malloc'ed: the tensor that begins with each value; no name: none does */
     mg_value **cells; /* malloc'ed: the values of one tensor, one per shard */
 } joiner;
 
@@ -149,26 +143,20 @@ static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t 
     return set_placements(r, t, v, sharding);
 }
 
-static joined *next_made(joiner *j, const mg_value *v) {
-    joined *m = &j->made[j->nmade++];
-    m->order = (size_t)(v - j->r->values);
-    return m;
-}
-
 /* Keeps the value of one rank as a tensor or object of its own. */
 static fc_code keep_value(joiner *j, const mg_value *v, const char *name, const fc_path *path) {
     mg_value copy = *v, *one = &copy;
-    joined *m = next_made(j, v);
+    fc_tensor *made = &j->made[v - j->r->values];
     const mg_sharding whole = {MG_COPY, 0};
     copy.sharding = whole;
     copy.name = name;
     copy.path = *path;
     if (v->extent) {
-        return make_tensor(j->r, &one, 1, 1, &whole, &m->tensor);
+        return make_tensor(j->r, &one, 1, 1, &whole, made);
     }
-    m->tensor = (fc_tensor){.name = name, .path = *path};
-    return v->refusal ? fc_torch_refused_tensor(v->refusal, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err)
-                      : fc_torch_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
+    *made = (fc_tensor){.name = name, .path = *path};
+    return v->refusal ? fc_torch_refused_tensor(v->refusal, v->file, j->r->checkpoint->arena, made, j->r->err)
+                      : fc_torch_object_tensor(v->object, v->file, j->r->checkpoint->arena, made, j->r->err);
 }
 
 /* ---- values that are not joined ---- */
@@ -176,17 +164,10 @@ static fc_code keep_value(joiner *j, const mg_value *v, const char *name, const 
 /* Appends the rank to the name of a value that differs from that of the first rank. */
 static fc_code keep_for_rank(joiner *j, const mg_value *v) {
     fc_arena *arena = j->r->checkpoint->arena;
-    const char *rank = j->r->grid.names[v->file];
-    fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
-    const char *name = fc_arena_printf(arena, "%s.%s", v->name, rank);
-    if (!elements || !name) {
-        return fc_mg_no_memory(j->r);
-    }
-    memcpy(elements, v->path.elements, v->path.count * sizeof *elements);
-    fc_path_element *last = &elements[v->path.count - 1];
-    *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.%s", last->key, rank)};
-    const fc_path path = {elements, v->path.count};
-    return last->key ? keep_value(j, v, name, &path) : fc_mg_no_memory(j->r);
+    const char *suffix = fc_arena_printf(arena, ".%s", j->r->grid.names[v->file]), *name = v->name;
+    fc_path path = v->path;
+    return suffix && fc_path_add_suffix(arena, suffix, &name, &path) ? keep_value(j, v, name, &path)
+                                                                     : fc_mg_no_memory(j->r);
 }
 
 static fc_code join_loose(joiner *j, const group *g) {
@@ -314,8 +295,8 @@ static fc_code join_shared(joiner *j, const group *g) {
         r->differing = r->differing ? r->differing : first->name;
         r->ndiffering++;
     }
-    joined *m = next_made(j, first);
-    return make_tensor(r, j->cells, blocks_of(r, first), is_sharded ? shards : 1, &sharding, &m->tensor);
+    return make_tensor(r, j->cells, blocks_of(r, first), is_sharded ? shards : 1, &sharding,
+                       &j->made[first - r->values]);
 }
 
 /* ---- all tensors ---- */
@@ -324,11 +305,6 @@ static int compare_value_names(const void *a, const void *b) {
     const mg_value *x = *(mg_value *const *)a, *y = *(mg_value *const *)b;
     int way = strcmp(x->name, y->name);
     return way != 0 ? way : (x > y) - (x < y);
-}
-
-static int compare_joined_orders(const void *a, const void *b) {
-    const joined *x = a, *y = b;
-    return (x->order > y->order) - (x->order < y->order);
 }
 
 static fc_code join_groups(joiner *j, mg_value **sorted) {
@@ -347,22 +323,27 @@ static fc_code join_groups(joiner *j, mg_value **sorted) {
     return FC_OK;
 }
 
-static fc_code finish(const joiner *j) {
+/* Lists the tensors in the order of their first values. */
+static fc_code list_tensors(const joiner *j) {
     fc_checkpoint *checkpoint = j->r->checkpoint;
-    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, j->nmade, sizeof *tensors);
+    size_t count = 0;
+    for (size_t i = 0; i < j->r->nvalues; i++) {
+        if (j->made[i].name) {
+            j->made[count++] = j->made[i];
+        }
+    }
+    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *tensors);
     const char *name;
     if (!tensors) {
         return fc_mg_no_memory(j->r);
     }
-    for (size_t i = 0; i < j->nmade; i++) {
-        tensors[i] = j->made[i].tensor;
-    }
-    FC_TRY(fc_find_same_name(tensors, j->nmade, &name, j->r->err));
+    memcpy(tensors, j->made, count * sizeof *tensors);
+    FC_TRY(fc_find_same_name(tensors, count, &name, j->r->err));
     if (name) {
         return fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: the name %.256s appears twice", checkpoint->path, name);
     }
     checkpoint->tensors = tensors;
-    checkpoint->ntensors = j->nmade;
+    checkpoint->ntensors = count;
     if (j->r->grid.tp > 1) {
         checkpoint->mesh = (fc_mesh){.ndim = 1, .sizes = {j->r->grid.tp}, .names = {"tp"}};
     }
@@ -372,7 +353,7 @@ static fc_code finish(const joiner *j) {
 fc_code fc_mg_join(mg_reader *r) {
     joiner j = {.r = r};
     mg_value **sorted = malloc((r->nvalues + 1) * sizeof *sorted);
-    j.made = malloc((r->nvalues + 1) * sizeof *j.made);
+    j.made = calloc(r->nvalues + 1, sizeof *j.made);
     const int64_t dense = r->grid.tp, experts = r->grid.expert_tp * r->grid.ep;
     j.cells = malloc((size_t)(dense > experts ? dense : experts) * sizeof *j.cells);
     fc_code rc;
@@ -382,8 +363,7 @@ fc_code fc_mg_join(mg_reader *r) {
     }
     qsort(sorted, r->nvalues, sizeof *sorted, compare_value_names);
     FC_TRY_GOTO(join_groups(&j, sorted), rc, out);
-    qsort(j.made, j.nmade, sizeof *j.made, compare_joined_orders);
-    rc = finish(&j);
+    rc = list_tensors(&j);
 out:
     free(sorted);
     free(j.made);

@@ -14,6 +14,7 @@
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,28 +52,14 @@ static pt_value *value_of(pt_builder *m, const char *name, const fc_path *path, 
 
 /* ---- objects ---- */
 
-/* Makes a name and path for a rank's value whose name is already in use: "lr.rank_3". */
-static fc_code rank_path(pt_builder *m, const torch_leaf *leaf, const char **name, fc_path *path) {
-    fc_arena *arena = m->checkpoint->arena;
-    fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
-    *name = fc_arena_printf(arena, "%s.rank_%" PRId64, leaf->name, m->rank);
-    if (!elements || !*name) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
-    memcpy(elements, leaf->path.elements, leaf->path.count * sizeof *elements);
-    fc_path_element *last = &elements[leaf->path.count - 1];
-    *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.rank_%" PRId64, last->key, m->rank)};
-    *path = (fc_path){elements, leaf->path.count};
-    return last->key ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
-}
-
 /* Adds an object that differs from rank 0's under a name of the rank. */
 static fc_code add_rank_object(pt_builder *m, const torch_leaf *leaf, pt_value **out) {
-    const char *name;
-    fc_path path;
+    const char *name = leaf->name;
+    fc_path path = leaf->path;
+    char suffix[32];
     bool made;
-    FC_TRY(rank_path(m, leaf, &name, &path));
-    *out = value_of(m, name, &path, &made);
+    snprintf(suffix, sizeof suffix, ".rank_%" PRId64, m->rank);
+    *out = fc_path_add_suffix(m->scratch, suffix, &name, &path) ? value_of(m, name, &path, &made) : NULL;
     if (!*out) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }

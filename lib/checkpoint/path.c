@@ -46,3 +46,16 @@ bool fc_path_copy(fc_arena *arena, const fc_path *path, fc_path *out) {
     *out = (fc_path){elements, path->count};
     return elements != NULL;
 }
+
+bool fc_path_add_suffix(fc_arena *arena, const char *suffix, const char **name, fc_path *path) {
+    fc_path_element *elements = fc_arena_calloc(arena, path->count, sizeof *elements);
+    *name = fc_arena_printf(arena, "%s%s", *name, suffix);
+    if (!elements || !*name) {
+        return false;
+    }
+    memcpy(elements, path->elements, path->count * sizeof *elements);
+    fc_path_element *last = &elements[path->count - 1];
+    *last = (fc_path_element){.key = fc_arena_printf(arena, "%s%s", last->key, suffix)};
+    path->elements = elements;
+    return last->key != NULL;
+}

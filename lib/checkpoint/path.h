@@ -15,4 +15,10 @@ bool fc_path_copy(fc_arena *arena, const fc_path *path, fc_path *out);
 /** Returns whether the elements of `path`, joined with ".", are `name`, as in DCP's flatten_state_dict. */
 bool fc_path_spells(const fc_path *path, const char *name);
 
+/**
+ * Appends `suffix` to the name of a value and to the last key of its path, both of which are made anew in `arena`: the
+ * value of a rank that differs from another rank's is called "lr.rank_3". @return false when out of memory.
+ */
+bool fc_path_add_suffix(fc_arena *arena, const char *suffix, const char **name, fc_path *path);
+
 #endif
