@@ -11,58 +11,26 @@
 #include <strings.h>
 
 typedef struct pair {
-    const char *theirs, *ours;
+    const char *theirs; /* with a space between two words */
+    const char *ours;
 } pair;
 
 static const pair commands[] = {
-    {"merge", "consolidate"},
-    {"gather", "consolidate"},
-    {"unshard", "consolidate"},
-    {"join", "consolidate"},
-    {"combine", "consolidate"},
-    {"merge-weights", "consolidate"},
-    {"merge-fsdp-weights", "consolidate"},
-    {"dcp-to-torch", "consolidate --to pt"},
-    {"dcp-to-torch-save", "consolidate --to pt"},
-    {"torch-save-to-dcp", "convert --to dcp"},
-    {"torch-to-dcp", "convert --to dcp"},
-    {"to-dcp", "convert --to dcp"},
+    {"merge gather unshard join combine merge-weights merge-fsdp-weights zero-to-fp32 zero-to-fp32.py", "consolidate"},
+    {"dcp-to-torch dcp-to-torch-save to-torch to-pt", "consolidate --to pt"},
+    {"torch-save-to-dcp torch-to-dcp to-dcp", "convert --to dcp"},
     {"to-hdf5", "convert --to h5"},
-    {"to-safetensors", "consolidate --to safetensors"},
-    {"convert-to-safetensors", "consolidate --to safetensors"},
-    {"to-torch", "consolidate --to pt"},
-    {"to-pt", "consolidate --to pt"},
-    {"to-hf", "export"},
-    {"convert-to-hf", "export"},
-    {"save-pretrained", "export"},
-    {"zero-to-fp32", "consolidate"},
-    {"zero-to-fp32.py", "consolidate"},
-    {"merge-lora", "consolidate --adapter"},
-    {"merge-adapter", "consolidate --adapter"},
-    {"split", "reshard"},
-    {"shard", "reshard"},
-    {"cut", "reshard"},
+    {"to-safetensors convert-to-safetensors", "consolidate --to safetensors"},
+    {"to-hf convert-to-hf save-pretrained", "export"},
+    {"merge-lora merge-adapter", "consolidate --adapter"},
+    {"split shard cut", "reshard"},
     {"transform", "convert"},
-    {"info", "inspect"},
-    {"show", "inspect"},
-    {"ls", "inspect"},
-    {"list", "inspect"},
-    {"stat", "inspect"},
-    {"dump", "inspect"},
-    {"open", "inspect"},
-    {"validate", "check"},
-    {"lint", "check"},
-    {"test", "check"},
-    {"compare", "diff"},
-    {"cmp", "diff"},
-    {"mean", "average"},
-    {"soup", "average"},
-    {"cat", "extract"},
-    {"get", "extract"},
-    {"read", "extract"},
-    {"fsck", "verify"},
-    {"checksum", "verify"},
-    {"sha256", "verify"},
+    {"info show ls list stat dump open", "inspect"},
+    {"validate lint test", "check"},
+    {"compare cmp", "diff"},
+    {"mean soup", "average"},
+    {"cat get read", "extract"},
+    {"fsck checksum sha256", "verify"},
     {"seal", "verify --seal"},
     {"mount", "view"},
     {"names", "schema"},
@@ -72,80 +40,33 @@ static const pair commands[] = {
 
 /* The first whose option the command takes is suggested. */
 static const pair option_words[] = {
-    {"model", "model-only"},
-    {"pattern", "include"},
-    {"hsdp", "replicas"},
-    {"dp-replicate", "replicas"},
-    {"nproc", "dp"},
-    {"out", "output"},
-    {"dst", "output"},
-    {"dest", "output"},
-    {"outdir", "output"},
-    {"output-dir", "output"},
-    {"output-path", "output"},
-    {"save", "output"},
-    {"format", "to"},
-    {"output-format", "to"},
-    {"type", "dtype"},
-    {"precision", "dtype"},
-    {"cast", "dtype"},
-    {"bf16", "dtype"},
-    {"fp16", "dtype"},
-    {"fp32", "dtype"},
-    {"half", "dtype"},
-    {"fsdp", "dp"},
-    {"world-size", "dp"},
-    {"ranks", "dp"},
-    {"num-shards", "dp"},
-    {"num-ranks", "dp"},
-    {"num-gpus", "dp"},
-    {"gpus", "dp"},
-    {"nproc-per-node", "dp"},
-    {"mesh", "dp"},
-    {"shards", "dp"},
-    {"dp-size", "dp"},
-    {"data-parallel", "dp"},
-    {"tensor-parallel", "tp"},
-    {"tp-size", "tp"},
-    {"overwrite", "force"},
-    {"yes", "force"},
-    {"exist-ok", "force"},
-    {"threads", "jobs"},
-    {"workers", "jobs"},
-    {"num-workers", "jobs"},
-    {"parallel", "jobs"},
-    {"filter", "include"},
-    {"only", "include"},
-    {"keys", "include"},
-    {"weights-only", "model-only"},
+    {"model weights-only no-optimizer exclude-optimizer skip-optimizer", "model-only"},
+    {"pattern filter only keys", "include"},
+    {"hsdp dp-replicate", "replicas"},
+    {"nproc fsdp world-size ranks num-shards num-ranks num-gpus gpus nproc-per-node mesh shards dp-size "
+     "data-parallel",
+     "dp"},
+    {"out dst dest outdir output-dir output-path save", "output"},
+    {"format output-format", "to"},
+    {"type precision cast bf16 fp16 fp32 half", "dtype"},
+    {"tensor-parallel tp-size", "tp"},
+    {"overwrite yes exist-ok", "force"},
+    {"threads workers num-workers parallel", "jobs"},
     {"skip", "exclude"},
-    {"no-optimizer", "model-only"},
-    {"exclude-optimizer", "model-only"},
-    {"skip-optimizer", "model-only"},
-    {"prefix", "strip-prefix"},
-    {"remove-prefix", "strip-prefix"},
+    {"prefix remove-prefix", "strip-prefix"},
     {"sed", "rename"},
-    {"name", "tensor"},
-    {"key", "tensor"},
+    {"name key", "tensor"},
     {"silent", "quiet"},
-    {"mem", "memory"},
-    {"memory-limit", "memory"},
-    {"gzip", "compress"},
-    {"compression", "compress"},
+    {"mem memory-limit", "memory"},
+    {"gzip compression", "compress"},
     {"reference", "against"},
     {"plan", "tp-plan"},
-    {"dryrun", "dry-run"},
-    {"simulate", "dry-run"},
-    {"what-if", "dry-run"},
+    {"dryrun simulate what-if", "dry-run"},
     {"verify", "data"},
-    {"max-file-size", "max-shard-size"},
-    {"shard-size", "max-shard-size"},
+    {"max-file-size shard-size", "max-shard-size"},
     {"wrap-policy", "policy"},
-    {"model", "like"},
-    {"base-model", "like"},
-    {"tokenizer", "like"},
-    {"lora", "adapter"},
-    {"peft", "adapter"},
+    {"model base-model tokenizer", "like"},
+    {"lora peft", "adapter"},
 };
 
 static const struct {
@@ -184,24 +105,32 @@ enum { COMMANDS = sizeof commands / sizeof *commands, OPTIONS = sizeof option_wo
 enum { TYPES = sizeof types / sizeof *types };
 
 /* Whether two words are the same, whatever their case, and with "_" for "-". */
-static bool same_word(const char *ours, const char *word, size_t len) {
-    if (strlen(ours) != len) {
-        return false;
-    }
-    for (size_t i = 0; i < len; i++) {
+static bool same_word(const char *ours, size_t n, const char *word, size_t len) {
+    for (size_t i = 0; i < len && n == len; i++) {
         char c = word[i] == '_' ? '-' : word[i];
         if (strncasecmp(&ours[i], &c, 1) != 0) {
             return false;
         }
     }
-    return true;
+    return n == len;
+}
+
+/* Whether one of `ours`, with a space between two, is the word. */
+static bool has_word(const char *ours, const char *word, size_t len) {
+    for (size_t n; *ours; ours += n + (ours[n] == ' ')) {
+        n = strcspn(ours, " ");
+        if (same_word(ours, n, word, len)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 const char *words_command(const char *word) {
     const char *best = NULL;
     size_t score = SUGGEST_NONE;
     for (size_t i = 0; i < COMMANDS; i++) {
-        if (same_word(commands[i].theirs, word, strlen(word))) {
+        if (has_word(commands[i].theirs, word, strlen(word))) {
             return commands[i].ours;
         }
     }
@@ -214,7 +143,7 @@ const char *words_command(const char *word) {
 const char *words_reply(const char *name, const char *arg, size_t len, unsigned long long takes) {
     for (size_t i = 0; i < REPLIES; i++) {
         const bool same = len == 2 ? memcmp(replies[i].word, arg, len) == 0 && !replies[i].word[len]
-                                   : same_word(replies[i].word, arg, len);
+                                   : has_word(replies[i].word, arg, len);
         const bool taken = !replies[i].takes || (takes & replies[i].takes);
         if (same && taken && (!replies[i].command || (name && strcmp(replies[i].command, name) == 0))) {
             return replies[i].reply;
@@ -228,7 +157,7 @@ const char *words_option(const char *word, size_t len, unsigned long long takes)
     size_t score = SUGGEST_NONE;
     for (size_t i = 0; i < OPTIONS; i++) {
         option_id id = option_find(option_words[i].ours, strlen(option_words[i].ours));
-        if (same_word(option_words[i].theirs, word, len) && id != OPT_COUNT && (takes & TAKES(id))) {
+        if (has_word(option_words[i].theirs, word, len) && id != OPT_COUNT && (takes & TAKES(id))) {
             return option_words[i].ours;
         }
     }

@@ -4,89 +4,20 @@
  * decides which message a user reads.
  */
 #include "torch/names/globals.h"
+#include "torch/names/words.h"
 
 #include <string.h>
 
 /* Modules whose functions run code, start programs, or load other pickles. Their submodules count, too. */
-static const char *const running_modules[] = {
-    "os",
-    "posix",
-    "nt",
-    "subprocess",
-    "sys",
-    "shutil",
-    "pty",
-    "commands",
-    "popen2",
-    "ctypes",
-    "importlib",
-    "imp",
-    "runpy",
-    "code",
-    "codeop",
-    "pdb",
-    "bdb",
-    "timeit",
-    "profile",
-    "cProfile",
-    "trace",
-    "pickle",
-    "_pickle",
-    "cPickle",
-    "marshal",
-    "dill",
-    "cloudpickle",
-    "joblib",
-    "webbrowser",
-    "socket",
-    "http",
-    "urllib",
-    "requests",
-    "smtplib",
-    "ftplib",
-    "asyncio",
-    "multiprocessing",
-    "threading",
-    "_thread",
-    "signal",
-    "pip",
-    "setuptools",
-    "distutils",
-    "types",
-    "operator",
-    "_operator",
-    "torch.hub",
-    "torch.jit",
-    "torch.package",
-    "torch.fx",
-    "torch._dynamo",
-    "torch._inductor",
-    "torch.ops",
-    "torch.utils.cpp_extension",
-    "torch.distributed.rpc",
-    "numpy.f2py",
-    "numpy.testing",
-    "numpy.distutils",
-    "pydoc",
-    "doctest",
-    "venv",
-    "ensurepip",
-    "site",
-    "_posixsubprocess",
-    "_osx_support",
-    "_aix_support",
-    "_pyrepl",
-    "pkgutil",
-    "zipimport",
-    "lib2to3",
-    "idlelib",
-    "logging.config",
-    "test.support",
-    "torch.testing._internal",
-    "torch.utils.model_zoo",
-    "torch.utils.bottleneck",
-    "torch.utils.collect_env",
-};
+static const char running_modules[] =
+    "os posix nt subprocess sys shutil pty commands popen2 ctypes importlib imp runpy code codeop pdb bdb "
+    "timeit profile cProfile trace pickle _pickle cPickle marshal dill cloudpickle joblib webbrowser socket "
+    "http urllib requests smtplib ftplib asyncio multiprocessing threading _thread signal pip setuptools "
+    "distutils types operator _operator torch.hub torch.jit torch.package torch.fx torch._dynamo "
+    "torch._inductor torch.ops torch.utils.cpp_extension torch.distributed.rpc numpy.f2py numpy.testing "
+    "numpy.distutils pydoc doctest venv ensurepip site _posixsubprocess _osx_support _aix_support _pyrepl "
+    "pkgutil zipimport lib2to3 idlelib logging.config test.support torch.testing._internal "
+    "torch.utils.model_zoo torch.utils.bottleneck torch.utils.collect_env";
 
 static const struct {
     const char *module, *name;
@@ -102,29 +33,22 @@ static const struct {
     {"copyreg", "__newobj_ex__"},
 };
 
-static const char *const running_builtins[] = {
-    "eval",    "exec",    "execfile", "compile", "open",       "file",   "__import__",  "getattr",
-    "setattr", "delattr", "apply",    "map",     "filter",     "reduce", "globals",     "locals",
-    "vars",    "input",   "help",     "type",    "breakpoint", "super",  "classmethod", "staticmethod",
-};
+static const char running_builtins[] =
+    "eval exec execfile compile open file __import__ getattr setattr delattr apply map filter reduce globals "
+    "locals vars input help type breakpoint super classmethod staticmethod";
 
-bool fc_module_is_within(const char *module, const char *package) {
-    size_t n = strlen(package);
+/* Whether `module` is the package of `n` bytes, or in it. */
+static bool is_within(const char *module, const char *package, size_t n) {
     return strncmp(module, package, n) == 0 && (module[n] == '\0' || module[n] == '.');
 }
 
-static bool is_running_module(const char *module) {
-    for (size_t i = 0; i < sizeof running_modules / sizeof *running_modules; i++) {
-        if (fc_module_is_within(module, running_modules[i])) {
-            return true;
-        }
-    }
-    return false;
+bool fc_module_is_within(const char *module, const char *package) {
+    return is_within(module, package, strlen(package));
 }
 
-static bool is_running_builtin(const char *name) {
-    for (size_t i = 0; i < sizeof running_builtins / sizeof *running_builtins; i++) {
-        if (strcmp(name, running_builtins[i]) == 0) {
+static bool is_running_module(const char *module) {
+    for (const char *at = running_modules; *at; at = fc_words_next(at)) {
+        if (is_within(module, at, fc_words_length(at))) {
             return true;
         }
     }
@@ -154,7 +78,7 @@ bool fc_global_runs(const char *module, const char *name) {
         return true;
     }
     if (strcmp(module, "builtins") == 0 || strcmp(module, "__builtin__") == 0) {
-        return is_running_builtin(name);
+        return fc_words_have(running_builtins, name, strlen(name));
     }
     for (size_t i = 0; i < sizeof running_functions / sizeof *running_functions; i++) {
         if (strcmp(module, running_functions[i].module) == 0 && strcmp(name, running_functions[i].name) == 0) {

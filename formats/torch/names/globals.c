@@ -4,6 +4,7 @@
  */
 #include "torch/names/globals.h"
 #include "torch/names/harmless.h"
+#include "torch/names/words.h"
 
 #include <string.h>
 
@@ -100,39 +101,28 @@ static const entry entries[] = {
 };
 
 /* Dtypes of torch that fsdpckpt does not have. They are known so that a message can name the tensor. */
-static const char *const other_dtypes[] = {
-    "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2",    "bits8",
-    "bits16", "uint1", "uint2",  "uint3",    "uint4",    "uint5",   "uint6",   "uint7",      "int1",
-    "int2",   "int3",  "int4",   "int5",     "int6",     "int7",    "bit",     "bcomplex32",
-};
-
-static bool equals(const char *a, size_t len, const char *b) {
-    return strlen(b) == len && memcmp(a, b, len) == 0;
-}
+static const char other_dtypes[] =
+    "quint8 qint8 qint32 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 uint1 uint2 uint3 uint4 uint5 "
+    "uint6 uint7 int1 int2 int3 int4 int5 int6 int7 bit bcomplex32";
 
 static bool find_dtype(const char *name, size_t len, uint32_t *aux) {
     for (int i = 0; i < FC_OPAQUE; i++) {
-        if (equals(name, len, fc_dtype_get((fc_dtype)i)->torch_name)) {
+        if (fc_word_is(name, len, fc_dtype_get((fc_dtype)i)->torch_name)) {
             *aux = (uint32_t)i;
             return true;
         }
     }
-    for (size_t i = 0; i < sizeof other_dtypes / sizeof *other_dtypes; i++) {
-        if (equals(name, len, other_dtypes[i])) {
-            *aux = FC_OPAQUE;
-            return true;
-        }
-    }
-    return false;
+    *aux = FC_OPAQUE;
+    return fc_words_have(other_dtypes, name, len);
 }
 
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux) {
     *aux = 0;
-    if (equals(module, module_len, "torch") && find_dtype(name, name_len, aux)) {
+    if (fc_word_is(module, module_len, "torch") && find_dtype(name, name_len, aux)) {
         return FC_GLOBAL_DTYPE;
     }
     for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
-        if (equals(name, name_len, entries[i].name) && equals(module, module_len, entries[i].module)) {
+        if (fc_word_is(name, name_len, entries[i].name) && fc_word_is(module, module_len, entries[i].module)) {
             *aux = entries[i].aux;
             return entries[i].kind;
         }

@@ -3,6 +3,7 @@
  * that torch 1.13 to 2.15 and trainers write, from their sources and from real checkpoints.
  */
 #include "torch/names/harmless.h"
+#include "torch/names/words.h"
 
 #include <string.h>
 
@@ -234,16 +235,12 @@ static const fc_harmless table[] = {
     RECORD("accelerate.state", "PartialState"),
 };
 
-static bool equals(const char *a, size_t len, const char *b) {
-    return strlen(b) == len && memcmp(a, b, len) == 0;
-}
-
 uint32_t fc_harmless_find(const char *module, size_t module_len, const char *name, size_t name_len) {
     if (fc_harmless_is_layer(module, module_len, name, name_len)) {
         return 1;
     }
     for (size_t i = 1; i < sizeof table / sizeof *table; i++) {
-        if (equals(name, name_len, table[i].name) && equals(module, module_len, table[i].module)) {
+        if (fc_word_is(name, name_len, table[i].name) && fc_word_is(module, module_len, table[i].module)) {
             return (uint32_t)i + 1;
         }
     }

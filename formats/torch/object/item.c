@@ -182,7 +182,7 @@ bool fc_torch_is_tensor(const fc_pickle *p, fc_pv v) {
     return fc_pv_typeof(v) == FC_PV_CALL && rebuild_of(p, fc_pickle_callee(p, v), &which);
 }
 
-static fc_code malformed(const char *what, fc_error *err) {
+static fc_code malformed_tensor(const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: %s", what);
 }
 
@@ -250,20 +250,20 @@ static fc_code refuse_tensor(const fc_pickle *p, fc_pv v, fc_error *err) {
 }
 
 /* Unwraps parameters and typed wrappers down to the call that rebuilds the plain tensor. */
-static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv **args, size_t *n, fc_error *err) {
+static fc_code unwrap_call(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv **args, size_t *n, fc_error *err) {
     fc_pv callee, tuple;
     const fc_pv whole = v;
     if (fc_pv_typeof(v) != FC_PV_CALL) {
-        return malformed("the value is not a tensor", err);
+        return malformed_tensor("the value is not a tensor", err);
     }
     callee = fc_pickle_callee(p, v);
     tuple = fc_pickle_arguments(p, v);
     for (int depth = 0; depth < MAX_WRAPPERS; depth++) {
         if (!rebuild_of(p, callee, which)) {
-            return depth > 0 ? refuse_tensor(p, whole, err) : malformed("the value is not a tensor", err);
+            return depth > 0 ? refuse_tensor(p, whole, err) : malformed_tensor("the value is not a tensor", err);
         }
         if (!tuple_items(p, tuple, args, n)) {
-            return malformed("its arguments are not a tuple", err);
+            return malformed_tensor("its arguments are not a tuple", err);
         }
         if (*which == FC_REBUILD_PARAMETER && *n >= 1 && fc_pv_typeof((*args)[0]) == FC_PV_CALL) {
             v = (*args)[0];
@@ -276,7 +276,7 @@ static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv 
             return FC_OK;
         }
     }
-    return malformed("it is wrapped too many times", err);
+    return malformed_tensor("it is wrapped too many times", err);
 }
 
 /* Decodes ('storage', class, key, location, number of elements). */
@@ -289,7 +289,7 @@ static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_
         !fc_pickle_is_str(p, id[0], "storage") || fc_pv_typeof(id[1]) != FC_PV_GLOBAL ||
         fc_pickle_global(p, id[1], &dtype) != FC_GLOBAL_STORAGE || fc_pv_typeof(id[2]) != FC_PV_STR ||
         !fc_pickle_int(p, id[4], &numel) || numel < 0) {
-        return malformed("its storage was not written by torch.save", err);
+        return malformed_tensor("its storage was not written by torch.save", err);
     }
     if (dtype == FC_DTYPE_COUNT) {
         return fc_fail(err, FC_EUNSUPPORTED, "quantized tensors are not supported");
@@ -297,21 +297,22 @@ static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_
     uint64_t element = fc_dtype_size((fc_dtype)dtype); /* FC_OPAQUE: an untyped storage counts bytes */
     if (typed) {
         if (dtype == FC_OPAQUE) {
-            return malformed("the element type of its storage is missing", err);
+            return malformed_tensor("the element type of its storage is missing", err);
         }
         out->dtype = (fc_dtype)dtype;
     }
     out->storage_key = id[2];
     out->location = id[3];
-    return fc_mul_u64((uint64_t)numel, element, &out->storage_bytes) ? FC_OK
-                                                                     : malformed("its storage is too large", err);
+    return fc_mul_u64((uint64_t)numel, element, &out->storage_bytes)
+               ? FC_OK
+               : malformed_tensor("its storage is too large", err);
 }
 
 static fc_code decode_sizes(const fc_pickle *p, fc_pv sizes, fc_pv strides, fc_torch_tensor *out, fc_error *err) {
     const fc_pv *size, *stride;
     size_t ndim, n;
     if (!tuple_items(p, sizes, &size, &ndim) || !tuple_items(p, strides, &stride, &n) || n != ndim) {
-        return malformed("its sizes and strides do not match", err);
+        return malformed_tensor("its sizes and strides do not match", err);
     }
     if (ndim > FC_MAX_DIMS) {
         return fc_fail(err, FC_EUNSUPPORTED, "the tensor has %zu dimensions; at most %d are supported", ndim,
@@ -320,10 +321,10 @@ static fc_code decode_sizes(const fc_pickle *p, fc_pv sizes, fc_pv strides, fc_t
     out->ndim = (int)ndim;
     for (size_t i = 0; i < ndim; i++) {
         if (!fc_pickle_int(p, size[i], &out->sizes[i]) || out->sizes[i] < 0) {
-            return malformed("a size is not an integer >= 0", err);
+            return malformed_tensor("a size is not an integer >= 0", err);
         }
         if (!fc_pickle_int(p, stride[i], &out->strides[i]) || out->strides[i] < 0) {
-            return malformed("a stride is not an integer >= 0", err);
+            return malformed_tensor("a stride is not an integer >= 0", err);
         }
     }
     return FC_OK;
@@ -342,7 +343,7 @@ static fc_code check_reach(fc_torch_tensor *out, int64_t offset, fc_error *err) 
         }
     }
     ok = ok && (empty || (fc_add_u64(last, 1, &end) && fc_mul_u64(end, element, &end) && end <= out->storage_bytes));
-    return ok ? FC_OK : malformed("its elements are outside its storage", err);
+    return ok ? FC_OK : malformed_tensor("its elements are outside its storage", err);
 }
 
 /* Reads set_tensor_metadata's flags of lazy views, whose values differ from the stored ones in a sign. */
@@ -364,7 +365,7 @@ static fc_code read_flags(const fc_pickle *p, fc_pv flags, fc_torch_tensor *out,
     /* Flipping the top bit negates IEEE numbers, but not integers and not every float8. */
     bool ieee = cls == FC_CLASS_COMPLEX || (cls == FC_CLASS_FLOAT && fc_dtype_size(out->dtype) > 1);
     if ((out->conjugate && cls != FC_CLASS_COMPLEX) || (out->negate && !ieee)) {
-        return malformed("it is a lazy view of a type that has no such views", err);
+        return malformed_tensor("it is a lazy view of a type that has no such views", err);
     }
     return FC_OK;
 }
@@ -374,18 +375,18 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     size_t n = 0;
     uint32_t which = FC_REBUILD_OTHER, dtype;
     int64_t offset = 0;
-    FC_TRY(unwrap(p, v, &which, &args, &n, err));
+    FC_TRY(unwrap_call(p, v, &which, &args, &n, err));
     out->negate = out->conjugate = false;
     if (which != FC_REBUILD_TENSOR_V2 && which != FC_REBUILD_TENSOR_V3) {
         return refuse_tensor(p, v, err);
     }
     bool typed = which == FC_REBUILD_TENSOR_V2;
     if (n < (typed ? 4u : 7u)) {
-        return malformed("it has too few arguments", err);
+        return malformed_tensor("it has too few arguments", err);
     }
     if (!typed) {
         if (fc_pv_typeof(args[6]) != FC_PV_GLOBAL || fc_pickle_global(p, args[6], &dtype) != FC_GLOBAL_DTYPE) {
-            return malformed("its type is not a dtype", err);
+            return malformed_tensor("its type is not a dtype", err);
         }
         if (dtype == FC_OPAQUE) {
             char name[128];
@@ -395,7 +396,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
         out->dtype = (fc_dtype)dtype;
     }
     FC_TRY(decode_storage(p, args[0], typed, out, err));
-    FC_TRY(fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is not an integer", err));
+    FC_TRY(fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed_tensor("its offset is not an integer", err));
     FC_TRY(decode_sizes(p, args[2], args[3], out, err));
     FC_TRY(check_reach(out, offset, err));
     size_t flags = typed ? 6 : 7;

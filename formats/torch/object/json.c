@@ -53,7 +53,7 @@ json_t *fc_torch_json_tagged(const char *tag, json_t *value) {
     return object;
 }
 
-static bool spend(writer *w, uint64_t bytes) {
+static bool spend_budget(writer *w, uint64_t bytes) {
     if (bytes > w->budget) {
         w->budget = 0;
         return false;
@@ -62,14 +62,14 @@ static bool spend(writer *w, uint64_t bytes) {
     return true;
 }
 
-static json_t *omitted(const char *why) {
+static json_t *json_omitted(const char *why) {
     return fc_torch_json_tagged("$omitted", json_string(why));
 }
 
 json_t *fc_torch_json_base64(writer *w, const char *tag, const char *bytes, size_t n) {
     size_t length = fc_base64_length(n);
-    if (length == SIZE_MAX || !spend(w, length)) {
-        return omitted("too large");
+    if (length == SIZE_MAX || !spend_budget(w, length)) {
+        return json_omitted("too large");
     }
     char *text = malloc(length + 1);
     if (!text) {
@@ -81,18 +81,18 @@ json_t *fc_torch_json_base64(writer *w, const char *tag, const char *bytes, size
     return fc_torch_json_tagged(tag, value);
 }
 
-static json_t *string(writer *w, fc_pv v) {
+static json_t *json_of_string(writer *w, fc_pv v) {
     size_t n;
     const char *s = fc_pickle_bytes(w->p, v, &n);
-    if (!spend(w, n)) {
-        return omitted("too large");
+    if (!spend_budget(w, n)) {
+        return json_omitted("too large");
     }
     json_t *value = json_stringn(s, n); /* NULL if it is not UTF-8 */
     return value ? value : fc_torch_json_base64(w, "$surrogates", s, n);
 }
 
 /* @return the decimal digits of the magnitude in `limbs` (least significant first), which is destroyed. */
-static char *decimal(uint32_t *limbs, size_t n, bool negative) {
+static char *decimal_text(uint32_t *limbs, size_t n, bool negative) {
     size_t size = n * 10 + 3, at = size;
     char *text = malloc(size);
     if (!text) {
@@ -121,7 +121,7 @@ static char *decimal(uint32_t *limbs, size_t n, bool negative) {
     return text;
 }
 
-static json_t *big_integer(writer *w, fc_pv v) {
+static json_t *json_of_integer(writer *w, fc_pv v) {
     size_t n;
     int64_t small;
     if (fc_pickle_int(w->p, v, &small)) {
@@ -130,8 +130,8 @@ static json_t *big_integer(writer *w, fc_pv v) {
     const unsigned char *bytes = (const unsigned char *)fc_pickle_bytes(w->p, v, &n);
     bool negative = n > 0 && bytes[n - 1] & 0x80;
     size_t nlimbs = n / 4 + 1;
-    if (!spend(w, (uint64_t)n * 3)) {
-        return omitted("too large");
+    if (!spend_budget(w, (uint64_t)n * 3)) {
+        return json_omitted("too large");
     }
     uint32_t *limbs = calloc(nlimbs, sizeof *limbs);
     if (!limbs) {
@@ -149,7 +149,7 @@ static json_t *big_integer(writer *w, fc_pv v) {
     }
     char *text;
     if (n <= MAX_DECIMAL_BYTES) {
-        text = decimal(limbs, nlimbs, negative);
+        text = decimal_text(limbs, nlimbs, negative);
     } else { /* decimal takes quadratic time */
         size_t size = nlimbs * 8 + 4;
         text = malloc(size);
@@ -164,7 +164,7 @@ static json_t *big_integer(writer *w, fc_pv v) {
     return fc_torch_json_tagged("$int", value);
 }
 
-static json_t *real(double value) {
+json_t *fc_torch_json_real(double value) {
     if (isnan(value) || isinf(value)) {
         return fc_torch_json_tagged("$float", json_string(isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"));
     }
@@ -175,7 +175,7 @@ json_t *fc_torch_json_array(writer *w, const fc_pv *items, size_t n) {
     json_t *list = json_array();
     for (size_t i = 0; list && i < n; i++) {
         if (w->budget == 0) { /* one mark for all remaining items */
-            if (json_array_append_new(list, omitted("too large")) != 0) {
+            if (json_array_append_new(list, json_omitted("too large")) != 0) {
                 json_decref(list);
                 return NULL;
             }
@@ -190,7 +190,7 @@ json_t *fc_torch_json_array(writer *w, const fc_pv *items, size_t n) {
 }
 
 /* Whether the dict can become a JSON object without loss or ambiguity. */
-static bool is_plain(const fc_pickle *p, const fc_pv *pairs, size_t n) {
+static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     for (size_t i = 0; i < n; i += 2) {
         size_t length;
         if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
@@ -207,19 +207,19 @@ static bool is_plain(const fc_pickle *p, const fc_pv *pairs, size_t n) {
 }
 
 json_t *fc_torch_json_dict(writer *w, const fc_pv *pairs, size_t n) {
-    bool plain = is_plain(w->p, pairs, n);
+    bool plain = has_plain_keys(w->p, pairs, n);
     json_t *out = plain ? json_object() : json_array();
     for (size_t i = 0; out && i < n; i += 2) {
         int failed;
         size_t length;
         if (w->budget == 0) {
             failed = plain ? json_object_set_new(out, "$omitted", json_string("too large"))
-                           : json_array_append_new(out, omitted("too large"));
+                           : json_array_append_new(out, json_omitted("too large"));
             i = n;
         } else if (plain) {
             const char *key = fc_pickle_bytes(w->p, pairs[i], &length);
             failed = json_object_set_new(
-                out, key, spend(w, length) ? fc_torch_json_value(w, pairs[i + 1]) : omitted("too large"));
+                out, key, spend_budget(w, length) ? fc_torch_json_value(w, pairs[i + 1]) : json_omitted("too large"));
         } else {
             failed = json_array_append_new(out, fc_torch_json_array(w, pairs + i, 2));
         }
@@ -238,7 +238,7 @@ json_t *fc_torch_json_named(const fc_pickle *p, const char *tag, fc_pv global) {
     return fc_torch_json_tagged(tag, text ? text : json_string("(not UTF-8)"));
 }
 
-static json_t *global(const fc_pickle *p, fc_pv v) {
+static json_t *json_of_global(const fc_pickle *p, fc_pv v) {
     uint32_t aux;
     if (fc_pickle_global(p, v, &aux) == FC_GLOBAL_DTYPE) {
         return fc_torch_json_tagged("$dtype", json_string(fc_pickle_name(p, v)));
@@ -246,7 +246,7 @@ static json_t *global(const fc_pickle *p, fc_pv v) {
     return fc_torch_json_named(p, "$global", v);
 }
 
-static json_t *tensor(const fc_pickle *p, fc_pv v) {
+static json_t *json_of_tensor(const fc_pickle *p, fc_pv v) {
     fc_torch_tensor t;
     if (fc_torch_tensor_decode(p, v, &t, NULL) != FC_OK) {
         return fc_torch_json_tagged("$tensor", json_null());
@@ -260,7 +260,7 @@ static json_t *tensor(const fc_pickle *p, fc_pv v) {
 }
 
 /* Joins the parts of a path like pathlib. */
-static json_t *path(writer *w, const fc_pv *parts, size_t n) {
+static json_t *json_of_path(writer *w, const fc_pv *parts, size_t n) {
     json_t *text = json_string("");
     for (size_t i = 0; text && i < n; i++) {
         size_t length;
@@ -268,7 +268,7 @@ static json_t *path(writer *w, const fc_pv *parts, size_t n) {
         const char *before = json_string_value(text);
         size_t old = strlen(before);
         json_t *longer = NULL;
-        if (spend(w, old + length)) { /* limits the time, which is quadratic in the number of parts */
+        if (spend_budget(w, old + length)) { /* limits the time, which is quadratic in the number of parts */
             longer = json_sprintf("%s%s%s", before, old == 0 || before[old - 1] == '/' ? "" : "/", part);
         }
         json_decref(text);
@@ -286,7 +286,7 @@ static bool all_strings(const fc_pv *items, size_t n) {
     return true;
 }
 
-static json_t *call(writer *w, fc_pv v) {
+static json_t *json_of_call(writer *w, fc_pv v) {
     const fc_pickle *p = w->p;
     const fc_pv callee = fc_pickle_callee(p, v);
     uint32_t aux;
@@ -301,7 +301,7 @@ static json_t *call(writer *w, fc_pv v) {
     }
     fc_global_kind kind = fc_pickle_global(p, callee, &aux);
     if (kind == FC_GLOBAL_REBUILD) {
-        return tensor(p, v);
+        return json_of_tensor(p, v);
     }
     if ((kind == FC_GLOBAL_INERT || kind == FC_GLOBAL_GETATTR || kind == FC_GLOBAL_UNKNOWN) &&
         fc_pickle_risk_of(p, v) == FC_RISK_NONE) {
@@ -312,7 +312,7 @@ static json_t *call(writer *w, fc_pv v) {
         return fc_torch_json_tagged("$complex", fc_torch_json_array(w, args, n));
     }
     if (kind == FC_GLOBAL_PATH && all_strings(args, n)) {
-        return path(w, args, n);
+        return json_of_path(w, args, n);
     }
     if (kind == FC_GLOBAL_LAYOUT && n == 1) {
         return fc_torch_json_tagged("$layout", fc_torch_json_value(w, args[0]));
@@ -328,39 +328,29 @@ static json_t *call(writer *w, fc_pv v) {
     return fc_torch_json_named(p, "$opaque", callee);
 }
 
-static json_t *container(writer *w, fc_pv v) {
-    size_t n;
-    const fc_pv *items;
-    switch (fc_pv_typeof(v)) {
-    case FC_PV_TUPLE:
-        items = fc_pickle_tuple(w->p, v, &n);
-        return fc_torch_json_tagged("$tuple", fc_torch_json_array(w, items, n));
-    case FC_PV_SIZE:
-        items = fc_pickle_tuple(w->p, v, &n);
-        return fc_torch_json_tagged("$size", fc_torch_json_array(w, items, n));
-    case FC_PV_LIST:
-        items = fc_pickle_items(w->p, v, &n);
-        return fc_torch_json_array(w, items, n);
-    case FC_PV_DICT:
-        items = fc_pickle_items(w->p, v, &n);
-        return fc_torch_json_dict(w, items, n);
-    case FC_PV_SET:
-        items = fc_pickle_items(w->p, v, &n);
-        return fc_torch_json_tagged("$set", fc_torch_json_array(w, items, n));
-    case FC_PV_FROZENSET:
-        items = fc_pickle_items(w->p, v, &n);
-        return fc_torch_json_tagged("$frozenset", fc_torch_json_array(w, items, n));
-    default:
-        return call(w, v);
+static json_t *json_of_container(writer *w, fc_pv v) {
+    static const char *const tags[] = {
+        [FC_PV_TUPLE] = "$tuple", [FC_PV_SIZE] = "$size", [FC_PV_SET] = "$set", [FC_PV_FROZENSET] = "$frozenset"};
+    const fc_pv_type type = fc_pv_typeof(v);
+    if (type == FC_PV_CALL) {
+        return json_of_call(w, v);
     }
+    size_t n;
+    const bool fixed = type == FC_PV_TUPLE || type == FC_PV_SIZE;
+    const fc_pv *items = fixed ? fc_pickle_tuple(w->p, v, &n) : fc_pickle_items(w->p, v, &n);
+    if (type == FC_PV_DICT) {
+        return fc_torch_json_dict(w, items, n);
+    }
+    json_t *list = fc_torch_json_array(w, items, n);
+    return type == FC_PV_LIST ? list : fc_torch_json_tagged(tags[type], list);
 }
 
 json_t *fc_torch_json_value(writer *w, fc_pv v) {
     int64_t integer = 0;
     size_t n;
     const char *bytes;
-    if (!spend(w, 4)) {
-        return omitted("too large");
+    if (!spend_budget(w, 4)) {
+        return json_omitted("too large");
     }
     switch (fc_pv_typeof(v)) {
     case FC_PV_ABSENT:
@@ -372,17 +362,17 @@ json_t *fc_torch_json_value(writer *w, fc_pv v) {
         fc_pickle_int(w->p, v, &integer);
         return json_integer(integer);
     case FC_PV_BIGINT:
-        return big_integer(w, v);
+        return json_of_integer(w, v);
     case FC_PV_FLOAT:
-        return real(fc_pickle_float(w->p, v));
+        return fc_torch_json_real(fc_pickle_float(w->p, v));
     case FC_PV_STR:
-        return string(w, v);
+        return json_of_string(w, v);
     case FC_PV_BYTES:
     case FC_PV_BYTEARRAY:
         bytes = fc_pickle_bytes(w->p, v, &n);
         return fc_torch_json_base64(w, fc_pv_typeof(v) == FC_PV_BYTES ? "$bytes" : "$bytearray", bytes, n);
     case FC_PV_GLOBAL:
-        return global(w->p, v);
+        return json_of_global(w->p, v);
     case FC_PV_OBJECT:
         return fc_torch_json_named(w->p, "$opaque", fc_pickle_callee(w->p, v));
     case FC_PV_PERSID:
@@ -391,16 +381,16 @@ json_t *fc_torch_json_value(writer *w, fc_pv v) {
         break;
     }
     if (w->depth == FC_TORCH_JSON_DEPTH) {
-        return omitted("too deep");
+        return json_omitted("too deep");
     }
     w->depth++;
-    json_t *value = container(w, v);
+    json_t *value = json_of_container(w, v);
     w->depth--;
     return value;
 }
 
 /* Formats with the lowest precision at which every number reads back unchanged: 0.9, not 0.90000000000000002. */
-static char *dump(const json_t *value) {
+static char *dump_json(const json_t *value) {
     for (size_t digits = 15; digits < 17; digits++) {
         char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
         json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
@@ -417,7 +407,7 @@ static char *dump(const json_t *value) {
 fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *arena, const char **json, fc_error *err) {
     writer w = {.p = p, .budget = budget};
     json_t *value = fc_torch_json_value(&w, v);
-    char *text = value ? dump(value) : NULL;
+    char *text = value ? dump_json(value) : NULL;
     char *copy = text ? fc_arena_strndup(arena, text, strlen(text)) : NULL;
     free(text);
     json_decref(value);

@@ -24,6 +24,8 @@ typedef struct fc_torch_json_writer {
 json_t *fc_torch_json_value(fc_torch_json_writer *w, fc_pv v);
 json_t *fc_torch_json_array(fc_torch_json_writer *w, const fc_pv *items, size_t n);
 json_t *fc_torch_json_dict(fc_torch_json_writer *w, const fc_pv *pairs, size_t n);
+/** @return a number, or {"$float": …} for what JSON has no number for. */
+json_t *fc_torch_json_real(double value);
 /** @return {tag: base64 of the bytes}. */
 json_t *fc_torch_json_base64(fc_torch_json_writer *w, const char *tag, const char *bytes, size_t n);
 /** @return {tag: value}. Takes over `value`, which may be NULL. */

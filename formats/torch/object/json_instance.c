@@ -56,14 +56,7 @@ static const number_type *number_type_of(const fc_pickle *p, fc_pv v) {
     return NULL;
 }
 
-static json_t *real(double value) {
-    return isfinite(value) ? json_real(value)
-                           : fc_torch_json_tagged("$float", json_string(isnan(value) ? "nan"
-                                                                        : value > 0  ? "inf"
-                                                                                     : "-inf"));
-}
-
-static double half(uint64_t bits) {
+static double half_of(uint64_t bits) {
     const int exponent = (int)(bits >> 10 & 31);
     const double fraction = (double)(bits & 1023);
     double value = exponent == 0    ? ldexp(fraction, -24)
@@ -72,26 +65,26 @@ static double half(uint64_t bits) {
     return bits >> 15 & 1 ? -value : value;
 }
 
-static double single(uint32_t bits) {
+static double single_of(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static json_t *floating(const number_type *type, uint64_t bits) {
+static json_t *json_of_float(const number_type *type, uint64_t bits) {
     double value;
     if (type->size < 8) {
-        return real(type->size == 2 ? half(bits) : single((uint32_t)bits));
+        return fc_torch_json_real(type->size == 2 ? half_of(bits) : single_of((uint32_t)bits));
     }
     memcpy(&value, &bits, sizeof value);
-    return real(value);
+    return fc_torch_json_real(value);
 }
 
 static json_int_t signed_of(unsigned char size, uint64_t bits) {
     return size == 1 ? (int8_t)bits : size == 2 ? (int16_t)bits : size == 4 ? (int32_t)bits : (int64_t)bits;
 }
 
-static json_t *number(const number_type *type, const unsigned char *bytes) {
+static json_t *json_of_number(const number_type *type, const unsigned char *bytes) {
     uint64_t bits = 0;
     for (int i = type->size; i-- > 0;) {
         bits = bits << 8 | bytes[i];
@@ -106,14 +99,15 @@ static json_t *number(const number_type *type, const unsigned char *bytes) {
         snprintf(text, sizeof text, "%llu", (unsigned long long)bits);
         return bits <= INT64_MAX ? json_integer((json_int_t)bits) : fc_torch_json_tagged("$int", json_string(text));
     case 'f':
-        return floating(type, bits);
+        return json_of_float(type, bits);
     default:
-        return json_pack("{s:[o, o]}", "$complex", real(single((uint32_t)bits)), real(single((uint32_t)(bits >> 32))));
+        return json_pack("{s:[o, o]}", "$complex", fc_torch_json_real(single_of((uint32_t)bits)),
+                         fc_torch_json_real(single_of((uint32_t)(bits >> 32))));
     }
 }
 
 /* numpy.core.multiarray.scalar(dtype, bytes). @return false if it is something else; `*out` is NULL without memory. */
-static bool scalar(const fc_pickle *p, fc_pv v, json_t **out) {
+static bool json_of_scalar(const fc_pickle *p, fc_pv v, json_t **out) {
     size_t n;
     const fc_pv *args = arguments_of(p, v, 2), callee = fc_pickle_callee(p, v);
     if (!args || !(fc_pickle_is_global(p, callee, "numpy.core.multiarray", "scalar") ||
@@ -129,12 +123,12 @@ static bool scalar(const fc_pickle *p, fc_pv v, json_t **out) {
         return false;
     }
     *out = json_pack("{s:{s:s, s:o}}", "$scalar", "dtype", type->name, "value",
-                     number(type, (const unsigned char *)bytes));
+                     json_of_number(type, (const unsigned char *)bytes));
     return true;
 }
 
 /* numpy.core.multiarray._reconstruct(ndarray, …) with the state (version, shape, dtype, Fortran order, bytes). */
-static bool numpy_array(fc_torch_json_writer *w, fc_pv v, json_t **out) {
+static bool json_of_array(fc_torch_json_writer *w, fc_pv v, json_t **out) {
     const fc_pickle *p = w->p;
     size_t n, length;
     const fc_pv *args = arguments_of(p, v, 3), callee = fc_pickle_callee(p, v);
@@ -164,7 +158,7 @@ static bool numpy_array(fc_torch_json_writer *w, fc_pv v, json_t **out) {
 /* ---- datetime ---- */
 
 /* @return whether it is timedelta(days, seconds, microseconds). */
-static bool timedelta(const fc_pickle *p, fc_pv v, int64_t out[3]) {
+static bool is_timedelta(const fc_pickle *p, fc_pv v, int64_t out[3]) {
     if (fc_pv_typeof(v) != FC_PV_CALL || !fc_pickle_is_global(p, fc_pickle_callee(p, v), "datetime", "timedelta")) {
         return false;
     }
@@ -181,7 +175,7 @@ static bool utc_offset(const fc_pickle *p, fc_pv v, char *out, size_t size) {
     }
     const fc_pv *args = arguments_of(p, v, 1);
     args = args ? args : arguments_of(p, v, 2);
-    if (!args || !timedelta(p, args[0], t) || t[0] < -1 || t[0] > 0 || t[1] < 0 || t[1] >= 86400 || t[1] % 60 != 0 ||
+    if (!args || !is_timedelta(p, args[0], t) || t[0] < -1 || t[0] > 0 || t[1] < 0 || t[1] >= 86400 || t[1] % 60 != 0 ||
         t[2] != 0) {
         return false;
     }
@@ -201,7 +195,7 @@ static size_t put_time(const unsigned char *b, char *out, size_t size) {
                  : (size_t)snprintf(out, size, "%02d:%02d:%02d", b[0] & 0x7f, b[1], b[2]);
 }
 
-static bool moment(const char *tag, size_t dates, size_t times, const fc_pickle *p, fc_pv v, json_t **out) {
+static bool json_of_moment(const char *tag, size_t dates, size_t times, const fc_pickle *p, fc_pv v, json_t **out) {
     char text[64];
     size_t n, at = 0;
     const fc_pv *one = arguments_of(p, v, 1), *args = one ? one : arguments_of(p, v, 2);
@@ -225,13 +219,13 @@ static bool moment(const char *tag, size_t dates, size_t times, const fc_pickle 
 static bool date_or_time(const fc_pickle *p, fc_pv v, json_t **out) {
     const fc_pv callee = fc_pickle_callee(p, v);
     int64_t t[3];
-    if (timedelta(p, v, t)) {
+    if (is_timedelta(p, v, t)) {
         *out = json_pack("{s:[I, I, I]}", "$timedelta", (json_int_t)t[0], (json_int_t)t[1], (json_int_t)t[2]);
         return true;
     }
-    return (fc_pickle_is_global(p, callee, "datetime", "date") && moment("$date", 4, 0, p, v, out)) ||
-           (fc_pickle_is_global(p, callee, "datetime", "time") && moment("$time", 0, 6, p, v, out)) ||
-           (fc_pickle_is_global(p, callee, "datetime", "datetime") && moment("$datetime", 4, 6, p, v, out));
+    return (fc_pickle_is_global(p, callee, "datetime", "date") && json_of_moment("$date", 4, 0, p, v, out)) ||
+           (fc_pickle_is_global(p, callee, "datetime", "time") && json_of_moment("$time", 0, 6, p, v, out)) ||
+           (fc_pickle_is_global(p, callee, "datetime", "datetime") && json_of_moment("$datetime", 4, 6, p, v, out));
 }
 
 /* ---- OmegaConf ---- */
@@ -255,7 +249,7 @@ static fc_pv config_content(const fc_pickle *p, fc_pv v) {
 }
 
 /* A configuration is {"$object": class, "value": …}. Those within it, and its leaves, are plain values. */
-static json_t *config(fc_torch_json_writer *w, fc_pv v, fc_pv content) {
+static json_t *json_of_config(fc_torch_json_writer *w, fc_pv v, fc_pv content) {
     if (w->in_config) {
         return fc_torch_json_value(w, content);
     }
@@ -275,7 +269,7 @@ static bool add_member(json_t *out, const char *key, json_t *value) {
     return json_object_set_new(out, key, value) == 0;
 }
 
-static json_t *fields(fc_torch_json_writer *w, fc_pv v) {
+static json_t *json_of_fields(fc_torch_json_writer *w, fc_pv v) {
     const fc_pickle *p = w->p;
     size_t n;
     uint32_t aux;
@@ -305,10 +299,12 @@ static json_t *fields(fc_torch_json_writer *w, fc_pv v) {
 static json_t *open_instance(fc_torch_json_writer *w, fc_pv v) {
     const fc_pv content = config_content(w->p, v);
     if (content) {
-        return config(w, v, content);
+        return json_of_config(w, v, content);
     }
     json_t *known = NULL;
-    return scalar(w->p, v, &known) || date_or_time(w->p, v, &known) || numpy_array(w, v, &known) ? known : fields(w, v);
+    return json_of_scalar(w->p, v, &known) || date_or_time(w->p, v, &known) || json_of_array(w, v, &known)
+               ? known
+               : json_of_fields(w, v);
 }
 
 json_t *fc_torch_json_instance(fc_torch_json_writer *w, fc_pv v) {

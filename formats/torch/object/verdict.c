@@ -33,7 +33,7 @@ static void judge_pickle(const fc_pickle *p, fc_object_verdict *out) {
 }
 
 /* Judges an opened item and closes it. `rc` is the result of opening it, and `why` its message. */
-static fc_code judge(fc_torch_item *item, fc_code rc, const fc_error *why, fc_object_verdict *out, fc_error *err) {
+static fc_code judge_item(fc_torch_item *item, fc_code rc, const fc_error *why, fc_object_verdict *out, fc_error *err) {
     if (rc == FC_EUNSUPPORTED) { /* torch.load may run what is not examined, such as a call in a huge pickle */
         out->risk = FC_OBJECT_RUNS;
         snprintf(out->reason, sizeof out->reason, "its pickle cannot be examined, so it may be hostile: %.400s",
@@ -57,7 +57,7 @@ fc_code fc_torch_verdict(int fd, const char *path, uint64_t offset, uint64_t len
     fc_torch_item item;
     fc_error why;
     fc_code rc = fc_torch_item_open_to_judge(fd, path, offset, length, &item, &why);
-    return judge(&item, rc, &why, out, err);
+    return judge_item(&item, rc, &why, out, err);
 }
 
 fc_code fc_torch_verdict_memory(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
@@ -65,5 +65,5 @@ fc_code fc_torch_verdict_memory(unsigned char *bytes, uint64_t length, const cha
     fc_torch_item item;
     fc_error why;
     fc_code rc = fc_torch_item_open_memory(bytes, length, path, &item, &why);
-    return judge(&item, rc, &why, out, err);
+    return judge_item(&item, rc, &why, out, err);
 }

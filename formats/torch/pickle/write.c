@@ -22,7 +22,7 @@ typedef struct fc_torch_named {
     uint32_t memo;
 } named;
 
-static void begin(fc_torch_pickler *w, int protocol, int fd, const char *path) {
+void fc_torch_pickle_begin_file(fc_torch_pickler *w, int protocol, int fd, const char *path) {
     *w = (fc_torch_pickler){.protocol = protocol, .fd = fd, .path = path};
     unsigned char head[2] = {FC_PICKLE_PROTO, (unsigned char)protocol};
     unsigned char *p = malloc(FLUSH);
@@ -37,14 +37,10 @@ static void begin(fc_torch_pickler *w, int protocol, int fd, const char *path) {
 }
 
 void fc_torch_pickle_begin(fc_torch_pickler *w, int protocol) {
-    begin(w, protocol, -1, NULL);
+    fc_torch_pickle_begin_file(w, protocol, -1, NULL);
 }
 
-void fc_torch_pickle_begin_file(fc_torch_pickler *w, int protocol, int fd, const char *path) {
-    begin(w, protocol, fd, path);
-}
-
-static void flush(fc_torch_pickler *w) {
+static void flush_pickle(fc_torch_pickler *w) {
     if (w->failed == FC_OK) {
         w->failed = fc_pwrite_full(w->fd, w->bytes, w->size, w->written, w->path, &w->error);
         w->written += w->size;
@@ -53,9 +49,9 @@ static void flush(fc_torch_pickler *w) {
 }
 
 /* @return room for `n` more bytes, or NULL after an error. */
-static unsigned char *room(fc_torch_pickler *w, size_t n) {
+static unsigned char *reserve_bytes(fc_torch_pickler *w, size_t n) {
     if (w->failed == FC_OK && n > w->capacity - w->size && w->fd >= 0) {
-        flush(w);
+        flush_pickle(w);
     }
     if (w->failed == FC_OK && n > w->capacity - w->size && !fc_grow(&w->bytes, &w->capacity, w->size + n, 1)) {
         w->failed = fc_no_memory(&w->error, NULL);
@@ -69,8 +65,8 @@ static unsigned char *room(fc_torch_pickler *w, size_t n) {
 }
 
 /* Writes an opcode, `n` bytes of a little-endian number, then `length` bytes. */
-static void emit(fc_torch_pickler *w, int op, uint64_t number, int n, const void *bytes, size_t length) {
-    unsigned char *p = room(w, 1 + (size_t)n + length);
+static void emit_opcode(fc_torch_pickler *w, int op, uint64_t number, int n, const void *bytes, size_t length) {
+    unsigned char *p = reserve_bytes(w, 1 + (size_t)n + length);
     if (p) {
         *p++ = (unsigned char)op;
         for (int i = 0; i < n; i++) {
@@ -90,9 +86,9 @@ fc_code fc_torch_pickle_error(const fc_torch_pickler *w, fc_error *err) {
 }
 
 fc_code fc_torch_pickle_end(fc_torch_pickler *w, fc_error *err) {
-    emit(w, FC_PICKLE_STOP, 0, 0, NULL, 0);
+    emit_opcode(w, FC_PICKLE_STOP, 0, 0, NULL, 0);
     if (w->fd >= 0) {
-        flush(w);
+        flush_pickle(w);
     }
     return fc_torch_pickle_error(w, err);
 }
@@ -109,20 +105,20 @@ void fc_torch_pickle_free(fc_torch_pickler *w) {
 }
 
 void fc_torch_pickle_op(fc_torch_pickler *w, fc_pickle_opcode op) {
-    emit(w, (int)op, 0, 0, NULL, 0);
+    emit_opcode(w, (int)op, 0, 0, NULL, 0);
 }
 
 void fc_torch_pickle_bool(fc_torch_pickler *w, bool value) {
-    emit(w, value ? FC_PICKLE_NEWTRUE : FC_PICKLE_NEWFALSE, 0, 0, NULL, 0);
+    emit_opcode(w, value ? FC_PICKLE_NEWTRUE : FC_PICKLE_NEWFALSE, 0, 0, NULL, 0);
 }
 
 void fc_torch_pickle_int(fc_torch_pickler *w, int64_t value) {
     if (value >= 0 && value <= UINT8_MAX) {
-        emit(w, FC_PICKLE_BININT1, (uint64_t)value, 1, NULL, 0);
+        emit_opcode(w, FC_PICKLE_BININT1, (uint64_t)value, 1, NULL, 0);
     } else if (value >= 0 && value <= UINT16_MAX) {
-        emit(w, FC_PICKLE_BININT2, (uint64_t)value, 2, NULL, 0);
+        emit_opcode(w, FC_PICKLE_BININT2, (uint64_t)value, 2, NULL, 0);
     } else if (value >= INT32_MIN && value <= INT32_MAX) {
-        emit(w, FC_PICKLE_BININT, (uint64_t)value, 4, NULL, 0);
+        emit_opcode(w, FC_PICKLE_BININT, (uint64_t)value, 4, NULL, 0);
     } else {
         unsigned char bytes[8];
         for (int i = 0; i < 8; i++) {
@@ -138,9 +134,9 @@ void fc_torch_pickle_bigint(fc_torch_pickler *w, const unsigned char *bytes, siz
         n--;
     }
     if (n <= UINT8_MAX) {
-        emit(w, FC_PICKLE_LONG1, n, 1, bytes, n);
+        emit_opcode(w, FC_PICKLE_LONG1, n, 1, bytes, n);
     } else {
-        emit(w, FC_PICKLE_LONG4, n, 4, bytes, n);
+        emit_opcode(w, FC_PICKLE_LONG4, n, 4, bytes, n);
     }
 }
 
@@ -148,16 +144,16 @@ void fc_torch_pickle_float(fc_torch_pickler *w, double value) {
     uint64_t bits, swapped;
     memcpy(&bits, &value, sizeof bits);
     swapped = htobe64(bits);
-    emit(w, FC_PICKLE_BINFLOAT, 0, 0, &swapped, sizeof swapped);
+    emit_opcode(w, FC_PICKLE_BINFLOAT, 0, 0, &swapped, sizeof swapped);
 }
 
 void fc_torch_pickle_strn(fc_torch_pickler *w, const char *text, size_t n) {
     if (n <= UINT8_MAX && w->protocol >= 4) {
-        emit(w, FC_PICKLE_SHORT_BINUNICODE, n, 1, text, n);
+        emit_opcode(w, FC_PICKLE_SHORT_BINUNICODE, n, 1, text, n);
     } else if (n <= UINT32_MAX) {
-        emit(w, FC_PICKLE_BINUNICODE, n, 4, text, n);
+        emit_opcode(w, FC_PICKLE_BINUNICODE, n, 4, text, n);
     } else if (w->protocol >= 4) {
-        emit(w, FC_PICKLE_BINUNICODE8, n, 8, text, n);
+        emit_opcode(w, FC_PICKLE_BINUNICODE8, n, 8, text, n);
     } else if (w->failed == FC_OK) {
         w->failed = fc_fail(&w->error, FC_EUNSUPPORTED, "a string of %zu bytes is too long for torch.save", n);
     }
@@ -178,8 +174,8 @@ static void bytes_as_text(fc_torch_pickler *w, const unsigned char *bytes, size_
         fc_torch_pickle_strn(w, NULL, length); /* reports that it is too long */
         return;
     }
-    emit(w, FC_PICKLE_BINUNICODE, length, 4, NULL, 0);
-    unsigned char *p = room(w, length);
+    emit_opcode(w, FC_PICKLE_BINUNICODE, length, 4, NULL, 0);
+    unsigned char *p = reserve_bytes(w, length);
     for (size_t i = 0; i < n && p; i++) {
         if (bytes[i] >= 0x80) {
             *p++ = (unsigned char)(0xc0 | bytes[i] >> 6);
@@ -197,17 +193,17 @@ void fc_torch_pickle_bytes(fc_torch_pickler *w, const void *bytes, size_t n) {
     if (w->protocol < 3) {
         bytes_as_text(w, bytes, n);
     } else if (n <= UINT8_MAX) {
-        emit(w, FC_PICKLE_SHORT_BINBYTES, n, 1, bytes, n);
+        emit_opcode(w, FC_PICKLE_SHORT_BINBYTES, n, 1, bytes, n);
     } else if (n <= UINT32_MAX) {
-        emit(w, FC_PICKLE_BINBYTES, n, 4, bytes, n);
+        emit_opcode(w, FC_PICKLE_BINBYTES, n, 4, bytes, n);
     } else {
-        emit(w, FC_PICKLE_BINBYTES8, n, 8, bytes, n);
+        emit_opcode(w, FC_PICKLE_BINBYTES8, n, 8, bytes, n);
     }
 }
 
 void fc_torch_pickle_tuple(fc_torch_pickler *w, size_t n) {
     static const int ops[] = {FC_PICKLE_EMPTY_TUPLE, FC_PICKLE_TUPLE1, FC_PICKLE_TUPLE2, FC_PICKLE_TUPLE3};
-    emit(w, ops[n], 0, 0, NULL, 0);
+    emit_opcode(w, ops[n], 0, 0, NULL, 0);
 }
 
 void fc_torch_pickle_ints(fc_torch_pickler *w, const int64_t *values, size_t n) {
@@ -227,25 +223,25 @@ void fc_torch_pickle_ints(fc_torch_pickler *w, const int64_t *values, size_t n) 
 uint32_t fc_torch_pickle_put(fc_torch_pickler *w) {
     uint32_t index = w->memo++;
     if (w->protocol >= 4) {
-        emit(w, FC_PICKLE_MEMOIZE, 0, 0, NULL, 0);
+        emit_opcode(w, FC_PICKLE_MEMOIZE, 0, 0, NULL, 0);
     } else if (index <= UINT8_MAX) {
-        emit(w, FC_PICKLE_BINPUT, index, 1, NULL, 0);
+        emit_opcode(w, FC_PICKLE_BINPUT, index, 1, NULL, 0);
     } else {
-        emit(w, FC_PICKLE_LONG_BINPUT, index, 4, NULL, 0);
+        emit_opcode(w, FC_PICKLE_LONG_BINPUT, index, 4, NULL, 0);
     }
     return index;
 }
 
 void fc_torch_pickle_get(fc_torch_pickler *w, uint32_t index) {
     if (index <= UINT8_MAX) {
-        emit(w, FC_PICKLE_BINGET, index, 1, NULL, 0);
+        emit_opcode(w, FC_PICKLE_BINGET, index, 1, NULL, 0);
     } else {
-        emit(w, FC_PICKLE_LONG_BINGET, index, 4, NULL, 0);
+        emit_opcode(w, FC_PICKLE_LONG_BINGET, index, 4, NULL, 0);
     }
 }
 
 /* Fetches the memo entry with these names. @return false if there is none. */
-static bool fetch(fc_torch_pickler *w, const char *module, const char *name) {
+static bool fetch_named(fc_torch_pickler *w, const char *module, const char *name) {
     for (size_t i = 0; i < w->nnamed; i++) {
         const named *n = &w->named[i];
         if (strcmp(n->module, module) == 0 && !n->name == !name && (!name || strcmp(n->name, name) == 0)) {
@@ -257,7 +253,7 @@ static bool fetch(fc_torch_pickler *w, const char *module, const char *name) {
 }
 
 /* Records the value that was just written under these names, if there is room. */
-static void enter(fc_torch_pickler *w, const char *module, const char *name) {
+static void enter_named(fc_torch_pickler *w, const char *module, const char *name) {
     size_t first = strlen(module) + 1, second = name ? strlen(name) + 1 : 0;
     if (w->failed != FC_OK || w->nnamed == MOST_NAMED) {
         return;
@@ -277,25 +273,25 @@ static void enter(fc_torch_pickler *w, const char *module, const char *name) {
 }
 
 void fc_torch_pickle_global(fc_torch_pickler *w, const char *module, const char *name) {
-    if (fetch(w, module, name)) {
+    if (fetch_named(w, module, name)) {
         return;
     }
     if (w->protocol >= 4) {
         fc_torch_pickle_str(w, module);
         fc_torch_pickle_str(w, name);
-        emit(w, FC_PICKLE_STACK_GLOBAL, 0, 0, NULL, 0);
+        emit_opcode(w, FC_PICKLE_STACK_GLOBAL, 0, 0, NULL, 0);
     } else {
-        emit(w, FC_PICKLE_GLOBAL, 0, 0, module, strlen(module));
-        emit(w, '\n', 0, 0, name, strlen(name));
-        emit(w, '\n', 0, 0, NULL, 0);
+        emit_opcode(w, FC_PICKLE_GLOBAL, 0, 0, module, strlen(module));
+        emit_opcode(w, '\n', 0, 0, name, strlen(name));
+        emit_opcode(w, '\n', 0, 0, NULL, 0);
     }
-    enter(w, module, name);
+    enter_named(w, module, name);
 }
 
 void fc_torch_pickle_often(fc_torch_pickler *w, const char *text) {
-    if (!fetch(w, text, NULL)) {
+    if (!fetch_named(w, text, NULL)) {
         fc_torch_pickle_str(w, text);
-        enter(w, text, NULL);
+        enter_named(w, text, NULL);
     }
 }
 
