@@ -95,7 +95,7 @@ static fc_code choose_dtypes(job *j, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
+static fc_code prepare_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     const options *o = j->o;
     j->how.selection.include = o->include.items;
     j->how.selection.exclude = o->exclude.items;
@@ -149,7 +149,7 @@ static void report_needs(const job *j) {
     }
 }
 
-static fc_code convert(job *j, fc_error *err) {
+static fc_code convert_source(job *j, fc_error *err) {
     const options *o = j->o;
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
     j->how.partial = j->left_out > 0 || o->local || o->noperands > 1;
@@ -193,7 +193,7 @@ static void report_mesh(const job *j) {
     }
 }
 
-static void print_text(const job *j, text_out *out) {
+static void print_job_text(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
     size_t data_files = r->files - r->indexes;
@@ -238,7 +238,7 @@ static void print_text(const job *j, text_out *out) {
     }
 }
 
-static void print_json(const job *j, text_out *out) {
+static void print_job_json(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     json_out json;
     jw_document(&json, out, 1, "conversion");
@@ -278,9 +278,9 @@ static void print_kept(const job *j, text_out *out) {
 
 static void print_report(const job *j, text_out *out) {
     if (j->o->json) {
-        print_json(j, out);
+        print_job_json(j, out);
     } else if (!j->o->quiet) {
-        print_text(j, out);
+        print_job_text(j, out);
         if (j->steps->print) {
             j->steps->print(j->steps->context, j->kept.names, out);
         }
@@ -305,7 +305,7 @@ static fc_code open_order(const job *j, fc_checkpoint **model, fc_error *err) {
 }
 
 /* --policy: replaces the source by its flat parameters. Selection and renaming apply before that. */
-static fc_code flatten(job *j, fc_error *err) {
+static fc_code flatten_source(job *j, fc_error *err) {
     unit_plan plan = {.o = j->o, .source = j->source, .arena = fc_arena_new()};
     fc_checkpoint *model = NULL, *flat = NULL;
     fc_code rc;
@@ -389,7 +389,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     if (option_given(o, OPT_RANK)) {
         return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
     }
-    FC_TRY(convert(j, err));
+    FC_TRY(convert_source(j, err));
     if (!speaks) {
         return FC_OK;
     }
@@ -427,14 +427,14 @@ out:
 }
 
 static fc_code open_job(job *j, const fc_layout_spec *spec, fc_error *err) {
-    FC_TRY(prepare(j, spec, err));
+    FC_TRY(prepare_job(j, spec, err));
     if (j->o->local) {
         return FC_OK;
     }
     FC_TRY((j->steps->open ? j->steps->open : open_operand)(j->call, &j->source, err));
     FC_TRY(source_note_selection(j->call, j->source, j->steps->print == NULL, err));
     FC_TRY(change_source(j, err));
-    return option_given(j->o, OPT_POLICY) ? flatten(j, err) : FC_OK;
+    return option_given(j->o, OPT_POLICY) ? flatten_source(j, err) : FC_OK;
 }
 
 static fc_code run_ranks(job *j, text_out *out, fc_error *err) {
@@ -445,8 +445,8 @@ static fc_code run_ranks(job *j, text_out *out, fc_error *err) {
     return do_job(j, out, err);
 }
 
-static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, const job_steps *steps,
-                   fc_error *err) {
+static fc_code run_job(cli_call *call, const fc_layout_spec *spec, bool keep_layout, const job_steps *steps,
+                       fc_error *err) {
     const options *o = call->options;
     job j = {.call = call, .steps = steps, .o = o, .how = {.selection = {.keep_layout = keep_layout}}};
     fc_code rc = open_job(&j, spec, err);
@@ -467,13 +467,13 @@ out:
 static const job_steps usual = {.open = open_operand};
 
 fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
-    return run(call, spec, false, &usual, err);
+    return run_job(call, spec, false, &usual, err);
 }
 
 fc_code job_run_steps(cli_call *call, const fc_layout_spec *spec, const job_steps *steps, fc_error *err) {
-    return run(call, spec, false, steps, err);
+    return run_job(call, spec, false, steps, err);
 }
 
 fc_code job_keep_layout(cli_call *call, fc_error *err) {
-    return run(call, NULL, true, &usual, err);
+    return run_job(call, NULL, true, &usual, err);
 }

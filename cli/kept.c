@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static size_t count(const char *const *names) {
+static size_t count_names(const char *const *names) {
     size_t n = 0;
     while (names && names[n]) {
         n++;
@@ -34,13 +34,13 @@ static fc_code copy_kept(void *context, const char *staging, fc_error *err) {
 }
 
 /* Lists the files of the old directory that the new one lacks. The hub puts .gitattributes into each. */
-static fc_code list(const char *from, const fc_convert_options *how, fc_arena *arena, const char *const **out,
-                    fc_error *err) {
+static fc_code list_kept(const char *from, const fc_convert_options *how, fc_arena *arena, const char *const **out,
+                         fc_error *err) {
     static const char hub[] = ".gitattributes";
     const char *const *found;
     size_t n = 0;
     FC_TRY(fc_side_files(from, true, arena, &found, err));
-    const char **names = fc_arena_calloc(arena, count(found) + 2, sizeof *names);
+    const char **names = fc_arena_calloc(arena, count_names(found) + 2, sizeof *names);
     const char *attributes = fc_arena_printf(arena, "%s/%s", from, hub);
     if (!names || !attributes) {
         return fc_no_memory(err, from);
@@ -65,11 +65,11 @@ fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena,
     if (access(o->output, F_OK) != 0) {
         return FC_OK; /* a name that ends with "/" */
     }
-    FC_TRY(list(o->output, how, arena, &kept->names, err));
+    FC_TRY(list_kept(o->output, how, arena, &kept->names, err));
     if (!kept->names) {
         return FC_OK;
     }
-    const size_t added = count(how->added), more = count(kept->names);
+    const size_t added = count_names(how->added), more = count_names(kept->names);
     const char **all = fc_arena_calloc(arena, added + more + 1, sizeof *all);
     if (!all) {
         return fc_no_memory(err, o->output);

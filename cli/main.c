@@ -243,7 +243,7 @@ static int find_command(int argc, char **argv) {
     return at < argc ? at : argc;
 }
 
-static fc_code dispatch(int argc, char **argv, text_out *out, fc_error *err) {
+static fc_code dispatch_command(int argc, char **argv, text_out *out, fc_error *err) {
     int at = find_command(argc, argv);
     if (at > 1 && at < argc && command_find(argv[at])) { /* options before the command belong to it */
         char *name = argv[at];
@@ -297,7 +297,7 @@ int main(int argc, char **argv) {
         return FC_EIO;
     }
     text_out_init(out, STDOUT_FILENO);
-    fc_code rc = dispatch(argc, argv, out, &err);
+    fc_code rc = dispatch_command(argc, argv, out, &err);
     int errnum = text_flush(out);
     if (errnum == EPIPE) {
         /* `fsdpckpt inspect … | head`: the reader has stopped reading. */

@@ -147,7 +147,7 @@ static fc_code show_value(rank_view *v, uint32_t index, fc_error *err) {
     return FC_OK;
 }
 
-static void begin(rank_view *v) {
+static void begin_plan(rank_view *v) {
     const fc_mesh *mesh = v->target.mesh;
     char ranks[TEXT_SIZE_MAX];
     if (!v->json) {
@@ -169,7 +169,7 @@ static void begin(rank_view *v) {
     jw_member_open(v->json, "values", '[');
 }
 
-static void end(rank_view *v) {
+static void end_plan(rank_view *v) {
     const sums *s = &v->sum;
     char held[TEXT_SIZE_MAX], stored[TEXT_SIZE_MAX], read[TEXT_SIZE_MAX];
     if (!v->json) {
@@ -187,11 +187,11 @@ static void end(rank_view *v) {
 
 static fc_code show_values(rank_view *v, fc_error *err) {
     fc_mesh_coordinate(v->target.mesh, v->rank, v->coordinate);
-    begin(v);
+    begin_plan(v);
     for (uint32_t i = 0; i < v->target.ntensors && v->out->error == 0; i++) {
         FC_TRY(show_value(v, i, err));
     }
-    end(v);
+    end_plan(v);
     return FC_OK;
 }
 

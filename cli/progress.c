@@ -68,7 +68,7 @@ double progress_now(void) {
 }
 
 /* Call it with the lock held. */
-static void show(progress_view *view) {
+static void show_progress(progress_view *view) {
     char line[PROGRESS_LINE_MAX];
     view->last = view->meter.now;
     if (view->kind == PROGRESS_KIND_TERMINAL) {
@@ -83,12 +83,12 @@ static void show(progress_view *view) {
 }
 
 /* Reads the counters, and shows them if a line is due or `always` is set. */
-static void look(progress_view *view, bool always) {
+static void look_at_counters(progress_view *view, bool always) {
     pthread_mutex_lock(&view->lock);
     const fc_progress_state state = fc_progress_look(view->progress);
     progress_meter_see(&view->meter, &state, progress_now() - view->started);
     if (always || (state.phase != FC_PHASE_NONE && progress_line_is_due(view->kind, view->meter.now, view->last))) {
-        show(view);
+        show_progress(view);
     }
     pthread_mutex_unlock(&view->lock);
 }
@@ -99,7 +99,7 @@ static void on_phase(void *context, const fc_progress *progress) {
     unsigned phase = atomic_load(&progress->phase);
     bool same = view->phase == phase;
     view->phase = phase;
-    look(view, !same);
+    look_at_counters(view, !same);
 }
 
 /* Whether the line must be redrawn because the window was resized. */
@@ -110,14 +110,14 @@ static bool was_resized(progress_view *view) {
     return resized;
 }
 
-static void *watch(void *arg) {
+static void *watch_counters(void *arg) {
     progress_view *view = arg;
     static const struct timespec step = {0, STEP_MS * 1000000L};
     sem_post(&view->ready);
     while (!atomic_load(&view->stop)) {
         bool resized = sigtimedwait(&view->wakes, NULL, &step) == SIGWINCH && was_resized(view);
         if (!atomic_load(&view->stop)) {
-            look(view, resized);
+            look_at_counters(view, resized);
         }
     }
     return NULL;
@@ -158,7 +158,7 @@ progress_view *progress_start(fc_progress *progress, const options *o, double st
     sigemptyset(&view->wakes);
     sigaddset(&view->wakes, SIGWINCH);
     pthread_sigmask(SIG_SETMASK, &all, &view->before);
-    int failed = pthread_create(&view->thread, NULL, watch, view);
+    int failed = pthread_create(&view->thread, NULL, watch_counters, view);
     pthread_sigmask(SIG_SETMASK, &view->before, NULL);
     if (failed) {
         sem_destroy(&view->ready);
@@ -188,7 +188,7 @@ void progress_stop(progress_view *view) {
     atomic_store(&watched, NULL);
     view->progress->began = NULL;
     if (view->kind == PROGRESS_KIND_JSON && view->progress->phase != FC_PHASE_NONE) {
-        look(view, true); /* the final state */
+        look_at_counters(view, true); /* the final state */
     }
     terminal_end_line();
     pthread_sigmask(SIG_SETMASK, &view->before, NULL);

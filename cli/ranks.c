@@ -37,7 +37,7 @@ bool ranks_is_launched_first(void) {
     return !rank || strcmp(rank, "0") == 0;
 }
 
-static fc_code join(ranks *r, long launched, fc_error *err) {
+static fc_code join_ranks(ranks *r, long launched, fc_error *err) {
     FC_TRY(fc_comm_mpi(&r->comm, err));
     if (launched > 1 && r->comm->size == 1) {
         return fc_fail(err, FC_EUNSUPPORTED,
@@ -54,7 +54,7 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
         return o->local ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with one rank on every machine that has files")
                         : mine;
     }
-    FC_TRY(join(r, launched, err)); /* replaces earlier errors: without MPI the ranks cannot agree on one */
+    FC_TRY(join_ranks(r, launched, err)); /* replaces earlier errors: without MPI the ranks cannot agree on one */
     r->comm->cancel = &progress->cancel;
     return fc_comm_agree(r->comm, mine, err);
 }

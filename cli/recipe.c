@@ -44,8 +44,8 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
     return FC_OK;
 }
 
-static fc_code apply(const options *o, const fc_selection *selection, bool headers_only, fc_arena *arena,
-                     fc_checkpoint **source, size_t *left_out, fc_error *err) {
+static fc_code apply_selected(const options *o, const fc_selection *selection, bool headers_only, fc_arena *arena,
+                              fc_checkpoint **source, size_t *left_out, fc_error *err) {
     const fc_selection some = {.include = selection->include,
                                .exclude = selection->exclude,
                                .strip_prefix = selection->strip_prefix,
@@ -68,12 +68,13 @@ static fc_code apply(const options *o, const fc_selection *selection, bool heade
 fc_code recipe_apply(const options *o, const fc_selection *selection, bool headers_only, fc_checkpoint **source,
                      size_t *left_out, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? apply(o, selection, headers_only, arena, source, left_out, err) : fc_no_memory(err, NULL);
+    fc_code rc =
+        arena ? apply_selected(o, selection, headers_only, arena, source, left_out, err) : fc_no_memory(err, NULL);
     fc_arena_free(arena);
     return rc;
 }
 
-static fc_code change(const options *o, bool headers_only, fc_checkpoint **source, fc_error *err) {
+static fc_code change_source(const options *o, bool headers_only, fc_checkpoint **source, fc_error *err) {
     const fc_selection selection = source_selection(o);
     size_t left_out = 0;
     FC_TRY(weights_compute(o, source, err));
@@ -91,7 +92,7 @@ fc_code recipe_open(cli_call *call, options *rest, const char *path, bool header
     *out = NULL;
     FC_TRY(recipe_check_options(o, err));
     FC_TRY(source_open(call, path, headers_only, out, err));
-    fc_code rc = change(o, headers_only, out, err);
+    fc_code rc = change_source(o, headers_only, out, err);
     if (rc != FC_OK) {
         fc_checkpoint_close(*out);
         *out = NULL;

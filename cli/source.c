@@ -24,7 +24,7 @@ void source_note(void *unused, const char *line) {
     text_report("%s", line);
 }
 
-static void add_note(void *context, const char *line) {
+static void add_note_once(void *context, const char *line) {
     cli_notes *notes = context;
     bool again = notes->count == CLI_MOST_NOTES;
     for (size_t i = 0; i < notes->count && !again; i++) {
@@ -37,7 +37,7 @@ static void add_note(void *context, const char *line) {
 }
 
 fc_reporter source_others(const cli_call *call) {
-    return (fc_reporter){add_note, call->notes};
+    return (fc_reporter){add_note_once, call->notes};
 }
 
 const char **source_inputs(const options *o, bool operands) {
@@ -116,7 +116,7 @@ void source_add_note(const cli_call *call, const char *fmt, ...) {
     const int length = vasprintf(&line, fmt, args);
     va_end(args);
     if (length >= 0) {
-        add_note(call->notes, line);
+        add_note_once(call->notes, line);
         free(line);
     }
 }

@@ -73,7 +73,7 @@ static bool is_among(const char *extension, const char *const *list) {
 }
 
 /* @return the extension that was probably meant, or NULL. Short extensions allow one wrong letter at most. */
-static const char *meant(const char *extension, const char *const *known, const char *best, size_t *score) {
+static const char *meant_extension(const char *extension, const char *const *known, const char *best, size_t *score) {
     for (; *known; known++) {
         size_t len = strlen(extension), most = len > 5 ? 2 : len > 3;
         size_t distance = suggest_distance(extension, len, *known, strlen(*known), most);
@@ -89,7 +89,7 @@ static const char *meant_of_formats(const char *extension) {
     const char *best = NULL;
     size_t score = SUGGEST_NONE;
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        best = fc_format_writes(*f) ? meant(extension, (*f)->extensions, best, &score) : best;
+        best = fc_format_writes(*f) ? meant_extension(extension, (*f)->extensions, best, &score) : best;
     }
     return best;
 }
@@ -206,7 +206,7 @@ fc_code target_check(const char *path, const target_kind *kind, fc_error *err) {
         return FC_OK;
     }
     bool other = fc_format_of_extension(extension) || is_among(extension, foreign);
-    const char *best = other ? NULL : meant(extension, kind->extensions, NULL, &score);
+    const char *best = other ? NULL : meant_extension(extension, kind->extensions, NULL, &score);
     if (best) {
         return fc_fail(err, FC_EUSAGE, "%s: unknown extension '%s'; did you mean '%s'?", path, extension, best);
     }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code dequantize(const options *o, fc_arena *arena, fc_checkpoint **source, fc_error *err) {
+static fc_code dequantize_source(const options *o, fc_arena *arena, fc_checkpoint **source, fc_error *err) {
     const char *config = NULL;
     fc_checkpoint *made = NULL;
     FC_TRY(source_config(o, *source, arena, &config, err));
@@ -35,7 +35,7 @@ static fc_code parse_adapter(const char *text, fc_arena *arena, fc_adapter *out,
     return out->path ? FC_OK : fc_no_memory(err, text);
 }
 
-static fc_code merge(const options *o, fc_arena *arena, fc_checkpoint **source, fc_error *err) {
+static fc_code merge_adapters(const options *o, fc_arena *arena, fc_checkpoint **source, fc_error *err) {
     fc_adapter *adapters = fc_arena_calloc(arena, o->adapter.count, sizeof *adapters);
     fc_checkpoint *made = NULL;
     size_t merged = 0;
@@ -54,8 +54,8 @@ fc_code weights_compute(const options *o, fc_checkpoint **source, fc_error *err)
     fc_arena *arena = fc_arena_new();
     fc_code rc;
     FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, NULL), rc, out);
-    FC_TRY_GOTO(option_given(o, OPT_DEQUANTIZE) ? dequantize(o, arena, source, err) : FC_OK, rc, out);
-    rc = o->adapter.count > 0 ? merge(o, arena, source, err) : FC_OK;
+    FC_TRY_GOTO(option_given(o, OPT_DEQUANTIZE) ? dequantize_source(o, arena, source, err) : FC_OK, rc, out);
+    rc = o->adapter.count > 0 ? merge_adapters(o, arena, source, err) : FC_OK;
 out:
     fc_arena_free(arena);
     return rc;

@@ -126,7 +126,7 @@ void check_print_github(text_out *out, const check_view *c) {
     print_summary(out, c);
 }
 
-static void member(json_out *j, const char *key, const char *value) {
+static void write_member(json_out *j, const char *key, const char *value) {
     if (value && *value) {
         JSON_MEMBER(j, string, key, value);
     }
@@ -136,12 +136,12 @@ static void write_finding(json_out *j, const fc_finding *f) {
     jw_open(j, '{');
     JSON_MEMBER(j, string, "kind", fc_finding_info_get(f->kind)->id);
     JSON_MEMBER(j, string, "severity", severity_of(f));
-    member(j, "name", f->name);
-    member(j, "other", f->other);
-    member(j, "found", f->found);
-    member(j, "expected", f->expected);
-    member(j, "detail", f->detail);
-    member(j, "option", f->option);
+    write_member(j, "name", f->name);
+    write_member(j, "other", f->other);
+    write_member(j, "found", f->found);
+    write_member(j, "expected", f->expected);
+    write_member(j, "detail", f->detail);
+    write_member(j, "option", f->option);
     JSON_MEMBER(j, uint, "count", f->count);
     if (f->names) {
         jw_member_strings(j, "names", f->names, f->count);

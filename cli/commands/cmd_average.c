@@ -54,7 +54,7 @@ static fc_code open_average(const cli_call *call, fc_checkpoint **out, fc_error 
     return rc;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_average(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
     bool sharded = o->replicas || o->dp || o->tp;
@@ -107,5 +107,5 @@ const command command_average = {
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_MODEL_ONLY) |
              TAKES(OPT_DTYPE) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),
     .needs = TAKES(OPT_OUTPUT),
-    .run = run,
+    .run = run_average,
 };

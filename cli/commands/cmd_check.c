@@ -80,7 +80,7 @@ static fc_code read_mesh(job *j, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code prepare(job *j, fc_error *err) {
+static fc_code prepare_check(job *j, fc_error *err) {
     const options *o = j->o;
     j->selection = source_selection(o);
     j->how.selection = &j->selection;
@@ -121,7 +121,7 @@ static fc_code write_junit(void *context, text_out *out, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code show(const job *j, text_out *out, fc_error *err) {
+static fc_code show_report(const job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
     check_view c = {.path = j->checkpoint ? j->checkpoint->path : o->operands[0],
                     .reference = j->reference ? j->reference->path : NULL,
@@ -151,7 +151,7 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_check(cli_call *call, fc_error *err) {
     job j = {
         .o = call->options, .call = call, .progress = call->progress, .how = {.open = {.others = source_others(call)}}};
     options rest;
@@ -161,11 +161,11 @@ static fc_code run(cli_call *call, fc_error *err) {
         FC_TRY(recipe_open(call, &rest, j.o->operands[0], true, &j.checkpoint, err));
         j.o = call->options;
     }
-    FC_TRY_GOTO(prepare(&j, err), rc, out);
+    FC_TRY_GOTO(prepare_check(&j, err), rc, out);
     rc = j.checkpoint ? fc_check(j.checkpoint, &j.how, j.arena, &j.report, err)
                       : fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err);
     FC_TRY_GOTO(rc, rc, out);
-    FC_TRY_GOTO(show(&j, call->out, err), rc, out);
+    FC_TRY_GOTO(show_report(&j, call->out, err), rc, out);
     rc = j.report.errors > 0 ? FC_EFOUND : FC_OK;
 out:
     fc_checkpoint_close(j.checkpoint);
@@ -219,5 +219,5 @@ const command command_check = {
              TAKES(OPT_JSON),
     .usual = TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_MODEL_ONLY) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_JUNIT) | TAKES(OPT_JSON),
-    .run = run,
+    .run = run_check,
 };

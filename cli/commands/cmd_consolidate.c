@@ -4,7 +4,7 @@
 #include "job.h"
 #include "source.h"
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_consolidate(cli_call *call, fc_error *err) {
     return job_run(call, NULL, err);
 }
 
@@ -43,5 +43,5 @@ const command command_consolidate = {
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_DTYPE) | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_ADAPTER) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),
     .needs = TAKES(OPT_OUTPUT),
-    .run = run,
+    .run = run_consolidate,
 };

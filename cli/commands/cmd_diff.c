@@ -21,7 +21,7 @@ typedef struct job {
     fc_compare_report report;
 } job;
 
-static void prepare(job *j) {
+static void prepare_diff(job *j) {
     const options *o = j->o;
     j->selection = source_selection(o);
     j->how = (fc_compare_options){.selection = &j->selection,
@@ -37,7 +37,7 @@ static void prepare(job *j) {
                                            .progress = j->call->progress}};
 }
 
-static fc_code compare(job *j, fc_error *err) {
+static fc_code compare_sources(job *j, fc_error *err) {
     const options *o = j->o;
     fc_checkpoint *model = NULL;
     fc_code rc;
@@ -62,7 +62,7 @@ out:
     return rc;
 }
 
-static fc_code show(const job *j, fc_error *err) {
+static fc_code show_report(const job *j, fc_error *err) {
     diff_view d = {.a = j->a ? j->a->path : j->o->operands[0],
                    .b = j->b ? j->b->path : j->o->operands[1],
                    .options = &j->how,
@@ -88,7 +88,7 @@ static fc_code show(const job *j, fc_error *err) {
     return j->report.different + j->report.only_a + j->report.only_b > 0 ? FC_EFOUND : FC_OK;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_diff(cli_call *call, fc_error *err) {
     job j = {.o = call->options, .call = call, .arena = fc_arena_new()};
     if (!j.arena) {
         return fc_no_memory(err, NULL);
@@ -101,9 +101,9 @@ static fc_code run(cli_call *call, fc_error *err) {
         j.o = call->options;
         FC_TRY_GOTO(source_open(call, j.o->operands[1], false, &j.b, err), rc, out);
     }
-    prepare(&j);
-    FC_TRY_GOTO(compare(&j, err), rc, out);
-    rc = show(&j, err);
+    prepare_diff(&j);
+    FC_TRY_GOTO(compare_sources(&j, err), rc, out);
+    rc = show_report(&j, err);
 out:
     fc_checkpoint_close(j.a);
     fc_checkpoint_close(j.b);
@@ -156,5 +156,5 @@ const command command_diff = {
              TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .usual = TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_RENAME) | TAKES(OPT_RECIPE) |
              TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_JSON) | TAKES(OPT_QUIET),
-    .run = run,
+    .run = run_diff,
 };

@@ -90,7 +90,8 @@ static fc_code refuse_differences(const exported *x, fc_error *err) {
 
 /* ---- the conversion ---- */
 
-static fc_code change(void *context, fc_checkpoint **source, fc_convert_options *how, size_t *left_out, fc_error *err) {
+static fc_code change_source(void *context, fc_checkpoint **source, fc_convert_options *how, size_t *left_out,
+                             fc_error *err) {
     exported *x = context;
     fc_selection *s = &how->selection;
     const fc_selection chosen = *s;
@@ -157,7 +158,7 @@ static void print_side_files(const exported *x, const char *const *kept, text_ou
     text_puts(out, "\n");
 }
 
-static void print(const void *context, const char *const *kept, text_out *out) {
+static void print_export(const void *context, const char *const *kept, text_out *out) {
     const exported *x = context;
     const fc_export_report *r = &x->report;
     text_puts(out, "model:    ");
@@ -226,7 +227,7 @@ static void json_reason(json_out *j, const fc_export_report *r) {
     jw_close(j, '}');
 }
 
-static void print_json(const void *context, json_out *j) {
+static void print_export_json(const void *context, json_out *j) {
     const exported *x = context;
     const fc_export_report *r = &x->report;
     jw_member_open(j, "model", '{');
@@ -249,7 +250,7 @@ static void print_json(const void *context, json_out *j) {
 
 /* ---- the command ---- */
 
-static fc_code prepare(exported *x, fc_error *err) {
+static fc_code prepare_export(exported *x, fc_error *err) {
     x->o = *x->given;
     x->o.to = "safetensors";
     if (x->o.output && target_named_format(x->o.output) && !target_is_directory(x->o.output)) {
@@ -273,12 +274,13 @@ static fc_code prepare(exported *x, fc_error *err) {
     return x->o.like ? open_reference(x, err) : FC_OK;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_export(cli_call *call, fc_error *err) {
     exported x = {.given = call->options, .others = source_others(call)};
     cli_call with = *call;
-    const job_steps steps = {.change = change, .print = print, .print_json = print_json, .context = &x};
+    const job_steps steps = {
+        .change = change_source, .print = print_export, .print_json = print_export_json, .context = &x};
     fc_code rc;
-    FC_TRY_GOTO(prepare(&x, err), rc, out);
+    FC_TRY_GOTO(prepare_export(&x, err), rc, out);
     with.options = &x.o;
     rc = job_run_steps(&with, NULL, &steps, err);
 out:
@@ -341,5 +343,5 @@ const command command_export = {
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_LIKE) | TAKES(OPT_DTYPE) | TAKES(OPT_QUANTIZE) | TAKES(OPT_DEQUANTIZE) |
              TAKES(OPT_ADAPTER) | TAKES(OPT_RECIPE) | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),
     .needs = TAKES(OPT_OUTPUT),
-    .run = run,
+    .run = run_export,
 };

@@ -155,7 +155,7 @@ static fc_code write_out(extraction *x, const cli_call *call, fc_error *err) {
     return rc;
 }
 
-static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_error *err) {
+static fc_code extract_value(extraction *x, const cli_call *call, fc_arena *arena, fc_error *err) {
     const options *o = call->options;
     const char *name = o->operands[1];
     fc_selection selection = source_selection(o);
@@ -175,7 +175,7 @@ static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_
     return write_out(x, call, err);
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_extract(cli_call *call, fc_error *err) {
     const options *o = call->options;
     extraction x = {.progress = call->progress};
     options rest;
@@ -188,7 +188,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     x.checkpoint = checkpoint;
     FC_TRY_GOTO(source_note_selection(call, checkpoint, false, err), rc, out);
     arena = fc_arena_new();
-    rc = arena ? extract(&x, call, arena, err) : fc_no_memory(err, checkpoint->path);
+    rc = arena ? extract_value(&x, call, arena, err) : fc_no_memory(err, checkpoint->path);
 out:
     fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
@@ -238,5 +238,5 @@ const command command_extract = {
              TAKES(OPT_TP_PLAN),
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_DTYPE) | TAKES(OPT_FORCE),
-    .run = run,
+    .run = run_extract,
 };

@@ -52,7 +52,7 @@ static fc_code write_page(void *context, text_out *out, fc_error *err) {
     return rc;
 }
 
-static fc_code show(inspection *in, const options *o, const fc_stats_options *stats, fc_error *err) {
+static fc_code show_view(inspection *in, const options *o, const fc_stats_options *stats, fc_error *err) {
     if (o->html) {
         return out_file(o, in->checkpoint, o->html, o->force, 0, write_page, in, err);
     }
@@ -77,7 +77,7 @@ static fc_code show_checkpoint(cli_call *call, const fc_checkpoint *checkpoint, 
     fc_code rc;
     signals_cancel(call->progress);
     FC_TRY_GOTO(inspect_begin(&in, checkpoint, &how, call->out, err), rc, out);
-    FC_TRY_GOTO(show(&in, o, &stats, err), rc, out);
+    FC_TRY_GOTO(show_view(&in, o, &stats, err), rc, out);
     if (in.worst != FC_OK) {
         rc = in.worst;
         *err = in.first;
@@ -88,7 +88,7 @@ out:
     return rc;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_inspect(cli_call *call, fc_error *err) {
     const options *o = call->options;
     if ((o->tree && (o->json || o->tensor)) || (o->html && (o->tree || o->json || o->tensor))) {
         return fc_fail(err, FC_EUSAGE,
@@ -166,5 +166,5 @@ const command command_inspect = {
              TAKES(OPT_TP_PLAN) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .usual = TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_TENSOR) | TAKES(OPT_TREE) |
              TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_HTML) | TAKES(OPT_STATS) | TAKES(OPT_JSON),
-    .run = run,
+    .run = run_inspect,
 };

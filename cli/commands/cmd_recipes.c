@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-static fc_code list(cli_call *call, fc_error *err) {
+static fc_code list_recipes(cli_call *call, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_code rc;
     FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, NULL), rc, out);
@@ -23,10 +23,10 @@ out:
     return rc;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_recipes(cli_call *call, fc_error *err) {
     const options *o = call->options;
     if (o->noperands == 0) {
-        return list(call, err);
+        return list_recipes(call, err);
     }
     for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
         if (strcmp(s->name, o->operands[0]) == 0) {
@@ -58,5 +58,5 @@ const command command_recipes = {
     .examples = examples,
     .takes = TAKES_COMMON,
     .usual = TAKES(OPT_QUIET),
-    .run = run,
+    .run = run_recipes,
 };

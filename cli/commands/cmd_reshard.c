@@ -25,7 +25,7 @@ static fc_code check_policy(const options *o, fc_error *err) {
     return o->local ? fc_fail(err, FC_EUSAGE, "reshard: --policy cannot be combined with --local") : FC_OK;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_reshard(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
     if (o->tp_plan && !o->tp) {
@@ -77,5 +77,5 @@ const command command_reshard = {
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
              TAKES(OPT_TP_PLAN) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),
     .needs = TAKES(OPT_OUTPUT),
-    .run = run,
+    .run = run_reshard,
 };

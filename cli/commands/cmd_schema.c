@@ -99,7 +99,7 @@ out:
     return rc;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_schema(cli_call *call, fc_error *err) {
     /* The data files are not read, and may be absent. */
     fc_checkpoint *checkpoint = NULL;
     const options *o = call->options;
@@ -151,5 +151,5 @@ const command command_schema = {
              TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_FORCE) |
              TAKES(OPT_FOLLOW_EXTERNAL),
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_FORCE),
-    .run = run,
+    .run = run_schema,
 };

@@ -18,7 +18,7 @@ typedef struct totals {
     const fc_unit *largest;
 } totals;
 
-static fc_code add_up(const unit_plan *c, totals *t, fc_error *err) {
+static fc_code add_up_units(const unit_plan *c, totals *t, fc_error *err) {
     *t = (totals){.largest = c->units.units};
     for (size_t i = 0; i < c->units.count; i++) {
         const fc_unit *u = &c->units.units[i];
@@ -122,7 +122,7 @@ static void print_notes(const unit_plan *c, const totals *t) {
     text_printf(out, ", %s\n", text_bytes(bytes, t->largest->bytes));
 }
 
-static void print_text(const unit_plan *c, const totals *t) {
+static void print_units_text(const unit_plan *c, const totals *t) {
     char numel[TEXT_SIZE_MAX], bytes[TEXT_SIZE_MAX];
     for (size_t i = 0; i < c->units.count && c->out->error == 0; i++) {
         print_unit(c, &c->units.units[i]);
@@ -195,7 +195,7 @@ static void names_json(json_out *j, const unit_plan *c, const char *key, bool bu
     jw_close(j, ']');
 }
 
-static void print_json(const unit_plan *c, const totals *t) {
+static void print_units_json(const unit_plan *c, const totals *t) {
     json_out j;
     jw_document(&j, c->out, 2, "units");
     JSON_MEMBER(&j, string, "source", c->source->path);
@@ -222,18 +222,18 @@ static void print_json(const unit_plan *c, const totals *t) {
     jw_end_document(&j);
 }
 
-static void print(const unit_plan *c, const totals *t) {
+static void print_units(const unit_plan *c, const totals *t) {
     for (size_t i = 0; i < c->nwarnings && !c->o->quiet; i++) {
         text_report("warning: %s", c->warnings[i]);
     }
     if (c->o->json) {
-        print_json(c, t);
+        print_units_json(c, t);
     } else if (!c->o->quiet) {
-        print_text(c, t);
+        print_units_text(c, t);
     }
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_units(cli_call *call, fc_error *err) {
     unit_plan c = {.o = call->options, .out = call->out, .arena = fc_arena_new()};
     /* The data files are not read, and may be absent. */
     fc_checkpoint *source = NULL;
@@ -247,8 +247,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     source_report(c.o, source);
     FC_TRY_GOTO(source_note_selection(call, source, false, err), rc, out);
     FC_TRY_GOTO(unit_plan_make(&c, NULL, err), rc, out);
-    FC_TRY_GOTO(add_up(&c, &t, err), rc, out);
-    print(&c, &t);
+    FC_TRY_GOTO(add_up_units(&c, &t, err), rc, out);
+    print_units(&c, &t);
 out:
     fc_checkpoint_close(source);
     fc_arena_free(c.arena);
@@ -300,5 +300,5 @@ const command command_units = {
              TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .usual = TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_SCHEMA) | TAKES(OPT_MODEL_ONLY) |
              TAKES(OPT_JSON),
-    .run = run,
+    .run = run_units,
 };

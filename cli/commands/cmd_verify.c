@@ -48,7 +48,7 @@ static void print_defect(void *context, const fc_defect *d) {
     jw_close(&p->json, '}');
 }
 
-static void begin(verify_output *p, const fc_checkpoint *checkpoint) {
+static void begin_json(verify_output *p, const fc_checkpoint *checkpoint) {
     if (!p->is_json) {
         return;
     }
@@ -110,8 +110,8 @@ static void end_text(verify_output *p, const fc_checkpoint *checkpoint, const fc
                 (unsigned long long)r->defects);
 }
 
-static fc_code verify(const cli_call *call, const fc_checkpoint *checkpoint, fc_seal *seal, verify_output *p,
-                      fc_verify_report *report, fc_error *err) {
+static fc_code verify_source(const cli_call *call, const fc_checkpoint *checkpoint, fc_seal *seal, verify_output *p,
+                             fc_verify_report *report, fc_error *err) {
     const options *o = call->options;
     const fc_verify_options how = {.work = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress},
                                    .seal = seal};
@@ -126,14 +126,14 @@ static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkp
                                fc_verify_report *report, fc_error *err) {
     const options *o = call->options;
     if (!o->seal) {
-        return verify(call, checkpoint, NULL, p, report, err);
+        return verify_source(call, checkpoint, NULL, p, report, err);
     }
     fc_seal seal;
     FC_TRY(arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_no_memory(err, checkpoint->path));
     p->seal = seal.path;
     const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
     FC_TRY(fc_commit_check(&how, err));
-    FC_TRY(verify(call, checkpoint, &seal, p, report, err));
+    FC_TRY(verify_source(call, checkpoint, &seal, p, report, err));
     return report->defects == 0 ? seal_write(o, checkpoint, &seal, err) : FC_OK;
 }
 
@@ -234,14 +234,14 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     return rc;
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_verify(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
     verify_output p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
     FC_TRY(open_source(call, &checkpoint, err));
     source_report(o, checkpoint);
-    begin(&p, checkpoint);
+    begin_json(&p, checkpoint);
     fc_arena *arena = fc_arena_new();
     fc_code rc;
     FC_TRY_GOTO(verify_and_seal(call, checkpoint, arena, &p, &report, err), rc, out);
@@ -291,5 +291,5 @@ const command command_verify = {
     .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SEAL) |
              TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .usual = TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JOBS) | TAKES(OPT_JSON),
-    .run = run,
+    .run = run_verify,
 };

@@ -10,7 +10,7 @@
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/view.h"
 
-static void print_json(const fc_view_report *r, const options *o, text_out *out) {
+static void print_view_json(const fc_view_report *r, const options *o, text_out *out) {
     json_out j;
     jw_document(&j, out, 1, "view");
     JSON_MEMBER(&j, string, "target", o->output);
@@ -24,7 +24,7 @@ static void print_json(const fc_view_report *r, const options *o, text_out *out)
     jw_end_document(&j);
 }
 
-static void print_text(const fc_view_report *r, const options *o, const fc_checkpoint *source, text_out *out) {
+static void print_view_text(const fc_view_report *r, const options *o, const fc_checkpoint *source, text_out *out) {
     char seen[TEXT_SIZE_MAX], copied[TEXT_SIZE_MAX];
     text_name(out, o->output);
     text_printf(out, ": %zu %s, %s viewed in %zu %s, and %zu %s; %s copied\n", r->selected.tensors,
@@ -46,7 +46,7 @@ static void print_text(const fc_view_report *r, const options *o, const fc_check
         "  export HDF5_EXTFILE_PREFIX='${ORIGIN}'\n");
 }
 
-static fc_code run(cli_call *call, fc_error *err) {
+static fc_code run_view(cli_call *call, fc_error *err) {
     options rest;
     fc_view_report report;
     fc_checkpoint *source = NULL;
@@ -59,9 +59,9 @@ static fc_code run(cli_call *call, fc_error *err) {
     FC_TRY_GOTO(source_note_selection(call, source, true, err), rc, out);
     FC_TRY_GOTO(fc_view(source, o->output, &how, &report, err), rc, out);
     if (o->json) {
-        print_json(&report, o, call->out);
+        print_view_json(&report, o, call->out);
     } else if (!o->quiet) {
-        print_text(&report, o, source, call->out);
+        print_view_text(&report, o, source, call->out);
     }
 out:
     fc_checkpoint_close(source);
@@ -106,5 +106,5 @@ const command command_view = {
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FORCE),
     .needs = TAKES(OPT_OUTPUT),
-    .run = run,
+    .run = run_view,
 };

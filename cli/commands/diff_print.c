@@ -62,7 +62,7 @@ static const char *type_text(char *buf, size_t size, const fc_tensor *t) {
     return buf;
 }
 
-static const fc_tensor *either(const fc_compared *item) {
+static const fc_tensor *either_side(const fc_compared *item) {
     return item->a ? item->a : item->b;
 }
 
@@ -225,7 +225,7 @@ static void count_groups(const diff_view *d) {
         const fc_compared *item = &d->report->items[i];
         beside *side = item->result == FC_COMPARE_ONLY_A ? d->beside[0] : d->beside[1];
         if (side && (item->result == FC_COMPARE_ONLY_A || item->result == FC_COMPARE_ONLY_B)) {
-            beside_count(side, item->name, either(item)->object != NULL);
+            beside_count(side, item->name, either_side(item)->object != NULL);
         }
     }
 }
@@ -247,7 +247,7 @@ void diff_print_text(text_out *out, const diff_view *d) {
     for (size_t i = 0; i < d->report->count; i++) {
         const fc_compared *item = &d->report->items[i];
         if (is_shown(d, item) && !group_of(d, item)) {
-            size_t name = text_name_width(item->name), width = strlen(type_text(type, sizeof type, either(item)));
+            size_t name = text_name_width(item->name), width = strlen(type_text(type, sizeof type, either_side(item)));
             name_width = name > name_width ? name : name_width;
             type_width = width > type_width ? width : type_width;
         }
@@ -259,7 +259,7 @@ void diff_print_text(text_out *out, const diff_view *d) {
             print_group(out, d, item, group);
         } else if (is_shown(d, item)) {
             text_name_padded(out, item->name, name_width);
-            text_printf(out, "  %-*s  ", (int)type_width, type_text(type, sizeof type, either(item)));
+            text_printf(out, "  %-*s  ", (int)type_width, type_text(type, sizeof type, either_side(item)));
             print_result(out, d, item);
             text_puts(out, "\n");
         }

@@ -115,7 +115,7 @@ static int compare_first(const void *x, const void *y) {
 }
 
 /* @return the count of numbers from `at` on that increase by the same step. */
-static size_t progression(const long *numbers, size_t at, size_t count) {
+static size_t progression_length(const long *numbers, size_t at, size_t count) {
     size_t end = at + 1;
     while (end < count && numbers[end] - numbers[end - 1] == numbers[at + 1] - numbers[at]) {
         end++;
@@ -131,7 +131,7 @@ static const char *write_set(const long *numbers, size_t count, fc_arena *arena)
         return NULL;
     }
     for (size_t i = 0; i < count;) {
-        size_t run = progression(numbers, i, count);
+        size_t run = progression_length(numbers, i, count);
         long step = run > 1 ? numbers[i + 1] - numbers[i] : 1;
         bool range = step == 1 ? run > 2 : run > 3;
         text[used++] = i == 0 ? '{' : ',';
@@ -151,7 +151,7 @@ static const char *write_set(const long *numbers, size_t count, fc_arena *arena)
 }
 
 /* Joins the entries that differ only in number `number`. @return false when out of memory. */
-static bool join(entry *entries, size_t *count, int number, const joining *memory) {
+static bool join_entries(entry *entries, size_t *count, int number, const joining *memory) {
     order by = {number};
     size_t kept = 0;
     qsort_r(entries, *count, sizeof *entries, compare_entries, &by);
@@ -220,7 +220,7 @@ static size_t *list_members(const entry *e, const size_t *next, size_t *to) {
 }
 
 /* @param names the number of all names. */
-static bool finish(const entry *entries, size_t count, size_t names, const joining *memory, fold_line **out) {
+static bool make_fold_lines(const entry *entries, size_t count, size_t names, const joining *memory, fold_line **out) {
     fc_arena *arena = memory->arena;
     fold_line *lines = fc_arena_calloc(arena, count, sizeof *lines);
     size_t *members = fc_arena_calloc(arena, names, sizeof *members);
@@ -252,11 +252,11 @@ bool fold_names(const fold_name *names, size_t count, fc_arena *arena, fold_line
         good = split_name(&entries[i], arena);
     }
     for (int number = MAX_NUMBERS - 1; number >= 0 && good; number--) {
-        good = join(entries, &left, number, &memory);
+        good = join_entries(entries, &left, number, &memory);
     }
     if (good) {
         qsort(entries, left, sizeof *entries, compare_first);
-        good = finish(entries, left, count, &memory, out);
+        good = make_fold_lines(entries, left, count, &memory, out);
         *nlines = left;
     }
     free(memory.next);

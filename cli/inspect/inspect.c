@@ -188,7 +188,7 @@ out:
 
 /* ---- the listed values ---- */
 
-static bool matches(const char *const *globs, const char *name) {
+static bool matches_glob(const char *const *globs, const char *name) {
     for (; globs && *globs; globs++) {
         if (fnmatch(*globs, name, 0) == 0) {
             return true;
@@ -221,7 +221,7 @@ static fc_code select_items(inspection *in, fc_error *err) {
     FC_TRY(fc_check_includes(c, in->how.include, err));
     for (size_t i = 0; i < c->ntensors; i++) {
         const char *name = c->tensors[i].name;
-        if ((!in->how.include || matches(in->how.include, name)) && !matches(in->how.exclude, name)) {
+        if ((!in->how.include || matches_glob(in->how.include, name)) && !matches_glob(in->how.exclude, name)) {
             in->items[in->nitems++] = &c->tensors[i];
         }
     }
@@ -235,7 +235,7 @@ static fc_code select_items(inspection *in, fc_error *err) {
     return FC_OK;
 }
 
-static void add_up(inspection *in) {
+static void add_up_values(inspection *in) {
     totals *sum = &in->sum;
     const fc_checkpoint *c = in->checkpoint;
     for (size_t i = 0; i < in->nitems; i++) {
@@ -268,7 +268,7 @@ fc_code inspect_begin(inspection *in, const fc_checkpoint *checkpoint, const ins
     }
     FC_TRY(find_layout(in, err));
     FC_TRY(select_items(in, err));
-    add_up(in);
+    add_up_values(in);
     if (how->stats) {
         FC_TRY(inspect_read_stats(in, in->items, in->nitems, how->stats, err));
     }

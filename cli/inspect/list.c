@@ -211,7 +211,7 @@ static int compare_entry_bytes(const void *x, const void *y) {
 }
 
 /* Folded lines are of one kind, so their totals are those of the first line, multiplied. Objects may differ in size. */
-static void multiply(inspect_line *line, const fold_line *fold) {
+static void multiply_line(inspect_line *line, const fold_line *fold) {
     uint64_t bytes;
     line->name = fold->pattern;
     line->folded = fold->count;
@@ -253,7 +253,7 @@ static bool make_lines(inspection *in, const list_entry *all, size_t count) {
     for (size_t i = 0; i < in->nlines && in->lines; i++) {
         in->lines[i] = all[folds ? folds[i].first : i].line;
         if (folds) {
-            multiply(&in->lines[i], &folds[i]);
+            multiply_line(&in->lines[i], &folds[i]);
         }
     }
     free(names);

@@ -120,7 +120,7 @@ const char *inspect_rank_list(const uint32_t *ranks, size_t count, char *buf, si
 }
 
 /* Whether both loads print the same text. */
-static bool equal(const rank_load *a, const rank_load *b) {
+static bool equal_loads(const rank_load *a, const rank_load *b) {
     char x[TEXT_SIZE_MAX], y[TEXT_SIZE_MAX];
     return a->tensors == b->tensors &&
            (a->bytes == b->bytes || strcmp(text_bytes(x, a->bytes), text_bytes(y, b->bytes)) == 0);
@@ -132,7 +132,7 @@ static void write_group(const rank_load *loads, size_t ranks, const rank_load *l
     size_t used = (size_t)snprintf(buf, size, "ranks "), members = 0;
     bool room = true;
     for (size_t i = 0, end; i < ranks; i = end) {
-        for (end = i; end < ranks && equal(&loads[end], load); end++) {
+        for (end = i; end < ranks && equal_loads(&loads[end], load); end++) {
         }
         members += end - i;
         room = room && (end == i || add_run(buf, size - 64, &used, (uint32_t)i, (uint32_t)(end - 1)));
@@ -170,7 +170,7 @@ void inspect_group_ranks(const rank_load *loads, size_t ranks, rank_groups *out)
     out->count = 0;
     for (size_t i = 0; i < ranks; i++) {
         size_t k = 0;
-        while (k < out->count && !equal(kinds[k], &loads[i])) {
+        while (k < out->count && !equal_loads(kinds[k], &loads[i])) {
             k++;
         }
         if (k == RANK_GROUPS) {
@@ -254,7 +254,7 @@ static void find_rows(const box_table *table, const fc_chunk *chunk, size_t *fro
 }
 
 /* Whether each chunk is held by the rank that wrote it. If not, the placements do not match the ranks. */
-static bool agrees(const box_table *table, const fc_tensor *t) {
+static bool agrees_with_chunks(const box_table *table, const fc_tensor *t) {
     for (size_t i = 0; i < t->nchunks; i++) {
         size_t from, end;
         find_rows(table, &t->chunks[i], &from, &end);
@@ -272,7 +272,7 @@ static void fill_table(const inspection *in, const fc_tensor *t, size_t ranks, b
     table->count = ranks;
     if (ranks > 0 && fill_local(in, t, table)) {
         sort_table(table);
-        if (agrees(table, t)) {
+        if (agrees_with_chunks(table, t)) {
             return;
         }
     }

@@ -53,32 +53,32 @@ static void range_text(const fc_tensor *t, const fc_chunk *chunk, int dim, char 
     }
 }
 
-static size_t longest(size_t a, const char *text) {
+static size_t longest_text(size_t a, const char *text) {
     size_t len = text_name_width(text);
     return len > a ? len : a;
 }
 
-static size_t shown(size_t n, size_t limit) {
+static size_t shown_cells(size_t n, size_t limit) {
     return n < limit ? n : limit;
 }
 
-static void measure(picture *p) {
+static void measure_picture(picture *p) {
     char text[LABEL_MAX];
     p->width = p->label = 0;
-    for (size_t r = 0; r < shown(p->rows, MAX_ROWS); r++) {
-        for (size_t c = 0; c < shown(p->columns, MAX_COLUMNS); c++) {
+    for (size_t r = 0; r < shown_cells(p->rows, MAX_ROWS); r++) {
+        for (size_t c = 0; c < shown_cells(p->columns, MAX_COLUMNS); c++) {
             cell_text(p, cell_chunk(p, r, c), text);
-            p->width = longest(p->width, text);
+            p->width = longest_text(p->width, text);
             range_text(p->tensor, cell_chunk(p, r, c), p->column_dim, text);
-            p->width = longest(p->width, text);
+            p->width = longest_text(p->width, text);
             range_text(p->tensor, cell_chunk(p, r, c), p->row_dim, text);
-            p->label = longest(p->label, text);
+            p->label = longest_text(p->label, text);
         }
     }
     p->width += 2;
 }
 
-static void centre(text_out *out, const char *text, size_t width) {
+static void write_centred(text_out *out, const char *text, size_t width) {
     size_t len = text_name_width(text), left = (width - len) / 2;
     text_repeat(out, " ", left);
     text_puts(out, text);
@@ -87,7 +87,7 @@ static void centre(text_out *out, const char *text, size_t width) {
 
 static void draw_border(const picture *p, const char *const corners[3]) {
     text_out *out = p->in->out;
-    size_t columns = shown(p->columns, MAX_COLUMNS);
+    size_t columns = shown_cells(p->columns, MAX_COLUMNS);
     text_repeat(out, " ", p->label + 3);
     for (size_t c = 0; c <= columns; c++) {
         text_puts(out, corners[c == 0 ? 0 : c == columns ? 2 : 1]);
@@ -98,14 +98,14 @@ static void draw_border(const picture *p, const char *const corners[3]) {
 
 static void draw_picture(const picture *p) {
     text_out *out = p->in->out;
-    size_t rows = shown(p->rows, MAX_ROWS), columns = shown(p->columns, MAX_COLUMNS);
+    size_t rows = shown_cells(p->rows, MAX_ROWS), columns = shown_cells(p->columns, MAX_COLUMNS);
     char text[LABEL_MAX];
     text_puts(out, "\n");
     if (p->column_dim >= 0) {
         text_repeat(out, " ", p->label + 4);
         for (size_t c = 0; c < columns; c++) {
             range_text(p->tensor, cell_chunk(p, 0, c), p->column_dim, text);
-            centre(out, text, p->width);
+            write_centred(out, text, p->width);
             text_puts(out, " ");
         }
         text_printf(out, " dim %d\n", p->column_dim);
@@ -118,7 +118,7 @@ static void draw_picture(const picture *p) {
         text_printf(out, "%s %s", text, p->lines->v);
         for (size_t c = 0; c < columns; c++) {
             cell_text(p, cell_chunk(p, r, c), text);
-            centre(out, text, p->width);
+            write_centred(out, text, p->width);
             text_puts(out, p->lines->v);
         }
         text_puts(out, "\n");
@@ -144,7 +144,7 @@ static size_t cell_step(const fc_tensor *t, const fc_sharding *c, int dim) {
     return step;
 }
 
-static void draw(inspection *in, const fc_tensor *t, const fc_sharding *c, const inspect_holders *holders) {
+static void draw_grid(inspection *in, const fc_tensor *t, const fc_sharding *c, const inspect_holders *holders) {
     if (!c->grid || c->nsharded < 1 || c->nsharded > 2) {
         return;
     }
@@ -160,7 +160,7 @@ static void draw(inspection *in, const fc_tensor *t, const fc_sharding *c, const
         p.columns = (size_t)c->counts[p.column_dim];
         p.column_step = cell_step(t, c, p.column_dim);
     }
-    measure(&p);
+    measure_picture(&p);
     draw_picture(&p);
 }
 
@@ -180,8 +180,8 @@ static const char *box_text(const fc_tensor *t, const fc_chunk *chunk, char *buf
 static size_t box_width(const fc_tensor *t) {
     char box[BOX_MAX];
     size_t width = 0;
-    for (size_t i = 0; i < shown(t->nchunks, 256); i++) {
-        width = longest(width, box_text(t, &t->chunks[i], box, sizeof box));
+    for (size_t i = 0; i < shown_cells(t->nchunks, 256); i++) {
+        width = longest_text(width, box_text(t, &t->chunks[i], box, sizeof box));
     }
     return width;
 }
@@ -267,7 +267,7 @@ static fc_code print_shards(inspection *in, const fc_tensor *t, const fc_shardin
     inspect_holders holders = {0};
     fc_code rc;
     FC_TRY_GOTO(arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err), rc, out);
-    draw(in, t, c, &holders);
+    draw_grid(in, t, c, &holders);
     rc = print_chunks(in, t, &holders, err);
 out:
     fc_arena_free(arena);

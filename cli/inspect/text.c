@@ -131,7 +131,7 @@ static size_t wider(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-static void measure(const inspection *in, widths *w) {
+static void measure_columns(const inspection *in, widths *w) {
     char text[128];
     *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .chunks = 6, .dtype = 5, .size = 4, .tensors = 7};
     for (size_t i = 0; i < in->nlines; i++) {
@@ -157,7 +157,7 @@ static void measure(const inspection *in, widths *w) {
     }
 }
 
-static void right(text_out *out, const char *text, size_t width) {
+static void write_right(text_out *out, const char *text, size_t width) {
     text_repeat(out, " ", width - strlen(text));
     text_puts(out, text);
 }
@@ -168,10 +168,10 @@ static void print_heading(const inspection *in, const widths *w) {
     text_repeat(out, " ", w->name - 4);
     if (w->folded) {
         text_puts(out, "  ");
-        right(out, "TENSORS", w->tensors);
+        write_right(out, "TENSORS", w->tensors);
     }
     text_puts(out, "  ");
-    right(out, "SIZE", w->size);
+    write_right(out, "SIZE", w->size);
     if (w->values) {
         text_puts(out, "  ");
         text_name_padded(out, "DTYPE", w->dtype + 2);
@@ -227,10 +227,10 @@ static void print_tensors(inspection *in, const widths *w) {
         text_name_padded(out, line->name, w->name);
         if (w->folded) {
             text_puts(out, "  ");
-            right(out, text_count(text, line->tensors), w->tensors);
+            write_right(out, text_count(text, line->tensors), w->tensors);
         }
         text_puts(out, "  ");
-        right(out, text_bytes(text, line->bytes), w->size);
+        write_right(out, text_bytes(text, line->bytes), w->size);
         if (kind) {
             print_columns(in, line, w);
         } else if (line->objects > 0) {
@@ -309,7 +309,7 @@ static fc_code print_objects(inspection *in, const widths *w, fc_error *err) {
 fc_code inspect_text(inspection *in, fc_error *err) {
     widths w;
     bool tensors = false, objects = false;
-    measure(in, &w);
+    measure_columns(in, &w);
     stats_measure(in, &w.stats);
     for (size_t i = 0; i < in->nlines; i++) {
         const bool object = in->lines[i].kind && in->lines[i].objects > 0;

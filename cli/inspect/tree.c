@@ -80,7 +80,7 @@ static fc_code print_line(tree *t, const inspect_line *line, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code enter(void *context, const tree_node *node, fc_error *err) {
+static fc_code print_module(void *context, const tree_node *node, fc_error *err) {
     (void)err;
     tree *t = context;
     print_label(t, node);
@@ -88,7 +88,7 @@ static fc_code enter(void *context, const tree_node *node, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code leaf(void *context, const tree_node *node, fc_error *err) {
+static fc_code print_leaf(void *context, const tree_node *node, fc_error *err) {
     tree *t = context;
     print_label(t, node);
     return print_line(t, node->line, err);
@@ -96,7 +96,7 @@ static fc_code leaf(void *context, const tree_node *node, fc_error *err) {
 
 fc_code inspect_tree(inspection *in, fc_error *err) {
     tree t = {.in = in, .utf8 = text_is_utf8()};
-    const tree_visitor visitor = {.enter = enter, .leaf = leaf, .context = &t};
+    const tree_visitor visitor = {.enter = print_module, .leaf = print_leaf, .context = &t};
     text_name(in->out, in->checkpoint->path);
     text_puts(in->out, "\n");
     return inspect_walk(in, true, true, &visitor, err);

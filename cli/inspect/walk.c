@@ -38,7 +38,7 @@ static size_t run_end(const walk *w, size_t from, size_t end, size_t at) {
     return low;
 }
 
-static void add_up(const walk *w, size_t from, size_t end, tree_node *node) {
+static void add_up_lines(const walk *w, size_t from, size_t end, tree_node *node) {
     node->lines = end - from;
     for (size_t i = from; i < end; i++) {
         const inspect_line *line = w->sorted[i];
@@ -50,7 +50,7 @@ static void add_up(const walk *w, size_t from, size_t end, tree_node *node) {
 
 static fc_code visit_leaf(const walk *w, size_t i, const char *label, int depth, bool last, fc_error *err) {
     tree_node node = {.label = label, .length = strlen(label), .line = w->sorted[i], .depth = depth, .last = last};
-    add_up(w, i, i + 1, &node);
+    add_up_lines(w, i, i + 1, &node);
     return w->visitor->leaf(w->visitor->context, &node, err);
 }
 
@@ -65,11 +65,11 @@ static fc_code visit_branch(const walk *w, size_t from, size_t end, size_t at, i
     }
     const char *label = w->sorted[i]->name + at;
     tree_node module = {.label = label, .length = len, .depth = depth, .last = last};
-    add_up(w, i, end, &module);
+    add_up_lines(w, i, end, &module);
     FC_TRY(w->visitor->enter(w->visitor->context, &module, err));
     if (w->sorted[i]->name[at + len] == '\0') {
         tree_node node = {.label = label, .length = len, .line = w->sorted[i], .itself = true, .depth = depth + 1};
-        add_up(w, i, i + 1, &node);
+        add_up_lines(w, i, i + 1, &node);
         FC_TRY(w->visitor->leaf(w->visitor->context, &node, err));
         i++;
     }

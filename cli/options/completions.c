@@ -19,7 +19,7 @@ enum { VALUES_MAX = 512 };
 /* The kind of argument that an option takes. */
 typedef enum arguments { ARGUMENT_FILE, ARGUMENT_TENSOR, ARGUMENT_VALUE } arguments;
 
-static void add_value(char *buf, const char *word) {
+static void add_word(char *buf, const char *word) {
     size_t used = strlen(buf);
     snprintf(buf + used, VALUES_MAX - used, "%s%s", used ? " " : "", word);
 }
@@ -29,38 +29,38 @@ static arguments values_of(const command *c, option_id id, char *buf) {
     const option_row *row = &option_table[id];
     buf[0] = '\0';
     for (const char *const *choice = row->choices; choice && *choice; choice++) {
-        add_value(buf, *choice);
+        add_word(buf, *choice);
     }
     if (row->kind == KIND_DTYPE) {
         char types[WORDS_DTYPES_MAX];
-        add_value(buf, words_dtypes(types));
+        add_word(buf, words_dtypes(types));
     }
     if (row->kind == KIND_LEVEL) {
-        add_value(buf, "0 1 2 3 4 5 6 7 8 9");
+        add_word(buf, "0 1 2 3 4 5 6 7 8 9");
     }
     switch (id) {
     case OPT_TO:
         if (strcmp(c->name, "extract") == 0) {
-            add_value(buf, "raw npy json");
+            add_word(buf, "raw npy json");
             return ARGUMENT_VALUE;
         }
         for (const fc_format *const *f = fc_formats(); *f; f++) {
             if (fc_format_writes(*f)) {
-                add_value(buf, (*f)->name);
+                add_word(buf, (*f)->name);
             }
         }
         return ARGUMENT_VALUE;
     case OPT_TP_PLAN:
-        add_value(buf, "auto");
+        add_word(buf, "auto");
         return ARGUMENT_FILE;
     case OPT_RECIPE:
-        add_value(buf, "auto");
+        add_word(buf, "auto");
         for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
-            add_value(buf, s->name);
+            add_word(buf, s->name);
         }
         return ARGUMENT_FILE;
     case OPT_POLICY:
-        add_value(buf, "blocks always size: class: name:");
+        add_word(buf, "blocks always size: class: name:");
         return ARGUMENT_FILE;
     case OPT_TENSOR:
     case OPT_INCLUDE:

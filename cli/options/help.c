@@ -30,7 +30,7 @@ const exit_status exit_statuses[] = {
 enum { HELP_WIDTH = 80, HELP_COLUMN = 27 };
 
 /* Writes a paragraph wrapped at words, each line after `indent` blanks; the cursor is already at `column`. */
-static void wrap(text_out *out, const char *s, size_t indent, size_t column) {
+static void wrap_text(text_out *out, const char *s, size_t indent, size_t column) {
     bool fresh = true; /* at the start of a line */
     while (*s) {
         size_t len = strcspn(s, " \n");
@@ -106,7 +106,7 @@ static void print_option(text_out *out, const command *c, option_id id, bool bri
         cut_help(first, sizeof first, help);
         help = first;
     }
-    wrap(out, help, HELP_COLUMN, HELP_COLUMN);
+    wrap_text(out, help, HELP_COLUMN, HELP_COLUMN);
 }
 
 const char *help_formats(char *buf) {
@@ -129,7 +129,7 @@ void help_format(text_out *out, const fc_format *format) {
 
 void help_program(text_out *out) {
     text_puts(out, "Usage: fsdpckpt COMMAND [OPTION]... SRC\n\n");
-    wrap(out, help_intro, 0, 0);
+    wrap_text(out, help_intro, 0, 0);
     text_puts(out, "\nCommands:\n");
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
@@ -165,7 +165,7 @@ static void print_examples(text_out *out, const command *c, int most) {
 
 void help_command(text_out *out, const command *c) {
     print_usage(out, c);
-    wrap(out, c->description, 0, 0);
+    wrap_text(out, c->description, 0, 0);
     for (int g = 0; g < OPTION_GROUPS; g++) {
         uint64_t members = option_group_of(g, c->takes);
         if (members) {

@@ -19,7 +19,7 @@
 #define MANUAL_DATE "2026-11-22"
 
 /* Escapes text for roff: hyphens, backslashes, and a dot or quote at the start of a line. */
-static void roff(text_out *out, const char *s) {
+static void write_roff(text_out *out, const char *s) {
     bool start = true;
     for (; *s; s++) {
         if (start && (*s == '.' || *s == '\'')) {
@@ -61,16 +61,16 @@ static void roff_option(text_out *out, const option_row *row, const char *help) 
         text_printf(out, "\\fB\\-%c\\fR, ", row->letter);
     }
     text_puts(out, "\\fB");
-    roff(out, "--");
-    roff(out, row->name);
+    write_roff(out, "--");
+    write_roff(out, row->name);
     text_puts(out, "\\fR");
     if (row->arg) {
         text_puts(out, " \\fI");
-        roff(out, row->arg);
+        write_roff(out, row->arg);
         text_puts(out, "\\fR");
     }
     text_puts(out, "\n");
-    roff(out, help);
+    write_roff(out, help);
     text_puts(out, "\n");
 }
 
@@ -80,9 +80,9 @@ static void man_title(text_out *out, const char *name, const char *summary) {
         text_printf(out, "%c", toupper((unsigned char)*at));
     }
     text_puts(out, " 1 \"" MANUAL_DATE "\" \"fsdpckpt " FEATURE_VERSION "\" \"User Commands\"\n.SH NAME\n");
-    roff(out, name);
+    write_roff(out, name);
     text_puts(out, " \\- ");
-    roff(out, summary);
+    write_roff(out, summary);
     text_puts(out, "\n.SH SYNOPSIS\n");
 }
 
@@ -90,7 +90,7 @@ static void man_exit_status(text_out *out) {
     text_puts(out, ".SH EXIT STATUS\n");
     for (const exit_status *e = exit_statuses; e->meaning; e++) {
         text_printf(out, ".TP\n.B %d\n", e->status);
-        roff(out, e->meaning);
+        write_roff(out, e->meaning);
         text_puts(out, "\n");
     }
 }
@@ -100,7 +100,7 @@ static void man_examples(text_out *out, const command *c) {
         text_puts(out, ".TP\n.B \"");
         roff_quoted(out, e[0]);
         text_puts(out, "\"\n");
-        roff(out, e[1]);
+        write_roff(out, e[1]);
         text_puts(out, "\n");
     }
 }
@@ -111,9 +111,9 @@ static void write_man_command(text_out *out, const command *c) {
     snprintf(name, sizeof name, "fsdpckpt-%s", c->name);
     man_title(out, name, c->summary);
     text_printf(out, ".B fsdpckpt %s\n\\fI%s\\fR%s", c->name, c->operands, c->synopsis ? " " : "");
-    roff(out, c->synopsis ? c->synopsis : "");
+    write_roff(out, c->synopsis ? c->synopsis : "");
     text_puts(out, " [\\fIOPTION\\fR]...\n.SH DESCRIPTION\n");
-    roff(out, c->description);
+    write_roff(out, c->description);
     text_puts(out, "\n.SH OPTIONS\n");
     for (int g = 0; g < OPTION_GROUPS; g++) {
         uint64_t members = option_group_of(g, c->takes);
@@ -136,13 +136,13 @@ static void write_man_command(text_out *out, const command *c) {
 static void write_man(text_out *out) {
     man_title(out, "fsdpckpt", "convert training checkpoints between full, sharded and 2D layouts");
     text_puts(out, ".B fsdpckpt\n\\fICOMMAND\\fR [\\fIOPTION\\fR]... \\fISRC\\fR\n.SH DESCRIPTION\n");
-    roff(out, help_intro);
+    write_roff(out, help_intro);
     text_puts(out,
               "\n.PP\n\\fISRC\\fR is a directory or a file; its format is detected from its content.\n.SH COMMANDS\n"
               "Each command has its own page, such as \\fBfsdpckpt\\-reshard\\fR(1).\n");
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, ".TP\n.BR fsdpckpt\\-%s (1)\n", (*c)->name);
-        roff(out, (*c)->summary);
+        write_roff(out, (*c)->summary);
         text_puts(out, "\n");
     }
     text_puts(out,

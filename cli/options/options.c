@@ -33,12 +33,12 @@ option_id option_find(const char *name, size_t len) {
     return (option_id)id;
 }
 
-static const char *where(const parser *p) {
+static const char *of_command(const parser *p) {
     return p->command ? p->command : "--help";
 }
 
 /* The rest of the command line in "see 'fsdpckpt reshard --help'". */
-static const char *see(const parser *p) {
+static const char *see_help(const parser *p) {
     return p->command ? " --help" : "";
 }
 
@@ -71,7 +71,8 @@ static fc_code unknown_option(const parser *p, const char *arg, size_t len, opti
     if (best) {
         return fc_fail(p->err, FC_EUSAGE, "unknown option '%.*s'; did you mean '--%s'?", (int)len, arg, best);
     }
-    return fc_fail(p->err, FC_EUSAGE, "unknown option '%.*s'; see 'fsdpckpt %s%s'", (int)len, arg, where(p), see(p));
+    return fc_fail(p->err, FC_EUSAGE, "unknown option '%.*s'; see 'fsdpckpt %s%s'", (int)len, arg, of_command(p),
+                   see_help(p));
 }
 
 /* Accepts decimal digits only; strtoll also accepts blanks, signs and an empty text. */
@@ -199,7 +200,7 @@ static fc_code store_list(const parser *p, const option_row *row, const char *te
     return FC_OK;
 }
 
-static fc_code store(const parser *p, option_id id, const char *text) {
+static fc_code store_value(const parser *p, option_id id, const char *text) {
     const option_row *row = &option_table[id];
     char *field = (char *)p->out + row->offset;
     p->out->given |= TAKES(id);
@@ -245,7 +246,7 @@ static fc_code take_argument(parser *p, option_id id, const char *attached) {
         }
         attached = p->argv[p->next++];
     }
-    return store(p, id, attached);
+    return store_value(p, id, attached);
 }
 
 static fc_code parse_long(parser *p, const char *arg) {
@@ -261,7 +262,7 @@ static fc_code parse_long(parser *p, const char *arg) {
     if (value) {
         return fc_fail(p->err, FC_EUSAGE, "--%s takes no argument", option_table[id].name);
     }
-    return store(p, id, "");
+    return store_value(p, id, "");
 }
 
 /* `-help`, `-json`: whether the text after one dash is the long name of an option, which needs two. */
@@ -296,7 +297,7 @@ static fc_code parse_letters(parser *p, const char *arg) {
         if (option_table[id].arg) {
             return take_argument(p, id, s[1] ? s + 1 : NULL);
         }
-        FC_TRY(store(p, id, ""));
+        FC_TRY(store_value(p, id, ""));
     }
     return FC_OK;
 }

@@ -19,7 +19,7 @@ void jw_end_document(json_out *j) {
 }
 
 /* Writes what precedes a value or a key: a comma, a new line, or nothing after a key. */
-static void separate(json_out *j) {
+static void write_separator(json_out *j) {
     if (j->after_key) {
         j->after_key = false;
         return;
@@ -79,14 +79,14 @@ static void write_escaped(text_out *out, const char *s) {
 }
 
 void jw_key(json_out *j, const char *key) {
-    separate(j);
+    write_separator(j);
     write_escaped(j->out, key);
     text_write(j->out, ": ", 2);
     j->after_key = true;
 }
 
 void jw_open(json_out *j, char bracket) {
-    separate(j);
+    write_separator(j);
     text_write(j->out, &bracket, 1);
     j->depth++;
     j->first = true;
@@ -104,7 +104,7 @@ void jw_close(json_out *j, char bracket) {
 }
 
 void jw_string(json_out *j, const char *s) {
-    separate(j);
+    write_separator(j);
     if (s) {
         write_escaped(j->out, s);
     } else {
@@ -113,22 +113,22 @@ void jw_string(json_out *j, const char *s) {
 }
 
 void jw_int(json_out *j, int64_t n) {
-    separate(j);
+    write_separator(j);
     text_int(j->out, n);
 }
 
 void jw_uint(json_out *j, uint64_t n) {
-    separate(j);
+    write_separator(j);
     text_uint(j->out, n);
 }
 
 void jw_number(json_out *j, double n) {
-    separate(j);
+    write_separator(j);
     text_printf(j->out, "%.6g", isfinite(n) ? n : 0.0);
 }
 
 void jw_bool(json_out *j, bool value) {
-    separate(j);
+    write_separator(j);
     text_puts(j->out, value ? "true" : "false");
 }
 
@@ -153,7 +153,7 @@ void jw_copy(text_out *out, const char *json) {
 }
 
 void jw_raw(json_out *j, const char *json) {
-    separate(j);
+    write_separator(j);
     jw_copy(j->out, json);
 }
 

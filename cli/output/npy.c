@@ -11,7 +11,7 @@
 
 _Static_assert(FC_MAX_DIMS * 22 + 192 <= NPY_HEADER_MAX, "every shape has room");
 
-static size_t append(char *buf, size_t used, const char *fmt, ...) {
+static size_t append_text(char *buf, size_t used, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
     int n = vsnprintf(buf + used, NPY_HEADER_MAX - used, fmt, args);
@@ -24,15 +24,16 @@ size_t npy_header(fc_dtype dtype, int ndim, const int64_t *shape, char *buf) {
     static const char magic[PREFIX + 1] = "\x93NUMPY\x01\x00\x00\x00";
     char kind = fc_dtype_get(dtype)->numpy_kind;
     memcpy(buf, magic, PREFIX);
-    size_t used = append(buf, PREFIX, "{'descr': '%c%c%u', 'fortran_order': False, 'shape': (",
-                         kind != 'V' && fc_dtype_size(dtype) == 1 ? '|' : '<', kind, (unsigned)fc_dtype_size(dtype));
+    size_t used =
+        append_text(buf, PREFIX, "{'descr': '%c%c%u', 'fortran_order': False, 'shape': (",
+                    kind != 'V' && fc_dtype_size(dtype) == 1 ? '|' : '<', kind, (unsigned)fc_dtype_size(dtype));
     size_t digits = 0;
     for (int d = 0; d < ndim; d++) {
         size_t before = used + 2 * (d > 0);
-        used = append(buf, used, "%s%lld", d ? ", " : "", (long long)shape[d]);
+        used = append_text(buf, used, "%s%lld", d ? ", " : "", (long long)shape[d]);
         digits = d == 0 ? used - before : digits;
     }
-    used = append(buf, used, ndim == 1 ? ",), }" : "), }");
+    used = append_text(buf, used, ndim == 1 ? ",), }" : "), }");
     size_t end = used + (ndim > 0 ? GROWTH - digits : 0) + 1;
     end = (end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     memset(buf + used, ' ', end - 1 - used);

@@ -34,7 +34,7 @@ static uint64_t done_of(const fc_progress_state *s) {
     return s->total > 0 && s->done > s->total ? s->total : s->done;
 }
 
-static double fraction(const fc_progress_state *s) {
+static double fraction_done(const fc_progress_state *s) {
     return s->total > 0 ? (double)done_of(s) / (double)s->total : 0;
 }
 
@@ -55,7 +55,7 @@ static void format_time(char *to, double seconds, const char *what) {
     }
 }
 
-static const char *amount(char *buf, fc_counted unit, uint64_t n) {
+static const char *amount_text(char *buf, fc_counted unit, uint64_t n) {
     return unit == FC_COUNTED_BYTES ? text_bytes(buf, n) : text_count(buf, n);
 }
 
@@ -69,16 +69,17 @@ static void format_amounts(char *to, const fc_progress_state *s) {
     char done[TEXT_SIZE_MAX], total[TEXT_SIZE_MAX];
     const char *noun = noun_of(s->unit, s->total > 0 ? s->total : s->done);
     if (s->total > 0) {
-        snprintf(to, PART_MAX, "%s of %s%s", amount(done, s->unit, done_of(s)), amount(total, s->unit, s->total), noun);
+        snprintf(to, PART_MAX, "%s of %s%s", amount_text(done, s->unit, done_of(s)),
+                 amount_text(total, s->unit, s->total), noun);
     } else if (s->done > 0) {
-        snprintf(to, PART_MAX, "%s%s", amount(done, s->unit, s->done), noun);
+        snprintf(to, PART_MAX, "%s%s", amount_text(done, s->unit, s->done), noun);
     }
 }
 
 static void format_rate(char *to, const progress_meter *meter) {
     char rate[TEXT_SIZE_MAX];
     if (meter->rate >= 1) {
-        snprintf(to, PART_MAX, "%s/s", amount(rate, meter->state.unit, (uint64_t)meter->rate));
+        snprintf(to, PART_MAX, "%s/s", amount_text(rate, meter->state.unit, (uint64_t)meter->rate));
     }
 }
 
@@ -88,8 +89,8 @@ static void format_left(char *to, const progress_meter *meter) {
 }
 
 /* Rounds down, so that 100% means that everything is done. */
-static unsigned percent(const fc_progress_state *s) {
-    return (unsigned)(fraction(s) * 100);
+static unsigned percent_done(const fc_progress_state *s) {
+    return (unsigned)(fraction_done(s) * 100);
 }
 
 /* ---- for a terminal ---- */
@@ -100,7 +101,7 @@ typedef struct line {
     size_t bytes, columns, width;
 } line;
 
-static void put(line *l, const char *s, size_t columns) {
+static void put_text(line *l, const char *s, size_t columns) {
     size_t n = strlen(s);
     if (l->bytes + n < PROGRESS_LINE_MAX) {
         memcpy(l->to + l->bytes, s, n + 1);
@@ -110,15 +111,15 @@ static void put(line *l, const char *s, size_t columns) {
 }
 
 static void put_bar(line *l, const fc_progress_state *s, const progress_style *style, size_t columns) {
-    size_t full = (size_t)(fraction(s) * (double)columns);
-    put(l, style->color ? "\x1b[32m" : "", 0);
+    size_t full = (size_t)(fraction_done(s) * (double)columns);
+    put_text(l, style->color ? "\x1b[32m" : "", 0);
     for (size_t i = 0; i < columns; i++) {
         if (i == full) {
-            put(l, style->color ? "\x1b[0;2m" : "", 0);
+            put_text(l, style->color ? "\x1b[0;2m" : "", 0);
         }
-        put(l, i < full ? (style->utf8 ? "━" : "#") : style->utf8 ? "─" : "-", 1);
+        put_text(l, i < full ? (style->utf8 ? "━" : "#") : style->utf8 ? "─" : "-", 1);
     }
-    put(l, style->color ? "\x1b[0m" : "", 0);
+    put_text(l, style->color ? "\x1b[0m" : "", 0);
 }
 
 size_t progress_line_terminal(const progress_meter *meter, const progress_style *style, char *text) {
@@ -134,7 +135,7 @@ size_t progress_line_terminal(const progress_meter *meter, const progress_style 
     *text = '\0';
     size_t used = strlen(phase);
     if (s->total > 0) {
-        snprintf(parts[PERCENT], PART_MAX, "%3u%%", percent(s));
+        snprintf(parts[PERCENT], PART_MAX, "%3u%%", percent_done(s));
     }
     format_amounts(parts[AMOUNTS], s);
     format_rate(parts[RATE], meter);
@@ -145,21 +146,21 @@ size_t progress_line_terminal(const progress_meter *meter, const progress_style 
         fits[part] = n > 0 && used + 1 + n <= l.width;
         used += fits[part] ? 1 + n : 0;
     }
-    put(&l, style->color ? "\x1b[1m" : "", 0);
-    put(&l, phase, strlen(phase));
-    put(&l, style->color ? "\x1b[0m" : "", 0);
+    put_text(&l, style->color ? "\x1b[1m" : "", 0);
+    put_text(&l, phase, strlen(phase));
+    put_text(&l, style->color ? "\x1b[0m" : "", 0);
     size_t room = l.width - used;
     bool bar = s->total > 0 && room > BAR_LEAST;
     if (bar) {
-        put(&l, " ", 1);
+        put_text(&l, " ", 1);
         put_bar(&l, s, style, room - 1 < BAR_MOST ? room - 1 : BAR_MOST);
     }
     for (int i = 0; i < SHOWN; i++) {
         if (fits[i]) {
             const char *part =
                 bar ? parts[i] : parts[i] + strspn(parts[i], " "); /* padded, so that all bars end in the same column */
-            put(&l, " ", 1);
-            put(&l, part, strlen(part));
+            put_text(&l, " ", 1);
+            put_text(&l, part, strlen(part));
         }
     }
     return l.bytes;
@@ -173,14 +174,14 @@ size_t progress_line_log(const progress_meter *meter, char *text) {
     if (s->done == 0) { /* at the start of a phase: its total */
         char total[TEXT_SIZE_MAX];
         if (s->total > 0) {
-            snprintf(share, sizeof share, " %s%s", amount(total, s->unit, s->total), noun_of(s->unit, s->total));
+            snprintf(share, sizeof share, " %s%s", amount_text(total, s->unit, s->total), noun_of(s->unit, s->total));
         }
     } else {
         format_amounts(amounts, s);
     }
     format_rate(rate, meter);
     if (s->done > 0 && s->total > 0) {
-        snprintf(share, sizeof share, " %u%%", percent(s));
+        snprintf(share, sizeof share, " %u%%", percent_done(s));
     }
     if (progress_meter_left(meter) >= 0) {
         format_left(left, meter);

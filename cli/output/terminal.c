@@ -21,7 +21,7 @@ static atomic_bool ended;                                /* the line is not show
 static atomic_bool drawing;                              /* a thread is writing the line */
 static bool colors[STDERR_FILENO + 1];                   /* set before there are threads */
 
-static bool is_set(const char *name) {
+static bool is_variable_set(const char *name) {
     const char *value = getenv(name);
     return value && *value;
 }
@@ -33,7 +33,7 @@ static bool is_dumb(void) {
 
 static bool wants_color(color_mode mode, int fd) {
     const char *force = getenv("CLICOLOR_FORCE");
-    if (mode != COLOR_AUTO || is_set("NO_COLOR")) { /* https://no-color.org */
+    if (mode != COLOR_AUTO || is_variable_set("NO_COLOR")) { /* https://no-color.org */
         return mode == COLOR_ALWAYS;
     }
     return (force && *force && strcmp(force, "0") != 0) || (isatty(fd) && !is_dumb());
@@ -63,7 +63,7 @@ unsigned terminal_width(void) {
 }
 
 /* Errors are ignored: there is nowhere to report that stderr fails. */
-static void write_all(const char *data, size_t size) {
+static void write_stderr(const char *data, size_t size) {
     while (size > 0) {
         ssize_t n = write(STDERR_FILENO, data, size);
         if (n < 0 && errno != EINTR) {
@@ -77,7 +77,7 @@ static void write_all(const char *data, size_t size) {
 static void erase_line(void) {
     static const char erase[] = "\r\x1b[K";
     if (atomic_exchange(&shown, false)) {
-        write_all(erase, sizeof erase - 1);
+        write_stderr(erase, sizeof erase - 1);
     }
 }
 
@@ -95,7 +95,7 @@ void terminal_show_line(const char *line, size_t size) {
     atomic_store(&drawing, true); /* before `ended` is read: see terminal_interrupt_line */
     if (!atomic_load(&ended)) {
         atomic_store(&shown, true);
-        write_all(text, used); /* in one write, to avoid flicker */
+        write_stderr(text, used); /* in one write, to avoid flicker */
     }
     atomic_store(&drawing, false);
     pthread_mutex_unlock(&lock);
@@ -121,6 +121,6 @@ void terminal_interrupt_line(void) {
 void terminal_write_lines(const char *lines, size_t size) {
     pthread_mutex_lock(&lock);
     erase_line();
-    write_all(lines, size);
+    write_stderr(lines, size);
     pthread_mutex_unlock(&lock);
 }

@@ -20,7 +20,7 @@ void text_out_init(text_out *out, int fd) {
     out->used = 0;
 }
 
-static void write_all(text_out *out, const char *data, size_t size) {
+static void write_descriptor(text_out *out, const char *data, size_t size) {
     if (out->fd == STDOUT_FILENO && size > 0) {
         terminal_end_line();
     }
@@ -38,7 +38,7 @@ static void write_all(text_out *out, const char *data, size_t size) {
 }
 
 int text_flush(text_out *out) {
-    write_all(out, out->buf, out->used);
+    write_descriptor(out, out->buf, out->used);
     out->used = 0;
     return out->error;
 }
@@ -47,7 +47,7 @@ void text_write(text_out *out, const void *data, size_t size) {
     if (size > sizeof out->buf - out->used) {
         text_flush(out);
         if (size > sizeof out->buf) {
-            write_all(out, data, size);
+            write_descriptor(out, data, size);
             return;
         }
     }
@@ -156,7 +156,7 @@ bool text_is_unsafe(uint32_t code) {
 /* @return the columns of a printable character. The ranges are whole blocks of wide and combining characters, which
  * aligns names in all common scripts without a full Unicode table.
  */
-static size_t columns(uint32_t code) {
+static size_t columns_of(uint32_t code) {
     static const span combining[] = {{0x300, 0x36f},   {0x483, 0x489},   {0x591, 0x5bd},    {0x610, 0x61a},
                                      {0x64b, 0x65f},   {0x93c, 0x93c},   {0x941, 0x948},    {0xe31, 0xe31},
                                      {0xe34, 0xe3a},   {0x1ab0, 0x1aff}, {0x1dc0, 0x1dff},  {0x20d0, 0x20ff},
@@ -196,7 +196,7 @@ static size_t name_step(const char *s, char escape[16], size_t *width) {
                                   (unsigned)code);
         return len;
     }
-    *width = columns(code);
+    *width = columns_of(code);
     return len;
 }
 
@@ -318,7 +318,7 @@ const char *text_color(int fd, text_color_name color) {
 }
 
 /* Prints a line on stderr; `color` applies to "fsdpckpt:" or "warning:". */
-static void report(const char *line, text_color_name color) {
+static void report_line(const char *line, text_color_name color) {
     static const char warning[] = "warning:";
     text_out *out = malloc(sizeof *out);
     if (!out) {
@@ -347,7 +347,7 @@ void text_report(const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
     if (vasprintf(&line, fmt, args) >= 0) {
-        report(line, TEXT_PLAIN);
+        report_line(line, TEXT_PLAIN);
         free(line);
     } else {
         fputs("fsdpckpt: out of memory\n", stderr);
@@ -356,7 +356,7 @@ void text_report(const char *fmt, ...) {
 }
 
 void text_report_error(const char *message) {
-    report(message, TEXT_ERROR);
+    report_line(message, TEXT_ERROR);
 }
 
 bool text_ends_with(const char *s, const char *end) {

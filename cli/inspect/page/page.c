@@ -27,7 +27,7 @@ static void write_head(inspection *in) {
     text_puts(out, "</style></head><body>\n<a class=\"skip\" href=\"#tensors\">Skip to the tensors</a>\n");
 }
 
-static void fact(text_out *out, const char *name, const char *value) {
+static void write_fact(text_out *out, const char *name, const char *value) {
     text_printf(out, "<div><dt>%s</dt><dd>", name);
     text_html(out, value);
     text_puts(out, "</dd></div>");
@@ -66,17 +66,17 @@ static void write_facts(inspection *in) {
         text_html_in(out, "<p class=\"note\">Note: ", c->note, "</p>\n");
     }
     text_puts(out, "<dl class=\"facts\">");
-    fact(out, "Tensors", text_count(text, in->sum.tensors));
-    fact(out, "Elements", text_params(text, in->sum.elements));
-    fact(out, "Size", text_bytes(text, in->sum.bytes));
-    fact(out, "Objects", text_count(text, in->sum.objects));
-    fact(out, "Chunks", text_count(text, in->sum.chunks));
-    fact(out, "Files", text_count(text, c->nfiles));
+    write_fact(out, "Tensors", text_count(text, in->sum.tensors));
+    write_fact(out, "Elements", text_params(text, in->sum.elements));
+    write_fact(out, "Size", text_bytes(text, in->sum.bytes));
+    write_fact(out, "Objects", text_count(text, in->sum.objects));
+    write_fact(out, "Chunks", text_count(text, in->sum.chunks));
+    write_fact(out, "Files", text_count(text, c->nfiles));
     if (!in->headers_only) {
-        fact(out, "On disk", text_bytes(text, in->sum.file_bytes));
+        write_fact(out, "On disk", text_bytes(text, in->sum.file_bytes));
     }
     if (in->stats) {
-        fact(out, "Values", count_bad(in, text, sizeof text) ? text : "all finite");
+        write_fact(out, "Values", count_bad(in, text, sizeof text) ? text : "all finite");
     }
     text_puts(out, "</dl>");
     if (in->nitems < c->ntensors) {

@@ -27,11 +27,11 @@ static void write_label(text_out *out, const tree_node *node) {
 }
 
 /* @return the bytes as a percentage of all bytes. */
-static double share(const inspection *in, uint64_t bytes) {
+static double share_of_bytes(const inspection *in, uint64_t bytes) {
     return in->sum.bytes ? 100.0 * (double)bytes / (double)in->sum.bytes : 0;
 }
 
-static fc_code enter(void *context, const tree_node *node, fc_error *err) {
+static fc_code open_module(void *context, const tree_node *node, fc_error *err) {
     (void)err;
     const page_tree *tree = context;
     inspection *in = tree->in;
@@ -39,7 +39,7 @@ static fc_code enter(void *context, const tree_node *node, fc_error *err) {
     char size[TEXT_SIZE_MAX], count[TEXT_SIZE_MAX];
     const bool open = tree->open || node->depth == 0;
     text_printf(out, "<details%s><summary style=\"--w:%.1f\"><span><span class=\"name mod\">", open ? " open" : "",
-                share(in, node->bytes));
+                share_of_bytes(in, node->bytes));
     write_label(out, node);
     text_printf(out, "</span> <span class=\"meta\">%s %s</span></span><span class=\"num\">%s</span></summary>\n",
                 text_count(count, node->tensors), node->tensors == 1 ? "tensor" : "tensors",
@@ -47,7 +47,7 @@ static fc_code enter(void *context, const tree_node *node, fc_error *err) {
     return FC_OK;
 }
 
-static void leave(void *context, const tree_node *node) {
+static void close_module(void *context, const tree_node *node) {
     (void)node;
     text_puts(((page_tree *)context)->in->out, "</details>\n");
 }
@@ -81,7 +81,7 @@ static void write_detail(inspection *in, const inspect_line *line) {
     text_puts(out, "</div>");
 }
 
-static fc_code leaf(void *context, const tree_node *node, fc_error *err) {
+static fc_code write_leaf(void *context, const tree_node *node, fc_error *err) {
     (void)err;
     inspection *in = ((page_tree *)context)->in;
     text_out *out = in->out;
@@ -90,7 +90,7 @@ static fc_code leaf(void *context, const tree_node *node, fc_error *err) {
     text_printf(out, "<details class=\"leaf\" data-k=\"%zu\" data-s=\"%zu\" data-name=\"",
                 (size_t)(line->kind - in->kinds), (size_t)(line - in->lines));
     text_html(out, line->name);
-    text_printf(out, "\"><summary style=\"--w:%.1f\"><span class=\"name\">", share(in, line->bytes));
+    text_printf(out, "\"><summary style=\"--w:%.1f\"><span class=\"name\">", share_of_bytes(in, line->bytes));
     write_label(out, node);
     text_puts(out, "</span>");
     if (line->folded > 1) {
@@ -108,7 +108,7 @@ static fc_code leaf(void *context, const tree_node *node, fc_error *err) {
 
 fc_code inspect_html_tree(inspection *in, fc_error *err) {
     page_tree tree = {.in = in};
-    const tree_visitor visitor = {.enter = enter, .leaf = leaf, .leave = leave, .context = &tree};
+    const tree_visitor visitor = {.enter = open_module, .leaf = write_leaf, .leave = close_module, .context = &tree};
     size_t lines = 0;
     for (size_t i = 0; i < in->nlines; i++) {
         lines += in->lines[i].tensors > 0;

@@ -60,7 +60,7 @@ static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
 }
 
 /* @return the kind of a leaf; TORCH_OBJECT if it is not a tensor of any kind. */
-static torch_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
+static torch_leaf_kind leaf_kind_of(const fc_pickle *p, fc_pv v) {
     if (fc_pv_typeof(v) != FC_PV_CALL) {
         return TORCH_OBJECT;
     }
@@ -72,7 +72,7 @@ static torch_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
     return fc_pickle_is_global(p, fc_pickle_callee(p, v), NULL, "ShardedTensor") ? TORCH_SHARDED_TENSOR : TORCH_OBJECT;
 }
 
-static fc_code push(walker *w, const fc_pv *items, size_t n) {
+static fc_code push_values(walker *w, const fc_pv *items, size_t n) {
     if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
         return fc_no_memory(w->err, w->f->path);
     }
@@ -91,15 +91,15 @@ static fc_code push_items(walker *w, fc_pv v) {
     switch (fc_pv_typeof(v)) {
     case FC_PV_TUPLE:
         items = fc_pickle_tuple(w->p, v, &n);
-        return push(w, items, n);
+        return push_values(w, items, n);
     case FC_PV_LIST:
     case FC_PV_SET:
     case FC_PV_FROZENSET:
     case FC_PV_DICT:
         items = fc_pickle_items(w->p, v, &n);
-        return push(w, items, n);
+        return push_values(w, items, n);
     case FC_PV_CALL:
-        return push(w, w->p->cells + fc_pv_payload(v) + 1, 4); /* arguments, state, items */
+        return push_values(w, w->p->cells + fc_pv_payload(v) + 1, 4); /* arguments, state, items */
     default:
         return FC_OK;
     }
@@ -131,7 +131,7 @@ static fc_code end_search(walker *w, bool clean) {
 /* Finds out whether `v` contains a tensor at any depth. A value without tensors is searched only once. */
 static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
     *found = false;
-    fc_code rc = push(w, &v, 1);
+    fc_code rc = push_values(w, &v, 1);
     while (rc == FC_OK && w->nstack > 0 && !*found) {
         fc_pv next = w->stack[--w->nstack];
         if (!is_container(next)) {
@@ -140,7 +140,7 @@ static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
         uint32_t *clean = fc_pv_map_at(&w->clean, next), *marked = fc_pv_map_at(&w->marked, next);
         if (!clean || !marked) {
             rc = fc_no_memory(w->err, w->f->path);
-        } else if (kind_of(w->p, next) != TORCH_OBJECT) {
+        } else if (leaf_kind_of(w->p, next) != TORCH_OBJECT) {
             *found = true;
         } else if (!*clean && !*marked) {
             *marked = 1;
@@ -154,7 +154,7 @@ static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
 }
 
 /* @return the keys on the path to the current value, joined by dots. */
-static const char *spell(walker *w) {
+static const char *spell_path(walker *w) {
     size_t used = 0;
     w->name[0] = '\0';
     for (size_t i = 0; i < w->depth && used < MAX_NAME; i++) {
@@ -170,7 +170,7 @@ static fc_code add_leaf(walker *w, fc_pv v, torch_leaf_kind kind) {
     if (root) {
         w->path[w->depth++] = (fc_path_element){.key = kind == TORCH_OBJECT ? "value" : "tensor"};
     }
-    spell(w);
+    spell_path(w);
     if (strlen(w->name) >= MAX_NAME - 1) {
         return fc_fail(w->err, FC_EUNSUPPORTED, "%s: a name has more than %d bytes: %.64s...", w->f->path, MAX_NAME - 2,
                        w->name);
@@ -188,15 +188,15 @@ static fc_code add_leaf(walker *w, fc_pv v, torch_leaf_kind kind) {
     return FC_OK;
 }
 
-static fc_code walk(walker *w, fc_pv v);
+static fc_code walk_value(walker *w, fc_pv v);
 
 static fc_code walk_below(walker *w, fc_path_element element, fc_pv v) {
     if (w->depth == MAX_DEPTH) {
-        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.64s...: nested more than %d levels deep", w->f->path, spell(w),
-                       MAX_DEPTH);
+        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.64s...: nested more than %d levels deep", w->f->path,
+                       spell_path(w), MAX_DEPTH);
     }
     w->path[w->depth++] = element;
-    fc_code rc = walk(w, v);
+    fc_code rc = walk_value(w, v);
     w->depth--;
     return rc;
 }
@@ -268,7 +268,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     if (!plain) {
         return fc_fail(w->err, FC_EUNSUPPORTED,
                        "%s: %.256s: a dict of tensors has keys that are neither strings without NUL nor integers",
-                       w->f->path, w->depth ? spell(w) : "the state dict");
+                       w->f->path, w->depth ? spell_path(w) : "the state dict");
     }
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_path_element element;
@@ -333,7 +333,7 @@ static fc_code refuse_whole(walker *w, fc_pv v) {
     }
     bool module = is_module(w->p, v);
     return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s%s%s was pickled as a whole and is not a state dict: %s",
-                   w->f->path, w->depth ? spell(w) : "", w->depth ? ": " : "", name,
+                   w->f->path, w->depth ? spell_path(w) : "", w->depth ? ": " : "", name,
                    module ? "load it where its class is available, and save its state_dict()"
                           : "save a dict of tensors, such as a state_dict()");
 }
@@ -352,7 +352,7 @@ static bool is_transient(const fc_pickle *p, const fc_pv *names, size_t n, fc_pv
 
 static fc_code bad_module(walker *w) {
     return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s: a module that was not pickled by torch.nn.Module", w->f->path,
-                   w->depth ? spell(w) : "its value");
+                   w->depth ? spell_path(w) : "its value");
 }
 
 /* Makes the name of a member of a module, preceded by the names of the enclosing modules and followed by `end`. */
@@ -424,8 +424,8 @@ static fc_code take_module(walker *w, fc_pv v) {
     return l->modules > 1 || l->module_class ? FC_OK : fc_no_memory(w->err, w->f->path);
 }
 
-static fc_code walk(walker *w, fc_pv v) {
-    torch_leaf_kind kind = kind_of(w->p, v);
+static fc_code walk_value(walker *w, fc_pv v) {
+    torch_leaf_kind kind = leaf_kind_of(w->p, v);
     if (w->visits-- == 0) {
         return fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values", w->f->path);
     }
@@ -458,13 +458,13 @@ fc_code fc_torch_flatten(const torch_file *f, const fc_path *prefix, torch_leave
     fc_pv_type root = fc_pv_typeof(f->p->root);
     bool module = leaves->alone && is_module(f->p, f->p->root);
     if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module &&
-        kind_of(f->p, f->p->root) == TORCH_OBJECT) {
+        leaf_kind_of(f->p, f->p->root) == TORCH_OBJECT) {
         FC_TRY_GOTO(refuse_whole(&w, f->p->root), rc, out);
     }
     for (size_t i = 0; prefix && i < prefix->count && i < MAX_DEPTH / 2; i++) {
         w.path[w.depth++] = prefix->elements[i];
     }
-    rc = walk(&w, f->p->root);
+    rc = walk_value(&w, f->p->root);
 out:
     fc_pv_map_free(&w.clean);
     fc_pv_map_free(&w.marked);

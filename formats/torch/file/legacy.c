@@ -16,7 +16,7 @@
 
 enum { PROTOCOL = 1001, MAX_SMALL = 1 << 20 };
 
-static fc_code damaged(const torch_file *f, uint64_t at, const char *what, fc_error *err) {
+static fc_code damaged_file(const torch_file *f, uint64_t at, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save file is damaged: %s", f->path, at, what);
 }
 
@@ -56,18 +56,18 @@ static fc_code read_head(torch_file *f, uint64_t *at, fc_error *err) {
     return FC_OK;
 }
 
-static const char *key_of(const fc_pickle *p, fc_pv v) {
+static const char *text_of_key(const fc_pickle *p, fc_pv v) {
     size_t n;
     return fc_pickle_bytes(p, v, &n);
 }
 
 static int compare_storage_keys(const void *a, const void *b, void *pickle) {
     const torch_legacy_storage *x = a, *y = b;
-    return strcmp(key_of(pickle, x->key), key_of(pickle, y->key));
+    return strcmp(text_of_key(pickle, x->key), text_of_key(pickle, y->key));
 }
 
 /* Collects the storages from the value's persistent ids: ('storage', class, key, location, elements, view). */
-static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
+static fc_code collect_storages(torch_file *f, uint64_t start, fc_error *err) {
     size_t n = 0, kept = 0;
     const fc_pv *ids = f->p->persids ? fc_pickle_items(f->p, f->p->persids, &n) : NULL;
     f->storages = calloc(n + 1, sizeof *f->storages);
@@ -86,7 +86,7 @@ static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
         if (nitems < 5 || fc_pv_typeof(item[2]) != FC_PV_STR || fc_pv_typeof(item[1]) != FC_PV_GLOBAL ||
             fc_pickle_global(f->p, item[1], &dtype) != FC_GLOBAL_STORAGE || !fc_pickle_int(f->p, item[4], &elements) ||
             elements < 0) {
-            return damaged(f, start, "its pickle refers to something that is not a storage", err);
+            return damaged_file(f, start, "its pickle refers to something that is not a storage", err);
         }
         if (nitems > 5 && fc_pv_typeof(item[5]) != FC_PV_NONE) {
             return fc_fail(err, FC_EUNSUPPORTED,
@@ -101,7 +101,7 @@ static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
         if (!last || last->key != f->storages[i].key) {
             f->storages[f->nstorages++] = f->storages[i];
         } else if (last->elements != f->storages[i].elements || last->element_size != f->storages[i].element_size) {
-            return damaged(f, start, "its pickle gives two sizes for one storage", err);
+            return damaged_file(f, start, "its pickle gives two sizes for one storage", err);
         }
     }
     return FC_OK;
@@ -111,7 +111,7 @@ static torch_legacy_storage *find_storage(const torch_file *f, const char *key) 
     size_t low = 0, high = f->nstorages;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        int order = strcmp(key_of(f->p, f->storages[middle].key), key);
+        int order = strcmp(text_of_key(f->p, f->storages[middle].key), key);
         if (order == 0) {
             return &f->storages[middle];
         }
@@ -128,22 +128,23 @@ static torch_legacy_storage *find_storage(const torch_file *f, const char *key) 
 static fc_code place_storages(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error *err) {
     size_t n;
     if (fc_pv_typeof(keys->root) != FC_PV_LIST) {
-        return damaged(f, at, "the list of storages is missing", err);
+        return damaged_file(f, at, "the list of storages is missing", err);
     }
     const fc_pv *items = fc_pickle_items(keys, keys->root, &n);
     for (size_t i = 0; i < n; i++) {
         unsigned char count[8];
         uint64_t stated, bytes;
-        torch_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find_storage(f, key_of(keys, items[i])) : NULL;
+        torch_legacy_storage *s =
+            fc_pv_typeof(items[i]) == FC_PV_STR ? find_storage(f, text_of_key(keys, items[i])) : NULL;
         if (!s || s->offset != 0) {
-            return damaged(f, at, "its list of storages does not match its pickle", err);
+            return damaged_file(f, at, "its list of storages does not match its pickle", err);
         }
         FC_TRY(fc_pread_full(f->fd, count, sizeof count, at, f->path, err));
         memcpy(&stated, count, sizeof stated);
         stated = le64toh(stated);
         if (stated != s->elements || !fc_mul_u64(s->elements, s->element_size, &bytes) ||
             !fc_range_within(at + sizeof count, bytes, f->size)) {
-            return damaged(
+            return damaged_file(
                 f, at, "the size of a storage differs from the one in its pickle, or it ends after the end of the file",
                 err);
         }
@@ -160,7 +161,7 @@ fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
     const uint64_t start = at;
     FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, FC_PICKLE_ITEM, &f->pickle, err));
     f->p = f->pickle;
-    FC_TRY(collect(f, start, err));
+    FC_TRY(collect_storages(f, start, err));
     FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, FC_PICKLE_STRICT, &keys, err));
     fc_code rc = place_storages(f, keys, at, err);
     fc_pickle_free(keys);
@@ -168,14 +169,14 @@ fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
 }
 
 fc_code fc_torch_legacy_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
-    const torch_legacy_storage *s = find_storage(f, key_of(f->p, tensor->storage_key));
+    const torch_legacy_storage *s = find_storage(f, text_of_key(f->p, tensor->storage_key));
     if (!s || s->offset == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: storage %s is missing", f->path,
-                       key_of(f->p, tensor->storage_key));
+                       text_of_key(f->p, tensor->storage_key));
     }
     uint64_t bytes = s->elements * s->element_size; /* checked by place_storages() */
     if (bytes != tensor->storage_bytes) {
-        return damaged(f, s->offset, "its pickle gives two sizes for one storage", err);
+        return damaged_file(f, s->offset, "its pickle gives two sizes for one storage", err);
     }
     *out = (torch_record){s->offset, bytes, bytes, 0, FC_ZIP_STORED, f->index};
     return FC_OK;

@@ -24,7 +24,7 @@ static const fc_object torch_save_object = {.encoding = "torch.save"};
 static const char folder[] = "archive";
 
 /* Lays out the archive. Its data records are in the order of object->storages. */
-static fc_code lay_out(const torch_object *object, fc_torch_zip *zip, fc_error *err) {
+static fc_code lay_out_archive(const torch_object *object, fc_torch_zip *zip, fc_error *err) {
     uint64_t offset;
     FC_TRY(fc_torch_zip_begin(zip, folder, object->pickle, object->size, err));
     for (size_t i = 0; i < object->nstorages; i++) {
@@ -72,7 +72,7 @@ static fc_code make_archive(const torch_file *f, fc_pv v, fc_pickle_copy *copy, 
     memcpy(pickle, w->bytes, w->size);
     object->pickle = pickle;
     object->size = w->size;
-    FC_TRY(lay_out(object, zip, err));
+    FC_TRY(lay_out_archive(object, zip, err));
     object->length = zip->length;
     return FC_OK;
 }
@@ -174,7 +174,7 @@ static fc_code read_object(const fc_checkpoint *checkpoint, const torch_object *
                            fc_error *err) {
     fc_torch_zip zip = {0};
     fc_code rc;
-    FC_TRY_GOTO(lay_out(object, &zip, err), rc, out);
+    FC_TRY_GOTO(lay_out_archive(object, &zip, err), rc, out);
     for (size_t i = 0; i < object->nstorages; i++) {
         const torch_record *record = &object->storages[i];
         unsigned char *at = bytes + zip.records[zip.first_data + i].data;

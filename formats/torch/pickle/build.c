@@ -204,7 +204,7 @@ static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv facto
 }
 
 /* Converts text whose characters are all below 256 to bytes. */
-static fc_code latin1(fc_pickle_vm *vm, fc_pv callee, fc_pv text, fc_pv_type type, fc_pv *out) {
+static fc_code make_latin1(fc_pickle_vm *vm, fc_pv callee, fc_pv text, fc_pv_type type, fc_pv *out) {
     fc_pickle *p = vm->p;
     unsigned char *to;
     size_t n, length = 0;
@@ -241,7 +241,7 @@ static fc_code make_bytes(fc_pickle_vm *vm, fc_pv callee, const fc_pv args[2], f
         if (args[1] && !fc_pickle_is_str(p, args[1], "latin1") && !fc_pickle_is_str(p, args[1], "latin-1")) {
             return bad_call(vm, callee);
         }
-        return latin1(vm, callee, args[0], type, out);
+        return make_latin1(vm, callee, args[0], type, out);
     case FC_PV_BYTES:
     case FC_PV_BYTEARRAY:
         fc_pickle_bytes(p, args[0], &n);

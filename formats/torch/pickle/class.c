@@ -68,7 +68,7 @@ static fc_class class_like(const fc_pickle *p, const fc_pv *pairs, size_t n) {
  * Turns an instance of an unknown class into one of DCP's class with the same fields. The unknown class is a subclass
  * or a copy of DCP's.
  */
-static fc_code recognise(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
+static fc_code recognise_class(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     fc_pickle *p = vm->p;
     fc_pv global = fc_pickle_callee(p, instance), like;
     uint32_t aux;
@@ -109,7 +109,7 @@ fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     uint32_t cls;
     size_t n;
     const fc_pv *items = NULL;
-    FC_TRY(recognise(vm, instance, state));
+    FC_TRY(recognise_class(vm, instance, state));
     fc_pickle_global(p, fc_pickle_callee(p, instance), &cls);
     const char *const *fields = fc_class_fields((fc_class)cls);
     fc_pv_type type = fc_pv_typeof(state);

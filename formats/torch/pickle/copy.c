@@ -25,7 +25,7 @@ static slot *find_slot(slot *slots, size_t nslots, fc_pv key) {
     return &slots[i];
 }
 
-static bool grow(fc_pv_map *map) {
+static bool grow_map(fc_pv_map *map) {
     size_t nslots = map->nslots ? map->nslots * 2 : 64;
     slot *slots = calloc(nslots, sizeof *slots);
     if (!slots) {
@@ -43,7 +43,7 @@ static bool grow(fc_pv_map *map) {
 }
 
 uint32_t *fc_pv_map_at(fc_pv_map *map, fc_pv v) {
-    if (map->used * 2 >= map->nslots && !grow(map)) {
+    if (map->used * 2 >= map->nslots && !grow_map(map)) {
         return NULL;
     }
     slot *s = find_slot(map->slots, map->nslots, v);
@@ -62,7 +62,7 @@ void fc_pv_map_free(fc_pv_map *map) {
 }
 
 /* Records that `v` was just written, so that it is fetched from the memo from now on. */
-static fc_code put(fc_pickle_copy *c, fc_pv v, fc_error *err) {
+static fc_code put_memo(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     uint32_t *memo = fc_pv_map_at(&c->memo, v);
     if (!memo) {
         return fc_no_memory(err, NULL);
@@ -90,7 +90,7 @@ static fc_code copy_tuple(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     } else {
         fc_torch_pickle_tuple(c->w, n);
     }
-    return n > 0 ? put(c, v, err) : FC_OK;
+    return n > 0 ? put_memo(c, v, err) : FC_OK;
 }
 
 /* Writes MARK, the items, and the opcode that takes them; nothing if there are no items. */
@@ -115,14 +115,14 @@ static fc_code copy_state(fc_pickle_copy *c, fc_pv state, fc_error *err) {
     return FC_OK;
 }
 
-static const char *text_of(const fc_pickle *p, fc_pv v) {
+static const char *text_of_value(const fc_pickle *p, fc_pv v) {
     size_t n;
     return fc_pickle_bytes(p, v, &n);
 }
 
 static void copy_global(fc_pickle_copy *c, fc_pv v) {
     const uint64_t *cell = c->p->cells + fc_pv_payload(v);
-    fc_torch_pickle_global(c->w, text_of(c->p, cell[1]), text_of(c->p, cell[2]));
+    fc_torch_pickle_global(c->w, text_of_value(c->p, cell[1]), text_of_value(c->p, cell[2]));
 }
 
 static fc_code copy_dict(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -137,14 +137,14 @@ static fc_code copy_dict(fc_pickle_copy *c, fc_pv v, fc_error *err) {
         fc_torch_pickle_tuple(c->w, d->factory ? 1 : 0);
         fc_torch_pickle_op(c->w, FC_PICKLE_REDUCE);
     }
-    FC_TRY(put(c, v, err));
+    FC_TRY(put_memo(c, v, err));
     FC_TRY(copy_items(c, v, FC_PICKLE_SETITEMS, err));
     return copy_state(c, d->state, err);
 }
 
 static fc_code copy_list(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     fc_torch_pickle_op(c->w, FC_PICKLE_EMPTY_LIST);
-    FC_TRY(put(c, v, err));
+    FC_TRY(put_memo(c, v, err));
     return copy_items(c, v, FC_PICKLE_APPENDS, err);
 }
 
@@ -155,7 +155,7 @@ static fc_code copy_set(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     FC_TRY(copy_items(c, v, FC_PICKLE_APPENDS, err));
     fc_torch_pickle_tuple(c->w, 1);
     fc_torch_pickle_op(c->w, FC_PICKLE_REDUCE);
-    return put(c, v, err);
+    return put_memo(c, v, err);
 }
 
 static fc_code copy_size(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -163,7 +163,7 @@ static fc_code copy_size(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     FC_TRY(copy_tuple(c, fc_pv_make(FC_PV_TUPLE, fc_pv_payload(v)), err));
     fc_torch_pickle_tuple(c->w, 1);
     fc_torch_pickle_op(c->w, FC_PICKLE_REDUCE);
-    return put(c, v, err);
+    return put_memo(c, v, err);
 }
 
 static fc_code copy_bytes(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -171,13 +171,13 @@ static fc_code copy_bytes(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     const char *bytes = fc_pickle_bytes(c->p, v, &n);
     if (fc_pv_typeof(v) == FC_PV_BYTES) {
         fc_torch_pickle_bytes(c->w, bytes, n);
-        return put(c, v, err);
+        return put_memo(c, v, err);
     }
     fc_torch_pickle_global(c->w, "__builtin__", "bytearray");
     fc_torch_pickle_bytes(c->w, bytes, n);
     fc_torch_pickle_tuple(c->w, 1);
     fc_torch_pickle_op(c->w, FC_PICKLE_REDUCE);
-    return put(c, v, err);
+    return put_memo(c, v, err);
 }
 
 static fc_code copy_call(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -189,7 +189,7 @@ static fc_code copy_call(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     FC_TRY(fc_pickle_copy_value(c, fc_pickle_callee(c->p, v), err));
     FC_TRY(fc_pickle_copy_value(c, fc_pickle_arguments(c->p, v), err));
     fc_torch_pickle_op(c->w, kind == 1 ? FC_PICKLE_NEWOBJ : FC_PICKLE_REDUCE);
-    FC_TRY(put(c, v, err));
+    FC_TRY(put_memo(c, v, err));
     fc_pv list = fc_pickle_list_items(c->p, v), dict = fc_pickle_dict_items(c->p, v);
     if (list) {
         FC_TRY(copy_items(c, list, FC_PICKLE_APPENDS, err));
@@ -263,7 +263,7 @@ static fc_code copy_string(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     size_t n;
     const char *text = fc_pickle_bytes(c->p, v, &n);
     fc_torch_pickle_strn(c->w, text, n);
-    return put(c, v, err);
+    return put_memo(c, v, err);
 }
 
 static fc_code copy_compound(fc_pickle_copy *c, fc_pv v, fc_error *err) {

@@ -182,7 +182,7 @@ static bool is_first_visit(fc_judge *j, fc_pv v) {
 }
 
 /* A class or function among values must be allowed there. */
-static void visit(fc_judge *j, fc_pv v) {
+static void visit_value(fc_judge *j, fc_pv v) {
     const fc_pickle *p = j->p;
     const fc_pv *items = NULL;
     size_t n = 0;
@@ -230,7 +230,7 @@ bool fc_pickle_judge(fc_pickle *p, const fc_pv *calls, size_t ncalls, uint64_t s
         fc_judge_visit(&j, p->root);
     }
     while (j.ntodo > 0 && !j.no_memory) {
-        visit(&j, j.todo[--j.ntodo]);
+        visit_value(&j, j.todo[--j.ntodo]);
     }
     free(j.todo);
     free(j.seen_cells);

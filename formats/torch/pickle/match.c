@@ -11,7 +11,7 @@
 
 enum { MAX_DEPTH = 16 };
 
-static bool match(fc_judge *j, const char *pattern, const char *end, const fc_pv *items, size_t n, int depth);
+static bool match_slots(fc_judge *j, const char *pattern, const char *end, const fc_pv *items, size_t n, int depth);
 
 /* The callee of a call, or 0. */
 static fc_pv callee_of(const fc_pickle *p, fc_pv v) {
@@ -117,7 +117,7 @@ static bool are_values_in(fc_judge *j, fc_pv v, const char *slot, int depth) {
     }
     const fc_pv *items = fc_pickle_items(j->p, v, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        if (!match(j, slot, NULL, &items[i + 1], 1, depth + 1)) {
+        if (!match_slots(j, slot, NULL, &items[i + 1], 1, depth + 1)) {
             return false;
         }
     }
@@ -306,7 +306,7 @@ static bool is_instance(const fc_pickle *p, char letter, fc_pv v) {
 }
 
 /* Whether the value fits the letter of a slot. */
-static bool fits(fc_judge *j, char letter, fc_pv v) {
+static bool fits_slot(fc_judge *j, char letter, fc_pv v) {
     const fc_pickle *p = j->p;
     const fc_pv_type type = fc_pv_typeof(v);
     switch (letter) {
@@ -384,12 +384,12 @@ static bool match_slot(fc_judge *j, const char *slot, const char *end, fc_pv v, 
         return false;
     case '(': {
         const fc_pv *items = fc_pv_typeof(v) == FC_PV_TUPLE ? fc_pickle_tuple(j->p, v, &n) : NULL;
-        return items && match(j, slot + 1, end - 1, items, n, depth + 1);
+        return items && match_slots(j, slot + 1, end - 1, items, n, depth + 1);
     }
     case '{':
         return are_values_in(j, v, slot + 1, depth);
     default:
-        return fits(j, *slot, v);
+        return fits_slot(j, *slot, v);
     }
 }
 
@@ -414,7 +414,7 @@ static bool match_sequence(fc_judge *j, const char *s, const char *end, const fc
 }
 
 /* Likewise for a pattern with alternatives. If `end` is NULL, the pattern is the slot at its start. */
-static bool match(fc_judge *j, const char *pattern, const char *end, const fc_pv *items, size_t n, int depth) {
+static bool match_slots(fc_judge *j, const char *pattern, const char *end, const fc_pv *items, size_t n, int depth) {
     if (depth > MAX_DEPTH) {
         return false;
     }
@@ -435,5 +435,5 @@ static bool match(fc_judge *j, const char *pattern, const char *end, const fc_pv
 }
 
 bool fc_judge_match(fc_judge *j, const char *pattern, const fc_pv *items, size_t n) {
-    return match(j, pattern, pattern + strlen(pattern), items, n, 0);
+    return match_slots(j, pattern, pattern + strlen(pattern), items, n, 0);
 }

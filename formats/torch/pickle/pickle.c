@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code push(fc_pickle_vm *vm, fc_pv v) {
+static fc_code push_value(fc_pickle_vm *vm, fc_pv v) {
     if (vm->depth == vm->stack_capacity &&
         !fc_grow(&vm->stack, &vm->stack_capacity, vm->depth + 1, sizeof *vm->stack)) {
         return fc_pickle_nomem(vm);
@@ -21,7 +21,7 @@ static fc_code push(fc_pickle_vm *vm, fc_pv v) {
 }
 
 /* Fails unless `n` values are above the innermost mark. */
-static fc_code has(fc_pickle_vm *vm, size_t n) {
+static fc_code need_values(fc_pickle_vm *vm, size_t n) {
     return vm->depth - vm->base >= n
                ? FC_OK
                : fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: an opcode finds too few values");
@@ -50,7 +50,7 @@ static fc_code pop_mark(fc_pickle_vm *vm, const fc_pv **items, size_t *n) {
 }
 
 static fc_code memo_put(fc_pickle_vm *vm, uint64_t index) {
-    FC_TRY(has(vm, 1));
+    FC_TRY(need_values(vm, 1));
     fc_pv *slot = fc_pickle_memo_slot(&vm->memo, index);
     if (!slot) {
         return FC_OK;
@@ -83,7 +83,7 @@ static fc_code memo_get(fc_pickle_vm *vm, uint64_t index) {
                               "the pickle is damaged: it fetches memo entry %" PRIu64 ", which was never stored",
                               index);
     }
-    return push(vm, *slot);
+    return push_value(vm, *slot);
 }
 
 /* Whether it is UTF-8 as Python's "surrogatepass" accepts it. */
@@ -123,7 +123,7 @@ static fc_code push_text(fc_pickle_vm *vm, fc_pv_type type, uint64_t n) {
             return fc_pickle_nomem(vm);
         }
     }
-    return push(vm, v);
+    return push_value(vm, v);
 }
 
 /* Python 2's str is text or bytes; it counts as bytes if it is not UTF-8. */
@@ -148,12 +148,12 @@ static fc_code push_long(fc_pickle_vm *vm, uint64_t n) {
     }
     vm->p->ntext = (size_t)fc_pv_payload(vm->stack[--vm->depth]) * 8;
     fc_pv v;
-    return fc_pickle_add_int(vm->p, value, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+    return fc_pickle_add_int(vm->p, value, &v) ? push_value(vm, v) : fc_pickle_nomem(vm);
 }
 
 static fc_code push_int(fc_pickle_vm *vm, uint64_t argument) {
     fc_pv v;
-    return fc_pickle_add_int(vm->p, (int64_t)argument, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+    return fc_pickle_add_int(vm->p, (int64_t)argument, &v) ? push_value(vm, v) : fc_pickle_nomem(vm);
 }
 
 static fc_code push_float(fc_pickle_vm *vm, uint64_t argument) {
@@ -161,7 +161,7 @@ static fc_code push_float(fc_pickle_vm *vm, uint64_t argument) {
     double value;
     fc_pv v;
     memcpy(&value, &bits, sizeof value);
-    return fc_pickle_add_float(vm->p, value, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+    return fc_pickle_add_float(vm->p, value, &v) ? push_value(vm, v) : fc_pickle_nomem(vm);
 }
 
 static fc_code push_container(fc_pickle_vm *vm, fc_pv_type type, const fc_pv *items, size_t n) {
@@ -169,16 +169,16 @@ static fc_code push_container(fc_pickle_vm *vm, fc_pv_type type, const fc_pv *it
     if (!fc_pickle_add_container(vm->p, type, &v) || !fc_pickle_append(vm->p, v, items, n)) {
         return fc_pickle_nomem(vm);
     }
-    return push(vm, v);
+    return push_value(vm, v);
 }
 
 static fc_code push_tuple(fc_pickle_vm *vm, const fc_pv *items, size_t n) {
     fc_pv v;
-    return fc_pickle_add_tuple(vm->p, FC_PV_TUPLE, items, n, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+    return fc_pickle_add_tuple(vm->p, FC_PV_TUPLE, items, n, &v) ? push_value(vm, v) : fc_pickle_nomem(vm);
 }
 
 static fc_code small_tuple(fc_pickle_vm *vm, size_t n) {
-    FC_TRY(has(vm, n));
+    FC_TRY(need_values(vm, n));
     vm->depth -= n;
     return push_tuple(vm, vm->stack + vm->depth, n);
 }
@@ -195,12 +195,12 @@ static fc_code global_lines(fc_pickle_vm *vm) {
         FC_TRY(fc_pickle_add_string(vm->p, lines[i], lengths[i], &names[i]) ? FC_OK : fc_pickle_nomem(vm));
     }
     FC_TRY(fc_pickle_global_op(vm, names[0], names[1], &v));
-    return push(vm, v);
+    return push_value(vm, v);
 }
 
 static fc_code persistent_id(fc_pickle_vm *vm) {
     uint64_t at;
-    FC_TRY(has(vm, 1));
+    FC_TRY(need_values(vm, 1));
     if (vm->mode == FC_PICKLE_STRICT) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle has a persistent id, which has no meaning here");
     }
@@ -217,7 +217,7 @@ static fc_code persistent_id(fc_pickle_vm *vm) {
 }
 
 /* The value that an opcode makes of two. */
-static fc_code combine(fc_pickle_vm *vm, int op, fc_pv first, fc_pv second, fc_pv *v) {
+static fc_code combine_values(fc_pickle_vm *vm, int op, fc_pv first, fc_pv second, fc_pv *v) {
     switch (op) {
     case FC_PICKLE_REDUCE:
         return fc_pickle_reduce(vm, first, second, v);
@@ -235,12 +235,12 @@ static fc_code combine(fc_pickle_vm *vm, int op, fc_pv first, fc_pv second, fc_p
 }
 
 /* The opcodes that take two values and leave one. */
-static fc_code binary(fc_pickle_vm *vm, int op) {
+static fc_code execute_binary(fc_pickle_vm *vm, int op) {
     fc_pv v;
-    FC_TRY(has(vm, 2));
+    FC_TRY(need_values(vm, 2));
     fc_pv second = vm->stack[vm->depth - 1], first = vm->stack[vm->depth - 2];
     vm->depth--;
-    FC_TRY(combine(vm, op, first, second, &v));
+    FC_TRY(combine_values(vm, op, first, second, &v));
     vm->stack[vm->depth - 1] = v;
     return FC_OK;
 }
@@ -252,7 +252,7 @@ static bool is_empty_dict(const fc_pickle *p, fc_pv v) {
 /* Pops cls, args and kwargs. The known data classes have no keyword arguments. */
 static fc_code newobj_ex(fc_pickle_vm *vm) {
     fc_pv v;
-    FC_TRY(has(vm, 3));
+    FC_TRY(need_values(vm, 3));
     vm->depth -= 2;
     FC_TRY(fc_pickle_newobj(vm, vm->stack[vm->depth - 1], vm->stack[vm->depth], &v));
     if (fc_pv_typeof(v) == FC_PV_CALL && !is_empty_dict(vm->p, vm->stack[vm->depth + 1])) {
@@ -263,7 +263,7 @@ static fc_code newobj_ex(fc_pickle_vm *vm) {
 }
 
 /* The opcodes that take all values above the mark. */
-static fc_code marked(fc_pickle_vm *vm, int op) {
+static fc_code execute_marked(fc_pickle_vm *vm, int op) {
     const fc_pv *items = NULL;
     size_t n = 0;
     FC_TRY(pop_mark(vm, &items, &n));
@@ -277,24 +277,24 @@ static fc_code marked(fc_pickle_vm *vm, int op) {
         FC_TRY(fc_pickle_check_keys(vm, items, n, 1));
         return push_container(vm, FC_PV_FROZENSET, items, n);
     }
-    FC_TRY(has(vm, 1));
+    FC_TRY(need_values(vm, 1));
     fc_pv_type wanted = op == FC_PICKLE_SETITEMS ? FC_PV_DICT : op == FC_PICKLE_APPENDS ? FC_PV_LIST : FC_PV_SET;
     return fc_pickle_extend(vm, vm->stack[vm->depth - 1], items, n, wanted);
 }
 
-static fc_code setitem(fc_pickle_vm *vm) {
-    FC_TRY(has(vm, 3));
+static fc_code execute_setitem(fc_pickle_vm *vm) {
+    FC_TRY(need_values(vm, 3));
     vm->depth -= 2;
     return fc_pickle_extend(vm, vm->stack[vm->depth - 1], vm->stack + vm->depth, 2, FC_PV_DICT);
 }
 
-static fc_code pop(fc_pickle_vm *vm) {
+static fc_code pop_value(fc_pickle_vm *vm) {
     if (vm->depth == vm->base && vm->nmarks > 0) { /* Python pops a mark for recursive tuples */
         const fc_pv *items;
         size_t n;
         return pop_mark(vm, &items, &n);
     }
-    FC_TRY(has(vm, 1));
+    FC_TRY(need_values(vm, 1));
     vm->depth--;
     return FC_OK;
 }
@@ -309,7 +309,7 @@ static fc_code check_protocol(fc_pickle_vm *vm, uint64_t protocol) {
                                           "pickle protocol %" PRIu64 " is not one of 2 to 5", protocol);
 }
 
-static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
+static fc_code execute_opcode(fc_pickle_vm *vm, int op, uint64_t argument) {
     switch (op) {
     case FC_PICKLE_PROTO:
         return check_protocol(vm, argument);
@@ -327,11 +327,11 @@ static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
     case FC_PICKLE_MARK:
         return push_mark(vm);
     case FC_PICKLE_NONE:
-        return push(vm, fc_pv_make(FC_PV_NONE, 0));
+        return push_value(vm, fc_pv_make(FC_PV_NONE, 0));
     case FC_PICKLE_NEWTRUE:
-        return push(vm, fc_pv_make(FC_PV_BOOL, 1));
+        return push_value(vm, fc_pv_make(FC_PV_BOOL, 1));
     case FC_PICKLE_NEWFALSE:
-        return push(vm, fc_pv_make(FC_PV_BOOL, 0));
+        return push_value(vm, fc_pv_make(FC_PV_BOOL, 0));
     case FC_PICKLE_BININT:
     case FC_PICKLE_BININT1:
     case FC_PICKLE_BININT2:
@@ -371,7 +371,7 @@ static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
     case FC_PICKLE_STACK_GLOBAL:
     case FC_PICKLE_BUILD:
     case FC_PICKLE_APPEND:
-        return binary(vm, op);
+        return execute_binary(vm, op);
     case FC_PICKLE_NEWOBJ_EX:
         return newobj_ex(vm);
     case FC_PICKLE_TUPLE:
@@ -380,21 +380,21 @@ static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
     case FC_PICKLE_APPENDS:
     case FC_PICKLE_ADDITEMS:
     case FC_PICKLE_POP_MARK:
-        return marked(vm, op);
+        return execute_marked(vm, op);
     case FC_PICKLE_SETITEM:
-        return setitem(vm);
+        return execute_setitem(vm);
     case FC_PICKLE_GLOBAL:
         return global_lines(vm);
     case FC_PICKLE_BINPERSID:
         return persistent_id(vm);
     default: /* FC_PICKLE_POP: the reader lets no other opcode through */
-        return pop(vm);
+        return pop_value(vm);
     }
 }
 
 /* The value that is left at the end. */
 static fc_code take_root(fc_pickle_vm *vm) {
-    FC_TRY(has(vm, 1));
+    FC_TRY(need_values(vm, 1));
     if (vm->depth != 1 || vm->nmarks != 0) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: values are left over at its end");
     }
@@ -407,7 +407,7 @@ static fc_code take_root(fc_pickle_vm *vm) {
     return FC_OK;
 }
 
-static fc_code run(fc_pickle_vm *vm) {
+static fc_code run_opcodes(fc_pickle_vm *vm) {
     fc_pickle_rewind(&vm->reader);
     for (;;) {
         uint64_t argument = 0;
@@ -415,12 +415,12 @@ static fc_code run(fc_pickle_vm *vm) {
         if (vm->reader.op == FC_PICKLE_STOP) {
             return take_root(vm);
         }
-        FC_TRY(execute(vm, vm->reader.op, argument));
+        FC_TRY(execute_opcode(vm, vm->reader.op, argument));
     }
 }
 
 /* In `.metadata`, a call that is not known to be harmless is an error. */
-static fc_code judge(fc_pickle_vm *vm) {
+static fc_code judge_calls(fc_pickle_vm *vm) {
     fc_pickle *p = vm->p;
     char name[256];
     if (vm->mode == FC_PICKLE_STRICT) {
@@ -456,8 +456,8 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     }
     fc_pickle_rewind(&vm.reader);
     FC_TRY_GOTO(fc_pickle_scan(&vm.reader, &vm.memo), rc, out);
-    FC_TRY_GOTO(run(&vm), rc, out);
-    FC_TRY_GOTO(judge(&vm), rc, out);
+    FC_TRY_GOTO(run_opcodes(&vm), rc, out);
+    FC_TRY_GOTO(judge_calls(&vm), rc, out);
     *out = vm.p;
     vm.p = NULL;
 out:

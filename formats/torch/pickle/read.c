@@ -92,7 +92,7 @@ void fc_pickle_rewind(fc_pickle_reader *r) {
     }
 }
 
-static fc_code truncated(fc_pickle_reader *r, uint64_t wanted) {
+static fc_code truncated_pickle(fc_pickle_reader *r, uint64_t wanted) {
     uint64_t left = r->source->size - fc_pickle_position(r);
     return fc_pickle_fail(r, FC_ECORRUPT,
                           "the pickle is cut off: %" PRIu64 " more bytes are expected, %" PRIu64 " are left", wanted,
@@ -102,7 +102,7 @@ static fc_code truncated(fc_pickle_reader *r, uint64_t wanted) {
 fc_code fc_pickle_need_slow(fc_pickle_reader *r, size_t n) {
     uint64_t left = r->source->size - fc_pickle_position(r);
     if (n > left) {
-        return truncated(r, n);
+        return truncated_pickle(r, n);
     }
     size_t have = (size_t)(r->end - r->at);
     memmove(r->buffer, r->at, have);
@@ -162,7 +162,7 @@ fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument) {
     }
     r->at += n;
     if ((shape & A_LENGTH) && *argument > r->source->size - fc_pickle_position(r)) {
-        return truncated(r, *argument);
+        return truncated_pickle(r, *argument);
     }
     return FC_OK;
 }
@@ -180,7 +180,7 @@ fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n) {
     }
     /* The window is empty, so the rest is read past it. */
     if (n > r->source->size - r->end_position) {
-        return truncated(r, n);
+        return truncated_pickle(r, n);
     }
     if (dst) {
         FC_TRY(fc_pread_full(r->source->fd, (unsigned char *)dst + now, (size_t)n, r->source->offset + r->end_position,

@@ -31,7 +31,7 @@ fc_code fc_zip_load(fc_zip *zip, fc_zip_window *window, uint64_t at, uint64_t si
     return FC_OK;
 }
 
-static const unsigned char *within(const fc_zip_window *window, uint64_t offset, uint64_t size) {
+static const unsigned char *window_bytes(const fc_zip_window *window, uint64_t offset, uint64_t size) {
     return window->bytes && offset >= window->offset &&
                    fc_range_within(offset - window->offset, size, (uint64_t)window->size)
                ? window->bytes + (offset - window->offset)
@@ -41,7 +41,7 @@ static const unsigned char *within(const fc_zip_window *window, uint64_t offset,
 static const unsigned char *in_windows(const fc_zip *zip, uint64_t offset, uint64_t size) {
     const fc_zip_window *windows[] = {&zip->head, &zip->tail, &zip->other};
     for (size_t i = 0; i < 3; i++) {
-        const unsigned char *bytes = within(windows[i], offset, size);
+        const unsigned char *bytes = window_bytes(windows[i], offset, size);
         if (bytes) {
             return bytes;
         }

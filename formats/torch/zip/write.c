@@ -53,13 +53,13 @@ typedef struct output {
     unsigned char *memory; /* NULL: the output is the file */
 } output;
 
-static void put(unsigned char *p, uint64_t value, int bytes) {
+static void put_number(unsigned char *p, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; i++) {
         p[i] = (unsigned char)(value >> (8 * i));
     }
 }
 
-static uint64_t narrow(uint64_t value) {
+static uint64_t narrow_number(uint64_t value) {
     return value < UINT32_MAX ? value : UINT32_MAX;
 }
 
@@ -68,14 +68,14 @@ static bool is_wide(uint64_t value) {
 }
 
 /* Writes the name of a record: "data.pkl" or "data/7". */
-static int spell(const fc_torch_zip_record *record, char name[MAX_NAME]) {
+static int spell_name(const fc_torch_zip_record *record, char name[MAX_NAME]) {
     return record->name ? snprintf(name, MAX_NAME, "%s", record->name)
                         : snprintf(name, MAX_NAME, "data/%" PRIu64, record->number);
 }
 
 static size_t full_name(const fc_torch_zip *zip, const fc_torch_zip_record *record, char name[2 * MAX_NAME]) {
     char below[MAX_NAME];
-    spell(record, below);
+    spell_name(record, below);
     return (size_t)snprintf(name, 2 * (size_t)MAX_NAME, "%s/%s", zip->folder, below);
 }
 
@@ -178,7 +178,7 @@ static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
     for (size_t i = 0; i + 1 < zip->nrecords; i++) {
         names = XXH3_64bits_withSeed(name, full_name(zip, &zip->records[i], name), names);
         unsigned char crc[4];
-        put(crc, zip->records[i].crc32, 4);
+        put_number(crc, zip->records[i].crc32, 4);
         contents = XXH3_64bits_withSeed(crc, sizeof crc, contents);
     }
     snprintf(id, ID_SIZE + 1, "%020" PRIu64 "%020" PRIu64, names, contents);
@@ -195,15 +195,15 @@ static fc_code put_out(output *out, const void *bytes, size_t size, fc_error *er
     return rc;
 }
 
-static fc_code flush(output *out, fc_error *err) {
+static fc_code flush_headers(output *out, fc_error *err) {
     fc_code rc = put_out(out, out->buffer, out->used, err);
     out->used = 0;
     return rc;
 }
 
 /* @return room for `size` bytes (at most BUFFER) in the buffer, or NULL after a failed write. */
-static unsigned char *room(output *out, size_t size, fc_error *err) {
-    if (out->used + size > BUFFER && flush(out, err) != FC_OK) {
+static unsigned char *reserve_bytes(output *out, size_t size, fc_error *err) {
+    if (out->used + size > BUFFER && flush_headers(out, err) != FC_OK) {
         return NULL;
     }
     unsigned char *p = out->buffer + out->used;
@@ -213,16 +213,16 @@ static unsigned char *room(output *out, size_t size, fc_error *err) {
 
 /* @param stored the second size, which miniz does not know yet when it writes a local header. */
 static void put_extra64(unsigned char *p, const fc_torch_zip_record *r, uint64_t stored) {
-    put(p, 1, 2);
-    put(p + 2, extra64_size(r) - TAG_SIZE, 2);
+    put_number(p, 1, 2);
+    put_number(p + 2, extra64_size(r) - TAG_SIZE, 2);
     p += TAG_SIZE;
     if (is_wide(r->size)) {
-        put(p, r->size, 8);
-        put(p + 8, stored, 8);
+        put_number(p, r->size, 8);
+        put_number(p + 8, stored, 8);
         p += 16;
     }
     if (is_wide(r->header)) {
-        put(p, r->header, 8);
+        put_number(p, r->header, 8);
     }
 }
 
@@ -235,15 +235,15 @@ static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r
     char name[2 * MAX_NAME];
     size_t len = full_name(zip, r, name), extra64 = extra64_size(r);
     size_t size = (size_t)(r->data - r->header), extra = size - LOCAL_SIZE - len;
-    unsigned char *p = room(out, size, err);
+    unsigned char *p = reserve_bytes(out, size, err);
     if (!p) {
         return FC_EIO;
     }
     memset(p, 0, LOCAL_SIZE);
-    put(p, 0x04034b50, 4);
-    put(p + 6, flags_of(r), 2);
-    put(p + 26, len, 2);
-    put(p + 28, extra, 2);
+    put_number(p, 0x04034b50, 4);
+    put_number(p + 6, flags_of(r), 2);
+    put_number(p + 26, len, 2);
+    put_number(p + 28, extra, 2);
     memcpy(p + LOCAL_SIZE, name, len);
     p += LOCAL_SIZE + len;
     if (extra64) {
@@ -251,37 +251,37 @@ static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r
         p += extra64;
     }
     size_t padding = extra - extra64 - TAG_SIZE;
-    put(p, 0x4246, 2);
-    put(p + 2, padding, 2);
+    put_number(p, 0x4246, 2);
+    put_number(p + 2, padding, 2);
     memset(p + TAG_SIZE, 'Z', padding);
     return FC_OK;
 }
 
-static fc_code write_bytes(const void *bytes, uint64_t size, output *out, fc_error *err) {
+static fc_code write_record_bytes(const void *bytes, uint64_t size, output *out, fc_error *err) {
     if (size <= BUFFER / 2) {
-        unsigned char *p = room(out, (size_t)size, err);
+        unsigned char *p = reserve_bytes(out, (size_t)size, err);
         if (!p) {
             return FC_EIO;
         }
         memcpy(p, bytes, (size_t)size);
         return FC_OK;
     }
-    FC_TRY(flush(out, err));
+    FC_TRY(flush_headers(out, err));
     return put_out(out, bytes, (size_t)size, err);
 }
 
 static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_error *err) {
     size_t size = descriptor_size(r);
     int wide = size == DESCRIPTOR64_SIZE ? 8 : 4;
-    unsigned char *p = room(out, size, err);
+    unsigned char *p = reserve_bytes(out, size, err);
     if (!p) {
         return FC_EIO;
     }
     if (size) {
-        put(p, 0x08074b50, 4);
-        put(p + 4, r->crc32, 4);
-        put(p + 8, r->size, wide);
-        put(p + 8 + wide, r->size, wide);
+        put_number(p, 0x08074b50, 4);
+        put_number(p + 4, r->crc32, 4);
+        put_number(p + 8, r->size, wide);
+        put_number(p + 8 + wide, r->size, wide);
     }
     return FC_OK;
 }
@@ -289,9 +289,9 @@ static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_er
 static fc_code write_record(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
     FC_TRY(write_local(zip, r, out, err));
     if (r->bytes) {
-        FC_TRY(write_bytes(r->bytes, r->size, out, err));
+        FC_TRY(write_record_bytes(r->bytes, r->size, out, err));
     } else {
-        FC_TRY(flush(out, err));
+        FC_TRY(flush_headers(out, err));
         out->at += r->size;
     }
     return write_descriptor(r, out, err);
@@ -300,19 +300,19 @@ static fc_code write_record(const fc_torch_zip *zip, const fc_torch_zip_record *
 static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
     char name[2 * MAX_NAME];
     size_t len = full_name(zip, r, name), extra64 = extra64_size(r);
-    unsigned char *p = room(out, CENTRAL_SIZE + len + extra64, err);
+    unsigned char *p = reserve_bytes(out, CENTRAL_SIZE + len + extra64, err);
     if (!p) {
         return FC_EIO;
     }
     memset(p, 0, CENTRAL_SIZE);
-    put(p, 0x02014b50, 4);
-    put(p + 8, flags_of(r), 2);
-    put(p + 16, r->crc32, 4);
-    put(p + 20, narrow(r->size), 4);
-    put(p + 24, narrow(r->size), 4);
-    put(p + 28, len, 2);
-    put(p + 30, extra64, 2);
-    put(p + 42, narrow(r->header), 4);
+    put_number(p, 0x02014b50, 4);
+    put_number(p + 8, flags_of(r), 2);
+    put_number(p + 16, r->crc32, 4);
+    put_number(p + 20, narrow_number(r->size), 4);
+    put_number(p + 24, narrow_number(r->size), 4);
+    put_number(p + 28, len, 2);
+    put_number(p + 30, extra64, 2);
+    put_number(p + 42, narrow_number(r->header), 4);
     memcpy(p + CENTRAL_SIZE, name, len);
     if (extra64) {
         put_extra64(p + CENTRAL_SIZE + len, r, r->size);
@@ -322,34 +322,34 @@ static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record 
 
 /* Writes the end records, with 64 and 32 bits. torch always writes both. */
 static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
-    unsigned char *p = room(out, END64_SIZE + LOCATOR_SIZE + END_SIZE, err);
+    unsigned char *p = reserve_bytes(out, END64_SIZE + LOCATOR_SIZE + END_SIZE, err);
     if (!p) {
         return FC_EIO;
     }
     memset(p, 0, END64_SIZE + LOCATOR_SIZE + END_SIZE);
-    put(p, 0x06064b50, 4);
-    put(p + 4, END64_SIZE - 12, 8);
-    put(p + 12, VERSION_MADE, 2);
-    put(p + 14, VERSION_ZIP64, 2);
-    put(p + 24, zip->nrecords, 8);
-    put(p + 32, zip->nrecords, 8);
-    put(p + 40, zip->directory_size, 8);
-    put(p + 48, zip->end, 8);
+    put_number(p, 0x06064b50, 4);
+    put_number(p + 4, END64_SIZE - 12, 8);
+    put_number(p + 12, VERSION_MADE, 2);
+    put_number(p + 14, VERSION_ZIP64, 2);
+    put_number(p + 24, zip->nrecords, 8);
+    put_number(p + 32, zip->nrecords, 8);
+    put_number(p + 40, zip->directory_size, 8);
+    put_number(p + 48, zip->end, 8);
     p += END64_SIZE;
-    put(p, 0x07064b50, 4);
-    put(p + 8, zip->end + zip->directory_size, 8);
-    put(p + 16, 1, 4);
+    put_number(p, 0x07064b50, 4);
+    put_number(p + 8, zip->end + zip->directory_size, 8);
+    put_number(p + 16, 1, 4);
     p += LOCATOR_SIZE;
     uint64_t count = zip->nrecords < UINT16_MAX ? zip->nrecords : UINT16_MAX;
-    put(p, 0x06054b50, 4);
-    put(p + 8, count, 2);
-    put(p + 10, count, 2);
-    put(p + 12, narrow(zip->directory_size), 4);
-    put(p + 16, narrow(zip->end), 4);
+    put_number(p, 0x06054b50, 4);
+    put_number(p + 8, count, 2);
+    put_number(p + 10, count, 2);
+    put_number(p + 12, narrow_number(zip->directory_size), 4);
+    put_number(p + 16, narrow_number(zip->end), 4);
     return FC_OK;
 }
 
-static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
+static fc_code write_headers(fc_torch_zip *zip, output *out, fc_error *err) {
     char id[ID_SIZE + 1];
     fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which can be computed now */
     out->buffer = malloc(BUFFER);
@@ -367,7 +367,7 @@ static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
         FC_TRY_GOTO(write_central(zip, &zip->records[i], out, err), rc, out);
     }
     FC_TRY_GOTO(write_end(zip, out, err), rc, out);
-    rc = flush(out, err);
+    rc = flush_headers(out, err);
 out:
     last->bytes = no_id;
     free(out->buffer);
@@ -376,12 +376,12 @@ out:
 
 fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err) {
     output out = {.path = path, .fd = fd, .at = start};
-    return write_all(zip, &out, err);
+    return write_headers(zip, &out, err);
 }
 
 fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err) {
     output out = {.path = "an archive in memory", .fd = -1, .memory = bytes};
-    return write_all(zip, &out, err);
+    return write_headers(zip, &out, err);
 }
 
 void fc_torch_zip_free(fc_torch_zip *zip) {

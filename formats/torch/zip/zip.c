@@ -46,13 +46,13 @@ static uint64_t get64(const unsigned char *p) {
     return (uint64_t)get32(p) | (uint64_t)get32(p + 4) << 32;
 }
 
-static fc_code damaged(const fc_zip *zip, uint64_t at, const char *what, fc_error *err) {
+static fc_code damaged_archive(const fc_zip *zip, uint64_t at, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save archive is damaged: %s", zip->path,
                    zip->offset + at, what);
 }
 
 /* Finds the end record in the last bytes of the range. Its comment ends where the range ends. */
-static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
+static fc_code find_end_record(fc_zip *zip, uint64_t *position, fc_error *err) {
     uint64_t span = zip->length < EDGE ? zip->length : EDGE;
     for (;;) {
         const unsigned char *bytes;
@@ -65,7 +65,7 @@ static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
         }
         uint64_t most = zip->length < END_SIZE + MAX_COMMENT ? zip->length : END_SIZE + MAX_COMMENT;
         if (span == most) {
-            return damaged(
+            return damaged_archive(
                 zip, 0, "the end record is missing; the archive may be truncated, or its offset in the file is wrong",
                 err);
         }
@@ -74,30 +74,31 @@ static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
 }
 
 /* Whether a field of 16 or 32 bits in the end record agrees with the one of 64 bits. */
-static bool agrees(uint64_t narrow, uint64_t wide, uint64_t all_ones) {
+static bool agrees_with_wide(uint64_t narrow, uint64_t wide, uint64_t all_ones) {
     return narrow == all_ones || narrow == wide;
 }
 
 static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *end, directory *dir, fc_error *err) {
     const unsigned char *p;
     if (locator < END64_SIZE) {
-        return damaged(zip, locator, "no room for the zip64 end record", err);
+        return damaged_archive(zip, locator, "no room for the zip64 end record", err);
     }
     uint64_t at = locator - END64_SIZE;
     unsigned char saved[END_SIZE];
     memcpy(saved, end, sizeof saved); /* the next view may move the window that holds it */
     FC_TRY(fc_zip_view(zip, at, END64_SIZE, &p, err));
     if (get32(p) != end64_signature || get64(p + 4) != END64_SIZE - 12) {
-        return damaged(zip, at, "the zip64 end record is not at its recorded offset", err);
+        return damaged_archive(zip, at, "the zip64 end record is not at its recorded offset", err);
     }
     if (get32(p + 16) != 0 || get32(p + 20) != 0 || get64(p + 24) != get64(p + 32)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts is not supported",
                        zip->path, zip->offset + at);
     }
     *dir = (directory){get64(p + 32), get64(p + 40), get64(p + 48), at};
-    if (!agrees(get16(saved + 10), dir->count, UINT16_MAX) || !agrees(get32(saved + 12), dir->size, UINT32_MAX) ||
-        !agrees(get32(saved + 16), dir->offset, UINT32_MAX)) {
-        return damaged(zip, at, "the two end records disagree", err);
+    if (!agrees_with_wide(get16(saved + 10), dir->count, UINT16_MAX) ||
+        !agrees_with_wide(get32(saved + 12), dir->size, UINT32_MAX) ||
+        !agrees_with_wide(get32(saved + 16), dir->offset, UINT32_MAX)) {
+        return damaged_archive(zip, at, "the two end records disagree", err);
     }
     return FC_OK;
 }
@@ -105,7 +106,7 @@ static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *en
 static fc_code read_end(fc_zip *zip, directory *dir, fc_error *err) {
     const unsigned char *p;
     uint64_t at = 0;
-    FC_TRY(find_end(zip, &at, err));
+    FC_TRY(find_end_record(zip, &at, err));
     uint64_t before = at < LOCATOR_SIZE ? 0 : LOCATOR_SIZE;
     FC_TRY(fc_zip_view(zip, at - before, before + END_SIZE, &p, err));
     const unsigned char *end = p + before;
@@ -158,10 +159,10 @@ static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, f
     entry->stored = get32(p + 20);
     entry->size = get32(p + 24);
     if (name_len == 0 || memchr(p + CENTRAL_SIZE, 0, name_len)) {
-        return damaged(zip, at, "a record's name is empty or contains NUL", err);
+        return damaged_archive(zip, at, "a record's name is empty or contains NUL", err);
     }
     if (!read_extra64(p + CENTRAL_SIZE + name_len, get16(p + 30), entry, &header)) {
-        return damaged(zip, at, "a record's extra field is cut off", err);
+        return damaged_archive(zip, at, "a record's extra field is cut off", err);
     }
     if (entry->flags & (FLAG_ENCRYPTED | FLAG_STRONG_ENCRYPTION | FLAG_MASKED)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": the archive is encrypted", zip->path,
@@ -173,13 +174,13 @@ static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, f
     }
     /* torch.load returns uninitialised memory for a record with a directory bit. */
     if ((attributes & 0x10) || (attributes >> 16 & 0170000) == 0040000 || p[CENTRAL_SIZE + name_len - 1] == '/') {
-        return damaged(zip, at, "a record is marked as a directory", err);
+        return damaged_archive(zip, at, "a record is marked as a directory", err);
     }
     if (entry->method == FC_ZIP_STORED && entry->stored != entry->size) {
-        return damaged(zip, at, "the two sizes of an uncompressed record differ", err);
+        return damaged_archive(zip, at, "the two sizes of an uncompressed record differ", err);
     }
     if (header >= zip->length) {
-        return damaged(zip, at, "a record is outside the archive", err);
+        return damaged_archive(zip, at, "a record is outside the archive", err);
     }
     entry->header = zip->offset + header;
     return FC_OK;
@@ -189,11 +190,11 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
     const unsigned char *p;
     if (dir->size > dir->end || dir->offset > dir->end - dir->size || dir->count > dir->size / CENTRAL_SIZE ||
         dir->count == 0) {
-        return damaged(zip, dir->end, "the numbers in the end record are invalid", err);
+        return damaged_archive(zip, dir->end, "the numbers in the end record are invalid", err);
     }
     uint64_t start = dir->end - dir->size;
     if (dir->offset != start) {
-        return damaged(zip, 0, "it does not begin with its first record", err);
+        return damaged_archive(zip, 0, "it does not begin with its first record", err);
     }
     FC_TRY(fc_zip_view(zip, start, dir->size, &p, err));
     zip->records_end = zip->offset + start;
@@ -212,7 +213,7 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
             size += (size_t)get16(record + 28) + get16(record + 30) + get16(record + 32);
         }
         if (size > dir->size - at || get32(record) != central_signature) {
-            return damaged(zip, start + at, "the central directory is inconsistent", err);
+            return damaged_archive(zip, start + at, "the central directory is inconsistent", err);
         }
         FC_TRY(parse_central(zip, record, start + at, &zip->entries[i], err));
         size_t len = get16(record + 28);
@@ -224,17 +225,17 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
         zip->nentries = i + 1;
         at += size;
     }
-    return at == dir->size ? FC_OK : damaged(zip, start + at, "extra bytes follow the central directory", err);
+    return at == dir->size ? FC_OK : damaged_archive(zip, start + at, "extra bytes follow the central directory", err);
 }
 
 /* Checks the local header against the central directory, and finds the start of the data. */
-static fc_code check_local(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
+static fc_code check_local_header(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
     const unsigned char *p;
     uint64_t at = entry->header - zip->offset;
     size_t len = strlen(entry->name);
     uint64_t limit = zip->records_end - zip->offset;
     if (!fc_range_within(at, LOCAL_SIZE + len, limit)) {
-        return damaged(zip, at, "a record runs into the directory", err);
+        return damaged_archive(zip, at, "a record runs into the directory", err);
     }
     FC_TRY(fc_zip_view(zip, at, LOCAL_SIZE + len, &p, err));
     bool descriptor = entry->flags & FLAG_DESCRIPTOR;
@@ -243,8 +244,8 @@ static fc_code check_local(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
         ((get16(p + 6) ^ entry->flags) & (FLAG_ENCRYPTED | FLAG_DESCRIPTOR)) ||
         memcmp(p + LOCAL_SIZE, entry->name, len) != 0 ||
         !(get32(p + 14) == entry->crc || (descriptor && get32(p + 14) == 0)) ||
-        !(agrees(stored, entry->stored, UINT32_MAX) || (descriptor && stored == 0)) ||
-        !(agrees(size, entry->size, UINT32_MAX) || (descriptor && size == 0))) {
+        !(agrees_with_wide(stored, entry->stored, UINT32_MAX) || (descriptor && stored == 0)) ||
+        !(agrees_with_wide(size, entry->size, UINT32_MAX) || (descriptor && size == 0))) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: offset %" PRIu64 ": the torch.save archive is damaged: the header of record %s disagrees "
                        "with the directory",
@@ -252,7 +253,7 @@ static fc_code check_local(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
     }
     uint64_t data = at + LOCAL_SIZE + len + get16(p + 28);
     if (!fc_range_within(data, entry->stored, limit)) {
-        return damaged(zip, at, "a record runs into the directory", err);
+        return damaged_archive(zip, at, "a record runs into the directory", err);
     }
     entry->data = zip->offset + data;
     return FC_OK;
@@ -268,20 +269,20 @@ static int compare_entry_headers(const void *a, const void *b) {
 }
 
 /* PyTorch finds records without regard to the case of ASCII letters. */
-static int fold(char c) {
+static int fold_case(char c) {
     return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : (unsigned char)c;
 }
 
 static int compare_folded_names(const void *a, const void *b) {
     const char *x = (*(fc_zip_entry *const *)a)->name, *y = (*(fc_zip_entry *const *)b)->name;
-    while (*x && fold(*x) == fold(*y)) {
+    while (*x && fold_case(*x) == fold_case(*y)) {
         x++;
         y++;
     }
-    return fold(*x) - fold(*y);
+    return fold_case(*x) - fold_case(*y);
 }
 
-static fc_code check_names(fc_zip *zip, fc_error *err) {
+static fc_code check_record_names(fc_zip *zip, fc_error *err) {
     qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_folded_names);
     for (size_t i = 1; i < zip->nentries; i++) {
         const fc_zip_entry *a = zip->sorted[i - 1], *b = zip->sorted[i];
@@ -302,11 +303,11 @@ static fc_code check_names(fc_zip *zip, fc_error *err) {
  */
 static fc_code check_records(fc_zip *zip, fc_error *err) {
     for (size_t i = 0; i < zip->nentries; i++) {
-        FC_TRY(check_local(zip, &zip->entries[i], err));
+        FC_TRY(check_local_header(zip, &zip->entries[i], err));
     }
     qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_headers);
     if (zip->sorted[0]->header != zip->offset) {
-        return damaged(zip, 0, "it does not begin with its first record", err);
+        return damaged_archive(zip, 0, "it does not begin with its first record", err);
     }
     for (size_t i = 1; i < zip->nentries; i++) {
         const fc_zip_entry *before = zip->sorted[i - 1];
@@ -316,7 +317,7 @@ static fc_code check_records(fc_zip *zip, fc_error *err) {
                            zip->path, zip->sorted[i]->header, before->name, zip->sorted[i]->name);
         }
     }
-    return check_names(zip, err);
+    return check_record_names(zip, err);
 }
 
 fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_zip *zip, fc_error *err) {
@@ -334,7 +335,7 @@ fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t len
     zip->length = length;
     if (!fc_add_u64(offset, length, &end) || end > INT64_MAX) {
         free(bytes);
-        return damaged(zip, 0, "its offset or length is invalid", err);
+        return damaged_archive(zip, 0, "its offset or length is invalid", err);
     }
     fc_code rc = FC_OK;
     if (bytes) {
