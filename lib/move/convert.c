@@ -16,6 +16,7 @@
 #include "move/write_files.h"
 #include "ranks/exchange.h"
 #include "read/box.h"
+#include "read/budget.h"
 #include "read/tuning.h"
 
 #include <inttypes.h>
@@ -299,12 +300,7 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
         return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: a schema has no data to convert", source->path),
                          FC_HINT_DRY_RUN, NULL);
     }
-    if (options->work.memory && options->work.memory < FC_LEAST_MEMORY) {
-        return fc_advise(err,
-                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed",
-                                 options->work.memory),
-                         FC_HINT_MEMORY, NULL);
-    }
+    FC_TRY(fc_memory_check(options->work.memory, err));
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }

@@ -10,28 +10,18 @@
 #include "io/output.h"
 #include "move/queue.h"
 #include "plan/tiles.h"
+#include "read/budget.h"
 #include "read/source.h"
 #include "read/threads.h"
 #include "read/tuning.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
-
-/* How the memory is divided. */
-typedef struct budget {
-    int threads;
-    int files;         /* open source files per worker */
-    size_t tile;       /* bytes */
-    size_t large_tile; /* bytes */
-    size_t scratch;    /* bytes per worker */
-    uint64_t decoded;  /* bytes for all decoded chunks */
-} budget;
 
 typedef struct engine {
     const fc_target *target;
     const fc_target_file *file;
     fc_progress *progress; /* may be NULL */
-    budget budget;
+    fc_budget budget;
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
     bool casts;                     /* some item changes its dtype, so workers need a second buffer */
     fc_queue queue;
@@ -177,7 +167,7 @@ out:
 
 static fc_code move_tiles(worker *w, fc_error *err) {
     const engine *e = w->engine;
-    FC_TRY(fc_source_new(e->target->source, e->decoded, e->budget.scratch, e->budget.files, &w->source, err));
+    FC_TRY(fc_source_new(e->target->source, e->decoded, e->budget.window, e->budget.files, &w->source, err));
     fc_source_check_objects(w->source);
     FC_TRY(fc_output_open(&w->output, e->file->path, err));
     return move_batches(w, err);
@@ -197,33 +187,6 @@ static void *run_mover(void *context) {
     fc_pages_free(w.buffer, w.buffer_size);
     fc_pages_free(w.cast, w.cast_size);
     return NULL;
-}
-
-static size_t clamp(uint64_t value, uint64_t low, uint64_t high) {
-    return (size_t)(value < low ? low : value > high ? high : value);
-}
-
-/* Bytes that a worker holds in addition to tiles and the window. */
-static size_t worker_overhead(void) {
-    return fc_source_overhead() + sizeof(fc_batch);
-}
-
-/* Divides `memory`: at most half of it (or the minimum) for the workers' buffers, the rest for decoded chunks. */
-static void divide_memory(uint64_t memory, int threads, bool casts, budget *b) {
-    uint64_t buffers = casts ? 3 : 2; /* tile, window and cast tile get equal shares */
-    uint64_t least = worker_overhead() + buffers * FC_LEAST_TILE_BYTES;
-    uint64_t fit = memory / 2 / least;
-    b->threads = threads;
-    if ((uint64_t)threads > fit) {
-        b->threads = fit < 1 ? 1 : (int)fit;
-    }
-    uint64_t each = (memory / 2 / (uint64_t)b->threads - worker_overhead()) / buffers;
-    b->tile = clamp(each, FC_LEAST_TILE_BYTES, FC_TILE_BYTES);
-    b->scratch = clamp(each, FC_LEAST_TILE_BYTES, FC_SCRATCH_BYTES);
-    b->large_tile = clamp(each, b->tile, FC_LARGE_TILE_BYTES);
-    uint64_t whole = worker_overhead() + b->scratch + (buffers - 1) * b->large_tile;
-    b->decoded = memory - (uint64_t)b->threads * whole;
-    b->files = fc_files_per_worker(b->threads);
 }
 
 /* Counts the elements that the engine moves into the file. They decide how many threads are worth starting. */
@@ -271,16 +234,11 @@ static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *
 
 fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const fc_move_options *options,
                      fc_error *err) {
-    uint64_t memory = options && options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY;
-    if (memory < FC_LEAST_MEMORY) {
-        return fc_advise(
-            err, fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: at least 1 MiB is needed", memory),
-            FC_HINT_MEMORY, NULL);
-    }
     engine e = {.target = target, .file = file, .progress = options ? options->work.progress : NULL};
     e.recorded = options ? options->recorded : NULL;
     uint64_t bytes = owned_bytes(target, file, &e.casts);
-    divide_memory(memory, choose_threads(options, bytes), e.casts, &e.budget);
+    const fc_worker_needs needs = {.sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch)};
+    FC_TRY(fc_budget_divide(options ? &options->work : NULL, choose_threads(options, bytes), &needs, &e.budget, err));
     if (!options || options->share == 0) { /* the first of the processes that write this file together */
         FC_TRY(fc_output_allocate(file->path, err));
     }

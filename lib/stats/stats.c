@@ -6,7 +6,9 @@
 
 #include "base/pages.h"
 #include "fsdpckpt/try.h"
+#include "read/box.h"
 #include "read/scan.h"
+#include "read/stored_chunk.h"
 #include "stats/tally.h"
 
 #include <float.h>
@@ -21,6 +23,7 @@ typedef struct counts {
 } counts;
 
 typedef struct job {
+    const fc_checkpoint *checkpoint;
     const fc_tensor *const *tensors;
     bool histograms;
     fc_arena *arena;
@@ -55,9 +58,8 @@ long double fc_stats_deviation(const fc_stats *stats) {
     return stats->finite > 0 ? sqrtl(stats->squares / (long double)stats->finite) : 0;
 }
 
-static void *begin(void *context, size_t index) {
-    (void)index;
-    job *j = context;
+/* Returns free counts, or NULL when out of memory. */
+static counts *take_counts(job *j) {
     counts *c = j->pool;
     while (c && c->used) {
         c = c->next;
@@ -75,6 +77,18 @@ static void *begin(void *context, size_t index) {
     return c;
 }
 
+static fc_code stats_begin_tensor(void *context, fc_scan_item *item, fc_error *err) {
+    static const int64_t origin[FC_MAX_DIMS];
+    job *j = context;
+    const fc_tensor *t = j->tensors[item->index];
+    counts **c = item->state;
+    item->tensors[0] = t;
+    item->box = (fc_box){t->ndim, origin, t->shape};
+    item->large_tiles = fc_gains_from_large_tiles(j->checkpoint, t);
+    *c = take_counts(j);
+    return *c ? FC_OK : fc_no_memory(err, t->name);
+}
+
 /* Statistics of values, each of which occurs `times` times. */
 static void multiply(fc_stats *stats, uint64_t times) {
     stats->values *= times;
@@ -85,33 +99,34 @@ static void multiply(fc_stats *stats, uint64_t times) {
     stats->squares *= (long double)times;
 }
 
-static void tally_tile(void *context, size_t index, void *scratch, const unsigned char *elements, size_t count,
-                       uint64_t times) {
+static fc_code stats_tally_tile(void *context, const fc_scan_tile *tile, fc_error *err) {
     const job *j = context;
-    fc_tally *tally = scratch;
-    const fc_dtype dtype = j->tensors[index]->dtype;
+    fc_tally *tally = tile->scratch;
+    const fc_dtype dtype = tile->item->tensors[0]->dtype;
+    (void)err;
     tally->binned = j->histograms && fc_dtype_get(dtype)->cls != FC_CLASS_COMPLEX;
-    tally->times = times;
-    fc_tally_elements(tally, dtype, elements, count);
-    multiply(&tally->stats, times);
+    tally->times = tile->times;
+    fc_tally_elements(tally, dtype, tile->bytes[0], tile->count);
+    multiply(&tally->stats, tile->times);
+    return FC_OK;
 }
 
-static void add_tile(void *context, size_t index, void *state, void *scratch) {
+static bool stats_add_tile(void *context, const fc_scan_tile *tile) {
     (void)context;
-    (void)index;
-    counts *c = state;
-    fc_tally *tally = scratch;
+    counts *c = *(counts **)tile->item->state;
+    fc_tally *tally = tile->scratch;
     fc_stats_add(&c->stats, &tally->stats);
     for (size_t i = 0; i < FC_TALLY_BINS && tally->binned; i++) {
         c->bins[i] += ((uint64_t)tally->bins[0][i] + tally->bins[1][i]) * tally->times;
         tally->bins[0][i] = tally->bins[1][i] = 0;
     }
+    return true;
 }
 
-static void end(void *context, size_t index, void *state, bool complete) {
+static void stats_end_tensor(void *context, const fc_scan_item *item, bool complete) {
     job *j = context;
-    counts *c = state;
-    j->out[index] = c->stats;
+    counts *c = *(counts **)item->state;
+    j->out[item->index] = c->stats;
     const bool fits = fmaxl(fabsl(c->stats.min), fabsl(c->stats.max)) <= FLT_MAX;
     if (complete && j->histograms && c->stats.ordered && fits) {
         fc_histogram *h = fc_arena_alloc(j->arena, sizeof *h);
@@ -119,7 +134,7 @@ static void end(void *context, size_t index, void *state, bool complete) {
             fc_tally_histogram(c->bins, &c->stats, h);
         }
         j->no_memory = j->no_memory || !h;
-        j->out[index].histogram = h;
+        j->out[item->index].histogram = h;
     }
     for (size_t i = 0; i < FC_TALLY_BINS && j->histograms; i++) {
         c->bins[i] = 0;
@@ -127,15 +142,38 @@ static void end(void *context, size_t index, void *state, bool complete) {
     c->used = false;
 }
 
+/* Reads all tensors, and compares what was read with the recorded digests and CRCs. */
+static fc_code stats_scan(job *j, fc_scan *scan, const fc_work_options *work, fc_error *err) {
+    const fc_checkpoint *c = j->checkpoint;
+    fc_code rc;
+    FC_TRY(fc_source_crc_new(c, c->tensors, c->ntensors, &scan->crcs[0], err));
+    FC_TRY_GOTO(fc_scan_run(scan, work, err), rc, out);
+    rc = fc_source_crc_check(scan->crcs[0], NULL, fc_read_crc64, err);
+out:
+    fc_source_crc_free(scan->crcs[0]);
+    return rc;
+}
+
 fc_code fc_stats_read(const fc_checkpoint *checkpoint, const fc_tensor *const *tensors, size_t count,
                       const fc_stats_options *options, fc_arena *arena, fc_stats *out, fc_error *err) {
-    job j = {.tensors = tensors, .histograms = options->histograms, .arena = arena, .out = out};
-    const fc_scan_visitor visitor = {
-        .context = &j, .scratch = sizeof(fc_tally), .begin = begin, .tile = tally_tile, .add = add_tile, .end = end};
+    job j = {
+        .checkpoint = checkpoint, .tensors = tensors, .histograms = options->histograms, .arena = arena, .out = out};
+    fc_scan scan = {.count = count,
+                    .sides = 1,
+                    .checkpoints = {checkpoint},
+                    .phase = FC_PHASE_READING,
+                    .state = sizeof(counts *),
+                    .scratch = sizeof(fc_tally),
+                    .context = &j,
+                    .begin = stats_begin_tensor,
+                    .look = stats_tally_tile,
+                    .add = stats_add_tile,
+                    .end = stats_end_tensor};
     for (size_t i = 0; i < count; i++) {
         out[i] = (fc_stats){0};
+        fc_scan_add_bytes(&scan.total, tensors[i]);
     }
-    fc_code rc = fc_scan(checkpoint, tensors, count, &options->work, &visitor, err);
+    fc_code rc = stats_scan(&j, &scan, &options->work, err);
     for (counts *c = j.pool, *next; c; c = next) {
         next = c->next;
         fc_pages_free(c, sizeof *c);

@@ -1,0 +1,37 @@
+/*
+ * Divides the memory of a job among its workers and the cache of decoded chunks.
+ */
+#ifndef FSDPCKPT_READ_BUDGET_H
+#define FSDPCKPT_READ_BUDGET_H
+
+#include "fsdpckpt/read.h"
+
+/** What each worker holds. */
+typedef struct fc_worker_needs {
+    int sources;  /**< each has a window */
+    int tiles;    /**< buffers for a tile */
+    size_t extra; /**< bytes in addition */
+} fc_worker_needs;
+
+/** How the memory is divided. */
+typedef struct fc_budget {
+    int threads;
+    int files;         /**< open source files per source */
+    size_t tile;       /**< bytes */
+    size_t large_tile; /**< bytes, for tensors that gain from large tiles */
+    size_t window;     /**< bytes per source */
+    uint64_t decoded;  /**< bytes for all decoded chunks of one side */
+} fc_budget;
+
+/** Fails if `memory` is too little for any job. 0: the default. */
+fc_code fc_memory_check(uint64_t memory, fc_error *err);
+
+/**
+ * Divides the memory: at most half of it (or the minimum) for what the workers hold, the rest for decoded chunks.
+ * @param options NULL: the defaults
+ * @param threads the most that are useful; fewer if the memory does not suffice
+ */
+fc_code fc_budget_divide(const fc_work_options *options, int threads, const fc_worker_needs *each, fc_budget *out,
+                         fc_error *err);
+
+#endif
