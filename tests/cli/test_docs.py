@@ -129,6 +129,12 @@ class Pages(harness.Case):
                     headings = re.findall(r"^#+ (.*)$", read(path), flags=re.M)
                     self.assertIn(anchor, [re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings], where)
 
+    def test_named_files_exist(self):
+        top = "lib|formats|train|cli|python|tests|bench|scripts|cmake|examples|packaging"
+        for page in PAGES + [os.path.join(ROOT, "SECURITY.md")]:
+            for name in re.findall(rf"`((?:{top})/[\w./-]*)`", read(page)):
+                self.assertTrue(os.path.exists(os.path.join(ROOT, name)), f"{page} names {name}")
+
     def test_every_page_is_in_the_index(self):
         index = read(os.path.join(ROOT, "docs", "README.md"))
         for page in glob.glob(os.path.join(ROOT, "docs", "*.md")):
