@@ -10,6 +10,8 @@
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
+#include "dcp/extent.h"
+#include "dcp/files.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 
@@ -104,7 +106,7 @@ static fc_code read_section(const fc_checkpoint *checkpoint, uint32_t number, co
     }
     *section = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
     FC_TRY(check_folder(checkpoint, path, folder, options, err));
-    FC_TRY(fc_dcp_load(section, options, path, metadata, err));
+    FC_TRY(fc_dcp_load(section, options, path, metadata, false, err));
     FC_TRY(fc_note_other_files(section, path, err)); /* needs names that are relative to the section's own folder */
     FC_TRY(name_files(section, folder, err));
     return name_values(section, number, err);
@@ -122,7 +124,8 @@ static void add_tensors(fc_tensor *all, size_t *count, const fc_checkpoint *sect
     }
 }
 
-static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *sections, size_t nsections, fc_error *err) {
+static fc_code join_sections(fc_checkpoint *checkpoint, const fc_checkpoint *sections, size_t nsections,
+                             fc_error *err) {
     size_t nfiles = 0, ntensors = 0, count = 0;
     const char *twice;
     for (size_t i = 0; i < nsections; i++) {
@@ -184,7 +187,7 @@ static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options 
         return fc_no_memory(err, checkpoint->path);
     }
     FC_TRY(read_sections(checkpoint, options, sections, &n, err));
-    FC_TRY(join(checkpoint, sections, n, err));
+    FC_TRY(join_sections(checkpoint, sections, n, err));
     checkpoint->producer = "accelerate";
     checkpoint->whole = true;
     checkpoint->keeps_order = true;

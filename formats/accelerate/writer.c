@@ -24,7 +24,7 @@ typedef struct sorting {
 } sorting;
 
 /* Two spellings of one section could give two values one name. */
-static fc_code add_value(sorting *s, fc_target_tensor *t, fc_error *err) {
+static fc_code sort_value(sorting *s, fc_target_tensor *t, fc_error *err) {
     char folder[ACCELERATE_NAME];
     size_t length;
     if (!fc_accelerate_section(t->name, &t->section, &length)) {
@@ -61,7 +61,7 @@ static fc_code check_models(const sorting *s, fc_error *err) {
 fc_code fc_accelerate_set_sections(fc_target_tensor *tensors, size_t count, fc_error *err) {
     sorting s = {0};
     for (size_t i = 0; i < count; i++) {
-        FC_TRY(add_value(&s, &tensors[i], err));
+        FC_TRY(sort_value(&s, &tensors[i], err));
     }
     if (s.outsiders == 0) {
         return check_models(&s, err);

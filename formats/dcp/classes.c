@@ -6,7 +6,8 @@
  * are listed as unreadable values. If no archive is short, none is opened, and a subclass is refused when its bytes are
  * read, for the same reason.
  */
-#include "dcp/dcp.h"
+#include "dcp/extent.h"
+#include "dcp/stages.h"
 
 #include "base/checked.h"
 #include "fsdpckpt/box.h"

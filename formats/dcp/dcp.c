@@ -4,8 +4,9 @@
  */
 #include "dcp/dcp.h"
 
-#include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
+#include "dcp/extent.h"
+#include "dcp/files.h"
 #include "dcp/writer.h"
 
 #include "registry.h"
@@ -17,12 +18,7 @@
 #include "io/file.h"
 
 #include <limits.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static const char metadata_name[] = ".metadata";
 
@@ -57,18 +53,6 @@ static bool dcp_probe(const fc_probe *probe) {
     return strcmp(name, metadata_name) == 0 || is_dcp_file(name);
 }
 
-fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
-    char text[512];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    if (tensor) {
-        return fc_fail(b->err, code, "%s: tensor %.256s: %s", b->metadata_path, tensor, text);
-    }
-    return fc_fail(b->err, code, "%s: %s", b->metadata_path, text);
-}
-
 /* Reports why a directory or file that looks like DCP cannot be opened. */
 static fc_code refuse_metadata(const char *path, bool is_directory, fc_error *err) {
     if (!is_directory) {
@@ -83,7 +67,8 @@ static fc_code refuse_metadata(const char *path, bool is_directory, fc_error *er
 }
 
 /* Sets the directory of the checkpoint and the path of `.metadata`, or NULL if each rank has its own metadata. */
-static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, const char **metadata, fc_error *err) {
+static fc_code locate_metadata(const fc_checkpoint *checkpoint, const char **directory, const char **metadata,
+                               fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     const char *path = checkpoint->path;
     bool is_directory;
@@ -115,83 +100,10 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
     return known ? FC_OK : refuse_metadata(path, is_directory, err);
 }
 
-fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err) {
-    int fd;
-    uint64_t size;
-    FC_TRY(fc_open_input(path, &fd, &size, err));
-    fc_pickle_source source = {path, 0, size, fd, NULL};
-    fc_code rc = fc_pickle_load(&source, FC_PICKLE_STRICT, out, err);
-    close(fd);
-    return rc;
-}
-
-static fc_code set_producer(dcp_builder *b, fc_pv version) {
-    b->checkpoint->keeps_order = true;
-    size_t n = 0;
-    const char *text = fc_pv_typeof(version) == FC_PV_STR ? fc_pickle_bytes(b->p, version, &n) : "";
-    if (n == 0 || strspn(text, "0123456789.abcdevrpost+-") != n) { /* only these characters are printed */
-        b->checkpoint->producer = "torch.distributed.checkpoint";
-        return FC_OK;
-    }
-    b->checkpoint->producer = fc_arena_printf(b->checkpoint->arena, "torch.distributed.checkpoint %.64s", text);
-    return b->checkpoint->producer ? FC_OK : fc_no_memory(b->err, b->metadata_path);
-}
-
-fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v) {
-    uint32_t aux;
-    size_t n;
-    if (fc_pv_typeof(v) != FC_PV_OBJECT ||
-        fc_pickle_global(b->p, fc_pickle_callee(b->p, v), &aux) != FC_GLOBAL_UNKNOWN) {
-        return FC_OK;
-    }
-    const uint64_t *cell = b->p->cells + fc_pv_payload(fc_pickle_callee(b->p, v));
-    return fc_dcp_fail(b, FC_EUNSUPPORTED, tensor, "unsupported: class %.128s of %.128s",
-                       fc_pickle_bytes(b->p, cell[2], &n), fc_pickle_bytes(b->p, cell[1], &n));
-}
-
-static fc_code build_manifest(dcp_builder *b) {
-    fc_pv root = b->p->root;
-    FC_TRY(fc_dcp_check_class(b, NULL, root));
-    if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, NULL,
-                           "not the metadata of a checkpoint: the pickle contains something else");
-    }
-    FC_TRY(set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION)));
-    FC_TRY(fc_dcp_build_tensors(b, root));
-    FC_TRY(fc_dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE)));
-    b->checkpoint->tensors = b->tensors;
-    b->checkpoint->ntensors = b->ntensors;
-    FC_TRY(fc_dcp_finish_files(b));
-    FC_TRY(fc_dcp_move_misplaced(b));
-    FC_TRY(fc_dcp_place_in_safetensors(b));
-    if (is_rank_metadata(fc_base_name(b->metadata_path))) {
-        return FC_OK; /* the ranks' metadata is compared first: all ranks must list a value in the same way */
-    }
-    FC_TRY(fc_dcp_refuse_classes(b));
-    return fc_dcp_restore_flattened(b, root);
-}
-
-fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
-                    const char *metadata_path, fc_error *err) {
-    fc_pickle *pickle = NULL;
-    dcp_builder b = {.checkpoint = checkpoint, .options = options, .err = err};
-    b.directory = directory;
-    b.metadata_path = metadata_path;
-    fc_code rc;
-    FC_TRY_GOTO(fc_identities_add_header(checkpoint, metadata_path, options, err), rc, out);
-    FC_TRY_GOTO(fc_dcp_load_metadata(metadata_path, &pickle, err), rc, out);
-    b.p = pickle;
-    rc = build_manifest(&b);
-out:
-    fc_pickle_free(pickle);
-    free(b.files);
-    return rc;
-}
-
 fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err) {
     const char *metadata = NULL;
-    FC_TRY(locate(checkpoint, directory, &metadata, err));
-    FC_TRY(metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, err)
+    FC_TRY(locate_metadata(checkpoint, directory, &metadata, err));
+    FC_TRY(metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, false, err)
                     : fc_dcp_open_ranks(checkpoint, options, *directory, err));
     checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
     if (!checkpoint->state) {

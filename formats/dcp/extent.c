@@ -3,7 +3,9 @@
  * `.metadata` describes. Chunks in safetensors were checked when their headers were read. The bytes of an object are
  * its whole archive, which is not opened.
  */
-#include "dcp/dcp.h"
+#include "dcp/extent.h"
+#include "dcp/builder.h"
+#include "dcp/files.h"
 
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"

@@ -2,12 +2,14 @@
  * The data files of a DCP checkpoint: their table, the check that they exist, and a bounded, thread-safe cache of
  * descriptors. Older versions of torch write one file per item, so there may be many thousands.
  */
-#include "dcp/dcp.h"
+#include "dcp/files.h"
+#include "dcp/stages.h"
 
 #include "base/checked.h"
 #include "base/file_name.h"
 #include "base/grow.h"
 #include "checkpoint/identity.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -39,7 +41,7 @@ static uint32_t rank_of(const char *name) {
     return *at == '_' ? (uint32_t)rank : FC_NO_RANK;
 }
 
-static fc_code add_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t *file) {
+static fc_code add_data_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t *file) {
     size_t n;
     const char *name = fc_pickle_bytes(b->p, path, &n);
     if (strlen(name) != n || !fc_path_is_safe(name)) {
@@ -61,7 +63,7 @@ fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offs
     }
     uint32_t *tag = &fc_pickle_record(b->p, path)->tag[1];
     if (*tag == 0) {
-        FC_TRY(add_file(b, path, tensor, file));
+        FC_TRY(add_data_file(b, path, tensor, file));
         *tag = *file + 1;
     }
     *file = *tag - 1;
@@ -127,14 +129,9 @@ static fc_code check_files(const dcp_builder *b) {
 fc_code fc_dcp_finish_files(dcp_builder *b) {
     fc_arena *arena = b->checkpoint->arena;
     fc_file *files = fc_arena_calloc(arena, b->nfiles, sizeof *files);
-    size_t n = strlen(b->directory);
-    const char *between = n > 0 && b->directory[n - 1] == '/' ? "" : "/";
     for (size_t i = 0; files && i < b->nfiles; i++) {
-        files[i].name = b->files[i].name;
-        files[i].path = fc_arena_printf(arena, "%s%s%s", b->directory, between, b->files[i].name);
-        if (!files[i].path) {
+        if (!fc_file_in(arena, b->directory, b->files[i].name, &files[i])) {
             files = NULL;
-            break;
         }
     }
     if (!files) {

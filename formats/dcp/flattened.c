@@ -5,7 +5,8 @@
  * whole tensor. Here a tensor gets that shape, and each run becomes the boxes that it consists of. Semantics:
  * megatron/core/dist_checkpointing/strategies/torch.py and resharding.py (nd_flattened_tensor).
  */
-#include "dcp/dcp.h"
+#include "dcp/extent.h"
+#include "dcp/stages.h"
 
 #include "base/checked.h"
 #include "flat/flat_boxes.h"

@@ -2,7 +2,7 @@
  * Makes tensors from the loaded `.metadata`: names, paths, dtypes, shapes and boxes. storage.c locates the chunks
  * later.
  */
-#include "dcp/dcp.h"
+#include "dcp/stages.h"
 
 #include "base/checked.h"
 #include "base/text.h"

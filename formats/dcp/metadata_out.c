@@ -7,10 +7,13 @@
  * wrong after the checkpoint is moved.
  */
 #include "dcp/writer.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,6 +29,23 @@ typedef struct metadata_out {
     uint32_t *paths; /* per rank: the memo number of its file name, plus 1; 0: not written yet */
     size_t batched;  /* pairs or items since the mark */
 } metadata_out;
+
+void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]) {
+    snprintf(name, FC_DCP_FILE_NAME, "__%" PRIu32 "_0.distcp", rank);
+}
+
+fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *dims, fc_error *err) {
+    const fc_tensor *t = target->tensors[item->tensor].source;
+    fc_target_item box;
+    if (!fc_is_empty(t->ndim, t->shape)) {
+        return fc_target_item_of(target, item->tensor, item->rank, dims, &box, err);
+    }
+    for (int d = 0; d < t->ndim; d++) {
+        dims[d] = 0;
+        dims[t->ndim + d] = t->shape[d];
+    }
+    return FC_OK;
+}
 
 static void metadata_class(metadata_out *m, const char *name) {
     fc_torch_pickle_global(&m->w, "torch.distributed.checkpoint.metadata", name);

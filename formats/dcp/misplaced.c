@@ -5,7 +5,7 @@
  * the chunks get the boxes that their ranks held. Rows are lost if several ranks had boxes that were said to be empty,
  * because DCP stores only one of these.
  */
-#include "dcp/dcp.h"
+#include "dcp/stages.h"
 
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/mesh.h"
@@ -97,7 +97,7 @@ static int64_t ranks_of(const dcp_builder *b) {
 }
 
 /* torch.chunk gives all ranks but the last equal shares. Everything else needs a closer look. */
-static bool is_plain(const fc_tensor *t, int d) {
+static bool has_equal_shares(const fc_tensor *t, int d) {
     int64_t most = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
         most = t->chunks[i].dims[t->ndim + d] > most ? t->chunks[i].dims[t->ndim + d] : most;
@@ -110,15 +110,15 @@ static bool is_plain(const fc_tensor *t, int d) {
     return plain;
 }
 
-static bool start(const dcp_builder *b, const fc_tensor *t, over_tp *o) {
+static bool start_search(const dcp_builder *b, const fc_tensor *t, over_tp *o) {
     const int d = t->object || t->nchunks < 2 ? -1 : sharded_dimension(t);
     *o = (over_tp){.d = d, .rows = d >= 0 ? t->shape[d] : 0};
-    return d >= 0 && !is_plain(t, d) && ranks_of(b) > 0;
+    return d >= 0 && !has_equal_shares(t, d) && ranks_of(b) > 0;
 }
 
 bool fc_dcp_may_be_misplaced(const dcp_builder *b, const fc_tensor *tensor) {
     over_tp o;
-    return start(b, tensor, &o) && next_wrong(tensor, ranks_of(b), &o);
+    return start_search(b, tensor, &o) && next_wrong(tensor, ranks_of(b), &o);
 }
 
 /* Reads how many rows the stored tensor of a chunk has. @return -1 if the item cannot be read or is another one. */
@@ -192,7 +192,7 @@ fc_code fc_dcp_move_misplaced(dcp_builder *b) {
     for (size_t i = 0; i < b->ntensors; i++) {
         fc_tensor *t = &b->tensors[i];
         bool proved = false;
-        if (!start(b, t, &o)) {
+        if (!start_search(b, t, &o)) {
             continue;
         }
         while (!proved && next_wrong(t, ranks, &o)) {

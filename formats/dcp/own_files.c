@@ -1,6 +1,7 @@
 /*
  * Says which files of a directory are those of a DCP checkpoint, so that a target may replace them.
  */
+#include "dcp/builder.h"
 #include "dcp/dcp.h"
 
 #include "checkpoint/own_files.h"

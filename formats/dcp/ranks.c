@@ -5,6 +5,7 @@
  *
  * The data files alone are not enough, because their items do not contain their names.
  */
+#include "base/file_name.h"
 #include "base/grow.h"
 #include "base/name_table.h"
 #include "checkpoint/identity.h"
@@ -76,10 +77,9 @@ out:
 static fc_code open_rank(builder *m, size_t rank) {
     fc_arena *arena = m->checkpoint->arena;
     fc_checkpoint *opened = &m->opened[rank];
-    size_t n = strlen(m->directory);
-    const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
     *opened = (fc_checkpoint){.format = m->checkpoint->format, .path = m->directory, .arena = arena};
-    const char *path = fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, slash, rank);
+    const char *path =
+        fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, fc_ends_with(m->directory, "/") ? "" : "/", rank);
     if (!path) {
         return fc_no_memory(m->err, m->directory);
     }
@@ -88,7 +88,7 @@ static fc_code open_rank(builder *m, size_t rank) {
                        "%s: the file is missing, but the directory has __%zu.metadata; each rank wrote one", path,
                        m->ranks - 1);
     }
-    return fc_dcp_load(opened, m->options, m->directory, path, m->err);
+    return fc_dcp_load(opened, m->options, m->directory, path, true, m->err);
 }
 
 static fc_code gather_files(builder *m) {

@@ -5,7 +5,8 @@
  * tensors of such a checkpoint.) The headers are read here, and each chunk gets the offset of its bytes, so that chunks
  * with equal offsets have equal bytes.
  */
-#include "dcp/dcp.h"
+#include "dcp/extent.h"
+#include "dcp/stages.h"
 
 #include "base/checked.h"
 #include "fsdpckpt/box.h"

@@ -5,7 +5,7 @@
  * torch looks chunks up by name and offsets only, so chunks with the same offsets (replicas of older versions) share
  * one item.
  */
-#include "dcp/dcp.h"
+#include "dcp/stages.h"
 
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
@@ -194,18 +194,7 @@ static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *c
     return FC_OK;
 }
 
-void fc_dcp_drop_empty_chunks(fc_tensor *tensor) {
-    fc_chunk *chunks = chunks_of(tensor);
-    size_t kept = 0;
-    for (size_t i = 0; i < tensor->nchunks; i++) {
-        if (!is_empty(tensor, &chunks[i])) {
-            chunks[kept++] = chunks[i];
-        }
-    }
-    tensor->nchunks = kept;
-}
-
-static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
+static fc_code complete_chunks(const dcp_builder *b, fc_tensor *t, order *o) {
     fc_chunk *chunks = chunks_of(t);
     size_t kept = 0;
     for (size_t i = 0; i < t->nchunks && !t->object; i++) {
@@ -251,7 +240,7 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
         FC_TRY(place_chunk(b, number - 1, chunk, pairs[i + 1]));
     }
     for (size_t i = 0; i < b->ntensors; i++) {
-        FC_TRY(complete(b, &b->tensors[i], &orders[i]));
+        FC_TRY(complete_chunks(b, &b->tensors[i], &orders[i]));
     }
     return FC_OK;
 }

@@ -2,7 +2,9 @@
  * Verifies the records of objects by the CRC-32s of their archives. The archives of tensors are verified when they are
  * opened for their extents (extent.c).
  */
-#include "dcp/dcp.h"
+#include "dcp/builder.h"
+#include "dcp/extent.h"
+#include "dcp/files.h"
 
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"

@@ -7,6 +7,7 @@
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
+#include "dcp/extent.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "registry.h"
@@ -29,7 +30,7 @@ static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, f
 }
 
 /* Appends the file to the files of DCP. */
-static fc_code add_file(fc_checkpoint *checkpoint, const char *name, const char **path, fc_error *err) {
+static fc_code add_torch_file(fc_checkpoint *checkpoint, const char *name, const char **path, fc_error *err) {
     size_t nfiles = checkpoint->nfiles;
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
     *path = fc_arena_printf(checkpoint->arena, "%s/%s", checkpoint->path, name);
@@ -76,7 +77,7 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
 static fc_code add_optional(fc_checkpoint *checkpoint, const char *name, bool optional, const char **why,
                             fc_error *err) {
     const char *path = NULL;
-    FC_TRY(add_file(checkpoint, name, &path, err));
+    FC_TRY(add_torch_file(checkpoint, name, &path, err));
     fc_code rc = add_values(checkpoint, name, path, err);
     if (rc != FC_EUNSUPPORTED || !optional) {
         return rc;

@@ -38,10 +38,6 @@ typedef struct dcp_writer {
     fc_torch_inners inners; /* of the object that is laid out */
 } dcp_writer;
 
-void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]) {
-    snprintf(name, FC_DCP_FILE_NAME, "__%" PRIu32 "_0.distcp", rank);
-}
-
 bool fc_dcp_is_directory(const fc_target *target) {
     (void)target;
     return true;
@@ -66,32 +62,13 @@ fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *w
     return FC_OK;
 }
 
-static bool has_elements(const fc_tensor *t) {
-    const fc_box box = {t->ndim, t->shape, t->shape};
-    return fc_box_volume(&box) > 0;
-}
-
 /* A tensor without elements is stored once, as by torch; empty shards of other tensors are not stored. */
 static bool is_stored(const fc_target *target, const fc_target_file *file, const fc_target_item *item) {
     const fc_tensor *t = target->tensors[item->tensor].source;
-    if (!has_elements(t)) {
+    if (fc_is_empty(t->ndim, t->shape)) {
         return file->rank == 0;
     }
-    const fc_box box = {t->ndim, item->dims, item->dims + t->ndim};
-    return item->owned && fc_box_volume(&box) > 0;
-}
-
-fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *dims, fc_error *err) {
-    const fc_tensor *t = target->tensors[item->tensor].source;
-    fc_target_item box;
-    if (has_elements(t)) {
-        return fc_target_item_of(target, item->tensor, item->rank, dims, &box, err);
-    }
-    for (int d = 0; d < t->ndim; d++) {
-        dims[d] = 0;
-        dims[t->ndim + d] = t->shape[d];
-    }
-    return FC_OK;
+    return item->owned && !fc_is_empty(t->ndim, item->dims + t->ndim);
 }
 
 static fc_code pickle_object(dcp_writer *w, const fc_target_tensor *t, bool *verbatim, fc_error *err) {

@@ -40,6 +40,16 @@ bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out) {
     return n == 1 && fc_pickle_int(p, arguments[0], out);
 }
 
+fc_code fc_ds_stage_of(const ds_builder *b, const torch_file *f, fc_pv state_dict, int *stage) {
+    int64_t value = 1;
+    fc_pv v = fc_ds_get(f->p, state_dict, "zero_stage");
+    if (v && (!fc_ds_int(f->p, v, &value) || value < 1 || value > 3)) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: zero_stage is not 1, 2 or 3", f->path);
+    }
+    *stage = (int)value;
+    return FC_OK;
+}
+
 /* ---- tensors ---- */
 
 ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_element *elements, size_t count) {
@@ -59,7 +69,7 @@ ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_eleme
 }
 
 /* @return NULL when out of memory. */
-static fc_chunk *add_chunk(ds_tensor *t) {
+static fc_chunk *next_chunk(ds_tensor *t) {
     return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
 }
 
@@ -74,7 +84,7 @@ static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const t
     t->dtype = d->dtype;
     t->ndim = d->ndim;
     t->shape = dims + d->ndim;
-    fc_chunk *chunk = t->numel > 0 ? add_chunk(t) : NULL;
+    fc_chunk *chunk = t->numel > 0 ? next_chunk(t) : NULL;
     if (t->numel > 0 && !chunk) {
         return fc_ds_no_memory(b);
     }
@@ -180,7 +190,7 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *ext
         int64_t *kept = fc_arena_alloc(arena, bytes);
         torch_extent *box =
             box_extent(arena, extent, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
-        fc_chunk *chunk = kept && box ? add_chunk(t) : NULL;
+        fc_chunk *chunk = kept && box ? next_chunk(t) : NULL;
         if (!chunk) {
             return fc_ds_no_memory(b);
         }

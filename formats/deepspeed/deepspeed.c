@@ -74,7 +74,7 @@ static fc_code set_note(const ds_builder *b) {
     return FC_OK;
 }
 
-static fc_code finish(const ds_builder *b) {
+static fc_code finish_manifest(const ds_builder *b) {
     fc_tensor *tensors = fc_arena_calloc(b->checkpoint->arena, b->ntensors, sizeof *tensors);
     const char *twice = NULL;
     if (!tensors) {
@@ -117,7 +117,7 @@ static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options
     fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, b.files.nfiles);
     FC_TRY_GOTO(fc_ds_read_stage(&b), rc, out);
     FC_TRY_GOTO(fc_ds_read_model(&b), rc, out);
-    rc = finish(&b);
+    rc = finish_manifest(&b);
 out:
     for (size_t i = 0; i < b.ntensors; i++) {
         free(b.tensors[i].chunks);

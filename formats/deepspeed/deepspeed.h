@@ -42,8 +42,6 @@ fc_code fc_ds_list_steps(const char *directory, fc_listing *out, fc_error *err);
 bool fc_ds_is_universal(const char *directory, fc_error *err);
 /** Adds the files of a universal checkpoint other than those of the model. (universal.c) */
 fc_code fc_ds_find_universal(fc_arena *arena, ds_files *files, fc_error *err);
-/** Sets `out` to the file `name` in the directory of the step. @return false when out of memory. */
-bool fc_ds_keep_file(fc_arena *arena, const char *directory, const char *name, fc_file *out);
 
 /** Finds the files of the checkpoint at `path`. (files.c) */
 fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_error *err);

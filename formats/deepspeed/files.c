@@ -7,6 +7,7 @@
 #include "base/file_name.h"
 #include "base/grow.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -251,13 +252,6 @@ out:
     return fc_dir_close(&dir, rc, err);
 }
 
-bool fc_ds_keep_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
-    size_t n = strlen(directory);
-    out->name = fc_arena_strndup(arena, name, strlen(name));
-    out->path = fc_arena_printf(arena, "%s%s%s", directory, n > 0 && directory[n - 1] == '/' ? "" : "/", name);
-    return out->name && out->path;
-}
-
 /* The ranks must count from 0 without a gap, and each must have one file per role. */
 static fc_code check_ranks(const ds_files *files, const found_file *list, size_t count, fc_error *err) {
     uint32_t next = 0;
@@ -284,7 +278,7 @@ static fc_code take_files(fc_arena *arena, const found_file *list, size_t count,
     out->optims = fc_arena_calloc(arena, count, sizeof *out->optims);
     bool good = out->files && out->models && out->optims;
     for (size_t i = 0; good && i < count; i++) {
-        good = fc_ds_keep_file(arena, out->directory, list[i].name, &out->files[i]);
+        good = fc_file_in(arena, out->directory, list[i].name, &out->files[i]);
         *(list[i].role == DS_MODEL ? &out->models[out->nmodels++] : &out->optims[out->noptims++]) = (uint32_t)i;
     }
     out->nfiles = count;

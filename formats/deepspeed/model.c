@@ -361,7 +361,7 @@ static fc_code read_ordinary(model *m) {
 
 /* ---- the checkpoint ---- */
 
-static fc_code read_all(model *m) {
+static fc_code read_model_parts(model *m) {
     const fc_pickle *p = m->f->p;
     m->module = fc_ds_get(p, p->root, "module");
     m->shapes = fc_ds_get(p, p->root, "param_shapes");
@@ -392,7 +392,7 @@ fc_code fc_ds_read_model(ds_builder *b) {
     torch_file f;
     model m = {.b = b, .f = &f};
     FC_TRY(fc_torch_open_one(b->checkpoint, file, &f, b->err));
-    fc_code rc = read_all(&m);
+    fc_code rc = read_model_parts(&m);
     fc_torch_file_close(&f);
     fc_torch_dict_free(&m.values);
     fc_torch_dict_free(&m.fragments);

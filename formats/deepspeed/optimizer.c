@@ -52,16 +52,6 @@ static bool read_partition_count(const rank_file *r, int64_t *out, bool *same) {
     return n > 0;
 }
 
-fc_code fc_ds_stage_of(const ds_builder *b, const torch_file *f, fc_pv state_dict, int *stage) {
-    int64_t value = 1;
-    fc_pv v = fc_ds_get(f->p, state_dict, "zero_stage");
-    if (v && (!fc_ds_int(f->p, v, &value) || value < 1 || value > 3)) {
-        return fc_fail(b->err, FC_ECORRUPT, "%s: zero_stage is not 1, 2 or 3", f->path);
-    }
-    *stage = (int)value;
-    return FC_OK;
-}
-
 static fc_code check_partitions(const rank_file *r) {
     int64_t count = 0;
     bool same;

@@ -10,6 +10,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -41,7 +42,7 @@ typedef struct listing {
     fc_error *err;
 } listing;
 
-static fc_code add_file(listing *l, const char *param, const char *name, size_t length) {
+static fc_code list_value_file(listing *l, const char *param, const char *name, size_t length) {
     const char *key = fc_arena_strndup(l->arena, name, length);
     if (!key || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
         return fc_no_memory(l->err, l->files->directory);
@@ -71,7 +72,7 @@ static fc_code list_param(listing *l, const char *name) {
     for (const char *file; (file = fc_dir_next(&dir)) != NULL;) {
         size_t n = strlen(file);
         if (n > 3 && strcmp(file + n - 3, ".pt") == 0) {
-            FC_TRY_GOTO(add_file(l, param, file, n - 3), rc, out);
+            FC_TRY_GOTO(list_value_file(l, param, file, n - 3), rc, out);
         }
     }
 out:
@@ -118,11 +119,11 @@ static fc_code keep_files(const listing *l, ds_files *files) {
         values[i] = l->items[i];
         values[i].file = (uint32_t)(first + i);
         const char *name = fc_arena_printf(l->arena, "%s/%s/%s.pt", folder, values[i].param, values[i].key);
-        if (!name || !fc_ds_keep_file(l->arena, files->directory, name, &all[first + i])) {
+        if (!name || !fc_file_in(l->arena, files->directory, name, &all[first + i])) {
             return fc_no_memory(l->err, l->files->directory);
         }
     }
-    if (!fc_ds_keep_file(l->arena, files->directory, state_file, &all[count - 1])) {
+    if (!fc_file_in(l->arena, files->directory, state_file, &all[count - 1])) {
         return fc_no_memory(l->err, l->files->directory);
     }
     files->optimizer = (uint32_t)(count - 1);
@@ -232,7 +233,7 @@ static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_elemen
 }
 
 /* Adds the value in one file. */
-static fc_code add_value(ds_builder *b, const torch_file *f, const ds_value *value, const ds_param *param) {
+static fc_code add_universal_value(ds_builder *b, const torch_file *f, const ds_value *value, const ds_param *param) {
     const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = value->param}, {.key = value->key}};
     const fc_path_element model[2] = {{.key = "model"}, {.key = value->param}};
     bool is_master = strcmp(value->key, master) == 0;
@@ -266,7 +267,7 @@ fc_code fc_ds_add_universal(ds_builder *b, const char *name, const ds_param *par
     for (; i < files->nvalues && strcmp(files->values[i].param, name) == 0; i++) {
         torch_file f;
         FC_TRY(fc_torch_open_one(b->checkpoint, files->values[i].file, &f, b->err));
-        const fc_code rc = add_value(b, &f, &files->values[i], param);
+        const fc_code rc = add_universal_value(b, &f, &files->values[i], param);
         fc_torch_file_close(&f);
         FC_TRY(rc);
         FC_TRY(fc_progress_count(b->progress, 1, b->err));

@@ -306,7 +306,7 @@ out:
     return rc;
 }
 
-static fc_code read_all(fc_h5_tables *t, fc_error *err) {
+static fc_code read_tables(fc_h5_tables *t, fc_error *err) {
     fc_h5_state *state = t->checkpoint->state;
     const size_t ranks = (size_t)fc_h5_rows(t, FC_H5_T_FILES);
     FC_TRY(read_mesh(t, err));
@@ -334,7 +334,7 @@ fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *use
     fc_code rc = FC_OK;
     if (*used) {
         FC_TRY_GOTO(load(&t, &f, at, manifest.bytes, err), rc, out);
-        rc = read_all(&t, err);
+        rc = read_tables(&t, err);
     }
 out:
     close(f.fd);

@@ -91,7 +91,7 @@ static const char *difference(const fc_checkpoint *a, const fc_tensor *x, const 
     return x->nchunks == y->nchunks ? NULL : "the number of its boxes";
 }
 
-static void compare(const fc_checkpoint *listed, const fc_checkpoint *walked, struct fc_findings *findings) {
+static void compare_listed(const fc_checkpoint *listed, const fc_checkpoint *walked, struct fc_findings *findings) {
     const fc_defect place = {.file = listed->files[0].name};
     const char *path = listed->files[0].path;
     if (!fc_mesh_equal(&listed->mesh, &walked->mesh) || listed->ntensors != walked->ntensors) {
@@ -127,7 +127,7 @@ fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings 
     FC_TRY_GOTO(directory ? FC_OK : fc_no_memory(err, checkpoint->path), rc, out);
     rc = fc_h5_walk_sharded(&walked, directory, &why);
     if (rc == FC_OK) {
-        compare(checkpoint, &walked, findings);
+        compare_listed(checkpoint, &walked, findings);
     } else if (rc == FC_ENOMEM || rc == FC_EIO) {
         fc_fail(err, rc, "%s", why.message);
     } else {

@@ -29,7 +29,7 @@ static bool same_shape(const mg_value *a, const mg_value *b) {
     return a->dtype == b->dtype && fc_same_sizes(a->ndim, a->sizes, b->ndim, b->sizes);
 }
 
-static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b, bool *same) {
+static fc_code compare_values(const mg_reader *r, const mg_value *a, const mg_value *b, bool *same) {
     *same = false;
     if (a->refusal || b->refusal || (a->object == NULL) != (b->object == NULL)) {
         return FC_OK;
@@ -77,8 +77,8 @@ static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *
 
 /* Adds a chunk with `count` rows of the value from row `from` on, where rows are along the sharded dimension. In the
  * tensor it starts at row `offset`, after `blocks` blocks of experts. */
-static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t blocks,
-                         int64_t from, int64_t count, int64_t offset) {
+static fc_code add_shard_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t blocks,
+                               int64_t from, int64_t count, int64_t offset) {
     fc_arena *arena = r->checkpoint->arena;
     size_t n = (size_t)v->ndim, dim = (size_t)v->sharding.dim;
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
@@ -105,7 +105,7 @@ static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, con
     return FC_OK;
 }
 
-static fc_code describe(const mg_reader *r, const mg_value *v, int64_t blocks, int64_t shards, fc_tensor *t) {
+static fc_code describe_joined(const mg_reader *r, const mg_value *v, int64_t blocks, int64_t shards, fc_tensor *t) {
     int64_t *shape = fc_arena_calloc(r->checkpoint->arena, (size_t)v->ndim, sizeof *shape);
     *t = (fc_tensor){.name = v->name, .path = v->path, .dtype = v->dtype, .ndim = v->ndim, .shape = shape};
     if (!shape) {
@@ -129,16 +129,16 @@ static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t 
     if (!chunks) {
         return fc_mg_no_memory(r);
     }
-    FC_TRY(describe(r, v, blocks, shards, t));
+    FC_TRY(describe_joined(r, v, blocks, shards, t));
     t->chunks = chunks;
     for (int64_t i = 0; i < blocks * shards && !fc_is_empty(v->ndim, v->sizes); i++) {
         int64_t block = i / shards, shard = i % shards;
         if (!gated) {
-            FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, size, shard * size));
+            FC_TRY(add_shard_chunk(r, t, chunks, values[i], block, 0, size, shard * size));
             continue;
         }
-        FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, half, shard * half));
-        FC_TRY(add_chunk(r, t, chunks, values[i], block, half, half, (shards + shard) * half));
+        FC_TRY(add_shard_chunk(r, t, chunks, values[i], block, 0, half, shard * half));
+        FC_TRY(add_shard_chunk(r, t, chunks, values[i], block, half, half, (shards + shard) * half));
     }
     return set_placements(r, t, v, sharding);
 }
@@ -174,7 +174,7 @@ static fc_code join_loose(joiner *j, const group *g) {
     FC_TRY(keep_value(j, g->values[0], g->values[0]->name, &g->values[0]->path));
     for (size_t i = 1; i < g->count; i++) {
         bool same = false;
-        FC_TRY(compare(j->r, g->values[0], g->values[i], &same));
+        FC_TRY(compare_values(j->r, g->values[0], g->values[i], &same));
         if (!same) {
             FC_TRY(keep_for_rank(j, g->values[i]));
         }
@@ -237,7 +237,7 @@ static fc_code check_group(const mg_reader *r, const group *g) {
 /* Copies should be equal. If no rule says that the values are copies and they differ, they cannot be joined. */
 static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value *b, bool *differ) {
     bool same;
-    FC_TRY(compare(r, a, b, &same));
+    FC_TRY(compare_values(r, a, b, &same));
     if (!same && a->sharding.rule == MG_UNKNOWN) {
         return fc_fail(r->err, FC_EUNSUPPORTED,
                        "%s: tensor %.256s: it differs from that in %s, and the dimension along which Megatron shards "

@@ -371,8 +371,8 @@ static bool is_stateless(const mg_optimizer *o) {
 }
 
 /* Assigns the parameters of one of `members` optimizers their states. `*reason` is NULL, or why that is impossible. */
-static fc_code prepare(mg_optimizer *o, fc_pv optimizer, size_t members, size_t first, size_t end,
-                       const char **reason) {
+static fc_code prepare_member(mg_optimizer *o, fc_pv optimizer, size_t members, size_t first, size_t end,
+                              const char **reason) {
     o->outer = o->inner = optimizer;
     if (get_item(o->r, optimizer, "optimizer")) {
         o->inner = get_item(o->r, optimizer, "optimizer");
@@ -387,8 +387,8 @@ static fc_code prepare(mg_optimizer *o, fc_pv optimizer, size_t members, size_t 
     return assign(o, reason);
 }
 
-static fc_code read_all(mg_optimizer *optimizers, const fc_pv *values, size_t members, size_t first, size_t end,
-                        bool *named) {
+static fc_code read_members(mg_optimizer *optimizers, const fc_pv *values, size_t members, size_t first, size_t end,
+                            bool *named) {
     mg_reader *r = optimizers->r;
     const char *reason = NULL;
     size_t stateless = 0;
@@ -397,7 +397,7 @@ static fc_code read_all(mg_optimizer *optimizers, const fc_pv *values, size_t me
         o->r = r;
         o->member = i;
         o->first_group = i > 0 ? o[-1].first_group + o[-1].ngroups : 0;
-        FC_TRY(prepare(o, values[i], members, first, end, &reason));
+        FC_TRY(prepare_member(o, values[i], members, first, end, &reason));
         stateless += is_stateless(o);
     }
     reason = !reason && stateless > 0 && stateless < members ? "only some of its optimizers have a state" : reason;
@@ -424,7 +424,8 @@ fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t
         r->unnamed = "it consists of an unsupported number of optimizers";
         r->unnamed_file = r->rank;
     } else {
-        FC_TRY_GOTO(read_all(optimizers, list ? list : &optimizer, list ? members : 1, first, end, &named), rc, out);
+        FC_TRY_GOTO(read_members(optimizers, list ? list : &optimizer, list ? members : 1, first, end, &named), rc,
+                    out);
     }
 out:
     for (size_t i = 0; i < MOST_OPTIMIZERS; i++) {

@@ -46,7 +46,7 @@ static fc_code read_files(index_reader *o) {
 }
 
 /* Joins the tensors in the order of the files. No name may be in two files. */
-static fc_code join(index_reader *o, fc_name_table *names, fc_tensor *all) {
+static fc_code join_files(index_reader *o, fc_name_table *names, fc_tensor *all) {
     size_t n = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         for (size_t i = 0; i < o->counts[f]; i++) {
@@ -89,7 +89,7 @@ static fc_code open_files(index_reader *o, const fc_open_options *options) {
     FC_TRY(read_files(o));
     fc_name_table *names = fc_name_table_new(arena, o->total + 1);
     fc_tensor *all = fc_arena_calloc(arena, o->total + 1, sizeof *all);
-    FC_TRY(names && all ? join(o, names, all) : fc_no_memory(o->err, o->checkpoint->path));
+    FC_TRY(names && all ? join_files(o, names, all) : fc_no_memory(o->err, o->checkpoint->path));
     return check_map(o, names);
 }
 

@@ -23,7 +23,7 @@ static json_t *numbers(int n, const int64_t *values) {
     return array;
 }
 
-static fc_code add_tensor(const fc_target *target, const fc_target_item *item, json_t *tensors, fc_error *err) {
+static fc_code add_layout_tensor(const fc_target *target, const fc_target_item *item, json_t *tensors, fc_error *err) {
     const fc_target_tensor *t = &target->tensors[item->tensor];
     char placements[FC_MAX_MESH_DIMS * 64];
     int ndim = t->source->ndim;
@@ -47,7 +47,7 @@ fc_code fc_pt_layout_json(const fc_target *target, const fc_target_file *file, c
     }
     for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
         if (!target->tensors[file->items[i].tensor].source->object) {
-            rc = add_tensor(target, &file->items[i], tensors, err);
+            rc = add_layout_tensor(target, &file->items[i], tensors, err);
         }
     }
     json_t *root = json_pack("{s:i, s:I, s:o, s:o, s:o}", "fsdpckpt_layout", 1, "rank", (json_int_t)file->rank,

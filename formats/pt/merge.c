@@ -69,7 +69,7 @@ static fc_code add_rank_object(pt_builder *m, const torch_leaf *leaf, pt_value *
                           name);
 }
 
-static fc_code add_object(pt_builder *m, const torch_leaf *leaf) {
+static fc_code merge_object(pt_builder *m, const torch_leaf *leaf) {
     torch_object *object = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
@@ -95,7 +95,7 @@ static bool same_shape(const pt_value *v, const pt_shard *shard) {
     return fc_same_sizes(v->ndim, v->shape, shard->ndim, shard->shape);
 }
 
-static fc_code describe(pt_builder *m, pt_value *v, const pt_shard *shard, fc_dtype dtype) {
+static fc_code describe_value(pt_builder *m, pt_value *v, const pt_shard *shard, fc_dtype dtype) {
     size_t bytes = (size_t)shard->ndim * sizeof *v->shape;
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
     v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)shard->mesh.ndim, sizeof *v->placements);
@@ -119,7 +119,7 @@ static bool has_box(const pt_builder *m, const pt_value *v, const pt_shard *shar
            FC_NO_NAME;
 }
 
-static fc_code add_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
+static fc_code add_value_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
     if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
         return fc_no_memory(m->err, m->checkpoint->path);
@@ -169,12 +169,12 @@ static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *
         m->err, "%s", m->f->path);
     FC_TRY(check_local(m, shard, &t));
     if (made) {
-        FC_TRY(describe(m, v, shard, t.dtype));
+        FC_TRY(describe_value(m, v, shard, t.dtype));
     }
     if (v->object || v->plain || v->dtype != t.dtype || !same_shape(v, shard)) {
         return fc_fail(m->err, FC_ECORRUPT, "%s: its dtype or shape differs from that of earlier ranks", m->f->path);
     }
-    return wanted && !fc_is_empty(shard->ndim, shard->sizes) ? add_chunk(m, v, shard, extent) : FC_OK;
+    return wanted && !fc_is_empty(shard->ndim, shard->sizes) ? add_value_chunk(m, v, shard, extent) : FC_OK;
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
@@ -255,13 +255,13 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
     memcpy(shard.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     if (made) {
-        FC_TRY(describe(m, v, &shard, t.dtype));
+        FC_TRY(describe_value(m, v, &shard, t.dtype));
         m->joined++;
     } else {
         FC_TRY(extend_along(m, v, &t, dim, &shard));
     }
     v->shards = m->rank + 1;
-    return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_chunk(m, v, &shard, extent);
+    return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_value_chunk(m, v, &shard, extent);
 }
 
 /* Compares a plain tensor with that of rank 0, from which `v` was made. */
@@ -317,8 +317,8 @@ static fc_code add_plain(pt_builder *m, const torch_leaf *leaf) {
         return compare_plain(m, v, &shard, t.dtype, extent);
     }
     v->plain = true;
-    FC_TRY(describe(m, v, &shard, t.dtype));
-    return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_chunk(m, v, &shard, extent);
+    FC_TRY(describe_value(m, v, &shard, t.dtype));
+    return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_value_chunk(m, v, &shard, extent);
 }
 
 static fc_code add_sharded(pt_builder *m, const torch_leaf *leaf) {
@@ -367,7 +367,7 @@ static fc_code merge_leaf(pt_builder *m, const torch_leaf *leaf) {
     pt_shard shard;
     switch (leaf->kind) {
     case TORCH_OBJECT:
-        return add_object(m, leaf);
+        return merge_object(m, leaf);
     case TORCH_DTENSOR:
         FC_TRY(fc_pt_dtensor_shard(m->f, leaf->v, &shard, m->err));
         return add_shard(m, leaf, &shard);

@@ -4,6 +4,7 @@
  */
 #include "base/checked.h"
 #include "checkpoint/identity.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "pt/merge.h"
@@ -12,6 +13,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -148,13 +150,10 @@ static fc_code check_links(const pt_builder *m, const fc_open_options *options, 
 
 /* Names the files of a set from checkpoint->files[first] on. */
 static fc_code name_files(pt_builder *m, const pt_set *set, fc_file *files) {
-    fc_arena *arena = m->checkpoint->arena;
-    size_t n = strlen(m->directory);
-    const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
+    char name[NAME_MAX + 1];
     for (int64_t r = 0; r < set->ranks; r++) {
-        files[r].name = fc_arena_printf(arena, "%s%0*" PRId64 "%s", set->head, set->width, r, set->tail);
-        files[r].path = files[r].name ? fc_arena_printf(arena, "%s%s%s", m->directory, slash, files[r].name) : NULL;
-        if (!files[r].path) {
+        snprintf(name, sizeof name, "%s%0*" PRId64 "%s", set->head, set->width, r, set->tail);
+        if (!fc_file_in(m->checkpoint->arena, m->directory, name, &files[r])) {
             return fc_no_memory(m->err, m->checkpoint->path);
         }
     }
@@ -240,7 +239,7 @@ static fc_code place_plain(const pt_builder *m, const pt_value *v, fc_tensor *t)
     return placements ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-static fc_code finish(pt_builder *m) {
+static fc_code finish_manifest(pt_builder *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
     if (!tensors) {
         return fc_no_memory(m->err, m->checkpoint->path);
@@ -305,7 +304,7 @@ static fc_code add_sets(pt_builder *m, const pt_set *sets, size_t nsets, const c
             FC_TRY(add_set(m, &sets[i], !only && nsets > 1, options, files));
         }
     }
-    FC_TRY(finish(m));
+    FC_TRY(finish_manifest(m));
     for (size_t i = 0; i < nsets; i++) {
         FC_TRY(!only || strcmp(only, sets[i].name) == 0 ? note_assumed(m, &sets[i]) : FC_OK);
     }
@@ -360,7 +359,7 @@ fc_code fc_pt_open_alone(fc_checkpoint *checkpoint, const fc_open_options *optio
     FC_TRY_GOTO(begin_tables(&m), rc, out);
     FC_TRY_GOTO(read_set(&m, &alone, false, options, 0), rc, out);
     FC_TRY_GOTO(make_whole(&m), rc, out);
-    FC_TRY_GOTO(finish(&m), rc, out);
+    FC_TRY_GOTO(finish_manifest(&m), rc, out);
     checkpoint->producer = "torch.save";
 out:
     free_builder(&m);

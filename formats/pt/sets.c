@@ -188,8 +188,8 @@ static bool is_in_group(const char *file, const char *group) {
 }
 
 /* Lists the names of a group's files in `directory`, sorted, so that messages do not depend on the file system. */
-static fc_code list_names(const char *directory, const char *group, fc_arena *arena, const char ***out, size_t *count,
-                          fc_error *err) {
+static fc_code list_group_files(const char *directory, const char *group, fc_arena *arena, const char ***out,
+                                size_t *count, fc_error *err) {
     fc_dir dir;
     const char **names = NULL;
     size_t capacity = 0;
@@ -235,7 +235,7 @@ fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *aren
     fc_code rc;
     *count = 0;
     *out = NULL;
-    FC_TRY_GOTO(list_names(directory, group, arena, &names, &nnames, err), rc, out);
+    FC_TRY_GOTO(list_group_files(directory, group, arena, &names, &nnames, err), rc, out);
     *out = fc_arena_calloc(arena, nnames + 1, sizeof **out);
     FC_TRY_GOTO(*out ? FC_OK : fc_no_memory(err, directory), rc, out);
     for (size_t i = 0; i < nnames; i++) {
@@ -278,7 +278,7 @@ fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err) {
     char group[NAME_MAX + 1];
     size_t count = 0;
     fc_code rc;
-    FC_TRY_GOTO(list_names(directory, NULL, out->arena, &names, &count, err), rc, out);
+    FC_TRY_GOTO(list_group_files(directory, NULL, out->arena, &names, &count, err), rc, out);
     for (size_t i = 0; i < count; i++) {
         pt_rank_name name;
         fc_pt_parse_rank_name(names[i], &name);

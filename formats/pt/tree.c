@@ -39,8 +39,8 @@ static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *
     return made;
 }
 
-static fc_code add_value(pt_tree *tree, const fc_target_tensor *t, const fc_path_element *flat, uint32_t item,
-                         fc_error *err) {
+static fc_code nest_value(pt_tree *tree, const fc_target_tensor *t, const fc_path_element *flat, uint32_t item,
+                          fc_error *err) {
     const fc_path_element *elements = t->path.count ? t->path.elements : flat;
     size_t count = t->path.count ? t->path.count : 1;
     uint32_t at = 0;
@@ -76,7 +76,7 @@ fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
         tree->flat[i].key = t->name;
-        FC_TRY(add_value(tree, t, &tree->flat[i], (uint32_t)i, err));
+        FC_TRY(nest_value(tree, t, &tree->flat[i], (uint32_t)i, err));
     }
     return FC_OK;
 }

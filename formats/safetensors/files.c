@@ -5,6 +5,7 @@
 #include "safetensors/groups.h"
 
 #include "checkpoint/identity.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header.h"
 
@@ -41,20 +42,13 @@ bool fc_st_files_probe(const fc_probe *probe) {
            is_header_start(probe->head, probe->head_size);
 }
 
-bool fc_st_make_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
-    size_t n = strlen(directory);
-    out->name = fc_arena_strndup(arena, name, strlen(name));
-    out->path = fc_arena_printf(arena, "%s%s%s", directory, n > 0 && directory[n - 1] == '/' ? "" : "/", name);
-    return out->name && out->path;
-}
-
 /* Takes the names of one group. */
 static fc_code take_names(fc_arena *arena, const st_names *l, const char *group, st_files *out, fc_error *err) {
     fc_file *files = fc_arena_calloc(arena, l->count + 1, sizeof *files);
     out->files = files;
     for (size_t i = 0; files && i < l->count; i++) {
         if (strcmp(l->groups[i], group) == 0 &&
-            !fc_st_make_file(arena, out->directory, l->names[i], &files[out->nfiles++])) {
+            !fc_file_in(arena, out->directory, l->names[i], &files[out->nfiles++])) {
             files = NULL;
         }
     }
@@ -157,9 +151,8 @@ static fc_code find_in_directory(fc_checkpoint *checkpoint, const st_names *l, c
     fc_file index;
     uint32_t shard, model, models;
     if (fc_ends_with(group, ST_INDEX_EXTENSION)) {
-        return fc_st_make_file(arena, out->directory, group, &index)
-                   ? read_index(checkpoint, index.path, options, out, err)
-                   : fc_no_memory(err, out->directory);
+        return fc_file_in(arena, out->directory, group, &index) ? read_index(checkpoint, index.path, options, out, err)
+                                                                : fc_no_memory(err, out->directory);
     }
     FC_TRY(take_names(arena, l, group, out, err));
     if (out->nfiles == 0) {
@@ -184,11 +177,6 @@ fc_code fc_st_check_links(const st_files *f, fc_error *err) {
         FC_TRY(fc_check_link(f->files[i].path, f->files[i].name, root, err));
     }
     return FC_OK;
-}
-
-void fc_st_files_free(st_files *files) {
-    free(files->map);
-    files->map = NULL;
 }
 
 static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *options, st_files *out, fc_error *err) {

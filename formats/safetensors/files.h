@@ -54,7 +54,4 @@ fc_code fc_st_index_read(fc_arena *arena, const char *path, st_files *out, fc_er
 /** Fails if a file is a link out of the directory. Links in the cache of huggingface_hub are accepted. */
 fc_code fc_st_check_links(const st_files *files, fc_error *err);
 
-/** Sets `out` to the file `name` in the directory. @return false when out of memory. */
-bool fc_st_make_file(fc_arena *arena, const char *directory, const char *name, fc_file *out);
-
 #endif

@@ -239,7 +239,7 @@ static void mark_all(const lister *l) {
 }
 
 /* Whether all files are numbered ones with the stem of the only index, so that it need not be read yet. */
-static bool is_plain(const lister *l, const char *index) {
+static bool is_plain_index(const lister *l, const char *index) {
     const size_t stem = stem_of(index);
     bool is = l->names.nindexes == 1 && l->names.count > 0;
     for (size_t i = 0; i < l->names.count && is; i++) {
@@ -259,7 +259,7 @@ static fc_code add_index(const lister *l, const char *index) {
     if (!path) {
         return fc_no_memory(l->err, l->directory);
     }
-    if (is_plain(l, index)) {
+    if (is_plain_index(l, index)) {
         mark_all(l);
         return fc_listing_add(l->out, index, l->names.names[0], role_of(index), l->err);
     }

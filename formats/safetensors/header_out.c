@@ -110,8 +110,8 @@ static json_t *layout_json(const header_builder *m, const fc_target_tensor *t) {
 }
 
 /* Adds one tensor to the tables of `__metadata__`. */
-static bool describe(const header_builder *m, const fc_target_item *item, json_t *paths, json_t *dtypes,
-                     json_t *offsets, json_t *layouts) {
+static bool describe_item(const header_builder *m, const fc_target_item *item, json_t *paths, json_t *dtypes,
+                          json_t *offsets, json_t *layouts) {
     const fc_target_tensor *t = tensor_of(m, item);
     st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
     bool good = true;
@@ -134,7 +134,7 @@ static fc_code add_tables(const header_builder *m) {
     static const char *const keys[4] = {ST_PATHS, ST_DTYPES, ST_SHARDING, ST_LAYOUT};
     bool good = tables[0] && tables[1] && tables[2] && tables[3];
     for (size_t i = 0; good && i < m->out->count; i++) {
-        good = describe(m, &m->file->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
+        good = describe_item(m, &m->file->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
     }
     fc_code rc;
     FC_TRY_GOTO(good ? FC_OK : out_of_memory(m), rc, out);
@@ -206,7 +206,7 @@ static json_t *base64_json(const unsigned char *bytes, size_t size) {
     return value;
 }
 
-static fc_code add_object(const header_builder *m, const fc_target_tensor *t) {
+static fc_code write_object_entry(const header_builder *m, const fc_target_tensor *t) {
     fc_arena *arena = fc_arena_new();
     char *key = NULL;
     const char *json = NULL;
@@ -242,7 +242,7 @@ static fc_code add_objects(const header_builder *m, bool keep) {
         if (t->source->object) {
             item->owned = false; /* see fc_format.objects_note */
             if (keep && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) != 0) {
-                FC_TRY(add_object(m, t));
+                FC_TRY(write_object_entry(m, t));
             }
         }
     }
@@ -369,7 +369,7 @@ static fc_code print_text(header_builder *m) {
 }
 
 /* Sets the length and finds the offsets of the digests. */
-static fc_code finish(const header_builder *m) {
+static fc_code finish_header(const header_builder *m) {
     static const char mark[] = "\"" ST_DIGESTS "\":\""; /* within a text the quotation marks would be escaped */
     st_header_out *out = m->out;
     uint64_t length = out->size - ST_LENGTH_BYTES;
@@ -406,7 +406,7 @@ fc_code fc_st_header_make(const st_common *common, fc_target_file *file, bool ob
     FC_TRY_GOTO(set_offsets(&m), rc, out);
     FC_TRY_GOTO(build_metadata(&m, objects), rc, out);
     FC_TRY_GOTO(print_text(&m), rc, out);
-    rc = finish(&m);
+    rc = finish_header(&m);
 out:
     json_decref(m.metadata);
     return rc;

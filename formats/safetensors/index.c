@@ -4,6 +4,7 @@
  */
 #include "base/grow.h"
 #include "base/text.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -68,7 +69,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
     fc_file *files = fc_arena_calloc(r->arena, n + 1, sizeof *files);
     bool good = files != NULL && n < UINT32_MAX;
     for (size_t i = 0; good && i < n; i++) {
-        good = fc_st_make_file(r->arena, out->directory, names[i], &files[i]);
+        good = fc_file_in(r->arena, out->directory, names[i], &files[i]);
     }
     for (size_t i = 0; good && i < r->count; i++) {
         out->map[i].file = (uint32_t)fc_find_text(names, n, r->files[i]);
@@ -161,4 +162,9 @@ out:
     free(text);
     free(r.files);
     return rc;
+}
+
+void fc_st_files_free(st_files *files) {
+    free(files->map);
+    files->map = NULL;
 }

@@ -22,13 +22,13 @@ typedef struct kept_reader {
     const char *what; /* the key of the member that is applied, for messages */
 } kept_reader;
 
-static fc_code fail(const kept_reader *a, const char *name, const char *what, fc_error *err) {
+static fc_code fail_kept(const kept_reader *a, const char *name, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s: tensor %.256s: %s", a->path, a->what, name, what);
 }
 
 static fc_code find_entry(const kept_reader *a, const char *name, st_entry **out, fc_error *err) {
     *out = fc_st_header_find(a->header, name);
-    return *out ? FC_OK : fail(a, name, "the file has no tensor of that name", err);
+    return *out ? FC_OK : fail_kept(a, name, "the file has no tensor of that name", err);
 }
 
 /* Reads `count` integers of at least 0. `*out` is NULL if the value is anything else. */
@@ -61,7 +61,7 @@ static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_
     st_entry *e;
     FC_TRY(find_entry(a, name, &e, err));
     FC_TRY(read_numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim, &e->offsets, err));
-    return e->offsets ? FC_OK : fail(a, name, "saved_offsets should have one number for each dimension", err);
+    return e->offsets ? FC_OK : fail_kept(a, name, "saved_offsets should have one number for each dimension", err);
 }
 
 static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_error *err) {
@@ -70,13 +70,13 @@ static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_er
     const char *dtype = json_string_value(value);
     FC_TRY(find_entry(a, name, &e, err));
     if (!dtype || !fc_dtype_find(dtype, strlen(dtype), &e->dtype)) {
-        return fail(a, name, "the dtype is unknown", err);
+        return fail_kept(a, name, "the dtype is unknown", err);
     }
     st_stored as = fc_st_stored_as(e->dtype, 0);
     bool fits = as.remembered && as.as == e->stored && as.append > 0 && e->raw_ndim > 0 &&
                 e->shape[e->raw_ndim - 1] == as.append;
     e->remembered = true;
-    return fits ? FC_OK : fail(a, name, "the dtype does not fit the one in the header", err);
+    return fits ? FC_OK : fail_kept(a, name, "the dtype does not fit the one in the header", err);
 }
 
 /* See ST_PATHS. The key is NULL if the item is not an element. */
@@ -123,7 +123,7 @@ static fc_code apply_path(void *context, const char *name, json_t *value, fc_err
     st_entry *e;
     FC_TRY(find_entry(a, name, &e, err));
     FC_TRY(read_path(a, value, &e->path, &e->path_count, err));
-    return e->path ? FC_OK : fail(a, name, "the path should be a list of keys and indexes", err);
+    return e->path ? FC_OK : fail_kept(a, name, "the path should be a list of keys and indexes", err);
 }
 
 static fc_code apply_layout(void *context, const char *name, json_t *value, fc_error *err) {
@@ -136,7 +136,7 @@ static fc_code apply_layout(void *context, const char *name, json_t *value, fc_e
     e->global_ndim = (int)json_array_size(shape);
     FC_TRY(read_numbers(a, shape, (size_t)e->global_ndim, &sizes, err));
     if (!sizes || !json_is_string(placements)) {
-        return fail(a, name, "its shape or its placements are missing", err);
+        return fail_kept(a, name, "its shape or its placements are missing", err);
     }
     e->global = sizes;
     e->placements = copy_string(a, placements);
@@ -208,7 +208,7 @@ static fc_code apply_digests(kept_reader *a, fc_error *err) {
 }
 
 /* Converts the shape and the offsets from the header's units to those of torch. */
-static fc_code finish(const kept_reader *a, st_entry *e, fc_error *err) {
+static fc_code finish_kept_entry(const kept_reader *a, st_entry *e, fc_error *err) {
     st_stored as = fc_st_stored_as(e->dtype, e->remembered ? 0 : e->raw_ndim);
     int last = e->raw_ndim - 1;
     e->ndim = e->raw_ndim - (as.append > 0);
@@ -217,7 +217,7 @@ static fc_code finish(const kept_reader *a, st_entry *e, fc_error *err) {
                        FC_MAX_DIMS);
     }
     if (as.append > 0 && e->offsets && e->offsets[last] != 0) {
-        return fail(a, e->name, "the sharding splits complex numbers", err);
+        return fail_kept(a, e->name, "the sharding splits complex numbers", err);
     }
     if (as.widen > 1 && (e->shape[last] % as.widen != 0 || (e->offsets && e->offsets[last] % as.widen != 0))) {
         return fc_fail(err, FC_EUNSUPPORTED,
@@ -231,7 +231,7 @@ static fc_code finish(const kept_reader *a, st_entry *e, fc_error *err) {
         }
     }
     if (e->global && e->global_ndim != e->ndim) {
-        return fail(a, e->name, "the global shape has another number of dimensions", err);
+        return fail_kept(a, e->name, "the global shape has another number of dimensions", err);
     }
     return FC_OK;
 }
@@ -246,7 +246,7 @@ fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, st_header *he
     FC_TRY(apply_mesh(&a, err));
     FC_TRY(apply_digests(&a, err));
     for (size_t i = 0; i < header->nentries; i++) {
-        FC_TRY(finish(&a, &header->entries[i], err));
+        FC_TRY(finish_kept_entry(&a, &header->entries[i], err));
     }
     return FC_OK;
 }

@@ -72,8 +72,8 @@ size_t fc_st_count_objects(const st_reader *o) {
 /* ---- one object ---- */
 
 /* Appends an object to the tensors. */
-static fc_code add_object(st_reader *o, const char *name, const char *encoding, const st_object *content, uint32_t file,
-                          const fc_path *path, fc_error *err) {
+static fc_code list_object(st_reader *o, const char *name, const char *encoding, const st_object *content,
+                           uint32_t file, const fc_path *path, fc_error *err) {
     fc_arena *arena = o->checkpoint->arena;
     fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     st_object *kept = fc_arena_calloc(arena, 1, sizeof *kept);
@@ -165,7 +165,7 @@ static fc_code read_object(st_reader *o, const member *m, fc_error *err) {
         return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: encoding, data or json is missing or invalid", path,
                        m->pair->key);
     }
-    return add_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err);
+    return list_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err);
 }
 
 static fc_code read_objects(st_reader *o, fc_error *err) {
@@ -191,7 +191,7 @@ out:
 /* ---- members of other programs ---- */
 
 /* The value of one key: one string, or an object with one string per file if the files differ. */
-static json_t *join(const st_reader *o, const member *members, size_t n) {
+static json_t *join_members(const st_reader *o, const member *members, size_t n) {
     bool same = true;
     for (size_t i = 1; i < n; i++) {
         same = same && strcmp(members[i].pair->value, members[0].pair->value) == 0;
@@ -220,7 +220,7 @@ static json_t *join_all(const st_reader *o, const member *members, size_t n) {
     for (size_t i = 0, end; good && i < n; i = end) {
         for (end = i + 1; end < n && strcmp(members[end].pair->key, members[i].pair->key) == 0; end++) {
         }
-        good = json_object_set_new(root, members[i].pair->key, join(o, &members[i], end - i)) == 0;
+        good = json_object_set_new(root, members[i].pair->key, join_members(o, &members[i], end - i)) == 0;
     }
     if (good && o->files.index_metadata) {
         json_error_t at;
@@ -248,8 +248,9 @@ static fc_code read_foreign(st_reader *o, fc_error *err) {
         json_decref(root);
         const char *copy = text ? fc_arena_strndup(o->checkpoint->arena, text, strlen(text)) : NULL;
         st_object content = {(const unsigned char *)copy, copy ? strlen(copy) : 0, copy};
-        rc = copy ? add_object(o, ST_METADATA_NAME, ST_METADATA_ENCODING, &content, n ? members[0].file : 0, &flat, err)
-                  : fc_no_memory(err, o->checkpoint->path);
+        rc = copy
+                 ? list_object(o, ST_METADATA_NAME, ST_METADATA_ENCODING, &content, n ? members[0].file : 0, &flat, err)
+                 : fc_no_memory(err, o->checkpoint->path);
     }
     free(text);
     free(members);

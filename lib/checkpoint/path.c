@@ -1,7 +1,9 @@
 /*
- * Paths of values in a nested state dict: see path.h.
+ * Paths of values in a nested state dict, and of files: see path.h.
  */
 #include "checkpoint/path.h"
+
+#include "base/file_name.h"
 
 #include <string.h>
 
@@ -58,4 +60,10 @@ bool fc_path_add_suffix(fc_arena *arena, const char *suffix, const char **name, 
     *last = (fc_path_element){.key = fc_arena_printf(arena, "%s%s", last->key, suffix)};
     path->elements = elements;
     return last->key != NULL;
+}
+
+bool fc_file_in(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
+    out->name = fc_arena_strndup(arena, name, strlen(name));
+    out->path = fc_arena_printf(arena, "%s%s%s", directory, fc_ends_with(directory, "/") ? "" : "/", name);
+    return out->name && out->path;
 }

@@ -1,5 +1,5 @@
 /*
- * Paths of values in a nested state dict, and the names that they spell.
+ * Paths of values in a nested state dict, and the names that they spell; paths of files in a directory.
  */
 #ifndef FSDPCKPT_CHECKPOINT_PATH_H
 #define FSDPCKPT_CHECKPOINT_PATH_H
@@ -20,5 +20,8 @@ bool fc_path_spells(const fc_path *path, const char *name);
  * value of a rank that differs from another rank's is called "lr.rank_3". @return false when out of memory.
  */
 bool fc_path_add_suffix(fc_arena *arena, const char *suffix, const char **name, fc_path *path);
+
+/** Sets `out` to the file `name` of the directory, in `arena`. @return false when out of memory. */
+bool fc_file_in(fc_arena *arena, const char *directory, const char *name, fc_file *out);
 
 #endif

@@ -3,6 +3,7 @@
  * ones give exactly the message in expected-error. tests/oracle/dcp_extents.py compares the bytes.
  */
 #include "dcp/dcp.h"
+#include "dcp/files.h"
 #include "fsdpckpt/checkpoint.h"
 
 #include <dirent.h>

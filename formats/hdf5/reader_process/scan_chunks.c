@@ -32,7 +32,7 @@ static void end_chunks(chunk_list *list) {
 }
 
 /* Finds the chunk at `at`, if it is stored, and adds it. @return false when the index is damaged. */
-static bool add_chunk(chunk_list *list, const hsize_t *at) {
+static bool note_chunk(chunk_list *list, const hsize_t *at) {
     const fc_h5_chunked *d = list->d;
     fc_h5_capture *capture = d->walk->capture;
     hsize_t size = 0;
@@ -76,7 +76,7 @@ static bool list_by_grid(chunk_list *list) {
     hsize_t at[H5S_MAX_RANK] = {0};
     int k = d->ndim;
     while (k >= 0) {
-        if (!add_chunk(list, at)) {
+        if (!note_chunk(list, at)) {
             return false;
         }
         for (k = d->ndim - 1; k >= 0; k--) {
@@ -98,7 +98,7 @@ static bool list_by_number(chunk_list *list, hsize_t stored) {
         unsigned mask;
         haddr_t address;
         hsize_t size;
-        if (H5Dget_chunk_info(d->dataset, d->space, i, at, &mask, &address, &size) < 0 || !add_chunk(list, at)) {
+        if (H5Dget_chunk_info(d->dataset, d->space, i, at, &mask, &address, &size) < 0 || !note_chunk(list, at)) {
             return false;
         }
     }

@@ -282,7 +282,7 @@ static bool lost_encoding(const description *d) {
 }
 
 /* Locates the bytes. @return false if a record was already sent, or if the dataset must be refused with `text`. */
-static bool locate(description *d, bool in_other_file, const char **text) {
+static bool locate_data(description *d, bool in_other_file, const char **text) {
     fc_h5_dataset *r = &d->record;
     bool library = false, object = r->dtype == FC_OPAQUE;
     H5D_layout_t layout = d->mapped ? H5D_VIRTUAL : H5Pget_layout(d->dcpl);
@@ -387,7 +387,7 @@ static void send_record(description *d) {
     }
 }
 
-static void describe(description *d, bool in_other_file) {
+static void describe_dataset(description *d, bool in_other_file) {
     fc_h5_dataset *r = &d->record;
     const char *text = NULL;
     fc_h5_type type = fc_h5_type_read(d->type, d->names[0], d->walk->ours);
@@ -418,7 +418,7 @@ static void describe(description *d, bool in_other_file) {
                               "%s: references and variable-length data have no meaning outside this file", name);
         return;
     }
-    if (!locate(d, in_other_file, &text)) {
+    if (!locate_data(d, in_other_file, &text)) {
         if (text) {
             refuse_dataset(d, FC_ECORRUPT, text);
         }
@@ -457,7 +457,7 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
         refuse_dataset(d, FC_ECORRUPT, "its header is corrupt (%s)");
     } else {
         read_our_attributes(d, present);
-        describe(d, in_other_file);
+        describe_dataset(d, in_other_file);
     }
     if (d->dcpl >= 0) {
         H5Pclose(d->dcpl);

@@ -134,7 +134,7 @@ static haddr_t vfd_get_eof(const H5FD_t *pub, H5FD_mem_t type) {
 }
 
 /* Reads `size` bytes, which must be within the file. */
-static bool read_all(vfd_file *file, haddr_t address, size_t size, unsigned char *at) {
+static bool read_range(vfd_file *file, haddr_t address, size_t size, unsigned char *at) {
     while (size > 0) {
         ssize_t n = pread(file->fd, at, size, (off_t)address);
         if (n < 0 && errno == EINTR) {
@@ -165,10 +165,10 @@ static bool read_some(vfd_file *file, H5FD_mem_t type, haddr_t address, size_t s
         haddr_t left = file->eof - address;
         size_t wanted = left < WINDOW ? (size_t)left : WINDOW;
         if (type == H5FD_MEM_DRAW || size > WINDOW) {
-            return read_all(file, address, size, out);
+            return read_range(file, address, size, out);
         }
         file->filled = 0;
-        if (!read_all(file, address, wanted, file->window)) {
+        if (!read_range(file, address, wanted, file->window)) {
             return false;
         }
         file->window_at = address;

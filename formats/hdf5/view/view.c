@@ -217,7 +217,7 @@ static fc_code add_storage(view *v, uint32_t index, size_t names, fc_error *err)
     }
 }
 
-static fc_code add_value(view *v, uint32_t index, fc_error *err) {
+static fc_code add_view_value(view *v, uint32_t index, fc_error *err) {
     const fc_target_tensor *tensor = &v->target->tensors[index];
     const fc_h5_viewed *value = &v->values[index];
     const fc_tensor *t = tensor->source;
@@ -256,7 +256,7 @@ static fc_code add_values(view *v, fc_error *err) {
     const uint32_t *order = v->w->tree.order, first = v->next_piece;
     for (size_t i = 0; i < v->target->ntensors; i++) {
         FC_TRY(name_segments(v, &v->values[order[i]], err));
-        FC_TRY(add_value(v, order[i], err));
+        FC_TRY(add_view_value(v, order[i], err));
     }
     v->next_piece = first;
     for (size_t i = 0; i < v->target->ntensors; i++) {

@@ -58,7 +58,7 @@ static const char *reason(const fc_extent *e, fc_dtype dtype) {
     return e->negate ? "lazily negated" : e->conjugate ? "lazily conjugated" : NULL;
 }
 
-static fc_code locate(void *context, const fc_overlap *overlap, fc_error *err) {
+static fc_code locate_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     plan *p = context;
     located *l = &p->chunks[p->nchunks];
     l->dims = p->tensor->chunks[overlap->chunk].dims;
@@ -341,7 +341,7 @@ static fc_code find_chunks(plan *p, fc_error *err) {
     }
     fc_code rc;
     FC_TRY_GOTO(fc_coverage_within(p->source, p->tensor, NULL, &coverage, err), rc, out);
-    rc = fc_coverage_visit(coverage, &whole, locate, p, err);
+    rc = fc_coverage_visit(coverage, &whole, locate_overlap, p, err);
 out:
     fc_coverage_free(coverage);
     return rc;

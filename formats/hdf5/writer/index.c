@@ -97,7 +97,7 @@ out:
     return rc;
 }
 
-static fc_code add_value(index_writer *m, uint32_t index, fc_error *err) {
+static fc_code add_index_value(index_writer *m, uint32_t index, fc_error *err) {
     const fc_h5_writer *w = m->w;
     const fc_target_tensor *tensor = &w->target->tensors[index];
     const fc_tensor *t = tensor->source;
@@ -139,7 +139,7 @@ static fc_code add_root(index_writer *m, root *r, fc_error *err) {
 }
 
 /* Adds the tables and groups after the values, and writes the file. */
-static fc_code finish(index_writer *m, fc_error *err) {
+static fc_code finish_index(index_writer *m, fc_error *err) {
     root r = {{NULL, 0, 0, false}, 0, 0, 0};
     size_t at = 0;
     uint64_t group = 0;
@@ -167,9 +167,9 @@ fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *er
     fc_code rc;
     FC_TRY_GOTO(fc_h5_groups_new(&w->tree, path, &m.groups, err), rc, out);
     for (uint32_t i = 0; i < w->target->ntensors; i++) {
-        FC_TRY_GOTO(add_value(&m, w->tree.order[i], err), rc, out);
+        FC_TRY_GOTO(add_index_value(&m, w->tree.order[i], err), rc, out);
     }
-    rc = finish(&m, err);
+    rc = finish_index(&m, err);
 out:
     fc_h5_groups_free(&m.groups);
     fc_h5_list_free(&m.list);

@@ -12,7 +12,8 @@ static const unsigned char reference_type[] = {0x17, 0, 0, 0, 8, 0, 0, 0};
 enum { SCALAR = -1 };
 
 /* Writes an attribute message up to its values. @param count their number, or SCALAR. */
-static size_t begin(fc_h5_holder *h, const char *name, const unsigned char *type, size_t size, int64_t count) {
+static size_t begin_attribute(fc_h5_holder *h, const char *name, const unsigned char *type, size_t size,
+                              int64_t count) {
     fc_h5_buffer *to = h->messages;
     const size_t start = fc_h5_message_begin(to, FC_H5_M_ATTRIBUTE);
     const bool list = count != SCALAR;
@@ -44,14 +45,14 @@ static void add_text(fc_h5_holder *h, const char *text) {
 
 void fc_h5_set_text(fc_h5_holder *h, fc_h5_attribute attribute, const char *value) {
     const char *name = fc_h5_attribute_get(attribute)->name;
-    const size_t message = begin(h, name, text_type, sizeof text_type, SCALAR);
+    const size_t message = begin_attribute(h, name, text_type, sizeof text_type, SCALAR);
     add_text(h, value);
     fc_h5_message_end(h->messages, message);
 }
 
 void fc_h5_set_texts(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, const char *const *values) {
     const char *name = fc_h5_attribute_get(attribute)->name;
-    const size_t message = begin(h, name, text_type, sizeof text_type, (int64_t)count);
+    const size_t message = begin_attribute(h, name, text_type, sizeof text_type, (int64_t)count);
     for (size_t i = 0; i < count; i++) {
         add_text(h, values[i]);
     }
@@ -60,7 +61,7 @@ void fc_h5_set_texts(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, c
 
 void fc_h5_set_ints(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, const int64_t *values) {
     const char *name = fc_h5_attribute_get(attribute)->name;
-    const size_t message = begin(h, name, int_type, sizeof int_type, (int64_t)count);
+    const size_t message = begin_attribute(h, name, int_type, sizeof int_type, (int64_t)count);
     for (size_t i = 0; i < count; i++) {
         fc_h5_add_number(h->messages, (uint64_t)values[i], 8);
     }
@@ -70,11 +71,11 @@ void fc_h5_set_ints(fc_h5_holder *h, fc_h5_attribute attribute, size_t count, co
 void fc_h5_set_number(fc_h5_holder *h, fc_h5_attribute attribute, uint64_t value) {
     const fc_h5_attribute_info *info = fc_h5_attribute_get(attribute);
     const bool reference = info->type == FC_H5_REFERENCE;
-    const size_t message = begin(h, info->name,
-                                 reference                 ? reference_type
-                                 : info->type == FC_H5_INT ? int_type
-                                                           : uint_type,
-                                 reference ? sizeof reference_type : sizeof int_type, SCALAR);
+    const size_t message = begin_attribute(h, info->name,
+                                           reference                 ? reference_type
+                                           : info->type == FC_H5_INT ? int_type
+                                                                     : uint_type,
+                                           reference ? sizeof reference_type : sizeof int_type, SCALAR);
     fc_h5_add_number(h->messages, value, 8);
     fc_h5_message_end(h->messages, message);
 }

@@ -77,8 +77,8 @@ static uint32_t add_kinds(tables *t, uint32_t node) {
     return depth;
 }
 
-static fc_code add_object(tables *t, const fc_target_tensor *tensor, fc_h5_tensor_row *row, fc_arena *scratch,
-                          fc_error *err) {
+static fc_code add_object_row(tables *t, const fc_target_tensor *tensor, fc_h5_tensor_row *row, fc_arena *scratch,
+                              fc_error *err) {
     const char *json = NULL;
     FC_TRY(fc_checkpoint_object_json(t->w->target->source, tensor->source, scratch, &json, err));
     row->encoding = add_text(t, tensor->source->object->encoding);
@@ -87,8 +87,8 @@ static fc_code add_object(tables *t, const fc_target_tensor *tensor, fc_h5_tenso
     return FC_OK;
 }
 
-static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint64_t *first_box, fc_arena *scratch,
-                          fc_error *err) {
+static fc_code add_tensor_row(tables *t, uint32_t index, uint64_t crc64, const uint64_t *first_box, fc_arena *scratch,
+                              fc_error *err) {
     const fc_target_tensor *tensor = &t->w->target->tensors[index];
     const fc_tensor *source = tensor->source;
     const uint32_t node = t->w->tree.leaves[index];
@@ -109,7 +109,7 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
     row.path = add_text(t, path + 1);
     row.kinds = add_kinds(t, node);
     row.fqn = fc_h5_needs_fqn(tensor) ? add_text(t, tensor->name) : 0;
-    FC_TRY(source->object ? add_object(t, tensor, &row, scratch, err) : FC_OK);
+    FC_TRY(source->object ? add_object_row(t, tensor, &row, scratch, err) : FC_OK);
     fc_h5_add_bytes(&t->rows[FC_H5_T_DIMS], source->shape, (size_t)source->ndim * sizeof(int64_t));
     fc_h5_add_bytes(&t->rows[FC_H5_T_TENSORS], &row, sizeof row);
     return FC_OK;
@@ -155,7 +155,7 @@ static fc_code add_tensors(tables *t, const uint64_t *digests, fc_error *err) {
         const uint32_t tensor = w->tree.order[i];
         fc_arena_free(scratch);
         scratch = fc_arena_new();
-        FC_TRY_GOTO(scratch ? add_tensor(t, tensor, digests[tensor], first + i, scratch, err)
+        FC_TRY_GOTO(scratch ? add_tensor_row(t, tensor, digests[tensor], first + i, scratch, err)
                             : fc_no_memory(err, "index.h5"),
                     rc, out);
     }

@@ -133,7 +133,7 @@ static const char *link_of(builder *b, const char *key) {
     return plain ? key : fc_h5_name_encode(b->arena, key, strlen(key));
 }
 
-static fc_code add_tensor(builder *b, uint32_t tensor, fc_error *err) {
+static fc_code add_target_tensor(builder *b, uint32_t tensor, fc_error *err) {
     const fc_target_tensor *t = &b->target->tensors[tensor];
     const fc_path_element flat = {.key = t->name};
     const fc_path_element *elements = t->path.count ? t->path.elements : &flat;
@@ -198,7 +198,7 @@ fc_code fc_h5_tree_build(const fc_target *target, fc_arena *arena, fc_h5_tree *t
     FC_TRY_GOTO(target->ntensors < NONE ? allocate_nodes(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors"),
                 rc, out);
     for (size_t i = 0; i < target->ntensors; i++) {
-        FC_TRY_GOTO(add_tensor(&b, (uint32_t)i, err), rc, out);
+        FC_TRY_GOTO(add_target_tensor(&b, (uint32_t)i, err), rc, out);
     }
     rc = order_depth_first(&b, err);
 out:
