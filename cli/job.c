@@ -30,7 +30,6 @@ typedef struct job {
     const job_steps *steps;
     const options *o;
     fc_checkpoint *source;
-    fc_arena *arena;
     fc_mesh mesh;
     const fc_tp_plan *plan;
     fc_convert_options how;
@@ -83,12 +82,12 @@ static fc_code choose_dtypes(job *j, fc_error *err) {
     fc_selection *s = &j->how.selection;
     s->cast = option_given(j->o, OPT_DTYPE);
     s->dtype = j->o->dtype;
-    fc_dtype_rule *rules = fc_arena_calloc(j->arena, list->count + 1, sizeof *rules);
+    fc_dtype_rule *rules = fc_arena_calloc(j->call->arena, list->count + 1, sizeof *rules);
     if (!rules) {
         return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < list->count; i++) {
-        FC_TRY(parse_dtype_rule(list->items[i], j->arena, &rules[i], err));
+        FC_TRY(parse_dtype_rule(list->items[i], j->call->arena, &rules[i], err));
     }
     s->dtype_rules = rules;
     s->ndtype_rules = list->count;
@@ -108,8 +107,7 @@ static fc_code prepare_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.work.threads = (int)o->jobs;
     j->how.work.memory = o->memory;
     j->how.work.progress = j->call->progress;
-    j->arena = fc_arena_new();
-    FC_TRY(j->arena ? choose_dtypes(j, err) : fc_no_memory(err, NULL));
+    FC_TRY(choose_dtypes(j, err));
     FC_TRY(target_format(o, spec != NULL, &j->how.format, err));
     FC_TRY(choose_split(j, spec != NULL, err));
     if (!spec) {
@@ -118,7 +116,7 @@ static fc_code prepare_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     FC_TRY(fc_layout_mesh(spec, &j->mesh, err));
     j->how.selection.mesh = &j->mesh;
     if (o->tp > 0) {
-        FC_TRY(fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err));
+        FC_TRY(fc_tp_plan_load(o->tp_plan, j->call->arena, &j->plan, err));
         j->how.selection.tp_plan = j->plan;
     }
     return FC_OK;
@@ -154,7 +152,7 @@ static fc_code convert_source(job *j, fc_error *err) {
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
     j->how.partial = j->left_out > 0 || o->local || o->noperands > 1;
     j->how.reporter.report = source_note;
-    FC_TRY(kept_prepare(o, &j->how, j->arena, &j->kept, err));
+    FC_TRY(kept_prepare(o, &j->how, j->call->arena, &j->kept, err));
     j->how.inputs = source_inputs(o, j->how.partial);
     fc_code rc =
         j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err) : fc_no_memory(err, j->source->path);
@@ -337,18 +335,14 @@ static fc_code warn_uneven(const job *j, fc_error *err) {
                             .tp_plan = j->plan,
                             .only_mesh = true};
     fc_report report;
-    fc_arena *arena = fc_arena_new();
-    fc_code rc;
-    FC_TRY_GOTO(arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL), rc, out);
+    FC_TRY(fc_check(j->source, &how, j->call->arena, &report, err));
     for (size_t i = 0; i < report.count; i++) {
         fc_finding_kind kind = report.findings[i].kind;
         if (kind == FC_FOUND_TP_UNEVEN || kind == FC_FOUND_TP_EMPTY_SHARDS) {
             text_report("warning: %s", report.findings[i].message);
         }
     }
-out:
-    fc_arena_free(arena);
-    return rc;
+    return FC_OK;
 }
 
 /* --recipe: replaces the source by what the recipe makes of it. Selection and renaming apply before that. */
@@ -460,7 +454,6 @@ out:
     rc = ranks_end(&j.ranks, rc);
     signals_cancel(NULL);
     fc_checkpoint_close(j.source);
-    fc_arena_free(j.arena);
     return rc;
 }
 

@@ -125,17 +125,13 @@ fc_code source_take_model(const cli_call *call, fc_checkpoint **checkpoint, fc_e
     if (!call->options->model_only) {
         return FC_OK;
     }
-    fc_arena *arena = fc_arena_new();
     fc_model_place place;
-    fc_code rc;
-    FC_TRY_GOTO(arena ? fc_model_only(checkpoint, arena, &place, err) : fc_no_memory(err, NULL), rc, out);
+    FC_TRY(fc_model_only(checkpoint, call->arena, &place, err));
     if (*place.besides) {
         source_add_note(call, "%s: --model-only left out, besides the optimizer: %s", (*checkpoint)->path,
                         place.besides);
     }
-out:
-    fc_arena_free(arena);
-    return rc;
+    return FC_OK;
 }
 
 fc_selection source_selection(const options *o) {
@@ -149,20 +145,15 @@ fc_code source_note_selection(const cli_call *call, const fc_checkpoint *source,
     const options *o = call->options;
     const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};
     const char *idle = NULL, *left = "";
-    fc_arena *arena = fc_arena_new();
-    fc_code rc;
-    FC_TRY_GOTO(arena ? fc_find_idle_exclude(source, o->exclude.items, arena, &idle, err) : fc_no_memory(err, NULL), rc,
-                out);
+    FC_TRY(fc_find_idle_exclude(source, o->exclude.items, call->arena, &idle, err));
     if (idle) {
         source_add_note(call, "%s: %s", source->path, idle);
     }
-    FC_TRY_GOTO(names ? fc_list_left_out(source, &selection, arena, &left, err) : FC_OK, rc, out);
+    FC_TRY(names ? fc_list_left_out(source, &selection, call->arena, &left, err) : FC_OK);
     if (*left) {
         source_add_note(call, "%s: --include and --exclude left out, besides the optimizer: %s", source->path, left);
     }
-out:
-    fc_arena_free(arena);
-    return rc;
+    return FC_OK;
 }
 
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
@@ -173,15 +164,13 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
                            .others = source_others(call),
                            .progress = call->progress};
     fc_checkpoint *model = NULL;
-    fc_arena *arena = NULL;
     size_t joined = 0;
     fc_code rc;
     *out = NULL;
     how.tp_joined = &joined;
     FC_TRY_GOTO(source_model(call, &model, err), rc, out);
     if (o->tp_plan && !o->tp) { /* with --tp, the plan applies to the target */
-        arena = fc_arena_new();
-        FC_TRY_GOTO(arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_no_memory(err, NULL), rc, out);
+        FC_TRY_GOTO(fc_tp_plan_load(o->tp_plan, call->arena, &how.tp_plan, err), rc, out);
     }
     rc = open_checked(o, path, &how, model, out, err);
     rc = rc == FC_OK ? source_take_model(call, out, err) : rc;
@@ -190,7 +179,6 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
         *out = NULL;
     }
 out:
-    fc_arena_free(arena);
     fc_checkpoint_close(model);
     return rc;
 }

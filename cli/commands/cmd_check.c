@@ -21,7 +21,6 @@
 /* One check: its options, open checkpoints and report. */
 typedef struct job {
     const options *o;
-    fc_arena *arena;
     fc_checkpoint *reference, *checkpoint;
     fc_mesh mesh;
     const fc_tp_plan *plan;
@@ -74,7 +73,7 @@ static fc_code read_mesh(job *j, fc_error *err) {
     FC_TRY(fc_layout_mesh(&spec, &j->mesh, err));
     j->how.mesh = &j->mesh;
     if (o->tp > 0) {
-        FC_TRY(fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err));
+        FC_TRY(fc_tp_plan_load(o->tp_plan, j->call->arena, &j->plan, err));
         j->how.tp_plan = j->plan;
     }
     return FC_OK;
@@ -91,10 +90,6 @@ static fc_code prepare_check(job *j, fc_error *err) {
     j->how.open.progress = j->progress;
     if (o->json && o->github) {
         return fc_fail(err, FC_EUSAGE, "check: choose one of --json and --github");
-    }
-    j->arena = fc_arena_new();
-    if (!j->arena) {
-        return fc_no_memory(err, NULL);
     }
     if (o->junit) {
         FC_TRY(target_check(o->junit, &target_xml, err));
@@ -130,8 +125,8 @@ static fc_code show_report(const job *j, text_out *out, fc_error *err) {
                     .report = &j->report};
     beside sides[2];
     if (j->checkpoint && j->reference && !o->verbose && !o->json && !o->github) {
-        FC_TRY(beside_find(j->checkpoint, j->reference, j->arena, &sides[0], err));
-        FC_TRY(beside_find(j->reference, j->checkpoint, j->arena, &sides[1], err));
+        FC_TRY(beside_find(j->checkpoint, j->reference, j->call->arena, &sides[0], err));
+        FC_TRY(beside_find(j->reference, j->checkpoint, j->call->arena, &sides[1], err));
         c.beside[0] = &sides[0];
         c.beside[1] = &sides[1];
     }
@@ -162,15 +157,14 @@ static fc_code run_check(cli_call *call, fc_error *err) {
         j.o = call->options;
     }
     FC_TRY_GOTO(prepare_check(&j, err), rc, out);
-    rc = j.checkpoint ? fc_check(j.checkpoint, &j.how, j.arena, &j.report, err)
-                      : fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err);
+    rc = j.checkpoint ? fc_check(j.checkpoint, &j.how, call->arena, &j.report, err)
+                      : fc_check_path(j.o->operands[0], &j.how, call->arena, &j.checkpoint, &j.report, err);
     FC_TRY_GOTO(rc, rc, out);
     FC_TRY_GOTO(show_report(&j, call->out, err), rc, out);
     rc = j.report.errors > 0 ? FC_EFOUND : FC_OK;
 out:
     fc_checkpoint_close(j.checkpoint);
     fc_checkpoint_close(j.reference);
-    fc_arena_free(j.arena);
     return rc;
 }
 

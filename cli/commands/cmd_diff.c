@@ -13,7 +13,6 @@
 /* One comparison: its options, open checkpoints and report. */
 typedef struct job {
     const options *o;
-    fc_arena *arena;
     fc_checkpoint *a, *b;
     fc_selection selection;
     fc_compare_options how;
@@ -43,13 +42,14 @@ static fc_code compare_sources(job *j, fc_error *err) {
     fc_code rc;
     signals_cancel(j->call->progress);
     if (j->a) {
-        rc = fc_compare(j->a, j->b, &j->how, j->arena, &j->report, err);
+        rc = fc_compare(j->a, j->b, &j->how, j->call->arena, &j->report, err);
         goto out;
     }
     FC_TRY_GOTO(source_model(j->call, &model, err), rc, out);
     j->how.model = model;
-    FC_TRY_GOTO(fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err), rc,
-                out);
+    FC_TRY_GOTO(
+        fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->call->arena, &j->a, &j->b, &j->report, err), rc,
+        out);
     if (o->schema && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
         rc = fc_fail(err, FC_EUSAGE,
                      "%s, %s: neither has flat parameters of FSDP1, so --schema does not apply; leave it out",
@@ -70,8 +70,8 @@ static fc_code show_report(const job *j, fc_error *err) {
                    .report = &j->report};
     beside sides[2];
     if (j->a && j->b && !d.verbose && !j->o->json) {
-        FC_TRY(beside_find(j->a, j->b, j->arena, &sides[0], err));
-        FC_TRY(beside_find(j->b, j->a, j->arena, &sides[1], err));
+        FC_TRY(beside_find(j->a, j->b, j->call->arena, &sides[0], err));
+        FC_TRY(beside_find(j->b, j->a, j->call->arena, &sides[1], err));
         d.beside[0] = &sides[0];
         d.beside[1] = &sides[1];
     }
@@ -89,10 +89,7 @@ static fc_code show_report(const job *j, fc_error *err) {
 }
 
 static fc_code run_diff(cli_call *call, fc_error *err) {
-    job j = {.o = call->options, .call = call, .arena = fc_arena_new()};
-    if (!j.arena) {
-        return fc_no_memory(err, NULL);
-    }
+    job j = {.o = call->options, .call = call};
     options rest;
     fc_code rc;
     FC_TRY_GOTO(recipe_check_options(j.o, err), rc, out);
@@ -107,7 +104,6 @@ static fc_code run_diff(cli_call *call, fc_error *err) {
 out:
     fc_checkpoint_close(j.a);
     fc_checkpoint_close(j.b);
-    fc_arena_free(j.arena);
     return rc;
 }
 

@@ -259,8 +259,6 @@ static fc_code prepare_export(exported *x, fc_error *err) {
                        "name a directory",
                        x->o.output);
     }
-    x->arena = fc_arena_new();
-    FC_TRY(x->arena ? FC_OK : fc_no_memory(err, NULL));
     if (x->o.like && (option_given(x->given, OPT_DTYPE) || x->o.dtype_for.count)) {
         return fc_fail(err, FC_EUSAGE, "export: with --like, dtypes come from the reference; omit --%s",
                        option_given(x->given, OPT_DTYPE) ? "dtype" : "dtype-for");
@@ -275,7 +273,7 @@ static fc_code prepare_export(exported *x, fc_error *err) {
 }
 
 static fc_code run_export(cli_call *call, fc_error *err) {
-    exported x = {.given = call->options, .others = source_others(call)};
+    exported x = {.given = call->options, .others = source_others(call), .arena = call->arena};
     cli_call with = *call;
     const job_steps steps = {
         .change = change_source, .print = print_export, .print_json = print_export_json, .context = &x};
@@ -285,7 +283,6 @@ static fc_code run_export(cli_call *call, fc_error *err) {
     rc = job_run_steps(&with, NULL, &steps, err);
 out:
     fc_checkpoint_close(x.weights);
-    fc_arena_free(x.arena);
     return rc;
 }
 

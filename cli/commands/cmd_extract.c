@@ -27,6 +27,7 @@ typedef struct extraction {
     form form;
     text_out *out;
     fc_progress *progress;
+    fc_arena *arena;
 } extraction;
 
 /* The words that users of NumPy or C know for each form. */
@@ -79,18 +80,11 @@ static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_erro
 }
 
 static fc_code write_json(extraction *x, fc_error *err) {
-    fc_arena *arena = fc_arena_new();
     const char *json = NULL;
-    fc_code rc;
-    if (!arena) {
-        return fc_no_memory(err, x->checkpoint->path);
-    }
-    FC_TRY_GOTO(fc_checkpoint_object_json(x->checkpoint, x->value->source, arena, &json, err), rc, out);
+    FC_TRY(fc_checkpoint_object_json(x->checkpoint, x->value->source, x->arena, &json, err));
     jw_copy(x->out, json);
     text_puts(x->out, "\n");
-out:
-    fc_arena_free(arena);
-    return rc;
+    return FC_OK;
 }
 
 /* The bytes of all elements; 0 if the number overflows. */
@@ -155,7 +149,7 @@ static fc_code write_out(extraction *x, const cli_call *call, fc_error *err) {
     return rc;
 }
 
-static fc_code extract_value(extraction *x, const cli_call *call, fc_arena *arena, fc_error *err) {
+static fc_code extract_value(extraction *x, const cli_call *call, fc_error *err) {
     const options *o = call->options;
     const char *name = o->operands[1];
     fc_selection selection = source_selection(o);
@@ -163,7 +157,7 @@ static fc_code extract_value(extraction *x, const cli_call *call, fc_arena *aren
     selection.dtype = o->dtype;
     fc_target target;
     fc_selected counts;
-    FC_TRY(fc_target_new(x->checkpoint, &selection, arena, &target, &counts, err));
+    FC_TRY(fc_target_new(x->checkpoint, &selection, call->arena, &target, &counts, err));
     for (size_t i = 0; i < target.ntensors && !x->value; i++) {
         x->value = strcmp(target.tensors[i].name, name) == 0 ? &target.tensors[i] : NULL;
     }
@@ -177,20 +171,17 @@ static fc_code extract_value(extraction *x, const cli_call *call, fc_arena *aren
 
 static fc_code run_extract(cli_call *call, fc_error *err) {
     const options *o = call->options;
-    extraction x = {.progress = call->progress};
+    extraction x = {.progress = call->progress, .arena = call->arena};
     options rest;
     fc_checkpoint *checkpoint = NULL;
-    fc_arena *arena = NULL;
     fc_code rc;
     FC_TRY_GOTO(choose_form(o, &x.form, err), rc, out);
     FC_TRY_GOTO(recipe_open(call, &rest, o->operands[0], false, &checkpoint, err), rc, out);
     source_report(o, checkpoint);
     x.checkpoint = checkpoint;
     FC_TRY_GOTO(source_note_selection(call, checkpoint, false, err), rc, out);
-    arena = fc_arena_new();
-    rc = arena ? extract_value(&x, call, arena, err) : fc_no_memory(err, checkpoint->path);
+    rc = extract_value(&x, call, err);
 out:
-    fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;
 }

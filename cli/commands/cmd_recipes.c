@@ -10,17 +10,12 @@
 #include <string.h>
 
 static fc_code list_recipes(cli_call *call, fc_error *err) {
-    fc_arena *arena = fc_arena_new();
-    fc_code rc;
-    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, NULL), rc, out);
     for (const fc_shipped_recipe *s = fc_shipped_recipes; s->name; s++) {
         const fc_recipe *recipe = NULL;
-        FC_TRY_GOTO(fc_recipe_load(s->name, NULL, arena, &recipe, err), rc, out);
+        FC_TRY(fc_recipe_load(s->name, NULL, call->arena, &recipe, err));
         text_printf(call->out, "%-24s %s\n", s->name, fc_recipe_description(recipe));
     }
-out:
-    fc_arena_free(arena);
-    return rc;
+    return FC_OK;
 }
 
 static fc_code run_recipes(cli_call *call, fc_error *err) {

@@ -83,14 +83,14 @@ static fc_code find_ties(schema *s, fc_error *err) {
     return rc;
 }
 
-static fc_code select_and_write(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err) {
+static fc_code select_and_write(const cli_call *call, const fc_checkpoint *checkpoint, fc_error *err) {
     const options *o = call->options;
     const fc_selection selection = source_selection(o);
     schema s = {.source = checkpoint};
     fc_selected counts;
     fc_code rc = FC_OK;
     if (checkpoint->ntensors > 0) { /* no tensors are no error: the schema is empty, too */
-        FC_TRY_GOTO(fc_target_new(checkpoint, &selection, arena, &s.target, &counts, err), rc, out);
+        FC_TRY_GOTO(fc_target_new(checkpoint, &selection, call->arena, &s.target, &counts, err), rc, out);
     }
     FC_TRY_GOTO(find_ties(&s, err), rc, out);
     rc = out_result(call, checkpoint, 0, write_schema, &s, err);
@@ -109,12 +109,8 @@ static fc_code run_schema(cli_call *call, fc_error *err) {
     }
     FC_TRY(recipe_open(call, &rest, o->operands[0], true, &checkpoint, err));
     source_report(o, checkpoint);
-    fc_arena *arena = fc_arena_new();
     fc_code rc = source_note_selection(call, checkpoint, true, err);
-    rc = rc != FC_OK ? rc
-         : arena     ? select_and_write(call, checkpoint, arena, err)
-                     : fc_no_memory(err, checkpoint->path);
-    fc_arena_free(arena);
+    rc = rc == FC_OK ? select_and_write(call, checkpoint, err) : rc;
     fc_checkpoint_close(checkpoint);
     return rc;
 }

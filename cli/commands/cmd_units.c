@@ -234,13 +234,10 @@ static void print_units(const unit_plan *c, const totals *t) {
 }
 
 static fc_code run_units(cli_call *call, fc_error *err) {
-    unit_plan c = {.o = call->options, .out = call->out, .arena = fc_arena_new()};
+    unit_plan c = {.o = call->options, .out = call->out, .arena = call->arena};
     /* The data files are not read, and may be absent. */
     fc_checkpoint *source = NULL;
     totals t;
-    if (!c.arena) {
-        return fc_no_memory(err, NULL);
-    }
     fc_code rc;
     FC_TRY_GOTO(source_open(call, c.o->operands[0], true, &source, err), rc, out);
     c.source = source;
@@ -251,7 +248,6 @@ static fc_code run_units(cli_call *call, fc_error *err) {
     print_units(&c, &t);
 out:
     fc_checkpoint_close(source);
-    fc_arena_free(c.arena);
     return rc;
 }
 

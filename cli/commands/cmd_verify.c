@@ -122,14 +122,14 @@ static fc_code verify_source(const cli_call *call, const fc_checkpoint *checkpoi
 }
 
 /* Verifies, and seals what has no defects. */
-static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, verify_output *p,
+static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkpoint, verify_output *p,
                                fc_verify_report *report, fc_error *err) {
     const options *o = call->options;
     if (!o->seal) {
         return verify_source(call, checkpoint, NULL, p, report, err);
     }
     fc_seal seal;
-    FC_TRY(arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_no_memory(err, checkpoint->path));
+    FC_TRY(fc_seal_new(checkpoint, call->arena, &seal, err));
     p->seal = seal.path;
     const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
     FC_TRY(fc_commit_check(&how, err));
@@ -209,7 +209,7 @@ static void report_files(const bad_files *bad, fc_error *err) {
 }
 
 static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_error *err) {
-    bad_files damaged = {.arena = fc_arena_new()}, bad = {.arena = damaged.arena};
+    bad_files damaged = {.arena = call->arena}, bad = {.arena = call->arena};
     const options *o = call->options;
     const fc_open_options how = {.follow_external = o->follow_external,
                                  .damaged = add_bad_file,
@@ -217,9 +217,6 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
                                  .reporter = {source_note},
                                  .others = source_others(call),
                                  .progress = call->progress};
-    if (!bad.arena) {
-        return fc_no_memory(err, NULL);
-    }
     fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {
         find_absent(o->operands[0], &how, &bad);
@@ -230,7 +227,6 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     }
     free(damaged.items);
     free(bad.items);
-    fc_arena_free(bad.arena);
     return rc;
 }
 
@@ -242,15 +238,13 @@ static fc_code run_verify(cli_call *call, fc_error *err) {
     FC_TRY(open_source(call, &checkpoint, err));
     source_report(o, checkpoint);
     begin_json(&p, checkpoint);
-    fc_arena *arena = fc_arena_new();
     fc_code rc;
-    FC_TRY_GOTO(verify_and_seal(call, checkpoint, arena, &p, &report, err), rc, out);
+    FC_TRY_GOTO(verify_and_seal(call, checkpoint, &p, &report, err), rc, out);
     if (!p.silent) {
         (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
     }
     rc = report.defects > 0 ? FC_EFOUND : FC_OK;
 out:
-    fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;
 }

@@ -8,6 +8,7 @@
 #include "options/options.h"
 #include "output/text.h"
 
+#include "fsdpckpt/arena.h"
 #include "fsdpckpt/move.h"
 
 enum { CLI_MOST_NOTES = 32 };
@@ -26,6 +27,7 @@ typedef struct cli_call {
     fc_progress *progress; /**< shown according to --progress */
     double started;        /**< seconds, from progress_now */
     struct cli_notes *notes;
+    fc_arena *arena; /**< lives as long as the command runs */
 } cli_call;
 
 /** The help of an option for one command, where it differs from the option table. */
