@@ -259,7 +259,7 @@ static fc_code update_layer(trainer *t, int i, fc_error *err) {
 
 /* Prints the loss of the whole batch. All ranks have the same number of samples. */
 static fc_code print_loss(trainer *t, float loss, fc_error *err) {
-    fc_code rc = t->host->all_reduce(t->host, &loss, 1, FC_F32, FC_REDUCE_AVG, NULL, err);
+    fc_code rc = t->host->all_reduce(t->host, &loss, 1, FC_F32, FC_REDUCE_AVG, err);
     if (rc == FC_OK && t->host->rank == 0) {
         printf("step %lld: loss %.6f\n", (long long)t->step, (double)loss);
     }

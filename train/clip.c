@@ -92,7 +92,7 @@ static fc_code join_ranks(norm *n, fc_comm *comm, double *value, fc_error *err) 
     FC_TRY_GOTO(fc_pool_take(&fsdp->pool, bytes, compute, &block, err), rc, out);
     mine = (char *)block->memory + sizeof *value * (size_t)comm->rank;
     FC_TRY_GOTO(device->copy(device, mine, value, sizeof *value, compute, err), rc, out);
-    FC_TRY_GOTO(comm->all_gather(comm, mine, block->memory, sizeof *value, compute, err), rc, out);
+    FC_TRY_GOTO(fc_all_gather(comm, mine, block->memory, sizeof *value, compute, err), rc, out);
     FC_TRY_GOTO(fc_comm_wait(comm, compute, err), rc, out);
     FC_TRY_GOTO(device->copy(device, all, block->memory, bytes, compute, err), rc, out);
     FC_TRY_GOTO(fc_comm_wait(comm, compute, err), rc, out);

@@ -37,7 +37,7 @@ static fc_code compare_ranks(fc_fsdp_unit *unit, int64_t *all, fc_error *err) {
     FC_TRY(fc_pool_take(&fsdp->pool, bytes, stream, &block, err));
     char *mine = (char *)block->memory + one * (size_t)fsdp->shard->rank;
     FC_TRY(device->copy(device, mine, &unit->index, one, stream, err));
-    FC_TRY(fsdp->shard->all_gather(fsdp->shard, mine, block->memory, one, stream, err));
+    FC_TRY(fc_all_gather(fsdp->shard, mine, block->memory, one, stream, err));
     FC_TRY(fc_comm_wait(fsdp->shard, stream, err));
     FC_TRY(device->copy(device, all, block->memory, bytes, stream, err));
     FC_TRY(fc_comm_wait(fsdp->shard, stream, err));

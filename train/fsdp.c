@@ -114,7 +114,7 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
     fsdp->shard = shard;
     fsdp->replicate = replicate;
     fsdp->device = fsdp->pool.device = shard->device;
-    fsdp->pool.comm = options->register_buffers && shard->alloc ? shard : NULL;
+    fsdp->pool.comm = options->register_buffers && shard->on_device && shard->on_device->alloc ? shard : NULL;
     fsdp->pool.spare = options->limit_all_gathers ? options->limit_all_gathers : 2;
     fsdp->options = *options;
     fsdp->arena = arena;

@@ -47,8 +47,8 @@ static fc_code all_reduce_replicas(fc_fsdp_handle *h, fc_array *shard, fc_error 
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_comm *replicate = h->unit->options.replicate;
     FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_ALL_REDUCE, FC_STREAM_POST_BACKWARD, err));
-    FC_TRY(replicate->all_reduce(replicate, shard->data, (size_t)shard->sizes[0], shard->dtype, FC_REDUCE_SUM,
-                                 fsdp->streams[FC_STREAM_ALL_REDUCE], err));
+    FC_TRY(fc_all_reduce(replicate, shard->data, (size_t)shard->sizes[0], shard->dtype, FC_REDUCE_SUM,
+                         fsdp->streams[FC_STREAM_ALL_REDUCE], err));
     fc_fsdp_trace(h, FC_ACTION_ALL_REDUCE, FC_STREAM_ALL_REDUCE);
     return FC_OK;
 }
@@ -63,11 +63,11 @@ static fc_code communicate(fc_fsdp_handle *h, fc_array *grad, fc_array *shard, f
     FC_TRY(divide(fsdp, grad, h->unit->predivide, stream, err));
     fc_fsdp_trace(h, FC_ACTION_PRE_DIVIDE, FC_STREAM_POST_BACKWARD);
     if (shard) {
-        FC_TRY(comm->reduce_scatter(comm, grad->data, shard->data, (size_t)shard->sizes[0], grad->dtype, FC_REDUCE_SUM,
-                                    stream, err));
+        FC_TRY(fc_reduce_scatter(comm, grad->data, shard->data, (size_t)shard->sizes[0], grad->dtype, FC_REDUCE_SUM,
+                                 stream, err));
         fc_fsdp_trace(h, FC_ACTION_REDUCE_SCATTER, FC_STREAM_POST_BACKWARD);
     } else {
-        FC_TRY(comm->all_reduce(comm, grad->data, (size_t)grad->sizes[0], grad->dtype, FC_REDUCE_SUM, stream, err));
+        FC_TRY(fc_all_reduce(comm, grad->data, (size_t)grad->sizes[0], grad->dtype, FC_REDUCE_SUM, stream, err));
         fc_fsdp_trace(h, FC_ACTION_ALL_REDUCE, FC_STREAM_POST_BACKWARD);
     }
     if (h->unit->options.replicate) {
@@ -123,9 +123,9 @@ static fc_code default_hook(const fc_comm_hook *hook, fc_comm *comm, fc_array *g
         FC_TRY(device->divide(device, grad->dtype, grad->data, hook->predivide, padded, stream, err));
     }
     if (shard) {
-        FC_TRY(comm->reduce_scatter(comm, grad->data, shard->data, count, grad->dtype, FC_REDUCE_SUM, stream, err));
+        FC_TRY(fc_reduce_scatter(comm, grad->data, shard->data, count, grad->dtype, FC_REDUCE_SUM, stream, err));
     } else {
-        FC_TRY(comm->all_reduce(comm, grad->data, padded, grad->dtype, FC_REDUCE_SUM, stream, err));
+        FC_TRY(fc_all_reduce(comm, grad->data, padded, grad->dtype, FC_REDUCE_SUM, stream, err));
     }
     if (hook->postdivide > 1) {
         FC_TRY(device->divide(device, result->dtype, result->data, hook->postdivide, count, stream, err));

@@ -69,7 +69,7 @@ static fc_code gather_bytes(fc_comm *ranks, const fc_notes *mine, int64_t **all,
     *all = NULL;
     *total = 0;
     FC_TRY_GOTO(fc_comm_agree(ranks, counts && sizes ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
-    FC_TRY_GOTO(ranks->all_gather(ranks, &own, counts, sizeof own, NULL, err), rc, out);
+    FC_TRY_GOTO(ranks->all_gather(ranks, &own, counts, sizeof own, err), rc, out);
     for (size_t r = 0; counts && sizes && r < n; r++) {
         sizes[r] = (size_t)counts[r];
         at[r] = *total;
@@ -77,7 +77,7 @@ static fc_code gather_bytes(fc_comm *ranks, const fc_notes *mine, int64_t **all,
     }
     *all = fits ? malloc(*total + 1) : NULL;
     FC_TRY_GOTO(fc_comm_agree(ranks, *all ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
-    rc = ranks->all_gather_v(ranks, mine->data, *all, sizes, at, NULL, err);
+    rc = ranks->all_gather_v(ranks, mine->data, *all, sizes, at, err);
 out:
     free(counts);
     free(sizes);

@@ -52,7 +52,7 @@ static fc_code gather(fc_fsdp_handle *h, fc_error *err) {
     size_t bytes = bytes_of(h->compute_dtype, h->layout.shard_numel);
     const void *send = h->ready_shard ? h->ready_shard->memory : h->local_shard.data;
     FC_TRY(fc_pool_take(&fsdp->pool, bytes * (size_t)h->layout.world_size, stream, &h->full, err));
-    FC_TRY(h->unit->options.shard->all_gather(h->unit->options.shard, send, h->full->memory, bytes, stream, err));
+    FC_TRY(fc_all_gather(h->unit->options.shard, send, h->full->memory, bytes, stream, err));
     fc_fsdp_trace(h, FC_ACTION_ALL_GATHER, FC_STREAM_UNSHARD);
     return fc_pool_give(&fsdp->pool, &h->ready_shard, stream, err);
 }
@@ -169,9 +169,7 @@ fc_code fc_fsdp_gather_full(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
     FC_TRY_GOTO(fc_array_copy(&shard, &h->local_shard, stream, err), rc, out);
     if (fc_fsdp_is_sharded(h->unit)) {
         size_t bytes = fc_array_bytes(&shard);
-        FC_TRY_GOTO(
-            h->unit->options.shard->all_gather(h->unit->options.shard, shard.data, full.data, bytes, stream, err), rc,
-            out);
+        FC_TRY_GOTO(fc_all_gather(h->unit->options.shard, shard.data, full.data, bytes, stream, err), rc, out);
     } else {
         FC_TRY_GOTO(fc_array_copy(&full, &shard, stream, err), rc, out);
     }

@@ -27,11 +27,6 @@ typedef struct outcome {
     char about[sizeof((fc_error *)0)->about];
 } outcome;
 
-static fc_code gather_from_host(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err) {
-    return comm->all_gather_host ? comm->all_gather_host(comm, send, recv, bytes, err)
-                                 : comm->all_gather(comm, send, recv, bytes, NULL, err);
-}
-
 /* Whether all ranks failed with the same message, for example for a missing file. It then names no rank. */
 static bool are_equal(const outcome *all, int size) {
     for (int r = 1; r < size; r++) {
@@ -53,10 +48,10 @@ static fc_code fail_for_rank(int rank, const outcome *theirs, bool alike, fc_err
 static fc_code find_failure(fc_comm *comm, fc_code mine, bool *failed, fc_error *err) {
     uint64_t worst = (uint64_t)mine;
     *failed = true;
-    if (comm->all_gather_host) {
+    if (!comm->all_reduce) { /* a backend for GPUs */
         return FC_OK;
     }
-    FC_TRY(comm->all_reduce(comm, &worst, 1, FC_U64, FC_REDUCE_MAX, NULL, err));
+    FC_TRY(comm->all_reduce(comm, &worst, 1, FC_U64, FC_REDUCE_MAX, err));
     *failed = worst != FC_OK;
     return FC_OK;
 }
@@ -87,7 +82,7 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
     if (!all) {
         return fc_no_memory(err, NULL);
     }
-    fc_code rc = gather_from_host(comm, &own, all, sizeof own, err);
+    fc_code rc = comm->all_gather(comm, &own, all, sizeof own, err);
     bool alike = rc == FC_OK && are_equal(all, comm->size);
     for (int rank = 0; rc == FC_OK && rank < comm->size; rank++) {
         if (all[rank].code != FC_OK) {

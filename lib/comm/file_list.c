@@ -120,7 +120,7 @@ static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_aren
     size_t n = (size_t)comm->size, mine = size + 1, total = 0;
     size_t *counts = fc_arena_calloc(arena, 2 * n, sizeof *counts);
     FC_TRY(fc_comm_agree(comm, counts ? FC_OK : fc_no_memory(err, NULL), err));
-    FC_TRY(comm->all_gather(comm, &mine, counts, sizeof mine, NULL, err));
+    FC_TRY(comm->all_gather(comm, &mine, counts, sizeof mine, err));
     *displs = counts + n;
     for (size_t r = 0; r < n; r++) {
         (*displs)[r] = total;
@@ -128,7 +128,7 @@ static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_aren
     }
     *all = fc_arena_alloc(arena, total);
     FC_TRY(fc_comm_agree(comm, *all ? FC_OK : fc_no_memory(err, NULL), err));
-    return comm->all_gather_v(comm, own, *all, counts, *displs, NULL, err);
+    return comm->all_gather_v(comm, own, *all, counts, *displs, err);
 }
 
 static size_t count_lines(const char *text) {

@@ -102,7 +102,7 @@ static fc_code transfer_file(const transfer *t, const fc_sent_file *file, fc_err
             rc = fc_pread_full(fd, t->buf, bytes, at, path, err);
         }
         fc_error why;
-        fc_code sent = t->pair->broadcast(t->pair, t->buf, bytes, 1, NULL, &why);
+        fc_code sent = t->pair->broadcast(t->pair, t->buf, bytes, 1, &why);
         if (sent != FC_OK) {
             rc = fc_fail(err, sent, "%s", why.message);
             break;

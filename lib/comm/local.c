@@ -20,9 +20,7 @@ static void copy_if_apart(void *dst, const void *src, size_t bytes) {
     }
 }
 
-static fc_code local_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream,
-                                fc_error *err) {
-    (void)stream;
+static fc_code local_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err) {
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_ALL_GATHER, .send = send, .count = bytes};
     FC_TRY(fc_local_enter(comm, &mine, err));
@@ -33,8 +31,7 @@ static fc_code local_all_gather(fc_comm *comm, const void *send, void *recv, siz
 }
 
 static fc_code local_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts,
-                                  const size_t *displs, fc_stream *stream, fc_error *err) {
-    (void)stream;
+                                  const size_t *displs, fc_error *err) {
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_ALL_GATHER_V, .send = send, .counts = counts};
     FC_TRY(fc_local_enter(comm, &mine, err));
@@ -44,9 +41,8 @@ static fc_code local_all_gather_v(fc_comm *comm, const void *send, void *recv, c
     return fc_local_leave(comm, err);
 }
 
-/* Reduces elements [first, first + count) of the published buffers into `out`. */
-static fc_code reduce_slots(const local_group *g, fc_dtype dtype, fc_reduce op, size_t first, size_t count, void *out,
-                            fc_error *err) {
+fc_code fc_local_reduce(const local_group *g, fc_dtype dtype, fc_reduce op, size_t first, size_t count, void *out,
+                        fc_error *err) {
     const void **inputs = calloc((size_t)g->size, sizeof *inputs);
     if (!inputs) {
         return fc_no_memory(err, NULL);
@@ -59,26 +55,15 @@ static fc_code reduce_slots(const local_group *g, fc_dtype dtype, fc_reduce op, 
     return FC_OK;
 }
 
-static fc_code local_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype,
-                                    fc_reduce op, fc_stream *stream, fc_error *err) {
-    (void)stream;
-    local_slot mine = {.kind = LOCAL_REDUCE_SCATTER, .send = send, .count = count, .dtype = dtype, .op = op};
-    FC_TRY(fc_local_enter(comm, &mine, err));
-    fc_code rc = reduce_slots(comm->state, dtype, op, count * (size_t)comm->rank, count, recv, err);
-    return fc_local_leave_with(comm, rc, err);
-}
-
 /* Each rank reduces its segment in place, which no other rank reads. Then each copies the segments of the others. */
-static fc_code local_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op,
-                                fc_stream *stream, fc_error *err) {
-    (void)stream;
+static fc_code local_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_error *err) {
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_ALL_REDUCE, .send = data, .count = count, .dtype = dtype, .op = op};
     FC_TRY(fc_local_enter(comm, &mine, err));
     size_t size = fc_dtype_size(dtype), segment = count / (size_t)g->size + 1;
     size_t first = segment * (size_t)comm->rank < count ? segment * (size_t)comm->rank : count;
     size_t some = count - first < segment ? count - first : segment;
-    fc_code rc = reduce_slots(g, dtype, op, first, some, (char *)data + first * size, err);
+    fc_code rc = fc_local_reduce(g, dtype, op, first, some, (char *)data + first * size, err);
     FC_TRY(fc_local_leave_with(comm, rc, err));
     for (int r = 0; r < g->size; r++) {
         size_t at = segment * (size_t)r < count ? segment * (size_t)r : count;
@@ -88,8 +73,7 @@ static fc_code local_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtyp
     return fc_local_leave(comm, err);
 }
 
-static fc_code local_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err) {
-    (void)stream;
+static fc_code local_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_error *err) {
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_BROADCAST, .send = data, .count = bytes, .root = root};
     FC_TRY(fc_local_enter(comm, &mine, err));
@@ -191,7 +175,6 @@ static const fc_comm functions = {
     .concurrent = true,
     .all_gather = local_all_gather,
     .all_gather_v = local_all_gather_v,
-    .reduce_scatter = local_reduce_scatter,
     .all_reduce = local_all_reduce,
     .broadcast = local_broadcast,
     .barrier = local_barrier,

@@ -75,4 +75,8 @@ fc_code fc_local_leave(fc_comm *comm, fc_error *err);
 /** Leaves with this rank's outcome `rc`. If a rank fails, all ranks return its error. */
 fc_code fc_local_leave_with(fc_comm *comm, fc_code rc, fc_error *err);
 
+/** Reduces elements [first, first + count) of the published buffers into `out`, in local.c. */
+fc_code fc_local_reduce(const local_group *g, fc_dtype dtype, fc_reduce op, size_t first, size_t count, void *out,
+                        fc_error *err);
+
 #endif

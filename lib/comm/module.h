@@ -9,7 +9,7 @@
 #include "fsdpckpt/comm.h"
 
 /** The version of this interface. Every change of fc_comm, fc_device or fc_module increments it. */
-enum { FC_MODULE_ABI = 2 };
+enum { FC_MODULE_ABI = 3 };
 
 /** The symbol that every module exports: a `const fc_module`. */
 #define FC_MODULE_SYMBOL fc_module_table

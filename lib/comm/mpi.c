@@ -80,8 +80,7 @@ static fc_code mpi_barrier(fc_comm *comm, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err) {
-    (void)stream;
+static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_error *err) {
     mpi_state *s = comm->state;
     if (comm->broken) {
         return fc_mpi_refuse_broken(comm, err);
@@ -154,8 +153,7 @@ static fc_code gather_in_one_call(fc_comm *comm, char *recv, const size_t *count
 }
 
 fc_code fc_mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
-                            fc_stream *stream, fc_error *err) {
-    (void)stream;
+                            fc_error *err) {
     mpi_state *s = comm->state;
     char *own = (char *)recv + displs[comm->rank];
     size_t end = 0;
@@ -172,8 +170,7 @@ fc_code fc_mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const s
                                 : gather_in_ring(comm, recv, counts, displs, err);
 }
 
-fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err) {
-    (void)stream;
+fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err) {
     mpi_state *s = comm->state;
     char *own = (char *)recv + bytes * (size_t)comm->rank;
     if (comm->broken) {
@@ -205,8 +202,7 @@ fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t by
 
 static const fc_comm functions;
 
-static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t call_bytes, fc_device *device, fc_comm **out,
-                        fc_error *err) {
+static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t call_bytes, fc_comm **out, fc_error *err) {
     fc_comm *comm = malloc(sizeof *comm);
     mpi_state *s = malloc(sizeof *s);
     if (!comm || !s) {
@@ -216,7 +212,6 @@ static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t call_bytes, fc_devic
     }
     *comm = functions;
     *s = (mpi_state){.mpi = mpi, .ends_mpi = ends_mpi, .call_bytes = call_bytes};
-    comm->device = device;
     comm->state = s;
     MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
     int level = MPI_THREAD_SINGLE;
@@ -248,7 +243,7 @@ static fc_code first_of_color(fc_comm *comm, int color, int *first, fc_error *er
         return fc_no_memory(err, "split");
     }
     fc_code rc;
-    FC_TRY_GOTO(fc_mpi_all_gather(comm, &color, colors, sizeof color, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_mpi_all_gather(comm, &color, colors, sizeof color, err), rc, out);
     for (*first = 0; colors[*first] != color;) {
         ++*first;
     }
@@ -268,8 +263,10 @@ static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err)
     if (code != MPI_SUCCESS) {
         return fc_mpi_fail(comm, "split", code, err);
     }
-    FC_TRY(comm_new(group, false, s->call_bytes, comm->device, out, err));
+    FC_TRY(comm_new(group, false, s->call_bytes, out, err));
     (*out)->cancel = comm->cancel;
+    (*out)->device = comm->device;
+    (*out)->on_device = comm->on_device;
     return FC_OK;
 }
 
@@ -277,7 +274,6 @@ static const fc_comm functions = {
     .backend = "mpi",
     .all_gather = fc_mpi_all_gather,
     .all_gather_v = fc_mpi_all_gather_v,
-    .reduce_scatter = fc_mpi_reduce_scatter,
     .all_reduce = fc_mpi_all_reduce,
     .broadcast = mpi_broadcast,
     .barrier = mpi_barrier,
@@ -324,8 +320,8 @@ static fc_code new_mpi(fc_comm **out, fc_error *err) {
     if (code != MPI_SUCCESS) {
         return fc_fail(err, FC_EIO, "mpi: MPI_Comm_dup failed with %d", code);
     }
-    return comm_new(mpi, started, chosen_call_bytes(), NULL, out, err);
+    return comm_new(mpi, started, chosen_call_bytes(), out, err);
 }
 
 FC_MODULE_EXPORT extern const fc_module FC_MODULE_SYMBOL;
-const fc_module FC_MODULE_SYMBOL = {FC_MODULE_HEAD, .mpi = new_mpi};
+const fc_module FC_MODULE_SYMBOL = {FC_MODULE_HEAD, .mpi = new_mpi, .devices = &fc_mpi_devices};

@@ -15,13 +15,7 @@ enum {
     MAX_ROUND_BYTES = 4 << 20,
 };
 
-/* The segments of the data, one per rank. */
-typedef struct segments {
-    size_t *first, *count; /* the first element and the number of elements of each; `first` owns both */
-    size_t most;           /* the largest count */
-} segments;
-
-static bool segments_new(segments *of, int size) {
+bool fc_mpi_segments_new(fc_mpi_segments *of, int size) {
     of->first = calloc((size_t)size * 2, sizeof *of->first);
     of->count = of->first + size;
     of->most = 0;
@@ -64,7 +58,7 @@ static size_t elements_in_round(size_t count, size_t at, size_t round) {
     return at < count ? fc_mpi_min(count - at, round) : 0;
 }
 
-static fc_code exchange_round(fc_comm *comm, exchange *x, const char *send, const segments *of, size_t at,
+static fc_code exchange_round(fc_comm *comm, exchange *x, const char *send, const fc_mpi_segments *of, size_t at,
                               size_t element, fc_error *err) {
     mpi_state *s = comm->state;
     size_t own = elements_in_round(of->count[comm->rank], at, x->round) * element;
@@ -92,8 +86,7 @@ static fc_code exchange_round(fc_comm *comm, exchange *x, const char *send, cons
                                : fc_mpi_fail(comm, "a reduction", code, err);
 }
 
-/* Reduces this rank's segment into `out`, which may be the segment itself: no other rank reads it. */
-static fc_code reduce_segments(fc_comm *comm, const char *send, const segments *of, char *out, fc_dtype dtype,
+fc_code fc_mpi_reduce_segments(fc_comm *comm, const char *send, const fc_mpi_segments *of, char *out, fc_dtype dtype,
                                fc_reduce op, fc_error *err) {
     size_t element = fc_dtype_size(dtype);
     exchange x;
@@ -114,32 +107,13 @@ out:
     return rc;
 }
 
-static fc_code break_for_memory(fc_comm *comm, fc_error *err) {
+fc_code fc_mpi_break_for_memory(fc_comm *comm, fc_error *err) {
     comm->broken = true;
     return fc_fail(err, FC_ENOMEM, "a reduction over %d ranks: out of memory", comm->size);
 }
 
-/* Whether the ranks can reduce this at all. */
-static fc_code check_reduction(const fc_comm *comm, fc_dtype dtype, fc_reduce op, fc_error *err) {
+fc_code fc_mpi_check_reduction(const fc_comm *comm, fc_dtype dtype, fc_reduce op, fc_error *err) {
     return comm->broken ? fc_mpi_refuse_broken(comm, err) : fc_arith_check(dtype, op, err);
-}
-
-fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
-                              fc_stream *stream, fc_error *err) {
-    (void)stream;
-    segments of;
-    FC_TRY(check_reduction(comm, dtype, op, err));
-    if (!segments_new(&of, comm->size)) {
-        return break_for_memory(comm, err);
-    }
-    for (int r = 0; r < comm->size; r++) {
-        of.first[r] = count * (size_t)r;
-        of.count[r] = count;
-    }
-    of.most = count;
-    fc_code rc = reduce_segments(comm, send, &of, recv, dtype, op, err);
-    free(of.first);
-    return rc;
 }
 
 /* Small data: every rank gathers everything and computes the same. */
@@ -150,10 +124,10 @@ static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtyp
     if (!all || !inputs) {
         free(all);
         free(inputs);
-        return break_for_memory(comm, err);
+        return fc_mpi_break_for_memory(comm, err);
     }
     fc_code rc;
-    FC_TRY_GOTO(fc_mpi_all_gather(comm, data, all, bytes, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_mpi_all_gather(comm, data, all, bytes, err), rc, out);
     for (size_t r = 0; r < n; r++) {
         inputs[r] = all + r * bytes;
     }
@@ -164,17 +138,16 @@ out:
     return rc;
 }
 
-fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
-                          fc_error *err) {
-    segments of;
+fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_error *err) {
+    fc_mpi_segments of;
     fc_code rc;
-    FC_TRY(check_reduction(comm, dtype, op, err));
+    FC_TRY(fc_mpi_check_reduction(comm, dtype, op, err));
     size_t n = (size_t)comm->size, element = fc_dtype_size(dtype), segment = (count + n - 1) / n;
     if (count <= SMALL_BYTES / element / n) {
         return all_reduce_small(comm, data, count, dtype, op, err);
     }
-    if (!segments_new(&of, comm->size)) {
-        return break_for_memory(comm, err);
+    if (!fc_mpi_segments_new(&of, comm->size)) {
+        return fc_mpi_break_for_memory(comm, err);
     }
     for (size_t r = 0; r < n; r++) {
         of.first[r] = fc_mpi_min(segment * r, count);
@@ -182,12 +155,12 @@ fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtyp
     }
     of.most = segment;
     char *own = (char *)data + of.first[comm->rank] * element;
-    FC_TRY_GOTO(reduce_segments(comm, data, &of, own, dtype, op, err), rc, out);
+    FC_TRY_GOTO(fc_mpi_reduce_segments(comm, data, &of, own, dtype, op, err), rc, out);
     for (size_t r = 0; r < n; r++) { /* from elements to bytes */
         of.first[r] *= element;
         of.count[r] *= element;
     }
-    rc = fc_mpi_all_gather_v(comm, own, data, of.count, of.first, stream, err);
+    rc = fc_mpi_all_gather_v(comm, own, data, of.count, of.first, err);
 out:
     free(of.first);
     return rc;

@@ -31,14 +31,33 @@ fc_code fc_mpi_refuse_broken(const fc_comm *comm, fc_error *err);
 fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request *requests, fc_error *err);
 
 /** fc_comm.all_gather and fc_comm.all_gather_v, in mpi.c. */
-fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
+fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err);
 fc_code fc_mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
-                            fc_stream *stream, fc_error *err);
+                            fc_error *err);
 
-/** fc_comm.reduce_scatter and fc_comm.all_reduce, in mpi_reduce.c. */
-fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
-                              fc_stream *stream, fc_error *err);
-fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
-                          fc_error *err);
+/** fc_comm.all_reduce, in mpi_reduce.c. */
+fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_error *err);
+
+/** The segments of the data of a reduction, one per rank. */
+typedef struct fc_mpi_segments {
+    size_t *first, *count; /**< the first element and the number of elements of each; `first` owns both */
+    size_t most;           /**< the largest count */
+} fc_mpi_segments;
+
+/** Allocates segments without elements; free(of->first) releases them. @return false when out of memory. */
+bool fc_mpi_segments_new(fc_mpi_segments *of, int size);
+
+/** Reduces this rank's segment into `out`, which may be the segment itself: no other rank reads it. */
+fc_code fc_mpi_reduce_segments(fc_comm *comm, const char *send, const fc_mpi_segments *of, char *out, fc_dtype dtype,
+                               fc_reduce op, fc_error *err);
+
+/** Checks that the ranks can reduce this at all. */
+fc_code fc_mpi_check_reduction(const fc_comm *comm, fc_dtype dtype, fc_reduce op, fc_error *err);
+
+/** Fails a reduction for lack of memory, and marks the communicator as broken. */
+fc_code fc_mpi_break_for_memory(fc_comm *comm, fc_error *err);
+
+/** What the module has for training, in lib/gather/mpi_scatter.c. */
+extern const struct fc_device_module fc_mpi_devices;
 
 #endif

@@ -161,8 +161,8 @@ static fc_code communicate(gather *g, int m, fc_error *err) {
     fc_comm *group = g->tensor->mesh->groups[m];
     fc_stream *stream = g->tensor->stream;
     const void *own = slot_of(g, g->tensor->mesh->coordinate[m]);
-    return g->slot ? group->all_gather(group, own, g->buffer.data, g->slot, stream, err)
-                   : group->all_gather_v(group, own, g->buffer.data, g->counts, g->displs, stream, err);
+    return g->slot ? fc_all_gather(group, own, g->buffer.data, g->slot, stream, err)
+                   : fc_all_gather_v(group, own, g->buffer.data, g->counts, g->displs, stream, err);
 }
 
 static fc_code unpack(gather *g, int64_t ranks, fc_error *err) {
@@ -261,7 +261,7 @@ static fc_code agree(const gather *list, size_t count, int m, fc_code mine, fc_e
     FC_TRY_GOTO(fc_pool_take(pool, bytes, stream, &block, told), rc, out);
     place = (char *)block->memory + sizeof own * (size_t)group->rank;
     FC_TRY_GOTO(device->copy(device, place, &own, sizeof own, stream, told), rc, out);
-    FC_TRY_GOTO(group->all_gather(group, place, block->memory, sizeof own, stream, told), rc, out);
+    FC_TRY_GOTO(fc_all_gather(group, place, block->memory, sizeof own, stream, told), rc, out);
     FC_TRY_GOTO(fc_comm_wait(group, stream, told), rc, out);
     FC_TRY_GOTO(device->copy(device, host, block->memory, bytes, stream, told), rc, out);
     FC_TRY_GOTO(fc_comm_wait(group, stream, told), rc, out);

@@ -2,6 +2,7 @@
  * Makes devices and communicators for training: on the processor, by the modules for GPUs, and along a mesh dimension.
  */
 #include "fsdpckpt/try.h"
+#include "gather/local_scatter.h"
 #include "gather/module.h"
 #include "module_places.h"
 
@@ -30,6 +31,7 @@ typedef struct local_work {
 static fc_code work_on_device(fc_comm *comm, void *context, fc_error *err) {
     const local_work *w = context;
     comm->device = w->device;
+    comm->on_device = &fc_local_on_device;
     return w->work(comm, w->context, err);
 }
 
@@ -40,17 +42,6 @@ fc_code fc_device_run_local(int size, fc_code (*work)(fc_comm *comm, void *conte
     fc_code rc = fc_comm_run_local(size, work_on_device, &w, err);
     w.device->destroy(w.device);
     return rc;
-}
-
-fc_code fc_device_mpi(fc_device *device, fc_comm **out, fc_error *err) {
-    *out = NULL;
-    if (!device->is_host) {
-        return fc_fail(err, FC_EUNSUPPORTED, "mpi: memory of %s is not supported: use nccl, or host memory",
-                       device->name);
-    }
-    FC_TRY(fc_comm_mpi(out, err));
-    (*out)->device = device;
-    return FC_OK;
 }
 
 static const fc_module_kind cuda_kind = {
@@ -68,6 +59,21 @@ static fc_code load_devices(const fc_module_kind *kind, struct fc_device_module 
     if (module && module->devices) {
         *out = *module->devices;
     }
+    return FC_OK;
+}
+
+fc_code fc_device_mpi(fc_device *device, fc_comm **out, fc_error *err) {
+    static const fc_module_kind kind = {.name = "mpi", .is_built = FSDPCKPT_HAVE_MPI};
+    struct fc_device_module module;
+    *out = NULL;
+    if (!device->is_host) {
+        return fc_fail(err, FC_EUNSUPPORTED, "mpi: memory of %s is not supported: use nccl, or host memory",
+                       device->name);
+    }
+    FC_TRY(fc_comm_mpi(out, err));
+    FC_TRY(load_devices(&kind, &module, err)); /* it is loaded */
+    (*out)->device = device;
+    (*out)->on_device = module.on_mpi;
     return FC_OK;
 }
 

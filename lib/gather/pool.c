@@ -37,13 +37,13 @@ static fc_block *oldest_block(const fc_pool *pool, size_t bytes) {
 }
 
 static fc_code allocate(const fc_pool *pool, size_t bytes, void **out, fc_error *err) {
-    return pool->comm ? pool->comm->alloc(pool->comm, bytes, out, err)
+    return pool->comm ? pool->comm->on_device->alloc(pool->comm, bytes, out, err)
                       : pool->device->alloc(pool->device, bytes, out, err);
 }
 
 static void release(const fc_pool *pool, void *memory) {
     if (pool->comm) {
-        pool->comm->release(pool->comm, memory);
+        pool->comm->on_device->release(pool->comm, memory);
     } else {
         pool->device->release(pool->device, memory);
     }

@@ -269,7 +269,7 @@ static void unpack(fc_source_crc *crc, const exchange *from) {
 static fc_code join_numbers(fc_comm *comm, uint64_t *numbers, size_t count, fc_error *err) {
     static const fc_reduce how[] = {FC_REDUCE_XOR, FC_REDUCE_SUM, FC_REDUCE_MAX, FC_REDUCE_MAX};
     for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
-        FC_TRY(comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], NULL, err));
+        FC_TRY(comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], err));
     }
     return FC_OK;
 }
@@ -280,7 +280,7 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     }
     const size_t chunks = crc->first[crc->count], count = chunks + crc->count;
     uint64_t any = atomic_load(&crc->any);
-    FC_TRY(comm->all_reduce(comm, &any, 1, FC_U64, FC_REDUCE_MAX, NULL, err));
+    FC_TRY(comm->all_reduce(comm, &any, 1, FC_U64, FC_REDUCE_MAX, err));
     if (!any) {
         return FC_OK;
     }

@@ -57,7 +57,7 @@ fc_code fc_held_choose(fc_conversion *m, fc_error *err) {
             m->movers[at] = fc_memory_has_data(source, i, k) ? (rank + size - at % size) % size : UINT64_MAX;
         }
     }
-    FC_TRY(m->comm->all_reduce(m->comm, m->movers, count, FC_U64, FC_REDUCE_MIN, NULL, err));
+    FC_TRY(m->comm->all_reduce(m->comm, m->movers, count, FC_U64, FC_REDUCE_MIN, err));
     for (size_t i = 0; i < count; i++) {
         m->movers[i] = m->movers[i] < size ? (m->movers[i] + i) % size : UINT64_MAX;
     }

@@ -17,7 +17,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
 static fc_code choose_band(fc_rounds *r, uint64_t most, fc_error *err) {
     const uint64_t ranks = (uint64_t)r->comm->size, even = (r->total + ranks - 1) / ranks;
     r->band = least(most, even);
-    FC_TRY(r->comm->all_reduce(r->comm, &r->band, 1, FC_U64, FC_REDUCE_MIN, NULL, err));
+    FC_TRY(r->comm->all_reduce(r->comm, &r->band, 1, FC_U64, FC_REDUCE_MIN, err));
     r->band = r->band ? r->band : 1;
     r->count = (r->total + ranks * r->band - 1) / (ranks * r->band);
     return FC_OK;
@@ -83,9 +83,9 @@ fc_code fc_rounds_exchange(fc_rounds *rounds, fc_code mine, fc_writer *writer, f
     fc_comm *comm = rounds->comm;
     const size_t bytes = (size_t)rounds->band * sizeof *rounds->sizes;
     FC_TRY(fc_ranks_agree(comm, mine, err));
-    FC_TRY(comm->all_gather(comm, rounds->sizes + fc_rounds_first(rounds), rounds->sizes, bytes, NULL, err));
+    FC_TRY(comm->all_gather(comm, rounds->sizes + fc_rounds_first(rounds), rounds->sizes, bytes, err));
     FC_TRY(fc_ranks_agree(comm, comm->rank == 0 ? place_all(rounds, writer, err) : FC_OK, err));
-    FC_TRY(comm->broadcast(comm, rounds->offsets, bytes * (size_t)comm->size, 0, NULL, err));
+    FC_TRY(comm->broadcast(comm, rounds->offsets, bytes * (size_t)comm->size, 0, err));
     for (uint64_t i = 0; i < chunks_of_round(rounds); i++) {
         const uint64_t size = rounds->sizes[i] >> 1;
         rounds->stored += size;

@@ -32,7 +32,7 @@ static uint64_t fingerprint(const fc_target *target) {
 /* Compares this rank's tensors with those of rank 0. */
 static fc_code compare_with_leader(fc_comm *comm, const fc_target *target, fc_error *err) {
     uint64_t own = fingerprint(target), leader = own;
-    FC_TRY(comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err));
+    FC_TRY(comm->broadcast(comm, &leader, sizeof leader, 0, err));
     return own == leader ? FC_OK
                          : fc_fail(err, FC_EUSAGE,
                                    "%s: this rank does not see the same tensors as rank 0; put the checkpoint on a "
@@ -52,14 +52,14 @@ fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, f
 /* Sends rank 0's bytes to all ranks; the others get a copy from `arena`. */
 static fc_code share_bytes(fc_comm *comm, const void *bytes, size_t size, void **copy, fc_arena *arena, fc_error *err) {
     uint64_t length = size;
-    FC_TRY(comm->broadcast(comm, &length, sizeof length, 0, NULL, err));
+    FC_TRY(comm->broadcast(comm, &length, sizeof length, 0, err));
     void *memory = fc_arena_alloc(arena, (size_t)length);
     FC_TRY(fc_ranks_agree(comm, memory ? FC_OK : fc_no_memory(err, NULL), err));
     if (comm->rank == 0) {
         memcpy(memory, bytes, size);
     }
     *copy = memory;
-    return comm->broadcast(comm, memory, (size_t)length, 0, NULL, err);
+    return comm->broadcast(comm, memory, (size_t)length, 0, err);
 }
 
 fc_code fc_ranks_share_path(fc_comm *comm, fc_code mine, const char **path, fc_arena *arena, fc_error *err) {
@@ -78,7 +78,7 @@ fc_code fc_ranks_share_path(fc_comm *comm, fc_code mine, const char **path, fc_a
 
 fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_error *err) {
     FC_TRY(fc_ranks_agree(comm, mine, err));
-    return comm ? comm->broadcast(comm, number, sizeof *number, 0, NULL, err) : FC_OK;
+    return comm ? comm->broadcast(comm, number, sizeof *number, 0, err) : FC_OK;
 }
 
 /* What rank 0 has reserved for an item: its offset, and whether the engine writes it. */
@@ -96,7 +96,7 @@ fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, f
     for (size_t i = 0; i < file->nitems; i++) {
         reserved[i] = (reserved_item){file->items[i].offset, file->items[i].owned};
     }
-    FC_TRY(comm->broadcast(comm, reserved, file->nitems * sizeof *reserved, 0, NULL, err));
+    FC_TRY(comm->broadcast(comm, reserved, file->nitems * sizeof *reserved, 0, err));
     for (size_t i = 0; i < file->nitems; i++) {
         file->items[i].offset = reserved[i].offset;
         file->items[i].owned = reserved[i].owned != 0;
@@ -138,7 +138,7 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(comm, synced, err), rc, out);
     convert_digests(target, file, crc32, sums, false);
-    FC_TRY_GOTO(comm->all_reduce(comm, sums, 2 * file->nitems, FC_U64, FC_REDUCE_XOR, NULL, err), rc, out);
+    FC_TRY_GOTO(comm->all_reduce(comm, sums, 2 * file->nitems, FC_U64, FC_REDUCE_XOR, err), rc, out);
     convert_digests(target, file, crc32, sums, true);
 out:
     fc_arena_free(arena);
@@ -147,7 +147,7 @@ out:
 
 fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t count, fc_error *err) {
     FC_TRY(fc_ranks_agree(comm, mine, err));
-    return comm ? comm->all_reduce(comm, sums, count, FC_U64, FC_REDUCE_XOR, NULL, err) : FC_OK;
+    return comm ? comm->all_reduce(comm, sums, count, FC_U64, FC_REDUCE_XOR, err) : FC_OK;
 }
 
 fc_code fc_ranks_join_flags(fc_comm *comm, bool *flags, size_t count, fc_error *err) {
@@ -157,7 +157,7 @@ fc_code fc_ranks_join_flags(fc_comm *comm, bool *flags, size_t count, fc_error *
     for (size_t i = 0; i < count; i++) {
         numbers[i] = flags[i];
     }
-    FC_TRY_GOTO(comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_MAX, NULL, err), rc, out);
+    FC_TRY_GOTO(comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_MAX, err), rc, out);
     for (size_t i = 0; i < count; i++) {
         flags[i] = numbers[i] != 0;
     }
@@ -187,10 +187,10 @@ fc_code fc_ranks_gather_bytes(fc_comm *comm, const void *bytes, size_t size, uns
     unsigned char *memory = NULL;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(comm, counts && sizes && starts ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
-    FC_TRY_GOTO(comm->all_gather(comm, &own, counts, sizeof own, NULL, err), rc, out);
+    FC_TRY_GOTO(comm->all_gather(comm, &own, counts, sizeof own, err), rc, out);
     memory = add_up(counts, comm->size, sizes, starts, &total) ? malloc(total + 1) : NULL;
     FC_TRY_GOTO(fc_ranks_agree(comm, memory ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
-    rc = comm->all_gather_v(comm, bytes, memory, sizes, starts, NULL, err);
+    rc = comm->all_gather_v(comm, bytes, memory, sizes, starts, err);
 out:
     free(counts);
     free(sizes);

@@ -84,7 +84,7 @@ static fc_code sample_all(const fc_checkpoint *source, uint64_t *prints, fc_erro
 /* Compares the prints with those of rank 0. All ranks have the same number of files. */
 static fc_code compare(fc_comm *comm, const fc_checkpoint *source, const uint64_t *prints, uint64_t *leader,
                        fc_error *err) {
-    FC_TRY(comm->broadcast(comm, leader, source->nfiles * sizeof *leader, 0, NULL, err));
+    FC_TRY(comm->broadcast(comm, leader, source->nfiles * sizeof *leader, 0, err));
     for (size_t i = 0; i < source->nfiles; i++) {
         if (prints[i] != leader[i]) {
             return fc_fail(err, FC_EUSAGE,

@@ -34,7 +34,7 @@ static fc_code gathers(fc_comm *c, float *here, float *a, float *b, fc_error *er
         here[i] = number(c->rank, i);
     }
     fc_code rc = put(c->device, a, here, N, err);
-    rc = rc == FC_OK ? c->all_gather(c, a, b, N * sizeof *a, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_all_gather(c, a, b, N * sizeof *a, NULL, err) : rc;
     rc = rc == FC_OK ? get(c->device, here, b, N * (size_t)c->size, err) : rc;
     for (int r = 0; r < c->size; r++) {
         for (size_t i = 0; rc == FC_OK && i < N; i++) {
@@ -44,7 +44,7 @@ static fc_code gathers(fc_comm *c, float *here, float *a, float *b, fc_error *er
         displs[r] = all;
         all += counts[r];
     }
-    rc = rc == FC_OK ? c->all_gather_v(c, a, b, counts, displs, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_all_gather_v(c, a, b, counts, displs, NULL, err) : rc;
     rc = rc == FC_OK ? get(c->device, here, b, all / sizeof *a, err) : rc;
     for (int r = 0; r < c->size; r++) {
         for (size_t i = 0; rc == FC_OK && i < counts[r] / sizeof *a; i++) {
@@ -60,19 +60,19 @@ static fc_code reductions(fc_comm *c, float *here, float *a, float *b, fc_error 
         here[i] = number(c->rank, i);
     }
     fc_code rc = put(c->device, a, here, N * (size_t)c->size, err);
-    rc = rc == FC_OK ? c->reduce_scatter(c, a, b, N, FC_F32, FC_REDUCE_SUM, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_reduce_scatter(c, a, b, N, FC_F32, FC_REDUCE_SUM, NULL, err) : rc;
     rc = rc == FC_OK ? get(c->device, here, b, N, err) : rc;
     for (size_t i = 0; rc == FC_OK && i < N; i++) {
         float base = (float)((i + N * (size_t)c->rank) % 100);
         rc = expect("reduce_scatter", here[i], base * (float)c->size + ranks, err);
     }
-    rc = rc == FC_OK ? c->all_reduce(c, a, N, FC_F32, FC_REDUCE_MAX, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_all_reduce(c, a, N, FC_F32, FC_REDUCE_MAX, NULL, err) : rc;
     rc = rc == FC_OK ? get(c->device, here, a, N, err) : rc;
     for (size_t i = 0; rc == FC_OK && i < N; i++) {
         rc = expect("all_reduce", here[i], number(c->size - 1, i), err);
     }
-    if (rc == FC_OK && (c->all_reduce(c, a, N, FC_I16, FC_REDUCE_SUM, NULL, NULL) != FC_EUNSUPPORTED ||
-                        c->all_reduce(c, a, N, FC_U64, FC_REDUCE_XOR, NULL, NULL) != FC_EUNSUPPORTED)) {
+    if (rc == FC_OK && (fc_all_reduce(c, a, N, FC_I16, FC_REDUCE_SUM, NULL, NULL) != FC_EUNSUPPORTED ||
+                        fc_all_reduce(c, a, N, FC_U64, FC_REDUCE_XOR, NULL, NULL) != FC_EUNSUPPORTED)) {
         rc = fc_fail(err, FC_EFOUND, "what NCCL cannot reduce was not refused");
     }
     return rc;
@@ -82,7 +82,7 @@ static fc_code others(fc_comm *c, float *here, float *a, fc_error *err) {
     fc_comm *half = NULL;
     *here = number(c->rank, 0);
     fc_code rc = put(c->device, a, here, 1, err);
-    rc = rc == FC_OK ? c->broadcast(c, a, sizeof *a, c->size - 1, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_broadcast(c, a, sizeof *a, c->size - 1, NULL, err) : rc;
     rc = rc == FC_OK ? get(c->device, here, a, 1, err) : rc;
     rc = rc == FC_OK ? expect("broadcast", *here, number(c->size - 1, 0), err) : rc;
     rc = rc == FC_OK ? c->barrier(c, err) : rc;

@@ -30,8 +30,8 @@ static fc_code gather(fc_comm *comm, fc_error *err) {
     FC_TRY_GOTO(gpu->alloc(gpu, (RANKS + 1) * FLOATS * sizeof(float), &memory, err), rc, out);
     FC_TRY_GOTO(gpu->zero(gpu, memory, (RANKS + 1) * FLOATS * sizeof(float), NULL, err), rc, out);
     float *all = memory, *own = all + RANKS * FLOATS;
-    FC_TRY_GOTO(comm->all_gather(comm, own, all, FLOATS * sizeof(float), NULL, err), rc, out);
-    FC_TRY_GOTO(comm->all_reduce(comm, own, FLOATS, FC_F32, FC_REDUCE_SUM, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_all_gather(comm, own, all, FLOATS * sizeof(float), NULL, err), rc, out);
+    FC_TRY_GOTO(fc_all_reduce(comm, own, FLOATS, FC_F32, FC_REDUCE_SUM, NULL, err), rc, out);
     rc = fc_comm_wait(comm, NULL, err);
 out:
     if (rc != FC_OK) {

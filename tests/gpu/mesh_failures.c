@@ -59,8 +59,8 @@ static fc_code reduce_both(job *j, const loss *l, float *numbers, fc_stream *oth
     fc_comm *first = j->mesh.groups[l->first], *second = j->mesh.groups[1 - l->first];
     fc_stream *stream = l->two_streams ? other : NULL;
     FC_TRY(j->gpu->zero(j->gpu, numbers, 2 * FLOATS * sizeof *numbers, NULL, err));
-    FC_TRY(first->all_reduce(first, numbers, FLOATS, FC_F32, FC_REDUCE_SUM, NULL, err));
-    FC_TRY(second->all_reduce(second, numbers + FLOATS, FLOATS, FC_F32, FC_REDUCE_SUM, stream, err));
+    FC_TRY(fc_all_reduce(first, numbers, FLOATS, FC_F32, FC_REDUCE_SUM, NULL, err));
+    FC_TRY(fc_all_reduce(second, numbers + FLOATS, FLOATS, FC_F32, FC_REDUCE_SUM, stream, err));
     FC_TRY(fc_comm_wait(second, stream, err));
     FC_TRY(fc_comm_wait(first, NULL, err));
     return j->world->barrier(j->world, err);

@@ -41,7 +41,7 @@ static fc_code all_gather_of(fc_comm *comm, size_t bytes, bool in_place, fc_erro
         send = recv + bytes * (size_t)comm->rank;
         memcpy(send, mine, bytes);
     }
-    fc_code rc = comm->all_gather(comm, send, recv, bytes, NULL, err);
+    fc_code rc = comm->all_gather(comm, send, recv, bytes, err);
     for (int r = 0; rc == FC_OK && r < comm->size; r++) {
         rc = check_bytes("all_gather", recv + bytes * (size_t)r, r, bytes, err);
     }
@@ -74,7 +74,7 @@ static fc_code all_gather_v_of(fc_comm *comm, const size_t *counts, bool reverse
     }
     unsigned char *mine = bytes_of(comm->rank, counts[comm->rank]), *recv = malloc(all);
     memset(recv, 0xee, all);
-    fc_code rc = comm->all_gather_v(comm, mine, recv, counts, displs, NULL, err);
+    fc_code rc = comm->all_gather_v(comm, mine, recv, counts, displs, err);
     for (int r = 0; rc == FC_OK && r < comm->size; r++) {
         rc = check_bytes("all_gather_v", recv + displs[r], r, counts[r], err);
         if (rc == FC_OK && memcmp(recv + displs[r] + counts[r], "\xee\xee\xee", 3) != 0) {
@@ -211,7 +211,7 @@ static fc_code reduce_scatter_of(fc_comm *comm, fc_dtype dtype, fc_reduce op, si
     put_numbers(dtype, comm->rank, all, send);
     put_expected(dtype, op, comm->size, first, count, wanted);
     unsigned char *recv = in_place ? send + first * size : own;
-    fc_code rc = comm->reduce_scatter(comm, send, recv, count, dtype, op, NULL, err);
+    fc_code rc = fc_reduce_scatter(comm, send, recv, count, dtype, op, NULL, err);
     rc = rc == FC_OK ? compare("reduce_scatter", dtype, op, recv, wanted, count * size, err) : rc;
     free(send);
     free(own);
@@ -224,7 +224,7 @@ static fc_code all_reduce_of(fc_comm *comm, fc_dtype dtype, fc_reduce op, size_t
     unsigned char *data = calloc(count + 1, size), *wanted = calloc(count + 1, size);
     put_numbers(dtype, comm->rank, count, data);
     put_expected(dtype, op, comm->size, 0, count, wanted);
-    fc_code rc = comm->all_reduce(comm, data, count, dtype, op, NULL, err);
+    fc_code rc = comm->all_reduce(comm, data, count, dtype, op, err);
     rc = rc == FC_OK ? compare("all_reduce", dtype, op, data, wanted, count * size, err) : rc;
     free(data);
     free(wanted);
@@ -274,7 +274,7 @@ fc_code case_rounding(fc_comm *comm, void *context, fc_error *err) {
     static const uint16_t places[] = {0, 0, 0, 1, 1, 1, 2, 2};
     for (int t = 0; t < 2; t++) {
         uint16_t x = comm->rank == 0 ? types[t].one : types[t].quarter;
-        fc_code rc = comm->all_reduce(comm, &x, 1, types[t].dtype, FC_REDUCE_SUM, NULL, err);
+        fc_code rc = comm->all_reduce(comm, &x, 1, types[t].dtype, FC_REDUCE_SUM, err);
         uint16_t wanted = (uint16_t)(types[t].one + places[comm->size - 1]);
         if (rc != FC_OK || x != wanted) {
             return rc != FC_OK ? rc
@@ -283,7 +283,7 @@ fc_code case_rounding(fc_comm *comm, void *context, fc_error *err) {
         }
     }
     float nan = comm->rank == comm->size - 1 ? __builtin_nanf("") : (float)comm->rank;
-    fc_code rc = comm->all_reduce(comm, &nan, 1, FC_F32, FC_REDUCE_MAX, NULL, err);
+    fc_code rc = comm->all_reduce(comm, &nan, 1, FC_F32, FC_REDUCE_MAX, err);
     if (rc == FC_OK && nan == nan) {
         rc = fc_fail(err, FC_EFOUND, "a NaN was lost by max");
     }
@@ -297,7 +297,7 @@ fc_code case_broadcast(fc_comm *comm, void *context, fc_error *err) {
     for (int root = 0; root < comm->size; root++) {
         for (size_t i = 0; rc == FC_OK && i < 3; i++) {
             unsigned char *data = bytes_of(comm->rank, sizes[i]);
-            rc = comm->broadcast(comm, data, sizes[i], root, NULL, err);
+            rc = comm->broadcast(comm, data, sizes[i], root, err);
             rc = rc == FC_OK ? check_bytes("broadcast", data, root, sizes[i], err) : rc;
             free(data);
         }
@@ -312,7 +312,7 @@ static fc_code check_members(fc_comm *comm, fc_comm *group, const int *members, 
         return fc_fail(err, FC_EFOUND, "a split has %d ranks and this is %d of them, of %d", group->size, group->rank,
                        count);
     }
-    fc_code rc = group->all_gather(group, &comm->rank, got, sizeof *got, NULL, err);
+    fc_code rc = group->all_gather(group, &comm->rank, got, sizeof *got, err);
     if (rc == FC_OK && memcmp(got, members, sizeof *got * (size_t)count) != 0) {
         rc = fc_fail(err, FC_EFOUND, "a split has other ranks than it should");
     }
@@ -408,12 +408,12 @@ fc_code case_refusals(fc_comm *comm, void *context, fc_error *err) {
     (void)context;
     unsigned char data[1024] = {0};
     fc_error why;
-    if (comm->all_reduce(comm, data, 4, FC_I32, FC_REDUCE_AVG, NULL, &why) != FC_EUNSUPPORTED ||
+    if (comm->all_reduce(comm, data, 4, FC_I32, FC_REDUCE_AVG, &why) != FC_EUNSUPPORTED ||
         !strstr(why.message, "int32") ||
-        comm->all_reduce(comm, data, 4, FC_C64, FC_REDUCE_MAX, NULL, &why) != FC_EUNSUPPORTED ||
-        comm->reduce_scatter(comm, data, data, 4, FC_F4_E2M1FN_X2, FC_REDUCE_SUM, NULL, &why) != FC_EUNSUPPORTED ||
-        comm->reduce_scatter(comm, data, data, 4, FC_OPAQUE, FC_REDUCE_SUM, NULL, &why) != FC_EUNSUPPORTED ||
-        comm->broadcast(comm, data, 4, comm->size, NULL, &why) != FC_EUSAGE) {
+        comm->all_reduce(comm, data, 4, FC_C64, FC_REDUCE_MAX, &why) != FC_EUNSUPPORTED ||
+        fc_reduce_scatter(comm, data, data, 4, FC_F4_E2M1FN_X2, FC_REDUCE_SUM, NULL, &why) != FC_EUNSUPPORTED ||
+        fc_reduce_scatter(comm, data, data, 4, FC_OPAQUE, FC_REDUCE_SUM, NULL, &why) != FC_EUNSUPPORTED ||
+        comm->broadcast(comm, data, 4, comm->size, &why) != FC_EUSAGE) {
         return fc_fail(err, FC_EFOUND, "an invalid call was not refused");
     }
     return case_all_gather(comm, NULL, err);

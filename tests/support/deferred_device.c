@@ -128,11 +128,11 @@ static fc_code run(deferred *d, task *t) {
     case WAIT:
         return FC_OK;
     case GATHER:
-        return t->comm->all_gather(t->comm, t->src, t->dst, t->count, NULL, err);
+        return t->comm->all_gather(t->comm, t->src, t->dst, t->count, err);
     case SCATTER:
-        return t->comm->reduce_scatter(t->comm, t->src, t->dst, t->count, t->dtype, t->op, NULL, err);
+        return fc_reduce_scatter(t->comm, t->src, t->dst, t->count, t->dtype, t->op, NULL, err);
     case REDUCE:
-        return t->comm->all_reduce(t->comm, t->dst, t->count, t->dtype, t->op, NULL, err);
+        return t->comm->all_reduce(t->comm, t->dst, t->count, t->dtype, t->op, err);
     }
     return FC_EUSAGE;
 }
@@ -370,7 +370,7 @@ static fc_code comm_all_gather_v(fc_comm *comm, const void *send, void *recv, co
                                  const size_t *displs, fc_stream *stream, fc_error *err) {
     fc_comm *inner = comm->state;
     fc_code rc = deferred_synchronize(comm->device, stream, err);
-    return rc == FC_OK ? inner->all_gather_v(inner, to_local(send), to_local(recv), counts, displs, NULL, err) : rc;
+    return rc == FC_OK ? inner->all_gather_v(inner, to_local(send), to_local(recv), counts, displs, err) : rc;
 }
 
 static void comm_free(fc_comm *comm) {
@@ -393,6 +393,16 @@ static fc_code comm_split(fc_comm *comm, int color, fc_comm **out, fc_error *err
     return rc;
 }
 
+static fc_code comm_all_gather_host(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err) {
+    fc_comm *inner = comm->state;
+    return inner->all_gather(inner, send, recv, bytes, err);
+}
+
+static const fc_device_collectives collectives = {.all_gather = comm_all_gather,
+                                                  .all_gather_v = comm_all_gather_v,
+                                                  .reduce_scatter = comm_reduce_scatter,
+                                                  .all_reduce = comm_all_reduce};
+
 fc_code deferred_comm_new(fc_device *device, fc_comm *inner, fc_comm **out, fc_error *err) {
     fc_comm *comm = calloc(1, sizeof *comm);
     if (!comm) {
@@ -403,11 +413,9 @@ fc_code deferred_comm_new(fc_device *device, fc_comm *inner, fc_comm **out, fc_e
     comm->size = inner->size;
     comm->device = device;
     comm->state = inner;
-    comm->all_gather = comm_all_gather;
-    comm->all_gather_v = comm_all_gather_v;
+    comm->on_device = &collectives;
+    comm->all_gather = comm_all_gather_host;
     comm->split = comm_split;
-    comm->reduce_scatter = comm_reduce_scatter;
-    comm->all_reduce = comm_all_reduce;
     comm->free = comm_free;
     *out = comm;
     return FC_OK;

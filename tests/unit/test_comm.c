@@ -46,7 +46,7 @@ typedef struct outcomes {
 
 static fc_code gather_int(fc_comm *comm, fc_error *err) {
     int all[8];
-    return comm->all_gather(comm, &comm->rank, all, sizeof *all, NULL, err);
+    return comm->all_gather(comm, &comm->rank, all, sizeof *all, err);
 }
 
 static fc_code one_fails(fc_comm *comm, void *context, fc_error *err) {
@@ -139,7 +139,7 @@ static fc_code fails_while_copying(fc_comm *comm, void *context, fc_error *err) 
         }
         size_t bytes = 100000;
         char *send = calloc(1, bytes), *recv = malloc(bytes * (size_t)group->size);
-        rc = group->all_gather(group, send, recv, bytes, NULL, err);
+        rc = group->all_gather(group, send, recv, bytes, err);
         free(send);
         free(recv);
     }
@@ -158,13 +158,13 @@ static fc_code different_calls(fc_comm *comm, void *context, fc_error *err) {
     float data[8] = {0};
     switch (*(int *)context) {
     case 0:
-        return comm->rank == 1 ? comm->barrier(comm, err) : comm->broadcast(comm, data, 4, 0, NULL, err);
+        return comm->rank == 1 ? comm->barrier(comm, err) : comm->broadcast(comm, data, 4, 0, err);
     case 1:
-        return comm->broadcast(comm, data, comm->rank == 1 ? 8 : 4, 0, NULL, err);
+        return comm->broadcast(comm, data, comm->rank == 1 ? 8 : 4, 0, err);
     case 2:
-        return comm->all_reduce(comm, data, 4, comm->rank == 1 ? FC_I32 : FC_F32, FC_REDUCE_SUM, NULL, err);
+        return comm->all_reduce(comm, data, 4, comm->rank == 1 ? FC_I32 : FC_F32, FC_REDUCE_SUM, err);
     default:
-        return comm->broadcast(comm, data, 4, comm->rank == 1 ? 1 : 0, NULL, err);
+        return comm->broadcast(comm, data, 4, comm->rank == 1 ? 1 : 0, err);
     }
 }
 

@@ -170,8 +170,8 @@ static void open_model(model *m, const fc_fsdp_options *options, fc_sharding_str
                             .copy_box = copy_box,
                             .divide = divide}};
     m->device.state = &m->machine;
-    m->comm =
-        (fc_comm){.size = RANKS, .device = &m->device, .all_gather = all_gather, .reduce_scatter = reduce_scatter};
+    static const fc_device_collectives collectives = {.all_gather = all_gather, .reduce_scatter = reduce_scatter};
+    m->comm = (fc_comm){.size = RANKS, .device = &m->device, .on_device = &collectives};
     MUST(fc_fsdp_new(&m->comm, NULL, &m->compute, options, &m->fsdp, &m->err));
     add_units(m, strategy);
 }

@@ -23,14 +23,13 @@ static char directory[] = "/tmp/fsdpckpt-saver-XXXXXX";
 
 /* Those of the backend `local`. */
 static fc_code (*real_split)(fc_comm *, int, fc_comm **, fc_error *);
-static fc_code (*real_all_reduce)(fc_comm *, void *, size_t, fc_dtype, fc_reduce, fc_stream *, fc_error *);
+static fc_code (*real_all_reduce)(fc_comm *, void *, size_t, fc_dtype, fc_reduce, fc_error *);
 
-static fc_code gated_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op,
-                                fc_stream *stream, fc_error *err) {
+static fc_code gated_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_error *err) {
     while (!atomic_load(&is_open)) {
         usleep(1000);
     }
-    return real_all_reduce(comm, data, count, dtype, op, stream, err);
+    return real_all_reduce(comm, data, count, dtype, op, err);
 }
 
 /* The communicator of the thread that writes. */

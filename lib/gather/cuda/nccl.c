@@ -194,23 +194,27 @@ static fc_code nccl_group(fc_comm *comm, bool begin, fc_error *err) {
     return fc_nccl_end(comm, before, fc_nccl_check(comm, result, "group", err));
 }
 
-const fc_comm fc_nccl_functions = {
-    .backend = "nccl",
-    .timeout = 600,
+static const fc_device_collectives collectives = {
     .all_gather = nccl_all_gather,
-    .all_gather_host = fc_comm_gather_host,
     .all_gather_v = nccl_all_gather_v,
     .reduce_scatter = nccl_reduce_scatter,
     .all_reduce = nccl_all_reduce,
     .broadcast = nccl_broadcast,
-    .barrier = nccl_barrier,
-    .split = fc_nccl_split,
     .group = nccl_group,
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
     .alloc = fc_nccl_alloc,
     .release = fc_nccl_release,
 #endif
     .wait = fc_nccl_wait,
+};
+
+const fc_comm fc_nccl_functions = {
+    .backend = "nccl",
+    .timeout = 600,
+    .on_device = &collectives,
+    .all_gather = fc_comm_gather_host,
+    .barrier = nccl_barrier,
+    .split = fc_nccl_split,
     .abort = fc_nccl_abort,
     .has_failed = fc_nccl_has_failed,
     .free = fc_nccl_free,

@@ -88,13 +88,13 @@ static fc_code make_id(ncclUniqueId *id, fc_error *err) {
 static fc_code broadcast_id(fc_comm *bootstrap, ncclUniqueId *id, fc_error *err) {
     fc_device *device = bootstrap->device;
     if (device->is_host) {
-        return bootstrap->broadcast(bootstrap, id, sizeof *id, 0, NULL, err);
+        return fc_broadcast(bootstrap, id, sizeof *id, 0, NULL, err);
     }
     void *memory = NULL;
     fc_code rc;
     FC_TRY_GOTO(device->alloc(device, sizeof *id, &memory, err), rc, out);
     FC_TRY_GOTO(device->copy(device, memory, id, sizeof *id, NULL, err), rc, out);
-    FC_TRY_GOTO(bootstrap->broadcast(bootstrap, memory, sizeof *id, 0, NULL, err), rc, out);
+    FC_TRY_GOTO(fc_broadcast(bootstrap, memory, sizeof *id, 0, NULL, err), rc, out);
     FC_TRY_GOTO(fc_comm_wait(bootstrap, NULL, err), rc, out);
     FC_TRY_GOTO(device->copy(device, id, memory, sizeof *id, NULL, err), rc, out);
     rc = fc_comm_wait(bootstrap, NULL, err);
@@ -195,7 +195,7 @@ static fc_code gather_split_requests(fc_comm *comm, const nccl_split_request *mi
     size_t bytes = (size_t)comm->size * sizeof *all;
     fc_device *device = comm->device;
     FC_TRY(device->copy(device, own, mine, sizeof *mine, NULL, err));
-    FC_TRY(comm->all_gather(comm, own, scratch, sizeof *mine, NULL, err));
+    FC_TRY(fc_all_gather(comm, own, scratch, sizeof *mine, NULL, err));
     FC_TRY(fc_nccl_wait(comm, NULL, err));
     FC_TRY(device->copy(device, all, scratch, bytes, NULL, err));
     return fc_nccl_wait(comm, NULL, err);

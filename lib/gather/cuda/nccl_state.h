@@ -62,7 +62,7 @@ fc_code fc_nccl_check_cuda(fc_comm *comm, cudaError_t result, const char *what, 
 /** Waits until the stream has done its work. The GPU is that of the communicator. */
 fc_code fc_nccl_wait_for(fc_comm *comm, cudaStream_t stream, const char *what, fc_error *err);
 
-/** See fc_comm.alloc and fc_comm.release. They need NCCL 2.19. */
+/** See fc_device_collectives. They need NCCL 2.19. */
 fc_code fc_nccl_alloc(fc_comm *comm, size_t bytes, void **out, fc_error *err);
 void fc_nccl_release(fc_comm *comm, void *memory);
 

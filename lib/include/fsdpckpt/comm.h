@@ -25,13 +25,10 @@ extern "C" {
 typedef enum fc_reduce { FC_REDUCE_SUM, FC_REDUCE_AVG, FC_REDUCE_MIN, FC_REDUCE_MAX, FC_REDUCE_XOR } fc_reduce;
 
 typedef struct fc_comm fc_comm;
-typedef struct fc_device fc_device; /* gather/device.h */
-typedef struct fc_stream fc_stream;
 
 struct fc_comm {
     const char *backend; /**< "local", "mpi", "nccl" */
     int rank, size;      /**< this rank, and the number of ranks */
-    fc_device *device;   /**< borrowed; the buffers are in its memory; NULL: in that of the host */
     void *state;         /**< private to the backend */
     /**
      * When it becomes true, a rank that waits for others returns FC_EINTERRUPTED; after that the communicator can only
@@ -42,47 +39,36 @@ struct fc_comm {
     /** Set by a collective that fails, and by a caller that gives up without the agreement of the others. Then `free`
      *  does not wait for them. With mpi the process must exit soon, so that mpirun ends the other ranks. */
     bool broken;
-    /** Seconds after which fc_comm_wait, and making a communicator, fail because other ranks do not answer. nccl: 600
-     *  unless the caller changes it; `split` inherits it. 0: never, as with the other backends, whose ranks notice
-     *  failures of others. */
+    /** Seconds after which waiting for a stream, and making a communicator, fail because other ranks do not answer.
+     * nccl: 600 unless the caller changes it; `split` inherits it. 0: never, as with the other backends, whose ranks
+     * notice failures of others. */
     int timeout;
     /** Whether two threads may use two communicators of this backend at the same time. `split` inherits it. */
     bool concurrent;
 
+    /** What only training uses, see gather/device_comm.h; NULL in a conversion. Borrowed; `split` inherits both. */
+    struct fc_device *device;
+    const struct fc_device_collectives *on_device;
+
     /** Puts the `bytes` bytes of every rank into `recv` (size × bytes), in rank order. `send` may be recv + rank ×
      * bytes.
      */
-    fc_code (*all_gather)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
+    fc_code (*all_gather)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err);
     /** Like all_gather, with counts[r] bytes from rank r, which go to recv + displs[r]. A count may be 0. */
     fc_code (*all_gather_v)(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
-                            fc_stream *stream, fc_error *err);
-    /** Reduces elements [rank × count, (rank + 1) × count) of every rank's `send` (size × count elements) into `recv`
-     *  (count elements). Host backends reduce in rank order; types narrower than float32 are summed in float32 and
-     *  rounded once. AVG divides the sum by size. `recv` may be send + rank × count elements. */
-    fc_code (*reduce_scatter)(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
-                              fc_stream *stream, fc_error *err);
-    /** Replaces the `count` elements of `data` by their reduction over all ranks, computed as in reduce_scatter. */
-    fc_code (*all_reduce)(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
-                          fc_error *err);
-    /** all_gather of host memory, of a backend whose buffers are elsewhere. NULL: all_gather gathers host memory. */
-    fc_code (*all_gather_host)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err);
+                            fc_error *err);
+    /** Replaces the `count` elements of `data` by their reduction over all ranks, in rank order; types narrower than
+     *  float32 are summed in float32 and rounded once. AVG divides the sum by size. */
+    fc_code (*all_reduce)(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_error *err);
     /** Copies the `bytes` bytes of `data` on rank `root` to all ranks. */
-    fc_code (*broadcast)(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err);
+    fc_code (*broadcast)(fc_comm *comm, void *data, size_t bytes, int root, fc_error *err);
     /** Waits until all ranks have called it. */
     fc_code (*barrier)(fc_comm *comm, fc_error *err);
     /** Makes a communicator of the ranks that pass the same `color`, in the order of their ranks. Free it before
      * `comm`.
      */
     fc_code (*split)(fc_comm *comm, int color, fc_comm **out, fc_error *err);
-    /** Allocates memory of the device for buffers of collectives; `release` frees it after all work that uses it is
-     * done and before the communicator. nccl: ncclMemAlloc, registered with ncclCommRegister, so that collectives need
-     * no copies where the hardware allows. NULL: the device's own memory is as good. */
-    fc_code (*alloc)(fc_comm *comm, size_t bytes, void **out, fc_error *err);
-    void (*release)(fc_comm *comm, void *memory);
-    /** See fc_comm_abort, fc_comm_has_failed and, in device_comm.h, fc_comm_group and fc_comm_wait, which callers use;
-     *  NULL if there is nothing to do. */
-    fc_code (*group)(fc_comm *comm, bool begin, fc_error *err);
-    fc_code (*wait)(fc_comm *comm, fc_stream *stream, fc_error *err);
+    /** See fc_comm_abort and fc_comm_has_failed, which callers use; NULL if there is nothing to do. */
     void (*abort)(fc_comm *comm);
     bool (*has_failed)(fc_comm *comm);
     void (*free)(fc_comm *comm);

@@ -14,6 +14,44 @@
 extern "C" {
 #endif
 
+/**
+ * What a communicator has in place of the functions in fc_comm, for buffers in the memory of fc_comm.device. The work
+ * is done in the order of a stream. Functions that are NULL: those of fc_comm do it at once.
+ */
+typedef struct fc_device_collectives {
+    fc_code (*all_gather)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
+    fc_code (*all_gather_v)(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
+                            fc_stream *stream, fc_error *err);
+    fc_code (*reduce_scatter)(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
+                              fc_stream *stream, fc_error *err);
+    fc_code (*all_reduce)(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
+                          fc_error *err);
+    fc_code (*broadcast)(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err);
+    /** Allocates memory of the device for buffers of collectives; `release` frees it after all work that uses it is
+     * done and before the communicator. nccl: ncclMemAlloc, registered with ncclCommRegister, so that collectives need
+     * no copies where the hardware allows. NULL: the device's own memory is as good. */
+    fc_code (*alloc)(fc_comm *comm, size_t bytes, void **out, fc_error *err);
+    void (*release)(fc_comm *comm, void *memory);
+    /** See fc_comm_group and fc_comm_wait. */
+    fc_code (*group)(fc_comm *comm, bool begin, fc_error *err);
+    fc_code (*wait)(fc_comm *comm, fc_stream *stream, fc_error *err);
+} fc_device_collectives;
+
+/** The collectives of fc_comm, on a stream. */
+fc_code fc_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
+fc_code fc_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
+                        fc_stream *stream, fc_error *err);
+fc_code fc_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
+                      fc_error *err);
+fc_code fc_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err);
+
+/**
+ * Reduces elements [rank × count, (rank + 1) × count) of every rank's `send` (size × count elements) into `recv` (count
+ * elements), computed as in all_reduce. `recv` may be send + rank × count elements.
+ */
+fc_code fc_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
+                          fc_stream *stream, fc_error *err);
+
 /** Begins a group of collectives on one stream, or ends it. NCCL runs them together; no result is there before the end.
  *  A group that has begun must end, also after an error. */
 fc_code fc_comm_group(fc_comm *comm, bool begin, fc_error *err);

@@ -113,8 +113,9 @@ typedef struct fc_fsdp_options {
     /** limit_all_gathers: how many freed parameters may still be in use before a gather waits for the memory of the
      *  oldest; until then it gets new memory. 0 means 2, as in torch. The host never waits. */
     int limit_all_gathers;
-    /** Takes the memory for unsharded parameters and gradients from the communicator `shard` (fc_comm.alloc): NCCL
-     *  registers it, which can save copies. Communicators without such memory ignore it. */
+    /** Takes the memory for unsharded parameters and gradients from the communicator `shard`
+     * (fc_device_collectives.alloc): NCCL registers it, which can save copies. Communicators without such memory ignore
+     * it. */
     bool register_buffers;
     /** torch.distributed's debug level DETAIL: in the first iteration, ranks that run units in different orders are an
      *  error; later, `warn` is called once for an order that differs from that of the first iteration. */
