@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Union
 
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -46,6 +49,7 @@ class HDF5Reader(StorageReader):
     def __init__(self, path: Path | None = None, *, jobs: int = 0, **options: Any) -> None:
         self.path = None if path is None else os.fspath(path)
         self.jobs = threads(jobs)
+        self.load_id = str(uuid.uuid4())
         self._options = options
         self._checkpoint: _checkpoint.Checkpoint | None = None
         self._metadata: Metadata | None = None
@@ -56,13 +60,14 @@ class HDF5Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
-        return isinstance(checkpoint_id, (str, os.PathLike))
+        return isinstance(checkpoint_id, (str, os.PathLike)) and FileSystemReader.validate_checkpoint_id(checkpoint_id)
 
     @checked
     def reset(self, checkpoint_id: Path | None = None) -> None:
         self._checkpoint = None
         if checkpoint_id is not None:
             self.path = os.fspath(checkpoint_id)
+        self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
         if self.path is None:
@@ -77,7 +82,8 @@ class HDF5Reader(StorageReader):
             values[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[chunk])
         order = checkpoint._names()
         paths = {name: tuple(path) for name, path in zip(order, checkpoint._handle().paths())}
-        self._metadata = Metadata({name: values[name] for name in order}, planner_data=paths)
+        meta = StorageMeta(checkpoint_id=self.path, load_id=self.load_id)
+        self._metadata = Metadata({name: values[name] for name in order}, planner_data=paths, storage_meta=meta)
         return self._metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

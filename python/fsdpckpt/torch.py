@@ -17,11 +17,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import uuid
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
@@ -32,7 +34,7 @@ from torch.futures import Future
 
 from . import _checkpoint, _native
 from ._arguments import checked, threads
-from ._errors import Error, UnsupportedError, UsageError
+from ._errors import Error, SystemFailure, UnsupportedError, UsageError
 from ._shards import Box, Element, Job, Value, find_layout
 from ._torch_planner import LoadPlanner, SavePlanner
 from ._torch_reader import HDF5Reader, Path
@@ -49,6 +51,11 @@ class _Task(NamedTuple):
     job: bytes  # Job.packed
     rank: int
     late: bool  # rank 0's file waits for objects that other ranks hold
+
+    @property
+    def prefix(self) -> str:
+        """What FileSystemWriter looks for in a plan that the planner has cached."""
+        return f"__{self.rank}_"
 
 
 class _Written(NamedTuple):
@@ -75,6 +82,7 @@ class HDF5Writer(StorageWriter):
         self.path = None if path is None else os.fspath(path)
         self.force = force
         self.jobs = threads(jobs)
+        self.save_id = str(uuid.uuid4())
         self._format = "h5"
         self._trust_objects = False
         self._paths: dict[str, tuple[Element, ...]] | None = None
@@ -92,28 +100,31 @@ class HDF5Writer(StorageWriter):
         return self.path
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "force": self.force, "jobs": self.jobs, "_format": self._format}
+        names = ("path", "force", "jobs", "save_id", "_format")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"], force=state["force"], jobs=state["jobs"])  # type: ignore[misc]
-        self._format = state["_format"]
+        self.save_id, self._format = state["save_id"], state["_format"]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
-        return isinstance(checkpoint_id, (str, os.PathLike))
+        return isinstance(checkpoint_id, (str, os.PathLike)) and FileSystemWriter.validate_checkpoint_id(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta | None:
-        return StorageMeta(checkpoint_id=self.path)
+        return StorageMeta(checkpoint_id=self.path, save_id=self.save_id)
 
     @checked
     def reset(self, checkpoint_id: Path | None = None) -> None:
         self._abort()
         if checkpoint_id is not None:
             self.path = os.fspath(checkpoint_id)
+        self.save_id = str(uuid.uuid4())
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._abort()
         self._coordinates = is_coordinator
+        _drop_plans_of_others()
         if self.path is None:
             raise UsageError("no path: pass one to HDF5Writer, or checkpoint_id to save")
         if not kwargs.get("use_collectives", True):
@@ -139,6 +150,7 @@ class HDF5Writer(StorageWriter):
             mesh, layout, stored = find_layout(self.path, held.values, held.boxes, len(plans))
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}; {_UNEVEN}") from None
+        _make_parents(self.path)
         self._staging = _native.Staging(self.path, force=self.force, bytes=held.bytes)
         weakref.finalize(self, self._staging.abort)
         job = Job(self.path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
@@ -183,6 +195,7 @@ class HDF5Writer(StorageWriter):
             job.finish(notes, self._objects)
             self._staging = None
             staging.finish()
+            metadata.storage_meta = self.storage_meta()
         finally:
             staging.abort()
             self._begin()
@@ -191,6 +204,18 @@ class HDF5Writer(StorageWriter):
         if self._staging:
             self._staging.abort()
         self._begin()
+
+
+def _make_parents(path: str) -> None:
+    """Makes the directories above a checkpoint, as FileSystemWriter does."""
+    if "://" in path:
+        raise UsageError(f"{path}: is the address of a remote storage: name a directory of a file system")
+    parent = os.path.dirname(path.rstrip("/"))
+    try:
+        if parent:
+            os.makedirs(parent, exist_ok=True)
+    except OSError as error:
+        raise SystemFailure(f"{parent}: cannot be created: {error.strerror}") from error
 
 
 class _Held:
@@ -262,6 +287,14 @@ class _Plans:
 
 
 _PLANS = _Plans()
+
+
+def _drop_plans_of_others() -> None:
+    """Drops the plans that planners have cached in saves of other writers: the next save plans anew, on every rank."""
+    final = getattr(AnyPlanner, "_cached_final_save_plan", {})  # torch 2.6 has no caches
+    for key in [key for key, plan in final.items() if not isinstance(plan.storage_data, _Task)]:
+        for cache in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
+            getattr(AnyPlanner, f"_cached_{cache}", {}).pop(key, None)
 
 
 def _usable(plan: SavePlan) -> bool:
