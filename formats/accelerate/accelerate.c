@@ -72,9 +72,7 @@ static fc_code name_files(fc_checkpoint *section, const char *folder, fc_error *
     fc_file *files = (fc_file *)(uintptr_t)section->files; /* ours while the manifest is built */
     for (size_t i = 0; i < section->nfiles; i++) {
         files[i].name = fc_arena_printf(section->arena, "%s/%s", folder, files[i].name);
-        if (!files[i].name) {
-            return fc_no_memory(err, section->path);
-        }
+        FC_NEED(files[i].name, err, section->path);
     }
     return FC_OK;
 }
@@ -101,9 +99,7 @@ static fc_code read_section(const fc_checkpoint *checkpoint, uint32_t number, co
     fc_arena *arena = checkpoint->arena;
     const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, folder);
     const char *metadata = fc_arena_printf(arena, "%s/.metadata", path ? path : "");
-    if (!path || !metadata) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(path && metadata, err, checkpoint->path);
     *section = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
     FC_TRY(check_folder(checkpoint, path, folder, options, err));
     FC_TRY(fc_dcp_load(section, options, path, metadata, false, err));
@@ -134,9 +130,7 @@ static fc_code join_sections(fc_checkpoint *checkpoint, const fc_checkpoint *sec
     }
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, ntensors + 1, sizeof *tensors);
-    if (!files || !tensors) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(files && tensors, err, checkpoint->path);
     if (nfiles >= UINT32_MAX) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: more than 2^32 files", checkpoint->path);
     }
@@ -183,9 +177,7 @@ static fc_code read_sections(const fc_checkpoint *checkpoint, const fc_open_opti
 static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     size_t n = 0;
     fc_checkpoint *sections = fc_arena_calloc(checkpoint->arena, ACCELERATE_SECTIONS, sizeof *sections);
-    if (!sections) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(sections, err, checkpoint->path);
     FC_TRY(read_sections(checkpoint, options, sections, &n, err));
     FC_TRY(join_sections(checkpoint, sections, n, err));
     checkpoint->producer = "accelerate";

@@ -163,9 +163,7 @@ static fc_code add_section(accelerate_writer *w, const fc_target *target, const 
     fc_accelerate_folder(p->target.tensors[0].section, folder);
     FC_TRY(rename_values(w, p, err));
     const char *path = fc_arena_printf(w->arena, "%s/%s", staging, folder);
-    if (!path) {
-        return fc_no_memory(err, staging);
-    }
+    FC_NEED(path, err, staging);
     if (mkdir(path, 0777) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }
@@ -175,13 +173,9 @@ static fc_code add_section(accelerate_writer *w, const fc_target *target, const 
 fc_code fc_accelerate_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
     accelerate_writer *w = calloc(1, sizeof *w);
     writer->state = w;
-    if (!w || !(w->arena = fc_arena_new())) {
-        return fc_no_memory(err, staging);
-    }
+    FC_NEED(w && (w->arena = fc_arena_new()), err, staging);
     w->sections = fc_arena_calloc(w->arena, ACCELERATE_SECTIONS, sizeof *w->sections);
-    if (!w->sections) {
-        return fc_no_memory(err, staging);
-    }
+    FC_NEED(w->sections, err, staging);
     for (size_t first = 0; first < target->ntensors; first = end_of_section(target, first)) {
         FC_TRY(add_section(w, target, staging, first, err));
     }

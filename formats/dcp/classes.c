@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "torch/object/item.h"
 
@@ -65,9 +66,7 @@ static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tens
 static fc_code refuse_class(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
     fc_arena *arena = b->checkpoint->arena;
     dcp_chunks *chunks = fc_arena_alloc(arena, sizeof *chunks);
-    if (!chunks) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(chunks, b->err, b->metadata_path);
     *chunks = (dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].place.file};
     tensor->detail = chunks;
     return fc_dcp_refuse_tensor(b, tensor, &chunks->chunks[0],

@@ -89,9 +89,7 @@ static fc_code locate_metadata(const fc_checkpoint *checkpoint, const char **dir
         *metadata = fc_arena_printf(arena, "%s%s%s", path, fc_ends_with(path, "/") ? "" : "/", metadata_name);
         return *metadata ? FC_OK : fc_no_memory(err, path);
     }
-    if (!*directory) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(*directory, err, path);
     size_t ranks = 0;
     if (is_directory) {
         FC_TRY(fc_dcp_count_ranks(path, &ranks, err));
@@ -106,9 +104,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
     FC_TRY(metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, false, err)
                     : fc_dcp_open_ranks(checkpoint, options, *directory, err));
     checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
-    if (!checkpoint->state) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(checkpoint->state, err, checkpoint->path);
     return FC_OK;
 }
 

@@ -49,9 +49,7 @@ static fc_code add_data_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t
                            "the file name %.128s leads out of the checkpoint: this file may be hostile", name);
     }
     const char *copy = fc_arena_strndup(b->checkpoint->arena, name, n);
-    if (!copy || !fc_grow(&b->files, &b->files_capacity, b->nfiles + 1, sizeof *b->files)) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(copy && fc_grow(&b->files, &b->files_capacity, b->nfiles + 1, sizeof *b->files), b->err, b->metadata_path);
     b->files[b->nfiles] = (dcp_file){copy, 0, 0, tensor, rank_of(copy)};
     *file = (uint32_t)b->nfiles++;
     return FC_OK;
@@ -134,9 +132,7 @@ fc_code fc_dcp_finish_files(dcp_builder *b) {
             files = NULL;
         }
     }
-    if (!files) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(files, b->err, b->metadata_path);
     b->checkpoint->files = files;
     b->checkpoint->nfiles = b->nfiles;
     FC_TRY(fc_identities_take(b->checkpoint, b->options, b->err));
@@ -241,9 +237,7 @@ static open_file *free_slot(dcp_state *state) {
 static fc_code open_slot(const fc_checkpoint *checkpoint, uint32_t file, open_file **out, fc_error *err) {
     dcp_state *state = checkpoint->state;
     open_file *o = free_slot(state);
-    if (!o) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(o, err, checkpoint->path);
     fc_code rc = fc_identity_open(checkpoint, file, &o->fd, err);
     if (rc != FC_OK) {
         o->fd = -1;

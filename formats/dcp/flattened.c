@@ -88,9 +88,7 @@ static fc_code restore(const dcp_builder *b, fc_tensor *t, const int64_t *shape)
     int64_t shard[FC_MAX_DIMS];
     size_t width;
     flattened *f = fc_arena_calloc(arena, 1, sizeof *f);
-    if (!f) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(f, b->err, b->metadata_path);
     f->listed = *t;
     t->ndim--;
     t->shape = shape;
@@ -104,9 +102,7 @@ static fc_code restore(const dcp_builder *b, fc_tensor *t, const int64_t *shape)
     fc_flat_position *positions = fc_arena_calloc(arena, t->nchunks + 1, sizeof *positions);
     int64_t *dims =
         fc_mul_size(t->nchunks + 1, 2 * (size_t)t->ndim, &width) ? fc_arena_calloc(arena, width, sizeof *dims) : NULL;
-    if (!chunks || !positions || !dims) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(chunks && positions && dims, b->err, b->metadata_path);
     t->chunks = chunks;
     add_all_boxes(&f->listed, shard, t, dims, positions);
     f->positions = positions;
@@ -125,9 +121,7 @@ static fc_code restore_entry(const dcp_builder *b, fc_pv name, fc_pv values) {
         return FC_OK;
     }
     int64_t *shape = fc_arena_calloc(b->checkpoint->arena, (size_t)t->ndim, sizeof *shape);
-    if (!shape) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(shape, b->err, b->metadata_path);
     if (t->ndim == 0 || !fc_dcp_read_size(b->p, size, t->ndim - 1, shape)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name,
                            "its shape before Megatron flattened it, in mcore_data, is invalid");

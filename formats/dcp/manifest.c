@@ -51,9 +51,7 @@ static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, cons
 /* Lists the value as unreadable, with the reason, so that all others can be read. */
 static fc_code refuse_value(const dcp_builder *b, fc_tensor *t, const char *reason) {
     fc_object *object = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *object);
-    if (!object || !reason) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(object && reason, b->err, b->metadata_path);
     *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = reason};
     t->object = object;
     return FC_OK;
@@ -104,9 +102,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
             fc_arena_printf(b->checkpoint->arena, "it has %zu dimensions; at most %d are supported", n, FC_MAX_DIMS));
     }
     int64_t *shape = fc_arena_calloc(b->checkpoint->arena, n, sizeof *shape);
-    if (!shape) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(shape, b->err, b->metadata_path);
     t->ndim = (int)n;
     t->shape = shape;
     if (!fc_dcp_read_size(b->p, size, t->ndim, shape) || !fc_torch_shape_fits(t->dtype, t->ndim, shape)) {
@@ -145,9 +141,7 @@ static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
     size_t width = 2 * (size_t)t->ndim, total;
     fc_chunk *chunks = fc_arena_calloc(b->checkpoint->arena, n, sizeof *chunks);
     int64_t *dims = fc_mul_size(n, width, &total) ? fc_arena_calloc(b->checkpoint->arena, total, sizeof *dims) : NULL;
-    if (!chunks || !dims) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(chunks && dims, b->err, b->metadata_path);
     for (size_t i = 0; i < n; i++) {
         FC_TRY(read_chunk(b, t, items[i], dims + i * width));
         chunks[i] = (fc_chunk){.dims = dims + i * width, .rank = FC_NO_RANK};
@@ -163,9 +157,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
-    if (!shape || !dims || !chunk) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(shape && dims && chunk, b->err, b->metadata_path);
     *chunk = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
     t->dtype = FC_OPAQUE;
     t->ndim = 1;
@@ -207,9 +199,7 @@ static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
 
 static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {
     fc_path_element *element = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *element);
-    if (!element) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(element, b->err, b->metadata_path);
     element->key = t->name;
     t->path = (fc_path){element, 1};
     return FC_OK;
@@ -262,9 +252,7 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
     }
     fc_path_element *elements = fc_arena_calloc(b->checkpoint->arena, n, sizeof *elements);
-    if (!elements) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(elements, b->err, b->metadata_path);
     for (size_t i = 0; i < n; i++) {
         FC_TRY(path_element(b, t, items[i], i, &rest, &elements[i]));
     }
@@ -325,9 +313,7 @@ static fc_code check_lists(const dcp_builder *b) {
         return FC_OK;
     }
     const fc_tensor **sorted = calloc(b->ntensors, sizeof *sorted);
-    if (!sorted) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(sorted, b->err, b->metadata_path);
     for (size_t i = 0; i < b->ntensors; i++) {
         sorted[i] = &b->tensors[i];
     }
@@ -369,9 +355,7 @@ fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
         return fc_dcp_fail(b, FC_EUNSUPPORTED, NULL, "it has more than 2^32 tensors");
     }
     b->tensors = fc_arena_calloc(b->checkpoint->arena, n / 2, sizeof *b->tensors);
-    if (!b->tensors) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(b->tensors, b->err, b->metadata_path);
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_tensor *t = &b->tensors[b->ntensors++];
         if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {

@@ -80,9 +80,7 @@ static fc_code open_rank(builder *m, size_t rank) {
     *opened = (fc_checkpoint){.format = m->checkpoint->format, .path = m->directory, .arena = arena};
     const char *path =
         fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, fc_ends_with(m->directory, "/") ? "" : "/", rank);
-    if (!path) {
-        return fc_no_memory(m->err, m->directory);
-    }
+    FC_NEED(path, m->err, m->directory);
     if (access(path, F_OK) != 0 && errno == ENOENT) {
         return fc_fail(m->err, FC_ECORRUPT,
                        "%s: the file is missing, but the directory has __%zu.metadata; each rank wrote one", path,
@@ -129,9 +127,7 @@ static fc_code find_value(builder *m, const fc_tensor *t, size_t rank, value **o
 
 /* Adds the chunks of one rank, each box once. */
 static fc_code add_chunks(builder *m, value *v, const fc_tensor *t, size_t rank) {
-    if (!fc_grow(&v->chunks, &v->capacity, v->tensor.nchunks + t->nchunks, sizeof *v->chunks)) {
-        return fc_no_memory(m->err, m->directory);
-    }
+    FC_NEED(fc_grow(&v->chunks, &v->capacity, v->tensor.nchunks + t->nchunks, sizeof *v->chunks), m->err, m->directory);
     for (size_t i = 0; i < t->nchunks; i++) {
         const size_t n = v->tensor.nchunks, box = 2 * (size_t)t->ndim * sizeof *t->chunks[i].dims;
         const size_t at = fc_name_table_put_child(m->boxes, (uint64_t)(v - m->values), t->chunks[i].dims, box, n);
@@ -191,9 +187,7 @@ static fc_code add_rank_object(builder *m, const fc_tensor *t, size_t rank) {
     value *v;
     bool made;
     snprintf(suffix, sizeof suffix, ".rank_%zu", rank);
-    if (!fc_path_add_suffix(m->checkpoint->arena, suffix, &own.name, &own.path)) {
-        return fc_no_memory(m->err, m->directory);
-    }
+    FC_NEED(fc_path_add_suffix(m->checkpoint->arena, suffix, &own.name, &own.path), m->err, m->directory);
     FC_TRY(find_value(m, &own, rank, &v, &made));
     if (!made) {
         return fail_name_used(m, own.name);
@@ -231,9 +225,7 @@ static fc_code merge_ranks(builder *m) {
     m->tables = fc_arena_new();
     m->names = m->tables ? fc_name_table_new(m->tables, m->opened[0].ntensors) : NULL;
     m->boxes = m->tables ? fc_name_table_new(m->tables, m->opened[0].ntensors) : NULL;
-    if (!m->names || !m->boxes) {
-        return fc_no_memory(m->err, m->directory);
-    }
+    FC_NEED(m->names && m->boxes, m->err, m->directory);
     for (size_t r = 0; r < m->ranks; r++) {
         for (size_t i = 0; i < m->opened[r].ntensors; i++) {
             FC_TRY(merge_value(m, &m->opened[r].tensors[i], r));
@@ -247,9 +239,7 @@ static fc_code list_tensors(const builder *m) {
     for (size_t i = 0; tensors && i < m->count; i++) {
         const value *v = &m->values[i];
         fc_chunk *chunks = fc_arena_calloc(m->checkpoint->arena, v->tensor.nchunks, sizeof *chunks);
-        if (!chunks) {
-            return fc_no_memory(m->err, m->directory);
-        }
+        FC_NEED(chunks, m->err, m->directory);
         if (v->tensor.nchunks > 0) {
             memcpy(chunks, v->chunks, v->tensor.nchunks * sizeof *chunks);
         }

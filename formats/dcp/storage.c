@@ -171,9 +171,7 @@ static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {
 
 /* Gives a chunk that has no location that of another chunk with the same offsets. */
 static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *chunk, order *o) {
-    if (!sort_chunks(t, o)) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(sort_chunks(t, o), b->err, b->metadata_path);
     for (size_t at = lower_bound(t, o, chunk->dims); at < t->nchunks; at++) {
         const fc_chunk *other = &t->chunks[o->chunks[at]];
         if (compare_offsets(other->dims, chunk->dims, t->ndim) != 0) {
@@ -254,9 +252,7 @@ fc_code fc_dcp_place_chunks(dcp_builder *b, fc_pv storage_data) {
         return fc_dcp_fail(b, FC_ECORRUPT, NULL, "storage_data is missing");
     }
     order *orders = calloc(b->ntensors + 1, sizeof *orders);
-    if (!orders) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(orders, b->err, b->metadata_path);
     fc_code rc = place_all(b, pairs, n, orders);
     for (size_t i = 0; i < b->ntensors; i++) {
         free(orders[i].chunks);

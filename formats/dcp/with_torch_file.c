@@ -34,9 +34,7 @@ static fc_code add_torch_file(fc_checkpoint *checkpoint, const char *name, const
     size_t nfiles = checkpoint->nfiles;
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
     *path = fc_arena_printf(checkpoint->arena, "%s/%s", checkpoint->path, name);
-    if (!files || !*path) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(files && *path, err, checkpoint->path);
     if (nfiles > 0) {
         memcpy(files, checkpoint->files, nfiles * sizeof *files);
     }
@@ -54,9 +52,7 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
     fc_tensor *added = NULL;
     FC_TRY(fc_torch_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, NULL, err));
     fc_tensor *all = fc_arena_calloc(checkpoint->arena, ntensors + more, sizeof *all);
-    if (!all) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(all, err, checkpoint->path);
     if (ntensors > 0) {
         memcpy(all, old, ntensors * sizeof *all);
     }

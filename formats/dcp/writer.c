@@ -55,9 +55,7 @@ const char *fc_dcp_index(const fc_target *target) {
 fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
     dcp_writer *w = calloc(1, sizeof *w);
     writer->state = w;
-    if (!w || !(w->staging = strdup(staging))) {
-        return fc_no_memory(err, staging);
-    }
+    FC_NEED(w && (w->staging = strdup(staging)), err, staging);
     w->target = target;
     return FC_OK;
 }
@@ -139,9 +137,7 @@ static fc_code place_item(dcp_writer *w, fc_target_item *item, dcp_item *stored,
 }
 
 static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *item, uint64_t *end, fc_error *err) {
-    if (!fc_grow(&w->items, &w->capacity, w->nitems + 1, sizeof *w->items)) {
-        return fc_no_memory(err, w->staging);
-    }
+    FC_NEED(fc_grow(&w->items, &w->capacity, w->nitems + 1, sizeof *w->items), err, w->staging);
     dcp_item *stored = &w->items[w->nitems++];
     *stored = (dcp_item){.tensor = item->tensor, .rank = file->rank};
     fc_code rc = place_item(w, item, stored, end, err);
@@ -171,9 +167,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     w->scratch = fc_arena_new();
     fc_dcp_file_name(file->rank, name);
     file->path = w->scratch ? fc_arena_printf(w->scratch, "%s/%s", w->staging, name) : NULL;
-    if (!file->path) {
-        return fc_no_memory(err, w->staging);
-    }
+    FC_NEED(file->path, err, w->staging);
     w->file_first = w->nitems;
     for (size_t i = 0; i < file->nitems; i++) {
         file->items[i].offset = 0;
@@ -243,9 +237,7 @@ fc_code fc_dcp_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size
 fc_code fc_dcp_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err) {
     dcp_writer *w = writer->state;
     const size_t n = size / sizeof *w->items;
-    if (!fc_grow(&w->items, &w->capacity, w->nitems + n, sizeof *w->items)) {
-        return fc_no_memory(err, w->staging);
-    }
+    FC_NEED(fc_grow(&w->items, &w->capacity, w->nitems + n, sizeof *w->items), err, w->staging);
     if (n > 0) {
         memcpy(w->items + w->nitems, notes, n * sizeof *w->items);
     }

@@ -75,9 +75,7 @@ static fc_chunk *next_chunk(ds_tensor *t) {
 
 static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const torch_extent *extent, ds_tensor *t) {
     int64_t *dims = fc_arena_calloc(b->checkpoint->arena, 2 * (size_t)d->ndim, sizeof *dims);
-    if (!dims || !fc_numel(d->ndim, d->sizes, &t->numel)) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(dims && fc_numel(d->ndim, d->sizes, &t->numel), b->err, b->checkpoint->path);
     for (int i = 0; i < d->ndim; i++) {
         dims[d->ndim + i] = d->sizes[i];
     }
@@ -100,9 +98,7 @@ fc_code fc_ds_add_value(ds_builder *b, const torch_file *f, const fc_path_elemen
     fc_torch_tensor decoded;
     torch_extent *extent = NULL;
     torch_object *object = NULL;
-    if (!t) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(t, b->err, b->checkpoint->path);
     fc_code rc;
     if (fc_torch_is_tensor(f->p, v)) {
         rc = fc_torch_find_extent(f, v, &decoded, b->checkpoint->arena, &extent, b->err);
@@ -191,9 +187,7 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *ext
         torch_extent *box =
             box_extent(arena, extent, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
         fc_chunk *chunk = kept && box ? next_chunk(t) : NULL;
-        if (!chunk) {
-            return fc_ds_no_memory(b);
-        }
+        FC_NEED(chunk, b->err, b->checkpoint->path);
         memcpy(kept, dims, bytes);
         *chunk = fc_torch_chunk(kept, box, rank);
     }

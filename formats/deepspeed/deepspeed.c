@@ -24,9 +24,7 @@ static fc_code set_tensor(const ds_builder *b, const ds_tensor *from, fc_tensor 
         return fc_torch_object_tensor(from->object, from->object_file, arena, t, b->err);
     }
     fc_chunk *chunks = fc_arena_calloc(arena, from->nchunks, sizeof *chunks);
-    if (!chunks) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(chunks, b->err, b->checkpoint->path);
     if (from->nchunks > 0) {
         memcpy(chunks, from->chunks, from->nchunks * sizeof *chunks);
     }
@@ -66,9 +64,7 @@ static fc_code set_note(const ds_builder *b) {
     if (absent && disorder && absent[0] != '\0' && disorder[0] != '\0') {
         absent = fc_arena_printf(b->checkpoint->arena, "%s; %s", absent, disorder);
     }
-    if (!absent || !disorder) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(absent && disorder, b->err, b->checkpoint->path);
     const char *note = absent[0] != '\0' ? absent : disorder;
     b->checkpoint->note = note[0] != '\0' ? note : NULL;
     return FC_OK;
@@ -77,9 +73,7 @@ static fc_code set_note(const ds_builder *b) {
 static fc_code finish_manifest(const ds_builder *b) {
     fc_tensor *tensors = fc_arena_calloc(b->checkpoint->arena, b->ntensors, sizeof *tensors);
     const char *twice = NULL;
-    if (!tensors) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(tensors, b->err, b->checkpoint->path);
     for (size_t i = 0; i < b->ntensors; i++) {
         FC_TRY(set_tensor(b, &b->tensors[i], &tensors[i]));
     }

@@ -282,9 +282,7 @@ static fc_code take_files(fc_arena *arena, const found_file *list, size_t count,
         *(list[i].role == DS_MODEL ? &out->models[out->nmodels++] : &out->optims[out->noptims++]) = (uint32_t)i;
     }
     out->nfiles = count;
-    if (!good) {
-        return fc_no_memory(err, out->directory);
-    }
+    FC_NEED(good, err, out->directory);
     if (out->nmodels == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: the file *_model_states.pt is missing", out->directory);
     }

@@ -24,9 +24,7 @@ static int compare_params(const void *pa, const void *pb) {
 
 fc_code fc_ds_sort_params(ds_builder *b) {
     b->by_name = malloc((b->nparams + 1) * sizeof *b->by_name);
-    if (!b->by_name) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(b->by_name, b->err, b->checkpoint->path);
     for (size_t i = 0; i < b->nparams; i++) {
         b->by_name[i] = &b->params[i];
     }

@@ -23,9 +23,7 @@ typedef struct model {
 } model;
 
 static fc_code remember(model *m, const char *name) {
-    if (!fc_grow(&m->known, &m->capacity, m->nknown + 1, sizeof *m->known)) {
-        return fc_ds_no_memory(m->b);
-    }
+    FC_NEED(fc_grow(&m->known, &m->capacity, m->nknown + 1, sizeof *m->known), m->b->err, m->b->checkpoint->path);
     m->known[m->nknown++] = name;
     return FC_OK;
 }
@@ -40,9 +38,7 @@ static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, 
     size_t n;
     const fc_pv *items = fc_ds_list(m->f->p, v, &n);
     int64_t *sizes = fc_arena_calloc(m->b->checkpoint->arena, n <= FC_MAX_DIMS ? n : 0, sizeof *sizes);
-    if (!sizes) {
-        return fc_ds_no_memory(m->b);
-    }
+    FC_NEED(sizes, m->b->err, m->b->checkpoint->path);
     bool good = n <= FC_MAX_DIMS && (items || fc_pv_typeof(v) == FC_PV_SIZE);
     for (size_t i = 0; good && items && i < n; i++) {
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
@@ -101,9 +97,7 @@ static fc_code read_params(model *m) {
     b->params = fc_arena_calloc(b->checkpoint->arena, count_params(m, groups, ngroups), sizeof *b->params);
     b->group_params = fc_arena_calloc(b->checkpoint->arena, ngroups + 1, sizeof *b->group_params);
     b->ngroups = ngroups;
-    if (!b->params || !b->group_params) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(b->params && b->group_params, b->err, b->checkpoint->path);
     for (size_t g = 0; g < ngroups; g++) {
         FC_TRY(read_group(m, groups[g], g));
         b->group_params[g + 1] = b->nparams;
@@ -141,9 +135,7 @@ static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
     const char *full = fc_arena_printf(m->b->checkpoint->arena, "model.%s", name);
     ds_tensor *t = full ? fc_ds_add_tensor(m->b, full, path, 2) : NULL;
     fc_torch_tensor fragment;
-    if (!t) {
-        return fc_ds_no_memory(m->b);
-    }
+    FC_NEED(t, m->b->err, m->b->checkpoint->path);
     FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_torch_dict_find(&m->fragments, name), &fragment, m->b->err),
                    m->b->err, "%s: frozen parameter %.256s", m->f->path, name);
     t->dtype = fragment.dtype;
@@ -180,10 +172,10 @@ static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t e
     fc_code rc = FC_OK;
     FC_TRY(fc_torch_open_one(b->checkpoint, file, &f, b->err));
     torch_dict fragments;
-    if (!fc_torch_dict_begin(&fragments, f.p, fc_ds_get(f.p, f.p->root, "frozen_param_fragments"))) {
-        rc = fc_ds_no_memory(b);
-        goto out;
-    }
+    FC_TRY_GOTO(fc_torch_dict_begin(&fragments, f.p, fc_ds_get(f.p, f.p->root, "frozen_param_fragments"))
+                    ? FC_OK
+                    : fc_ds_no_memory(b),
+                rc, out);
     for (size_t i = first; i < end; i++) {
         ds_tensor *t = &b->tensors[i];
         const char *name = t->path.elements[1].key;
@@ -372,10 +364,9 @@ static fc_code read_model_parts(model *m) {
         return fc_fail(m->b->err, FC_ECORRUPT, "%s: 'module' is missing: this is not a file of a DeepSpeed checkpoint",
                        m->f->path);
     }
-    if (!fc_torch_dict_begin(&m->values, p, m->module) ||
-        !fc_torch_dict_begin(&m->fragments, p, fc_ds_get(p, p->root, "frozen_param_fragments"))) {
-        return fc_ds_no_memory(m->b);
-    }
+    FC_NEED(fc_torch_dict_begin(&m->values, p, m->module) &&
+                fc_torch_dict_begin(&m->fragments, p, fc_ds_get(p, p->root, "frozen_param_fragments")),
+            m->b->err, m->b->checkpoint->path);
     if (m->b->files.universal) {
         FC_TRY(read_universal(m));
     } else {

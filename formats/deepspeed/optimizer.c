@@ -128,9 +128,7 @@ static const fc_pv *masters_of(const rank_file *r, size_t *count) {
 }
 
 static fc_code add_key(ds_builder *b, size_t group, const char *name, bool flat) {
-    if (!fc_grow(&b->keys, &b->keys_capacity, b->nkeys + 1, sizeof *b->keys)) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(fc_grow(&b->keys, &b->keys_capacity, b->nkeys + 1, sizeof *b->keys), b->err, b->checkpoint->path);
     b->keys[b->nkeys++] = (ds_key){.group = group, .name = name, .flat = flat};
     return FC_OK;
 }
@@ -154,9 +152,7 @@ static fc_code read_keys(const rank_file *r, size_t group) {
             return fail_file(r, "a name in the optimizer's state is not a string");
         }
         const char *name = fc_arena_strndup(r->b->checkpoint->arena, text, length);
-        if (!name) {
-            return fc_ds_no_memory(r->b);
-        }
+        FC_NEED(name, r->b->err, r->b->checkpoint->path);
         if (fc_torch_is_tensor(r->f.p, pairs[i + 1])) {
             FC_TRY_CONTEXT(fc_torch_tensor_decode(r->f.p, pairs[i + 1], &t, r->b->err), r->b->err, "%s", r->f.path);
         }
@@ -235,9 +231,7 @@ static fc_code add_param_tensor(const rank_file *r, const ds_param *param, const
     const char *name = master ? fc_arena_printf(b->checkpoint->arena, "model.%s", param->name)
                               : fc_arena_printf(b->checkpoint->arena, "optim.state.%s.%s", param->name, key->name);
     ds_tensor *t = name ? fc_ds_add_tensor(b, name, master ? model : optim, master ? 2 : 4) : NULL;
-    if (!t) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(t, b->err, b->checkpoint->path);
     t->dtype = FC_DTYPE_COUNT; /* set by its first run */
     t->ndim = param->ndim;
     t->shape = param->shape;
@@ -430,9 +424,7 @@ static fc_code read_rank(const rank_file *r) {
 
 fc_code fc_ds_read_optimizer(ds_builder *b) {
     b->devices = malloc((b->ranks + 1) * sizeof *b->devices);
-    if (!b->devices) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(b->devices, b->err, b->checkpoint->path);
     for (size_t i = 0; i < b->ranks; i++) {
         b->devices[i] = -1;
     }

@@ -34,9 +34,7 @@ static fc_code add_group(const source *r, size_t group, fc_pv v, bool named) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(r->f->p, v, &n) : NULL;
     const char *index = fc_arena_printf(b->checkpoint->arena, "%zu", group);
-    if (!index) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(index, b->err, b->checkpoint->path);
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_path_element path[4] = {{.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}};
         FC_TRY(fc_torch_key_element(r->f, pairs[i], b->checkpoint->arena, &path[3], b->err));

@@ -32,17 +32,13 @@ static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
     const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", name);
     ds_tensor *t = full ? fc_ds_add_tensor(b, full, path, 2) : NULL;
     const ds_tensor *source = &b->tensors[of];
-    if (!t) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(t, b->err, b->checkpoint->path);
     ds_tensor alias = *source;
     alias.name = t->name;
     alias.path = t->path;
     alias.capacity = source->nchunks;
     alias.chunks = malloc((source->nchunks + 1) * sizeof *alias.chunks);
-    if (!alias.chunks) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(alias.chunks, b->err, b->checkpoint->path);
     if (source->nchunks > 0) {
         memcpy(alias.chunks, source->chunks, source->nchunks * sizeof *alias.chunks);
     }
@@ -57,9 +53,7 @@ static fc_code add_shared(ds_builder *b, const torch_file *f, const size_t *orde
         return b->err->code;
     }
     const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", other);
-    if (!full) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(full, b->err, b->checkpoint->path);
     const ds_tensor *t = find_tensor(b, order, count, full);
     return t ? add_alias(b, name, (size_t)(t - b->tensors))
              : fc_fail(b->err, FC_ECORRUPT,
@@ -71,9 +65,7 @@ fc_code fc_ds_add_shared_names(ds_builder *b, const torch_file *f, fc_pv shared)
     size_t n = 0, count = b->ntensors;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
     size_t *order = malloc((count + 1) * sizeof *order);
-    if (!order) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(order, b->err, b->checkpoint->path);
     for (size_t i = 0; i < count; i++) {
         order[i] = i;
     }

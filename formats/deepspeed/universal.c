@@ -44,9 +44,7 @@ typedef struct listing {
 
 static fc_code list_value_file(listing *l, const char *param, const char *name, size_t length) {
     const char *key = fc_arena_strndup(l->arena, name, length);
-    if (!key || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return fc_no_memory(l->err, l->files->directory);
-    }
+    FC_NEED(key && fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items), l->err, l->files->directory);
     l->items[l->count++] = (ds_value){param, key, 0};
     return FC_OK;
 }
@@ -64,9 +62,7 @@ static fc_code list_param(listing *l, const char *name) {
         return FC_OK;
     }
     const char *param = fc_arena_strndup(l->arena, name, strlen(name));
-    if (!param) {
-        return fc_no_memory(l->err, l->files->directory);
-    }
+    FC_NEED(param, l->err, l->files->directory);
     FC_TRY(fc_dir_open(&dir, path, l->err));
     fc_code rc = FC_OK;
     for (const char *file; (file = fc_dir_next(&dir)) != NULL;) {
@@ -111,21 +107,15 @@ static fc_code keep_files(const listing *l, ds_files *files) {
     size_t first = files->nfiles, count = first + l->count + 1;
     fc_file *all = count <= UINT32_MAX ? fc_arena_calloc(l->arena, count, sizeof *all) : NULL;
     ds_value *values = fc_arena_calloc(l->arena, l->count + 1, sizeof *values);
-    if (!all || !values) {
-        return fc_no_memory(l->err, l->files->directory);
-    }
+    FC_NEED(all && values, l->err, l->files->directory);
     memcpy(all, files->files, first * sizeof *all);
     for (size_t i = 0; i < l->count; i++) {
         values[i] = l->items[i];
         values[i].file = (uint32_t)(first + i);
         const char *name = fc_arena_printf(l->arena, "%s/%s/%s.pt", folder, values[i].param, values[i].key);
-        if (!name || !fc_file_in(l->arena, files->directory, name, &all[first + i])) {
-            return fc_no_memory(l->err, l->files->directory);
-        }
+        FC_NEED(name && fc_file_in(l->arena, files->directory, name, &all[first + i]), l->err, l->files->directory);
     }
-    if (!fc_file_in(l->arena, files->directory, state_file, &all[count - 1])) {
-        return fc_no_memory(l->err, l->files->directory);
-    }
+    FC_NEED(fc_file_in(l->arena, files->directory, state_file, &all[count - 1]), l->err, l->files->directory);
     files->optimizer = (uint32_t)(count - 1);
     files->files = all;
     files->nfiles = count;
@@ -222,9 +212,7 @@ static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_elemen
                            ? fc_arena_printf(b->checkpoint->arena, "model.%s", param->name)
                            : fc_arena_printf(b->checkpoint->arena, "optim.state.%s.%s", param->name, path[3].key);
     ds_tensor *t = name ? fc_ds_add_tensor(b, name, path, count) : NULL;
-    if (!t) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(t, b->err, b->checkpoint->path);
     t->dtype = flat.dtype;
     t->ndim = param->ndim;
     t->shape = param->shape;
@@ -279,9 +267,7 @@ fc_code fc_ds_add_universal(ds_builder *b, const char *name, const ds_param *par
 static fc_code add_steps(ds_builder *b, const torch_file *f) {
     fc_pv inner = fc_ds_get(f->p, f->p->root, "optimizer_state_dict");
     torch_dict states;
-    if (!fc_torch_dict_begin(&states, f->p, fc_ds_get(f->p, inner, "state"))) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(fc_torch_dict_begin(&states, f->p, fc_ds_get(f->p, inner, "state")), b->err, b->checkpoint->path);
     fc_pv state = fc_torch_dict_find_number(&states, 0);
     fc_torch_dict_free(&states);
     size_t n = 0;

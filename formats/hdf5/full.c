@@ -58,9 +58,7 @@ static fc_code attributes_dataset(fc_arena *arena, const char *path, const fc_h5
     static const unsigned char no_list[1];
     fc_h5_dataset *d = *out = fc_arena_calloc(arena, 1, sizeof *d);
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
-    if (!d || !shape) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(d && shape, err, path);
     FC_TRY(join_attributes(arena, path, file, &d->bytes, err));
     shape[0] = (int64_t)d->bytes.size;
     d->path = "@attributes";
@@ -82,9 +80,7 @@ fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *d, fc_
     tensor->detail = d;
     if (d->kind != FC_H5_TENSOR) {
         fc_object *object = fc_arena_calloc(checkpoint->arena, 1, sizeof *object);
-        if (!object) {
-            return fc_no_memory(err, checkpoint->path);
-        }
+        FC_NEED(object, err, checkpoint->path);
         object->encoding = d->encoding ? d->encoding : "hdf5";
         object->damaged = d->kind == FC_H5_UNREADABLE && d->code == FC_ECORRUPT;
         tensor->object = object;
@@ -185,9 +181,7 @@ static fc_code build_manifest(void *context, size_t index, const fc_h5_file *fil
     }
     size_t count = 0;
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, file->ndatasets + 1, sizeof *tensors);
-    if (!tensors) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(tensors, err, path);
     for (size_t i = 0; i < file->ndatasets; i++) {
         if (view && strncmp(file->datasets[i].path, FC_H5_VIEW_PIECES "/", sizeof FC_H5_VIEW_PIECES) == 0) {
             continue; /* the sources of its virtual datasets */
@@ -211,9 +205,7 @@ static fc_code build_manifest(void *context, size_t index, const fc_h5_file *fil
 fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
-    if (!file) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(file, err, checkpoint->path);
     const char *slash = strrchr(checkpoint->path, '/');
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
     checkpoint->files = file;

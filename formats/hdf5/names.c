@@ -3,6 +3,7 @@
  * no empty names. Everything else stays unchanged, so that names look the same in h5py as in torch.
  */
 #include "hdf5/names.h"
+#include "fsdpckpt/try.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -64,9 +65,7 @@ fc_code fc_h5_name_decode(fc_arena *arena, const char *link, const char **key, f
         return refuse_link(link, err);
     }
     char *out = fc_arena_alloc(arena, len + 1);
-    if (!out) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(out, err, NULL);
     char *at = out;
     if (strcmp(link, "%2E") == 0) {
         *at++ = '.';

@@ -116,9 +116,7 @@ static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
 
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
-    if (!state) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(state, err, checkpoint->path);
     state->follow_external = options->follow_external;
     checkpoint->state = state;
     FC_TRY(open_any(checkpoint, options, err));

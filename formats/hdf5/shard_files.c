@@ -18,16 +18,12 @@ fc_code fc_h5_name_shards(fc_checkpoint *checkpoint, const char *directory, int6
     fc_arena *arena = checkpoint->arena;
     size_t n = (size_t)ranks + 1;
     fc_file *files = fc_arena_calloc(arena, n, sizeof *files);
-    if (!files) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(files, err, checkpoint->path);
     files[0] = checkpoint->files[0];
     for (size_t i = 1; i < n; i++) {
         files[i].name = fc_arena_printf(arena, "shard-%05zu-of-%05lld.h5", i - 1, (long long)ranks);
         files[i].path = files[i].name ? fc_arena_printf(arena, "%s/%s", directory, files[i].name) : NULL;
-        if (!files[i].path) {
-            return fc_no_memory(err, checkpoint->path);
-        }
+        FC_NEED(files[i].path, err, checkpoint->path);
     }
     checkpoint->files = files;
     checkpoint->nfiles = n;

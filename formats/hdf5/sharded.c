@@ -78,9 +78,7 @@ static fc_code check_schema(const fc_h5_root *root, const char *path, fc_error *
 static fc_code read_placements(sharded_reader *o, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
     int n = o->checkpoint->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)n, sizeof *placements);
-    if (!placements) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(placements, err, o->checkpoint->path);
     if (!d->placements || !fc_placements_parse(d->placements, n, placements)) {
         return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute placements is missing or damaged",
                        o->checkpoint->files[0].path, d->path);
@@ -122,9 +120,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
     o->chunks = fc_arena_calloc(arena, o->count, sizeof *o->chunks);
     o->datasets = fc_arena_calloc(arena, o->count, sizeof *o->datasets);
     o->by_path = fc_arena_calloc(arena, o->count, sizeof *o->by_path);
-    if (!o->tensors || !o->chunks || !o->datasets || !o->by_path) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(o->tensors && o->chunks && o->datasets && o->by_path, err, o->checkpoint->path);
     for (size_t i = 0; i < o->count; i++) {
         o->chunks[i].arena = arena;
         o->datasets[i] = &file->datasets[i];
@@ -267,9 +263,7 @@ static fc_code read_shards(sharded_reader *o, fc_error *err) {
     fc_checkpoint *checkpoint = o->checkpoint;
     size_t n = (size_t)o->ranks;
     const char **paths = calloc(n, sizeof *paths);
-    if (!paths) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(paths, err, o->checkpoint->path);
     for (size_t i = 0; i < n; i++) {
         paths[i] = checkpoint->files[i + 1].path;
     }
@@ -308,9 +302,7 @@ static fc_code compute_boxes(sharded_reader *o, size_t i, fc_error *err) {
         }
         fc_h5_dataset *local = fc_arena_alloc(o->checkpoint->arena, sizeof *local);
         int64_t *box = fc_arena_calloc(o->checkpoint->arena, 2 * (size_t)tensor->ndim, sizeof *box);
-        if (!local || !box) {
-            return fc_no_memory(err, o->checkpoint->path);
-        }
+        FC_NEED(local && box, err, o->checkpoint->path);
         *local = *o->datasets[i];
         local->where = local->kind == FC_H5_UNREADABLE ? FC_H5_NOWHERE : FC_H5_ELSEWHERE;
         if (!tensor->object) {
@@ -425,9 +417,7 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
         index->name = "index.h5";
         index->path = fc_arena_printf(checkpoint->arena, "%s/index.h5", directory);
     }
-    if (!index || !index->path) {
-        return fc_no_memory(err, o.checkpoint->path);
-    }
+    FC_NEED(index && index->path, err, o.checkpoint->path);
     checkpoint->files = index;
     checkpoint->nfiles = 1;
     FC_TRY(fc_identities_take(checkpoint, options, err));

@@ -127,9 +127,7 @@ static const void *table_at(const fc_h5_tables *t, fc_h5_table table, uint64_t r
 
 static fc_code load(fc_h5_tables *t, index_file *f, uint64_t at, uint64_t bytes, fc_error *err) {
     unsigned char *data = bytes <= SIZE_MAX ? fc_arena_alloc(t->checkpoint->arena, (size_t)bytes) : NULL;
-    if (!data) {
-        return fc_no_memory(err, t->path);
-    }
+    FC_NEED(data, err, t->path);
     FC_TRY(fc_pread_full(f->fd, data, (size_t)bytes, at, t->path, err));
     fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)data; /* the arena aligns it to 16 bytes */
     const uint64_t recorded = manifest->crc64;
@@ -194,9 +192,7 @@ static fc_code read_placements(fc_h5_tables *t, fc_error *err) {
     const uint64_t count = fc_h5_rows(t, FC_H5_T_PLACEMENTS);
     const int n = t->checkpoint->mesh.ndim;
     t->parsed = fc_arena_calloc(arena, (size_t)count + 1, sizeof *t->parsed);
-    if (!t->parsed) {
-        return fc_no_memory(err, t->path);
-    }
+    FC_NEED(t->parsed, err, t->path);
     for (uint64_t i = 0; i < count; i++) {
         const char *text = copy_text(t, t->placements[i].text, t->placements[i].size);
         fc_placement *list = text ? fc_arena_calloc(arena, (size_t)n, sizeof *list) : NULL;

@@ -147,9 +147,7 @@ static fc_code add_stored_chunks(adding *a, const char *path, fc_error *err) {
     int64_t at[FC_MAX_DIMS], total = 1, next = 0;
     numbered *order = malloc((d->nchunks + 1) * sizeof *order);
     fc_code rc = FC_OK;
-    if (!order) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(order, err, path);
     set_grid(a, d->chunk);
     for (int k = 0; k < d->ndim; k++) {
         total *= a->grid[k]; /* at most the number of elements */
@@ -229,9 +227,7 @@ static fc_code new_stored(fc_checkpoint *checkpoint, const fc_h5_stored *stored,
     if (state->nstored == state->stored_cap) {
         size_t cap = state->stored_cap ? 2 * state->stored_cap : 64;
         fc_h5_stored *grown = cap > UINT32_MAX ? NULL : fc_arena_calloc(checkpoint->arena, cap, sizeof *grown);
-        if (!grown) {
-            return fc_no_memory(err, checkpoint->path);
-        }
+        FC_NEED(grown, err, checkpoint->path);
         if (state->nstored > 0) {
             memcpy(grown, state->stored, state->nstored * sizeof *grown);
         }
@@ -290,16 +286,12 @@ static fc_code split_path(fc_arena *arena, const fc_h5_dataset *d, bool ours, fc
         n += *p == '/';
     }
     fc_path_element *elements = fc_arena_calloc(arena, n, sizeof *elements);
-    if (!elements) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(elements, err, NULL);
     for (const char *p = d->path;; i++) {
         size_t len = strcspn(p, "/");
         const unsigned char kind = d->lists.data[i];
         const char *link = fc_arena_strndup(arena, p, len);
-        if (!link) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(link, err, NULL);
         elements[i] = (fc_path_element){.key = link,
                                         .is_index = kind == FC_H5_LIST || kind == FC_H5_TUPLE,
                                         .is_tuple = kind == FC_H5_TUPLE,
@@ -332,9 +324,7 @@ fc_code fc_h5_check_names(fc_arena *arena, fc_tensor *tensors, size_t count, boo
     fc_code rc = FC_OK;
     bool renamed = false;
     fc_tensor **sorted = malloc((count + 1) * sizeof *sorted);
-    if (!sorted) {
-        return fc_no_memory(err, file);
-    }
+    FC_NEED(sorted, err, file);
     for (size_t i = 0; i < count; i++) {
         sorted[i] = &tensors[i];
     }

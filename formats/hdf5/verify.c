@@ -65,9 +65,7 @@ static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_er
                 (e.codec != FC_CODEC_RAW && e.codec != FC_CODEC_FILTERED)) {
                 continue;
             }
-            if (!add_extent(all, &e)) {
-                return fc_no_memory(err, checkpoint->path);
-            }
+            FC_NEED(add_extent(all, &e), err, checkpoint->path);
         }
     }
     if (all->count > 0) {

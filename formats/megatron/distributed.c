@@ -151,9 +151,7 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
     for (size_t k = 0; k < KEYS; k++) {
         torch_extent *extent =
             fc_arena_calloc(arena, 1, sizeof *extent + (size_t)param->ndim * sizeof *extent->strides);
-        if (!extent) {
-            return fc_mg_no_memory(r);
-        }
+        FC_NEED(extent, r->err, r->checkpoint->path);
         extent->record = flat->records[k];
         extent->first = flat->first[k] + (uint64_t)start * 4;
         fc_row_major_strides(param->ndim, param->sizes, extent->strides);
@@ -161,10 +159,9 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
         value.file = extent->record.file;
         value.extent = extent;
         value.dtype = FC_F32;
-        if (!fc_mg_name_state(r, param, keys[k].name, &value.name, &value.path) ||
-            !fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
-            return fc_mg_no_memory(r);
-        }
+        FC_NEED(fc_mg_name_state(r, param, keys[k].name, &value.name, &value.path) &&
+                    fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values),
+                r->err, r->checkpoint->path);
         r->values[r->nvalues++] = value;
     }
     return FC_OK;

@@ -175,9 +175,7 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
     }
     int64_t *sizes = fc_arena_calloc(arena, 3, sizeof *sizes);
     torch_extent *extent = fc_arena_calloc(arena, 1, sizeof *extent + 3 * sizeof *extent->strides);
-    if (!sizes || !extent) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(sizes && extent, r->err, r->checkpoint->path);
     sizes[0] = n;
     sizes[1] = dim == 0 ? v->sizes[0] / n : v->sizes[0];
     sizes[2] = dim == 0 ? v->sizes[1] : v->sizes[1] / n;

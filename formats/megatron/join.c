@@ -65,9 +65,7 @@ static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *
         return FC_OK;
     }
     fc_placement *placement = fc_arena_calloc(r->checkpoint->arena, 1, sizeof *placement);
-    if (!placement) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(placement, r->err, r->checkpoint->path);
     if ((sharding->rule == MG_SHARD || sharding->rule == MG_GATED) && shards_of(r, v) == r->grid.tp) {
         *placement = (fc_placement){FC_SHARD, sharding->dim, 0};
     }
@@ -91,9 +89,7 @@ static fc_code add_shard_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunk
         }
         extent = moved;
     }
-    if (!dims || !extent) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(dims && extent, r->err, r->checkpoint->path);
     memcpy(dims + n, v->sizes, n * sizeof *dims);
     if (n > 0) {
         dims[0] = blocks * v->grouped;
@@ -108,9 +104,7 @@ static fc_code add_shard_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunk
 static fc_code describe_joined(const mg_reader *r, const mg_value *v, int64_t blocks, int64_t shards, fc_tensor *t) {
     int64_t *shape = fc_arena_calloc(r->checkpoint->arena, (size_t)v->ndim, sizeof *shape);
     *t = (fc_tensor){.name = v->name, .path = v->path, .dtype = v->dtype, .ndim = v->ndim, .shape = shape};
-    if (!shape) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(shape, r->err, r->checkpoint->path);
     memcpy(shape, v->sizes, (size_t)v->ndim * sizeof *shape);
     if ((shards > 1 && !fc_mul_i64(shape[v->sharding.dim], shards, &shape[v->sharding.dim])) ||
         (blocks > 1 && !fc_mul_i64(shape[0], blocks, &shape[0])) || !fc_torch_shape_fits(v->dtype, v->ndim, shape)) {
@@ -126,9 +120,7 @@ static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t 
     int64_t size = v->ndim > 0 ? v->sizes[sharding->dim] : 1, half = size / 2;
     bool gated = sharding->rule == MG_GATED && shards > 1;
     fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * (size_t)(blocks * shards), sizeof *chunks);
-    if (!chunks) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(chunks, r->err, r->checkpoint->path);
     FC_TRY(describe_joined(r, v, blocks, shards, t));
     t->chunks = chunks;
     for (int64_t i = 0; i < blocks * shards && !fc_is_empty(v->ndim, v->sizes); i++) {
@@ -334,9 +326,7 @@ static fc_code list_tensors(const joiner *j) {
     }
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *tensors);
     const char *name;
-    if (!tensors) {
-        return fc_mg_no_memory(j->r);
-    }
+    FC_NEED(tensors, j->r->err, j->r->checkpoint->path);
     memcpy(tensors, j->made, count * sizeof *tensors);
     FC_TRY(fc_find_same_name(tensors, count, &name, j->r->err));
     if (name) {

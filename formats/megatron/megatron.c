@@ -84,9 +84,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     if (!is_iteration(checkpoint->path, &failed) && failed.code == FC_OK &&
         find_inner(checkpoint->path, path, &failed)) {
         checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-        if (!checkpoint->path) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(checkpoint->path, err, NULL);
     }
     if (failed.code != FC_OK) {
         return fc_fail(err, failed.code, "%s", failed.message);

@@ -42,9 +42,7 @@ fc_code fc_mg_count_layer(mg_reader *r, const torch_leaf *leaf, size_t chunk) {
         return FC_OK;
     }
     mg_layers *l = layers_of(r, leaf->name, prefix, true);
-    if (!l) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(l, r->err, r->checkpoint->path);
     int64_t *count = &l->counts[chunk_number(r, chunk)];
     *count = number >= *count ? number + 1 : *count;
     return FC_OK;
@@ -77,9 +75,7 @@ static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
         return FC_OK;
     }
     fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
-    if (!elements) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(elements, r->err, r->checkpoint->path);
     memcpy(elements, leaf->path.elements, leaf->path.count * sizeof *elements);
     bool found = false;
     for (size_t i = 0; i < leaf->path.count; i++) {
@@ -91,9 +87,7 @@ static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
         if (e->key && fc_mg_expert(e->key, &start, &end, &number) == MG_ONE_EXPERT) {
             e->key = with_number(arena, e->key, start, end, number + experts);
         }
-        if (!e->key) {
-            return fc_mg_no_memory(r);
-        }
+        FC_NEED(e->key, r->err, r->checkpoint->path);
     }
     leaf->path.elements = elements;
     leaf->name = fc_path_spell(arena, &leaf->path, '.');

@@ -95,9 +95,7 @@ bool fc_mg_belongs(const mg_reader *r, const mg_value *parameter, size_t member,
 static fc_code list_params(mg_optimizer *o, size_t members, size_t first, size_t end) {
     mg_reader *r = o->r;
     o->params = calloc(end - first + 1, sizeof *o->params);
-    if (!o->params) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(o->params, r->err, r->checkpoint->path);
     for (size_t i = first; i < end; i++) {
         const mg_value *v = &r->values[i];
         if (fc_mg_is_parameter(v) && fc_mg_belongs(r, v, o->member, members)) {
@@ -249,9 +247,7 @@ static fc_code add_state(const mg_optimizer *o, const mg_param *param, const cha
     const mg_value *of = &param->value;
     const char *name;
     fc_path path;
-    if (!fc_mg_name_state(r, of, key, &name, &path)) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(fc_mg_name_state(r, of, key, &name, &path), r->err, r->checkpoint->path);
     mg_value *value = fc_mg_add_leaf(r, name, &path, v);
     if (value && value->extent && fc_same_sizes(value->ndim, value->sizes, of->ndim, of->sizes)) {
         value->shared = true;
@@ -273,9 +269,7 @@ static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
         size_t length;
         const char *key = fc_pickle_bytes(r->f.p, pairs[i], &length);
         const char *copy = fc_arena_strndup(r->checkpoint->arena, key, strlen(key));
-        if (!copy) {
-            return fc_mg_no_memory(r);
-        }
+        FC_NEED(copy, r->err, r->checkpoint->path);
         FC_TRY(add_state(o, param, copy, pairs[i + 1]));
     }
     return FC_OK;
@@ -310,9 +304,7 @@ static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *pre
     const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_path_element *path = fc_arena_calloc(arena, prefix->count + 1, sizeof *path);
-        if (!path) {
-            return fc_mg_no_memory(r);
-        }
+        FC_NEED(path, r->err, r->checkpoint->path);
         memcpy(path, prefix->elements, prefix->count * sizeof *path);
         FC_TRY(fc_torch_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err));
         bool skip = false;
@@ -334,9 +326,7 @@ static fc_code add_groups(const mg_optimizer *o) {
         fc_path_element *path = fc_arena_calloc(arena, 4, sizeof *path);
         const char *name = fc_arena_printf(arena, "optim.param_groups.%zu.params", o->first_group + g);
         const char *number = fc_arena_printf(arena, "%zu", o->first_group + g);
-        if (!path || !name || !number) {
-            return fc_mg_no_memory(o->r);
-        }
+        FC_NEED(path && name && number, o->r->err, o->r->checkpoint->path);
         path[0].key = "optim";
         path[1].key = "param_groups";
         path[2] = (fc_path_element){.key = number, .is_index = true};
@@ -354,9 +344,7 @@ static fc_code add_all(const mg_optimizer *o) {
     fc_path_element path[2] = {{.key = "optim"}};
     const fc_path prefix = {path, o->member > 0 ? 2 : 1};
     path[1].key = fc_arena_printf(o->r->checkpoint->arena, "chained_%zu", o->member); /* as torch_dist calls it */
-    if (!path[1].key) {
-        return fc_mg_no_memory(o->r);
-    }
+    FC_NEED(path[1].key, o->r->err, o->r->checkpoint->path);
     for (size_t i = 0; i < o->nparams; i++) {
         FC_TRY(add_states(o, &o->params[i]));
     }

@@ -79,9 +79,7 @@ out:
 static fc_code read_member(mg_reader *r, const char *key, fc_pv v, fc_pv *optimizer, bool count) {
     size_t chunk;
     fc_path_element *element = fc_arena_calloc(r->checkpoint->arena, 1, sizeof *element);
-    if (!element) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(element, r->err, r->checkpoint->path);
     *element = (fc_path_element){.key = key};
     const fc_path path = {element, 1};
     if (is_model(key, &chunk) && chunk < r->chunks) {
@@ -196,9 +194,7 @@ static fc_code count_stages(mg_reader *r) {
 static fc_code read_files(mg_reader *r) {
     int64_t *wrote = calloc(r->grid.count, sizeof *wrote);
     fc_code rc;
-    if (!wrote) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(wrote, r->err, r->checkpoint->path);
     fc_progress_begin(r->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, r->grid.count);
     for (uint32_t i = 0; i < r->grid.count; i++) {
         FC_TRY_GOTO(read_file(r, i, false, &wrote[i]), rc, out);

@@ -67,9 +67,7 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves
         return fc_torch_flatten(&view, prefix, leaves, r->err);
     }
     const char *name = fc_path_spell(r->checkpoint->arena, prefix, '.');
-    if (!name || !fc_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
-        return fc_mg_no_memory(r);
-    }
+    FC_NEED(name && fc_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items), r->err, r->checkpoint->path);
     leaves->items[leaves->count++] = (torch_leaf){name, *prefix, v, TORCH_OBJECT};
     return FC_OK;
 }

@@ -27,9 +27,7 @@ static fc_code note_flat(pt_builder *m, const torch_leaf *leaf) {
         return FC_OK;
     }
     FC_TRY_CONTEXT(fc_torch_find_extent(m->f, own.local, &t, m->scratch, &extent, m->err), m->err, "%s", m->f->path);
-    if (!fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat), m->err, m->checkpoint->path);
     m->flat[m->nflat++] = extent->record.offset;
     return FC_OK;
 }
@@ -45,9 +43,7 @@ fc_code fc_pt_find_flat(pt_builder *m, const torch_leaves *leaves) {
 }
 
 static fc_code add_flat(pt_builder *m, int64_t ranks) {
-    if (!fc_grow(&m->flats, &m->flats_capacity, m->nflats + 1, sizeof *m->flats)) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(fc_grow(&m->flats, &m->flats_capacity, m->nflats + 1, sizeof *m->flats), m->err, m->checkpoint->path);
     pt_flat *flat = &m->flats[m->nflats++];
     *flat = (pt_flat){.ranks = ranks,
                       .offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *flat->offsets)};

@@ -79,9 +79,7 @@ static fc_code open_files(index_reader *o, const fc_open_options *options) {
     fc_arena *arena = o->checkpoint->arena;
     o->tensors = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->tensors);
     o->counts = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->counts);
-    if (!o->tensors || !o->counts) {
-        return fc_no_memory(o->err, o->checkpoint->path);
-    }
+    FC_NEED(o->tensors && o->counts, o->err, o->checkpoint->path);
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles;
     o->checkpoint->producer = "torch.save, with an index";
@@ -98,9 +96,7 @@ fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_o
     index_reader o = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
     o.files.directory = name == path ? "." : fc_arena_strndup(checkpoint->arena, path, (size_t)(name - path));
     path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-    if (!o.files.directory || !path) {
-        return fc_no_memory(o.err, o.checkpoint->path);
-    }
+    FC_NEED(o.files.directory && path, o.err, o.checkpoint->path);
     fc_code rc;
     FC_TRY_GOTO(fc_identities_add_header(checkpoint, path, options, err), rc, out);
     FC_TRY_GOTO(fc_st_index_read(checkpoint->arena, path, &o.files, err), rc, out);

@@ -60,9 +60,7 @@ static fc_code add_rank_object(pt_builder *m, const torch_leaf *leaf, pt_value *
     bool made;
     snprintf(suffix, sizeof suffix, ".rank_%" PRId64, m->rank);
     *out = fc_path_add_suffix(m->scratch, suffix, &name, &path) ? value_of(m, name, &path, &made) : NULL;
-    if (!*out) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(*out, m->err, m->checkpoint->path);
     return made ? FC_OK
                 : fc_fail(m->err, FC_EUNSUPPORTED,
                           "the ranks have different values, and the name %.256s for one of them is already in use",
@@ -73,9 +71,7 @@ static fc_code merge_object(pt_builder *m, const torch_leaf *leaf) {
     torch_object *object = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
-    if (!v) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(v, m->err, m->checkpoint->path);
     FC_TRY(fc_torch_object_new(m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err));
     if (!made && v->object && fc_torch_same_object(v->object, object)) {
         return FC_OK;
@@ -99,9 +95,7 @@ static fc_code describe_value(pt_builder *m, pt_value *v, const pt_shard *shard,
     size_t bytes = (size_t)shard->ndim * sizeof *v->shape;
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
     v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)shard->mesh.ndim, sizeof *v->placements);
-    if (!shape || !v->placements) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(shape && v->placements, m->err, m->checkpoint->path);
     memcpy(shape, shard->shape, bytes);
     memcpy(v->placements, shard->placements, (size_t)shard->mesh.ndim * sizeof *v->placements);
     v->dtype = dtype;
@@ -121,9 +115,7 @@ static bool has_box(const pt_builder *m, const pt_value *v, const pt_shard *shar
 
 static fc_code add_value_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
-    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(dims && fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks), m->err, m->checkpoint->path);
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
     if (fc_name_table_put_child(m->boxes, (uint64_t)(v - m->values), dims, 2 * (size_t)v->ndim * sizeof *dims,
@@ -158,9 +150,7 @@ static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *
         return FC_OK;
     }
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
-    if (!v) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(v, m->err, m->checkpoint->path);
     /* A box that another rank's file also contains needs no chunk. */
     bool wanted = made || (!v->object && same_shape(v, shard) && !fc_is_empty(shard->ndim, shard->sizes) &&
                            !has_box(m, v, shard));
@@ -238,9 +228,7 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
     torch_extent *extent = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
-    if (!v) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(v, m->err, m->checkpoint->path);
     if (made ? m->rank > 0 : v->shards == 0 || v->shards != m->rank) {
         return fc_fail(m->err, FC_ECORRUPT,
                        "%s: not all files of lower ranks have this tensor, but according to the plan tensor "
@@ -297,9 +285,7 @@ static fc_code add_plain(pt_builder *m, const torch_leaf *leaf) {
     pt_shard shard = {0};
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
-    if (!v) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(v, m->err, m->checkpoint->path);
     FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err),
                    m->err, "%s", m->f->path);
     if (is_flat_view(m, &t, extent) && (made || (v->plain && v->ndim == 1))) {
@@ -382,9 +368,7 @@ static fc_code merge_leaf(pt_builder *m, const torch_leaf *leaf) {
 static fc_code refuse_value(pt_builder *m, const torch_leaf *leaf) {
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
-    if (!v) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(v, m->err, m->checkpoint->path);
     v->refusal = fc_arena_strndup(m->checkpoint->arena, m->err->message, strlen(m->err->message));
     v->hint = m->err->hint;
     v->file = m->f->index;

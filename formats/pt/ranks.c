@@ -58,17 +58,13 @@ static fc_code make_prefix(const set_reader *r, fc_arena *arena, int64_t rank, f
     const pt_set *set = r->set;
     fc_path_element *elements = fc_arena_calloc(arena, 2, sizeof *elements);
     size_t n = 0;
-    if (!elements) {
-        return fc_no_memory(err, r->m->checkpoint->path);
-    }
+    FC_NEED(elements, err, r->m->checkpoint->path);
     if (r->several && set->name[0]) {
         elements[n++].key = set->name;
     }
     if (!is_merged(set)) {
         elements[n].key = fc_arena_printf(arena, "rank_%" PRId64, rank);
-        if (!elements[n++].key) {
-            return fc_no_memory(err, r->m->checkpoint->path);
-        }
+        FC_NEED(elements[n++].key, err, r->m->checkpoint->path);
     }
     *out = (fc_path){elements, n};
     return FC_OK;
@@ -81,9 +77,7 @@ static fc_code open_file(void *context, size_t index, void *slot, fc_error *err)
     fc_path prefix;
     file->f.fd = -1;
     file->scratch = fc_arena_new();
-    if (!file->scratch) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(file->scratch, err, path);
     file->leaves.arena = file->scratch;
     FC_TRY(make_prefix(r, file->scratch, (int64_t)index, &prefix, err));
     FC_TRY(fc_torch_file_open(path, (uint32_t)(r->first + index), &file->f, err));
@@ -153,9 +147,7 @@ static fc_code name_files(pt_builder *m, const pt_set *set, fc_file *files) {
     char name[NAME_MAX + 1];
     for (int64_t r = 0; r < set->ranks; r++) {
         snprintf(name, sizeof name, "%s%0*" PRId64 "%s", set->head, set->width, r, set->tail);
-        if (!fc_file_in(m->checkpoint->arena, m->directory, name, &files[r])) {
-            return fc_no_memory(m->err, m->checkpoint->path);
-        }
+        FC_NEED(fc_file_in(m->checkpoint->arena, m->directory, name, &files[r]), m->err, m->checkpoint->path);
     }
     return FC_OK;
 }
@@ -191,9 +183,7 @@ static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_
 static fc_code refuse_tensor(const pt_builder *m, const pt_value *v, fc_tensor *t) {
     FC_TRY(fc_torch_refused_tensor(v->refusal, v->file, m->checkpoint->arena, t, m->err));
     fc_object *object = fc_arena_alloc(m->checkpoint->arena, sizeof *object);
-    if (!object) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(object, m->err, m->checkpoint->path);
     *object = *t->object;
     object->hint = v->hint;
     t->object = object;
@@ -211,9 +201,7 @@ static fc_code finish_value(const pt_builder *m, const pt_value *v, fc_tensor *t
         return fc_torch_object_tensor(v->object, v->file, arena, t, m->err);
     }
     fc_chunk *chunks = fc_arena_alloc(arena, v->nchunks * sizeof *chunks);
-    if (!chunks) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(chunks, m->err, m->checkpoint->path);
     if (v->nchunks > 0) {
         memcpy(chunks, v->chunks, v->nchunks * sizeof *chunks);
     }
@@ -241,9 +229,7 @@ static fc_code place_plain(const pt_builder *m, const pt_value *v, fc_tensor *t)
 
 static fc_code finish_manifest(pt_builder *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
-    if (!tensors) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(tensors, m->err, m->checkpoint->path);
     for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions; the others are its submeshes */
         if (m->values[i].mesh.ndim > m->checkpoint->mesh.ndim) {
             m->checkpoint->mesh = m->values[i].mesh;
@@ -376,9 +362,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         total += (size_t)sets[i].ranks;
     }
     fc_file *files = fc_arena_calloc(checkpoint->arena, total, sizeof *files);
-    if (!files) {
-        return fc_no_memory(m.err, m.checkpoint->path);
-    }
+    FC_NEED(files, m.err, m.checkpoint->path);
     checkpoint->files = files;
     fc_code rc = begin_tables(&m);
     rc = rc == FC_OK ? add_sets(&m, sets, nsets, only, options, files) : rc;

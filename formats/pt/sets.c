@@ -169,9 +169,7 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
                   name->ranks ? name->ranks : name->rank + 1,
                   name->width,
                   name->ranks > 0};
-    if (!set.name || !set.head || !set.tail) {
-        return fc_no_memory(err, directory);
-    }
+    FC_NEED(set.name && set.head && set.tail, err, directory);
     sets[(*count)++] = set;
     return FC_OK;
 }

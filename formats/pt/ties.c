@@ -6,6 +6,7 @@
 #include "pt/writer.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -131,9 +132,7 @@ static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_aren
     int64_t *strides = NULL;
     if (!twin) {
         strides = fc_arena_calloc(arena, (size_t)c->tensor->ndim, sizeof *strides);
-        if (!strides) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(strides, err, NULL);
         for (int i = 0; i < c->tensor->ndim; i++) {
             strides[i] = c->extent->strides[i];
         }
@@ -172,9 +171,7 @@ static fc_code tie_place(const fc_target *target, const fc_target_file *file, ca
                          pt_tie *ties, fc_error *err) {
     fc_extent *extents = calloc(n, sizeof *extents);
     size_t kept = 0;
-    if (!extents) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(extents, err, NULL);
     for (size_t i = 0; i < n; i++) {
         all[i].extent = &extents[i];
         if (measure(target, file, &all[i])) {

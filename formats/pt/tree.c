@@ -68,10 +68,9 @@ fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt
     tree->flat = calloc(file->nitems + 1, sizeof *tree->flat);
     tree->scratch = fc_arena_new();
     tree->children = tree->scratch ? fc_name_table_new(tree->scratch, file->nitems) : NULL;
-    if (!tree->flat || !tree->children ||
-        !fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes)) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(tree->flat && tree->children &&
+                fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes),
+            err, NULL);
     tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
@@ -130,9 +129,7 @@ static fc_code emit_sequence(emitter *e, const pt_node *n) {
         is_tuple = is_tuple && e->tree->nodes[c].element->is_tuple;
     }
     uint32_t *items = calloc(length, sizeof *items);
-    if (!items) {
-        return fc_no_memory(e->err, NULL);
-    }
+    FC_NEED(items, e->err, NULL);
     for (uint32_t c = n->first; c; c = e->tree->nodes[c].next) {
         index_of(&e->tree->nodes[c], &index);
         items[index] = c;

@@ -76,9 +76,7 @@ fc_code fc_pt_create(const fc_target *target, const char *staging, fc_writer *wr
 static fc_code number_items(pt_writer *w, fc_error *err) {
     const fc_target_file *file = w->file;
     w->numbers = fc_arena_calloc(w->scratch, file->nitems, sizeof *w->numbers);
-    if (!w->numbers) {
-        return fc_no_memory(err, w->staging);
-    }
+    FC_NEED(w->numbers, err, w->staging);
     w->nstored = 0;
     for (size_t i = 0; i < file->nitems; i++) {
         if (!w->target->tensors[file->items[i].tensor].source->object && w->ties[i].root == i) {
@@ -192,9 +190,7 @@ fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
                                   w->ranks, file->rank);
     }
     file->path = w->path;
-    if (!(w->scratch && w->path)) {
-        return fc_no_memory(err, w->staging);
-    }
+    FC_NEED((w->scratch && w->path), err, w->staging);
     FC_TRY(fc_pt_find_ties(w->target, file, w->scratch, &w->ties, err));
     FC_TRY(number_items(w, err));
     FC_TRY(write_pickle(w, err));

@@ -78,9 +78,7 @@ static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned c
         }
     }
     uint32_t *sorted = fc_arena_alloc(arena, f->nfiles * sizeof *sorted), next = 0;
-    if (!sorted) {
-        return fc_no_memory(err, f->directory);
-    }
+    FC_NEED(sorted, err, f->directory);
     memcpy(sorted, f->ranks, f->nfiles * sizeof *sorted);
     qsort(sorted, f->nfiles, sizeof *sorted, compare_file_numbers);
     for (size_t i = 0; i < f->nfiles; i++) {
@@ -206,17 +204,13 @@ fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *optio
         return fc_fail(err, FC_EUSAGE, "%s: this is one rank's shard file; give the path of its directory", path);
     }
     out->directory = name == path ? "." : fc_arena_strndup(arena, path, (size_t)(name - path));
-    if (!out->directory) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(out->directory, err, path);
     if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
         FC_TRY(read_index(checkpoint, path, options, out, err));
         return options->follow_external ? FC_OK : fc_st_check_links(out, err);
     }
     fc_file *file = fc_arena_calloc(arena, 1, sizeof *file);
-    if (!file) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(file, err, path);
     *file = (fc_file){path, name};
     out->files = file;
     out->nfiles = 1;

@@ -138,9 +138,7 @@ static fc_code set_groups(fc_arena *arena, st_names *l, const char *directory, f
     for (size_t i = 0; grouped && i < l->count; i++) {
         grouped = counted_group(arena, l->names[i], &l->groups[i]);
     }
-    if (!all || !patterns || !grouped || !count_numbers(arena, l, all, patterns)) {
-        return fc_no_memory(err, directory);
-    }
+    FC_NEED(all && patterns && grouped && count_numbers(arena, l, all, patterns), err, directory);
     for (size_t i = 0; i < l->count; i++) {
         const char *pattern = all[i].pattern;
         const numbers *n = pattern ? &all[fc_name_table_find(patterns, pattern, strlen(pattern))] : NULL;
@@ -160,9 +158,7 @@ static fc_code add_name(fc_arena *arena, const char *directory, const char *name
     const char *copy = fc_arena_strndup(arena, name, strlen(name));
     const bool room = index ? fc_grow(&out->indexes, &out->index_capacity, out->nindexes + 1, sizeof *out->indexes)
                             : fc_grow(&out->names, &out->capacity, out->count + 1, sizeof *out->names);
-    if (!copy || !room) {
-        return fc_no_memory(err, directory);
-    }
+    FC_NEED(copy && room, err, directory);
     *(index ? &out->indexes[out->nindexes++] : &out->names[out->count++]) = copy;
     return FC_OK;
 }
@@ -256,9 +252,7 @@ static fc_code add_index(const lister *l, const char *index) {
     st_files files = {.directory = l->directory};
     fc_error ignored;
     const char *path = fc_arena_printf(arena, "%s/%s", l->directory, index), *first = index;
-    if (!path) {
-        return fc_no_memory(l->err, l->directory);
-    }
+    FC_NEED(path, l->err, l->directory);
     if (is_plain_index(l, index)) {
         mark_all(l);
         return fc_listing_add(l->out, index, l->names.names[0], role_of(index), l->err);

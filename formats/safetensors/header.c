@@ -75,9 +75,7 @@ static fc_code read_shape(const header_reader *r, const json_t *value, st_entry 
                        FC_MAX_DIMS);
     }
     e->shape = fc_arena_alloc(r->arena, (n + 1) * sizeof *e->shape);
-    if (!e->shape) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(e->shape, r->err, r->path);
     for (size_t i = 0; i < n; i++) {
         if (!read_number(json_array_get(value, i), &e->shape[i])) {
             return entry_fail(r, e->name, "a size in its shape is not an integer of at least 0");
@@ -109,9 +107,7 @@ static fc_code check_span(const header_reader *r, const st_entry *e) {
 static fc_code read_entry(header_reader *r, const char *name, const json_t *value) {
     st_entry e = {.name = fc_arena_strndup(r->arena, name, strlen(name))};
     int64_t begin, end;
-    if (!e.name) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(e.name, r->err, r->path);
     if (!json_is_object(value)) {
         return entry_fail(r, name, "its entry in the header is not a JSON object");
     }
@@ -125,9 +121,7 @@ static fc_code read_entry(header_reader *r, const char *name, const json_t *valu
     e.begin = (uint64_t)begin;
     e.end = (uint64_t)end;
     FC_TRY(check_span(r, &e));
-    if (!fc_grow(&r->out->entries, &r->entries_capacity, r->out->nentries + 1, sizeof e)) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(fc_grow(&r->out->entries, &r->entries_capacity, r->out->nentries + 1, sizeof e), r->err, r->path);
     r->out->entries[r->out->nentries++] = e;
     return FC_OK;
 }
@@ -140,9 +134,8 @@ static fc_code read_pair(header_reader *r, const char *key, const json_t *value)
     }
     st_pair pair = {fc_arena_strndup(r->arena, key, strlen(key)),
                     fc_arena_strndup(r->arena, json_string_value(value), json_string_length(value))};
-    if (!pair.key || !pair.value || !fc_grow(&r->out->pairs, &r->pairs_capacity, r->out->npairs + 1, sizeof pair)) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(pair.key && pair.value && fc_grow(&r->out->pairs, &r->pairs_capacity, r->out->npairs + 1, sizeof pair),
+            r->err, r->path);
     r->out->pairs[r->out->npairs++] = pair;
     return FC_OK;
 }
@@ -342,9 +335,7 @@ static fc_code read_text(const header_reader *r, char **text, uint64_t *size) {
     }
     *size += ST_LENGTH_BYTES;
     *text = malloc((size_t)*size + 1);
-    if (!*text) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(*text, r->err, r->path);
     return fc_pread_full(r->fd, *text, (size_t)*size, r->out->start, r->path, r->err);
 }
 

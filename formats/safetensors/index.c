@@ -34,10 +34,9 @@ static fc_code add_mapped(void *context, const char *name, json_t *value, fc_err
                        "%s: tensor %.256s: the file name %.128s leads out of the checkpoint: the index may be hostile",
                        r->path, name, file);
     }
-    if (!fc_grow(&r->out->map, &r->capacity, r->count + 1, sizeof *r->out->map) ||
-        !fc_grow(&r->files, &r->files_capacity, r->count + 1, sizeof *r->files)) {
-        return fc_no_memory(err, r->path);
-    }
+    FC_NEED(fc_grow(&r->out->map, &r->capacity, r->count + 1, sizeof *r->out->map) &&
+                fc_grow(&r->files, &r->files_capacity, r->count + 1, sizeof *r->files),
+            err, r->path);
     r->out->map[r->count].name = fc_arena_strndup(r->arena, name, strlen(name));
     /* Most tensors are in the same file as the one before. */
     bool same = r->count > 0 && strcmp(r->files[r->count - 1], file) == 0;
@@ -56,9 +55,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
     st_files *out = r->out;
     const char **names = calloc(r->count + 1, sizeof *names);
     size_t n = 0;
-    if (!names) {
-        return fc_no_memory(err, r->path);
-    }
+    FC_NEED(names, err, r->path);
     memcpy(names, r->files, r->count * sizeof *names);
     fc_sort_texts(names, r->count);
     for (size_t i = 0; i < r->count; i++) {
@@ -75,9 +72,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
         out->map[i].file = (uint32_t)fc_find_text(names, n, r->files[i]);
     }
     free(names);
-    if (!good) {
-        return fc_no_memory(err, r->path);
-    }
+    FC_NEED(good, err, r->path);
     const char *slash = strrchr(r->path, '/');
     files[n] = (fc_file){r->path, slash ? slash + 1 : r->path};
     out->files = files;

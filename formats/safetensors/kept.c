@@ -38,9 +38,7 @@ static fc_code read_numbers(const kept_reader *a, const json_t *list, size_t cou
         return FC_OK;
     }
     int64_t *numbers = fc_arena_alloc(a->arena, (count + 1) * sizeof *numbers);
-    if (!numbers) {
-        return fc_no_memory(err, a->path);
-    }
+    FC_NEED(numbers, err, a->path);
     for (size_t i = 0; i < count; i++) {
         const json_t *item = json_array_get(list, i);
         numbers[i] = (int64_t)json_integer_value(item);
@@ -105,9 +103,7 @@ static fc_code read_path(const kept_reader *a, const json_t *list, const fc_path
         return FC_OK;
     }
     fc_path_element *elements = fc_arena_calloc(a->arena, *count, sizeof *elements);
-    if (!elements) {
-        return fc_no_memory(err, a->path);
-    }
+    FC_NEED(elements, err, a->path);
     for (size_t i = 0; i < *count; i++) {
         FC_TRY(read_element(a, json_array_get(list, i), &elements[i], err));
         if (!elements[i].key) {

@@ -109,9 +109,7 @@ static fc_code add_chunks(const st_reader *o, const group *g, int64_t *shape, fc
     fc_chunk *chunks = fc_arena_calloc(o->checkpoint->arena, g->count, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(o->checkpoint->arena, g->count, (2 * ndim + 1) * sizeof *dims);
     bool digests = true;
-    if (!chunks || !dims) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(chunks && dims, err, o->checkpoint->path);
     for (size_t i = 0; i < g->count; i++) {
         const occurrence *at = &g->items[i];
         const st_header *header = &o->headers[at->file];
@@ -149,9 +147,7 @@ static fc_code set_placements(const st_reader *o, const st_entry *e, fc_tensor *
         return FC_OK;
     }
     fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)count, sizeof *placements);
-    if (!placements) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(placements, err, o->checkpoint->path);
     if (!fc_placements_parse(e->placements, count, placements)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the placements %.128s do not fit the mesh",
                        o->checkpoint->path, e->name, e->placements);
@@ -169,9 +165,7 @@ static fc_code build_tensor(const st_reader *o, const group *g, fc_tensor *t, fc
                        o->files.files[g->items[1].file].name);
     }
     int64_t *shape = fc_arena_calloc(o->checkpoint->arena, (size_t)first->ndim, sizeof *shape);
-    if (!shape) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(shape, err, o->checkpoint->path);
     *t = (fc_tensor){.name = first->name, .dtype = first->dtype, .ndim = first->ndim, .shape = shape};
     if (first->global && o->files.kind == ST_SHARDS) {
         memcpy(shape, first->global, (size_t)first->ndim * sizeof *shape);
@@ -201,9 +195,7 @@ static fc_code build_groups(st_reader *o, const occurrence *all, size_t n, group
         qsort(groups, count, sizeof *groups, compare_group_orders);
     }
     o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
-    if (!o->tensors) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(o->tensors, err, o->checkpoint->path);
     for (size_t i = 0; i < count; i++) {
         FC_TRY(build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err));
     }

@@ -80,9 +80,7 @@ static fc_code list_object(st_reader *o, const char *name, const char *encoding,
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_path_element *flat = fc_arena_calloc(arena, 1, sizeof *flat);
-    if (!object || !kept || !chunk || !dims || !flat) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(object && kept && chunk && dims && flat, err, o->checkpoint->path);
     *kept = *content;
     *flat = (fc_path_element){name, false};
     object->encoding = encoding;
@@ -125,9 +123,7 @@ static fc_code decode(object_parser *p, const json_t *value, fc_error *err) {
         return FC_OK;
     }
     unsigned char *bytes = fc_arena_alloc(p->arena, length / 4 * 3 + 1);
-    if (!bytes) {
-        return fc_no_memory(err, p->file);
-    }
+    FC_NEED(bytes, err, p->file);
     p->content.bytes = bytes;
     p->has_data = fc_base64_decode(json_string_value(value), length, bytes, &p->content.size);
     return FC_OK;
@@ -238,9 +234,7 @@ static fc_code read_foreign(st_reader *o, fc_error *err) {
     size_t n;
     char *text = NULL;
     const fc_path flat = {NULL, 0};
-    if (!gather(o, is_foreign, &members, &n)) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(gather(o, is_foreign, &members, &n), err, o->checkpoint->path);
     fc_code rc = FC_OK;
     if (n > 0 || o->files.index_metadata) {
         json_t *root = join_all(o, members, n);

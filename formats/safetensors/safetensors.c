@@ -202,9 +202,7 @@ static fc_code set_producer(st_reader *o, fc_error *err) {
     const char *version = fc_st_header_value(first, ST_VERSION);
     bool good;
     o->checkpoint->note = make_note(o, &good);
-    if (!good) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(good, err, o->checkpoint->path);
     if (version && strspn(version, "0123456789.abcdevrpost+-") == strlen(version)) { /* safe to print */
         o->checkpoint->producer = fc_arena_printf(o->checkpoint->arena, "fsdpckpt %.64s", version);
         return o->checkpoint->producer ? FC_OK : fc_no_memory(err, o->checkpoint->path);
@@ -244,9 +242,8 @@ static fc_code open_header(void *context, size_t index, void *slot, fc_error *er
 static fc_code take_header(void *context, size_t index, void *slot, fc_error *err) {
     st_reader *o = context;
     new_header *new = slot;
-    if (!fc_st_header_keep(o->checkpoint->arena, &new->header, index > 0 ? &o->headers[index - 1] : NULL)) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(fc_st_header_keep(o->checkpoint->arena, &new->header, index > 0 ? &o->headers[index - 1] : NULL), err,
+            o->checkpoint->path);
     o->headers[index] = new->header;
     new->header = (st_header){0};
     return fc_progress_count(o->options->progress, 1, err);
@@ -263,9 +260,7 @@ static fc_code read_headers(st_reader *o, fc_error *err) {
     o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
     FC_TRY(fc_identities_take(o->checkpoint, o->options, err));
     o->headers = calloc(o->files.nfiles, sizeof *o->headers);
-    if (!o->headers) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(o->headers, err, o->checkpoint->path);
     const fc_file_opener how = {.count = o->files.nfiles,
                                 .slot_size = sizeof(new_header),
                                 .context = o,
@@ -285,9 +280,7 @@ static fc_code read_headers(st_reader *o, fc_error *err) {
 static fc_code keep_states(const st_reader *o, fc_error *err) {
     st_state *state = fc_arena_alloc(o->checkpoint->arena, sizeof *state);
     unsigned char *states = fc_arena_alloc(o->checkpoint->arena, o->files.nfiles + 1);
-    if (!state || !states) {
-        return fc_no_memory(err, o->checkpoint->path);
-    }
+    FC_NEED(state && states, err, o->checkpoint->path);
     for (size_t f = 0; f < o->files.nfiles; f++) {
         states[f] = (unsigned char)o->headers[f].state;
     }

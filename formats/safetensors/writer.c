@@ -142,9 +142,7 @@ fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *wr
         w->file_of = calloc(target->ntensors + 1, sizeof *w->file_of);
         w->nfiles = count_full_files(target);
     }
-    if (!w || !w->staging || !w->common.foreign || !w->file_of) {
-        return fc_no_memory(err, staging);
-    }
+    FC_NEED(w && w->staging && w->common.foreign && w->file_of, err, staging);
     return gather_foreign(w, err);
 }
 

@@ -138,9 +138,7 @@ static fc_code read_shape(const schema_reader *r, const json_t *value, fc_tensor
         return entry_fail(r, t->name, FC_EUNSUPPORTED, ": more than %d dimensions", FC_MAX_DIMS);
     }
     int64_t *shape = fc_arena_alloc(r->checkpoint->arena, n * sizeof *shape);
-    if (!shape) {
-        return fc_no_memory(r->err, r->checkpoint->path);
-    }
+    FC_NEED(shape, r->err, r->checkpoint->path);
     for (size_t i = 0; i < n; i++) {
         if (!read_count(json_array_get(value, i), &shape[i])) {
             return entry_fail(r, t->name, FC_ECORRUPT,
@@ -186,9 +184,7 @@ static fc_code read_path(const schema_reader *r, const json_t *value, fc_tensor 
         return entry_fail(r, t->name, FC_EUNSUPPORTED, ": the path has more than %d elements", MAX_ELEMENTS);
     }
     fc_path_element *elements = fc_arena_alloc(r->checkpoint->arena, n * sizeof *elements);
-    if (!elements) {
-        return fc_no_memory(r->err, r->checkpoint->path);
-    }
+    FC_NEED(elements, r->err, r->checkpoint->path);
     elements[0] = (fc_path_element){.key = t->name};
     for (size_t i = 0; value && i < n; i++) {
         FC_TRY(read_element(r, value, i, t, &elements[i]));
@@ -319,9 +315,7 @@ static fc_code read_root(schema_reader *r, json_t *root) {
     size_t capacity =
         json_array_size(json_object_get(root, "tensors")) + json_array_size(json_object_get(root, "objects"));
     r->tensors = fc_arena_calloc(r->checkpoint->arena, capacity ? capacity : 1, sizeof *r->tensors);
-    if (!r->tensors) {
-        return fc_no_memory(r->err, r->checkpoint->path);
-    }
+    FC_NEED(r->tensors, r->err, r->checkpoint->path);
     json_object_foreach(root, key, value) {
         if (strcmp(key, "tensors") == 0 || strcmp(key, "objects") == 0) {
             FC_TRY(read_entries(r, key, value));
@@ -333,9 +327,7 @@ static fc_code read_root(schema_reader *r, json_t *root) {
 /* Sorting takes n log n for any names; a hash table can be slowed down by hostile ones. */
 static fc_code check_unique(const schema_reader *r) {
     const char **names = malloc((r->count ? r->count : 1) * sizeof *names);
-    if (!names) {
-        return fc_no_memory(r->err, r->checkpoint->path);
-    }
+    FC_NEED(names, r->err, r->checkpoint->path);
     for (size_t i = 0; i < r->count; i++) {
         names[i] = r->tensors[i].name;
     }
@@ -355,9 +347,7 @@ static fc_code schema_open(fc_checkpoint *checkpoint, const fc_open_options *opt
     json_t *root = NULL;
     (void)options;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
-    if (!file) {
-        return fc_no_memory(r.err, r.checkpoint->path);
-    }
+    FC_NEED(file, r.err, r.checkpoint->path);
     const char *slash = strrchr(checkpoint->path, '/');
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
     fc_code rc;

@@ -77,9 +77,7 @@ fc_code fc_listing_add(fc_listing *l, const char *name, const char *file, fc_lis
     if (l->count == l->capacity) {
         const size_t capacity = l->capacity ? 2 * l->capacity : 8;
         fc_listed *items = fc_arena_calloc(l->arena, capacity, sizeof *items);
-        if (!items) {
-            return fc_no_memory(err, name);
-        }
+        FC_NEED(items, err, name);
         if (l->count > 0) {
             memcpy(items, l->items, l->count * sizeof *items);
         }
@@ -295,9 +293,7 @@ fc_code fc_folder_report(const fc_checkpoint *checkpoint, const char *directory,
     shown_names left = {.count = 0};
     fc_error line;
     const fc_name_table *used = used_entries(checkpoint, directory, listing->arena);
-    if (!used) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(used, err, checkpoint->path);
     list_left(directory, listing, chosen, used, &left);
     if (left.count > 0) {
         fc_fail(&line, FC_OK, "%s: reads %.60s, and not %s; to read another, give its path, such as '%s/%s'", directory,

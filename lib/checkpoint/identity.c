@@ -72,9 +72,7 @@ fc_code fc_identities_add_header(fc_checkpoint *checkpoint, const char *path, co
     }
     header *h = fc_arena_alloc(checkpoint->arena, sizeof *h);
     struct fc_identities *all = h ? new_identities(checkpoint) : NULL;
-    if (!all) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(all, err, checkpoint->path);
     *h = (header){all->headers, read_identity(path)};
     all->headers = h;
     for (size_t i = 0; i < all->count; i++) {
@@ -107,9 +105,7 @@ fc_code fc_identities_take(fc_checkpoint *checkpoint, const fc_open_options *opt
         return FC_OK;
     }
     struct fc_identities *all = new_identities(checkpoint);
-    if (!all) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(all, err, checkpoint->path);
     for (size_t i = 0; i < all->count; i++) {
         const identity *was = known(checkpoint, i);
         all->items[i] = was ? *was : read_identity(checkpoint->files[i].path);
@@ -128,9 +124,7 @@ static void join_headers(header **list, const struct fc_identities *part) {
 fc_code fc_identities_gather(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_t nparts, fc_error *err) {
     struct fc_identities *all = new_identities(checkpoint);
     size_t n = 0;
-    if (!all) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(all, err, checkpoint->path);
     for (size_t p = 0; p < nparts; p++) {
         for (size_t i = 0; i < parts[p].nfiles && n < all->count; i++) {
             const identity *was = known(&parts[p], i);
@@ -212,9 +206,7 @@ static fc_code add_identities(fc_checkpoint *made, size_t first, struct fc_ident
     }
     for (const header *h = source->identities ? source->identities->headers : NULL; h; h = h->next) {
         header *copy = fc_arena_alloc(made->arena, sizeof *copy);
-        if (!copy) {
-            return fc_no_memory(err, made->path);
-        }
+        FC_NEED(copy, err, made->path);
         *copy = (header){all->headers, h->file};
         all->headers = copy;
     }
@@ -228,9 +220,7 @@ fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *
         n += sources[i]->nfiles;
     }
     fc_file *files = fc_arena_calloc(made->arena, n + 1, sizeof *files);
-    if (!files) {
-        return fc_no_memory(err, made->path);
-    }
+    FC_NEED(files, err, made->path);
     n = 0;
     if (own) {
         files[n++] = *own;
@@ -243,9 +233,7 @@ fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *
     made->files = files;
     made->nfiles = n;
     struct fc_identities *all = new_identities(made);
-    if (!all) {
-        return fc_no_memory(err, made->path);
-    }
+    FC_NEED(all, err, made->path);
     n = own ? 1 : 0;
     for (size_t i = 0; i < count; i++) {
         FC_TRY(add_identities(made, n, all, sources[i], err));

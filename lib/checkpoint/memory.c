@@ -48,9 +48,7 @@ static fc_code memory_object_json(const fc_checkpoint *checkpoint, const fc_tens
     const fc_memory_chunk *from = object->detail;
     size_t size = (size_t)object->shape[0];
     unsigned char *bytes = malloc(size + 1);
-    if (!bytes) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(bytes, err, checkpoint->path);
     if (size > 0) {
         memcpy(bytes, from->data, size);
     }
@@ -90,9 +88,7 @@ static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chun
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
     int64_t *strides = fc_arena_calloc(arena, n, sizeof *strides);
     const fc_memory_chunk *given = &t->chunks[index];
-    if (!dims || !strides) {
-        return fc_no_memory(err, t->name);
-    }
+    FC_NEED(dims && strides, err, t->name);
     if (n > 0) {
         memcpy(dims, given->offsets, n * sizeof *dims);
         memcpy(dims + n, given->sizes, n * sizeof *dims);
@@ -134,9 +130,7 @@ static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_o
     }
     if (encoding) {
         fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
-        if (!object) {
-            return fc_no_memory(err, t->name);
-        }
+        FC_NEED(object, err, t->name);
         object->encoding = encoding->name;
         *out = object;
     }
@@ -153,9 +147,7 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
     int64_t *shape = copy_array(arena, t->shape, (size_t)t->ndim, sizeof *shape);
     fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks, sizeof *chunks);
     fc_memory_chunk *own = fc_arena_calloc(arena, t->nchunks, sizeof *own);
-    if (!name || !shape || !chunks || !own) {
-        return fc_no_memory(err, t->name);
-    }
+    FC_NEED(name && shape && chunks && own, err, t->name);
     FC_TRY(add_object(t, arena, &object, err));
     size_t count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
@@ -186,9 +178,7 @@ static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *te
     fc_arena *arena = checkpoint->arena;
     fc_tensor *made = fc_arena_calloc(arena, count, sizeof *made);
     fc_name_table *names = fc_name_table_new(arena, count);
-    if (!made || !names) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(made && names, err, checkpoint->path);
     for (size_t i = 0; i < count; i++) {
         FC_TRY_CONTEXT(add_named(&tensors[i], arena, i, names, &made[i], err), err, "%s", checkpoint->path);
     }
@@ -241,9 +231,7 @@ fc_code fc_memory_set_layout(fc_checkpoint *checkpoint, const fc_mesh *mesh, con
     size_t count = checkpoint->ntensors, width = (size_t)mesh->ndim;
     fc_tensor *tensors = copy_array(checkpoint->arena, checkpoint->tensors, count, sizeof *tensors);
     fc_placement *kept = copy_array(checkpoint->arena, placements, count * width, sizeof *kept);
-    if (!tensors || !kept) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(tensors && kept, err, checkpoint->path);
     for (size_t i = 0; i < count; i++) {
         tensors[i].placements = kept + i * width;
     }

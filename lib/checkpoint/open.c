@@ -131,9 +131,7 @@ static fc_code locate(const char *path, const fc_format *only, source *s, fc_err
     struct stat st;
     s->listing.arena = fc_arena_new();
     s->path = s->listing.arena ? clean_path(s->listing.arena, path) : NULL;
-    if (!s->path) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(s->path, err, path);
     if (stat(path, &st) == 0) {
         return S_ISDIR(st.st_mode) ? look_into(s, NULL, only, err) : look_at_file(s, only, err);
     }

@@ -50,9 +50,7 @@ fc_code fc_note_other_files(fc_checkpoint *checkpoint, const char *directory, fc
     fc_name_table *known = fc_name_table_new(arena, checkpoint->nfiles + 1);
     char first[NAME_MAX + 1] = "";
     size_t count = 0;
-    if (!known) {
-        return fc_no_memory(err, directory);
-    }
+    FC_NEED(known, err, directory);
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         fc_name_table_put(known, checkpoint->files[i].name, strlen(checkpoint->files[i].name), i);
     }

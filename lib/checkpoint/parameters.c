@@ -5,6 +5,7 @@
 #include "checkpoint/parameters.h"
 
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
 #include <stdlib.h>
@@ -159,9 +160,7 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
                      fc_error *err) {
     candidate *sorted = calloc(count + 1, sizeof *sorted);
     size_t n = 0;
-    if (!sorted) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(sorted, err, NULL);
     for (size_t i = 0; i < count; i++) {
         same_as[i] = i;
     }

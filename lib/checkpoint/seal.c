@@ -57,9 +57,7 @@ fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *o
     out->files = fc_arena_calloc(arena, out->nfiles + 1, sizeof *out->files);
     out->crc64 = fc_arena_calloc(arena, checkpoint->ntensors + 1, sizeof *out->crc64);
     out->has = fc_arena_calloc(arena, checkpoint->ntensors + 1, sizeof *out->has);
-    if (!out->files || !out->crc64 || !out->has) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(out->files && out->crc64 && out->has, err, checkpoint->path);
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         out->files[i].name = checkpoint->files[i].name;
         out->files[i].path = checkpoint->files[i].path;

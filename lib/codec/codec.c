@@ -13,6 +13,7 @@
  * deflate's whole window decides where to take the sample.
  */
 #include "codec/codec.h"
+#include "fsdpckpt/try.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -358,9 +359,7 @@ static fc_code inflate_zlib(const unsigned char *in, size_t in_size, unsigned ch
 static fc_code inflate_isal(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size,
                             fc_error *err) {
     struct inflate_state *state = malloc(sizeof *state);
-    if (!state) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(state, err, NULL);
     isal_inflate_init(state);
     state->crc_flag = ISAL_ZLIB; /* parses the header and checks the Adler-32 at the end */
     state->next_in = (uint8_t *)in;

@@ -171,9 +171,7 @@ static fc_code make_chunks(fc_tensor *tensor, size_t chunk_size, fc_list_budget 
     }
     fc_chunk *chunks = fc_arena_calloc(arena, n, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(arena, n, 2 * (size_t)tensor->ndim * sizeof *dims);
-    if (!chunks || !dims) {
-        return fc_no_memory(err, tensor->name);
-    }
+    FC_NEED(chunks && dims, err, tensor->name);
     fc_tiles_begin(&tiles, &whole, (int64_t)(chunk_size / element), 1);
     for (size_t i = 0; i < n && fc_tiles_next(&tiles, &tile); i++, dims += 2 * tensor->ndim) {
         memcpy(dims, tile.offsets, (size_t)tensor->ndim * sizeof *dims);
@@ -201,18 +199,14 @@ static size_t chunk_bytes(const fc_names *names) {
 static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_error *err) {
     const fc_average *a = average->state;
     fc_tensor *tensors = fc_arena_calloc(average->arena, names[0].count, sizeof *tensors);
-    if (!tensors) {
-        return fc_no_memory(err, average->path);
-    }
+    FC_NEED(tensors, err, average->path);
     fc_list_budget lists;
     fc_list_budget_begin(&lists, a->base.sources, a->base.count);
     size_t chunk_size = chunk_bytes(&names[0]);
     for (size_t t = 0; t < names[0].count; t++) {
         fc_average_inputs *of = fc_arena_calloc(average->arena, 1, sizeof *of);
         const fc_tensor **inputs = fc_arena_calloc(average->arena, a->base.count, sizeof *inputs);
-        if (!of || !inputs) {
-            return fc_no_memory(err, average->path);
-        }
+        FC_NEED(of && inputs, err, average->path);
         for (size_t i = 0; i < a->base.count; i++) {
             inputs[i] = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
         }
@@ -235,9 +229,7 @@ static fc_code make_weights(fc_average *a, const double *weights, fc_arena *aren
         return FC_OK;
     }
     double *own = fc_arena_calloc(arena, a->base.count, sizeof *own);
-    if (!own) {
-        return fc_no_memory(err, a->base.sources[0]->path);
-    }
+    FC_NEED(own, err, a->base.sources[0]->path);
     for (size_t i = 0; i < a->base.count; i++) {
         sum += weights[i];
     }
@@ -256,9 +248,7 @@ static fc_code fill_average(fc_checkpoint *average, fc_checkpoint *const *source
     fc_arena *arena = average->arena;
     fc_average *a = average->state;
     fc_names *names = fc_arena_calloc(arena, count, sizeof *names);
-    if (!names) {
-        return fc_no_memory(err, average->path);
-    }
+    FC_NEED(names, err, average->path);
     average->mesh = sources[0]->mesh;
     average->producer = NULL;
     FC_TRY(make_weights(a, options->weights, arena, err));

@@ -90,9 +90,7 @@ static fc_code compare_bytes(const fc_checkpoint *a, const fc_tensor *x, const f
     fc_tiles tiles;
     fc_tile tile;
     fc_source_crc *sum_x = NULL, *sum_y = NULL;
-    if (!buf) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(buf, err, NULL);
     fc_code rc;
     FC_TRY_GOTO(fc_source_crc_new(a, x, 1, &sum_x, err), rc, out);
     FC_TRY_GOTO(fc_source_crc_new(b, y, 1, &sum_y, err), rc, out);

@@ -166,9 +166,7 @@ static fc_code fill_derived(fc_checkpoint *made, fc_arena *arena, const fc_deriv
     fc_derived *d = fc_arena_calloc(arena, 1, kind->size);
     fc_checkpoint **copies = fc_arena_calloc(arena, count, sizeof *copies);
     fc_source_crc **crcs = fc_arena_calloc(arena, 2 * count, sizeof *crcs);
-    if (!d || !copies || !crcs) {
-        return fc_no_memory(err, first->path);
-    }
+    FC_NEED(d && copies && crcs, err, first->path);
     memcpy(copies, sources, count * sizeof *copies);
     d->kind = kind;
     d->sources = copies;

@@ -98,9 +98,7 @@ static bool is_candidate(const search *s, const fc_flat_member *m, candidate *c)
 static fc_code list_candidates(search *s) {
     const fc_flat_model *model = s->f->out;
     size_t *of = fc_arena_calloc(s->arena, model->nmembers + 1, sizeof *of); /* index + 1 of each member's candidate */
-    if (!of) {
-        return fc_no_memory(s->f->err, s->f->source->path);
-    }
+    FC_NEED(of, s->f->err, s->f->source->path);
     for (size_t k = 0; k < s->unit->nbelow; k++) {
         const fc_flat_member *m = &model->members[s->unit->below[k]];
         candidate *c = &s->all[s->count];
@@ -161,9 +159,7 @@ static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
     *same = false;
     if (!c->bytes) {
         c->bytes = fc_arena_alloc(s->arena, (size_t)count * element);
-        if (!c->bytes) {
-            return fc_no_memory(s->f->err, s->f->source->path);
-        }
+        FC_NEED(c->bytes, s->f->err, s->f->source->path);
         FC_TRY(read_run(s, c->view, 0, count, c->bytes));
     }
     FC_TRY(read_run(s, s->unit->tensor, first, count, there));
@@ -353,9 +349,7 @@ static fc_code make_layout(const search *s, fc_flat_unit *u, bool padded) {
     size_t *index_of = fc_arena_calloc(s->arena, s->count, sizeof *index_of);
     u->members = fc_arena_calloc(f->arena, s->count, sizeof *u->members);
     u->nmembers = 0;
-    if (!descs || !index_of || !u->members) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(descs && index_of && u->members, f->err, f->source->path);
     for (size_t i = 0; i < s->count; i++) {
         const candidate *c = &s->all[i];
         fc_flat_member *m = &f->out->members[c->member];
@@ -420,9 +414,7 @@ static fc_code fit(search *s, fc_flat_unit *u) {
     s->decisions = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->decisions);
     s->way = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->way);
     s->rest = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->rest);
-    if (!s->all || !s->decisions || !s->way || !s->rest) {
-        return fc_no_memory(s->f->err, s->f->source->path);
-    }
+    FC_NEED(s->all && s->decisions && s->way && s->rest, s->f->err, s->f->source->path);
     if (fc_dtype_get(u->tensor->dtype)->cls != FC_CLASS_FLOAT) {
         return fc_fail(s->f->err, FC_EUSAGE, "has dtype %s, which a flat parameter cannot have",
                        fc_dtype_get(u->tensor->dtype)->torch_name);

@@ -110,15 +110,11 @@ static fc_code list_model(order_search *o) {
     o->tensors = fc_arena_calloc(o->arena, n, sizeof *o->tensors);
     o->same_as = fc_arena_calloc(o->arena, n, sizeof *o->same_as);
     o->found = fc_arena_calloc(o->arena, n, sizeof *o->found);
-    if (!o->names || !o->tensors || !o->same_as || !o->found) {
-        return fc_no_memory(o->err, o->model->path);
-    }
+    FC_NEED(o->names && o->tensors && o->same_as && o->found, o->err, o->model->path);
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &o->model->tensors[i];
         const char *key = fc_state_key(t), *name = fc_unwrapped(o->arena, key, strlen(key));
-        if (!name) {
-            return fc_no_memory(o->err, o->model->path);
-        }
+        FC_NEED(name, o->err, o->model->path);
         o->tensors[i] = t;
         if (is_ordered(t, t->name)) {
             fc_name_table_put(o->names, name, strlen(name), i);
@@ -142,9 +138,7 @@ static fc_code find_place(const order_search *o, const fc_target *target, size_t
     const fc_target_tensor *w = &target->tensors[i];
     const char *key = w->path.count > 0 ? w->path.elements[w->path.count - 1].key : w->name;
     const char *name = fc_unwrapped(o->arena, key, strlen(key));
-    if (!name) {
-        return fc_no_memory(o->err, o->model->path);
-    }
+    FC_NEED(name, o->err, o->model->path);
     size_t at = fc_name_table_find(o->names, name, strlen(name));
     *out = (sorted_tensor){.order = SIZE_MAX, .index = i, .tensor = *w};
     if (!is_ordered(w->source, w->name)) {
@@ -167,10 +161,7 @@ static fc_code check_ties(const order_search *o, const fc_checkpoint *source, co
     const fc_tensor **tensors = calloc(count + 1, sizeof *tensors);
     size_t *same_as = calloc(count + 1, sizeof *same_as);
     fc_code rc;
-    if (!tensors || !same_as) {
-        rc = fc_no_memory(o->err, o->model->path);
-        goto out;
-    }
+    FC_TRY_GOTO(tensors && same_as ? FC_OK : fc_no_memory(o->err, o->model->path), rc, out);
     for (size_t i = 0; i < count; i++) {
         tensors[i] = all[i].tensor.source;
     }

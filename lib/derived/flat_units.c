@@ -91,9 +91,7 @@ static fc_code add_unit(finder *f, size_t index, size_t len) {
     const fc_tensor *t = &f->source->tensors[index];
     fc_flat_unit *u = &f->out->units[f->out->nunits];
     *u = (fc_flat_unit){.tensor = t, .index = index, .module = fc_unwrapped(f->arena, fc_state_key(t), len)};
-    if (!u->module) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(u->module, f->err, f->source->path);
     size_t there = fc_name_table_put(f->units, u->module, strlen(u->module), f->out->nunits);
     if (there != f->out->nunits) {
         return fc_fail(f->err, FC_EUNSUPPORTED,
@@ -112,9 +110,7 @@ static fc_code find_units(finder *f) {
     f->out->units = fc_arena_calloc(f->arena, source->ntensors, sizeof *f->out->units);
     f->units = fc_name_table_new(f->arena, source->ntensors);
     f->stored = fc_name_table_new(f->arena, source->ntensors);
-    if (!f->out->units || !f->units || !f->stored) {
-        return fc_no_memory(f->err, source->path);
-    }
+    FC_NEED(f->out->units && f->units && f->stored, f->err, source->path);
     for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
         if (is_flat(f, t, &module)) {
@@ -169,9 +165,7 @@ static fc_code add_member(const finder *f, const fc_tensor *t, fc_name_table *na
                           .key = fc_arena_strndup(f->arena, key, strlen(key)),
                           .fqn = fc_unwrapped(f->arena, key, strlen(key)),
                           .same_as = f->out->nmembers};
-    if (!m->key || !m->fqn) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(m->key && m->fqn, f->err, f->source->path);
     if (fc_name_table_put(names, m->fqn, strlen(m->fqn), f->out->nmembers) != f->out->nmembers) {
         return fc_fail(f->err, FC_EUSAGE, "%s: two of its names are '%.256s' without wrapper components",
                        f->model->path, m->fqn);
@@ -187,10 +181,7 @@ static fc_code tie_members(const finder *f) {
     const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
     size_t *same_as = calloc(n + 1, sizeof *same_as);
     fc_code rc;
-    if (!tensors || !same_as) {
-        rc = fc_no_memory(f->err, f->source->path);
-        goto out;
-    }
+    FC_TRY_GOTO(tensors && same_as ? FC_OK : fc_no_memory(f->err, f->source->path), rc, out);
     for (size_t i = 0; i < n; i++) {
         tensors[i] = f->out->members[i].tensor;
     }
@@ -208,9 +199,7 @@ out:
 static fc_code group_members(const finder *f) {
     fc_flat_model *out = f->out;
     size_t *room = fc_arena_calloc(f->arena, out->nmembers + 1, sizeof *room), used = 0;
-    if (!room) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(room, f->err, f->source->path);
     for (size_t i = 0; i < out->nmembers; i++) {
         if (out->members[i].unit != SIZE_MAX) {
             out->units[out->members[i].unit].nbelow++;
@@ -235,9 +224,7 @@ static fc_code find_members(finder *f) {
     const fc_tensor *dict = dict_of_model(f);
     fc_name_table *names = fc_name_table_new(f->arena, model->ntensors + 1);
     f->out->members = fc_arena_calloc(f->arena, model->ntensors + 1, sizeof *f->out->members);
-    if (!names || !f->out->members) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(names && f->out->members, f->err, f->source->path);
     for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
         if (!is_candidate(t)) {

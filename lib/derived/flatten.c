@@ -104,9 +104,7 @@ fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value) {
 fc_code fc_flatten_keep(fc_flattener *f, const fc_target_tensor *w) {
     fc_flat_value *value;
     fc_tensor *t = fc_flatten_add(f, &value);
-    if (!t) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(t, f->err, f->source->path);
     *t = *w->source;
     t->detail = value;
     t->placements = NULL; /* they refer to a mesh that the other tensors do not have */
@@ -129,9 +127,7 @@ static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_targe
     fqn = strlen(fqn) + 1 > skip ? fqn + skip : "";
     char *key = path ? fc_arena_printf(arena, "%s%s_flat_param", fqn, *fqn ? "." : "") : NULL;
     t->name = key ? fc_arena_printf(arena, "%s%s_flat_param", u->fqn, *u->fqn ? "." : "") : NULL;
-    if (!t->name) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(t->name, b->err, b->source->path);
     path[n - 1] = (fc_path_element){.key = key};
     t->path = (fc_path){path, n};
     return FC_OK;
@@ -144,9 +140,7 @@ fc_code fc_flatten_into_chunks(fc_flattener *f, fc_tensor *t, fc_flat_value *val
     int64_t shard = numel / f->ranks + (numel % f->ranks != 0);
     int64_t size = fc_dtype_size(t->dtype), chunk = CHUNK_BYTES / size, bytes;
     int64_t *shape = fc_arena_calloc(f->out->arena, 1, sizeof *shape);
-    if (!shape) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(shape, f->err, f->source->path);
     *shape = numel;
     t->ndim = 1;
     t->shape = shape;
@@ -162,9 +156,7 @@ fc_code fc_flatten_into_chunks(fc_flattener *f, fc_tensor *t, fc_flat_value *val
     size_t most = (size_t)shards * (size_t)per_shard, n = 0;
     fc_chunk *chunks = fc_arena_calloc(f->out->arena, most, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(f->out->arena, most, 2 * sizeof *dims);
-    if (!chunks || !dims) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(chunks && dims, f->err, f->source->path);
     for (int64_t at = 0, length; at < numel; at += length, dims += 2, n++) {
         int64_t rest = shard - at % shard;
         length = chunk < rest ? chunk : rest;
@@ -191,9 +183,7 @@ fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
 /* Finds the source tensors of a unit's parameters. */
 static fc_code find_params(const fc_flattener *b, const fc_unit *u, fc_flat_value *o) {
     o->params = fc_arena_calloc(b->out->arena, u->nparameters, sizeof *o->params);
-    if (!o->params) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(o->params, b->err, b->source->path);
     for (size_t i = 0; i < u->nparameters; i++) {
         o->params[i] = b->target->tensors[b->tree->parameters[u->parameters[i]].spec].source;
         FC_TRY(fc_flatten_check_whole(b, o->params[i]));
@@ -220,9 +210,7 @@ static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratc
 static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout *layout) {
     fc_flat_value *o = NULL;
     fc_tensor *t = fc_flatten_add(b, &o);
-    if (!t) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(t, b->err, b->source->path);
     FC_TRY(find_params(b, u, o));
     o->layout = *layout;
     t->dtype = layout->dtype;
@@ -243,9 +231,7 @@ static fc_code add_units(fc_flattener *b, fc_arena *scratch) {
     size_t count = b->units->count;
     const fc_unit **sorted = fc_arena_calloc(scratch, count, sizeof *sorted);
     fc_flat_layout *layouts = fc_arena_calloc(scratch, count, sizeof *layouts);
-    if (!sorted || !layouts) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(sorted && layouts, b->err, b->source->path);
     for (size_t u = 0; u < count; u++) {
         sorted[u] = &b->units->units[u];
     }
@@ -282,9 +268,7 @@ static fc_code add_values(fc_flattener *b, fc_arena *scratch) {
     const fc_target *target = b->target;
     bool *flat = fc_arena_calloc(scratch, target->ntensors, sizeof *flat);
     bool *state = fc_arena_calloc(scratch, target->ntensors, sizeof *state);
-    if (!flat || !state) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(flat && state, b->err, b->source->path);
     find_units(b, flat);
     fc_flatten_find_state(b, state);
     for (size_t i = 0; i < target->ntensors; i++) {
@@ -311,10 +295,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
     FC_TRY_GOTO(add_values(&b, scratch), rc, out);
     FC_TRY_GOTO(fc_derived_collect_crcs(made, err), rc, out);
     fc_tensor *tensors = fc_arena_calloc(made->arena, b.count, sizeof *tensors);
-    if (!tensors) {
-        rc = fc_no_memory(err, source->path);
-        goto out;
-    }
+    FC_TRY_GOTO(tensors ? FC_OK : fc_no_memory(err, source->path), rc, out);
     if (b.count > 0) {
         memcpy(tensors, b.tensors, b.count * sizeof *tensors);
     }

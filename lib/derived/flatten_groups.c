@@ -40,9 +40,7 @@ static fc_code make_slots(const fc_flattener *f, fc_optim *o) {
     size_t *unit_at = fc_arena_calloc(o->scratch, tree->nmodules, sizeof *unit_at);
     o->slots = fc_arena_calloc(o->scratch, f->units->count + tree->nparameters, sizeof *o->slots);
     o->slot_of = fc_arena_calloc(o->scratch, tree->nparameters, sizeof *o->slot_of);
-    if (!unit_at || !o->slots || !o->slot_of) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(unit_at && o->slots && o->slot_of, f->err, f->source->path);
     memset(o->slot_of, 0xff, tree->nparameters * sizeof *o->slot_of);
     for (size_t u = 0; u < f->units->count; u++) {
         const fc_unit *unit = &f->units->units[u];
@@ -144,15 +142,11 @@ static fc_code assign_numbers(const fc_flattener *f, fc_optim *o, const json_t *
         }
         json_int_t number = list ? json_integer_value(json_array_get(list, n)) : (json_int_t)n;
         const char *text = fc_arena_printf(o->scratch, "%lld", (long long)number);
-        if (!text) {
-            return fc_no_memory(f->err, f->source->path);
-        }
+        FC_NEED(text, f->err, f->source->path);
         fc_name_table_put(o->names, text, strlen(text), p);
         n++;
     }
-    if (!o->names) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(o->names, f->err, f->source->path);
     if (!list || n == size) {
         return FC_OK;
     }
@@ -243,9 +237,7 @@ fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
     FC_TRY(read_groups(f, o, groups));
     o->ngroups = groups > 0 ? groups : 1;
     o->members = fc_arena_calloc(o->scratch, o->ngroups, sizeof *o->members);
-    if (!o->members) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(o->members, f->err, f->source->path);
     for (size_t g = 0; g < o->ngroups; g++) {
         for (size_t i = 0; i < o->nslots; i++) {
             if (o->slots[i].group == g) {

@@ -121,15 +121,11 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     fc_flat_value *value;
     fc_tensor *t = fc_flatten_add(f, &value);
     int64_t padded;
-    if (!t) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(t, f->err, f->source->path);
     value->layout = *layout;
     value->params = fc_arena_calloc(f->out->arena, unit->nparameters, sizeof *value->params);
     t->dtype = run->target->source->dtype;
-    if (!value->params) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(value->params, f->err, f->source->path);
     FC_TRY(name_state(f, o, run, key, t));
     for (size_t i = 0, at = 0; i < count; i++) {
         const fc_tensor *s = run[i].target->source;
@@ -213,9 +209,7 @@ static size_t count_stateful(const entry *entries, size_t count, size_t *seen, s
 static fc_code add_entries(fc_flattener *f, const fc_optim *o, const entry *entries, size_t count,
                            const char *const *keys) {
     size_t *seen = fc_arena_calloc(o->scratch, f->tree->nparameters, sizeof *seen);
-    if (!seen) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(seen, f->err, f->source->path);
     for (size_t i = 0, last, end; i < count; i = last) {
         for (last = i + 1; last < count && entries[last].number == entries[i].number; last++) {
         }
@@ -235,10 +229,7 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
     const char **keys = fc_arena_calloc(o->scratch, n, sizeof *keys);
     fc_name_table *table = fc_name_table_new(o->scratch, n + 1);
     fc_code rc = FC_OK;
-    if (!entries || !keys || !table) {
-        rc = fc_no_memory(f->err, f->source->path);
-        goto out;
-    }
+    FC_TRY_GOTO(entries && keys && table ? FC_OK : fc_no_memory(f->err, f->source->path), rc, out);
     for (size_t i = 0; i < n; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name name = fc_optim_name_of(w);
@@ -268,9 +259,7 @@ static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_eleme
     fc_tensor *t = fc_flatten_add(f, &value);
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
-    if (!t || !dims || !chunk) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(t && dims && chunk, f->err, f->source->path);
     value->from = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
     dims[1] = (int64_t)strlen(json);
     *chunk = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
@@ -293,9 +282,7 @@ static fc_code add_list(fc_flattener *f, const fc_optim *o, size_t group) {
     }
     room = (sizeof number + 2) * o->members[group] + 3;
     char *json = fc_arena_alloc(f->out->arena, room);
-    if (!json) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(json, f->err, f->source->path);
     json[0] = '[';
     for (size_t i = 0; i < o->members[group]; i++) {
         used += (size_t)snprintf(json + used, room - used, "%s%zu", i > 0 ? ", " : "", first + i);
@@ -335,9 +322,7 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
 static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
     fc_name_table *seen = fc_name_table_new(o->scratch, f->target->ntensors + 1);
     size_t group = 0;
-    if (!seen) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(seen, f->err, f->source->path);
     for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name n;
@@ -360,9 +345,7 @@ static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
     size_t n = f->target->ntensors;
     bool *done = fc_arena_calloc(scratch, n, sizeof *done);
-    if (!done) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(done, f->err, f->source->path);
     for (size_t i = 0; i < n; i++) {
         fc_optim o = {.first = &f->target->tensors[i], .scratch = scratch};
         o.prefix = fc_optim_name_of(o.first);

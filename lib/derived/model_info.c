@@ -30,9 +30,7 @@ static fc_code read_list(const info_reader *r, const char *key, const json_t *va
 static fc_code read_shared(const info_reader *r, const json_t *value) {
     size_t count = json_array_size(value);
     const char *const **groups = fc_arena_calloc(r->arena, count + 1, sizeof *groups);
-    if (!groups) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(groups, r->err, r->path);
     bool good = json_is_array(value);
     for (size_t i = 0; i < count && good; i++) {
         const json_t *group = json_array_get(value, i);
@@ -91,10 +89,7 @@ fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_inf
     r.info = fc_arena_calloc(arena, 1, sizeof *r.info);
     r.classes = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *r.classes);
     fc_code rc = FC_OK;
-    if (!r.info || !r.classes) {
-        rc = fc_no_memory(err, path);
-        goto out;
-    }
+    FC_TRY_GOTO(r.info && r.classes ? FC_OK : fc_no_memory(err, path), rc, out);
     json_object_foreach(root, key, value) {
         FC_TRY_GOTO(read_member(&r, key, value), rc, out);
     }

@@ -69,9 +69,7 @@ typedef struct builder {
 /* Adds a value of the source unchanged. */
 static fc_code keep_value(builder *b, size_t index) {
     origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
-    if (!o || !b->tensors) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(o && b->tensors, b->err, b->source->path);
     o->from.tensor = &b->source->tensors[index];
     b->tensors[b->count] = *o->from.tensor;
     b->tensors[b->count].detail = o;
@@ -84,9 +82,7 @@ static fc_code keep_value(builder *b, size_t index) {
 static fc_code make_parameter(const builder *b, const fc_tensor *flat, const size_t *order, const fc_flat_param *p,
                               fc_tensor *t) {
     origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
-    if (!o) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(o, b->err, b->source->path);
     o->from = (fc_origin){.kind = FC_ORIGIN_PLACED, .tensor = flat};
     FC_TRY(fc_flat_boxes(flat, order, p, b->out->arena, t, &o->positions, b->err));
     t->detail = o;
@@ -115,9 +111,7 @@ static fc_code name_parameter(const builder *b, const fc_tensor *flat, const cha
 /* Makes one tensor per member of a unit, at the member's index in `made`. */
 static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
     size_t *order = fc_flat_order_chunks(u->tensor), param = 0;
-    if (!order) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(order, b->err, b->source->path);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < u->nmembers; i++) {
         const fc_flat_member *m = &model->members[u->members[i]];
@@ -143,9 +137,7 @@ static fc_code keep_as(builder *b, size_t index, const char *key) {
 /* Adds all values of a state dict, in the order of the model. */
 static fc_code add_dict(builder *b, const fc_flat_model *model) {
     fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
-    if (!made) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(made, b->err, b->source->path);
     fc_code rc = FC_OK;
     for (size_t u = 0; u < model->nunits; u++) {
         FC_TRY_GOTO(make_unit(b, model, &model->units[u], made), rc, out);
@@ -276,27 +268,21 @@ static fc_code add_values(builder *b, const fc_checkpoint *model, fc_arena *scra
     const fc_checkpoint *source = b->source;
     size_t ndicts = 0;
     flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
-    if (!dicts) {
-        return fc_no_memory(b->err, source->path);
-    }
+    FC_NEED(dicts, b->err, source->path);
     FC_TRY(find_dicts(b, model, scratch, dicts, &ndicts));
     for (size_t i = 0; i < source->ntensors; i++) {
         flat_dict *dict = dict_of(source, dicts, ndicts, i);
         bool added = false;
         if (dict && !dict->added) {
             dict->added = true;
-            if (!grow(b, dict->model.nmembers)) {
-                return fc_no_memory(b->err, source->path);
-            }
+            FC_NEED(grow(b, dict->model.nmembers), b->err, source->path);
             FC_TRY(add_dict(b, &dict->model));
         }
         if (!b->gone[i]) {
             FC_TRY(try_state(b, dicts, ndicts, i, scratch, &added));
         }
         if (!b->gone[i] && !added) {
-            if (!grow(b, 1)) {
-                return fc_no_memory(b->err, source->path);
-            }
+            FC_NEED(grow(b, 1), b->err, source->path);
             FC_TRY(keep_value(b, i));
         }
     }
@@ -306,9 +292,7 @@ static fc_code add_values(builder *b, const fc_checkpoint *model, fc_arena *scra
 static fc_code keep_tensors(const builder *b, fc_error *err) {
     fc_checkpoint *out = b->out;
     fc_tensor *kept = fc_arena_calloc(out->arena, b->count, sizeof *kept);
-    if (!kept) {
-        return fc_no_memory(err, b->source->path);
-    }
+    FC_NEED(kept, err, b->source->path);
     if (b->count > 0) {
         memcpy(kept, b->tensors, b->count * sizeof *kept);
     }

@@ -32,17 +32,13 @@ typedef struct fit {
 static fc_code add_change(const fit *f, fc_export_change **list, size_t *count, const fc_checkpoint *of,
                           const fc_export_change *change) {
     *list = *list ? *list : fc_arena_calloc(f->arena, of->ntensors, sizeof **list);
-    if (!*list) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(*list, f->err, f->reference->weights->path);
     (*list)[(*count)++] = *change;
     return FC_OK;
 }
 
 static fc_code add_rule(fit *f, const fc_recipe_rule *rule) {
-    if (!fc_grow(&f->rules, &f->capacity, f->nrules + 1, sizeof *f->rules)) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(fc_grow(&f->rules, &f->capacity, f->nrules + 1, sizeof *f->rules), f->err, f->reference->weights->path);
     f->rules[f->nrules++] = *rule;
     return FC_OK;
 }
@@ -86,9 +82,7 @@ static fc_code drop_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor
         return FC_OK;
     }
     const char **from = pair(f, t->name, NULL);
-    if (!from) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(from, f->err, f->reference->weights->path);
     const fc_export_change change = {.name = t->name, .other = twin->name};
     FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_DROP, .from = from, .nfrom = 1}));
     return add_change(f, &f->report->tied, &f->report->ntied, f->model, &change);
@@ -102,9 +96,7 @@ static fc_code copy_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor
         return FC_OK;
     }
     const char **to = pair(f, twin->name, t->name);
-    if (!to) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(to, f->err, f->reference->weights->path);
     const fc_export_change change = {.name = t->name, .other = twin->name};
     FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_ADD, .to = to, .nto = 2}));
     return add_change(f, &f->report->copied, &f->report->ncopied, f->reference->weights, &change);
@@ -114,9 +106,7 @@ static fc_code find_ties(fit *f) {
     const fc_checkpoint *model = f->model, *reference = f->reference->weights;
     const fc_export_shapes *known = fc_export_shapes_new(model, f->there, f->arena);
     const fc_export_shapes *wanted = fc_export_shapes_new(reference, f->here, f->arena);
-    if (!known || !wanted) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(known && wanted, f->err, f->reference->weights->path);
     for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
         FC_TRY(t->object || fc_export_find(f->there, t->name) != FC_NO_NAME ? FC_OK : drop_twin(f, known, t));
@@ -142,9 +132,7 @@ static fc_code trim(fit *f, const fc_tensor *t, const fc_tensor *like) {
     const char **name = pair(f, t->name, NULL);
     const char *before = fc_arena_printf(f->arena, "%" PRId64, t->shape[0]);
     const char *after = fc_arena_printf(f->arena, "%" PRId64, like->shape[0]);
-    if (!op || !name || !before || !after) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(op && name && before && after, f->err, f->reference->weights->path);
     *op = (fc_recipe_op){.kind = FC_OP_RESIZE, .left = before, .right = after};
     const fc_recipe_rule rule = {.from = name, .to = name, .nfrom = 1, .nto = 1, .ops = op, .nops = 1};
     const fc_export_change change = {.name = t->name, .from = t->shape[0], .to = like->shape[0]};
@@ -194,9 +182,8 @@ typedef struct lines {
 } lines;
 
 static fc_code add_line(const fit *f, lines *l, const char *line) {
-    if (!line || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(line && fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items), f->err,
+            f->reference->weights->path);
     l->items[l->count++] = line;
     return FC_OK;
 }
@@ -236,9 +223,7 @@ static fc_code compare(fit *f, const fc_checkpoint *model, lines *l) {
     }
     FC_TRY(compare_dtypes(f, model, l));
     const char **kept = fc_arena_calloc(f->arena, l->count + 1, sizeof *kept);
-    if (!kept) {
-        return fc_no_memory(f->err, f->reference->weights->path);
-    }
+    FC_NEED(kept, f->err, f->reference->weights->path);
     for (size_t i = 0; i < l->count; i++) {
         kept[i] = l->items[i];
     }

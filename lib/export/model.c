@@ -280,9 +280,7 @@ static bool all_begin(const fc_target_tensor *tensors, size_t count, const char 
 
 static fc_code set_name(fc_target_tensor *t, const char *name, fc_arena *arena, fc_error *err) {
     fc_path_element *element = fc_arena_calloc(arena, 1, sizeof *element);
-    if (!element || !name) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(element && name, err, NULL);
     element->key = name;
     t->name = name;
     t->path = (fc_path){element, 1};
@@ -291,9 +289,7 @@ static fc_code set_name(fc_target_tensor *t, const char *name, fc_arena *arena, 
 
 fc_code fc_model_strip(fc_target *target, const char *prefix, fc_arena *arena, fc_error *err) {
     fc_target_tensor *tensors = fc_arena_calloc(arena, target->ntensors + 1, sizeof *tensors);
-    if (!tensors) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(tensors, err, NULL);
     for (size_t i = 0; i < target->ntensors; i++) {
         tensors[i] = target->tensors[i];
         FC_TRY(set_name(&tensors[i], tensors[i].name + strlen(prefix), arena, err));
@@ -328,9 +324,7 @@ static fc_code strip_outer(const finder *f) {
 
 static fc_code set_names(finder *f) {
     fc_target_tensor *tensors = fc_arena_calloc(f->arena, f->count + 1, sizeof *tensors);
-    if (!tensors) {
-        return fc_no_memory(f->err, f->target->source->path);
-    }
+    FC_NEED(tensors, f->err, f->target->source->path);
     for (size_t i = 0; i < f->count; i++) {
         const char *name = name_in(f, &f->values[i]);
         char *copy = fc_arena_strndup(f->arena, name, strlen(name));

@@ -42,9 +42,7 @@ static bool is_weights(const char *name) {
 }
 
 static fc_code add_file(lister *l, const char *folder, const char *name) {
-    if (!fc_grow(&l->names, &l->capacity, l->count + 2, sizeof *l->names)) {
-        return fc_no_memory(l->err, l->root);
-    }
+    FC_NEED(fc_grow(&l->names, &l->capacity, l->count + 2, sizeof *l->names), l->err, l->root);
     l->names[l->count] = fc_arena_printf(l->arena, "%s%s%s", folder, *folder ? "/" : "", name);
     return l->names[l->count++] ? FC_OK : fc_no_memory(l->err, l->root);
 }

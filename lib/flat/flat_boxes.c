@@ -5,6 +5,7 @@
  */
 #include "flat/flat_boxes.h"
 
+#include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>
@@ -78,17 +79,13 @@ fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_
                       fc_tensor *out, const fc_flat_position **positions, fc_error *err) {
     boxes made = {0};
     *out = (fc_tensor){.dtype = flat->dtype};
-    if (!copy_shape(p, arena, out)) {
-        return fc_no_memory(err, flat->name);
-    }
+    FC_NEED(copy_shape(p, arena, out), err, flat->name);
     find_boxes(flat, order, p, &made);
     out->nchunks = made.count;
     made = (boxes){.chunks = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.chunks),
                    .positions = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.positions),
                    .dims = fc_arena_calloc(arena, out->nchunks + 1, 2 * (size_t)p->ndim * sizeof *made.dims)};
-    if (!made.chunks || !made.positions || !made.dims) {
-        return fc_no_memory(err, flat->name);
-    }
+    FC_NEED(made.chunks && made.positions && made.dims, err, flat->name);
     find_boxes(flat, order, p, &made);
     *positions = made.positions;
     out->chunks = made.chunks;

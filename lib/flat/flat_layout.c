@@ -88,9 +88,7 @@ static fc_code align(builder *b, int64_t unit, fc_error *err) {
 
 static fc_code describe_param(const fc_flat_desc *d, fc_arena *arena, fc_flat_param *p, fc_error *err) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)d->ndim, sizeof *dims);
-    if (!dims) {
-        return fc_no_memory(err, d->fqn);
-    }
+    FC_NEED(dims, err, d->fqn);
     int64_t *shape = dims, *strides = dims + d->ndim;
     if (!fc_numel(d->ndim, d->shape, &p->numel) || !fc_row_major_strides(d->ndim, d->shape, strides)) {
         return fc_fail(err, FC_EUSAGE, "%s: a size is negative, or the parameter is too large", d->fqn);

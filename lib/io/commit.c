@@ -57,9 +57,7 @@ static fc_code resolve(fc_commit *commit, fc_error *err) {
                        "%s: the target is one file, and this is the name of a directory: name a file in it", target);
     }
     commit->target = strndup(target, len);
-    if (!commit->target) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(commit->target, err, NULL);
     char *real = realpath(commit->target, NULL);
     if (real) {
         free(commit->target);
@@ -105,9 +103,7 @@ static const char *name_of(const fc_commit *commit) {
 static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_error *err) {
     fc_commit *commit = calloc(1, sizeof *commit);
     *out = commit;
-    if (!commit) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(commit, err, NULL);
     commit->how = *how;
     commit->staging = FC_NO_STAGING;
     return resolve(commit, err);

@@ -110,9 +110,7 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
 
 static fc_code read_open(int fd, const char *path, size_t size, char **text, fc_error *err) {
     char *bytes = malloc(size + 1);
-    if (!bytes) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(bytes, err, path);
     fc_code rc = fc_pread_full(fd, bytes, size, 0, path, err);
     if (rc != FC_OK) {
         free(bytes);

@@ -75,13 +75,9 @@ static bool meets_region(const fc_coverage *c, size_t chunk) {
 static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     const fc_tensor *tensor = c->tensor;
     size_t bytes;
-    if (!fc_mul_size(tensor->nchunks, sizeof *c->chunks, &bytes)) {
-        return fc_no_memory(err, tensor->name);
-    }
+    FC_NEED(fc_mul_size(tensor->nchunks, sizeof *c->chunks, &bytes), err, tensor->name);
     c->chunks = malloc(bytes ? bytes : 1);
-    if (!c->chunks) {
-        return fc_no_memory(err, tensor->name);
-    }
+    FC_NEED(c->chunks, err, tensor->name);
     for (size_t i = 0; i < tensor->nchunks; i++) {
         fc_box box = fc_chunk_box(tensor, &tensor->chunks[i]);
         if (!fc_box_within(&box, tensor->shape)) {
@@ -110,9 +106,7 @@ static fc_code add_chunk(void *context, const fc_overlap *overlap, fc_error *err
         const size_t capacity = c->count ? 2 * c->count : 1;
         size_t bytes, *grown = NULL;
         grown = fc_mul_size(capacity, sizeof *grown, &bytes) ? realloc(c->chunks, bytes) : NULL;
-        if (!grown) {
-            return fc_no_memory(err, c->tensor->name);
-        }
+        FC_NEED(grown, err, c->tensor->name);
         c->chunks = grown;
     }
     c->chunks[c->count++] = overlap->chunk;
@@ -281,9 +275,7 @@ static fc_code make_tree(fc_coverage *c, fc_error *err) {
         return FC_OK;
     }
     c->bounds = calloc(nodes, 2 * (size_t)c->tensor->ndim * sizeof *c->bounds);
-    if (!c->bounds) {
-        return fc_no_memory(err, c->tensor->name);
-    }
+    FC_NEED(c->bounds, err, c->tensor->name);
     set_bounds(c, root_of(c));
     return FC_OK;
 }
@@ -303,9 +295,7 @@ static fc_code begin_coverage(const fc_checkpoint *checkpoint, const fc_tensor *
                        fc_box_to_text(region).s);
     }
     fc_coverage *c = calloc(1, sizeof *c);
-    if (!c) {
-        return fc_no_memory(err, tensor->name);
-    }
+    FC_NEED(c, err, tensor->name);
     c->checkpoint = checkpoint;
     c->tensor = tensor;
     region = region ? region : &whole;

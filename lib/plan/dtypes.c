@@ -48,9 +48,7 @@ static fc_code check_quantized(const fc_checkpoint *source, const fc_target_tens
     char why[128] = "a cast of either would change the weights";
     FC_TRY(fc_quantized_values_find(source, arena, &values, err));
     bool *counted = fc_arena_calloc(arena, source->ntensors + 1, sizeof *counted);
-    if (!counted) {
-        return fc_no_memory(err, source->path);
-    }
+    FC_NEED(counted, err, source->path);
     for (size_t i = 0; i < count; i++) {
         const size_t index = (size_t)(tensors[i].source - source->tensors);
         if (changes_weight(&values, index, &tensors[i], touched[index]) && !counted[values.of[index].codes]) {

@@ -84,9 +84,7 @@ static fc_code choose(const held *h, const fc_tensor *t, const fc_placement *pla
 
 static fc_code spread(const held *h, const fc_placement *placements, uint32_t *offsets, fc_error *err) {
     uint64_t *bytes = calloc(h->source->ntensors + 1, sizeof *bytes);
-    if (!bytes) {
-        return fc_no_memory(err, h->source->path);
-    }
+    FC_NEED(bytes, err, h->source->path);
     for (size_t i = 0; i < h->source->ntensors; i++) {
         const fc_tensor *t = &h->source->tensors[i];
         const fc_box whole = {t->ndim, NULL, t->shape};

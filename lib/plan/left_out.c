@@ -90,9 +90,7 @@ fc_code fc_list_globs(fc_name_list *kept, const fc_name_list *left, fc_arena *ar
         }
         const bool whole = name[len] == '\0' || is_kept(kept, name, len);
         const char *glob = fc_arena_printf(arena, "%.*s%s", (int)(whole ? strlen(name) : len), name, whole ? "" : ".*");
-        if (!glob || !fc_add_component(arena, out, glob, strlen(glob))) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(glob && fc_add_component(arena, out, glob, strlen(glob)), err, NULL);
     }
     *out = strlen(*out) < MOST_GLOBS ? *out : NULL;
     return FC_OK;

@@ -101,9 +101,7 @@ fc_code fc_target_loads(const fc_target *target, uint64_t *loads, fc_error *err)
     size_t count = 0;
     fc_code rc = FC_OK;
     uint32_t *order = malloc((target->ntensors ? target->ntensors : 1) * sizeof *order);
-    if (!order) {
-        return fc_no_memory(err, target->source->path);
-    }
+    FC_NEED(order, err, target->source->path);
     memset(loads, 0, (size_t)fc_mesh_ranks(target->mesh) * sizeof *loads);
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *t = &target->tensors[i];

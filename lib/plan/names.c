@@ -106,9 +106,8 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
                       .table = fc_name_table_new(arena, n + FC_TIED_NAMES)};
     out->includes = fc_arena_calloc(arena, count_globs(selection ? selection->include : NULL) + 1, sizeof(bool));
     out->excludes = fc_arena_calloc(arena, count_globs(selection ? selection->exclude : NULL) + 1, sizeof(bool));
-    if (!out->items || !out->table || !out->includes || !out->excludes || !prepare(&s, selection, checkpoint, arena)) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(out->items && out->table && out->includes && out->excludes && prepare(&s, selection, checkpoint, arena),
+            err, checkpoint->path);
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
         const char *name = t->name;

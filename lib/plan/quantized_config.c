@@ -41,17 +41,13 @@ static bool says_quantized(const char *path, fc_arena *arena) {
 /* Looks into one folder, whose path has `len` bytes and ends in a slash, or is empty. */
 static fc_code look(const char *folder, size_t len, fc_arena *arena, const char **out, fc_error *err) {
     const char *config = fc_arena_printf(arena, "%.*sconfig.json", (int)len, folder);
-    if (!config) {
-        return fc_no_memory(err, folder);
-    }
+    FC_NEED(config, err, folder);
     if (access(config, R_OK) == 0 && says_quantized(config, arena)) {
         *out = config;
     }
     for (size_t i = 0; !*out && i < sizeof own_files / sizeof *own_files; i++) {
         const char *own = fc_arena_printf(arena, "%.*s%s", (int)len, folder, own_files[i]);
-        if (!own) {
-            return fc_no_memory(err, folder);
-        }
+        FC_NEED(own, err, folder);
         *out = access(own, F_OK) == 0 ? own : NULL;
     }
     return FC_OK;

@@ -182,9 +182,7 @@ static size_t scales_of(const finder *f, size_t index, size_t *len) {
 static fc_code find_codes(finder *f, fc_error *err) {
     const size_t count = f->source->ntensors;
     for (size_t i = 0; i < count; i++) {
-        if (!make_key(f->source->tensors[i].name, f->arena, &f->keys[i])) {
-            return fc_no_memory(err, f->source->path);
-        }
+        FC_NEED(make_key(f->source->tensors[i].name, f->arena, &f->keys[i]), err, f->source->path);
         if (f->keys[i].kind == WORD_SCALE && !f->source->tensors[i].object) {
             fc_name_table_put(f->scales, f->keys[i].text, f->keys[i].len, i);
         }
@@ -251,9 +249,7 @@ fc_code fc_quantized_values_find(const fc_checkpoint *source, fc_arena *arena, f
     f.scales = fc_name_table_new(arena, count);
     f.codes = fc_name_table_new(arena, count);
     fc_name_table *modules = fc_name_table_new(arena, count);
-    if (!out->of || !f.keys || !f.scales || !f.codes || !modules) {
-        return fc_no_memory(err, source->path);
-    }
+    FC_NEED(out->of && f.keys && f.scales && f.codes && modules, err, source->path);
     for (size_t i = 0; i < count; i++) {
         out->of[i] = (fc_quantized_value){FC_NO_NAME, FC_NO_NAME};
     }

@@ -267,9 +267,7 @@ static void name_single(search *s) {
 static fc_code fill_placements(const search *s, fc_arena *arena, fc_placement **out, fc_error *err) {
     size_t width = (size_t)s->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(arena, s->count * width, sizeof *placements);
-    if (!placements) {
-        return fc_no_memory(err, s->source->path);
-    }
+    FC_NEED(placements, err, s->source->path);
     for (size_t i = 0; i < s->count; i++) {
         const fc_tensor *t = s->tensors[i];
         if (!t->object && t->nchunks == 0 && t->ndim > 0 && s->dp >= 0) {
@@ -308,10 +306,7 @@ static fc_code infer(search *s, fc_arena *arena, fc_mesh *mesh, fc_placement **p
     }
     s->sharded = calloc(s->count + 1, sizeof *s->sharded);
     s->found = calloc(s->count + 1, sizeof *s->found);
-    if (!s->sharded || !s->found) {
-        rc = fc_no_memory(err, s->source->path);
-        goto out;
-    }
+    FC_TRY_GOTO(s->sharded && s->found ? FC_OK : fc_no_memory(err, s->source->path), rc, out);
     FC_TRY_GOTO(find_sharded(s, err), rc, out);
     if (s->nsharded == 0) {
         goto out;
@@ -334,9 +329,7 @@ static fc_code recorded(const fc_checkpoint *source, size_t count, const fc_tens
                         fc_placement **placements, fc_error *err) {
     size_t width = (size_t)source->mesh.ndim;
     *placements = fc_arena_calloc(arena, count * width, sizeof **placements);
-    if (!*placements) {
-        return fc_no_memory(err, source->path);
-    }
+    FC_NEED(*placements, err, source->path);
     for (size_t i = 0; i < count; i++) {
         if (tensors[i]->placements) {
             memcpy(*placements + i * width, tensors[i]->placements, width * sizeof **placements);
@@ -377,10 +370,7 @@ fc_code fc_recognise_layout_of(const fc_checkpoint *source, int64_t ranks, fc_ar
     fc_code rc = FC_OK;
     s.sharded = calloc(s.count + 1, sizeof *s.sharded);
     s.found = calloc(s.count + 1, sizeof *s.found);
-    if (!tensors || !s.sharded || !s.found) {
-        rc = fc_no_memory(err, source->path);
-        goto out;
-    }
+    FC_TRY_GOTO(tensors && s.sharded && s.found ? FC_OK : fc_no_memory(err, source->path), rc, out);
     for (size_t i = 0; i < s.count; i++) {
         tensors[i] = &source->tensors[i];
     }

@@ -442,9 +442,7 @@ static fc_code apply_rules(fc_rename *rename, const fc_tensor *source, fc_error 
     }
     bool valid = !ok || rename->nrules == 0 || mbstowcs(NULL, rename->now.chars, 0) != (size_t)-1;
     uselocale(before);
-    if (!ok) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(ok, err, NULL);
     return valid ? FC_OK : fc_fail(err, FC_EUSAGE, "'%s' would be renamed to text that is not UTF-8", source->name);
 }
 
@@ -452,9 +450,7 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
                         bool *changed, fc_error *err) {
     *name = source->name;
     *path = source->path;
-    if (!begin(&rename->now, source)) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(begin(&rename->now, source), err, NULL);
     if (strip(rename) > 0 && rename->now.size == 0) {
         return fc_fail(err, FC_EUSAGE, "the name '%s' would be empty without the prefix '%s'", source->name,
                        rename->prefix);

@@ -23,9 +23,7 @@ static int compare_target_names(const void *a, const void *b) {
 /* A source's names are unique, so only renaming can make two of them equal. */
 static fc_code check_unique(const fc_target_tensor *tensors, size_t count, fc_error *err) {
     const fc_target_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
-    if (!sorted) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(sorted, err, NULL);
     for (size_t i = 0; i < count; i++) {
         sorted[i] = &tensors[i];
     }
@@ -73,9 +71,7 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
                        source->path);
     }
     *out = fc_arena_calloc(arena, source->ntensors, sizeof **out);
-    if (!*out) {
-        return fc_no_memory(err, source->path);
-    }
+    FC_NEED(*out, err, source->path);
     FC_TRY(fc_rename_new(selection, &rename, err));
     fc_code rc = select_each(source, selection, rename, arena, *out, counts, err);
     fc_rename_free(rename);
@@ -139,9 +135,7 @@ static fc_code find_idle_rules(const fc_target *target, const fc_tp_plan *plan, 
     }
     size_t rules = fc_tp_plan_rules(plan);
     bool *decides = calloc(rules ? rules : 1, sizeof *decides);
-    if (!decides) {
-        return fc_no_memory(err, target->source->path);
-    }
+    FC_NEED(decides, err, target->source->path);
     for (size_t i = 0; i < target->ntensors; i++) {
         int64_t rule = target->tensors[i].source->object ? -1 : fc_tp_plan_rule_of(plan, target->tensors[i].name);
         if (rule >= 0) {
@@ -163,9 +157,7 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
                                fc_selected *counts, fc_placement **out, fc_error *err) {
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
     fc_placement *placements = fc_arena_calloc(arena, n * width, sizeof *placements);
-    if (!placements) {
-        return fc_no_memory(err, target->source->path);
-    }
+    FC_NEED(placements, err, target->source->path);
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = target->tensors[i].source;
         fc_tp_style style = FC_TP_NONE;
@@ -191,10 +183,7 @@ static fc_code place_tensors(const fc_target *target, fc_placement *placements, 
     uint64_t *bytes = calloc(n, sizeof *bytes);
     uint32_t *owners = calloc(n, sizeof *owners);
     fc_code rc = FC_OK;
-    if (!bytes || !owners) {
-        rc = fc_no_memory(err, target->source->path);
-        goto out;
-    }
+    FC_TRY_GOTO(bytes && owners ? FC_OK : fc_no_memory(err, target->source->path), rc, out);
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = tensors[i].source;
         int64_t numel = 0;
@@ -220,9 +209,7 @@ out:
 static fc_code keep_layout(fc_target *target, fc_arena *arena, fc_placement **placements, fc_error *err) {
     const fc_tensor **sources = fc_arena_calloc(arena, target->ntensors, sizeof *sources);
     fc_mesh *mesh = fc_arena_calloc(arena, 1, sizeof *mesh);
-    if (!sources || !mesh) {
-        return fc_no_memory(err, target->source->path);
-    }
+    FC_NEED(sources && mesh, err, target->source->path);
     for (size_t i = 0; i < target->ntensors; i++) {
         sources[i] = target->tensors[i].source;
     }
@@ -306,9 +293,7 @@ fc_code fc_target_file_of(const fc_target *target, uint32_t rank, fc_arena *aren
     out->rank = rank;
     out->items = fc_arena_calloc(arena, target->ntensors, sizeof *out->items);
     int64_t *dims = fc_arena_calloc(arena, ndims, sizeof *dims);
-    if (!out->items || !dims) {
-        return fc_no_memory(err, target->source->path);
-    }
+    FC_NEED(out->items && dims, err, target->source->path);
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_tensor *t = target->tensors[i].source;
         if (t->object && rank != 0 && !target->self_contained) {

@@ -14,9 +14,7 @@
 /* A condition with an unknown name does not hold. */
 static fc_code evaluate_conditions(fc_recipe_builder *b) {
     b->applies = fc_arena_calloc(b->scratch, b->recipe->nrules + 1, sizeof *b->applies);
-    if (!b->applies) {
-        return fc_no_memory(b->err, b->recipe->label);
-    }
+    FC_NEED(b->applies, b->err, b->recipe->label);
     for (size_t i = 0; i < b->recipe->nrules; i++) {
         const char *when = b->recipe->rules[i].when, *unknown = NULL;
         int64_t value = 1;
@@ -54,9 +52,7 @@ static fc_code is_taken(const fc_recipe_builder *b, const fc_target_tensor *w, b
              fc_recipe_find_rule(b, w->name, &pattern, &bindings) != SIZE_MAX;
     if (!*taken && n.kind != FC_OPTIM_NONE) {
         const char *parameter = fc_arena_strndup(b->scratch, n.text, n.len);
-        if (!parameter) {
-            return fc_no_memory(b->err, NULL);
-        }
+        FC_NEED(parameter, b->err, NULL);
         *taken = fc_recipe_find_rule(b, parameter, &pattern, &bindings) != SIZE_MAX;
     }
     return FC_OK;
@@ -149,9 +145,7 @@ fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindin
     unbind_inner(r, bindings, numbers);
     const char *spelled = fc_recipe_spell(r->from[0], bindings, b->scratch);
     const char *key = spelled ? fc_arena_printf(b->scratch, "%zu %s", rule, spelled) : NULL;
-    if (!key || !fc_grow(&b->groups, &b->group_capacity, b->ngroups + 1, sizeof *b->groups)) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(key && fc_grow(&b->groups, &b->group_capacity, b->ngroups + 1, sizeof *b->groups), b->err, b->source->path);
     *group = fc_name_table_put(b->group_names, key, strlen(key), b->ngroups);
     if (*group == FC_NO_NAME) {
         return fc_recipe_no_memory(b);
@@ -168,9 +162,7 @@ static fc_code add_input(fc_recipe_builder *b, size_t rule, size_t pattern, fc_r
     size_t at = 0;
     FC_TRY(fc_recipe_find_group(b, rule, bindings, input.numbers, &at));
     fc_group *g = &b->groups[at].group;
-    if (!fc_grow(&g->inputs, &g->capacity, g->ninputs + 1, sizeof *g->inputs)) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(fc_grow(&g->inputs, &g->capacity, g->ninputs + 1, sizeof *g->inputs), b->err, b->source->path);
     g->inputs[g->ninputs++] = input;
     return FC_OK;
 }
@@ -180,9 +172,7 @@ static fc_code add_input(fc_recipe_builder *b, size_t rule, size_t pattern, fc_r
 static fc_code add_output(fc_recipe_builder *b, fc_recipe_group *g, const fc_group_output *o) {
     const char *name = fc_recipe_output_name(b, &g->group, o);
     fc_tensor t;
-    if (!name) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(name, b->err, b->source->path);
     if (fc_parted_is_same(&o->tensor)) {
         FC_TRY(fc_recipe_same_tensor(b, o->tensor.parts->source, &t));
     } else {
@@ -280,9 +270,7 @@ static fc_code check_names(const fc_recipe_builder *b) {
 /* Moves the values to the arena of the result. */
 static fc_code keep_tensors(fc_recipe_builder *b) {
     fc_tensor *kept = fc_arena_calloc(b->out->arena, b->count + 1, sizeof *kept);
-    if (!kept) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(kept, b->err, b->source->path);
     if (b->count > 0) {
         memcpy(kept, b->tensors, b->count * sizeof *kept);
     }
@@ -293,9 +281,7 @@ static fc_code keep_tensors(fc_recipe_builder *b) {
 
 static fc_code build_tensors(fc_recipe_builder *b) {
     b->group_names = fc_name_table_new(b->scratch, b->target->ntensors + 1);
-    if (!b->group_names) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(b->group_names, b->err, b->source->path);
     FC_TRY(evaluate_conditions(b));
     FC_TRY(fc_recipe_begin_states(b));
     for (size_t i = 0; i < b->target->ntensors; i++) {

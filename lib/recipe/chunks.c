@@ -49,10 +49,9 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     if (b->count == MOST_CHUNKS) {
         return fc_fail(b->err, FC_EUNSUPPORTED, "it would be more than %d parts of its sources", MOST_CHUNKS);
     }
-    if (!dims || !fc_grow(&b->chunks, &b->chunk_capacity, b->count + 1, sizeof *b->chunks) ||
-        !fc_grow(&b->places, &b->place_capacity, b->count + 1, sizeof *b->places)) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(dims && fc_grow(&b->chunks, &b->chunk_capacity, b->count + 1, sizeof *b->chunks) &&
+                fc_grow(&b->places, &b->place_capacity, b->count + 1, sizeof *b->places),
+            b->err, b->source->path);
     fc_chunk chunk = {.rank = FC_NO_RANK};
     if (part->source) {
         chunk = part->source->chunks[index];
@@ -190,9 +189,7 @@ static fc_code walk_part(builder *b, const fc_part *part) { // NOLINT(misc-no-re
 
 static fc_code begin_part(builder *b, const fc_part *part) {
     fc_recipe_steps *steps = fc_arena_calloc(b->arena, 1, sizeof *steps);
-    if (!steps) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(steps, b->err, b->source->path);
     steps->source = part->source;
     for (int d = 0; d < FC_PART_DIMS; d++) {
         steps->sdim[d] = -1;
@@ -216,9 +213,7 @@ static fc_code begin_part(builder *b, const fc_part *part) {
 static fc_code finish(builder *b, fc_tensor *out, const fc_recipe_place **places) {
     fc_chunk *chunks = fc_arena_calloc(b->arena, b->count + 1, sizeof *chunks);
     fc_recipe_place *own = fc_arena_calloc(b->arena, b->count + 1, sizeof *own);
-    if (!chunks || !own) {
-        return fc_no_memory(b->err, b->source->path);
-    }
+    FC_NEED(chunks && own, b->err, b->source->path);
     if (b->count > 0) {
         memcpy(chunks, b->chunks, b->count * sizeof *chunks);
         memcpy(own, b->places, b->count * sizeof *own);

@@ -50,9 +50,7 @@ static fc_code find_model(const fc_recipe *recipe, const json_t *root, fc_arena 
 fc_code fc_recipe_load_config(fc_recipe *recipe, const char *path, fc_arena *arena, fc_error *err) {
     json_t *root = NULL;
     fc_recipe_config *config = fc_arena_calloc(arena, 1, sizeof *config);
-    if (!config) {
-        return fc_no_memory(err, recipe->label);
-    }
+    FC_NEED(config, err, recipe->label);
     FC_TRY(fc_json_load_config(path, arena, &recipe->config_path, &root, err));
     size_t count = 0;
     bool listed = list_numbers(root, "", NULL, &count, arena, 0);

@@ -64,9 +64,7 @@ static fc_code cast_tensors(const fc_checkpoint *made, const fc_recipe *recipe, 
 /* Marks the tensors that a glob matches, whether or not their dtype changes. */
 static fc_code mark(const fc_recipe *recipe, fc_checkpoint *made, fc_error *err) {
     fc_tensor *tensors = fc_arena_calloc(made->arena, made->ntensors + 1, sizeof *tensors);
-    if (!tensors) {
-        return fc_no_memory(err, made->path);
-    }
+    FC_NEED(tensors, err, made->path);
     for (size_t i = 0; i < made->ntensors; i++) {
         tensors[i] = made->tensors[i];
         for (size_t k = 0; k < recipe->ndtypes; k++) {

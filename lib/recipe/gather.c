@@ -141,9 +141,7 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_ga
     fc_chunk *chunks = fc_arena_calloc(arena, (size_t)count, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(arena, (size_t)count, 2 * (size_t)t->ndim * sizeof *dims);
     fc_part *parts = fc_arena_calloc(arena, t->nparts, sizeof *parts);
-    if (!g || !chunks || !dims || !parts) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(g && chunks && dims && parts, err, NULL);
     memcpy(parts, t->parts, t->nparts * sizeof *parts);
     g->parted = *t;
     g->parted.parts = parts;

@@ -128,9 +128,7 @@ static fc_code check_inputs(const fc_recipe *recipe, const fc_group *g, list *l,
 static fc_code start(const fc_group *g, list *l, fc_error *err) {
     FC_TRY(fc_list_budget_take(l->budget, g->ninputs, sizeof *l->items, err));
     l->items = calloc(g->ninputs, sizeof *l->items);
-    if (!l->items) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(l->items, err, NULL);
     for (size_t i = 0; i < g->ninputs; i++, l->count++) {
         l->items[i].pattern = g->inputs[i].pattern;
         memcpy(l->items[i].numbers, g->inputs[i].numbers, sizeof l->items[i].numbers);

@@ -181,9 +181,7 @@ static void invert(fc_recipe_op *op) {
 static fc_code read_operations(const reader *r, const json_t *value, fc_recipe_rule *rule) {
     const size_t count = !value ? 0 : json_is_array(value) ? json_array_size(value) : 1;
     fc_recipe_op *ops = fc_arena_calloc(r->arena, count + 1, sizeof *ops);
-    if (!ops) {
-        return fc_no_memory(r->err, r->recipe->label);
-    }
+    FC_NEED(ops, r->err, r->recipe->label);
     for (size_t i = 0; i < count; i++) {
         fc_recipe_op *op = &ops[r->reverse ? count - 1 - i : i];
         const json_t *one = json_is_array(value) ? json_array_get(value, i) : value;
@@ -233,9 +231,7 @@ static fc_code read_extra(const reader *r, const json_t *object, bool drop, fc_r
     static const char *const known[] = {"drop", "add", "same_as", "when", NULL};
     const char **names = fc_arena_calloc(r->arena, 3, sizeof *names);
     FC_TRY(check_keys(r, object, known));
-    if (!names) {
-        return fc_no_memory(r->err, r->recipe->label);
-    }
+    FC_NEED(names, r->err, r->recipe->label);
     FC_TRY(read_text(r, json_object_get(object, "same_as"), "same_as", &names[0]));
     FC_TRY(read_text(r, json_object_get(object, drop ? "drop" : "add"), drop ? "drop" : "add", &names[1]));
     if (!drop && !names[0]) {
@@ -280,16 +276,12 @@ static fc_code read_sizes(const reader *r, const json_t *object) {
     json_t *value;
     size_t count = json_object_size(object), ignored;
     fc_recipe_size *sizes = fc_arena_calloc(r->arena, count + 1, sizeof *sizes);
-    if (!sizes) {
-        return fc_no_memory(r->err, r->recipe->label);
-    }
+    FC_NEED(sizes, r->err, r->recipe->label);
     r->recipe->sizes = sizes;
     json_object_foreach((json_t *)object, key, value) {
         sizes->name = fc_arena_strndup(r->arena, key, strlen(key));
         FC_TRY(read_list(r, value, key, &sizes->expressions, &ignored));
-        if (!sizes->name) {
-            return fc_no_memory(r->err, r->recipe->label);
-        }
+        FC_NEED(sizes->name, r->err, r->recipe->label);
         sizes++;
         r->recipe->nsizes++;
     }
@@ -313,9 +305,7 @@ static fc_code read_dtypes(const reader *r, const json_t *object) {
     if (object && !json_is_object(object)) {
         return bad(r, "\"dtypes\" is not an object, such as {\"*.norm.weight\": \"f32\"}");
     }
-    if (!dtypes) {
-        return fc_no_memory(r->err, r->recipe->label);
-    }
+    FC_NEED(dtypes, r->err, r->recipe->label);
     json_object_foreach((json_t *)object, glob, value) {
         const char *type = json_string_value(value);
         fc_recipe_dtype *d = &dtypes[r->recipe->ndtypes++];
@@ -323,9 +313,7 @@ static fc_code read_dtypes(const reader *r, const json_t *object) {
             return bad(r, "\"dtypes\": '%.200s' needs a floating-point type, such as \"f32\"", glob);
         }
         d->glob = fc_arena_strndup(r->arena, glob, strlen(glob));
-        if (!d->glob) {
-            return fc_no_memory(r->err, r->recipe->label);
-        }
+        FC_NEED(d->glob, r->err, r->recipe->label);
     }
     r->recipe->dtypes = dtypes;
     return FC_OK;
@@ -357,9 +345,7 @@ static fc_code read_recipe(reader *r, const json_t *root) {
     FC_TRY(read_others(r, json_object_get(root, "others")));
     FC_TRY(read_sizes(r, json_object_get(root, "sizes")));
     r->recipe->rules = fc_arena_calloc(r->arena, json_array_size(rules) + 1, sizeof *r->recipe->rules);
-    if (!r->recipe->rules) {
-        return fc_no_memory(r->err, r->recipe->label);
-    }
+    FC_NEED(r->recipe->rules, r->err, r->recipe->label);
     for (size_t i = 0; i < json_array_size(rules); i++) {
         FC_TRY(read_rule(r, json_array_get(rules, i)));
     }
@@ -398,9 +384,7 @@ static fc_code make(const char *label, const json_t *root, const fc_recipe_optio
                     const fc_recipe **out, fc_error *err) {
     fc_recipe *recipe = fc_arena_calloc(arena, 1, sizeof *recipe);
     reader r = {.recipe = recipe, .arena = arena, .reverse = options && options->reverse, .err = err};
-    if (!recipe || !(recipe->label = fc_arena_strndup(arena, label, strlen(label)))) {
-        return fc_no_memory(err, label);
-    }
+    FC_NEED(recipe && (recipe->label = fc_arena_strndup(arena, label, strlen(label))), err, label);
     recipe->headers_only = options && options->headers_only;
     FC_TRY(read_recipe(&r, root));
     if (options && options->config) {

@@ -33,9 +33,7 @@ static fc_part *add_part(fc_parted *t) {
 static fc_code add_copy(fc_parted *t, const fc_part *part, fc_error *err) {
     FC_TRY(fc_list_budget_take(t->budget, 1, sizeof *part, err));
     fc_part *added = add_part(t);
-    if (!added) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(added, err, NULL);
     *added = *part;
     return FC_OK;
 }

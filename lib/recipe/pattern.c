@@ -217,9 +217,7 @@ static fc_code place_offsets(const fc_recipe *recipe, fc_recipe_rule *rule, cons
         }
         const char *front = fc_arena_printf(arena, "%.*s%s", (int)(variable - 1 - *pattern), *pattern, text);
         *pattern = front ? fc_arena_printf(arena, "%s%s", front, at) : NULL;
-        if (!*pattern) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(*pattern, err, NULL);
         at = *pattern + strlen(front);
     }
     return FC_OK;
@@ -228,9 +226,7 @@ static fc_code place_offsets(const fc_recipe *recipe, fc_recipe_rule *rule, cons
 static fc_code place_in_all(const fc_recipe *recipe, fc_recipe_rule *rule, const char *const **patterns, size_t count,
                             fc_arena *arena, fc_error *err) {
     const char **placed = fc_arena_calloc(arena, count + 1, sizeof *placed);
-    if (!placed) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(placed, err, NULL);
     for (size_t i = 0; i < count; i++) {
         placed[i] = (*patterns)[i];
         FC_TRY(place_offsets(recipe, rule, &placed[i], arena, err));

@@ -19,9 +19,7 @@ enum { VALUE_BYTES = 512 };
 
 fc_code fc_recipe_add(fc_recipe_builder *b, const fc_tensor *t) {
     FC_TRY(fc_list_budget_take(&b->lists, 1, sizeof *t + VALUE_BYTES, b->err));
-    if (!fc_grow(&b->tensors, &b->capacity, b->count + 1, sizeof *b->tensors)) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(fc_grow(&b->tensors, &b->capacity, b->count + 1, sizeof *b->tensors), b->err, b->source->path);
     b->tensors[b->count++] = *t;
     return FC_OK;
 }
@@ -65,9 +63,7 @@ static fc_recipe_origin *new_origin(const fc_recipe_builder *b, fc_tensor *t) {
 fc_code fc_recipe_same_tensor(const fc_recipe_builder *b, const fc_tensor *source, fc_tensor *t) {
     *t = *source;
     fc_recipe_origin *origin = new_origin(b, t);
-    if (!origin) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(origin, b->err, b->source->path);
     origin->from.tensor = source;
     t->placements = b->recipe->keeps_mesh ? source->placements : NULL;
     return FC_OK;
@@ -77,9 +73,7 @@ fc_code fc_recipe_made_tensor(fc_recipe_builder *b, const fc_parted *parted, fc_
     int64_t *shape = fc_arena_calloc(b->out->arena, (size_t)parted->ndim + 1, sizeof *shape);
     *t = (fc_tensor){.dtype = parted->dtype, .ndim = parted->ndim, .shape = shape};
     fc_recipe_origin *origin = new_origin(b, t);
-    if (!origin || !shape) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(origin && shape, b->err, b->source->path);
     memcpy(shape, parted->shape, (size_t)parted->ndim * sizeof *shape);
     if (fc_gather_pays(parted) && !b->source->format->layout_only) {
         origin->from.kind = FC_ORIGIN_COMPUTED;
@@ -94,9 +88,7 @@ static fc_code one_chunk(fc_recipe_builder *b, fc_tensor *t) {
     const size_t ndim = (size_t)t->ndim;
     fc_chunk *chunk = fc_arena_calloc(b->out->arena, 1, sizeof *chunk);
     int64_t *dims = fc_arena_calloc(b->out->arena, 2 * ndim + 1, sizeof *dims);
-    if (!chunk || !dims) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(chunk && dims, b->err, b->source->path);
     for (size_t d = 0; d < ndim; d++) {
         dims[ndim + d] = t->shape[d];
     }
@@ -120,9 +112,7 @@ fc_code fc_recipe_object(fc_recipe_builder *b, const char *json, fc_tensor *t) {
     int64_t *shape = fc_arena_calloc(b->out->arena, 1, sizeof *shape);
     *t = (fc_tensor){.dtype = FC_OPAQUE, .ndim = 1, .shape = shape, .object = &object};
     fc_recipe_origin *origin = new_origin(b, t);
-    if (!shape || !origin) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(shape && origin, b->err, b->source->path);
     origin->from = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
     shape[0] = (int64_t)strlen(json);
     return one_chunk(b, t);

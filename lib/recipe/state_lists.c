@@ -69,9 +69,7 @@ static fc_code number_in_order(const fc_recipe_builder *b, const fc_target_tenso
     const fc_tensor **tensors = fc_arena_calloc(b->scratch, b->target->ntensors + 1, sizeof *tensors);
     size_t *same_as = fc_arena_calloc(b->scratch, b->target->ntensors + 1, sizeof *same_as), count = 0, n = 0;
     const char **names = fc_arena_calloc(b->scratch, b->target->ntensors + 1, sizeof *names), *why = NULL;
-    if (!tensors || !same_as || !names) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(tensors && same_as && names, b->err, b->source->path);
     if (!fc_knows_model_order(b->source, &why)) {
         why = fc_arena_printf(b->scratch, "numbers the parameters, and their order is unknown: %s", why);
         return why ? fc_recipe_refuse_state(b, w, why) : fc_recipe_no_memory(b);
@@ -149,9 +147,7 @@ fc_code fc_recipe_number_parameters(fc_recipe_builder *b) {
     }
     s->numbers = fc_name_table_new(b->scratch, count + 1);
     s->parameters = fc_arena_calloc(b->scratch, count + 1, sizeof *s->parameters);
-    if (!s->numbers || !s->parameters) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(s->numbers && s->parameters, b->err, b->source->path);
     for (size_t i = 0; i < count; i++) {
         const fc_target_tensor *w = &b->target->tensors[i];
         const fc_optim_name n = fc_optim_name_of(w);
@@ -165,9 +161,7 @@ fc_code fc_recipe_numbered(const fc_recipe_builder *b, const fc_target_tensor *w
     const fc_recipe_states *s = b->states;
     const char *optimizer = fc_recipe_optimizer(b, w, n);
     const char *key = optimizer ? fc_arena_printf(b->scratch, "%s %.*s", optimizer, (int)n->len, n->text) : NULL;
-    if (!key) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(key, b->err, b->source->path);
     const size_t at = s->numbers ? fc_name_table_find(s->numbers, key, strlen(key)) : FC_NO_NAME;
     *out = at == FC_NO_NAME ? NULL : s->parameters[at];
     return *out ? FC_OK
@@ -196,9 +190,7 @@ fc_code fc_recipe_group_names(const fc_recipe_builder *b, fc_recipe_group *g) {
     g->names = fc_arena_calloc(b->scratch, rule->nto, sizeof *g->names);
     for (size_t i = 0; g->names && i < rule->nto; i++) {
         g->names[i] = fc_recipe_output_name(b, &g->group, &(fc_group_output){.pattern = i});
-        if (!g->names[i]) {
-            return fc_recipe_no_memory(b);
-        }
+        FC_NEED(g->names[i], b->err, b->source->path);
         g->nnames++;
     }
     return g->names ? FC_OK : fc_recipe_no_memory(b);

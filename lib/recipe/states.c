@@ -39,9 +39,7 @@ static fc_code find_kind(fc_recipe_builder *b, fc_recipe_state *s) {
     fc_recipe_states *all = b->states;
     const char *optimizer = fc_recipe_optimizer(b, s->value, &s->name);
     const char *key = optimizer ? fc_arena_printf(b->scratch, "%d %s %s", s->name.kind, optimizer, s->name.key) : NULL;
-    if (!key) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(key, b->err, b->source->path);
     s->kind = fc_name_table_put(all->kinds, key, strlen(key), all->nkinds);
     all->nkinds += s->kind == all->nkinds;
     return FC_OK;
@@ -65,9 +63,7 @@ static fc_code name_state(const fc_recipe_builder *b, const fc_recipe_state *s, 
     const fc_path *path = &s->value->path;
     const bool nested = path->count >= n->levels + 3;
     fc_path_element *to = fc_arena_calloc(b->scratch, n->levels + 3, sizeof *to);
-    if (!to) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(to, b->err, b->source->path);
     if (n->levels > 0) {
         memcpy(to, path->elements, n->levels * sizeof *to);
     }
@@ -96,18 +92,14 @@ static fc_code add_state(fc_recipe_builder *b, size_t rule, fc_recipe_bindings *
     FC_TRY(find_kind(b, s));
     FC_TRY(fc_recipe_find_group(b, rule, bindings, s->input.numbers, &at));
     fc_recipe_group *g = &b->groups[at];
-    if (!fc_grow(&g->states, &g->state_capacity, g->nstates + 1, sizeof *g->states)) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(fc_grow(&g->states, &g->state_capacity, g->nstates + 1, sizeof *g->states), b->err, b->source->path);
     g->states[g->nstates++] = *s;
     return FC_OK;
 }
 
 fc_code fc_recipe_begin_states(fc_recipe_builder *b) {
     fc_recipe_states *s = fc_arena_calloc(b->scratch, 1, sizeof *s);
-    if (!s) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(s, b->err, b->source->path);
     b->states = s;
     s->kinds = fc_name_table_new(b->scratch, b->target->ntensors + 1);
     s->lists = fc_arena_calloc(b->scratch, b->target->ntensors + 1, sizeof *s->lists);
@@ -202,9 +194,7 @@ static fc_code rearrange(fc_recipe_builder *b, fc_recipe_group *g, const run *r)
     fc_group_output *outputs = NULL;
     size_t count = 0;
     group.inputs = fc_arena_calloc(b->scratch, r->count, sizeof *group.inputs);
-    if (!group.inputs) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(group.inputs, b->err, b->source->path);
     for (size_t i = 0; i < r->count; i++) {
         group.inputs[i] = r->states[i].input;
     }
@@ -231,9 +221,7 @@ static fc_code read_value(const fc_recipe_builder *b, const fc_tensor *t, const 
     if (t->object) {
         return fc_checkpoint_object_json(b->source, t, b->scratch, out, b->err);
     }
-    if (!text) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(text, b->err, b->source->path);
     FC_TRY(fc_read_box(b->source, t, &all, t->dtype, value, b->err));
     for (size_t i = 0; i < sizeof value; i++) {
         text[2 * i] = (char)('a' + (value[i] >> 4));

@@ -105,14 +105,10 @@ static fc_code read_patterns(const fc_adapter_config *c, const json_t *object, f
     const char *key;
     json_t *value;
     *out = fc_arena_calloc(arena, json_object_size(object) + 1, sizeof **out);
-    if (!*out) {
-        return fc_no_memory(err, c->path);
-    }
+    FC_NEED(*out, err, c->path);
     json_object_foreach((json_t *)object, key, value) {
         const char *text = fc_arena_strndup(arena, key, strlen(key)), *regex = NULL;
-        if (!text) {
-            return fc_no_memory(err, c->path);
-        }
+        FC_NEED(text, err, c->path);
         if (!fc_adapter_pattern_is_plain(text) && !(regex = translate(c->path, key, arena, err))) {
             return err->code;
         }
@@ -181,9 +177,7 @@ static fc_code read_parameters(const json_t *list, fc_arena *arena, fc_adapter_c
             return fc_fail(err, FC_EUSAGE, "%s: target_parameters has a member that is not a string", c->path);
         }
         c->parameters[c->nparameters] = fc_arena_strndup(arena, text, strlen(text));
-        if (!c->parameters[c->nparameters++]) {
-            return fc_no_memory(err, c->path);
-        }
+        FC_NEED(c->parameters[c->nparameters++], err, c->path);
     }
     return c->parameters ? FC_OK : fc_no_memory(err, c->path);
 }
@@ -207,9 +201,7 @@ fc_code fc_adapter_config_load(const char *folder, fc_arena *arena, fc_adapter_c
     struct stat st;
     const bool file = stat(folder, &st) == 0 && !S_ISDIR(st.st_mode);
     *out = (fc_adapter_config){.path = fc_arena_printf(arena, "%s%s", folder, file ? "" : "/adapter_config.json")};
-    if (!out->path) {
-        return fc_no_memory(err, folder);
-    }
+    FC_NEED(out->path, err, folder);
     FC_TRY(
         fc_json_load(out->path, "the configuration of an adapter", "{\"peft_type\": \"LORA\", \"r\": 16}", &root, err));
     const fc_code rc = read_all(root, arena, out, err);

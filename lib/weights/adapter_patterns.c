@@ -77,9 +77,7 @@ static fc_code list_plain(matcher *m) {
     fc_name_table *seen = fc_name_table_new(m->arena, m->count + 1);
     m->plain = fc_name_table_new(m->arena, m->count + 1);
     m->forms = fc_arena_calloc(m->arena, m->count + 1, sizeof *m->forms);
-    if (!seen || !m->plain || !m->forms) {
-        return fc_no_memory(m->err, m->path);
-    }
+    FC_NEED(seen && m->plain && m->forms, m->err, m->path);
     for (size_t i = 0; i < m->count; i++) {
         const char *text = m->patterns[i].text;
         if (m->patterns[i].regex) {
@@ -87,9 +85,7 @@ static fc_code list_plain(matcher *m) {
         }
         const size_t len = strlen(text);
         const char *dots = form_of(text, len, m->arena);
-        if (!dots) {
-            return fc_no_memory(m->err, m->path);
-        }
+        FC_NEED(dots, m->err, m->path);
         fc_name_table_put(m->plain, text, len, i);
         if (fc_name_table_put(seen, dots, len, i) == i) {
             m->forms[m->nforms++] = (form){text, len};
@@ -160,9 +156,7 @@ static fc_code apply(matcher *m, const char *const *modules, size_t nmodules, do
     size_t *best = fc_arena_alloc(m->arena, (nmodules + 1) * sizeof *best);
     FC_TRY(list_plain(m));
     char *text = fc_arena_alloc(m->arena, m->longest + 1);
-    if (!best || !text) {
-        return fc_no_memory(m->err, m->path);
-    }
+    FC_NEED(best && text, m->err, m->path);
     for (size_t i = 0; i < nmodules; i++) {
         best[i] = FC_NO_NAME;
         FC_TRY(find_plain(m, modules[i], text, &best[i]));

@@ -79,9 +79,7 @@ static fc_code parse_name(const merger *m, const fc_checkpoint *adapter, const f
     static const char wrapper[] = "base_model.model.";
     const char *start = strncmp(t->name, wrapper, sizeof wrapper - 1) == 0 ? t->name + sizeof wrapper - 1 : t->name;
     char *name = fc_arena_strndup(m->scratch, start, strlen(start));
-    if (!name) {
-        return fc_no_memory(m->err, adapter->path);
-    }
+    FC_NEED(name, m->err, adapter->path);
     remove_part(name, ".base_layer");
     remove_part(name, ".modules_to_save.default");
     remove_part(name, ".modules_to_save");
@@ -103,9 +101,7 @@ static fc_code parse_name(const merger *m, const fc_checkpoint *adapter, const f
 
 static fc_code find_name(const merger *m, const char *prefix, const char *name, size_t *at) {
     const char *full = fc_arena_printf(m->scratch, "%s%s", prefix, name);
-    if (!full) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(full, m->err, m->source->path);
     *at = fc_name_table_find(m->names, full, strlen(full));
     return FC_OK;
 }
@@ -124,9 +120,7 @@ static fc_code find_prefix(merger *m, const char *name) {
         const size_t more = strlen(full) - len;
         if (strlen(full) > len && strcmp(full + more, name) == 0 && full[more - 1] == '.') {
             m->prefix = fc_arena_strndup(m->scratch, full, more);
-            if (!m->prefix) {
-                return fc_no_memory(m->err, m->source->path);
-            }
+            FC_NEED(m->prefix, m->err, m->source->path);
             found++;
         }
     }
@@ -170,9 +164,7 @@ static fc_code find_partner(const merger *m, const fc_checkpoint *adapter, const
                             const fc_tensor **out) {
     const size_t len = strlen(t->name);
     char *name = fc_arena_strndup(m->scratch, t->name, len);
-    if (!name) {
-        return fc_no_memory(m->err, adapter->path);
-    }
+    FC_NEED(name, m->err, adapter->path);
     name[len - strlen("A.weight")] = is_a ? 'B' : 'A';
     const size_t at = fc_name_table_find(m->factors, name, len);
     *out = at != FC_NO_NAME ? &adapter->tensors[at] : NULL;
@@ -197,9 +189,7 @@ static fc_code find_parameter(merger *m, size_t i, value_name *name, const fc_te
         return FC_OK;
     }
     const char *module = fc_arena_printf(m->scratch, "%s%s", m->prefix, name->module);
-    if (!module) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(module, m->err, m->source->path);
     a = name->kind == IS_A ? t : other;
     b = name->kind == IS_A ? other : t;
     size_t k = fc_name_table_find(m->modules_of_source.first, module, strlen(module));
@@ -235,9 +225,7 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
     size_t at;
     FC_TRY(find_weight(m, i, name, t, &at));
     fc_merged *merged = merged_of(m, at);
-    if (!merged) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(merged, m->err, m->source->path);
     fc_low_rank *term = &merged->terms[i];
     term->source = i + 1;
     term->transposed = name->embedding;
@@ -249,10 +237,9 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
     }
     *factor = t;
     if (name->kind == IS_A && t->ndim >= 2) {
-        if (!fc_grow(&m->modules, &m->module_capacity, m->nmodules + 1, sizeof *m->modules) ||
-            !fc_grow(&m->terms, &m->term_capacity, m->nmodules + 1, sizeof *m->terms)) {
-            return fc_no_memory(m->err, m->source->path);
-        }
+        FC_NEED(fc_grow(&m->modules, &m->module_capacity, m->nmodules + 1, sizeof *m->modules) &&
+                    fc_grow(&m->terms, &m->term_capacity, m->nmodules + 1, sizeof *m->terms),
+                m->err, m->source->path);
         m->modules[m->nmodules] = (fc_adapter_module){.name = name->module, .rank = fc_low_rank_of(term)};
         m->terms[m->nmodules++] = term;
     }
@@ -261,9 +248,7 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
 
 /* Adds a value that the source lacks. */
 static fc_code add_value(merger *m, const char *name, size_t *at) {
-    if (!fc_grow(&m->changes, &m->capacity, m->nchanges + 1, sizeof *m->changes)) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(fc_grow(&m->changes, &m->capacity, m->nchanges + 1, sizeof *m->changes), m->err, m->source->path);
     *at = m->nchanges++;
     m->changes[*at] = (change){NULL, name};
     fc_name_table_put(m->added, name, strlen(name), *at);
@@ -273,9 +258,7 @@ static fc_code add_value(merger *m, const char *name, size_t *at) {
 /* A value that the adapter stores as a whole, such as those of modules_to_save: it replaces the source's. */
 static fc_code replace(merger *m, size_t i, const value_name *name, const fc_tensor *t) {
     const char *full = fc_arena_printf(m->scratch, "%s%s", m->prefix ? m->prefix : "", name->weight);
-    if (!full) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(full, m->err, m->source->path);
     if (m->adapters[i].weight != 1) {
         return fc_fail(m->err, FC_EUSAGE, "%s: tensor %.256s replaces one of %s, so the adapter's weight must be 1",
                        m->all[i + 1]->path, t->name, m->source->path);
@@ -285,9 +268,7 @@ static fc_code replace(merger *m, size_t i, const value_name *name, const fc_ten
         FC_TRY(add_value(m, full, &at));
     }
     fc_merged *merged = merged_of(m, at);
-    if (!merged) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(merged, m->err, m->source->path);
     if (merged->source > 0) {
         return fc_fail(m->err, FC_EUSAGE, "%s and %s both replace %.256s: merge one of them",
                        m->all[merged->source]->path, m->all[i + 1]->path, name->weight);
@@ -310,9 +291,8 @@ static fc_code set_scales(merger *m, size_t i) {
 static fc_code take_adapter(merger *m, size_t i) {
     const fc_checkpoint *adapter = m->all[i + 1];
     m->factors = fc_names_of(adapter, m->scratch);
-    if (!m->factors || !fc_adapter_targets_list(&m->adapters[i].config, m->scratch, &m->targets)) {
-        return fc_no_memory(m->err, adapter->path);
-    }
+    FC_NEED(m->factors && fc_adapter_targets_list(&m->adapters[i].config, m->scratch, &m->targets), m->err,
+            adapter->path);
     for (int others = 0; others < 2; others++) {
         for (size_t k = 0; k < adapter->ntensors; k++) {
             const fc_tensor *t = &adapter->tensors[k];
@@ -333,9 +313,7 @@ static fc_code take_adapter(merger *m, size_t i) {
 static fc_code is_transposed(const merger *m, const fc_tensor *w, bool *out) {
     const char *dot = strrchr(w->name, '.');
     const char *wide = fc_arena_printf(m->scratch, "%.*s.gate_up_proj", dot ? (int)(dot - w->name) : 0, w->name);
-    if (!wide) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(wide, m->err, m->source->path);
     const size_t at = fc_name_table_find(m->names, wide, strlen(wide));
     const fc_tensor *s = at != FC_NO_NAME ? &m->source->tensors[at] : NULL;
     const bool known = s && s->ndim == 3 && (s->shape[1] == w->shape[1]) != (s->shape[2] == w->shape[2]);
@@ -395,9 +373,7 @@ static fc_code check_ties(const merger *m) {
     const size_t count = m->source->ntensors;
     const fc_tensor **all = fc_arena_calloc(m->scratch, count + 1, sizeof *all);
     size_t *same_as = fc_arena_calloc(m->scratch, count + 1, sizeof *same_as);
-    if (!all || !same_as) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(all && same_as, m->err, m->source->path);
     for (size_t i = 0; i < count; i++) {
         all[i] = &m->source->tensors[i];
     }
@@ -449,9 +425,8 @@ static fc_code prepare(merger *m) {
     const size_t count = m->source->ntensors;
     m->all = fc_arena_calloc(m->scratch, m->count + 1, sizeof *m->all);
     m->names = fc_names_of(m->source, m->scratch);
-    if (!m->all || !m->names || !fc_grow(&m->changes, &m->capacity, count + 1, sizeof *m->changes)) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(m->all && m->names && fc_grow(&m->changes, &m->capacity, count + 1, sizeof *m->changes), m->err,
+            m->source->path);
     memset(m->changes, 0, (count + 1) * sizeof *m->changes);
     m->nchanges = count;
     m->all[0] = m->source;
@@ -461,9 +436,8 @@ static fc_code prepare(merger *m) {
         most += m->all[i + 1]->ntensors;
     }
     m->added = fc_name_table_new(m->scratch, most);
-    if (!m->added || !fc_module_parameters_list(m->source, m->scratch, &m->modules_of_source)) {
-        return fc_no_memory(m->err, m->source->path);
-    }
+    FC_NEED(m->added && fc_module_parameters_list(m->source, m->scratch, &m->modules_of_source), m->err,
+            m->source->path);
     FC_TRY(fc_computed_new(m->all, m->count + 1, most, &m->out, m->err));
     m->arena = m->out->arena;
     return FC_OK;

@@ -86,9 +86,7 @@ static fc_code compute_block(fc_derived *derived, const fc_tensor *tensor, size_
     state *s = (state *)derived;
     const origin *o = tensor->detail;
     fc_work *work = take_work(s);
-    if (!work) {
-        return fc_no_memory(err, derived->sources[0]->path);
-    }
+    FC_NEED(work, err, derived->sources[0]->path);
     const fc_computed_block block = {.tensor = tensor,
                                      .what = o->what,
                                      .box = fc_chunk_box(tensor, &tensor->chunks[index]),
@@ -166,9 +164,7 @@ static fc_tensor *add_value(fc_checkpoint *computed, const fc_tensor *like, orig
 static fc_code set_name(const fc_checkpoint *computed, fc_tensor *t, const char *name, fc_error *err) {
     fc_path_element *element = fc_arena_calloc(computed->arena, 1, sizeof *element);
     t->name = fc_arena_strndup(computed->arena, name, strlen(name));
-    if (!element || !t->name) {
-        return fc_no_memory(err, computed->path);
-    }
+    FC_NEED(element && t->name, err, computed->path);
     element->key = t->name;
     t->path = (fc_path){element, 1};
     return FC_OK;
@@ -177,9 +173,7 @@ static fc_code set_name(const fc_checkpoint *computed, fc_tensor *t, const char 
 fc_code fc_computed_keep_as(fc_checkpoint *computed, const fc_tensor *tensor, const char *name, fc_error *err) {
     origin *o;
     fc_tensor *t = add_value(computed, tensor, &o);
-    if (!t) {
-        return fc_no_memory(err, computed->path);
-    }
+    FC_NEED(t, err, computed->path);
     o->from = (fc_origin){.tensor = tensor};
     return name ? set_name(computed, t, name, err) : FC_OK;
 }
@@ -228,9 +222,7 @@ static fc_code cut(fc_checkpoint *computed, fc_tensor *t, const int64_t *block, 
     FC_TRY(fc_list_budget_take(&s->lists, (uint64_t)count, chunk_size, err));
     fc_chunk *chunks = fc_arena_calloc(computed->arena, (size_t)count, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(computed->arena, (size_t)count, 2 * ((size_t)t->ndim + 1) * sizeof *dims);
-    if (!chunks || !dims) {
-        return fc_no_memory(err, computed->path);
-    }
+    FC_NEED(chunks && dims, err, computed->path);
     for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
         for (int d = 0; d < t->ndim; d++) {
             dims[d] = at[d];
@@ -252,9 +244,7 @@ fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const ch
     origin *o;
     fc_tensor *t = add_value(computed, like, &o);
     int64_t *shape = fc_arena_calloc(arena, (size_t)like->ndim + 1, sizeof *shape);
-    if (!t || !shape) {
-        return fc_no_memory(err, computed->path);
-    }
+    FC_NEED(t && shape, err, computed->path);
     memcpy(shape, like->shape, (size_t)like->ndim * sizeof *shape);
     t->shape = shape;
     o->from.kind = FC_ORIGIN_COMPUTED;
@@ -268,9 +258,7 @@ fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const ch
 
 fc_code fc_computed_shares(fc_checkpoint *computed, size_t source, const fc_tensor *tensor, fc_error *err) {
     state *s = computed->state;
-    if (!fc_grow(&s->shared, &s->capacity, s->nshared + 1, sizeof *s->shared)) {
-        return fc_no_memory(err, computed->path);
-    }
+    FC_NEED(fc_grow(&s->shared, &s->capacity, s->nshared + 1, sizeof *s->shared), err, computed->path);
     s->shared[s->nshared++] = (shared){source, tensor};
     return FC_OK;
 }

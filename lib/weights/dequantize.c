@@ -259,9 +259,7 @@ static fc_code add_weight(const finder *f, size_t index) {
     const fc_tensor *codes = &f->source->tensors[index];
     const fc_quantized *q = &f->found[index];
     fc_scaled *w = fc_arena_calloc(f->out->arena, 1, sizeof *w);
-    if (!w) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(w, f->err, f->source->path);
     *w = (fc_scaled){.codes = codes, .scales = &f->source->tensors[q->scales]};
     FC_TRY(fc_computed_shares(f->out, 0, w->scales, f->err));
     switch (q->quantizer->kind) {
@@ -279,9 +277,7 @@ static fc_code build_dequantized(finder *f, const char *config) {
     f->names = fc_names_of(f->source, f->scratch);
     f->found = fc_arena_calloc(f->scratch, count + 1, sizeof *f->found);
     f->dropped = fc_arena_calloc(f->scratch, count + 1, sizeof *f->dropped);
-    if (!f->names || !f->found || !f->dropped) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(f->names && f->found && f->dropped, f->err, f->source->path);
     if (config) {
         FC_TRY(read_config(f, config));
     }

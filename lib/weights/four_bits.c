@@ -70,9 +70,7 @@ static fc_code read_packed(const fc_computed_block *b, packed *p, fc_error *err)
     sizes[n] = BYTES;
     const fc_box codes = {n + 1, offsets, sizes}, scales = {n, offsets, sizes};
     p->codes = fc_work_buffer(b->work, 0, (size_t)fc_box_volume(&codes));
-    if (!p->codes) {
-        return fc_no_memory(err, b->sources[0]->path);
-    }
+    FC_NEED(p->codes, err, b->sources[0]->path);
     FC_TRY(fc_read_box_crc(b->sources[0], w->codes, &codes, FC_U8, p->codes, b->crcs[0], err));
     return fc_scales_as_floats(b, w->scales, &scales, &p->scales, err);
 }

@@ -183,9 +183,7 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
     f->left = fc_work_buffer(work, LEFT_BUFFER, (f->rows + FC_LEFT_SPARE * m->nterms) * ranks * sizeof(float));
     f->right = fc_work_buffer(work, RIGHT_BUFFER, rights);
     f->part = fc_work_buffer(work, PART_BUFFER, part * sizeof(float));
-    if (!f->left || !f->right || !f->part) {
-        return fc_no_memory(err, f->block->sources[0]->path);
-    }
+    FC_NEED(f->left && f->right && f->part, err, f->block->sources[0]->path);
     work->holds = NULL;
     if (f->wide > f->columns && !again) {
         memset(f->right, 0, rights); /* the last panel is padded with zeros */

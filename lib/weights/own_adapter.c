@@ -76,9 +76,7 @@ static fc_code read_name(const splitter *s, const char *name, part *p) {
     const char *at = name;
     const bool factor = has_factor(name);
     bool names_adapter = false;
-    if (!text) {
-        return fc_no_memory(s->err, s->source->path);
-    }
+    FC_NEED(text, s->err, s->source->path);
     while (*at) {
         const size_t len = strcspn(at, "."), next = len + (at[len] == '.');
         const char *rest = at + next;
@@ -135,9 +133,7 @@ static fc_code read_names(splitter *s) {
     const size_t count = s->source->ntensors;
     s->parts = fc_arena_calloc(s->arena, count + 1, sizeof *s->parts);
     s->holds = fc_name_table_new(s->arena, count_layers(s->source));
-    if (!s->parts || !s->holds) {
-        return fc_no_memory(s->err, s->source->path);
-    }
+    FC_NEED(s->parts && s->holds, s->err, s->source->path);
     for (size_t i = 0; i < count; i++) {
         part *p = &s->parts[i];
         FC_TRY(read_name(s, s->source->tensors[i].name, p));

@@ -124,9 +124,7 @@ static fc_code add_pair(fc_checkpoint *out, const fc_tensor *weight, fc_error *e
     const int row = weight->ndim - 2, column = weight->ndim - 1;
     fc_tensor codes = *weight, scales = *weight;
     char *name = fc_arena_printf(out->arena, "%s_scale_inv", weight->name);
-    if (!name) {
-        return fc_no_memory(err, out->path);
-    }
+    FC_NEED(name, err, out->path);
     for (int d = 0; d < weight->ndim; d++) {
         block[d] = 1;
         shape[d] = d < row || weight->shape[d] == 0 ? weight->shape[d] : (weight->shape[d] - 1) / SIDE + 1;

@@ -53,15 +53,11 @@ fc_code fc_tree_read_shared(fc_tree_builder *b, fc_error *err) {
         groups++;
     }
     b->twins = fc_arena_calloc(b->arena, groups, sizeof *b->twins);
-    if (!b->twins) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(b->twins, err, NULL);
     for (b->ntwins = 0; b->ntwins < groups; b->ntwins++) {
         const char *const *group = b->info->shared[b->ntwins];
         uint32_t *nodes = fc_arena_calloc(b->arena, list_length(group) + 1, sizeof *nodes);
-        if (!nodes) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(nodes, err, NULL);
         FC_TRY(read_group(b, group, nodes, err));
         b->twins[b->ntwins] = nodes;
     }
@@ -146,9 +142,7 @@ static fc_code tie_group(fc_tree_builder *b, const uint32_t *group, fc_error *er
             first = b->nodes[*g].number < b->nodes[first].number ? *g : first;
         }
         nodes = fc_arena_calloc(b->arena, b->tree->nmodules, sizeof *nodes);
-        if (!nodes) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(nodes, err, NULL);
     }
     fc_code rc = FC_OK;
     for (const uint32_t *g = group; *g && rc == FC_OK; g++) {
@@ -218,9 +212,7 @@ static void note_idle(fc_tree_builder *b, const char *pattern, bool used) {
 static fc_code give_classes(fc_tree_builder *b, fc_error *err) {
     size_t rules = b->info ? b->info->nclasses : 0;
     bool *used = fc_arena_calloc(b->arena, rules, sizeof *used);
-    if (!used) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(used, err, NULL);
     for (uint32_t m = 1; m < b->tree->nmodules && rules > 0; m++) {
         fc_pattern_fit best = {0, 0};
         for (size_t r = 0; r < rules; r++) {
@@ -301,9 +293,7 @@ static void set_mark(fc_parameter *p, mark_kind kind) {
 
 static fc_code mark(fc_tree_builder *b, const char *const *patterns, mark_kind kind, fc_error *err) {
     bool *below = fc_arena_alloc(b->arena, b->tree->nmodules * sizeof *below);
-    if (!below) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(below, err, NULL);
     for (; patterns && *patterns; patterns++) {
         bool used = false;
         memset(below, 0, b->tree->nmodules * sizeof *below);

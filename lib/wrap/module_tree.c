@@ -68,9 +68,7 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
     }
     fc_fqn_split(fqn, FC_FQN_COMPONENTS, &n);
     const char *text = clean(fqn, &n, dots, b->arena);
-    if (!text) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(text, err, NULL);
     if (n.count <= b->skip) {
         return fc_fail(err, FC_EUSAGE, "'%.256s' is not the name of a parameter of a module", fqn);
     }
@@ -246,10 +244,7 @@ static fc_code put_in_order(fc_tree_builder *b, fc_error *err) {
     b->tree->modules = b->modules;
     b->tree->parameters = b->parameters;
     fc_code rc = FC_OK;
-    if (!scratch || !b->modules || !b->parameters) {
-        rc = fc_no_memory(err, NULL);
-        goto out;
-    }
+    FC_TRY_GOTO(scratch && b->modules && b->parameters ? FC_OK : fc_no_memory(err, NULL), rc, out);
     for (uint32_t at = 0;;) {
         FC_TRY_GOTO(order_children(b, at, scratch), rc, out);
         FC_TRY_GOTO(put_module(b, at, err), rc, out);

@@ -41,10 +41,7 @@ static fc_code tie(const fc_target *target, const uint32_t *chosen, size_t count
     const fc_tensor **tensors = calloc(count, sizeof *tensors);
     size_t *same_as = calloc(count, sizeof *same_as);
     fc_code rc = FC_OK;
-    if (!tensors || !same_as) {
-        rc = fc_no_memory(err, NULL);
-        goto out;
-    }
+    FC_TRY_GOTO(tensors && same_as ? FC_OK : fc_no_memory(err, NULL), rc, out);
     for (size_t i = 0; i < count; i++) {
         tensors[i] = target->tensors[chosen[i]].source;
     }
@@ -63,9 +60,7 @@ fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc
     size_t count = 0;
     fc_parameter_spec *specs = fc_arena_calloc(arena, target->ntensors, sizeof *specs);
     uint32_t *chosen = fc_arena_calloc(arena, target->ntensors, sizeof *chosen);
-    if (!specs || !chosen) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(specs && chosen, err, NULL);
     for (uint32_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *w = &target->tensors[i];
         if (w->source->object || fc_is_optimizer_state(w->name)) {

@@ -12,9 +12,7 @@
 fc_code fc_wrap_apply(const fc_wrap_targets *targets, fc_wrap_apply_fn fn, void *user, fc_error *err) {
     const fc_module_tree *tree = targets->tree;
     uint32_t *order = calloc(tree->nmodules, sizeof *order);
-    if (!order) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(order, err, NULL);
     fc_module_post_order(tree, order);
     fc_code rc = FC_OK;
     for (uint32_t i = 0; i < tree->nmodules && rc == FC_OK; i++) {
@@ -124,9 +122,7 @@ out:
 fc_code fc_unit_flat_descs(const fc_module_tree *tree, const fc_unit *unit, fc_arena *arena, const fc_flat_desc **out,
                            fc_error *err) {
     fc_flat_desc *descs = fc_arena_calloc(arena, unit->nnames, sizeof *descs);
-    if (!descs) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(descs, err, NULL);
     for (size_t i = 0; i < unit->nnames; i++) {
         const fc_parameter *p = &tree->parameters[unit->names[i]];
         descs[i] = (fc_flat_desc){.fqn = p->fqn,

@@ -75,9 +75,7 @@ static fc_code report_split(const fc_wrap_targets *targets, const uint32_t *unit
     size_t size = 0;
     bool use_orig_params = m ? targets->options[m].use_orig_params : targets->root.use_orig_params;
     FILE *out = open_memstream(&text, &size);
-    if (!out) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(out, err, NULL);
     write_split(out, targets, unit, m, s, use_orig_params);
     fc_code rc = FC_OK;
     if (fclose(out) != 0) {
@@ -130,9 +128,7 @@ static int name_of(const fc_module_tree *tree, uint32_t m, const char **text) {
 fc_code fc_wrap_check_shared(const fc_wrap_targets *targets, fc_error *err) {
     const fc_module_tree *tree = targets->tree;
     uint32_t *unit = calloc(tree->nmodules, sizeof *unit);
-    if (!unit) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(unit, err, NULL);
     fc_wrap_unit_of(targets, unit);
     fc_code rc = FC_OK;
     for (uint32_t i = 0; i < tree->nparameters && rc == FC_OK; i++) {

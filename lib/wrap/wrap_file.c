@@ -167,9 +167,7 @@ static fc_code read_choice(reader *r, const json_t *value, fc_wrap_choice *choic
 static fc_code read_rule(reader *r, const json_t *value, fc_arena *arena, fc_wrap_file *file) {
     rule *one = &file->rules[file->count];
     one->key = fc_arena_strndup(arena, r->key, strlen(r->key));
-    if (!one->key) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(one->key, r->err, r->path);
     if (strncmp(one->key, "class:", 6) == 0) {
         one->classes[0] = one->key + 6;
     } else {
@@ -220,10 +218,7 @@ fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out,
     fc_code rc = FC_OK;
     fc_wrap_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     rule *rules = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *rules);
-    if (!file || !rules) {
-        rc = fc_no_memory(err, path);
-        goto out;
-    }
+    FC_TRY_GOTO(file && rules ? FC_OK : fc_no_memory(err, path), rc, out);
     *file = (fc_wrap_file){.path = path, .rules = rules};
     json_object_foreach(root, r.key, value) {
         FC_TRY_GOTO(read_member(&r, value, arena, file), rc, out);

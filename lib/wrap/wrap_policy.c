@@ -103,9 +103,7 @@ fc_code fc_wrap_override_mixed_precision(fc_wrap_targets *targets, const char *c
     const fc_module_tree *tree = targets->tree;
     const char **names = fc_arena_calloc(arena, tree->nmodules + 1, sizeof *names);
     size_t count = 0;
-    if (!names) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(names, err, NULL);
     for (uint32_t m = 0; m < tree->nmodules; m++) {
         const fc_module *module = &tree->modules[m];
         if (!fc_module_is_instance(module, classes)) {

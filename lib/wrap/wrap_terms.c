@@ -118,9 +118,7 @@ static fc_code parse_term(parser *p, const char *text, size_t len) {
         return FC_OK;
     }
     term->names = split_names(text + prefix, len - prefix, p->arena);
-    if (!term->names) {
-        return fc_no_memory(p->err, p->text);
-    }
+    FC_NEED(term->names, p->err, p->text);
     if (!term->names[0]) {
         return wrong(p, term->kind == FC_WRAP_CLASS ? "class: needs the name of a class, as in class:LlamaDecoderLayer"
                                                     : "name: needs a pattern of modules, as in name:layers.*");
@@ -134,9 +132,7 @@ fc_code fc_wrap_terms_parse(const char *text, fc_arena *arena, const fc_wrap_ter
         most += *s == '+';
     }
     parser p = {.text = text, .arena = arena, .err = err, .terms = fc_arena_calloc(arena, most, sizeof *p.terms)};
-    if (!p.terms) {
-        return fc_no_memory(err, text);
-    }
+    FC_NEED(p.terms, err, text);
     for (const char *s = text;; s++) {
         size_t len = strcspn(s, "+");
         FC_TRY(parse_term(&p, s, len));

@@ -131,9 +131,7 @@ fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count
     size_t ahead = processors(), per_child = files_per_child(count, datasets, ahead), started = 0, next = 0, taken = 0;
     fc_code rc = FC_OK;
     batch *ring = fc_arena_calloc(arena, ahead, sizeof *ring);
-    if (!ring) {
-        return fc_no_memory(err, paths[0]);
-    }
+    FC_NEED(ring, err, paths[0]);
     while (taken < started || next < count) {
         while (next < count && started - taken < ahead) {
             size_t n = count - next < per_child ? count - next : per_child;

@@ -127,18 +127,14 @@ static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
                        v->target->source->path, pieces);
     }
     fc_h5_node *nodes = fc_arena_calloc(v->arena, total, sizeof *nodes);
-    if (!nodes) {
-        return fc_no_memory(err, v->target->source->path);
-    }
+    FC_NEED(nodes, err, v->target->source->path);
     memcpy(nodes, tree->nodes, tree->count * sizeof *nodes);
     uint32_t group = (uint32_t)tree->count;
     nodes[group] = (fc_h5_node){.link = FC_H5_VIEW_PIECES, .depth = 1};
     for (uint32_t i = 0; i < pieces; i++) {
         const char *link = fc_arena_printf(v->arena, "%u", i);
         nodes[group + 1 + i] = (fc_h5_node){.link = link, .parent = group, .depth = 2, .is_value = true};
-        if (!link) {
-            return fc_no_memory(err, v->target->source->path);
-        }
+        FC_NEED(link, err, v->target->source->path);
     }
     tree->nodes = nodes;
     tree->count = total;

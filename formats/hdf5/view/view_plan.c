@@ -127,9 +127,7 @@ static fc_code new_base(plan *p, int ndim, const int64_t *shape, size_t segments
                          .shape = copy,
                          .segments = fc_arena_calloc(p->arena, segments, sizeof *base->segments),
                          .files = fc_arena_calloc(p->arena, segments, sizeof *base->files)};
-    if (!copy || !base->segments || !base->files) {
-        return fc_no_memory(err, p->tensor->name);
-    }
+    FC_NEED(copy && base->segments && base->files, err, p->tensor->name);
     for (int d = 0; d < ndim; d++) {
         copy[d] = shape[d];
     }
@@ -141,9 +139,7 @@ static fc_code new_patch(plan *p, const fc_h5_view_box *patch, fc_error *err) {
     if (p->npatches == p->patch_room) {
         size_t room = p->patch_room ? 2 * p->patch_room : 4;
         fc_h5_view_box *grown = fc_arena_calloc(p->arena, room, sizeof *grown);
-        if (!grown) {
-            return fc_no_memory(err, p->tensor->name);
-        }
+        FC_NEED(grown, err, p->tensor->name);
         if (p->npatches > 0) {
             memcpy(grown, p->patches, p->npatches * sizeof *grown);
         }
@@ -283,9 +279,7 @@ static fc_code add_run(plan *p, const located *l, const grid *c, unsigned mask, 
                        fc_error *err) {
     int ndim = p->tensor->ndim;
     int64_t *dims = fc_arena_alloc(p->arena, 2 * (size_t)ndim * sizeof *dims);
-    if (!dims) {
-        return fc_no_memory(err, p->tensor->name);
-    }
+    FC_NEED(dims, err, p->tensor->name);
     memcpy(dims, l->dims, 2 * (size_t)ndim * sizeof *dims);
     for (int i = c->count - 1; i >= 0; i--) {
         if (mask >> i & 1) {
@@ -336,9 +330,7 @@ static fc_code find_chunks(plan *p, fc_error *err) {
     const fc_box whole = {p->tensor->ndim, origin, p->tensor->shape};
     fc_coverage *coverage = NULL;
     p->chunks = calloc(p->tensor->nchunks + 1, sizeof *p->chunks);
-    if (!p->chunks) {
-        return fc_no_memory(err, p->tensor->name);
-    }
+    FC_NEED(p->chunks, err, p->tensor->name);
     fc_code rc;
     FC_TRY_GOTO(fc_coverage_within(p->source, p->tensor, NULL, &coverage, err), rc, out);
     rc = fc_coverage_visit(coverage, &whole, locate_overlap, p, err);
@@ -350,9 +342,7 @@ out:
 static fc_code plan_pieces(plan *p, fc_error *err) {
     size_t i = 0;
     p->bases = fc_arena_calloc(p->arena, p->nchunks, sizeof *p->bases);
-    if (!p->bases) {
-        return fc_no_memory(err, p->tensor->name);
-    }
+    FC_NEED(p->bases, err, p->tensor->name);
     int ndim = p->tensor->ndim;
     qsort_r(p->chunks, p->nchunks, sizeof *p->chunks, compare_chunk_columns, &ndim);
     FC_TRY(add_stacks(p, &i, err));

@@ -56,9 +56,8 @@ static fc_code placements_row(tables *t, const fc_target_tensor *tensor, uint32_
             return FC_OK;
         }
     }
-    if (!fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements)) {
-        return fc_no_memory(err, "index.h5");
-    }
+    FC_NEED(fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements), err,
+            "index.h5");
     fc_h5_placements_row r = {t->rows[FC_H5_T_TEXT].size, strlen(text)};
     memcpy(t->placements[t->nplacements++], text, sizeof text);
     add_text(t, text);

@@ -30,9 +30,7 @@ static fc_code add_copy(file_writer *m, const fc_target_item *item, fc_error *er
     const int64_t origin[FC_MAX_DIMS] = {0};
     char owner[FC_H5_SHARD_NAME];
     const char *path = fc_h5_tree_path(&m->w->tree, m->w->tree.leaves[item->tensor], m->scratch);
-    if (!path) {
-        return fc_no_memory(err, m->image->path);
-    }
+    FC_NEED(path, err, m->image->path);
     fc_h5_shard_name(m->w, item->owner, owner);
     fc_h5_list_begin(&m->list);
     fc_h5_list_add(&m->list, owner, path, NULL, ndim, origin, item->dims + ndim);

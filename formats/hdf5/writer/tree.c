@@ -27,9 +27,7 @@ static fc_code allocate_nodes(builder *b, fc_error *err) {
     size_t elements = 1;
     for (size_t i = 0; i < b->target->ntensors; i++) {
         size_t count = b->target->tensors[i].path.count;
-        if (!fc_add_size(elements, count ? count : 1, &elements)) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(fc_add_size(elements, count ? count : 1, &elements), err, NULL);
     }
     if (elements >= NONE / 4) {
         return fc_fail(err, FC_EUNSUPPORTED, "%zu levels of names are more than an HDF5 file can have", elements);
@@ -38,9 +36,7 @@ static fc_code allocate_nodes(builder *b, fc_error *err) {
     b->children = b->scratch ? fc_name_table_new(b->scratch, b->target->ntensors) : NULL;
     b->tree->nodes = fc_arena_calloc(b->arena, elements, sizeof *b->tree->nodes);
     b->tree->leaves = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *b->tree->leaves);
-    if (!b->children || !b->tree->nodes || !b->tree->leaves) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(b->children && b->tree->nodes && b->tree->leaves, err, NULL);
     b->tree->nodes[0].link = "";
     b->tree->count = 1;
     return FC_OK;
@@ -142,9 +138,7 @@ static fc_code add_target_tensor(builder *b, uint32_t tensor, fc_error *err) {
     bool new_group = b->tree->count == 1;
     for (size_t i = 0; i < count; i++) {
         const char *link = link_of(b, elements[i].key);
-        if (!link) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(link, err, NULL);
         FC_TRY(mark_kind(b, at, kind_of(&elements[i]), tensor, new_group, err));
         size_t before = b->tree->count;
         FC_TRY(step_into(b, &at, link, tensor, i + 1 == count, err));
@@ -163,10 +157,7 @@ static fc_code order_depth_first(builder *b, fc_error *err) {
     uint32_t *first = calloc(tree->count, sizeof *first), *next = calloc(tree->count, sizeof *next);
     tree->order = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *tree->order);
     fc_code rc = FC_OK;
-    if (!first || !next || !tree->order) {
-        rc = fc_no_memory(err, NULL);
-        goto out;
-    }
+    FC_TRY_GOTO(first && next && tree->order ? FC_OK : fc_no_memory(err, NULL), rc, out);
     for (uint32_t n = (uint32_t)tree->count; n-- > 1;) {
         next[n] = first[tree->nodes[n].parent];
         first[tree->nodes[n].parent] = n;

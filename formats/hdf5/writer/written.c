@@ -50,10 +50,9 @@ static fc_code note_chunks(fc_h5_written *written, const fc_h5_image *image, uin
                            fc_h5_box_row *row, fc_error *err) {
     const fc_h5_chunk_index *index = &image->indexes[number];
     FC_TRY(find_grid(written, tensor, &index->grid, &row->grid, err));
-    if (!fc_grow(&written->chunks, &written->chunks_capacity, written->nchunks + index->chunks,
-                 sizeof *written->chunks)) {
-        return fc_no_memory(err, "index.h5");
-    }
+    FC_NEED(
+        fc_grow(&written->chunks, &written->chunks_capacity, written->nchunks + index->chunks, sizeof *written->chunks),
+        err, "index.h5");
     row->offset = written->nchunks;
     row->length = index->chunks;
     for (uint64_t i = 0; i < index->chunks; i++) {
@@ -69,9 +68,8 @@ static fc_code note_box(fc_h5_written *written, const fc_target *target, const f
                          .crc64 = item->crc64,
                          .rank = file->rank,
                          .grid = FC_H5_NO_GRID};
-    if (!fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + 1, sizeof *written->boxes)) {
-        return fc_no_memory(err, "index.h5");
-    }
+    FC_NEED(fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + 1, sizeof *written->boxes), err,
+            "index.h5");
     FC_TRY(item->chunk ? note_chunks(written, image, item->offset, item->tensor, &row, err) : FC_OK);
     written->boxes[written->nboxes++] = (fc_h5_written_box){item->tensor, row};
     return FC_OK;
@@ -79,9 +77,8 @@ static fc_code note_box(fc_h5_written *written, const fc_target *target, const f
 
 fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
                         const fc_h5_image *image, const fc_h5_file_row *row, fc_error *err) {
-    if (!fc_grow(&written->files, &written->files_capacity, written->nfiles + 1, sizeof *written->files)) {
-        return fc_no_memory(err, "index.h5");
-    }
+    FC_NEED(fc_grow(&written->files, &written->files_capacity, written->nfiles + 1, sizeof *written->files), err,
+            "index.h5");
     written->files[written->nfiles++] = *row;
     if (image->nindexes > 0 && !written->last_grid) {
         written->last_grid = calloc(target->ntensors, sizeof *written->last_grid);
@@ -110,10 +107,9 @@ fc_code fc_h5_written_add(fc_h5_written *written, const void *notes, fc_error *e
     memcpy(counts, at, sizeof counts);
     at += sizeof counts;
     const size_t files = (size_t)counts[0], boxes = (size_t)counts[1], bytes = files * sizeof *written->files;
-    if (!fc_grow(&written->files, &written->files_capacity, written->nfiles + files, sizeof *written->files) ||
-        !fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + boxes, sizeof *written->boxes)) {
-        return fc_no_memory(err, "index.h5");
-    }
+    FC_NEED(fc_grow(&written->files, &written->files_capacity, written->nfiles + files, sizeof *written->files) &&
+                fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + boxes, sizeof *written->boxes),
+            err, "index.h5");
     if (files > 0) {
         memcpy(written->files + written->nfiles, at, bytes);
     }

@@ -1,6 +1,7 @@
 /*
- * Error propagation: FC_TRY where a function has nothing to clean up (FC_TRY_CONTEXT where the error needs context),
- * FC_TRY_GOTO where it has. A function that cleans up ends in the label `out`, releases there, and returns rc.
+ * Error propagation: FC_TRY where a function has nothing to clean up (FC_TRY_CONTEXT where the error needs context,
+ * FC_NEED after an allocation), FC_TRY_GOTO where it has. A function that cleans up ends in the label `out`, releases
+ * there, and returns rc.
  */
 #ifndef FSDPCKPT_TRY_H
 #define FSDPCKPT_TRY_H
@@ -22,6 +23,15 @@
         const fc_code fc_try_code = (call);                                                                            \
         if (fc_try_code != FC_OK) {                                                                                    \
             return fc_context(err, fc_try_code, __VA_ARGS__);                                                          \
+        }                                                                                                              \
+    } while (0)
+
+/** Returns fc_no_memory(err, path) from the enclosing function unless `memory` is there: a pointer, or several with &&.
+ */
+#define FC_NEED(memory, err, path)                                                                                     \
+    do {                                                                                                               \
+        if (!(memory)) {                                                                                               \
+            return fc_no_memory(err, path);                                                                            \
         }                                                                                                              \
     } while (0)
 
