@@ -80,23 +80,24 @@ static bool names_a_file(const option_list *globs) {
 
 /* The probable purpose of an extra operand. */
 static const char *hint_for_extra(const command *c, const options *o) {
-    const char *extra = o->operands[c->max_operands];
+    const size_t most = command_most_operands(c);
+    const char *extra = o->operands[most];
     const char *extension = strrchr(extra, '.');
-    if ((c->needs & TAKES(OPT_OUTPUT)) && !o->output && o->noperands == c->max_operands + 1) {
+    if ((c->needs & TAKES(OPT_OUTPUT)) && !o->output && o->noperands == most + 1) {
         return "; the target goes after -o";
     }
     if (access(extra, F_OK) == 0 && (names_a_file(&o->include) || names_a_file(&o->exclude))) {
         return "; if the shell has expanded a glob, quote it, as in --include '*.weight'";
     }
-    const bool second = o->noperands == c->max_operands + 1 && access(extra, F_OK) == 0;
+    const bool second = o->noperands == most + 1 && access(extra, F_OK) == 0;
     if ((c->takes & TAKES(OPT_AGAINST)) && (second || (extension && strcmp(extension, ".json") == 0))) {
         return "; a schema goes after --schema, another checkpoint after --against";
     }
-    if (o->noperands > c->max_operands + 1 && access(o->operands[0], F_OK) == 0 && access(extra, F_OK) == 0) {
+    if (o->noperands > most + 1 && access(o->operands[0], F_OK) == 0 && access(extra, F_OK) == 0) {
         return "; if the shell has expanded a glob, quote it, as in --include '*.weight'";
     }
     if (access(extra, F_OK) == 0) {
-        return c->max_operands == 1 ? "; for a checkpoint in several files, give its directory" : "";
+        return most == 1 ? "; for a checkpoint in several files, give its directory" : "";
     }
     return c->takes & TAKES(OPT_TENSOR) ? "; a tensor name goes after --tensor"
                                         : "; an argument with spaces needs quotes";
@@ -104,12 +105,13 @@ static const char *hint_for_extra(const command *c, const options *o) {
 
 static fc_code check_operands(const command *c, const options *o, fc_error *err) {
     char usage[160];
-    if (o->noperands < c->min_operands) {
+    const size_t most = command_most_operands(c);
+    if (o->noperands < command_least_operands(c)) {
         return fc_fail(err, FC_EUSAGE, "%s needs %s; use '%s'", c->name, c->operands, usage_of(c, usage, sizeof usage));
     }
-    if (o->noperands > c->max_operands) {
+    if (o->noperands > most) {
         return fc_fail(err, FC_EUSAGE, "%s takes only %s; '%s' is one argument too many%s", c->name, c->operands,
-                       o->operands[c->max_operands], hint_for_extra(c, o));
+                       o->operands[most], hint_for_extra(c, o));
     }
     for (size_t i = 0; i < o->noperands; i++) {
         if (!*o->operands[i]) {

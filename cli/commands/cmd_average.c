@@ -85,8 +85,6 @@ static const char *const examples[] = {
 const command command_average = {
     .name = "average",
     .operands = "SRC SRC...",
-    .min_operands = 2,
-    .max_operands = 4096,
     .summary = "average checkpoints: model soups, last checkpoints, moving averages",
     .description =
         "Writes the mean of several checkpoints with the same names and shapes, in any formats and layouts. With "

@@ -194,8 +194,6 @@ static const char *const examples[] = {
 const command command_check = {
     .name = "check",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "check that a checkpoint is complete and fits a model or a mesh",
     .description = "Checks that all files of SRC exist and that its chunks cover every tensor exactly once; that "
                    "optimizer state belongs to parameters; with --against or --schema, that names, shapes and dtypes "

@@ -30,8 +30,6 @@ static const option_help helps[] = {
 const command command_consolidate = {
     .name = "consolidate",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "merge a checkpoint of any layout into one full file",
     .description = "Gathers the shards of SRC into one file DST. Every element is copied once, bit for bit, unless "
                    "--dtype converts it. A gap between chunks, an overlap or a damaged file is an error, and then "

@@ -20,8 +20,6 @@ static const option_help helps[] = {
 const command command_convert = {
     .name = "convert",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "write a checkpoint in another format, with the same layout",
     .description = "Writes DST with the layout of SRC: a full checkpoint stays full, and what each rank of a sharded "
                    "SRC stored goes into the file of the same rank. Where SRC does not record its mesh (DCP), the mesh "

@@ -130,8 +130,6 @@ static const char *const examples[] = {
 const command command_diff = {
     .name = "diff",
     .operands = "A B",
-    .min_operands = 2,
-    .max_operands = 2,
     .summary = "compare two checkpoints tensor by tensor",
     .description =
         "Compares the values of A and B in any formats and layouts, and shows each difference: how many elements "

@@ -317,8 +317,6 @@ static const char *const examples[] = {
 const command command_export = {
     .name = "export",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "write the model of a training checkpoint as transformers and vLLM load it",
     .description =
         "Takes the model out of SRC and leaves the optimizer, counters and other objects behind; removes what FSDP, "

@@ -208,8 +208,6 @@ static const char *const examples[] = {
 const command command_extract = {
     .name = "extract",
     .operands = "SRC NAME",
-    .min_operands = 2,
-    .max_operands = 2,
     .summary = "extract one tensor or object from a checkpoint",
     .description =
         "Writes the whole tensor NAME, in any layout, to standard output or to the file of -o: its elements in "

@@ -151,8 +151,6 @@ static const char *const examples[] = {
 const command command_inspect = {
     .name = "inspect",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "show the contents and the layout of a checkpoint",
     .description = "Shows the format, the layout, the files and every tensor of SRC with its type, its shape and the "
                    "grid of its chunks. Reads headers only, and the few bytes of the objects (step, lr, ...), which "

@@ -44,8 +44,6 @@ static const char *const examples[] = {
 const command command_recipes = {
     .name = "recipes",
     .operands = "[NAME]",
-    .min_operands = 0,
-    .max_operands = 1,
     .summary = "list the shipped recipes, or print one",
     .description = "A recipe describes the names and tensor layouts of one program as those of another one, such as "
                    "torchtitan and transformers. Most commands apply it with --recipe, in either direction. "

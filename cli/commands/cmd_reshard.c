@@ -55,8 +55,6 @@ static const char *const examples[] = {
 const command command_reshard = {
     .name = "reshard",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "reshard a checkpoint of any layout for another mesh of ranks",
     .description =
         "Writes the directory DST with one file per rank. In HDF5 it also writes index.h5, in which stock HDF5 tools "

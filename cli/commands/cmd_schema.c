@@ -134,8 +134,6 @@ static const char *const examples[] = {
 const command command_schema = {
     .name = "schema",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "print names, dtypes and shapes as JSON, to commit next to the model",
     .description =
         "Prints the names, dtypes and shapes of the tensors of SRC, and the names of its objects, as JSON, one line "

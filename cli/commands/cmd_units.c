@@ -268,8 +268,6 @@ static const char *const examples[] = {
 const command command_units = {
     .name = "units",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "show the FSDP units that a wrap policy defines for a model",
     .description =
         "Builds the tree of modules from the parameter names of SRC, and lets a policy choose the modules that become "

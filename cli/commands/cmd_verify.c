@@ -268,8 +268,6 @@ static const char *const examples[] = {
 const command command_verify = {
     .name = "verify",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "check every byte of a checkpoint against its digests",
     .description =
         "Reads all of SRC and compares it with the recorded digests: those that fsdpckpt writes for each tensor, each "

@@ -85,8 +85,6 @@ static const char *const examples[] = {
 const command command_view = {
     .name = "view",
     .operands = "SRC",
-    .min_operands = 1,
-    .max_operands = 1,
     .summary = "create an HDF5 file that shows a checkpoint's tensors without copying them",
     .description =
         "Writes an HDF5 file whose datasets refer to the bytes in the files of SRC, in any format and "

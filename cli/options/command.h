@@ -38,10 +38,9 @@ typedef struct option_help {
 
 typedef struct command {
     const char *name;
-    const char *operands; /**< for the usage line: "SRC" */
-    size_t min_operands, max_operands;
-    const char *summary;         /**< one line, without a full stop */
-    const char *description;     /**< paragraphs separated by an empty line; --help wraps them */
+    const char *operands;    /**< for the usage line, and how many there are: "SRC NAME" two, "[NAME]" one or none */
+    const char *summary;     /**< one line, without a full stop */
+    const char *description; /**< paragraphs separated by an empty line; --help wraps them */
     const char *const *examples; /**< pairs of a command line and its explanation, NULL-terminated */
     const char *synopsis;        /**< required options for the usage line, such as "-o DST"; or NULL */
     const option_help *helps;    /**< the last one has no help; NULL: none */
@@ -53,6 +52,10 @@ typedef struct command {
 
 /** NULL-terminated, in the order of the usage. */
 extern const command *const command_table[];
+
+/** @return the fewest and the most operands of a command; "SRC SRC..." are any number from two on. */
+size_t command_least_operands(const command *c);
+size_t command_most_operands(const command *c);
 
 /** @return the command called `name`, or NULL. */
 const command *command_find(const char *name);

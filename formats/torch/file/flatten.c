@@ -86,23 +86,12 @@ static fc_code push_values(walker *w, const fc_pv *items, size_t n) {
 
 /* Pushes the values that `v` contains. */
 static fc_code push_items(walker *w, fc_pv v) {
-    const fc_pv *items;
     size_t n;
-    switch (fc_pv_typeof(v)) {
-    case FC_PV_TUPLE:
-        items = fc_pickle_tuple(w->p, v, &n);
-        return push_values(w, items, n);
-    case FC_PV_LIST:
-    case FC_PV_SET:
-    case FC_PV_FROZENSET:
-    case FC_PV_DICT:
-        items = fc_pickle_items(w->p, v, &n);
-        return push_values(w, items, n);
-    case FC_PV_CALL:
+    if (fc_pv_typeof(v) == FC_PV_CALL) {
         return push_values(w, w->p->cells + fc_pv_payload(v) + 1, 4); /* arguments, state, items */
-    default:
-        return FC_OK;
     }
+    const fc_pv *items = fc_pickle_sequence(w->p, v, &n);
+    return push_values(w, items, n);
 }
 
 static bool is_container(fc_pv v) {
@@ -285,7 +274,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
 static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     size_t n;
     bool apart = false;
-    const fc_pv *items = is_tuple ? fc_pickle_tuple(w->p, v, &n) : fc_pickle_items(w->p, v, &n);
+    const fc_pv *items = fc_pickle_sequence(w->p, v, &n);
     for (size_t i = 0; i < n && !is_tuple && !apart; i++) {
         apart = fc_pv_typeof(items[i]) == FC_PV_DICT;
     }

@@ -197,12 +197,10 @@ fc_code fc_torch_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
 
 static fc_code json_of(const fc_checkpoint *checkpoint, const torch_object *object, fc_arena *arena, const char **json,
                        fc_error *err) {
-    enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* as for DCP */
     fc_pickle *p = NULL;
     fc_pickle_source source = {checkpoint->path, 0, object->size, -1, object->pickle};
     FC_TRY(fc_pickle_load(&source, FC_PICKLE_ITEM, &p, err));
-    uint64_t budget = object->size < LARGE / RATIO ? SMALL + RATIO * object->size : LARGE;
-    fc_code rc = fc_torch_json(p, p->root, budget, arena, json, err);
+    fc_code rc = fc_torch_json_root(p, object->size, arena, json, err);
     fc_pickle_free(p);
     return rc;
 }

@@ -113,6 +113,9 @@ fc_code fc_torch_check_archive(fc_torch_item *archive, fc_error *err);
  */
 fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *arena, const char **json, fc_error *err);
 
+/** Like fc_torch_json, for the whole value, with a budget that follows from the `size` of the pickle in bytes. */
+fc_code fc_torch_json_root(const fc_pickle *p, uint64_t size, fc_arena *arena, const char **json, fc_error *err);
+
 /** Like fc_torch_json, for the archive in a range of a file. */
 fc_code fc_torch_json_range(int fd, const char *path, uint64_t offset, uint64_t length, fc_arena *arena,
                             const char **json, fc_error *err);

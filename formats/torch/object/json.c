@@ -336,8 +336,7 @@ static json_t *json_of_container(writer *w, fc_pv v) {
         return json_of_call(w, v);
     }
     size_t n;
-    const bool fixed = type == FC_PV_TUPLE || type == FC_PV_SIZE;
-    const fc_pv *items = fixed ? fc_pickle_tuple(w->p, v, &n) : fc_pickle_items(w->p, v, &n);
+    const fc_pv *items = fc_pickle_sequence(w->p, v, &n);
     if (type == FC_PV_DICT) {
         return fc_torch_json_dict(w, items, n);
     }
@@ -418,25 +417,24 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
     return FC_OK;
 }
 
+/* The JSON is only for people and scripts, so its size is limited; the object itself stays complete. */
+fc_code fc_torch_json_root(const fc_pickle *p, uint64_t size, fc_arena *arena, const char **json, fc_error *err) {
+    enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 };
+    return fc_torch_json(p, p->root, size < LARGE / RATIO ? SMALL + RATIO * size : LARGE, arena, json, err);
+}
+
 /*
  * For the value of an archive, which it closes. `opened` is the result of opening it: a pickle that was too large
- * becomes
- * {"$omitted": "too large"}.
+ * becomes {"$omitted": "too large"}.
  */
 static fc_code json_of_item(fc_torch_item *item, fc_code opened, fc_arena *arena, const char **json, fc_error *err) {
-    enum {
-        SMALL = 64 << 10,
-        RATIO = 16,
-        LARGE = 4 << 20
-    }; /* the JSON is only for people and scripts; the object itself stays complete */
     static const char omitted[] = "{\"$omitted\":\"too large\"}";
     if (opened == FC_EUNSUPPORTED && item->pickle_size > FC_TORCH_MAX_PICKLE) {
         *json = fc_arena_strndup(arena, omitted, strlen(omitted));
         return *json ? FC_OK : fc_no_memory(err, NULL);
     }
     FC_TRY(opened);
-    uint64_t budget = item->pickle_size < LARGE / RATIO ? SMALL + RATIO * item->pickle_size : LARGE;
-    fc_code rc = fc_torch_json(item->pickle, item->pickle->root, budget, arena, json, err);
+    fc_code rc = fc_torch_json_root(item->pickle, item->pickle_size, arena, json, err);
     fc_torch_item_close(item);
     return rc;
 }

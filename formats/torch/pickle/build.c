@@ -130,19 +130,12 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
 static fc_code append_pairs(fc_pickle_vm *vm, fc_pv callee, fc_pv pairs, fc_pv dict) {
     fc_pickle *p = vm->p;
     size_t n, two;
-    const fc_pv *items =
-        fc_pv_typeof(pairs) == FC_PV_LIST ? fc_pickle_items(p, pairs, &n) : fc_pickle_tuple(p, pairs, &n);
+    const fc_pv *items = fc_pickle_sequence(p, pairs, &n);
     FC_TRY(fc_pickle_count_taken(vm, n));
     for (size_t i = 0; i < n; i++) {
-        const fc_pv *pair;
-        if (fc_pv_typeof(items[i]) == FC_PV_TUPLE) {
-            pair = fc_pickle_tuple(p, items[i], &two);
-        } else if (fc_pv_typeof(items[i]) == FC_PV_LIST) {
-            pair = fc_pickle_items(p, items[i], &two);
-        } else {
-            return bad_call(vm, callee);
-        }
-        if (two != 2) {
+        const fc_pv_type type = fc_pv_typeof(items[i]);
+        const fc_pv *pair = fc_pickle_sequence(p, items[i], &two);
+        if ((type != FC_PV_TUPLE && type != FC_PV_LIST) || two != 2) {
             return bad_call(vm, callee);
         }
         FC_TRY(fc_pickle_check_keys(vm, pair, 2, 2));
@@ -166,12 +159,10 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
         return append_pairs(vm, callee, init, *out);
     }
     size_t n;
-    const fc_pv *items;
-    if (type == FC_PV_DICT ? from == FC_PV_DICT : from == FC_PV_LIST || from == FC_PV_SET || from == FC_PV_FROZENSET) {
-        items = fc_pickle_items(p, init, &n);
-    } else if (type != FC_PV_DICT && from == FC_PV_TUPLE) {
-        items = fc_pickle_tuple(p, init, &n);
-    } else {
+    const fc_pv *items = fc_pickle_sequence(p, init, &n);
+    if (!(type == FC_PV_DICT
+              ? from == FC_PV_DICT
+              : from == FC_PV_LIST || from == FC_PV_SET || from == FC_PV_FROZENSET || from == FC_PV_TUPLE)) {
         return bad_call(vm, callee);
     }
     FC_TRY(fc_pickle_count_taken(vm, n));

@@ -114,7 +114,7 @@ fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     const char *const *fields = fc_class_fields((fc_class)cls);
     fc_pv_type type = fc_pv_typeof(state);
     if (type == FC_PV_TUPLE || type == FC_PV_LIST) {
-        items = type == FC_PV_TUPLE ? fc_pickle_tuple(p, state, &n) : fc_pickle_items(p, state, &n);
+        items = fc_pickle_sequence(p, state, &n);
         if (type == FC_PV_TUPLE && n == 2 && cls != FC_CLASS_TENSOR_PROPERTIES &&
             fc_pv_typeof(items[1]) == FC_PV_DICT) { /* (__dict__, slots) */
             state = items[1];

@@ -86,12 +86,8 @@ static bool holds_function(fc_judge *j, fc_pv v) {
                         : type == FC_PV_DICT ? fc_pickle_container_of(p, v)->state
                                              : 0;
     size_t n = 0;
-    const fc_pv *items = NULL;
-    if (fc_pv_typeof(state) == FC_PV_DICT) {
-        items = fc_pickle_items(p, state, &n);
-    } else if (fc_pv_typeof(state) == FC_PV_TUPLE) {
-        items = fc_pickle_tuple(p, state, &n);
-    }
+    const bool known = fc_pv_typeof(state) == FC_PV_DICT || fc_pv_typeof(state) == FC_PV_TUPLE;
+    const fc_pv *items = known ? fc_pickle_sequence(p, state, &n) : NULL;
     for (size_t i = 0; i < n && j->left > 0; i++, j->left--) {
         const fc_global_kind kind = fc_judge_kind(p, items[i]);
         if ((fc_pv_typeof(items[i]) == FC_PV_GLOBAL && kind != FC_GLOBAL_DTYPE && kind != FC_GLOBAL_STORAGE) ||

@@ -140,7 +140,7 @@ static bool are_numbers(fc_judge *j, fc_pv v) {
     if (type != FC_PV_LIST && type != FC_PV_TUPLE && type != FC_PV_SIZE) {
         return false;
     }
-    const fc_pv *items = type == FC_PV_LIST ? fc_pickle_items(j->p, v, &n) : fc_pickle_tuple(j->p, v, &n);
+    const fc_pv *items = fc_pickle_sequence(j->p, v, &n);
     for (size_t i = 0; i < n; i++) {
         if (j->left == 0 || !is_number(items[i])) {
             return false;
@@ -229,8 +229,7 @@ bool fc_judge_is_object_state(const fc_pickle *p, fc_pv v) {
         return fc_pv_typeof(state[DATA]) != FC_PV_LIST;
     }
     fc_pickle_items(p, state[DATA], &length);
-    const fc_pv *shape = fc_pv_typeof(state[SHAPE]) == FC_PV_LIST ? fc_pickle_items(p, state[SHAPE], &ndim)
-                                                                  : fc_pickle_tuple(p, state[SHAPE], &ndim);
+    const fc_pv *shape = fc_pickle_sequence(p, state[SHAPE], &ndim);
     for (size_t i = 0; i < ndim; i++) {
         if (!fc_pickle_int(p, shape[i], &dim) || dim < 0 || !fc_mul_i64(count, dim, &count)) {
             return false;

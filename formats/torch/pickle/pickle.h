@@ -142,6 +142,15 @@ static inline const fc_pv *fc_pickle_items(const fc_pickle *p, fc_pv v, size_t *
     return c->items;
 }
 
+/** @return the items of a tuple, torch.Size or container, as above; NULL and a count of 0 for any other value. */
+static inline const fc_pv *fc_pickle_sequence(const fc_pickle *p, fc_pv v, size_t *count) {
+    const fc_pv_type type = fc_pv_typeof(v);
+    *count = 0;
+    return type == FC_PV_TUPLE || type == FC_PV_SIZE       ? fc_pickle_tuple(p, v, count)
+           : type >= FC_PV_LIST && type <= FC_PV_FROZENSET ? fc_pickle_items(p, v, count)
+                                                           : NULL;
+}
+
 /** @return the header of a string, bytes or big integer. The bytes follow it, and then a NUL that is not counted. */
 static inline fc_pickle_text *fc_pickle_record(const fc_pickle *p, fc_pv v) {
     return (fc_pickle_text *)(void *)(p->text + fc_pv_payload(v) * 8);

@@ -193,7 +193,7 @@ static bool are_parameters(const fc_pickle *p, fc_pv v, int depth) {
     if (type != FC_PV_TUPLE && type != FC_PV_LIST) {
         return type < FC_PV_TUPLE || is_type(p, v); /* Literal has numbers and strings */
     }
-    const fc_pv *items = type == FC_PV_TUPLE ? fc_pickle_tuple(p, v, &n) : fc_pickle_items(p, v, &n);
+    const fc_pv *items = fc_pickle_sequence(p, v, &n);
     for (size_t i = 0; i < n && i < MAX_TYPES; i++) {
         if (depth == MAX_KEY_DEPTH || !are_parameters(p, items[i], depth + 1)) {
             return false;
