@@ -9,6 +9,7 @@
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/wrap_policy.h"
 
 #include <inttypes.h>
@@ -142,7 +143,7 @@ static fc_code list_boxes(const side *s, uint32_t index, boxes *out, fc_error *e
         const fc_box box = {ndim, dims, dims + ndim};
         rc = fc_local_box(ndim, t->source->shape, &s->mesh, t->placements, coordinate, dims, dims + ndim, err);
         if (rc == FC_OK && fc_box_volume(&box) > 0) {
-            out->ranks[out->count++] = (uint32_t)fc_layout_owner(&s->mesh, t->placements, coordinate, t->owner_offset);
+            out->ranks[out->count++] = (uint32_t)fc_replica_owner(&s->mesh, t->placements, coordinate, t->owner_offset);
         }
     } while (rc == FC_OK && next_box(&s->mesh, t->placements, coordinate));
     return rc;

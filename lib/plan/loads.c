@@ -3,6 +3,7 @@
  * take minutes on a large mesh. But a model has thousands of tensors and few shapes, and tensors with the same shape,
  * element size, placements and owner add the same load, so each kind is laid out once.
  */
+#include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/select.h"
 
 #include "base/checked.h"
@@ -67,7 +68,7 @@ static fc_code add_boxes(const fc_target *target, const fc_target_tensor *t, uin
     const fc_tensor *source = t->source;
     const fc_box box = {source->ndim, offsets, sizes};
     if (!target->self_contained) {
-        fc_mesh_coordinate(mesh, fc_layout_owner(mesh, t->placements, coordinate, t->owner_offset), coordinate);
+        fc_mesh_coordinate(mesh, fc_replica_owner(mesh, t->placements, coordinate, t->owner_offset), coordinate);
     }
     do {
         FC_TRY_CONTEXT(fc_local_box(source->ndim, source->shape, mesh, t->placements, coordinate, offsets, sizes, err),

@@ -2,6 +2,7 @@
  * Builds the target from a source's manifest: selects values by glob, renames them, and sets their dtype and
  * placements. Also lists what one rank's file contains. No I/O.
  */
+#include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/select.h"
 
 #include "base/checked.h"
@@ -194,7 +195,7 @@ static fc_code place_tensors(const fc_target *target, fc_placement *placements, 
         }
         tensors[i].placements = &placements[i * width];
     }
-    FC_TRY_GOTO(given ? FC_OK : fc_layout_spread(target->mesh, n, bytes, placements, owners, err), rc, out);
+    FC_TRY_GOTO(given ? FC_OK : fc_spread_owners(target->mesh, n, bytes, placements, owners, err), rc, out);
     for (size_t i = 0; i < n; i++) {
         const uint32_t owner = given ? given[tensors[i].source - target->source->tensors] : owners[i];
         tensors[i].owner_offset = tensors[i].source->object ? 0 : owner;
@@ -264,7 +265,7 @@ fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t ran
         fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err), err,
         "tensor '%s'", t->name);
     if (!fc_is_empty(ndim, dims + ndim)) {
-        item->owner = (uint32_t)fc_layout_owner(target->mesh, t->placements, coordinate, t->owner_offset);
+        item->owner = (uint32_t)fc_replica_owner(target->mesh, t->placements, coordinate, t->owner_offset);
         item->owned = item->owner == rank || target->self_contained;
     }
     return FC_OK;

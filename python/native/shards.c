@@ -9,6 +9,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/sharding.h"
 #include "fsdpckpt/shards.h"
@@ -65,7 +66,7 @@ static PyObject *stored_chunks(const layout_request *r, size_t index) {
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && !t->encoding && i < t->nchunks; i++) {
         fc_mesh_coordinate(&r->mesh, t->ranks[i], coordinate);
-        if (fc_layout_owner(&r->mesh, placements, coordinate, r->owners[index]) == t->ranks[i]) {
+        if (fc_replica_owner(&r->mesh, placements, coordinate, r->owners[index]) == t->ranks[i]) {
             PyObject *number = PyLong_FromSize_t(i);
             if (!number || PyList_Append(list, number) != 0) {
                 Py_DECREF(list);

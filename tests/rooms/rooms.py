@@ -28,7 +28,7 @@ HEADERS = {
     "lib/io": "io",
     "lib/sharding": "box layout mesh",
     "lib/checkpoint": "checkpoint format memory seal target",
-    "lib/plan": "sharding plan select",
+    "lib/plan": "sharding plan replica_owner select",
     "lib/codec": "cast",
     "lib/comm": "comm gather_files",
     "lib/read": "read",

@@ -2,6 +2,7 @@
  * Layouts: meshes from sizes, the placements of a tensor, and which rank stores a replicated box.
  */
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/replica_owner.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -78,13 +79,13 @@ static void owner_is_one_of_the_holders(void **state) {
         int64_t coordinate[3];
         fc_mesh_coordinate(&mesh, rank, coordinate);
         for (uint32_t o = 0; o < 9; o++) {
-            int64_t owner = fc_layout_owner(&mesh, p, coordinate, o);
+            int64_t owner = fc_replica_owner(&mesh, p, coordinate, o);
             assert_int_equal(owner, holders[o % 4] + 2 * (coordinate[1] - 1));
         }
     }
     fc_layout_placements(&mesh, 2, 1, p);
-    assert_int_equal(fc_layout_owner(&mesh, p, (int64_t[]){1, 2, 1}, 0), 5);
-    assert_int_equal(fc_layout_owner(&mesh, p, (int64_t[]){0, 2, 1}, 1), 11);
+    assert_int_equal(fc_replica_owner(&mesh, p, (int64_t[]){1, 2, 1}, 0), 5);
+    assert_int_equal(fc_replica_owner(&mesh, p, (int64_t[]){0, 2, 1}, 1), 11);
 }
 
 /* Adds up the bytes that each rank stores, from the boxes that it owns. */
@@ -100,7 +101,7 @@ static void loads_of(const fc_mesh *mesh, size_t count, const uint64_t *bytes, c
         for (int64_t rank = 0; rank < ranks; rank++) {
             int64_t coordinate[FC_MAX_MESH_DIMS];
             fc_mesh_coordinate(mesh, rank, coordinate);
-            loads[rank] += fc_layout_owner(mesh, p, coordinate, offsets[i]) == rank ? bytes[i] / boxes : 0;
+            loads[rank] += fc_replica_owner(mesh, p, coordinate, offsets[i]) == rank ? bytes[i] / boxes : 0;
         }
     }
 }
@@ -118,8 +119,8 @@ static void spread_is_even(void **state) {
         total += bytes[i];
         largest = bytes[i] > largest ? bytes[i] : largest;
     }
-    assert_int_equal(fc_layout_spread(&mesh, COUNT, bytes, p, offsets, NULL), FC_OK);
-    assert_int_equal(fc_layout_spread(&mesh, COUNT, bytes, p, again, NULL), FC_OK);
+    assert_int_equal(fc_spread_owners(&mesh, COUNT, bytes, p, offsets, NULL), FC_OK);
+    assert_int_equal(fc_spread_owners(&mesh, COUNT, bytes, p, again, NULL), FC_OK);
     assert_memory_equal(offsets, again, sizeof offsets);
     loads_of(&mesh, COUNT, bytes, p, offsets, loads);
     uint64_t stored = 0;
@@ -137,9 +138,9 @@ static void ties_go_to_the_lowest_rank(void **state) {
     fc_placement p[6] = {{FC_REPLICATE, 0, 0}};
     const uint64_t bytes[6] = {10, 10, 5, 5, 5, UINT64_MAX};
     uint32_t offsets[6];
-    assert_int_equal(fc_layout_spread(&mesh, 6, bytes, p, offsets, NULL), FC_OK);
+    assert_int_equal(fc_spread_owners(&mesh, 6, bytes, p, offsets, NULL), FC_OK);
     assert_memory_equal(offsets, ((uint32_t[]){0, 1, 2, 3, 2, 3}), sizeof offsets);
-    assert_int_equal(fc_layout_spread(&mesh, 0, NULL, NULL, NULL, NULL), FC_OK);
+    assert_int_equal(fc_spread_owners(&mesh, 0, NULL, NULL, NULL, NULL), FC_OK);
 }
 
 static int replicated_along(const fc_mesh *mesh, const fc_placement *p) {
@@ -169,7 +170,7 @@ static void spread_slowly(const fc_mesh *mesh, size_t count, const uint64_t *byt
             for (uint32_t h = 0; h < holders; h++) {
                 for (int64_t rank = 0; rank < ranks; rank++) {
                     fc_mesh_coordinate(mesh, rank, coordinate);
-                    if (fc_layout_owner(mesh, p, coordinate, h) == rank && loads[rank] > peaks[h]) {
+                    if (fc_replica_owner(mesh, p, coordinate, h) == rank && loads[rank] > peaks[h]) {
                         peaks[h] = loads[rank];
                     }
                 }
@@ -179,7 +180,7 @@ static void spread_slowly(const fc_mesh *mesh, size_t count, const uint64_t *byt
             for (int64_t rank = 0; rank < ranks; rank++) {
                 fc_mesh_coordinate(mesh, rank, coordinate);
                 loads[rank] +=
-                    fc_layout_owner(mesh, p, coordinate, offsets[i]) == rank ? (bytes[i] + boxes - 1) / boxes : 0;
+                    fc_replica_owner(mesh, p, coordinate, offsets[i]) == rank ? (bytes[i] + boxes - 1) / boxes : 0;
             }
         }
     }
@@ -200,7 +201,7 @@ static void spread_is_as_documented(void **state) {
             fc_layout_placements(&mesh, ndim, ndim ? rand() % 3 - 1 : -1, p + n * (size_t)mesh.ndim);
             bytes[n] = (uint64_t)(rand() % 3 ? rand() % 1000 : 0);
         }
-        assert_int_equal(fc_layout_spread(&mesh, n, bytes, p, fast, NULL), FC_OK);
+        assert_int_equal(fc_spread_owners(&mesh, n, bytes, p, fast, NULL), FC_OK);
         spread_slowly(&mesh, n, bytes, p, slow);
         assert_memory_equal(fast, slow, sizeof fast);
     }
@@ -220,7 +221,7 @@ static void spread_over_many_ranks(void **state) {
         fc_layout_placements(&mesh, i % 3 == 0 ? 0 : 2, i % 3 == 1 ? 0 : -1, p + i * 3);
         bytes[i] = i % 3 == 0 ? 4 : 1 << 20;
     }
-    assert_int_equal(fc_layout_spread(&mesh, COUNT, bytes, p, offsets, NULL), FC_OK);
+    assert_int_equal(fc_spread_owners(&mesh, COUNT, bytes, p, offsets, NULL), FC_OK);
     for (size_t i = 1; i < COUNT; i += 3) {
         seen[offsets[i]] += bytes[i];
         total += bytes[i];

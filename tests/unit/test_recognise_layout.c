@@ -4,6 +4,7 @@
  * empty boxes.
  */
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/sharding.h"
 
 #include <setjmp.h>
@@ -38,7 +39,7 @@ static void cut_tensor(sample *s, size_t i, const fc_mesh *mesh, int tp_dim, uin
         assert_int_equal(fc_local_box(t->ndim, t->shape, mesh, placements, coordinate, dims, dims + t->ndim, NULL),
                          FC_OK);
         const fc_box box = {t->ndim, dims, dims + t->ndim};
-        if (fc_box_volume(&box) > 0 && fc_layout_owner(mesh, placements, coordinate, spread) == rank) {
+        if (fc_box_volume(&box) > 0 && fc_replica_owner(mesh, placements, coordinate, spread) == rank) {
             s->chunks[i][t->nchunks++] = (fc_chunk){.dims = dims, .rank = (uint32_t)rank};
         }
     }

@@ -3,6 +3,7 @@
  * other programs see the full model, and the tables from which fsdpckpt opens the checkpoint.
  */
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/replica_owner.h"
 #include "hdf5/writer/writer.h"
 
 #include "fsdpckpt/try.h"
@@ -56,7 +57,7 @@ static fc_code map_boxes(index_writer *m, const fc_target_tensor *tensor, const 
         int64_t volume = fc_box_volume(&box);
         if (volume > 0) {
             char file[FC_H5_SHARD_NAME];
-            fc_h5_shard_name(m->w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
+            fc_h5_shard_name(m->w, fc_replica_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
                              file);
             fc_h5_list_add(&m->list, file, source, NULL, t->ndim, offsets, sizes);
             covered += volume;

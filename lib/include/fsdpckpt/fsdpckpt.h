@@ -32,6 +32,7 @@
 #include "fsdpckpt/progress.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/recipe.h"
+#include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/sharding.h"

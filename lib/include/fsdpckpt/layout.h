@@ -78,26 +78,6 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
  */
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements);
 
-/**
- * Chooses, for each of `count` tensors, which of the ranks that hold its replicated boxes stores them, so that no rank
- * stores much more than another. The choice is deterministic. Tensors that are replicated along fewer mesh dimensions
- * come first, then the order of the arguments counts. Each goes to the holder whose busiest rank stores least so far;
- * the lowest rank wins a tie. O(ranks) for each set of mesh dimensions along which some tensor is replicated, and O(log
- * ranks) for each tensor.
- * @param bytes      size of each tensor in bytes.
- * @param placements count × mesh->ndim placements.
- * @param offsets    receives for each tensor the index of the chosen holder, in rank order.
- */
-fc_code fc_layout_spread(const fc_mesh *mesh, size_t count, const uint64_t *bytes, const fc_placement *placements,
-                         uint32_t *offsets, fc_error *err);
-
-/**
- * Returns the rank that stores the box of the rank at `coordinate`: number `owner_offset`, modulo their count, of the
- * ranks that hold the same box, in rank order.
- */
-int64_t fc_layout_owner(const fc_mesh *mesh, const fc_placement *placements, const int64_t *coordinate,
-                        uint32_t owner_offset);
-
 #ifdef __cplusplus
 }
 #endif

@@ -30,7 +30,7 @@ typedef struct fc_selection {
     const char *const *rename; /**< applied after strip_prefix: "s/regex/replacement/gi", NULL-terminated; NULL: none */
     bool keep_layout;          /**< keep the layout of the source (fc_recognise_layout); mesh and tp_plan are ignored */
     /** For each value of the source, which holder stores its replicated boxes (fc_target_tensor.owner_offset). NULL:
-     *  fc_layout_spread chooses. */
+     *  fc_spread_owners chooses. */
     const uint32_t *owner_offsets;
     bool cast; /**< floating-point tensors become `dtype` */
     fc_dtype dtype;

@@ -73,14 +73,6 @@ int64_t fc_find_stages(const fc_tensor *const *tensors, size_t count, const fc_m
 fc_code fc_recognise_layout_of(const fc_checkpoint *source, int64_t ranks, fc_arena *arena, fc_mesh *mesh,
                                fc_placement **placements, fc_error *err);
 
-/**
- * Chooses, like fc_layout_spread, which of the ranks that hold a box stores it, but only a rank of which a chunk tells
- * that it holds the box. The other arguments are those of fc_recognise_layout_of.
- * @param owner_offsets receives one for each value (fc_selection.owner_offsets).
- */
-fc_code fc_held_owners(const fc_checkpoint *source, const fc_mesh *mesh, const fc_placement *placements,
-                       uint32_t *owner_offsets, fc_error *err);
-
 #ifdef __cplusplus
 }
 #endif

@@ -19,7 +19,7 @@ typedef struct fc_target_tensor {
     fc_path path;
     fc_dtype dtype;                 /**< the type in the target, which differs from the source's after a cast */
     const fc_placement *placements; /**< mesh->ndim entries; NULL if the mesh has no dimensions */
-    uint32_t owner_offset;          /**< which holder stores replicated boxes, see fc_layout_owner */
+    uint32_t owner_offset;          /**< which holder stores replicated boxes, see fc_replica_owner */
     uint32_t file;                  /**< values of two numbers are in two files of a full target of limited size */
     uint32_t section;               /**< ascending in fc_target.tensors, see fc_format_target.set_sections */
 } fc_target_tensor;

@@ -1,8 +1,8 @@
 /*
  * Chooses which rank stores a replicated box when not every rank of the mesh holds its local box: under pipeline
- * parallelism, a stage holds only its own layers. See sharding.h.
+ * parallelism, a stage holds only its own layers. See replica_owner.h.
  */
-#include "fsdpckpt/sharding.h"
+#include "fsdpckpt/replica_owner.h"
 
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
@@ -31,7 +31,7 @@ static bool holder_has_all(const held *h, const fc_tensor *t, const fc_placement
     *peak = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
         fc_mesh_coordinate(h->mesh, t->chunks[i].rank, coordinate);
-        const int64_t owner = fc_layout_owner(h->mesh, placements, coordinate, offset);
+        const int64_t owner = fc_replica_owner(h->mesh, placements, coordinate, offset);
         if (!h->holds[owner]) {
             return false;
         }
@@ -45,7 +45,7 @@ static void add_loads(const held *h, const fc_tensor *t, const fc_placement *pla
     int64_t coordinate[FC_MAX_MESH_DIMS];
     for (size_t i = 0; i < t->nchunks; i++) {
         fc_mesh_coordinate(h->mesh, t->chunks[i].rank, coordinate);
-        if (fc_layout_owner(h->mesh, placements, coordinate, offset) == t->chunks[i].rank) {
+        if (fc_replica_owner(h->mesh, placements, coordinate, offset) == t->chunks[i].rank) {
             h->loads[t->chunks[i].rank] += fc_chunk_data_bytes(t, &t->chunks[i]);
         }
     }
@@ -67,7 +67,7 @@ static fc_code choose(const held *h, const fc_tensor *t, const fc_placement *pla
     bool found = false;
     mark_holders(h, t);
     if (holder_has_all(h, t, placements, *offset, &peak)) {
-        return FC_OK; /* the choice of fc_layout_spread */
+        return FC_OK; /* the choice of fc_spread_owners */
     }
     for (uint32_t k = 0; k < count; k++) {
         if (holder_has_all(h, t, placements, k, &peak) && (!found || peak < least)) {
@@ -90,7 +90,7 @@ static fc_code spread(const held *h, const fc_placement *placements, uint32_t *o
         const fc_box whole = {t->ndim, NULL, t->shape};
         bytes[i] = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
     }
-    fc_code rc = fc_layout_spread(h->mesh, h->source->ntensors, bytes, placements, offsets, err);
+    fc_code rc = fc_spread_owners(h->mesh, h->source->ntensors, bytes, placements, offsets, err);
     free(bytes);
     return rc;
 }
