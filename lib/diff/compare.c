@@ -76,7 +76,7 @@ static bool values_can_be_compared(const comparison *c, const fc_compared *item)
     return item->a->dtype == item->b->dtype || (c->options->tolerant && item->numbers);
 }
 
-static fc_code classify(comparison *c, size_t index, fc_error *err) {
+static fc_code classify_pair(comparison *c, size_t index, fc_error *err) {
     fc_compared *item = &c->report->items[index];
     const fc_tensor *a = item->a, *b = item->b;
     int64_t elements;
@@ -141,11 +141,11 @@ static fc_code add_item(comparison *c, const char *name, const fc_tensor *a, con
                   : !a ? FC_COMPARE_ONLY_B
                        : FC_COMPARE_UNREAD,
     };
-    return a && b ? classify(c, r->count - 1, err) : FC_OK;
+    return a && b ? classify_pair(c, r->count - 1, err) : FC_OK;
 }
 
 /* Makes the items: A's names with their partners, then the names that only B has. */
-static fc_code join(comparison *c, fc_error *err) {
+static fc_code join_names(comparison *c, fc_error *err) {
     fc_names a, b;
     fc_compare_report *r = c->report;
     FC_TRY(list_names(c, &a, &b, err));
@@ -172,7 +172,7 @@ static fc_code join(comparison *c, fc_error *err) {
 
 /* ---- judging ---- */
 
-static void judge(const comparison *c, fc_compared *item) {
+static void judge_pair(const comparison *c, fc_compared *item) {
     if (!item->read) {
         return;
     }
@@ -189,7 +189,7 @@ static void judge(const comparison *c, fc_compared *item) {
 }
 
 /* Decodes an object. Returns NULL when that is impossible; then only its bytes are compared. */
-static const char *decode(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
+static const char *decode_object_json(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
     const char *json = NULL;
     return checkpoint->format->reader.object_json &&
                    fc_checkpoint_object_json(checkpoint, object, c->arena, &json, NULL) == FC_OK
@@ -216,13 +216,13 @@ static void compare_objects(const comparison *c, fc_compared *item) {
     if (!item->a || !item->b || !item->a->object || !item->b->object || !bytes_differ) {
         return;
     }
-    item->json_a = decode(c, c->a, item->a);
-    item->json_b = decode(c, c->b, item->b);
+    item->json_a = decode_object_json(c, c->a, item->a);
+    item->json_b = decode_object_json(c, c->b, item->b);
     bool same = item->json_a && item->json_b && same_json(item->json_a, item->json_b);
     item->result = same ? FC_COMPARE_SAME_VALUE : FC_COMPARE_DIFFERENT;
 }
 
-static void count(fc_compare_report *r, const fc_compared *item) {
+static void count_result(fc_compare_report *r, const fc_compared *item) {
     switch (item->result) {
     case FC_COMPARE_ONLY_A:
         r->only_a++;
@@ -254,7 +254,7 @@ static bool differs_already(const comparison *c) {
     return false;
 }
 
-static fc_code begin(comparison *c, fc_error *err) {
+static fc_code begin_comparison(comparison *c, fc_error *err) {
     const fc_checkpoint *sides[] = {c->a, c->b};
     for (int i = 0; i < 2; i++) {
         if (sides[i]->format->layout_only) {
@@ -263,18 +263,18 @@ static fc_code begin(comparison *c, fc_error *err) {
         }
     }
     *c->report = (fc_compare_report){0};
-    return join(c, err);
+    return join_names(c, err);
 }
 
-static fc_code finish(comparison *c, fc_error *err) {
+static fc_code finish_comparison(comparison *c, fc_error *err) {
     fc_compare_report *r = c->report;
     if (c->nto_read > 0 && !(c->options->quick && differs_already(c))) {
         FC_TRY(fc_compare_data(c->a, c->b, c->options, r, c->to_read, c->nto_read, &c->stopped, err));
     }
     for (size_t i = 0; i < r->count; i++) {
-        judge(c, &r->items[i]);
+        judge_pair(c, &r->items[i]);
         compare_objects(c, &r->items[i]);
-        count(r, &r->items[i]);
+        count_result(r, &r->items[i]);
     }
     FC_TRY(fc_checkpoint_unchanged(c->a, err));
     return fc_checkpoint_unchanged(c->b, err);
@@ -283,8 +283,8 @@ static fc_code finish(comparison *c, fc_error *err) {
 fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,
                    fc_compare_report *report, fc_error *err) {
     comparison c = {.a = a, .b = b, .options = options, .arena = arena, .report = report};
-    FC_TRY(begin(&c, err));
-    return finish(&c, err);
+    FC_TRY(begin_comparison(&c, err));
+    return finish_comparison(&c, err);
 }
 
 /* Objects whose digests differ are decoded, which needs their data. */
@@ -312,8 +312,8 @@ static bool has_digests(const fc_checkpoint *checkpoint) {
     return true;
 }
 
-static fc_code reopen(const char *path, const fc_open_options *how, const fc_checkpoint *model,
-                      fc_checkpoint **checkpoint, fc_error *err) {
+static fc_code reopen_side(const char *path, const fc_open_options *how, const fc_checkpoint *model,
+                           fc_checkpoint **checkpoint, fc_error *err) {
     fc_checkpoint_close(*checkpoint);
     *checkpoint = NULL;
     return fc_checkpoint_open_model(path, how, model, checkpoint, err);
@@ -327,19 +327,19 @@ static fc_code compare_headers(const char *path_a, const char *path_b, compariso
     fc_open_options how = c->options->open;
     how.headers_only = true;
     *answered = false;
-    FC_TRY(reopen(path_a, &how, c->options->model, a, err));
+    FC_TRY(reopen_side(path_a, &how, c->options->model, a, err));
     if (!has_digests(*a)) {
         return FC_OK;
     }
-    FC_TRY(reopen(path_b, &how, c->options->model, b, err));
+    FC_TRY(reopen_side(path_b, &how, c->options->model, b, err));
     if (!has_digests(*b)) {
         return FC_OK;
     }
     c->a = *a;
     c->b = *b;
-    FC_TRY(begin(c, err));
+    FC_TRY(begin_comparison(c, err));
     *answered = !needs_data(c);
-    return *answered ? finish(c, err) : FC_OK;
+    return *answered ? finish_comparison(c, err) : FC_OK;
 }
 
 fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compare_options *options, fc_arena *arena,
@@ -354,7 +354,7 @@ fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compar
     if (answered) {
         return FC_OK;
     }
-    FC_TRY(reopen(path_a, &options->open, options->model, a, err));
-    FC_TRY(reopen(path_b, &options->open, options->model, b, err));
+    FC_TRY(reopen_side(path_a, &options->open, options->model, a, err));
+    FC_TRY(reopen_side(path_b, &options->open, options->model, b, err));
     return fc_compare(*a, *b, options, arena, report, err);
 }

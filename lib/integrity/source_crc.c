@@ -238,7 +238,7 @@ typedef struct exchange {
     size_t chunks;
 } exchange;
 
-static void pack(const fc_source_crc *crc, const exchange *to) {
+static void pack_sums(const fc_source_crc *crc, const exchange *to) {
     for (size_t i = 0; i < to->chunks; i++) {
         chunk_sum *sum = &crc->sums[i];
         to->sums[i] = atomic_load(&sum->sum);
@@ -252,7 +252,7 @@ static void pack(const fc_source_crc *crc, const exchange *to) {
     }
 }
 
-static void unpack(fc_source_crc *crc, const exchange *from) {
+static void unpack_sums(fc_source_crc *crc, const exchange *from) {
     for (size_t i = 0; i < from->chunks; i++) {
         chunk_sum *sum = &crc->sums[i];
         atomic_store(&sum->sum, from->sums[i]);
@@ -290,9 +290,9 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     FC_TRY_GOTO(fc_comm_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err), rc, out);
     if (numbers) { /* if one rank has none, the ranks have agreed on an error */
         const exchange all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
-        pack(crc, &all);
+        pack_sums(crc, &all);
         FC_TRY_GOTO(join_numbers(comm, numbers, count, err), rc, out);
-        unpack(crc, &all);
+        unpack_sums(crc, &all);
     }
 out:
     free(numbers);

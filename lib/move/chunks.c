@@ -67,7 +67,7 @@ fc_code fc_chunks_init(fc_chunks *chunks, const fc_target *target, const fc_targ
     return fc_chunk_walk_init(&chunks->walk, target, file, err);
 }
 
-static void drop(fc_chunked_item *of) {
+static void drop_chunked_item(fc_chunked_item *of) {
     if (of && --of->users == 0) {
         fc_item_digest_end(&of->digest, of->chunks->target, of->chunks->crc32);
         fc_coverage_free(of->coverage);
@@ -76,7 +76,7 @@ static void drop(fc_chunked_item *of) {
 }
 
 void fc_chunks_destroy(fc_chunks *chunks) {
-    drop(chunks->current);
+    drop_chunked_item(chunks->current);
     fc_chunk_walk_free(&chunks->walk);
 }
 
@@ -84,7 +84,7 @@ void fc_chunks_give_back(fc_chunk_job *job) {
     if (job->of) {
         fc_item_digest_add(&job->of->digest, &job->digest);
     }
-    drop(job->of);
+    drop_chunked_item(job->of);
     job->of = NULL;
 }
 
@@ -117,7 +117,7 @@ static void step_chunk(fc_chunks *chunks) {
     const size_t item = chunks->walk.next;
     fc_chunk_walk_step(&chunks->walk);
     if (chunks->walk.next != item) {
-        drop(chunks->current);
+        drop_chunked_item(chunks->current);
         chunks->current = NULL;
     }
 }
@@ -154,7 +154,7 @@ static bool is_any_mine(const fc_chunks *chunks, uint64_t count) {
 }
 
 /* Passes over a chunk of another process, or over an item whose chunks all are. */
-static void skip(fc_chunks *chunks) {
+static void skip_chunks(fc_chunks *chunks) {
     fc_chunk_walk *walk = &chunks->walk;
     fc_target_item *item = walk->items[walk->next];
     const uint64_t count = fc_chunk_count(chunks->target, item);
@@ -177,7 +177,7 @@ fc_code fc_chunks_take(fc_chunks *chunks, fc_chunk_job *jobs, int *count, fc_err
     *count = 0;
     while (*count == 0 && chunks->walk.next < chunks->walk.nitems) {
         if (!is_mine(chunks)) {
-            skip(chunks);
+            skip_chunks(chunks);
             continue;
         }
         if (!chunks->current) {

@@ -82,7 +82,7 @@ typedef struct worker {
 } worker;
 
 /* Records the first error and stops all workers. Called with the lock held. */
-static void fail(compressor *p, fc_code code, const fc_error *err) {
+static void fail_compression(compressor *p, fc_code code, const fc_error *err) {
     if (p->code == FC_OK) {
         p->code = code;
         p->error = *err;
@@ -144,7 +144,7 @@ static void exchange_round(compressor *p) {
     pthread_mutex_lock(&p->lock);
     if (rc != FC_OK) {
         p->rounds.done = p->rounds.count;
-        fail(p, rc, &err);
+        fail_compression(p, rc, &err);
         return;
     }
     for (uint64_t i = 0; i < own; i++, p->turn++) {
@@ -226,7 +226,7 @@ static slot *take_slot(worker *w, uint64_t number, fc_error *err) {
         } else if (!write_one(w, &rc, err)) {
             pthread_cond_wait(&p->freed, &p->lock);
         } else if (rc != FC_OK) {
-            fail(p, rc, err);
+            fail_compression(p, rc, err);
         }
     }
     slot *s = p->stop ? NULL : slot_of(p, number);
@@ -345,7 +345,7 @@ static fc_code end_rounds(worker *w, fc_code rc, fc_error *err) {
     pthread_mutex_lock(&p->lock);
     for (bool idle = false; !idle;) {
         if (rc != FC_OK) {
-            fail(p, rc, err);
+            fail_compression(p, rc, err);
         }
         const bool left = p->rounds.done < p->rounds.count;
         if (left && is_leader(p) && (p->stop || is_round_ready(p))) {
@@ -396,7 +396,7 @@ static void *run_compressor(void *context) {
     rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
         pthread_mutex_lock(&p->lock);
-        fail(p, rc, &err);
+        fail_compression(p, rc, &err);
         pthread_mutex_unlock(&p->lock);
     }
     fc_source_free(w.source);
@@ -420,7 +420,7 @@ static void compressor_free(compressor *p) {
     fc_decoded_free(p->decoded);
 }
 
-static fc_code prepare(compressor *p, const fc_move_options *options, fc_error *err) {
+static fc_code prepare_compression(compressor *p, const fc_move_options *options, fc_error *err) {
     FC_TRY(fc_compress_divide(options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY, options->work.threads,
                               &p->sizes, err));
     FC_TRY(fc_chunks_init(&p->chunks, p->target, p->file, p->sizes.run, err));
@@ -446,7 +446,7 @@ static fc_code share_chunks(compressor *p, fc_comm *comm, fc_code mine, fc_error
     return FC_OK;
 }
 
-static void run(compressor *p) {
+static void run_compression(compressor *p) {
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->freed, NULL);
     fc_threads_run(p->sizes.threads, run_compressor, p);
@@ -470,8 +470,8 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
         return FC_OK;
     }
     fc_code rc;
-    FC_TRY_GOTO(share_chunks(&p, comm, prepare(&p, options, err), err), rc, out);
-    run(&p);
+    FC_TRY_GOTO(share_chunks(&p, comm, prepare_compression(&p, options, err), err), rc, out);
+    run_compression(&p);
     *stored = comm ? p.rounds.stored : p.stored;
     rc = p.code;
     if (rc != FC_OK && err) {

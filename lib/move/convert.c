@@ -97,8 +97,8 @@ static size_t count_sections(const fc_target *target) {
     return sections;
 }
 
-static fc_code measure(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
-                       fc_error *err) {
+static fc_code measure_target(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
+                              fc_error *err) {
     bool sharded = target->mesh->ndim > 0;
     size_t ranks = (size_t)fc_mesh_ranks(target->mesh);
     uint64_t *loads = calloc(ranks, sizeof *loads);
@@ -143,7 +143,7 @@ static fc_code check_source(const fc_conversion *m, fc_error *err) {
 }
 
 /* Allocates what a conversion needs, and creates the writer. */
-static fc_code prepare(fc_conversion *m, const char *staging, fc_error *err) {
+static fc_code prepare_conversion(fc_conversion *m, const char *staging, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     m->move.digests = calloc(m->target->ntensors + 1, sizeof *m->move.digests);
     m->unmoved = calloc(m->target->ntensors + 1, sizeof *m->unmoved);
@@ -182,7 +182,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
     m.move.crc32 = options->format->target.wants_crc32;
     fc_code rc;
-    FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare(&m, staging, err), err), rc, out);
+    FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare_conversion(&m, staging, err), err), rc, out);
     FC_TRY_GOTO(m.move_file ? fc_held_choose(&m, err) : FC_OK, rc, out);
     FC_TRY_GOTO(fc_write_files(&m, err), rc, out);
     fc_progress_begin(m.move.work.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
@@ -388,8 +388,8 @@ static size_t count_reshaped(const fc_target *target, const fc_format_target *tr
 }
 
 /* Plans on each rank, before the target is touched. */
-static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
-                    fc_target *target, fc_convert_report *report, fc_error *err) {
+static fc_code plan_conversion(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
+                               fc_arena *arena, fc_target *target, fc_convert_report *report, fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
     fc_progress_begin(options->work.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
     if (options->selection.compress && !options->format->writer.place) {
@@ -413,7 +413,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     FC_TRY(check_headers(source, options->work.progress, err));
     FC_TRY(check_objects(target, options, err));
     FC_TRY(check_coverage(target, options->work.progress, err));
-    FC_TRY(measure(target, options, report, err));
+    FC_TRY(measure_target(target, options, report, err));
     report->reshaped = count_reshaped(target, &options->format->target);
     report->stored_bytes = report->data_bytes;
     return FC_OK;
@@ -428,7 +428,7 @@ fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_conve
     }
     memset(report, 0, sizeof *report);
     fc_arena *arena = fc_arena_new();
-    fc_code mine = plan(source, path, options, arena, &target, report, err);
+    fc_code mine = plan_conversion(source, path, options, arena, &target, report, err);
     fc_code rc = fc_ranks_compare(options->comm, mine, &target, err);
     if (mine == FC_OK && rc == FC_OK) {
         rc = write_target(&target, path, options, report, err);

@@ -33,7 +33,7 @@ typedef struct engine {
 } engine;
 
 /* Records the first error and stops all workers. */
-static void fail(engine *e, fc_code code, const fc_error *err) {
+static void fail_move(engine *e, fc_code code, const fc_error *err) {
     pthread_mutex_lock(&e->lock);
     if (e->code == FC_OK) {
         e->code = code;
@@ -53,7 +53,7 @@ typedef struct worker {
     size_t buffer_size, cast_size;
 } worker;
 
-static fc_code grow(unsigned char **buffer, size_t *size, size_t target, fc_error *err) {
+static fc_code grow_buffer(unsigned char **buffer, size_t *size, size_t target, fc_error *err) {
     if (*size < target) {
         fc_pages_free(*buffer, *size);
         *size = 0;
@@ -100,8 +100,8 @@ static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
             largest_cast = size > largest_cast ? size : largest_cast;
         }
     }
-    FC_TRY(grow(&w->buffer, &w->buffer_size, total, err));
-    return grow(&w->cast, &w->cast_size, largest_cast, err);
+    FC_TRY(grow_buffer(&w->buffer, &w->buffer_size, total, err));
+    return grow_buffer(&w->cast, &w->cast_size, largest_cast, err);
 }
 
 /* Reads a tile as it will be in the target, and digests it while it is in the cache. */
@@ -181,7 +181,7 @@ static void *run_mover(void *context) {
     fc_code rc = move_tiles(&w, &err);
     rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
-        fail(e, rc, &err);
+        fail_move(e, rc, &err);
     }
     fc_source_free(w.source);
     fc_pages_free(w.buffer, w.buffer_size);
@@ -208,7 +208,7 @@ static uint64_t owned_bytes(const fc_target *target, const fc_target_file *file,
     return total;
 }
 
-static int choose_threads(const fc_move_options *options, uint64_t bytes) {
+static int choose_move_threads(const fc_move_options *options, uint64_t bytes) {
     bytes /= options && options->shares > 1 ? options->shares : 1;
     return fc_useful_threads(options ? options->work.threads : 0, bytes, FC_TILE_BYTES / 4);
 }
@@ -238,7 +238,8 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     e.recorded = options ? options->recorded : NULL;
     uint64_t bytes = owned_bytes(target, file, &e.casts);
     const fc_worker_needs needs = {.sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch)};
-    FC_TRY(fc_budget_divide(options ? &options->work : NULL, choose_threads(options, bytes), &needs, &e.budget, err));
+    FC_TRY(
+        fc_budget_divide(options ? &options->work : NULL, choose_move_threads(options, bytes), &needs, &e.budget, err));
     if (!options || options->share == 0) { /* the first of the processes that write this file together */
         FC_TRY(fc_output_allocate(file->path, err));
     }

@@ -44,8 +44,8 @@ static fc_code find_bytes(const fc_checkpoint *checkpoint, const fc_tensor *obje
     return fc_read_object(checkpoint, object, &out->memory, err);
 }
 
-static fc_code examine(const fc_object_encoding *encoding, const fc_checkpoint *checkpoint, const fc_tensor *object,
-                       fc_object_verdict *out, fc_error *err) {
+static fc_code examine_object(const fc_object_encoding *encoding, const fc_checkpoint *checkpoint,
+                              const fc_tensor *object, fc_object_verdict *out, fc_error *err) {
     object_bytes b;
     FC_TRY(find_bytes(checkpoint, object, &b, err));
     if (b.fd < 0) {
@@ -66,14 +66,14 @@ fc_code fc_checkpoint_object_verdict(const fc_checkpoint *checkpoint, const fc_t
     if (!encoding || !encoding->examine) {
         return FC_OK;
     }
-    FC_TRY_CONTEXT(examine(encoding, checkpoint, object, out, err), err, "object %.256s", object->name);
+    FC_TRY_CONTEXT(examine_object(encoding, checkpoint, object, out, err), err, "object %.256s", object->name);
     return FC_OK;
 }
 
 /* ---- the value ---- */
 
-static fc_code decode(const fc_object_encoding *encoding, const fc_checkpoint *checkpoint, const fc_tensor *object,
-                      fc_arena *arena, const char **json, fc_error *err) {
+static fc_code decode_object(const fc_object_encoding *encoding, const fc_checkpoint *checkpoint,
+                             const fc_tensor *object, fc_arena *arena, const char **json, fc_error *err) {
     object_bytes b;
     FC_TRY(find_bytes(checkpoint, object, &b, err));
     if (b.fd < 0) {
@@ -121,7 +121,7 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
     if (!encoding) {
         return describe_encoding(checkpoint, object, arena, json, err);
     }
-    FC_TRY_CONTEXT(decode(encoding, checkpoint, object, arena, json, err), err, "object %.256s", object->name);
+    FC_TRY_CONTEXT(decode_object(encoding, checkpoint, object, arena, json, err), err, "object %.256s", object->name);
     return FC_OK;
 }
 

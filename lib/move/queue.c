@@ -24,7 +24,7 @@ void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_fil
     queue->end = UINT64_MAX;
 }
 
-static void drop(const fc_queue *queue, fc_active_item *active) {
+static void drop_active_item(const fc_queue *queue, fc_active_item *active) {
     if (active && --active->users == 0) {
         fc_item_digest_end(&active->digest, queue->target, queue->crc32);
         fc_coverage_free(active->coverage);
@@ -33,7 +33,7 @@ static void drop(const fc_queue *queue, fc_active_item *active) {
 }
 
 void fc_queue_destroy(fc_queue *queue) {
-    drop(queue, queue->current);
+    drop_active_item(queue, queue->current);
     pthread_mutex_destroy(&queue->lock);
 }
 
@@ -213,7 +213,7 @@ static void add_tile(fc_queue *queue, fc_batch *batch) {
     batch->count++;
     active->users++;
     if (queue->tiles.next >= queue->item_end) {
-        drop(queue, active);
+        drop_active_item(queue, active);
         queue->current = NULL;
     }
 }
@@ -281,7 +281,7 @@ void fc_queue_give_back(fc_queue *queue, fc_batch *batch) {
     pthread_mutex_lock(&queue->lock);
     for (int i = 0; i < batch->count; i++) {
         fc_item_digest_add(&batch->tiles[i].active->digest, &batch->tiles[i].digest);
-        drop(queue, batch->tiles[i].active);
+        drop_active_item(queue, batch->tiles[i].active);
     }
     pthread_mutex_unlock(&queue->lock);
     batch->count = 0;

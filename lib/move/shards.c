@@ -37,7 +37,7 @@ static fc_code refuse_objects(const fc_shards *shards, const fc_target *target, 
     return FC_OK;
 }
 
-static fc_code plan(const fc_shards *shards, apart *a, fc_error *err) {
+static fc_code plan_shards(const fc_shards *shards, apart *a, fc_error *err) {
     const fc_selection selection = {
         .keep_layout = true, .traits = &shards->format->target, .owner_offsets = shards->owner_offsets};
     if (!shards->format->writer.notes) {
@@ -88,8 +88,8 @@ static fc_code move_fetched(const fc_conversion *m, const fc_target_file *file, 
     return rc;
 }
 
-static fc_code begin(const fc_shards *shards, const fc_work_options *options, apart *a, fc_error *err) {
-    FC_TRY(plan(shards, a, err));
+static fc_code begin_shards(const fc_shards *shards, const fc_work_options *options, apart *a, fc_error *err) {
+    FC_TRY(plan_shards(shards, a, err));
     a->m = (fc_conversion){.target = &a->target,
                            .leads = true,
                            .apart = true,
@@ -105,7 +105,7 @@ static fc_code begin(const fc_shards *shards, const fc_work_options *options, ap
     return shards->format->writer.create(&a->target, shards->staging, &a->m.writer, err);
 }
 
-static void end(apart *a) {
+static void end_shards(apart *a) {
     if (a->m.writer.state) {
         a->m.writer.format->writer.destroy(&a->m.writer);
     }
@@ -127,7 +127,7 @@ fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_work_op
     apart a = {.arena = NULL};
     fc_notes notes = {NULL, 0, 0};
     fc_code rc;
-    FC_TRY_GOTO(begin(shards, options, &a, err), rc, out);
+    FC_TRY_GOTO(begin_shards(shards, options, &a, err), rc, out);
     FC_TRY_GOTO(fc_write_noted(&a.m, rank, &notes, err), rc, out);
     if (!a.m.writer.format->writer.notes->take) {
         const uint64_t none = 0;
@@ -139,7 +139,7 @@ fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_work_op
     notes.data = NULL;
 out:
     free(notes.data);
-    end(&a);
+    end_shards(&a);
     return rc;
 }
 
@@ -169,13 +169,13 @@ fc_code fc_shards_finish(const fc_shards *shards, const void *const *notes, cons
                          fc_error *err) {
     apart a = {.arena = NULL};
     fc_code rc;
-    FC_TRY_GOTO(begin(shards, NULL, &a, err), rc, out);
+    FC_TRY_GOTO(begin_shards(shards, NULL, &a, err), rc, out);
     for (size_t i = 0; i < count; i++) {
         FC_TRY_GOTO(add_rank(&a, notes[i], sizes[i], err), rc, out);
     }
     FC_TRY_GOTO(fc_finish_digests(&a.m, err), rc, out);
     rc = shards->format->writer.finish(&a.m.writer, a.m.move.digests, err);
 out:
-    end(&a);
+    end_shards(&a);
     return rc;
 }

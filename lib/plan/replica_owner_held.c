@@ -4,7 +4,6 @@
  */
 #include "fsdpckpt/replica_owner.h"
 
-#include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>

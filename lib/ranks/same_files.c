@@ -82,8 +82,8 @@ static fc_code sample_all(const fc_checkpoint *source, uint64_t *prints, fc_erro
 }
 
 /* Compares the prints with those of rank 0. All ranks have the same number of files. */
-static fc_code compare(fc_comm *comm, const fc_checkpoint *source, const uint64_t *prints, uint64_t *leader,
-                       fc_error *err) {
+static fc_code compare_samples(fc_comm *comm, const fc_checkpoint *source, const uint64_t *prints, uint64_t *leader,
+                               fc_error *err) {
     FC_TRY(comm->broadcast(comm, leader, source->nfiles * sizeof *leader, 0, err));
     for (size_t i = 0; i < source->nfiles; i++) {
         if (prints[i] != leader[i]) {
@@ -103,7 +103,7 @@ fc_code fc_ranks_compare_files(fc_comm *comm, const fc_checkpoint *source, fc_er
     FC_TRY_GOTO(fc_ranks_agree(comm, mine, err), rc, out);
     leader += source->nfiles;
     memcpy(leader, prints, source->nfiles * sizeof *prints);
-    rc = fc_ranks_agree(comm, compare(comm, source, prints, leader, err), err);
+    rc = fc_ranks_agree(comm, compare_samples(comm, source, prints, leader, err), err);
 out:
     free(prints);
     return rc;

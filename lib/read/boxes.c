@@ -63,7 +63,7 @@ static bool is_whole(const fc_box_request *r) {
 }
 
 /* Finds the recorded digest of the box. */
-static fc_code recorded(const reading *r, const active *a, fc_digest *out, fc_error *err) {
+static fc_code find_recorded_digest(const reading *r, const active *a, fc_digest *out, fc_error *err) {
     const fc_box_request *request = a->request;
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
     if (is_whole(request)) {
@@ -78,11 +78,11 @@ static fc_code recorded(const reading *r, const active *a, fc_digest *out, fc_er
     return FC_OK;
 }
 
-static fc_code compare(const reading *r, const active *a, fc_error *err) {
+static fc_code compare_box_digest(const reading *r, const active *a, fc_error *err) {
     const fc_tensor *t = a->request->tensor;
     const uint64_t found = fc_crc64_finish(a->sum, (uint64_t)a->volume * fc_dtype_size(t->dtype));
     fc_digest digest;
-    FC_TRY(recorded(r, a, &digest, err));
+    FC_TRY(find_recorded_digest(r, a, &digest, err));
     if (digest.kind != FC_DIGEST_CRC64 || digest.value == found) {
         return FC_OK;
     }
@@ -91,7 +91,7 @@ static fc_code compare(const reading *r, const active *a, fc_error *err) {
 }
 
 /* Begins the next box that has elements. Called with the lock. *out stays NULL if none is left. */
-static fc_code begin_next(reading *r, active **out, fc_error *err) {
+static fc_code begin_next_box(reading *r, active **out, fc_error *err) {
     while (r->next < r->count && fc_box_volume(&r->requests[r->next].box) == 0) {
         r->next++;
     }
@@ -116,20 +116,20 @@ static fc_code begin_next(reading *r, active **out, fc_error *err) {
 }
 
 /* Gives up a use. Called with the lock. The last user compares the digest and frees the box. */
-static fc_code done_with(const reading *r, active *a, fc_error *err) {
+static fc_code give_back_box(const reading *r, active *a, fc_error *err) {
     if (--a->users > 0) {
         return FC_OK;
     }
-    fc_code rc = r->code == FC_OK ? compare(r, a, err) : FC_OK;
+    fc_code rc = r->code == FC_OK ? compare_box_digest(r, a, err) : FC_OK;
     free_active(a);
     return rc;
 }
 
 /* Takes a tile. Called with the lock. *out stays NULL if none is left. */
-static fc_code take_tile(reading *r, active **out, fc_tile *tile, fc_error *err) {
+static fc_code take_box_tile(reading *r, active **out, fc_tile *tile, fc_error *err) {
     for (;;) {
         if (!r->current) {
-            FC_TRY(begin_next(r, &r->current, err));
+            FC_TRY(begin_next_box(r, &r->current, err));
         }
         if (!r->current) {
             return FC_OK;
@@ -141,12 +141,12 @@ static fc_code take_tile(reading *r, active **out, fc_tile *tile, fc_error *err)
         }
         active *finished = r->current;
         r->current = NULL;
-        FC_TRY(done_with(r, finished, err));
+        FC_TRY(give_back_box(r, finished, err));
     }
 }
 
-static fc_code read_tile(const reading *r, fc_source *source, const active *a, const fc_tile *tile, uint64_t *sum,
-                         fc_error *err) {
+static fc_code read_box_tile(const reading *r, fc_source *source, const active *a, const fc_tile *tile, uint64_t *sum,
+                             fc_error *err) {
     const fc_tensor *t = a->request->tensor;
     const uint32_t element = fc_dtype_size(t->dtype);
     const fc_box box = {t->ndim, tile->offsets, tile->sizes};
@@ -162,29 +162,29 @@ static fc_code read_tile(const reading *r, fc_source *source, const active *a, c
 }
 
 /* Records the first error, after which no worker takes a tile. Called with the lock. */
-static void note(reading *r, fc_code rc, const fc_error *err) {
+static void keep_read_error(reading *r, fc_code rc, const fc_error *err) {
     if (rc != FC_OK && r->code == FC_OK) {
         r->code = rc;
         r->error = *err;
     }
 }
 
-static void read_tiles(reading *r, fc_source *source, fc_error *err) {
+static void read_box_tiles(reading *r, fc_source *source, fc_error *err) {
     fc_tile tile;
     pthread_mutex_lock(&r->lock);
     while (r->code == FC_OK) {
         active *a = NULL;
         uint64_t sum = 0;
-        note(r, take_tile(r, &a, &tile, err), err);
+        keep_read_error(r, take_box_tile(r, &a, &tile, err), err);
         if (!a) {
             break;
         }
         pthread_mutex_unlock(&r->lock);
-        fc_code rc = read_tile(r, source, a, &tile, &sum, err);
+        fc_code rc = read_box_tile(r, source, a, &tile, &sum, err);
         pthread_mutex_lock(&r->lock);
-        note(r, rc, err);
+        keep_read_error(r, rc, err);
         a->sum ^= sum;
-        note(r, done_with(r, a, err), err);
+        keep_read_error(r, give_back_box(r, a, err), err);
     }
     pthread_mutex_unlock(&r->lock);
 }
@@ -195,10 +195,10 @@ static void *run_reader(void *context) {
     fc_error err;
     fc_code rc = fc_source_new(r->checkpoint, r->decoded, FC_SCRATCH_BYTES, r->files, &source, &err);
     if (rc == FC_OK) {
-        read_tiles(r, source, &err);
+        read_box_tiles(r, source, &err);
     } else {
         pthread_mutex_lock(&r->lock);
-        note(r, rc, &err);
+        keep_read_error(r, rc, &err);
         pthread_mutex_unlock(&r->lock);
     }
     fc_source_free(source);
@@ -206,7 +206,7 @@ static void *run_reader(void *context) {
 }
 
 /* Less than a few tiles does not justify a thread. */
-static int choose_threads(const fc_box_request *requests, size_t count, const fc_work_options *options) {
+static int choose_read_threads(const fc_box_request *requests, size_t count, const fc_work_options *options) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < count && bytes < FC_MOST_THREADS * (uint64_t)FC_TILE_BYTES; i++) {
         bytes += (uint64_t)fc_box_volume(&requests[i].box) * fc_dtype_size(requests[i].tensor->dtype);
@@ -216,7 +216,7 @@ static int choose_threads(const fc_box_request *requests, size_t count, const fc
 
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,
                       size_t count, const fc_work_options *options, fc_error *err) {
-    const int threads = choose_threads(requests, count, options);
+    const int threads = choose_read_threads(requests, count, options);
     reading r = {.checkpoint = checkpoint,
                  .requests = requests,
                  .count = count,

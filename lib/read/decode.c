@@ -116,7 +116,8 @@ typedef struct stage {
 } stage;
 
 /* Undoes filter `i` into `out`, or in place when it only removes a checksum. */
-static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, unsigned char *out, fc_error *err) {
+static fc_code undo_filter(const fc_extent *extent, int i, uint32_t element, stage *s, unsigned char *out,
+                           fc_error *err) {
     uint64_t size;
     if (!undone_size(extent, i, s->size, &size)) {
         return fc_fail(err, FC_ECORRUPT, "the chunk has only %zu bytes, too few for its checksum", s->size);
@@ -155,7 +156,7 @@ fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uin
             break; /* it would overflow `out` */
         }
         /* Filter 0 was applied to the elements, so undoing it writes directly to `out`. */
-        FC_TRY(undo(extent, i, element, &s, i == 0 ? out : s.next, err));
+        FC_TRY(undo_filter(extent, i, element, &s, i == 0 ? out : s.next, err));
     }
     if (s.size != extent->decoded) {
         return fc_fail(err, FC_ECORRUPT, "the chunk decodes to %zu bytes instead of %" PRIu64, s.size, extent->decoded);

@@ -145,7 +145,7 @@ static entry *find_chunk(fc_decoded *cache, const fc_tensor *tensor, size_t chun
     return e;
 }
 
-static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
+static entry *insert_decoded(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
     entry *e = calloc(1, sizeof *e);
     if (e) {
         e->tensor = tensor;
@@ -262,7 +262,7 @@ static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_
 fc_code fc_decoded_claim(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, fc_error *err) {
     pthread_mutex_lock(&cache->lock);
     entry *e = find_chunk(cache, tensor, chunk);
-    e = e ? e : insert(cache, tensor, chunk);
+    e = e ? e : insert_decoded(cache, tensor, chunk);
     if (e) {
         e->claims++;
     }
@@ -309,8 +309,8 @@ static bool take_room(fc_decoded *cache, need *n) {
 }
 
 /* Decodes into an entry whose memory is reserved. Called with the lock held; releases it while decoding. */
-static fc_code load(fc_decoded *cache, entry *e, const need *n, const fc_extent *extent, fc_decode_fn decode,
-                    void *context, fc_error *err) {
+static fc_code load_decoded(fc_decoded *cache, entry *e, const need *n, const fc_extent *extent, fc_decode_fn decode,
+                            void *context, fc_error *err) {
     unsigned char *workspace = n->workspace;
     e->state = ENTRY_LOADING;
     e->cost = n->cost;
@@ -351,7 +351,7 @@ fc_code fc_decoded_try(fc_decoded *cache, const fc_tensor *tensor, size_t chunk,
     pthread_mutex_lock(&cache->lock);
     entry *e = find_chunk(cache, tensor, chunk);
     if (e->state == ENTRY_ABSENT && take_room(cache, &n)) {
-        rc = load(cache, e, &n, extent, decode, context, err);
+        rc = load_decoded(cache, e, &n, extent, decode, context, err);
     }
     *bytes = e->state == ENTRY_READY ? e->bytes : NULL;
     pthread_mutex_unlock(&cache->lock);

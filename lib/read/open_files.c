@@ -88,7 +88,7 @@ static void take_all(file_queue *o) {
     pthread_cond_broadcast(&o->changed);
 }
 
-static void help(file_queue *o) {
+static void help_open_files(file_queue *o) {
     while (!o->stop && o->next < o->how->count) {
         if (may_open(o)) {
             open_next(o);
@@ -104,7 +104,7 @@ static void *run_opener(void *context) {
     if (pthread_equal(pthread_self(), o->caller)) {
         take_all(o);
     } else {
-        help(o);
+        help_open_files(o);
     }
     pthread_mutex_unlock(&o->lock);
     return NULL;
@@ -147,7 +147,7 @@ static bool init_lock(file_queue *o) {
     return true;
 }
 
-static void run(file_queue *o, int threads) {
+static void run_open_files(file_queue *o, int threads) {
     fc_threads_run(threads, run_opener, o);
     for (size_t i = 0; i < o->nplaces; i++) { /* files after the first error */
         if (o->places[i].opened) {
@@ -165,7 +165,7 @@ fc_code fc_open_files(const fc_file_opener *how, fc_error *err) {
                     .nplaces = threads == 1 ? 1 : (size_t)threads * SLOTS_PER_THREAD,
                     .err = err};
     if (make_slots(&o) && init_lock(&o)) {
-        run(&o, threads);
+        run_open_files(&o, threads);
     } else {
         o.rc = fc_no_memory(err, NULL);
     }

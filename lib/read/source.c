@@ -128,7 +128,8 @@ static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc
     return FC_OK;
 }
 
-static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent **out, fc_error *err) {
+static fc_code resolve_extent(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent **out,
+                              fc_error *err) {
     uint64_t h = ((uint64_t)(uintptr_t)tensor >> 4) * 0x9e3779b97f4a7c15u >> 40;
     cached_extent *slot = &source->extents[(h + chunk) % FC_EXTENT_CACHE];
     if (slot->tensor != tensor || slot->chunk != chunk) {
@@ -389,7 +390,7 @@ static fc_code try_claim(fill *f, uint32_t chunk, bool *placed, fc_error *err) {
     fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[chunk]);
     fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
     const fc_extent *extent;
-    FC_TRY(resolve(f->source, f->tensor, chunk, &extent, err));
+    FC_TRY(resolve_extent(f->source, f->tensor, chunk, &extent, err));
     return try_overlap(f, &overlap, extent, placed, err);
 }
 
@@ -429,7 +430,7 @@ static fc_code place_claimed(fill *f, fc_error *err) {
 static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     fill *f = context;
     const fc_extent *extent = NULL;
-    FC_TRY(resolve(f->source, f->tensor, overlap->chunk, &extent, err)); /* formats name the tensor themselves */
+    FC_TRY(resolve_extent(f->source, f->tensor, overlap->chunk, &extent, err)); /* formats name the tensor themselves */
     if (is_plain(extent)) {
         bool placed;
         return try_overlap(f, overlap, extent, &placed, err);

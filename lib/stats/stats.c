@@ -90,7 +90,7 @@ static fc_code stats_begin_tensor(void *context, fc_scan_item *item, fc_error *e
 }
 
 /* Statistics of values, each of which occurs `times` times. */
-static void multiply(fc_stats *stats, uint64_t times) {
+static void multiply_stats(fc_stats *stats, uint64_t times) {
     stats->values *= times;
     stats->zeros *= times;
     stats->nans *= times;
@@ -107,7 +107,7 @@ static fc_code stats_tally_tile(void *context, const fc_scan_tile *tile, fc_erro
     tally->binned = j->histograms && fc_dtype_get(dtype)->cls != FC_CLASS_COMPLEX;
     tally->times = tile->times;
     fc_tally_elements(tally, dtype, tile->bytes[0], tile->count);
-    multiply(&tally->stats, tile->times);
+    multiply_stats(&tally->stats, tile->times);
     return FC_OK;
 }
 

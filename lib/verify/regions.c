@@ -56,7 +56,8 @@ typedef struct region_lister {
  * Reports `found` for a chunk, or for the whole tensor when `chunk` is NULL. Returns FC_OK so that listing continues,
  * unless it is no defect.
  */
-static fc_code note(region_lister *l, const fc_chunk *chunk, fc_code rc, const fc_error *found, fc_error *err) {
+static fc_code note_region_defect(region_lister *l, const fc_chunk *chunk, fc_code rc, const fc_error *found,
+                                  fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     if (!is_defect(rc)) {
         if (err) {
@@ -160,7 +161,7 @@ static fc_code add_chunk(region_lister *l, size_t index, size_t *next, fc_error 
     fc_code rc = find_chunk(l, tensor, index, &extent, &digest, &found);
     if (rc != FC_OK) {
         l->unread = true;
-        return note(l, chunk, rc, &found, err);
+        return note_region_defect(l, chunk, rc, &found, err);
     }
     switch (digest.kind) {
     case FC_DIGEST_CRC64:
@@ -201,7 +202,7 @@ static fc_code check_coverage(region_lister *l, fc_error *err) {
     }
 out:
     fc_coverage_free(coverage);
-    return rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
+    return rc == FC_OK ? rc : note_region_defect(l, NULL, rc, &found, err);
 }
 
 /* Fails for an object that runs code, and counts those of unknown classes. */
@@ -235,14 +236,14 @@ static fc_code check_object(region_lister *l, fc_error *err) {
     }
     fc_code rc = read_and_judge(l, object, scratch, &found);
     fc_arena_free(scratch);
-    return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
+    return rc == FC_OK ? rc : note_region_defect(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
 }
 
 /* What to read of the tensor whose counts are allocated. */
 static fc_code list_regions(region_lister *l, const fc_tensor *tensor, fc_error *err) {
     fc_error found;
     fc_code digest = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, &l->out->whole[l->number], &found);
-    FC_TRY(digest == FC_OK ? FC_OK : note(l, NULL, digest, &found, err));
+    FC_TRY(digest == FC_OK ? FC_OK : note_region_defect(l, NULL, digest, &found, err));
     FC_TRY(check_coverage(l, err));
     for (size_t i = 0; i < tensor->nchunks;) {
         FC_TRY(add_chunk(l, i, &i, err));
