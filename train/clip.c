@@ -20,7 +20,7 @@ typedef struct norm {
     fc_dtype dtype; /* the widest of the gradients */
 } norm;
 
-static fc_code check(const fc_fsdp *fsdp, double norm_type, fc_error *err) {
+static fc_code check_norm(const fc_fsdp *fsdp, double norm_type, fc_error *err) {
     if (!fsdp->units) {
         return fc_fail(err, FC_EUSAGE, "the FSDP instance has no units: add the root first");
     }
@@ -58,7 +58,7 @@ static fc_code add_gradient(norm *n, fc_fsdp_handle *h, fc_error *err) {
                                 (size_t)grad->sizes[0], sums, stream, err);
 }
 
-static double join(const norm *n, double a, double b) {
+static double join_norms(const norm *n, double a, double b) {
     return !isinf(n->p) ? a + b : b > a || b != b ? b : a;
 }
 
@@ -72,7 +72,7 @@ static fc_code local_sum(norm *n, double *out, fc_error *err) {
                               err));
     FC_TRY(fc_comm_wait(fsdp->shard, compute, err));
     for (int i = 0; i < FC_POWER_SUMS; i++) {
-        sum = join(n, sum, n->host_sums[i]);
+        sum = join_norms(n, sum, n->host_sums[i]);
     }
     *out = sum;
     return FC_OK;
@@ -98,7 +98,7 @@ static fc_code join_ranks(norm *n, fc_comm *comm, double *value, fc_error *err) 
     FC_TRY_GOTO(fc_comm_wait(comm, compute, err), rc, out);
     *value = 0;
     for (int r = 0; r < comm->size; r++) {
-        *value = join(n, *value, all[r]);
+        *value = join_norms(n, *value, all[r]);
     }
 out:
     free(all);
@@ -175,7 +175,7 @@ static fc_code clip(norm *n, double max_norm, double *total, fc_error *err) {
 
 fc_code fc_fsdp_clip_grad_norm(fc_fsdp *fsdp, double max_norm, double norm_type, double *total_norm, fc_error *err) {
     norm n = {.fsdp = fsdp, .p = norm_type};
-    FC_TRY(check(fsdp, norm_type, err));
+    FC_TRY(check_norm(fsdp, norm_type, err));
     fc_code rc = clip(&n, max_norm, total_norm, err);
     fc_code given =
         fc_pool_give(&fsdp->pool, &n.device_sums, fsdp->streams[FC_STREAM_COMPUTE], rc == FC_OK ? err : NULL);

@@ -24,7 +24,7 @@ static int compare_tensor_names(const void *a, const void *b) {
 }
 
 /* A flat state of the optimizer has padding at the end, which depends on the number of ranks. */
-static bool fits(const fc_state_tensor *t, const fc_tensor *source) {
+static bool tensor_fits(const fc_state_tensor *t, const fc_tensor *source) {
     if (source->object) {
         return false;
     }
@@ -43,7 +43,7 @@ static fc_code find_source(loading *l, const fc_tensor *const *sorted, size_t in
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %s is missing", l->from->path, t->name);
     }
     l->sources[index] = *found;
-    if (!fits(t, *found)) {
+    if (!tensor_fits(t, *found)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %s has another shape than in the training step", l->from->path,
                        t->name);
     }

@@ -4,7 +4,8 @@
 #include "fsdpckpt/try.h"
 #include "train/state.h"
 
-fc_fsdp_unit_options fc_fsdp_unit_options_of(const fc_unit_options *planned, bool is_root) {
+/* Returns the options of the step for those of a planned unit. */
+static fc_fsdp_unit_options step_options(const fc_unit_options *planned, bool is_root) {
     bool mixed = planned->mixed_precision;
     return (fc_fsdp_unit_options){
         .is_root = is_root,
@@ -42,7 +43,7 @@ static void free_draft(draft *d) {
 }
 
 /* Loads the parameters of a unit. A parameter with several names is loaded once; its other names share the tensor. */
-static fc_code load(const fc_fsdp_plan *plan, const fc_unit *unit, draft *d, fc_error *err) {
+static fc_code load_unit(const fc_fsdp_plan *plan, const fc_unit *unit, draft *d, fc_error *err) {
     const fc_flat_desc *descs;
     d->arena = fc_arena_new();
     d->params = d->arena ? fc_arena_calloc(d->arena, unit->nnames, sizeof *d->params) : NULL;
@@ -78,7 +79,7 @@ static fc_code check_orig_params(const fc_fsdp *fsdp, const fc_unit *unit, const
 static fc_code add_unit(fc_fsdp *fsdp, const fc_fsdp_plan *plan, const fc_unit *unit, fc_fsdp_unit **out,
                         fc_fsdp_handle **handle, fc_error *err) {
     const char *name = unit->fqn[0] ? unit->fqn : "(root)";
-    fc_fsdp_unit_options options = fc_fsdp_unit_options_of(&unit->options, unit->module == 0);
+    fc_fsdp_unit_options options = step_options(&unit->options, unit->module == 0);
     draft d = {0};
     *handle = NULL;
     FC_TRY(check_orig_params(fsdp, unit, name, err));
@@ -90,7 +91,7 @@ static fc_code add_unit(fc_fsdp *fsdp, const fc_fsdp_plan *plan, const fc_unit *
         return FC_OK;
     }
     fc_code rc;
-    FC_TRY_GOTO(load(plan, unit, &d, err), rc, out);
+    FC_TRY_GOTO(load_unit(plan, unit, &d, err), rc, out);
     rc = fc_fsdp_add_handle(*out, d.params, unit->nnames, handle, err);
 out:
     free_draft(&d);

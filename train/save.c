@@ -77,7 +77,7 @@ failed:
     return rc;
 }
 
-static void *run(void *context) {
+static void *run_writer(void *context) {
     fc_fsdp_saver *s = context;
     s->code = write_dict(s->dict, s->path, &s->options, s->own, &s->error);
     atomic_store(&s->done, true);
@@ -90,10 +90,10 @@ static void start_thread(fc_fsdp_saver *s) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    s->has_thread = pthread_create(&s->thread, NULL, run, s) == 0;
+    s->has_thread = pthread_create(&s->thread, NULL, run_writer, s) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!s->has_thread) {
-        run(s);
+        run_writer(s);
     }
 }
 
@@ -106,7 +106,7 @@ static fc_code refuse_second(const fc_fsdp_saver *s, fc_error *err) {
     return fc_comm_agree(s->ranks, mine, err);
 }
 
-static fc_code prepare(fc_fsdp_saver *s, const char *path, const fc_fsdp_save_options *options, fc_error *err) {
+static fc_code prepare_save(fc_fsdp_saver *s, const char *path, const fc_fsdp_save_options *options, fc_error *err) {
     FC_TRY(check_options(options, err));
     s->path = strdup(path);
     s->options = *options;
@@ -137,7 +137,7 @@ fc_code fc_fsdp_save_start(fc_fsdp_saver *s, const fc_fsdp_state *state, fc_stat
         FC_TRY(refuse_second(s, err));
     }
     FC_TRY(fc_fsdp_save_wait(s, err));
-    FC_TRY_GOTO(fc_comm_agree(s->ranks, prepare(s, path, options, err), err), rc, failed);
+    FC_TRY_GOTO(fc_comm_agree(s->ranks, prepare_save(s, path, options, err), err), rc, failed);
     FC_TRY_GOTO(fc_state_dict_make(state, type, false, &s->spare, s->ranks, &s->dict, err), rc, failed);
     s->started = true;
     atomic_store(&s->done, false);

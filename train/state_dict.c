@@ -54,7 +54,7 @@ void fc_staging_free(fc_staging *staging) {
     *staging = (fc_staging){0};
 }
 
-static bool fits(const fc_staging *staging, const fc_fsdp_state_dict *dict) {
+static bool staging_fits(const fc_staging *staging, const fc_fsdp_state_dict *dict) {
     bool same = staging->fsdp == dict->fsdp && staging->count == dict->list.narrays;
     for (size_t i = 0; same && i < staging->count; i++) {
         const fc_array *array = &dict->list.arrays[i];
@@ -63,7 +63,7 @@ static bool fits(const fc_staging *staging, const fc_fsdp_state_dict *dict) {
     return same;
 }
 
-static fc_code allocate(fc_fsdp_state_dict *dict, fc_error *err) {
+static fc_code allocate_dict(fc_fsdp_state_dict *dict, fc_error *err) {
     fc_staging *s = &dict->staging;
     const size_t count = dict->list.narrays;
     *s = (fc_staging){.fsdp = dict->fsdp,
@@ -88,11 +88,11 @@ static fc_code allocate(fc_fsdp_state_dict *dict, fc_error *err) {
 
 /* Takes the memory of an earlier state dict if it fits. */
 static fc_code take_memory(fc_fsdp_state_dict *dict, fc_staging *spare, fc_error *err) {
-    if (spare && spare->memory && fits(spare, dict)) {
+    if (spare && spare->memory && staging_fits(spare, dict)) {
         dict->staging = *spare;
         *spare = (fc_staging){0};
     } else {
-        FC_TRY(allocate(dict, err));
+        FC_TRY(allocate_dict(dict, err));
     }
     dict->memory = dict->staging.memory;
     return FC_OK;

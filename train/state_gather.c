@@ -200,7 +200,7 @@ static fc_code set_layout(const fc_state_list *list, fc_checkpoint *made, fc_err
     return rc;
 }
 
-static fc_code make(const fc_state_list *list, const any_boxes *all, fc_checkpoint **out, fc_error *err) {
+static fc_code make_checkpoint(const fc_state_list *list, const any_boxes *all, fc_checkpoint **out, fc_error *err) {
     fc_memory_chunk *chunks = calloc(all->count + 1, sizeof *chunks);
     fc_memory_tensor *tensors = calloc(list->ntensors + 1, sizeof *tensors);
     fc_code rc = chunks && tensors ? FC_OK : fc_no_memory(err, NULL);
@@ -220,7 +220,7 @@ static fc_code merge(const fc_state_list *list, void *const *memory, const int64
     FC_TRY_GOTO(add_own(list, memory, &all, err), rc, out);
     FC_TRY_GOTO(read_boxes(list, numbers, count, &all, err), rc, out);
     sort_and_merge(&all);
-    rc = make(list, &all, out, err);
+    rc = make_checkpoint(list, &all, out, err);
 out:
     free(all.boxes);
     return rc;

@@ -177,7 +177,7 @@ static fc_code write_back(const fc_fsdp_summoned *s, const summoned_handle *sh, 
 }
 
 /* Parameters that a strategy kept unsharded are those of before, so they are dropped. */
-static fc_code end(fc_fsdp_summoned *s, fc_error *err) {
+static fc_code end_summon(fc_fsdp_summoned *s, fc_error *err) {
     for (size_t i = 0; i < s->count && !s->options.no_writeback; i++) {
         FC_TRY(write_back(s, &s->handles[i], err));
         FC_TRY(fc_fsdp_reshard(s->handles[i].handle, true, err));
@@ -190,7 +190,7 @@ fc_code fc_fsdp_summon_end(fc_fsdp_summoned *s, fc_error *err) {
         return FC_OK;
     }
     set_states(s, false);
-    fc_code rc = fc_fsdp_note(s->fsdp, end(s, err));
+    fc_code rc = fc_fsdp_note(s->fsdp, end_summon(s, err));
     free_summoned(s);
     return rc;
 }

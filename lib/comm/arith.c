@@ -118,7 +118,7 @@ fc_code fc_arith_check(fc_dtype dtype, fc_reduce op, fc_error *err) {
     return FC_OK;
 }
 
-static void load(const arithmetic *a, const unsigned char *from, size_t count, block *to) {
+static void load_block(const arithmetic *a, const unsigned char *from, size_t count, block *to) {
     if (a->stored == a->compute) {
         memcpy(to, from, count * fc_dtype_size(a->stored));
     } else {
@@ -126,7 +126,7 @@ static void load(const arithmetic *a, const unsigned char *from, size_t count, b
     }
 }
 
-static void store(const arithmetic *a, const block *from, size_t count, unsigned char *to) {
+static void store_block(const arithmetic *a, const block *from, size_t count, unsigned char *to) {
     if (a->stored == a->compute) {
         memcpy(to, from, count * fc_dtype_size(a->stored));
     } else {
@@ -160,15 +160,15 @@ void fc_arith_reduce(fc_dtype dtype, fc_reduce op, const void *const *inputs, in
     memset(&x, 0, sizeof x);
     for (size_t left = count * a.components, at = 0; left > 0;) {
         size_t filled = left < BLOCK ? left : BLOCK;
-        load(&a, (const unsigned char *)inputs[0] + at * size, filled, &acc);
+        load_block(&a, (const unsigned char *)inputs[0] + at * size, filled, &acc);
         for (int i = 1; i < n; i++) {
-            load(&a, (const unsigned char *)inputs[i] + at * size, filled, &x);
+            load_block(&a, (const unsigned char *)inputs[i] + at * size, filled, &x);
             fold(&acc, &x);
         }
         if (op == FC_REDUCE_AVG) {
             divide_block(&a, &acc, n);
         }
-        store(&a, &acc, filled, (unsigned char *)out + at * size);
+        store_block(&a, &acc, filled, (unsigned char *)out + at * size);
         at += filled;
         left -= filled;
     }
@@ -196,9 +196,9 @@ static void each_block(fc_dtype dtype, void (*change)(const arithmetic *a, block
     for (size_t left = count * a.components, at = 0; left > 0;) {
         size_t filled = left < BLOCK ? left : BLOCK;
         unsigned char *first = (unsigned char *)data + at * size;
-        load(&a, first, filled, &b);
+        load_block(&a, first, filled, &b);
         change(&a, &b, by);
-        store(&a, &b, filled, first);
+        store_block(&a, &b, filled, first);
         at += filled;
         left -= filled;
     }

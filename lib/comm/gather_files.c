@@ -19,7 +19,7 @@
 
 enum { BLOCK_BYTES = 8 << 20, PATH_BYTES = 4096 };
 
-static fc_code join(char *path, const char *directory, const char *name, fc_error *err) {
+static fc_code join_path(char *path, const char *directory, const char *name, fc_error *err) {
     int n = snprintf(path, PATH_BYTES, "%s/%s", directory, name);
     return n > 0 && n < PATH_BYTES ? FC_OK
                                    : fc_fail(err, FC_EUSAGE, "%s/%s: the file name is too long", directory, name);
@@ -28,7 +28,7 @@ static fc_code join(char *path, const char *directory, const char *name, fc_erro
 /* Makes the directories that `name` needs below `into`. */
 static fc_code make_parents(const char *into, const char *name, fc_error *err) {
     char path[PATH_BYTES];
-    FC_TRY(join(path, into, name, err));
+    FC_TRY(join_path(path, into, name, err));
     for (char *s = path + strlen(into) + 1; (s = strchr(s, '/')); s++) {
         *s = '\0';
         if (mkdir(path, 0777) != 0 && errno != EEXIST) {
@@ -40,7 +40,7 @@ static fc_code make_parents(const char *into, const char *name, fc_error *err) {
 }
 
 static fc_code create(const char *into, const char *name, char *path, int *fd, fc_error *err) {
-    FC_TRY(join(path, into, name, err));
+    FC_TRY(join_path(path, into, name, err));
     FC_TRY(make_parents(into, name, err));
     *fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return *fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be created", path) : FC_OK;
@@ -53,8 +53,8 @@ static fc_code take_own(const char *source, const char *into, const fc_sent_file
     int in = -1, out = -1;
     uint64_t size;
     fc_code rc;
-    FC_TRY(join(from, source, file->name, err));
-    FC_TRY(join(to, into, file->name, err));
+    FC_TRY(join_path(from, source, file->name, err));
+    FC_TRY(join_path(to, into, file->name, err));
     FC_TRY(make_parents(into, file->name, err));
     if (linkat(AT_FDCWD, from, AT_FDCWD, to, AT_SYMLINK_FOLLOW) == 0) {
         return FC_OK;
@@ -92,7 +92,7 @@ static fc_code transfer_file(const transfer *t, const fc_sent_file *file, fc_err
     int fd = -1;
     uint64_t size;
     bool sends = t->pair->rank == 1;
-    fc_code rc = sends ? join(path, t->source, file->name, err) : create(t->into, file->name, path, &fd, err);
+    fc_code rc = sends ? join_path(path, t->source, file->name, err) : create(t->into, file->name, path, &fd, err);
     if (rc == FC_OK && sends) {
         rc = fc_open_input(path, &fd, &size, err);
     }

@@ -98,8 +98,8 @@ static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, 
 /* ---- gathering ---- */
 
 /* Sends a block to rank `to` and receives one from rank `from`. */
-static fc_code exchange(fc_comm *comm, const char *send, size_t send_bytes, int to, char *recv, size_t recv_bytes,
-                        int from, fc_error *err) {
+static fc_code exchange_bytes(fc_comm *comm, const char *send, size_t send_bytes, int to, char *recv, size_t recv_bytes,
+                              int from, fc_error *err) {
     mpi_state *s = comm->state;
     size_t most = send_bytes > recv_bytes ? send_bytes : recv_bytes;
     for (size_t at = 0; at < most; at += s->call_bytes) {
@@ -126,7 +126,7 @@ static fc_code gather_in_ring(fc_comm *comm, char *recv, const size_t *counts, c
     int n = comm->size, right = (comm->rank + 1) % n, left = (comm->rank + n - 1) % n;
     for (int step = 0; step < n - 1; step++) {
         int out = (comm->rank + n - step) % n, in = (comm->rank + n - step - 1) % n;
-        FC_TRY(exchange(comm, recv + displs[out], counts[out], right, recv + displs[in], counts[in], left, err));
+        FC_TRY(exchange_bytes(comm, recv + displs[out], counts[out], right, recv + displs[in], counts[in], left, err));
     }
     return FC_OK;
 }

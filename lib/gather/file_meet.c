@@ -107,7 +107,7 @@ static fc_code take_lock(fc_meeting *m, fc_error *err) {
                : fc_fail(err, FC_EUSAGE, "%s: another process is rank %d", m->path, m->rank);
 }
 
-static fc_code put(const fc_meeting *m, const void *data, size_t bytes, off_t at, fc_error *err) {
+static fc_code put_bytes(const fc_meeting *m, const void *data, size_t bytes, off_t at, fc_error *err) {
     const ssize_t written = pwrite(m->fd, data, bytes, at);
     return written == (ssize_t)bytes
                ? FC_OK
@@ -116,7 +116,7 @@ static fc_code put(const fc_meeting *m, const void *data, size_t bytes, off_t at
 
 static fc_code set_state(const fc_meeting *m, slot_state state, uint64_t calls, fc_error *err) {
     const uint64_t numbers[] = {state, calls};
-    return put(m, numbers, sizeof numbers, slot_at(m->rank), err);
+    return put_bytes(m, numbers, sizeof numbers, slot_at(m->rank), err);
 }
 
 /* Reads slots. Those past the end of the file belong to ranks that have not come yet. */
@@ -144,7 +144,7 @@ static void remove_name(const fc_meeting *m) {
 static fc_code write_header(const fc_meeting *m, fc_error *err) {
     header h = {.size = (uint64_t)m->size};
     memcpy(h.magic, magic, sizeof magic);
-    return put(m, &h, sizeof h, 0, err);
+    return put_bytes(m, &h, sizeof h, 0, err);
 }
 
 /* Removes a file whose rank 0 is dead. */
@@ -178,7 +178,7 @@ static fc_code make_file(fc_meeting *m, fc_error *err) {
 }
 
 /* The header comes last: it tells the others that rank 0 has its lock. */
-static fc_code begin(fc_meeting *m, fc_error *err) {
+static fc_code begin_meeting(fc_meeting *m, fc_error *err) {
     FC_TRY(make_file(m, err));
     FC_TRY(take_lock(m, err));
     FC_TRY(set_state(m, CAME, 0, err));
@@ -229,7 +229,7 @@ fc_code fc_meeting_come(const char *path, int rank, int size, int seconds, fc_me
     FC_TRY(m ? FC_OK : fc_no_memory(err, path));
     *m = (fc_meeting){.fd = -1, .rank = rank, .size = size, .seconds = seconds, .start = now_plus(0)};
     memcpy(m->path, path, strlen(path) + 1);
-    FC_TRY_GOTO(rank == 0 ? begin(m, err) : find_file(m, err), rc, failed);
+    FC_TRY_GOTO(rank == 0 ? begin_meeting(m, err) : find_file(m, err), rc, failed);
     FC_TRY_GOTO(set_state(m, CAME, 0, err), rc, failed);
     *out = m;
     return FC_OK;
@@ -271,8 +271,8 @@ fc_code fc_meeting_share(fc_meeting *m, void *data, size_t bytes, fc_error *err)
     if (m->rank != 0) {
         return wait_for_shared(m, data, bytes, err);
     }
-    FC_TRY(put(m, data, bytes, offsetof(header, shared), err));
-    return put(m, &yes, sizeof yes, offsetof(header, is_shared), err);
+    FC_TRY(put_bytes(m, data, bytes, offsetof(header, shared), err));
+    return put_bytes(m, &yes, sizeof yes, offsetof(header, is_shared), err);
 }
 
 static bool have_all_come(const fc_meeting *m) {
@@ -300,13 +300,13 @@ void fc_meeting_fail(fc_meeting *m, const char *message) {
     if (!m->has_failed) {
         m->has_failed = true;
         snprintf(s.message, sizeof s.message, "%s", message);
-        if (put(m, &s, sizeof s, slot_at(m->rank), NULL) == FC_OK) {
+        if (put_bytes(m, &s, sizeof s, slot_at(m->rank), NULL) == FC_OK) {
             set_state(m, FAILED, 0, NULL); /* else the others notice when this process ends */
         }
     }
 }
 
-static fc_code note(fc_meeting *m, fc_code code) {
+static fc_code note_code(fc_meeting *m, fc_code code) {
     m->code = code;
     return code;
 }
@@ -327,17 +327,17 @@ static fc_code look_at(fc_meeting *m, int rank, slot *s, uint64_t calls) {
     }
     if (s->state == FAILED) {
         s->message[sizeof s->message - 1] = '\0';
-        return note(m, fc_fail(&m->error, FC_EIO, "%s", s->message));
+        return note_code(m, fc_fail(&m->error, FC_EIO, "%s", s->message));
     }
     if (s->state == LEFT && s->calls < calls) {
-        return note(
+        return note_code(
             m, fc_fail(&m->error, FC_EIO, "rank %d has freed its communicator, and other ranks wait for it", rank));
     }
     if (s->state == CAME && is_dead(m, rank)) {
         if (rank == 0) {
             remove_name(m);
         }
-        return note(m, fc_fail(&m->error, FC_EIO, "rank %d: its process has ended", rank));
+        return note_code(m, fc_fail(&m->error, FC_EIO, "rank %d: its process has ended", rank));
     }
     return FC_OK;
 }

@@ -125,7 +125,7 @@ static bool are_rows(const gather *g, int64_t ranks) {
     return w->ndim > 0;
 }
 
-static fc_code prepare(gather *g, int m, fc_error *err) {
+static fc_code prepare_gather(gather *g, int m, fc_error *err) {
     const fc_tensor_state *w = g->tensor;
     int64_t ranks = w->mesh->mesh.sizes[m];
     size_t bytes = 0;
@@ -281,7 +281,7 @@ fc_code fc_gather_dim(fc_tensor_state *const *tensors, size_t count, int m, fc_e
     }
     for (size_t i = 0; i < count; i++) {
         list[i].tensor = tensors[i];
-        rc = rc == FC_OK ? prepare(&list[i], m, err) : rc;
+        rc = rc == FC_OK ? prepare_gather(&list[i], m, err) : rc;
     }
     FC_TRY_GOTO(agree(list, count, m, rc, err), rc, out);
     FC_TRY_GOTO(communicate_all(list, count, m, err), rc, out);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 /* A block may be at most twice as large as requested, so that no small buffer occupies a large block. */
-static bool fits(const fc_block *b, size_t bytes) {
+static bool block_fits(const fc_block *b, size_t bytes) {
     return b->taken == 0 && b->bytes >= bytes && b->bytes / 2 <= bytes;
 }
 
@@ -16,7 +16,7 @@ static bool fits(const fc_block *b, size_t bytes) {
 static fc_block *own_block(const fc_pool *pool, size_t bytes, const fc_stream *stream) {
     fc_block *best = NULL;
     for (fc_block *b = pool->blocks; b; b = b->next) {
-        if (fits(b, bytes) && b->giver == stream && (!best || b->bytes < best->bytes)) {
+        if (block_fits(b, bytes) && b->giver == stream && (!best || b->bytes < best->bytes)) {
             best = b;
         }
     }
@@ -28,7 +28,7 @@ static fc_block *oldest_block(const fc_pool *pool, size_t bytes) {
     fc_block *oldest = NULL;
     int found = 0;
     for (fc_block *b = pool->blocks; b; b = b->next) {
-        if (fits(b, bytes)) {
+        if (block_fits(b, bytes)) {
             found++;
             oldest = !oldest || b->given < oldest->given ? b : oldest;
         }
@@ -36,12 +36,12 @@ static fc_block *oldest_block(const fc_pool *pool, size_t bytes) {
     return found >= pool->spare ? oldest : NULL;
 }
 
-static fc_code allocate(const fc_pool *pool, size_t bytes, void **out, fc_error *err) {
+static fc_code allocate_memory(const fc_pool *pool, size_t bytes, void **out, fc_error *err) {
     return pool->comm ? pool->comm->on_device->alloc(pool->comm, bytes, out, err)
                       : pool->device->alloc(pool->device, bytes, out, err);
 }
 
-static void release(const fc_pool *pool, void *memory) {
+static void release_memory(const fc_pool *pool, void *memory) {
     if (pool->comm) {
         pool->comm->on_device->release(pool->comm, memory);
     } else {
@@ -56,7 +56,7 @@ static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *
     }
     fc_code rc;
     FC_TRY_GOTO(pool->device->event_new(pool->device, &b->done, err), rc, fail);
-    FC_TRY_GOTO(allocate(pool, bytes, &b->memory, err), rc, fail);
+    FC_TRY_GOTO(allocate_memory(pool, bytes, &b->memory, err), rc, fail);
     b->bytes = bytes;
     pool->allocated += bytes;
     b->next = pool->blocks;
@@ -107,7 +107,7 @@ void fc_pool_clear(fc_pool *pool) {
         fc_block *b = pool->blocks;
         pool->blocks = b->next;
         pool->device->event_free(pool->device, b->done);
-        release(pool, b->memory);
+        release_memory(pool, b->memory);
         free(b);
     }
     pool->in_use = pool->allocated = 0;

@@ -58,7 +58,7 @@ static fc_code cut_dim(fc_tensor_state *w, int m, const fc_placement *to, fc_err
     return FC_OK;
 }
 
-static fc_code check(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_error *err) {
+static fc_code check_placements(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_error *err) {
     if (!tensor->is_dtensor) {
         return fc_fail(err, FC_EUSAGE, "a plain tensor has no placements to change");
     }
@@ -112,7 +112,8 @@ static bool owns_all(const fc_array *local) {
 }
 
 /* A view would keep the whole gathered array alive, or share the memory of the caller's tensor. */
-static fc_code finish(fc_tensor_state *w, const fc_placement *to, bool is_cut, fc_fsdp_tensor *out, fc_error *err) {
+static fc_code finish_tensor(fc_tensor_state *w, const fc_placement *to, bool is_cut, fc_fsdp_tensor *out,
+                             fc_error *err) {
     fc_array local = {0};
     if (!is_cut && owns_all(&w->local)) {
         local = w->local;
@@ -143,7 +144,7 @@ static fc_code cut_and_finish(const journey *j, size_t i, fc_fsdp_tensor *out, f
     memcpy(before, w->placements, sizeof before);
     FC_TRY(cut_all(w, j->to[i], FC_SHARD, err));
     FC_TRY(cut_all(w, j->to[i], FC_STRIDED_SHARD, err));
-    return finish(w, j->to[i], memcmp(before, w->placements, sizeof before) != 0, out, err);
+    return finish_tensor(w, j->to[i], memcmp(before, w->placements, sizeof before) != 0, out, err);
 }
 
 /* Redistributes all tensors, or none. */
@@ -178,7 +179,7 @@ static fc_code redistribute(const fc_fsdp_tensor *tensors, size_t count, const f
         return FC_OK;
     }
     for (size_t i = 0; i < count; i++) {
-        FC_TRY(check(&tensors[i], to[i], err));
+        FC_TRY(check_placements(&tensors[i], to[i], err));
     }
     fc_code rc;
     j.states = calloc(count, sizeof *j.states);

@@ -52,7 +52,8 @@ bool fc_torch_device_equal(const fc_torch_device *a, const fc_torch_device *b) {
     return a->index == b->index && strcmp(a->type, b->type) == 0;
 }
 
-int fc_torch_device_format(const fc_torch_device *device, char *buf, size_t size) {
+/* Writes the device like str(torch.device), e.g. "cuda:0". */
+static int format_device(const fc_torch_device *device, char *buf, size_t size) {
     return device->index < 0 ? snprintf(buf, size, "%s", device->type)
                              : snprintf(buf, size, "%s:%d", device->type, device->index);
 }
@@ -117,7 +118,7 @@ fc_remote_device fc_remote_device_of_rank(int64_t rank, const fc_torch_device *d
 
 int fc_remote_device_format(const fc_remote_device *device, char *buf, size_t size) {
     char text[32];
-    fc_torch_device_format(&device->device, text, sizeof text);
+    format_device(&device->device, text, sizeof text);
     if (device->worker[0] != '\0') {
         return snprintf(buf, size, "%s/%s", device->worker, text);
     }

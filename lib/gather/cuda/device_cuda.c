@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static fc_code check(const fc_device *device, cudaError_t result, const char *what, fc_error *err) {
+static fc_code check_result(const fc_device *device, cudaError_t result, const char *what, fc_error *err) {
     if (result == cudaSuccess) {
         return FC_OK;
     }
@@ -38,7 +38,7 @@ static fc_code check(const fc_device *device, cudaError_t result, const char *wh
     do {                                                                                                               \
         cudaError_t result_;                                                                                           \
         CALL(result_, device, call);                                                                                   \
-        return check(device, result_, what, err);                                                                      \
+        return check_result(device, result_, what, err);                                                               \
     } while (0)
 
 /* The same for calls that release something: they are made even if the GPU cannot be chosen, which they do not need. */
@@ -82,7 +82,7 @@ static fc_code cuda_stream_new(fc_device *device, fc_stream **out, fc_error *err
     CALL(result, device, cudaStreamCreateWithFlags(&stream->cuda, cudaStreamNonBlocking));
     if (result != cudaSuccess) {
         free(stream);
-        return check(device, result, "creating a stream", err);
+        return check_result(device, result, "creating a stream", err);
     }
     *out = stream;
     return FC_OK;
@@ -109,7 +109,7 @@ static fc_code cuda_event_new(fc_device *device, fc_event **out, fc_error *err) 
     CALL(result, device, cudaEventCreateWithFlags(&event->cuda, cudaEventDisableTiming));
     if (result != cudaSuccess) {
         free(event);
-        return check(device, result, "creating an event", err);
+        return check_result(device, result, "creating an event", err);
     }
     *out = event;
     return FC_OK;

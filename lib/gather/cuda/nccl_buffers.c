@@ -16,7 +16,7 @@ struct nccl_buffer {
 };
 
 /* The GPU is that of the communicator. Too little memory is no reason to give up the communicator. */
-static fc_code allocate(fc_comm *comm, nccl_buffer *b, size_t bytes, fc_error *err) {
+static fc_code allocate_buffer(fc_comm *comm, nccl_buffer *b, size_t bytes, fc_error *err) {
     const nccl_state *s = comm->state;
     ncclResult_t result = ncclMemAlloc(&b->memory, bytes);
     if (result != ncclSuccess) {
@@ -38,7 +38,7 @@ fc_code fc_nccl_alloc(fc_comm *comm, size_t bytes, void **out, fc_error *err) {
     fc_code rc;
     FC_TRY_GOTO(b ? FC_OK : fc_no_memory(err, "nccl"), rc, fail);
     FC_TRY_GOTO(fc_nccl_begin(comm, &before, err), rc, fail);
-    rc = fc_nccl_end(comm, before, allocate(comm, b, bytes > 0 ? bytes : 1, err));
+    rc = fc_nccl_end(comm, before, allocate_buffer(comm, b, bytes > 0 ? bytes : 1, err));
     FC_TRY_GOTO(rc, rc, fail);
     b->next = s->buffers;
     s->buffers = b;

@@ -58,7 +58,7 @@ static fc_code comm_new(fc_device *device, nccl_family *family, int ranks, fc_co
 }
 
 /* Joins the other ranks; an error frees the communicator. */
-static fc_code join(fc_comm **comm, const ncclUniqueId *id, int rank, int size, fc_error *err) {
+static fc_code join_ranks(fc_comm **comm, const ncclUniqueId *id, int rank, int size, fc_error *err) {
     nccl_state *s = (*comm)->state;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     int before;
@@ -107,7 +107,7 @@ out:
 }
 
 /* What a rank needs before the ranks join. */
-static fc_code prepare(fc_comm *bootstrap, fc_device *device, ncclUniqueId *id, fc_comm **out, fc_error *err) {
+static fc_code prepare_comm(fc_comm *bootstrap, fc_device *device, ncclUniqueId *id, fc_comm **out, fc_error *err) {
     FC_TRY(check_device(device, err));
     if (bootstrap->rank == 0) {
         FC_TRY(make_id(id, err));
@@ -119,14 +119,14 @@ static fc_code new_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc
     ncclUniqueId id;
     fc_comm *comm = NULL;
     *out = NULL;
-    fc_code rc = fc_comm_agree(bootstrap, prepare(bootstrap, device, &id, &comm, err), err);
+    fc_code rc = fc_comm_agree(bootstrap, prepare_comm(bootstrap, device, &id, &comm, err), err);
     if (rc != FC_OK || !comm) {
         goto failed;
     }
     FC_TRY_GOTO(broadcast_id(bootstrap, &id, err), rc, failed);
     ((nccl_state *)comm->state)->family->bootstrap = bootstrap;
     comm->cancel = bootstrap->cancel;
-    FC_TRY(join(&comm, &id, bootstrap->rank, bootstrap->size, err));
+    FC_TRY(join_ranks(&comm, &id, bootstrap->rank, bootstrap->size, err));
     *out = comm;
     return FC_OK;
 failed:
@@ -181,7 +181,7 @@ static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, 
     FC_TRY(prepare_at(meeting, device, rank, size, &id, out, err));
     const int timeout = (*out)->timeout;
     (*out)->timeout = seconds;
-    FC_TRY(join(out, &id, rank, size, err));
+    FC_TRY(join_ranks(out, &id, rank, size, err));
     (*out)->timeout = timeout;
     fc_meeting_close(meeting);
     return FC_OK;

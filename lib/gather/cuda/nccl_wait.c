@@ -11,7 +11,7 @@
 
 enum { SPINS = 200, POLL_NS = 100000 };
 
-static fc_code fail(fc_comm *comm, const char *what, const char *why, const char *detail, fc_error *err) {
+static fc_code fail_wait(fc_comm *comm, const char *what, const char *why, const char *detail, fc_error *err) {
     const nccl_state *s = comm->state;
     fc_error own;
     fc_code rc =
@@ -28,14 +28,14 @@ fc_code fc_nccl_check_cuda(fc_comm *comm, cudaError_t result, const char *what, 
         return FC_OK;
     }
     cudaGetLastError(); /* it is reported here */
-    return fail(comm, what, cudaGetErrorString(result), "", err);
+    return fail_wait(comm, what, cudaGetErrorString(result), "", err);
 }
 
 static fc_code check_result(fc_comm *comm, ncclResult_t result, const char *what, fc_error *err) {
     const nccl_state *s = comm->state;
     return result == ncclSuccess || result == ncclInProgress
                ? FC_OK
-               : fail(comm, what, ncclGetErrorString(result), s->nccl ? ncclGetLastError(s->nccl) : "", err);
+               : fail_wait(comm, what, ncclGetErrorString(result), s->nccl ? ncclGetLastError(s->nccl) : "", err);
 }
 
 bool fc_nccl_has_failed(fc_comm *comm) {
@@ -51,7 +51,7 @@ static fc_code fail_like_others(fc_comm *comm, const char *what, fc_error *err) 
     fc_error own = {FC_OK, ""};
     fc_code rc = bootstrap ? bootstrap->barrier(bootstrap, &own) : fc_meeting_check(family->meeting, 0, &own);
     if (rc == FC_OK) {
-        return fail(comm, what, "another rank has failed", "", err);
+        return fail_wait(comm, what, "another rank has failed", "", err);
     }
     fc_nccl_abort_family(comm, own.message);
     if (err) {
@@ -82,7 +82,7 @@ static fc_code keep_waiting(fc_comm *comm, vigil *v, const char *what, fc_error 
         v->start = now;
     }
     if (comm->timeout > 0 && now.tv_sec - v->start.tv_sec > comm->timeout) {
-        return fail(comm, what, "the other ranks did not answer in time", "", err);
+        return fail_wait(comm, what, "the other ranks did not answer in time", "", err);
     }
     if (v->spins < SPINS) { /* most waits are short */
         v->spins++;
@@ -161,7 +161,7 @@ fc_code fc_nccl_wait(fc_comm *comm, fc_stream *stream, fc_error *err) {
 }
 
 /* Ends a communicator whose ranks all free it. */
-static void finish(fc_comm *comm) {
+static void finish_comm(fc_comm *comm) {
     nccl_state *s = comm->state;
     if (!comm->broken && s->nccl && fc_nccl_check(comm, ncclCommFinalize(s->nccl), "closing", NULL) == FC_OK) {
         ncclCommDestroy(s->nccl);
@@ -190,7 +190,7 @@ void fc_nccl_free(fc_comm *comm) {
     nccl_state *s = comm->state;
     int before;
     bool entered = fc_cuda_enter(comm->device, &before) == cudaSuccess;
-    finish(comm);
+    finish_comm(comm);
     if (comm->broken) {
         fc_nccl_abort_family_because(comm, "has given up"); /* the caller may have marked this one only */
     }

@@ -33,9 +33,6 @@ bool fc_torch_device_parse(const char *text, size_t len, fc_torch_device *out);
 /** Returns whether type and index are equal. */
 bool fc_torch_device_equal(const fc_torch_device *a, const fc_torch_device *b);
 
-/** Writes the device like str(torch.device), e.g. "cuda:0". @return the length of the whole text, like snprintf. */
-int fc_torch_device_format(const fc_torch_device *device, char *buf, size_t size);
-
 /** A torch.distributed._remote_device: a device of a rank, of a named worker, or of this process. */
 typedef struct fc_remote_device {
     char worker[64]; /**< name of the worker; empty for none */

@@ -209,9 +209,6 @@ typedef struct fc_fsdp_plan {
     void *context;
 } fc_fsdp_plan;
 
-/** Returns the options of the step for those of a planned unit. */
-fc_fsdp_unit_options fc_fsdp_unit_options_of(const fc_unit_options *planned, bool is_root);
-
 /**
  * Adds all units of a plan with their flat parameters.
  * @param units    receives plan->units->count units, in the order of the plan.
