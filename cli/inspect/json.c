@@ -44,11 +44,7 @@ static void write_place(json_out *j, const fc_place *place) {
 /* @param extents whether to write extents and holders. */
 static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     inspect_holders holders = {0};
-    fc_arena *arena = extents ? fc_arena_new() : NULL;
-    fc_code rc = FC_OK;
-    if (extents) {
-        rc = arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err);
-    }
+    fc_code rc = extents ? inspect_find_holders(in, t, in->arena, &holders, err) : FC_OK;
     jw_member_open(j, "chunks", '[');
     for (size_t i = 0; i < t->nchunks && rc == FC_OK && j->out->error == 0; i++) {
         const fc_chunk *chunk = &t->chunks[i];
@@ -68,7 +64,6 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
         jw_close(j, '}');
     }
     jw_close(j, ']');
-    fc_arena_free(arena);
     return rc;
 }
 

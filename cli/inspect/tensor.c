@@ -245,12 +245,8 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
     char size[TEXT_SIZE_MAX];
     fc_error why = {FC_OK, ""};
-    fc_arena *arena = fc_arena_new();
-    if (!arena) {
-        return inspect_no_memory(in, err);
-    }
     text_printf(out, "\n  object      %s, %s\n", t->object->encoding, text_bytes(size, inspect_bytes(t)));
-    const char *json = inspect_object(in, t, arena, &why);
+    const char *json = inspect_object(in, t, in->arena, &why);
     if (json) {
         text_name_in(out, "  value       ", json, "\n");
     }
@@ -258,20 +254,14 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
     if (inspect_risk(in, t, &verdict) != FC_OBJECT_HARMLESS) {
         text_name_in(out, verdict.risk == FC_OBJECT_RUNS ? "  unsafe      " : "  unknown     ", verdict.reason, "\n");
     }
-    fc_arena_free(arena);
     return print_chunks(in, t, NULL, err);
 }
 
 static fc_code print_shards(inspection *in, const fc_tensor *t, const fc_sharding *c, fc_error *err) {
-    fc_arena *arena = fc_arena_new();
     inspect_holders holders = {0};
-    fc_code rc;
-    FC_TRY_GOTO(arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err), rc, out);
+    FC_TRY(inspect_find_holders(in, t, in->arena, &holders, err));
     draw_grid(in, t, c, &holders);
-    rc = print_chunks(in, t, &holders, err);
-out:
-    fc_arena_free(arena);
-    return rc;
+    return print_chunks(in, t, &holders, err);
 }
 
 fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
