@@ -38,8 +38,10 @@ static fc_code refuse_objects(const fc_shards *shards, const fc_target *target, 
 }
 
 static fc_code plan_shards(const fc_shards *shards, apart *a, fc_error *err) {
-    const fc_selection selection = {
-        .keep_layout = true, .traits = &shards->format->target, .owner_offsets = shards->owner_offsets};
+    const fc_selection selection = {.keep_layout = true,
+                                    .may_be_empty = true,
+                                    .traits = &shards->format->target,
+                                    .owner_offsets = shards->owner_offsets};
     if (!shards->format->writer.notes) {
         return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' cannot be written by several processes",
                        shards->format->name);

@@ -55,6 +55,9 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
         FC_TRY(fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err));
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
+    if (n == 0 && source->ntensors == 0) {
+        return FC_OK;
+    }
     if (n == 0) {
         return fc_fail(err, FC_EUSAGE, "%s: nothing is selected: all %zu names are excluded", source->path,
                        source->ntensors);
@@ -67,11 +70,11 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
 static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena,
                               fc_target_tensor **out, fc_selected *counts, fc_error *err) {
     fc_rename *rename = NULL;
-    if (source->ntensors == 0) {
+    if (source->ntensors == 0 && !selection->may_be_empty) {
         return fc_fail(err, FC_EUSAGE, "%s: nothing to write: the checkpoint has no tensors and no objects",
                        source->path);
     }
-    *out = fc_arena_calloc(arena, source->ntensors, sizeof **out);
+    *out = fc_arena_calloc(arena, source->ntensors + 1, sizeof **out);
     FC_NEED(*out, err, source->path);
     FC_TRY(fc_rename_new(selection, &rename, err));
     fc_code rc = select_each(source, selection, rename, arena, *out, counts, err);
@@ -181,8 +184,8 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
 static fc_code place_tensors(const fc_target *target, fc_placement *placements, const uint32_t *given,
                              fc_target_tensor *tensors, fc_error *err) {
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
-    uint64_t *bytes = calloc(n, sizeof *bytes);
-    uint32_t *owners = calloc(n, sizeof *owners);
+    uint64_t *bytes = calloc(n + 1, sizeof *bytes);
+    uint32_t *owners = calloc(n + 1, sizeof *owners);
     fc_code rc = FC_OK;
     FC_TRY_GOTO(bytes && owners ? FC_OK : fc_no_memory(err, target->source->path), rc, out);
     for (size_t i = 0; i < n; i++) {
@@ -208,7 +211,7 @@ out:
 
 /* Takes the mesh and the placements from the source. */
 static fc_code keep_layout(fc_target *target, fc_arena *arena, fc_placement **placements, fc_error *err) {
-    const fc_tensor **sources = fc_arena_calloc(arena, target->ntensors, sizeof *sources);
+    const fc_tensor **sources = fc_arena_calloc(arena, target->ntensors + 1, sizeof *sources);
     fc_mesh *mesh = fc_arena_calloc(arena, 1, sizeof *mesh);
     FC_NEED(sources && mesh, err, target->source->path);
     for (size_t i = 0; i < target->ntensors; i++) {

@@ -29,6 +29,7 @@ typedef struct fc_selection {
     const char *strip_prefix;         /**< removed from names, with a dot that follows it; NULL: none */
     const char *const *rename; /**< applied after strip_prefix: "s/regex/replacement/gi", NULL-terminated; NULL: none */
     bool keep_layout;          /**< keep the layout of the source (fc_recognise_layout); mesh and tp_plan are ignored */
+    bool may_be_empty;         /**< a source without values gives a target without values */
     /** For each value of the source, which holder stores its replicated boxes (fc_target_tensor.owner_offset). NULL:
      *  fc_spread_owners chooses. */
     const uint32_t *owner_offsets;
