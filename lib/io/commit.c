@@ -365,12 +365,25 @@ static fc_code publish_directory(fc_commit *commit, fc_error *err) {
                                : fc_fail_errno(err, errno, "%s: cannot be renamed into place", commit->target);
 }
 
+/* Does the same, and keeps the files of others. A process that dies has not lost them: until the swap they are in the
+   old directory, and from then on in both. */
+static fc_code publish_with_others(fc_commit *commit, fc_error *err) {
+    const fc_staging *s = &commit->staging;
+    FC_TRY(fc_keep_others(&commit->how, commit->target, s->new_path, false, err));
+    FC_TRY(publish_directory(commit, err));
+    const bool moved = access(s->old_path, F_OK) == 0;
+    return fc_keep_others(&commit->how, moved ? s->old_path : s->new_path, commit->target, true, err);
+}
+
 static fc_code publish(fc_commit *commit, fc_error *err) {
     fc_error failed = {FC_OK, ""};
     FC_TRY(fc_check_replaced(&commit->how, commit->target, err));
     bool exists = fc_path_exists(commit->target, NULL, &failed);
     if (failed.code != FC_OK) {
         return fc_fail(err, failed.code, "%s", failed.message);
+    }
+    if (exists && commit->how.keep_others) {
+        return publish_with_others(commit, err);
     }
     if (!exists || !commit->how.force) {
         return publish_new(commit, err);
@@ -399,7 +412,7 @@ void fc_commit_count(fc_commit *commit, fc_progress *progress) {
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     const char *made = fc_commit_path(commit);
     fc_code rc;
-    FC_TRY_GOTO(fc_keep_permissions(commit->target, made, err), rc, out);
+    FC_TRY_GOTO(fc_keep_permissions(&commit->how, commit->target, made, err), rc, out);
     FC_TRY_GOTO(fc_limit_permissions(made, commit->how.forbidden, err), rc, out);
     if (commit->how.is_directory) {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(made));

@@ -34,6 +34,10 @@ static fc_code refuse_entry(const char *path, const char *name, fc_error *err) {
                    name);
 }
 
+static fc_code refuse_existing(const char *path, fc_error *err) {
+    return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+}
+
 static bool is_among(const char *name, const char *const *list) {
     while (list && *list && strcmp(*list, name) != 0) {
         list++;
@@ -58,7 +62,11 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
     }
     fc_code rc = S_ISREG(st.st_mode) && how->is_own_file ? how->is_own_file(full, name, &own, err) : FC_OK;
     free(full);
-    return rc != FC_OK || own ? rc : refuse_entry(path, name, err);
+    FC_TRY(rc);
+    if (own && !how->force) {
+        return refuse_existing(path, err);
+    }
+    return own || how->keep_others ? FC_OK : refuse_entry(path, name, err);
 }
 
 /* Opens a folder of an open directory for a walk. */
@@ -81,13 +89,13 @@ static fc_code check_folder(const fc_commit_options *how, const char *path, int 
     }
 out:
     FC_TRY(fc_dir_close(&dir, rc, err));
-    return count > 0 ? FC_OK : refuse_entry(path, folder, err);
+    return count > 0 || how->keep_others ? FC_OK : refuse_entry(path, folder, err);
 }
 
 static fc_code check_child(const fc_commit_options *how, const char *path, const fc_dir *dir, const char *name,
                            fc_error *err) {
-    if (!how->force) {
-        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+    if (!how->force && !how->keep_others) {
+        return refuse_existing(path, err);
     }
     bool folder;
     FC_TRY(fc_dir_is_folder(dir, name, &folder, err));
@@ -133,7 +141,7 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
         return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", path);
     }
     if (!how->force && !how->is_directory) {
-        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+        return refuse_existing(path, err);
     }
     FC_TRY(check_mount(path, err));
     if (how->is_directory) {
@@ -223,7 +231,29 @@ out:
     return fc_dir_close(&dir, rc, err);
 }
 
-fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
+/* The same for a target whose other files are kept: what its own files have in common. They are in no folder. */
+static fc_code own_permissions(const fc_commit_options *how, const char *path, content_permissions *p, fc_error *err) {
+    fc_dir dir = {0};
+    struct stat st;
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        char full[PATH_MAX];
+        bool own = false;
+        if (snprintf(full, sizeof full, "%s/%s", path, name) < PATH_MAX && lstat(full, &st) == 0 &&
+            S_ISREG(st.st_mode) && how->is_own_file) {
+            FC_TRY_GOTO(how->is_own_file(full, name, &own, err), rc, out);
+        }
+        if (own) {
+            add_permissions(&p->file, &st);
+            p->files++;
+        }
+    }
+out:
+    return fc_dir_close(&dir, rc, err);
+}
+
+fc_code fc_keep_permissions(const fc_commit_options *how, const char *old, const char *made, fc_error *err) {
     struct stat st;
     if (lstat(old, &st) != 0) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", old);
@@ -231,7 +261,8 @@ fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
     const permissions own = {st.st_mode & 07777, st.st_uid, st.st_gid};
     if (S_ISDIR(st.st_mode)) {
         content_permissions content = {.file.mode = 0777, .folder = own};
-        FC_TRY(common_permissions(AT_FDCWD, old, &content, err));
+        FC_TRY(how->keep_others ? own_permissions(how, old, &content, err)
+                                : common_permissions(AT_FDCWD, old, &content, err));
         FC_TRY(apply_to_content(AT_FDCWD, made, &content, err));
     }
     return apply(AT_FDCWD, made, &own, err);

@@ -327,7 +327,8 @@ typedef struct staging_object {
 static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
     static char *names[] = {"path", "force", "bytes", NULL};
     staging_object *self = (staging_object *)object;
-    fc_commit_options how = {.is_directory = true, .is_own_file = fc_is_own_file, .reporter = native_reporter()};
+    fc_commit_options how = {
+        .is_directory = true, .keep_others = true, .is_own_file = fc_is_own_file, .reporter = native_reporter()};
     PyObject *path = NULL;
     unsigned long long bytes = 0;
     int force = 0;

@@ -15,7 +15,9 @@ Tests of PyTorch that do not apply to another storage, and why:
 import os
 import pickle
 import shutil
+import signal
 import tempfile
+import time
 import unittest
 import warnings
 from pathlib import Path
@@ -101,6 +103,105 @@ class OneProcess(unittest.TestCase):
         self.assertIn("s3://bucket/step-1: is the address of a remote storage", str(caught.exception))
         self.assertEqual(os.listdir(), ["file"])
 
+    def test_states_without_values(self):
+        import torch
+
+        import fsdpckpt
+
+        for storage in self.each():
+            for number, state in enumerate(({}, {"o": {}}, {"model": Stateless()}, {"w": torch.ones(2), "o": {}}, {"l": []})):
+                saved = storage.save(state, f"step-{number}")
+                self.assertEqual(list(saved.state_dict_metadata), {3: ["w"], 4: ["l"]}.get(number, []))
+                loaded = storage.load(zeroed(state) if number != 2 else state, f"step-{number}")
+                self.assertEqual(list(loaded), list(state))
+                self.assertEqual(Stateless.loaded, 1 if number == 2 else 0)
+                Stateless.loaded = 0
+                for missing in ({"x": torch.ones(1)}, {"x": 1}):
+                    with self.assertRaisesRegex(BaseException, "Missing key in checkpoint state_dict: x"):
+                        storage.load(missing, f"step-{number}")
+        self.assertEqual(list(fsdpckpt.open("step-0")), [])
+        self.assertTrue(fsdpckpt.verify("step-0", progress=None).ok)
+
+    def test_files_of_others_are_kept(self):
+        import torch
+
+        state = {"w": torch.arange(6.0).reshape(2, 3), "step": 1}
+        for storage in self.each():
+            os.makedirs("step-1/logs/deep/empty")
+            for name in ("train_state.json", "logs/a.txt", "logs/deep/b.bin", ".hidden"):
+                Path("step-1", name).write_text(f"content of {name}")
+            os.chmod("step-1/.hidden", 0o600)
+            os.chmod("step-1/logs/deep", 0o700)
+            os.symlink("nowhere", "step-1/link")
+            before = foreign("step-1")
+            with open("step-1/train_state.json", "a") as file:
+                self.check_trip(storage, state, "step-1")
+                file.write(", and more")
+            self.assertEqual(Path("step-1/train_state.json").read_text(), "content of train_state.json, and more")
+            os.truncate("step-1/train_state.json", len("content of train_state.json"))
+            self.assertEqual(foreign("step-1"), before)
+            state["w"] += 1
+            modes = {name: os.stat(f"step-1/{name}").st_mode for name in os.listdir("step-1") if name.endswith(".h5")}
+            self.check_trip(storage, state, "step-1", force=True)
+            self.assertEqual(foreign("step-1"), before)
+            self.assertEqual(modes, {name: os.stat(f"step-1/{name}").st_mode for name in modes})
+            self.assertEqual(os.listdir(), ["step-1"])
+
+    def test_files_of_others_that_come_during_a_save(self):
+        import torch
+        import torch.distributed.checkpoint as dcp
+
+        class Planner(dcp.DefaultSavePlanner):
+            def resolve_data(self, item):
+                os.makedirs("step-1/logs", exist_ok=True)
+                Path("step-1/train_state.json").write_text("{}")
+                Path("step-1/logs/a").write_text("a")
+                return super().resolve_data(item)
+
+        for storage in self.each():
+            self.check_trip(storage, {"w": torch.arange(3.0)}, "step-1", planner=Planner())
+            self.assertEqual(sorted(foreign("step-1")), ["logs", "logs/a", "train_state.json"])
+
+    def test_files_of_others_without_room_for_them(self):
+        import torch
+
+        ours = STORAGES[1]
+        path = self.folder / "step-1"
+        path.mkdir()
+        (path / "index.h5").write_text("notes of somebody")
+        for force in (False, True):
+            with self.assertRaisesRegex(BaseException, "index.h5: replacing it would delete .*move it away"):
+                ours.save({"w": torch.ones(2)}, path, force=force)
+        self.assertEqual(os.listdir(self.folder), ["step-1"])
+        self.assertEqual((path / "index.h5").read_text(), "notes of somebody")
+        (path / "index.h5").unlink()
+        ours.save({"w": torch.ones(2)}, path)
+        (path / "notes").touch()
+        with self.assertRaisesRegex(BaseException, "exists; force=True replaces it"):
+            ours.save({"w": torch.ones(2)}, path)
+        self.assertEqual(sorted(os.listdir(path)), ["index.h5", "notes", "shard-00000-of-00001.h5"])
+
+    def test_a_save_that_is_killed_loses_no_file(self):
+        import torch
+
+        ours = STORAGES[1]
+        path = self.folder / "step-1"
+        ours.save({"w": torch.ones(2)}, path)
+        (path / "train_state.json").write_text("{}")
+        for turn in range(30):
+            child = os.fork()
+            if child == 0:
+                while True:
+                    ours.save({"w": torch.zeros(2)}, path, force=True)
+            time.sleep(0.05 + turn * 0.004)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            self.assertEqual((path / "train_state.json").read_text(), "{}")
+            self.assertEqual(ours.load({"w": torch.ones(2)}, path)["w"].sum().item() % 2, 0)
+        ours.save({"w": torch.full((2,), 5.0)}, path, force=True)
+        self.assertEqual(os.listdir(self.folder), ["step-1"])
+        self.assertEqual((path / "train_state.json").read_text(), "{}")
+
     def test_what_is_a_checkpoint_id(self):
         ids = ("s3://bucket/a", "abc://abc.abc", "step-1", "/tmp/step-1", "/no/such/folder/step-1", Path("/no/such"), "")
         for theirs, ours in (
@@ -151,6 +252,33 @@ class OneProcess(unittest.TestCase):
                 state = {"w": torch.full((3, 2), float(step)), "n": {"step": step}}
                 planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
                 self.check_trip(storage, state, self.folder / f"{number}-{step}", planner=planner)
+
+
+class Stateless:
+    """An object with a state dict that is empty."""
+
+    loaded = 0
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        assert state == {}
+        Stateless.loaded += 1
+
+
+def foreign(path):
+    """What is known of the files of a directory that neither storage writes."""
+    found = {}
+    for folder, folders, files in os.walk(path):
+        for name in folders + files:
+            full = os.path.join(folder, name)
+            if folder == path and (name.endswith((".distcp", ".h5")) or name == ".metadata"):
+                continue
+            status = os.lstat(full)
+            content = None if os.path.islink(full) or os.path.isdir(full) else Path(full).read_text()
+            found[os.path.relpath(full, path)] = status.st_mode, content, os.path.islink(full) and os.readlink(full)
+    return found
 
 
 if __name__ == "__main__":

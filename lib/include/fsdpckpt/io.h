@@ -52,6 +52,7 @@ typedef struct fc_commit_options {
     const char *path;
     bool is_directory;
     bool force;       /**< replace an existing target that contains only files that `is_own_file` accepts */
+    bool keep_others; /**< for a directory: files that `is_own_file` does not accept are kept next to the new ones */
     bool any_content; /**< for a single file: `force` replaces it whatever it contains */
     uint64_t bytes;   /**< bytes that will be written; 0: unknown */
     /** Stores whether `force` may replace the regular file `path`. `name`: its name relative to a target that is a
