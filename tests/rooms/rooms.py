@@ -147,7 +147,15 @@ def check_calls(root, build, problems):
         to = defined.get(symbol)
         if to is not None and LEVEL[to] > LEVEL[room] and symbol not in UPWARD_CALLS:
             problems.append(f"{path}: calls {symbol}: an arrow up from {room} to {to}")
-    return len(used), defined
+    return used, defined
+
+
+def check_exports(build, used, defined, problems):
+    """What the training library calls of the other one is exported by a shared library (cmake/exports.cmake)."""
+    exported = set(re.findall(r"fc_\w+", open(os.path.join(build, "fsdpckpt.map"), encoding="utf-8").read()))
+    called = {symbol for room, _, symbol in used if room == "train" and defined.get(symbol, "train") != "train"}
+    for symbol in sorted(called - exported):
+        problems.append(f"train: calls {symbol}, which a shared libfsdpckpt does not export: cmake/exports.cmake")
 
 
 def check_programs(build, defined, problems):
@@ -170,7 +178,9 @@ def main():
     problems = []
     files = check_includes(root, problems)
     check_names(root, problems)
-    calls, defined = check_calls(root, build, problems)
+    used, defined = check_calls(root, build, problems)
+    calls = len(used)
+    check_exports(build, used, defined, problems)
     check_programs(build, defined, problems)
     if files < 100 or calls < 1000:
         problems.append(f"only {files} files and {calls} calls were found, so nothing was checked")
