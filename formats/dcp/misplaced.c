@@ -11,6 +11,7 @@
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "sharding/recorded.h"
 #include "torch/object/item.h"
 
 #include <inttypes.h>

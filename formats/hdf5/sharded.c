@@ -15,6 +15,7 @@
 #include "base/checked.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
+#include "sharding/recorded.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -20,6 +20,7 @@
 #include "hdf5/writer/tree.h"
 #include "io/file.h"
 #include "io/stand_in.h"
+#include "sharding/recorded.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

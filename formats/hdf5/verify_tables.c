@@ -8,6 +8,7 @@
 #include "fsdpckpt/verify.h"
 #include "hdf5/h5.h"
 #include "hdf5/verify.h"
+#include "sharding/recorded.h"
 #include "verify/report.h"
 
 #include <string.h>

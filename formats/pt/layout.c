@@ -9,6 +9,7 @@
 #include "fsdpckpt/try.h"
 #include "pt/ranks.h"
 #include "pt/writer.h"
+#include "sharding/recorded.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -9,6 +9,7 @@
 #include "io/file.h"
 #include "pt/merge.h"
 #include "read/open_files.h"
+#include "sharding/recorded.h"
 
 #include <errno.h>
 #include <inttypes.h>

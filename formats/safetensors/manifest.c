@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/safetensors.h"
+#include "sharding/recorded.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -14,6 +14,7 @@
 #include "registry.h"
 #include "safetensors/groups.h"
 #include "safetensors/kept.h"
+#include "sharding/recorded.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -3,6 +3,8 @@
  * no TP rule shards. Similar tensors (layers.0 …, layers.1 …) share one finding.
  */
 #include "check/check.h"
+#include "sharding/recorded.h"
+#include "sharding/tp_plan.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -14,6 +14,7 @@
 #include "base/pages.h"
 #include "codec/codec.h"
 #include "codec/shuffle.h"
+#include "file.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"

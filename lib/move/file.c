@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/pages.h"
+#include "file.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"

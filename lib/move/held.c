@@ -8,6 +8,7 @@
 #include "base/crc.h"
 #include "base/grow.h"
 #include "checkpoint/memory_data.h"
+#include "file.h"
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/try.h"
 #include "ranks/exchange.h"

@@ -5,6 +5,7 @@
 #include "fsdpckpt/shards.h"
 
 #include "checkpoint/memory_data.h"
+#include "file.h"
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"

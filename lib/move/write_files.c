@@ -6,6 +6,7 @@
 #include "move/write_files.h"
 
 #include "base/crc.h"
+#include "file.h"
 #include "fsdpckpt/try.h"
 #include "integrity/source_crc.h"
 #include "io/output.h"

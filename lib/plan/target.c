@@ -11,6 +11,7 @@
 #include "plan/dtypes.h"
 #include "plan/globs.h"
 #include "plan/rename.h"
+#include "sharding/tp_plan.h"
 #include "target_file.h"
 
 #include <stdlib.h>

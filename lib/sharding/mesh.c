@@ -6,6 +6,7 @@
 #include "fsdpckpt/try.h"
 
 #include "base/checked.h"
+#include "recorded.h"
 
 #include <string.h>
 

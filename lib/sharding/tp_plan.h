@@ -52,4 +52,13 @@ extern const size_t fc_tp_auto_count;
  */
 const fc_tp_plan *fc_tp_plan_make(const char *name, const fc_tp_rule *rules, size_t count, fc_arena *arena);
 
+/** Returns the path of the plan's file, or "auto". */
+const char *fc_tp_plan_name(const fc_tp_plan *plan);
+
+/** Returns the pattern of rule `rule` (0 … fc_tp_plan_rules - 1) as it is written in the plan. */
+const char *fc_tp_plan_pattern(const fc_tp_plan *plan, size_t rule);
+
+/** Returns the index of the rule that decides `fqn`, or -1. */
+int64_t fc_tp_plan_rule_of(const fc_tp_plan *plan, const char *fqn);
+
 #endif

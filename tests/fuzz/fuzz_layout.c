@@ -6,6 +6,7 @@
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/select.h"
+#include "move/file.h"
 #include "plan/target_file.h"
 
 #include "fuzz_tensor.h"

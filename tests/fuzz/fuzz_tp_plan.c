@@ -2,6 +2,7 @@
  * Fuzzes the file of a TP plan. If it loads, every name gets a dimension that it has, from a rule of the plan.
  */
 #include "fsdpckpt/layout.h"
+#include "sharding/tp_plan.h"
 
 #include "fuzz.h"
 

@@ -5,6 +5,7 @@
  */
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/mesh.h"
+#include "sharding/recorded.h"
 
 #include <inttypes.h>
 #include <stdio.h>

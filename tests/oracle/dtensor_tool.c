@@ -6,6 +6,7 @@
  * "chunked" and its "placements", "gathered", "chunk_tensor" (null: no shard) and "loaded" (number of shards).
  */
 #include "fsdpckpt/gather/dtensor_data.h"
+#include "sharding/recorded.h"
 
 #include <jansson.h>
 #include <stdio.h>

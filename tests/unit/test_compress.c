@@ -7,6 +7,7 @@
 #include "codec/shuffle.h"
 #include "fake_target.h"
 #include "fsdpckpt/cast.h"
+#include "move/file.h"
 #include "plan/target_file.h"
 
 enum { MOST_CHUNKS = 4096 };

@@ -3,6 +3,7 @@
  */
 #include "base/crc.h"
 #include "fake_target.h"
+#include "move/file.h"
 #include "move/queue.h"
 
 static void random_part_of(const int64_t *shape, int ndim, int64_t *offsets, int64_t *sizes) {

@@ -2,6 +2,7 @@
  * lib/move: faults. Each one ends in one line that names its place, and no wrong byte is written.
  */
 #include "fake_target.h"
+#include "move/file.h"
 
 #include <signal.h>
 #include <sys/resource.h>

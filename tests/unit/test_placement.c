@@ -2,6 +2,7 @@
  * Placements as text. Only our own output and torch's repr are accepted.
  */
 #include "fsdpckpt/mesh.h"
+#include "sharding/recorded.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

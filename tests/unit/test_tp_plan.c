@@ -2,6 +2,7 @@
  * Tensor-parallel plans: the built-in plan on the names of real models, JSON plans, optimizer state, bad files.
  */
 #include "fsdpckpt/layout.h"
+#include "sharding/tp_plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -46,17 +46,8 @@ fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_p
  */
 int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style);
 
-/** Returns the path of the plan's file, or "auto". */
-const char *fc_tp_plan_name(const fc_tp_plan *plan);
-
 /** Returns the number of rules, so that a caller can report rules that match no tensor. */
 size_t fc_tp_plan_rules(const fc_tp_plan *plan);
-
-/** Returns the pattern of rule `rule` (0 … fc_tp_plan_rules - 1) as it is written in the plan. */
-const char *fc_tp_plan_pattern(const fc_tp_plan *plan, size_t rule);
-
-/** Returns the index of the rule that decides `fqn`, or -1. */
-int64_t fc_tp_plan_rule_of(const fc_tp_plan *plan, const char *fqn);
 
 /** The mesh of a target: replicas × dp × tp ranks. A dimension of 0 is not part of the mesh. */
 typedef struct fc_layout_spec {

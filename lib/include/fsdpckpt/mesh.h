@@ -38,9 +38,6 @@ typedef struct fc_placement {
     int64_t split_factor;
 } fc_placement;
 
-/** Returns whether sizes and names are equal. */
-bool fc_mesh_equal(const fc_mesh *a, const fc_mesh *b);
-
 /** Returns the number of ranks: the product of the sizes, 1 without dimensions. */
 int64_t fc_mesh_ranks(const fc_mesh *mesh);
 
@@ -75,24 +72,10 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
                      const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err);
 
 /**
- * Computes what compute_local_shape_and_global_offset of PyTorch 2.10 to 2.15 returns, which DCP records as the box of
- * the rank: the divisions from left to right, the number of elements and the first of them, even if they are no box.
- * It differs from fc_local_box only for a _StridedShard of an uneven dimension. @return as fc_local_box.
- */
-fc_code fc_recorded_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
-                        const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err);
-
-/**
  * Writes placements like "[_StridedShard(0, 2), Shard(0)]", "[Replicate(), Partial()]".
  * @return the length of the whole text, like snprintf.
  */
 int fc_placements_format(int count, const fc_placement *placements, char *buf, int size);
-
-/**
- * Reads what fc_placements_format writes, or torch's repr of the same ("Shard(dim=0)", "_StridedShard(dim=0, sf=2)").
- * @return false if `text` does not have that form and `count` entries.
- */
-bool fc_placements_parse(const char *text, int count, fc_placement *placements);
 
 #ifdef __cplusplus
 }
