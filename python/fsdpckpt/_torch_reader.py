@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
 import torch
@@ -24,8 +25,9 @@ from torch.futures import Future
 
 from . import _checkpoint
 from ._arguments import checked, threads
-from ._errors import TargetError, UsageError
+from ._errors import CorruptError, TargetError, UsageError
 from ._save import has_storage
+from ._torch_pieces import PIECES, Piece, directory_of, read_pieces
 from ._torch_planner import held_reads
 
 Path = Union[str, "os.PathLike[str]"]
@@ -53,6 +55,7 @@ class HDF5Reader(StorageReader):
         self._options = options
         self._checkpoint: _checkpoint.Checkpoint | None = None
         self._metadata: Metadata | None = None
+        self._names: dict[tuple[str, tuple[int, ...]], str] = {}  # of pieces, by name and offsets
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -69,10 +72,15 @@ class HDF5Reader(StorageReader):
             self.path = os.fspath(checkpoint_id)
         self.load_id = str(uuid.uuid4())
 
-    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if self.path is None:
             raise UsageError("no path: pass one to HDF5Reader, or checkpoint_id to load")
-        self._checkpoint = checkpoint = _checkpoint.open(self.path, **self._options)
+        path, rank = self.path, kwargs.get("rank")
+        if rank is not None:  # there is no checkpoint of all ranks
+            if os.path.lexists(os.path.join(path, "index.h5")):
+                raise CorruptError(f"{path}: the checkpoint of all ranks cannot be read")
+            path = directory_of(path, rank)
+        self._checkpoint = checkpoint = _checkpoint.open(path, **self._options)
         values: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.objects}
         for name, tensor in checkpoint.items():
             size = torch.Size(tensor.shape)
@@ -82,13 +90,36 @@ class HDF5Reader(StorageReader):
             values[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[chunk])
         order = checkpoint._names()
         paths = {name: tuple(path) for name, path in zip(order, checkpoint._handle().paths())}
+        self._names = {}
+        if rank is not None:
+            order = self._join(read_pieces(checkpoint.objects), order, values, paths)
         meta = StorageMeta(checkpoint_id=self.path, load_id=self.load_id)
         self._metadata = Metadata({name: values[name] for name in order}, planner_data=paths, storage_meta=meta)
         return self._metadata
 
+    def _join(
+        self, pieces: Mapping[str, Piece], order: Sequence[str], values: dict[str, Any], paths: dict[str, Any]
+    ) -> list[str]:
+        """Makes the tensors of which a rank has stored parts out of these. Returns the names in their order."""
+        names: dict[str, None] = {}
+        for name in order:
+            piece = pieces.get(name)
+            if piece:
+                part = values[name]
+                chunk = ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=part.size)
+                whole = TensorStorageMetadata(properties=part.properties, size=torch.Size(piece.shape), chunks=[])
+                values.setdefault(piece.fqn, whole).chunks.append(chunk)
+                paths[piece.fqn] = piece.path or (piece.fqn,)
+                self._names[piece.fqn, piece.offsets] = name
+            if name != PIECES:
+                names[piece.fqn if piece else name] = None
+            if piece or name == PIECES:
+                del values[name], paths[name]
+        return list(names)
+
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._checkpoint is None:
-            self.read_metadata()
+            self.read_metadata(rank=None if kwargs.get("use_collectives", True) else kwargs.get("rank"))
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -103,6 +134,8 @@ class HDF5Reader(StorageReader):
         state = getattr(planner, "state_dict", None)  # PyTorch's planner may know the boxes wrongly
         if isinstance(state, dict) and self._metadata is not None:
             items = held_reads(items, state, self._metadata)
+        if self._names:
+            items = [self._stored(item) for item in items]
         for batch in _batches(items, checkpoint):
             _read(checkpoint, batch, planner, self.jobs)
         for item in items:
@@ -111,6 +144,12 @@ class HDF5Reader(StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _stored(self, item: ReadItem) -> ReadItem:
+        """The item with the name of the piece that it reads."""
+        index = item.storage_index
+        name = self._names.get((index.fqn, tuple(index.offset or ())), index.fqn)
+        return dataclasses.replace(item, storage_index=dataclasses.replace(index, fqn=name))
 
 
 def _archive(checkpoint: _checkpoint.Checkpoint, name: str) -> bytes:

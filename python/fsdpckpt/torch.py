@@ -20,7 +20,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -36,12 +36,15 @@ from . import _checkpoint, _native
 from ._arguments import checked, threads
 from ._errors import Error, SystemFailure, UnsupportedError, UsageError
 from ._shards import Box, Element, Job, Value, find_layout
+from ._torch_pieces import Apart, directory_of
 from ._torch_planner import LoadPlanner, SavePlanner
 from ._torch_reader import HDF5Reader, Path
 
 __all__ = ["HDF5Reader", "HDF5Writer", "LoadPlanner", "SavePlanner"]
 
 
+# What gives the data of items.
+Resolver = Union[AnyPlanner, Apart]
 _UNEVEN = "if FSDP2 and TP do not divide its rows evenly, pass planner=fsdpckpt.torch.SavePlanner()"
 
 
@@ -51,6 +54,7 @@ class _Task(NamedTuple):
     job: bytes  # Job.packed
     rank: int
     late: bool  # rank 0's file waits for objects that other ranks hold
+    apart: bool  # each rank has a checkpoint of its own
 
     @property
     def prefix(self) -> str:
@@ -90,9 +94,10 @@ class HDF5Writer(StorageWriter):
 
     def _begin(self) -> None:
         self._coordinates = False
+        self._apart: Apart | None = None
         self._staging: _native.Staging | None = None
         self._job: Job | None = None
-        self._late: tuple[SavePlan, AnyPlanner] | None = None
+        self._late: tuple[SavePlan, Resolver] | None = None
         self._objects: dict[str, bytes] = {}
 
     @property
@@ -124,11 +129,16 @@ class HDF5Writer(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._abort()
         self._coordinates = is_coordinator
-        _drop_plans_of_others()
+        if not kwargs.get("use_collectives", True):
+            self._apart = Apart(kwargs.get("rank") or 0)
+        _drop_plans_of_others(every=self._apart is not None)
         if self.path is None:
             raise UsageError("no path: pass one to HDF5Writer, or checkpoint_id to save")
-        if not kwargs.get("use_collectives", True):
-            raise UsageError(f"{self.path}: use_collectives=False: the ranks must agree on one checkpoint; leave it out")
+        if self._apart and os.path.lexists(os.path.join(self.path, "index.h5")):
+            raise UsageError(
+                f"{self.path}: has a checkpoint of all ranks, and use_collectives=False makes one for each: "
+                "name another directory"
+            )
 
     # ---- planning ----
 
@@ -145,20 +155,24 @@ class HDF5Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         assert self.path is not None
         plans = _PLANS.complete(plans)
+        path = self.path
+        if self._apart:
+            path = directory_of(path, self._apart.rank)
+            plans = [self._apart.plan(plan) for plan in plans]
         held = _Held(plans)
         try:
-            mesh, layout, stored = find_layout(self.path, held.values, held.boxes, len(plans))
+            mesh, layout, stored = find_layout(path, held.values, held.boxes, len(plans))
         except UnsupportedError as error:
             raise UnsupportedError(f"{error}; {_UNEVEN}") from None
-        _make_parents(self.path)
-        self._staging = _native.Staging(self.path, force=self.force, bytes=held.bytes)
+        _make_parents(path)
+        self._staging = _native.Staging(path, force=self.force, bytes=held.bytes)
         weakref.finalize(self, self._staging.abort)
-        job = Job(self.path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
+        job = Job(path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
         self._job = job
         items, late = held.assign(stored)
         packed = job.packed()
         return [
-            dataclasses.replace(plan, items=items[rank], storage_data=_Task(packed, rank, late and rank == 0))
+            dataclasses.replace(plan, items=items[rank], storage_data=_Task(packed, rank, late and rank == 0, self._apart is not None))
             for rank, plan in enumerate(plans)
         ]
 
@@ -166,13 +180,14 @@ class HDF5Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: AnyPlanner) -> Future[list[WriteResult]]:
         task: _Task = plan.storage_data
-        objects = {item.index.fqn: _object(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
+        resolver = self._apart.for_planner(planner) if self._apart else planner
+        objects = {item.index.fqn: _object(item, resolver) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         job = self._job or Job.unpacked(task.job)
         notes = b""
         if task.late:
-            self._late = (plan, planner)
+            self._late = (plan, resolver)
         else:
-            notes = _write(job, task.rank, plan, planner, objects, self.jobs)
+            notes = _write(job, task.rank, plan, resolver, objects, self.jobs)
         if self._coordinates:
             self._objects = objects
             objects = {}
@@ -186,7 +201,7 @@ class HDF5Writer(StorageWriter):
         assert job is not None and staging is not None
         written: list[_Written] = sorted(result.storage_data for row in results for result in row)
         try:
-            _check_complete(job, metadata, written)
+            _check_complete(job, metadata, written, self._apart)
             for part in written:
                 self._objects.update(part.objects)
             notes = [part.notes for part in written]
@@ -289,10 +304,14 @@ class _Plans:
 _PLANS = _Plans()
 
 
-def _drop_plans_of_others() -> None:
-    """Drops the plans that planners have cached in saves of other writers: the next save plans anew, on every rank."""
+def _drop_plans_of_others(*, every: bool) -> None:
+    """Drops the plans that planners have cached in saves of another kind: the next save plans anew, on every rank."""
     final = getattr(AnyPlanner, "_cached_final_save_plan", {})  # torch 2.6 has no caches
-    for key in [key for key, plan in final.items() if not isinstance(plan.storage_data, _Task)]:
+
+    def usable(plan: SavePlan) -> bool:
+        return not every and isinstance(plan.storage_data, _Task) and not plan.storage_data.apart
+
+    for key in [key for key, plan in final.items() if not usable(plan)]:
         for cache in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
             getattr(AnyPlanner, f"_cached_{cache}", {}).pop(key, None)
 
@@ -314,9 +333,11 @@ def _dtype(item: WriteItem) -> str | None:
     return str(item.tensor_data.properties.dtype).removeprefix("torch.") if item.tensor_data else None
 
 
-def _check_complete(job: Job, metadata: Metadata, written: list[_Written]) -> None:
+def _check_complete(job: Job, metadata: Metadata, written: list[_Written], apart: Apart | None) -> None:
     """Finds what a planner whose cached plans are those of another state dict would leave out."""
     names = {value.name for value in job.values}
+    if apart:
+        names = apart.names(names)
     expected = set(metadata.state_dict_metadata)
     if names != expected:
         name = min(names ^ expected)
@@ -328,14 +349,14 @@ def _check_complete(job: Job, metadata: Metadata, written: list[_Written]) -> No
 # ---- the data of a rank ----
 
 
-def _object(item: WriteItem, planner: AnyPlanner) -> bytes:
+def _object(item: WriteItem, planner: Resolver) -> bytes:
     data = planner.resolve_data(item)
     if not isinstance(data, io.BytesIO):
         raise UsageError(f"object {item.index.fqn}: the planner made no bytes of it")
     return data.getvalue()
 
 
-def _write(job: Job, rank: int, plan: SavePlan, planner: AnyPlanner, objects: dict[str, bytes], jobs: int) -> bytes:
+def _write(job: Job, rank: int, plan: SavePlan, planner: Resolver, objects: dict[str, bytes], jobs: int) -> bytes:
     items = {item.index.fqn: item for item in plan.items if item.type != WriteItemType.BYTE_IO}
     kept: list[torch.Tensor] = []  # what the addresses of the last call point into
 

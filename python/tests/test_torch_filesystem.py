@@ -12,6 +12,7 @@ Tests of PyTorch that do not apply to another storage, and why:
   meets the storage
 """
 
+import logging
 import os
 import pickle
 import shutil
@@ -23,7 +24,7 @@ import warnings
 from pathlib import Path
 
 import harness
-from torch_ranks import same, zeroed
+from torch_ranks import run_ranks, same, zeroed
 
 
 class Storage:
@@ -67,6 +68,8 @@ class OneProcess(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         self.addCleanup(os.chdir, os.getcwd())
         warnings.simplefilter("ignore")
+        logging.disable()  # that there is no checkpoint of all ranks
+        self.addCleanup(logging.disable, logging.NOTSET)
 
     def each(self):
         """Both storages, each in an empty directory of its own that is the current one."""
@@ -202,6 +205,23 @@ class OneProcess(unittest.TestCase):
         self.assertEqual(os.listdir(self.folder), ["step-1"])
         self.assertEqual((path / "train_state.json").read_text(), "{}")
 
+    def test_without_collectives(self):
+        import torch
+
+        import fsdpckpt
+
+        for storage in self.each():
+            self.check_trip(storage, {"w": torch.arange(3.0), "inner": {"n": 5}}, "runs/step-1", use_collectives=False)
+        for number, results in enumerate(zip(*(run_ranks(save_alone, storage, self.folder, ranks=2) for storage in STORAGES))):
+            self.assertEqual(*results, f"rank {number}")
+        # Both kinds of checkpoint in one directory would hide each other.
+        ours = STORAGES[1]
+        ours.save({"w": torch.ones(2)}, "step-1")
+        with self.assertRaisesRegex(BaseException, "step-1: has a checkpoint of all ranks"):
+            ours.save({"w": torch.ones(2)}, "step-1", use_collectives=False)
+        with fsdpckpt.open(self.folder / "ours/runs/step-2/rank-00001") as part:
+            self.assertEqual(part["model.rows[4:7, 0:3]"].shape, (3, 3))
+
     def test_what_is_a_checkpoint_id(self):
         ids = ("s3://bucket/a", "abc://abc.abc", "step-1", "/tmp/step-1", "/no/such/folder/step-1", Path("/no/such"), "")
         for theirs, ours in (
@@ -252,6 +272,42 @@ class OneProcess(unittest.TestCase):
                 state = {"w": torch.full((3, 2), float(step)), "n": {"step": step}}
                 planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
                 self.check_trip(storage, state, self.folder / f"{number}-{step}", planner=planner)
+
+
+def save_alone(storage, folder):
+    """Ranks that save and load parts, whole tensors and objects without collectives. Returns what they know and get."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    rank, path = dist.get_rank(), folder / storage.name / "runs" / "step-2"
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    torch.manual_seed(0)
+    state = {
+        "model": {
+            "rows": distribute_tensor(torch.randn(7, 3), mesh, [Shard(0)]),
+            "columns": distribute_tensor(torch.randn(2, 6).to(torch.bfloat16), mesh, [Shard(1)]),
+            "one": distribute_tensor(torch.randn(1, 4), mesh, [Shard(0)]),
+            "copy": distribute_tensor(torch.randn(4), mesh, [Replicate()]),
+        },
+        "own": torch.full((2,), float(rank)),
+        "list": [torch.ones(2) * rank, {"n": rank}],
+        f"only.{rank}": rank,
+        "step": 7,
+    }
+    for _ in range(2):
+        # 2 is what plans of another save would break; FileSystemWriter overwrites as HDF5Writer does with force.
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        saved = storage.save(state, path, force=True, use_collectives=False, planner=planner)
+        loaded = storage.load(zeroed(state), path)
+        assert same(loaded, state), (loaded, state)
+    reader = storage.reader(path)
+    read = reader.read_metadata(rank=rank)
+    sizes = {name: (value.size, value.chunks) for name, value in read.state_dict_metadata.items() if hasattr(value, "size")}
+    assert saved.state_dict_metadata.keys() == read.state_dict_metadata.keys()
+    return sizes, read.planner_data, sorted(saved.state_dict_metadata)
 
 
 class Stateless:
