@@ -1,7 +1,8 @@
-"""Saves without collectives: every rank writes and reads a checkpoint of its own, and none knows what the others hold.
+"""Pieces: parts of tensors that a checkpoint has as tensors of their own, because it cannot have the tensor.
 
-Rank 3 of `HDF5Writer("step-1")` writes the checkpoint step-1/rank-00003. A tensor of which it holds a part is in there as
-a tensor of that part, called "weight[4:8, 0:16]". The object `fsdpckpt.pieces` says which part of what it is.
+A part is called "weight[4:8, 0:16]", and the object `fsdpckpt.pieces` says which part of what it is. This is so in saves
+without collectives, in which no rank knows what the others hold: rank 3 of `HDF5Writer("step-1")` writes the checkpoint
+step-1/rank-00003. And it is so for a ShardedTensor whose chunks are not the shards of a mesh.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
+from ._errors import UnsupportedError
 from ._save import _archive as archive
 
 # The object that describes the pieces, by their names.
@@ -36,22 +39,20 @@ def directory_of(path: str, rank: int) -> str:
     return os.path.join(path, f"rank-{rank:05d}")
 
 
-class Apart:
-    """What a rank does to the plan of its own checkpoint. It resolves data in place of the planner."""
+class Pieces(dict[str, Piece]):
+    """The pieces of a checkpoint, by the names under which they are stored."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.pieces: dict[str, Piece] = {}
-        self._items: dict[str, WriteItem] = {}  # of pieces, as planned
-        self._planner: SavePlanner | None = None
-
-    def plan(self, plan: SavePlan) -> SavePlan:
-        """The plan with each part as a tensor."""
+    def plan(self, plan: SavePlan, names: Container[str] | None = None) -> SavePlan:
+        """The plan with each part of the tensors `names` as a tensor; None: of all tensors."""
         paths = plan.planner_data or {}
-        items = [self._whole(item, paths.get(item.index.fqn)) for item in plan.items]
-        if self.pieces:
-            items.append(WriteItem(MetadataIndex(PIECES), WriteItemType.BYTE_IO))
-        return dataclasses.replace(plan, items=items, storage_data=())
+
+        def whole(items: Iterable[WriteItem]) -> list[WriteItem]:
+            return [
+                self._whole(item, paths.get(item.index.fqn)) if names is None or item.index.fqn in names else item
+                for item in items
+            ]
+
+        return dataclasses.replace(plan, items=whole(plan.items), storage_data=tuple(whole(plan.storage_data or ())))
 
     def _whole(self, item: WriteItem, path: Any) -> WriteItem:
         data = item.tensor_data
@@ -59,29 +60,43 @@ class Apart:
             return item
         offsets, sizes = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
         name = item.index.fqn + "[" + ", ".join(f"{o}:{o + n}" for o, n in zip(offsets, sizes)) + "]"
-        self.pieces[name] = Piece(item.index.fqn, path, tuple(data.size), offsets)
-        self._items[name] = item
+        self[name] = Piece(item.index.fqn, path, tuple(data.size), offsets)
         chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(sizes)), sizes=torch.Size(sizes))
         data = dataclasses.replace(data, size=torch.Size(sizes), chunk=chunk)
         return dataclasses.replace(item, index=MetadataIndex(name, chunk.offsets), tensor_data=data)
 
-    def for_planner(self, planner: SavePlanner) -> Apart:
-        self._planner = planner
-        return self
-
-    def resolve_data(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
-        assert self._planner is not None
-        if item.index.fqn == PIECES:
-            rows = {name: tuple(piece) for name, piece in self.pieces.items()}
-            return io.BytesIO(archive(PIECES, rows))
-        return self._planner.resolve_data(self._items.get(item.index.fqn, item))
+    def described(self, plan: SavePlan) -> SavePlan:
+        """The plan with the object that describes the pieces."""
+        items = [*plan.items, WriteItem(MetadataIndex(PIECES), WriteItemType.BYTE_IO)] if self else plan.items
+        return dataclasses.replace(plan, items=items)
 
     def names(self, stored: Iterable[str]) -> set[str]:
         """The names in the state dict of the values that are stored."""
-        return {self.pieces[name].fqn if name in self.pieces else name for name in stored} - {PIECES}
+        return {self[name].fqn if name in self else name for name in stored} - {PIECES}
+
+
+class Resolver(NamedTuple):
+    """Resolves the data of pieces in place of the planner."""
+
+    pieces: Pieces
+    planner: SavePlanner
+    refusal: str  # for a piece of what is no ShardedTensor, if it is not empty
+
+    def resolve_data(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
+        name = item.index.fqn
+        if name == PIECES:
+            return io.BytesIO(archive(PIECES, {name: tuple(piece) for name, piece in self.pieces.items()}))
+        piece = self.pieces.get(name)
+        if piece:
+            item = dataclasses.replace(item, index=MetadataIndex(piece.fqn, torch.Size(piece.offsets)))
+        # PyTorch may compute wrong boxes for a DTensor.
+        value = getattr(self.planner, "state_dict", {}).get(piece.fqn) if piece and self.refusal else None
+        if piece and self.refusal and not isinstance(value, ShardedTensor):
+            raise UnsupportedError(self.refusal)
+        return self.planner.resolve_data(item)
 
 
 def read_pieces(objects: Mapping[str, Any]) -> dict[str, Piece]:
-    """The pieces of a checkpoint that a rank has written for itself."""
+    """The pieces of a checkpoint."""
     rows: Mapping[str, Any] = objects[PIECES] if PIECES in objects else {}
     return {name: Piece(row[0], row[1] and tuple(row[1]), tuple(row[2]), tuple(row[3])) for name, row in rows.items()}

@@ -91,7 +91,7 @@ class HDF5Reader(StorageReader):
         order = checkpoint._names()
         paths = {name: tuple(path) for name, path in zip(order, checkpoint._handle().paths())}
         self._names = {}
-        if rank is not None:
+        if PIECES in checkpoint.objects:
             order = self._join(read_pieces(checkpoint.objects), order, values, paths)
         meta = StorageMeta(checkpoint_id=self.path, load_id=self.load_id)
         self._metadata = Metadata({name: values[name] for name in order}, planner_data=paths, storage_meta=meta)
@@ -100,7 +100,7 @@ class HDF5Reader(StorageReader):
     def _join(
         self, pieces: Mapping[str, Piece], order: Sequence[str], values: dict[str, Any], paths: dict[str, Any]
     ) -> list[str]:
-        """Makes the tensors of which a rank has stored parts out of these. Returns the names in their order."""
+        """Makes the tensors that are stored in parts out of these. Returns the names in their order."""
         names: dict[str, None] = {}
         for name in order:
             piece = pieces.get(name)

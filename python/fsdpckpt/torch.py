@@ -20,7 +20,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -34,17 +34,15 @@ from torch.futures import Future
 
 from . import _checkpoint, _native
 from ._arguments import checked, threads
-from ._errors import Error, SystemFailure, UnsupportedError, UsageError
+from ._errors import Error, SystemFailure, UnsupportedError, UsageError, tell
 from ._shards import Box, Element, Job, Value, find_layout
-from ._torch_pieces import Apart, directory_of
+from ._torch_pieces import Pieces, Resolver, directory_of
 from ._torch_planner import LoadPlanner, SavePlanner
 from ._torch_reader import HDF5Reader, Path
 
 __all__ = ["HDF5Reader", "HDF5Writer", "LoadPlanner", "SavePlanner"]
 
 
-# What gives the data of items.
-Resolver = Union[AnyPlanner, Apart]
 _UNEVEN = "if FSDP2 and TP do not divide its rows evenly, pass planner=fsdpckpt.torch.SavePlanner()"
 
 
@@ -54,7 +52,9 @@ class _Task(NamedTuple):
     job: bytes  # Job.packed
     rank: int
     late: bool  # rank 0's file waits for objects that other ranks hold
-    apart: bool  # each rank has a checkpoint of its own
+    apart: bool  # its plan is of no use to another save: it has pieces, or each rank has a checkpoint of its own
+    pieces: Pieces
+    refusal: str  # see Resolver
 
     @property
     def prefix(self) -> str:
@@ -94,7 +94,8 @@ class HDF5Writer(StorageWriter):
 
     def _begin(self) -> None:
         self._coordinates = False
-        self._apart: Apart | None = None
+        self._pieces = Pieces()
+        self._apart: int | None = None  # the rank, if each has a checkpoint of its own
         self._staging: _native.Staging | None = None
         self._job: Job | None = None
         self._late: tuple[SavePlan, Resolver] | None = None
@@ -130,11 +131,11 @@ class HDF5Writer(StorageWriter):
         self._abort()
         self._coordinates = is_coordinator
         if not kwargs.get("use_collectives", True):
-            self._apart = Apart(kwargs.get("rank") or 0)
+            self._apart = kwargs.get("rank") or 0
         _drop_plans_of_others(every=self._apart is not None)
         if self.path is None:
             raise UsageError("no path: pass one to HDF5Writer, or checkpoint_id to save")
-        if self._apart and os.path.lexists(os.path.join(self.path, "index.h5")):
+        if self._apart is not None and os.path.lexists(os.path.join(self.path, "index.h5")):
             raise UsageError(
                 f"{self.path}: has a checkpoint of all ranks, and use_collectives=False makes one for each: "
                 "name another directory"
@@ -155,15 +156,28 @@ class HDF5Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         assert self.path is not None
         plans = _PLANS.complete(plans)
-        path = self.path
-        if self._apart:
-            path = directory_of(path, self._apart.rank)
-            plans = [self._apart.plan(plan) for plan in plans]
-        held = _Held(plans)
-        try:
-            mesh, layout, stored = find_layout(path, held.values, held.boxes, len(plans))
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{error}; {_UNEVEN}") from None
+        path, pieces, refusal = self.path, Pieces(), ""
+        if self._apart is not None:
+            path = directory_of(path, self._apart)
+            plans = [pieces.described(pieces.plan(plan)) for plan in plans]
+        split: set[str] = set()
+        while True:
+            held = _Held([pieces.described(plans[0]), *plans[1:]] if split else plans)
+            try:
+                mesh, layout, stored = find_layout(path, held.values, held.boxes, len(plans))
+                break
+            except UnsupportedError as error:
+                refusal = f"{error}; {_UNEVEN}"
+                name = (error.tensor or "").strip("'")
+                if name in split or name not in {value.name for value in held.values} or self._format != "h5":
+                    raise UnsupportedError(refusal) from None
+                split.add(name)
+                plans = [pieces.plan(plan, split) for plan in plans]
+        if split:
+            tell(
+                f"{path}: the chunks of {', '.join(sorted(split))} are not the shards of a mesh: each is stored as a tensor "
+                "of its own; HDF5Reader joins them, the commands do not"
+            )
         _make_parents(path)
         self._staging = _native.Staging(path, force=self.force, bytes=held.bytes)
         weakref.finalize(self, self._staging.abort)
@@ -171,8 +185,13 @@ class HDF5Writer(StorageWriter):
         self._job = job
         items, late = held.assign(stored)
         packed = job.packed()
+        apart = bool(pieces) or self._apart is not None
         return [
-            dataclasses.replace(plan, items=items[rank], storage_data=_Task(packed, rank, late and rank == 0, self._apart is not None))
+            dataclasses.replace(
+                plan,
+                items=items[rank],
+                storage_data=_Task(packed, rank, late and rank == 0, apart, pieces, refusal),
+            )
             for rank, plan in enumerate(plans)
         ]
 
@@ -180,7 +199,8 @@ class HDF5Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: AnyPlanner) -> Future[list[WriteResult]]:
         task: _Task = plan.storage_data
-        resolver = self._apart.for_planner(planner) if self._apart else planner
+        resolver = Resolver(task.pieces, planner, task.refusal)
+        self._pieces = task.pieces
         objects = {item.index.fqn: _object(item, resolver) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         job = self._job or Job.unpacked(task.job)
         notes = b""
@@ -201,7 +221,7 @@ class HDF5Writer(StorageWriter):
         assert job is not None and staging is not None
         written: list[_Written] = sorted(result.storage_data for row in results for result in row)
         try:
-            _check_complete(job, metadata, written, self._apart)
+            _check_complete(job, metadata, written, self._pieces)
             for part in written:
                 self._objects.update(part.objects)
             notes = [part.notes for part in written]
@@ -333,11 +353,9 @@ def _dtype(item: WriteItem) -> str | None:
     return str(item.tensor_data.properties.dtype).removeprefix("torch.") if item.tensor_data else None
 
 
-def _check_complete(job: Job, metadata: Metadata, written: list[_Written], apart: Apart | None) -> None:
+def _check_complete(job: Job, metadata: Metadata, written: list[_Written], pieces: Pieces) -> None:
     """Finds what a planner whose cached plans are those of another state dict would leave out."""
-    names = {value.name for value in job.values}
-    if apart:
-        names = apart.names(names)
+    names = pieces.names(value.name for value in job.values)
     expected = set(metadata.state_dict_metadata)
     if names != expected:
         name = min(names ^ expected)

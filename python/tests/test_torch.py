@@ -147,8 +147,6 @@ class FourRanks(Commands):
         import fsdpckpt
 
         folder = self.root / "sharded"
-        for error in (result["sharded"] for result in self.results):
-            self.assertIn("its 2 chunks are not the shards of a mesh", error)
         self.assertEqual(sorted(os.listdir(folder)), ["ours", "theirs", "tiles"])
         self.check(folder / "tiles", {"dp": 2, "tp": 2})
         self.assertTrue(fsdpckpt.verify(folder / "ours", progress=None).ok)

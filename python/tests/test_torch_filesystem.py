@@ -222,6 +222,17 @@ class OneProcess(unittest.TestCase):
         with fsdpckpt.open(self.folder / "ours/runs/step-2/rank-00001") as part:
             self.assertEqual(part["model.rows[4:7, 0:3]"].shape, (3, 3))
 
+    def test_chunks_that_are_no_shards_of_a_mesh(self):
+        import fsdpckpt
+
+        for results in zip(*(run_ranks(save_odd_chunks, storage, self.folder, ranks=3) for storage in STORAGES)):
+            self.assertEqual(*results)
+        path = self.folder / "ours" / "odd"
+        self.assertTrue(fsdpckpt.verify(path, progress=None).ok)
+        with fsdpckpt.open(path) as checkpoint:
+            self.assertEqual(checkpoint["deep.odd[0:4]"].shape, (4,))
+            self.assertEqual(checkpoint["rows"].shape, (9, 2))
+
     def test_what_is_a_checkpoint_id(self):
         ids = ("s3://bucket/a", "abc://abc.abc", "step-1", "/tmp/step-1", "/no/such/folder/step-1", Path("/no/such"), "")
         for theirs, ours in (
@@ -308,6 +319,45 @@ def save_alone(storage, folder):
     sizes = {name: (value.size, value.chunks) for name, value in read.state_dict_metadata.items() if hasattr(value, "size")}
     assert saved.state_dict_metadata.keys() == read.state_dict_metadata.keys()
     return sizes, read.planner_data, sorted(saved.state_dict_metadata)
+
+
+def save_odd_chunks(storage, folder):
+    """ShardedTensors of any chunks, loaded as they are, in other chunks, and whole."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
+
+    rank, path = dist.get_rank(), folder / storage.name / "odd"
+
+    def sharded(whole, boxes):
+        """`boxes`: the rank, offsets and sizes of each."""
+        shards = []
+        for owner, offsets, sizes in boxes:
+            part = whole[tuple(slice(o, o + n) for o, n in zip(offsets, sizes))].clone()
+            if owner == rank:
+                shards.append(Shard.from_tensor_and_offsets(part, offsets, rank))
+        return init_from_local_shards(shards, *whole.shape)
+
+    odd = torch.arange(5.0), [(0, [0], [4]), (2, [4], [1])]
+    other = odd[0], [(0, [0], [1]), (1, [1], [1]), (2, [2], [3])]
+    # As embedding tables are: several chunks on a rank, and of other sizes on each.
+    boxes = [(1, [0, 0], [3, 4]), (2, [3, 0], [7, 1]), (1, [3, 1], [7, 3])]
+    table = torch.arange(40.0).reshape(10, 4).to(torch.bfloat16), boxes
+    rows = torch.arange(18).reshape(9, 2), [(r, [3 * r, 0], [3, 2]) for r in range(3)]
+    state = {"deep": {"odd": sharded(*odd)}, "table": sharded(*table), "rows": sharded(*rows)}
+    state.update(copy=torch.ones(2), step=3)
+    saved = storage.save(state, path)
+    for boxes in (odd, other):
+        again = {"deep": {"odd": sharded(torch.zeros(5), boxes[1])}, "table": sharded(table[0] * 0, table[1]), "step": 0}
+        storage.load(again, path)
+        for want, got in ((sharded(*boxes), again["deep"]["odd"]), (state["table"], again["table"])):
+            for a, b in zip(want.local_shards(), got.local_shards()):
+                assert torch.equal(a.tensor, b.tensor), (a.tensor, b.tensor)
+        assert again["step"] == 3
+    whole = storage.load({"deep": {"odd": torch.zeros(5)}, "table": torch.zeros(10, 4), "copy": torch.zeros(2)}, path)
+    assert torch.equal(whole["deep"]["odd"], odd[0]) and torch.equal(whole["table"], table[0].float()), whole
+    read = storage.reader(path).read_metadata()
+    return sorted(read.state_dict_metadata), read.planner_data, sorted(saved.state_dict_metadata)
 
 
 class Stateless:
