@@ -3,28 +3,11 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "base/name_table.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static int compare_tensor_names(const void *a, const void *b, void *tensors) {
-    const ds_tensor *t = tensors;
-    return strcmp(t[*(const size_t *)a].name, t[*(const size_t *)b].name);
-}
-
-static const ds_tensor *find_tensor(const ds_builder *b, const size_t *order, size_t count, const char *name) {
-    size_t low = 0, high = count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int way = strcmp(b->tensors[order[middle]].name, name);
-        if (way == 0) {
-            return &b->tensors[order[middle]];
-        }
-        *(way < 0 ? &low : &high) = way < 0 ? middle + 1 : middle;
-    }
-    return NULL;
-}
 
 /* Adds tensor number `of` a second time, under another name. */
 static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
@@ -46,35 +29,33 @@ static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
     return FC_OK;
 }
 
-/* Adds the other name of one shared parameter. `order` are the tensors, sorted by name. */
-static fc_code add_shared(ds_builder *b, const torch_file *f, const size_t *order, size_t count, fc_pv key, fc_pv of) {
+/* Adds the other name of one shared parameter. `names` has those of all tensors. */
+static fc_code add_shared(ds_builder *b, const torch_file *f, const fc_name_table *names, fc_pv key, fc_pv of) {
     const char *name = fc_ds_text(b, f, key), *other = name ? fc_ds_text(b, f, of) : NULL;
     if (!other) {
         return b->err->code;
     }
     const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", other);
     FC_NEED(full, b->err, b->checkpoint->path);
-    const ds_tensor *t = find_tensor(b, order, count, full);
-    return t ? add_alias(b, name, (size_t)(t - b->tensors))
-             : fc_fail(b->err, FC_ECORRUPT,
-                       "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing", f->path, name,
-                       other);
+    const size_t at = fc_name_table_find(names, full, strlen(full));
+    return at != FC_NO_NAME ? add_alias(b, name, at)
+                            : fc_fail(b->err, FC_ECORRUPT,
+                                      "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
+                                      f->path, name, other);
 }
 
 fc_code fc_ds_add_shared_names(ds_builder *b, const torch_file *f, fc_pv shared) {
-    size_t n = 0, count = b->ntensors;
+    size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
-    size_t *order = malloc((count + 1) * sizeof *order);
-    FC_NEED(order, b->err, b->checkpoint->path);
-    for (size_t i = 0; i < count; i++) {
-        order[i] = i;
+    fc_arena *scratch = fc_arena_new();
+    fc_name_table *names = scratch ? fc_name_table_new(scratch, b->ntensors) : NULL;
+    fc_code rc = names ? FC_OK : fc_ds_no_memory(b);
+    for (size_t i = 0; names && i < b->ntensors; i++) {
+        fc_name_table_put(names, b->tensors[i].name, strlen(b->tensors[i].name), i);
     }
-    qsort_r(order, count, sizeof *order, compare_tensor_names, b->tensors);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        FC_TRY_GOTO(add_shared(b, f, order, count, pairs[i], pairs[i + 1]), rc, out);
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        rc = add_shared(b, f, names, pairs[i], pairs[i + 1]);
     }
-out:
-    free(order);
+    fc_arena_free(scratch);
     return rc;
 }

@@ -4,6 +4,7 @@
  * entry.
  */
 #include "base/checked.h"
+#include "base/name_table.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/safetensors.h"
 #include "sharding/recorded.h"
@@ -16,6 +17,7 @@ typedef struct occurrence {
     const st_entry *entry;
     uint32_t file;
     size_t order; /* index among the entries of all files */
+    size_t first; /* that of the first entry of the same name */
 } occurrence;
 
 /* The entries of one tensor, which are adjacent in the sorted list. */
@@ -28,15 +30,10 @@ static const char *path_of(const st_reader *o, const occurrence *at) {
     return o->files.files[at->file].path;
 }
 
-static int compare_occurrence_names(const void *a, const void *b) {
+static int compare_occurrences(const void *a, const void *b) {
     const occurrence *x = a, *y = b;
-    int order = strcmp(x->entry->name, y->entry->name);
-    return order ? order : (x->order > y->order) - (x->order < y->order);
-}
-
-static int compare_group_orders(const void *a, const void *b) {
-    const group *x = a, *y = b;
-    return (x->items->order > y->items->order) - (x->items->order < y->items->order);
+    return x->first != y->first ? (x->first > y->first) - (x->first < y->first)
+                                : (x->order > y->order) - (x->order < y->order);
 }
 
 /* ---- one tensor ---- */
@@ -183,44 +180,43 @@ static fc_code build_tensor(const st_reader *o, const group *g, fc_tensor *t, fc
 
 /* ---- all tensors ---- */
 
-static fc_code build_groups(st_reader *o, const occurrence *all, size_t n, group *groups, size_t extra, fc_error *err) {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (i > 0 && strcmp(all[i].entry->name, all[i - 1].entry->name) == 0) {
-            groups[count - 1].count++;
-        } else {
-            groups[count++] = (group){&all[i], 1};
+/* Lists the entries of all files, those of one name one after the other. `*count` is the number of names. */
+static fc_code list_occurrences(const st_reader *o, occurrence *all, size_t total, size_t *count, fc_error *err) {
+    fc_arena *scratch = fc_arena_new();
+    fc_name_table *names = scratch ? fc_name_table_new(scratch, total) : NULL;
+    size_t n = 0;
+    *count = 0;
+    for (size_t f = 0; names && f < o->files.nfiles; f++) {
+        for (size_t i = 0; i < o->headers[f].nentries; i++, n++) {
+            const st_entry *e = &o->headers[f].entries[i];
+            all[n] = (occurrence){e, (uint32_t)f, n, fc_name_table_put(names, e->name, strlen(e->name), n)};
+            *count += all[n].first == n;
         }
     }
-    if (count > 1) {
-        qsort(groups, count, sizeof *groups, compare_group_orders);
-    }
-    o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
-    FC_NEED(o->tensors, err, o->checkpoint->path);
-    for (size_t i = 0; i < count; i++) {
-        FC_TRY(build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err));
-    }
-    return FC_OK;
+    fc_arena_free(scratch);
+    qsort(all, n, sizeof *all, compare_occurrences);
+    return names ? FC_OK : fc_no_memory(err, o->checkpoint->path);
 }
 
 fc_code fc_st_build_tensors(st_reader *o, size_t extra, fc_error *err) {
-    size_t total = 0, n = 0;
+    size_t total = 0, count = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         total += o->headers[f].nentries;
     }
     occurrence *all = calloc(total + 1, sizeof *all);
-    group *groups = calloc(total + 1, sizeof *groups);
     fc_code rc;
-    FC_TRY_GOTO(all && groups ? FC_OK : fc_no_memory(err, o->checkpoint->path), rc, out);
-    for (size_t f = 0; f < o->files.nfiles; f++) {
-        for (size_t i = 0; i < o->headers[f].nentries; i++, n++) {
-            all[n] = (occurrence){&o->headers[f].entries[i], (uint32_t)f, n};
+    FC_TRY_GOTO(all ? list_occurrences(o, all, total, &count, err) : fc_no_memory(err, o->checkpoint->path), rc, out);
+    o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
+    FC_TRY_GOTO(o->tensors ? FC_OK : fc_no_memory(err, o->checkpoint->path), rc, out);
+    for (size_t i = 0; i < total;) {
+        group g = {&all[i], 1};
+        while (i + g.count < total && all[i + g.count].first == all[i].first) {
+            g.count++;
         }
+        FC_TRY_GOTO(build_tensor(o, &g, &o->tensors[o->ntensors++], err), rc, out);
+        i += g.count;
     }
-    qsort(all, n, sizeof *all, compare_occurrence_names);
-    FC_TRY_GOTO(build_groups(o, all, n, groups, extra, err), rc, out);
 out:
     free(all);
-    free(groups);
     return rc;
 }

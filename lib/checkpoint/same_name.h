@@ -1,10 +1,14 @@
 /*
- * Checks that tensors from several files have distinct names.
+ * Finds tensors by name, and checks that tensors from several files have distinct names.
  */
 #ifndef FSDPCKPT_CHECKPOINT_SAME_NAME_H
 #define FSDPCKPT_CHECKPOINT_SAME_NAME_H
 
+#include "base/name_table.h"
 #include "fsdpckpt/checkpoint.h"
+
+/** Puts the names of all values of `source` into a table, with their indices. @return NULL: out of memory. */
+fc_name_table *fc_names_of(const fc_checkpoint *source, fc_arena *arena);
 
 /**
  * Finds a name that two of `tensors` share.

@@ -5,6 +5,7 @@
 #include "seal.h"
 #include "fsdpckpt/seal.h"
 
+#include "checkpoint/same_name.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 
@@ -96,15 +97,6 @@ static bool read_files(const json_t *list, fc_seal *seal) {
     return found == seal->nfiles && json_array_size(list) == found;
 }
 
-/* Tensors in the order of their names. */
-typedef struct by_name {
-    const fc_tensor *tensor;
-} by_name;
-
-static int compare_tensor_names(const void *a, const void *b) {
-    return strcmp(((const by_name *)a)->tensor->name, ((const by_name *)b)->tensor->name);
-}
-
 static bool same_shape(const json_t *shape, const fc_tensor *t) {
     bool same = json_is_array(shape) && json_array_size(shape) == (size_t)t->ndim;
     for (int d = 0; same && d < t->ndim; d++) {
@@ -113,7 +105,7 @@ static bool same_shape(const json_t *shape, const fc_tensor *t) {
     return same;
 }
 
-static bool read_tensor(const fc_checkpoint *checkpoint, const json_t *entry, const by_name *names, fc_seal *seal,
+static bool read_tensor(const fc_checkpoint *checkpoint, const json_t *entry, const fc_name_table *names, fc_seal *seal,
                         fc_arena *arena) {
     const char *name = json_string_value(json_object_get(entry, "name"));
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));
@@ -121,36 +113,29 @@ static bool read_tensor(const fc_checkpoint *checkpoint, const json_t *entry, co
     if (!name || !dtype || !read_crc(entry, &crc)) {
         return false;
     }
-    const fc_tensor wanted = {.name = name};
-    const by_name key = {&wanted};
-    const by_name *found = bsearch(&key, names, checkpoint->ntensors, sizeof key, compare_tensor_names);
-    if (!found || strcmp(fc_dtype_get(found->tensor->dtype)->torch_name, dtype) != 0 ||
-        !same_shape(json_object_get(entry, "shape"), found->tensor)) {
+    const size_t at = fc_name_table_find(names, name, strlen(name));
+    if (at == FC_NO_NAME || strcmp(fc_dtype_get(checkpoint->tensors[at].dtype)->torch_name, dtype) != 0 ||
+        !same_shape(json_object_get(entry, "shape"), &checkpoint->tensors[at])) {
         if (seal->missing++ == 0) {
             seal->missed = fc_arena_strndup(arena, name, strlen(name));
         }
         return true;
     }
-    seal->crc64[found->tensor - checkpoint->tensors] = crc;
-    seal->has[found->tensor - checkpoint->tensors] = true;
+    seal->crc64[at] = crc;
+    seal->has[at] = true;
     return true;
 }
 
 /* `*no_memory` receives whether memory was missing. */
 static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc_seal *seal, bool *no_memory) {
-    by_name *names = calloc(checkpoint->ntensors + 1, sizeof *names);
+    fc_arena *scratch = fc_arena_new();
+    const fc_name_table *names = scratch ? fc_names_of(checkpoint, scratch) : NULL;
     bool ok = names != NULL && json_is_array(list);
     *no_memory = !names;
-    for (size_t i = 0; ok && i < checkpoint->ntensors; i++) {
-        names[i].tensor = &checkpoint->tensors[i];
-    }
-    if (ok) {
-        qsort(names, checkpoint->ntensors, sizeof *names, compare_tensor_names);
-    }
     for (size_t i = 0; ok && i < json_array_size(list); i++) {
         ok = read_tensor(checkpoint, json_array_get(list, i), names, seal, checkpoint->arena);
     }
-    free(names);
+    fc_arena_free(scratch);
     return ok;
 }
 

@@ -34,14 +34,6 @@ static bool can_be_codes(const fc_tensor *t) {
     }
 }
 
-fc_name_table *fc_names_of(const fc_checkpoint *source, fc_arena *arena) {
-    fc_name_table *names = fc_name_table_new(arena, source->ntensors);
-    for (size_t i = 0; names && i < source->ntensors; i++) {
-        fc_name_table_put(names, source->tensors[i].name, strlen(source->tensors[i].name), i);
-    }
-    return names;
-}
-
 fc_quantized fc_quantized_find(const fc_checkpoint *source, const fc_name_table *names, size_t index) {
     const fc_tensor *t = &source->tensors[index];
     const size_t len = strlen(t->name);

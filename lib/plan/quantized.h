@@ -5,7 +5,7 @@
 #ifndef FSDPCKPT_PLAN_QUANTIZED_H
 #define FSDPCKPT_PLAN_QUANTIZED_H
 
-#include "base/name_table.h"
+#include "checkpoint/same_name.h"
 #include "fsdpckpt/checkpoint.h"
 
 /** How quantizers name codes and scales: the ends of the names, after the same beginning. */
@@ -24,9 +24,6 @@ typedef struct fc_quantized {
     const fc_quantizer *quantizer; /**< NULL: the tensor holds no codes */
     size_t scales;                 /**< index of the scales */
 } fc_quantized;
-
-/** Puts the names of all values of `source` into a table, with their indices. @return NULL: out of memory. */
-fc_name_table *fc_names_of(const fc_checkpoint *source, fc_arena *arena);
 
 /** Finds the scales of tensor `index`. @param names from fc_names_of. */
 fc_quantized fc_quantized_find(const fc_checkpoint *source, const fc_name_table *names, size_t index);
