@@ -20,7 +20,7 @@ fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err) {
     return rc;
 }
 
-fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
+fc_code fc_dcp_fail(const fc_dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
     char text[512];
     va_list args;
     va_start(args, fmt);
@@ -32,7 +32,7 @@ fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, cons
     return fc_fail(b->err, code, "%s: %s", b->metadata_path, text);
 }
 
-fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v) {
+fc_code fc_dcp_check_class(const fc_dcp_builder *b, const char *tensor, fc_pv v) {
     uint32_t aux;
     size_t n;
     if (fc_pv_typeof(v) != FC_PV_OBJECT ||

@@ -8,16 +8,16 @@
 #include "torch/pickle/pickle.h"
 
 /** A data file. */
-typedef struct dcp_file {
+typedef struct fc_dcp_file {
     const char *name; /* relative_path in storage_data */
     uint64_t items;
     uint64_t needed; /* the largest end of an item, in bytes */
     size_t farthest; /* index of that item's tensor */
     uint32_t rank;   /* from the name, or FC_NO_RANK */
-} dcp_file;
+} fc_dcp_file;
 
 /** State that is needed only while the manifest is built. */
-typedef struct dcp_builder {
+typedef struct fc_dcp_builder {
     fc_checkpoint *checkpoint;
     const fc_open_options *options;
     const fc_pickle *p;
@@ -26,10 +26,10 @@ typedef struct dcp_builder {
     fc_tensor *tensors;        /* in the arena; the tag of an FQN's string is its index here, plus 1 */
     size_t ntensors;
     uint64_t nchunks;
-    dcp_file *files; /* malloc'ed; the second tag of a path's string is its index here, plus 1 */
+    fc_dcp_file *files; /* malloc'ed; the second tag of a path's string is its index here, plus 1 */
     size_t nfiles, files_capacity;
     fc_error *err;
-} dcp_builder;
+} fc_dcp_builder;
 
 /** fc_chunk.detail: the kind of the item. */
 enum {
@@ -42,21 +42,21 @@ enum {
  * fc_tensor.detail of a refused tensor: all of its archives. The first one is the chunk of the object that stands for
  * it.
  */
-typedef struct dcp_chunks {
+typedef struct fc_dcp_chunks {
     const fc_chunk *chunks; /* `file` counts from first_file, like that of the object's chunk */
     size_t count;
     uint32_t first_file;
-} dcp_chunks;
+} fc_dcp_chunks;
 
 /** Loads the pickle of `.metadata`. The caller frees it. */
 fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err);
 
 /** Fails with a message that begins with the metadata file and, unless it is NULL, the tensor. */
-fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...)
+fc_code fc_dcp_fail(const fc_dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
 /** @return FC_EUNSUPPORTED, with the name of the class, if `v` is an instance of an unknown class. */
-fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v);
+fc_code fc_dcp_check_class(const fc_dcp_builder *b, const char *tensor, fc_pv v);
 
 /** Drops the chunks without elements. */
 void fc_dcp_drop_empty_chunks(fc_tensor *tensor);

@@ -63,18 +63,18 @@ static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tens
 }
 
 /* Keeps the locations of all chunks for verify. */
-static fc_code refuse_class(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
+static fc_code refuse_class(const fc_dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
     fc_arena *arena = b->checkpoint->arena;
-    dcp_chunks *chunks = fc_arena_alloc(arena, sizeof *chunks);
+    fc_dcp_chunks *chunks = fc_arena_alloc(arena, sizeof *chunks);
     FC_NEED(chunks, b->err, b->metadata_path);
-    *chunks = (dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].place.file};
+    *chunks = (fc_dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].place.file};
     tensor->detail = chunks;
     return fc_dcp_refuse_tensor(b, tensor, &chunks->chunks[0],
                                 fc_arena_strndup(arena, why->message, strlen(why->message)));
 }
 
 /* Whether some short archive contains a subclass. */
-static bool has_one(const dcp_builder *b) {
+static bool has_one(const fc_dcp_builder *b) {
     fc_error why;
     int plain = 0;
     for (size_t i = 0; i < b->ntensors && plain < ENOUGH_PLAIN; i++) {
@@ -89,7 +89,7 @@ static bool has_one(const dcp_builder *b) {
     return false;
 }
 
-fc_code fc_dcp_refuse_classes(dcp_builder *b) {
+fc_code fc_dcp_refuse_classes(fc_dcp_builder *b) {
     fc_error why;
     fc_code rc = FC_OK;
     bool any = has_one(b);

@@ -121,7 +121,7 @@ static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 }
 
 /* Turns the extent of a run of elements into that of a box of it. */
-static void take_box(const fc_tensor *tensor, size_t index, const dcp_listed *listed, fc_extent *extent) {
+static void take_box(const fc_tensor *tensor, size_t index, const fc_dcp_listed *listed, fc_extent *extent) {
     const int64_t stride = extent->strides[listed->tensor->ndim - 1];
     extent->first += (uint64_t)(listed->at * stride) * fc_dtype_size(tensor->dtype);
     fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, extent->strides);
@@ -145,7 +145,7 @@ fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *te
         extent->strides[0] = 1;
         return FC_OK;
     }
-    const dcp_listed listed = fc_dcp_find_listed(tensor, index);
+    const fc_dcp_listed listed = fc_dcp_find_listed(tensor, index);
     const sought all = {extent, digest, listed.is_first ? findings : NULL};
     fc_error why;
     fc_code rc = look_into(checkpoint, listed.tensor, &listed.chunk, &all, &why);
@@ -170,7 +170,7 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
         return FC_OK;
     }
     const sought only = {.digest = out};
-    const dcp_listed listed = fc_dcp_find_listed(tensor, index);
+    const fc_dcp_listed listed = fc_dcp_find_listed(tensor, index);
     fc_code rc = look_into(checkpoint, listed.tensor, &listed.chunk, &only, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
 }

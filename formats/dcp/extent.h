@@ -11,15 +11,15 @@
 bool fc_dcp_in_safetensors(const fc_tensor *tensor, const fc_chunk *chunk);
 
 /** A chunk as `.metadata` lists it. Unless the tensor was flattened, this is the chunk itself. */
-typedef struct dcp_listed {
+typedef struct fc_dcp_listed {
     const fc_tensor *tensor; /* of a flattened tensor: as it is listed; its last dimension has the elements */
     fc_chunk chunk;          /* the run of elements that contains the box */
     int64_t at;              /* the box's first element in the run; the box is row-major there */
     bool is_first;           /* whether no earlier chunk of the tensor is in this run */
-} dcp_listed;
+} fc_dcp_listed;
 
 /** Finds what `.metadata` lists for chunk number `index`. */
-dcp_listed fc_dcp_find_listed(const fc_tensor *tensor, size_t index);
+fc_dcp_listed fc_dcp_find_listed(const fc_tensor *tensor, size_t index);
 
 /** Finds the extent of a chunk in safetensors. Thread-safe. */
 fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,

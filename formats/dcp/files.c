@@ -41,7 +41,7 @@ static uint32_t rank_of(const char *name) {
     return *at == '_' ? (uint32_t)rank : FC_NO_RANK;
 }
 
-static fc_code add_data_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t *file) {
+static fc_code add_data_file(fc_dcp_builder *b, fc_pv path, size_t tensor, uint32_t *file) {
     size_t n;
     const char *name = fc_pickle_bytes(b->p, path, &n);
     if (strlen(name) != n || !fc_path_is_safe(name)) {
@@ -50,12 +50,13 @@ static fc_code add_data_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t
     }
     const char *copy = fc_arena_strndup(b->checkpoint->arena, name, n);
     FC_NEED(copy && fc_grow(&b->files, &b->files_capacity, b->nfiles + 1, sizeof *b->files), b->err, b->metadata_path);
-    b->files[b->nfiles] = (dcp_file){copy, 0, 0, tensor, rank_of(copy)};
+    b->files[b->nfiles] = (fc_dcp_file){copy, 0, 0, tensor, rank_of(copy)};
     *file = (uint32_t)b->nfiles++;
     return FC_OK;
 }
 
-fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file) {
+fc_code fc_dcp_add_item(fc_dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length,
+                        uint32_t *file) {
     if (fc_pv_typeof(path) != FC_PV_STR) {
         return fc_dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name, "storage_data has no file name for it");
     }
@@ -65,7 +66,7 @@ fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offs
         *tag = *file + 1;
     }
     *file = *tag - 1;
-    dcp_file *f = &b->files[*file];
+    fc_dcp_file *f = &b->files[*file];
     f->items++;
     if (offset + length > f->needed) {
         f->needed = offset + length;
@@ -74,8 +75,8 @@ fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offs
     return FC_OK;
 }
 
-static fc_code report_missing(const dcp_builder *b, size_t first, size_t missing) {
-    const dcp_file *f = &b->files[first];
+static fc_code report_missing(const fc_dcp_builder *b, size_t first, size_t missing) {
+    const fc_dcp_file *f = &b->files[first];
     char more[64] = "";
     if (missing > 1) {
         snprintf(more, sizeof more, "; %zu more file%s missing too", missing - 1, missing == 2 ? " is" : "s are");
@@ -87,7 +88,7 @@ static fc_code report_missing(const dcp_builder *b, size_t first, size_t missing
 }
 
 /* Checks links even with headers_only, because extents may be read later. */
-static fc_code check_files(const dcp_builder *b) {
+static fc_code check_files(const fc_dcp_builder *b) {
     char root[PATH_MAX];
     size_t missing = 0, first = 0;
     if (!realpath(b->directory, root)) {
@@ -97,7 +98,7 @@ static fc_code check_files(const dcp_builder *b) {
     for (size_t i = 0; i < b->nfiles; i++) {
         struct stat st;
         const fc_file *file = &b->checkpoint->files[i];
-        const dcp_file *f = &b->files[i];
+        const fc_dcp_file *f = &b->files[i];
         FC_TRY(b->options->follow_external ? FC_OK : fc_check_link(file->path, file->name, root, b->err));
         FC_TRY(fc_progress_count(b->options->progress, 1, b->err));
         if (b->options->headers_only) {
@@ -124,7 +125,7 @@ static fc_code check_files(const dcp_builder *b) {
     return missing ? report_missing(b, first, missing) : FC_OK;
 }
 
-fc_code fc_dcp_finish_files(dcp_builder *b) {
+fc_code fc_dcp_finish_files(fc_dcp_builder *b) {
     fc_arena *arena = b->checkpoint->arena;
     fc_file *files = fc_arena_calloc(arena, b->nfiles, sizeof *files);
     for (size_t i = 0; files && i < b->nfiles; i++) {
@@ -163,7 +164,7 @@ typedef struct open_file {
     window windows[WINDOWS];
 } open_file;
 
-struct dcp_state {
+struct fc_dcp_state {
     pthread_mutex_t lock;
     uint32_t *slots; /* per file: index into `open` plus 1, or 0 */
     open_file *open;
@@ -171,8 +172,8 @@ struct dcp_state {
     uint64_t clock;
 };
 
-dcp_state *fc_dcp_state_new(size_t nfiles) {
-    dcp_state *state = calloc(1, sizeof *state);
+fc_dcp_state *fc_dcp_state_new(size_t nfiles) {
+    fc_dcp_state *state = calloc(1, sizeof *state);
     if (!state) {
         return NULL;
     }
@@ -185,7 +186,7 @@ dcp_state *fc_dcp_state_new(size_t nfiles) {
     return state;
 }
 
-void fc_dcp_state_free(dcp_state *state) {
+void fc_dcp_state_free(fc_dcp_state *state) {
     if (!state) {
         return;
     }
@@ -207,7 +208,7 @@ void fc_dcp_state_free(dcp_state *state) {
  * @return a slot for one more descriptor: a new one, or that of the file that was used longest ago. NULL when out of
  * memory.
  */
-static open_file *free_slot(dcp_state *state) {
+static open_file *free_slot(fc_dcp_state *state) {
     open_file *oldest = NULL;
     for (size_t i = 0; i < state->nopen; i++) {
         open_file *o = &state->open[i];
@@ -235,7 +236,7 @@ static open_file *free_slot(dcp_state *state) {
 
 /* Opens a file into a free slot. Called with the lock held. */
 static fc_code open_slot(const fc_checkpoint *checkpoint, uint32_t file, open_file **out, fc_error *err) {
-    dcp_state *state = checkpoint->state;
+    fc_dcp_state *state = checkpoint->state;
     open_file *o = free_slot(state);
     FC_NEED(o, err, checkpoint->path);
     fc_code rc = fc_identity_open(checkpoint, file, &o->fd, err);
@@ -252,7 +253,7 @@ static fc_code open_slot(const fc_checkpoint *checkpoint, uint32_t file, open_fi
 }
 
 fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err) {
-    dcp_state *state = checkpoint->state;
+    fc_dcp_state *state = checkpoint->state;
     fc_code rc = FC_OK;
     pthread_mutex_lock(&state->lock);
     open_file *o = state->slots[file] ? &state->open[state->slots[file] - 1] : NULL;
@@ -268,7 +269,7 @@ out:
 }
 
 void fc_dcp_release(const fc_checkpoint *checkpoint, uint32_t file) {
-    dcp_state *state = checkpoint->state;
+    fc_dcp_state *state = checkpoint->state;
     pthread_mutex_lock(&state->lock);
     state->open[state->slots[file] - 1].users--;
     pthread_mutex_unlock(&state->lock);
@@ -319,7 +320,7 @@ static window *find_window(open_file *o, uint64_t offset, uint64_t length) {
 }
 
 unsigned char *fc_dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length) {
-    dcp_state *state = checkpoint->state;
+    fc_dcp_state *state = checkpoint->state;
     unsigned char *bytes = NULL;
     if (length == 0 || length > SMALL_ITEM || offset > INT64_MAX - length) {
         return NULL;

@@ -7,9 +7,9 @@
 #include "fsdpckpt/format.h"
 
 /** checkpoint->state: a cache of descriptors. */
-typedef struct dcp_state dcp_state;
-dcp_state *fc_dcp_state_new(size_t nfiles);
-void fc_dcp_state_free(dcp_state *state);
+typedef struct fc_dcp_state fc_dcp_state;
+fc_dcp_state *fc_dcp_state_new(size_t nfiles);
+void fc_dcp_state_free(fc_dcp_state *state);
 
 /** Opens `file`, or finds it in the cache. It stays open until fc_dcp_release. Thread-safe. */
 fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err);

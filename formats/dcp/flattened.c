@@ -83,7 +83,7 @@ static void add_all_boxes(const fc_tensor *listed, const int64_t *shard, fc_tens
     }
 }
 
-static fc_code restore(const dcp_builder *b, fc_tensor *t, const int64_t *shape) {
+static fc_code restore(const fc_dcp_builder *b, fc_tensor *t, const int64_t *shape) {
     fc_arena *arena = b->checkpoint->arena;
     int64_t shard[FC_MAX_DIMS];
     size_t width;
@@ -111,7 +111,7 @@ static fc_code restore(const dcp_builder *b, fc_tensor *t, const int64_t *shape)
 }
 
 /* Restores the tensor of an entry of mcore_data, if it was flattened. */
-static fc_code restore_entry(const dcp_builder *b, fc_pv name, fc_pv values) {
+static fc_code restore_entry(const fc_dcp_builder *b, fc_pv name, fc_pv values) {
     const uint32_t number = fc_pv_typeof(name) == FC_PV_STR ? fc_pickle_record(b->p, name)->tag[0] : 0;
     const fc_pv size = number > 0 && fc_pv_typeof(values) == FC_PV_DICT
                            ? fc_torch_dict_get(b->p, values, "nd_reformulated_orig_global_shape")
@@ -129,7 +129,7 @@ static fc_code restore_entry(const dcp_builder *b, fc_pv name, fc_pv values) {
     return restore(b, t, shape);
 }
 
-fc_code fc_dcp_restore_flattened(const dcp_builder *b, fc_pv metadata) {
+fc_code fc_dcp_restore_flattened(const fc_dcp_builder *b, fc_pv metadata) {
     const fc_pv dict = fc_pickle_slot(b->p, metadata, FC_METADATA_MEGATRON);
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(b->p, dict, &n) : NULL;
@@ -139,13 +139,13 @@ fc_code fc_dcp_restore_flattened(const dcp_builder *b, fc_pv metadata) {
     return FC_OK;
 }
 
-dcp_listed fc_dcp_find_listed(const fc_tensor *tensor, size_t index) {
+fc_dcp_listed fc_dcp_find_listed(const fc_tensor *tensor, size_t index) {
     const flattened *f = tensor->object ? NULL : tensor->detail;
     if (!f) {
-        return (dcp_listed){.tensor = tensor, .chunk = tensor->chunks[index], .is_first = true};
+        return (fc_dcp_listed){.tensor = tensor, .chunk = tensor->chunks[index], .is_first = true};
     }
     const fc_flat_position *p = &f->positions[index];
-    dcp_listed out = {.tensor = &f->listed, .chunk = f->listed.chunks[p->chunk], .at = p->at};
+    fc_dcp_listed out = {.tensor = &f->listed, .chunk = f->listed.chunks[p->chunk], .at = p->at};
     out.chunk.place.file =
         tensor->chunks[index].place.file; /* other files may have been put before those of this checkpoint */
     out.is_first = index == 0 || p[-1].chunk != p->chunk;

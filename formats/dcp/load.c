@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code set_producer(dcp_builder *b, fc_pv version) {
+static fc_code set_producer(fc_dcp_builder *b, fc_pv version) {
     b->checkpoint->keeps_order = true;
     size_t n = 0;
     const char *text = fc_pv_typeof(version) == FC_PV_STR ? fc_pickle_bytes(b->p, version, &n) : "";
@@ -21,7 +21,7 @@ static fc_code set_producer(dcp_builder *b, fc_pv version) {
     return b->checkpoint->producer ? FC_OK : fc_no_memory(b->err, b->metadata_path);
 }
 
-static fc_code build_manifest(dcp_builder *b, bool of_rank) {
+static fc_code build_manifest(fc_dcp_builder *b, bool of_rank) {
     fc_pv root = b->p->root;
     FC_TRY(fc_dcp_check_class(b, NULL, root));
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
@@ -46,7 +46,7 @@ static fc_code build_manifest(dcp_builder *b, bool of_rank) {
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
                     const char *metadata_path, bool of_rank, fc_error *err) {
     fc_pickle *pickle = NULL;
-    dcp_builder b = {.checkpoint = checkpoint, .options = options, .err = err};
+    fc_dcp_builder b = {.checkpoint = checkpoint, .options = options, .err = err};
     b.directory = directory;
     b.metadata_path = metadata_path;
     fc_code rc;

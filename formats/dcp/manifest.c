@@ -37,7 +37,7 @@ bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out) {
     return true;
 }
 
-static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, const char **out) {
+static fc_code copy_text(const fc_dcp_builder *b, fc_pv v, const char *tensor, const char **out) {
     size_t n;
     const char *s = fc_pickle_bytes(b->p, v, &n);
     if (!fc_is_plain_text(s, n)) {
@@ -49,7 +49,7 @@ static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, cons
 }
 
 /* Lists the value as unreadable, with the reason, so that all others can be read. */
-static fc_code refuse_value(const dcp_builder *b, fc_tensor *t, const char *reason) {
+static fc_code refuse_value(const fc_dcp_builder *b, fc_tensor *t, const char *reason) {
     fc_object *object = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *object);
     FC_NEED(object && reason, b->err, b->metadata_path);
     *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = reason};
@@ -57,7 +57,7 @@ static fc_code refuse_value(const dcp_builder *b, fc_tensor *t, const char *reas
     return FC_OK;
 }
 
-static fc_code read_layout(const dcp_builder *b, fc_tensor *t, fc_pv layout) {
+static fc_code read_layout(const fc_dcp_builder *b, fc_tensor *t, fc_pv layout) {
     size_t n, length;
     if (fc_pv_typeof(layout) != FC_PV_CALL) { /* torch.serialization._get_layout("torch.strided") */
         return FC_OK;
@@ -72,7 +72,7 @@ static fc_code read_layout(const dcp_builder *b, fc_tensor *t, fc_pv layout) {
                         n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &length) : "not"));
 }
 
-static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) {
+static fc_code read_dtype(const fc_dcp_builder *b, fc_tensor *t, fc_pv properties) {
     char name[128] = "?";
     uint32_t aux;
     if (!fc_pickle_is_object(b->p, properties, FC_CLASS_TENSOR_PROPERTIES)) {
@@ -90,7 +90,7 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
     return read_layout(b, t, fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT));
 }
 
-static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
+static fc_code read_shape(const fc_dcp_builder *b, fc_tensor *t, fc_pv size) {
     size_t n;
     if (fc_pv_typeof(size) != FC_PV_SIZE && fc_pv_typeof(size) != FC_PV_TUPLE) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its size is missing");
@@ -111,7 +111,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     return FC_OK;
 }
 
-static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int64_t *dims) {
+static fc_code read_chunk(const fc_dcp_builder *b, const fc_tensor *t, fc_pv v, int64_t *dims) {
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_CHUNK_STORAGE) ||
         !fc_dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_OFFSETS), t->ndim, dims) ||
         !fc_dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_SIZES), t->ndim, dims + t->ndim)) {
@@ -128,7 +128,7 @@ static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int
     return FC_OK;
 }
 
-static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
+static fc_code read_chunks(fc_dcp_builder *b, fc_tensor *t, fc_pv list) {
     size_t n;
     if (fc_pv_typeof(list) != FC_PV_LIST) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its list of chunks is missing");
@@ -152,7 +152,7 @@ static fc_code read_chunks(dcp_builder *b, fc_tensor *t, fc_pv list) {
 }
 
 /* Makes an object, or an unreadable value. Its length, and so its shape, is known when it has been located. */
-static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
+static fc_code make_object(const fc_dcp_builder *b, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
@@ -168,7 +168,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     return FC_OK;
 }
 
-fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_chunk *chunk, const char *reason) {
+fc_code fc_dcp_refuse_tensor(const fc_dcp_builder *b, fc_tensor *tensor, const fc_chunk *chunk, const char *reason) {
     FC_TRY(refuse_value(b, tensor, reason));
     FC_TRY(make_object(b, tensor));
     fc_chunk *one = (fc_chunk *)(uintptr_t)tensor->chunks;
@@ -179,7 +179,7 @@ fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_c
     return FC_OK;
 }
 
-static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
+static fc_code read_tensor(fc_dcp_builder *b, fc_tensor *t, fc_pv v) {
     if (fc_pickle_is_object(b->p, v, FC_CLASS_BYTES_STORAGE)) {
         return make_object(b, t);
     }
@@ -197,7 +197,7 @@ static fc_code read_tensor(dcp_builder *b, fc_tensor *t, fc_pv v) {
     return read_chunks(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_CHUNKS));
 }
 
-static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {
+static fc_code flat_path(const fc_dcp_builder *b, fc_tensor *t) {
     fc_path_element *element = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *element);
     FC_NEED(element, b->err, b->metadata_path);
     element->key = t->name;
@@ -220,7 +220,7 @@ static bool spells_next(const char **rest, size_t number, const char *key, size_
 }
 
 /* Converts an element of a path in planner_data: strings are dict keys, numbers are list indexes. */
-static fc_code path_element(const dcp_builder *b, const fc_tensor *t, fc_pv v, size_t number, const char **rest,
+static fc_code path_element(const fc_dcp_builder *b, const fc_tensor *t, fc_pv v, size_t number, const char **rest,
                             fc_path_element *out) {
     char digits[24];
     const char *key = digits;
@@ -244,7 +244,7 @@ static fc_code path_element(const dcp_builder *b, const fc_tensor *t, fc_pv v, s
     return out->key ? FC_OK : fc_no_memory(b->err, b->metadata_path);
 }
 
-static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
+static fc_code nested_path(const fc_dcp_builder *b, fc_tensor *t, fc_pv tuple) {
     size_t n = 0;
     const char *rest = t->name;
     const fc_pv *items = fc_pv_typeof(tuple) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, tuple, &n) : NULL;
@@ -280,7 +280,7 @@ static int compare_tensor_paths(const void *a, const void *b) {
 
 /* Refuses two neighbors if one has the index of a list where the other has the key of a dict. PyTorch cannot make such
    a container. */
-static fc_code check_neighbors(const dcp_builder *b, const fc_tensor *t, const fc_tensor *u) {
+static fc_code check_neighbors(const fc_dcp_builder *b, const fc_tensor *t, const fc_tensor *u) {
     for (size_t i = 0; i < t->path.count && i < u->path.count; i++) {
         const fc_path_element *x = &t->path.elements[i], *y = &u->path.elements[i];
         if (i > 0 && x->is_index != y->is_index) {
@@ -304,7 +304,7 @@ static bool has_list(const fc_tensor *t) {
     return has;
 }
 
-static fc_code check_lists(const dcp_builder *b) {
+static fc_code check_lists(const fc_dcp_builder *b) {
     size_t lists = 0;
     for (size_t i = 0; i < b->ntensors; i++) {
         lists += has_list(&b->tensors[i]);
@@ -326,7 +326,7 @@ static fc_code check_lists(const dcp_builder *b) {
     return rc;
 }
 
-static fc_code read_paths(dcp_builder *b, fc_pv planner) {
+static fc_code read_paths(fc_dcp_builder *b, fc_pv planner) {
     size_t n = 0;
     /* A custom planner may store anything here. The default planner stores a dict, or nothing for a flat dict. */
     const fc_pv *pairs = fc_pv_typeof(planner) == FC_PV_DICT ? fc_pickle_items(b->p, planner, &n) : NULL;
@@ -344,7 +344,7 @@ static fc_code read_paths(dcp_builder *b, fc_pv planner) {
     return check_lists(b);
 }
 
-fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
+fc_code fc_dcp_build_tensors(fc_dcp_builder *b, fc_pv metadata) {
     size_t n;
     fc_pv dict = fc_pickle_slot(b->p, metadata, FC_METADATA_STATE_DICT);
     if (fc_pv_typeof(dict) != FC_PV_DICT) {

@@ -22,7 +22,7 @@ enum { BATCH = 1000 }; /* items that a reader has on its stack at once, as in Py
 
 typedef struct metadata_out {
     const fc_target *target;
-    const dcp_item *items;
+    const fc_dcp_item *items;
     size_t nitems;
     fc_torch_pickler w;
     uint32_t *names; /* per tensor: the memo number of its name */
@@ -34,7 +34,7 @@ void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]) {
     snprintf(name, FC_DCP_FILE_NAME, "__%" PRIu32 "_0.distcp", rank);
 }
 
-fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *dims, fc_error *err) {
+fc_code fc_dcp_item_box(const fc_target *target, const fc_dcp_item *item, int64_t *dims, fc_error *err) {
     const fc_tensor *t = target->tensors[item->tensor].source;
     fc_target_item box;
     if (!fc_is_empty(t->ndim, t->shape)) {
@@ -109,7 +109,7 @@ static void write_properties(metadata_out *m, fc_dtype dtype) {
     fc_torch_pickle_op(&m->w, FC_PICKLE_BUILD);
 }
 
-static fc_code write_chunk(metadata_out *m, const dcp_item *item, fc_error *err) {
+static fc_code write_chunk(metadata_out *m, const fc_dcp_item *item, fc_error *err) {
     int64_t dims[2 * FC_MAX_DIMS];
     int ndim = m->target->tensors[item->tensor].source->ndim;
     FC_TRY(fc_dcp_item_box(m->target, item, dims, err));
@@ -199,7 +199,7 @@ static void write_paths(metadata_out *m) {
     fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
 }
 
-static fc_code write_index(metadata_out *m, const dcp_item *item, size_t number, fc_error *err) {
+static fc_code write_index(metadata_out *m, const fc_dcp_item *item, size_t number, fc_error *err) {
     const fc_tensor *t = m->target->tensors[item->tensor].source;
     int64_t dims[2 * FC_MAX_DIMS];
     FC_TRY(t->object ? FC_OK : fc_dcp_item_box(m->target, item, dims, err));
@@ -219,7 +219,7 @@ static fc_code write_index(metadata_out *m, const dcp_item *item, size_t number,
     return FC_OK;
 }
 
-static void write_place(metadata_out *m, const dcp_item *item) {
+static void write_place(metadata_out *m, const fc_dcp_item *item) {
     fc_torch_pickle_global(&m->w, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
     begin_instance(m);
     fc_torch_pickle_often(&m->w, "relative_path");
@@ -285,7 +285,7 @@ out:
     return rc;
 }
 
-fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, const dcp_item *items, size_t nitems,
+fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, const fc_dcp_item *items, size_t nitems,
                               fc_error *err) {
     metadata_out m = {.target = target, .items = items, .nitems = nitems};
     m.names = calloc(target->ntensors + 1, sizeof *m.names);

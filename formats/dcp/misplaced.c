@@ -89,7 +89,7 @@ static bool next_wrong(const fc_tensor *t, int64_t ranks, over_tp *o) {
     return false;
 }
 
-static int64_t ranks_of(const dcp_builder *b) {
+static int64_t ranks_of(const fc_dcp_builder *b) {
     int64_t ranks = 0;
     for (size_t i = 0; i < b->nfiles; i++) {
         ranks = b->files[i].rank != FC_NO_RANK && b->files[i].rank >= ranks ? (int64_t)b->files[i].rank + 1 : ranks;
@@ -111,19 +111,19 @@ static bool has_equal_shares(const fc_tensor *t, int d) {
     return plain;
 }
 
-static bool start_search(const dcp_builder *b, const fc_tensor *t, over_tp *o) {
+static bool start_search(const fc_dcp_builder *b, const fc_tensor *t, over_tp *o) {
     const int d = t->object || t->nchunks < 2 ? -1 : sharded_dimension(t);
     *o = (over_tp){.d = d, .rows = d >= 0 ? t->shape[d] : 0};
     return d >= 0 && !has_equal_shares(t, d) && ranks_of(b) > 0;
 }
 
-bool fc_dcp_may_be_misplaced(const dcp_builder *b, const fc_tensor *tensor) {
+bool fc_dcp_may_be_misplaced(const fc_dcp_builder *b, const fc_tensor *tensor) {
     over_tp o;
     return start_search(b, tensor, &o) && next_wrong(tensor, ranks_of(b), &o);
 }
 
 /* Reads how many rows the stored tensor of a chunk has. @return -1 if the item cannot be read or is another one. */
-static int64_t stored_rows(const dcp_builder *b, const fc_tensor *t, const fc_chunk *chunk, int d) {
+static int64_t stored_rows(const fc_dcp_builder *b, const fc_tensor *t, const fc_chunk *chunk, int d) {
     const char *path = b->checkpoint->files[chunk->place.file].path;
     fc_torch_item item;
     fc_torch_tensor stored = {0};
@@ -144,7 +144,7 @@ static int64_t stored_rows(const dcp_builder *b, const fc_tensor *t, const fc_ch
 }
 
 /* Whether the stored tensors have the sizes that FSDP2 gives their ranks. */
-static bool is_proved(const dcp_builder *b, const fc_tensor *t, const over_tp *o) {
+static bool is_proved(const fc_dcp_builder *b, const fc_tensor *t, const over_tp *o) {
     int64_t held[2];
     for (size_t i = 0; i < t->nchunks; i++) {
         const fc_chunk *chunk = &t->chunks[i];
@@ -169,7 +169,7 @@ static int64_t move_chunks(fc_tensor *t, const over_tp *o) {
     return lost;
 }
 
-static fc_code add_note(const dcp_builder *b, const fc_tensor *first, size_t count, const over_tp *o,
+static fc_code add_note(const fc_dcp_builder *b, const fc_tensor *first, size_t count, const over_tp *o,
                         size_t incomplete) {
     fc_arena *arena = b->checkpoint->arena;
     const char *some =
@@ -185,7 +185,7 @@ static fc_code add_note(const dcp_builder *b, const fc_tensor *first, size_t cou
     return some && more && b->checkpoint->note ? FC_OK : fc_no_memory(b->err, b->metadata_path);
 }
 
-fc_code fc_dcp_move_misplaced(dcp_builder *b) {
+fc_code fc_dcp_move_misplaced(fc_dcp_builder *b) {
     const int64_t ranks = ranks_of(b);
     const fc_tensor *first = NULL;
     over_tp o, of_first = {.d = -1};

@@ -20,10 +20,10 @@
 #include <unistd.h>
 
 typedef struct placing {
-    dcp_builder *b;
-    fc_arena *arena;    /* of the headers */
-    st_header *headers; /* one per data file */
-    bool *missing;      /* per data file: whether it is missing, which headers_only allows */
+    fc_dcp_builder *b;
+    fc_arena *arena;       /* of the headers */
+    fc_st_header *headers; /* one per data file */
+    bool *missing;         /* per data file: whether it is missing, which headers_only allows */
 } placing;
 
 /* Only in a safetensors file is an item exactly as long as its elements. An archive also has other records. */
@@ -67,8 +67,8 @@ out:
 }
 
 /* Finds the header that starts at the offset that `.metadata` gives for the chunk; NULL if the file is missing. */
-static fc_code find_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_header **out) {
-    const st_header *h = &p->headers[chunk->place.file];
+static fc_code find_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const fc_st_header **out) {
+    const fc_st_header *h = &p->headers[chunk->place.file];
     *out = NULL;
     if (h->data == 0 && !p->missing[chunk->place.file]) {
         FC_TRY(read_header(p, tensor, chunk));
@@ -91,7 +91,7 @@ static bool same_numbers(const int64_t *a, const int64_t *b, int n) {
 }
 
 /* Checks the entry against the chunk in `.metadata`. */
-static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_entry *e) {
+static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const fc_st_entry *e) {
     const char *path = p->b->checkpoint->files[chunk->place.file].path, *what = NULL;
     if (!e) {
         what = "has no tensor of that name";
@@ -111,12 +111,12 @@ static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_c
 }
 
 static fc_code place_chunk(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
-    const st_header *header;
+    const fc_st_header *header;
     FC_TRY(find_header(p, tensor, chunk, &header));
     if (!header) {
         return FC_OK;
     }
-    const st_entry *e = fc_st_header_find(header, tensor->name);
+    const fc_st_entry *e = fc_st_header_find(header, tensor->name);
     /* torch collects the tensors of a file by name, so of several chunks of one tensor it writes only the last. */
     if (e && e->offsets && e->ndim == tensor->ndim && !same_numbers(e->offsets, chunk->dims, e->ndim)) {
         const char *name = p->b->checkpoint->files[chunk->place.file].name;
@@ -146,7 +146,7 @@ static fc_code place_all(placing *p) {
     return FC_OK;
 }
 
-fc_code fc_dcp_place_in_safetensors(dcp_builder *b) {
+fc_code fc_dcp_place_in_safetensors(fc_dcp_builder *b) {
     const size_t n = b->checkpoint->nfiles;
     placing p = {.b = b, .arena = fc_arena_new()};
     p.headers = calloc(n + 1, sizeof *p.headers);

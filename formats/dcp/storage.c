@@ -79,7 +79,7 @@ static void format_offsets(const int64_t *offsets, int ndim, char *buf, size_t s
 }
 
 /* Finds the chunk that a MetadataIndex refers to. */
-static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index, order *o, fc_chunk **out) {
+static fc_code find_chunk(const fc_dcp_builder *b, const fc_tensor *t, fc_pv index, order *o, fc_chunk **out) {
     int64_t offsets[FC_MAX_DIMS], hint;
     char text[256];
     fc_pv offset = fc_pickle_slot(b->p, index, FC_INDEX_OFFSET);
@@ -110,7 +110,7 @@ static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index,
     return FC_OK;
 }
 
-static fc_code check_transforms(const dcp_builder *b, const fc_tensor *t, fc_pv transforms) {
+static fc_code check_transforms(const fc_dcp_builder *b, const fc_tensor *t, fc_pv transforms) {
     size_t n = 0, length;
     const fc_pv *items = NULL;
     const char *name = "?";
@@ -137,7 +137,7 @@ static bool is_placed(const fc_chunk *chunk) {
     return chunk->place.kind == FC_PLACE_BYTES;
 }
 
-static fc_code place_chunk(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info) {
+static fc_code place_chunk(fc_dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info) {
     fc_tensor *t = &b->tensors[tensor];
     int64_t offset, length, end;
     if (!fc_pickle_is_object(b->p, info, FC_CLASS_STORAGE_INFO) ||
@@ -170,7 +170,7 @@ static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {
 }
 
 /* Gives a chunk that has no location that of another chunk with the same offsets. */
-static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *chunk, order *o) {
+static fc_code share_place(const fc_dcp_builder *b, const fc_tensor *t, fc_chunk *chunk, order *o) {
     FC_NEED(sort_chunks(t, o), b->err, b->metadata_path);
     for (size_t at = lower_bound(t, o, chunk->dims); at < t->nchunks; at++) {
         const fc_chunk *other = &t->chunks[o->chunks[at]];
@@ -192,7 +192,7 @@ static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *c
     return FC_OK;
 }
 
-static fc_code complete_chunks(const dcp_builder *b, fc_tensor *t, order *o) {
+static fc_code complete_chunks(const fc_dcp_builder *b, fc_tensor *t, order *o) {
     fc_chunk *chunks = chunks_of(t);
     size_t kept = 0;
     for (size_t i = 0; i < t->nchunks && !t->object; i++) {
@@ -218,7 +218,7 @@ static fc_code complete_chunks(const dcp_builder *b, fc_tensor *t, order *o) {
     return FC_OK;
 }
 
-static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *orders) {
+static fc_code place_all(fc_dcp_builder *b, const fc_pv *pairs, size_t n, order *orders) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_chunk *chunk;
         size_t length;
@@ -243,7 +243,7 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
     return FC_OK;
 }
 
-fc_code fc_dcp_place_chunks(dcp_builder *b, fc_pv storage_data) {
+fc_code fc_dcp_place_chunks(fc_dcp_builder *b, fc_pv storage_data) {
     size_t n = 0;
     const fc_pv *pairs = NULL;
     if (fc_pv_typeof(storage_data) == FC_PV_DICT) {

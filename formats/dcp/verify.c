@@ -75,7 +75,7 @@ out:
 /* Checks the other archives of a refused tensor. */
 static fc_code check_chunks(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
                             bool *covered, fc_error *err) {
-    const dcp_chunks *all = object->detail;
+    const fc_dcp_chunks *all = object->detail;
     fc_code rc = FC_OK;
     for (size_t i = 1; i < all->count && rc == FC_OK; i++) {
         fc_chunk chunk = all->chunks[i];

@@ -29,7 +29,7 @@ enum {
 typedef struct dcp_writer {
     const fc_target *target;
     char *staging;
-    dcp_item *items; /* the items of all files so far */
+    fc_dcp_item *items; /* the items of all files so far */
     size_t nitems, capacity;
     size_t file_first; /* index of the first item of the current file */
     fc_arena *scratch; /* owns the path of the current file */
@@ -78,7 +78,7 @@ static fc_code pickle_object(dcp_writer *w, const fc_target_tensor *t, bool *ver
     return rc;
 }
 
-static fc_code pickle_tensor(dcp_writer *w, const dcp_item *item, uint64_t *bytes, fc_error *err) {
+static fc_code pickle_tensor(dcp_writer *w, const fc_dcp_item *item, uint64_t *bytes, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     int64_t dims[2 * FC_MAX_DIMS];
     FC_TRY(fc_dcp_item_box(w->target, item, dims, err));
@@ -94,7 +94,7 @@ static fc_code pickle_tensor(dcp_writer *w, const dcp_item *item, uint64_t *byte
  * Lays out the archive of an item in w->zip, its pickle in w->pickler.
  * @param data receives the place of a tensor's data; 0 for an object.
  */
-static fc_code lay_out(dcp_writer *w, dcp_item *item, uint64_t *data, fc_error *err) {
+static fc_code lay_out(dcp_writer *w, fc_dcp_item *item, uint64_t *data, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     uint64_t bytes = 0;
     *data = 0;
@@ -117,7 +117,7 @@ static bool align(uint64_t *at, uint64_t to) {
 }
 
 /* Places the item at `*end` and advances it. */
-static fc_code place_item(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
+static fc_code place_item(dcp_writer *w, fc_target_item *item, fc_dcp_item *stored, uint64_t *end, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     uint64_t data = 0, bytes = fc_target_item_bytes(w->target, item);
     FC_TRY(lay_out(w, stored, &data, err));
@@ -138,8 +138,8 @@ static fc_code place_item(dcp_writer *w, fc_target_item *item, dcp_item *stored,
 
 static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *item, uint64_t *end, fc_error *err) {
     FC_NEED(fc_grow(&w->items, &w->capacity, w->nitems + 1, sizeof *w->items), err, w->staging);
-    dcp_item *stored = &w->items[w->nitems++];
-    *stored = (dcp_item){.tensor = item->tensor, .rank = file->rank};
+    fc_dcp_item *stored = &w->items[w->nitems++];
+    *stored = (fc_dcp_item){.tensor = item->tensor, .rank = file->rank};
     fc_code rc = place_item(w, item, stored, end, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", w->target->tensors[item->tensor].name);
 }
@@ -179,7 +179,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
 }
 
 /* Writes the archive around the data, now that its CRC is known. */
-static fc_code seal_item(dcp_writer *w, dcp_item *stored, uint32_t crc32, int fd, const char *path, fc_error *err) {
+static fc_code seal_item(dcp_writer *w, fc_dcp_item *stored, uint32_t crc32, int fd, const char *path, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[stored->tensor];
     uint64_t data;
     if (stored->verbatim) {
@@ -194,7 +194,7 @@ static fc_code seal_item(dcp_writer *w, dcp_item *stored, uint32_t crc32, int fd
 
 fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
-    dcp_item *stored = w->items + w->file_first, *last = w->items + w->nitems;
+    fc_dcp_item *stored = w->items + w->file_first, *last = w->items + w->nitems;
     int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be reopened", file->path);
@@ -213,7 +213,7 @@ out:
 }
 
 static int compare_item_tensors(const void *a, const void *b) {
-    const dcp_item *x = a, *y = b;
+    const fc_dcp_item *x = a, *y = b;
     return x->tensor != y->tensor ? (x->tensor < y->tensor ? -1 : 1) : (x->rank > y->rank) - (x->rank < y->rank);
 }
 

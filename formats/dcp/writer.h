@@ -9,13 +9,13 @@
 #include "torch/pickle/write.h"
 
 /** A stored item, as a _StorageInfo describes it. */
-typedef struct dcp_item {
+typedef struct fc_dcp_item {
     uint64_t offset; /* in the file of `rank`, in bytes */
     uint64_t length;
     uint32_t tensor; /* index into target->tensors */
     uint32_t rank;
     bool verbatim; /* an object whose bytes the engine copies */
-} dcp_item;
+} fc_dcp_item;
 
 enum { FC_DCP_FILE_NAME = 48 };
 
@@ -26,13 +26,13 @@ void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]);
  * Computes the box of an item: the rank's box, or the whole of a tensor without elements.
  * @param dims receives 2 × ndim numbers.
  */
-fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *dims, fc_error *err);
+fc_code fc_dcp_item_box(const fc_target *target, const fc_dcp_item *item, int64_t *dims, fc_error *err);
 
 /**
  * Writes `.metadata` into `directory`.
  * @param items sorted by tensor, then rank.
  */
-fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, const dcp_item *items, size_t nitems,
+fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, const fc_dcp_item *items, size_t nitems,
                               fc_error *err);
 
 bool fc_dcp_is_directory(const fc_target *target);

@@ -40,7 +40,7 @@ bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out) {
     return n == 1 && fc_pickle_int(p, arguments[0], out);
 }
 
-fc_code fc_ds_stage_of(const ds_builder *b, const torch_file *f, fc_pv state_dict, int *stage) {
+fc_code fc_ds_stage_of(const fc_ds_builder *b, const torch_file *f, fc_pv state_dict, int *stage) {
     int64_t value = 1;
     fc_pv v = fc_ds_get(f->p, state_dict, "zero_stage");
     if (v && (!fc_ds_int(f->p, v, &value) || value < 1 || value > 3)) {
@@ -52,14 +52,14 @@ fc_code fc_ds_stage_of(const ds_builder *b, const torch_file *f, fc_pv state_dic
 
 /* ---- tensors ---- */
 
-ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_element *elements, size_t count) {
+fc_ds_tensor *fc_ds_add_tensor(fc_ds_builder *b, const char *name, const fc_path_element *elements, size_t count) {
     fc_arena *arena = b->checkpoint->arena;
     if (!fc_grow(&b->tensors, &b->tensors_capacity, b->ntensors + 1, sizeof *b->tensors)) {
         return NULL;
     }
     fc_path_element *path = fc_arena_calloc(arena, count, sizeof *path);
-    ds_tensor *t = &b->tensors[b->ntensors];
-    *t = (ds_tensor){.name = fc_arena_strndup(arena, name, strlen(name)), .path = {path, count}};
+    fc_ds_tensor *t = &b->tensors[b->ntensors];
+    *t = (fc_ds_tensor){.name = fc_arena_strndup(arena, name, strlen(name)), .path = {path, count}};
     if (!path || !t->name) {
         return NULL;
     }
@@ -69,11 +69,12 @@ ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_eleme
 }
 
 /* @return NULL when out of memory. */
-static fc_chunk *next_chunk(ds_tensor *t) {
+static fc_chunk *next_chunk(fc_ds_tensor *t) {
     return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
 }
 
-static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const torch_extent *extent, ds_tensor *t) {
+static fc_code set_tensor(const fc_ds_builder *b, const fc_torch_tensor *d, const torch_extent *extent,
+                          fc_ds_tensor *t) {
     int64_t *dims = fc_arena_calloc(b->checkpoint->arena, 2 * (size_t)d->ndim, sizeof *dims);
     FC_NEED(dims && fc_numel(d->ndim, d->sizes, &t->numel), b->err, b->checkpoint->path);
     for (int i = 0; i < d->ndim; i++) {
@@ -92,9 +93,9 @@ static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const t
     return FC_OK;
 }
 
-fc_code fc_ds_add_value(ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+fc_code fc_ds_add_value(fc_ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
     const char *name = fc_path_spell(b->checkpoint->arena, &(fc_path){elements, count}, '.');
-    ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
+    fc_ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
     fc_torch_tensor decoded;
     torch_extent *extent = NULL;
     torch_object *object = NULL;
@@ -110,7 +111,8 @@ fc_code fc_ds_add_value(ds_builder *b, const torch_file *f, const fc_path_elemen
     return rc == FC_OK ? rc : fc_context(b->err, rc, "%s: %.256s", f->path, name);
 }
 
-fc_code fc_ds_add_values(ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+fc_code fc_ds_add_values(fc_ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count,
+                         fc_pv v) {
     fc_pv_type type = fc_pv_typeof(v);
     if (type != FC_PV_DICT && type != FC_PV_LIST && type != FC_PV_TUPLE) {
         return fc_ds_add_value(b, f, elements, count, v);
@@ -132,7 +134,7 @@ out:
     return rc;
 }
 
-fc_code fc_ds_check_keys(const ds_builder *b, const torch_file *f, size_t count) {
+fc_code fc_ds_check_keys(const fc_ds_builder *b, const torch_file *f, size_t count) {
     enum { MOST_KEYS = 64 };
     return count <= MOST_KEYS
                ? FC_OK
@@ -143,7 +145,7 @@ fc_code fc_ds_check_keys(const ds_builder *b, const torch_file *f, size_t count)
 
 /* ---- flat partitions ---- */
 
-fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
+fc_code fc_ds_flat(const fc_ds_builder *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
                    torch_extent **extent) {
     if (!fc_torch_is_tensor(f->p, v)) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is not a tensor", f->path, what);
@@ -173,7 +175,7 @@ static torch_extent *box_extent(fc_arena *arena, const torch_extent *flat, int64
     return extent;
 }
 
-fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *extent, int64_t at, int64_t first,
+fc_code fc_ds_add_run(const fc_ds_builder *b, fc_ds_tensor *t, const torch_extent *extent, int64_t at, int64_t first,
                       int64_t count, uint32_t rank) {
     fc_arena *arena = b->checkpoint->arena;
     fc_flat_run run;
@@ -194,7 +196,7 @@ fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *ext
     return FC_OK;
 }
 
-const char *fc_ds_text(ds_builder *b, const torch_file *f, fc_pv v) {
+const char *fc_ds_text(fc_ds_builder *b, const torch_file *f, fc_pv v) {
     size_t n = 0;
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
     if (!text || !fc_is_plain_text(text, n)) {

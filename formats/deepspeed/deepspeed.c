@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code set_tensor(const ds_builder *b, const ds_tensor *from, fc_tensor *t) {
+static fc_code set_tensor(const fc_ds_builder *b, const fc_ds_tensor *from, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
     *t = (fc_tensor){.name = from->name, .path = from->path};
     if (from->object) {
@@ -37,7 +37,7 @@ static fc_code set_tensor(const ds_builder *b, const ds_tensor *from, fc_tensor 
 }
 
 /* Returns a note about names without data; "" if there are none, NULL when out of memory. */
-static const char *absent_note(const ds_builder *b) {
+static const char *absent_note(const fc_ds_builder *b) {
     return b->nabsent == 0
                ? ""
                : fc_arena_printf(b->checkpoint->arena,
@@ -47,7 +47,7 @@ static const char *absent_note(const ds_builder *b) {
 }
 
 /* Returns a note if the files of ranks seem to be in the wrong order; otherwise like absent_note. */
-static const char *disorder_note(const ds_builder *b) {
+static const char *disorder_note(const fc_ds_builder *b) {
     size_t rank = 0;
     if (b->stage != 3 || !b->devices || !fc_ds_devices_disorder(b->devices, b->ranks, &rank)) {
         return "";
@@ -59,7 +59,7 @@ static const char *disorder_note(const ds_builder *b) {
                            b->files.files[b->files.optims[rank]].name, b->devices[rank]);
 }
 
-static fc_code set_note(const ds_builder *b) {
+static fc_code set_note(const fc_ds_builder *b) {
     const char *absent = absent_note(b), *disorder = disorder_note(b);
     if (absent && disorder && absent[0] != '\0' && disorder[0] != '\0') {
         absent = fc_arena_printf(b->checkpoint->arena, "%s; %s", absent, disorder);
@@ -70,7 +70,7 @@ static fc_code set_note(const ds_builder *b) {
     return FC_OK;
 }
 
-static fc_code finish_manifest(const ds_builder *b) {
+static fc_code finish_manifest(const fc_ds_builder *b) {
     fc_tensor *tensors = fc_arena_calloc(b->checkpoint->arena, b->ntensors, sizeof *tensors);
     const char *twice = NULL;
     FC_NEED(tensors, b->err, b->checkpoint->path);
@@ -86,7 +86,7 @@ static fc_code finish_manifest(const ds_builder *b) {
     return set_note(b);
 }
 
-static fc_code check_links(const ds_builder *b) {
+static fc_code check_links(const fc_ds_builder *b) {
     char root[PATH_MAX];
     if (!realpath(b->files.directory, root)) {
         return fc_fail_errno(b->err, errno, "%s: the directory cannot be examined", b->files.directory);
@@ -98,7 +98,7 @@ static fc_code check_links(const ds_builder *b) {
 }
 
 static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    ds_builder b = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
+    fc_ds_builder b = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
     fc_code rc;
     FC_TRY_GOTO(fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err), rc, out);
     if (!options->follow_external) {

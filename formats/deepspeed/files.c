@@ -151,7 +151,7 @@ fc_code fc_ds_list_steps(const char *directory, fc_listing *out, fc_error *err) 
     return name ? fc_listing_add(out, name, name, FC_LISTED_TRAINING, err) : FC_OK;
 }
 
-static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {
+static fc_code find_step(fc_arena *arena, const char *path, fc_ds_files *out, fc_error *err) {
     char tag[MAX_TAG + 1], found[PATH_MAX];
     size_t count;
     fc_error failed = {FC_OK, ""};
@@ -199,7 +199,8 @@ static int compare_file_ranks(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-static fc_code refuse_file(const ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
+static fc_code refuse_file(const fc_ds_files *files, const char *name, ds_role role, uint32_t model_rank,
+                           fc_error *err) {
     if (role == DS_LAYER) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s/%s: pipeline-parallel checkpoints, with one file per layer, are not supported; convert it "
@@ -220,7 +221,8 @@ static fc_code refuse_file(const ds_files *files, const char *name, ds_role role
 }
 
 /* Files of other model-parallel ranks are accepted in universal checkpoints, whose parameters are not sharded. */
-static fc_code other_model_rank(ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
+static fc_code other_model_rank(fc_ds_files *files, const char *name, ds_role role, uint32_t model_rank,
+                                fc_error *err) {
     if (role >= DS_LAYER || !files->universal) {
         return refuse_file(files, name, role, model_rank, err);
     }
@@ -229,7 +231,7 @@ static fc_code other_model_rank(ds_files *files, const char *name, ds_role role,
 }
 
 /* @param list malloc'ed, with malloc'ed names; owned by the caller, also after a failure. */
-static fc_code list_files(ds_files *files, found_file **list, size_t *count, fc_error *err) {
+static fc_code list_files(fc_ds_files *files, found_file **list, size_t *count, fc_error *err) {
     size_t capacity = 0;
     fc_dir dir;
     fc_code rc;
@@ -253,7 +255,7 @@ out:
 }
 
 /* The ranks must count from 0 without a gap, and each must have one file per role. */
-static fc_code check_ranks(const ds_files *files, const found_file *list, size_t count, fc_error *err) {
+static fc_code check_ranks(const fc_ds_files *files, const found_file *list, size_t count, fc_error *err) {
     uint32_t next = 0;
     for (size_t i = 0; i < count; i++) {
         bool again = i > 0 && list[i].role == list[i - 1].role, ranked = list[i].rank != UINT32_MAX;
@@ -272,7 +274,7 @@ static fc_code check_ranks(const ds_files *files, const found_file *list, size_t
     return FC_OK;
 }
 
-static fc_code take_files(fc_arena *arena, const found_file *list, size_t count, ds_files *out, fc_error *err) {
+static fc_code take_files(fc_arena *arena, const found_file *list, size_t count, fc_ds_files *out, fc_error *err) {
     out->files = fc_arena_calloc(arena, count, sizeof *out->files);
     out->models = fc_arena_calloc(arena, count, sizeof *out->models);
     out->optims = fc_arena_calloc(arena, count, sizeof *out->optims);
@@ -289,7 +291,7 @@ static fc_code take_files(fc_arena *arena, const found_file *list, size_t count,
     return FC_OK;
 }
 
-fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {
+fc_code fc_ds_find_files(fc_arena *arena, const char *path, fc_ds_files *out, fc_error *err) {
     found_file *list = NULL;
     size_t count = 0;
     fc_code rc;

@@ -17,12 +17,12 @@ static bool read_address(const fc_pickle *p, fc_pv v, const char *key, int64_t *
 }
 
 static int compare_params(const void *pa, const void *pb) {
-    const ds_param *const *a = pa, *const *b = pb;
+    const fc_ds_param *const *a = pa, *const *b = pb;
     const int order = ((*a)->group > (*b)->group) - ((*a)->group < (*b)->group);
     return order ? order : strcmp((*a)->name, (*b)->name);
 }
 
-fc_code fc_ds_sort_params(ds_builder *b) {
+fc_code fc_ds_sort_params(fc_ds_builder *b) {
     b->by_name = malloc((b->nparams + 1) * sizeof *b->by_name);
     FC_NEED(b->by_name, b->err, b->checkpoint->path);
     for (size_t i = 0; i < b->nparams; i++) {
@@ -35,14 +35,14 @@ fc_code fc_ds_sort_params(ds_builder *b) {
 }
 
 /* Finds the parameter `name` of a group. */
-static const ds_param *find_param(const ds_builder *b, size_t group, const char *name) {
-    const ds_param wanted = {.name = name, .group = group}, *key = &wanted;
-    const ds_param **found =
+static const fc_ds_param *find_param(const fc_ds_builder *b, size_t group, const char *name) {
+    const fc_ds_param wanted = {.name = name, .group = group}, *key = &wanted;
+    const fc_ds_param **found =
         b->nparams > 0 ? bsearch(&key, b->by_name, b->nparams, sizeof *b->by_name, compare_params) : NULL;
     return found ? *found : NULL;
 }
 
-fc_code fc_ds_check_mapping(const ds_builder *b, const torch_file *f, fc_pv state_dict, size_t rank, size_t group,
+fc_code fc_ds_check_mapping(const fc_ds_builder *b, const torch_file *f, fc_pv state_dict, size_t rank, size_t group,
                             int64_t start, int64_t count) {
     const fc_pickle *p = f->p;
     size_t ngroups, n = 0;
@@ -53,7 +53,7 @@ fc_code fc_ds_check_mapping(const ds_builder *b, const torch_file *f, fc_pv stat
     for (size_t i = 0; i + 1 < n; i += 2) {
         size_t length = 0;
         const char *name = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(p, pairs[i], &length) : "";
-        const ds_param *param = find_param(b, group, name);
+        const fc_ds_param *param = find_param(b, group, name);
         int64_t there, numel;
         if (!param || !read_address(p, pairs[i + 1], "start", &there) ||
             !read_address(p, pairs[i + 1], "numel", &numel)) {

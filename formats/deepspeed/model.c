@@ -14,7 +14,7 @@
 
 /* The members of rank 0's file. */
 typedef struct model {
-    ds_builder *b;
+    fc_ds_builder *b;
     const torch_file *f;
     fc_pv module, shapes, buffers, frozen, shared;
     torch_dict values, fragments; /* of the dicts `module` and `frozen_param_fragments` */
@@ -63,14 +63,14 @@ static size_t count_params(const model *m, const fc_pv *groups, size_t ngroups) 
 }
 
 static fc_code read_group(model *m, fc_pv group, size_t number) {
-    ds_builder *b = m->b;
+    fc_ds_builder *b = m->b;
     size_t n;
     if (fc_pv_typeof(group) != FC_PV_DICT) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: a group of param_shapes is not a dict", m->f->path);
     }
     const fc_pv *pairs = fc_pickle_items(m->f->p, group, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        ds_param *param = &b->params[b->nparams++];
+        fc_ds_param *param = &b->params[b->nparams++];
         param->group = number;
         param->name = fc_ds_text(b, m->f, pairs[i]);
         if (!param->name) {
@@ -83,7 +83,7 @@ static fc_code read_group(model *m, fc_pv group, size_t number) {
 }
 
 static fc_code read_params(model *m) {
-    ds_builder *b = m->b;
+    fc_ds_builder *b = m->b;
     size_t ngroups;
     const fc_pv *groups = fc_ds_list(m->f->p, m->shapes, &ngroups);
     if (!groups && fc_pv_typeof(m->shapes) == FC_PV_DICT) { /* older versions write one dict instead of one per group */
@@ -133,7 +133,7 @@ static fc_code read_buffers(model *m) {
 static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
     const fc_path_element path[2] = {{.key = "model"}, {.key = name}};
     const char *full = fc_arena_printf(m->b->checkpoint->arena, "model.%s", name);
-    ds_tensor *t = full ? fc_ds_add_tensor(m->b, full, path, 2) : NULL;
+    fc_ds_tensor *t = full ? fc_ds_add_tensor(m->b, full, path, 2) : NULL;
     fc_torch_tensor fragment;
     FC_NEED(t, m->b->err, m->b->checkpoint->path);
     FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, fc_torch_dict_find(&m->fragments, name), &fragment, m->b->err),
@@ -166,7 +166,7 @@ static fc_code read_frozen(model *m, size_t *first) {
 }
 
 /* Adds one rank's shards of the frozen parameters, which are tensors [first, end). */
-static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t end) {
+static fc_code read_fragments(fc_ds_builder *b, size_t rank, size_t first, size_t end) {
     uint32_t file = b->files.models[rank];
     torch_file f;
     fc_code rc = FC_OK;
@@ -177,7 +177,7 @@ static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t e
                     : fc_ds_no_memory(b),
                 rc, out);
     for (size_t i = first; i < end; i++) {
-        ds_tensor *t = &b->tensors[i];
+        fc_ds_tensor *t = &b->tensors[i];
         const char *name = t->path.elements[1].key;
         int64_t partition = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
         int64_t start = partition * (int64_t)rank, count = t->numel - start;
@@ -218,7 +218,7 @@ static fc_code remember_shared(model *m) {
 /* Adds the values of the module that were not added above. Of trained parameters the module has 16-bit copies, or empty
    tensors (ZeRO-3). */
 static fc_code read_rest(model *m) {
-    ds_builder *b = m->b;
+    fc_ds_builder *b = m->b;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->module) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->module, &n) : NULL;
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -293,7 +293,7 @@ static fc_code read_zero(model *m) {
 /* Adds parameters that the model's file does not list as trained. With one model-parallel rank those in the module are
    only copies of values that were read already, rounded to float32. With several ranks nothing has been read yet. */
 static fc_code read_universal_rest(model *m) {
-    const ds_files *files = &m->b->files;
+    const fc_ds_files *files = &m->b->files;
     bool sharded = files->model_parallel > 1;
     for (size_t i = 0; i < files->nvalues; i++) {
         const char *name = files->values[i].param;
@@ -307,7 +307,7 @@ static fc_code read_universal_rest(model *m) {
 
 /* Tensors that only the files of model-parallel ranks hold cannot be joined. */
 static fc_code check_sharded_module(const model *m) {
-    const ds_files *files = &m->b->files;
+    const fc_ds_files *files = &m->b->files;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->module) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->module, &n) : NULL;
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -327,7 +327,7 @@ static fc_code check_sharded_module(const model *m) {
 }
 
 static fc_code read_universal(model *m) {
-    ds_builder *b = m->b;
+    fc_ds_builder *b = m->b;
     if (b->files.model_parallel > 1) {
         FC_TRY(remember_shared(m));
         fc_sort_texts(m->known, m->nknown);
@@ -378,7 +378,7 @@ static fc_code read_model_parts(model *m) {
     return read_others(m);
 }
 
-fc_code fc_ds_read_model(ds_builder *b) {
+fc_code fc_ds_read_model(fc_ds_builder *b) {
     uint32_t file = b->files.models[0];
     torch_file f;
     model m = {.b = b, .f = &f};

@@ -18,7 +18,7 @@
 
 /* The file of one rank. */
 typedef struct rank_file {
-    ds_builder *b;
+    fc_ds_builder *b;
     size_t rank;
     torch_file f;
     fc_pv state_dict;  /* optimizer_state_dict */
@@ -79,7 +79,7 @@ static void close_rank(rank_file *r) {
 }
 
 /* Opens the file of a rank. On failure nothing stays open. */
-static fc_code open_rank(ds_builder *b, size_t rank, rank_file *r) {
+static fc_code open_rank(fc_ds_builder *b, size_t rank, rank_file *r) {
     uint32_t file = b->files.optims[rank];
     int stage = 0;
     fc_code rc;
@@ -127,9 +127,9 @@ static const fc_pv *masters_of(const rank_file *r, size_t *count) {
     return fc_ds_list(r->f.p, fc_ds_get(r->f.p, r->state_dict, key), count);
 }
 
-static fc_code add_key(ds_builder *b, size_t group, const char *name, bool flat) {
+static fc_code add_key(fc_ds_builder *b, size_t group, const char *name, bool flat) {
     FC_NEED(fc_grow(&b->keys, &b->keys_capacity, b->nkeys + 1, sizeof *b->keys), b->err, b->checkpoint->path);
-    b->keys[b->nkeys++] = (ds_key){.group = group, .name = name, .flat = flat};
+    b->keys[b->nkeys++] = (fc_ds_key){.group = group, .name = name, .flat = flat};
     return FC_OK;
 }
 
@@ -162,23 +162,23 @@ static fc_code read_keys(const rank_file *r, size_t group) {
 }
 
 /* ZeRO-3 lays out all parameters as one group. */
-static size_t flat_groups(const ds_builder *b) {
+static size_t flat_groups(const fc_ds_builder *b) {
     return b->stage == 3 ? 1 : b->ngroups;
 }
 
-static size_t group_of(const ds_builder *b, const ds_param *param) {
+static size_t group_of(const fc_ds_builder *b, const fc_ds_param *param) {
     return b->stage == 3 ? 0 : param->group;
 }
 
 /* ---- positions of parameters ---- */
 
 /* ZeRO-3: the number of elements of each rank's shard, with padding. */
-static int64_t shard_numel(const ds_builder *b, const ds_param *param) {
+static int64_t shard_numel(const fc_ds_builder *b, const fc_ds_param *param) {
     return param->numel / (int64_t)b->ranks + (param->numel % (int64_t)b->ranks != 0);
 }
 
 /* ZeRO-1 and 2: the padding after a parameter. Newer versions record one list per group, older ones do not pad. */
-static fc_code read_padding(const rank_file *r, const ds_param *param, size_t index, int64_t *out) {
+static fc_code read_padding(const rank_file *r, const fc_ds_param *param, size_t index, int64_t *out) {
     size_t n;
     fc_pv all = fc_ds_get(r->f.p, r->state_dict, "param_alignment_paddings");
     const fc_pv *groups = fc_ds_list(r->f.p, all, &n);
@@ -192,10 +192,10 @@ static fc_code read_padding(const rank_file *r, const ds_param *param, size_t in
 }
 
 static fc_code place_params(const rank_file *r) {
-    ds_builder *b = r->b;
+    fc_ds_builder *b = r->b;
     int64_t at = 0;
     for (size_t i = 0; i < b->nparams; i++) {
-        ds_param *param = &b->params[i];
+        fc_ds_param *param = &b->params[i];
         int64_t length = b->stage == 3 ? shard_numel(b, param) : param->numel, padding = 0;
         if (b->stage != 3) {
             at = i == b->group_params[param->group] ? 0 : at;
@@ -210,17 +210,17 @@ static fc_code place_params(const rank_file *r) {
 }
 
 /* The end of the last parameter of a flat group. */
-static int64_t end_of_group(const ds_builder *b, size_t group) {
+static int64_t end_of_group(const fc_ds_builder *b, size_t group) {
     size_t last = b->stage == 3 ? b->nparams : b->group_params[group + 1];
     size_t first = b->stage == 3 ? 0 : b->group_params[group];
-    const ds_param *param = last > first ? &b->params[last - 1] : NULL;
+    const fc_ds_param *param = last > first ? &b->params[last - 1] : NULL;
     return !param ? 0 : param->start + (b->stage == 3 ? shard_numel(b, param) : param->numel);
 }
 
 /* ---- tensors ---- */
 
-static fc_code add_param_tensor(const rank_file *r, const ds_param *param, const ds_key *key) {
-    ds_builder *b = r->b;
+static fc_code add_param_tensor(const rank_file *r, const fc_ds_param *param, const fc_ds_key *key) {
+    fc_ds_builder *b = r->b;
     const fc_path_element model[2] = {{.key = "model"}, {.key = param->name}};
     const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = param->name}, {.key = key->name}};
     bool master = key->name[0] == '\0';
@@ -230,7 +230,7 @@ static fc_code add_param_tensor(const rank_file *r, const ds_param *param, const
     }
     const char *name = master ? fc_arena_printf(b->checkpoint->arena, "model.%s", param->name)
                               : fc_arena_printf(b->checkpoint->arena, "optim.state.%s.%s", param->name, key->name);
-    ds_tensor *t = name ? fc_ds_add_tensor(b, name, master ? model : optim, master ? 2 : 4) : NULL;
+    fc_ds_tensor *t = name ? fc_ds_add_tensor(b, name, master ? model : optim, master ? 2 : 4) : NULL;
     FC_NEED(t, b->err, b->checkpoint->path);
     t->dtype = FC_DTYPE_COUNT; /* set by its first run */
     t->ndim = param->ndim;
@@ -241,10 +241,10 @@ static fc_code add_param_tensor(const rank_file *r, const ds_param *param, const
 
 /* Adds, for each parameter, the tensors of all keys of its group. */
 static fc_code add_param_tensors(const rank_file *r) {
-    ds_builder *b = r->b;
+    fc_ds_builder *b = r->b;
     size_t first = 0; /* of the keys of the parameter's group; parameters and keys are in the order of the groups */
     for (size_t i = 0; i < b->nparams; i++) {
-        ds_param *param = &b->params[i];
+        fc_ds_param *param = &b->params[i];
         const size_t group = group_of(b, param);
         param->first = b->ntensors;
         while (first < b->nkeys && b->keys[first].group < group) {
@@ -262,16 +262,16 @@ static fc_code add_param_tensors(const rank_file *r) {
 /* One flat tensor of a rank. */
 typedef struct partition {
     const rank_file *r;
-    const ds_key *key;
+    const fc_ds_key *key;
     size_t number; /* index of the key in its group */
     const torch_extent *extent;
     fc_dtype dtype;
-    int64_t start, count; /* elements; positions are those of ds_param.start */
+    int64_t start, count; /* elements; positions are those of fc_ds_param.start */
 } partition;
 
 /* Adds the run that the partition holds of one parameter, if any. */
-static fc_code add_param_run(const partition *p, const ds_param *param) {
-    ds_builder *b = p->r->b;
+static fc_code add_param_run(const partition *p, const fc_ds_param *param) {
+    fc_ds_builder *b = p->r->b;
     int64_t first = 0, length = param->numel;
     if (b->stage == 3) {
         int64_t shard = shard_numel(b, param);
@@ -283,7 +283,7 @@ static fc_code add_param_run(const partition *p, const ds_param *param) {
     if (low >= high) {
         return FC_OK;
     }
-    ds_tensor *t = &b->tensors[param->first + p->number];
+    fc_ds_tensor *t = &b->tensors[param->first + p->number];
     t->dtype = t->dtype == FC_DTYPE_COUNT ? p->dtype : t->dtype;
     if (t->dtype != p->dtype) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: tensor %.256s: it is %s here, but %s in the files of other ranks",
@@ -295,10 +295,10 @@ static fc_code add_param_run(const partition *p, const ds_param *param) {
 
 /* The first of the parameters from `low` to `high`, exclusive, that ends after the start of the partition. */
 static size_t first_param(const partition *p, size_t low, size_t high) {
-    const ds_builder *b = p->r->b;
+    const fc_ds_builder *b = p->r->b;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        const ds_param *param = &b->params[middle];
+        const fc_ds_param *param = &b->params[middle];
         if (param->start + (b->stage == 3 ? shard_numel(b, param) : param->numel) > p->start) {
             high = middle;
         } else {
@@ -309,7 +309,7 @@ static size_t first_param(const partition *p, size_t low, size_t high) {
 }
 
 static fc_code add_partition(const partition *p) {
-    const ds_builder *b = p->r->b;
+    const fc_ds_builder *b = p->r->b;
     const size_t begin = b->stage == 3 ? 0 : b->group_params[p->key->group];
     const size_t end = b->stage == 3 ? b->nparams : b->group_params[p->key->group + 1];
     for (size_t i = first_param(p, begin, end); i < end && b->params[i].start < p->start + p->count; i++) {
@@ -320,7 +320,7 @@ static fc_code add_partition(const partition *p) {
 
 /* Reads one flat tensor of key `k`, which belongs to `master`. `*at` is its position and advances by its size. */
 static fc_code read_flat(const rank_file *r, size_t k, size_t number, fc_pv v, fc_pv master, int64_t *at) {
-    const ds_key *key = &r->b->keys[k];
+    const fc_ds_key *key = &r->b->keys[k];
     const char *what = key->name[0] ? key->name : "a partition of the fp32 masters";
     fc_torch_tensor t;
     torch_extent *extent;
@@ -339,14 +339,14 @@ static fc_code read_flat(const rank_file *r, size_t k, size_t number, fc_pv v, f
 
 /* ZeRO-1 and 2: reads the rank's partition of each group. */
 static fc_code read_groups(const rank_file *r) {
-    ds_builder *b = r->b;
+    fc_ds_builder *b = r->b;
     size_t count, number = 0;
     const fc_pv *masters = masters_of(r, &count);
     if (!masters || count != b->ngroups) {
         return fail_file(r, "the number of its partitions differs from the number of groups in param_shapes");
     }
     for (size_t k = 0; k < b->nkeys; k++) {
-        ds_key *key = &b->keys[k];
+        fc_ds_key *key = &b->keys[k];
         number = key->name[0] == '\0' ? 0 : number + 1;
         if (!key->flat) {
             continue;
@@ -364,7 +364,7 @@ static fc_code read_groups(const rank_file *r) {
 
 /* ZeRO-3: reads the rank's shards of all parameters. */
 static fc_code read_all_groups(const rank_file *r) {
-    ds_builder *b = r->b;
+    fc_ds_builder *b = r->b;
     size_t count;
     const fc_pv *masters = masters_of(r, &count);
     if (!masters) {
@@ -386,10 +386,10 @@ static fc_code read_all_groups(const rank_file *r) {
 }
 
 /* Like zero_to_fp32.py: except for the alignment, the masters of a group have as many elements as its parameters. */
-static fc_code check_groups(const ds_builder *b) {
+static fc_code check_groups(const fc_ds_builder *b) {
     int64_t align = 2 * (int64_t)b->ranks;
     for (size_t k = 0; b->stage != 3 && k < b->nkeys; k++) {
-        const ds_key *key = &b->keys[k];
+        const fc_ds_key *key = &b->keys[k];
         int64_t end = end_of_group(b, key->group);
         if (key->flat && (key->next + align - 1) / align != (end + align - 1) / align && key->name[0] == '\0') {
             return fc_fail(b->err, FC_ECORRUPT,
@@ -422,7 +422,7 @@ static fc_code read_rank(const rank_file *r) {
     return fc_ds_add_others(r->b, &r->f, r->state_dict, fc_ds_get(r->f.p, r->base, "param_groups"));
 }
 
-fc_code fc_ds_read_optimizer(ds_builder *b) {
+fc_code fc_ds_read_optimizer(fc_ds_builder *b) {
     b->devices = malloc((b->ranks + 1) * sizeof *b->devices);
     FC_NEED(b->devices, b->err, b->checkpoint->path);
     for (size_t i = 0; i < b->ranks; i++) {
@@ -439,7 +439,7 @@ fc_code fc_ds_read_optimizer(ds_builder *b) {
     return check_groups(b);
 }
 
-fc_code fc_ds_read_stage(ds_builder *b) {
+fc_code fc_ds_read_stage(fc_ds_builder *b) {
     rank_file r;
     if (b->files.universal) {
         return fc_ds_read_universal_stage(b);

@@ -9,13 +9,13 @@
 
 /* The checkpoint, and the file that is read. */
 typedef struct source {
-    ds_builder *b;
+    fc_ds_builder *b;
     const torch_file *f;
 } source;
 
 /* The numbers of a group's flat tensors are replaced by the names of its parameters. */
 static fc_code add_names(const source *r, size_t group, const fc_path_element *path) {
-    ds_builder *b = r->b;
+    fc_ds_builder *b = r->b;
     torch_name_list names;
     fc_torch_name_list_begin(&names);
     for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
@@ -30,7 +30,7 @@ out:
 }
 
 static fc_code add_group(const source *r, size_t group, fc_pv v, bool named) {
-    ds_builder *b = r->b;
+    fc_ds_builder *b = r->b;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(r->f->p, v, &n) : NULL;
     const char *index = fc_arena_printf(b->checkpoint->arena, "%zu", group);
@@ -79,7 +79,7 @@ static fc_code add_rest(const source *r, fc_pv dict, const char *const *read, co
     return FC_OK;
 }
 
-fc_code fc_ds_add_others(ds_builder *b, const torch_file *f, fc_pv state_dict, fc_pv groups) {
+fc_code fc_ds_add_others(fc_ds_builder *b, const torch_file *f, fc_pv state_dict, fc_pv groups) {
     static const char *const outer[] = {"optimizer_state_dict", "ds_config", "ds_version", NULL};
     static const char *const inner[] = {"optimizer_state_dict",
                                         "base_optimizer_state",

@@ -10,13 +10,13 @@
 #include <string.h>
 
 /* Adds tensor number `of` a second time, under another name. */
-static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
+static fc_code add_alias(fc_ds_builder *b, const char *name, size_t of) {
     const fc_path_element path[2] = {{.key = "model"}, {.key = name}};
     const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", name);
-    ds_tensor *t = full ? fc_ds_add_tensor(b, full, path, 2) : NULL;
-    const ds_tensor *source = &b->tensors[of];
+    fc_ds_tensor *t = full ? fc_ds_add_tensor(b, full, path, 2) : NULL;
+    const fc_ds_tensor *source = &b->tensors[of];
     FC_NEED(t, b->err, b->checkpoint->path);
-    ds_tensor alias = *source;
+    fc_ds_tensor alias = *source;
     alias.name = t->name;
     alias.path = t->path;
     alias.capacity = source->nchunks;
@@ -30,7 +30,7 @@ static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
 }
 
 /* Adds the other name of one shared parameter. `names` has those of all tensors. */
-static fc_code add_shared(ds_builder *b, const torch_file *f, const fc_name_table *names, fc_pv key, fc_pv of) {
+static fc_code add_shared(fc_ds_builder *b, const torch_file *f, const fc_name_table *names, fc_pv key, fc_pv of) {
     const char *name = fc_ds_text(b, f, key), *other = name ? fc_ds_text(b, f, of) : NULL;
     if (!other) {
         return b->err->code;
@@ -44,7 +44,7 @@ static fc_code add_shared(ds_builder *b, const torch_file *f, const fc_name_tabl
                                       f->path, name, other);
 }
 
-fc_code fc_ds_add_shared_names(ds_builder *b, const torch_file *f, fc_pv shared) {
+fc_code fc_ds_add_shared_names(fc_ds_builder *b, const torch_file *f, fc_pv shared) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
     fc_arena *scratch = fc_arena_new();

@@ -36,8 +36,8 @@ bool fc_ds_is_universal(const char *directory, fc_error *err) {
 
 typedef struct listing {
     fc_arena *arena;
-    const ds_files *files;
-    ds_value *items; /* malloc'ed */
+    const fc_ds_files *files;
+    fc_ds_value *items; /* malloc'ed */
     size_t count, capacity;
     fc_error *err;
 } listing;
@@ -45,7 +45,7 @@ typedef struct listing {
 static fc_code list_value_file(listing *l, const char *param, const char *name, size_t length) {
     const char *key = fc_arena_strndup(l->arena, name, length);
     FC_NEED(key && fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items), l->err, l->files->directory);
-    l->items[l->count++] = (ds_value){param, key, 0};
+    l->items[l->count++] = (fc_ds_value){param, key, 0};
     return FC_OK;
 }
 
@@ -93,7 +93,7 @@ out:
 
 /* By parameter, then by key with the master first. */
 static int compare_value_params(const void *a, const void *b) {
-    const ds_value *x = a, *y = b;
+    const fc_ds_value *x = a, *y = b;
     int order = strcmp(x->param, y->param);
     bool master_x = strcmp(x->key, master) == 0, master_y = strcmp(y->key, master) == 0;
     if (order != 0) {
@@ -103,10 +103,10 @@ static int compare_value_params(const void *a, const void *b) {
 }
 
 /* Appends the listed files to those of the model. */
-static fc_code keep_files(const listing *l, ds_files *files) {
+static fc_code keep_files(const listing *l, fc_ds_files *files) {
     size_t first = files->nfiles, count = first + l->count + 1;
     fc_file *all = count <= UINT32_MAX ? fc_arena_calloc(l->arena, count, sizeof *all) : NULL;
-    ds_value *values = fc_arena_calloc(l->arena, l->count + 1, sizeof *values);
+    fc_ds_value *values = fc_arena_calloc(l->arena, l->count + 1, sizeof *values);
     FC_NEED(all && values, l->err, l->files->directory);
     memcpy(all, files->files, first * sizeof *all);
     for (size_t i = 0; i < l->count; i++) {
@@ -124,7 +124,7 @@ static fc_code keep_files(const listing *l, ds_files *files) {
     return FC_OK;
 }
 
-fc_code fc_ds_find_universal(fc_arena *arena, ds_files *files, fc_error *err) {
+fc_code fc_ds_find_universal(fc_arena *arena, fc_ds_files *files, fc_error *err) {
     listing l = {.arena = arena, .files = files, .err = err};
     if (files->noptims > 0) {
         return fc_fail(err, FC_ECORRUPT,
@@ -143,7 +143,7 @@ out:
 }
 
 /* The index of the first file of a parameter, or `nvalues`. */
-static size_t first_of(const ds_files *files, const char *name) {
+static size_t first_of(const fc_ds_files *files, const char *name) {
     size_t low = 0, high = files->nvalues;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -156,13 +156,13 @@ static size_t first_of(const ds_files *files, const char *name) {
     return low < files->nvalues && strcmp(files->values[low].param, name) == 0 ? low : files->nvalues;
 }
 
-bool fc_ds_has_universal(const ds_files *files, const char *name) {
+bool fc_ds_has_universal(const fc_ds_files *files, const char *name) {
     return first_of(files, name) < files->nvalues;
 }
 
 /* ---- the values ---- */
 
-static fc_code open_state(const ds_builder *b, torch_file *f) {
+static fc_code open_state(const fc_ds_builder *b, torch_file *f) {
     FC_TRY(fc_torch_open_one(b->checkpoint, b->files.optimizer, f, b->err));
     if (fc_pv_typeof(f->p->root) != FC_PV_DICT) {
         fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a dict", f->path);
@@ -172,7 +172,7 @@ static fc_code open_state(const ds_builder *b, torch_file *f) {
     return FC_OK;
 }
 
-fc_code fc_ds_read_universal_stage(ds_builder *b) {
+fc_code fc_ds_read_universal_stage(fc_ds_builder *b) {
     torch_file f;
     int64_t count = 0;
     FC_TRY(open_state(b, &f));
@@ -190,7 +190,7 @@ out:
     return rc;
 }
 
-static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
+static bool same_shape(const fc_ds_param *param, const fc_torch_tensor *t) {
     bool same = param->ndim == t->ndim;
     for (int d = 0; same && d < t->ndim; d++) {
         same = param->shape[d] == t->sizes[d];
@@ -199,8 +199,8 @@ static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
 }
 
 /* ZeRO-3: `v` is a flat tensor with all elements of the parameter. */
-static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_element *path, size_t count,
-                        const ds_param *param, fc_pv v) {
+static fc_code add_flat(fc_ds_builder *b, const torch_file *f, const fc_path_element *path, size_t count,
+                        const fc_ds_param *param, fc_pv v) {
     fc_torch_tensor flat;
     torch_extent *extent;
     FC_TRY(fc_ds_flat(b, f, "its tensor", v, &flat, &extent));
@@ -211,7 +211,7 @@ static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_elemen
     const char *name = count == 2
                            ? fc_arena_printf(b->checkpoint->arena, "model.%s", param->name)
                            : fc_arena_printf(b->checkpoint->arena, "optim.state.%s.%s", param->name, path[3].key);
-    ds_tensor *t = name ? fc_ds_add_tensor(b, name, path, count) : NULL;
+    fc_ds_tensor *t = name ? fc_ds_add_tensor(b, name, path, count) : NULL;
     FC_NEED(t, b->err, b->checkpoint->path);
     t->dtype = flat.dtype;
     t->ndim = param->ndim;
@@ -221,7 +221,8 @@ static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_elemen
 }
 
 /* Adds the value in one file. */
-static fc_code add_universal_value(ds_builder *b, const torch_file *f, const ds_value *value, const ds_param *param) {
+static fc_code add_universal_value(fc_ds_builder *b, const torch_file *f, const fc_ds_value *value,
+                                   const fc_ds_param *param) {
     const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = value->param}, {.key = value->key}};
     const fc_path_element model[2] = {{.key = "model"}, {.key = value->param}};
     bool is_master = strcmp(value->key, master) == 0;
@@ -245,8 +246,8 @@ static fc_code add_universal_value(ds_builder *b, const torch_file *f, const ds_
     return fc_ds_add_value(b, f, path, count, v);
 }
 
-fc_code fc_ds_add_universal(ds_builder *b, const char *name, const ds_param *param) {
-    const ds_files *files = &b->files;
+fc_code fc_ds_add_universal(fc_ds_builder *b, const char *name, const fc_ds_param *param) {
+    const fc_ds_files *files = &b->files;
     size_t i = first_of(files, name);
     if (i == files->nvalues || strcmp(files->values[i].key, master) != 0) {
         return fc_fail(b->err, FC_ECORRUPT, "%s/%s/%.256s/%s.pt: the file is missing; run ds_to_universal.py again",
@@ -264,7 +265,7 @@ fc_code fc_ds_add_universal(ds_builder *b, const char *name, const ds_param *par
 }
 
 /* ZeRO-3: values that the optimizer keeps per group, such as the step, are added for each parameter. */
-static fc_code add_steps(ds_builder *b, const torch_file *f) {
+static fc_code add_steps(fc_ds_builder *b, const torch_file *f) {
     fc_pv inner = fc_ds_get(f->p, f->p->root, "optimizer_state_dict");
     torch_dict states;
     FC_NEED(fc_torch_dict_begin(&states, f->p, fc_ds_get(f->p, inner, "state")), b->err, b->checkpoint->path);
@@ -288,7 +289,7 @@ static fc_code add_steps(ds_builder *b, const torch_file *f) {
     return FC_OK;
 }
 
-fc_code fc_ds_read_universal_state(ds_builder *b) {
+fc_code fc_ds_read_universal_state(fc_ds_builder *b) {
     torch_file f;
     fc_code rc = FC_OK;
     FC_TRY(open_state(b, &f));

@@ -17,9 +17,9 @@ static int64_t number_of(const fc_pickle *p, fc_pv state, const char *name) {
     return v && fc_pickle_int(p, v, &value) && value >= 0 ? value : -1;
 }
 
-void fc_mg_read_args(const torch_file *f, mg_args *out) {
+void fc_mg_read_args(const torch_file *f, fc_mg_args *out) {
     static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu", "quick_geglu"};
-    *out = (mg_args){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    *out = (fc_mg_args){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
     fc_pv root = f->p->root, args = fc_pv_typeof(root) == FC_PV_DICT ? fc_torch_dict_get(f->p, root, "args") : 0;
     out->iteration = args ? number_of(f->p, root, "iteration") : -1;
     fc_pv state = fc_pv_typeof(args) == FC_PV_CALL ? fc_pickle_state(f->p, args) : args;
@@ -41,8 +41,8 @@ void fc_mg_read_args(const torch_file *f, mg_args *out) {
     }
 }
 
-fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *b) {
-    const mg_args *a = &r->args;
+fc_code fc_mg_check_alike(const fc_mg_reader *r, const fc_mg_args *b) {
+    const fc_mg_args *a = &r->args;
     const struct {
         const char *name;
         int64_t first, own;
@@ -66,7 +66,8 @@ fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *b) {
     return FC_OK;
 }
 
-fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err) {
+fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const fc_mg_args *args, const fc_mg_grid *grid,
+                         fc_error *err) {
     if ((args->tp > 0 && args->tp != grid->tp) || (args->stages > 0 && args->stages != grid->stages)) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: according to args, %" PRId64 " tensor-parallel ranks in %" PRId64
@@ -97,7 +98,7 @@ static int compare_ranks(const void *a, const void *b) {
 }
 
 /* Whether the files record different ranks. Tools that convert checkpoints write the same rank into all. */
-static bool are_distinct(const mg_reader *r, const int64_t *wrote, int64_t *sorted) {
+static bool are_distinct(const fc_mg_reader *r, const int64_t *wrote, int64_t *sorted) {
     size_t n = r->grid.count;
     memcpy(sorted, wrote, n * sizeof *sorted);
     qsort(sorted, n, sizeof *sorted, compare_ranks);
@@ -111,16 +112,16 @@ static bool are_distinct(const mg_reader *r, const int64_t *wrote, int64_t *sort
 
 /* Whether the rank that wrote file `i` can have the coordinates of its directory: Megatron counts tensor-parallel ranks
  * first and stages last. */
-static bool fits(const mg_reader *r, const int64_t *wrote, size_t i) {
-    const mg_grid *g = &r->grid;
-    const mg_place *p = &g->places[i];
+static bool fits(const fc_mg_reader *r, const int64_t *wrote, size_t i) {
+    const fc_mg_grid *g = &r->grid;
+    const fc_mg_place *p = &g->places[i];
     size_t stage = g->count / (size_t)g->stages;
     bool alike = i >= stage && g->places[i - stage].tensor == p->tensor && g->places[i - stage].expert == p->expert;
     return wrote[i] % g->tp == p->tensor && (r->args.context > 1 || wrote[i] / g->expert_tp % g->ep == p->expert) &&
            (!alike || wrote[i] > wrote[i - stage]);
 }
 
-fc_code fc_mg_check_writers(const mg_reader *r, const int64_t *wrote) {
+fc_code fc_mg_check_writers(const fc_mg_reader *r, const int64_t *wrote) {
     int64_t *sorted = malloc(r->grid.count * sizeof *sorted);
     fc_code rc = sorted ? FC_OK : fc_mg_no_memory(r);
     bool known = rc == FC_OK && are_distinct(r, wrote, sorted);

@@ -47,12 +47,12 @@ typedef struct mg_optimizer {
     size_t first, end; /* of the model's values */
 } mg_optimizer;
 
-static bool has_parameter(const mg_reader *r, const mg_optimizer *o, size_t i, size_t chunk) {
-    const mg_value *v = &r->values[i];
+static bool has_parameter(const fc_mg_reader *r, const mg_optimizer *o, size_t i, size_t chunk) {
+    const fc_mg_value *v = &r->values[i];
     return fc_mg_is_parameter(v) && v->chunk == chunk && fc_mg_belongs(r, v, o->member, o->members);
 }
 
-static bool has_parameters(const mg_reader *r, const mg_optimizer *o, size_t chunk) {
+static bool has_parameters(const fc_mg_reader *r, const mg_optimizer *o, size_t chunk) {
     for (size_t i = o->first; i < o->end; i++) {
         if (has_parameter(r, o, i, chunk)) {
             return true;
@@ -91,7 +91,7 @@ static int64_t count_chunks(const torch_file *f, fc_pv dict) {
 }
 
 /* Reads the flat tensors of a chunk. `*known` is false if they are not as expected. */
-static fc_code read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg_flat *out, bool *known) {
+static fc_code read_flat(const fc_mg_reader *r, const torch_file *f, fc_pv dict, mg_flat *out, bool *known) {
     *known = false;
     for (size_t k = 0; k < KEYS; k++) {
         fc_pv v = dict ? fc_torch_dict_get(f->p, dict, keys[k].file) : 0;
@@ -118,7 +118,7 @@ static fc_code read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg
 }
 
 /* Reads `size` bytes at offset `first` of a record. */
-static fc_code read_start(const mg_reader *r, const torch_record *record, uint64_t first, unsigned char *out,
+static fc_code read_start(const fc_mg_reader *r, const torch_record *record, uint64_t first, unsigned char *out,
                           size_t size) {
     const char *path = r->checkpoint->files[record->file].path;
     int fd;
@@ -130,7 +130,8 @@ static fc_code read_start(const mg_reader *r, const torch_record *record, uint64
 }
 
 /* Compares the first element of the master at `start`, rounded, with that of the parameter. */
-static fc_code begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *masters, int64_t start, bool *alike) {
+static fc_code begins_alike(const fc_mg_reader *r, const fc_mg_value *v, const mg_flat *masters, int64_t start,
+                            bool *alike) {
     unsigned char own[8], flat[4], rounded[8];
     size_t size = fc_dtype_size(v->dtype);
     *alike = false;
@@ -146,7 +147,7 @@ static fc_code begins_alike(const mg_reader *r, const mg_value *v, const mg_flat
 }
 
 /* Adds the parameter's range of each flat tensor. */
-static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
+static fc_code add_states(fc_mg_reader *r, const fc_mg_value *param, const mg_flat *flat, int64_t start) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t k = 0; k < KEYS; k++) {
         torch_extent *extent =
@@ -155,7 +156,7 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
         extent->record = flat->records[k];
         extent->first = flat->first[k] + (uint64_t)start * 4;
         fc_row_major_strides(param->ndim, param->sizes, extent->strides);
-        mg_value value = *param;
+        fc_mg_value value = *param;
         value.file = extent->record.file;
         value.extent = extent;
         value.dtype = FC_F32;
@@ -169,12 +170,12 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
 
 /* Computes the positions of a chunk's parameters. `starts` has one entry per value of the model. `*known` is false if
    the layout is another one. */
-static fc_code place_parameters(const mg_reader *r, const mg_optimizer *o, size_t chunk, const mg_flat *flat,
+static fc_code place_parameters(const fc_mg_reader *r, const mg_optimizer *o, size_t chunk, const mg_flat *flat,
                                 int64_t *starts, bool *known) {
     int64_t at = 0, numel;
     *known = false;
     for (size_t i = o->end; i-- > o->first;) {
-        const mg_value *v = &r->values[i];
+        const fc_mg_value *v = &r->values[i];
         int64_t *start = &starts[i - o->first];
         if (!has_parameter(r, o, i, chunk)) {
             continue;
@@ -197,7 +198,7 @@ static fc_code place_parameters(const mg_reader *r, const mg_optimizer *o, size_
 }
 
 /* Finds the flat tensors of all chunks and the positions in them. `*known` is false if the layout is another one. */
-static fc_code find_all(const mg_reader *r, const mg_optimizer *o, mg_flat *flats, int64_t *starts, bool *known) {
+static fc_code find_all(const fc_mg_reader *r, const mg_optimizer *o, mg_flat *flats, int64_t *starts, bool *known) {
     const int64_t count = count_chunks(o->f, o->dict);
     int64_t number = 0; /* chunks without parameters have no dict */
     *known = count >= 0;
@@ -214,7 +215,7 @@ static fc_code find_all(const mg_reader *r, const mg_optimizer *o, mg_flat *flat
     return FC_OK;
 }
 
-static fc_code read_optimizer(mg_reader *r, const mg_optimizer *o, bool *known) {
+static fc_code read_optimizer(fc_mg_reader *r, const mg_optimizer *o, bool *known) {
     mg_flat *flats = calloc(r->chunks, sizeof *flats);
     int64_t *starts = calloc(o->end - o->first + 1, sizeof *starts);
     fc_code rc;
@@ -222,7 +223,7 @@ static fc_code read_optimizer(mg_reader *r, const mg_optimizer *o, bool *known) 
     FC_TRY_GOTO(flats && starts ? FC_OK : fc_mg_no_memory(r), rc, out);
     FC_TRY_GOTO(find_all(r, o, flats, starts, known), rc, out);
     for (size_t i = o->first; *known && i < o->end; i++) {
-        const mg_value param = r->values[i]; /* a copy: the list moves as it grows */
+        const fc_mg_value param = r->values[i]; /* a copy: the list moves as it grows */
         if (has_parameter(r, o, i, param.chunk)) {
             FC_TRY_GOTO(add_states(r, &param, &flats[param.chunk], starts[i - o->first]), rc, out);
         }
@@ -234,7 +235,7 @@ out:
 }
 
 /* Reads the optimizers of a file. One of an unknown layout ends it, and is noted. */
-static fc_code read_optimizers(mg_reader *r, const torch_file *f, size_t first, size_t end) {
+static fc_code read_optimizers(fc_mg_reader *r, const torch_file *f, size_t first, size_t end) {
     const fc_pv *dicts = &f->p->root;
     size_t members = 1;
     bool known = true;
@@ -252,7 +253,7 @@ static fc_code read_optimizers(mg_reader *r, const torch_file *f, size_t first, 
     return FC_OK;
 }
 
-fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
+fc_code fc_mg_read_distributed(fc_mg_reader *r, size_t first, size_t end) {
     uint32_t index = r->rank + (uint32_t)r->grid.count;
     torch_file f;
     FC_TRY(fc_torch_open_one(r->checkpoint, index, &f, r->err));

@@ -32,7 +32,7 @@ static const char *skip(const char *text, const char *a, const char *b) {
     return strncmp(text, a, n) == 0 ? text + n : strncmp(text, b, m) == 0 ? text + m : NULL;
 }
 
-mg_expert fc_mg_expert(const char *name, size_t *digits, size_t *end, int64_t *number) {
+fc_mg_expert fc_mg_expert_of(const char *name, size_t *digits, size_t *end, int64_t *number) {
     const char *module = after(name, "local_experts."), *rest = after(name, "experts.");
     if (!module && !rest) {
         return MG_NO_EXPERT;
@@ -57,7 +57,7 @@ mg_expert fc_mg_expert(const char *name, size_t *digits, size_t *end, int64_t *n
 /* ---- the number of experts ---- */
 
 /* The rows of a router's matrix, one per expert of the layer; -1 if the leaf is not a router. */
-static int64_t routed(const mg_reader *r, const torch_leaf *leaf) {
+static int64_t routed(const fc_mg_reader *r, const torch_leaf *leaf) {
     static const char router[] = ".router.weight";
     size_t n = strlen(leaf->name);
     fc_torch_tensor t = {0};
@@ -69,7 +69,7 @@ static int64_t routed(const mg_reader *r, const torch_leaf *leaf) {
 }
 
 /* Fails if the number of experts differs from that of earlier ranks or from args. */
-static fc_code set_count(mg_reader *r, int64_t count, const char *name) {
+static fc_code set_count(fc_mg_reader *r, int64_t count, const char *name) {
     if (r->local_experts == 0) {
         r->local_experts = count;
         r->experts_file = r->rank;
@@ -92,13 +92,13 @@ static fc_code set_count(mg_reader *r, int64_t count, const char *name) {
 /* A name without the number of its expert; "" if it has none. @return NULL when out of memory. */
 static const char *without_number(fc_arena *arena, const char *name, int64_t *number) {
     size_t start, end;
-    return fc_mg_expert(name, &start, &end, number) == MG_ONE_EXPERT
+    return fc_mg_expert_of(name, &start, &end, number) == MG_ONE_EXPERT
                ? fc_arena_printf(arena, "%.*s%s", (int)start, name, name + end)
                : "";
 }
 
 /* All experts have the same parameters. Counts each parameter by its name without the number. */
-static fc_code count_numbered(mg_reader *r, const torch_leaves *leaves) {
+static fc_code count_numbered(fc_mg_reader *r, const torch_leaves *leaves) {
     fc_arena *scratch = fc_arena_new();
     fc_name_table *table = scratch ? fc_name_table_new(scratch, leaves->count + 1) : NULL;
     int64_t *counts = table ? fc_arena_calloc(scratch, leaves->count + 1, sizeof *counts) : NULL, number;
@@ -129,7 +129,7 @@ out:
     return rc;
 }
 
-fc_code fc_mg_count_experts(mg_reader *r, const torch_leaves *leaves) {
+fc_code fc_mg_count_experts(fc_mg_reader *r, const torch_leaves *leaves) {
     int64_t all = -1;
     for (size_t i = 0; all < 0 && i < leaves->count; i++) {
         all = routed(r, &leaves->items[i]);
@@ -138,7 +138,7 @@ fc_code fc_mg_count_experts(mg_reader *r, const torch_leaves *leaves) {
         size_t start, end;
         int64_t number;
         const torch_leaf *leaf = &leaves->items[i];
-        mg_expert kind = fc_mg_expert(leaf->name, &start, &end, &number);
+        fc_mg_expert kind = fc_mg_expert_of(leaf->name, &start, &end, &number);
         bool parameter = fc_torch_is_tensor(r->f.p, leaf->v) && !fc_mg_is_extra_state(leaf->name);
         if (kind == MG_OTHER_EXPERT && r->grid.ep > 1 && parameter) {
             return fc_fail(r->err, FC_EUNSUPPORTED,
@@ -163,7 +163,7 @@ fc_code fc_mg_count_experts(mg_reader *r, const torch_leaves *leaves) {
 
 /* weight1 is stored as [hidden, experts * ffn] and weight2 as [experts * ffn, hidden], but GroupedMLP views both as
  * [experts, rows, columns]. */
-static fc_code ungroup(mg_reader *r, mg_value *v) {
+static fc_code ungroup(fc_mg_reader *r, fc_mg_value *v) {
     fc_arena *arena = r->checkpoint->arena;
     int64_t n = v->grouped;
     int dim = v->sharding.dim;
@@ -188,7 +188,7 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
     return FC_OK;
 }
 
-fc_code fc_mg_ungroup(mg_reader *r) {
+fc_code fc_mg_ungroup(fc_mg_reader *r) {
     for (size_t i = 0; i < r->nvalues; i++) {
         if (r->values[i].grouped > 0) {
             FC_TRY(ungroup(r, &r->values[i]));

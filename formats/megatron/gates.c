@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* If `v` is the first matrix of an MLP or its bias, names the second matrix. @return false when out of memory. */
-static bool name_second(fc_arena *arena, const mg_value *v, const char **out) {
+static bool name_second(fc_arena *arena, const fc_mg_value *v, const char **out) {
     const char *a, *b, *at = fc_mg_first_of_mlp(v->name, &a, &b);
     *out = NULL;
     if (v->sharding.rule != MG_SHARD || v->ndim == 0 || !at) {
@@ -23,7 +23,7 @@ static bool name_second(fc_arena *arena, const mg_value *v, const char **out) {
 }
 
 /* Along the sharded dimensions, a first matrix with a gate has twice as many outputs as the second one has inputs. */
-static fc_code find_gate(mg_reader *r, mg_value *v, const mg_value *second, const char *name) {
+static fc_code find_gate(fc_mg_reader *r, fc_mg_value *v, const fc_mg_value *second, const char *name) {
     int64_t given = v->sizes[v->sharding.dim < v->ndim ? v->sharding.dim : 0];
     int64_t taken =
         second && second->ndim == 2 && second->sharding.rule == MG_SHARD ? second->sizes[second->sharding.dim] : -1;
@@ -38,7 +38,7 @@ static fc_code find_gate(mg_reader *r, mg_value *v, const mg_value *second, cons
     return FC_OK;
 }
 
-fc_code fc_mg_find_gates(mg_reader *r, size_t first) {
+fc_code fc_mg_find_gates(fc_mg_reader *r, size_t first) {
     fc_arena *scratch = fc_arena_new();
     fc_name_table *table = scratch ? fc_name_table_new(scratch, r->nvalues - first + 1) : NULL;
     fc_code rc;

@@ -147,7 +147,7 @@ static bool name_file(const fc_checkpoint *checkpoint, const found_rank *rank, c
     return out->path != NULL;
 }
 
-static fc_code take_ranks(fc_checkpoint *checkpoint, const found_rank *ranks, size_t count, mg_grid *grid,
+static fc_code take_ranks(fc_checkpoint *checkpoint, const found_rank *ranks, size_t count, fc_mg_grid *grid,
                           fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_file *files = fc_arena_calloc(arena, 2 * count, sizeof *files);
@@ -158,7 +158,7 @@ static fc_code take_ranks(fc_checkpoint *checkpoint, const found_rank *ranks, si
     bool good = files && grid->names && grid->places;
     for (size_t i = 0; good && i < count; i++) {
         grid->optimizers += ranks[i].optimizer;
-        grid->places[i] = (mg_place){ranks[i].numbers[0], ranks[i].numbers[1], ranks[i].numbers[2]};
+        grid->places[i] = (fc_mg_place){ranks[i].numbers[0], ranks[i].numbers[1], ranks[i].numbers[2]};
         grid->names[i] = fc_arena_strndup(arena, ranks[i].name, strlen(ranks[i].name));
         good = grid->names[i] && name_file(checkpoint, &ranks[i], ranks[i].file, &files[i]) &&
                name_file(checkpoint, &ranks[i], distributed, &files[count + i]);
@@ -179,11 +179,11 @@ static fc_code check_links(const fc_checkpoint *checkpoint, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, mg_grid *out, fc_error *err) {
+fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_mg_grid *out, fc_error *err) {
     found_rank *ranks = NULL;
     size_t count = 0;
     fc_code rc;
-    *out = (mg_grid){0};
+    *out = (fc_mg_grid){0};
     FC_TRY_GOTO(list(checkpoint->path, &ranks, &count, err), rc, out);
     if (count == 0) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: the files of the ranks are missing", checkpoint->path);
@@ -203,10 +203,10 @@ out:
 
 /* ---- the meaning of the numbers ---- */
 
-static void measure(mg_grid *grid) {
+static void measure(fc_mg_grid *grid) {
     grid->tp = grid->stages = grid->ep = 1;
     for (size_t i = 0; i < grid->count; i++) {
-        const mg_place *p = &grid->places[i];
+        const fc_mg_place *p = &grid->places[i];
         grid->tp = p->tensor >= grid->tp ? p->tensor + 1 : grid->tp;
         grid->stages = p->stage >= grid->stages ? p->stage + 1 : grid->stages;
         grid->ep = p->expert >= grid->ep ? p->expert + 1 : grid->ep;
@@ -214,14 +214,15 @@ static void measure(mg_grid *grid) {
 }
 
 static int compare_places(const void *a, const void *b) {
-    const mg_place *x = a, *y = b;
+    const fc_mg_place *x = a, *y = b;
     int64_t way = x->stage != y->stage     ? x->stage - y->stage
                   : x->expert != y->expert ? x->expert - y->expert
                                            : x->tensor - y->tensor;
     return way < 0 ? -1 : way > 0;
 }
 
-static fc_code missing(const fc_checkpoint *checkpoint, const mg_grid *grid, const mg_place *place, fc_error *err) {
+static fc_code missing(const fc_checkpoint *checkpoint, const fc_mg_grid *grid, const fc_mg_place *place,
+                       fc_error *err) {
     char stage[24] = "", expert[24] = "", experts[64] = "";
     if (grid->nnumbers == 3 || (grid->nnumbers == 2 && grid->ep == 1)) {
         snprintf(stage, sizeof stage, "_%03" PRId64, place->stage);
@@ -240,11 +241,11 @@ static fc_code missing(const fc_checkpoint *checkpoint, const mg_grid *grid, con
  * Within a stage, rank l has the tensor-parallel rank l mod tp and the expert-parallel rank l / expert_tp mod ep, so
  * not every pair exists. Of several ranks with the same shard, the first one saves it.
  */
-static fc_code check_whole(const fc_checkpoint *checkpoint, const mg_grid *grid, fc_error *err) {
+static fc_code check_whole(const fc_checkpoint *checkpoint, const fc_mg_grid *grid, fc_error *err) {
     int64_t ranks = grid->expert_tp * grid->ep > grid->tp ? grid->expert_tp * grid->ep : grid->tp;
     for (int64_t stage = 0; stage < grid->stages; stage++) {
         for (int64_t l = 0; l < ranks; l++) {
-            const mg_place place = {l % grid->tp, stage, l / grid->expert_tp % grid->ep};
+            const fc_mg_place place = {l % grid->tp, stage, l / grid->expert_tp % grid->ep};
             if (!bsearch(&place, grid->places, grid->count, sizeof place, compare_places)) {
                 return missing(checkpoint, grid, &place, err);
             }
@@ -253,7 +254,7 @@ static fc_code check_whole(const fc_checkpoint *checkpoint, const mg_grid *grid,
     return FC_OK;
 }
 
-fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const mg_args *args, mg_grid *grid, fc_error *err) {
+fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const fc_mg_args *args, fc_mg_grid *grid, fc_error *err) {
     for (size_t i = 0; grid->nnumbers == 2 && args->stages <= 1 && args->ep > 1 && i < grid->count; i++) {
         grid->places[i].expert = grid->places[i].stage;
         grid->places[i].stage = 0;

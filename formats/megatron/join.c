@@ -15,21 +15,21 @@
 
 /* Values of one name, in the order of the files. */
 typedef struct group {
-    mg_value *const *values;
+    fc_mg_value *const *values;
     size_t count;
 } group;
 
 typedef struct joiner {
-    mg_reader *r;
-    fc_tensor *made;  /* malloc'ed: the tensor that begins with each value; no name: none does */
-    mg_value **cells; /* malloc'ed: the values of one tensor, one per shard */
+    fc_mg_reader *r;
+    fc_tensor *made;     /* malloc'ed: the tensor that begins with each value; no name: none does */
+    fc_mg_value **cells; /* malloc'ed: the values of one tensor, one per shard */
 } joiner;
 
-static bool same_shape(const mg_value *a, const mg_value *b) {
+static bool same_shape(const fc_mg_value *a, const fc_mg_value *b) {
     return a->dtype == b->dtype && fc_same_sizes(a->ndim, a->sizes, b->ndim, b->sizes);
 }
 
-static fc_code compare_values(const mg_reader *r, const mg_value *a, const mg_value *b, bool *same) {
+static fc_code compare_values(const fc_mg_reader *r, const fc_mg_value *a, const fc_mg_value *b, bool *same) {
     *same = false;
     if (a->refusal || b->refusal || (a->object == NULL) != (b->object == NULL)) {
         return FC_OK;
@@ -45,22 +45,23 @@ static fc_code compare_values(const mg_reader *r, const mg_value *a, const mg_va
 
 /* ---- tensors ---- */
 
-static const mg_place *place_of(const mg_reader *r, const mg_value *v) {
+static const fc_mg_place *place_of(const fc_mg_reader *r, const fc_mg_value *v) {
     return &r->grid.places[v->file % r->grid.count];
 }
 
 /* The number of ranks that a sharded value is sharded over. */
-static int64_t shards_of(const mg_reader *r, const mg_value *v) {
+static int64_t shards_of(const fc_mg_reader *r, const fc_mg_value *v) {
     return v->expert ? r->grid.expert_tp : r->grid.tp;
 }
 
 /* The number of expert-parallel ranks, each of which has a block of the experts in the tensor. */
-static int64_t blocks_of(const mg_reader *r, const mg_value *v) {
+static int64_t blocks_of(const fc_mg_reader *r, const fc_mg_value *v) {
     return v->grouped > 0 ? r->grid.ep : 1;
 }
 
 /* Experts that are sharded over fewer ranks than the mesh has cannot be expressed as a placement. */
-static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *v, const mg_sharding *sharding) {
+static fc_code set_placements(const fc_mg_reader *r, fc_tensor *t, const fc_mg_value *v,
+                              const fc_mg_sharding *sharding) {
     if (r->grid.tp < 2) {
         return FC_OK;
     }
@@ -75,8 +76,8 @@ static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *
 
 /* Adds a chunk with `count` rows of the value from row `from` on, where rows are along the sharded dimension. In the
  * tensor it starts at row `offset`, after `blocks` blocks of experts. */
-static fc_code add_shard_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t blocks,
-                               int64_t from, int64_t count, int64_t offset) {
+static fc_code add_shard_chunk(const fc_mg_reader *r, fc_tensor *t, fc_chunk *chunks, const fc_mg_value *v,
+                               int64_t blocks, int64_t from, int64_t count, int64_t offset) {
     fc_arena *arena = r->checkpoint->arena;
     size_t n = (size_t)v->ndim, dim = (size_t)v->sharding.dim;
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
@@ -101,7 +102,8 @@ static fc_code add_shard_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunk
     return FC_OK;
 }
 
-static fc_code describe_joined(const mg_reader *r, const mg_value *v, int64_t blocks, int64_t shards, fc_tensor *t) {
+static fc_code describe_joined(const fc_mg_reader *r, const fc_mg_value *v, int64_t blocks, int64_t shards,
+                               fc_tensor *t) {
     int64_t *shape = fc_arena_calloc(r->checkpoint->arena, (size_t)v->ndim, sizeof *shape);
     *t = (fc_tensor){.name = v->name, .path = v->path, .dtype = v->dtype, .ndim = v->ndim, .shape = shape};
     FC_NEED(shape, r->err, r->checkpoint->path);
@@ -114,9 +116,9 @@ static fc_code describe_joined(const mg_reader *r, const mg_value *v, int64_t bl
 }
 
 /* Joins `blocks` times `shards` values. If there is one value, it is the whole tensor. */
-static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t blocks, int64_t shards,
-                           const mg_sharding *sharding, fc_tensor *t) {
-    const mg_value *v = values[0];
+static fc_code make_tensor(const fc_mg_reader *r, fc_mg_value *const *values, int64_t blocks, int64_t shards,
+                           const fc_mg_sharding *sharding, fc_tensor *t) {
+    const fc_mg_value *v = values[0];
     int64_t size = v->ndim > 0 ? v->sizes[sharding->dim] : 1, half = size / 2;
     bool gated = sharding->rule == MG_GATED && shards > 1;
     fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * (size_t)(blocks * shards), sizeof *chunks);
@@ -136,10 +138,10 @@ static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t 
 }
 
 /* Keeps the value of one rank as a tensor or object of its own. */
-static fc_code keep_value(joiner *j, const mg_value *v, const char *name, const fc_path *path) {
-    mg_value copy = *v, *one = &copy;
+static fc_code keep_value(joiner *j, const fc_mg_value *v, const char *name, const fc_path *path) {
+    fc_mg_value copy = *v, *one = &copy;
     fc_tensor *made = &j->made[v - j->r->values];
-    const mg_sharding whole = {MG_COPY, 0};
+    const fc_mg_sharding whole = {MG_COPY, 0};
     copy.sharding = whole;
     copy.name = name;
     copy.path = *path;
@@ -154,7 +156,7 @@ static fc_code keep_value(joiner *j, const mg_value *v, const char *name, const 
 /* ---- values that are not joined ---- */
 
 /* Appends the rank to the name of a value that differs from that of the first rank. */
-static fc_code keep_for_rank(joiner *j, const mg_value *v) {
+static fc_code keep_for_rank(joiner *j, const fc_mg_value *v) {
     fc_arena *arena = j->r->checkpoint->arena;
     const char *suffix = fc_arena_printf(arena, ".%s", j->r->grid.names[v->file]), *name = v->name;
     fc_path path = v->path;
@@ -176,7 +178,7 @@ static fc_code join_loose(joiner *j, const group *g) {
 
 /* ---- parameters ---- */
 
-static fc_code fail_missing(const mg_reader *r, const mg_value *first, uint32_t file, bool twice) {
+static fc_code fail_missing(const fc_mg_reader *r, const fc_mg_value *first, uint32_t file, bool twice) {
     if (r->unnamed && !twice && strncmp(first->name, "model.", 6) != 0) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: the states of its optimizer have no names, unlike those of %s: %s",
                        fc_mg_file(r, r->unnamed_file), fc_mg_file(r, first->file), r->unnamed);
@@ -187,9 +189,9 @@ static fc_code fail_missing(const mg_reader *r, const mg_value *first, uint32_t 
 
 /* Checks the values of one stage, from values[0] on: each rank that should hold the tensor must have it once. `*used`
  * is their number. */
-static fc_code check_stage(const mg_reader *r, mg_value *const *values, size_t count, size_t *used) {
-    const mg_grid *grid = &r->grid;
-    const mg_place *first = place_of(r, values[0]);
+static fc_code check_stage(const fc_mg_reader *r, fc_mg_value *const *values, size_t count, size_t *used) {
+    const fc_mg_grid *grid = &r->grid;
+    const fc_mg_place *first = place_of(r, values[0]);
     size_t i = 0;
     uint32_t file = (uint32_t)(first - grid->places);
     while (file > 0 && grid->places[file - 1].stage == first->stage) {
@@ -210,10 +212,10 @@ static fc_code check_stage(const mg_reader *r, mg_value *const *values, size_t c
     return FC_OK;
 }
 
-static fc_code check_group(const mg_reader *r, const group *g) {
-    const mg_value *first = g->values[0];
+static fc_code check_group(const fc_mg_reader *r, const group *g) {
+    const fc_mg_value *first = g->values[0];
     for (size_t i = 0; i < g->count; i++) {
-        const mg_value *v = g->values[i];
+        const fc_mg_value *v = g->values[i];
         if (!v->extent || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
             return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its dtype or shape differs from that in %s",
                            fc_mg_file(r, v->file), first->name, fc_mg_file(r, first->file));
@@ -227,7 +229,7 @@ static fc_code check_group(const mg_reader *r, const group *g) {
 }
 
 /* Copies should be equal. If no rule says that the values are copies and they differ, they cannot be joined. */
-static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value *b, bool *differ) {
+static fc_code check_copy(const fc_mg_reader *r, const fc_mg_value *a, const fc_mg_value *b, bool *differ) {
     bool same;
     FC_TRY(compare_values(r, a, b, &same));
     if (!same && a->sharding.rule == MG_UNKNOWN) {
@@ -244,14 +246,14 @@ static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value 
 /* Assigns the values to the shards of the tensor. Several values of one shard are copies, including those that a later
  * stage has under the same name: the tied embedding. */
 static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
-    const mg_reader *r = j->r;
-    mg_value *first = g->values[0];
+    const fc_mg_reader *r = j->r;
+    fc_mg_value *first = g->values[0];
     size_t shards = (size_t)shards_of(r, first), ncells = shards * (size_t)blocks_of(r, first);
     memset(j->cells, 0, ncells * sizeof *j->cells);
     for (size_t i = 0; i < g->count; i++) {
-        const mg_place *p = place_of(r, g->values[i]);
+        const fc_mg_place *p = place_of(r, g->values[i]);
         size_t block = first->grouped > 0 ? (size_t)p->expert : 0;
-        mg_value **cell = &j->cells[block * shards + (size_t)p->tensor % shards];
+        fc_mg_value **cell = &j->cells[block * shards + (size_t)p->tensor % shards];
         if (*cell) {
             FC_TRY(check_copy(r, *cell, g->values[i], differ));
         } else {
@@ -268,9 +270,9 @@ static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
 }
 
 static fc_code join_shared(joiner *j, const group *g) {
-    mg_reader *r = j->r;
-    const mg_value *first = g->values[0];
-    mg_sharding sharding = first->sharding;
+    fc_mg_reader *r = j->r;
+    const fc_mg_value *first = g->values[0];
+    fc_mg_sharding sharding = first->sharding;
     bool differ = false, is_sharded = sharding.rule == MG_SHARD || sharding.rule == MG_GATED;
     int64_t shards = shards_of(r, first);
     FC_TRY(check_group(r, g));
@@ -294,12 +296,12 @@ static fc_code join_shared(joiner *j, const group *g) {
 /* ---- all tensors ---- */
 
 static int compare_value_names(const void *a, const void *b) {
-    const mg_value *x = *(mg_value *const *)a, *y = *(mg_value *const *)b;
+    const fc_mg_value *x = *(fc_mg_value *const *)a, *y = *(fc_mg_value *const *)b;
     int way = strcmp(x->name, y->name);
     return way != 0 ? way : (x > y) - (x < y);
 }
 
-static fc_code join_groups(joiner *j, mg_value **sorted) {
+static fc_code join_groups(joiner *j, fc_mg_value **sorted) {
     size_t n = j->r->nvalues;
     for (size_t i = 0; i < n;) {
         size_t end = i + 1;
@@ -340,9 +342,9 @@ static fc_code list_tensors(const joiner *j) {
     return FC_OK;
 }
 
-fc_code fc_mg_join(mg_reader *r) {
+fc_code fc_mg_join(fc_mg_reader *r) {
     joiner j = {.r = r};
-    mg_value **sorted = malloc((r->nvalues + 1) * sizeof *sorted);
+    fc_mg_value **sorted = malloc((r->nvalues + 1) * sizeof *sorted);
     j.made = calloc(r->nvalues + 1, sizeof *j.made);
     const int64_t dense = r->grid.tp, experts = r->grid.expert_tp * r->grid.ep;
     j.cells = malloc((size_t)(dense > experts ? dense : experts) * sizeof *j.cells);

@@ -14,11 +14,11 @@
 #include <string.h>
 
 /* Numbers the chunks in the order of the layers: first the first chunks of all stages, then the second ones. */
-static size_t chunk_number(const mg_reader *r, size_t chunk) {
+static size_t chunk_number(const fc_mg_reader *r, size_t chunk) {
     return chunk * (size_t)r->grid.stages + (size_t)r->grid.places[r->rank].stage;
 }
 
-static mg_layers *layers_of(mg_reader *r, const char *prefix, size_t length, bool make) {
+static fc_mg_layers *layers_of(fc_mg_reader *r, const char *prefix, size_t length, bool make) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t i = 0; i < r->nlayers; i++) {
         if (strlen(r->layers[i].prefix) == length && memcmp(r->layers[i].prefix, prefix, length) == 0) {
@@ -28,20 +28,20 @@ static mg_layers *layers_of(mg_reader *r, const char *prefix, size_t length, boo
     if (!make || !fc_grow(&r->layers, &r->layers_capacity, r->nlayers + 1, sizeof *r->layers)) {
         return NULL;
     }
-    mg_layers *l = &r->layers[r->nlayers];
+    fc_mg_layers *l = &r->layers[r->nlayers];
     l->prefix = fc_arena_strndup(arena, prefix, length);
     l->counts = fc_arena_calloc(arena, r->chunks * (size_t)r->grid.stages, sizeof *l->counts);
     r->nlayers += l->prefix && l->counts;
     return l->prefix && l->counts ? l : NULL;
 }
 
-fc_code fc_mg_count_layer(mg_reader *r, const torch_leaf *leaf, size_t chunk) {
+fc_code fc_mg_count_layer(fc_mg_reader *r, const torch_leaf *leaf, size_t chunk) {
     size_t prefix, end;
     int64_t number;
     if (!fc_mg_layer(leaf->name, &prefix, &number, &end)) {
         return FC_OK;
     }
-    mg_layers *l = layers_of(r, leaf->name, prefix, true);
+    fc_mg_layers *l = layers_of(r, leaf->name, prefix, true);
     FC_NEED(l, r->err, r->checkpoint->path);
     int64_t *count = &l->counts[chunk_number(r, chunk)];
     *count = number >= *count ? number + 1 : *count;
@@ -54,8 +54,8 @@ static const char *with_number(fc_arena *arena, const char *key, size_t digits, 
 }
 
 /* The number of layers in the chunks before this one. */
-static int64_t layers_before(mg_reader *r, const char *name, size_t prefix, size_t chunk) {
-    const mg_layers *l = layers_of(r, name, prefix, false);
+static int64_t layers_before(fc_mg_reader *r, const char *name, size_t prefix, size_t chunk) {
+    const fc_mg_layers *l = layers_of(r, name, prefix, false);
     int64_t sum = 0;
     for (size_t i = 0; l && i < chunk_number(r, chunk); i++) {
         sum += l->counts[i];
@@ -64,7 +64,7 @@ static int64_t layers_before(mg_reader *r, const char *name, size_t prefix, size
 }
 
 /* Gives the leaf a path of its own, with the numbers that layer and expert have in the whole model. */
-static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
+static fc_code renumber(fc_mg_reader *r, torch_leaf *leaf, size_t chunk) {
     fc_arena *arena = r->checkpoint->arena;
     size_t start, end;
     int64_t number, layers = 0, experts = r->grid.places[r->rank].expert * r->local_experts;
@@ -84,7 +84,7 @@ static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
             found = true;
             e->key = with_number(arena, e->key, start, end, number + layers);
         }
-        if (e->key && fc_mg_expert(e->key, &start, &end, &number) == MG_ONE_EXPERT) {
+        if (e->key && fc_mg_expert_of(e->key, &start, &end, &number) == MG_ONE_EXPERT) {
             e->key = with_number(arena, e->key, start, end, number + experts);
         }
         FC_NEED(e->key, r->err, r->checkpoint->path);
@@ -95,7 +95,7 @@ static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
 }
 
 /* With tied embeddings and several stages, the last stage has a copy of the embedding's weight under another name. */
-static fc_code name_tied(mg_reader *r, torch_leaf *leaf) {
+static fc_code name_tied(fc_mg_reader *r, torch_leaf *leaf) {
     static const fc_path_element core[] = {{.key = "model"}, {.key = "embedding.word_embeddings.weight"}};
     static const fc_path_element old[] = {{.key = "model"},
                                           {.key = "language_model"},
@@ -116,7 +116,7 @@ static fc_code name_tied(mg_reader *r, torch_leaf *leaf) {
     return leaf->name ? FC_OK : fc_mg_no_memory(r);
 }
 
-fc_code fc_mg_rename(mg_reader *r, torch_leaf *leaf, size_t chunk) {
+fc_code fc_mg_rename(fc_mg_reader *r, torch_leaf *leaf, size_t chunk) {
     FC_TRY(renumber(r, leaf, chunk));
     return name_tied(r, leaf);
 }

@@ -17,15 +17,15 @@ enum { MOST_GROUPS = 64, MOST_OPTIMIZERS = 3 };
 
 /* A parameter and its state in the optimizer. */
 typedef struct mg_param {
-    mg_value value;   /* a copy: the reader's list moves as it grows */
-    const char *name; /* without "model." */
+    fc_mg_value value; /* a copy: the reader's list moves as it grows */
+    const char *name;  /* without "model." */
     size_t group;
     fc_pv state;  /* a dict, or FC_PV_ABSENT */
     fc_pv master; /* a tensor, or FC_PV_ABSENT */
 } mg_param;
 
 typedef struct mg_optimizer {
-    mg_reader *r;
+    fc_mg_reader *r;
     size_t member, first_group; /* its index among the optimizers, and that of its first group among all groups */
     fc_pv outer, inner, masters;
     const fc_pv *groups;
@@ -34,12 +34,12 @@ typedef struct mg_optimizer {
     size_t nparams;
 } mg_optimizer;
 
-static fc_pv get_item(const mg_reader *r, fc_pv v, const char *key) {
+static fc_pv get_item(const fc_mg_reader *r, fc_pv v, const char *key) {
     return fc_pv_typeof(v) == FC_PV_DICT ? fc_torch_dict_get(r->f.p, v, key) : 0;
 }
 
 /* @return NULL if `v` is not a list. */
-static const fc_pv *list_of(const mg_reader *r, fc_pv v, size_t *count) {
+static const fc_pv *list_of(const fc_mg_reader *r, fc_pv v, size_t *count) {
     static const fc_pv none = 0;
     *count = 0;
     const fc_pv *items = fc_pv_typeof(v) == FC_PV_LIST ? fc_pickle_items(r->f.p, v, count) : NULL;
@@ -61,11 +61,11 @@ static bool is_buffer(const char *name) {
     return false;
 }
 
-bool fc_mg_is_parameter(const mg_value *v) {
+bool fc_mg_is_parameter(const fc_mg_value *v) {
     return v->shared && !is_buffer(v->name) && strncmp(v->name, "model.", 6) == 0;
 }
 
-bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char *key, const char **name,
+bool fc_mg_name_state(const fc_mg_reader *r, const fc_mg_value *parameter, const char *key, const char **name,
                       fc_path *path) {
     fc_arena *arena = r->checkpoint->arena;
     const char *plain = parameter->name + sizeof "model." - 1;
@@ -84,7 +84,7 @@ bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char 
 
 /* The optimizer of the experts is the last one. Before it there is one optimizer, or one for the first chunk of the
  * model and one for the others (--overlap-param-gather-with-optimizer-step). */
-bool fc_mg_belongs(const mg_reader *r, const mg_value *parameter, size_t member, size_t members) {
+bool fc_mg_belongs(const fc_mg_reader *r, const fc_mg_value *parameter, size_t member, size_t members) {
     size_t dense = members - (members > 1 && r->grid.ep > 1);
     if (member == dense || (parameter->expert && dense < members)) {
         return parameter->expert && member == dense;
@@ -93,11 +93,11 @@ bool fc_mg_belongs(const mg_reader *r, const mg_value *parameter, size_t member,
 }
 
 static fc_code list_params(mg_optimizer *o, size_t members, size_t first, size_t end) {
-    mg_reader *r = o->r;
+    fc_mg_reader *r = o->r;
     o->params = calloc(end - first + 1, sizeof *o->params);
     FC_NEED(o->params, r->err, r->checkpoint->path);
     for (size_t i = first; i < end; i++) {
-        const mg_value *v = &r->values[i];
+        const fc_mg_value *v = &r->values[i];
         if (fc_mg_is_parameter(v) && fc_mg_belongs(r, v, o->member, members)) {
             o->params[o->nparams++] = (mg_param){.value = *v, .name = v->name + sizeof "model." - 1};
         }
@@ -105,13 +105,13 @@ static fc_code list_params(mg_optimizer *o, size_t members, size_t first, size_t
     return FC_OK;
 }
 
-static bool without_decay(const mg_value *v) {
+static bool without_decay(const fc_mg_value *v) {
     size_t n = strlen(v->name);
     return v->ndim == 1 || (n >= 5 && strcmp(v->name + n - 5, ".bias") == 0);
 }
 
 /* Whether a group is the one without weight decay. */
-static bool is_undecayed(const mg_reader *r, fc_pv group) {
+static bool is_undecayed(const fc_mg_reader *r, fc_pv group) {
     int64_t whole;
     fc_pv v = get_item(r, group, "wd_mult");
     v = v ? v : get_item(r, group, "weight_decay");
@@ -119,7 +119,7 @@ static bool is_undecayed(const mg_reader *r, fc_pv group) {
            (v && fc_pickle_int(r->f.p, v, &whole) && whole == 0);
 }
 
-static bool same_sizes(const mg_reader *r, const mg_value *param, fc_pv v) {
+static bool same_sizes(const fc_mg_reader *r, const fc_mg_value *param, fc_pv v) {
     fc_torch_tensor t = {0};
     return fc_torch_is_tensor(r->f.p, v) && fc_torch_tensor_decode(r->f.p, v, &t, NULL) == FC_OK &&
            fc_same_sizes(t.ndim, t.sizes, param->ndim, param->sizes);
@@ -243,12 +243,12 @@ out:
 /* ---- values ---- */
 
 static fc_code add_state(const mg_optimizer *o, const mg_param *param, const char *key, fc_pv v) {
-    mg_reader *r = o->r;
-    const mg_value *of = &param->value;
+    fc_mg_reader *r = o->r;
+    const fc_mg_value *of = &param->value;
     const char *name;
     fc_path path;
     FC_NEED(fc_mg_name_state(r, of, key, &name, &path), r->err, r->checkpoint->path);
-    mg_value *value = fc_mg_add_leaf(r, name, &path, v);
+    fc_mg_value *value = fc_mg_add_leaf(r, name, &path, v);
     if (value && value->extent && fc_same_sizes(value->ndim, value->sizes, of->ndim, of->sizes)) {
         value->shared = true;
         value->sharding = of->sharding;
@@ -259,7 +259,7 @@ static fc_code add_state(const mg_optimizer *o, const mg_param *param, const cha
 }
 
 static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
-    mg_reader *r = o->r;
+    fc_mg_reader *r = o->r;
     size_t n = 0;
     const fc_pv *pairs = param->state ? fc_pickle_items(r->f.p, param->state, &n) : NULL;
     if (param->master) {
@@ -277,7 +277,7 @@ static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
 
 /* The numbers of a group's parameters are replaced by their names. */
 static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *path, const char *name) {
-    mg_reader *r = o->r;
+    fc_mg_reader *r = o->r;
     const torch_file kept = r->f;
     torch_name_list names;
     fc_torch_name_list_begin(&names);
@@ -298,7 +298,7 @@ out:
 
 /* Adds the members of a dict, whose path is `prefix`, except those in `skipped`. */
 static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *prefix, const char *const *skipped) {
-    mg_reader *r = o->r;
+    fc_mg_reader *r = o->r;
     fc_arena *arena = r->checkpoint->arena;
     size_t n;
     const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
@@ -377,7 +377,7 @@ static fc_code prepare_member(mg_optimizer *o, fc_pv optimizer, size_t members, 
 
 static fc_code read_members(mg_optimizer *optimizers, const fc_pv *values, size_t members, size_t first, size_t end,
                             bool *named) {
-    mg_reader *r = optimizers->r;
+    fc_mg_reader *r = optimizers->r;
     const char *reason = NULL;
     size_t stateless = 0;
     for (size_t i = 0; !reason && i < members; i++) {
@@ -400,7 +400,7 @@ static fc_code read_members(mg_optimizer *optimizers, const fc_pv *values, size_
     return FC_OK;
 }
 
-fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t end) {
+fc_code fc_mg_read_optimizer(fc_mg_reader *r, fc_pv optimizer, size_t first, size_t end) {
     static const fc_path_element element = {.key = "optimizer"};
     const fc_path path = {&element, 1};
     mg_optimizer optimizers[MOST_OPTIMIZERS] = {{.r = r}};

@@ -27,22 +27,22 @@ static bool is_model(const char *key, size_t *chunk) {
 }
 
 /* Whether the directory names have a second number and args does not determine its meaning. */
-static bool is_vague(const mg_reader *r) {
+static bool is_vague(const fc_mg_reader *r) {
     return r->grid.nnumbers == 2 && (r->args.stages < 0 || r->args.ep < 0);
 }
 
-static fc_code add_parameter(mg_reader *r, torch_leaf *leaf, size_t chunk) {
+static fc_code add_parameter(fc_mg_reader *r, torch_leaf *leaf, size_t chunk) {
     size_t start, end;
     int64_t number;
     fc_code rc = fc_mg_rename(r, leaf, chunk);
-    mg_value *value = rc == FC_OK ? fc_mg_add_leaf(r, leaf->name, &leaf->path, leaf->v) : NULL;
+    fc_mg_value *value = rc == FC_OK ? fc_mg_add_leaf(r, leaf->name, &leaf->path, leaf->v) : NULL;
     if (!value) {
         return r->err->code;
     }
-    mg_expert expert = fc_mg_expert(leaf->name, &start, &end, &number);
+    fc_mg_expert expert = fc_mg_expert_of(leaf->name, &start, &end, &number);
     value->chunk = chunk;
     value->shared = value->extent && !fc_mg_is_extra_state(leaf->name);
-    value->sharding = value->shared ? fc_mg_rule(leaf->name) : (mg_sharding){MG_UNKNOWN, 0};
+    value->sharding = value->shared ? fc_mg_rule_of(leaf->name) : (fc_mg_sharding){MG_UNKNOWN, 0};
     value->expert = value->shared && expert != MG_NO_EXPERT;
     value->grouped = value->shared && expert == MG_ALL_EXPERTS ? r->local_experts : 0;
     if (value->expert && is_vague(r)) {
@@ -55,7 +55,7 @@ static fc_code add_parameter(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     return FC_OK;
 }
 
-static fc_code read_chunk(mg_reader *r, fc_pv v, size_t chunk, bool count) {
+static fc_code read_chunk(fc_mg_reader *r, fc_pv v, size_t chunk, bool count) {
     static const fc_path_element model = {.key = "model"};
     const fc_path prefix = {&model, 1};
     torch_leaves leaves;
@@ -76,7 +76,7 @@ out:
 /* ---- files ---- */
 
 /* Reads a member of the file's dict. Everything but the model and the optimizer is added unchanged. */
-static fc_code read_member(mg_reader *r, const char *key, fc_pv v, fc_pv *optimizer, bool count) {
+static fc_code read_member(fc_mg_reader *r, const char *key, fc_pv v, fc_pv *optimizer, bool count) {
     size_t chunk;
     fc_path_element *element = fc_arena_calloc(r->checkpoint->arena, 1, sizeof *element);
     FC_NEED(element, r->err, r->checkpoint->path);
@@ -92,7 +92,7 @@ static fc_code read_member(mg_reader *r, const char *key, fc_pv v, fc_pv *optimi
     return count ? FC_OK : fc_mg_add(r, &path, v);
 }
 
-static fc_code count_chunks(mg_reader *r) {
+static fc_code count_chunks(fc_mg_reader *r) {
     size_t n, chunk;
     const fc_pv *pairs = fc_pickle_items(r->f.p, r->f.p->root, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -109,7 +109,7 @@ static fc_code count_chunks(mg_reader *r) {
     return FC_OK;
 }
 
-static fc_code read_members(mg_reader *r, bool count) {
+static fc_code read_members(fc_mg_reader *r, bool count) {
     size_t n, first = r->nvalues, end = first;
     fc_pv optimizer = 0;
     const fc_pv *pairs = fc_pickle_items(r->f.p, r->f.p->root, &n);
@@ -141,7 +141,7 @@ static fc_code read_members(mg_reader *r, bool count) {
 }
 
 /* Opens the file of a rank. On failure nothing stays open. */
-static fc_code open_file(mg_reader *r, uint32_t rank) {
+static fc_code open_file(fc_mg_reader *r, uint32_t rank) {
     r->rank = rank;
     FC_TRY(fc_torch_open_one(r->checkpoint, rank, &r->f, r->err));
     if (fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
@@ -154,7 +154,7 @@ static fc_code open_file(mg_reader *r, uint32_t rank) {
 }
 
 /* Reads what the first file determines for all files. */
-static fc_code read_first(mg_reader *r) {
+static fc_code read_first(fc_mg_reader *r) {
     FC_TRY(open_file(r, 0));
     fc_mg_read_args(&r->f, &r->args);
     fc_code rc;
@@ -165,11 +165,11 @@ out:
     return rc;
 }
 
-static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote) {
+static fc_code read_file(fc_mg_reader *r, uint32_t rank, bool count, int64_t *wrote) {
     fc_code rc = FC_OK;
     FC_TRY(open_file(r, rank));
     if (!count) {
-        mg_args args;
+        fc_mg_args args;
         fc_mg_read_args(&r->f, &args);
         *wrote = args.rank;
         FC_TRY_GOTO(fc_mg_check_alike(r, &args), rc, out);
@@ -181,7 +181,7 @@ out:
 }
 
 /* Counts the layers of each stage in the file of its first rank. With one chunk the layers keep their numbers. */
-static fc_code count_stages(mg_reader *r) {
+static fc_code count_stages(fc_mg_reader *r) {
     bool several = r->chunks > 1 || r->grid.stages > 1;
     for (uint32_t i = 0; several && i < r->grid.count; i++) {
         if (i == 0 || r->grid.places[i].stage != r->grid.places[i - 1].stage) {
@@ -191,7 +191,7 @@ static fc_code count_stages(mg_reader *r) {
     return FC_OK;
 }
 
-static fc_code read_files(mg_reader *r) {
+static fc_code read_files(fc_mg_reader *r) {
     int64_t *wrote = calloc(r->grid.count, sizeof *wrote);
     fc_code rc;
     FC_NEED(wrote, r->err, r->checkpoint->path);
@@ -206,7 +206,7 @@ out:
     return rc;
 }
 
-static fc_code check_layers(const mg_reader *r) {
+static fc_code check_layers(const fc_mg_reader *r) {
     int64_t sum = 0;
     size_t chunks = r->chunks * (size_t)r->grid.stages;
     for (size_t i = 0; r->nlayers == 1 && i < chunks; i++) {
@@ -227,7 +227,7 @@ static const char *add_note(const fc_checkpoint *checkpoint, const char *note, c
 }
 
 /* Notes everything that was read differently than a user would expect. */
-static fc_code set_note(const mg_reader *r) {
+static fc_code set_note(const fc_mg_reader *r) {
     fc_arena *arena = r->checkpoint->arena;
     const char *notes[3] = {NULL}, *all = "";
     size_t n = 0;
@@ -254,7 +254,7 @@ static fc_code set_note(const mg_reader *r) {
 }
 
 /* If the states of one rank are missing, those of the others are of no use. */
-static void drop_distributed(mg_reader *r) {
+static void drop_distributed(fc_mg_reader *r) {
     size_t kept = 0;
     for (size_t i = 0; i < r->nvalues; i++) {
         if (r->values[i].file < r->grid.count) {
@@ -265,7 +265,7 @@ static void drop_distributed(mg_reader *r) {
 }
 
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .progress = options->progress, .err = err};
+    fc_mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .progress = options->progress, .err = err};
     fc_code rc;
     FC_TRY_GOTO(fc_mg_find_ranks(checkpoint, options, &r.grid, r.err), rc, out);
     FC_TRY_GOTO(read_first(&r), rc, out);

@@ -12,7 +12,7 @@ enum { MAX_LAYERS = 1 << 20 };
 typedef struct rule {
     const char *parent; /* the end of the parent module's name; "" for any */
     const char *module;
-    mg_rule weight, bias;
+    fc_mg_rule weight, bias;
     int dim; /* the sharded dimension of the weight; a bias has only one */
 } rule;
 
@@ -61,8 +61,8 @@ static size_t before_last(const char *name, size_t length) {
     return length > 0 ? length - 1 : 0;
 }
 
-mg_sharding fc_mg_rule(const char *name) {
-    const mg_sharding copy = {MG_COPY, 0};
+fc_mg_sharding fc_mg_rule_of(const char *name) {
+    const fc_mg_sharding copy = {MG_COPY, 0};
     size_t module_end = before_last(name, strlen(name)), parent_end = before_last(name, module_end);
     const char *module = parent_end ? name + parent_end + 1 : name, *leaf = module_end ? name + module_end + 1 : name;
     size_t length = (size_t)(name + module_end - module);
@@ -73,19 +73,19 @@ mg_sharding fc_mg_rule(const char *name) {
     }
     if (ends_in(name, strlen(name),
                 ".experts.weight1")) { /* GroupedMLP stores the matrices of the experts transposed */
-        return (mg_sharding){MG_SHARD, 1};
+        return (fc_mg_sharding){MG_SHARD, 1};
     }
     if (ends_in(name, strlen(name), ".experts.weight2")) {
-        return (mg_sharding){MG_SHARD, 0};
+        return (fc_mg_sharding){MG_SHARD, 0};
     }
     for (size_t i = 0; (weight || bias) && i < sizeof rules / sizeof *rules; i++) {
         const rule *r = &rules[i];
         if (strlen(r->module) == length && memcmp(module, r->module, length) == 0 &&
             ends_in(name, parent_end, r->parent)) {
-            return weight ? (mg_sharding){r->weight, r->dim} : (mg_sharding){r->bias, 0};
+            return weight ? (fc_mg_sharding){r->weight, r->dim} : (fc_mg_sharding){r->bias, 0};
         }
     }
-    return (mg_sharding){MG_UNKNOWN, 0};
+    return (fc_mg_sharding){MG_UNKNOWN, 0};
 }
 
 bool fc_mg_is_extra_state(const char *name) {

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
+static fc_code read_tensor(const fc_mg_reader *r, fc_pv v, fc_mg_value *value, fc_error *err) {
     fc_arena *arena = r->checkpoint->arena;
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
@@ -27,21 +27,21 @@ static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_erro
     return FC_OK;
 }
 
-static fc_code read_object(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
+static fc_code read_object(const fc_mg_reader *r, fc_pv v, fc_mg_value *value, fc_error *err) {
     torch_object *object = NULL;
     fc_code rc = fc_torch_object_new(&r->f, v, r->checkpoint->arena, &object, err);
     value->object = object;
     return rc;
 }
 
-mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
+fc_mg_value *fc_mg_add_leaf(fc_mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
     fc_error why;
     if (!fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
         fc_mg_no_memory(r);
         return NULL;
     }
-    mg_value *value = &r->values[r->nvalues];
-    *value = (mg_value){.name = name, .path = *path, .file = r->rank};
+    fc_mg_value *value = &r->values[r->nvalues];
+    *value = (fc_mg_value){.name = name, .path = *path, .file = r->rank};
     fc_code rc = fc_torch_is_tensor(r->f.p, v) ? read_tensor(r, v, value, &why) : read_object(r, v, value, &why);
     if (rc == FC_EUNSUPPORTED) { /* the other values stay readable */
         value->object = NULL;
@@ -56,7 +56,7 @@ mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc
     return value;
 }
 
-fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves *leaves) {
+fc_code fc_mg_flatten(fc_mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves *leaves) {
     fc_pv_type type = fc_pv_typeof(v);
     *leaves = (torch_leaves){.arena = r->checkpoint->arena};
     if (type == FC_PV_DICT || type == FC_PV_LIST || type == FC_PV_TUPLE) {
@@ -72,7 +72,7 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves
     return FC_OK;
 }
 
-fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v) {
+fc_code fc_mg_add(fc_mg_reader *r, const fc_path *prefix, fc_pv v) {
     torch_leaves leaves;
     fc_code rc;
     FC_TRY_GOTO(fc_mg_flatten(r, prefix, v, &leaves), rc, out);

@@ -18,8 +18,8 @@ static bool is_flat(const torch_leaf *leaf) {
 }
 
 /* Notes where the storage of a flat parameter is, if this rank holds any of it. */
-static fc_code note_flat(pt_builder *m, const torch_leaf *leaf) {
-    pt_shard own;
+static fc_code note_flat(fc_pt_builder *m, const torch_leaf *leaf) {
+    fc_pt_shard own;
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     FC_TRY(fc_pt_sharded_shard(m->f, leaf->v, 0, &own, m->err));
@@ -32,7 +32,7 @@ static fc_code note_flat(pt_builder *m, const torch_leaf *leaf) {
     return FC_OK;
 }
 
-fc_code fc_pt_find_flat(pt_builder *m, const torch_leaves *leaves) {
+fc_code fc_pt_find_flat(fc_pt_builder *m, const torch_leaves *leaves) {
     m->nflat = 0;
     for (size_t i = 0; i < leaves->count; i++) {
         if (is_flat(&leaves->items[i])) {
@@ -42,21 +42,21 @@ fc_code fc_pt_find_flat(pt_builder *m, const torch_leaves *leaves) {
     return FC_OK;
 }
 
-static fc_code add_flat(pt_builder *m, int64_t ranks) {
+static fc_code add_flat(fc_pt_builder *m, int64_t ranks) {
     FC_NEED(fc_grow(&m->flats, &m->flats_capacity, m->nflats + 1, sizeof *m->flats), m->err, m->checkpoint->path);
-    pt_flat *flat = &m->flats[m->nflats++];
-    *flat = (pt_flat){.ranks = ranks,
-                      .offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *flat->offsets)};
+    fc_pt_flat *flat = &m->flats[m->nflats++];
+    *flat = (fc_pt_flat){.ranks = ranks,
+                         .offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *flat->offsets)};
     for (int64_t r = 0; flat->offsets && r < ranks; r++) {
         flat->offsets[r] = -1;
     }
     return flat->offsets ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-fc_code fc_pt_note_flats(pt_builder *m, const torch_leaves *leaves, int64_t ranks) {
+fc_code fc_pt_note_flats(fc_pt_builder *m, const torch_leaves *leaves, int64_t ranks) {
     size_t n = 0;
     for (size_t i = 0; i < leaves->count; i++) {
-        pt_shard own;
+        fc_pt_shard own;
         if (!is_flat(&leaves->items[i])) {
             continue;
         }
@@ -65,7 +65,7 @@ fc_code fc_pt_note_flats(pt_builder *m, const torch_leaves *leaves, int64_t rank
         if (m->rank == 0) {
             FC_TRY(add_flat(m, ranks));
         }
-        pt_flat *flat = n < m->nflats ? &m->flats[n++] : NULL;
+        fc_pt_flat *flat = n < m->nflats ? &m->flats[n++] : NULL;
         if (flat && own.local && own.ndim == 1) {
             flat->numel = own.shape[0];
             flat->shard = own.sizes[0] > flat->shard ? own.sizes[0] : flat->shard;
@@ -75,7 +75,7 @@ fc_code fc_pt_note_flats(pt_builder *m, const torch_leaves *leaves, int64_t rank
     return FC_OK;
 }
 
-void fc_pt_match_numbers(pt_builder *m, const torch_leaves *leaves) {
+void fc_pt_match_numbers(fc_pt_builder *m, const torch_leaves *leaves) {
     size_t groups = 0, count = 0;
     for (size_t i = 0; i < leaves->count; i++) {
         const fc_path *path = &leaves->items[i].path;
@@ -90,7 +90,7 @@ void fc_pt_match_numbers(pt_builder *m, const torch_leaves *leaves) {
     m->numbers_fit = groups == 1 && count == m->nflats;
 }
 
-static bool is_some_shard(const pt_builder *m, int64_t size) {
+static bool is_some_shard(const fc_pt_builder *m, int64_t size) {
     for (size_t i = 0; i < m->nflats; i++) {
         if (m->flats[i].shard == size && m->flats[i].numel != size) {
             return true;
@@ -100,7 +100,7 @@ static bool is_some_shard(const pt_builder *m, int64_t size) {
 }
 
 /* Fills in the shard of this rank: the elements of the flat parameter that are not padding. */
-static void place_state(const pt_builder *m, const pt_flat *flat, pt_shard *out) {
+static void place_state(const fc_pt_builder *m, const fc_pt_flat *flat, fc_pt_shard *out) {
     int64_t offset = flat->offsets[m->rank], left = flat->numel - offset;
     out->shape[0] = flat->numel;
     if (offset < 0) { /* only padding */
@@ -112,11 +112,11 @@ static void place_state(const pt_builder *m, const pt_flat *flat, pt_shard *out)
     out->padding = flat->shard - out->sizes[0];
 }
 
-fc_code fc_pt_state_shard(const pt_builder *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err) {
+fc_code fc_pt_state_shard(const fc_pt_builder *m, const torch_leaf *leaf, fc_pt_shard *out, bool *is, fc_error *err) {
     const fc_path_element *e = leaf->path.count >= 3 ? &leaf->path.elements[leaf->path.count - 3] : NULL;
     fc_torch_tensor t = {0};
     *is = false;
-    *out = (pt_shard){.local = leaf->v, .ndim = 1};
+    *out = (fc_pt_shard){.local = leaf->v, .ndim = 1};
     if (m->checkpoint->omits_views || !e || strcmp(e[0].key, "state") != 0 || !e[1].is_number ||
         leaf->kind != TORCH_TENSOR) {
         return FC_OK;
@@ -126,7 +126,7 @@ fc_code fc_pt_state_shard(const pt_builder *m, const torch_leaf *leaf, pt_shard 
     if (t.ndim != 1) {
         return FC_OK;
     }
-    const pt_flat *flat = e[1].key[0] != '-' && number < m->nflats ? &m->flats[number] : NULL;
+    const fc_pt_flat *flat = e[1].key[0] != '-' && number < m->nflats ? &m->flats[number] : NULL;
     if (!m->numbers_fit && is_some_shard(m, t.sizes[0])) {
         return fc_fail(
             err, FC_EUNSUPPORTED,

@@ -20,7 +20,7 @@ static const char index_end[] = ".bin.index.json";
 /* The state while the files are read. */
 typedef struct index_reader {
     fc_checkpoint *checkpoint;
-    st_files files;
+    fc_st_files files;
     fc_tensor **tensors; /* per file, in the arena */
     size_t *counts;
     size_t total;
@@ -33,7 +33,7 @@ bool fc_pt_is_index(const char *path) {
 }
 
 static fc_code read_files(index_reader *o) {
-    const st_files *files = &o->files;
+    const fc_st_files *files = &o->files;
     fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, files->nfiles);
     for (size_t f = 0; f < files->nfiles; f++) {
         FC_TRY_CONTEXT(fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f],
@@ -66,7 +66,7 @@ static fc_code join_files(index_reader *o, fc_name_table *names, fc_tensor *all)
 /* Checks that every tensor is in the file that the index names. */
 static fc_code check_map(const index_reader *o, const fc_name_table *names) {
     for (size_t i = 0; i < o->files.nmap; i++) {
-        const st_mapped *m = &o->files.map[i];
+        const fc_st_mapped *m = &o->files.map[i];
         if (fc_name_table_find(names, m->name, strlen(m->name)) != m->file) {
             return fc_fail(o->err, FC_ECORRUPT, "%s: tensor %.256s: the index says that it is in %s, but it is not",
                            o->files.index->path, m->name, o->files.files[m->file].name);

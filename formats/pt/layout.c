@@ -100,10 +100,10 @@ static fc_code read_mesh(const torch_file *f, const json_t *root, int64_t rank, 
     return FC_OK;
 }
 
-fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err) {
+fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, fc_pt_layout *out, fc_error *err) {
     char name[512];
     unsigned char *bytes = NULL;
-    *out = (pt_layout){0};
+    *out = (fc_pt_layout){0};
     if (f->pickle) {
         return FC_OK; /* a legacy file */
     }
@@ -132,16 +132,16 @@ fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, pt_layout 
     return FC_OK;
 }
 
-void fc_pt_layout_free(pt_layout *layout) {
+void fc_pt_layout_free(fc_pt_layout *layout) {
     json_decref(layout->root);
     layout->root = NULL;
 }
 
-fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
-                           pt_shard *out, fc_error *err) {
+fc_code fc_pt_layout_shard(const fc_pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
+                           fc_pt_shard *out, fc_error *err) {
     const json_t *entry = json_object_get(json_object_get(layout->root, "tensors"), name);
     int64_t coordinate[FC_MAX_MESH_DIMS], stated[FC_MAX_DIMS] = {0};
-    *out = (pt_shard){.ndim = -1, .local = v, .mesh = layout->mesh};
+    *out = (fc_pt_shard){.ndim = -1, .local = v, .mesh = layout->mesh};
     if (!entry) {
         return FC_OK;
     }

@@ -19,21 +19,21 @@
 #include <string.h>
 
 /* Copies the name, because names of leaves live only while their file is read. */
-static bool keep_name(const pt_builder *m, pt_value *v) {
+static bool keep_name(const fc_pt_builder *m, fc_pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
     const fc_path path = v->path;
     v->name = fc_arena_strndup(arena, v->name, strlen(v->name));
     return v->name && fc_path_copy(arena, &path, &v->path);
 }
 
-static pt_value *find_value(const pt_builder *m, const char *name) {
+static fc_pt_value *find_value(const fc_pt_builder *m, const char *name) {
     const size_t at = fc_name_table_find(m->names, name, strlen(name));
     return at == FC_NO_NAME ? NULL : &m->values[at];
 }
 
 /* Finds the value called `name`, or makes it and sets `*made`. */
-static pt_value *value_of(pt_builder *m, const char *name, const fc_path *path, bool *made) {
-    pt_value *found = find_value(m, name);
+static fc_pt_value *value_of(fc_pt_builder *m, const char *name, const fc_path *path, bool *made) {
+    fc_pt_value *found = find_value(m, name);
     *made = found == NULL;
     if (found) {
         return found;
@@ -41,8 +41,8 @@ static pt_value *value_of(pt_builder *m, const char *name, const fc_path *path, 
     if (!fc_grow(&m->values, &m->capacity, m->count + 1, sizeof *m->values)) {
         return NULL;
     }
-    pt_value *v = &m->values[m->count];
-    *v = (pt_value){.name = name, .path = *path};
+    fc_pt_value *v = &m->values[m->count];
+    *v = (fc_pt_value){.name = name, .path = *path};
     if (!keep_name(m, v) || fc_name_table_put(m->names, v->name, strlen(name), m->count) == FC_NO_NAME) {
         return NULL;
     }
@@ -53,7 +53,7 @@ static pt_value *value_of(pt_builder *m, const char *name, const fc_path *path, 
 /* ---- objects ---- */
 
 /* Adds an object that differs from rank 0's under a name of the rank. */
-static fc_code add_rank_object(pt_builder *m, const torch_leaf *leaf, pt_value **out) {
+static fc_code add_rank_object(fc_pt_builder *m, const torch_leaf *leaf, fc_pt_value **out) {
     const char *name = leaf->name;
     fc_path path = leaf->path;
     char suffix[32];
@@ -67,10 +67,10 @@ static fc_code add_rank_object(pt_builder *m, const torch_leaf *leaf, pt_value *
                           name);
 }
 
-static fc_code merge_object(pt_builder *m, const torch_leaf *leaf) {
+static fc_code merge_object(fc_pt_builder *m, const torch_leaf *leaf) {
     torch_object *object = NULL;
     bool made;
-    pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
+    fc_pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     FC_NEED(v, m->err, m->checkpoint->path);
     FC_TRY(fc_torch_object_new(m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err));
     if (!made && v->object && fc_torch_same_object(v->object, object)) {
@@ -87,11 +87,11 @@ static fc_code merge_object(pt_builder *m, const torch_leaf *leaf) {
 
 /* ---- tensors ---- */
 
-static bool same_shape(const pt_value *v, const pt_shard *shard) {
+static bool same_shape(const fc_pt_value *v, const fc_pt_shard *shard) {
     return fc_same_sizes(v->ndim, v->shape, shard->ndim, shard->shape);
 }
 
-static fc_code describe_value(pt_builder *m, pt_value *v, const pt_shard *shard, fc_dtype dtype) {
+static fc_code describe_value(fc_pt_builder *m, fc_pt_value *v, const fc_pt_shard *shard, fc_dtype dtype) {
     size_t bytes = (size_t)shard->ndim * sizeof *v->shape;
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
     v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)shard->mesh.ndim, sizeof *v->placements);
@@ -105,7 +105,7 @@ static fc_code describe_value(pt_builder *m, pt_value *v, const pt_shard *shard,
     return FC_OK;
 }
 
-static bool has_box(const pt_builder *m, const pt_value *v, const pt_shard *shard) {
+static bool has_box(const fc_pt_builder *m, const fc_pt_value *v, const fc_pt_shard *shard) {
     int64_t dims[2 * FC_MAX_DIMS];
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
@@ -113,7 +113,7 @@ static bool has_box(const pt_builder *m, const pt_value *v, const pt_shard *shar
            FC_NO_NAME;
 }
 
-static fc_code add_value_chunk(pt_builder *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
+static fc_code add_value_chunk(fc_pt_builder *m, fc_pt_value *v, const fc_pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
     FC_NEED(dims && fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks), m->err, m->checkpoint->path);
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
@@ -127,7 +127,7 @@ static fc_code add_value_chunk(pt_builder *m, pt_value *v, const pt_shard *shard
 }
 
 /* Any tensor without elements fits an empty shard: FSDP2 saves [0, 0] where the placements say [2, 0]. */
-static fc_code check_local(const pt_builder *m, const pt_shard *shard, const fc_torch_tensor *t) {
+static fc_code check_local(const fc_pt_builder *m, const fc_pt_shard *shard, const fc_torch_tensor *t) {
     int64_t elements;
     bool same = t->ndim == shard->ndim;
     if (same && fc_is_empty(shard->ndim, shard->sizes) && fc_numel(t->ndim, t->sizes, &elements) && elements == 0) {
@@ -142,14 +142,14 @@ static fc_code check_local(const pt_builder *m, const pt_shard *shard, const fc_
 }
 
 /* Adds a rank's shard of the value called leaf->name. */
-static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *shard) {
+static fc_code add_shard(fc_pt_builder *m, const torch_leaf *leaf, const fc_pt_shard *shard) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     bool made;
     if (!shard->local) { /* the rank's shard is empty; another rank has the dtype */
         return FC_OK;
     }
-    pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
+    fc_pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     FC_NEED(v, m->err, m->checkpoint->path);
     /* A box that another rank's file also contains needs no chunk. */
     bool wanted = made || (!v->object && same_shape(v, shard) && !fc_is_empty(shard->ndim, shard->sizes) &&
@@ -168,7 +168,7 @@ static fc_code add_shard(pt_builder *m, const torch_leaf *leaf, const pt_shard *
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
-static bool is_flat_view(const pt_builder *m, const fc_torch_tensor *t, const torch_extent *extent) {
+static bool is_flat_view(const fc_pt_builder *m, const fc_torch_tensor *t, const torch_extent *extent) {
     for (size_t i = 0; i < m->nflat && t->ndim == 1; i++) {
         if (m->flat[i] == extent->record.offset) {
             return true;
@@ -178,7 +178,7 @@ static bool is_flat_view(const pt_builder *m, const fc_torch_tensor *t, const to
 }
 
 /* Checks that every rank had a shard, and that these are the shards of torch.chunk. */
-static fc_code end_tp_shards(const pt_builder *m, pt_value *v, int64_t ranks) {
+static fc_code end_tp_shards(const fc_pt_builder *m, fc_pt_value *v, int64_t ranks) {
     const int dim = v->placements[0].dim;
     bool regular = true;
     if (v->shards != ranks) {
@@ -198,7 +198,7 @@ static fc_code end_tp_shards(const pt_builder *m, pt_value *v, int64_t ranks) {
     return FC_OK;
 }
 
-fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks) {
+fc_code fc_pt_check_shards(fc_pt_builder *m, size_t first, int64_t ranks) {
     for (size_t i = first; i < m->count; i++) {
         if (m->values[i].shards > 0) {
             FC_TRY(end_tp_shards(m, &m->values[i], ranks));
@@ -208,7 +208,8 @@ fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks) {
 }
 
 /* Appends this rank's shard to those of the lower ranks along `dim`. */
-static fc_code extend_along(const pt_builder *m, pt_value *v, const fc_torch_tensor *t, int dim, pt_shard *shard) {
+static fc_code extend_along(const fc_pt_builder *m, fc_pt_value *v, const fc_torch_tensor *t, int dim,
+                            fc_pt_shard *shard) {
     shard->offsets[dim] = v->ndim == t->ndim ? v->shape[dim] : 0;
     shard->shape[dim] = shard->offsets[dim];
     bool fits = v->dtype == t->dtype && same_shape(v, shard);
@@ -223,11 +224,11 @@ static fc_code extend_along(const pt_builder *m, pt_value *v, const fc_torch_ten
 }
 
 /* Adds a plain tensor that is sharded along `dim` according to the plan: appends the rank's shard. */
-static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
+static fc_code add_tp_shard(fc_pt_builder *m, const torch_leaf *leaf, int dim) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
     bool made;
-    pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
+    fc_pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     FC_NEED(v, m->err, m->checkpoint->path);
     if (made ? m->rank > 0 : v->shards == 0 || v->shards != m->rank) {
         return fc_fail(m->err, FC_ECORRUPT,
@@ -237,9 +238,9 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
     }
     FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, m->checkpoint->arena, &extent, m->err), m->err, "%s",
                    m->f->path);
-    pt_shard shard = {.ndim = t.ndim,
-                      .mesh = {.ndim = 1, .sizes = {1}, .names = {"tp"}},
-                      .placements = {{.kind = FC_SHARD, .dim = dim}}};
+    fc_pt_shard shard = {.ndim = t.ndim,
+                         .mesh = {.ndim = 1, .sizes = {1}, .names = {"tp"}},
+                         .placements = {{.kind = FC_SHARD, .dim = dim}}};
     memcpy(shard.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     if (made) {
@@ -253,7 +254,7 @@ static fc_code add_tp_shard(pt_builder *m, const torch_leaf *leaf, int dim) {
 }
 
 /* Compares a plain tensor with that of rank 0, from which `v` was made. */
-static fc_code compare_plain(const pt_builder *m, const pt_value *v, const pt_shard *shard, fc_dtype dtype,
+static fc_code compare_plain(const fc_pt_builder *m, const fc_pt_value *v, const fc_pt_shard *shard, fc_dtype dtype,
                              const torch_extent *extent) {
     bool same = false;
     if (v->object || !v->plain || v->dtype != dtype || !same_shape(v, shard)) {
@@ -279,12 +280,12 @@ static fc_code compare_plain(const pt_builder *m, const pt_value *v, const pt_sh
 }
 
 /* Adds a plain tensor without a layout. It must be equal on all ranks, or they cannot be merged. */
-static fc_code add_plain(pt_builder *m, const torch_leaf *leaf) {
+static fc_code add_plain(fc_pt_builder *m, const torch_leaf *leaf) {
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
-    pt_shard shard = {0};
+    fc_pt_shard shard = {0};
     bool made;
-    pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
+    fc_pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     FC_NEED(v, m->err, m->checkpoint->path);
     FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err),
                    m->err, "%s", m->f->path);
@@ -307,8 +308,8 @@ static fc_code add_plain(pt_builder *m, const torch_leaf *leaf) {
     return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_value_chunk(m, v, &shard, extent);
 }
 
-static fc_code add_sharded(pt_builder *m, const torch_leaf *leaf) {
-    pt_shard shard;
+static fc_code add_sharded(fc_pt_builder *m, const torch_leaf *leaf) {
+    fc_pt_shard shard;
     size_t n = fc_pt_sharded_count(m->f, leaf->v);
     for (size_t i = 0; i < n; i++) {
         FC_TRY(fc_pt_sharded_shard(m->f, leaf->v, i, &shard, m->err));
@@ -318,7 +319,7 @@ static fc_code add_sharded(pt_builder *m, const torch_leaf *leaf) {
 }
 
 /* Finds the dimension along which tensor parallelism sharded according to the plan, or -1. */
-static fc_code find_tp_dim(const pt_builder *m, const torch_leaf *leaf, int *dim) {
+static fc_code find_tp_dim(const fc_pt_builder *m, const torch_leaf *leaf, int *dim) {
     fc_torch_tensor t = {0};
     fc_tp_style style;
     FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, leaf->v, &t, m->err), m->err, "%s", m->f->path);
@@ -327,8 +328,8 @@ static fc_code find_tp_dim(const pt_builder *m, const torch_leaf *leaf, int *dim
 }
 
 /* A tensor of the rank: what it is follows from the optimizer's numbers, our layout record, or the TP plan. */
-static fc_code merge_tensor(pt_builder *m, const torch_leaf *leaf) {
-    pt_shard shard;
+static fc_code merge_tensor(fc_pt_builder *m, const torch_leaf *leaf) {
+    fc_pt_shard shard;
     if (m->numbered) {
         bool is = false;
         FC_TRY(fc_pt_state_shard(m, leaf, &shard, &is, m->err));
@@ -349,8 +350,8 @@ static fc_code merge_tensor(pt_builder *m, const torch_leaf *leaf) {
     return dim >= 0 ? add_tp_shard(m, leaf, dim) : add_plain(m, leaf);
 }
 
-static fc_code merge_leaf(pt_builder *m, const torch_leaf *leaf) {
-    pt_shard shard;
+static fc_code merge_leaf(fc_pt_builder *m, const torch_leaf *leaf) {
+    fc_pt_shard shard;
     switch (leaf->kind) {
     case TORCH_OBJECT:
         return merge_object(m, leaf);
@@ -365,9 +366,9 @@ static fc_code merge_leaf(pt_builder *m, const torch_leaf *leaf) {
 }
 
 /* Makes the value of a leaf unreadable, for the reason in m->err. */
-static fc_code refuse_value(pt_builder *m, const torch_leaf *leaf) {
+static fc_code refuse_value(fc_pt_builder *m, const torch_leaf *leaf) {
     bool made;
-    pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
+    fc_pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     FC_NEED(v, m->err, m->checkpoint->path);
     v->refusal = fc_arena_strndup(m->checkpoint->arena, m->err->message, strlen(m->err->message));
     v->hint = m->err->hint;
@@ -378,8 +379,8 @@ static fc_code refuse_value(pt_builder *m, const torch_leaf *leaf) {
     return v->refusal ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf) {
-    const pt_value *v = find_value(m, leaf->name);
+fc_code fc_pt_merge_leaf(fc_pt_builder *m, const torch_leaf *leaf) {
+    const fc_pt_value *v = find_value(m, leaf->name);
     if (v && v->refusal) {
         return FC_OK;
     }

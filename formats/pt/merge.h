@@ -9,7 +9,7 @@
 #include "pt/ranks.h"
 
 /* A value of the merged checkpoint. */
-typedef struct pt_value {
+typedef struct fc_pt_value {
     const char *name;
     fc_path path;
     const torch_object *object; /* NULL: a tensor */
@@ -27,58 +27,58 @@ typedef struct pt_value {
     fc_placement *placements;
     int64_t shards; /* number of ranks merged so far along the dimension that the TP plan shards; 0: the plan does not
                       shard it */
-} pt_value;
+} fc_pt_value;
 
 /* How a flat parameter is sharded. Its optimizer state is sharded in the same way, with padding at the end. */
-typedef struct pt_flat {
+typedef struct fc_pt_flat {
     int64_t numel, shard; /* elements of the whole, and of each rank's shard with padding */
     int64_t ranks;        /* number of ranks of the set */
     int64_t *offsets;     /* in the arena: per rank, offset of its shard in elements; -1: none */
-} pt_flat;
+} fc_pt_flat;
 
-typedef struct pt_builder {
+typedef struct fc_pt_builder {
     fc_checkpoint *checkpoint;
     const char *directory;
     fc_arena *scratch; /* memory for the current file */
-    pt_value *values;
+    fc_pt_value *values;
     size_t count, capacity;
     fc_arena *tables;
     fc_name_table *names; /* in `tables`; from names to indexes */
     fc_name_table *boxes; /* in `tables`; the boxes that chunks have, each with its value as the parent */
     const torch_file *f;  /* the current file */
     int64_t rank;
-    const pt_layout *layout; /* layout record of the current file */
-    uint64_t *flat;          /* malloc'ed: file offsets of the storages of the file's flat parameters */
+    const fc_pt_layout *layout; /* layout record of the current file */
+    uint64_t *flat;             /* malloc'ed: file offsets of the storages of the file's flat parameters */
     size_t nflat, flat_capacity;
-    pt_flat *flats; /* malloc'ed: the flat parameters of the last set with flat parameters, in its order */
+    fc_pt_flat *flats; /* malloc'ed: the flat parameters of the last set with flat parameters, in its order */
     size_t nflats, flats_capacity;
     const struct fc_tp_plan *tp_plan; /* the plan for plain tensors, or NULL */
     bool numbered;                    /* whether optimizer state in the current file may belong to flat parameters */
     size_t joined;                    /* number of tensors that tp_plan joined */
     bool numbers_fit;                 /* whether it also uses the same numbers */
     fc_error *err;
-} pt_builder;
+} fc_pt_builder;
 
 /**
  * Finds the flat parameters of the current file. With use_orig_params, FSDP1 stores next to each the local shard of its
  * parameters: one-dimensional views of the same storage.
  */
-fc_code fc_pt_find_flat(pt_builder *m, const torch_leaves *leaves);
+fc_code fc_pt_find_flat(fc_pt_builder *m, const torch_leaves *leaves);
 
 /** Records how the flat parameters of a file are sharded, if it has any. @param ranks of the set */
-fc_code fc_pt_note_flats(pt_builder *m, const torch_leaves *leaves, int64_t ranks);
+fc_code fc_pt_note_flats(fc_pt_builder *m, const torch_leaves *leaves, int64_t ranks);
 /** Finds out whether this file is an optimizer's state_dict() of exactly these flat parameters, in one group. */
-void fc_pt_match_numbers(pt_builder *m, const torch_leaves *leaves);
+void fc_pt_match_numbers(fc_pt_builder *m, const torch_leaves *leaves);
 /** Finds the shard of a leaf of such a file. `*is` is false for a leaf that is sharded differently. The local tensor is
  *  longer than the shard by the padding. */
-fc_code fc_pt_state_shard(const pt_builder *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
+fc_code fc_pt_state_shard(const fc_pt_builder *m, const torch_leaf *leaf, fc_pt_shard *out, bool *is, fc_error *err);
 
 /** Call it after the last file of a set of `ranks`, whose values start at `first`. Checks that every rank had a shard
  * of each tensor that is sharded according to the plan. */
-fc_code fc_pt_check_shards(pt_builder *m, size_t first, int64_t ranks);
+fc_code fc_pt_check_shards(fc_pt_builder *m, size_t first, int64_t ranks);
 
 /** Adds a leaf of the current file. Its name may be in m->scratch. If the ranks' values cannot be merged, the value is
  *  unreadable, and the others are not affected. */
-fc_code fc_pt_merge_leaf(pt_builder *m, const torch_leaf *leaf);
+fc_code fc_pt_merge_leaf(fc_pt_builder *m, const torch_leaf *leaf);
 
 #endif

@@ -53,7 +53,7 @@ static bool pt_probe(const fc_probe *probe) {
  * not a checkpoint.
  */
 static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *options, const char *base,
-                           const pt_rank_name *name, fc_error *err) {
+                           const fc_pt_rank_name *name, fc_error *err) {
     char group[NAME_MAX + 1];
     fc_arena *arena = checkpoint->arena;
     fc_pt_group_of(base, name, group);
@@ -91,7 +91,7 @@ static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *path = checkpoint->path, *base = fc_base_name(path);
-    pt_rank_name name;
+    fc_pt_rank_name name;
     bool is_directory;
     FC_TRY(fc_is_directory(path, &is_directory, err));
     if (is_directory) {

@@ -25,7 +25,7 @@
  * Whether the files of a set belong to one model. Sets called model and optim are, and so are others, unless their
  * name shows that each rank has its own values.
  */
-static bool is_merged(const pt_set *set) {
+static bool is_merged(const fc_pt_set *set) {
     static const char *const own[] = {"extra", "rng", "random", "data"};
     bool merged = strstr(set->head, "_world_size_") == NULL;
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
@@ -38,14 +38,14 @@ static bool is_merged(const pt_set *set) {
 typedef struct rank_file {
     fc_arena *scratch; /* owns the content of the file */
     torch_file f;
-    pt_layout layout;
+    fc_pt_layout layout;
     torch_leaves leaves;
 } rank_file;
 
 /* A set while its files are read. */
 typedef struct set_reader {
-    pt_builder *m;
-    const pt_set *set;
+    fc_pt_builder *m;
+    const fc_pt_set *set;
     const fc_open_options *options;
     size_t first; /* index of its first file */
     bool several; /* whether there are other sets */
@@ -56,7 +56,7 @@ typedef struct set_reader {
  * not merged (verl's extra_state: random number generators and schedulers, which each rank has for itself).
  */
 static fc_code make_prefix(const set_reader *r, fc_arena *arena, int64_t rank, fc_path *out, fc_error *err) {
-    const pt_set *set = r->set;
+    const fc_pt_set *set = r->set;
     fc_path_element *elements = fc_arena_calloc(arena, 2, sizeof *elements);
     size_t n = 0;
     FC_NEED(elements, err, r->m->checkpoint->path);
@@ -91,7 +91,7 @@ static fc_code open_file(void *context, size_t index, void *slot, fc_error *err)
 static fc_code merge_file(void *context, size_t index, void *slot, fc_error *err) {
     const set_reader *r = context;
     rank_file *file = slot;
-    pt_builder *m = r->m;
+    fc_pt_builder *m = r->m;
     m->rank = (int64_t)index;
     m->scratch = file->scratch;
     m->f = &file->f;
@@ -115,7 +115,7 @@ static void close_file(void *slot) {
     fc_arena_free(file->scratch);
 }
 
-static fc_code check_missing(const pt_builder *m, const pt_set *set, size_t first) {
+static fc_code check_missing(const fc_pt_builder *m, const fc_pt_set *set, size_t first) {
     size_t missing = 0, at = 0;
     for (int64_t r = 0; r < set->ranks; r++) {
         if (access(m->checkpoint->files[first + (size_t)r].path, F_OK) != 0 && errno == ENOENT) {
@@ -129,7 +129,7 @@ static fc_code check_missing(const pt_builder *m, const pt_set *set, size_t firs
                                   m->checkpoint->files[at].path, missing, set->ranks);
 }
 
-static fc_code check_links(const pt_builder *m, const fc_open_options *options, size_t first, size_t count) {
+static fc_code check_links(const fc_pt_builder *m, const fc_open_options *options, size_t first, size_t count) {
     char root[PATH_MAX];
     if (options->follow_external) {
         return FC_OK;
@@ -144,7 +144,7 @@ static fc_code check_links(const pt_builder *m, const fc_open_options *options, 
 }
 
 /* Names the files of a set from checkpoint->files[first] on. */
-static fc_code name_files(pt_builder *m, const pt_set *set, fc_file *files) {
+static fc_code name_files(fc_pt_builder *m, const fc_pt_set *set, fc_file *files) {
     char name[NAME_MAX + 1];
     for (int64_t r = 0; r < set->ranks; r++) {
         snprintf(name, sizeof name, "%s%0*" PRId64 "%s", set->head, set->width, r, set->tail);
@@ -154,7 +154,8 @@ static fc_code name_files(pt_builder *m, const pt_set *set, fc_file *files) {
 }
 
 /* Reads the files of a set, which are checkpoint->files[first] and those after it. */
-static fc_code read_set(pt_builder *m, const pt_set *set, bool several, const fc_open_options *options, size_t first) {
+static fc_code read_set(fc_pt_builder *m, const fc_pt_set *set, bool several, const fc_open_options *options,
+                        size_t first) {
     const size_t first_value = m->count;
     set_reader r = {m, set, options, first, several};
     const fc_file_opener how = {.count = (size_t)set->ranks,
@@ -168,7 +169,8 @@ static fc_code read_set(pt_builder *m, const pt_set *set, bool several, const fc
     return fc_pt_check_shards(m, first_value, set->ranks);
 }
 
-static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
+static fc_code add_set(fc_pt_builder *m, const fc_pt_set *set, bool several, const fc_open_options *options,
+                       fc_file *files) {
     size_t first = m->checkpoint->nfiles;
     m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
     FC_TRY(name_files(m, set, files + first));
@@ -181,7 +183,7 @@ static fc_code add_set(pt_builder *m, const pt_set *set, bool several, const fc_
 
 /* ---- the manifest ---- */
 
-static fc_code refuse_tensor(const pt_builder *m, const pt_value *v, fc_tensor *t) {
+static fc_code refuse_tensor(const fc_pt_builder *m, const fc_pt_value *v, fc_tensor *t) {
     FC_TRY(fc_torch_refused_tensor(v->refusal, v->file, m->checkpoint->arena, t, m->err));
     fc_object *object = fc_arena_alloc(m->checkpoint->arena, sizeof *object);
     FC_NEED(object, m->err, m->checkpoint->path);
@@ -191,7 +193,7 @@ static fc_code refuse_tensor(const pt_builder *m, const pt_value *v, fc_tensor *
     return FC_OK;
 }
 
-static fc_code finish_value(const pt_builder *m, const pt_value *v, fc_tensor *t) {
+static fc_code finish_value(const fc_pt_builder *m, const fc_pt_value *v, fc_tensor *t) {
     fc_arena *arena = m->checkpoint->arena;
     t->name = v->name;
     t->path = v->path;
@@ -218,7 +220,7 @@ static fc_code finish_value(const pt_builder *m, const pt_value *v, fc_tensor *t
 }
 
 /* A tensor that every rank has a copy of is replicated on the mesh of the others. */
-static fc_code place_plain(const pt_builder *m, const pt_value *v, fc_tensor *t) {
+static fc_code place_plain(const fc_pt_builder *m, const fc_pt_value *v, fc_tensor *t) {
     if (v->refusal || v->object || !v->plain || m->checkpoint->mesh.ndim == 0) {
         return FC_OK;
     }
@@ -228,7 +230,7 @@ static fc_code place_plain(const pt_builder *m, const pt_value *v, fc_tensor *t)
     return placements ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-static fc_code finish_manifest(pt_builder *m) {
+static fc_code finish_manifest(fc_pt_builder *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
     FC_NEED(tensors, m->err, m->checkpoint->path);
     for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions; the others are its submeshes */
@@ -252,15 +254,15 @@ out:
     return rc;
 }
 
-static fc_code add_note(const pt_builder *m, const char *text) {
+static fc_code add_note(const fc_pt_builder *m, const char *text) {
     fc_checkpoint *c = m->checkpoint;
     c->note = text ? fc_arena_printf(c->arena, "%s%s%s", c->note ? c->note : "", c->note ? "; " : "", text) : NULL;
     return c->note ? FC_OK : fc_no_memory(m->err, c->path);
 }
 
 /* Adds a note about tensors that were merged only by the plan. */
-static fc_code note_joined(const pt_builder *m) {
-    const pt_value *v = NULL;
+static fc_code note_joined(const fc_pt_builder *m) {
+    const fc_pt_value *v = NULL;
     for (size_t i = m->count; i-- > 0;) {
         v = m->values[i].shards > 0 ? &m->values[i] : v;
     }
@@ -274,7 +276,7 @@ static fc_code note_joined(const pt_builder *m) {
 }
 
 /* If the last files of a set are missing, neither names nor content tell: no mesh records the number of ranks. */
-static fc_code note_assumed(const pt_builder *m, const pt_set *set) {
+static fc_code note_assumed(const fc_pt_builder *m, const fc_pt_set *set) {
     if (set->counted || m->checkpoint->mesh.ndim > 0) {
         return FC_OK;
     }
@@ -284,7 +286,7 @@ static fc_code note_assumed(const pt_builder *m, const pt_set *set) {
 }
 
 /* Merges the sets, or the only one that is to be read. */
-static fc_code add_sets(pt_builder *m, const pt_set *sets, size_t nsets, const char *only,
+static fc_code add_sets(fc_pt_builder *m, const fc_pt_set *sets, size_t nsets, const char *only,
                         const fc_open_options *options, fc_file *files) {
     for (size_t i = 0; i < nsets; i++) {
         if (!only || strcmp(only, sets[i].name) == 0) {
@@ -301,7 +303,7 @@ static fc_code add_sets(pt_builder *m, const pt_set *sets, size_t nsets, const c
     return m->joined > 0 ? note_joined(m) : FC_OK;
 }
 
-static void free_builder(pt_builder *m) {
+static void free_builder(fc_pt_builder *m) {
     for (size_t i = 0; i < m->count; i++) {
         free(m->values[i].chunks);
     }
@@ -311,7 +313,7 @@ static void free_builder(pt_builder *m) {
     fc_arena_free(m->tables);
 }
 
-static fc_code begin_tables(pt_builder *m) {
+static fc_code begin_tables(fc_pt_builder *m) {
     m->tables = fc_arena_new();
     m->names = m->tables ? fc_name_table_new(m->tables, 0) : NULL;
     m->boxes = m->tables ? fc_name_table_new(m->tables, 0) : NULL;
@@ -319,9 +321,9 @@ static fc_code begin_tables(pt_builder *m) {
 }
 
 /* Checks that the chunks of each tensor have as many elements as the tensor, which then has no layout. */
-static fc_code make_whole(pt_builder *m) {
+static fc_code make_whole(fc_pt_builder *m) {
     for (size_t i = 0; i < m->count; i++) {
-        pt_value *v = &m->values[i];
+        fc_pt_value *v = &m->values[i];
         int64_t whole = 0, held = 0, elements;
         if (v->refusal) {
             continue;
@@ -340,8 +342,8 @@ static fc_code make_whole(pt_builder *m) {
 }
 
 fc_code fc_pt_open_alone(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    static const pt_set alone = {.name = "", .head = "", .tail = "", .ranks = 1, .counted = true, .alone = true};
-    pt_builder m = {.checkpoint = checkpoint, .directory = checkpoint->path, .err = err};
+    static const fc_pt_set alone = {.name = "", .head = "", .tail = "", .ranks = 1, .counted = true, .alone = true};
+    fc_pt_builder m = {.checkpoint = checkpoint, .directory = checkpoint->path, .err = err};
     fc_code rc;
     FC_TRY_GOTO(begin_tables(&m), rc, out);
     FC_TRY_GOTO(read_set(&m, &alone, false, options, 0), rc, out);
@@ -355,8 +357,8 @@ out:
 
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
-    pt_builder m = {.checkpoint = checkpoint, .directory = directory, .err = err};
-    pt_set *sets = NULL;
+    fc_pt_builder m = {.checkpoint = checkpoint, .directory = directory, .err = err};
+    fc_pt_set *sets = NULL;
     size_t nsets = 0, total = 0;
     FC_TRY(fc_pt_find_sets(directory, checkpoint->group, checkpoint->arena, &sets, &nsets, err));
     for (size_t i = 0; i < nsets; i++) {

@@ -10,33 +10,33 @@
 #include <limits.h>
 
 /** A set of files, one per rank: "model_world_size_8_rank_0.pt" and those of the other ranks. */
-typedef struct pt_set {
+typedef struct fc_pt_set {
     const char *name;        /* "model" */
     const char *head, *tail; /* the file names before and after the rank: "model_world_size_8_rank_" and ".pt" */
     int64_t ranks;
     int width;    /* digits of a rank that is padded with zeros, as in rank_00; else 1 */
     bool counted; /* the names contain the number of ranks */
     bool alone;   /* a single file of any name */
-} pt_set;
+} fc_pt_set;
 
 /** The parts of a file name, as positions in the name. */
-typedef struct pt_rank_name {
+typedef struct fc_pt_rank_name {
     size_t name, head; /* lengths of the set's name and of the part before the rank, in bytes */
     const char *tail;
     int64_t ranks; /* 0: not in the name */
     int64_t rank;
-    int width; /* as in pt_set */
-} pt_rank_name;
+    int width; /* as in fc_pt_set */
+} fc_pt_rank_name;
 
 /**
  * Parses the name of a rank's file: [<name>][_world_size_<N>]_rank_<r>.pt, "-rank<r>.bin" and similar names. @return
  * false for other names.
  */
-bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out);
+bool fc_pt_parse_rank_name(const char *file, fc_pt_rank_name *out);
 
 /** Writes the group of a file: its name with "*" for the rank and for the part of the training, such as "model". Files
  *  of one group are one checkpoint. */
-void fc_pt_group_of(const char *file, const pt_rank_name *name, char group[NAME_MAX + 1]);
+void fc_pt_group_of(const char *file, const fc_pt_rank_name *name, char group[NAME_MAX + 1]);
 
 /** Lists the groups of such files in a directory: fc_format_reader.list. */
 fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err);
@@ -45,11 +45,11 @@ fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err);
  * Finds the sets of a group (fc_listed.name), "model" and "optim" first. If the names do not contain the number of
  * ranks, it follows from the highest rank. @param out in `arena`.
  */
-fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, pt_set **out, size_t *count,
+fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, fc_pt_set **out, size_t *count,
                         fc_error *err);
 
 /** A rank's shard of a tensor. */
-typedef struct pt_shard {
+typedef struct fc_pt_shard {
     int ndim;
     int64_t shape[FC_MAX_DIMS];
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
@@ -57,29 +57,29 @@ typedef struct pt_shard {
     int64_t padding; /* rows of padding at its end */
     fc_mesh mesh;    /* ndim 0: unknown */
     fc_placement placements[FC_MAX_MESH_DIMS];
-} pt_shard;
+} fc_pt_shard;
 
 /** Reads this rank's shard of the DTensor `v`. `out->local` is FC_PV_ABSENT if the rank holds none. */
-fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_error *err);
+fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, fc_pt_shard *out, fc_error *err);
 
 /** @return whether its shape and placements are valid for fc_local_box. */
-bool fc_pt_shard_sane(const pt_shard *shard);
+bool fc_pt_shard_sane(const fc_pt_shard *shard);
 
 /** Return the number of shards that the ShardedTensor `v` has on this rank, and one of them. */
 size_t fc_pt_sharded_count(const torch_file *f, fc_pv v);
-fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err);
+fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, fc_pt_shard *out, fc_error *err);
 
 /** The layout record of a rank's file that fsdpckpt wrote. */
-typedef struct pt_layout {
+typedef struct fc_pt_layout {
     struct json_t *root; /* NULL: the file has no record */
     fc_mesh mesh;
-} pt_layout;
+} fc_pt_layout;
 
-fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err);
-void fc_pt_layout_free(pt_layout *layout);
+fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, fc_pt_layout *out, fc_error *err);
+void fc_pt_layout_free(fc_pt_layout *layout);
 /** Finds the shard of the plain tensor `name`. Returns FC_OK with ndim -1 if the record does not name it. */
-fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
-                           pt_shard *out, fc_error *err);
+fc_code fc_pt_layout_shard(const fc_pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
+                           fc_pt_shard *out, fc_error *err);
 
 /** Makes the manifest of the file checkpoint->path, which contains DTensors. Fails unless the file has all of
  * their shards, as after training on one GPU. */

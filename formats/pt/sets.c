@@ -65,26 +65,26 @@ static bool take_world_size(const char *file, size_t *size, int64_t *ranks) {
 }
 
 /* Parses "consolidated.03.pth", the name of Llama's model-parallel files. */
-static bool parse_consolidated(const char *file, pt_rank_name *out) {
+static bool parse_consolidated(const char *file, fc_pt_rank_name *out) {
     static const char before[] = "consolidated.";
     const char *at = file + sizeof before - 1;
     if (strncmp(file, before, sizeof before - 1) != 0) {
         return false;
     }
-    *out = (pt_rank_name){.name = sizeof before - 2, .head = sizeof before - 1};
+    *out = (fc_pt_rank_name){.name = sizeof before - 2, .head = sizeof before - 1};
     bool is = parse_number(&at, MAX_RANKS, &out->rank, &out->width) && strcmp(at, ".pth") == 0;
     out->tail = at;
     return is;
 }
 
-bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out) {
+bool fc_pt_parse_rank_name(const char *file, fc_pt_rank_name *out) {
     static const char *const tails[] = {".pt", ".pth", ".bin", ".ckpt"};
     const char *word = last_rank(file), *at = word;
     bool known = false;
     if (parse_consolidated(file, out)) {
         return true;
     }
-    *out = (pt_rank_name){.ranks = 0};
+    *out = (fc_pt_rank_name){.ranks = 0};
     if (!word || (word > file && !is_one_of(word[-1], "_-."))) {
         return false;
     }
@@ -130,7 +130,7 @@ static const char *find_part(const char *file, size_t size, size_t *which) {
     return NULL;
 }
 
-void fc_pt_group_of(const char *file, const pt_rank_name *name, char group[NAME_MAX + 1]) {
+void fc_pt_group_of(const char *file, const fc_pt_rank_name *name, char group[NAME_MAX + 1]) {
     size_t which = 0;
     const char *part = find_part(file, name->name, &which);
     const size_t before = part ? (size_t)(part - file) : 0, length = part ? strlen(parts[which]) : 0;
@@ -138,37 +138,37 @@ void fc_pt_group_of(const char *file, const pt_rank_name *name, char group[NAME_
              (int)(name->head - before - length), file + before + length, name->tail);
 }
 
-static int order_of(const pt_set *set) {
+static int order_of(const fc_pt_set *set) {
     return strcmp(set->name, "model") == 0 ? 0 : strcmp(set->name, "optim") == 0 ? 1 : 2;
 }
 
 static int compare_sets(const void *a, const void *b) {
-    const pt_set *x = a, *y = b;
+    const fc_pt_set *x = a, *y = b;
     return order_of(x) != order_of(y) ? order_of(x) - order_of(y) : strcmp(x->name, y->name);
 }
 
 /* Adds a file to a set that was already found. */
-static void join_set(const pt_rank_name *name, pt_set *set) {
+static void join_set(const fc_pt_rank_name *name, fc_pt_set *set) {
     if (name->ranks == 0 && name->rank >= set->ranks) {
         set->ranks = name->rank + 1;
     }
     set->width = name->width > set->width ? name->width : set->width;
 }
 
-static fc_code add_to_sets(const char *directory, const char *file, const pt_rank_name *name, fc_arena *arena,
-                           pt_set *sets, size_t *count, fc_error *err) {
+static fc_code add_to_sets(const char *directory, const char *file, const fc_pt_rank_name *name, fc_arena *arena,
+                           fc_pt_set *sets, size_t *count, fc_error *err) {
     for (size_t i = 0; i < *count; i++) {
         if (strncmp(sets[i].name, file, name->name) == 0 && sets[i].name[name->name] == '\0') {
             join_set(name, &sets[i]);
             return FC_OK;
         }
     }
-    pt_set set = {fc_arena_strndup(arena, file, name->name),
-                  fc_arena_strndup(arena, file, name->head),
-                  fc_arena_strndup(arena, name->tail, strlen(name->tail)),
-                  name->ranks ? name->ranks : name->rank + 1,
-                  name->width,
-                  name->ranks > 0};
+    fc_pt_set set = {fc_arena_strndup(arena, file, name->name),
+                     fc_arena_strndup(arena, file, name->head),
+                     fc_arena_strndup(arena, name->tail, strlen(name->tail)),
+                     name->ranks ? name->ranks : name->rank + 1,
+                     name->width,
+                     name->ranks > 0};
     FC_NEED(set.name && set.head && set.tail, err, directory);
     sets[(*count)++] = set;
     return FC_OK;
@@ -176,7 +176,7 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
 
 /* Whether `file` is that of a rank in the group. @param group NULL: any group. */
 static bool is_in_group(const char *file, const char *group) {
-    pt_rank_name name;
+    fc_pt_rank_name name;
     char own[NAME_MAX + 1];
     if (!fc_pt_parse_rank_name(file, &name)) {
         return false;
@@ -210,7 +210,7 @@ static fc_code list_group_files(const char *directory, const char *group, fc_are
 }
 
 /* Models and optimizers with different numbers of files are not one checkpoint. */
-static fc_code check_counts(const char *directory, const pt_set *sets, size_t count, fc_error *err) {
+static fc_code check_counts(const char *directory, const fc_pt_set *sets, size_t count, fc_error *err) {
     for (size_t i = 1; i < count; i++) {
         size_t which = 0;
         find_part(sets[i].name, strlen(sets[i].name), &which);
@@ -226,7 +226,7 @@ static fc_code check_counts(const char *directory, const pt_set *sets, size_t co
     return FC_OK;
 }
 
-fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, pt_set **out, size_t *count,
+fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, fc_pt_set **out, size_t *count,
                         fc_error *err) {
     const char **names = NULL;
     size_t nnames = 0;
@@ -237,7 +237,7 @@ fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *aren
     *out = fc_arena_calloc(arena, nnames + 1, sizeof **out);
     FC_TRY_GOTO(*out ? FC_OK : fc_no_memory(err, directory), rc, out);
     for (size_t i = 0; i < nnames; i++) {
-        pt_rank_name name;
+        fc_pt_rank_name name;
         fc_pt_parse_rank_name(names[i], &name);
         FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
     }
@@ -253,7 +253,7 @@ out:
 /* Ranks that say how many they are, and have the model, are a training's. A part without the model is of one. */
 static fc_listed_role role_of(const char *directory, const char *file) {
     size_t which = 0;
-    pt_rank_name name;
+    fc_pt_rank_name name;
     char model[NAME_MAX + 1], path[PATH_MAX];
     fc_pt_parse_rank_name(file, &name);
     const char *part = find_part(file, name.name, &which);
@@ -278,7 +278,7 @@ fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err) {
     fc_code rc;
     FC_TRY_GOTO(list_group_files(directory, NULL, out->arena, &names, &count, err), rc, out);
     for (size_t i = 0; i < count; i++) {
-        pt_rank_name name;
+        fc_pt_rank_name name;
         fc_pt_parse_rank_name(names[i], &name);
         fc_pt_group_of(names[i], &name, group);
         FC_TRY_GOTO(fc_listing_add(out, group, names[i], role_of(directory, names[i]), err), rc, out);

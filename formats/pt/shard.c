@@ -191,13 +191,13 @@ static fc_code read_placements(const torch_file *f, fc_pv v, const fc_mesh *mesh
     return FC_OK;
 }
 
-fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_error *err) {
+fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, fc_pt_shard *out, fc_error *err) {
     const fc_pickle *p = f->p;
     const fc_pv *outer, *inner;
     size_t n, m;
     int64_t coordinate[FC_MAX_MESH_DIMS] = {0};
     bool in_mesh = false;
-    *out = (pt_shard){0};
+    *out = (fc_pt_shard){0};
     /* _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, (DTensor, dtype, size, strides, …), state) */
     outer = fc_pickle_call_items(p, v, &n); /* at least four, or it would not be called a DTensor */
     if (!sequence(p, outer[2], &inner, &m) || m < 3) {
@@ -220,7 +220,7 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_erro
     return fc_local_box(out->ndim, out->shape, &out->mesh, out->placements, coordinate, out->offsets, out->sizes, err);
 }
 
-bool fc_pt_shard_sane(const pt_shard *shard) {
+bool fc_pt_shard_sane(const fc_pt_shard *shard) {
     bool sane = fc_torch_shape_fits(FC_C128, shard->ndim, shard->shape);
     for (int i = 0; i < shard->mesh.ndim; i++) {
         sane = sane && (shard->placements[i].kind == FC_REPLICATE || shard->placements[i].dim < shard->ndim);
@@ -249,11 +249,11 @@ size_t fc_pt_sharded_count(const torch_file *f, fc_pv v) {
     return state && sequence(f->p, state[0], &shards, &n) ? n : 0;
 }
 
-fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err) {
+fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, fc_pt_shard *out, fc_error *err) {
     const fc_pickle *p = f->p;
     const fc_pv *state = sharded_state(f, v), *shards = NULL;
     size_t n = 0;
-    *out = (pt_shard){0};
+    *out = (fc_pt_shard){0};
     out->ndim = state ? numbers(p, field(p, state[1], "size"), FC_MAX_DIMS, out->shape) : -1;
     if (out->ndim < 0 || !sequence(p, state[0], &shards, &n)) {
         return damaged(f, "it is not a ShardedTensor that torch.save wrote", err);

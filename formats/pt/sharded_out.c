@@ -168,7 +168,7 @@ static void write_arguments(const sharded_out *s, fc_dtype dtype) {
     fc_torch_pickle_op(s->w, FC_PICKLE_TUPLE);
 }
 
-void fc_pt_write_sharded(const fc_target *target, const fc_target_file *file, uint32_t item, pt_local_fn local,
+void fc_pt_write_sharded(const fc_target *target, const fc_target_file *file, uint32_t item, fc_pt_local_fn local,
                          void *context, fc_torch_pickler *w) {
     const fc_target_item *it = &file->items[item];
     const fc_target_tensor *t = &target->tensors[it->tensor];

@@ -128,7 +128,8 @@ static bool is_view(const candidate *root, const candidate *c) {
            c->first >= root->first && c->end <= root->end;
 }
 
-static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_arena *arena, pt_tie *ties, fc_error *err) {
+static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_arena *arena, fc_pt_tie *ties,
+                   fc_error *err) {
     int64_t *strides = NULL;
     if (!twin) {
         strides = fc_arena_calloc(arena, (size_t)c->tensor->ndim, sizeof *strides);
@@ -137,7 +138,7 @@ static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_aren
             strides[i] = c->extent->strides[i];
         }
     }
-    ties[c->item] = (pt_tie){root->item, twin ? 0 : c->first - root->first, strides};
+    ties[c->item] = (fc_pt_tie){root->item, twin ? 0 : c->first - root->first, strides};
     return FC_OK;
 }
 
@@ -146,7 +147,7 @@ static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_aren
  * the last one that was not tied.
  */
 static fc_code tie_group(const fc_target *target, const fc_target_file *file, candidate *group, size_t n,
-                         fc_arena *arena, pt_tie *ties, fc_error *err) {
+                         fc_arena *arena, fc_pt_tie *ties, fc_error *err) {
     const candidate *farthest = NULL, *last = NULL;
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK; i++) {
@@ -168,7 +169,7 @@ static fc_code tie_group(const fc_target *target, const fc_target_file *file, ca
 
 /* Measures the candidates at one place and ties those that share bytes. */
 static fc_code tie_place(const fc_target *target, const fc_target_file *file, candidate *all, size_t n, fc_arena *arena,
-                         pt_tie *ties, fc_error *err) {
+                         fc_pt_tie *ties, fc_error *err) {
     fc_extent *extents = calloc(n, sizeof *extents);
     size_t kept = 0;
     FC_NEED(extents, err, NULL);
@@ -196,10 +197,10 @@ static size_t collect(const fc_target *target, const fc_target_file *file, candi
     return n;
 }
 
-fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, pt_tie **ties,
+fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, fc_pt_tie **ties,
                         fc_error *err) {
     candidate *all = malloc((file->nitems + 1) * sizeof *all);
-    pt_tie *made = fc_arena_calloc(arena, file->nitems, sizeof *made);
+    fc_pt_tie *made = fc_arena_calloc(arena, file->nitems, sizeof *made);
     if (!all || !made) {
         free(all);
         return fc_no_memory(err, NULL);

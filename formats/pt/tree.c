@@ -17,7 +17,7 @@ enum {
 };
 
 /* Finds or makes the child of `parent` for `element`. @return 0 when out of memory. */
-static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *element) {
+static uint32_t child_of(fc_pt_tree *tree, uint32_t parent, const fc_path_element *element) {
     if (!fc_grow(&tree->nodes, &tree->capacity, tree->count + 1, sizeof *tree->nodes)) {
         return 0;
     }
@@ -27,8 +27,8 @@ static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *
         return at == FC_NO_NAME ? 0 : (uint32_t)at;
     }
     uint32_t made = (uint32_t)tree->count++;
-    tree->nodes[made] = (pt_node){.element = element, .parent = parent, .item = UINT32_MAX};
-    pt_node *p = &tree->nodes[parent];
+    tree->nodes[made] = (fc_pt_node){.element = element, .parent = parent, .item = UINT32_MAX};
+    fc_pt_node *p = &tree->nodes[parent];
     if (p->last) {
         tree->nodes[p->last].next = made;
     } else {
@@ -39,7 +39,7 @@ static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *
     return made;
 }
 
-static fc_code nest_value(pt_tree *tree, const fc_target_tensor *t, const fc_path_element *flat, uint32_t item,
+static fc_code nest_value(fc_pt_tree *tree, const fc_target_tensor *t, const fc_path_element *flat, uint32_t item,
                           fc_error *err) {
     const fc_path_element *elements = t->path.count ? t->path.elements : flat;
     size_t count = t->path.count ? t->path.count : 1;
@@ -63,15 +63,15 @@ static fc_code nest_value(pt_tree *tree, const fc_target_tensor *t, const fc_pat
     return FC_OK;
 }
 
-fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err) {
-    *tree = (pt_tree){0};
+fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, fc_pt_tree *tree, fc_error *err) {
+    *tree = (fc_pt_tree){0};
     tree->flat = calloc(file->nitems + 1, sizeof *tree->flat);
     tree->scratch = fc_arena_new();
     tree->children = tree->scratch ? fc_name_table_new(tree->scratch, file->nitems) : NULL;
     FC_NEED(tree->flat && tree->children &&
                 fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes),
             err, NULL);
-    tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
+    tree->nodes[tree->count++] = (fc_pt_node){.item = UINT32_MAX};
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
         tree->flat[i].key = t->name;
@@ -80,18 +80,18 @@ fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt
     return FC_OK;
 }
 
-void fc_pt_tree_free(pt_tree *tree) {
+void fc_pt_tree_free(fc_pt_tree *tree) {
     free(tree->nodes);
     fc_arena_free(tree->scratch);
     free(tree->flat);
-    *tree = (pt_tree){0};
+    *tree = (fc_pt_tree){0};
 }
 
 /* The state of writing, for all levels. */
 typedef struct emitter {
-    const pt_tree *tree;
+    const fc_pt_tree *tree;
     fc_torch_pickler *w;
-    pt_leaf_fn leaf;
+    fc_pt_leaf_fn leaf;
     void *context;
     fc_error *err;
 } emitter;
@@ -99,7 +99,7 @@ typedef struct emitter {
 static fc_code emit(emitter *e, uint32_t node);
 
 /* Whether the children are the items of a list. Like torch's unflattening, decides by the kind of the keys. */
-static bool is_sequence(const pt_tree *tree, const pt_node *n) {
+static bool is_sequence(const fc_pt_tree *tree, const fc_pt_node *n) {
     for (uint32_t c = n->first; c; c = tree->nodes[c].next) {
         if (!tree->nodes[c].element->is_index) {
             return false;
@@ -108,7 +108,7 @@ static bool is_sequence(const pt_tree *tree, const pt_node *n) {
     return n->first != 0;
 }
 
-static bool index_of(const pt_node *n, size_t *out) {
+static bool index_of(const fc_pt_node *n, size_t *out) {
     char *end;
     errno = 0;
     unsigned long long value = strtoull(n->element->key, &end, 10);
@@ -117,7 +117,7 @@ static bool index_of(const pt_node *n, size_t *out) {
 }
 
 /* Writes the children by index, with None for those that were left out, as in torch. */
-static fc_code emit_sequence(emitter *e, const pt_node *n) {
+static fc_code emit_sequence(emitter *e, const fc_pt_node *n) {
     size_t length = 0, index;
     bool is_tuple = true;
     for (uint32_t c = n->first; c; c = e->tree->nodes[c].next) {
@@ -151,7 +151,7 @@ static fc_code emit_sequence(emitter *e, const pt_node *n) {
     return rc;
 }
 
-static fc_code emit_dict(emitter *e, const pt_node *n) {
+static fc_code emit_dict(emitter *e, const fc_pt_node *n) {
     fc_code rc = FC_OK;
     fc_torch_pickle_op(e->w, FC_PICKLE_EMPTY_DICT);
     if (!n->first) {
@@ -173,14 +173,15 @@ static fc_code emit_dict(emitter *e, const pt_node *n) {
 
 /* The recursion is as deep as the paths, which fc_pt_tree_build limits. */
 static fc_code emit(emitter *e, uint32_t node) {
-    const pt_node *n = &e->tree->nodes[node];
+    const fc_pt_node *n = &e->tree->nodes[node];
     if (n->item != UINT32_MAX) {
         return e->leaf(e->context, e->w, n->item, e->err);
     }
     return is_sequence(e->tree, n) ? emit_sequence(e, n) : emit_dict(e, n);
 }
 
-fc_code fc_pt_tree_write(const pt_tree *tree, fc_torch_pickler *w, pt_leaf_fn leaf, void *context, fc_error *err) {
+fc_code fc_pt_tree_write(const fc_pt_tree *tree, fc_torch_pickler *w, fc_pt_leaf_fn leaf, void *context,
+                         fc_error *err) {
     emitter e = {tree, w, leaf, context, err};
     return emit(&e, 0);
 }

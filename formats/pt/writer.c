@@ -27,7 +27,7 @@ typedef struct pt_writer {
     fc_arena *scratch;
     fc_target_file *file;
     const char *path;
-    pt_tie *ties;
+    fc_pt_tie *ties;
     uint64_t *numbers; /* per item: number of its data record; a view has that of its root */
     uint64_t nstored;
     fc_torch_pickler pickler;
@@ -133,7 +133,7 @@ static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_
 }
 
 static fc_code write_pickle(pt_writer *w, fc_error *err) {
-    pt_tree tree;
+    fc_pt_tree tree;
     fc_torch_pickle_begin(&w->pickler, 2);
     fc_code rc;
     FC_TRY_GOTO(fc_pt_tree_build(w->target, w->file, &tree, err), rc, out);

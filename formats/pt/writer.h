@@ -13,47 +13,47 @@
 #include "torch/zip/write.h"
 
 /** How an item of a file is stored: as a view of the item `root`, which may be the item itself. */
-typedef struct pt_tie {
+typedef struct fc_pt_tie {
     uint32_t root;          /* index into file->items */
     uint64_t offset;        /* offset in the root's row-major elements */
     const int64_t *strides; /* in elements; NULL: row-major */
-} pt_tie;
+} fc_pt_tie;
 
 /** Finds the items of `file` that are views of others. @param ties receives one tie per item, in `arena`. */
-fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, pt_tie **ties,
+fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, fc_pt_tie **ties,
                         fc_error *err);
 
 /** A level of the nesting. Children are in the order in which they were found. */
-typedef struct pt_node {
+typedef struct fc_pt_node {
     const fc_path_element *element; /* borrowed from the path */
     uint32_t parent;
     uint32_t first, last, next; /* children, sibling; 0: none, as 0 is the root */
     uint32_t nchildren;
     uint32_t item; /* index into file->items for a leaf, else UINT32_MAX */
-} pt_node;
+} fc_pt_node;
 
-typedef struct pt_tree {
-    pt_node *nodes;
+typedef struct fc_pt_tree {
+    fc_pt_node *nodes;
     size_t count, capacity;
     fc_path_element *flat; /* the names of values without a path, as paths */
     fc_arena *scratch;
     fc_name_table *children; /* in `scratch`; from the parent, the kind of the key and the key to the node */
-} pt_tree;
+} fc_pt_tree;
 
 /** Nests the items of `file`. */
-fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err);
-void fc_pt_tree_free(pt_tree *tree);
+fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, fc_pt_tree *tree, fc_error *err);
+void fc_pt_tree_free(fc_pt_tree *tree);
 
 /** Writes the nested values into `w`; `leaf` writes an item. */
-typedef fc_code (*pt_leaf_fn)(void *context, fc_torch_pickler *w, uint32_t item, fc_error *err);
-fc_code fc_pt_tree_write(const pt_tree *tree, fc_torch_pickler *w, pt_leaf_fn leaf, void *context, fc_error *err);
+typedef fc_code (*fc_pt_leaf_fn)(void *context, fc_torch_pickler *w, uint32_t item, fc_error *err);
+fc_code fc_pt_tree_write(const fc_pt_tree *tree, fc_torch_pickler *w, fc_pt_leaf_fn leaf, void *context, fc_error *err);
 
 /**
  * Writes a flat parameter as FSDP1's _local_post_state_dict_hook does: a ShardedTensor with this rank's shard, or
  * without one. @param local writes the tensor of the shard.
  */
-typedef void (*pt_local_fn)(void *context, fc_torch_pickler *w, uint32_t item);
-void fc_pt_write_sharded(const fc_target *target, const fc_target_file *file, uint32_t item, pt_local_fn local,
+typedef void (*fc_pt_local_fn)(void *context, fc_torch_pickler *w, uint32_t item);
+void fc_pt_write_sharded(const fc_target *target, const fc_target_file *file, uint32_t item, fc_pt_local_fn local,
                          void *context, fc_torch_pickler *w);
 
 bool fc_pt_is_directory(const fc_target *target);

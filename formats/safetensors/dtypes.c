@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-static const st_dtype table[] = {
+static const fc_st_dtype table[] = {
     {"BOOL", 8, true, FC_BOOL},
     {"F4", 4, true, FC_F4_E2M1FN_X2}, /* The header counts numbers; torch counts bytes, which hold two. */
     {"F6_E2M3", 6, false, FC_U8},
@@ -31,7 +31,7 @@ static const st_dtype table[] = {
     {"U64", 64, true, FC_U64},
 };
 
-const st_dtype *fc_st_dtype_find(const char *name) {
+const fc_st_dtype *fc_st_dtype_find(const char *name) {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (strcmp(table[i].name, name) == 0) {
             return &table[i];
@@ -40,25 +40,25 @@ const st_dtype *fc_st_dtype_find(const char *name) {
     return NULL;
 }
 
-int fc_st_dtype_order(const st_dtype *dtype) {
+int fc_st_dtype_order(const fc_st_dtype *dtype) {
     return (int)(dtype - table);
 }
 
-st_stored fc_st_stored_as(fc_dtype dtype, int ndim) {
+fc_st_stored fc_st_stored_as(fc_dtype dtype, int ndim) {
     switch (dtype) {
     case FC_C32:
-        return (st_stored){fc_st_dtype_find("F16"), 1, 2, true};
+        return (fc_st_stored){fc_st_dtype_find("F16"), 1, 2, true};
     case FC_C128:
-        return (st_stored){fc_st_dtype_find("F64"), 1, 2, true};
+        return (fc_st_stored){fc_st_dtype_find("F64"), 1, 2, true};
     case FC_F4_E2M1FN_X2:
-        return ndim > 0 ? (st_stored){fc_st_dtype_find("F4"), 2, 0, false}
-                        : (st_stored){fc_st_dtype_find("F4"), 1, 2, true};
+        return ndim > 0 ? (fc_st_stored){fc_st_dtype_find("F4"), 2, 0, false}
+                        : (fc_st_stored){fc_st_dtype_find("F4"), 1, 2, true};
     default:
         for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
             if (table[i].readable && table[i].dtype == dtype) {
-                return (st_stored){&table[i], 1, 0, false};
+                return (fc_st_stored){&table[i], 1, 0, false};
             }
         }
-        return (st_stored){fc_st_dtype_find("U8"), 1, 0, true}; /* unreachable: objects have no dtype */
+        return (fc_st_stored){fc_st_dtype_find("U8"), 1, 0, true}; /* unreachable: objects have no dtype */
     }
 }

@@ -43,7 +43,7 @@ bool fc_st_files_probe(const fc_probe *probe) {
 }
 
 /* Takes the names of one group. */
-static fc_code take_names(fc_arena *arena, const st_names *l, const char *group, st_files *out, fc_error *err) {
+static fc_code take_names(fc_arena *arena, const fc_st_names *l, const char *group, fc_st_files *out, fc_error *err) {
     fc_file *files = fc_arena_calloc(arena, l->count + 1, sizeof *files);
     out->files = files;
     for (size_t i = 0; files && i < l->count; i++) {
@@ -67,7 +67,7 @@ static int compare_file_numbers(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned char *models, uint32_t count,
+static fc_code check_shards(fc_arena *arena, const fc_st_files *f, const unsigned char *models, uint32_t count,
                             fc_error *err) {
     for (uint32_t m = 1; m <= count; m++) {
         if (!models[m]) {
@@ -97,7 +97,7 @@ static bool is_shard(const fc_file *file, uint32_t *shard, uint32_t *model, uint
     return fc_st_parse_shard_name(file->name, shard, model, models);
 }
 
-static fc_code read_shards(fc_arena *arena, st_files *out, fc_error *err) {
+static fc_code read_shards(fc_arena *arena, fc_st_files *out, fc_error *err) {
     uint32_t shard = 0, model = 0, count = 0;
     is_shard(&out->files[0], &shard, &model, &count); /* the same number in all names of the group */
     unsigned char *seen = calloc((size_t)count + 1, 1);
@@ -116,7 +116,7 @@ static fc_code read_shards(fc_arena *arena, st_files *out, fc_error *err) {
 /* ---- several files ---- */
 
 /* Files with names such as "model-00001-of-00003" must all exist. Other names do not tell their number. */
-static fc_code check_numbers(st_files *f, fc_error *err) {
+static fc_code check_numbers(fc_st_files *f, fc_error *err) {
     for (size_t i = 0; i < f->nfiles; i++) {
         size_t stem;
         uint32_t number, count;
@@ -136,14 +136,14 @@ static fc_code check_numbers(st_files *f, fc_error *err) {
 }
 
 /* Reads the index, which describes the other files. */
-static fc_code read_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, st_files *out,
+static fc_code read_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_st_files *out,
                           fc_error *err) {
     FC_TRY(fc_identities_add_header(checkpoint, path, options, err));
     return fc_st_index_read(checkpoint->arena, path, out, err);
 }
 
-static fc_code find_in_directory(fc_checkpoint *checkpoint, const st_names *l, const fc_open_options *options,
-                                 st_files *out, fc_error *err) {
+static fc_code find_in_directory(fc_checkpoint *checkpoint, const fc_st_names *l, const fc_open_options *options,
+                                 fc_st_files *out, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     const char *group = checkpoint->group ? checkpoint->group : "";
     fc_file index;
@@ -166,7 +166,7 @@ static fc_code find_in_directory(fc_checkpoint *checkpoint, const st_names *l, c
 
 /* ---- links ---- */
 
-fc_code fc_st_check_links(const st_files *f, fc_error *err) {
+fc_code fc_st_check_links(const fc_st_files *f, fc_error *err) {
     char root[PATH_MAX];
     if (!realpath(f->directory, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", f->directory);
@@ -177,8 +177,9 @@ fc_code fc_st_check_links(const st_files *f, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *options, st_files *out, fc_error *err) {
-    st_names l = {0};
+static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *options, fc_st_files *out,
+                              fc_error *err) {
+    fc_st_names l = {0};
     fc_code rc;
     FC_TRY_GOTO(fc_st_list_names(checkpoint->arena, out->directory, &l, err), rc, out);
     FC_TRY_GOTO(find_in_directory(checkpoint, &l, options, out, err), rc, out);
@@ -187,12 +188,12 @@ out:
     return rc;
 }
 
-fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *options, st_files *out, fc_error *err) {
+fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *options, fc_st_files *out, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     const char *path = checkpoint->path;
     uint32_t shard, model, models;
     const char *name = fc_base_name(path);
-    *out = (st_files){.kind = ST_ONE};
+    *out = (fc_st_files){.kind = ST_ONE};
     bool is_directory;
     FC_TRY(fc_is_directory(path, &is_directory, err));
     if (is_directory) {

@@ -107,7 +107,7 @@ static bool counted_group(fc_arena *arena, const char *name, const char **out) {
 }
 
 /* Counts the files of each pattern, in the entry of its first file. */
-static bool count_numbers(fc_arena *arena, const st_names *l, numbers *all, fc_name_table *patterns) {
+static bool count_numbers(fc_arena *arena, const fc_st_names *l, numbers *all, fc_name_table *patterns) {
     for (size_t i = 0; i < l->count; i++) {
         uint32_t number = 0;
         const char *pattern = NULL;
@@ -130,7 +130,7 @@ static bool count_numbers(fc_arena *arena, const st_names *l, numbers *all, fc_n
     return true;
 }
 
-static fc_code set_groups(fc_arena *arena, st_names *l, const char *directory, fc_error *err) {
+static fc_code set_groups(fc_arena *arena, fc_st_names *l, const char *directory, fc_error *err) {
     numbers *all = fc_arena_calloc(arena, l->count + 1, sizeof *all);
     fc_name_table *patterns = fc_name_table_new(arena, l->count + 1);
     l->groups = fc_arena_calloc(arena, l->count + 1, sizeof *l->groups);
@@ -150,7 +150,7 @@ static fc_code set_groups(fc_arena *arena, st_names *l, const char *directory, f
 
 /* ---- the directory ---- */
 
-static fc_code add_name(fc_arena *arena, const char *directory, const char *name, st_names *out, fc_error *err) {
+static fc_code add_name(fc_arena *arena, const char *directory, const char *name, fc_st_names *out, fc_error *err) {
     const bool index = fc_ends_with(name, ST_INDEX_EXTENSION);
     if (name[0] == '.' || (!index && !fc_ends_with(name, ST_EXTENSION))) {
         return FC_OK;
@@ -163,7 +163,7 @@ static fc_code add_name(fc_arena *arena, const char *directory, const char *name
     return FC_OK;
 }
 
-fc_code fc_st_list_names(fc_arena *arena, const char *directory, st_names *out, fc_error *err) {
+fc_code fc_st_list_names(fc_arena *arena, const char *directory, fc_st_names *out, fc_error *err) {
     fc_dir dir;
     fc_code rc;
     FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
@@ -177,10 +177,10 @@ out:
     return fc_dir_close(&dir, rc, err);
 }
 
-void fc_st_names_free(st_names *names) {
+void fc_st_names_free(fc_st_names *names) {
     free(names->names);
     free(names->indexes);
-    *names = (st_names){.count = 0};
+    *names = (fc_st_names){.count = 0};
 }
 
 /* ---- the checkpoints ---- */
@@ -188,7 +188,7 @@ void fc_st_names_free(st_names *names) {
 /* The checkpoints of a directory while they are listed. */
 typedef struct lister {
     const char *directory;
-    st_names names;
+    fc_st_names names;
     bool *indexed; /* per name: an index has it */
     fc_listing *out;
     fc_error *err;
@@ -249,7 +249,7 @@ static bool is_plain_index(const lister *l, const char *index) {
 /* Marks the files of an index, and adds it. */
 static fc_code add_index(const lister *l, const char *index) {
     fc_arena *arena = l->out->arena;
-    st_files files = {.directory = l->directory};
+    fc_st_files files = {.directory = l->directory};
     fc_error ignored;
     const char *path = fc_arena_printf(arena, "%s/%s", l->directory, index), *first = index;
     FC_NEED(path, l->err, l->directory);

@@ -26,18 +26,18 @@ typedef struct header_reader {
     const char *path;
     int fd;
     uint64_t file_size; /* bytes; the safetensors file extends from out->start to here */
-    st_header *out;
-    st_json json;
+    fc_st_header *out;
+    fc_st_json json;
     size_t entries_capacity, pairs_capacity;
     fc_error *err;
 } header_reader;
 
-void fc_st_header_free(st_header *header) {
+void fc_st_header_free(fc_st_header *header) {
     free(header->entries);
     free(header->by_name);
     free(header->by_offset);
     free(header->pairs);
-    *header = (st_header){0};
+    *header = (fc_st_header){0};
 }
 
 static fc_code entry_fail(const header_reader *r, const char *name, const char *what) {
@@ -51,7 +51,7 @@ static bool read_number(const json_t *value, int64_t *out) {
     return *out >= 0;
 }
 
-static fc_code read_dtype(const header_reader *r, const json_t *value, st_entry *e) {
+static fc_code read_dtype(const header_reader *r, const json_t *value, fc_st_entry *e) {
     const char *name = json_string_value(value);
     if (!name) {
         return entry_fail(r, e->name, "its dtype is missing");
@@ -65,7 +65,7 @@ static fc_code read_dtype(const header_reader *r, const json_t *value, st_entry 
     return FC_OK;
 }
 
-static fc_code read_shape(const header_reader *r, const json_t *value, st_entry *e) {
+static fc_code read_shape(const header_reader *r, const json_t *value, fc_st_entry *e) {
     size_t n = json_array_size(value);
     if (!json_is_array(value)) {
         return entry_fail(r, e->name, "its shape is missing");
@@ -86,7 +86,7 @@ static fc_code read_shape(const header_reader *r, const json_t *value, st_entry 
 }
 
 /* The shape and the dtype must require exactly the bytes between the offsets. */
-static fc_code check_span(const header_reader *r, const st_entry *e) {
+static fc_code check_span(const header_reader *r, const fc_st_entry *e) {
     int64_t elements;
     uint64_t bits;
     if (!fc_numel(e->raw_ndim, e->shape, &elements) || !fc_mul_u64((uint64_t)elements, e->stored->bits, &bits)) {
@@ -105,7 +105,7 @@ static fc_code check_span(const header_reader *r, const st_entry *e) {
 }
 
 static fc_code read_entry(header_reader *r, const char *name, const json_t *value) {
-    st_entry e = {.name = fc_arena_strndup(r->arena, name, strlen(name))};
+    fc_st_entry e = {.name = fc_arena_strndup(r->arena, name, strlen(name))};
     int64_t begin, end;
     FC_NEED(e.name, r->err, r->path);
     if (!json_is_object(value)) {
@@ -132,8 +132,8 @@ static fc_code read_pair(header_reader *r, const char *key, const json_t *value)
     if (!json_is_string(value)) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: __metadata__: the value of %.128s is not a string", r->path, key);
     }
-    st_pair pair = {fc_arena_strndup(r->arena, key, strlen(key)),
-                    fc_arena_strndup(r->arena, json_string_value(value), json_string_length(value))};
+    fc_st_pair pair = {fc_arena_strndup(r->arena, key, strlen(key)),
+                       fc_arena_strndup(r->arena, json_string_value(value), json_string_length(value))};
     FC_NEED(pair.key && pair.value && fc_grow(&r->out->pairs, &r->pairs_capacity, r->out->npairs + 1, sizeof pair),
             r->err, r->path);
     r->out->pairs[r->out->npairs++] = pair;
@@ -160,11 +160,11 @@ static fc_code read_metadata(header_reader *r) {
 }
 
 static int compare_pair_keys(const void *a, const void *b) {
-    return strcmp(((const st_pair *)a)->key, ((const st_pair *)b)->key);
+    return strcmp(((const fc_st_pair *)a)->key, ((const fc_st_pair *)b)->key);
 }
 
 static fc_code sort_pairs(header_reader *r) {
-    st_header *h = r->out;
+    fc_st_header *h = r->out;
     if (h->npairs > 1) {
         qsort(h->pairs, h->npairs, sizeof *h->pairs, compare_pair_keys);
     }
@@ -177,9 +177,9 @@ static fc_code sort_pairs(header_reader *r) {
     return FC_OK;
 }
 
-const char *fc_st_header_value(const st_header *header, const char *key) {
-    st_pair wanted = {key, NULL};
-    const st_pair *found =
+const char *fc_st_header_value(const fc_st_header *header, const char *key) {
+    fc_st_pair wanted = {key, NULL};
+    const fc_st_pair *found =
         header->npairs ? bsearch(&wanted, header->pairs, header->npairs, sizeof wanted, compare_pair_keys) : NULL;
     return found ? found->value : NULL;
 }
@@ -187,19 +187,19 @@ const char *fc_st_header_value(const st_header *header, const char *key) {
 /* ---- the whole ---- */
 
 static int compare_entry_names(const void *a, const void *b, void *entries) {
-    const st_entry *e = entries;
+    const fc_st_entry *e = entries;
     return strcmp(e[*(const uint32_t *)a].name, e[*(const uint32_t *)b].name);
 }
 
 static int compare_entry_offsets(const void *a, const void *b, void *entries) {
-    const st_entry *e = entries, *x = &e[*(const uint32_t *)a], *y = &e[*(const uint32_t *)b];
+    const fc_st_entry *e = entries, *x = &e[*(const uint32_t *)a], *y = &e[*(const uint32_t *)b];
     if (x->begin != y->begin) {
         return x->begin < y->begin ? -1 : 1;
     }
     return x->end != y->end ? (x->end < y->end ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-st_entry *fc_st_header_find(const st_header *header, const char *name) {
+fc_st_entry *fc_st_header_find(const fc_st_header *header, const char *name) {
     size_t low = 0, high = header->nentries;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -213,7 +213,7 @@ st_entry *fc_st_header_find(const st_header *header, const char *name) {
 }
 
 static fc_code sort_entries(header_reader *r) {
-    st_header *h = r->out;
+    fc_st_header *h = r->out;
     h->by_name = calloc(h->nentries + 1, sizeof *h->by_name);
     h->by_offset = calloc(h->nentries + 1, sizeof *h->by_offset);
     if (!h->by_name || !h->by_offset || h->nentries > UINT32_MAX) {
@@ -235,11 +235,11 @@ static fc_code sort_entries(header_reader *r) {
 
 /* The data must start at 0, have no gaps and no overlaps, and end with the file. */
 static fc_code check_offsets(const header_reader *r, bool headers_only) {
-    const st_header *h = r->out;
+    const fc_st_header *h = r->out;
     uint64_t end = 0;
     const char *last = NULL;
     for (size_t i = 0; i < h->nentries; i++) {
-        const st_entry *e = &h->entries[h->by_offset[i]];
+        const fc_st_entry *e = &h->entries[h->by_offset[i]];
         if (e->begin != end) {
             return fc_fail(r->err, FC_ECORRUPT,
                            "%s: tensor %.256s: its data starts at byte %" PRIu64 " instead of %" PRIu64
@@ -301,7 +301,7 @@ static fc_code parse(header_reader *r) {
 }
 
 /* @param size bytes from the start of the file to the data. */
-static st_header_state compare_digest(const st_header *h, const char *text, size_t size) {
+static fc_st_header_state compare_digest(const fc_st_header *h, const char *text, size_t size) {
     size_t place = fc_st_digest_offset(text, size);
     if (place == 0) {
         bool bare = fc_st_header_value(h, ST_VERSION) && !fc_st_header_value(h, ST_HEADER_DIGEST);
@@ -340,15 +340,15 @@ static fc_code read_text(const header_reader *r, char **text, uint64_t *size) {
 }
 
 static fc_code read_header(header_reader *r, bool headers_only) {
-    st_header *header = r->out;
+    fc_st_header *header = r->out;
     uint64_t size = 0;
     char *text = NULL;
     fc_code rc;
     FC_TRY_GOTO(read_text(r, &text, &size), rc, out);
-    r->json = (st_json){.text = text + ST_LENGTH_BYTES,
-                        .size = (size_t)size - ST_LENGTH_BYTES,
-                        .path = r->path,
-                        .offset = r->out->start + ST_LENGTH_BYTES};
+    r->json = (fc_st_json){.text = text + ST_LENGTH_BYTES,
+                           .size = (size_t)size - ST_LENGTH_BYTES,
+                           .path = r->path,
+                           .offset = r->out->start + ST_LENGTH_BYTES};
     header->data = r->out->start + size;
     FC_TRY_GOTO(parse(r), rc, out);
     FC_TRY_GOTO(sort_pairs(r), rc, out);
@@ -364,10 +364,10 @@ out:
     return rc;
 }
 
-fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, bool headers_only, st_header *out,
+fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, bool headers_only, fc_st_header *out,
                              fc_error *err) {
     header_reader r = {.arena = arena, .path = path, .out = out, .err = err};
-    *out = (st_header){.rank = -1, .start = start};
+    *out = (fc_st_header){.rank = -1, .start = start};
     FC_TRY(fc_open_input(path, &r.fd, &r.file_size, err));
     fc_code rc;
     if (start <= r.file_size) {
@@ -381,6 +381,6 @@ fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, 
     return rc;
 }
 
-fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err) {
+fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, fc_st_header *out, fc_error *err) {
     return fc_st_header_read_at(arena, path, 0, headers_only, out, err);
 }

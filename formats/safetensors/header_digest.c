@@ -72,7 +72,7 @@ static bool is_one_digit(uint64_t difference) {
     return difference <= 15;
 }
 
-st_header_state fc_st_digest_compare(const char *text, size_t size, size_t at) {
+fc_st_header_state fc_st_digest_compare(const char *text, size_t size, size_t at) {
     uint64_t recorded, digest = fc_st_digest_of(text, size, at);
     int wrong = fc_st_read_digits(text + at, &recorded);
     if (wrong > 1) {
@@ -85,9 +85,9 @@ st_header_state fc_st_digest_compare(const char *text, size_t size, size_t at) {
                                                                                   : ST_HEADER_REWRITTEN;
 }
 
-static st_header_state state_of(const fc_checkpoint *checkpoint, size_t index) {
-    const st_state *state = checkpoint->state; /* the index, which follows the data files, has no state */
-    return index < state->count ? (st_header_state)state->headers[index] : ST_HEADER_UNKNOWN;
+static fc_st_header_state state_of(const fc_checkpoint *checkpoint, size_t index) {
+    const fc_st_state *state = checkpoint->state; /* the index, which follows the data files, has no state */
+    return index < state->count ? (fc_st_header_state)state->headers[index] : ST_HEADER_UNKNOWN;
 }
 
 fc_code fc_st_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
@@ -112,12 +112,12 @@ static void count_objects(const fc_checkpoint *checkpoint, struct fc_verify_repo
 
 fc_code fc_st_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err) {
-    const st_state *all = checkpoint->state;
+    const fc_st_state *all = checkpoint->state;
     size_t covered = 0;
     (void)err;
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         const fc_defect at = {.file = checkpoint->files[i].name};
-        const st_header_state state = state_of(checkpoint, i);
+        const fc_st_header_state state = state_of(checkpoint, i);
         fc_error found;
         if (fc_st_check_file(checkpoint, i, &found) != FC_OK) {
             fc_report_defect(findings, &at, "%s", found.message);

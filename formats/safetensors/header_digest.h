@@ -10,19 +10,19 @@
 enum { ST_DIGITS = 16 };
 
 /** Whether a header has changed since fsdpckpt wrote it. */
-typedef enum st_header_state {
+typedef enum fc_st_header_state {
     ST_HEADER_UNKNOWN, /**< The header has no digest. */
     ST_HEADER_GOOD,
     ST_HEADER_DAMAGED,   /**< One bit has flipped. */
     ST_HEADER_REWRITTEN, /**< More has changed: another program rewrote it and kept our members of __metadata__. */
     ST_HEADER_BARE       /**< fsdpckpt wrote it, but the digest is missing. */
-} st_header_state;
+} fc_st_header_state;
 
 /** fc_checkpoint.state: the header states of the data files. In the arena. */
-typedef struct st_state {
-    const unsigned char *headers; /**< One st_header_state per data file. */
+typedef struct fc_st_state {
+    const unsigned char *headers; /**< One fc_st_header_state per data file. */
     size_t count;
-} st_state;
+} fc_st_state;
 
 /** Returns the offset of the digest's digits in a header of `size` bytes, counted from the start of the file; 0 if it
  *  has none. */
@@ -32,7 +32,7 @@ size_t fc_st_digest_offset(const char *text, size_t size);
 uint64_t fc_st_digest_of(const char *text, size_t size, size_t at);
 
 /** Compares a header with the digest at offset `at`. */
-st_header_state fc_st_digest_compare(const char *text, size_t size, size_t at);
+fc_st_header_state fc_st_digest_compare(const char *text, size_t size, size_t at);
 
 /** Writes 16 hexadecimal digits to `out`, without a NUL. */
 void fc_st_digits(uint64_t value, char *out);

@@ -35,7 +35,7 @@ static const int64_t *keep_numbers(fc_arena *arena, const int64_t *numbers, cons
     return copy ? memcpy(copy, numbers, bytes) : NULL;
 }
 
-static bool same_path(const st_entry *a, const st_entry *b) {
+static bool same_path(const fc_st_entry *a, const fc_st_entry *b) {
     bool same = b->path && a->path_count == b->path_count;
     for (size_t i = 0; same && i < a->path_count; i++) {
         const fc_path_element *x = &a->path[i], *y = &b->path[i];
@@ -45,7 +45,7 @@ static bool same_path(const st_entry *a, const st_entry *b) {
     return same;
 }
 
-static const fc_path_element *keep_path(fc_arena *arena, const st_entry *e, const st_entry *before) {
+static const fc_path_element *keep_path(fc_arena *arena, const fc_st_entry *e, const fc_st_entry *before) {
     if (before && same_path(e, before)) {
         return before->path;
     }
@@ -59,7 +59,7 @@ static const fc_path_element *keep_path(fc_arena *arena, const st_entry *e, cons
 }
 
 /* @param before the entry of the same tensor in the file before, or NULL. */
-static bool keep_entry(fc_arena *arena, st_entry *e, const st_entry *before) {
+static bool keep_entry(fc_arena *arena, fc_st_entry *e, const fc_st_entry *before) {
     const size_t n = (size_t)e->raw_ndim;
     int64_t *dims = fc_arena_alloc(arena, 2 * n * sizeof *dims);
     e->name = keep_text(arena, e->name, before ? before->name : NULL);
@@ -79,14 +79,14 @@ static bool keep_entry(fc_arena *arena, st_entry *e, const st_entry *before) {
     return !e->path || (e->path = keep_path(arena, e, before)) != NULL;
 }
 
-static bool keep_pairs(fc_arena *arena, st_header *header, const st_header *before) {
+static bool keep_pairs(fc_arena *arena, fc_st_header *header, const fc_st_header *before) {
     size_t n = 0;
     for (size_t i = 0; i < header->npairs; i++) {
-        st_pair pair = header->pairs[i];
+        fc_st_pair pair = header->pairs[i];
         if (is_applied(pair.key)) {
             continue;
         }
-        const st_pair *same = before && n < before->npairs ? &before->pairs[n] : NULL;
+        const fc_st_pair *same = before && n < before->npairs ? &before->pairs[n] : NULL;
         pair.key = keep_text(arena, pair.key, same ? same->key : NULL);
         pair.value = keep_text(arena, pair.value, same ? same->value : NULL);
         if (!pair.key || !pair.value) {
@@ -98,10 +98,10 @@ static bool keep_pairs(fc_arena *arena, st_header *header, const st_header *befo
     return true;
 }
 
-bool fc_st_header_keep(fc_arena *arena, st_header *header, const st_header *before) {
+bool fc_st_header_keep(fc_arena *arena, fc_st_header *header, const fc_st_header *before) {
     for (size_t i = 0; i < header->nentries; i++) {
-        st_entry *e = &header->entries[i];
-        const st_entry *same = before && i < before->nentries ? &before->entries[i] : NULL;
+        fc_st_entry *e = &header->entries[i];
+        const fc_st_entry *same = before && i < before->nentries ? &before->entries[i] : NULL;
         if (!keep_entry(arena, e, same && strcmp(e->name, same->name) == 0 ? same : NULL)) {
             return false;
         }

@@ -24,19 +24,19 @@ enum { ALIGNMENT = 8, PAGE = 4096, MUCH = 1 << 20 };
 
 /* The header while it is built. */
 typedef struct header_builder {
-    const st_common *common;
+    const fc_st_common *common;
     const fc_target *target;
     fc_target_file *file;
-    st_header_out *out;
+    fc_st_header_out *out;
     json_t *metadata;
     FILE *stream; /* writes to out->text */
     fc_error *err;
 } header_builder;
 
-void fc_st_header_out_free(st_header_out *header) {
+void fc_st_header_out_free(fc_st_header_out *header) {
     free(header->text);
     free(header->order);
-    *header = (st_header_out){0};
+    *header = (fc_st_header_out){0};
 }
 
 static const fc_target_tensor *tensor_of(const header_builder *m, const fc_target_item *item) {
@@ -73,7 +73,7 @@ static void append(json_t **list, json_t *value) {
     }
 }
 
-static json_t *integers(const int64_t *numbers, int count, const st_stored *stored, int64_t appended) {
+static json_t *integers(const int64_t *numbers, int count, const fc_st_stored *stored, int64_t appended) {
     json_t *list = json_array();
     for (int i = 0; list && i < count; i++) {
         int64_t value = stored && i + 1 == count ? numbers[i] * stored->widen : numbers[i];
@@ -113,7 +113,7 @@ static json_t *layout_json(const header_builder *m, const fc_target_tensor *t) {
 static bool describe_item(const header_builder *m, const fc_target_item *item, json_t *paths, json_t *dtypes,
                           json_t *offsets, json_t *layouts) {
     const fc_target_tensor *t = tensor_of(m, item);
-    st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
+    fc_st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
     bool good = true;
     if (!is_flat(t)) {
         good = json_object_set_new(paths, t->name, path_json(&t->path)) == 0;
@@ -278,7 +278,7 @@ static int compare_tensor_dtypes(const void *a, const void *b, void *context) {
 }
 
 static fc_code order_tensors(header_builder *m) {
-    st_header_out *out = m->out;
+    fc_st_header_out *out = m->out;
     out->order = calloc(m->file->nitems + 1, sizeof *out->order);
     if (!out->order) {
         return out_of_memory(m);
@@ -329,7 +329,7 @@ static fc_code write_tensors(const header_builder *m) {
     for (size_t i = 0; i < m->out->count; i++) {
         const fc_target_item *item = &m->file->items[m->out->order[i]];
         const fc_target_tensor *t = tensor_of(m, item);
-        st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
+        fc_st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
         json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_target_item_bytes(m->target, item);
         FC_TRY(write_member(m, t->name,
                             json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
@@ -371,7 +371,7 @@ static fc_code print_text(header_builder *m) {
 /* Sets the length and finds the offsets of the digests. */
 static fc_code finish_header(const header_builder *m) {
     static const char mark[] = "\"" ST_DIGESTS "\":\""; /* within a text the quotation marks would be escaped */
-    st_header_out *out = m->out;
+    fc_st_header_out *out = m->out;
     uint64_t length = out->size - ST_LENGTH_BYTES;
     if (length > ST_MAX_HEADER) {
         return fc_advise(m->err,
@@ -393,11 +393,11 @@ static fc_code finish_header(const header_builder *m) {
     return FC_OK;
 }
 
-fc_code fc_st_header_make(const st_common *common, fc_target_file *file, bool objects, st_header_out *out,
+fc_code fc_st_header_make(const fc_st_common *common, fc_target_file *file, bool objects, fc_st_header_out *out,
                           fc_error *err) {
     header_builder m = {.common = common, .target = common->target, .file = file, .out = out, .err = err};
     fc_code rc;
-    *out = (st_header_out){0};
+    *out = (fc_st_header_out){0};
     m.metadata = json_object();
     if (!m.metadata) {
         return out_of_memory(&m);

@@ -18,7 +18,7 @@
 typedef struct index_reader {
     fc_arena *arena;
     const char *path;
-    st_files *out;
+    fc_st_files *out;
     const char **files; /* malloc'ed: the file name of each entry of out->map */
     size_t count, capacity, files_capacity;
 } index_reader;
@@ -47,12 +47,12 @@ static fc_code add_mapped(void *context, const char *name, json_t *value, fc_err
 }
 
 static int compare_mapped_names(const void *a, const void *b) {
-    return strcmp(((const st_mapped *)a)->name, ((const st_mapped *)b)->name);
+    return strcmp(((const fc_st_mapped *)a)->name, ((const fc_st_mapped *)b)->name);
 }
 
 /* Lists each file once, sorted by name, and the index last. */
 static fc_code list_files(index_reader *r, fc_error *err) {
-    st_files *out = r->out;
+    fc_st_files *out = r->out;
     const char **names = calloc(r->count + 1, sizeof *names);
     size_t n = 0;
     FC_NEED(names, err, r->path);
@@ -82,7 +82,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
 }
 
 static fc_code sort_map(const index_reader *r, fc_error *err) {
-    st_files *out = r->out;
+    fc_st_files *out = r->out;
     qsort(out->map, r->count, sizeof *out->map, compare_mapped_names);
     for (size_t i = 1; i < r->count; i++) {
         if (strcmp(out->map[i - 1].name, out->map[i].name) == 0) {
@@ -110,7 +110,7 @@ static fc_code keep_metadata(const index_reader *r, json_t *value, fc_error *err
     return r->out->index_metadata ? FC_OK : fc_no_memory(err, r->path);
 }
 
-static fc_code read_member(index_reader *r, st_json *json, const char *key, bool *mapped, fc_error *err) {
+static fc_code read_member(index_reader *r, fc_st_json *json, const char *key, bool *mapped, fc_error *err) {
     if (strcmp(key, "weight_map") == 0) {
         if (*mapped) {
             return fc_st_json_fail(json, json->at, "weight_map appears twice", err);
@@ -125,7 +125,7 @@ static fc_code read_member(index_reader *r, st_json *json, const char *key, bool
     return rc;
 }
 
-static fc_code parse(index_reader *r, st_json *json, fc_error *err) {
+static fc_code parse(index_reader *r, fc_st_json *json, fc_error *err) {
     bool mapped = false;
     FC_TRY(fc_st_json_enter(json, err));
     for (bool first = true;; first = false) {
@@ -142,14 +142,14 @@ static fc_code parse(index_reader *r, st_json *json, fc_error *err) {
     return r->count > 0 ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the weight_map is missing or empty", r->path);
 }
 
-fc_code fc_st_index_read(fc_arena *arena, const char *path, st_files *out, fc_error *err) {
+fc_code fc_st_index_read(fc_arena *arena, const char *path, fc_st_files *out, fc_error *err) {
     index_reader r = {.arena = arena, .path = path, .out = out};
     char *text = NULL;
     size_t size = 0;
     fc_code rc;
     out->kind = ST_INDEX;
     FC_TRY_GOTO(fc_read_whole(path, "an index of a checkpoint", ST_MAX_HEADER, &text, &size, err), rc, out);
-    st_json json = {.text = text, .size = size, .path = path};
+    fc_st_json json = {.text = text, .size = size, .path = path};
     FC_TRY_GOTO(parse(&r, &json, err), rc, out);
     FC_TRY_GOTO(list_files(&r, err), rc, out);
     rc = sort_map(&r, err);
@@ -159,7 +159,7 @@ out:
     return rc;
 }
 
-void fc_st_files_free(st_files *files) {
+void fc_st_files_free(fc_st_files *files) {
     free(files->map);
     files->map = NULL;
 }

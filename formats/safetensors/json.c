@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-fc_code fc_st_json_fail(const st_json *json, size_t at, const char *what, fc_error *err) {
+fc_code fc_st_json_fail(const fc_st_json *json, size_t at, const char *what, fc_error *err) {
     if (json->where) {
         return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: at character %zu: %s", json->path, json->where, at,
                        what);
@@ -16,13 +16,13 @@ fc_code fc_st_json_fail(const st_json *json, size_t at, const char *what, fc_err
     return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": %s", json->path, json->offset + at, what);
 }
 
-static void skip_blanks(st_json *json) {
+static void skip_blanks(fc_st_json *json) {
     while (json->at < json->size && json->text[json->at] && strchr(" \t\r\n", json->text[json->at])) {
         json->at++;
     }
 }
 
-static bool take_char(st_json *json, char c) {
+static bool take_char(fc_st_json *json, char c) {
     skip_blanks(json);
     if (json->at < json->size && json->text[json->at] == c) {
         json->at++;
@@ -31,16 +31,16 @@ static bool take_char(st_json *json, char c) {
     return false;
 }
 
-fc_code fc_st_json_enter(st_json *json, fc_error *err) {
+fc_code fc_st_json_enter(fc_st_json *json, fc_error *err) {
     return take_char(json, '{') ? FC_OK : fc_st_json_fail(json, json->at, "a JSON object should start here", err);
 }
 
-bool fc_st_json_at_object(st_json *json) {
+bool fc_st_json_at_object(fc_st_json *json) {
     skip_blanks(json);
     return json->at < json->size && json->text[json->at] == '{';
 }
 
-fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
+fc_code fc_st_json_value(fc_st_json *json, json_t **value, fc_error *err) {
     json_error_t wrong;
     skip_blanks(json);
     size_t left = json->size - json->at;
@@ -68,7 +68,7 @@ fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
     return fc_st_json_fail(json, json->at + (size_t)(wrong.position > 0 ? wrong.position : 0), wrong.text, err);
 }
 
-fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
+fc_code fc_st_json_key(fc_st_json *json, bool first, json_t **key, fc_error *err) {
     *key = NULL;
     if (take_char(json, '}')) {
         return FC_OK;
@@ -89,13 +89,13 @@ fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_st_json_end(st_json *json, fc_error *err) {
+fc_code fc_st_json_end(fc_st_json *json, fc_error *err) {
     skip_blanks(json);
     return json->at == json->size ? FC_OK
                                   : fc_st_json_fail(json, json->at, "something follows the end of the JSON", err);
 }
 
-fc_code fc_st_json_object(st_json *json, st_json_member *member, void *context, fc_error *err) {
+fc_code fc_st_json_object(fc_st_json *json, fc_st_json_member *member, void *context, fc_error *err) {
     FC_TRY(fc_st_json_enter(json, err));
     for (bool first = true;; first = false) {
         json_t *key, *value = NULL;
@@ -113,7 +113,7 @@ fc_code fc_st_json_object(st_json *json, st_json_member *member, void *context, 
     }
 }
 
-fc_code fc_st_json_members(st_json *json, st_json_member *member, void *context, fc_error *err) {
+fc_code fc_st_json_members(fc_st_json *json, fc_st_json_member *member, void *context, fc_error *err) {
     FC_TRY(fc_st_json_object(json, member, context, err));
     return fc_st_json_end(json, err);
 }

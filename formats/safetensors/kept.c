@@ -18,7 +18,7 @@ enum { MAX_ELEMENTS = 256 };
 typedef struct kept_reader {
     fc_arena *arena;
     const char *path;
-    st_header *header;
+    fc_st_header *header;
     const char *what; /* the key of the member that is applied, for messages */
 } kept_reader;
 
@@ -26,7 +26,7 @@ static fc_code fail_kept(const kept_reader *a, const char *name, const char *wha
     return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s: tensor %.256s: %s", a->path, a->what, name, what);
 }
 
-static fc_code find_entry(const kept_reader *a, const char *name, st_entry **out, fc_error *err) {
+static fc_code find_entry(const kept_reader *a, const char *name, fc_st_entry **out, fc_error *err) {
     *out = fc_st_header_find(a->header, name);
     return *out ? FC_OK : fail_kept(a, name, "the file has no tensor of that name", err);
 }
@@ -56,7 +56,7 @@ static const char *copy_string(const kept_reader *a, const json_t *string) {
 
 static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_error *err) {
     kept_reader *a = context;
-    st_entry *e;
+    fc_st_entry *e;
     FC_TRY(find_entry(a, name, &e, err));
     FC_TRY(read_numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim, &e->offsets, err));
     return e->offsets ? FC_OK : fail_kept(a, name, "saved_offsets should have one number for each dimension", err);
@@ -64,13 +64,13 @@ static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_
 
 static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_error *err) {
     kept_reader *a = context;
-    st_entry *e;
+    fc_st_entry *e;
     const char *dtype = json_string_value(value);
     FC_TRY(find_entry(a, name, &e, err));
     if (!dtype || !fc_dtype_find(dtype, strlen(dtype), &e->dtype)) {
         return fail_kept(a, name, "the dtype is unknown", err);
     }
-    st_stored as = fc_st_stored_as(e->dtype, 0);
+    fc_st_stored as = fc_st_stored_as(e->dtype, 0);
     bool fits = as.remembered && as.as == e->stored && as.append > 0 && e->raw_ndim > 0 &&
                 e->shape[e->raw_ndim - 1] == as.append;
     e->remembered = true;
@@ -116,7 +116,7 @@ static fc_code read_path(const kept_reader *a, const json_t *list, const fc_path
 
 static fc_code apply_path(void *context, const char *name, json_t *value, fc_error *err) {
     kept_reader *a = context;
-    st_entry *e;
+    fc_st_entry *e;
     FC_TRY(find_entry(a, name, &e, err));
     FC_TRY(read_path(a, value, &e->path, &e->path_count, err));
     return e->path ? FC_OK : fail_kept(a, name, "the path should be a list of keys and indexes", err);
@@ -124,7 +124,7 @@ static fc_code apply_path(void *context, const char *name, json_t *value, fc_err
 
 static fc_code apply_layout(void *context, const char *name, json_t *value, fc_error *err) {
     kept_reader *a = context;
-    st_entry *e;
+    fc_st_entry *e;
     const json_t *placements = json_object_get(value, "placements");
     FC_TRY(find_entry(a, name, &e, err));
     const json_t *shape = json_object_get(value, "shape");
@@ -140,12 +140,12 @@ static fc_code apply_layout(void *context, const char *name, json_t *value, fc_e
 }
 
 /* Calls `member` for each member of the JSON object stored under `key`, if there is one. */
-static fc_code apply(kept_reader *a, const char *key, st_json_member *member, fc_error *err) {
+static fc_code apply(kept_reader *a, const char *key, fc_st_json_member *member, fc_error *err) {
     const char *text = fc_st_header_value(a->header, key);
     if (!text) {
         return FC_OK;
     }
-    st_json json = {.text = text, .size = strlen(text), .path = a->path, .where = key};
+    fc_st_json json = {.text = text, .size = strlen(text), .path = a->path, .where = key};
     a->what = key;
     return fc_st_json_members(&json, member, a, err);
 }
@@ -185,7 +185,7 @@ static fc_code apply_mesh(kept_reader *a, fc_error *err) {
 
 static fc_code apply_digests(kept_reader *a, fc_error *err) {
     const char *text = fc_st_header_value(a->header, ST_DIGESTS);
-    st_header *h = a->header;
+    fc_st_header *h = a->header;
     if (!text) {
         return FC_OK;
     }
@@ -204,8 +204,8 @@ static fc_code apply_digests(kept_reader *a, fc_error *err) {
 }
 
 /* Converts the shape and the offsets from the header's units to those of torch. */
-static fc_code finish_kept_entry(const kept_reader *a, st_entry *e, fc_error *err) {
-    st_stored as = fc_st_stored_as(e->dtype, e->remembered ? 0 : e->raw_ndim);
+static fc_code finish_kept_entry(const kept_reader *a, fc_st_entry *e, fc_error *err) {
+    fc_st_stored as = fc_st_stored_as(e->dtype, e->remembered ? 0 : e->raw_ndim);
     int last = e->raw_ndim - 1;
     e->ndim = e->raw_ndim - (as.append > 0);
     if (e->ndim > FC_MAX_DIMS) {
@@ -232,7 +232,7 @@ static fc_code finish_kept_entry(const kept_reader *a, st_entry *e, fc_error *er
     return FC_OK;
 }
 
-fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, st_header *header, fc_error *err) {
+fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, fc_st_header *header, fc_error *err) {
     kept_reader a = {arena, path, header, ""};
     header->is_shard = fc_st_header_value(header, ST_SHARDING) != NULL;
     FC_TRY(apply(&a, ST_DTYPES, apply_dtype, err));

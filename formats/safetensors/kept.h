@@ -12,7 +12,7 @@
 /** {name: [element, …]}: the paths of nested values. A key is a string, a list index is a number, a tuple index is
  *  {"tuple": number}, and a key that is a number is {"number": number}. */
 #define ST_PATHS "fsdpckpt.paths"
-/** {name: torch dtype} for dtypes that safetensors does not have (see st_stored). */
+/** {name: torch dtype} for dtypes that safetensors does not have (see fc_st_stored). */
 #define ST_DTYPES "fsdpckpt.dtypes"
 /** {"rank": R, "shape": [size, …], "names": [name, …]}: the mesh, and the rank whose shard the file holds. */
 #define ST_MESH "fsdpckpt.mesh"

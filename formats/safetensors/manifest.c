@@ -14,7 +14,7 @@
 
 /* An entry and its file. */
 typedef struct occurrence {
-    const st_entry *entry;
+    const fc_st_entry *entry;
     uint32_t file;
     size_t order; /* index among the entries of all files */
     size_t first; /* that of the first entry of the same name */
@@ -26,7 +26,7 @@ typedef struct group {
     size_t count;
 } group;
 
-static const char *path_of(const st_reader *o, const occurrence *at) {
+static const char *path_of(const fc_st_reader *o, const occurrence *at) {
     return o->files.files[at->file].path;
 }
 
@@ -38,7 +38,7 @@ static int compare_occurrences(const void *a, const void *b) {
 
 /* ---- one tensor ---- */
 
-static fc_code check_alike(const st_reader *o, const occurrence *first, const occurrence *other, fc_error *err) {
+static fc_code check_alike(const fc_st_reader *o, const occurrence *first, const occurrence *other, fc_error *err) {
     if (other->entry->dtype != first->entry->dtype || other->entry->ndim != first->entry->ndim) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: it is %s with %d dimensions here, but %s with %d in %s",
                        path_of(o, other), other->entry->name, fc_dtype_get(other->entry->dtype)->torch_name,
@@ -57,8 +57,8 @@ static fc_code check_alike(const st_reader *o, const occurrence *first, const oc
 }
 
 /* Offsets are zero for a tensor that is not sharded. */
-static fc_code read_offsets(const st_reader *o, const occurrence *at, int64_t *offsets, fc_error *err) {
-    const st_entry *e = at->entry;
+static fc_code read_offsets(const fc_st_reader *o, const occurrence *at, int64_t *offsets, fc_error *err) {
+    const fc_st_entry *e = at->entry;
     bool shards = o->files.kind == ST_SHARDS;
     if (shards && !e->offsets) {
         return fc_fail(
@@ -80,8 +80,8 @@ static fc_code read_offsets(const st_reader *o, const occurrence *at, int64_t *o
 }
 
 /* Unless the files record the global shape, `shape` grows to contain the box. */
-static fc_code read_box(const st_reader *o, const occurrence *at, int64_t *dims, int64_t *shape, fc_error *err) {
-    const st_entry *e = at->entry;
+static fc_code read_box(const fc_st_reader *o, const occurrence *at, int64_t *dims, int64_t *shape, fc_error *err) {
+    const fc_st_entry *e = at->entry;
     FC_TRY(read_offsets(o, at, dims, err));
     for (int d = 0; d < e->ndim; d++) {
         int64_t end;
@@ -97,12 +97,12 @@ static fc_code read_box(const st_reader *o, const occurrence *at, int64_t *dims,
     return FC_OK;
 }
 
-static bool is_empty(const st_entry *e) {
+static bool is_empty(const fc_st_entry *e) {
     return e->begin == e->end;
 }
 
-static fc_code add_chunks(const st_reader *o, const group *g, int64_t *shape, fc_tensor *t, fc_error *err) {
-    const st_entry *first = g->items[0].entry;
+static fc_code add_chunks(const fc_st_reader *o, const group *g, int64_t *shape, fc_tensor *t, fc_error *err) {
+    const fc_st_entry *first = g->items[0].entry;
     size_t ndim = (size_t)first->ndim;
     fc_chunk *chunks = fc_arena_calloc(o->checkpoint->arena, g->count, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(o->checkpoint->arena, g->count, (2 * ndim + 1) * sizeof *dims);
@@ -110,7 +110,7 @@ static fc_code add_chunks(const st_reader *o, const group *g, int64_t *shape, fc
     FC_NEED(chunks && dims, err, o->checkpoint->path);
     for (size_t i = 0; i < g->count; i++) {
         const occurrence *at = &g->items[i];
-        const st_header *header = &o->headers[at->file];
+        const fc_st_header *header = &o->headers[at->file];
         FC_TRY(check_alike(o, &g->items[0], at, err));
         FC_TRY(read_box(o, at, dims, shape, err));
         digests = digests && header->has_digests;
@@ -128,7 +128,7 @@ static fc_code add_chunks(const st_reader *o, const group *g, int64_t *shape, fc
     return FC_OK;
 }
 
-static fc_code set_path(const st_reader *o, const st_entry *e, fc_tensor *t, fc_error *err) {
+static fc_code set_path(const fc_st_reader *o, const fc_st_entry *e, fc_tensor *t, fc_error *err) {
     fc_path_element *flat = e->path ? NULL : fc_arena_alloc(o->checkpoint->arena, sizeof *flat);
     if (flat) {
         *flat = (fc_path_element){e->name, false};
@@ -139,7 +139,7 @@ static fc_code set_path(const st_reader *o, const st_entry *e, fc_tensor *t, fc_
     return FC_OK;
 }
 
-static fc_code set_placements(const st_reader *o, const st_entry *e, fc_tensor *t, fc_error *err) {
+static fc_code set_placements(const fc_st_reader *o, const fc_st_entry *e, fc_tensor *t, fc_error *err) {
     int count = o->checkpoint->mesh.ndim;
     if (count == 0 || !e->placements) {
         return FC_OK;
@@ -154,8 +154,8 @@ static fc_code set_placements(const st_reader *o, const st_entry *e, fc_tensor *
     return FC_OK;
 }
 
-static fc_code build_tensor(const st_reader *o, const group *g, fc_tensor *t, fc_error *err) {
-    const st_entry *first = g->items[0].entry;
+static fc_code build_tensor(const fc_st_reader *o, const group *g, fc_tensor *t, fc_error *err) {
+    const fc_st_entry *first = g->items[0].entry;
     int64_t elements;
     if (g->count > 1 && o->files.kind != ST_SHARDS) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s and in %s: give the path of one file",
@@ -181,14 +181,14 @@ static fc_code build_tensor(const st_reader *o, const group *g, fc_tensor *t, fc
 /* ---- all tensors ---- */
 
 /* Lists the entries of all files, those of one name one after the other. `*count` is the number of names. */
-static fc_code list_occurrences(const st_reader *o, occurrence *all, size_t total, size_t *count, fc_error *err) {
+static fc_code list_occurrences(const fc_st_reader *o, occurrence *all, size_t total, size_t *count, fc_error *err) {
     fc_arena *scratch = fc_arena_new();
     fc_name_table *names = scratch ? fc_name_table_new(scratch, total) : NULL;
     size_t n = 0;
     *count = 0;
     for (size_t f = 0; names && f < o->files.nfiles; f++) {
         for (size_t i = 0; i < o->headers[f].nentries; i++, n++) {
-            const st_entry *e = &o->headers[f].entries[i];
+            const fc_st_entry *e = &o->headers[f].entries[i];
             all[n] = (occurrence){e, (uint32_t)f, n, fc_name_table_put(names, e->name, strlen(e->name), n)};
             *count += all[n].first == n;
         }
@@ -198,7 +198,7 @@ static fc_code list_occurrences(const st_reader *o, occurrence *all, size_t tota
     return names ? FC_OK : fc_no_memory(err, o->checkpoint->path);
 }
 
-fc_code fc_st_build_tensors(st_reader *o, size_t extra, fc_error *err) {
+fc_code fc_st_build_tensors(fc_st_reader *o, size_t extra, fc_error *err) {
     size_t total = 0, count = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         total += o->headers[f].nentries;

@@ -15,7 +15,7 @@
 
 /* A member of `__metadata__` and its file. */
 typedef struct member {
-    const st_pair *pair;
+    const fc_st_pair *pair;
     uint32_t file;
 } member;
 
@@ -23,12 +23,12 @@ static bool starts_with(const char *s, const char *start) {
     return strncmp(s, start, strlen(start)) == 0;
 }
 
-static bool is_object(const st_pair *pair) {
+static bool is_object(const fc_st_pair *pair) {
     return starts_with(pair->key, ST_OBJECT);
 }
 
 /* Whether another program wrote the member, and writers do not create it anyway. */
-static bool is_foreign(const st_pair *pair) {
+static bool is_foreign(const fc_st_pair *pair) {
     return !starts_with(pair->key, ST_OURS) && strcmp(pair->key, ST_SHARDING) != 0 &&
            strcmp(pair->key, ST_DCP_VERSION) != 0 &&
            !(strcmp(pair->key, ST_FRAMEWORK) == 0 && strcmp(pair->value, "pt") == 0);
@@ -41,7 +41,7 @@ static int compare_member_keys(const void *a, const void *b) {
 }
 
 /* Collects the members of all files that `wanted` accepts, sorted by key. @param out malloc'ed; owned by the caller. */
-static bool gather(const st_reader *o, bool (*wanted)(const st_pair *), member **out, size_t *count) {
+static bool gather(const fc_st_reader *o, bool (*wanted)(const fc_st_pair *), member **out, size_t *count) {
     size_t total = 0;
     *count = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
@@ -61,7 +61,7 @@ static bool gather(const st_reader *o, bool (*wanted)(const st_pair *), member *
     return *out != NULL;
 }
 
-size_t fc_st_count_objects(const st_reader *o) {
+size_t fc_st_count_objects(const fc_st_reader *o) {
     size_t count = 1;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         count += o->headers[f].npairs;
@@ -72,11 +72,11 @@ size_t fc_st_count_objects(const st_reader *o) {
 /* ---- one object ---- */
 
 /* Appends an object to the tensors. */
-static fc_code list_object(st_reader *o, const char *name, const char *encoding, const st_object *content,
+static fc_code list_object(fc_st_reader *o, const char *name, const char *encoding, const fc_st_object *content,
                            uint32_t file, const fc_path *path, fc_error *err) {
     fc_arena *arena = o->checkpoint->arena;
     fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
-    st_object *kept = fc_arena_calloc(arena, 1, sizeof *kept);
+    fc_st_object *kept = fc_arena_calloc(arena, 1, sizeof *kept);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_path_element *flat = fc_arena_calloc(arena, 1, sizeof *flat);
@@ -106,7 +106,7 @@ typedef struct object_parser {
     const char *file, *key; /* for messages */
     const char *encoding;
     fc_path path;
-    st_object content;
+    fc_st_object content;
     bool has_data;
 } object_parser;
 
@@ -152,10 +152,10 @@ static fc_code parse_member(void *context, const char *key, json_t *value, fc_er
     return FC_OK;
 }
 
-static fc_code read_object(st_reader *o, const member *m, fc_error *err) {
+static fc_code read_object(fc_st_reader *o, const member *m, fc_error *err) {
     const char *path = o->files.files[m->file].path, *text = m->pair->value;
     object_parser p = {.arena = o->checkpoint->arena, .file = path, .key = m->pair->key};
-    st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
+    fc_st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
     FC_TRY(fc_st_json_members(&json, parse_member, &p, err));
     if (!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json))) {
         return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: encoding, data or json is missing or invalid", path,
@@ -164,7 +164,7 @@ static fc_code read_object(st_reader *o, const member *m, fc_error *err) {
     return list_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err);
 }
 
-static fc_code read_objects(st_reader *o, fc_error *err) {
+static fc_code read_objects(fc_st_reader *o, fc_error *err) {
     member *members;
     size_t n;
     fc_code rc;
@@ -187,7 +187,7 @@ out:
 /* ---- members of other programs ---- */
 
 /* The value of one key: one string, or an object with one string per file if the files differ. */
-static json_t *join_members(const st_reader *o, const member *members, size_t n) {
+static json_t *join_members(const fc_st_reader *o, const member *members, size_t n) {
     bool same = true;
     for (size_t i = 1; i < n; i++) {
         same = same && strcmp(members[i].pair->value, members[0].pair->value) == 0;
@@ -210,7 +210,7 @@ static json_t *join_members(const st_reader *o, const member *members, size_t n)
     return all;
 }
 
-static json_t *join_all(const st_reader *o, const member *members, size_t n) {
+static json_t *join_all(const fc_st_reader *o, const member *members, size_t n) {
     json_t *root = json_object();
     bool good = root != NULL;
     for (size_t i = 0, end; good && i < n; i = end) {
@@ -229,7 +229,7 @@ static json_t *join_all(const st_reader *o, const member *members, size_t n) {
     return root;
 }
 
-static fc_code read_foreign(st_reader *o, fc_error *err) {
+static fc_code read_foreign(fc_st_reader *o, fc_error *err) {
     member *members;
     size_t n;
     char *text = NULL;
@@ -241,7 +241,7 @@ static fc_code read_foreign(st_reader *o, fc_error *err) {
         text = root ? json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
         json_decref(root);
         const char *copy = text ? fc_arena_strndup(o->checkpoint->arena, text, strlen(text)) : NULL;
-        st_object content = {(const unsigned char *)copy, copy ? strlen(copy) : 0, copy};
+        fc_st_object content = {(const unsigned char *)copy, copy ? strlen(copy) : 0, copy};
         rc = copy
                  ? list_object(o, ST_METADATA_NAME, ST_METADATA_ENCODING, &content, n ? members[0].file : 0, &flat, err)
                  : fc_no_memory(err, o->checkpoint->path);
@@ -252,7 +252,7 @@ static fc_code read_foreign(st_reader *o, fc_error *err) {
 }
 
 /* The names of the tensors are unique, but an object may have the name of a tensor. */
-static fc_code check_unique(const st_reader *o, fc_error *err) {
+static fc_code check_unique(const fc_st_reader *o, fc_error *err) {
     const char *twice;
     FC_TRY(fc_find_same_name(o->tensors, o->ntensors, &twice, err));
     if (twice) {
@@ -262,7 +262,7 @@ static fc_code check_unique(const st_reader *o, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_st_build_objects(st_reader *o, fc_error *err) {
+fc_code fc_st_build_objects(fc_st_reader *o, fc_error *err) {
     size_t tensors = o->ntensors;
     FC_TRY(read_foreign(o, err));
     FC_TRY(read_objects(o, err));

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static fc_code fail_missing(const st_reader *o, size_t file, fc_error *err) {
+static fc_code fail_missing(const fc_st_reader *o, size_t file, fc_error *err) {
     size_t count = 0;
     const char *example = "";
     for (size_t i = 0; i < o->files.nmap; i++) {
@@ -34,7 +34,7 @@ static fc_code fail_missing(const st_reader *o, size_t file, fc_error *err) {
                    o->files.files[file].path, o->files.index->name, count, count == 1 ? "" : "s", example);
 }
 
-static const st_mapped *find_mapped(const st_files *files, const char *name) {
+static const fc_st_mapped *find_mapped(const fc_st_files *files, const char *name) {
     size_t low = 0, high = files->nmap;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -47,12 +47,12 @@ static const st_mapped *find_mapped(const st_files *files, const char *name) {
     return NULL;
 }
 
-static fc_code check_map(const st_reader *o, fc_error *err) {
-    const st_files *files = &o->files;
+static fc_code check_map(const fc_st_reader *o, fc_error *err) {
+    const fc_st_files *files = &o->files;
     for (size_t f = 0; f < files->nfiles; f++) {
         for (size_t i = 0; i < o->headers[f].nentries; i++) {
             const char *name = o->headers[f].entries[i].name;
-            const st_mapped *mapped = find_mapped(files, name);
+            const fc_st_mapped *mapped = find_mapped(files, name);
             if (!mapped) {
                 return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s, but not in the weight_map",
                                files->index->path, name, files->files[f].name);
@@ -64,7 +64,7 @@ static fc_code check_map(const st_reader *o, fc_error *err) {
         }
     }
     for (size_t i = 0; i < files->nmap; i++) {
-        const st_mapped *m = &files->map[i];
+        const fc_st_mapped *m = &files->map[i];
         if (!fc_st_header_find(&o->headers[m->file], m->name)) {
             return fc_fail(err, FC_ECORRUPT, "%s: the weight_map says that tensor %.256s is in %s, but it is not",
                            files->index->path, m->name, files->files[m->file].name);
@@ -74,10 +74,10 @@ static fc_code check_map(const st_reader *o, fc_error *err) {
 }
 
 /* Cannot overflow: the headers have been checked against the sizes of the files. */
-static int64_t total_bytes(const st_reader *o) {
+static int64_t total_bytes(const fc_st_reader *o) {
     uint64_t total = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
-        const st_header *h = &o->headers[f];
+        const fc_st_header *h = &o->headers[f];
         for (size_t i = 0; i < h->nentries; i++) {
             total += h->entries[i].end - h->entries[i].begin;
         }
@@ -85,7 +85,7 @@ static int64_t total_bytes(const st_reader *o) {
     return (int64_t)total;
 }
 
-static bool all_headers_good(const st_reader *o) {
+static bool all_headers_good(const fc_st_reader *o) {
     for (size_t f = 0; f < o->files.nfiles; f++) {
         if (o->headers[f].state != ST_HEADER_GOOD) {
             return false;
@@ -99,8 +99,8 @@ static bool all_headers_good(const st_reader *o) {
  * is found here, in check_map, or by the parser. Other programs compute total_size differently (mlx counts whole files,
  * transformers counts a bool as an eighth of a byte), so a difference there is only worth a note.
  */
-static fc_code check_metadata(const st_reader *o, fc_error *err) {
-    const st_files *files = &o->files;
+static fc_code check_metadata(const fc_st_reader *o, fc_error *err) {
+    const fc_st_files *files = &o->files;
     const char *kept = fc_st_header_value(&o->headers[0], ST_INDEX_METADATA);
     const int64_t total = total_bytes(o);
     if (!all_headers_good(o)) {
@@ -126,8 +126,8 @@ static fc_code check_metadata(const st_reader *o, fc_error *err) {
 }
 
 /* Shard files that fsdpckpt wrote record the mesh, so a missing one is found. */
-static fc_code set_mesh(st_reader *o, fc_error *err) {
-    const st_files *files = &o->files;
+static fc_code set_mesh(fc_st_reader *o, fc_error *err) {
+    const fc_st_files *files = &o->files;
     const fc_mesh *mesh = &o->headers[0].mesh;
     if (files->kind != ST_SHARDS) {
         return FC_OK;
@@ -154,7 +154,7 @@ static fc_code set_mesh(st_reader *o, fc_error *err) {
     return FC_OK;
 }
 
-static uint32_t last_rank(const st_files *files) {
+static uint32_t last_rank(const fc_st_files *files) {
     uint32_t last = 0;
     for (size_t i = 0; i < files->nfiles; i++) {
         last = files->ranks[i] > last ? files->ranks[i] : last;
@@ -163,7 +163,7 @@ static uint32_t last_rank(const st_files *files) {
 }
 
 /* Returns a note for the user, or NULL if there is nothing to note. `*good` is false when out of memory. */
-static const char *make_note(const st_reader *o, bool *good) {
+static const char *make_note(const fc_st_reader *o, bool *good) {
     fc_arena *arena = o->checkpoint->arena;
     const char *note = NULL;
     *good = true;
@@ -198,8 +198,8 @@ static const char *make_note(const st_reader *o, bool *good) {
     return note;
 }
 
-static fc_code set_producer(st_reader *o, fc_error *err) {
-    const st_header *first = &o->headers[0];
+static fc_code set_producer(fc_st_reader *o, fc_error *err) {
+    const fc_st_header *first = &o->headers[0];
     const char *version = fc_st_header_value(first, ST_VERSION);
     bool good;
     o->checkpoint->note = make_note(o, &good);
@@ -215,7 +215,7 @@ static fc_code set_producer(st_reader *o, fc_error *err) {
 }
 
 static fc_code st_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    st_header header;
+    fc_st_header header;
     fc_code rc = fc_st_header_read(checkpoint->arena, checkpoint->files[index].path, false, &header, err);
     fc_st_header_free(&header);
     return rc;
@@ -224,11 +224,11 @@ static fc_code st_check_header(const fc_checkpoint *checkpoint, size_t index, fc
 /* The header of one file before it is copied to the memory of the checkpoint. */
 typedef struct new_header {
     fc_arena *arena;
-    st_header header;
+    fc_st_header header;
 } new_header;
 
 static fc_code open_header(void *context, size_t index, void *slot, fc_error *err) {
-    const st_reader *o = context;
+    const fc_st_reader *o = context;
     new_header *new = slot;
     const char *path = o->files.files[index].path;
     struct stat st;
@@ -241,12 +241,12 @@ static fc_code open_header(void *context, size_t index, void *slot, fc_error *er
 }
 
 static fc_code take_header(void *context, size_t index, void *slot, fc_error *err) {
-    st_reader *o = context;
+    fc_st_reader *o = context;
     new_header *new = slot;
     FC_NEED(fc_st_header_keep(o->checkpoint->arena, &new->header, index > 0 ? &o->headers[index - 1] : NULL), err,
             o->checkpoint->path);
     o->headers[index] = new->header;
-    new->header = (st_header){0};
+    new->header = (fc_st_header){0};
     return fc_progress_count(o->options->progress, 1, err);
 }
 
@@ -256,7 +256,7 @@ static void close_header(void *slot) {
     fc_arena_free(new->arena);
 }
 
-static fc_code read_headers(st_reader *o, fc_error *err) {
+static fc_code read_headers(fc_st_reader *o, fc_error *err) {
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
     FC_TRY(fc_identities_take(o->checkpoint, o->options, err));
@@ -278,19 +278,19 @@ static fc_code read_headers(st_reader *o, fc_error *err) {
 }
 
 /* fc_st_verify needs the states after the headers have been freed. */
-static fc_code keep_states(const st_reader *o, fc_error *err) {
-    st_state *state = fc_arena_alloc(o->checkpoint->arena, sizeof *state);
+static fc_code keep_states(const fc_st_reader *o, fc_error *err) {
+    fc_st_state *state = fc_arena_alloc(o->checkpoint->arena, sizeof *state);
     unsigned char *states = fc_arena_alloc(o->checkpoint->arena, o->files.nfiles + 1);
     FC_NEED(state && states, err, o->checkpoint->path);
     for (size_t f = 0; f < o->files.nfiles; f++) {
         states[f] = (unsigned char)o->headers[f].state;
     }
-    *state = (st_state){states, o->files.nfiles};
+    *state = (fc_st_state){states, o->files.nfiles};
     o->checkpoint->state = state;
     return FC_OK;
 }
 
-static fc_code read_checkpoint(st_reader *o, fc_error *err) {
+static fc_code read_checkpoint(fc_st_reader *o, fc_error *err) {
     fc_checkpoint *checkpoint = o->checkpoint;
     FC_TRY(fc_st_files_find(checkpoint, o->options, &o->files, err));
     FC_TRY(read_headers(o, err));
@@ -303,7 +303,7 @@ static fc_code read_checkpoint(st_reader *o, fc_error *err) {
 }
 
 static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    st_reader o = {.checkpoint = checkpoint, .options = options};
+    fc_st_reader o = {.checkpoint = checkpoint, .options = options};
     const fc_code rc = read_checkpoint(&o, err);
     for (size_t f = 0; o.headers && f < o.files.nfiles; f++) {
         fc_st_header_free(&o.headers[f]);
@@ -333,7 +333,7 @@ static fc_code st_extent(const fc_checkpoint *checkpoint, const fc_tensor *tenso
                          fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
     if (tensor->object) {
-        const st_object *object = tensor->detail;
+        const fc_st_object *object = tensor->detail;
         *out = fc_inline_extent(object->bytes, object->size);
         return FC_OK;
     }
@@ -348,7 +348,7 @@ static fc_code st_extent(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 
 static fc_code st_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                               const char **json, fc_error *err) {
-    const st_object *kept = object->detail;
+    const fc_st_object *kept = object->detail;
     *json = fc_arena_strndup(arena, kept->json, strlen(kept->json));
     return *json ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
@@ -372,7 +372,7 @@ static const char *const extensions[] = {ST_EXTENSION, NULL};
 
 static fc_code is_index(const char *path, bool *is, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    st_files files = {.directory = "."};
+    fc_st_files files = {.directory = "."};
     const fc_code read = arena ? fc_st_index_read(arena, path, &files, err) : fc_no_memory(err, path);
     fc_st_files_free(&files);
     fc_arena_free(arena);
@@ -381,7 +381,7 @@ static fc_code is_index(const char *path, bool *is, fc_error *err) {
 
 static fc_code is_safetensors(const char *path, bool *is, fc_error *err) {
     fc_arena *arena = fc_arena_new();
-    st_header header = {0};
+    fc_st_header header = {0};
     const fc_code read = arena ? fc_st_header_read(arena, path, true, &header, err) : fc_no_memory(err, path);
     fc_st_header_free(&header);
     fc_arena_free(arena);

@@ -12,30 +12,30 @@
 #include "safetensors/header.h"
 
 /** The content of an object: fc_tensor.detail. In the arena. */
-typedef struct st_object {
+typedef struct fc_st_object {
     const unsigned char *bytes;
     size_t size;      /**< bytes */
     const char *json; /**< The object decoded to JSON. */
-} st_object;
+} fc_st_object;
 
 /** A checkpoint while it is opened. */
-typedef struct st_reader {
+typedef struct fc_st_reader {
     fc_checkpoint *checkpoint;
     const fc_open_options *options;
-    st_files files;
-    st_header *headers; /**< one per data file; malloc'ed */
-    fc_tensor *tensors; /**< in the arena */
+    fc_st_files files;
+    fc_st_header *headers; /**< one per data file; malloc'ed */
+    fc_tensor *tensors;    /**< in the arena */
     size_t ntensors;
-} st_reader;
+} fc_st_reader;
 
 /** Builds o->tensors from the entries of all files, with room for `extra` more. (manifest.c) */
-fc_code fc_st_build_tensors(st_reader *o, size_t extra, fc_error *err);
+fc_code fc_st_build_tensors(fc_st_reader *o, size_t extra, fc_error *err);
 
 /** Returns an upper bound for the number of objects. (objects.c) */
-size_t fc_st_count_objects(const st_reader *o);
+size_t fc_st_count_objects(const fc_st_reader *o);
 
 /** Appends the objects found in `__metadata__` of all files to o->tensors. (objects.c) */
-fc_code fc_st_build_objects(st_reader *o, fc_error *err);
+fc_code fc_st_build_objects(fc_st_reader *o, fc_error *err);
 
 /* The members of fc_format_safetensors.writer. (writer.c) */
 fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);

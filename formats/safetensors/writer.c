@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 typedef struct writer_state {
-    st_common common;
+    fc_st_common common;
     const fc_target *target;
     char *staging;
     uint32_t *file_of; /* the number of each target tensor's file, from 1 */
@@ -138,7 +138,7 @@ fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *wr
     if (w) {
         w->target = target;
         w->staging = strdup(staging);
-        w->common = (st_common){.target = target, .foreign = json_object()};
+        w->common = (fc_st_common){.target = target, .foreign = json_object()};
         w->file_of = calloc(target->ntensors + 1, sizeof *w->file_of);
         w->nfiles = count_full_files(target);
     }
@@ -189,7 +189,7 @@ static fc_code set_path(writer_state *w, const fc_target_file *file, fc_error *e
     return w->path ? FC_OK : fc_no_memory(err, w->staging);
 }
 
-static fc_code write_header(const char *path, const st_header_out *header, fc_error *err) {
+static fc_code write_header(const char *path, const fc_st_header_out *header, fc_error *err) {
     uint64_t size;
     if (!fc_add_u64(header->size, header->data, &size) || size > INT64_MAX) {
         return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", path);
@@ -212,7 +212,7 @@ out:
 
 fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     writer_state *w = writer->state;
-    st_header_out header;
+    fc_st_header_out header;
     w->file++;
     for (size_t i = 0; i < file->nitems; i++) {
         w->file_of[file->items[i].tensor] = w->file;
@@ -297,7 +297,7 @@ static char *index_text(const writer_state *w) {
 
 fc_code fc_st_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
     const writer_state *w = writer->state;
-    st_header_out index = {0};
+    fc_st_header_out index = {0};
     char *path = NULL;
     (void)digests;
     if (!is_split(w->target) || w->nfiles == 1) {

@@ -41,7 +41,7 @@ static void check_tensors(const fc_checkpoint *checkpoint, uint64_t file_size) {
 static void look_into_shares(const char *path) {
     torch_file f;
     fc_error err;
-    pt_shard share;
+    fc_pt_shard share;
     torch_leaves leaves = {.arena = fc_arena_new()};
     if (leaves.arena && fc_torch_file_open(path, 0, &f, &err) == FC_OK) {
         fc_torch_flatten(&f, NULL, &leaves, &err);

@@ -16,7 +16,7 @@
 static void cuts_by_name(void **state) {
     static const struct {
         const char *name;
-        mg_rule rule;
+        fc_mg_rule rule;
         int dim;
     } cases[] = {
         {"model.embedding.word_embeddings.weight", MG_SHARD, 0},
@@ -52,7 +52,7 @@ static void cuts_by_name(void **state) {
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mg_sharding sharding = fc_mg_rule(cases[i].name);
+        fc_mg_sharding sharding = fc_mg_rule_of(cases[i].name);
         if (sharding.rule != cases[i].rule || sharding.dim != cases[i].dim) {
             fail_msg("%s: rule %d, dim %d", cases[i].name, (int)sharding.rule, sharding.dim);
         }
@@ -91,7 +91,7 @@ static void layers_by_name(void **state) {
 static void experts_by_name(void **state) {
     static const struct {
         const char *name;
-        mg_expert kind;
+        fc_mg_expert kind;
         int64_t number;
         const char *rest; /* the name after the number */
     } cases[] = {
@@ -118,7 +118,7 @@ static void experts_by_name(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         size_t start = 0, end = 0;
         int64_t number = -1;
-        mg_expert kind = fc_mg_expert(cases[i].name, &start, &end, &number);
+        fc_mg_expert kind = fc_mg_expert_of(cases[i].name, &start, &end, &number);
         if (kind != cases[i].kind) {
             fail_msg("%s: %d", cases[i].name, (int)kind);
         }
@@ -133,10 +133,10 @@ static void experts_by_name(void **state) {
 /* The coordinates of ranks whose number args gives, and which of them are missing. */
 static void coordinates_of_ranks(void **state) {
     static const struct {
-        mg_args args;
+        fc_mg_args args;
         int nnumbers;
         size_t count;
-        mg_place places[8];
+        fc_mg_place places[8];
         fc_code code;
         const char *words;
     } cases[] = {
@@ -165,8 +165,8 @@ static void coordinates_of_ranks(void **state) {
     const fc_checkpoint checkpoint = {.path = "here"};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        mg_place own[8];
-        mg_grid grid = {.count = cases[i].count, .nnumbers = cases[i].nnumbers, .places = own};
+        fc_mg_place own[8];
+        fc_mg_grid grid = {.count = cases[i].count, .nnumbers = cases[i].nnumbers, .places = own};
         fc_error err = {0};
         memcpy(own, cases[i].places, sizeof own);
         fc_code rc = fc_mg_arrange(&checkpoint, &cases[i].args, &grid, &err);
