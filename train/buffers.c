@@ -41,9 +41,7 @@ static fc_code add_buffer(fc_fsdp_unit *unit, const char *fqn, const fc_array *v
     fc_fsdp *fsdp = unit->fsdp;
     fc_fsdp_buffer *b = fc_arena_calloc(fsdp->arena, 1, sizeof *b);
     b = b && (b->fqn = fc_arena_strndup(fsdp->arena, fqn, strlen(fqn))) ? b : NULL;
-    if (!b) {
-        return fc_no_memory(err, fqn);
-    }
+    FC_NEED(b, err, fqn);
     b->dtype = values->dtype;
     FC_TRY_CONTEXT(copy_as(values, dtype_in_use(unit, values->dtype), fsdp->streams[FC_STREAM_COMPUTE], &b->array, err),
                    err, "unit '%s': buffer '%s'", unit->name, fqn);

@@ -116,9 +116,7 @@ static fc_code measure(norm *n, double *out, fc_error *err) {
     FC_TRY(fc_pool_take(&fsdp->pool, bytes, compute, &n->device_sums, err));
     FC_TRY(fsdp->device->zero(fsdp->device, n->device_sums->memory, bytes, compute, err));
     n->host_sums = calloc(FC_POWER_SUMS, sizeof *n->host_sums);
-    if (!n->host_sums) {
-        return fc_no_memory(err, "a gradient norm");
-    }
+    FC_NEED(n->host_sums, err, "a gradient norm");
     for (const fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
         for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
             FC_TRY(h->has_sharded_grad ? add_gradient(n, h, err) : FC_OK);

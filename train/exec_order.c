@@ -11,9 +11,8 @@
 #include <stdlib.h>
 
 static fc_code append(fc_unit_list *list, fc_fsdp_unit *unit, fc_error *err) {
-    if (!fc_grow(&list->units, &list->capacity, (size_t)list->count + 1, sizeof *list->units)) {
-        return fc_no_memory(err, "the execution order");
-    }
+    FC_NEED(fc_grow(&list->units, &list->capacity, (size_t)list->count + 1, sizeof *list->units), err,
+            "the execution order");
     list->units[list->count++] = unit;
     return FC_OK;
 }

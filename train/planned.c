@@ -48,9 +48,7 @@ static fc_code load_unit(const fc_fsdp_plan *plan, const fc_unit *unit, draft *d
     d->arena = fc_arena_new();
     d->params = d->arena ? fc_arena_calloc(d->arena, unit->nnames, sizeof *d->params) : NULL;
     d->tensors = d->arena ? fc_arena_calloc(d->arena, unit->nnames, sizeof *d->tensors) : NULL;
-    if (!d->params || !d->tensors) {
-        return fc_no_memory(err, unit->fqn);
-    }
+    FC_NEED(d->params && d->tensors, err, unit->fqn);
     FC_TRY(fc_unit_flat_descs(plan->tree, unit, d->arena, &descs, err));
     for (size_t i = 0; i < unit->nnames; i++) {
         const fc_flat_desc *desc = &descs[i];

@@ -92,9 +92,7 @@ typedef struct any_boxes {
 } any_boxes;
 
 static fc_code add_any(any_boxes *out, any_box box, fc_error *err) {
-    if (!fc_grow(&out->boxes, &out->capacity, out->count + 1, sizeof *out->boxes)) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(fc_grow(&out->boxes, &out->capacity, out->count + 1, sizeof *out->boxes), err, NULL);
     out->boxes[out->count++] = box;
     return FC_OK;
 }
@@ -189,9 +187,7 @@ static void describe(const fc_state_list *list, const any_boxes *all, fc_memory_
 static fc_code set_layout(const fc_state_list *list, fc_checkpoint *made, fc_error *err) {
     const size_t width = (size_t)list->mesh.ndim;
     fc_placement *placements = calloc(list->ntensors * width + 1, sizeof *placements);
-    if (!placements) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(placements, err, NULL);
     for (size_t i = 0; i < list->ntensors; i++) {
         memcpy(placements + i * width, list->tensors[i].placements, width * sizeof *placements);
     }

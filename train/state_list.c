@@ -37,13 +37,9 @@ static fc_code name_tensor(fc_state_list *out, const fc_path *path, fc_state_ten
         kept[count] = path->elements[i];
         kept[count].key = fc_arena_strndup(out->arena, key, strlen(key));
         name = fc_arena_printf(out->arena, "%s%s%s", name, count > 0 ? "." : "", key);
-        if (!kept[count++].key) {
-            return fc_no_memory(err, key);
-        }
+        FC_NEED(kept[count++].key, err, key);
     }
-    if (!kept || !name) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(kept && name, err, NULL);
     t->path = (fc_path){kept, count};
     t->name = name;
     return *name ? FC_OK : fc_fail(err, FC_EUSAGE, "a value of the state has no name");
@@ -52,9 +48,7 @@ static fc_code name_tensor(fc_state_list *out, const fc_path *path, fc_state_ten
 static fc_code add_tensor(fc_state_list *out, const fc_path *path, fc_dtype dtype, int ndim, const int64_t *shape,
                           fc_state_tensor **made, fc_error *err) {
     int64_t *copy = fc_arena_calloc(out->arena, (size_t)ndim + 1, sizeof *copy);
-    if (!copy || !fc_grow(&out->tensors, &out->tensor_capacity, out->ntensors + 1, sizeof *out->tensors)) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(copy && fc_grow(&out->tensors, &out->tensor_capacity, out->ntensors + 1, sizeof *out->tensors), err, NULL);
     if (ndim > 0) {
         memcpy(copy, shape, (size_t)ndim * sizeof *copy);
     }
@@ -70,9 +64,7 @@ static fc_code add_tensor(fc_state_list *out, const fc_path *path, fc_dtype dtyp
 static fc_code add_box(fc_state_list *out, int ndim, const int64_t *offsets, const int64_t *sizes,
                        const int64_t *strides, int64_t at, fc_error *err) {
     int64_t *numbers = fc_arena_calloc(out->arena, 3 * (size_t)ndim + 1, sizeof *numbers);
-    if (!numbers || !fc_grow(&out->boxes, &out->box_capacity, out->nboxes + 1, sizeof *out->boxes)) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(numbers && fc_grow(&out->boxes, &out->box_capacity, out->nboxes + 1, sizeof *out->boxes), err, NULL);
     for (int d = 0; d < ndim; d++) {
         numbers[d] = offsets[d];
         numbers[ndim + d] = sizes[d];
@@ -85,9 +77,7 @@ static fc_code add_box(fc_state_list *out, int ndim, const int64_t *offsets, con
 
 /* Adds an array, to which the boxes that are added after it belong. */
 static fc_code add_array(fc_state_list *out, const fc_array *array, fc_error *err) {
-    if (!fc_grow(&out->arrays, &out->array_capacity, out->narrays + 1, sizeof *out->arrays)) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(fc_grow(&out->arrays, &out->array_capacity, out->narrays + 1, sizeof *out->arrays), err, NULL);
     out->arrays[out->narrays] = *array;
     out->arrays[out->narrays++].memory = NULL;
     return FC_OK;
@@ -253,9 +243,7 @@ static fc_code add_buffer(listing *l, const fc_fsdp_buffer *buffer, fc_error *er
     if (l->for_load || buffer->dtype == buffer->array.dtype) {
         return add_whole(l, &path, &buffer->array, err);
     }
-    if (!fc_grow(&out->made, &out->made_capacity, out->nmade + 1, sizeof *out->made)) {
-        return fc_no_memory(err, buffer->fqn);
-    }
+    FC_NEED(fc_grow(&out->made, &out->made_capacity, out->nmade + 1, sizeof *out->made), err, buffer->fqn);
     FC_TRY(fc_fsdp_saved_buffer(l->state->fsdp, buffer, &out->made[out->nmade], err));
     return add_whole(l, &path, &out->made[out->nmade++], err);
 }

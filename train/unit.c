@@ -71,9 +71,7 @@ fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_opt
     }
     fc_fsdp_unit *unit = fc_arena_calloc(fsdp->arena, 1, sizeof *unit);
     char *copy = fc_arena_strndup(fsdp->arena, name, strlen(name));
-    if (!unit || !copy) {
-        return fc_no_memory(err, name);
-    }
+    FC_NEED(unit && copy, err, name);
     unit->fsdp = fsdp;
     unit->name = copy;
     unit->options = all;
@@ -114,9 +112,7 @@ static fc_code describe(fc_fsdp_handle *h, const fc_fsdp_param_init *params, siz
         }
         fc_pre_flatten_transform(p->tensor, &local, &extension);
         const char *fqn = fc_arena_strndup(fsdp->arena, p->fqn, strlen(p->fqn));
-        if (!fqn) {
-            return fc_no_memory(err, p->fqn);
-        }
+        FC_NEED(fqn, err, p->fqn);
         descs[i] = (fc_flat_desc){fqn,         local.ndim,       p->tensor->local.sizes, p->tensor->local.strides,
                                   local.dtype, p->requires_grad, p->shared_with};
         if (p->shared_with < 0) {
@@ -199,9 +195,7 @@ static fc_code add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, 
         h->extensions = fc_arena_calloc(arena, count, sizeof *h->extensions);
         h->is_grad_none = fc_arena_calloc(arena, count, sizeof *h->is_grad_none);
     }
-    if (!h || !descs || !locals || !h->extensions || !h->is_grad_none) {
-        return fc_no_memory(err, unit->name);
-    }
+    FC_NEED(h && descs && locals && h->extensions && h->is_grad_none, err, unit->name);
     FC_TRY_CONTEXT(lay_out(h, params, count, descs, locals, err), err, "unit '%s'", unit->name);
     if (!fc_fsdp_is_sharded(unit)) {
         h->layout.world_size = 1;

@@ -79,9 +79,7 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
         }
     }
     outcome *all = calloc((size_t)comm->size, sizeof *all);
-    if (!all) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(all, err, NULL);
     fc_code rc = comm->all_gather(comm, &own, all, sizeof own, err);
     bool alike = rc == FC_OK && are_equal(all, comm->size);
     for (int rank = 0; rc == FC_OK && rank < comm->size; rank++) {

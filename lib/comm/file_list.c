@@ -145,9 +145,7 @@ static fc_code add_all_files(file_list *l, int ranks, char *all, const size_t *d
     }
     l->files = fc_arena_calloc(arena, l->capacity + 1, sizeof *l->files);
     l->table = fc_name_table_new(arena, l->capacity + 1);
-    if (!l->files || !l->table) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(l->files && l->table, err, NULL);
     for (int r = 0; r < ranks; r++) {
         FC_TRY(add_files(l, r, all + displs[r], err));
     }

@@ -44,9 +44,7 @@ static fc_code local_all_gather_v(fc_comm *comm, const void *send, void *recv, c
 fc_code fc_local_reduce(const local_group *g, fc_dtype dtype, fc_reduce op, size_t first, size_t count, void *out,
                         fc_error *err) {
     const void **inputs = calloc((size_t)g->size, sizeof *inputs);
-    if (!inputs) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(inputs, err, NULL);
     for (int r = 0; r < g->size; r++) {
         inputs[r] = (const char *)g->slots[r].send + first * fc_dtype_size(dtype);
     }

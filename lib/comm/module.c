@@ -126,9 +126,7 @@ static fc_code not_found(const fc_module_kind *kind, const search_path *p, fc_er
 
 fc_code fc_module_load(const fc_module_kind *kind, const fc_module **out, fc_error *err) {
     search_path *p = malloc(sizeof *p);
-    if (!p) {
-        return fc_no_memory(err, kind->name);
-    }
+    FC_NEED(p, err, kind->name);
     fill_search_path(p);
     for (int i = 0; i < p->count; i++) {
         char path[PATH_MAX + 64];

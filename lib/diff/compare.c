@@ -152,9 +152,7 @@ static fc_code join_names(comparison *c, fc_error *err) {
     bool *taken = fc_arena_calloc(c->arena, b.count + 1, sizeof *taken);
     r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
     c->to_read = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *c->to_read);
-    if (!taken || !r->items || !c->to_read) {
-        return fc_no_memory(err, c->a->path);
-    }
+    FC_NEED(taken && r->items && c->to_read, err, c->a->path);
     r->left_out = a.left_out + b.left_out;
     for (size_t i = 0; i < a.count; i++) {
         const size_t at = fc_names_find(&b, a.items[i].name);

@@ -203,9 +203,7 @@ fc_code fc_device_cpu(fc_device **out, fc_error *err) {
         .destroy = cpu_destroy,
     };
     *out = malloc(sizeof **out);
-    if (!*out) {
-        return fc_no_memory(err, "cpu");
-    }
+    FC_NEED(*out, err, "cpu");
     **out = cpu;
     return FC_OK;
 }

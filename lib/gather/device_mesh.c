@@ -17,9 +17,7 @@ fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *o
                        mesh->ndim, (long long)fc_mesh_ranks(mesh), comm->size);
     }
     out->pool = calloc(1, sizeof *out->pool);
-    if (!out->pool) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(out->pool, err, NULL);
     *out->pool = (fc_pool){.device = comm->device, .spare = 1};
     fc_mesh_coordinate(mesh, comm->rank, out->coordinate);
     for (int d = 0; d < mesh->ndim; d++) {

@@ -276,9 +276,7 @@ out:
 fc_code fc_gather_dim(fc_tensor_state *const *tensors, size_t count, int m, fc_error *err) {
     gather *list = calloc(count, sizeof *list);
     fc_code rc = FC_OK;
-    if (!list) {
-        return fc_no_memory(err, "gathering DTensors");
-    }
+    FC_NEED(list, err, "gathering DTensors");
     for (size_t i = 0; i < count; i++) {
         list[i].tensor = tensors[i];
         rc = rc == FC_OK ? prepare_gather(&list[i], m, err) : rc;

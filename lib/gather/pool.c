@@ -51,9 +51,7 @@ static void release_memory(const fc_pool *pool, void *memory) {
 
 static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *err) {
     fc_block *b = calloc(1, sizeof *b);
-    if (!b) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(b, err, NULL);
     fc_code rc;
     FC_TRY_GOTO(pool->device->event_new(pool->device, &b->done, err), rc, fail);
     FC_TRY_GOTO(allocate_memory(pool, bytes, &b->memory, err), rc, fail);

@@ -38,9 +38,8 @@ fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, siz
                            uint32_t sum, fc_error *err) {
     fc_extent e;
     FC_TRY(fc_checkpoint_extent(records->checkpoint, tensor, chunk, &e, err));
-    if (!fc_grow(&records->runs, &records->capacity, records->count + 1, sizeof *records->runs)) {
-        return fc_no_memory(err, records->checkpoint->path);
-    }
+    FC_NEED(fc_grow(&records->runs, &records->capacity, records->count + 1, sizeof *records->runs), err,
+            records->checkpoint->path);
     records->runs[records->count++] = (run){.offset = e.offset,
                                             .length = e.length,
                                             .first = known ? e.first : 0,
@@ -157,9 +156,7 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     const run *runs = records->runs;
     unsigned char *buffer = malloc(GAP_READ);
-    if (!buffer) {
-        return fc_no_memory(err, records->checkpoint->path);
-    }
+    FC_NEED(buffer, err, records->checkpoint->path);
     fc_code rc = FC_OK;
     qsort(records->runs, records->count, sizeof *records->runs, compare_run_offsets);
     for (size_t i = 0, next, number = 0; i < records->count; i = next, number++) {

@@ -92,9 +92,7 @@ static int compare_tensor_names(const void *a, const void *b) {
 
 static fc_code sort_names(checking *c, fc_error *err) {
     c->by_name = fc_arena_calloc(c->arena, c->made->ntensors, sizeof *c->by_name);
-    if (!c->by_name) {
-        return fc_no_memory(err, c->source->path);
-    }
+    FC_NEED(c->by_name, err, c->source->path);
     for (size_t i = 0; i < c->made->ntensors; i++) {
         c->by_name[i] = &c->made->tensors[i];
     }
@@ -162,9 +160,7 @@ static void choose_box(const fc_tensor *t, int number, bool last, int64_t *dims)
 
 static fc_code read_side(const checking *c, bool target, fc_error *err) {
     fc_box_request *requests = calloc(c->count + 1, sizeof *requests);
-    if (!requests) {
-        return fc_no_memory(err, c->source->path);
-    }
+    FC_NEED(requests, err, c->source->path);
     for (size_t i = 0; i < c->count; i++) {
         const sample *s = &c->samples[i];
         requests[i] = (fc_box_request){.tensor = target ? s->made : s->source,
@@ -273,9 +269,7 @@ static fc_code check_value(checking *c, size_t index, fc_error *err) {
     const fc_target_tensor *t = &c->written->target->tensors[index];
     const fc_format_target *traits = &c->written->format->target;
     const char *name = traits->name_as_read ? traits->name_as_read(t, c->arena) : t->name;
-    if (!name) {
-        return fc_no_memory(err, c->source->path);
-    }
+    FC_NEED(name, err, c->source->path);
     const fc_tensor *made = find_value(c, name);
     return t->source->object ? check_object(c, t, name, made, err) : check_tensor(c, index, made, err);
 }
@@ -284,9 +278,7 @@ static fc_code check_values(checking *c, fc_error *err) {
     const size_t count = c->written->target->ntensors;
     c->samples = calloc(BATCH, sizeof *c->samples);
     c->bytes = malloc((size_t)BATCH * 3 * ROOM);
-    if (!c->samples || !c->bytes) {
-        return fc_no_memory(err, c->source->path);
-    }
+    FC_NEED(c->samples && c->bytes, err, c->source->path);
     for (size_t i = 0; i < count; i++) {
         FC_TRY(check_value(c, i, err));
         FC_TRY(fc_progress_count(c->written->work->progress, 0, err)); /* ends when it is cancelled */

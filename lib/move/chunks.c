@@ -17,9 +17,7 @@ static int compare_item_offsets(const void *a, const void *b) {
 
 fc_code fc_chunk_walk_init(fc_chunk_walk *walk, const fc_target *target, const fc_target_file *file, fc_error *err) {
     *walk = (fc_chunk_walk){.target = target, .items = calloc(file->nitems + 1, sizeof *walk->items)};
-    if (!walk->items) {
-        return fc_no_memory(err, file->path);
-    }
+    FC_NEED(walk->items, err, file->path);
     for (size_t i = 0; i < file->nitems; i++) {
         if (file->items[i].chunk) {
             walk->items[walk->nitems++] = &file->items[i];

@@ -102,9 +102,7 @@ static fc_code measure_target(const fc_target *target, const fc_convert_options 
     bool sharded = target->mesh->ndim > 0;
     size_t ranks = (size_t)fc_mesh_ranks(target->mesh);
     uint64_t *loads = calloc(ranks, sizeof *loads);
-    if (!loads) {
-        return fc_no_memory(err, target->source->path);
-    }
+    FC_NEED(loads, err, target->source->path);
     report->index = options->format->target.index ? options->format->target.index(target) : NULL;
     report->indexes = report->index ? count_sections(target) : 0;
     report->files = (options->format->target.files ? options->format->target.files(target) : ranks) + report->indexes;
@@ -147,9 +145,7 @@ static fc_code prepare_conversion(fc_conversion *m, const char *staging, fc_erro
     const fc_checkpoint *source = m->target->source;
     m->move.digests = calloc(m->target->ntensors + 1, sizeof *m->move.digests);
     m->unmoved = calloc(m->target->ntensors + 1, sizeof *m->unmoved);
-    if (!m->move.digests || !m->unmoved) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(m->move.digests && m->unmoved, err, NULL);
     FC_TRY(fc_source_crc_new(source, source->tensors, source->ntensors, &m->move.recorded, err));
     return fc_has_writer(m) ? m->writer.format->writer.create(m->target, staging, &m->writer, err) : FC_OK;
 }
@@ -398,9 +394,7 @@ static fc_code plan_conversion(const fc_checkpoint *source, const char *path, co
         return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression; these have: %s",
                        options->format->name, names);
     }
-    if (!arena) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(arena, err, NULL);
     report->memory = options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.traits = &options->format->target;

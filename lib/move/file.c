@@ -155,9 +155,7 @@ static fc_code move_batches(worker *w, fc_error *err) {
     engine *e = w->engine;
     fc_batch *batch = malloc(sizeof *batch);
     fc_code rc = FC_OK;
-    if (!batch) {
-        return fc_no_memory(err, e->file->path);
-    }
+    FC_NEED(batch, err, e->file->path);
     for (bool done = false; !done && !atomic_load_explicit(&e->stop, memory_order_relaxed);) {
         FC_TRY_GOTO(move_next(w, batch, &done, err), rc, out);
     }
@@ -245,9 +243,7 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
         FC_TRY(fc_output_allocate(file->path, err));
     }
     e.decoded = fc_decoded_new(e.budget.decoded);
-    if (!e.decoded) {
-        return fc_no_memory(err, file->path);
-    }
+    FC_NEED(e.decoded, err, file->path);
     fc_code rc = run_workers(&e, options, err);
     fc_decoded_free(e.decoded);
     return rc;

@@ -87,10 +87,9 @@ static fc_code add_part(parts *p, const fc_target_file *file, size_t index, cons
     const fc_target_tensor *t = &p->m->target->tensors[item->tensor];
     const size_t bytes = 2 * (size_t)t->source->ndim * sizeof *dims;
     int64_t *own = fc_arena_alloc(p->arena, bytes + 1);
-    if (!own || !fc_grow(&p->items, &p->capacity, p->count + 1, sizeof *p->items) ||
-        !fc_grow(&p->whole, &p->whole_capacity, p->count + 1, sizeof *p->whole)) {
-        return fc_no_memory(err, file->path);
-    }
+    FC_NEED(own && fc_grow(&p->items, &p->capacity, p->count + 1, sizeof *p->items) &&
+                fc_grow(&p->whole, &p->whole_capacity, p->count + 1, sizeof *p->whole),
+            err, file->path);
     if (bytes > 0) {
         memcpy(own, dims, bytes);
     }

@@ -117,9 +117,7 @@ fc_code fc_read_object(const fc_checkpoint *checkpoint, const fc_tensor *object,
     const fc_box all = {1, start, object->shape};
     const uint64_t size = (uint64_t)object->shape[0];
     *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL; /* malloc(0) may return NULL */
-    if (!*bytes) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(*bytes, err, checkpoint->path);
     fc_code rc = fc_read_box(checkpoint, object, &all, FC_OPAQUE, *bytes, err);
     if (rc != FC_OK) {
         free(*bytes);

@@ -99,9 +99,7 @@ static fc_code begin_next_box(reading *r, active **out, fc_error *err) {
         return FC_OK;
     }
     active *a = calloc(1, sizeof *a);
-    if (!a) {
-        return fc_no_memory(err, r->checkpoint->path);
-    }
+    FC_NEED(a, err, r->checkpoint->path);
     a->request = &r->requests[r->next++];
     a->volume = fc_box_volume(&a->request->box);
     fc_code rc = fc_chunk_lists_find(r->lists, r->checkpoint, a->request->tensor, &a->request->box, &a->coverage, err);

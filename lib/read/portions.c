@@ -75,9 +75,7 @@ void fc_portions_free(fc_portions *portions) {
 
 static fc_code note_met(void *context, const fc_overlap *overlap, fc_error *err) {
     fc_portions *p = context;
-    if (!fc_grow(&p->met, &p->met_capacity, p->nmet + 1, sizeof *p->met)) {
-        return fc_no_memory(err, p->sides[0].checkpoint->path);
-    }
+    FC_NEED(fc_grow(&p->met, &p->met_capacity, p->nmet + 1, sizeof *p->met), err, p->sides[0].checkpoint->path);
     p->met[p->nmet++] = overlap->chunk;
     return FC_OK;
 }

@@ -111,9 +111,7 @@ fc_code fc_create_sharded_tensor_md_from_dt(const fc_dtensor *dt, int64_t my_ran
     }
     int64_t *shape = fc_arena_calloc(arena, (size_t)dt->ndim, sizeof *shape);
     fc_shard_metadata *shards = fc_arena_calloc(arena, (size_t)count, sizeof *shards);
-    if (!shape || !shards) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(shape && shards, err, NULL);
     copy_dims(shape, dt->shape, dt->ndim);
     for (int64_t i = 0; i < count; i++) {
         FC_TRY(shard_of_dt(dt, i, i > 0 ? scapegoat : my_rank, arena, &shards[i], err));
@@ -172,9 +170,7 @@ static fc_code chunk_dense(const dense *t, int64_t rank, int64_t world_size, int
     int64_t count = full > 0 ? fc_get_split_size(t->shape[0], full) : world_size;
     fc_shard_metadata *shards = fc_arena_calloc(arena, (size_t)count, sizeof *shards);
     int64_t *shape = fc_arena_calloc(arena, (size_t)t->ndim, sizeof *shape);
-    if (!shards || !shape) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(shards && shape, err, NULL);
     copy_dims(shape, t->shape, t->ndim);
     for (int64_t i = 0; i < count; i++) {
         FC_TRY(chunk_of(t, full, i, arena, &shards[i], err));

@@ -24,9 +24,7 @@ int64_t fc_get_chunked_dim_size(int64_t dim_size, int64_t split_size, int64_t in
 static fc_code chunk_metadata(const fc_chunk_sharding_spec *spec, int dim, int ndim, const int64_t *shape, size_t index,
                               fc_arena *arena, fc_shard_metadata *out, fc_error *err) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)ndim, sizeof *dims);
-    if (!dims) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(dims, err, NULL);
     int64_t *offsets = dims, *sizes = dims + ndim;
     int64_t split = fc_get_split_size(shape[dim], (int64_t)spec->count);
     memcpy(sizes, shape, (size_t)ndim * sizeof *sizes);
@@ -48,9 +46,7 @@ static fc_code build_chunks(const fc_chunk_sharding_spec *spec, int ndim, const 
     }
     int dim = spec->dim < 0 ? spec->dim + ndim : spec->dim;
     fc_shard_metadata *shards = fc_arena_calloc(arena, spec->count, sizeof *shards);
-    if (!shards) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(shards, err, NULL);
     for (size_t i = 0; i < spec->count; i++) {
         FC_TRY(chunk_metadata(spec, dim, ndim, shape, i, arena, &shards[i], err));
     }
@@ -96,9 +92,7 @@ fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_torch_d
         }
         if (!copy) {
             copy = fc_arena_calloc(arena, count, sizeof *copy);
-            if (!copy) {
-                return fc_no_memory(err, NULL);
-            }
+            FC_NEED(copy, err, NULL);
             memcpy(copy, spec->as.chunk.placements, count * sizeof *copy);
             out->as.chunk.placements = copy;
         }

@@ -88,9 +88,7 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
     json_t *value;
     size_t count = json_object_size(root), i = 0;
     fc_tp_rule *rules = fc_arena_calloc(arena, count, sizeof *rules);
-    if (!rules) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(rules, err, path);
     json_object_foreach(root, key, value) {
         FC_TRY(check_pattern(path, key, err));
         if (!json_is_string(value)) {
@@ -99,9 +97,7 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
         }
         FC_TRY(style_of(path, key, json_string_value(value), &rules[i], err));
         rules[i].pattern = fc_arena_strndup(arena, key, strlen(key));
-        if (!rules[i++].pattern) {
-            return fc_no_memory(err, path);
-        }
+        FC_NEED(rules[i++].pattern, err, path);
     }
     *plan = fc_tp_plan_make(path, rules, count, arena);
     return *plan ? FC_OK : fc_no_memory(err, path);

@@ -115,9 +115,7 @@ static fc_code add_group(region_lister *l, const fc_digest *digest, fc_error *er
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     const size_t n = (size_t)tensor->ndim;
     int64_t *dims = fc_arena_calloc(l->out->arena, 2 * n + 1, sizeof *dims);
-    if (!dims) {
-        return fc_no_memory(err, l->checkpoint->path);
-    }
+    FC_NEED(dims, err, l->checkpoint->path);
     for (size_t d = 0; d < n; d++) {
         dims[d] = digest->offsets ? digest->offsets[d] : 0;
         dims[n + d] = digest->sizes[d];
@@ -231,9 +229,7 @@ static fc_code check_object(region_lister *l, fc_error *err) {
     const fc_tensor *object = &l->checkpoint->tensors[l->number];
     fc_error found;
     fc_arena *scratch = fc_arena_new();
-    if (!scratch) {
-        return fc_no_memory(err, l->checkpoint->path);
-    }
+    FC_NEED(scratch, err, l->checkpoint->path);
     fc_code rc = read_and_judge(l, object, scratch, &found);
     fc_arena_free(scratch);
     return rc == FC_OK ? rc : note_region_defect(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
@@ -263,9 +259,7 @@ static fc_code list_tensor(region_lister *l, fc_error *err) {
     l->digested = true;
     l->unread = false;
     l->counts = calloc(tensor->nchunks + 1, sizeof *l->counts);
-    if (!l->counts) {
-        return fc_no_memory(err, l->checkpoint->path);
-    }
+    FC_NEED(l->counts, err, l->checkpoint->path);
     fc_code rc = list_regions(l, tensor, err);
     free(l->counts);
     /* Objects of DCP and torch.save count as undigested here; the format's own check covers their records. */
@@ -331,9 +325,7 @@ fc_code fc_regions_new(const fc_checkpoint *checkpoint, bool all, fc_findings *f
     out->arena = fc_arena_new();
     out->broken = calloc(checkpoint->ntensors + 1, 1);
     out->whole = calloc(checkpoint->ntensors + 1, sizeof *out->whole);
-    if (!out->arena || !out->broken || !out->whole) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(out->arena && out->broken && out->whole, err, checkpoint->path);
     fc_code rc = FC_OK;
     for (; l.number < checkpoint->ntensors; l.number++) {
         FC_TRY_GOTO(list_tensor(&l, err), rc, out);
@@ -376,9 +368,7 @@ fc_code fc_regions_of_files(const fc_checkpoint *checkpoint, fc_seal *seal, bool
                             fc_regions *out, fc_error *err) {
     memset(out, 0, sizeof *out);
     out->items = calloc(checkpoint->nfiles + 1, sizeof *out->items);
-    if (!out->items) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(out->items, err, checkpoint->path);
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         FC_TRY(add_file(out, (uint32_t)i, &seal->files[i], compare, findings, err));
     }

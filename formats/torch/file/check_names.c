@@ -15,9 +15,7 @@ static int compare_leaf_names(const void *a, const void *b) {
 
 fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_error *err) {
     const torch_leaf **sorted = malloc((leaves->count + 1) * sizeof *sorted);
-    if (!sorted) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(sorted, err, path);
     for (size_t i = 0; i < leaves->count; i++) {
         sorted[i] = &leaves->items[i];
     }

@@ -59,9 +59,7 @@ static uint64_t most_unfolded(const torch_file *f) {
 
 static fc_code allow_unfolding(torch_file *f, fc_error *err) {
     f->left = malloc(sizeof *f->left);
-    if (!f->left) {
-        return fc_no_memory(err, f->path);
-    }
+    FC_NEED(f->left, err, f->path);
     *f->left = most_unfolded(f);
     return FC_OK;
 }
@@ -162,9 +160,7 @@ fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, f
         return fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is invalid");
     }
     torch_extent *extent = fc_arena_calloc(arena, 1, sizeof *extent + (size_t)t->ndim * sizeof *extent->strides);
-    if (!extent) {
-        return fc_no_memory(err, f->path);
-    }
+    FC_NEED(extent, err, f->path);
     extent->first = t->first;
     extent->negate = t->negate;
     extent->conjugate = t->conjugate;

@@ -73,9 +73,7 @@ static torch_leaf_kind leaf_kind_of(const fc_pickle *p, fc_pv v) {
 }
 
 static fc_code push_values(walker *w, const fc_pv *items, size_t n) {
-    if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
-        return fc_no_memory(w->err, w->f->path);
-    }
+    FC_NEED(fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack), w->err, w->f->path);
     for (size_t i = 0; i < n; i++) {
         if (items[i]) { /* missing, such as the state of a call without one */
             w->stack[w->nstack++] = items[i];
@@ -168,9 +166,7 @@ static fc_code add_leaf(walker *w, fc_pv v, torch_leaf_kind kind) {
     FC_TRY(fc_torch_unfold(w->f, strlen(w->name) + size, w->err));
     fc_path_element *elements = fc_arena_alloc(l->arena, size);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
-    if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return fc_no_memory(w->err, w->f->path);
-    }
+    FC_NEED(elements && name && fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items), w->err, w->f->path);
     memcpy(elements, w->path, size);
     l->items[l->count++] = (torch_leaf){name, {elements, w->depth}, v, kind};
     w->depth -= root;
@@ -440,9 +436,7 @@ fc_code fc_torch_flatten(const torch_file *f, const fc_path *prefix, torch_leave
     walker w = {.f = f, .p = f->p, .leaves = leaves, .err = err};
     w.visits = SPARE_VISITS + f->p->size;
     w.name = malloc(MAX_NAME);
-    if (!w.name) {
-        return fc_no_memory(w.err, w.f->path);
-    }
+    FC_NEED(w.name, w.err, w.f->path);
     fc_code rc = FC_OK;
     fc_pv_type root = fc_pv_typeof(f->p->root);
     bool module = leaves->alone && is_module(f->p, f->p->root);

@@ -71,9 +71,7 @@ static fc_code collect_storages(torch_file *f, uint64_t start, fc_error *err) {
     size_t n = 0, kept = 0;
     const fc_pv *ids = f->p->persids ? fc_pickle_items(f->p, f->p->persids, &n) : NULL;
     f->storages = calloc(n + 1, sizeof *f->storages);
-    if (!f->storages) {
-        return fc_no_memory(err, f->path);
-    }
+    FC_NEED(f->storages, err, f->path);
     for (size_t i = 0; i < n; i++) {
         fc_pv id = fc_pickle_persid(f->p, ids[i]);
         size_t nitems = 0;

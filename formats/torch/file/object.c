@@ -38,9 +38,7 @@ static fc_code find_storages(const torch_file *f, const fc_pickle_copy *copy, fc
     uint64_t total = 0;
     object->nstorages = copy->nstorages;
     object->storages = fc_arena_calloc(arena, copy->nstorages, sizeof *object->storages);
-    if (!object->storages) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(object->storages, err, NULL);
     if (f->swap && copy->nstorages > 0) {
         return fc_fail(err, FC_EUNSUPPORTED, "it contains a tensor, and the file is big-endian");
     }
@@ -66,9 +64,7 @@ static fc_code make_archive(const torch_file *f, fc_pv v, fc_pickle_copy *copy, 
     FC_TRY(fc_torch_unfold(f, w->size, err));
     FC_TRY(find_storages(f, copy, arena, object, err));
     unsigned char *pickle = fc_arena_alloc(arena, w->size);
-    if (!pickle) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(pickle, err, NULL);
     memcpy(pickle, w->bytes, w->size);
     object->pickle = pickle;
     object->size = w->size;
@@ -82,9 +78,7 @@ fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch
     fc_torch_zip zip = {0};
     fc_pickle_copy copy = {.p = f->p, .w = &w};
     torch_object *object = fc_arena_calloc(arena, 1, sizeof *object);
-    if (!object) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(object, err, NULL);
     FC_TRY(fc_torch_unfold(f, 1, err));
     fc_torch_pickle_begin(&w, 2);
     fc_code rc = make_archive(f, v, &copy, &zip, arena, object, err);
@@ -99,9 +93,7 @@ static fc_code make_tensor(const fc_object *object, const void *detail, int64_t 
                            fc_tensor *t, fc_error *err) {
     int64_t *dims = fc_arena_calloc(arena, 3, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
-    if (!dims || !chunk) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(dims && chunk, err, NULL);
     dims[0] = dims[2] = length; /* shape; offset 0, size */
     *chunk = (fc_chunk){.dims = dims + 1, .place = {.kind = FC_PLACE_FILE, .file = file}, .rank = FC_NO_RANK};
     t->dtype = FC_OPAQUE;
@@ -122,9 +114,7 @@ fc_code fc_torch_object_tensor(const torch_object *object, uint32_t file, fc_are
 fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
     fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     const char *copy = fc_arena_strndup(arena, reason, strlen(reason));
-    if (!object || !copy) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(object && copy, err, NULL);
     *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = copy};
     return make_tensor(object, NULL, 1, file, arena, t, err); /* not empty, so that reading it reports the reason */
 }

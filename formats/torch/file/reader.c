@@ -147,9 +147,7 @@ out:
 fc_code fc_torch_open_file(fc_checkpoint *checkpoint, const fc_open_options *options, bool *sharded, fc_error *err) {
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     fc_tensor *tensors = NULL;
-    if (!file) {
-        return fc_no_memory(err, checkpoint->path);
-    }
+    FC_NEED(file, err, checkpoint->path);
     *file = (fc_file){checkpoint->path, fc_base_name(checkpoint->path)};
     checkpoint->files = file;
     checkpoint->nfiles = 1;

@@ -35,9 +35,7 @@ static fc_code keep_inners(fc_torch_item *item, const fc_pickle_copy *copy, fc_t
         fc_torch_tensor t = {0};
         const fc_zip_entry *entry = NULL;
         fc_torch_inner in = {0};
-        if (!fc_grow(&inners->items, &inners->capacity, inners->count + 1, sizeof *inners->items)) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(fc_grow(&inners->items, &inners->capacity, inners->count + 1, sizeof *inners->items), err, NULL);
         FC_TRY(fc_torch_storage_decode(item->pickle, copy->storages[i], &t, err));
         FC_TRY(fc_torch_item_record(item, &t, &entry, err));
         FC_TRY(fc_zip_read(&item->zip, entry, &in.bytes, err));

@@ -410,9 +410,7 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
     char *copy = text ? fc_arena_strndup(arena, text, strlen(text)) : NULL;
     free(text);
     json_decref(value);
-    if (!copy) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(copy, err, NULL);
     *json = copy;
     return FC_OK;
 }

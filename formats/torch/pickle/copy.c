@@ -64,9 +64,7 @@ void fc_pv_map_free(fc_pv_map *map) {
 /* Records that `v` was just written, so that it is fetched from the memo from now on. */
 static fc_code put_memo(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     uint32_t *memo = fc_pv_map_at(&c->memo, v);
-    if (!memo) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(memo, err, NULL);
     *memo = fc_torch_pickle_put(c->w) + 1;
     return FC_OK;
 }
@@ -210,13 +208,9 @@ static fc_code copy_persid(fc_pickle_copy *c, fc_pv v, fc_error *err) {
         return fc_fail(err, FC_EUNSUPPORTED, "it refers to something that is not a storage of torch.save");
     }
     uint32_t *number = fc_pv_map_at(&c->keys, items[2]);
-    if (!number) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(number, err, NULL);
     if (*number == 0) {
-        if (!fc_grow(&c->storages, &c->storages_capacity, c->nstorages + 1, sizeof *c->storages)) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(fc_grow(&c->storages, &c->storages_capacity, c->nstorages + 1, sizeof *c->storages), err, NULL);
         c->storages[c->nstorages++] = v;
         *number = (uint32_t)c->nstorages;
     }
@@ -302,9 +296,7 @@ fc_code fc_pickle_copy_value(fc_pickle_copy *copy, fc_pv v, fc_error *err) {
         return copy_scalar(copy, v);
     }
     const uint32_t *memo = fc_pv_map_at(&copy->memo, v);
-    if (!memo) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(memo, err, NULL);
     if (*memo) {
         fc_torch_pickle_get(copy->w, *memo - 1);
         return FC_OK;

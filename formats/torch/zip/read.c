@@ -18,9 +18,7 @@ fc_code fc_zip_load(fc_zip *zip, fc_zip_window *window, uint64_t at, uint64_t si
                        zip->path, zip->offset);
     }
     unsigned char *bytes = malloc((size_t)size + 1);
-    if (!bytes) {
-        return fc_no_memory(err, zip->path);
-    }
+    FC_NEED(bytes, err, zip->path);
     fc_code rc = fc_pread_full(zip->fd, bytes, (size_t)size, zip->offset + at, zip->path, err);
     if (rc != FC_OK) {
         free(bytes);
@@ -144,9 +142,7 @@ fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **byte
         return record_damaged(zip, entry, "its declared size is invalid", err);
     }
     unsigned char *out = malloc((size_t)entry->size + 1);
-    if (!out) {
-        return fc_no_memory(err, zip->path);
-    }
+    FC_NEED(out, err, zip->path);
     fc_code rc = read_data(zip, entry, out, err);
     if (rc != FC_OK) {
         free(out);

@@ -96,9 +96,7 @@ static fc_code too_large(fc_error *err) {
 /* Lays out the next record after the others. */
 static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, fc_error *err) {
     char name[2 * MAX_NAME];
-    if (!fc_grow(&zip->records, &zip->capacity, zip->nrecords + 1, sizeof *zip->records)) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(fc_grow(&zip->records, &zip->capacity, zip->nrecords + 1, sizeof *zip->records), err, NULL);
     fc_torch_zip_record *r = &zip->records[zip->nrecords];
     *r = *record;
     r->header = zip->end;
@@ -353,9 +351,7 @@ static fc_code write_headers(fc_torch_zip *zip, output *out, fc_error *err) {
     char id[ID_SIZE + 1];
     fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which can be computed now */
     out->buffer = malloc(BUFFER);
-    if (!out->buffer) {
-        return fc_no_memory(err, out->path);
-    }
+    FC_NEED(out->buffer, err, out->path);
     make_id(zip, id);
     last->bytes = id;
     last->crc32 = fc_crc32(0, id, ID_SIZE);

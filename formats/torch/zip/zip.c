@@ -201,9 +201,7 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
     zip->entries = calloc((size_t)dir->count, sizeof *zip->entries);
     zip->sorted = calloc((size_t)dir->count, sizeof *zip->sorted);
     zip->names = malloc((size_t)dir->size + 1);
-    if (!zip->entries || !zip->sorted || !zip->names) {
-        return fc_no_memory(err, zip->path);
-    }
+    FC_NEED(zip->entries && zip->sorted && zip->names, err, zip->path);
     char *name = zip->names;
     uint64_t at = 0;
     for (size_t i = 0; i < dir->count; i++) {

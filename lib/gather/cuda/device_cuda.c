@@ -75,9 +75,7 @@ static void cuda_release_staging(fc_device *device, void *memory) {
 static fc_code cuda_stream_new(fc_device *device, fc_stream **out, fc_error *err) {
     fc_stream *stream = malloc(sizeof *stream);
     *out = NULL;
-    if (!stream) {
-        return fc_no_memory(err, device->name);
-    }
+    FC_NEED(stream, err, device->name);
     cudaError_t result;
     CALL(result, device, cudaStreamCreateWithFlags(&stream->cuda, cudaStreamNonBlocking));
     if (result != cudaSuccess) {
@@ -102,9 +100,7 @@ static fc_code cuda_synchronize(fc_device *device, fc_stream *stream, fc_error *
 static fc_code cuda_event_new(fc_device *device, fc_event **out, fc_error *err) {
     fc_event *event = malloc(sizeof *event);
     *out = NULL;
-    if (!event) {
-        return fc_no_memory(err, device->name);
-    }
+    FC_NEED(event, err, device->name);
     cudaError_t result;
     CALL(result, device, cudaEventCreateWithFlags(&event->cuda, cudaEventDisableTiming));
     if (result != cudaSuccess) {
