@@ -6,11 +6,11 @@
 
 #include "base/checked.h"
 #include "base/name_table.h"
+#include "checkpoint/extent.h"
+#include "checkpoint/memory_data.h"
 #include "checkpoint/path.h"
-#include "extent.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
-#include "memory_data.h"
 
 #include <stdlib.h>
 #include <string.h>

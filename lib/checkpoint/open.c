@@ -8,14 +8,14 @@
 
 #include "base/checked.h"
 #include "base/file_name.h"
+#include "checkpoint/extent.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
-#include "extent.h"
+#include "checkpoint/open.h"
+#include "checkpoint/seal.h"
 #include "io/commit.h"
 #include "io/foreign.h"
 #include "io/stand_in.h"
-#include "open.h"
-#include "seal.h"
 
 #include <errno.h>
 #include <inttypes.h>

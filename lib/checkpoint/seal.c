@@ -2,7 +2,7 @@
  * Reads a seal: the JSON file next to a checkpoint with the digests of its files and tensors. Like the checkpoint, the
  * seal may be hostile. Its contents are only compared, and never decide what is read.
  */
-#include "seal.h"
+#include "checkpoint/seal.h"
 #include "fsdpckpt/seal.h"
 
 #include "checkpoint/same_name.h"

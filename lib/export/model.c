@@ -7,7 +7,7 @@
 #include "base/grow.h"
 #include "checkpoint/parameters.h"
 #include "checkpoint/path.h"
-#include "export.h"
+#include "export/export.h"
 #include "fsdpckpt/try.h"
 #include "plan/left_out.h"
 

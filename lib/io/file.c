@@ -1,7 +1,7 @@
 /*
  * Complete reads and writes on descriptors, with errors that name the file and the offset.
  */
-#include "file.h"
+#include "io/file.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 

@@ -3,7 +3,7 @@
  * asks the kernel which of them are cached, so that a warm file is still copied from memory.
  */
 #include "io/input.h"
-#include "file.h"
+#include "io/file.h"
 
 #include "fsdpckpt/io.h"
 

@@ -3,7 +3,7 @@
  * rest at both ends through the page cache. If direct writes are refused, everything goes through the page cache.
  */
 #include "io/output.h"
-#include "file.h"
+#include "io/file.h"
 
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
@@ -118,18 +118,6 @@ fc_code fc_output_allocate(const char *path, fc_error *err) {
     }
     if (close(fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: writing", path);
-    }
-    return rc;
-}
-
-fc_code fc_output_sync(const char *path, fc_error *err) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be opened to sync it", path);
-    }
-    fc_code rc = fsync(fd) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: fsync", path);
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: close", path);
     }
     return rc;
 }

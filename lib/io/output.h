@@ -40,7 +40,4 @@ fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t si
 /** Allocates disk space for the whole file `path`, so that space cannot run out later. */
 fc_code fc_output_allocate(const char *path, fc_error *err);
 
-/** Calls fsync on the file `path`, which makes everything that this machine has written to it durable. */
-fc_code fc_output_sync(const char *path, fc_error *err);
-
 #endif

@@ -5,6 +5,7 @@
 
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/sync.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -130,22 +131,14 @@ out:
     return rc;
 }
 
-static bool sync_below(int directory, const char *name) {
-    int fd = openat(directory, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool ok = fd >= 0 && fsync(fd) == 0;
-    if (fd >= 0) {
-        int saved = errno;
-        close(fd);
-        errno = saved;
-    }
-    return ok;
-}
-
 /* After a power failure, the directory must still lead to the new target before the old one is moved into it. */
 fc_code fc_staging_promise(const fc_staging *s, fc_error *err) {
-    return sync_below(s->fd, "new") && mkdirat(s->fd, "old", 0700) == 0 && fsync(s->fd) == 0 && sync_below(s->fd, "..")
-               ? FC_OK
-               : fc_fail_errno(err, errno, "%s: cannot be prepared for the old target", s->path);
+    FC_TRY(fc_sync_path(s->fd, "new", s->path, err));
+    if (mkdirat(s->fd, "old", 0700) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be prepared for the old target", s->path);
+    }
+    FC_TRY(fc_sync_path(s->fd, ".", s->path, err));
+    return fc_sync_path(s->fd, "..", s->path, err);
 }
 
 void fc_staging_leave(fc_staging *s) {

@@ -4,8 +4,8 @@
  */
 #include "io/stand_in.h"
 
-#include "file.h"
 #include "fsdpckpt/io.h"
+#include "io/file.h"
 #include "io/foreign.h"
 
 #include <ctype.h>

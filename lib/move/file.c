@@ -5,10 +5,10 @@
 #include "fsdpckpt/move.h"
 
 #include "base/pages.h"
-#include "file.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
+#include "move/file.h"
 #include "move/queue.h"
 #include "plan/tiles.h"
 #include "read/budget.h"

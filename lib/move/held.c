@@ -8,9 +8,9 @@
 #include "base/crc.h"
 #include "base/grow.h"
 #include "checkpoint/memory_data.h"
-#include "file.h"
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/try.h"
+#include "move/file.h"
 #include "ranks/exchange.h"
 
 #include <stdlib.h>

@@ -5,10 +5,10 @@
 #include "fsdpckpt/shards.h"
 
 #include "checkpoint/memory_data.h"
-#include "file.h"
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
+#include "move/file.h"
 #include "move/write_files.h"
 
 #include <stdlib.h>

@@ -6,13 +6,14 @@
 #include "move/write_files.h"
 
 #include "base/crc.h"
-#include "file.h"
 #include "fsdpckpt/try.h"
 #include "integrity/source_crc.h"
-#include "io/output.h"
+#include "io/sync.h"
+#include "move/file.h"
 #include "plan/target_file.h"
 #include "ranks/exchange.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,7 +57,8 @@ static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *aren
     FC_TRY(fc_ranks_join_items(m->comm, written, m->target, file, m->move.crc32, err));
     const bool finishes = m->leads && writer->finish_file;
     FC_TRY(fc_ranks_agree(m->comm, finishes ? writer->finish_file(&m->writer, file, err) : FC_OK, err));
-    return m->apart ? fc_output_sync(file->path, err) : FC_OK; /* rank 0 cannot sync another machine's page cache */
+    return m->apart ? fc_sync_path(AT_FDCWD, file->path, file->path, err)
+                    : FC_OK; /* rank 0 cannot sync another machine's page cache */
 }
 
 /* How many items of the shard, from `first` on, are of one section. */

@@ -14,7 +14,7 @@
  * When the weights differ, bisection along each dimension in turn finds the first element, in lexicographic order, that
  * is not covered exactly once.
  */
-#include "coverage.h"
+#include "plan/coverage.h"
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"

@@ -11,8 +11,8 @@
 #include "plan/dtypes.h"
 #include "plan/globs.h"
 #include "plan/rename.h"
+#include "plan/target_file.h"
 #include "sharding/tp_plan.h"
-#include "target_file.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * A tile spans all trailing dimensions that fit the limit, a range of the dimension before them, and a single index of
  * every other dimension. Only such boxes are contiguous.
  */
-#include "tiles.h"
+#include "plan/tiles.h"
 #include "fsdpckpt/plan.h"
 
 void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t multiple) {

@@ -7,11 +7,12 @@
 #include "base/checked.h"
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
-#include "io/output.h"
+#include "io/sync.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -134,7 +135,7 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
     uint64_t *sums = arena ? fc_arena_calloc(arena, file->nitems + 1, 2 * sizeof *sums) : NULL;
     fc_code ready = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
     /* rank 0 cannot sync another machine's page cache */
-    fc_code synced = ready == FC_OK ? fc_output_sync(file->path, err) : ready;
+    fc_code synced = ready == FC_OK ? fc_sync_path(AT_FDCWD, file->path, file->path, err) : ready;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(comm, synced, err), rc, out);
     convert_digests(target, file, crc32, sums, false);

@@ -5,8 +5,8 @@
 #include "base/grow.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/try.h"
-#include "recipe.h"
 #include "recipe/builder.h"
+#include "recipe/recipe.h"
 
 #include <stdlib.h>
 #include <string.h>

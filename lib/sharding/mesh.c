@@ -6,7 +6,7 @@
 #include "fsdpckpt/try.h"
 
 #include "base/checked.h"
-#include "recorded.h"
+#include "sharding/recorded.h"
 
 #include <string.h>
 

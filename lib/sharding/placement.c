@@ -3,7 +3,7 @@
  * only it and torch's own repr.
  */
 #include "fsdpckpt/mesh.h"
-#include "recorded.h"
+#include "sharding/recorded.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
-#include "report.h"
+#include "verify/report.h"
 
 #include <stdlib.h>
 #include <unistd.h>

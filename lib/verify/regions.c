@@ -9,7 +9,7 @@
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
-#include "report.h"
+#include "verify/report.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
