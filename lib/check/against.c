@@ -18,10 +18,6 @@ typedef struct against {
 
 /* ---- shapes ---- */
 
-static bool numel(const fc_tensor *t, int64_t *out) {
-    return fc_numel(t->ndim, t->shape, out);
-}
-
 static bool is_transposed(const fc_tensor *a, const fc_tensor *b) {
     if (a->ndim != b->ndim || a->ndim < 2) {
         return false;
@@ -64,7 +60,7 @@ static void compare_shapes(fc_check_run *c, const fc_named *here, const fc_tenso
         f.kind = FC_FOUND_SHAPE_DIMENSION;
         int64_t by = a->shape[d] - b->shape[d];
         f.detail = fc_check_text(c, "%d is %" PRId64 " %s", d, by < 0 ? -by : by, by < 0 ? "shorter" : "longer");
-    } else if (numel(a, &na) && numel(b, &nb) && na == nb) {
+    } else if (fc_numel(a->ndim, a->shape, &na) && fc_numel(b->ndim, b->shape, &nb) && na == nb) {
         f.kind = FC_FOUND_SHAPE_RESHAPED;
     }
     fc_check_add(c, &f);
@@ -276,27 +272,27 @@ static void report_unpaired(fc_check_run *c, const fc_unpaired *list, fc_finding
     }
 }
 
+/* Removes the names that are taken from a list. */
+static void remove_taken(fc_unpaired *list, const bool *taken) {
+    size_t kept = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        if (!taken[list->items[i]]) {
+            list->items[kept++] = list->items[i];
+        }
+    }
+    list->count = kept;
+}
+
 void fc_check_take(fc_unpaired *here, fc_unpaired *there, const fc_pair *pairs, size_t count, fc_check_run *c) {
     bool *h = fc_check_alloc(c, here->names->count, sizeof *h), *t = fc_check_alloc(c, there->names->count, sizeof *t);
-    size_t n = 0, m = 0;
     if (!h || !t) {
         return;
     }
     for (size_t i = 0; i < count; i++) {
         h[pairs[i].here] = t[pairs[i].there] = true;
     }
-    for (size_t i = 0; i < here->count; i++) {
-        if (!h[here->items[i]]) {
-            here->items[n++] = here->items[i];
-        }
-    }
-    for (size_t i = 0; i < there->count; i++) {
-        if (!t[there->items[i]]) {
-            there->items[m++] = there->items[i];
-        }
-    }
-    here->count = n;
-    there->count = m;
+    remove_taken(here, h);
+    remove_taken(there, t);
 }
 
 void fc_check_against(fc_check_run *c, const fc_names *reference) {

@@ -30,18 +30,6 @@ static size_t component_length(const char *at, size_t left) {
     return dot ? (size_t)(dot + 1 - at) : left;
 }
 
-/* Returns one bit per wrapper that a name contains. */
-static unsigned wrappers_in(const char *name) {
-    unsigned set = 0;
-    size_t len = strlen(name);
-    for (size_t at = 0, n; at < len; at += n) {
-        n = component_length(name + at, len - at);
-        size_t w = wrapper_of(name + at, n);
-        set |= w < FC_WRAPPERS ? 1U << w : 0;
-    }
-    return set;
-}
-
 const char *fc_check_unwrap(fc_check_run *c, const char *name, size_t len, unsigned *which) {
     unsigned set = 0;
     char *copy = fc_check_alloc(c, len + 1, 1);
@@ -62,11 +50,12 @@ const char *fc_check_unwrap(fc_check_run *c, const char *name, size_t len, unsig
     return copy ? copy : "";
 }
 
-const char *fc_check_regex(fc_check_run *c, const char *text, size_t len) {
+/* Returns a text with a backslash before each of the `special` characters. */
+static const char *escape(fc_check_run *c, const char *text, size_t len, const char *special) {
     char *escaped = fc_check_alloc(c, 2 * len + 1, 1);
     char *to = escaped;
     for (size_t i = 0; escaped && i < len; i++) {
-        if (strchr("\\.[]{}()*+?^$|/", text[i])) {
+        if (strchr(special, text[i])) {
             *to++ = '\\';
         }
         *to++ = text[i];
@@ -74,16 +63,12 @@ const char *fc_check_regex(fc_check_run *c, const char *text, size_t len) {
     return escaped ? escaped : "";
 }
 
+const char *fc_check_regex(fc_check_run *c, const char *text, size_t len) {
+    return escape(c, text, len, "\\.[]{}()*+?^$|/");
+}
+
 const char *fc_check_replacement(fc_check_run *c, const char *text) {
-    char *escaped = fc_check_alloc(c, 2 * strlen(text) + 1, 1);
-    char *to = escaped;
-    for (; escaped && *text; text++) {
-        if (strchr("\\&/", *text)) {
-            *to++ = '\\';
-        }
-        *to++ = *text;
-    }
-    return escaped ? escaped : "";
+    return escape(c, text, strlen(text), "\\&/");
 }
 
 fc_fix fc_check_drop_wrappers(fc_check_run *c, unsigned which) {
@@ -130,7 +115,8 @@ void fc_check_wrappers(fc_check_run *c) {
     size_t leading[FC_WRAPPERS] = {0};
     for (size_t i = 0; i < c->names.count; i++) {
         const char *name = c->names.items[i].name;
-        unsigned which = wrappers_in(name);
+        unsigned which = 0;
+        (void)fc_check_unwrap(c, name, strlen(name), &which);
         for (size_t w = 0; which && w < FC_WRAPPERS; w++) {
             if (which >> w & 1) {
                 const char *component = fc_wrappers[w].component;

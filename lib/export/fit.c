@@ -2,7 +2,6 @@
  * Fits a model to a reference: finds the tensors that are tied there, or stored twice, and the embeddings with more
  * rows than its vocabulary, changes them by a recipe that is made for the purpose, and compares the result.
  */
-#include "base/grow.h"
 #include "export/export.h"
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/try.h"
@@ -10,10 +9,9 @@
 #include "recipe/recipe.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* What has been found so far. The lists are malloc'ed until they are in the report. */
+/* What has been found so far. */
 typedef struct fit {
     fc_checkpoint *model;
     const fc_export_reference *reference;
@@ -21,8 +19,8 @@ typedef struct fit {
     fc_export_fit_report *report;
     const fc_name_table *here, *there; /* names of both sides */
     int64_t vocabulary;                /* rows, as the configuration says; 0: it does not */
-    fc_recipe_rule *rules;             /* malloc'ed */
-    size_t nrules, capacity;
+    fc_recipe_rule *rules;             /* with room for two per tensor of the model, and one of the reference */
+    size_t nrules;
     fc_error *err;
 } fit;
 
@@ -34,12 +32,6 @@ static fc_code add_change(const fit *f, fc_export_change **list, size_t *count, 
     *list = *list ? *list : fc_arena_calloc(f->arena, of->ntensors, sizeof **list);
     FC_NEED(*list, f->err, f->reference->weights->path);
     (*list)[(*count)++] = *change;
-    return FC_OK;
-}
-
-static fc_code add_rule(fit *f, const fc_recipe_rule *rule) {
-    FC_NEED(fc_grow(&f->rules, &f->capacity, f->nrules + 1, sizeof *f->rules), f->err, f->reference->weights->path);
-    f->rules[f->nrules++] = *rule;
     return FC_OK;
 }
 
@@ -84,7 +76,7 @@ static fc_code drop_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor
     const char **from = pair(f, t->name, NULL);
     FC_NEED(from, f->err, f->reference->weights->path);
     const fc_export_change change = {.name = t->name, .other = twin->name};
-    FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_DROP, .from = from, .nfrom = 1}));
+    f->rules[f->nrules++] = (fc_recipe_rule){.kind = FC_RULE_DROP, .from = from, .nfrom = 1};
     return add_change(f, &f->report->tied, &f->report->ntied, f->model, &change);
 }
 
@@ -98,7 +90,7 @@ static fc_code copy_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor
     const char **to = pair(f, twin->name, t->name);
     FC_NEED(to, f->err, f->reference->weights->path);
     const fc_export_change change = {.name = t->name, .other = twin->name};
-    FC_TRY(add_rule(f, &(fc_recipe_rule){.kind = FC_RULE_ADD, .to = to, .nto = 2}));
+    f->rules[f->nrules++] = (fc_recipe_rule){.kind = FC_RULE_ADD, .to = to, .nto = 2};
     return add_change(f, &f->report->copied, &f->report->ncopied, f->reference->weights, &change);
 }
 
@@ -134,9 +126,8 @@ static fc_code trim(fit *f, const fc_tensor *t, const fc_tensor *like) {
     const char *after = fc_arena_printf(f->arena, "%" PRId64, like->shape[0]);
     FC_NEED(op && name && before && after, f->err, f->reference->weights->path);
     *op = (fc_recipe_op){.kind = FC_OP_RESIZE, .left = before, .right = after};
-    const fc_recipe_rule rule = {.from = name, .to = name, .nfrom = 1, .nto = 1, .ops = op, .nops = 1};
+    f->rules[f->nrules++] = (fc_recipe_rule){.from = name, .to = name, .nfrom = 1, .nto = 1, .ops = op, .nops = 1};
     const fc_export_change change = {.name = t->name, .from = t->shape[0], .to = like->shape[0]};
-    FC_TRY(add_rule(f, &rule));
     return add_change(f, &f->report->trimmed, &f->report->ntrimmed, f->model, &change);
 }
 
@@ -176,19 +167,7 @@ static bool about_dtypes(fc_finding_kind kind) {
     return kind == FC_FOUND_DTYPE || kind == FC_FOUND_DTYPE_MIXED || kind == FC_FOUND_DTYPE_OTHER;
 }
 
-typedef struct lines {
-    const char **items; /* malloc'ed */
-    size_t count, capacity;
-} lines;
-
-static fc_code add_line(const fit *f, lines *l, const char *line) {
-    FC_NEED(line && fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items), f->err,
-            f->reference->weights->path);
-    l->items[l->count++] = line;
-    return FC_OK;
-}
-
-static fc_code compare_dtypes(const fit *f, const fc_checkpoint *model, lines *l) {
+static fc_code compare_dtypes(const fit *f, const fc_checkpoint *model, const char **lines, size_t *count) {
     for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
         size_t at = t->object ? FC_NO_NAME : fc_export_find(f->there, t->name);
@@ -200,54 +179,43 @@ static fc_code compare_dtypes(const fit *f, const fc_checkpoint *model, lines *l
             f->report->cast++;
             continue;
         }
-        FC_TRY(add_line(
-            f, l,
-            fc_arena_printf(
-                f->arena,
-                "%s is %s, and %s in the reference; only floating-point types of at least 16 bits are converted",
-                t->name, fc_dtype_get(t->dtype)->torch_name, fc_dtype_get(like->dtype)->torch_name)));
+        lines[*count] = fc_arena_printf(
+            f->arena, "%s is %s, and %s in the reference; only floating-point types of at least 16 bits are converted",
+            t->name, fc_dtype_get(t->dtype)->torch_name, fc_dtype_get(like->dtype)->torch_name);
+        FC_NEED(lines[(*count)++], f->err, f->reference->weights->path);
     }
     return FC_OK;
 }
 
 /* Names and shapes: the findings of a check, which pairs names that are alike. */
-static fc_code compare(fit *f, const fc_checkpoint *model, lines *l) {
+static fc_code compare(fit *f, const fc_checkpoint *model) {
     const fc_check_options how = {.reference = f->reference->weights, .setting_names = f->reference->setting_names};
     fc_report report;
     FC_TRY(fc_check(model, &how, f->arena, &report, f->err));
+    const char **lines = fc_arena_calloc(f->arena, report.count + model->ntensors + 1, sizeof *lines);
+    FC_NEED(lines, f->err, f->reference->weights->path);
+    f->report->differences = lines;
     for (size_t i = 0; i < report.count; i++) {
         const fc_finding *found = &report.findings[i];
         if (fc_finding_info_get(found->kind)->severity == FC_SEVERITY_ERROR && !about_dtypes(found->kind)) {
-            FC_TRY(add_line(f, l, found->message));
+            lines[f->report->ndifferences++] = found->message;
         }
     }
-    FC_TRY(compare_dtypes(f, model, l));
-    const char **kept = fc_arena_calloc(f->arena, l->count + 1, sizeof *kept);
-    FC_NEED(kept, f->err, f->reference->weights->path);
-    for (size_t i = 0; i < l->count; i++) {
-        kept[i] = l->items[i];
-    }
-    f->report->differences = kept;
-    f->report->ndifferences = l->count;
-    return FC_OK;
+    return compare_dtypes(f, model, lines, &f->report->ndifferences);
 }
 
 fc_code fc_export_fit(fc_checkpoint **model, const fc_export_reference *reference, fc_arena *arena,
                       fc_export_fit_report *out, fc_error *err) {
     fit f = {.model = *model, .reference = reference, .arena = arena, .report = out, .err = err};
-    lines l = {0};
-    fc_code rc;
+    const size_t rules = 2 * f.model->ntensors + reference->weights->ntensors;
     *out = (fc_export_fit_report){0};
     f.here = fc_export_names(*model, arena);
     f.there = fc_export_names(reference->weights, arena);
-    FC_TRY_GOTO(f.here && f.there ? FC_OK : fc_no_memory(err, reference->weights->path), rc, out);
-    FC_TRY_GOTO(read_config(&f), rc, out);
-    FC_TRY_GOTO(find_ties(&f), rc, out);
-    FC_TRY_GOTO(find_padded(&f), rc, out);
-    FC_TRY_GOTO(apply(&f, model), rc, out);
-    rc = compare(&f, *model, &l);
-out:
-    free(f.rules);
-    free(l.items);
-    return rc;
+    f.rules = fc_arena_calloc(arena, rules + 1, sizeof *f.rules);
+    FC_NEED(f.here && f.there && f.rules, err, reference->weights->path);
+    FC_TRY(read_config(&f));
+    FC_TRY(find_ties(&f));
+    FC_TRY(find_padded(&f));
+    FC_TRY(apply(&f, model));
+    return compare(&f, *model);
 }

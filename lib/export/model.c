@@ -4,14 +4,12 @@
  */
 #include "fsdpckpt/export.h"
 
-#include "base/grow.h"
 #include "checkpoint/parameters.h"
 #include "checkpoint/path.h"
 #include "export/export.h"
 #include "fsdpckpt/try.h"
 #include "plan/left_out.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* The keys under which trainers store the weights, the likeliest first. */
@@ -55,9 +53,9 @@ typedef struct finder {
     fc_target *target;
     fc_arena *arena;
     fc_model_place *place;
-    value *values; /* malloc'ed */
+    value *values;
     size_t count, depth;
-    const char **left; /* names of what is left out; malloc'ed */
+    const char **left; /* names of what is left out */
     size_t nleft;
     fc_error *err;
 } finder;
@@ -103,8 +101,8 @@ static fc_code add_name(const finder *f, const char **list, const char *name, si
     return fc_add_component(f->arena, list, name, len) ? FC_OK : fc_no_memory(f->err, f->target->source->path);
 }
 
-static void leave_out(finder *f, const fc_target_tensor *t) {
-    f->left[f->nleft++] = t->name;
+static bool has_branch(const value *v, const char *branch, size_t len) {
+    return v->branch && v->branch_len == len && memcmp(v->branch, branch, len) == 0;
 }
 
 /* Keeps the values whose branch is `branch`, NULL: all that are not something else. */
@@ -112,11 +110,11 @@ static void keep_branch(finder *f, const char *branch, size_t len) {
     size_t kept = 0;
     for (size_t i = 0; i < f->count; i++) {
         const value v = f->values[i];
-        bool wanted = branch ? v.branch && v.branch_len == len && memcmp(v.branch, branch, len) == 0 : !is_other(f, &v);
+        bool wanted = branch ? has_branch(&v, branch, len) : !is_other(f, &v);
         if (wanted) {
             f->values[kept++] = v;
         } else {
-            leave_out(f, v.tensor);
+            f->left[f->nleft++] = v.tensor->name;
         }
     }
     f->count = kept;
@@ -124,24 +122,21 @@ static void keep_branch(finder *f, const char *branch, size_t len) {
 
 /* Lists what is left out. */
 static fc_code list_others(finder *f) {
-    fc_name_list kept = {calloc(f->count + 1, sizeof *kept.names), f->count}, left = {f->left, f->nleft};
-    fc_code rc;
-    FC_TRY_GOTO(kept.names ? FC_OK : fc_no_memory(f->err, f->target->source->path), rc, out);
+    fc_name_list kept = {fc_arena_calloc(f->arena, f->count + 1, sizeof *kept.names), f->count};
+    fc_name_list left = {f->left, f->nleft};
+    FC_NEED(kept.names, f->err, f->target->source->path);
     for (size_t i = 0; i < f->count; i++) {
         kept.names[i] = f->values[i].tensor->name;
     }
     f->place->left_out = f->nleft;
-    FC_TRY_GOTO(fc_list_components(&kept, &left, f->arena, &f->place->others, f->err), rc, out);
+    FC_TRY(fc_list_components(&kept, &left, f->arena, &f->place->others, f->err));
     left.count = 0;
     for (size_t i = 0; i < f->nleft; i++) {
         if (!fc_is_of_optimizer(f->left[i])) {
             f->left[left.count++] = f->left[i];
         }
     }
-    rc = fc_list_components(&kept, &left, f->arena, &f->place->besides, f->err);
-out:
-    free((void *)kept.names);
-    return rc;
+    return fc_list_components(&kept, &left, f->arena, &f->place->besides, f->err);
 }
 
 /* Whether the branches are those of a model: the trunk of one of transformers, and its head. */
@@ -163,7 +158,7 @@ static const value *likeliest(const finder *f) {
     for (size_t i = 0; i < f->count; i++) {
         const value *v = &f->values[i];
         for (size_t m = 0; v->branch && models[m] && m < best; m++) {
-            if (strlen(models[m]) == v->branch_len && memcmp(models[m], v->branch, v->branch_len) == 0) {
+            if (has_branch(v, models[m], strlen(models[m]))) {
                 best = m;
                 which = v;
             }
@@ -177,31 +172,27 @@ static bool one_branch(const finder *f) {
     const value *first = &f->values[0];
     for (size_t i = 0; i < f->count; i++) {
         const value *v = &f->values[i];
-        if (!v->branch || v->branch_len != first->branch_len || memcmp(v->branch, first->branch, v->branch_len) != 0) {
+        if (!first->branch || !has_branch(v, first->branch, first->branch_len)) {
             return false;
         }
     }
     return true;
 }
 
-static bool any_branch(const finder *f) {
-    size_t i = 0;
-    while (i < f->count && !f->values[i].branch) {
-        i++;
-    }
-    return i < f->count;
-}
-
-static fc_code several(const finder *f) {
+/* Fails if there are branches: none of them was chosen. */
+static fc_code refuse_branches(const finder *f) {
     const char *list = "";
+    bool any = false;
     for (size_t i = 0; i < f->count && strlen(list) < 200; i++) {
         const value *v = &f->values[i];
+        any = any || v->branch;
         FC_TRY(v->branch ? add_name(f, &list, v->branch, v->branch_len) : FC_OK);
     }
-    return fc_advise(
-        f->err,
-        fc_fail(f->err, FC_EUSAGE, "%s: several branches of it could be the model: %s", f->target->source->path, list),
-        FC_HINT_INCLUDE, NULL);
+    return !any ? FC_OK
+                : fc_advise(f->err,
+                            fc_fail(f->err, FC_EUSAGE, "%s: several branches of it could be the model: %s",
+                                    f->target->source->path, list),
+                            FC_HINT_INCLUDE, NULL);
 }
 
 static fc_code enter(finder *f, const char *branch, size_t len) {
@@ -231,7 +222,7 @@ static fc_code find_branch(finder *f) {
             model = &f->values[0];
         }
         if (!model || f->depth == MOST_LEVELS) {
-            return f->depth == 0 && any_branch(f) ? several(f) : FC_OK;
+            return f->depth == 0 ? refuse_branches(f) : FC_OK;
         }
         const value chosen = *model;
         FC_TRY(enter(f, chosen.branch, chosen.branch_len));
@@ -342,7 +333,7 @@ static fc_code take_tensors(finder *f) {
     for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *t = &f->target->tensors[i];
         if (t->source->object) {
-            leave_out(f, t);
+            f->left[f->nleft++] = t->name;
         } else {
             f->values[f->count++] = (value){.tensor = t, .nested = fc_path_spells(&t->path, t->name)};
         }
@@ -353,16 +344,11 @@ static fc_code take_tensors(finder *f) {
 fc_code fc_model_find(fc_target *target, fc_arena *arena, fc_model_place *out, fc_error *err) {
     *out = (fc_model_place){"", "", "", "", 0};
     finder f = {.target = target, .arena = arena, .place = out, .err = err};
-    f.values = calloc(target->ntensors + 1, sizeof *f.values);
-    f.left = calloc(target->ntensors + 1, sizeof *f.left);
-    fc_code rc;
-    FC_TRY_GOTO(f.values && f.left ? FC_OK : fc_no_memory(err, target->source->path), rc, out);
-    FC_TRY_GOTO(take_tensors(&f), rc, out);
-    FC_TRY_GOTO(find_branch(&f), rc, out);
-    FC_TRY_GOTO(list_others(&f), rc, out);
-    rc = set_names(&f);
-out:
-    free(f.left);
-    free(f.values);
-    return rc;
+    f.values = fc_arena_calloc(arena, target->ntensors + 1, sizeof *f.values);
+    f.left = fc_arena_calloc(arena, target->ntensors + 1, sizeof *f.left);
+    FC_NEED(f.values && f.left, err, target->source->path);
+    FC_TRY(take_tensors(&f));
+    FC_TRY(find_branch(&f));
+    FC_TRY(list_others(&f));
+    return set_names(&f);
 }

@@ -120,9 +120,8 @@ static fc_code allocate_nodes(fc_tree_builder *b, fc_error *err) {
     if (nodes >= UINT32_MAX / 4) {
         return fc_fail(err, FC_EUNSUPPORTED, "the names have %zu levels in total, more than is supported", nodes);
     }
-    b->nodes = calloc(nodes, sizeof *b->nodes);
-    b->scratch = fc_arena_new();
-    b->children = b->scratch ? fc_name_table_new(b->scratch, b->nspecs) : NULL;
+    b->nodes = fc_arena_calloc(b->scratch, nodes, sizeof *b->nodes);
+    b->children = fc_name_table_new(b->scratch, b->nspecs);
     b->count = 1;
     return b->nodes && b->children ? FC_OK : fc_no_memory(err, NULL);
 }
@@ -161,7 +160,7 @@ static int compare_child_numbers(const void *a, const void *b, void *nodes) {
 }
 
 /* In a source that is sorted by name, layer 10 comes before layer 2. A ModuleList is in numeric order. */
-static fc_code order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scratch) {
+static void order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scratch) {
     size_t n = 0;
     uint64_t value;
     for (uint32_t c = b->nodes[parent].first; c != 0; c = b->nodes[c].next) {
@@ -169,7 +168,7 @@ static fc_code order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scr
             continue;
         }
         if (!fc_name_is_number(b->nodes[c].name, &value)) {
-            return FC_OK;
+            return;
         }
         scratch[n++] = c;
     }
@@ -188,7 +187,6 @@ static fc_code order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scr
         b->nodes[parent].first = scratch[0];
         b->nodes[parent].last = scratch[n - 1];
     }
-    return FC_OK;
 }
 
 static fc_code put_parameter(fc_tree_builder *b, uint32_t node, uint32_t module, fc_error *err) {
@@ -238,16 +236,15 @@ static uint32_t next_module(const fc_tree_builder *b, uint32_t node) {
 
 /* Pre-order: each module with its own parameters, then its children. */
 static fc_code put_in_order(fc_tree_builder *b, fc_error *err) {
-    uint32_t *scratch = calloc(b->count, sizeof *scratch);
+    uint32_t *scratch = fc_arena_calloc(b->scratch, b->count, sizeof *scratch);
     b->modules = fc_arena_calloc(b->arena, b->count, sizeof *b->modules);
     b->parameters = fc_arena_calloc(b->arena, b->count, sizeof *b->parameters);
     b->tree->modules = b->modules;
     b->tree->parameters = b->parameters;
-    fc_code rc = FC_OK;
-    FC_TRY_GOTO(scratch && b->modules && b->parameters ? FC_OK : fc_no_memory(err, NULL), rc, out);
+    FC_NEED(scratch && b->modules && b->parameters, err, NULL);
     for (uint32_t at = 0;;) {
-        FC_TRY_GOTO(order_children(b, at, scratch), rc, out);
-        FC_TRY_GOTO(put_module(b, at, err), rc, out);
+        order_children(b, at, scratch);
+        FC_TRY(put_module(b, at, err));
         uint32_t next = next_module(b, b->nodes[at].first);
         while (next == 0 && at != 0) {
             b->modules[b->nodes[at].number].end = (uint32_t)b->tree->nmodules;
@@ -255,14 +252,20 @@ static fc_code put_in_order(fc_tree_builder *b, fc_error *err) {
             at = b->nodes[at].parent;
         }
         if (next == 0) {
-            break;
+            b->modules[0].end = (uint32_t)b->tree->nmodules;
+            return FC_OK;
         }
         at = next;
     }
-    b->modules[0].end = (uint32_t)b->tree->nmodules;
-out:
-    free(scratch);
-    return rc;
+}
+
+static fc_code build(fc_tree_builder *b, fc_error *err) {
+    FC_NEED(b->scratch, err, NULL);
+    FC_TRY(allocate_nodes(b, err));
+    FC_TRY(add_specs(b, err));
+    FC_TRY(fc_tree_read_shared(b, err));
+    FC_TRY(put_in_order(b, err));
+    return fc_tree_mark(b, err);
 }
 
 fc_code fc_module_tree_build(const fc_parameter_spec *specs, size_t count, int skip, const fc_model_info *info,
@@ -272,14 +275,8 @@ fc_code fc_module_tree_build(const fc_parameter_spec *specs, size_t count, int s
     if (count >= UINT32_MAX / 4) {
         return fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count);
     }
-    fc_code rc = FC_OK;
-    FC_TRY_GOTO(allocate_nodes(&b, err), rc, out);
-    FC_TRY_GOTO(add_specs(&b, err), rc, out);
-    FC_TRY_GOTO(fc_tree_read_shared(&b, err), rc, out);
-    FC_TRY_GOTO(put_in_order(&b, err), rc, out);
-    rc = fc_tree_mark(&b, err);
-out:
-    free(b.nodes);
+    b.scratch = fc_arena_new();
+    const fc_code rc = build(&b, err);
     fc_arena_free(b.scratch);
     return rc;
 }

@@ -10,7 +10,6 @@
 #include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Counts the leading keys that all parameters share. They are keys of a state dict, not modules: {"model":
@@ -37,22 +36,18 @@ static int common_levels(const fc_target *target, const uint32_t *chosen, size_t
 }
 
 static fc_code tie(const fc_target *target, const uint32_t *chosen, size_t count, fc_parameter_spec *specs,
-                   fc_error *err) {
-    const fc_tensor **tensors = calloc(count, sizeof *tensors);
-    size_t *same_as = calloc(count, sizeof *same_as);
-    fc_code rc = FC_OK;
-    FC_TRY_GOTO(tensors && same_as ? FC_OK : fc_no_memory(err, NULL), rc, out);
+                   fc_arena *arena, fc_error *err) {
+    const fc_tensor **tensors = fc_arena_calloc(arena, count, sizeof *tensors);
+    size_t *same_as = fc_arena_calloc(arena, count, sizeof *same_as);
+    FC_NEED(tensors && same_as, err, NULL);
     for (size_t i = 0; i < count; i++) {
         tensors[i] = target->tensors[chosen[i]].source;
     }
-    FC_TRY_GOTO(fc_find_ties(target->source, tensors, count, same_as, err), rc, out);
+    FC_TRY(fc_find_ties(target->source, tensors, count, same_as, err));
     for (size_t i = 0; i < count; i++) {
         specs[i].tied_to = same_as[i] != i ? specs[same_as[i]].fqn : NULL;
     }
-out:
-    free(tensors);
-    free(same_as);
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc_arena *arena, fc_module_tree *out,
@@ -78,7 +73,7 @@ fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc
         return fc_fail(err, FC_EUSAGE, "%s: no parameters: all of its %zu values are objects or optimizer state", path,
                        target->ntensors);
     }
-    FC_TRY_CONTEXT(tie(target, chosen, count, specs, err), err, "%s", path);
+    FC_TRY_CONTEXT(tie(target, chosen, count, specs, arena, err), err, "%s", path);
     FC_TRY_CONTEXT(fc_module_tree_build(specs, count, common_levels(target, chosen, count), info, arena, out, err), err,
                    "%s", path);
     for (size_t i = 0; i < out->nparameters; i++) {
