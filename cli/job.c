@@ -7,7 +7,7 @@
 #include "options/hint.h"
 #include "output/json_out.h"
 #include "plan_rank.h"
-#include "progress.h"
+#include "progress_view.h"
 #include "ranks.h"
 #include "recipe.h"
 #include "signals.h"

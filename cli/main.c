@@ -7,7 +7,7 @@
 #include "options/hint.h"
 #include "options/words.h"
 #include "output/terminal.h"
-#include "progress.h"
+#include "progress_view.h"
 #include "signals.h"
 
 #include <errno.h>

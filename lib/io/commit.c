@@ -1,6 +1,6 @@
 /*
  * The commit: a target is written in a staging directory next to it, synced, and renamed into place. The target's name
- * always leads to the old target or to the complete new one.
+ * always leads to the old target or to the complete new one. sync.c has the order of all fsyncs.
  */
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/progress.h"

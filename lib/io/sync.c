@@ -2,10 +2,12 @@
  * What makes a target durable. A commit syncs in this order, and each step is on the disk before the next begins:
  *
  *   1. staging.c, lock_new: the name of the lock in the staging directory, before anything is made next to it;
- *   2. fc_sync_tree: the files of the new target and then their directory, folders first;
- *   3. fc_staging_promise: the staging directory, only where the names of two directories cannot be exchanged;
- *   4. commit.c, sync_parent: after the rename, the directory of the target;
- *   5. staging.c, remove_content: the removal of all else in the staging directory, before that of the lock.
+ *   2. the new target: one file, or with fc_sync_tree the files of a directory and then the directory, folders first;
+ *   3. keep.c: the folders into which files of others were linked, only with fc_commit_options.keep_others;
+ *   4. fc_staging_promise: the staging directory, only where the names of two directories cannot be exchanged;
+ *   5. commit.c, sync_parent: after the rename, the directory of the target;
+ *   6. staging.c, remove_content: the removal of all else in the staging directory, before that of the lock. A failure
+ *      of this one is not reported: the next run clears what is left.
  */
 #include "io/sync.h"
 

@@ -1,6 +1,6 @@
 /*
  * Tensor-parallel plans: finds the rule for a tensor by its name, and the dimension that the rule shards. The rules
- * come from tp_json.c or tp_auto.c; layout.c turns the dimension into placements.
+ * come from tp_json.c or tp_model_rules.c; layout.c turns the dimension into placements.
  *
  * A pattern is compared with the end of the parameter's name ("experts.gate_up_proj") and of its module's name
  * ("q_proj" for "…q_proj.weight"). If several match, one that names the parameter beats one that names the module. Then

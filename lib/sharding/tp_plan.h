@@ -1,5 +1,5 @@
 /*
- * The internals of a tensor-parallel plan: rules that tp_json.c reads from JSON or tp_auto.c lists.
+ * The internals of a tensor-parallel plan: rules that tp_json.c reads from JSON or tp_model_rules.c lists.
  */
 #ifndef FSDPCKPT_SHARDING_TP_PLAN_H
 #define FSDPCKPT_SHARDING_TP_PLAN_H

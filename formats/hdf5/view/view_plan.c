@@ -106,13 +106,14 @@ static uint64_t bytes_of(const plan *p, const located *l) {
 static void add_bytes(fc_h5_base *base, uint32_t file, uint64_t offset, uint64_t length) {
     while (length > 0) {
         size_t n = base->nsegments;
-        fc_h5_segment *last = n > 0 ? &base->segments[n - 1] : NULL;
-        if (!last || base->files[n - 1] != file || last->offset + last->length != offset ||
-            last->length == FC_H5_SEGMENT) {
+        const bool follows = n > 0 && base->files[n - 1] == file &&
+                             base->segments[n - 1].offset + base->segments[n - 1].length == offset &&
+                             base->segments[n - 1].length < FC_H5_SEGMENT;
+        if (!follows) {
             base->files[n] = file;
-            last = &base->segments[base->nsegments++];
-            *last = (fc_h5_segment){NULL, offset, 0};
+            base->segments[base->nsegments++] = (fc_h5_segment){NULL, offset, 0};
         }
+        fc_h5_segment *last = &base->segments[base->nsegments - 1];
         uint64_t more = FC_H5_SEGMENT - last->length < length ? FC_H5_SEGMENT - last->length : length;
         last->length += more;
         offset += more;

@@ -2,7 +2,7 @@
  * The thread that shows progress: see progress.h. What a line looks like and when it is due is in
  * output/progress_line.c.
  */
-#include "progress.h"
+#include "progress_view.h"
 
 #include "output/progress_line.h"
 #include "output/terminal.h"

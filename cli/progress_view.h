@@ -2,8 +2,8 @@
  * Progress on stderr: a thread reads fc_progress several times a second and prints it according to --progress. The
  * workers only count.
  */
-#ifndef FSDPCKPT_CLI_PROGRESS_H
-#define FSDPCKPT_CLI_PROGRESS_H
+#ifndef FSDPCKPT_CLI_PROGRESS_VIEW_H
+#define FSDPCKPT_CLI_PROGRESS_VIEW_H
 
 #include "options/options.h"
 
