@@ -273,11 +273,5 @@ fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_av
     fc_checkpoint *average;
     FC_TRY(fc_derived_new(&average_kind, sources, count, &average, err));
     const fc_code rc = fill_average(average, sources, count, options ? options : &defaults, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(average);
-        return rc;
-    }
-    fc_derived_own(average);
-    *out = average;
-    return FC_OK;
+    return fc_derived_finish(average, rc, out);
 }

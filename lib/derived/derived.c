@@ -210,6 +210,27 @@ void fc_derived_own(fc_checkpoint *derived) {
     ((fc_derived *)derived->state)->owned = true;
 }
 
+fc_code fc_derived_set_tensors(fc_checkpoint *derived, const fc_tensor *tensors, size_t count, fc_error *err) {
+    fc_tensor *kept = fc_arena_calloc(derived->arena, count + 1, sizeof *kept);
+    FC_NEED(kept, err, derived->path);
+    if (count > 0) {
+        memcpy(kept, tensors, count * sizeof *kept);
+    }
+    derived->tensors = kept;
+    derived->ntensors = count;
+    return FC_OK;
+}
+
+fc_code fc_derived_finish(fc_checkpoint *derived, fc_code rc, fc_checkpoint **out) {
+    if (rc != FC_OK) {
+        fc_checkpoint_close(derived);
+        return rc;
+    }
+    fc_derived_own(derived);
+    *out = derived;
+    return FC_OK;
+}
+
 fc_code fc_derived_collect_crcs(fc_checkpoint *derived, fc_error *err) {
     const fc_derived *d = derived->state;
     for (size_t i = 0; i < d->count; i++) {

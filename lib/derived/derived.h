@@ -74,6 +74,13 @@ fc_code fc_derived_new(const fc_derived_kind *kind, fc_checkpoint *const *source
 /** Lets fc_checkpoint_close of `derived` close its sources. */
 void fc_derived_own(fc_checkpoint *derived);
 
+/** Gives `derived` a copy of a list of values that were made. */
+fc_code fc_derived_set_tensors(fc_checkpoint *derived, const fc_tensor *tensors, size_t count, fc_error *err);
+
+/** Completes `derived`, which then owns its sources, and sets `*out`; if making it failed with `rc`, closes it.
+ *  @return rc. */
+fc_code fc_derived_finish(fc_checkpoint *derived, fc_code rc, fc_checkpoint **out);
+
 /** Collects the CRCs of what computed values read, which are compared after the last byte. @return FC_ENOMEM. */
 fc_code fc_derived_collect_crcs(fc_checkpoint *derived, fc_error *err);
 

@@ -158,26 +158,23 @@ static fc_code find_place(const order_search *o, const fc_target *target, size_t
  * Rejects tensors that are one for the model but separate in the source: whether they are equal would have to be read.
  */
 static fc_code check_ties(const order_search *o, const fc_checkpoint *source, const sorted_tensor *all, size_t count) {
-    const fc_tensor **tensors = calloc(count + 1, sizeof *tensors);
-    size_t *same_as = calloc(count + 1, sizeof *same_as);
-    fc_code rc;
-    FC_TRY_GOTO(tensors && same_as ? FC_OK : fc_no_memory(o->err, o->model->path), rc, out);
+    const fc_tensor **tensors = fc_arena_calloc(o->arena, count + 1, sizeof *tensors);
+    size_t *same_as = fc_arena_calloc(o->arena, count + 1, sizeof *same_as);
+    FC_NEED(tensors && same_as, o->err, o->model->path);
     for (size_t i = 0; i < count; i++) {
         tensors[i] = all[i].tensor.source;
     }
-    FC_TRY_GOTO(fc_find_ties(source, tensors, count, same_as, o->err), rc, out);
-    for (size_t i = 1; rc == FC_OK && i < count; i++) {
+    FC_TRY(fc_find_ties(source, tensors, count, same_as, o->err));
+    for (size_t i = 1; i < count; i++) {
         if (all[i].order != SIZE_MAX && all[i].order == all[i - 1].order && same_as[i] != same_as[i - 1]) {
-            rc = fc_fail(o->err, FC_EUSAGE,
-                         "%s: '%.256s' and '%.256s' are one tied parameter in %s, but two tensors here: keep only one",
-                         source->path, all[i - 1].tensor.name, all[i].tensor.name, o->model->path);
-            rc = fc_advise(o->err, rc, FC_HINT_EXCLUDE, all[i].tensor.name);
+            fc_code rc =
+                fc_fail(o->err, FC_EUSAGE,
+                        "%s: '%.256s' and '%.256s' are one tied parameter in %s, but two tensors here: keep only one",
+                        source->path, all[i - 1].tensor.name, all[i].tensor.name, o->model->path);
+            return fc_advise(o->err, rc, FC_HINT_EXCLUDE, all[i].tensor.name);
         }
     }
-out:
-    free(tensors);
-    free(same_as);
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *target, fc_error *err) {
@@ -186,27 +183,24 @@ fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *ta
     if (!fc_knows_model_order(model, &why)) {
         return fc_fail(err, FC_EUSAGE, "%s: %s", model->path, why);
     }
-    sorted_tensor *all = calloc(target->ntensors + 1, sizeof *all);
+    sorted_tensor *all = fc_arena_calloc(arena, target->ntensors + 1, sizeof *all);
     fc_target_tensor *sorted = fc_arena_calloc(arena, target->ntensors, sizeof *sorted);
-    fc_code rc;
-    FC_TRY_GOTO(all && sorted ? list_model(&o) : fc_no_memory(o.err, o.model->path), rc, out);
+    FC_NEED(all && sorted, err, model->path);
+    FC_TRY(list_model(&o));
     for (size_t i = 0; i < target->ntensors; i++) {
-        FC_TRY_GOTO(find_place(&o, target, i, &all[i]), rc, out);
+        FC_TRY(find_place(&o, target, i, &all[i]));
     }
     for (size_t i = 0; i < model->ntensors; i++) {
         if (is_ordered(o.tensors[i], o.tensors[i]->name) && !o.found[o.same_as[i]]) {
-            rc = fc_fail(err, FC_EUSAGE, "%s: '%.256s' is missing but %s has it; give the schema of the right model",
-                         target->source->path, o.tensors[i]->name, model->path);
-            goto out;
+            return fc_fail(err, FC_EUSAGE, "%s: '%.256s' is missing but %s has it; give the schema of the right model",
+                           target->source->path, o.tensors[i]->name, model->path);
         }
     }
     qsort(all, target->ntensors, sizeof *all, compare_tensor_orders);
-    FC_TRY_GOTO(check_ties(&o, target->source, all, target->ntensors), rc, out);
+    FC_TRY(check_ties(&o, target->source, all, target->ntensors));
     for (size_t i = 0; i < target->ntensors; i++) {
         sorted[i] = all[i].tensor;
     }
     target->tensors = sorted;
-out:
-    free(all);
-    return rc;
+    return FC_OK;
 }

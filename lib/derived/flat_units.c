@@ -9,7 +9,6 @@
 #include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* The inputs, tables and output. */
@@ -178,21 +177,17 @@ static fc_code add_member(const finder *f, const fc_tensor *t, fc_name_table *na
 
 static fc_code tie_members(const finder *f) {
     size_t n = f->out->nmembers;
-    const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
-    size_t *same_as = calloc(n + 1, sizeof *same_as);
-    fc_code rc;
-    FC_TRY_GOTO(tensors && same_as ? FC_OK : fc_no_memory(f->err, f->source->path), rc, out);
+    const fc_tensor **tensors = fc_arena_calloc(f->arena, n + 1, sizeof *tensors);
+    size_t *same_as = fc_arena_calloc(f->arena, n + 1, sizeof *same_as);
+    FC_NEED(tensors && same_as, f->err, f->source->path);
     for (size_t i = 0; i < n; i++) {
         tensors[i] = f->out->members[i].tensor;
     }
-    FC_TRY_GOTO(fc_find_ties(f->model, tensors, n, same_as, f->err), rc, out);
+    FC_TRY(fc_find_ties(f->model, tensors, n, same_as, f->err));
     for (size_t i = 0; i < n; i++) {
         f->out->members[i].same_as = same_as[i];
     }
-out:
-    free(tensors);
-    free(same_as);
-    return rc;
+    return FC_OK;
 }
 
 /* Groups the members by unit, in their order. */

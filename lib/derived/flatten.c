@@ -294,20 +294,9 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
     b.out = made;
     FC_TRY_GOTO(add_values(&b, scratch), rc, out);
     FC_TRY_GOTO(fc_derived_collect_crcs(made, err), rc, out);
-    fc_tensor *tensors = fc_arena_calloc(made->arena, b.count, sizeof *tensors);
-    FC_TRY_GOTO(tensors ? FC_OK : fc_no_memory(err, source->path), rc, out);
-    if (b.count > 0) {
-        memcpy(tensors, b.tensors, b.count * sizeof *tensors);
-    }
-    made->tensors = tensors;
-    made->ntensors = b.count;
-    fc_derived_own(made);
-    *out = made;
+    rc = fc_derived_set_tensors(made, b.tensors, b.count, err);
 out:
     free(b.tensors);
     fc_arena_free(scratch);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(made);
-    }
-    return rc;
+    return fc_derived_finish(made, rc, out);
 }

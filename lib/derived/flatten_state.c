@@ -225,28 +225,24 @@ static fc_code add_entries(fc_flattener *f, const fc_optim *o, const entry *entr
 
 static fc_code add_state(fc_flattener *f, const fc_optim *o) {
     size_t n = f->target->ntensors, count = 0, nkeys = 0;
-    entry *entries = calloc(n + 1, sizeof *entries);
+    entry *entries = fc_arena_calloc(o->scratch, n + 1, sizeof *entries);
     const char **keys = fc_arena_calloc(o->scratch, n, sizeof *keys);
     fc_name_table *table = fc_name_table_new(o->scratch, n + 1);
-    fc_code rc = FC_OK;
-    FC_TRY_GOTO(entries && keys && table ? FC_OK : fc_no_memory(f->err, f->source->path), rc, out);
+    FC_NEED(entries && keys && table, f->err, f->source->path);
     for (size_t i = 0; i < n; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name name = fc_optim_name_of(w);
         if (name.kind != FC_OPTIM_STATE || !fc_optim_has(o, w, &name)) {
             continue;
         }
-        FC_TRY_GOTO(find_entry(f, o, w, &name, &entries[count]), rc, out);
+        FC_TRY(find_entry(f, o, w, &name, &entries[count]));
         size_t key = fc_name_table_put(table, name.key, strlen(name.key), nkeys);
         keys[key] = name.key;
         nkeys += key == nkeys;
         entries[count++].key = key;
     }
     qsort(entries, count, sizeof *entries, compare_entry_numbers);
-    rc = add_entries(f, o, entries, count, keys);
-out:
-    free(entries);
-    return rc;
+    return add_entries(f, o, entries, count, keys);
 }
 
 /* ---- groups ---- */

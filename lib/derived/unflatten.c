@@ -58,6 +58,7 @@ bool fc_was_flat(const fc_checkpoint *checkpoint) {
 typedef struct builder {
     fc_checkpoint *out;
     const fc_checkpoint *source;
+    fc_arena *scratch;
     fc_tensor *tensors; /* from malloc */
     size_t count, capacity;
     const fc_tensor *grouped; /* the last state whose param_groups were examined, and whether they fit */
@@ -110,22 +111,19 @@ static fc_code name_parameter(const builder *b, const fc_tensor *flat, const cha
 
 /* Makes one tensor per member of a unit, at the member's index in `made`. */
 static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
-    size_t *order = fc_flat_order_chunks(u->tensor), param = 0;
+    size_t *order = fc_flat_order_chunks(u->tensor, b->scratch), param = 0;
     FC_NEED(order, b->err, b->source->path);
-    fc_code rc = FC_OK;
     for (size_t i = 0; i < u->nmembers; i++) {
         const fc_flat_member *m = &model->members[u->members[i]];
         fc_tensor *t = &made[u->members[i]];
         if (fc_flat_is_tied(model, u->members[i])) {
             *t = made[m->same_as]; /* sharing the chunks marks them as tied */
         } else {
-            FC_TRY_GOTO(make_parameter(b, u->tensor, order, &u->layout.params[param++], t), rc, out);
+            FC_TRY(make_parameter(b, u->tensor, order, &u->layout.params[param++], t));
         }
-        FC_TRY_GOTO(name_parameter(b, u->tensor, m->key, t), rc, out);
+        FC_TRY(name_parameter(b, u->tensor, m->key, t));
     }
-out:
-    free(order);
-    return rc;
+    return FC_OK;
 }
 
 /* Adds a value under the model's name, because the source's may have wrapper components. */
@@ -136,17 +134,16 @@ static fc_code keep_as(builder *b, size_t index, const char *key) {
 
 /* Adds all values of a state dict, in the order of the model. */
 static fc_code add_dict(builder *b, const fc_flat_model *model) {
-    fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
+    fc_tensor *made = fc_arena_calloc(b->scratch, model->nmembers + 1, sizeof *made);
     FC_NEED(made, b->err, b->source->path);
-    fc_code rc = FC_OK;
     for (size_t u = 0; u < model->nunits; u++) {
-        FC_TRY_GOTO(make_unit(b, model, &model->units[u], made), rc, out);
+        FC_TRY(make_unit(b, model, &model->units[u], made));
         b->gone[model->units[u].index] = true;
     }
     for (size_t i = 0; i < model->nmembers; i++) {
         const fc_flat_member *m = &model->members[i];
         if (!m->flat) {
-            FC_TRY_GOTO(keep_as(b, m->stored, m->key), rc, out);
+            FC_TRY(keep_as(b, m->stored, m->key));
             continue;
         }
         b->tensors[b->count++] = made[i];
@@ -154,9 +151,7 @@ static fc_code add_dict(builder *b, const fc_flat_model *model) {
             b->gone[m->stored] = true; /* a view of the flat parameter */
         }
     }
-out:
-    free(made);
-    return rc;
+    return FC_OK;
 }
 
 static fc_code check_names(const builder *b) {
@@ -182,29 +177,23 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
     const fc_tensor *state = &b->source->tensors[index];
     const fc_flat_unit *u = &model->units[unit];
     bool sharded = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
-    size_t *order = sharded ? fc_flat_order_chunks(state) : NULL, param = 0;
-    fc_code rc = FC_OK;
-    if ((sharded && !order) || !grow(b, u->nmembers)) {
-        rc = fc_no_memory(b->err, b->source->path);
-        goto out;
-    }
+    size_t *order = sharded ? fc_flat_order_chunks(state, b->scratch) : NULL, param = 0;
+    FC_NEED((!sharded || order) && grow(b, u->nmembers), b->err, b->source->path);
     for (size_t i = 0; i < u->nmembers; i++) {
         if (fc_flat_is_tied(model, u->members[i])) {
             continue;
         }
         fc_tensor *t = &b->tensors[b->count];
         if (sharded) {
-            FC_TRY_GOTO(make_parameter(b, state, order, &u->layout.params[param++], t), rc, out);
+            FC_TRY(make_parameter(b, state, order, &u->layout.params[param++], t));
             b->count++;
         } else {
-            FC_TRY_GOTO(keep_value(b, index), rc, out);
+            FC_TRY(keep_value(b, index));
         }
-        FC_TRY_GOTO(name_value(b, state, at, model->members[u->members[i]].key, t), rc, out);
+        FC_TRY(name_value(b, state, at, model->members[u->members[i]].key, t));
     }
     b->gone[index] = true;
-out:
-    free(order);
-    return rc;
+    return FC_OK;
 }
 
 /* A dict with flat parameters, and their members. */
@@ -215,8 +204,7 @@ typedef struct flat_dict {
 } flat_dict;
 
 /* Adds numbered optimizer state if its flat parameter is known, and sets `*added`. */
-static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size_t index, fc_arena *scratch,
-                         bool *added) {
+static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size_t index, bool *added) {
     const fc_tensor *t = &b->source->tensors[index];
     size_t number = 0, ignored, at = fc_state_number(t, &number);
     bool fit = false;
@@ -227,7 +215,7 @@ static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size
     if (b->grouped && fc_state_number(b->grouped, &ignored) == at && fc_same_prefix(b->grouped, t, at)) {
         fit = b->groups_fit;
     } else {
-        FC_TRY(fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err));
+        FC_TRY(fc_groups_fit(b->source, t, at, dicts->model.nunits, b->scratch, &fit, b->err));
     }
     b->grouped = t;
     b->groups_fit = fit;
@@ -248,14 +236,13 @@ static flat_dict *dict_of(const fc_checkpoint *source, flat_dict *dicts, size_t 
 }
 
 /* Lists the dicts with flat parameters, and their members. */
-static fc_code find_dicts(const builder *b, const fc_checkpoint *model, fc_arena *scratch, flat_dict *dicts,
-                          size_t *ndicts) {
+static fc_code find_dicts(const builder *b, const fc_checkpoint *model, flat_dict *dicts, size_t *ndicts) {
     const fc_checkpoint *source = b->source;
     for (size_t i = 0; i < source->ntensors; i++) {
         if (fc_is_flat_parameter(&source->tensors[i]) && !dict_of(source, dicts, *ndicts, i)) {
             flat_dict *d = &dicts[(*ndicts)++];
             d->first = &source->tensors[i];
-            FC_TRY(fc_flat_model_new(source, d->first, model, scratch, &d->model, b->err));
+            FC_TRY(fc_flat_model_new(source, d->first, model, b->scratch, &d->model, b->err));
         }
     }
     return FC_OK;
@@ -264,12 +251,12 @@ static fc_code find_dicts(const builder *b, const fc_checkpoint *model, fc_arena
 /*
  * Adds the source's values in their order. A dict with flat parameters is added as a whole, where its first value is.
  */
-static fc_code add_values(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
+static fc_code add_values(builder *b, const fc_checkpoint *model) {
     const fc_checkpoint *source = b->source;
     size_t ndicts = 0;
-    flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
+    flat_dict *dicts = fc_arena_calloc(b->scratch, source->ntensors, sizeof *dicts);
     FC_NEED(dicts, b->err, source->path);
-    FC_TRY(find_dicts(b, model, scratch, dicts, &ndicts));
+    FC_TRY(find_dicts(b, model, dicts, &ndicts));
     for (size_t i = 0; i < source->ntensors; i++) {
         flat_dict *dict = dict_of(source, dicts, ndicts, i);
         bool added = false;
@@ -279,7 +266,7 @@ static fc_code add_values(builder *b, const fc_checkpoint *model, fc_arena *scra
             FC_TRY(add_dict(b, &dict->model));
         }
         if (!b->gone[i]) {
-            FC_TRY(try_state(b, dicts, ndicts, i, scratch, &added));
+            FC_TRY(try_state(b, dicts, ndicts, i, &added));
         }
         if (!b->gone[i] && !added) {
             FC_NEED(grow(b, 1), b->err, source->path);
@@ -289,27 +276,13 @@ static fc_code add_values(builder *b, const fc_checkpoint *model, fc_arena *scra
     return check_names(b);
 }
 
-static fc_code keep_tensors(const builder *b, fc_error *err) {
-    fc_checkpoint *out = b->out;
-    fc_tensor *kept = fc_arena_calloc(out->arena, b->count, sizeof *kept);
-    FC_NEED(kept, err, b->source->path);
-    if (b->count > 0) {
-        memcpy(kept, b->tensors, b->count * sizeof *kept);
-    }
-    out->tensors = kept;
-    out->ntensors = b->count;
-    return FC_OK;
-}
-
 static fc_code build_manifest(builder *b, const fc_checkpoint *model) {
-    fc_arena *scratch = fc_arena_new();
-    b->gone = scratch ? fc_arena_calloc(scratch, b->source->ntensors, sizeof *b->gone) : NULL;
-    fc_code rc;
-    FC_TRY_GOTO(b->gone ? add_values(b, model, scratch) : fc_no_memory(b->err, b->source->path), rc, out);
-    rc = keep_tensors(b, b->err);
-out:
+    b->scratch = fc_arena_new();
+    b->gone = b->scratch ? fc_arena_calloc(b->scratch, b->source->ntensors, sizeof *b->gone) : NULL;
+    fc_code rc = b->gone ? add_values(b, model) : fc_no_memory(b->err, b->source->path);
+    rc = rc == FC_OK ? fc_derived_set_tensors(b->out, b->tensors, b->count, b->err) : rc;
     free(b->tensors);
-    fc_arena_free(scratch);
+    fc_arena_free(b->scratch);
     return rc;
 }
 
@@ -339,13 +312,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
     made->keeps_order = true;
     builder b = {.out = made, .source = source, .err = err};
     const fc_code rc = build_manifest(&b, model);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(made);
-        return rc;
-    }
-    fc_derived_own(made);
-    *out = made;
-    return FC_OK;
+    return fc_derived_finish(made, rc, out);
 }
 
 static fc_code note_flat_parameters(fc_checkpoint *checkpoint, const fc_tensor *first, size_t count, fc_error *err) {

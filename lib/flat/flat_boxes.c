@@ -103,18 +103,18 @@ static int compare_chunk_starts(const void *a, const void *b) {
                                 : (x->chunk > y->chunk) - (x->chunk < y->chunk);
 }
 
-size_t *fc_flat_order_chunks(const fc_tensor *flat) {
-    ordered *sorted = calloc(flat->nchunks + 1, sizeof *sorted);
-    size_t *order = calloc(flat->nchunks + 1, sizeof *order);
-    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
+size_t *fc_flat_order_chunks(const fc_tensor *flat, fc_arena *arena) {
+    ordered *sorted = fc_arena_calloc(arena, flat->nchunks + 1, sizeof *sorted);
+    size_t *order = fc_arena_calloc(arena, flat->nchunks + 1, sizeof *order);
+    if (!sorted || !order) {
+        return NULL;
+    }
+    for (size_t i = 0; i < flat->nchunks; i++) {
         sorted[i] = (ordered){flat->chunks[i].dims[0], i};
     }
-    if (sorted && order) {
-        qsort(sorted, flat->nchunks, sizeof *sorted, compare_chunk_starts);
-    }
-    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
+    qsort(sorted, flat->nchunks, sizeof *sorted, compare_chunk_starts);
+    for (size_t i = 0; i < flat->nchunks; i++) {
         order[i] = sorted[i].chunk;
     }
-    free(sorted);
     return order;
 }

@@ -14,9 +14,10 @@ typedef struct fc_flat_position {
     int64_t at;
 } fc_flat_position;
 
-/** @return the numbers of the flat tensor's chunks in the order of their offsets, from malloc; NULL when out of memory.
+/** @return the numbers of the flat tensor's chunks in the order of their offsets, in the arena; NULL when out of
+ * memory.
  */
-size_t *fc_flat_order_chunks(const fc_tensor *flat);
+size_t *fc_flat_order_chunks(const fc_tensor *flat, fc_arena *arena);
 
 /**
  * Builds the tensor of one parameter from a flat tensor: its shape and its boxes. The caller names it.

@@ -267,18 +267,6 @@ static fc_code check_names(const fc_recipe_builder *b) {
                 : FC_OK;
 }
 
-/* Moves the values to the arena of the result. */
-static fc_code keep_tensors(fc_recipe_builder *b) {
-    fc_tensor *kept = fc_arena_calloc(b->out->arena, b->count + 1, sizeof *kept);
-    FC_NEED(kept, b->err, b->source->path);
-    if (b->count > 0) {
-        memcpy(kept, b->tensors, b->count * sizeof *kept);
-    }
-    b->out->tensors = kept;
-    b->out->ntensors = b->count;
-    return FC_OK;
-}
-
 static fc_code build_tensors(fc_recipe_builder *b) {
     b->group_names = fc_name_table_new(b->scratch, b->target->ntensors + 1);
     FC_NEED(b->group_names, b->err, b->source->path);
@@ -293,7 +281,7 @@ static fc_code build_tensors(fc_recipe_builder *b) {
     FC_TRY(add_copies(b));
     FC_TRY(fc_recipe_add_states(b));
     FC_TRY(check_names(b));
-    return keep_tensors(b);
+    return fc_derived_set_tensors(b->out, b->tensors, b->count, b->err);
 }
 
 /* Says what the recipe does not restore. */

@@ -83,11 +83,5 @@ fc_code fc_recipe_cast(const fc_recipe *recipe, fc_checkpoint **made, fc_error *
     FC_TRY(refuse_codes(*made, recipe, err));
     FC_TRY(mark(recipe, *made, err));
     FC_TRY(fc_computed_new(made, 1, (*made)->ntensors, &out, err));
-    fc_code rc = cast_tensors(*made, recipe, out, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(out);
-        return rc;
-    }
-    *made = out;
-    return FC_OK;
+    return fc_derived_finish(out, cast_tensors(*made, recipe, out, err), made);
 }

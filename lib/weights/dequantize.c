@@ -2,6 +2,7 @@
  * Dequantizes: finds codes and scales, and computes blocks of weights from them.
  */
 #include "base/checked.h"
+#include "derived/derived.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
@@ -304,10 +305,5 @@ fc_code fc_dequantize(fc_checkpoint *source, fc_dtype dtype, const char *config,
     f.scratch = fc_arena_new();
     fc_code rc = f.scratch ? build_dequantized(&f, config) : fc_no_memory(err, source->path);
     fc_arena_free(f.scratch);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(f.out);
-        return rc;
-    }
-    *out = f.out;
-    return FC_OK;
+    return fc_derived_finish(f.out, rc, out);
 }

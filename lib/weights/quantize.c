@@ -2,6 +2,7 @@
  * Quantizes: turns weights into fp8 codes with one scale for each block of 128 × 128, as DeepSeek and Transformers
  * store them. Codes and scales are computed apart from each other, so a weight is read twice.
  */
+#include "derived/derived.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
@@ -181,11 +182,5 @@ fc_code fc_quantize(fc_checkpoint *source, const char *const *globs, fc_checkpoi
     fc_checkpoint *made;
     *out = NULL;
     FC_TRY(fc_computed_new(&source, 1, 2 * source->ntensors, &made, err));
-    fc_code rc = build_quantized(source, globs, made, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(made);
-        return rc;
-    }
-    *out = made;
-    return FC_OK;
+    return fc_derived_finish(made, build_quantized(source, globs, made, err), out);
 }
