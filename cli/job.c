@@ -83,9 +83,7 @@ static fc_code choose_dtypes(job *j, fc_error *err) {
     s->cast = option_given(j->o, OPT_DTYPE);
     s->dtype = j->o->dtype;
     fc_dtype_rule *rules = fc_arena_calloc(j->call->arena, list->count + 1, sizeof *rules);
-    if (!rules) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(rules, err, NULL);
     for (size_t i = 0; i < list->count; i++) {
         FC_TRY(parse_dtype_rule(list->items[i], j->call->arena, &rules[i], err));
     }

@@ -42,9 +42,7 @@ static fc_code list_kept(const char *from, const fc_convert_options *how, fc_are
     FC_TRY(fc_side_files(from, true, arena, &found, err));
     const char **names = fc_arena_calloc(arena, count_names(found) + 2, sizeof *names);
     const char *attributes = fc_arena_printf(arena, "%s/%s", from, hub);
-    if (!names || !attributes) {
-        return fc_no_memory(err, from);
-    }
+    FC_NEED(names && attributes, err, from);
     for (; *found; found++) {
         if (!kept_has(how->added, *found)) {
             names[n++] = *found;
@@ -71,9 +69,7 @@ fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena,
     }
     const size_t added = count_names(how->added), more = count_names(kept->names);
     const char **all = fc_arena_calloc(arena, added + more + 1, sizeof *all);
-    if (!all) {
-        return fc_no_memory(err, o->output);
-    }
+    FC_NEED(all, err, o->output);
     for (size_t i = 0; i < added + more; i++) {
         all[i] = i < added ? how->added[i] : kept->names[i - added];
     }

@@ -16,9 +16,7 @@
 
 static fc_code fill_file(const char *path, int fd, out_file_write *write_content, void *context, fc_error *err) {
     text_out *out = malloc(sizeof *out);
-    if (!out) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(out, err, path);
     text_out_init(out, fd);
     fc_code rc = write_content(context, out, err);
     int errnum = text_flush(out);

@@ -205,9 +205,7 @@ fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, ui
         return fc_fail(err, FC_EUSAGE, "--rank %u: the ranks of this mesh are 0 to %lld", rank, (long long)ranks - 1);
     }
     fc_arena *arena = fc_arena_new();
-    if (!arena) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(arena, err, NULL);
     fc_code rc;
     FC_TRY_GOTO(fc_target_new(source, selection, arena, &v.target, &counts, err), rc, out);
     rc = show_values(&v, err);

@@ -61,9 +61,7 @@ fc_code source_config(const options *o, const fc_checkpoint *source, fc_arena *a
     const char *slash = strrchr(source->path, '/');
     char *in = fc_arena_printf(arena, "%s/config.json", source->path);
     char *next = fc_arena_printf(arena, "%.*sconfig.json", slash ? (int)(slash + 1 - source->path) : 0, source->path);
-    if (!in || !next) {
-        return fc_no_memory(err, source->path);
-    }
+    FC_NEED(in && next, err, source->path);
     *out = o->config ? o->config : access(in, F_OK) == 0 ? in : access(next, F_OK) == 0 ? next : NULL;
     return FC_OK;
 }

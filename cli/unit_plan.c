@@ -30,9 +30,7 @@ static fc_code check_term(const unit_plan *c, const fc_wrap_term *term, fc_error
 static fc_code run_terms(unit_plan *c, const fc_wrap_term *terms, size_t count, fc_error *err) {
     fc_wrap_term *all = fc_arena_calloc(c->arena, count + 1, sizeof *all);
     const char *const *fp32 = c->file ? fc_wrap_file_fp32_classes(c->file) : NULL;
-    if (!all) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(all, err, NULL);
     for (size_t i = 0; i < count; i++) {
         FC_TRY(check_term(c, &terms[i], err));
         all[i] = terms[i];
@@ -83,9 +81,7 @@ static fc_code read_info(const unit_plan *c, fc_model_info *info, fc_error *err)
         own++;
     }
     const char **ignored = fc_arena_calloc(c->arena, own + c->o->ignore.count + 1, sizeof *ignored);
-    if (!ignored) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(ignored, err, NULL);
     for (size_t i = 0; i < own; i++) {
         ignored[n++] = info->ignored[i];
     }
@@ -127,9 +123,7 @@ fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) 
                                                 &c->overridden, err));
     }
     c->warnings = fc_arena_calloc(c->arena, c->tree.nmodules, sizeof *c->warnings);
-    if (!c->warnings) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(c->warnings, err, NULL);
     FC_TRY(fc_wrap_check_frozen(&c->targets, keep_warning, c, err));
     FC_TRY(fc_wrap_check_shared(&c->targets, err));
     return fc_wrap_units(&c->targets, c->arena, &c->units, err);

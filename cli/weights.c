@@ -39,9 +39,7 @@ static fc_code merge_adapters(const options *o, fc_arena *arena, fc_checkpoint *
     fc_adapter *adapters = fc_arena_calloc(arena, o->adapter.count, sizeof *adapters);
     fc_checkpoint *made = NULL;
     size_t merged = 0;
-    if (!adapters) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(adapters, err, NULL);
     for (size_t i = 0; i < o->adapter.count; i++) {
         FC_TRY(parse_adapter(o->adapter.items[i], arena, &adapters[i], err));
     }

@@ -240,11 +240,7 @@ static void print_export_json(const void *context, json_out *j) {
     json_changes(j, "copied", r->fit.copied, r->fit.ncopied);
     json_changes(j, "trimmed", r->fit.trimmed, r->fit.ntrimmed);
     JSON_UINTS(j, {"cast", r->fit.cast}, {"merged", r->merged});
-    jw_member_open(j, "side_files", '[');
-    for (const char *const *name = x->side_files; name && *name; name++) {
-        jw_string(j, *name);
-    }
-    jw_close(j, ']');
+    jw_member_strings(j, "side_files", x->side_files, x->side_files ? SIZE_MAX : 0);
     jw_close(j, '}');
 }
 

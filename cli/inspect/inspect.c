@@ -164,9 +164,7 @@ static fc_code find_layout(inspection *in, fc_error *err) {
         return FC_OK;
     }
     const fc_tensor **tensors = fc_arena_calloc(in->arena, c->ntensors, sizeof *tensors);
-    if (!tensors) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(tensors, err, in->checkpoint->path);
     for (size_t i = 0; i < c->ntensors; i++) {
         tensors[i] = &c->tensors[i];
     }
@@ -183,7 +181,7 @@ static fc_code find_layout(inspection *in, fc_error *err) {
         take_stage(in, c->ntensors);
     }
 out:
-    return rc == FC_ENOMEM ? inspect_no_memory(in, err) : FC_OK;
+    return rc == FC_ENOMEM ? fc_no_memory(err, in->checkpoint->path) : FC_OK;
 }
 
 /* ---- the listed values ---- */
@@ -215,9 +213,7 @@ static int compare_tensor_sizes(const void *x, const void *y) {
 static fc_code select_items(inspection *in, fc_error *err) {
     const fc_checkpoint *c = in->checkpoint;
     in->items = fc_arena_calloc(in->arena, c->ntensors, sizeof *in->items);
-    if (!in->items) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(in->items, err, in->checkpoint->path);
     FC_TRY(fc_check_includes(c, in->how.include, err));
     for (size_t i = 0; i < c->ntensors; i++) {
         const char *name = c->tensors[i].name;
@@ -263,9 +259,7 @@ fc_code inspect_begin(inspection *in, const fc_checkpoint *checkpoint, const ins
                       fc_error *err) {
     *in = (inspection){.checkpoint = checkpoint, .out = out, .how = *how, .headers_only = how->headers_only};
     in->arena = fc_arena_new();
-    if (!in->arena) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(in->arena, err, in->checkpoint->path);
     FC_TRY(find_layout(in, err));
     FC_TRY(select_items(in, err));
     add_up_values(in);

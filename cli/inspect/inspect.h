@@ -175,9 +175,4 @@ fc_code inspect_tensor(inspection *in, const fc_tensor *tensor, fc_error *err);
 fc_code inspect_tensor_json(inspection *in, const fc_tensor *tensor, fc_error *err);
 fc_code inspect_html(inspection *in, fc_error *err);
 
-/** FC_ENOMEM with the checkpoint's path. */
-static inline fc_code inspect_no_memory(const inspection *in, fc_error *err) {
-    return fc_no_memory(err, in->checkpoint->path);
-}
-
 #endif

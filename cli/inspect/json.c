@@ -71,9 +71,7 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
 static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     char text[160];
     fc_sharding c;
-    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(fc_recognise_sharding(t, &in->scratch, &c), err, in->checkpoint->path);
     JSON_MEMBER(j, string, "name", t->name);
     JSON_MEMBER(j, path, "path", &t->path);
     JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
@@ -98,9 +96,7 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
 static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_error *err) {
     fc_error why = {FC_OK, ""};
     fc_arena *arena = fc_arena_new();
-    if (!arena) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(arena, err, in->checkpoint->path);
     const char *json = inspect_object(in, t, arena, &why);
     JSON_MEMBER(j, string, "name", t->name);
     JSON_MEMBER(j, path, "path", &t->path);

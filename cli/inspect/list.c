@@ -270,10 +270,11 @@ fc_code inspect_list(inspection *in, fc_error *err) {
     list_entry *all = calloc(n + 1, sizeof *all);
     bool memory = kind_of && same_as && all;
     fc_code rc;
-    FC_TRY_GOTO(memory ? fc_find_ties(in->checkpoint, in->items, n, same_as, err) : inspect_no_memory(in, err), rc,
-                out);
+    FC_TRY_GOTO(memory ? fc_find_ties(in->checkpoint, in->items, n, same_as, err)
+                       : fc_no_memory(err, in->checkpoint->path),
+                rc, out);
     if (!find_kinds(in, same_as, kind_of) || !list_values(in, kind_of, all, &count) || !make_lines(in, all, count)) {
-        rc = inspect_no_memory(in, err);
+        rc = fc_no_memory(err, in->checkpoint->path);
     }
 out:
     free(all);

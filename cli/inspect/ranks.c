@@ -78,7 +78,7 @@ fc_code inspect_ranks(inspection *in, inspect_loads *out, fc_error *err) {
     rank_load *held = fc_arena_calloc(in->arena, out->ranks, sizeof *held);
     if (!seen || !out->stored || !held) {
         free(seen);
-        return inspect_no_memory(in, err);
+        return fc_no_memory(err, in->checkpoint->path);
     }
     add_stored(in, out->stored, seen);
     free(seen);
@@ -291,7 +291,7 @@ fc_code inspect_find_holders(const inspection *in, const fc_tensor *t, fc_arena 
     uint32_t *list = fc_arena_calloc(arena, rows, sizeof *list);
     if (!table.rows || !out->spans || !list) {
         free(table.rows);
-        return inspect_no_memory(in, err);
+        return fc_no_memory(err, in->checkpoint->path);
     }
     fill_table(in, t, ranks, &table);
     for (size_t i = 0; i < table.count; i++) {

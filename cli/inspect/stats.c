@@ -21,7 +21,7 @@ fc_code inspect_read_stats(inspection *in, const fc_tensor *const *tensors, size
     size_t nwanted = 0;
     fc_code rc;
     in->stats = fc_arena_calloc(in->arena, c->ntensors, sizeof *in->stats);
-    FC_TRY_GOTO(in->stats && wanted && found ? FC_OK : inspect_no_memory(in, err), rc, out);
+    FC_TRY_GOTO(in->stats && wanted && found ? FC_OK : fc_no_memory(err, in->checkpoint->path), rc, out);
     for (size_t i = 0; i < count; i++) {
         if (!tensors[i]->object) {
             wanted[nwanted++] = tensors[i];

@@ -272,9 +272,7 @@ fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     if (t->object) {
         return print_object(in, t, err);
     }
-    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(fc_recognise_sharding(t, &in->scratch, &c), err, in->checkpoint->path);
     text_printf(out, "\n  dtype       %s\n", fc_dtype_get(t->dtype)->torch_name);
     text_printf(out, "  shape       %s\n", text_shape(text, sizeof text, t->ndim, t->shape));
     text_printf(out, "  size        %s elements, %s\n", text_count(count, inspect_elements(t)),

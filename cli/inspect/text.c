@@ -275,9 +275,7 @@ static fc_code print_object(inspection *in, const inspect_line *line, fc_error *
     } else {
         fc_error why = {FC_OK, ""};
         fc_arena *arena = fc_arena_new();
-        if (!arena) {
-            return inspect_no_memory(in, err);
-        }
+        FC_NEED(arena, err, in->checkpoint->path);
         const char *json = inspect_object(in, line->first, arena, &why);
         print_value(out, json ? json : text_bytes(size, line->bytes));
         fc_arena_free(arena);

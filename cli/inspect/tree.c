@@ -3,6 +3,8 @@
  */
 #include "inspect/tree.h"
 
+#include "fsdpckpt/try.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,9 +47,7 @@ static fc_code print_object(tree *t, const inspect_line *line, fc_error *err) {
     text_out *out = t->in->out;
     fc_error why = {FC_OK, ""};
     fc_arena *arena = fc_arena_new();
-    if (!arena) {
-        return inspect_no_memory(t->in, err);
-    }
+    FC_NEED(arena, err, t->in->checkpoint->path);
     const char *json = line->kind->value ? line->kind->value : inspect_object(t->in, line->first, arena, &why);
     text_puts(out, json ? " = " : "  object");
     if (json && strlen(json) > 60) {

@@ -96,9 +96,7 @@ static fc_code visit_level(const walk *w, size_t from, size_t end, size_t at, in
 fc_code inspect_walk(inspection *in, bool tensors, bool objects, const tree_visitor *visitor, fc_error *err) {
     size_t n = 0;
     walk w = {.visitor = visitor, .out = in->out, .sorted = calloc(in->nlines + 1, sizeof *w.sorted)};
-    if (!w.sorted) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(w.sorted, err, in->checkpoint->path);
     for (size_t i = 0; i < in->nlines; i++) {
         const inspect_line *line = &in->lines[i];
         if ((tensors && line->tensors > 0) || (objects && line->objects > 0)) {

@@ -307,9 +307,7 @@ fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t take
     bool only_operands = false;
     memset(out, 0, sizeof *out);
     out->operands = calloc((size_t)argc + 1, sizeof *out->operands);
-    if (!out->operands) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(out->operands, err, NULL);
     while (p.next < argc) {
         const char *arg = argv[p.next++];
         if (only_operands || arg[0] != '-' || arg[1] == '\0') {

@@ -216,9 +216,7 @@ static fc_code write_object(inspection *in, const inspect_line *line, fc_error *
     char size[TEXT_SIZE_MAX];
     fc_error why = {FC_OK, ""};
     fc_arena *arena = fc_arena_new();
-    if (!arena) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(arena, err, in->checkpoint->path);
     const char *json = line->kind->value                     ? line->kind->value
                        : line->kind->why || in->headers_only ? NULL
                                                              : inspect_object(in, line->first, arena, &why);

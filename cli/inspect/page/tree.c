@@ -190,7 +190,8 @@ static fc_code write_grid(inspection *in, const fc_tensor *t, const fc_sharding 
     inspect_holders holders = {0};
     fc_arena *arena = fc_arena_new();
     fc_code rc;
-    FC_TRY_GOTO(arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err), rc, out);
+    FC_TRY_GOTO(arena ? inspect_find_holders(in, t, arena, &holders, err) : fc_no_memory(err, in->checkpoint->path), rc,
+                out);
     text_puts(out, ",\"a\":[");
     for (int d = 0; d < t->ndim; d++) {
         text_puts(out, d ? "," : "");
@@ -206,9 +207,7 @@ out:
 static fc_code write_kind(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
     fc_sharding c;
-    if (!fc_recognise_sharding(t, &in->scratch, &c)) {
-        return inspect_no_memory(in, err);
-    }
+    FC_NEED(fc_recognise_sharding(t, &in->scratch, &c), err, in->checkpoint->path);
     text_puts(out, "{\"s\":[");
     for (int d = 0; d < t->ndim; d++) {
         text_printf(out, "%s%lld", d ? "," : "", (long long)t->shape[d]);

@@ -318,14 +318,15 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
 }
 
 /*
- * @return the next free slot of a growing array in the arena. Old copies stay there, and together are no larger than
- * the new one.
+ * @return the next free slot of a growing array in the arena, or NULL with r->no_memory set accordingly. Old copies
+ * stay there, and together are no larger than the new one.
  */
-static void *grow(fc_arena *arena, void **array, size_t *count, size_t *cap, size_t element) {
+static void *grow(fc_h5_record *r, fc_arena *arena, void **array, size_t *count, size_t *cap, size_t element) {
     if (*count == *cap) {
         size_t wider = *cap ? 2 * *cap : 16;
         void *copy = wider > MAX_TENSORS_PER_FILE ? NULL : fc_arena_calloc(arena, wider, element);
         if (!copy) {
+            r->no_memory = *count < MAX_TENSORS_PER_FILE;
             return NULL;
         }
         if (*count > 0) {
@@ -339,10 +340,9 @@ static void *grow(fc_arena *arena, void **array, size_t *count, size_t *cap, siz
 
 static bool decode_attributes(fc_h5_record *r, fc_arena *arena, fc_h5_file *file) {
     void *array = file->attributes;
-    fc_h5_attributes *a = grow(arena, &array, &file->nattributes, &file->attributes_cap, sizeof *a);
+    fc_h5_attributes *a = grow(r, arena, &array, &file->nattributes, &file->attributes_cap, sizeof *a);
     file->attributes = array;
     if (!a) {
-        r->no_memory = file->nattributes < MAX_TENSORS_PER_FILE;
         return false;
     }
     a->path = keep_text(r, arena);
@@ -353,10 +353,9 @@ static bool decode_attributes(fc_h5_record *r, fc_arena *arena, fc_h5_file *file
 /* A path can have any bytes but NUL. */
 static bool decode_other(fc_h5_record *r, fc_arena *arena, fc_h5_file *file) {
     void *array = file->others;
-    const char **other = grow(arena, &array, &file->nothers, &file->others_cap, sizeof *other);
+    const char **other = grow(r, arena, &array, &file->nothers, &file->others_cap, sizeof *other);
     file->others = array;
     if (!other) {
-        r->no_memory = file->nothers < MAX_TENSORS_PER_FILE;
         return false;
     }
     fc_h5_bytes path = fc_h5_get_bytes(r);
