@@ -112,7 +112,8 @@ const char *fc_check_replacement(fc_check_run *c, const char *text);
 /** Returns the rename rules that drop the `which` wrappers everywhere: "s/_orig_mod\.//g" for each. */
 fc_fix fc_check_drop_wrappers(fc_check_run *c, unsigned which);
 
-/** Returns the names of the `which` wrappers ("torch.compile"), separated by commas. */
-const char *fc_check_wrapped_by(fc_check_run *c, unsigned which);
+/** Lists the `which` wrappers for a message: who adds them ("torch.compile, FSDP"), or their components, which the
+ *  message puts in quotes. */
+const char *fc_check_list_wrappers(fc_check_run *c, unsigned which, bool by);
 
 #endif

@@ -111,7 +111,7 @@ static const char **names_of(fc_check_run *c, const fc_pair *pairs, size_t count
 static const char *explain(fc_check_run *c, const char *text, size_t len) {
     unsigned which;
     const char *rest = fc_check_unwrap(c, text, len, &which);
-    return *rest ? "" : fc_check_text(c, " (%s)", fc_check_wrapped_by(c, which));
+    return *rest ? "" : fc_check_text(c, " (%s)", fc_check_list_wrappers(c, which, true));
 }
 
 /*
@@ -226,16 +226,6 @@ static size_t find_wrapped(fc_check_run *c, const fc_unpaired *here, const fc_un
     return n;
 }
 
-static const char *components_of(fc_check_run *c, unsigned which) {
-    const char *list = "";
-    for (size_t w = 0; w < FC_WRAPPERS; w++) {
-        if (which >> w & 1) {
-            list = fc_check_text(c, "%s%s%s", list, *list ? "' and '" : "", fc_wrappers[w].component);
-        }
-    }
-    return list;
-}
-
 static void report_wrapped(fc_check_run *c, const fc_unpaired *there, const wrapped *w, const fc_pair *pairs,
                            size_t n) {
     bool extra = w->there == 0;
@@ -243,8 +233,8 @@ static void report_wrapped(fc_check_run *c, const fc_unpaired *there, const wrap
     fc_check_add(c, &(fc_finding){.kind = extra ? FC_FOUND_WRAPPER_EXTRA : FC_FOUND_WRAPPER_LACKING,
                                   .name = c->names.items[pairs[0].here].name,
                                   .other = there->names->items[pairs[0].there].name,
-                                  .expected = fc_check_text(c, " (%s)", fc_check_wrapped_by(c, which)),
-                                  .detail = components_of(c, which),
+                                  .expected = fc_check_text(c, " (%s)", fc_check_list_wrappers(c, which, true)),
+                                  .detail = fc_check_list_wrappers(c, which, false),
                                   .fix = extra ? fc_check_drop_wrappers(c, which) : (fc_fix){FC_SETTING_NONE, NULL, 0},
                                   .count = n,
                                   .names = names_of(c, pairs, n)});

@@ -83,11 +83,12 @@ fc_fix fc_check_drop_wrappers(fc_check_run *c, unsigned which) {
     return (fc_fix){FC_SETTING_RENAME, rules, count};
 }
 
-const char *fc_check_wrapped_by(fc_check_run *c, unsigned which) {
-    const char *list = "";
+const char *fc_check_list_wrappers(fc_check_run *c, unsigned which, bool by) {
+    const char *list = "", *separator = by ? ", " : "' and '";
     for (size_t w = 0; w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
-            list = fc_check_text(c, "%s%s%s", list, *list ? ", " : "", fc_wrappers[w].by);
+            list = fc_check_text(c, "%s%s%s", list, *list ? separator : "",
+                                 by ? fc_wrappers[w].by : fc_wrappers[w].component);
         }
     }
     return list;

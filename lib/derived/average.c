@@ -259,7 +259,7 @@ static fc_code fill_average(fc_checkpoint *average, fc_checkpoint *const *source
         FC_TRY(fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err));
     }
     FC_TRY(fc_derived_collect_crcs(average, err));
-    FC_TRY(fc_average_compare(a, names, options->take_first, err));
+    FC_TRY(fc_average_compare(a, names, options->take_first, arena, err));
     return make_tensors(average, names, err);
 }
 

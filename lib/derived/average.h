@@ -27,6 +27,6 @@ bool fc_is_averaged(const fc_tensor *tensor);
  * differs.
  * @param names one list per source.
  */
-fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err);
+fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_arena *arena, fc_error *err);
 
 #endif

@@ -156,27 +156,23 @@ static fc_code compare_source(const fc_average *a, const fc_names *names, size_t
 }
 
 /* Codes and scales of quantized weights cannot be averaged apart from each other. */
-static fc_code refuse_codes(const fc_checkpoint *source, const fc_names *selected, fc_error *err) {
-    fc_arena *arena = fc_arena_new();
+static fc_code refuse_codes(const fc_checkpoint *source, const fc_names *selected, fc_arena *arena, fc_error *err) {
     fc_quantized_values values;
-    fc_code rc;
-    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, source->path), rc, out);
-    FC_TRY_GOTO(fc_quantized_values_find(source, arena, &values, err), rc, out);
-    for (size_t i = 0; rc == FC_OK && i < selected->count; i++) {
+    FC_TRY(fc_quantized_values_find(source, arena, &values, err));
+    for (size_t i = 0; i < selected->count; i++) {
         const size_t index = (size_t)(selected->items[i].tensor - source->tensors);
         if (values.of[index].codes != FC_NO_NAME) {
-            rc = fc_quantized_refuse_undequantized(source, &values, index,
-                                                   "an average of each would not be that of the weights", arena, err);
+            return fc_quantized_refuse_undequantized(source, &values, index,
+                                                     "an average of each would not be that of the weights", arena, err);
         }
     }
-out:
-    fc_arena_free(arena);
-    return rc;
+    return FC_OK;
 }
 
-fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err) {
+fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_arena *arena,
+                           fc_error *err) {
     for (size_t i = 0; i < a->base.count; i++) {
-        FC_TRY(refuse_codes(a->base.sources[i], &names[i], err));
+        FC_TRY(refuse_codes(a->base.sources[i], &names[i], arena, err));
     }
     for (size_t i = 1; i < a->base.count; i++) {
         FC_TRY(compare_source(a, names, i, take_first, err));

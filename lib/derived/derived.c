@@ -231,6 +231,25 @@ fc_code fc_derived_finish(fc_checkpoint *derived, fc_code rc, fc_checkpoint **ou
     return FC_OK;
 }
 
+bool fc_derived_cut(fc_tensor *t, const int64_t *block, size_t count, fc_arena *arena) {
+    int64_t at[FC_MAX_DIMS] = {0};
+    fc_chunk *chunks = fc_arena_calloc(arena, count, sizeof *chunks);
+    int64_t *dims = fc_arena_calloc(arena, count, 2 * ((size_t)t->ndim + 1) * sizeof *dims);
+    for (size_t i = 0; chunks && dims && i < count; i++, dims += 2 * t->ndim) {
+        for (int d = 0; d < t->ndim; d++) {
+            dims[d] = at[d];
+            dims[t->ndim + d] = t->shape[d] - at[d] < block[d] ? t->shape[d] - at[d] : block[d];
+        }
+        chunks[i] = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
+        for (int d = t->ndim - 1; d >= 0 && (at[d] += block[d]) >= t->shape[d]; d--) {
+            at[d] = 0;
+        }
+    }
+    t->chunks = chunks;
+    t->nchunks = count;
+    return chunks && dims;
+}
+
 fc_code fc_derived_collect_crcs(fc_checkpoint *derived, fc_error *err) {
     const fc_derived *d = derived->state;
     for (size_t i = 0; i < d->count; i++) {

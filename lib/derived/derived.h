@@ -88,6 +88,10 @@ fc_code fc_derived_collect_crcs(fc_checkpoint *derived, fc_error *err);
 fc_code fc_derived_record_reads(const fc_checkpoint *derived, const fc_tensor *tensor, fc_origin *origin,
                                 fc_error *err);
 
+/** Cuts a tensor with elements into `count` blocks of the sizes `block`, fewer at the edges, which become its chunks.
+ *  @return false when out of memory. */
+bool fc_derived_cut(fc_tensor *tensor, const int64_t *block, size_t count, fc_arena *arena);
+
 /** @return the state of a checkpoint that is derived and of this kind, else NULL. */
 fc_derived *fc_derived_of(const fc_checkpoint *checkpoint, const fc_derived_kind *kind);
 

@@ -70,17 +70,6 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     return FC_OK;
 }
 
-/* Computes the smallest box of the source that contains a chunk of the result. */
-static void hull_of(const fc_part *p, int64_t *offsets, int64_t *sizes) {
-    for (int d = 0; d < p->source->ndim; d++) {
-        offsets[d] = p->sbase[d];
-        sizes[d] = 1;
-    }
-    for (int a = 0; a < p->naxes; a++) {
-        sizes[p->axes[a].sdim] += (p->axes[a].size - 1) * p->axes[a].sstep;
-    }
-}
-
 /* Limits axis `a` to the places that are in [low, high) along its source dimension. @return false if none is. */
 static bool clip(fc_part *p, int a, int64_t low, int64_t high) {
     fc_part_axis *x = &p->axes[a];
@@ -114,7 +103,7 @@ static fc_code find_halved(void *context, const fc_overlap *overlap, fc_error *e
     walk *c = context;
     int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS];
     (void)err;
-    hull_of(&c->part, offsets, sizes);
+    fc_part_hull(&c->part, offsets, sizes);
     for (int d = 0; d < c->part.source->ndim; d++) {
         const int a = sizes[d] == overlap->sizes[d] ? -1 : outer_of_several(&c->part, d);
         c->halved = a >= 0 ? a : c->halved;
@@ -144,7 +133,7 @@ static fc_code emit(void *context, const fc_overlap *overlap, fc_error *err) {
 static fc_code add_halves(builder *b, const fc_part *part) { // NOLINT(misc-no-recursion): halves
     walk c = {b, *part, -1};
     int64_t offsets[FC_PART_DIMS], sizes[FC_PART_DIMS];
-    hull_of(part, offsets, sizes);
+    fc_part_hull(part, offsets, sizes);
     const fc_box hull = {part->source->ndim, offsets, sizes};
     FC_TRY(fc_coverage_visit(b->known.coverage, &hull, find_halved, &c, b->err));
     if (c.halved < 0) {
@@ -160,7 +149,7 @@ static fc_code add_halves(builder *b, const fc_part *part) { // NOLINT(misc-no-r
     for (int i = 0; i < 2; i++) {
         fc_part *p = i == 0 ? &low : &high;
         if (p->axes[c.halved].size == 1) { /* one index only: no axis is left */
-            memmove(p->axes + c.halved, p->axes + c.halved + 1, (size_t)(--p->naxes - c.halved) * sizeof *p->axes);
+            fc_part_remove_axis(p, c.halved);
         }
         FC_TRY(add_halves(b, p));
     }
@@ -175,8 +164,7 @@ static fc_code walk_part(builder *b, const fc_part *part) { // NOLINT(misc-no-re
             continue;
         }
         fc_part one = *part;
-        one.naxes--;
-        memmove(one.axes + a, one.axes + a + 1, (size_t)(one.naxes - a) * sizeof *one.axes);
+        fc_part_remove_axis(&one, a);
         for (int64_t i = 0; i < x->size; i++) {
             FC_TRY(walk_part(b, &one));
             one.tbase[x->tdim] += x->tstep;

@@ -26,21 +26,16 @@ static fc_dtype dtype_of(const fc_recipe *recipe, const fc_tensor *t) {
 
 /* Neither codes nor scales are values of a weight, so a recipe must not change their dtypes. */
 static fc_code refuse_codes(const fc_checkpoint *made, const fc_recipe *recipe, fc_error *err) {
-    fc_arena *arena = fc_arena_new();
     fc_quantized_values values;
-    fc_code rc;
-    FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, made->path), rc, out);
-    FC_TRY_GOTO(fc_quantized_values_find(made, arena, &values, err), rc, out);
-    for (size_t i = 0; rc == FC_OK && i < made->ntensors; i++) {
+    FC_TRY(fc_quantized_values_find(made, made->arena, &values, err));
+    for (size_t i = 0; i < made->ntensors; i++) {
         const fc_tensor *t = &made->tensors[i];
         if (values.of[i].codes != FC_NO_NAME && dtype_of(recipe, t) != t->dtype) {
-            rc = fc_quantized_refuse_undequantized(made, &values, i,
-                                                   "the dtypes of the recipe would change the weights", arena, err);
+            return fc_quantized_refuse_undequantized(
+                made, &values, i, "the dtypes of the recipe would change the weights", made->arena, err);
         }
     }
-out:
-    fc_arena_free(arena);
-    return rc;
+    return FC_OK;
 }
 
 static fc_code add_tensor(fc_checkpoint *out, const fc_tensor *t, fc_dtype dtype, fc_error *err) {

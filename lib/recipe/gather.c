@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "codec/strided.h"
+#include "derived/derived.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 #include "read/box.h"
@@ -128,37 +129,24 @@ static void block_sizes(const fc_parted *t, int64_t *sizes) {
 }
 
 fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_gathered **gathered, fc_error *err) {
-    int64_t sizes[FC_PART_DIMS], at[FC_PART_DIMS] = {0}, count = 1;
+    int64_t sizes[FC_PART_DIMS], count = 1;
     block_sizes(t, sizes);
     for (int d = 0; d < t->ndim; d++) {
         if (!fc_mul_i64(count, (t->shape[d] - 1) / sizes[d] + 1, &count) || count > MOST_BLOCKS) {
             return fc_fail(err, FC_EUNSUPPORTED, "it would be gathered from more than %d blocks", MOST_BLOCKS);
         }
     }
-    FC_TRY(fc_list_budget_take(t->budget, (uint64_t)count, sizeof(fc_chunk) + 2 * (size_t)t->ndim * sizeof *at, err));
+    FC_TRY(
+        fc_list_budget_take(t->budget, (uint64_t)count, sizeof(fc_chunk) + 2 * (size_t)t->ndim * sizeof(int64_t), err));
     FC_TRY(fc_list_budget_take(t->budget, t->nparts, sizeof(fc_part), err));
     fc_gathered *g = fc_arena_calloc(arena, 1, sizeof *g);
-    fc_chunk *chunks = fc_arena_calloc(arena, (size_t)count, sizeof *chunks);
-    int64_t *dims = fc_arena_calloc(arena, (size_t)count, 2 * (size_t)t->ndim * sizeof *dims);
     fc_part *parts = fc_arena_calloc(arena, t->nparts, sizeof *parts);
-    FC_NEED(g && chunks && dims && parts, err, NULL);
+    FC_NEED(g && parts && fc_derived_cut(out, sizes, (size_t)count, arena), err, NULL);
     memcpy(parts, t->parts, t->nparts * sizeof *parts);
     g->parted = *t;
     g->parted.parts = parts;
     g->parted.budget = NULL; /* blocks are read by many threads, and are small */
     g->read = fc_arena_calloc(arena, (size_t)count, sizeof *g->read);
-    for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
-        for (int d = 0; d < t->ndim; d++) {
-            dims[d] = at[d];
-            dims[t->ndim + d] = t->shape[d] - at[d] < sizes[d] ? t->shape[d] - at[d] : sizes[d];
-        }
-        chunks[i] = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
-        for (int d = t->ndim - 1; d >= 0 && (at[d] += sizes[d]) >= t->shape[d]; d--) {
-            at[d] = 0;
-        }
-    }
-    out->chunks = chunks;
-    out->nchunks = (size_t)count;
     *gathered = g;
     return g->read ? FC_OK : fc_no_memory(err, NULL);
 }
@@ -190,13 +178,7 @@ static fc_code copy_part(const fc_checkpoint *source, const fc_part *p, const fc
     int64_t lengths[FC_PART_AXES], src[FC_PART_AXES], dst[FC_PART_AXES], at = 0;
     const size_t element = fc_dtype_size(dtype);
     fc_strided copy;
-    for (int d = 0; d < p->source->ndim; d++) {
-        offsets[d] = p->sbase[d];
-        sizes[d] = 1;
-    }
-    for (int a = 0; a < p->naxes; a++) {
-        sizes[p->axes[a].sdim] += (p->axes[a].size - 1) * p->axes[a].sstep;
-    }
+    fc_part_hull(p, offsets, sizes);
     const fc_box hull = {p->source->ndim, offsets, sizes};
     unsigned char *read = malloc((size_t)fc_box_volume(&hull) * element);
     if (!read || !fc_row_major_strides(hull.ndim, sizes, from) || !fc_row_major_strides(box->ndim, box->sizes, to)) {

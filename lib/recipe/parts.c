@@ -143,7 +143,17 @@ fc_code fc_parted_stack(fc_parted *const *tensors, size_t count, int dim, fc_par
 
 /* ---- slices ---- */
 
-static void remove_axis(fc_part *p, int a) {
+void fc_part_hull(const fc_part *p, int64_t *offsets, int64_t *sizes) {
+    for (int d = 0; d < p->source->ndim; d++) {
+        offsets[d] = p->sbase[d];
+        sizes[d] = 1;
+    }
+    for (int a = 0; a < p->naxes; a++) {
+        sizes[p->axes[a].sdim] += (p->axes[a].size - 1) * p->axes[a].sstep;
+    }
+}
+
+void fc_part_remove_axis(fc_part *p, int a) {
     p->naxes--;
     memmove(p->axes + a, p->axes + a + 1, (size_t)(p->naxes - a) * sizeof *p->axes);
 }
@@ -176,7 +186,7 @@ static fc_part narrow(const fc_part *p, int a, int64_t first, int64_t last) {
     out.sbase[x->sdim] += first * x->sstep;
     out.axes[a].size = last - first + 1;
     if (first == last) {
-        remove_axis(&out, a);
+        fc_part_remove_axis(&out, a);
     }
     return out;
 }

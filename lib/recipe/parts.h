@@ -42,6 +42,12 @@ void fc_parted_free(fc_parted *t);
 /** Makes the one part that is all of `source`. What is made of it has the same budget. */
 fc_code fc_parted_from(const fc_tensor *source, fc_list_budget *budget, fc_parted *out, fc_error *err);
 
+/** Computes the smallest box of the source that contains a part. */
+void fc_part_hull(const fc_part *part, int64_t *offsets, int64_t *sizes);
+
+/** Removes axis `a` of a part: one index of it remains. */
+void fc_part_remove_axis(fc_part *part, int a);
+
 /** Returns whether the tensor is its source, unchanged. */
 bool fc_parted_is_same(const fc_parted *t);
 

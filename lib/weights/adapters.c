@@ -2,7 +2,6 @@
  * Merges LoRA adapters: finds the weight of each pair of factors by its name, and lists what is added to what.
  */
 #include "weights/adapters.h"
-#include "base/grow.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 #include "plan/quantized.h"
@@ -10,7 +9,6 @@
 #include "weights/low_rank.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* What is done to a value of the source, or a value that an adapter adds. */
@@ -30,13 +28,13 @@ typedef struct merger {
     fc_module_parameters modules_of_source;
     const char *prefix; /* which the source has before the adapters' names; NULL: not known yet */
     change *changes;    /* one per value of the source, then those that are added */
-    size_t nchanges, capacity;
+    size_t nchanges;
     fc_name_table *added;       /* the names of those that are added, with their numbers among the changes */
     fc_name_table *factors;     /* the names of the current adapter's values */
     fc_adapter_targets targets; /* of the current adapter */
     fc_adapter_module *modules; /* that the current adapter changes */
     fc_low_rank **terms;        /* of each of these */
-    size_t nmodules, module_capacity, term_capacity;
+    size_t nmodules;
     fc_error *err;
 } merger;
 
@@ -237,22 +235,16 @@ static fc_code add_factor(merger *m, size_t i, value_name *name, const fc_tensor
     }
     *factor = t;
     if (name->kind == IS_A && t->ndim >= 2) {
-        FC_NEED(fc_grow(&m->modules, &m->module_capacity, m->nmodules + 1, sizeof *m->modules) &&
-                    fc_grow(&m->terms, &m->term_capacity, m->nmodules + 1, sizeof *m->terms),
-                m->err, m->source->path);
         m->modules[m->nmodules] = (fc_adapter_module){.name = name->module, .rank = fc_low_rank_of(term)};
         m->terms[m->nmodules++] = term;
     }
     return fc_computed_shares(m->out, i + 1, t, m->err);
 }
 
-/* Adds a value that the source lacks. */
-static fc_code add_value(merger *m, const char *name, size_t *at) {
-    FC_NEED(fc_grow(&m->changes, &m->capacity, m->nchanges + 1, sizeof *m->changes), m->err, m->source->path);
-    *at = m->nchanges++;
-    m->changes[*at] = (change){NULL, name};
-    fc_name_table_put(m->added, name, strlen(name), *at);
-    return FC_OK;
+/* Adds a value that the source lacks. @return its number among the changes. */
+static size_t add_value(merger *m, const char *name) {
+    m->changes[m->nchanges] = (change){NULL, name};
+    return fc_name_table_put(m->added, name, strlen(name), m->nchanges++);
 }
 
 /* A value that the adapter stores as a whole, such as those of modules_to_save: it replaces the source's. */
@@ -265,7 +257,7 @@ static fc_code replace(merger *m, size_t i, const value_name *name, const fc_ten
     }
     size_t at = fc_name_table_find(m->names, full, strlen(full));
     if (at == FC_NO_NAME && (at = fc_name_table_find(m->added, full, strlen(full))) == FC_NO_NAME) {
-        FC_TRY(add_value(m, full, &at));
+        at = add_value(m, full);
     }
     fc_merged *merged = merged_of(m, at);
     FC_NEED(merged, m->err, m->source->path);
@@ -291,8 +283,11 @@ static fc_code set_scales(merger *m, size_t i) {
 static fc_code take_adapter(merger *m, size_t i) {
     const fc_checkpoint *adapter = m->all[i + 1];
     m->factors = fc_names_of(adapter, m->scratch);
-    FC_NEED(m->factors && fc_adapter_targets_list(&m->adapters[i].config, m->scratch, &m->targets), m->err,
-            adapter->path);
+    m->modules = fc_arena_calloc(m->scratch, adapter->ntensors + 1, sizeof *m->modules);
+    m->terms = fc_arena_calloc(m->scratch, adapter->ntensors + 1, sizeof *m->terms);
+    FC_NEED(m->factors && m->modules && m->terms &&
+                fc_adapter_targets_list(&m->adapters[i].config, m->scratch, &m->targets),
+            m->err, adapter->path);
     for (int others = 0; others < 2; others++) {
         for (size_t k = 0; k < adapter->ntensors; k++) {
             const fc_tensor *t = &adapter->tensors[k];
@@ -425,9 +420,7 @@ static fc_code prepare(merger *m) {
     const size_t count = m->source->ntensors;
     m->all = fc_arena_calloc(m->scratch, m->count + 1, sizeof *m->all);
     m->names = fc_names_of(m->source, m->scratch);
-    FC_NEED(m->all && m->names && fc_grow(&m->changes, &m->capacity, count + 1, sizeof *m->changes), m->err,
-            m->source->path);
-    memset(m->changes, 0, (count + 1) * sizeof *m->changes);
+    FC_NEED(m->all && m->names, m->err, m->source->path);
     m->nchanges = count;
     m->all[0] = m->source;
     size_t most = count;
@@ -436,7 +429,8 @@ static fc_code prepare(merger *m) {
         most += m->all[i + 1]->ntensors;
     }
     m->added = fc_name_table_new(m->scratch, most);
-    FC_NEED(m->added && fc_module_parameters_list(m->source, m->scratch, &m->modules_of_source), m->err,
+    m->changes = fc_arena_calloc(m->scratch, most + 1, sizeof *m->changes);
+    FC_NEED(m->added && m->changes && fc_module_parameters_list(m->source, m->scratch, &m->modules_of_source), m->err,
             m->source->path);
     FC_TRY(fc_computed_new(m->all, m->count + 1, most, &m->out, m->err));
     m->arena = m->out->arena;
@@ -457,9 +451,6 @@ fc_code fc_merge_opened(fc_checkpoint *source, const fc_opened_adapter *adapters
     } else {
         fc_checkpoint_close(m.out); /* the sources stay open */
     }
-    free(m.changes);
-    free(m.modules);
-    free((void *)m.terms);
     fc_arena_free(m.scratch);
     return rc;
 }

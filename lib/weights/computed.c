@@ -211,30 +211,16 @@ static fc_code count_blocks(const fc_tensor *t, const int64_t *block, int64_t *c
 /* Cuts a tensor into blocks, which become its chunks. */
 static fc_code cut(fc_checkpoint *computed, fc_tensor *t, const int64_t *block, origin *o, fc_error *err) {
     state *s = computed->state;
-    int64_t at[FC_MAX_DIMS] = {0}, count = 0;
+    int64_t count = 0;
     t->chunks = NULL;
     t->nchunks = 0;
     FC_TRY(count_blocks(t, block, &count, err));
     if (count == 0 || s->base.format.layout_only) {
         return FC_OK;
     }
-    const size_t chunk_size = sizeof(fc_chunk) + sizeof *o->from.read + 2 * ((size_t)t->ndim + 1) * sizeof *at;
+    const size_t chunk_size = sizeof(fc_chunk) + sizeof *o->from.read + 2 * ((size_t)t->ndim + 1) * sizeof(int64_t);
     FC_TRY(fc_list_budget_take(&s->lists, (uint64_t)count, chunk_size, err));
-    fc_chunk *chunks = fc_arena_calloc(computed->arena, (size_t)count, sizeof *chunks);
-    int64_t *dims = fc_arena_calloc(computed->arena, (size_t)count, 2 * ((size_t)t->ndim + 1) * sizeof *dims);
-    FC_NEED(chunks && dims, err, computed->path);
-    for (int64_t i = 0; i < count; i++, dims += 2 * t->ndim) {
-        for (int d = 0; d < t->ndim; d++) {
-            dims[d] = at[d];
-            dims[t->ndim + d] = t->shape[d] - at[d] < block[d] ? t->shape[d] - at[d] : block[d];
-        }
-        chunks[i] = (fc_chunk){.dims = dims, .rank = FC_NO_RANK};
-        for (int d = t->ndim - 1; d >= 0 && (at[d] += block[d]) >= t->shape[d]; d--) {
-            at[d] = 0;
-        }
-    }
-    t->chunks = chunks;
-    t->nchunks = (size_t)count;
+    FC_NEED(fc_derived_cut(t, block, (size_t)count, computed->arena), err, computed->path);
     return fc_derived_record_reads(computed, t, &o->from, err);
 }
 

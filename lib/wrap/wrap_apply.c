@@ -99,24 +99,19 @@ fc_code fc_wrap_units(const fc_wrap_targets *targets, fc_arena *arena, fc_units 
     for (uint32_t m = 1; m < tree->nmodules; m++) {
         most += targets->chosen[m];
     }
-    uint32_t *unit = calloc(tree->nmodules, sizeof *unit);
+    uint32_t *unit = fc_arena_calloc(arena, tree->nmodules, sizeof *unit);
     uint32_t *parameters = fc_arena_calloc(arena, tree->nparameters, sizeof *parameters);
     uint32_t *names = fc_arena_calloc(arena, tree->nparameters, sizeof *names);
     collector c = {.arena = arena,
                    .units = fc_arena_calloc(arena, most, sizeof *c.units),
-                   .place = calloc(tree->nmodules, sizeof *c.place)};
-    fc_code rc;
-    FC_TRY_GOTO(unit && parameters && names && c.units && c.place ? fc_wrap_apply(targets, add_unit, &c, err)
-                                                                  : fc_no_memory(err, NULL),
-                rc, out);
+                   .place = fc_arena_calloc(arena, tree->nmodules, sizeof *c.place)};
+    FC_NEED(unit && parameters && names && c.units && c.place, err, NULL);
+    FC_TRY(fc_wrap_apply(targets, add_unit, &c, err));
     fc_wrap_unit_of(targets, unit);
-    FC_TRY_GOTO(count(tree, unit, &c, err), rc, out);
+    FC_TRY(count(tree, unit, &c, err));
     fill_units(tree, unit, &c, parameters, names);
     *out = (fc_units){c.units, c.count};
-out:
-    free(unit);
-    free(c.place);
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_unit_flat_descs(const fc_module_tree *tree, const fc_unit *unit, fc_arena *arena, const fc_flat_desc **out,
