@@ -1,7 +1,7 @@
 /*
  * Builds the tensors of the manifest: their names, whole values, and the boxes that cover runs of flat partitions.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/build.h"
 
 #include "base/grow.h"
 #include "base/text.h"

@@ -2,7 +2,7 @@
  * The table of the DeepSpeed format. Opens a checkpoint: finds its files, reads them rank by rank and builds the
  * manifest.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 
 #include "checkpoint/identity.h"
 #include "checkpoint/same_name.h"

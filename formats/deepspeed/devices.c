@@ -6,7 +6,7 @@
  * device 0, before the second rank on device 1 a second one on device 0, and so on. This is a strong hint but no proof:
  * a training script may choose its devices freely.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 
 #include <stdlib.h>
 #include <string.h>

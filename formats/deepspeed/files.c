@@ -2,7 +2,7 @@
  * Finds the files of one step. The path is the directory of the step, or the directory that was given to
  * save_checkpoint. In the latter a file `latest` (or `latest_universal`) names the step.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/files.h"
 
 #include "base/file_name.h"
 #include "base/grow.h"

@@ -2,7 +2,7 @@
  * Finds files of ranks that were renamed. Files of ZeRO-1 and 2 do not record their rank, but they record the position
  * of each parameter in their partitions (param_slice_mappings).
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 
 #include "fsdpckpt/try.h"
 

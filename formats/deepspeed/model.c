@@ -3,7 +3,7 @@
  * names of shared parameters, and everything else that a run saves there (steps, scheduler, values that the caller
  * added).
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 
 #include "base/grow.h"
 #include "base/text.h"

@@ -6,7 +6,7 @@
  * one is padded. ZeRO-3: each parameter is divided into equal shards, one per rank; the last one is padded. A rank
  * concatenates its shards of all parameters, possibly into several flat tensors.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 
 #include "base/checked.h"
 #include "base/grow.h"

@@ -1,7 +1,7 @@
 /*
  * Adds everything else in the optimizer's file of rank 0: the hyperparameters of the groups and ZeRO's own values.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 #include "fsdpckpt/try.h"
 #include "torch/file/name_list.h"
 

@@ -1,7 +1,7 @@
 /*
  * Adds shared parameters under their other names, which the model's files list.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 
 #include "base/name_table.h"
 #include "fsdpckpt/try.h"

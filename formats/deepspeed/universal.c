@@ -7,7 +7,7 @@
  * ZeRO-1 and 2: a file holds a dict whose `param` has the parameter's shape, or, for `step`, the value itself. Buffers
  * and frozen parameters have an fp32.pt as well. ZeRO-3: a file holds a flat tensor, and optimizer_state.pt the step.
  */
-#include "deepspeed/deepspeed.h"
+#include "deepspeed/stages.h"
 
 #include "base/grow.h"
 #include "checkpoint/path.h"

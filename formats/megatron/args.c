@@ -2,7 +2,7 @@
  * Reads the arguments of the run that saved a file, the argparse.Namespace `args`, and checks the files against them.
  * Files that belong to another checkpoint or that the rank of their directory cannot have saved are rejected.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * this layout, and buckets may be padded differently. So the sizes must agree, and the first element of each master,
  * rounded, must equal that of the model's parameter. Otherwise the file is left out.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include "base/checked.h"
 #include "base/grow.h"

@@ -5,7 +5,7 @@
  * (TEGroupedMLP: `experts.linear_fc1.weight1`), or one matrix for all experts (GroupedMLP: `experts.weight1`). The
  * matrix is read with an additional first dimension for the experts, as Megatron uses it.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include "base/name_table.h"
 #include "fsdpckpt/try.h"

@@ -2,7 +2,7 @@
  * Finds the matrices that hold a gate. Their shards cannot simply be concatenated: each rank has its shard of the gate
  * followed by its shard of the rest.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include "base/name_table.h"
 #include "fsdpckpt/try.h"

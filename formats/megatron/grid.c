@@ -4,7 +4,7 @@
  * model_rng.pt. If there are two numbers, the second is the pipeline stage, or the expert-parallel rank if args says
  * that there is no pipeline.
  */
-#include "megatron/megatron.h"
+#include "megatron/grid.h"
 
 #include "base/grow.h"
 #include "checkpoint/identity.h"

@@ -3,7 +3,7 @@
  * determines. Copies are compared, mostly by the CRC-32s of the archives. Other values that differ between ranks are
  * kept for each rank: "args" is that of the first rank, "args.mp_rank_01" that of another.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include "base/checked.h"
 #include "checkpoint/path.h"

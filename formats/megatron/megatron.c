@@ -7,7 +7,7 @@
 #include "fsdpckpt/format.h"
 
 #include "dcp/with_torch_file.h"
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 #include "registry.h"
 
 #include "base/file_name.h"

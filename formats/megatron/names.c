@@ -3,7 +3,7 @@
  * `model1` … with virtual stages), numbers its layers from 0; the layers of all earlier chunks are added. Likewise each
  * expert-parallel rank numbers its experts from 0. A tied output layer gets the name of the embedding.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include "base/grow.h"
 #include "checkpoint/path.h"

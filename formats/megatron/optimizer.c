@@ -5,7 +5,7 @@
  * masters of 16-bit parameters. If a shape contradicts this, all states keep their numbers, and a note says why. With
  * expert parallelism there are two optimizers, one of them for the experts.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include "fsdpckpt/try.h"
 #include "torch/file/name_list.h"

@@ -3,7 +3,7 @@
  * how they are sharded (rules.c, gates.c).
  */
 #include "fsdpckpt/try.h"
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * those of megatron.core's modules and of Megatron-LM's older ones. Each class always shards in the same way:
  * ColumnParallelLinear and VocabParallelEmbedding by rows, RowParallelLinear by columns.
  */
-#include "megatron/megatron.h"
+#include "megatron/rules.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /*
  * Adds the values of a rank's file to the reader: tensors with their extents, and objects.
  */
-#include "megatron/megatron.h"
+#include "megatron/reader.h"
 
 #include "base/grow.h"
 #include "checkpoint/path.h"

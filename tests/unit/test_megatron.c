@@ -2,7 +2,7 @@
  * Megatron's rules: how the modules of megatron.core and of older Megatron-LM shard their parameters, by name; which
  * numbers in names are those of layers and experts; and which ranks a checkpoint must have.
  */
-#include "megatron/megatron.h"
+#include "megatron/stages.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
