@@ -5,7 +5,6 @@
 
 #include "base/text.h"
 #include "fsdpckpt/flatten.h"
-#include "fsdpckpt/io.h"
 #include "io/file.h"
 #include "safetensors/kept.h"
 #include "torch/object/item.h"

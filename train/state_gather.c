@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/crc.h"
 #include "base/grow.h"
-#include "fsdpckpt/digest.h"
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/try.h"
 #include "train/state_list.h"

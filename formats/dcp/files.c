@@ -10,7 +10,6 @@
 #include "base/grow.h"
 #include "checkpoint/identity.h"
 #include "checkpoint/path.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/stand_in.h"

@@ -7,7 +7,6 @@
  */
 #include "dcp/stages.h"
 
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"

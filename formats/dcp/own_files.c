@@ -5,7 +5,6 @@
 #include "dcp/dcp.h"
 
 #include "checkpoint/own_files.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 

@@ -6,7 +6,6 @@
 
 #include "checkpoint/identity.h"
 #include "checkpoint/same_name.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "registry.h"

@@ -8,7 +8,6 @@
 #include "base/grow.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/path.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"

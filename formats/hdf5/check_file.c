@@ -5,7 +5,6 @@
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/stand_in.h"

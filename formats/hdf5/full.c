@@ -7,7 +7,6 @@
  */
 #include "base/text.h"
 #include "checkpoint/identity.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"

@@ -3,7 +3,6 @@
  */
 #include "hdf5/shard_files.h"
 
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"

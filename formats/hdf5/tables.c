@@ -12,8 +12,6 @@
 #include "base/crc.h"
 #include "base/text.h"
 #include "checkpoint/own_files.h"
-#include "fsdpckpt/digest.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/object_header.h"
 #include "hdf5/schema.h"

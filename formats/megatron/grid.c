@@ -8,7 +8,6 @@
 
 #include "base/grow.h"
 #include "checkpoint/identity.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"

@@ -6,7 +6,6 @@
 
 #include "checkpoint/identity.h"
 #include "checkpoint/path.h"
-#include "fsdpckpt/io.h"
 #include "safetensors/header.h"
 
 #include "base/file_name.h"

@@ -6,7 +6,6 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/stand_in.h"

@@ -5,7 +5,6 @@
 #include "base/grow.h"
 #include "base/text.h"
 #include "checkpoint/path.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "safetensors/files.h"

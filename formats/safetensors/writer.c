@@ -3,7 +3,6 @@
  * torch's HuggingFaceStorageReader. This file writes only headers; the engine writes the data.
  */
 #include "base/checked.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "safetensors/header_digest.h"

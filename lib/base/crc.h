@@ -1,12 +1,13 @@
 /*
  * Bare CRCs: CRCs without the inversions before and after, which makes them linear. The bare CRC of a buffer is the XOR
  * of the bare CRCs of its runs, each shifted by the bytes that follow it. The order does not matter, so threads and
- * ranks can each add theirs. fc_crc64_finish (digest.h) and fc_crc32_finish turn the sum into an ordinary CRC.
+ * ranks can each add theirs. fc_crc64_finish and fc_crc32_finish turn the sum into an ordinary CRC.
  */
 #ifndef FSDPCKPT_BASE_CRC_H
 #define FSDPCKPT_BASE_CRC_H
 
-#include "fsdpckpt/digest.h"
+#include <stddef.h>
+#include <stdint.h>
 
 /** Continues `crc`, 0 at the start, over `size` bytes, like zlib's crc32(). */
 uint64_t fc_crc64(uint64_t crc, const void *bytes, size_t size);

@@ -5,7 +5,6 @@
 #include "io/file.h"
 
 #include "fsdpckpt/format.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>

@@ -4,7 +4,6 @@
 #include "comm/file_list.h"
 
 #include "base/name_table.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 

@@ -5,7 +5,6 @@
 #include "fsdpckpt/gather_files.h"
 
 #include "comm/file_list.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 

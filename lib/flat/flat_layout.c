@@ -1,6 +1,6 @@
 /*
  * The layout of flat parameters: order, alignment, shared parameters, and the elements in each rank's shard. It is
- * computed from the descriptions of a unit's parameters alone; flat_param.c moves the data.
+ * computed from the descriptions of a unit's parameters alone; train/flat_data.c moves the data.
  */
 #include "fsdpckpt/flat_param.h"
 

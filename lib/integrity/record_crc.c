@@ -8,7 +8,6 @@
 #include "base/grow.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/format.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/input.h"

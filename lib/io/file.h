@@ -4,7 +4,11 @@
 #ifndef FSDPCKPT_IO_FILE_H
 #define FSDPCKPT_IO_FILE_H
 
-#include "fsdpckpt/io.h"
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /** Opens the regular file `path` read-only, close-on-exec. @return FC_ECORRUPT for anything else, e.g. a FIFO, which
  *  would block. */

@@ -5,8 +5,6 @@
 #include "io/input.h"
 #include "io/file.h"
 
-#include "fsdpckpt/io.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

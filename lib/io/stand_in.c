@@ -4,7 +4,6 @@
  */
 #include "io/stand_in.h"
 
-#include "fsdpckpt/io.h"
 #include "io/file.h"
 #include "io/foreign.h"
 

@@ -6,7 +6,6 @@
  * every other dimension. Only such boxes are contiguous.
  */
 #include "plan/tiles.h"
-#include "fsdpckpt/plan.h"
 
 void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t multiple) {
     tiles->ndim = box->ndim;

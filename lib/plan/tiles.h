@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_PLAN_TILES_H
 #define FSDPCKPT_PLAN_TILES_H
 
-#include "fsdpckpt/plan.h"
+#include "fsdpckpt/box.h"
 
 /** An iterator over the tiles of a box: boxes whose elements are contiguous in the row-major order of that box. */
 typedef struct fc_tiles {

@@ -10,7 +10,6 @@
 #include "checkpoint/identity.h"
 #include "codec/strided.h"
 #include "fsdpckpt/format.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/input.h"

@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "codec/codec.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "read/decode_lean.h"

@@ -35,7 +35,7 @@ typedef struct fc_decode_buffers {
     fc_input *input; /**< the extent's file */
     unsigned char *window;
     size_t window_size;
-    unsigned char *workspace; /**< fc_decoding.extra bytes */
+    unsigned char *workspace; /**< as many bytes as `extra` of fc_decoded_try */
 } fc_decode_buffers;
 
 /** Reads and decodes a chunk to `out` (extent->decoded bytes). Not for FC_WAY_NONE and FC_WAY_FORMAT. */

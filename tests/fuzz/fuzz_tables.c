@@ -3,7 +3,6 @@
  * corrected, as an attacker would do. If it opens, it must be consistent.
  */
 #include "base/crc.h"
-#include "fsdpckpt/digest.h"
 #include "fsdpckpt/format.h"
 #include "hdf5/tables.h"
 

@@ -5,7 +5,6 @@
  */
 #include "base/crc.h"
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/digest.h"
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/verify.h"

@@ -4,7 +4,6 @@
 #include "hdf5/writer/image.h"
 
 #include "base/crc.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/object_header.h"
 #include "hdf5/writer/image_chunks.h"

@@ -6,7 +6,6 @@
 
 #include "base/checked.h"
 #include "base/file_name.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 

@@ -4,7 +4,6 @@
  * so this saves most of the memory.
  */
 #include "base/grow.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "torch/pickle/machine.h"

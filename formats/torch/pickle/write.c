@@ -5,7 +5,6 @@
 
 #include "base/grow.h"
 #include "fsdpckpt/box.h"
-#include "fsdpckpt/io.h"
 #include "io/file.h"
 #include "torch/names/globals.h"
 

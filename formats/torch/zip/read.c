@@ -2,7 +2,6 @@
  * Reads bytes of a torch.save archive: windows keep the number of preads small; whole records are inflated and checked.
  */
 #include "base/checked.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "torch/zip/window.h"

@@ -10,8 +10,6 @@
 #include "base/checked.h"
 #include "base/crc.h"
 #include "base/grow.h"
-#include "fsdpckpt/digest.h"
-#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 
