@@ -2,8 +2,7 @@
  * Runs a conversion for consolidate, reshard, convert, export and average: fills fc_convert_options, runs with progress
  * and signals, and prints the summary.
  */
-#ifndef FSDPCKPT_CLI_JOB_H
-#define FSDPCKPT_CLI_JOB_H
+#pragma once
 
 #include "options/command.h"
 #include "output/json_out.h"
@@ -31,5 +30,3 @@ fc_code job_run_steps(cli_call *call, const fc_layout_spec *spec, const job_step
 
 /** Like job_run, with the layout of the source. */
 fc_code job_keep_layout(cli_call *call, fc_error *err);
-
-#endif

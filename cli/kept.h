@@ -1,8 +1,7 @@
 /*
  * The files of an old directory of a model that a new one takes over: config.json, the tokenizer, the model card.
  */
-#ifndef FSDPCKPT_CLI_KEPT_H
-#define FSDPCKPT_CLI_KEPT_H
+#pragma once
 
 #include "options/options.h"
 
@@ -24,5 +23,3 @@ bool kept_has(const char *const *names, const char *name);
  * directory that are not weights, except those that `how` adds itself. `kept` must live as long as `how`.
  */
 fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena, kept_files *kept, fc_error *err);
-
-#endif

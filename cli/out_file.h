@@ -2,8 +2,7 @@
  * A file that a command writes in addition to its result. Like every target it is committed: it appears complete or not
  * at all.
  */
-#ifndef FSDPCKPT_CLI_OUT_FILE_H
-#define FSDPCKPT_CLI_OUT_FILE_H
+#pragma once
 
 #include "options/command.h"
 
@@ -23,5 +22,3 @@ fc_code out_file(const options *o, const fc_checkpoint *source, const char *path
 /** Writes to the file of -o, or to standard output without -o or with "-o -". */
 fc_code out_result(const cli_call *call, const fc_checkpoint *source, uint64_t bytes, out_file_write *write,
                    void *context, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Prints the plan of one rank for `reshard --dry-run --rank R`.
  */
-#ifndef FSDPCKPT_CLI_PLAN_RANK_H
-#define FSDPCKPT_CLI_PLAN_RANK_H
+#pragma once
 
 #include "output/text.h"
 
@@ -15,5 +14,3 @@
  */
 fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, uint32_t rank, bool json, text_out *out,
                   fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Progress on stderr: a thread reads fc_progress several times a second and prints it according to --progress. The
  * workers only count.
  */
-#ifndef FSDPCKPT_CLI_PROGRESS_VIEW_H
-#define FSDPCKPT_CLI_PROGRESS_VIEW_H
+#pragma once
 
 #include "options/options.h"
 
@@ -23,5 +22,3 @@ progress_view *progress_start(fc_progress *progress, const options *o, double st
 
 /** Stops the thread, removes the line from the terminal and frees `view`, which may be NULL. */
 void progress_stop(progress_view *view);
-
-#endif

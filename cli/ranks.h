@@ -1,8 +1,7 @@
 /*
  * Several processes for one command: detects mpirun, joins the ranks, and lets one rank print for all.
  */
-#ifndef FSDPCKPT_CLI_RANKS_H
-#define FSDPCKPT_CLI_RANKS_H
+#pragma once
 
 #include "options/options.h"
 
@@ -40,5 +39,3 @@ bool ranks_speaks(const ranks *r);
  * @return `rc` on rank 0, FC_OK on the others.
  */
 fc_code ranks_end(ranks *r, fc_code rc);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * --recipe, --reverse and --config: applies a recipe to a source.
  */
-#ifndef FSDPCKPT_CLI_RECIPE_H
-#define FSDPCKPT_CLI_RECIPE_H
+#pragma once
 
 #include "options/command.h"
 
@@ -38,5 +37,3 @@ const char *recipe_reason(const fc_recipe_matches *found, fc_arena *arena);
  */
 fc_code recipe_apply(const options *o, const fc_selection *selection, bool headers_only, fc_checkpoint **source,
                      size_t *left_out, fc_error *err);
-
-#endif

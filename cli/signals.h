@@ -2,8 +2,7 @@
  * Handles SIGINT, SIGTERM and SIGHUP (a lost terminal): the first signal cancels the job, which removes its partial
  * output; a second one kills the process.
  */
-#ifndef FSDPCKPT_CLI_SIGNALS_H
-#define FSDPCKPT_CLI_SIGNALS_H
+#pragma once
 
 #include "fsdpckpt/progress.h"
 
@@ -12,5 +11,3 @@ void signals_install(void);
 
 /** From now on a signal sets progress->cancel. With NULL, a signal ends the process again. */
 void signals_cancel(fc_progress *progress);
-
-#endif

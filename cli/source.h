@@ -1,8 +1,7 @@
 /*
  * Opens the source of a command with --follow-external, --schema, --tp-plan and --model-only.
  */
-#ifndef FSDPCKPT_CLI_SOURCE_H
-#define FSDPCKPT_CLI_SOURCE_H
+#pragma once
 
 #include "options/command.h"
 
@@ -66,5 +65,3 @@ fc_reporter source_others(const cli_call *call);
 
 /** With --verbose: reports the opened checkpoint on stderr. Only one of several processes calls this. */
 void source_report(const options *o, const fc_checkpoint *source);
-
-#endif

@@ -8,8 +8,7 @@
  * a kind of file that fsdpckpt does not write, is refused. Under a name with the extension of a format, fc_convert
  * makes no directory, unless the name ends with a slash or there is one.
  */
-#ifndef FSDPCKPT_CLI_TARGET_H
-#define FSDPCKPT_CLI_TARGET_H
+#pragma once
 
 #include "options/options.h"
 
@@ -34,5 +33,3 @@ extern const target_kind target_html, target_json, target_view, target_xml;
 
 /** @return FC_EUSAGE if the extension of `path` belongs to another kind of file, or is misspelt. */
 fc_code target_check(const char *path, const target_kind *kind, fc_error *err);
-
-#endif

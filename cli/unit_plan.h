@@ -2,8 +2,7 @@
  * Builds FSDP units from --policy, --classes and --ignore: units prints them, and reshard builds flat parameters from
  * them.
  */
-#ifndef FSDPCKPT_CLI_UNIT_PLAN_H
-#define FSDPCKPT_CLI_UNIT_PLAN_H
+#pragma once
 
 #include "options/options.h"
 #include "output/text.h"
@@ -32,5 +31,3 @@ typedef struct unit_plan {
  * @param model the tensors are put in its order; NULL: keep their own order.
  */
 fc_code unit_plan_make(unit_plan *plan, const fc_checkpoint *model, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * --dequantize, --adapter and --quantize: replaces weights of a source by what is computed from them.
  */
-#ifndef FSDPCKPT_CLI_WEIGHTS_H
-#define FSDPCKPT_CLI_WEIGHTS_H
+#pragma once
 
 #include "options/command.h"
 
@@ -13,5 +12,3 @@ fc_code weights_compute(const options *o, fc_checkpoint **source, fc_error *err)
 
 /** --quantize: replaces `*source`, after the recipe. */
 fc_code weights_quantize(const options *o, fc_checkpoint **source, fc_error *err);
-
-#endif

@@ -3,8 +3,7 @@
  * Every sum runs in the order of its indices, so a program that adds in the same order gets the same bits
  * (tests/oracle/train_mlp.py does).
  */
-#ifndef EXAMPLES_MLP_H
-#define EXAMPLES_MLP_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -53,5 +52,3 @@ typedef struct mlp_adamw {
 /** Makes one update. `step` counts from 1. */
 void mlp_adamw_step(const mlp_adamw *adamw, int64_t step, float *param, const float *grad, float *exp_avg,
                     float *exp_avg_sq, int64_t count);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The options and the state of train_mlp, and the functions that its files share.
  */
-#ifndef EXAMPLES_TRAIN_H
-#define EXAMPLES_TRAIN_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/train/state_dict.h"
@@ -52,5 +51,3 @@ fc_code train_save(trainer *t, const char *path, fc_error *err);
 
 /* train_mlp.c: writes the name of a parameter, "layers.0.weight" for kind 0 or "layers.0.bias" for kind 1. */
 void train_name(const mlp_layer *layer, int kind, char *out, size_t size);
-
-#endif

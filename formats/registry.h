@@ -1,13 +1,10 @@
 /*
  * Declares all formats. Each is defined in its own folder.
  */
-#ifndef FSDPCKPT_FORMATS_REGISTRY_H
-#define FSDPCKPT_FORMATS_REGISTRY_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
 #define X(folder) extern const fc_format fc_format_##folder;
 #include "format_list.h"
 #undef X
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The structs behind the public types of fsdp.h, and the functions that the files of train/ share.
  */
-#ifndef FSDPCKPT_TRAIN_STATE_H
-#define FSDPCKPT_TRAIN_STATE_H
+#pragma once
 
 #include "fsdpckpt/train/fsdp.h"
 #include "gather/pool.h"
@@ -148,5 +147,3 @@ fc_code fc_fsdp_add_fresh(fc_fsdp_handle *handle, fc_error *err);
 fc_code fc_fsdp_prepare_for_backward(fc_fsdp_handle *handle, fc_error *err);
 fc_code fc_fsdp_prepare_for_optim(fc_fsdp_handle *handle, fc_error *err);
 fc_code fc_fsdp_accumulate(fc_fsdp_handle *handle, const fc_array *reduced, fc_fsdp_stream stream, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The struct behind fc_fsdp_state_dict, for the files that make and write state dicts.
  */
-#ifndef FSDPCKPT_TRAIN_PRIVATE_STATE_DICT_H
-#define FSDPCKPT_TRAIN_PRIVATE_STATE_DICT_H
+#pragma once
 
 #include "train/state_list.h"
 
@@ -37,5 +36,3 @@ fc_code fc_state_dict_make(const fc_fsdp_state *state, fc_state_dict_type type, 
 
 /** Waits for the copies in the thread of the instance. If the ranks have failed, it ends them. */
 void fc_state_dict_settle(fc_fsdp_state_dict *dict);
-
-#endif

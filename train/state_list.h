@@ -1,8 +1,7 @@
 /*
  * The tensors of a state dict, and the boxes of them that this rank has.
  */
-#ifndef FSDPCKPT_TRAIN_STATE_LIST_H
-#define FSDPCKPT_TRAIN_STATE_LIST_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/train/state_dict.h"
@@ -60,5 +59,3 @@ static inline void *fc_state_box_data(const fc_state_list *list, const fc_state_
  */
 fc_code fc_state_gather(const fc_state_list *list, void *const *memory, fc_comm *ranks, fc_checkpoint **out,
                         fc_error *err);
-
-#endif

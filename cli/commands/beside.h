@@ -2,8 +2,7 @@
  * What a training checkpoint has beside its model, such as the optimizer: check and diff print one line for each group
  * of such values that the other checkpoint lacks.
  */
-#ifndef FSDPCKPT_CLI_COMMANDS_BESIDE_H
-#define FSDPCKPT_CLI_COMMANDS_BESIDE_H
+#pragma once
 
 #include "output/text.h"
 
@@ -47,5 +46,3 @@ void beside_print_name(text_out *out, const beside_group *group);
 
 /** Prints "105 tensors and 2 objects". */
 void beside_print_count(text_out *out, const beside_group *group);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Prints a report of check as text, JSON, GitHub Actions annotations or JUnit XML.
  */
-#ifndef FSDPCKPT_CLI_COMMANDS_CHECK_PRINT_H
-#define FSDPCKPT_CLI_COMMANDS_CHECK_PRINT_H
+#pragma once
 
 #include "commands/beside.h"
 
@@ -26,5 +25,3 @@ void check_print_github(text_out *out, const check_view *c);
 void check_print_json(text_out *out, const check_view *c);
 /** Prints one test case per kind of finding that was checked; a case fails if the kind was found. */
 void check_print_junit(text_out *out, const check_view *c);
-
-#endif

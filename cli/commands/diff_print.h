@@ -1,8 +1,7 @@
 /*
  * Prints a report of diff as a table or as JSON.
  */
-#ifndef FSDPCKPT_CLI_COMMANDS_DIFF_PRINT_H
-#define FSDPCKPT_CLI_COMMANDS_DIFF_PRINT_H
+#pragma once
 
 #include "commands/beside.h"
 
@@ -20,5 +19,3 @@ typedef struct diff_view {
 void diff_print_text(text_out *out, const diff_view *d);
 /** Prints the document that docs/schemas/diff.json describes. */
 void diff_print_json(text_out *out, const diff_view *d);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Writes a seal, the JSON file next to a checkpoint that lib/checkpoint/seal.c reads.
  */
-#ifndef FSDPCKPT_CLI_COMMANDS_SEAL_FILE_H
-#define FSDPCKPT_CLI_COMMANDS_SEAL_FILE_H
+#pragma once
 
 #include "options/options.h"
 
@@ -10,5 +9,3 @@
 
 /** Writes `seal` to its path, completely or not at all. An existing seal is replaced only with --force. */
 fc_code seal_write(const options *o, const fc_checkpoint *checkpoint, const fc_seal *seal, fc_error *err);
-
-#endif

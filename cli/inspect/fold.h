@@ -2,8 +2,7 @@
  * Folds names that differ only in numbers: the 32 names layers.0.wq.weight … layers.31.wq.weight become one line,
  * layers.{0..31}.wq.weight. The caller decides which names may share a line.
  */
-#ifndef FSDPCKPT_CLI_INSPECT_FOLD_H
-#define FSDPCKPT_CLI_INSPECT_FOLD_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 
@@ -38,5 +37,3 @@ bool fold_names(const fold_name *names, size_t count, fc_arena *arena, fold_line
 
 /** @return the length of the first component of `pattern`; dots inside the braces of a fold do not end it. */
 size_t fold_component(const char *pattern);
-
-#endif

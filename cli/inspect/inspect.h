@@ -1,8 +1,7 @@
 /*
  * The views of `inspect`. Each one writes the manifest of an open checkpoint to `out`; cmd_inspect.c chooses the view.
  */
-#ifndef FSDPCKPT_CLI_INSPECT_INSPECT_H
-#define FSDPCKPT_CLI_INSPECT_INSPECT_H
+#pragma once
 
 #include "inspect/sharding.h"
 #include "output/text.h"
@@ -174,5 +173,3 @@ fc_code inspect_json(inspection *in, fc_error *err);
 fc_code inspect_tensor(inspection *in, const fc_tensor *tensor, fc_error *err);
 fc_code inspect_tensor_json(inspection *in, const fc_tensor *tensor, fc_error *err);
 fc_code inspect_html(inspection *in, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Describes in words how tensors are sharded, from the result of fsdpckpt/sharding.h, for `inspect`.
  */
-#ifndef FSDPCKPT_CLI_INSPECT_SHARDING_H
-#define FSDPCKPT_CLI_INSPECT_SHARDING_H
+#pragma once
 
 #include "fsdpckpt/sharding.h"
 
@@ -35,5 +34,3 @@ void sharding_summary_add(sharding_summary *summary, const fc_mesh *recorded, co
 
 /** "8 ranks, Shard(0)" or "8 ranks, 4 × 2 mesh (FSDP × TP)", into `buf`: from a recorded mesh if there is one. */
 const char *sharding_summary_layout(const sharding_summary *summary, const fc_mesh *recorded, char *buf, size_t size);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The statistics of `inspect --stats` as text and as JSON.
  */
-#ifndef FSDPCKPT_CLI_INSPECT_STATS_H
-#define FSDPCKPT_CLI_INSPECT_STATS_H
+#pragma once
 
 #include "inspect/inspect.h"
 #include "output/json_out.h"
@@ -31,5 +30,3 @@ void stats_print_summary(const inspection *in);
 
 /** Writes the member "stats". */
 void stats_write_json(json_out *j, const fc_stats *s, fc_dtype dtype);
-
-#endif

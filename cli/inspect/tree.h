@@ -1,8 +1,7 @@
 /*
  * Visits the lines of `inspect` in natural order, as the tree of modules that their names form.
  */
-#ifndef FSDPCKPT_CLI_INSPECT_TREE_H
-#define FSDPCKPT_CLI_INSPECT_TREE_H
+#pragma once
 
 #include "inspect/inspect.h"
 
@@ -28,5 +27,3 @@ typedef struct tree_visitor {
 
 /** Visits tensors, objects or both. */
 fc_code inspect_walk(inspection *in, bool tensors, bool objects, const tree_visitor *visitor, fc_error *err);
-
-#endif

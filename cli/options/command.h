@@ -2,8 +2,7 @@
  * Commands, as main.c sees them. A new command is a file cmd_<name>.c that defines `command_<name>` and one line in
  * command_list.h; usage, --help, the man page and the completions use these.
  */
-#ifndef FSDPCKPT_CLI_OPTIONS_COMMAND_H
-#define FSDPCKPT_CLI_OPTIONS_COMMAND_H
+#pragma once
 
 #include "options/options.h"
 #include "output/text.h"
@@ -59,5 +58,3 @@ size_t command_most_operands(const command *c);
 
 /** @return the command called `name`, or NULL. */
 const command *command_find(const char *name);
-
-#endif

@@ -1,13 +1,10 @@
 /*
  * Shell completions, generated from the tables of commands and options at build time.
  */
-#ifndef FSDPCKPT_CLI_OPTIONS_COMPLETIONS_H
-#define FSDPCKPT_CLI_OPTIONS_COMPLETIONS_H
+#pragma once
 
 #include "output/text.h"
 
 void completions_bash(text_out *out);
 void completions_zsh(text_out *out);
 void completions_fish(text_out *out);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The texts of --help and --version, generated from the tables of commands and options.
  */
-#ifndef FSDPCKPT_CLI_OPTIONS_HELP_H
-#define FSDPCKPT_CLI_OPTIONS_HELP_H
+#pragma once
 
 #include "options/command.h"
 
@@ -37,5 +36,3 @@ const char *help_option(const command *c, option_id id);
 
 /** Writes "-o, --output DST" into `buf`. @return its length. */
 size_t help_option_term(char *buf, size_t size, const option_row *row);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The library's hints and settings as options of the command.
  */
-#ifndef FSDPCKPT_CLI_OPTIONS_HINT_H
-#define FSDPCKPT_CLI_OPTIONS_HINT_H
+#pragma once
 
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/error.h"
@@ -14,5 +13,3 @@ const char *hint_text(const fc_error *err, char *buf, size_t size);
 
 /** The option of each setting: fc_check_options.setting_names. */
 extern const char *const hint_settings[FC_SETTING_COUNT];
-
-#endif

@@ -2,8 +2,7 @@
  * The option table. Parsing, --help, the man pages and the shell completions use it; a command only lists the options
  * that it takes.
  */
-#ifndef FSDPCKPT_CLI_OPTIONS_OPTIONS_H
-#define FSDPCKPT_CLI_OPTIONS_OPTIONS_H
+#pragma once
 
 #include "output/terminal.h"
 
@@ -216,5 +215,3 @@ option_id option_find(const char *name, size_t len);
 
 /** @return the option with that letter, or OPT_COUNT. */
 option_id option_find_letter(char letter);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Finds the name closest to a misspelt option, command, file or tensor name, for "did you mean …?".
  */
-#ifndef FSDPCKPT_CLI_OPTIONS_SUGGEST_H
-#define FSDPCKPT_CLI_OPTIONS_SUGGEST_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -31,5 +30,3 @@ fc_code suggest_name(const char *path, const char *const *names, size_t stride, 
 
 /** Adds "did you mean …?" to an error about the missing `path` if its directory has a similar name. */
 void suggest_path(const char *path, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Maps words of other tools to our commands, options and dtypes. Commands and options are only suggested ("did you mean
  * …?"); dtypes are accepted.
  */
-#ifndef FSDPCKPT_CLI_OPTIONS_WORDS_H
-#define FSDPCKPT_CLI_OPTIONS_WORDS_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -30,5 +29,3 @@ const char *words_dtypes(char *buf);
 
 /** @return the short name of the floating-point type that `word` probably means, or NULL. */
 const char *words_near_dtype(const char *word);
-
-#endif

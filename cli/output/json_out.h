@@ -4,8 +4,7 @@
  *
  * Every document begins with jw_document: {"fsdpckpt": KIND, "schema": N, … docs/schemas/KIND.json describes it.
  */
-#ifndef FSDPCKPT_CLI_OUTPUT_JSON_OUT_H
-#define FSDPCKPT_CLI_OUTPUT_JSON_OUT_H
+#pragma once
 
 #include "output/text.h"
 
@@ -69,5 +68,3 @@ void jw_uints(json_out *j, const json_uint *members);
 
 /** Writes a key and its value. */
 #define JSON_MEMBER(j, kind, key, value) (jw_key(j, key), jw_##kind(j, value))
-
-#endif

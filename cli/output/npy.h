@@ -1,8 +1,7 @@
 /*
  * Writes the header of a `.npy` file (numpy.lib.format) for `extract`.
  */
-#ifndef FSDPCKPT_CLI_OUTPUT_NPY_H
-#define FSDPCKPT_CLI_OUTPUT_NPY_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -18,5 +17,3 @@ enum { NPY_HEADER_MAX = 1024 };
  * bytes, a multiple of 64.
  */
 size_t npy_header(fc_dtype dtype, int ndim, const int64_t *shape, char *buf);
-
-#endif

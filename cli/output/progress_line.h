@@ -2,8 +2,7 @@
  * Formats progress as a line for a terminal, a log or a program. Pure functions of the counters, the time and the
  * width.
  */
-#ifndef FSDPCKPT_CLI_OUTPUT_PROGRESS_LINE_H
-#define FSDPCKPT_CLI_OUTPUT_PROGRESS_LINE_H
+#pragma once
 
 #include "fsdpckpt/progress.h"
 
@@ -53,5 +52,3 @@ typedef enum progress_kind {
 
 /** Whether the next line is due. @param last the time of the last line; negative: none yet. */
 bool progress_line_is_due(progress_kind kind, double now, double last);
-
-#endif

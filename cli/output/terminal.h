@@ -2,8 +2,7 @@
  * The terminal of stderr: its width, its colors, and the progress line that is rewritten in place. All other output to
  * stderr goes through here, so that it never shares a line with the progress.
  */
-#ifndef FSDPCKPT_CLI_OUTPUT_TERMINAL_H
-#define FSDPCKPT_CLI_OUTPUT_TERMINAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,5 +32,3 @@ void terminal_end_line(void);
 
 /** Writes whole lines to stderr in place of the progress line. */
 void terminal_write_lines(const char *lines, size_t size);
-
-#endif

@@ -2,8 +2,7 @@
  * Text output for terminals, pipes and files: a buffered writer that keeps its first error, the display width of UTF-8,
  * safe names, and readable sizes.
  */
-#ifndef FSDPCKPT_CLI_OUTPUT_TEXT_H
-#define FSDPCKPT_CLI_OUTPUT_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -81,5 +80,3 @@ const char *text_count(char *buf, uint64_t n);
 const char *text_params(char *buf, uint64_t n);
 /** "64×32" ("scalar" for no dimensions), cut with "…" when longer than `size`. @return buf. */
 const char *text_shape(char *buf, size_t size, int ndim, const int64_t *shape);
-
-#endif

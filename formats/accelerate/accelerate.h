@@ -6,8 +6,7 @@
  * names begin with "model." or "optimizer.", whatever i is. In the joint checkpoint those of the models after the first
  * begin with "model_<i>." and "optimizer_<i>.".
  */
-#ifndef FSDPCKPT_FORMATS_ACCELERATE_ACCELERATE_H
-#define FSDPCKPT_FORMATS_ACCELERATE_ACCELERATE_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -52,5 +51,3 @@ fc_code fc_accelerate_reserve(fc_writer *writer, fc_target_file *file, fc_error 
 fc_code fc_accelerate_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
 fc_code fc_accelerate_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_accelerate_destroy(fc_writer *writer);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * A DCP checkpoint while its manifest is built, and what all stages (stages.h) use.
  */
-#ifndef FSDPCKPT_FORMATS_DCP_BUILDER_H
-#define FSDPCKPT_FORMATS_DCP_BUILDER_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "torch/pickle/pickle.h"
@@ -60,5 +59,3 @@ fc_code fc_dcp_check_class(const fc_dcp_builder *b, const char *tensor, fc_pv v)
 
 /** Drops the chunks without elements. */
 void fc_dcp_drop_empty_chunks(fc_tensor *tensor);
-
-#endif

@@ -2,8 +2,7 @@
  * Opens DCP checkpoints. dcp.c contains the format's table and finds `.metadata`, load.c makes the manifest from it,
  * and ranks.c merges the metadata of ranks.
  */
-#ifndef FSDPCKPT_FORMATS_DCP_DCP_H
-#define FSDPCKPT_FORMATS_DCP_DCP_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -33,5 +32,3 @@ fc_code fc_dcp_count_ranks(const char *directory, size_t *ranks, fc_error *err);
 /** Opens a checkpoint in which each rank wrote its own metadata. */
 fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
                           fc_error *err);
-
-#endif

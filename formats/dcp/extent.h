@@ -2,8 +2,7 @@
  * Finds and verifies the bytes of an open checkpoint. extent.c opens the archive of one chunk, safetensors.c finds a
  * chunk in safetensors, flattened.c what `.metadata` lists for a chunk, and verify.c checks whole archives.
  */
-#ifndef FSDPCKPT_FORMATS_DCP_EXTENT_H
-#define FSDPCKPT_FORMATS_DCP_EXTENT_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -40,5 +39,3 @@ fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findi
 fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The data files of an open checkpoint: their descriptors and a buffer of what is read ahead.
  */
-#ifndef FSDPCKPT_FORMATS_DCP_FILES_H
-#define FSDPCKPT_FORMATS_DCP_FILES_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -20,5 +19,3 @@ void fc_dcp_release(const fc_checkpoint *checkpoint, uint32_t file);
  * @return malloc'ed memory of `length` bytes, or NULL if the caller must read the item itself.
  */
 unsigned char *fc_dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length);
-
-#endif

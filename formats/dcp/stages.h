@@ -4,8 +4,7 @@
  * corrects wrong boxes, safetensors.c locates chunks in safetensors, classes.c finds unreadable tensors, and
  * flattened.c restores shapes.
  */
-#ifndef FSDPCKPT_FORMATS_DCP_STAGES_H
-#define FSDPCKPT_FORMATS_DCP_STAGES_H
+#pragma once
 
 #include "dcp/builder.h"
 
@@ -47,5 +46,3 @@ fc_code fc_dcp_refuse_tensor(const fc_dcp_builder *b, fc_tensor *tensor, const f
 
 /** Whether the chunks are listed at the boxes that PyTorch 2.10 and later compute wrongly for FSDP over TP. */
 bool fc_dcp_may_be_misplaced(const fc_dcp_builder *b, const fc_tensor *tensor);
-
-#endif

@@ -3,8 +3,7 @@
  * Megatron writes `common.pt`, Lightning `meta.pt`. The values of that file follow DCP's in the manifest, and the file
  * is the last of checkpoint->files.
  */
-#ifndef FSDPCKPT_FORMATS_DCP_WITH_TORCH_FILE_H
-#define FSDPCKPT_FORMATS_DCP_WITH_TORCH_FILE_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -33,5 +32,3 @@ fc_code fc_dcp_verify_chunk_with_file(const fc_checkpoint *checkpoint, const fc_
                                       fc_extent *extent, fc_digest *digest, struct fc_findings *findings,
                                       fc_error *err);
 fc_code fc_dcp_check_object_with_file(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * The DCP writer: writer.c lays out the data files, one item per stored box, and writes the archives around the data;
  * metadata_out.c writes `.metadata`.
  */
-#ifndef FSDPCKPT_FORMATS_DCP_WRITER_H
-#define FSDPCKPT_FORMATS_DCP_WRITER_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "torch/pickle/write.h"
@@ -45,5 +44,3 @@ fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err)
 void fc_dcp_destroy(fc_writer *writer);
 fc_code fc_dcp_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err);
 fc_code fc_dcp_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err);
-
-#endif

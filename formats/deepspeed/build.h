@@ -1,8 +1,7 @@
 /*
  * A DeepSpeed checkpoint while it is opened, and its tensors (build.c).
  */
-#ifndef FSDPCKPT_FORMATS_DEEPSPEED_BUILD_H
-#define FSDPCKPT_FORMATS_DEEPSPEED_BUILD_H
+#pragma once
 
 #include "deepspeed/files.h"
 
@@ -103,5 +102,3 @@ fc_code fc_ds_check_keys(const fc_ds_builder *b, const torch_file *f, size_t cou
 
 /** Reads the stage from a state dict. BF16_Optimizer, which partitions like ZeRO-1, does not record one. */
 fc_code fc_ds_stage_of(const fc_ds_builder *b, const torch_file *f, fc_pv state_dict, int *stage);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The files of a DeepSpeed checkpoint, from their names (files.c, universal.c).
  */
-#ifndef FSDPCKPT_FORMATS_DEEPSPEED_FILES_H
-#define FSDPCKPT_FORMATS_DEEPSPEED_FILES_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "torch/file/file.h"
@@ -43,5 +42,3 @@ bool fc_ds_has_universal(const fc_ds_files *files, const char *name);
 
 /** Finds the files of the checkpoint at `path`. (files.c) */
 fc_code fc_ds_find_files(fc_arena *arena, const char *path, fc_ds_files *out, fc_error *err);
-
-#endif

@@ -7,8 +7,7 @@
  * everything else in the optimizer's files. build.c builds the tensors. devices.c detects files that were renamed.
  * deepspeed.c holds the format table.
  */
-#ifndef FSDPCKPT_FORMATS_DEEPSPEED_STAGES_H
-#define FSDPCKPT_FORMATS_DEEPSPEED_STAGES_H
+#pragma once
 
 #include "deepspeed/build.h"
 
@@ -52,5 +51,3 @@ int64_t fc_ds_device(const torch_file *f, const fc_torch_tensor *t);
 
 /** Finds the first rank whose device suggests that files were renamed. @return false if there is none. */
 bool fc_ds_devices_disorder(const int64_t *devices, size_t ranks, size_t *rank);
-
-#endif

@@ -3,8 +3,7 @@
  * reads input only in a child process (reader). In this process it only encodes types for the writer, which makes the
  * files without it.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_H5_H
-#define FSDPCKPT_FORMATS_HDF5_H5_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -42,5 +41,3 @@ fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
 fc_code fc_h5_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err);
 fc_code fc_h5_add_notes(fc_writer *writer, const void *notes, size_t size, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Keys of a state dict as HDF5 link names and back; the rules are in docs/HDF5_SCHEMA.md, "Names".
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_NAMES_H
-#define FSDPCKPT_FORMATS_HDF5_NAMES_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
@@ -17,5 +16,3 @@ char *fc_h5_name_encode(fc_arena *arena, const char *key, size_t len);
  * @return FC_ECORRUPT for a link name that fc_h5_name_encode never writes, FC_EUNSUPPORTED for a key with NUL.
  */
 fc_code fc_h5_name_decode(fc_arena *arena, const char *link, const char **key, fc_error *err);
-
-#endif

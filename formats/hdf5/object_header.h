@@ -1,8 +1,7 @@
 /*
  * Finds the value of an attribute in a file, in object headers as bytes. Uses the file format, not libhdf5.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_OBJECT_HEADER_H
-#define FSDPCKPT_FORMATS_HDF5_OBJECT_HEADER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,5 +27,3 @@ bool fc_h5_find_root(const fc_h5_view *view, uint64_t *object);
 
 /** @return HDF5's checksum of metadata: Bob Jenkins' lookup3. */
 uint32_t fc_h5_checksum(const unsigned char *bytes, size_t size);
-
-#endif

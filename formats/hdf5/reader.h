@@ -1,8 +1,7 @@
 /*
  * Declarations shared by reader.c, tensors.c and sharded.c, which read HDF5 in the parent process.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_H
-#define FSDPCKPT_FORMATS_HDF5_READER_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "hdf5/reader_process/records.h"
@@ -111,5 +110,3 @@ fc_code fc_h5_walk_sharded(fc_checkpoint *checkpoint, const char *directory, fc_
 /** Opens a directory of shard files. */
 fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
                            fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * The table of the schema's attributes (docs/HDF5_SCHEMA.md): their names, their types, and where they are used. The
  * reader and the writer both use it.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_SCHEMA_H
-#define FSDPCKPT_FORMATS_HDF5_SCHEMA_H
+#pragma once
 
 #include <stdint.h>
 
@@ -67,5 +66,3 @@ const fc_h5_attribute_info *fc_h5_attribute_get(fc_h5_attribute attribute);
 
 /** @return the attribute with that name, or FC_H5_A_COUNT. */
 fc_h5_attribute fc_h5_attribute_find(const char *name);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The files of a directory of shards.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_SHARD_FILES_H
-#define FSDPCKPT_FORMATS_HDF5_SHARD_FILES_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -14,5 +13,3 @@ fc_code fc_h5_check_links(const fc_checkpoint *checkpoint, const char *directory
 
 /** Refuses shard files for another number of ranks: a sign that two checkpoints are mixed. */
 fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *err);
-
-#endif

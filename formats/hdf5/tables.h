@@ -3,8 +3,7 @@
  * read. docs/HDF5_SCHEMA.md, "Tables", describes them for other programs. These structs are the bytes of their rows,
  * without padding, little-endian. Every change increments FC_H5_TABLES_VERSION.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_TABLES_H
-#define FSDPCKPT_FORMATS_HDF5_TABLES_H
+#pragma once
 
 #include <assert.h>
 #include <stdint.h>
@@ -107,5 +106,3 @@ static_assert(sizeof(fc_h5_manifest_row) == 56 + 16 * FC_H5_T_COUNT && sizeof(fc
                   sizeof(fc_h5_placements_row) == 16 && sizeof(fc_h5_box_row) == 32 && sizeof(fc_h5_grid_row) == 16 &&
                   sizeof(fc_h5_chunk_row) == 16,
               "rows have no padding");
-
-#endif

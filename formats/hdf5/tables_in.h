@@ -1,8 +1,7 @@
 /*
  * Shared by tables.c and tables_boxes.c, which read the tables of index.h5.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_TABLES_IN_H
-#define FSDPCKPT_FORMATS_HDF5_TABLES_IN_H
+#pragma once
 
 #include "hdf5/reader.h"
 #include "hdf5/tables.h"
@@ -43,5 +42,3 @@ fc_code fc_h5_tables_grids(fc_h5_tables *t, fc_error *err);
 
 /** Sets the chunks of `tensor` from the next `count` rows of `boxes`. Its other fields must be set. */
 fc_code fc_h5_tables_boxes(fc_h5_tables *t, fc_tensor *tensor, uint64_t count, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Internals of fc_h5_verify.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_VERIFY_H
-#define FSDPCKPT_FORMATS_HDF5_VERIFY_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -10,5 +9,3 @@ struct fc_findings;
 
 /** Compares the tables of index.h5, if there are any, with the headers of the files. */
 fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings *findings, fc_error *err);
-
-#endif

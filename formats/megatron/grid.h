@@ -1,8 +1,7 @@
 /*
  * The files of all ranks (grid.c), and the arguments of the run that they are checked against (args.c).
  */
-#ifndef FSDPCKPT_FORMATS_MEGATRON_GRID_H
-#define FSDPCKPT_FORMATS_MEGATRON_GRID_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "torch/file/file.h"
@@ -48,5 +47,3 @@ void fc_mg_read_args(const torch_file *f, fc_mg_args *out);
 /** Fails unless the numbers of ranks are those in `args`. */
 fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const fc_mg_args *args, const fc_mg_grid *grid,
                          fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * A checkpoint of the older `torch` format while it is opened, and its values (values.c).
  */
-#ifndef FSDPCKPT_FORMATS_MEGATRON_READER_H
-#define FSDPCKPT_FORMATS_MEGATRON_READER_H
+#pragma once
 
 #include "megatron/grid.h"
 #include "megatron/rules.h"
@@ -71,5 +70,3 @@ fc_code fc_mg_add(fc_mg_reader *r, const fc_path *prefix, fc_pv v);
 
 /** Adds `v` as one value. @return NULL, with a message, on failure. */
 fc_mg_value *fc_mg_add_leaf(fc_mg_reader *r, const char *name, const fc_path *path, fc_pv v);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * How Megatron shards a parameter and numbers its layers and experts, by its name alone.
  */
-#ifndef FSDPCKPT_FORMATS_MEGATRON_RULES_H
-#define FSDPCKPT_FORMATS_MEGATRON_RULES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,5 +44,3 @@ typedef enum fc_mg_expert {
 
 /** Finds the expert's number in a name, or in an element of a path: the characters from `*digits` to `*end`. */
 fc_mg_expert fc_mg_expert_of(const char *name, size_t *digits, size_t *end, int64_t *number);
-
-#endif

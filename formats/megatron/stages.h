@@ -6,8 +6,7 @@
  * parameters with a gate. optimizer.c reads the state of the optimizer, distributed.c that of the distributed
  * optimizer. join.c joins the values of all ranks. megatron.c holds the format table.
  */
-#ifndef FSDPCKPT_FORMATS_MEGATRON_STAGES_H
-#define FSDPCKPT_FORMATS_MEGATRON_STAGES_H
+#pragma once
 
 #include "megatron/reader.h"
 
@@ -53,5 +52,3 @@ fc_code fc_mg_join(fc_mg_reader *r);
 
 /** Opens a checkpoint in the older format. */
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
-
-#endif

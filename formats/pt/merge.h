@@ -2,8 +2,7 @@
  * The table in which the values of several ranks' files are merged: merge.c adds leaves to it, flat.c handles FSDP1's
  * flat parameters, and ranks.c reads the files and makes the manifest.
  */
-#ifndef FSDPCKPT_FORMATS_PT_MERGE_H
-#define FSDPCKPT_FORMATS_PT_MERGE_H
+#pragma once
 
 #include "base/name_table.h"
 #include "pt/ranks.h"
@@ -80,5 +79,3 @@ fc_code fc_pt_check_shards(fc_pt_builder *m, size_t first, int64_t ranks);
 /** Adds a leaf of the current file. Its name may be in m->scratch. If the ranks' values cannot be merged, the value is
  *  unreadable, and the others are not affected. */
 fc_code fc_pt_merge_leaf(fc_pt_builder *m, const torch_leaf *leaf);
-
-#endif

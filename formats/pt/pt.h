@@ -3,8 +3,7 @@
  * format's table, index.c reads an index, ranks.c reads a directory of ranks; writer.c, tree.c and ties.c write.
  * torch/file/file.h reads one file.
  */
-#ifndef FSDPCKPT_FORMATS_PT_PT_H
-#define FSDPCKPT_FORMATS_PT_PT_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -17,5 +16,3 @@ fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_o
 /** fc_format_verifier.verify. */
 fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * The reader of checkpoints with one file per rank: sets.c finds the files, shard.c (layout.c for our own files) finds
  * the box of a rank's leaf, merge.c merges the leaves, and ranks.c reads the files.
  */
-#ifndef FSDPCKPT_FORMATS_PT_RANKS_H
-#define FSDPCKPT_FORMATS_PT_RANKS_H
+#pragma once
 
 #include "torch/file/file.h"
 
@@ -88,5 +87,3 @@ fc_code fc_pt_open_alone(fc_checkpoint *checkpoint, const fc_open_options *optio
 /** Makes the manifest of the sets in `directory`. With `only`, reads only the set of that name, without a prefix. */
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err);
-
-#endif

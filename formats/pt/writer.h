@@ -3,8 +3,7 @@
  * writes the pickle, ties.c finds values that share bytes, sharded_out.c writes ShardedTensors, and layout.c writes the
  * layout record of a rank's file.
  */
-#ifndef FSDPCKPT_FORMATS_PT_WRITER_H
-#define FSDPCKPT_FORMATS_PT_WRITER_H
+#pragma once
 
 #include "base/name_table.h"
 #include "fsdpckpt/format.h"
@@ -67,5 +66,3 @@ void fc_pt_destroy(fc_writer *writer);
 /** Makes the layout of one rank's file as malloc'ed JSON, for the record FC_PT_LAYOUT. */
 #define FC_PT_LAYOUT ".data/fsdpckpt_layout.json"
 fc_code fc_pt_layout_json(const fc_target *target, const fc_target_file *file, char **out, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The dtypes of safetensors, and how the dtypes of torch are stored in them.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_DTYPES_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_DTYPES_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -30,5 +29,3 @@ typedef struct fc_st_stored {
 
 /** Returns how a tensor of `dtype` with `ndim` dimensions is stored. */
 fc_st_stored fc_st_stored_as(fc_dtype dtype, int ndim);
-
-#endif

@@ -2,8 +2,7 @@
  * Finds the files of a checkpoint: one file, the files that a Hugging Face index names, the shard files of torch's
  * HuggingFaceStorageWriter, or all safetensors files of a directory.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_FILES_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_FILES_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/format.h"
@@ -53,5 +52,3 @@ fc_code fc_st_index_read(fc_arena *arena, const char *path, fc_st_files *out, fc
 
 /** Fails if a file is a link out of the directory. Links in the cache of huggingface_hub are accepted. */
 fc_code fc_st_check_links(const fc_st_files *files, fc_error *err);
-
-#endif

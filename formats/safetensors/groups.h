@@ -1,8 +1,7 @@
 /*
  * The safetensors files of a directory, and which of them are one checkpoint.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_GROUPS_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_GROUPS_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "safetensors/files.h"
@@ -28,5 +27,3 @@ bool fc_st_parse_shard_name(const char *name, uint32_t *shard, uint32_t *model, 
 
 /** Parses "<stem>-00002-of-00005.safetensors"; `*stem` is the stem's length. */
 bool fc_st_parse_numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count);
-
-#endif

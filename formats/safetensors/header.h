@@ -2,8 +2,7 @@
  * The header of one safetensors file. A file is eight bytes of length, a JSON header, and data. header.c reads and
  * checks the header. kept.c adds to the entries what fsdpckpt and torch store in `__metadata__`.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "safetensors/dtypes.h"
@@ -85,5 +84,3 @@ fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, fc_st_header 
 
 /** Reads a path, a list of keys and indexes. `out->elements` is NULL if `list` is not one. @param path of the file */
 fc_code fc_st_object_path(fc_arena *arena, const char *path, const json_t *list, fc_path *out, fc_error *err);
-
-#endif

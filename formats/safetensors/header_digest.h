@@ -2,8 +2,7 @@
  * The digest of a header, which is stored in the header itself: the CRC-64 of the file up to its data, computed with
  * the 16 digits of the digest set to '0'.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -46,5 +45,3 @@ fc_code fc_st_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
 /** fc_format.verify: reports a defect for each header that has changed since fsdpckpt wrote it. */
 fc_code fc_st_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err);
-
-#endif

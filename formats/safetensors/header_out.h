@@ -1,8 +1,7 @@
 /*
  * The header of a target file: the offset of each tensor, and `__metadata__`.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -38,5 +37,3 @@ void fc_st_header_out_free(fc_st_header_out *header);
 /** Reads the bytes of an object of the source. @param bytes malloc'ed, owned by the caller; NULL on failure. */
 fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *object, unsigned char **bytes, size_t *size,
                           fc_error *err);
-
-#endif

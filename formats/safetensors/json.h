@@ -3,8 +3,7 @@
  * the memory of the text, so it never holds more than one member. Used for headers, for the index, and for JSON text in
  * `__metadata__`.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_JSON_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_JSON_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -55,5 +54,3 @@ fc_code fc_st_json_object(fc_st_json *json, fc_st_json_member *member, void *con
 
 /** Like fc_st_json_object, and fails if anything follows the object. */
 fc_code fc_st_json_members(fc_st_json *json, fc_st_json_member *member, void *context, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Members of `__metadata__` for everything that safetensors cannot express. Other programs ignore them. Each value is
  * a string; most hold JSON. header_out.c writes them; kept.c and objects.c read them.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_KEPT_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_KEPT_H
+#pragma once
 
 /** The prefix of fsdpckpt's own members. */
 #define ST_OURS "fsdpckpt."
@@ -36,5 +35,3 @@
 #define ST_METADATA_ENCODING "safetensors.metadata"
 /** A member of that object: the "metadata" of an index file, without the values that follow from the tensors. */
 #define ST_INDEX_METADATA "safetensors.index"
-
-#endif

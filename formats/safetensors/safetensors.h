@@ -4,8 +4,7 @@
  * `__metadata__`. manifest.c builds tensors from the entries of all files, objects.c builds objects from
  * `__metadata__`. writer.c and header_out.c write.
  */
-#ifndef FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
-#define FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "safetensors/files.h"
@@ -47,5 +46,3 @@ void fc_st_destroy(fc_writer *writer);
 bool fc_st_is_directory(const fc_target *target);
 size_t fc_st_count_files(const fc_target *target);
 const char *fc_st_index(const fc_target *target);
-
-#endif

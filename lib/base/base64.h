@@ -1,8 +1,7 @@
 /*
  * Base64 (RFC 4648, section 4), which carries bytes in JSON text.
  */
-#ifndef FSDPCKPT_BASE_BASE64_H
-#define FSDPCKPT_BASE_BASE64_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,5 +19,3 @@ void fc_base64_encode(const void *bytes, size_t size, char *out);
  * @return false when the text is not canonical base64.
  */
 bool fc_base64_decode(const char *text, size_t length, unsigned char *out, size_t *size);
-
-#endif

@@ -2,8 +2,7 @@
  * Overflow-checked integer arithmetic, for every number that comes from a file.
  * Each function stores the result and returns true, or returns false and leaves the result unspecified.
  */
-#ifndef FSDPCKPT_BASE_CHECKED_H
-#define FSDPCKPT_BASE_CHECKED_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,5 +36,3 @@ static inline bool fc_add_size(size_t a, size_t b, size_t *out) {
 static inline bool fc_range_within(uint64_t offset, uint64_t length, uint64_t total) {
     return offset <= total && length <= total - offset;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * of the bare CRCs of its runs, each shifted by the bytes that follow it. The order does not matter, so threads and
  * ranks can each add theirs. fc_crc64_finish and fc_crc32_finish turn the sum into an ordinary CRC.
  */
-#ifndef FSDPCKPT_BASE_CRC_H
-#define FSDPCKPT_BASE_CRC_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -80,5 +79,3 @@ static inline uint32_t fc_crc32_multiply(const fc_crc32_factor *factor, uint32_t
     }
     return product;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Helpers for file names.
  */
-#ifndef FSDPCKPT_BASE_FILE_NAME_H
-#define FSDPCKPT_BASE_FILE_NAME_H
+#pragma once
 
 #include <limits.h>
 #include <stdbool.h>
@@ -20,5 +19,3 @@ static inline bool fc_ends_with(const char *s, const char *end) {
     size_t n = strlen(s), m = strlen(end);
     return n >= m && strcmp(s + n - m, end) == 0;
 }
-
-#endif

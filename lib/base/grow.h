@@ -1,8 +1,7 @@
 /*
  * Growable lists in malloc'ed memory, for callers that do not know the length in advance.
  */
-#ifndef FSDPCKPT_BASE_GROW_H
-#define FSDPCKPT_BASE_GROW_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,5 +22,3 @@ typedef struct fc_notes {
 
 /** Appends bytes. @return false when out of memory. */
 bool fc_notes_add(fc_notes *notes, const void *bytes, size_t size);
-
-#endif

@@ -3,8 +3,7 @@
  * names of two checkpoints, finds duplicates, and finds the children of a node of a tree. A seed of the process keeps
  * the author of a file from choosing names that collide.
  */
-#ifndef FSDPCKPT_BASE_NAME_TABLE_H
-#define FSDPCKPT_BASE_NAME_TABLE_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 
@@ -36,5 +35,3 @@ size_t fc_name_table_find(const fc_name_table *table, const char *name, size_t l
 
 /** @return the number of the name that `parent` has, or FC_NO_NAME. */
 size_t fc_name_table_find_child(const fc_name_table *table, uint64_t parent, const void *name, size_t len);
-
-#endif

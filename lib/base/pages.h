@@ -2,8 +2,7 @@
  * Large buffers on pages of their own. The pages go back to the system when the buffer is freed; malloc would keep them
  * in the heap of the worker thread that freed them.
  */
-#ifndef FSDPCKPT_BASE_PAGES_H
-#define FSDPCKPT_BASE_PAGES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -12,5 +11,3 @@ void *fc_pages_new(size_t size);
 
 /** Frees a buffer of fc_pages_new. @param size the size that it was allocated with. */
 void fc_pages_free(void *pages, size_t size);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Builds JSON text, checks text that comes from a file, and sorts texts.
  */
-#ifndef FSDPCKPT_BASE_TEXT_H
-#define FSDPCKPT_BASE_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -52,5 +51,3 @@ size_t fc_find_text(const char *const *texts, size_t count, const char *text);
 
 /** @return whether `s` is exactly one JSON value (RFC 8259), nested at most 1000 deep. Numbers may have any length. */
 bool fc_is_json(const char *s, size_t len);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * What the parts of check share: the state of a check, and helpers to add findings and build their texts.
  */
-#ifndef FSDPCKPT_CHECK_CHECK_H
-#define FSDPCKPT_CHECK_CHECK_H
+#pragma once
 
 #include "fsdpckpt/check.h"
 #include "plan/names.h"
@@ -115,5 +114,3 @@ fc_fix fc_check_drop_wrappers(fc_check_run *c, unsigned which);
 /** Lists the `which` wrappers for a message: who adds them ("torch.compile, FSDP"), or their components, which the
  *  message puts in quotes. */
 const char *fc_check_list_wrappers(fc_check_run *c, unsigned which, bool by);
-
-#endif

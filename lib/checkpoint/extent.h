@@ -1,8 +1,7 @@
 /*
  * Extents for the readers of formats.
  */
-#ifndef FSDPCKPT_CHECKPOINT_EXTENT_H
-#define FSDPCKPT_CHECKPOINT_EXTENT_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -15,5 +14,3 @@ fc_extent fc_inline_extent(const void *bytes, uint64_t size);
 
 /** Returns the extent of chunk `index` of a tensor that is computed: the row-major elements of its box. */
 fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * A directory may have several checkpoints. Lists them, and decides which one is read. docs/FOLDERS.md has the rule.
  */
-#ifndef FSDPCKPT_CHECKPOINT_FOLDER_H
-#define FSDPCKPT_CHECKPOINT_FOLDER_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -37,5 +36,3 @@ void fc_folder_list_below(const char *directory, char *text, size_t size);
 
 /** Adds a checkpoint of the asked format. One name is one checkpoint: that of the first format. */
 fc_code fc_listing_add(fc_listing *listing, const char *name, const char *file, fc_listed_role role, fc_error *err);
-
-#endif

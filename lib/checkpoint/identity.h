@@ -3,8 +3,7 @@
  * rewritten in the meantime, this would give values of another checkpoint under the names of this one. After the last
  * byte, fc_checkpoint_unchanged (fsdpckpt/checkpoint.h) compares all files.
  */
-#ifndef FSDPCKPT_CHECKPOINT_IDENTITY_H
-#define FSDPCKPT_CHECKPOINT_IDENTITY_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -49,5 +48,3 @@ fc_code fc_identity_open(const fc_checkpoint *checkpoint, size_t index, int *fd,
 
 /** Checks that the open file `fd` is still file `index`, unchanged. @return FC_ECORRUPT if not. */
 fc_code fc_identity_check(const fc_checkpoint *checkpoint, size_t index, int fd, fc_error *err);
-
-#endif

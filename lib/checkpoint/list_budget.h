@@ -3,8 +3,7 @@
  * bytes of a header, or of a recipe, can ask for millions of them. Every list whose length is a number from a file, and
  * not the length of another list, takes its memory from a budget.
  */
-#ifndef FSDPCKPT_CHECKPOINT_LIST_BUDGET_H
-#define FSDPCKPT_CHECKPOINT_LIST_BUDGET_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -31,5 +30,3 @@ fc_code fc_list_budget_take(fc_list_budget *budget, uint64_t count, size_t size,
 
 /** Gives back memory that was taken. */
 void fc_list_budget_give(fc_list_budget *budget, uint64_t count, size_t size);
-
-#endif

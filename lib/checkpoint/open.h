@@ -1,8 +1,7 @@
 /*
  * Opens a checkpoint with a format that the caller knows.
  */
-#ifndef FSDPCKPT_CHECKPOINT_OPEN_H
-#define FSDPCKPT_CHECKPOINT_OPEN_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -10,5 +9,3 @@
  * fc_checkpoint_open, it does not look for the remains of an interrupted replacement. */
 fc_code fc_format_open(const fc_format *format, const char *path, const fc_open_options *options, fc_checkpoint **out,
                        fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Files that are in the directory of a checkpoint but are not part of it.
  */
-#ifndef FSDPCKPT_CHECKPOINT_OTHER_FILES_H
-#define FSDPCKPT_CHECKPOINT_OTHER_FILES_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -14,5 +13,3 @@ bool fc_holds_data(const char *name);
  * @return FC_OK or FC_ENOMEM.
  */
 fc_code fc_note_other_files(fc_checkpoint *checkpoint, const char *directory, fc_error *err);
-
-#endif

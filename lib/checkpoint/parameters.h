@@ -1,8 +1,7 @@
 /*
  * Classifies the values of a checkpoint by name and type, for the module tree and for flat parameters.
  */
-#ifndef FSDPCKPT_CHECKPOINT_PARAMETERS_H
-#define FSDPCKPT_CHECKPOINT_PARAMETERS_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -15,5 +14,3 @@ bool fc_is_of_optimizer(const char *name);
 
 /** @return whether a module would hold this value as a buffer, judging by name and type. */
 bool fc_is_buffer(const char *name, fc_dtype dtype);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Paths of values in a nested state dict, and the names that they spell; paths of files in a directory.
  */
-#ifndef FSDPCKPT_CHECKPOINT_PATH_H
-#define FSDPCKPT_CHECKPOINT_PATH_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -23,5 +22,3 @@ bool fc_path_add_suffix(fc_arena *arena, const char *suffix, const char **name, 
 
 /** Sets `out` to the file `name` of the directory, in `arena`. @return false when out of memory. */
 bool fc_file_in(fc_arena *arena, const char *directory, const char *name, fc_file *out);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Finds tensors by name, and checks that tensors from several files have distinct names.
  */
-#ifndef FSDPCKPT_CHECKPOINT_SAME_NAME_H
-#define FSDPCKPT_CHECKPOINT_SAME_NAME_H
+#pragma once
 
 #include "base/name_table.h"
 #include "fsdpckpt/checkpoint.h"
@@ -16,5 +15,3 @@ fc_name_table *fc_names_of(const fc_checkpoint *source, fc_arena *arena);
  * @return FC_OK or FC_ENOMEM.
  */
 fc_code fc_find_same_name(const fc_tensor *tensors, size_t count, const char **name, fc_error *err);
-
-#endif

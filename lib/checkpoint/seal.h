@@ -1,8 +1,7 @@
 /*
  * Reads the seal next to a checkpoint.
  */
-#ifndef FSDPCKPT_CHECKPOINT_SEAL_H
-#define FSDPCKPT_CHECKPOINT_SEAL_H
+#pragma once
 
 #include "fsdpckpt/seal.h"
 
@@ -11,5 +10,3 @@
  * @return FC_ECORRUPT if it exists and cannot be read, or does not fit the checkpoint.
  */
 fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err);
-
-#endif

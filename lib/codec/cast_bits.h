@@ -4,8 +4,7 @@
  *
  * They use integer arithmetic and a few exact float additions. Only float64 needs the processor's own conversion.
  */
-#ifndef FSDPCKPT_CODEC_CAST_BITS_H
-#define FSDPCKPT_CODEC_CAST_BITS_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -183,5 +182,3 @@ FC_ELEMENT uint8_t fc_e8m0fnu_of_bits(uint32_t bits) {
     uint32_t up = exponent != 0xff && fraction >= threshold ? 1 : 0;
     return (uint8_t)(exponent + up);
 }
-
-#endif

@@ -2,8 +2,7 @@
  * zlib streams in memory, compressed by ISA-L where it is built in and by zlib otherwise. This is HDF5's deflate filter
  * without its pipeline. Any inflater can read the output.
  */
-#ifndef FSDPCKPT_CODEC_CODEC_H
-#define FSDPCKPT_CODEC_CODEC_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -35,5 +34,3 @@ size_t fc_deflate(fc_deflater *deflater, const unsigned char *in, size_t size, s
  * @return FC_ECORRUPT when the stream is damaged or has another size, FC_ENOMEM.
  */
 fc_code fc_inflate(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size, fc_error *err);
-
-#endif

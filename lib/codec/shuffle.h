@@ -2,8 +2,7 @@
  * HDF5's shuffle filter, in memory: it groups the bytes of elements into planes, because similar bytes compress better
  * next to each other.
  */
-#ifndef FSDPCKPT_CODEC_SHUFFLE_H
-#define FSDPCKPT_CODEC_SHUFFLE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -24,5 +23,3 @@ void fc_unshuffle_run(const unsigned char *in, size_t plane, unsigned char *out,
 
 /** The inverse of fc_shuffle. */
 void fc_unshuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element);
-
-#endif

@@ -2,8 +2,7 @@
  * Strided copies: how the elements of a box are laid out in a source and in a destination, in normal form, and the
  * kernels that move them within memory. lib/read/source.c decides which bytes to copy.
  */
-#ifndef FSDPCKPT_CODEC_STRIDED_H
-#define FSDPCKPT_CODEC_STRIDED_H
+#pragma once
 
 #include "fsdpckpt/box.h"
 
@@ -66,5 +65,3 @@ void fc_strided_flip(const fc_strided *copy, unsigned char *dst, uint32_t width,
 
 /** Reverses the byte order of the numbers of `width` (2, 4 or 8) bytes that `copy` has written to `dst`. */
 void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width);
-
-#endif

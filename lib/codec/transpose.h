@@ -2,8 +2,7 @@
  * Transposes a matrix of elements in memory. Interleaving some vectors, and the opposite, are transposes of a matrix of
  * few rows or few columns.
  */
-#ifndef FSDPCKPT_CODEC_TRANSPOSE_H
-#define FSDPCKPT_CODEC_TRANSPOSE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,5 +15,3 @@ typedef struct fc_transpose {
 
 /** Transposes elements of `size` bytes. @return false, and does nothing, unless `size` is 1, 2, 4 or 8. */
 bool fc_transpose_run(const fc_transpose *t, int64_t size, const unsigned char *src, unsigned char *dst);
-
-#endif

@@ -2,8 +2,7 @@
  * The arithmetic of reductions on the host. The backends `local` and `mpi` and the device "cpu" share it, so that their
  * results are equal bit for bit.
  */
-#ifndef FSDPCKPT_COMM_ARITH_H
-#define FSDPCKPT_COMM_ARITH_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 
@@ -28,5 +27,3 @@ void fc_arith_multiply(fc_dtype dtype, double factor, void *data, size_t count);
 
 /** Computes data[i] /= divisor in float32 (float64 in float64), rounded once. `dtype` is floating-point or complex. */
 void fc_arith_divide(fc_dtype dtype, double divisor, void *data, size_t count);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The files of all ranks, and which rank sends which file.
  */
-#ifndef FSDPCKPT_COMM_FILE_LIST_H
-#define FSDPCKPT_COMM_FILE_LIST_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/comm.h"
@@ -22,5 +21,3 @@ typedef struct fc_sent_file {
  */
 fc_code fc_list_files(fc_comm *comm, const char *source, fc_arena *arena, fc_sent_file **out, size_t *count,
                       fc_error *err);
-
-#endif

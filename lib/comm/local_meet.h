@@ -1,8 +1,7 @@
 /*
  * The shared state of the ranks of the backend `local`: the run, its groups, and what a rank publishes in a collective.
  */
-#ifndef FSDPCKPT_COMM_LOCAL_MEET_H
-#define FSDPCKPT_COMM_LOCAL_MEET_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 
@@ -78,5 +77,3 @@ fc_code fc_local_leave_with(fc_comm *comm, fc_code rc, fc_error *err);
 /** Reduces elements [first, first + count) of the published buffers into `out`, in local.c. */
 fc_code fc_local_reduce(const local_group *g, fc_dtype dtype, fc_reduce op, size_t first, size_t count, void *out,
                         fc_error *err);
-
-#endif

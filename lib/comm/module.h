@@ -3,8 +3,7 @@
  * that one binary also runs without MPI, CUDA and NCCL. It contains hidden copies of the pure functions that it needs
  * from the library, and exports one table.
  */
-#ifndef FSDPCKPT_COMM_MODULE_H
-#define FSDPCKPT_COMM_MODULE_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 
@@ -43,5 +42,3 @@ fc_code fc_module_load(const fc_module_kind *kind, const fc_module **out, fc_err
 
 /** Refuses a module that has the name of another. */
 fc_code fc_module_refuse(const fc_module_kind *kind, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Whether a file is in a place where only this user and root can change it.
  */
-#ifndef FSDPCKPT_COMM_MODULE_PLACE_H
-#define FSDPCKPT_COMM_MODULE_PLACE_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -13,5 +12,3 @@
  * @return FC_EUNSUPPORTED with the component that others can change.
  */
 fc_code fc_module_place_check(const char *path, fc_error *err);
-
-#endif

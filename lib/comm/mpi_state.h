@@ -1,8 +1,7 @@
 /*
  * The state of the backend `mpi`, and the functions that its files share.
  */
-#ifndef FSDPCKPT_COMM_MPI_STATE_H
-#define FSDPCKPT_COMM_MPI_STATE_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 
@@ -59,5 +58,3 @@ fc_code fc_mpi_break_for_memory(fc_comm *comm, fc_error *err);
 
 /** What the module has for training, in lib/gather/mpi_scatter.c. */
 extern const struct fc_device_module fc_mpi_devices;
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Recognises error messages that name a rank.
  */
-#ifndef FSDPCKPT_COMM_RANK_ERROR_H
-#define FSDPCKPT_COMM_RANK_ERROR_H
+#pragma once
 
 #include <stdbool.h>
 #include <string.h>
@@ -11,5 +10,3 @@
 static inline bool fc_names_a_rank(const char *message) {
     return strncmp(message, "rank ", 5) == 0 && message[5] >= '0' && message[5] <= '9';
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The types that the parts of averaging share.
  */
-#ifndef FSDPCKPT_DERIVED_AVERAGE_H
-#define FSDPCKPT_DERIVED_AVERAGE_H
+#pragma once
 
 #include "derived/derived.h"
 #include "plan/names.h"
@@ -28,5 +27,3 @@ bool fc_is_averaged(const fc_tensor *tensor);
  * @param names one list per source.
  */
 fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_arena *arena, fc_error *err);
-
-#endif

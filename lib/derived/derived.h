@@ -3,8 +3,7 @@
  * embeds fc_derived in its own state, says for each value where it comes from, and writes the functions for values that
  * are not kept as they are. To the engine the result is a checkpoint of another format.
  */
-#ifndef FSDPCKPT_DERIVED_DERIVED_H
-#define FSDPCKPT_DERIVED_DERIVED_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/format.h"
@@ -94,5 +93,3 @@ bool fc_derived_cut(fc_tensor *tensor, const int64_t *block, size_t count, fc_ar
 
 /** @return the state of a checkpoint that is derived and of this kind, else NULL. */
 fc_derived *fc_derived_of(const fc_checkpoint *checkpoint, const fc_derived_kind *kind);
-
-#endif

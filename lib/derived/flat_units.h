@@ -2,8 +2,7 @@
  * Maps the flat parameters of a checkpoint to the parameters of a model. flat_units.c and flat_fit.c compute the map;
  * unflatten.c builds a checkpoint from it.
  */
-#ifndef FSDPCKPT_DERIVED_FLAT_UNITS_H
-#define FSDPCKPT_DERIVED_FLAT_UNITS_H
+#pragma once
 
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/unflatten.h"
@@ -100,5 +99,3 @@ fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, c
 
 /** Returns whether a tensor has one dimension and a name that FSDP1 gives to flat parameters. */
 bool fc_is_flat_parameter(const fc_tensor *tensor);
-
-#endif

@@ -2,8 +2,7 @@
  * The numbering of an optimizer's state for flat parameters. flatten_groups.c computes it; flatten_state.c builds the
  * values.
  */
-#ifndef FSDPCKPT_DERIVED_FLATTEN_OPTIM_H
-#define FSDPCKPT_DERIVED_FLATTEN_OPTIM_H
+#pragma once
 
 #include "base/name_table.h"
 #include "derived/flatten_private.h"
@@ -45,5 +44,3 @@ fc_code fc_optim_number(const fc_flattener *f, fc_optim *o);
  * FC_NO_NAME when out of memory.
  */
 size_t fc_optim_parameter(const fc_flattener *f, const fc_optim *o, const fc_optim_name *n);
-
-#endif

@@ -2,8 +2,7 @@
  * What flatten.c and flatten_state.c share. flatten.c builds the model's flat parameters and computes all of them;
  * flatten_state.c builds those of an optimizer's state.
  */
-#ifndef FSDPCKPT_DERIVED_FLATTEN_PRIVATE_H
-#define FSDPCKPT_DERIVED_FLATTEN_PRIVATE_H
+#pragma once
 
 #include "derived/derived.h"
 #include "fsdpckpt/flatten.h"
@@ -52,5 +51,3 @@ void fc_flatten_find_state(const fc_flattener *f, bool *is);
  * wrapped model's parameters, each rank's shard padded.
  */
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch);
-
-#endif

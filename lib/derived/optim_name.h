@@ -2,8 +2,7 @@
  * Names of an optimizer's values: which parameter or group a value belongs to, in every spelling of torch's state
  * dicts.
  */
-#ifndef FSDPCKPT_DERIVED_OPTIM_NAME_H
-#define FSDPCKPT_DERIVED_OPTIM_NAME_H
+#pragma once
 
 #include "fsdpckpt/target.h"
 
@@ -29,5 +28,3 @@ fc_optim_name fc_optim_name_of(const fc_target_tensor *w);
 
 /** Returns whether a value of a group is its list of parameters. */
 bool fc_optim_is_list(const fc_optim_name *n);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Compares the data of pairs of tensors with several threads, tile by tile.
  */
-#ifndef FSDPCKPT_DIFF_COMPARE_DATA_H
-#define FSDPCKPT_DIFF_COMPARE_DATA_H
+#pragma once
 
 #include "fsdpckpt/compare.h"
 
@@ -13,5 +12,3 @@
  */
 fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options,
                         fc_compare_report *report, const size_t *items, size_t count, bool *stopped, fc_error *err);
-
-#endif

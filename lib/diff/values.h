@@ -1,8 +1,7 @@
 /*
  * Compares runs of elements in memory: how many differ, by how much, and where the first difference is.
  */
-#ifndef FSDPCKPT_DIFF_VALUES_H
-#define FSDPCKPT_DIFF_VALUES_H
+#pragma once
 
 #include "fsdpckpt/compare.h"
 
@@ -28,5 +27,3 @@ void fc_deviation_place(fc_deviation *found, uint64_t times, const fc_box *box, 
 
 /** Adds another worker's result. The order does not matter. */
 void fc_deviation_add(fc_deviation *sum, const fc_deviation *other);
-
-#endif

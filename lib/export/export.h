@@ -1,8 +1,7 @@
 /*
  * What the files of this room share.
  */
-#ifndef FSDPCKPT_EXPORT_EXPORT_H
-#define FSDPCKPT_EXPORT_EXPORT_H
+#pragma once
 
 #include "base/name_table.h"
 #include "fsdpckpt/export.h"
@@ -45,5 +44,3 @@ const char *fc_model_prefix(const fc_target *target, int components, fc_arena *a
  */
 fc_code fc_export_fit(fc_checkpoint **model, const fc_export_reference *reference, fc_arena *arena,
                       fc_export_fit_report *out, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Turns a parameter of a flat tensor into a tensor whose chunks are boxes of the shards of the flat tensor.
  */
-#ifndef FSDPCKPT_FLAT_FLAT_BOXES_H
-#define FSDPCKPT_FLAT_FLAT_BOXES_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/flat_param.h"
@@ -28,5 +27,3 @@ size_t *fc_flat_order_chunks(const fc_tensor *flat, fc_arena *arena);
  */
 fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, fc_arena *arena,
                       fc_tensor *out, const fc_flat_position **positions, fc_error *err);
-
-#endif

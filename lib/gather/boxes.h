@@ -1,8 +1,7 @@
 /*
  * The check of boxes that every device's copy_box makes.
  */
-#ifndef FSDPCKPT_GATHER_BOXES_H
-#define FSDPCKPT_GATHER_BOXES_H
+#pragma once
 
 #include "fsdpckpt/gather/device.h"
 
@@ -14,5 +13,3 @@
  */
 fc_code fc_strided_box_check(const fc_strided_box *to, const fc_strided_box *from, uint32_t element, bool *empty,
                              fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Where ranks of several processes meet: a file that rank 0 makes. The ranks exchange their first bytes through it. As
  * long as they run, it tells them when another rank has failed or died.
  */
-#ifndef FSDPCKPT_GATHER_FILE_MEET_H
-#define FSDPCKPT_GATHER_FILE_MEET_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -39,5 +38,3 @@ fc_code fc_meeting_check(fc_meeting *m, uint64_t calls, fc_error *err);
 /** Leaves after `calls` calls, and frees the meeting. If the file still has its name, rank 0 first waits until all have
  *  come, so that they learn that it has failed, but no longer than the `seconds` of fc_meeting_come. */
 void fc_meeting_leave(fc_meeting *m, uint64_t calls);
-
-#endif

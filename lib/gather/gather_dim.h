@@ -1,8 +1,7 @@
 /*
  * Gathers DTensors along one mesh dimension, for redistribute.c.
  */
-#ifndef FSDPCKPT_GATHER_GATHER_DIM_H
-#define FSDPCKPT_GATHER_GATHER_DIM_H
+#pragma once
 
 #include "fsdpckpt/gather/dtensor_data.h"
 
@@ -22,5 +21,3 @@ typedef struct fc_tensor_state {
  * @return FC_ECORRUPT on all ranks if they disagree about a shape.
  */
 fc_code fc_gather_dim(fc_tensor_state *const *tensors, size_t count, int m, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * What the modules for GPUs export, beyond comm/module.h.
  */
-#ifndef FSDPCKPT_GATHER_MODULE_H
-#define FSDPCKPT_GATHER_MODULE_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 
@@ -16,5 +15,3 @@ struct fc_device_module {
     fc_code (*nccl_file)(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
                          fc_error *err);
 };
-
-#endif

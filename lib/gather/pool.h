@@ -8,8 +8,7 @@
  * it takes the block that was given back the longest ago, but only if there are `spare` free ones; until then memory is
  * allocated.
  */
-#ifndef FSDPCKPT_GATHER_POOL_H
-#define FSDPCKPT_GATHER_POOL_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 
@@ -43,5 +42,3 @@ fc_code fc_pool_give(fc_pool *pool, fc_block **block, fc_stream *stream, fc_erro
 
 /** Releases all blocks, including those that are taken. All work that uses them must be done. */
 void fc_pool_clear(fc_pool *pool);
-
-#endif

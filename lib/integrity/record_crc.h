@@ -2,8 +2,7 @@
  * Compares the CRC-32s of zip records that hold more than one chunk. Parts of a record were summed up while they were
  * moved; the gaps between them are read here.
  */
-#ifndef FSDPCKPT_INTEGRITY_RECORD_CRC_H
-#define FSDPCKPT_INTEGRITY_RECORD_CRC_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/comm.h"
@@ -32,5 +31,3 @@ fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, siz
  * @return FC_ECORRUPT when a record does not match its CRC-32.
  */
 fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_error *err);
-
-#endif

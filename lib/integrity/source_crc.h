@@ -6,8 +6,7 @@
  * only some of a record was read, or several chunks share a record (flat parameters, DeepSpeed's partitions, views),
  * record_crc.h reads the rest at the end.
  */
-#ifndef FSDPCKPT_INTEGRITY_SOURCE_CRC_H
-#define FSDPCKPT_INTEGRITY_SOURCE_CRC_H
+#pragma once
 
 #include "base/crc.h"
 #include "fsdpckpt/checkpoint.h"
@@ -88,5 +87,3 @@ void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes,
 /** Adds the collected bytes to the chunk's sum. Thread-safe. */
 void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,
                      const fc_extent *extent);
-
-#endif

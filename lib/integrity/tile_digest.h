@@ -2,8 +2,7 @@
  * Computes digests while bytes are moved: what a tile, still in the processor's cache, adds to the digests of its item
  * and of its tensor. The digests are sums of bare CRCs (base/crc.h), so the order of the tiles does not matter.
  */
-#ifndef FSDPCKPT_INTEGRITY_TILE_DIGEST_H
-#define FSDPCKPT_INTEGRITY_TILE_DIGEST_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -52,5 +51,3 @@ fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const uns
  */
 fc_tile_digest fc_repeat_digest(const fc_tensor *tensor, const fc_target_item *item, const fc_box *box,
                                 const unsigned char *element);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * What conversions need of a commit beyond fsdpckpt/io.h.
  */
-#ifndef FSDPCKPT_IO_COMMIT_H
-#define FSDPCKPT_IO_COMMIT_H
+#pragma once
 
 #include "fsdpckpt/io.h"
 
@@ -14,5 +13,3 @@ void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
  * is missing for that reason, this puts the new target in place. It waits for a live run between its two renames.
  */
 fc_code fc_commit_recover(const char *path, const fc_reporter *reporter, fc_error *err);
-
-#endif

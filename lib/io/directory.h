@@ -2,8 +2,7 @@
  * Walks a directory name by name, and reports an error if the file system could not list all names. readdir reports an
  * error like the end, so half a directory would look like a smaller checkpoint.
  */
-#ifndef FSDPCKPT_IO_DIRECTORY_H
-#define FSDPCKPT_IO_DIRECTORY_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -62,5 +61,3 @@ bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *
 
 /** Removes the file or tree `name` in the open directory `parent` as far as possible. Follows no links. */
 void fc_remove_tree(int parent, const char *name);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Complete reads and writes of files, and links that stay within a checkpoint.
  */
-#ifndef FSDPCKPT_IO_FILE_H
-#define FSDPCKPT_IO_FILE_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -40,5 +39,3 @@ fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, co
 
 /** Returns whether `name` is a relative path without "..", empty components, NUL or a leading "/". */
 bool fc_path_is_safe(const char *name);
-
-#endif

@@ -2,8 +2,7 @@
  * Recognises files and directories of formats that fsdpckpt does not read: one table of their first bytes and file
  * names, with what to use instead.
  */
-#ifndef FSDPCKPT_IO_FOREIGN_H
-#define FSDPCKPT_IO_FOREIGN_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -27,5 +26,3 @@ fc_code fc_check_foreign(const char *path, bool is_directory, fc_error *err);
  * @return FC_EUNSUPPORTED, with the name of its format, or FC_OK.
  */
 fc_code fc_check_disguised(const char *directory, fc_error *err);
-
-#endif

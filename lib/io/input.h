@@ -3,8 +3,7 @@
  * is larger than the memory and read once gains nothing from the cache, and filling it costs more CPU than everything
  * else. Measured on ext4 with a cold cache: half the time and a sixth of the CPU.
  */
-#ifndef FSDPCKPT_IO_INPUT_H
-#define FSDPCKPT_IO_INPUT_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -45,5 +44,3 @@ fc_code fc_input_read_near(fc_input *input, unsigned char *buffer, size_t size, 
  */
 fc_code fc_input_read(fc_input *input, unsigned char *out, size_t size, uint64_t offset, unsigned char *window,
                       size_t window_size, fc_error *err);
-
-#endif

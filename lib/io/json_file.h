@@ -2,8 +2,7 @@
  * Loads a JSON file that a person wrote: a TP plan or a wrap policy. A file that is larger than any of these is
  * refused, and a mistake is reported with its position.
  */
-#ifndef FSDPCKPT_IO_JSON_FILE_H
-#define FSDPCKPT_IO_JSON_FILE_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
@@ -29,5 +28,3 @@ fc_code fc_json_load_config(const char *path, fc_arena *arena, const char **file
 /** Copies the strings of a JSON string or array of strings into a NULL-terminated array.
  *  @return NULL when out of memory, or when `value` is anything else (`*malformed` is then true). */
 const char *const *fc_json_strings(const json_t *value, fc_arena *arena, bool *malformed);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Which targets --force may replace, and what the new target takes over from the old one.
  */
-#ifndef FSDPCKPT_IO_REPLACE_H
-#define FSDPCKPT_IO_REPLACE_H
+#pragma once
 
 #include "fsdpckpt/io.h"
 
@@ -28,5 +27,3 @@ fc_code fc_keep_permissions(const fc_commit_options *how, const char *old, const
  * the permissions of a class that may not read; their owner keeps his.
  */
 fc_code fc_limit_permissions(const char *path, unsigned forbidden, fc_error *err);
-
-#endif

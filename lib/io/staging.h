@@ -7,8 +7,7 @@
  *     old/NAME  the old target, if the file system cannot exchange two names. The directory `old` is made when the new
  *               target is complete and synced, just before the old target moves into it
  */
-#ifndef FSDPCKPT_IO_STAGING_H
-#define FSDPCKPT_IO_STAGING_H
+#pragma once
 
 #include "fsdpckpt/io.h"
 
@@ -40,5 +39,3 @@ void fc_staging_leave(fc_staging *staging);
  * @param busy may be NULL; receives whether a live run is renaming the target right now.
  */
 fc_code fc_staging_clear(const char *parent, const char *name, const fc_reporter *reporter, bool *busy, fc_error *err);
-
-#endif

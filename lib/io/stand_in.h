@@ -1,8 +1,7 @@
 /*
  * Recognises files that a failed download or copy left in place of a checkpoint's file, and those of other programs.
  */
-#ifndef FSDPCKPT_IO_STAND_IN_H
-#define FSDPCKPT_IO_STAND_IN_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -13,5 +12,3 @@
  * other file, or if it cannot be read.
  */
 fc_code fc_check_stand_in(const char *path, fc_error *err);
-
-#endif

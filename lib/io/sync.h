@@ -1,8 +1,7 @@
 /*
  * Syncs files and directories. sync.c begins with the order in which a commit does that.
  */
-#ifndef FSDPCKPT_IO_SYNC_H
-#define FSDPCKPT_IO_SYNC_H
+#pragma once
 
 #include "fsdpckpt/progress.h"
 
@@ -14,5 +13,3 @@ fc_code fc_sync_tree(const char *path, fc_progress *progress, fc_error *err);
 
 /** Returns how many files and folders fc_sync_tree will count. */
 uint64_t fc_sync_count(const char *path);
-
-#endif

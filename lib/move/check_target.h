@@ -2,8 +2,7 @@
  * Compares a target that is written, but has not got its name yet, with its source: an independent check of the plan
  * and of the writer.
  */
-#ifndef FSDPCKPT_MOVE_CHECK_TARGET_H
-#define FSDPCKPT_MOVE_CHECK_TARGET_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -27,5 +26,3 @@ typedef struct fc_written_target {
  * @return FC_EIO if the target does not hold what the source holds.
  */
 fc_code fc_check_target(const fc_written_target *written, fc_error *err);
-
-#endif

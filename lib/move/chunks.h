@@ -2,8 +2,7 @@
  * Hands out the compressed chunks of a target file in the order in which they are written. Each comes with the proof
  * that the source covers it.
  */
-#ifndef FSDPCKPT_MOVE_CHUNKS_H
-#define FSDPCKPT_MOVE_CHUNKS_H
+#pragma once
 
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/select.h"
@@ -82,5 +81,3 @@ void fc_chunks_give_back(fc_chunk_job *job);
 
 /** Returns the bytes of a whole chunk of `item` with elements of `element` bytes. */
 size_t fc_chunk_bytes(const fc_target *target, const fc_target_item *item, uint32_t element);
-
-#endif

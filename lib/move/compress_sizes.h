@@ -2,8 +2,7 @@
  * Divides the memory of a compression among workers' buffers, slots for compressed chunks, and decoded chunks of the
  * source.
  */
-#ifndef FSDPCKPT_MOVE_COMPRESS_SIZES_H
-#define FSDPCKPT_MOVE_COMPRESS_SIZES_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -33,5 +32,3 @@ void fc_compress_survey(const fc_target *target, const fc_target_file *file, fc_
  * @param threads 0: as many as are useful.
  */
 fc_code fc_compress_divide(uint64_t memory, int threads, fc_compress_sizes *s, fc_error *err);
-
-#endif

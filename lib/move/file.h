@@ -1,8 +1,7 @@
 /*
  * Writes one file of a target: its tiles, or its compressed chunks.
  */
-#ifndef FSDPCKPT_MOVE_FILE_H
-#define FSDPCKPT_MOVE_FILE_H
+#pragma once
 
 #include "fsdpckpt/move.h"
 
@@ -24,5 +23,3 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
  */
 fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer, fc_comm *comm,
                          const fc_move_options *options, uint64_t *stored, fc_error *err);
-
-#endif

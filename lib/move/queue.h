@@ -2,8 +2,7 @@
  * The queue of tiles that the workers of one target file share. It hands out each tile once, with the proof that the
  * source covers it.
  */
-#ifndef FSDPCKPT_MOVE_QUEUE_H
-#define FSDPCKPT_MOVE_QUEUE_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
@@ -71,5 +70,3 @@ fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err);
 
 /** Returns a batch and adds its digests. Call it for every batch taken, also after a failure. */
 void fc_queue_give_back(fc_queue *queue, fc_batch *batch);
-
-#endif

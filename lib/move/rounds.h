@@ -4,8 +4,7 @@
  * in their order, and every rank writes its own. So the file is the same as with one rank. With one process there are
  * no rounds, and `comm` is NULL.
  */
-#ifndef FSDPCKPT_MOVE_ROUNDS_H
-#define FSDPCKPT_MOVE_ROUNDS_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
@@ -49,5 +48,3 @@ static inline uint64_t fc_rounds_first(const fc_rounds *rounds) {
  * @param writer used on rank 0.
  */
 fc_code fc_rounds_exchange(fc_rounds *rounds, fc_code mine, fc_writer *writer, fc_error *err);
-
-#endif

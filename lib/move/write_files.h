@@ -1,8 +1,7 @@
 /*
  * Writes the files of a target, and what the ranks of a conversion share of that work.
  */
-#ifndef FSDPCKPT_MOVE_WRITE_FILES_H
-#define FSDPCKPT_MOVE_WRITE_FILES_H
+#pragma once
 
 #include "base/grow.h"
 #include "fsdpckpt/move.h"
@@ -43,5 +42,3 @@ fc_code fc_finish_digests(const fc_conversion *m, fc_error *err);
 
 /** Writes all files but the index. Collective. */
 fc_code fc_write_files(fc_conversion *m, fc_error *err);
-
-#endif

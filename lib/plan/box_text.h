@@ -1,8 +1,7 @@
 /*
  * Boxes as text for messages: "[0:8, 16:32]", the way Python would slice the tensor.
  */
-#ifndef FSDPCKPT_PLAN_BOX_TEXT_H
-#define FSDPCKPT_PLAN_BOX_TEXT_H
+#pragma once
 
 #include "fsdpckpt/box.h"
 
@@ -13,5 +12,3 @@ typedef struct fc_box_text {
 
 /** @return the box as half-open ranges; "[]" for a scalar. */
 fc_box_text fc_box_to_text(const fc_box *box);
-
-#endif

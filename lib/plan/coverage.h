@@ -1,8 +1,7 @@
 /*
  * Coverage for readers of many small regions; see fsdpckpt/plan.h.
  */
-#ifndef FSDPCKPT_PLAN_COVERAGE_H
-#define FSDPCKPT_PLAN_COVERAGE_H
+#pragma once
 
 #include "fsdpckpt/plan.h"
 
@@ -20,5 +19,3 @@ size_t fc_coverage_count(const fc_coverage *coverage);
 
 /** Returns the index, in the tensor's chunks, of the chunk at a position in ascending order of offsets. */
 size_t fc_coverage_chunk(const fc_coverage *coverage, size_t position);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * What the parts of the coverage share.
  */
-#ifndef FSDPCKPT_PLAN_COVERAGE_PRIVATE_H
-#define FSDPCKPT_PLAN_COVERAGE_PRIVATE_H
+#pragma once
 
 #include "fsdpckpt/plan.h"
 
@@ -38,5 +37,3 @@ fc_code fc_coverage_fail_overlap(const fc_coverage *c, const int64_t *point, fc_
 
 /** Fails because no chunk holds an element. */
 fc_code fc_coverage_fail_hole(const fc_coverage *c, const int64_t *point, fc_error *err);
-
-#endif

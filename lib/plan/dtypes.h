@@ -1,8 +1,7 @@
 /*
  * Chooses the dtype of each value of a target, and refuses casts that would change quantized codes or their scales.
  */
-#ifndef FSDPCKPT_PLAN_DTYPES_H
-#define FSDPCKPT_PLAN_DTYPES_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -12,5 +11,3 @@
  */
 fc_code fc_choose_dtypes(const fc_checkpoint *source, const fc_selection *selection, fc_target_tensor *tensors,
                          size_t count, fc_error *err);
-
-#endif

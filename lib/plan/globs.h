@@ -1,8 +1,7 @@
 /*
  * Matches names against lists of globs, such as fc_selection.include.
  */
-#ifndef FSDPCKPT_PLAN_GLOBS_H
-#define FSDPCKPT_PLAN_GLOBS_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -32,5 +31,3 @@ bool fc_selects(const fc_selection *selection, const char *name);
  * @return a text in `arena`; NULL: out of memory.
  */
 const char *fc_glob_misses(const fc_checkpoint *source, const char *glob, const char *purpose, fc_arena *arena);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Names for people what a selection leaves out.
  */
-#ifndef FSDPCKPT_PLAN_LEFT_OUT_H
-#define FSDPCKPT_PLAN_LEFT_OUT_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -35,5 +34,3 @@ fc_code fc_list_components(fc_name_list *kept, const fc_name_list *left, fc_aren
  * @param out  receives them, in `arena`, separated by ", "; NULL if a name could be taken for a glob, or for two.
  */
 fc_code fc_list_globs(fc_name_list *kept, const fc_name_list *left, fc_arena *arena, const char **out, fc_error *err);
-
-#endif

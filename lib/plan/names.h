@@ -2,8 +2,7 @@
  * The names of a checkpoint for a comparison with another one (check and diff): selected by globs, stripped of a
  * prefix, and renamed. (The names of a conversion are in fc_target.)
  */
-#ifndef FSDPCKPT_PLAN_NAMES_H
-#define FSDPCKPT_PLAN_NAMES_H
+#pragma once
 
 #include "base/name_table.h"
 #include "plan/rename.h"
@@ -51,5 +50,3 @@ fc_code fc_names_add_tied_head(fc_names *names, const fc_checkpoint *checkpoint,
 
 /** @return the index of `name`, or FC_NO_NAME. */
 size_t fc_names_find(const fc_names *names, const char *name);
-
-#endif

@@ -2,8 +2,7 @@
  * Quantized weights are stored as codes and scales: weight = code × scale. A pair is recognised by names that
  * quantizers use, and by the codes' dtype.
  */
-#ifndef FSDPCKPT_PLAN_QUANTIZED_H
-#define FSDPCKPT_PLAN_QUANTIZED_H
+#pragma once
 
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/checkpoint.h"
@@ -27,5 +26,3 @@ typedef struct fc_quantized {
 
 /** Finds the scales of tensor `index`. @param names from fc_names_of. */
 fc_quantized fc_quantized_find(const fc_checkpoint *source, const fc_name_table *names, size_t index);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Finds the file next to a checkpoint that says that its weights are quantized.
  */
-#ifndef FSDPCKPT_PLAN_QUANTIZED_CONFIG_H
-#define FSDPCKPT_PLAN_QUANTIZED_CONFIG_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -12,5 +11,3 @@
  * @return FC_ENOMEM. A file that cannot be read says nothing.
  */
 fc_code fc_quantized_config_find(const fc_checkpoint *source, fc_arena *arena, const char **out, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Finds every value that quantized weights consist of: codes, and what belongs to them. Layouts that no list of names
  * has are found, too: codes have few bits, and a neighbour has the same name but for a word such as "scale".
  */
-#ifndef FSDPCKPT_PLAN_QUANTIZED_VALUES_H
-#define FSDPCKPT_PLAN_QUANTIZED_VALUES_H
+#pragma once
 
 #include "base/name_table.h"
 #include "fsdpckpt/checkpoint.h"
@@ -42,5 +41,3 @@ fc_code fc_quantized_refuse_undequantized(const fc_checkpoint *source, const fc_
 
 /** Whether fc_dequantize knows the layouts of all codes of `source`. @param values those of `source`. */
 bool fc_quantized_can_be_computed(const fc_checkpoint *source, const fc_quantized_values *values, fc_arena *arena);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * New names for the values of a target: first the prefix is stripped, then each rename rule is applied in turn.
  */
-#ifndef FSDPCKPT_PLAN_RENAME_H
-#define FSDPCKPT_PLAN_RENAME_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -26,5 +25,3 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
  * @param example a name for the message.
  */
 fc_code fc_rename_check_used(const fc_rename *rename, const char *path, const char *example, fc_error *err);
-
-#endif

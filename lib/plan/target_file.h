@@ -1,8 +1,7 @@
 /*
  * What one file of a target has, and how its boxes are chunked.
  */
-#ifndef FSDPCKPT_PLAN_TARGET_FILE_H
-#define FSDPCKPT_PLAN_TARGET_FILE_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -21,5 +20,3 @@ enum { FC_CHUNK_BYTES = 1 << 20, FC_CHUNK_LEAST = 16 << 10 };
  * @return false if the box is stored contiguously: without dimensions, or with less than FC_CHUNK_LEAST bytes.
  */
 bool fc_target_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *chunk);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The tiles of a box: how much of it one worker moves at a time.
  */
-#ifndef FSDPCKPT_PLAN_TILES_H
-#define FSDPCKPT_PLAN_TILES_H
+#pragma once
 
 #include "fsdpckpt/box.h"
 
@@ -33,5 +32,3 @@ void fc_tiles_only(fc_tiles *tiles, int64_t first, int64_t end);
 
 /** Returns the next tile in `tile`. @return false when none is left. */
 bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile);
-
-#endif

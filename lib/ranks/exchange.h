@@ -2,8 +2,7 @@
  * What the ranks of a conversion exchange: outcomes, paths and offsets, and sums. Every function is collective, and
  * does nothing when `comm` is NULL, so fc_convert is the same code for one process and for many.
  */
-#ifndef FSDPCKPT_RANKS_EXCHANGE_H
-#define FSDPCKPT_RANKS_EXCHANGE_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/select.h"
@@ -58,5 +57,3 @@ fc_code fc_ranks_join_flags(fc_comm *comm, bool *flags, size_t count, fc_error *
 
 /** Agrees, and combines `count` sums (fc_move_options.digests). */
 fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t count, fc_error *err);
-
-#endif

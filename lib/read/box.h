@@ -1,8 +1,7 @@
 /*
  * Reads boxes whose CRCs are collected by the caller, who compares them once everything is read.
  */
-#ifndef FSDPCKPT_READ_BOX_H
-#define FSDPCKPT_READ_BOX_H
+#pragma once
 
 #include "fsdpckpt/read.h"
 #include "integrity/source_crc.h"
@@ -17,5 +16,3 @@ fc_code fc_read_crc64(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
 
 /** Reads a whole tensor only to compare it with the recorded digests and CRCs. */
 fc_code fc_compare_tensor(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Divides the memory of a job among its workers and the cache of decoded chunks.
  */
-#ifndef FSDPCKPT_READ_BUDGET_H
-#define FSDPCKPT_READ_BUDGET_H
+#pragma once
 
 #include "fsdpckpt/read.h"
 
@@ -33,5 +32,3 @@ fc_code fc_memory_check(uint64_t memory, fc_error *err);
  */
 fc_code fc_budget_divide(const fc_work_options *options, int threads, const fc_worker_needs *each, fc_budget *out,
                          fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The lists of chunks of tensors that are read in many small boxes: see fc_chunk_lists in move.h.
  */
-#ifndef FSDPCKPT_READ_CHUNK_LISTS_H
-#define FSDPCKPT_READ_CHUNK_LISTS_H
+#pragma once
 
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/read.h"
@@ -10,5 +9,3 @@
 /** Like fc_coverage_within. @param lists NULL: every call searches through all chunks. */
 fc_code fc_chunk_lists_find(fc_chunk_lists *lists, const fc_checkpoint *checkpoint, const fc_tensor *tensor,
                             const fc_box *region, fc_coverage **out, fc_error *err);
-
-#endif

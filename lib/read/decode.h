@@ -2,8 +2,7 @@
  * Decodes stored chunks (HDF5's deflate, shuffle and fletcher32), and caches decoded chunks for all workers within a
  * memory limit.
  */
-#ifndef FSDPCKPT_READ_DECODE_H
-#define FSDPCKPT_READ_DECODE_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -74,5 +73,3 @@ void fc_decoded_wait(fc_decoded *cache, uint64_t seen);
 
 /** Releases a claim. @param taken bytes of the chunk that the caller has used; a fully used chunk is evicted first. */
 void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t taken);
-
-#endif

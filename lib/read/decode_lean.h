@@ -2,8 +2,7 @@
  * Decodes chunks that are too large to be held twice: from the file through two small windows directly into the
  * elements.
  */
-#ifndef FSDPCKPT_READ_DECODE_LEAN_H
-#define FSDPCKPT_READ_DECODE_LEAN_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -19,5 +18,3 @@ bool fc_decode_lean_can(const fc_extent *extent);
  */
 fc_code fc_decode_lean(const fc_extent *extent, fc_stored_fn read, void *context, unsigned char *window,
                        size_t window_size, uint32_t element, unsigned char *out, fc_error *err);
-
-#endif

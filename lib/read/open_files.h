@@ -2,8 +2,7 @@
  * Opens many files by several threads and hands them over one by one, in order. So a checkpoint of thousands of files
  * opens faster, and its manifest, its messages and the first error are those of one thread.
  */
-#ifndef FSDPCKPT_READ_OPEN_FILES_H
-#define FSDPCKPT_READ_OPEN_FILES_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -25,5 +24,3 @@ typedef struct fc_file_opener {
 
 /** @return the first error, in the order of the files. */
 fc_code fc_open_files(const fc_file_opener *how, fc_error *err);
-
-#endif

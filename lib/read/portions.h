@@ -3,8 +3,7 @@
  * the same one: HDF5 stores a fill value once, and torch.save an expanded tensor. So the time that it takes to digest,
  * compare or count elements depends on what is stored, not on the shape.
  */
-#ifndef FSDPCKPT_READ_PORTIONS_H
-#define FSDPCKPT_READ_PORTIONS_H
+#pragma once
 
 #include "fsdpckpt/plan.h"
 #include "plan/tiles.h"
@@ -55,5 +54,3 @@ void fc_portions_free(fc_portions *portions);
 static inline fc_box fc_portion_box(const fc_portion *portion, int ndim) {
     return (fc_box){ndim, portion->offsets, portion->sizes};
 }
-
-#endif

@@ -2,8 +2,7 @@
  * Reads every byte of many things once, with several threads and in constant memory, and shows each tile to the caller:
  * tensors of one checkpoint, pairs of tensors of two, or stored bytes.
  */
-#ifndef FSDPCKPT_READ_SCAN_H
-#define FSDPCKPT_READ_SCAN_H
+#pragma once
 
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/read.h"
@@ -69,5 +68,3 @@ fc_code fc_scan_run(const fc_scan *scan, const fc_work_options *options, fc_erro
 
 /** Adds the bytes of a tensor's elements to `*total`; an overflow gives the largest number. */
 void fc_scan_add_bytes(uint64_t *total, const fc_tensor *tensor);
-
-#endif

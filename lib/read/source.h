@@ -2,8 +2,7 @@
  * One worker's access to the source: fills boxes of a tensor with row-major elements in native byte order, wherever and
  * however their chunks are stored. Workers share only the cache of decoded chunks.
  */
-#ifndef FSDPCKPT_READ_SOURCE_H
-#define FSDPCKPT_READ_SOURCE_H
+#pragma once
 
 #include "fsdpckpt/plan.h"
 #include "integrity/source_crc.h"
@@ -49,5 +48,3 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
 /** The same for a box whose elements are all equal: reads the first, and counts it for all of them in the CRC-64. */
 fc_code fc_source_fill_one(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
                            unsigned char *out, fc_error *err);
-
-#endif

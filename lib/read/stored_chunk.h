@@ -1,8 +1,7 @@
 /*
  * Reads and decodes a chunk that is stored with filters, in the way that the available memory allows.
  */
-#ifndef FSDPCKPT_READ_STORED_CHUNK_H
-#define FSDPCKPT_READ_STORED_CHUNK_H
+#pragma once
 
 #include "io/input.h"
 #include "read/decode.h"
@@ -44,5 +43,3 @@ fc_code fc_decode_plan_read(const fc_decode_plan *plan, const fc_extent *extent,
 
 /** Returns whether the tensor's chunks must be decoded as a whole or are not stored in row-major order. */
 bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Chooses the number of worker threads and runs them. Used by all jobs of the engine.
  */
-#ifndef FSDPCKPT_READ_THREADS_H
-#define FSDPCKPT_READ_THREADS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ int fc_files_per_worker(int threads);
  * @param count at most FC_MOST_THREADS.
  */
 void fc_threads_run(int count, void *(*work)(void *context), void *context);
-
-#endif

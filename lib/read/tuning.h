@@ -1,8 +1,7 @@
 /*
  * The sizes that decide the engine's speed, all in bytes unless noted.
  */
-#ifndef FSDPCKPT_READ_TUNING_H
-#define FSDPCKPT_READ_TUNING_H
+#pragma once
 
 enum {
     /*
@@ -52,5 +51,3 @@ enum {
 
     FC_MOST_THREADS = 256
 };
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * How much of a strided copy one read covers.
  */
-#ifndef FSDPCKPT_READ_WINDOW_H
-#define FSDPCKPT_READ_WINDOW_H
+#pragma once
 
 #include "codec/strided.h"
 
@@ -14,5 +13,3 @@ typedef struct fc_window {
 
 /** Widens the window from the innermost axis outwards while gaps are small and it fits `scratch` bytes. */
 fc_window fc_window_choose(const fc_strided *copy, size_t scratch);
-
-#endif

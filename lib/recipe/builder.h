@@ -2,8 +2,7 @@
  * What the files that apply a recipe share: the groups of its rules, and the values that come out. apply.c gives each
  * value to a rule, results.c makes the values of the result, states.c lets optimizer state follow its parameter.
  */
-#ifndef FSDPCKPT_RECIPE_BUILDER_H
-#define FSDPCKPT_RECIPE_BUILDER_H
+#pragma once
 
 #include "base/name_table.h"
 #include "derived/optim_name.h"
@@ -109,5 +108,3 @@ fc_code fc_recipe_add_states(fc_recipe_builder *b);
 /** Replaces the result of a recipe by one whose tensors have the dtypes of the recipe. The caller closes `*made`, also
  * after a failure. */
 fc_code fc_recipe_cast(const fc_recipe *recipe, fc_checkpoint **made, fc_error *err);
-
-#endif

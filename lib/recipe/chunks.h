@@ -1,8 +1,7 @@
 /*
  * Turns a tensor of parts into chunks: boxes of the tensor that are strided boxes of one chunk of a source tensor.
  */
-#ifndef FSDPCKPT_RECIPE_CHUNKS_H
-#define FSDPCKPT_RECIPE_CHUNKS_H
+#pragma once
 
 #include "recipe/parts.h"
 
@@ -27,5 +26,3 @@ typedef struct fc_recipe_place {
  */
 fc_code fc_recipe_chunks(const fc_checkpoint *source, const fc_parted *parted, fc_arena *arena, fc_tensor *out,
                          const fc_recipe_place **places, fc_error *err);
-
-#endif

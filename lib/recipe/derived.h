@@ -1,8 +1,7 @@
 /*
  * The checkpoint that a recipe makes: values whose chunks are boxes of the source's.
  */
-#ifndef FSDPCKPT_RECIPE_DERIVED_H
-#define FSDPCKPT_RECIPE_DERIVED_H
+#pragma once
 
 #include "derived/derived.h"
 #include "recipe/chunks.h"
@@ -20,5 +19,3 @@ fc_code fc_recipe_derived_new(fc_checkpoint *source, fc_checkpoint **out, fc_err
 
 /** Lets fc_checkpoint_close of `derived`, which is complete, close the source. @return FC_ENOMEM. */
 fc_code fc_recipe_derived_own(fc_checkpoint *derived, fc_error *err);
-
-#endif

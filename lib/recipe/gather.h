@@ -2,8 +2,7 @@
  * Tensors whose parts are too small to be chunks of their own, such as interleaved columns: they are divided into
  * blocks, and a block is gathered in memory when it is read.
  */
-#ifndef FSDPCKPT_RECIPE_GATHER_H
-#define FSDPCKPT_RECIPE_GATHER_H
+#pragma once
 
 #include "integrity/source_crc.h"
 #include "recipe/parts.h"
@@ -25,5 +24,3 @@ fc_code fc_gather_new(const fc_parted *parted, fc_arena *arena, fc_tensor *out, 
 /** Reads block `index` into `buf`. Thread-safe. @param crc collects the CRCs of what is read of the source. */
 fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, const fc_gathered *g, size_t index,
                        fc_source_crc *crc, unsigned char *buf, fc_error *err);
-
-#endif

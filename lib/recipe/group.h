@@ -1,8 +1,7 @@
 /*
  * One application of a rule: the tensors that it takes for one value of each variable, and what it makes of them.
  */
-#ifndef FSDPCKPT_RECIPE_GROUP_H
-#define FSDPCKPT_RECIPE_GROUP_H
+#pragma once
 
 #include "recipe/parts.h"
 
@@ -52,5 +51,3 @@ bool fc_recipe_renames(const fc_recipe_rule *rule);
 fc_code fc_group_run(const fc_recipe *recipe, fc_group *group, fc_group_output **out, size_t *count, fc_error *err);
 
 void fc_group_free_outputs(fc_group_output *outputs, size_t count);
-
-#endif

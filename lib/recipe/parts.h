@@ -5,8 +5,7 @@
  * A part is a box whose element (i0, i1, …), counted along its axes, is at place tbase + Σ i × tstep of the tensor and
  * at place sbase + Σ i × sstep of its source, each axis along one dimension of both. Every operation keeps this form.
  */
-#ifndef FSDPCKPT_RECIPE_PARTS_H
-#define FSDPCKPT_RECIPE_PARTS_H
+#pragma once
 
 #include "checkpoint/list_budget.h"
 #include "recipe/recipe.h"
@@ -71,5 +70,3 @@ fc_code fc_parted_rearrange(fc_parted *t, const fc_recipe *recipe, const fc_reci
 
 /** Turns a dimension that counts from the end into one that counts from the start. */
 fc_code fc_parted_dim(int dim, int ndim, int *out, fc_error *err);
-
-#endif

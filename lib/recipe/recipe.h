@@ -1,8 +1,7 @@
 /*
  * The internals of a recipe: rules with patterns and operations, and the sizes that they mention.
  */
-#ifndef FSDPCKPT_RECIPE_RECIPE_H
-#define FSDPCKPT_RECIPE_RECIPE_H
+#pragma once
 
 #include "fsdpckpt/recipe.h"
 
@@ -162,5 +161,3 @@ fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options
 /** Fails because several recipes fit. */
 fc_code fc_recipe_several(const fc_target *target, const fc_recipe_options *options, const fc_recipe_matches *found,
                           fc_error *err);
-
-#endif

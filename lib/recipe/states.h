@@ -1,8 +1,7 @@
 /*
  * What states.c and state_lists.c share: the optimizers of a checkpoint whose parameters a recipe renames.
  */
-#ifndef FSDPCKPT_RECIPE_STATES_H
-#define FSDPCKPT_RECIPE_STATES_H
+#pragma once
 
 #include "recipe/builder.h"
 
@@ -37,5 +36,3 @@ fc_code fc_recipe_add_lists(fc_recipe_builder *b);
 
 /** Fails about optimizer state, with the advice to leave it out. */
 fc_code fc_recipe_refuse_state(const fc_recipe_builder *b, const fc_target_tensor *w, const char *why);
-
-#endif

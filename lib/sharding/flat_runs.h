@@ -2,8 +2,7 @@
  * Flat runs: the boxes that a run of a tensor's row-major elements consists of. FSDP1's flat parameters and DeepSpeed's
  * partitions store such runs of a parameter, without regard to its rows.
  */
-#ifndef FSDPCKPT_SHARDING_FLAT_RUNS_H
-#define FSDPCKPT_SHARDING_FLAT_RUNS_H
+#pragma once
 
 #include "fsdpckpt/box.h"
 
@@ -34,5 +33,3 @@ static inline int fc_flat_run_most(int ndim) {
  * @return false when no box is left. An empty run has none.
  */
 bool fc_flat_run_next(fc_flat_run *run, int64_t *dims, int64_t *start);
-
-#endif

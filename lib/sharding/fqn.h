@@ -2,8 +2,7 @@
  * Names of parameters and modules (FQNs) as components: the text between the dots, without the names that wrappers
  * insert. Used by tensor-parallel plans and by the module tree of wrap policies.
  */
-#ifndef FSDPCKPT_SHARDING_FQN_H
-#define FSDPCKPT_SHARDING_FQN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ bool fc_fqn_component_matches(fc_fqn_component pattern, fc_fqn_component p);
 
 /** @return whether the last components of the name, which is `len` bytes long, match all components of `pattern`. */
 bool fc_fqn_ends_with(const char *name, size_t len, const char *pattern);
-
-#endif

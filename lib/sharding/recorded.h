@@ -1,8 +1,7 @@
 /*
  * Placements and boxes as checkpoints record them.
  */
-#ifndef FSDPCKPT_SHARDING_RECORDED_H
-#define FSDPCKPT_SHARDING_RECORDED_H
+#pragma once
 
 #include "fsdpckpt/mesh.h"
 
@@ -22,5 +21,3 @@ fc_code fc_recorded_box(int ndim, const int64_t *shape, const fc_mesh *mesh, con
  * @return false if `text` does not have that form and `count` entries.
  */
 bool fc_placements_parse(const char *text, int count, fc_placement *placements);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The internals of a tensor-parallel plan: rules that tp_json.c reads from JSON or tp_model_rules.c lists.
  */
-#ifndef FSDPCKPT_SHARDING_TP_PLAN_H
-#define FSDPCKPT_SHARDING_TP_PLAN_H
+#pragma once
 
 #include "fsdpckpt/layout.h"
 
@@ -60,5 +59,3 @@ const char *fc_tp_plan_pattern(const fc_tp_plan *plan, size_t rule);
 
 /** Returns the index of the rule that decides `fqn`, or -1. */
 int64_t fc_tp_plan_rule_of(const fc_tp_plan *plan, const char *fqn);
-
-#endif

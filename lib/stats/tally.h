@@ -1,8 +1,7 @@
 /*
  * Computes statistics of elements in memory.
  */
-#ifndef FSDPCKPT_STATS_TALLY_H
-#define FSDPCKPT_STATS_TALLY_H
+#pragma once
 
 #include "fsdpckpt/stats.h"
 
@@ -29,5 +28,3 @@ void fc_tally_elements(fc_tally *tally, fc_dtype dtype, const unsigned char *ele
 
 /** Divides the counts of `bins` among the bins of a histogram. @param stats of the same values, at least one finite. */
 void fc_tally_histogram(const uint64_t bins[FC_TALLY_BINS], const fc_stats *stats, fc_histogram *out);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The regions to read when a checkpoint is verified, each with its recorded digest.
  */
-#ifndef FSDPCKPT_VERIFY_REGIONS_H
-#define FSDPCKPT_VERIFY_REGIONS_H
+#pragma once
 
 #include "fsdpckpt/verify.h"
 #include "integrity/tile_digest.h"
@@ -51,5 +50,3 @@ void fc_regions_free(fc_regions *regions);
 
 /** Digests a header file that the manifest does not list, and records its digest, or compares it and reports. */
 fc_code fc_digest_header_file(fc_sealed_file *file, bool compare, fc_findings *findings, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * What the verifiers of formats report.
  */
-#ifndef FSDPCKPT_VERIFY_REPORT_H
-#define FSDPCKPT_VERIFY_REPORT_H
+#pragma once
 
 #include "fsdpckpt/verify.h"
 
@@ -15,5 +14,3 @@ void fc_report_defect(fc_findings *findings, const fc_defect *place, const char 
  * fc_verify itself would count it as only read, unless the checkpoint or a seal records its digest.
  */
 void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_verify_report *report);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * adapter_config.json of a LoRA adapter, as PEFT writes it.
  */
-#ifndef FSDPCKPT_WEIGHTS_ADAPTER_CONFIG_H
-#define FSDPCKPT_WEIGHTS_ADAPTER_CONFIG_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
@@ -38,5 +37,3 @@ typedef struct fc_adapter_module {
 
 /** Computes the factors of B × A for all modules. @return FC_EUSAGE if the configuration has another rank for one. */
 fc_code fc_adapter_scales(const fc_adapter_config *config, fc_adapter_module *modules, size_t count, fc_error *err);
-
-#endif

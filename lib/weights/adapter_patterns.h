@@ -2,8 +2,7 @@
  * Numbers for modules by patterns, as in rank_pattern and alpha_pattern of adapter_config.json. Most patterns are plain
  * names, which a table finds, so that the time is linear in the number of patterns and of modules.
  */
-#ifndef FSDPCKPT_WEIGHTS_ADAPTER_PATTERNS_H
-#define FSDPCKPT_WEIGHTS_ADAPTER_PATTERNS_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
@@ -29,5 +28,3 @@ bool fc_adapter_pattern_is_plain(const char *text);
  */
 fc_code fc_adapter_patterns_apply(const char *path, const fc_adapter_pattern *patterns, size_t count,
                                   const char *const *modules, size_t nmodules, double *values, fc_error *err);
-
-#endif

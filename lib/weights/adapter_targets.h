@@ -1,8 +1,7 @@
 /*
  * Finds what the target_parameters of an adapter are about, such as the fused experts of a layer.
  */
-#ifndef FSDPCKPT_WEIGHTS_ADAPTER_TARGETS_H
-#define FSDPCKPT_WEIGHTS_ADAPTER_TARGETS_H
+#pragma once
 
 #include "base/name_table.h"
 #include "fsdpckpt/checkpoint.h"
@@ -37,5 +36,3 @@ bool fc_module_parameters_list(const fc_checkpoint *source, fc_arena *arena, fc_
  */
 const fc_tensor *fc_adapter_targets_prefix(const fc_adapter_targets *targets, const fc_checkpoint *source,
                                            const char *module, size_t *len);
-
-#endif

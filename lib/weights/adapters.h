@@ -1,8 +1,7 @@
 /*
  * Merges adapters whose values are open already: those of a folder, or of the checkpoint itself.
  */
-#ifndef FSDPCKPT_WEIGHTS_ADAPTERS_H
-#define FSDPCKPT_WEIGHTS_ADAPTERS_H
+#pragma once
 
 #include "fsdpckpt/weights.h"
 #include "weights/adapter_config.h"
@@ -34,5 +33,3 @@ bool fc_is_adapter_name(const char *name);
  */
 fc_code fc_merge_own_adapter(fc_checkpoint *source, const char *config, fc_checkpoint **out, size_t *merged,
                              fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * A checkpoint in which some tensors are computed from those of others while they are read, block by block. All other
  * values are those of its first source, unchanged.
  */
-#ifndef FSDPCKPT_WEIGHTS_COMPUTED_H
-#define FSDPCKPT_WEIGHTS_COMPUTED_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "integrity/source_crc.h"
@@ -78,5 +77,3 @@ fc_code fc_computed_shares(fc_checkpoint *computed, size_t source, const fc_tens
  * @return FC_EUSAGE if two values have the same name.
  */
 fc_code fc_computed_own(fc_checkpoint *computed, fc_error *err);
-
-#endif

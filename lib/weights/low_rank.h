@@ -1,8 +1,7 @@
 /*
  * Adds products of two thin matrices to weights: what merging a LoRA adapter computes.
  */
-#ifndef FSDPCKPT_WEIGHTS_LOW_RANK_H
-#define FSDPCKPT_WEIGHTS_LOW_RANK_H
+#pragma once
 
 #include "weights/computed.h"
 
@@ -58,5 +57,3 @@ bool fc_low_rank_fits_transposed(const fc_tensor *w, const fc_low_rank *term);
  * or (experts, in, out), which is across.
  */
 bool fc_low_rank_fits_experts(const fc_tensor *w, const fc_tensor *a, const fc_tensor *b, bool *straight, bool *across);
-
-#endif

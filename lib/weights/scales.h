@@ -1,8 +1,7 @@
 /*
  * A quantized weight: its codes, its scales, and which scale belongs to which element.
  */
-#ifndef FSDPCKPT_WEIGHTS_SCALES_H
-#define FSDPCKPT_WEIGHTS_SCALES_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "plan/quantized.h"
@@ -46,5 +45,3 @@ extern const float fc_four_bit_floats[16];
 
 /** Computes a block of MXFP4 weights whose codes are blocks of 32 along the next to last dimension of the weight. */
 fc_code fc_four_bits_compute(const fc_computed_block *block, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * The builder of module trees. module_tree.c builds nodes from names, module_marks.c adds what the user states about
  * them, and module_tree_of.c finds the parameters of a checkpoint.
  */
-#ifndef FSDPCKPT_WRAP_MODULE_TREE_H
-#define FSDPCKPT_WRAP_MODULE_TREE_H
+#pragma once
 
 #include "base/name_table.h"
 #include "fsdpckpt/wrap_policy.h"
@@ -71,5 +70,3 @@ bool fc_pattern_is_better(const char *pattern, fc_pattern_fit *best);
 
 /** @return whether `s` is a decimal number such as the names in a ModuleList; `value` receives it. */
 bool fc_name_is_number(fc_name s, uint64_t *value);
-
-#endif

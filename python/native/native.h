@@ -4,8 +4,7 @@
  *
  * It uses only the limited API of Python 3.10, so that one binary serves this and every later version.
  */
-#ifndef FSDPCKPT_PYTHON_NATIVE_H
-#define FSDPCKPT_PYTHON_NATIVE_H
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -77,5 +76,3 @@ PyObject *native_save(PyObject *module, PyObject *args, PyObject *keywords);
 PyObject *native_layout(PyObject *module, PyObject *args);
 PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keywords);
 PyObject *native_write_index(PyObject *module, PyObject *args);
-
-#endif

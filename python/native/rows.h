@@ -1,8 +1,7 @@
 /*
  * Values in memory, as Python describes them: a row is (name, path, dtype or None, encoding or None, shape, chunks).
  */
-#ifndef FSDPCKPT_PYTHON_ROWS_H
-#define FSDPCKPT_PYTHON_ROWS_H
+#pragma once
 
 #include "native.h"
 
@@ -18,5 +17,3 @@ bool native_rows(PyObject *rows, fc_arena *arena, fc_memory_tensor **out, size_t
 
 /** Checks that this process has the elements of all values. @return false with an exception set. */
 bool native_rows_have_data(const fc_memory_tensor *tensors, size_t count);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Runs a job of the library in a thread, while the calling thread answers Ctrl-C and reports progress.
  */
-#ifndef FSDPCKPT_PYTHON_WORK_H
-#define FSDPCKPT_PYTHON_WORK_H
+#pragma once
 
 #include "native.h"
 
@@ -18,5 +17,3 @@ typedef fc_code native_work(void *context, fc_progress *progress, fc_error *err)
  * @return false with an exception set.
  */
 bool native_run(native_work *work, void *context, PyObject *update);
-
-#endif

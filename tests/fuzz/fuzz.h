@@ -1,8 +1,7 @@
 /*
  * What the fuzzers of texts share: a file in memory with the input, and names to try rules on.
  */
-#ifndef FUZZ_H
-#define FUZZ_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 
@@ -57,5 +56,3 @@ static const char *const fuzz_names[] = {"model.layers.0.attention.wq.weight",
                                          "optim.state.layers.0.w1.weight.exp_avg",
                                          "a"};
 enum { FUZZ_NAMES = sizeof fuzz_names / sizeof *fuzz_names };
-
-#endif

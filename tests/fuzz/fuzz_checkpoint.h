@@ -1,8 +1,7 @@
 /*
  * What the fuzzers of checkpoints on disk share: what must hold for each tensor of one that opens.
  */
-#ifndef FUZZ_CHECKPOINT_H
-#define FUZZ_CHECKPOINT_H
+#pragma once
 
 #include "fsdpckpt/move.h"
 
@@ -72,5 +71,3 @@ static inline void fuzz_open(const char *path) {
     }
     fc_checkpoint_close(c);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * What the fuzzers of layouts share: the input as a series of choices, and a tensor that they cut into chunks.
  */
-#ifndef FUZZ_TENSOR_H
-#define FUZZ_TENSOR_H
+#pragma once
 
 #include "fsdpckpt/memory.h"
 
@@ -84,5 +83,3 @@ static inline bool make_tensor(source_tensor *t, choices *c) {
     cut(t, c, zeros, t->shape, 5);
     return true;
 }
-
-#endif

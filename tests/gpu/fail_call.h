@@ -1,8 +1,7 @@
 /*
  * Failures of single calls in jobs of several ranks on emulated GPUs (emulate/emulate.h).
  */
-#ifndef TESTS_GPU_FAIL_CALL_H
-#define TESTS_GPU_FAIL_CALL_H
+#pragma once
 
 #include "emulate/emulate.h"
 #include "gpu.h"
@@ -40,5 +39,3 @@ static inline bool fail_call(fail_call_work *work, int ranks, int gpu, long call
     }
     return failed != NULL;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Helpers of the GPU tests. A test without a GPU ends as skipped, with the reason.
  */
-#ifndef TESTS_GPU_H
-#define TESTS_GPU_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 
@@ -54,5 +53,3 @@ static inline void must_be(bool is_true, const char *what) {
         exit(1);
     }
 }
-
-#endif

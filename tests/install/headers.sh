@@ -10,7 +10,7 @@ for root; do
 done
 compile() {
     # shellcheck disable=SC2086 # a list of options
-    printf '#include <%s>\n' "$1" | "$2" -x "$3" "-std=$4" $flags -fsyntax-only -pedantic -Wall -Wextra -Werror - ||
+    printf '#include <%s>\nint used;\n' "$1" | "$2" -x "$3" "-std=$4" $flags -fsyntax-only -pedantic -Wall -Wextra -Werror - ||
         { echo "$1 does not compile alone as $4" >&2; failed=1; }
 }
 count=0

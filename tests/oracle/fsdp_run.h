@@ -1,8 +1,7 @@
 /*
  * A scenario of fsdp_tool while one rank runs it. fsdp_run.c reads the JSON, fsdp_plan.c adds units by a wrap policy.
  */
-#ifndef TESTS_FSDP_RUN_H
-#define TESTS_FSDP_RUN_H
+#pragma once
 
 #include "fsdpckpt/train/fsdp.h"
 
@@ -52,5 +51,3 @@ const json_t *run_spec(const rank_run *r, size_t unit);
 
 /* Plans the units with a policy, and adds them. */
 fc_code run_plan(rank_run *r, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Test cases for the communicators of all backends, as threads (tests/unit) and as processes (tests/mpi). Every rank
  * calls a case, which returns FC_OK or the failure. The expected bytes follow from the definition of each collective.
  */
-#ifndef TESTS_COMM_CASES_H
-#define TESTS_COMM_CASES_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 
@@ -30,5 +29,3 @@ typedef struct comm_case {
 
 /** All cases. The last entry has the name NULL. */
 extern const comm_case comm_cases[];
-
-#endif

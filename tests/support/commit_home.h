@@ -1,8 +1,7 @@
 /*
  * For tests of the commit: a directory of its own for each test, files in it, and a commit that records its messages.
  */
-#ifndef FSDPCKPT_TESTS_COMMIT_HOME_H
-#define FSDPCKPT_TESTS_COMMIT_HOME_H
+#pragma once
 
 #include "fsdpckpt/io.h"
 
@@ -26,5 +25,3 @@ void tell(void *unused, const char *line);
 /* Begins a commit whose messages go to `told`. It may replace files that begin with OURS and, in a directory, have a
    name of DCP or HDF5 shards, or of accelerate in a folder. */
 fc_code begin(const char *path, bool is_directory, bool force, uint64_t bytes, fc_commit **out, fc_error *err);
-
-#endif

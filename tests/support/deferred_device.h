@@ -2,8 +2,7 @@
  * A device that queues the work of its streams until synchronize. It then runs the work in an order that a seed chooses
  * among all that events allow. A race that a GPU shows rarely is reproducible here.
  */
-#ifndef TESTS_DEFERRED_DEVICE_H
-#define TESTS_DEFERRED_DEVICE_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 
@@ -21,5 +20,3 @@ fc_code deferred_device_new(const deferred_options *options, fc_device **out, fc
 
 /** Makes a communicator that defers the collectives of `inner`, which is borrowed, to their streams. */
 fc_code deferred_comm_new(fc_device *device, fc_comm *inner, fc_comm **out, fc_error *err);
-
-#endif

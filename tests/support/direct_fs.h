@@ -1,8 +1,7 @@
 /*
  * Controls how O_DIRECT behaves in a test. The test replaces pread or pwrite, and calls direct_fs_allows first.
  */
-#ifndef FSDPCKPT_TESTS_DIRECT_FS_H
-#define FSDPCKPT_TESTS_DIRECT_FS_H
+#pragma once
 
 #include <errno.h>
 #include <fcntl.h>
@@ -35,5 +34,3 @@ static bool direct_fs_allows(int fd, const void *buf, size_t *size, off_t at) {
     fs.direct += *size;
     return true;
 }
-
-#endif

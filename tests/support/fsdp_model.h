@@ -3,8 +3,7 @@
  * parameter plus a number of the rank, so it is wrong if the parameter is not unsharded in time. All work is on the
  * compute stream; the host never waits.
  */
-#ifndef TESTS_FSDP_MODEL_H
-#define TESTS_FSDP_MODEL_H
+#pragma once
 
 #include "fsdpckpt/train/fsdp.h"
 
@@ -39,5 +38,3 @@ void model_clear(fsdp_model *m);
 /** Returns the events of `actions` (a NULL-terminated list of names) as words "ACTION:unit", in a buffer of the thread.
  */
 const char *model_events(const fsdp_model *m, const char *const *actions);
-
-#endif

@@ -3,8 +3,7 @@
  * the number of the tensor and the position of the element, so any program can check them. Byte i (row-major in the
  * full tensor) of tensor t is (i·131 + ⌊i/256⌋·7 + t·29) mod 256; of a bool, that mod 2.
  */
-#ifndef FSDPCKPT_TESTS_H5_MAKE_H
-#define FSDPCKPT_TESTS_H5_MAKE_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -44,5 +43,3 @@ fc_code h5_made_fill(const h5_made *made, const fc_target_file *file, fc_error *
 
 /** Writes the whole checkpoint: create, reserve and fill each target file, finish, destroy. */
 fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err);
-
-#endif

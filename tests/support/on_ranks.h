@@ -1,8 +1,7 @@
 /*
  * Runs a function on ranks that are threads, and checks on them, for unit tests. Include it after cmocka.h.
  */
-#ifndef TESTS_ON_RANKS_H
-#define TESTS_ON_RANKS_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 
@@ -45,5 +44,3 @@ static void on_ranks(int size, void (*run)(fc_comm *comm)) {
             abort();                                                                                                   \
         }                                                                                                              \
     } while (0)
-
-#endif

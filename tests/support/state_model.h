@@ -2,8 +2,7 @@
  * A model for tests of state dicts, with uneven shapes, a shared parameter, a transposed one, bf16 and states of an
  * optimizer. Every element is a number that follows from its tensor and its place, so each rank can check its own.
  */
-#ifndef TESTS_STATE_MODEL_H
-#define TESTS_STATE_MODEL_H
+#pragma once
 
 #include "fsdpckpt/train/state_dict.h"
 
@@ -47,5 +46,3 @@ fc_code state_model_clear(state_model *m, fc_error *err);
 
 /** Compares the shards of this rank with what they must be after `steps` steps. @return FC_ECORRUPT. */
 fc_code state_model_check(const state_model *m, int steps, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * A checkpoint in memory for tests of the engine: random tensors, cut at random and stored at random: raw in files with
  * any strides, inline, filtered as in HDF5, or decodable only by the format. Keeps the full tensors to compare with.
  */
-#ifndef FAKE_FORMAT_H
-#define FAKE_FORMAT_H
+#pragma once
 
 #include "codec/strided.h"
 #include "fsdpckpt/format.h"
@@ -241,5 +240,3 @@ static inline size_t fake_add(fake *f, fc_dtype dtype, int ndim, const int64_t *
     }
     return t;
 }
-
-#endif

@@ -2,8 +2,7 @@
  * A target for tests of the engine: random boxes of the tensors of fake_format.h in one file, and the check of every
  * byte of that file.
  */
-#ifndef FAKE_TARGET_H
-#define FAKE_TARGET_H
+#pragma once
 
 #include "base/crc.h"
 #include "fsdpckpt/move.h"
@@ -171,5 +170,3 @@ static inline void target_check_digests(const fake *f, const fake_target *t, boo
     }
     assert_memory_equal(t->digests, sums, sizeof sums);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Runs a case of tests/support/comm_cases.h on 1 to 8 ranks, which are threads. Include it after cmocka.h.
  */
-#ifndef TESTS_ON_ALL_SIZES_H
-#define TESTS_ON_ALL_SIZES_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 
@@ -14,5 +13,3 @@ static inline void on_all_sizes(fc_code (*run)(fc_comm *, void *, fc_error *)) {
         assert_int_equal(rc, FC_OK);
     }
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Parts of the page of inspect --html.
  */
-#ifndef FSDPCKPT_CLI_INSPECT_PAGE_PAGE_H
-#define FSDPCKPT_CLI_INSPECT_PAGE_PAGE_H
+#pragma once
 
 #include "inspect/inspect.h"
 
@@ -20,5 +19,3 @@ void html_stats_badge(inspection *in, const inspect_line *line);
 void html_stats_terms(inspection *in, const inspect_line *line);
 /** Writes the numbers and histograms of the tensors of each line for the script. */
 void html_stats_data(inspection *in);
-
-#endif

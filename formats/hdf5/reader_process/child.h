@@ -4,8 +4,7 @@
  * libhdf5 is not designed for malicious files. The parent opens the files, and the child inherits their descriptors. It
  * can only read them, compute, and write to one pipe. This file does not depend on HDF5.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -95,5 +94,3 @@ void fc_h5_child_become(const fc_h5_job *job, int out, int shared, pid_t parent)
 
 /** Closes all descriptors except those to keep and `out`, and opens /dev/null as 0, 1 and 2. */
 bool fc_h5_child_close_others(const fc_h5_job *job, int out);
-
-#endif

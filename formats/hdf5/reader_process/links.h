@@ -1,8 +1,7 @@
 /*
  * In the reader process: the links of a group.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_LINKS_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_LINKS_H
+#pragma once
 
 #include <hdf5.h>
 
@@ -24,5 +23,3 @@ typedef struct fc_h5_links {
  */
 herr_t fc_h5_links_read(hid_t file, hid_t group, fc_h5_links *links);
 void fc_h5_links_free(fc_h5_links *links);
-
-#endif

@@ -2,8 +2,7 @@
  * A list of the other files that a file's data is in: those of links, virtual datasets and external storage. Runs only
  * in the child. The parent protects these files from being replaced, and notices when they change.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_OTHERS_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_OTHERS_H
+#pragma once
 
 #include "base/name_table.h"
 #include "hdf5/reader_process/records.h"
@@ -20,5 +19,3 @@ void fc_h5_send_others(fc_h5_sink *out, const fc_h5_names *others);
 
 /** Frees the names. */
 void fc_h5_free_others(fc_h5_names *others);
-
-#endif

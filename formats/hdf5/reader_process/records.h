@@ -9,8 +9,7 @@
  * other file that is read, then END. FAILURE
  * may come anywhere and ends the stream.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "hdf5/reader_process/child.h"
@@ -170,5 +169,3 @@ fc_code fc_h5_child_failure(fc_h5_record *record, const char *path, fc_error *er
  */
 fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
                         fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * The code that runs in the reader process: it walks HDF5 files with libhdf5 and sends records, and reads boxes that
  * only libhdf5 can decode. The parent trusts nothing of it.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
+#pragma once
 
 #include "hdf5/reader_process/records.h"
 #include "hdf5/reader_process/vfd.h"
@@ -107,5 +106,3 @@ fc_h5_way fc_h5_choose_way(const fc_h5_chunked *chunked, hsize_t *stored);
 
 /** Sends the stored chunks. @return false when the index is damaged. */
 bool fc_h5_send_chunks(const fc_h5_chunked *chunked, fc_h5_way way, hsize_t stored);
-
-#endif

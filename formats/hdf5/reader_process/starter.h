@@ -4,8 +4,7 @@
  * by a copy of this process that was made before there were threads. It knows the checkpoint as it was opened, waits
  * for requests, and does nothing else.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_STARTER_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_STARTER_H
+#pragma once
 
 #include "hdf5/reader_process/child.h"
 
@@ -42,5 +41,3 @@ void fc_h5_starter_stop(fc_h5_starter *starter);
 /** Like fc_h5_child_start, with the job made from `request` and the time limits of `like`. Thread-safe. */
 fc_code fc_h5_child_start_by(fc_h5_starter *starter, fc_h5_child *child, const fc_h5_request *request, int input,
                              const fc_h5_job *like, fc_error *err);
-
-#endif

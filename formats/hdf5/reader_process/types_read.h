@@ -1,8 +1,7 @@
 /*
  * Classifies HDF5 datatypes. Runs in the reader process.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
+#pragma once
 
 #define H5_USE_110_API
 #include <hdf5.h>
@@ -31,5 +30,3 @@ fc_h5_type fc_h5_type_read(hid_t type, const char *name, bool trusted_name);
 
 /** Writes a short text for people, such as "compound of 24 bytes", to `buf`. */
 void fc_h5_type_text(hid_t type, char *buf, size_t size);
-
-#endif

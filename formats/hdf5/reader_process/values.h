@@ -2,8 +2,7 @@
  * HDF5 values as JSON text: attributes and string datasets. Runs in the reader process. The mapping is that of
  * docs/HDF5_SCHEMA.md, "Objects"; a value without a meaning outside its file is represented by its type.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VALUES_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VALUES_H
+#pragma once
 
 #define H5_USE_110_API
 #include <hdf5.h>
@@ -34,5 +33,3 @@ bool fc_h5_read_u64(hid_t object, const char *name, uint64_t *value);
  * too long.
  */
 int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t max);
-
-#endif

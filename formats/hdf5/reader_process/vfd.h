@@ -2,8 +2,7 @@
  * An HDF5 file driver for a descriptor that was opened beforehand, because the confined reader process cannot open
  * paths. Runs only in the child.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VFD_H
-#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VFD_H
+#pragma once
 
 #define H5_USE_110_API
 #include <hdf5.h>
@@ -46,5 +45,3 @@ hid_t fc_h5_vfd_register(void);
 
 /** @return a file access property list that reads `source` through the driver, or a negative number. */
 hid_t fc_h5_vfd_fapl(hid_t driver, const fc_h5_source *source);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Declarations shared by view_plan.c, which plans the datasets of a view, and view.c, which writes them.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
-#define FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
+#pragma once
 
 #include "hdf5/writer/image_external.h"
 #include "hdf5/writer/image_map.h"
@@ -47,5 +46,3 @@ typedef struct fc_h5_viewed {
  * @return FC_EUNSUPPORTED with the tensors that cannot be viewed.
  */
 fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Builds bytes of a file in memory, with little-endian numbers like HDF5. Running out of memory is recorded, and
  * checked once at the end.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_BUFFER_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_BUFFER_H
+#pragma once
 
 #include "base/grow.h"
 
@@ -60,5 +59,3 @@ static inline void fc_h5_add_zeros(fc_h5_buffer *b, size_t size) {
 static inline void fc_h5_pad(fc_h5_buffer *b, size_t to) {
     fc_h5_add_zeros(b, (to - b->size % to) % to);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The groups of an image, which lead from the root to the datasets of the file.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_GROUPS_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_GROUPS_H
+#pragma once
 
 #include "hdf5/writer/image.h"
 #include "hdf5/writer/tree.h"
@@ -28,5 +27,3 @@ fc_code fc_h5_groups_find(fc_h5_groups *groups, fc_h5_image *image, fc_error *er
  *  @param crc64_at offset of the value of header_crc64 in `root`. */
 fc_code fc_h5_groups_make(fc_h5_groups *groups, fc_h5_image *image, const fc_h5_buffer *root, size_t crc64_at,
                           fc_error *err);
-
-#endif

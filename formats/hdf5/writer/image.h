@@ -11,8 +11,7 @@
  * after its members; fc_h5_image_lay_out; fc_h5_image_create; chunks; fc_h5_image_write. Call fc_h5_image_free in any
  * case, even after a failure.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
@@ -173,5 +172,3 @@ fc_code fc_h5_image_create(fc_h5_image *image, fc_error *err);
 /** Sets the digest of the headers and all checksums, and writes the headers. A file with chunks gets its final length.
  *  @param header_crc64 receives that digest; may be NULL. */
 fc_code fc_h5_image_write(fc_h5_image *image, uint64_t *header_crc64, fc_error *err);
-
-#endif

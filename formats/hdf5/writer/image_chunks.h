@@ -3,8 +3,7 @@
  * 1.8 reads. The number of chunks determines its size, so it gets its place among the headers before the chunks have
  * theirs. Entries are filled in as chunks are placed.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_CHUNKS_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_CHUNKS_H
+#pragma once
 
 #include "hdf5/tables.h"
 #include "hdf5/writer/image.h"
@@ -49,5 +48,3 @@ fc_h5_chunk_row fc_h5_image_placed(const fc_h5_image *image, size_t number, uint
 
 /** Completes the indexes. @return FC_EIO if a chunk was not placed. */
 fc_code fc_h5_image_finish_indexes(fc_h5_image *image, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Datasets whose bytes are in other files (HDF5's external storage).
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_EXTERNAL_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_EXTERNAL_H
+#pragma once
 
 #include "hdf5/writer/image.h"
 
@@ -20,5 +19,3 @@ size_t fc_h5_image_add_names(fc_h5_image *image, const fc_h5_segment *segments, 
 
 /** Adds the fill value, list of files and layout of a dataset of up to FC_H5_SEGMENTS segments, in their order. */
 void fc_h5_image_external(fc_h5_image *image, size_t names, const fc_h5_segment *segments, size_t count);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The list of mappings of a virtual dataset in an image.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_MAP_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_MAP_H
+#pragma once
 
 #include "hdf5/writer/image.h"
 
@@ -29,5 +28,3 @@ void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, cons
 /** Puts the list into the global heap. */
 fc_h5_heap_id fc_h5_list_end(fc_h5_list *list, fc_h5_image *image);
 void fc_h5_list_free(fc_h5_list *list);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Sets attributes of the schema in an image. schema.c has their names and types.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_SET_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_SET_H
+#pragma once
 
 #include "hdf5/schema.h"
 #include "hdf5/writer/image.h"
@@ -19,5 +18,3 @@ void fc_h5_set_texts(fc_h5_holder *holder, fc_h5_attribute attribute, size_t cou
 void fc_h5_set_ints(fc_h5_holder *holder, fc_h5_attribute attribute, size_t count, const int64_t *values);
 /** Sets an attribute with one number, which is signed, unsigned or a reference according to the schema. */
 void fc_h5_set_number(fc_h5_holder *holder, fc_h5_attribute attribute, uint64_t value);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Writes the tables of index.h5.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TABLES_OUT_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_TABLES_OUT_H
+#pragma once
 
 #include "hdf5/writer/image.h"
 
@@ -15,5 +14,3 @@ fc_code fc_h5_tables_add(struct fc_h5_writer *w, const uint64_t *digests, fc_h5_
 
 /** Sets the size of index.h5, which must be known by now, and the digest of the tables. */
 void fc_h5_tables_seal(fc_h5_image *image, size_t at);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The groups and datasets of a target, computed once for all of its files.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TREE_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_TREE_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -45,5 +44,3 @@ fc_code fc_h5_tree_build(const fc_target *target, fc_arena *arena, fc_h5_tree *t
 
 /** @return the absolute path of a node, such as "/a/b", from `arena`; NULL when out of memory. */
 char *fc_h5_tree_path(const fc_h5_tree *tree, uint32_t node, fc_arena *arena);
-
-#endif

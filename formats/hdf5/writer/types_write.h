@@ -1,8 +1,7 @@
 /*
  * The HDF5 datatype of each element type; the table is in docs/HDF5_SCHEMA.md, "Tensors".
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -17,5 +16,3 @@ enum { FC_H5_ELEMENT_MAX = 16 /**< bytes of the largest element */ };
  * Writes the little-endian element that programs read if a shard file is missing: NaN, or the extreme of an integer.
  */
 void fc_h5_absent_value(fc_dtype dtype, unsigned char value[FC_H5_ELEMENT_MAX]);
-
-#endif

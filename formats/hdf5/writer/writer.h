@@ -2,8 +2,7 @@
  * Shared by the parts of the writer: target_file.c makes the full file and the shard files, index.c makes index.h5, and
  * attributes.c sets the attributes.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
+#pragma once
 
 #include "hdf5/writer/set.h"
 #include "hdf5/writer/tables_out.h"
@@ -57,5 +56,3 @@ fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *ten
 
 /** Writes index.h5, which has every value as a whole. @param digests those of target->tensors. */
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The content of the shard files, recorded as they are made, for the tables of index.h5.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
-#define FSDPCKPT_FORMATS_HDF5_WRITER_WRITTEN_H
+#pragma once
 
 #include "fsdpckpt/target.h"
 #include "hdf5/tables.h"
@@ -36,5 +35,3 @@ fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const f
 bool fc_h5_written_take(fc_h5_written *written, struct fc_notes *notes);
 fc_code fc_h5_written_add(fc_h5_written *written, const void *notes, fc_error *err);
 void fc_h5_written_free(fc_h5_written *written);
-
-#endif

@@ -4,8 +4,7 @@
  * state dict, object.c handles values that are not tensors, extent.c finds bytes, same.c compares them, and reader.c
  * makes a manifest.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_FILE_FILE_H
-#define FSDPCKPT_FORMATS_TORCH_FILE_FILE_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "torch/object/item.h"
@@ -223,5 +222,3 @@ fc_code fc_torch_object_json(const fc_checkpoint *checkpoint, const fc_tensor *o
                              const char **json, fc_error *err);
 fc_code fc_torch_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                         fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * A list of strings that is in no file, as a value like those of a file. Some trainers' optimizers number their
  * parameters; with this, param_groups list their names instead.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_FILE_NAME_LIST_H
-#define FSDPCKPT_FORMATS_TORCH_FILE_NAME_LIST_H
+#pragma once
 
 #include "torch/file/file.h"
 #include "torch/pickle/write.h"
@@ -20,5 +19,3 @@ void fc_torch_name_list_add(torch_name_list *list, const char *name);
 /** Ends the list and sets `list->f`. */
 fc_code fc_torch_name_list_end(torch_name_list *list, const torch_file *f, fc_error *err);
 void fc_torch_name_list_free(torch_name_list *list);
-
-#endif

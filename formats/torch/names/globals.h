@@ -2,8 +2,7 @@
  * What the names of classes and functions in a pickle mean: those of the allowlist (globals.c), those that are known to
  * run code (dangerous.c), and in harmless.h those that may be called because they only make data.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_NAMES_GLOBALS_H
-#define FSDPCKPT_FORMATS_TORCH_NAMES_GLOBALS_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -89,5 +88,3 @@ const char *fc_storage_class(fc_dtype dtype);
 
 /** @return the names of the fields of `cls` in slot order, NULL-terminated. */
 const char *const *fc_class_fields(fc_class cls);
-
-#endif

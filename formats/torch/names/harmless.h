@@ -27,8 +27,7 @@
  *
  * After a slot, `?` means that it and all later ones may be missing, and `*` that it repeats. `|` separates patterns.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_NAMES_HARMLESS_H
-#define FSDPCKPT_FORMATS_TORCH_NAMES_HARMLESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -57,5 +56,3 @@ bool fc_harmless_is_activation(const char *name);
 
 /** @return whether it is a layer of torch.nn, such as a loss that was saved with the weights. */
 bool fc_harmless_is_layer(const char *module, size_t module_len, const char *name, size_t name_len);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Lists of names as one text, with a space between two of them.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_NAMES_WORDS_H
-#define FSDPCKPT_FORMATS_TORCH_NAMES_WORDS_H
+#pragma once
 
 #include <stdbool.h>
 #include <string.h>
@@ -32,5 +31,3 @@ static inline bool fc_words_have(const char *words, const char *name, size_t len
     }
     return false;
 }
-
-#endif

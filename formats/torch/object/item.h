@@ -2,8 +2,7 @@
  * One torch.save archive: its pickle, and the location of its tensors' bytes. An item of DCP contains one tensor or one
  * object; a `.pt` file contains a whole state dict.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_ITEM_H
-#define FSDPCKPT_FORMATS_TORCH_OBJECT_ITEM_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/box.h"
@@ -123,5 +122,3 @@ fc_code fc_torch_json_range(int fd, const char *path, uint64_t offset, uint64_t 
 /** Like fc_torch_json, for an archive in memory. Frees the malloc'ed `bytes`. */
 fc_code fc_torch_json_memory(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena,
                              const char **json, fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Shared by the two halves of the decoding of pickled values as JSON: json.c knows the values of Python itself,
  * json_instance.c instances of the harmless classes of other modules.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_JSON_H
-#define FSDPCKPT_FORMATS_TORCH_OBJECT_JSON_H
+#pragma once
 
 #include "torch/pickle/pickle.h"
 
@@ -35,5 +34,3 @@ json_t *fc_torch_json_named(const fc_pickle *p, const char *tag, fc_pv global);
 
 /** Decodes a call of a class or function that is known to be harmless. */
 json_t *fc_torch_json_instance(fc_torch_json_writer *w, fc_pv call);
-
-#endif

@@ -2,8 +2,7 @@
  * Examines what loading a torch.save archive with PyTorch would do. The functions are fc_object_encoding.examine and
  * examine_memory of "torch.save".
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_VERDICT_H
-#define FSDPCKPT_FORMATS_TORCH_OBJECT_VERDICT_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 
@@ -14,5 +13,3 @@ fc_code fc_torch_verdict(int fd, const char *path, uint64_t offset, uint64_t len
 /** Likewise examines an archive in memory, and frees the malloc'ed `bytes`. */
 fc_code fc_torch_verdict_memory(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
                                 fc_error *err);
-
-#endif

@@ -2,8 +2,7 @@
  * Writes objects to torch.save and DCP files: those of other formats, whose bytes PyTorch cannot read, and torch.save
  * archives.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H
-#define FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 #include "torch/pickle/write.h"
@@ -44,5 +43,3 @@ fc_code fc_torch_inners_add(const fc_torch_inners *inners, fc_torch_zip *zip, fc
 
 /** Frees the content of `inners`. */
 void fc_torch_inners_free(fc_torch_inners *inners);
-
-#endif

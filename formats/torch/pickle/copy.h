@@ -5,8 +5,7 @@
  *
  * Storages get new keys, and the caller copies their records.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_COPY_H
-#define FSDPCKPT_FORMATS_TORCH_PICKLE_COPY_H
+#pragma once
 
 #include "torch/pickle/pickle.h"
 #include "torch/pickle/write.h"
@@ -44,5 +43,3 @@ fc_code fc_pickle_copy_value(fc_pickle_copy *copy, fc_pv v, fc_error *err);
 
 /** Frees the content of `copy`, but neither the pickle nor the pickler. */
 void fc_pickle_copy_free(fc_pickle_copy *copy);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Judges what Python would run besides creating data when it loads a pickle: see judge.c.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_JUDGE_H
-#define FSDPCKPT_FORMATS_TORCH_PICKLE_JUDGE_H
+#pragma once
 
 #include "torch/names/harmless.h"
 #include "torch/pickle/machine.h"
@@ -58,5 +57,3 @@ bool fc_global_is_reference(const char *module, const char *name);
 
 /** @return whether a string is a name with a meaning for Python, such as __class__. */
 bool fc_pickle_is_dunder(const fc_pickle *p, fc_pv name);
-
-#endif

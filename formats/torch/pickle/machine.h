@@ -3,8 +3,7 @@
  * machine. read.c decodes opcodes, value.c stores values, build.c replaces calls by values, and pickle.c runs the
  * opcodes.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_MACHINE_H
-#define FSDPCKPT_FORMATS_TORCH_PICKLE_MACHINE_H
+#pragma once
 
 #include "torch/pickle/opcodes.h"
 #include "torch/pickle/pickle.h"
@@ -172,5 +171,3 @@ void fc_pickle_note_risk(fc_pickle *p, fc_pickle_risk risk, fc_pv global);
 static inline fc_code fc_pickle_nomem(fc_pickle_vm *vm) {
     return fc_pickle_fail(&vm->reader, FC_ENOMEM, "out of memory");
 }
-
-#endif

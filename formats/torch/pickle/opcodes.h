@@ -2,8 +2,7 @@
  * The opcodes that Python's pickle writes in protocols 2 to 5, and those of Python 2's strings. Python's pickletools
  * documents them.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_OPCODES_H
-#define FSDPCKPT_FORMATS_TORCH_PICKLE_OPCODES_H
+#pragma once
 
 typedef enum fc_pickle_opcode {
     FC_PICKLE_MARK = '(',
@@ -57,5 +56,3 @@ typedef enum fc_pickle_opcode {
     FC_PICKLE_FRAME = 0x95,
     FC_PICKLE_BYTEARRAY8 = 0x96
 } fc_pickle_opcode;
-
-#endif

@@ -8,8 +8,7 @@
  * and the input is read through a small window. Time and memory are linear in the size of the input, and nothing
  * recurses.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_PICKLE_H
-#define FSDPCKPT_FORMATS_TORCH_PICKLE_PICKLE_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 #include "torch/names/globals.h"
@@ -263,5 +262,3 @@ static inline const fc_pickle_container *fc_pickle_container_of(const fc_pickle 
 static inline fc_pv fc_pickle_persid(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v)];
 }
-
-#endif

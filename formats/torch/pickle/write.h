@@ -19,8 +19,7 @@
  *     rc = fc_torch_pickle_end(&w, err);                       w.bytes, w.size
  *     fc_torch_pickle_free(&w);
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
-#define FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
@@ -105,5 +104,3 @@ typedef struct fc_torch_tensor_out {
 
 /** Writes a tensor like torch.save. */
 void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The windows over an archive, which zip.c and read.c share.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_ZIP_WINDOW_H
-#define FSDPCKPT_FORMATS_TORCH_ZIP_WINDOW_H
+#pragma once
 
 #include "torch/zip/zip.h"
 
@@ -14,5 +13,3 @@ fc_code fc_zip_load(fc_zip *zip, fc_zip_window *window, uint64_t at, uint64_t si
  * otherwise by a pread. Valid until the next call.
  */
 fc_code fc_zip_view(fc_zip *zip, uint64_t at, uint64_t size, const unsigned char **bytes, fc_error *err);
-
-#endif

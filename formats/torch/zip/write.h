@@ -14,8 +14,7 @@
  *     fc_torch_zip_set_crc32(&zip, 0, crc) …                            after the data was written
  *     fc_torch_zip_write(&zip, fd, path, start, err)                    writes everything except the data
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_ZIP_WRITE_H
-#define FSDPCKPT_FORMATS_TORCH_ZIP_WRITE_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -86,5 +85,3 @@ fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_er
 
 /** Frees the content of `zip`, which may be zeroed. */
 void fc_torch_zip_free(fc_torch_zip *zip);
-
-#endif

@@ -5,8 +5,7 @@
  * refuses everything that could make two readers see different bytes: bytes before the first record, names that differ
  * only in case, overlaps, local headers that disagree with the central directory, directory bits, encryption.
  */
-#ifndef FSDPCKPT_FORMATS_TORCH_ZIP_ZIP_H
-#define FSDPCKPT_FORMATS_TORCH_ZIP_ZIP_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -75,5 +74,3 @@ const fc_zip_entry *fc_zip_find(const fc_zip *zip, const char *name);
  * @param bytes receives malloc'ed memory of entry->size bytes, owned by the caller.
  */
 fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err);
-
-#endif

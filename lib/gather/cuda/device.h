@@ -1,8 +1,7 @@
 /*
  * The structs of a GPU device, its streams and its events. The module `cuda` makes them; the module `nccl` reads them.
  */
-#ifndef FSDPCKPT_GATHER_CUDA_DEVICE_H
-#define FSDPCKPT_GATHER_CUDA_DEVICE_H
+#pragma once
 
 #include "fsdpckpt/gather/device.h"
 
@@ -53,5 +52,3 @@ static inline void fc_cuda_leave(const fc_device *device, int before) {
         cudaSetDevice(before);
     }
 }
-
-#endif

@@ -2,8 +2,7 @@
  * The GPU kernels: strided copies, casts, sums, quotients, products and powers. Each function launches work on a stream
  * and returns the result of the launch. The caller has checked the arguments.
  */
-#ifndef FSDPCKPT_GATHER_CUDA_KERNELS_H
-#define FSDPCKPT_GATHER_CUDA_KERNELS_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -39,5 +38,4 @@ cudaError_t fc_cuda_probe(void);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

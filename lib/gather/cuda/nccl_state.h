@@ -2,8 +2,7 @@
  * The state of an NCCL communicator. nccl.c has the collectives, nccl_wait.c waits, nccl_abort.c gives up, nccl_join.c
  * makes communicators.
  */
-#ifndef FSDPCKPT_GATHER_CUDA_NCCL_STATE_H
-#define FSDPCKPT_GATHER_CUDA_NCCL_STATE_H
+#pragma once
 
 #include "fsdpckpt/gather/device_comm.h"
 #include "gather/cuda/device.h"
@@ -77,5 +76,3 @@ void fc_nccl_abort(fc_comm *comm);
 bool fc_nccl_has_failed(fc_comm *comm);
 void fc_nccl_free(fc_comm *comm);
 fc_code fc_nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err);
-
-#endif

@@ -6,9 +6,9 @@
 
 #include <stddef.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "fsdpckpt/decls.h"
+
+FC_BEGIN_DECLS
 
 typedef struct fc_arena fc_arena;
 
@@ -33,7 +33,5 @@ char *fc_arena_printf(fc_arena *arena, const char *fmt, ...) __attribute__((form
 /** @return how many bytes the arena has taken from the system, which is more than was allocated from it. */
 size_t fc_arena_size(const fc_arena *arena);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 
 #include "fsdpckpt/select.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 typedef struct fc_average_options {
     const double *weights;         /**< one per source; they are divided by their sum. NULL: all are equal */
@@ -35,7 +33,5 @@ typedef struct fc_average_options {
 fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_average_options *options,
                         fc_checkpoint **out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -8,9 +8,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "fsdpckpt/decls.h"
+
+FC_BEGIN_DECLS
 
 /** The most dimensions of a tensor: HDF5's H5S_MAX_RANK. torch allows 64; more than 32 are FC_EUNSUPPORTED. */
 #define FC_MAX_DIMS 32
@@ -58,7 +58,5 @@ bool fc_row_major_strides(int ndim, const int64_t *sizes, int64_t *strides);
  */
 bool fc_is_row_major(int ndim, const int64_t *sizes, const int64_t *strides);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

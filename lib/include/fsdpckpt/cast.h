@@ -8,9 +8,7 @@
 
 #include <stddef.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * Converts `count` elements between FC_CLASS_FLOAT types like torch's Tensor.to(dtype): it rounds to nearest even,
@@ -18,7 +16,5 @@ extern "C" {
  */
 void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

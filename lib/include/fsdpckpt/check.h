@@ -10,9 +10,7 @@
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/select.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** The kinds of findings. Each has one message, in the table of lib/check/messages.c. */
 typedef enum fc_finding_kind {
@@ -165,7 +163,5 @@ fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *option
 fc_code fc_check_path(const char *path, const fc_check_options *options, fc_arena *arena, fc_checkpoint **checkpoint,
                       fc_report *out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

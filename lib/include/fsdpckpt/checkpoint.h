@@ -19,9 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** Stands for an unknown rank. */
 #define FC_NO_RANK UINT32_MAX
@@ -350,7 +348,5 @@ fc_code fc_checkpoint_object_verdict(const fc_checkpoint *checkpoint, const fc_t
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -17,9 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** XOR works on integers and booleans, AVG on floating-point and complex numbers, MIN and MAX on all but complex. */
 typedef enum fc_reduce { FC_REDUCE_SUM, FC_REDUCE_AVG, FC_REDUCE_MIN, FC_REDUCE_MAX, FC_REDUCE_XOR } fc_reduce;
@@ -103,7 +101,5 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
  */
 fc_code fc_comm_mpi(fc_comm **out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -8,9 +8,7 @@
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/select.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** The result for one name. FC_COMPARE_DIFFERENT and all later ones are differences. */
 typedef enum fc_comparison {
@@ -122,7 +120,5 @@ const char *fc_element_text(fc_dtype dtype, const void *bytes, char *buf);
 /** Computes the index along each dimension of element `at` of a row-major array of `shape`. */
 void fc_unravel(int ndim, const int64_t *shape, uint64_t at, int64_t *index);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -11,9 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "fsdpckpt/decls.h"
+
+FC_BEGIN_DECLS
 
 /** What a recorded digest covers. */
 typedef enum fc_digest_kind {
@@ -32,7 +32,5 @@ typedef struct fc_digest {
     const int64_t *sizes;    /**< GROUP only: the sizes of the box, in elements */
 } fc_digest;
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

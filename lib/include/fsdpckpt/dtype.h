@@ -8,9 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "fsdpckpt/decls.h"
+
+FC_BEGIN_DECLS
 
 typedef enum fc_dtype {
     FC_F64,
@@ -74,7 +74,5 @@ static inline uint32_t fc_dtype_size(fc_dtype dtype) {
 /** Finds a type by its torch_name or short_name of `len` bytes. @return false when there is none. */
 bool fc_dtype_find(const char *name, size_t len, fc_dtype *out);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

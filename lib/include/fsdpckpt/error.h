@@ -8,9 +8,9 @@
 #ifndef FSDPCKPT_ERROR_H
 #define FSDPCKPT_ERROR_H
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "fsdpckpt/decls.h"
+
+FC_BEGIN_DECLS
 
 /** What went wrong. The command line exits with the same number (FC_ENOMEM exits with 4). */
 typedef enum fc_code {
@@ -102,7 +102,5 @@ fc_code fc_context(fc_error *err, fc_code code, const char *fmt, ...) __attribut
 /** Returns the exit status of the command for `code`. */
 int fc_exit_status(fc_code code);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

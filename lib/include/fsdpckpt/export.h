@@ -8,9 +8,7 @@
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** Where the model was found in a checkpoint. The texts are in the caller's arena. */
 typedef struct fc_model_place {
@@ -114,7 +112,5 @@ fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, c
 /** Copies these files from one directory to another one. */
 fc_code fc_side_files_copy(const char *from, const char *const *names, const char *to, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -16,9 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** One parameter of a unit. A list of them is in the order of named_modules and their parameters. A parameter that
  *  several modules share is in the list once for each of them. */
@@ -108,7 +106,5 @@ int64_t fc_flat_shard_padding(const fc_flat_layout *layout, int64_t rank);
 /** The value that torch fills alignment padding with. It must never matter, and is easy to see if it does. */
 #define FC_FLAT_PADDING_VALUE 42
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

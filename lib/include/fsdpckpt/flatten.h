@@ -10,9 +10,7 @@
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/wrap_policy.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * Makes a checkpoint in which one one-dimensional tensor "<module>._flat_param" replaces the parameters of each unit,
@@ -40,7 +38,5 @@ bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
 /** fc_object.encoding of a value that does not come from a file. Its bytes are JSON. */
 #define FC_OBJECT_VALUE "fsdpckpt.value"
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

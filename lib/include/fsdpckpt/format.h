@@ -11,9 +11,7 @@
 #include "fsdpckpt/progress.h"
 #include "fsdpckpt/target.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 struct fc_comm;     /* comm.h */
 struct fc_findings; /* verify.h */
@@ -264,7 +262,5 @@ const fc_format *fc_format_find(const char *name);
  * has it. */
 const fc_format *fc_format_of_extension(const char *extension);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

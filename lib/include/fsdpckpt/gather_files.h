@@ -6,9 +6,7 @@
 
 #include "fsdpckpt/comm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * Copies the files below each rank's directory `source` to the existing, empty directory `into` of rank 0, under their
@@ -18,7 +16,5 @@ extern "C" {
  */
 fc_code fc_gather_files(fc_comm *comm, const char *source, const char *into, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -10,9 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 struct fc_progress; /* progress.h */
 
@@ -111,7 +109,5 @@ void fc_commit_abort(fc_commit *commit);
  */
 fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -13,9 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** How a rule of a tensor-parallel plan shards the parameters of the modules that it matches. */
 typedef enum fc_tp_style {
@@ -69,7 +67,5 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
  */
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** A box of a tensor in host memory. */
 typedef struct fc_memory_chunk {
@@ -54,7 +52,5 @@ void fc_memory_set_data(const fc_checkpoint *checkpoint, size_t index, size_t ch
 fc_code fc_memory_set_layout(fc_checkpoint *checkpoint, const fc_mesh *mesh, const fc_placement *placements,
                              fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -11,9 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 #define FC_MAX_MESH_DIMS 8
 
@@ -77,7 +75,5 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
  */
 int fc_placements_format(int count, const fc_placement *placements, char *buf, int size);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -10,9 +10,7 @@
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/select.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 struct fc_source_crc; /* lib/integrity/source_crc.h */
 
@@ -74,7 +72,5 @@ typedef struct fc_convert_report {
 fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

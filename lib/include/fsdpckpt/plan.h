@@ -6,9 +6,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * The chunks of one tensor, proved to cover each of its elements exactly once, and sorted so that those that overlap a
@@ -48,7 +46,5 @@ fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
                           fc_code (*visit)(void *context, const fc_overlap *overlap, fc_error *err), void *context,
                           fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

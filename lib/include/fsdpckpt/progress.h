@@ -11,9 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** What a job is doing. A conversion is OPENING, PLANNING, COPYING, CHECKING and SYNCING, in this order. */
 typedef enum fc_phase {
@@ -72,7 +70,5 @@ void fc_progress_begin(fc_progress *progress, fc_phase phase, fc_counted unit, u
  * FC_EINTERRUPTED if the job must stop. */
 fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/progress.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * Remembers the chunks of the tensors that are read, so that each of many small boxes is found without a search through
@@ -72,7 +70,5 @@ fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,
                       size_t count, const fc_work_options *options, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

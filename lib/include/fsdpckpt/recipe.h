@@ -9,9 +9,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/target.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 typedef struct fc_recipe fc_recipe;
 
@@ -69,7 +67,5 @@ fc_code fc_recipe_find_only(const fc_target *target, const fc_recipe_options *op
 fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc_recipe *recipe, fc_checkpoint **out,
                         fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -7,9 +7,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/mesh.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * Chooses, for each of `count` tensors, which of the ranks that hold its replicated boxes stores them, so that no rank
@@ -39,7 +37,5 @@ int64_t fc_replica_owner(const fc_mesh *mesh, const fc_placement *placements, co
 fc_code fc_held_owners(const fc_checkpoint *source, const fc_mesh *mesh, const fc_placement *placements,
                        uint32_t *owner_offsets, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -8,9 +8,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** The seal of "ckpt" is the file "ckpt.fsdpckpt-seal.json" next to it. */
 #define FC_SEAL_SUFFIX ".fsdpckpt-seal.json"
@@ -40,7 +38,5 @@ fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *o
  * new checkpoint, which is an error when that is opened. */
 void fc_seal_forget(const char *path);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

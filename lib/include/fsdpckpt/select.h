@@ -9,9 +9,7 @@
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/target.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** The dtype of the floating-point tensors of the source that match a glob. */
 typedef struct fc_dtype_rule {
@@ -106,7 +104,5 @@ fc_code fc_target_loads(const fc_target *target, uint64_t *loads, fc_error *err)
 /** Returns how many boxes the shard files store, each counted once, including empty ones. Saturates. */
 uint64_t fc_target_boxes(const fc_target *target);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -8,9 +8,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** How one tensor is sharded. */
 typedef struct fc_sharding {
@@ -73,7 +71,5 @@ int64_t fc_find_stages(const fc_tensor *const *tensors, size_t count, const fc_m
 fc_code fc_recognise_layout_of(const fc_checkpoint *source, int64_t ranks, fc_arena *arena, fc_mesh *mesh,
                                fc_placement **placements, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -8,9 +8,7 @@
 
 #include "fsdpckpt/move.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** What all processes agree on. */
 typedef struct fc_shards {
@@ -43,7 +41,5 @@ fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_work_op
 fc_code fc_shards_finish(const fc_shards *shards, const void *const *notes, const size_t *sizes, size_t count,
                          fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -9,9 +9,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/read.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 enum { FC_HISTOGRAM_BINS = 64 };
 
@@ -62,7 +60,5 @@ typedef struct fc_stats_options {
 fc_code fc_stats_read(const fc_checkpoint *checkpoint, const fc_tensor *const *tensors, size_t count,
                       const fc_stats_options *options, fc_arena *arena, fc_stats *out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

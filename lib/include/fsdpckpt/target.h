@@ -8,9 +8,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/mesh.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** A value of the target, and the value of the source that it comes from. */
 typedef struct fc_target_tensor {
@@ -64,7 +62,5 @@ typedef struct fc_target_file {
     const char *path; /**< out (fc_format_writer.reserve): the file that the engine writes to; owned by the writer */
 } fc_target_file;
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -10,9 +10,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/select.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** Returns the first flat parameter of a checkpoint, or NULL. @param count receives their number; may be NULL. */
 const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *count);
@@ -58,7 +56,5 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
 fc_code fc_checkpoint_open_model(const char *path, const fc_open_options *options, const fc_checkpoint *model,
                                  fc_checkpoint **out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -11,9 +11,7 @@
 
 #include <pthread.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** One defect. Its strings are valid only during the call. */
 typedef struct fc_defect {
@@ -61,7 +59,5 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
                   void (*report)(void *context, const fc_defect *defect), void *context, fc_verify_report *out,
                   fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -6,9 +6,7 @@
 
 #include "fsdpckpt/select.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 typedef struct fc_view_options {
     fc_selection selection; /**< include, exclude and strip_prefix; nothing else */
@@ -36,7 +34,5 @@ typedef struct fc_view_report {
 fc_code fc_view(const fc_checkpoint *source, const char *target, const fc_view_options *options, fc_view_report *report,
                 fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

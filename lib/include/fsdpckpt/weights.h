@@ -9,9 +9,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * Turns quantized weights, which are stored as codes and scales, into numbers of `dtype`: code × scale in float32,
@@ -48,7 +46,5 @@ typedef struct fc_adapter {
 fc_code fc_merge_adapters(fc_checkpoint *source, const fc_adapter *adapters, size_t count, fc_checkpoint **out,
                           size_t *merged, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

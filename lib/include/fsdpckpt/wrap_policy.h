@@ -20,9 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 #define FC_NO_MODULE UINT32_MAX
 
@@ -372,7 +370,5 @@ size_t fc_wrap_file_idle(const fc_wrap_file *file, const char **first);
 /** Returns the name of a strategy, e.g. "FULL_SHARD". */
 const char *fc_sharding_strategy_name(fc_sharding_strategy strategy);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -1,8 +1,7 @@
 /*
  * The structs of the emulated NCCL: communicators.c makes and ends communicators, collectives.c runs collectives.
  */
-#ifndef TESTS_GPU_EMULATE_COLLECTIVES_H
-#define TESTS_GPU_EMULATE_COLLECTIVES_H
+#pragma once
 
 #include "emulate.h"
 
@@ -83,5 +82,3 @@ void emulated_end_registrations(const struct ncclComm *comm);
 bool emulated_abort_in_group(struct ncclComm *comm);
 /* Counts an all-gather if its result is in registered memory. */
 void emulated_count_gather(const struct ncclComm *comm, const void *recv);
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The part of the CUDA runtime that lib/gather/cuda uses, for GPUs that runtime.c emulates. See emulate.h.
  */
-#ifndef TESTS_GPU_EMULATE_CUDA_RUNTIME_API_H
-#define TESTS_GPU_EMULATE_CUDA_RUNTIME_API_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -63,5 +62,4 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

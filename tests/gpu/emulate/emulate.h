@@ -14,8 +14,7 @@
  * FSDPCKPT_EMULATED_NCCL the version that ncclGetVersion gives (that of nccl.h). With an odd seed, calls of
  * non-blocking communicators also return before their work is on the stream, until the caller asks twice.
  */
-#ifndef TESTS_GPU_EMULATE_H
-#define TESTS_GPU_EMULATE_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -71,5 +70,4 @@ void emulated_die(const char *format, ...) __attribute__((format(printf, 1, 2), 
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,8 +1,7 @@
 /*
  * What runtime.c and memory.c share.
  */
-#ifndef TESTS_GPU_EMULATE_MACHINE_H
-#define TESTS_GPU_EMULATE_MACHINE_H
+#pragma once
 
 #include "emulate.h"
 
@@ -31,5 +30,3 @@ void emulated_start_memory(void);
             return emulated_error(error);                                                                              \
         }                                                                                                              \
     } while (0)
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * The part of NCCL that lib/gather/cuda/nccl.c uses, between threads of one process (collectives.c). See emulate.h.
  */
-#ifndef TESTS_GPU_EMULATE_NCCL_H
-#define TESTS_GPU_EMULATE_NCCL_H
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -76,5 +75,3 @@ ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataT
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
 ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
-
-#endif

@@ -6,9 +6,7 @@
 
 #include "fsdpckpt/gather/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** Strided elements on a device. A copy of the struct is a view of the same memory; free only one of the copies. */
 typedef struct fc_array {
@@ -48,7 +46,5 @@ fc_code fc_array_copy(const fc_array *dst, const fc_array *src, fc_stream *strea
 /** Makes a contiguous copy that does not require gradients, like tensor.detach().clone(). */
 fc_code fc_array_clone(const fc_array *src, fc_stream *stream, fc_array *out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

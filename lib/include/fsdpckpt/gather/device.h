@@ -14,9 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 typedef struct fc_stream fc_stream; /**< NULL stands for the default stream */
 typedef struct fc_event fc_event;
@@ -96,7 +94,5 @@ fc_code fc_device_cpu(fc_device **out, fc_error *err);
  */
 fc_code fc_device_cuda(int index, fc_device **out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

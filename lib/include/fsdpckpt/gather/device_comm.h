@@ -10,9 +10,7 @@
 #include "fsdpckpt/gather/device.h"
 #include "fsdpckpt/mesh.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * What a communicator has in place of the functions in fc_comm, for buffers in the memory of fc_comm.device. The work
@@ -93,7 +91,5 @@ fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_er
 fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
                           fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

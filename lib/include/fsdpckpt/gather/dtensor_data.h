@@ -10,9 +10,7 @@
 #include "fsdpckpt/gather/device_comm.h"
 #include "fsdpckpt/sharded_tensor/dtensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** A DeviceMesh with its process groups, on one rank. All ranks make and free it together. The
  * device of its communicators must outlive it. */
@@ -141,7 +139,5 @@ fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh
 fc_code fc_all_gather_dtensors(const fc_fsdp_tensor *tensors, size_t count, const fc_device_mesh *parent_mesh,
                                fc_stream *stream, fc_array *out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -10,9 +10,7 @@
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/sharded_tensor/sharding_spec.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** The metadata of a DTensor on one rank. A plain value that may be copied. */
 typedef struct fc_dtensor {
@@ -132,7 +130,5 @@ fc_code fc_chunk_tensor(const fc_chunk_source *source, int64_t rank, int64_t wor
 fc_code fc_chunk_dtensor(int ndim, const int64_t *shape, const fc_dtensor *tp, const fc_mesh *root_mesh,
                          const int64_t *coordinate, fc_dtensor *out, int64_t *offsets, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

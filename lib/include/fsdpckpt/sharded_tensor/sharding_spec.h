@@ -17,9 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** A torch.device. */
 typedef struct fc_torch_device {
@@ -150,7 +148,5 @@ fc_code fc_build_metadata(const fc_sharding_spec *spec, int ndim, const int64_t 
 fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_torch_device *tensor_device, int64_t rank,
                                   fc_arena *arena, fc_sharding_spec *out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

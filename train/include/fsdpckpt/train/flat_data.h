@@ -8,9 +8,7 @@
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/gather/array.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /**
  * Fills `flat`, which has at least layout->numel elements, from the parameters, which have the shapes of the layout.
@@ -30,7 +28,5 @@ fc_code fc_flat_shard(const fc_flat_layout *layout, const fc_array *flat, int64_
 fc_code fc_flat_shard_view(const fc_flat_layout *layout, const fc_array *shard, int64_t rank, size_t param,
                            fc_array *out, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

@@ -21,9 +21,7 @@
 #include "fsdpckpt/train/flat_data.h"
 #include "fsdpckpt/wrap_policy.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 typedef struct fc_fsdp fc_fsdp;               /**< the root state: streams, order, all units */
 typedef struct fc_fsdp_unit fc_fsdp_unit;     /**< a module that FSDP wraps */
@@ -350,7 +348,5 @@ fc_code fc_fsdp_handles_state(const fc_fsdp_unit *unit, fc_handle_state *out, fc
 /** Returns the bytes of device memory that unsharded parameters and temporary gradients use, and the most so far. */
 size_t fc_fsdp_memory(const fc_fsdp *fsdp, size_t *peak);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif

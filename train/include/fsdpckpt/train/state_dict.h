@@ -14,9 +14,7 @@
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/train/fsdp.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 /** StateDictType of torch. */
 typedef enum fc_state_dict_type {
@@ -121,7 +119,5 @@ void fc_fsdp_saver_free(fc_fsdp_saver *saver);
  */
 fc_code fc_fsdp_load(const fc_fsdp_state *state, fc_state_dict_type type, const fc_checkpoint *from, fc_error *err);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS
 #endif
