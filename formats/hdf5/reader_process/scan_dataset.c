@@ -19,8 +19,10 @@ enum { MAX_TEXT_OBJECT = 16 << 20, MAX_FILL = 64 };
 typedef struct description {
     fc_h5_walk *walk;
     hid_t dataset, type, space;
-    hid_t dcpl;  /* not set if `mapped` */
-    bool mapped; /* whether it is a dataset with elements in index.h5 */
+    hid_t dcpl;      /* not set if `mapped` or `plain` */
+    bool mapped;     /* whether it is a dataset with elements in index.h5 */
+    bool plain;      /* whether it has elements, which are stored at `address` without chunks or filters */
+    haddr_t address; /* HADDR_UNDEF: its bytes are not in one place of this file */
     fc_h5_dataset record;
     hsize_t dims[H5S_MAX_RANK], chunk[H5S_MAX_RANK + 1];
     int64_t shape[FC_MAX_DIMS], chunk64[FC_MAX_DIMS], global_shape[FC_MAX_DIMS], offsets[FC_MAX_DIMS];
@@ -281,11 +283,20 @@ static bool lost_encoding(const description *d) {
            strcmp(dtype, fc_dtype_get(FC_OPAQUE)->torch_name) == 0;
 }
 
+static H5D_layout_t layout_of(const description *d) {
+    return d->mapped ? H5D_VIRTUAL : d->plain ? H5D_CONTIGUOUS : H5Pget_layout(d->dcpl);
+}
+
+/* Like fc_h5_indirect. */
+static int indirection_of(const description *d) {
+    return d->mapped ? 1 : d->plain ? 0 : fc_h5_indirect(d->dcpl);
+}
+
 /* Locates the bytes. @return false if a record was already sent, or if the dataset must be refused with `text`. */
 static bool locate_data(description *d, bool in_other_file, const char **text) {
     fc_h5_dataset *r = &d->record;
     bool library = false, object = r->dtype == FC_OPAQUE;
-    H5D_layout_t layout = d->mapped ? H5D_VIRTUAL : H5Pget_layout(d->dcpl);
+    const H5D_layout_t layout = layout_of(d);
     for (int k = 0; k < r->ndim; k++) {
         d->chunk64[k] = 1;
     }
@@ -309,7 +320,7 @@ static bool locate_data(description *d, bool in_other_file, const char **text) {
             return false;
         }
     }
-    int indirect = fc_h5_indirect(d->dcpl);
+    const int indirect = indirection_of(d);
     d->walk->capture->failed = false;
     const hsize_t stored = H5Dget_storage_size(d->dataset); /* also 0 if the index cannot be read */
     if (d->walk->capture->failed) {
@@ -331,16 +342,15 @@ static bool locate_data(description *d, bool in_other_file, const char **text) {
         r->where = FC_H5_IN_CHUNKS;
         return true;
     }
-    haddr_t address = H5Dget_offset(d->dataset);
-    if (address == HADDR_UNDEF) {
+    if (d->address == HADDR_UNDEF) {
         r->where = object ? FC_H5_BY_LIBRARY : FC_H5_NOWHERE;
         return true;
     }
     r->where = FC_H5_AT_OFFSET;
-    r->offset = address;
+    r->offset = d->address;
     r->length = d->total;
     *text = "its storage is shorter than its shape (%s)";
-    return H5Dget_storage_size(d->dataset) == d->total;
+    return stored == d->total;
 }
 
 /* Refuses a dataset whose bytes are in other files that are missing, or that must not be followed. */
@@ -398,7 +408,7 @@ static void describe_dataset(description *d, bool in_other_file) {
         refuse_dataset(d, FC_ECORRUPT, "its shape or type is damaged (%s)");
         return;
     }
-    int indirect = d->mapped ? 1 : fc_h5_indirect(d->dcpl);
+    const int indirect = indirection_of(d);
     if (refuse_sources(d, indirect)) {
         return;
     }
@@ -451,9 +461,15 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
      * In index.h5, a dataset without an address is virtual. Its list of mappings is not read: copying it would take
      * half of the time of opening, and the shard files have the same information.
      */
-    d->mapped = walk->index && H5Sget_simple_extent_npoints(d->space) > 0 && H5Dget_offset(dataset) == HADDR_UNDEF;
-    d->dcpl = d->mapped ? H5I_INVALID_HID : H5Dget_create_plist(dataset);
-    if (d->type < 0 || d->space < 0 || (d->dcpl < 0 && !d->mapped)) {
+    const bool has_elements = H5Sget_simple_extent_npoints(d->space) > 0;
+    d->address = H5Dget_offset(dataset);
+    d->mapped = walk->index && has_elements && d->address == HADDR_UNDEF;
+    /* Copying the properties takes a tenth of the time of opening, and a dataset with an address has none to ask for.
+     */
+    d->plain = has_elements && d->address != HADDR_UNDEF && H5Dget_storage_size(dataset) > 0;
+    const bool needs_properties = !d->mapped && !d->plain;
+    d->dcpl = needs_properties ? H5Dget_create_plist(dataset) : H5I_INVALID_HID;
+    if (d->type < 0 || d->space < 0 || (d->dcpl < 0 && needs_properties)) {
         refuse_dataset(d, FC_ECORRUPT, "its header is corrupt (%s)");
     } else {
         read_our_attributes(d, present);

@@ -12,10 +12,17 @@
 #include <unistd.h>
 
 /*
- * Headers are read in blocks of 50 bytes to 4 KiB, one after the other. For an index of a thousand tensors, a window
- * saves two thousand system calls.
+ * Headers are read in blocks of 50 bytes to 4 KiB. For an index of a thousand tensors, a window saves two thousand
+ * system calls. Names, links and headers of datasets are in different places of a file, and are read in turn, so there
+ * are several windows.
  */
-enum { WINDOW = 64 << 10 };
+enum { WINDOW = 64 << 10, WINDOWS = 8 };
+
+typedef struct vfd_window {
+    haddr_t at; /* it contains `filled` bytes of the file from this address on */
+    size_t filled;
+    unsigned char *bytes; /* NULL until it is used */
+} vfd_window;
 
 typedef struct vfd_file {
     H5FD_t pub; /* must be the first member, because libhdf5 sees only this */
@@ -25,9 +32,8 @@ typedef struct vfd_file {
     haddr_t eoa, eof;
     dev_t device;
     ino_t inode;
-    haddr_t window_at; /* `window` contains `filled` bytes of the file from this address on */
-    size_t filled;
-    unsigned char window[WINDOW];
+    vfd_window windows[WINDOWS];
+    size_t oldest; /* the window that is filled next */
 } vfd_file;
 
 typedef struct vfd_info {
@@ -99,6 +105,9 @@ static herr_t vfd_close(H5FD_t *pub) {
     if (file->close_fd) {
         close(file->fd);
     }
+    for (size_t i = 0; i < WINDOWS; i++) {
+        free(file->windows[i].bytes);
+    }
     free(file);
     return 0;
 }
@@ -151,31 +160,55 @@ static bool read_range(vfd_file *file, haddr_t address, size_t size, unsigned ch
     return true;
 }
 
-static bool is_in_window(const vfd_file *file, haddr_t address, size_t size) {
-    return address >= file->window_at && address - file->window_at <= file->filled &&
-           size <= file->filled - (size_t)(address - file->window_at);
+/* @return the window that contains the bytes; NULL if none does. */
+static const vfd_window *find_window(const vfd_file *file, haddr_t address, size_t size) {
+    for (size_t i = 0; i < WINDOWS; i++) {
+        const vfd_window *w = &file->windows[i];
+        if (w->filled > 0 && address >= w->at && address - w->at <= w->filled &&
+            size <= w->filled - (size_t)(address - w->at)) {
+            return w;
+        }
+    }
+    return NULL;
+}
+
+/* Fills the oldest window with the bytes from `address` on, and those before it in its aligned block if both fit.
+ * @return it; NULL if they cannot be read. */
+static const vfd_window *fill_window(vfd_file *file, haddr_t address, size_t size) {
+    vfd_window *w = &file->windows[file->oldest];
+    const haddr_t aligned = address - address % WINDOW;
+    const haddr_t start = address - aligned + size <= WINDOW ? aligned : address;
+    const haddr_t left = file->eof - start;
+    const size_t wanted = left < WINDOW ? (size_t)left : WINDOW;
+    if (!w->bytes) {
+        w->bytes = fc_h5_child_calloc(1, WINDOW);
+    }
+    w->filled = 0;
+    if (!read_range(file, start, wanted, w->bytes)) {
+        return NULL;
+    }
+    w->at = start;
+    w->filled = wanted;
+    file->oldest = (file->oldest + 1) % WINDOWS;
+    return w;
 }
 
 /*
- * Reads headers through the window. Global heaps, which libhdf5 treats as raw data, are read through it only if it
- * already contains them.
+ * Reads headers through the windows. Global heaps, which libhdf5 treats as raw data, are read through them only if they
+ * already contain them.
  */
 static bool read_some(vfd_file *file, H5FD_mem_t type, haddr_t address, size_t size, unsigned char *out) {
-    if (!is_in_window(file, address, size)) {
-        haddr_t left = file->eof - address;
-        size_t wanted = left < WINDOW ? (size_t)left : WINDOW;
+    const vfd_window *w = find_window(file, address, size);
+    if (!w) {
         if (type == H5FD_MEM_DRAW || size > WINDOW) {
             return read_range(file, address, size, out);
         }
-        file->filled = 0;
-        if (!read_range(file, address, wanted, file->window)) {
-            return false;
-        }
-        file->window_at = address;
-        file->filled = wanted;
+        w = fill_window(file, address, size);
     }
-    memcpy(out, file->window + (address - file->window_at), size);
-    return true;
+    if (w) {
+        memcpy(out, w->bytes + (address - w->at), size);
+    }
+    return w != NULL;
 }
 
 static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address, size_t size, void *buffer) {
