@@ -210,6 +210,7 @@ const fc_format fc_format_accelerate = {
             .list = accelerate_list,
             .open = accelerate_open,
             .close = accelerate_close,
+            .rest = fc_dcp_rest,
             .extent = fc_dcp_extent,
             .object_json = fc_dcp_object_json,
             .digest = fc_dcp_digest,

@@ -137,6 +137,7 @@ const fc_format fc_format_dcp = {
             .list = dcp_list,
             .open = dcp_open,
             .close = dcp_close,
+            .rest = fc_dcp_rest,
             .extent = fc_dcp_extent,
             .object_json = fc_dcp_object_json,
             .digest = fc_dcp_digest,

@@ -185,6 +185,28 @@ fc_dcp_state *fc_dcp_state_new(size_t nfiles) {
     return state;
 }
 
+static void free_windows(open_file *o) {
+    for (int w = 0; w < WINDOWS; w++) {
+        free(o->windows[w].bytes);
+        o->windows[w] = (window){.bytes = NULL};
+    }
+}
+
+void fc_dcp_rest(const fc_checkpoint *checkpoint) {
+    fc_dcp_state *state = checkpoint->state;
+    pthread_mutex_lock(&state->lock);
+    for (size_t i = 0; i < state->nopen; i++) {
+        open_file *o = &state->open[i];
+        if (o->fd >= 0 && o->users == 0) {
+            close(o->fd);
+            o->fd = -1;
+            state->slots[o->file] = 0;
+            free_windows(o);
+        }
+    }
+    pthread_mutex_unlock(&state->lock);
+}
+
 void fc_dcp_state_free(fc_dcp_state *state) {
     if (!state) {
         return;
@@ -193,9 +215,7 @@ void fc_dcp_state_free(fc_dcp_state *state) {
         if (state->open[i].fd >= 0) {
             close(state->open[i].fd);
         }
-        for (int w = 0; w < WINDOWS; w++) {
-            free(state->open[i].windows[w].bytes);
-        }
+        free_windows(&state->open[i]);
     }
     pthread_mutex_destroy(&state->lock);
     free(state->open);

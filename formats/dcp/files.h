@@ -10,6 +10,9 @@ typedef struct fc_dcp_state fc_dcp_state;
 fc_dcp_state *fc_dcp_state_new(size_t nfiles);
 void fc_dcp_state_free(fc_dcp_state *state);
 
+/** An fc_format_reader.rest: closes the descriptors that are not acquired, and frees what was read ahead. */
+void fc_dcp_rest(const fc_checkpoint *checkpoint);
+
 /** Opens `file`, or finds it in the cache. It stays open until fc_dcp_release. Thread-safe. */
 fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err);
 void fc_dcp_release(const fc_checkpoint *checkpoint, uint32_t file);

@@ -6,6 +6,7 @@
 #include "fsdpckpt/format.h"
 
 #include "checkpoint/folder.h"
+#include "dcp/files.h"
 #include "dcp/with_torch_file.h"
 #include "torch/file/file.h"
 
@@ -37,6 +38,7 @@ const fc_format fc_format_lightning = {
             .list = lightning_list,
             .open = lightning_open,
             .close = fc_dcp_close_with_file,
+            .rest = fc_dcp_rest,
             .extent = fc_dcp_extent_with_file,
             .read = fc_torch_read,
             .object_json = fc_dcp_object_json_with_file,

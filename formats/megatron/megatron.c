@@ -6,6 +6,7 @@
  */
 #include "fsdpckpt/format.h"
 
+#include "dcp/files.h"
 #include "dcp/with_torch_file.h"
 #include "megatron/stages.h"
 #include "registry.h"
@@ -119,6 +120,7 @@ const fc_format fc_format_megatron = {
             .open = megatron_open,
             .check_header = megatron_check_header,
             .close = fc_dcp_close_with_file,
+            .rest = fc_dcp_rest,
             .extent = fc_dcp_extent_with_file,
             .read = fc_torch_read,
             .object_json = fc_dcp_object_json_with_file,

@@ -263,6 +263,12 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     return fc_format_open(NULL, path, options, out, err);
 }
 
+void fc_checkpoint_rest(const fc_checkpoint *checkpoint) {
+    if (checkpoint->state && checkpoint->format->reader.rest) {
+        checkpoint->format->reader.rest(checkpoint);
+    }
+}
+
 void fc_checkpoint_close(fc_checkpoint *checkpoint) {
     if (!checkpoint) {
         return;

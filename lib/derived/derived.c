@@ -127,6 +127,13 @@ static fc_code derived_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
     return FC_OK;
 }
 
+static void derived_rest(const fc_checkpoint *checkpoint) {
+    const fc_derived *d = checkpoint->state;
+    for (size_t i = 0; i < d->count; i++) {
+        fc_checkpoint_rest(d->sources[i]);
+    }
+}
+
 static void derived_close(fc_checkpoint *checkpoint) {
     fc_derived *d = checkpoint->state;
     if (d->kind->free) {
@@ -147,6 +154,7 @@ static fc_format make_format(const fc_derived_kind *kind, const fc_format *of) {
     }
     format.reader = (fc_format_reader){
         .close = derived_close,
+        .rest = derived_rest,
         .extent = derived_extent,
         .read = derived_read,
         .object_json = of->reader.object_json ? derived_object_json : NULL,

@@ -14,8 +14,8 @@ from ._arguments import checked
 from ._dtypes import numpy_dtype
 from ._errors import UsageError
 from ._index import read_axes, select
-from ._origin import Origin, Proof
-from ._placements import Mesh, MeshLike, Placement, Replicate, parts_of, placement_of
+from ._opened import Opened
+from ._placements import Mesh, MeshLike, Placement, Replicate, parts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,14 +39,14 @@ class Chunk(NamedTuple):
 class Tensor:
     """A tensor of an open checkpoint. It has no data: indexing and conversion read it."""
 
-    __slots__ = ("_checkpoint", "_index", "name", "shape", "torch_dtype", "_nchunks")
+    __slots__ = ("_opened", "_index", "name", "shape", "torch_dtype", "_nchunks")
 
     name: str
     shape: tuple[int, ...]
     torch_dtype: str
 
-    def __init__(self, checkpoint: Checkpoint, index: int, entry: tuple[str, str, tuple[int, ...], int]) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, opened: Opened, index: int, entry: tuple[str, str, tuple[int, ...], int]) -> None:
+        self._opened = opened
         self._index = index
         self.name, self.torch_dtype, self.shape, self._nchunks = entry
 
@@ -73,17 +73,18 @@ class Tensor:
     @property
     def mesh(self) -> Mesh | None:
         """The mesh that the checkpoint is sharded over; None if it is not."""
-        return self._checkpoint.mesh
+        return self._opened.layout()[0]
 
     @property
     def placements(self) -> tuple[Placement, ...] | None:
         """One placement per dimension of the mesh; None without a mesh."""
-        return self._checkpoint._placements(self._index)
+        mesh, placements = self._opened.layout()
+        return placements[self._index] if mesh else None
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
         """The boxes that are stored, and where."""
-        return tuple(Chunk(*parts) for parts in self._checkpoint._handle().chunks(self._index))
+        return tuple(Chunk(*parts) for parts in self._opened.handle().chunks(self._index))
 
     # ---- reading ----
 
@@ -161,7 +162,7 @@ class Tensor:
 
     def _read_to(self, offsets: list[int], sizes: list[int], address: int, nbytes: int) -> None:
         """Reads a box to `nbytes` bytes of memory, which the caller keeps."""
-        self._checkpoint._handle().read(self._index, offsets, sizes, address, nbytes)
+        self._opened.handle().read(self._index, offsets, sizes, address, nbytes)
 
     def _read(self, offsets: list[int], sizes: list[int], out: Array) -> None:
         self._read_to(offsets, sizes, out.__array_interface__["data"][0], out.nbytes)
@@ -178,23 +179,20 @@ class Tensor:
         return f"<Tensor {self.name!r} {self.torch_dtype} {list(self.shape)}{parts}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _tensor_of, (self._checkpoint, self.name)
-
-
-def _tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
-    return checkpoint[name]
+        return Tensor, (self._opened, self._index, (self.name, self.torch_dtype, self.shape, self._nchunks))
 
 
 class Objects(Mapping[str, Any]):
     """The values of a checkpoint that are not tensors, decoded on demand."""
 
-    def __init__(self, checkpoint: Checkpoint, indices: dict[str, int], sizes: dict[str, int]) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, opened: Opened, path: str, indices: dict[str, int], sizes: dict[str, int]) -> None:
+        self._opened = opened
+        self._path = path
         self._indices = indices
         self._sizes = sizes
 
     def __getitem__(self, name: str) -> Any:
-        return _objects.decode(self._checkpoint._handle().object_json(self._indices[name]))
+        return _objects.decode(self._opened.handle().object_json(self._indices[name]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._indices)
@@ -209,11 +207,11 @@ class Objects(Mapping[str, Any]):
         size = self._sizes[name]
         out = np.empty(size, "u1")
         address = out.__array_interface__["data"][0]
-        self._checkpoint._handle().read(self._indices[name], [0], [size], address, size)
+        self._opened.handle().read(self._indices[name], [0], [size], address, size)
         return out.tobytes()
 
     def __repr__(self) -> str:
-        return f"<{len(self)} objects of {self._checkpoint.path}>"
+        return f"<{len(self)} objects of {self._path}>"
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -221,38 +219,26 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @checked
     def __init__(self, path: Path, **options: Any) -> None:
-        self.path = os.fspath(path)
-        self._origin = Origin(self.path, options)
-        self._closed = False
-        self._native = _native.Checkpoint(self.path, **options)
-        self._pid = os.getpid()
-        self.format, self.producer, self.note = self._native.about()
+        self._set_up(os.fspath(path), Opened(os.fspath(path), options))
+
+    def _set_up(self, path: str, opened: Opened) -> None:
+        self.path = path
+        self._opened = opened
+        self.format, self.producer, self.note = opened.native.about()
         self._tensors: dict[str, Tensor] = {}
         objects: dict[str, int] = {}
         sizes: dict[str, int] = {}
-        for index, (name, dtype, shape, chunks) in enumerate(self._native.entries()):
+        for index, (name, dtype, shape, chunks) in enumerate(opened.native.entries()):
             if dtype is None:
                 objects[name] = index
                 sizes[name] = shape[0]
             else:
-                self._tensors[name] = Tensor(self, index, (name, dtype, shape, chunks))
-        self.objects = Objects(self, objects, sizes)
-        self._layout: tuple[Mesh | None, list[tuple[Placement, ...]]] | None = None
+                self._tensors[name] = Tensor(opened, index, (name, dtype, shape, chunks))
+        self.objects = Objects(opened, path, objects, sizes)
 
     def _names(self) -> list[str]:
         """The names of tensors and objects, in the order of the checkpoint."""
-        return [name for name, *_ in self._native.entries()]
-
-    def _handle(self) -> _native.Checkpoint:
-        """The open checkpoint. A forked process opens its own, because it shares processes and locks with its parent."""
-        if (self._pid != os.getpid() or self._origin.has_moved()) and not self._closed:
-            was = self._origin.proof(self._native)
-            again = _native.Checkpoint(self._origin.path, **self._origin.options)
-            self._origin = Origin(self._origin.path, self._origin.options)
-            self._origin.check(was, self._origin.proof(again))
-            self._native = again
-            self._pid = os.getpid()
-        return self._native
+        return [name for name, *_ in self._opened.native.entries()]
 
     # ---- the mapping ----
 
@@ -289,7 +275,7 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         import torch
 
-        native = self._handle()
+        native = self._opened.handle()
         state = {name: torch.empty(t.shape, dtype=getattr(torch, t.torch_dtype)) for name, t in self.items()}
         boxes = []
         for name, out in state.items():
@@ -307,28 +293,13 @@ class Checkpoint(Mapping[str, Tensor]):
     @property
     def mesh(self) -> Mesh | None:
         """The mesh that the checkpoint is sharded over, recorded or recognised from its chunks; None if there is none."""
-        return self._find_layout()[0]
-
-    def _find_layout(self) -> tuple[Mesh | None, list[tuple[Placement, ...]]]:
-        if self._layout is None:  # without a lock, which a forked process could inherit locked: threads find the same
-            try:
-                pairs, placements = self._handle().layout()
-            except NotImplementedError:  # chunks that follow no mesh
-                pairs, placements = (), []
-            mesh = Mesh(tuple(n for n, _ in pairs), tuple(s for _, s in pairs)) if pairs else None
-            self._layout = mesh, [tuple(placement_of(p) for p in row) for row in placements]
-        return self._layout
-
-    def _placements(self, index: int) -> tuple[Placement, ...] | None:
-        mesh, placements = self._find_layout()
-        return placements[index] if mesh else None
+        return self._opened.layout()[0]
 
     # ---- its life ----
 
     def close(self) -> None:
         """Closes it. Reads that other threads have begun finish."""
-        self._closed = True
-        self._native.close()
+        self._opened.close()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -339,7 +310,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._origin, self._origin.proof(self._handle()))
+        return _checkpoint_of, (self._opened,)
 
     def __repr__(self) -> str:
         objects = f", {len(self.objects)} objects" if self.objects else ""
@@ -397,9 +368,9 @@ def _suggest(name: object, names: Mapping[str, Tensor]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
-def _reopen(origin: Origin, was: Proof) -> Checkpoint:
-    checkpoint = Checkpoint(origin.path, **origin.options)
-    checkpoint._origin.check(was, checkpoint._origin.proof(checkpoint._native))
+def _checkpoint_of(opened: Opened) -> Checkpoint:
+    checkpoint = Checkpoint.__new__(Checkpoint)
+    checkpoint._set_up(opened.origin.path, opened)
     return checkpoint
 
 

@@ -19,8 +19,8 @@ def page(checkpoint: Checkpoint) -> str:
     """The page about a checkpoint, in a frame of its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "page.html")
-        options = {name.replace("_", "-"): value for name, value in checkpoint._origin.options.items() if name in _TAKEN}
-        _run.run("inspect", [checkpoint._origin.path], {**options, "html": file}, None, json=False)
+        options = {name.replace("_", "-"): value for name, value in checkpoint._opened.origin.options.items() if name in _TAKEN}
+        _run.run("inspect", [checkpoint._opened.origin.path], {**options, "html": file}, None, json=False)
         if os.path.getsize(file) > _MOST:
             return f"<pre>{html.escape(repr(checkpoint))}</pre>"
         with open(file, encoding="utf-8") as stream:

@@ -89,7 +89,7 @@ class HDF5Reader(StorageReader):
             properties = TensorProperties(dtype=getattr(torch, tensor.torch_dtype))
             values[name] = TensorStorageMetadata(properties=properties, size=size, chunks=[chunk])
         order = checkpoint._names()
-        paths = {name: tuple(path) for name, path in zip(order, checkpoint._handle().paths())}
+        paths = {name: tuple(path) for name, path in zip(order, checkpoint._opened.handle().paths())}
         self._names = {}
         if PIECES in checkpoint.objects:
             order = self._join(read_pieces(checkpoint.objects), order, values, paths)
@@ -192,7 +192,7 @@ def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner
         targets.append((item, target))
         nbytes = to.numel() * to.element_size()
         requests.append((tensor._index, tuple(item.storage_offsets), tuple(item.lengths), to.data_ptr(), nbytes))
-    checkpoint._handle().read_many(requests, jobs)
+    checkpoint._opened.handle().read_many(requests, jobs)
     for target, made in copies:
         target.copy_(made)
     for item, target in targets:

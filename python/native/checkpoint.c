@@ -30,9 +30,11 @@ static void release(checkpoint_object *self) {
     }
 }
 
-/* Ends the use that a call began. */
+/* Ends the use that a call began. Nothing stays open after the last one. */
 static void done_with(checkpoint_object *self) {
-    self->users--;
+    if (--self->users == 0) {
+        fc_checkpoint_rest(self->checkpoint);
+    }
     release(self);
 }
 

@@ -218,6 +218,12 @@ bool fc_checkpoint_identity(const fc_checkpoint *checkpoint, size_t index, fc_fi
  */
 unsigned fc_checkpoint_forbidden(const fc_checkpoint *checkpoint);
 
+/**
+ * Closes files that stay open between two reads, for a program that keeps the checkpoint and reads now and then. The
+ * next read opens them again. Thread-safe: files that another thread reads stay open.
+ */
+void fc_checkpoint_rest(const fc_checkpoint *checkpoint);
+
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
 

@@ -72,6 +72,8 @@ typedef struct fc_format_reader {
     fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
     /** Frees checkpoint->state. NULL: there is nothing to free. */
     void (*close)(fc_checkpoint *checkpoint);
+    /** Implements fc_checkpoint_rest. NULL: nothing stays open. */
+    void (*rest)(const fc_checkpoint *checkpoint);
     /** Reads the headers of file `index` alone. Called after `open` has failed, for each file that `open` had put into
      *  checkpoint->files, so that every damaged one is reported. NULL: checkpoints of this format are single files. */
     fc_code (*check_header)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
