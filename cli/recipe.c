@@ -36,7 +36,7 @@ static fc_code find_recipe(const options *o, const fc_recipe_options *how, const
     fc_recipe_matches found;
     FC_TRY(fc_recipe_find_only(target, how, arena, &found, err));
     const char *reason = recipe_reason(&found, arena);
-    FC_TRY(reason ? FC_OK : fc_no_memory(err, NULL));
+    FC_NEED(reason, err, NULL);
     if (!o->quiet && ranks_is_launched_first()) {
         text_report("%s: the recipe is %s, %s", target->source->path, found.name, reason);
     }

@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "fsdpckpt/flatten.h"
+#include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "safetensors/kept.h"
 #include "torch/object/item.h"
@@ -43,9 +44,7 @@ static fc_code text_json_memory(unsigned char *bytes, uint64_t length, const cha
 static fc_code text_json(int fd, const char *path, uint64_t offset, uint64_t length, fc_arena *arena, const char **json,
                          fc_error *err) {
     unsigned char *bytes = length < SIZE_MAX ? malloc((size_t)length + 1) : NULL;
-    if (!bytes) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(bytes, err, path);
     fc_code rc = fc_pread_full(fd, bytes, (size_t)length, offset, path, err);
     if (rc != FC_OK) {
         free(bytes);

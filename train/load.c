@@ -120,7 +120,7 @@ static fc_code read_array(const loading *l, size_t array, void *memory, size_t *
         const fc_state_tensor *t = &l->list.tensors[box->tensor];
         const fc_tensor *source = l->sources[box->tensor];
         int64_t *sizes = fc_arena_calloc(l->list.arena, (size_t)t->ndim + 1, sizeof *sizes);
-        FC_TRY(sizes ? FC_OK : fc_no_memory(err, t->name));
+        FC_NEED(sizes, err, t->name);
         const fc_box region = region_of(l, box, sizes);
         void *to = (char *)memory + (size_t)box->at * fc_dtype_size(t->dtype);
         if (fc_box_volume(&region) == 0) {

@@ -70,7 +70,7 @@ static fc_code allocate_dict(fc_fsdp_state_dict *dict, fc_error *err) {
                       .memory = calloc(count + 1, sizeof *s->memory),
                       .bytes = calloc(count + 1, sizeof *s->bytes),
                       .devices = calloc(count + 1, sizeof *s->devices)};
-    FC_TRY(s->memory && s->bytes && s->devices ? FC_OK : fc_no_memory(err, NULL));
+    FC_NEED(s->memory && s->bytes && s->devices, err, NULL);
     for (; s->count < count; s->count++) {
         const fc_array *array = &dict->list.arrays[s->count];
         const size_t bytes = fc_array_bytes(array);

@@ -46,13 +46,13 @@ static int64_t digest_of(const fc_state_list *list) {
 /* A list begins with DIGEST and a digest of the tensors. A box is the index of its tensor, then 2 × ndim numbers. */
 static fc_code write_boxes(const fc_state_list *list, fc_notes *out, fc_error *err) {
     const int64_t head[] = {DIGEST, digest_of(list)};
-    FC_TRY(fc_notes_add(out, head, sizeof head) ? FC_OK : fc_no_memory(err, NULL));
+    FC_NEED(fc_notes_add(out, head, sizeof head), err, NULL);
     for (size_t i = 0; i < list->nboxes; i++) {
         const fc_state_box *box = &list->boxes[i];
         const int64_t index = (int64_t)box->tensor;
         const size_t bytes = 2 * (size_t)list->tensors[box->tensor].ndim * sizeof *box->dims;
-        if (gives(list, box) && (!fc_notes_add(out, &index, sizeof index) || !fc_notes_add(out, box->dims, bytes))) {
-            return fc_no_memory(err, NULL);
+        if (gives(list, box)) {
+            FC_NEED(fc_notes_add(out, &index, sizeof index) && fc_notes_add(out, box->dims, bytes), err, NULL);
         }
     }
     return FC_OK;

@@ -194,7 +194,7 @@ static fc_code add_flat_param(listing *l, const fc_fsdp_handle *h, fc_error *err
     FC_TRY(check_flat(l, h, err));
     const char *name = u->options.is_root ? "_flat_param" : fc_arena_printf(l->out->arena, "%s._flat_param", u->name);
     const fc_path_element keys[] = {{.key = model_key(l->state)}, {.key = name ? name : ""}};
-    FC_TRY(name ? FC_OK : fc_no_memory(err, u->name));
+    FC_NEED(name, err, u->name);
     return add_flat(l, h, &(fc_path){keys, 2}, h->layout.dtype, h->layout.numel, err);
 }
 
@@ -217,7 +217,7 @@ static fc_code add_flat_state(listing *l, const fc_fsdp_optim_state *s, fc_error
                                     {.key = "state"},
                                     {.key = number ? number : "", .is_number = true},
                                     {.key = s->name}};
-    FC_TRY(number ? FC_OK : fc_no_memory(err, s->name));
+    FC_NEED(number, err, s->name);
     return add_flat(l, s->handle, &(fc_path){keys, 4}, s->shard->dtype, fc_fsdp_padded(s->handle), err);
 }
 
@@ -360,7 +360,7 @@ fc_code fc_state_list_new(const fc_fsdp_state *state, fc_state_dict_type type, b
     *out = (fc_state_list){.fsdp = state->fsdp, .arena = fc_arena_new()};
     listing l = {.state = state, .out = out, .for_load = for_load};
     const bool flat = type == FC_LOCAL_STATE_DICT;
-    FC_TRY(out->arena ? FC_OK : fc_no_memory(err, NULL));
+    FC_NEED(out->arena, err, NULL);
     FC_TRY(find_mesh(&l, flat, err));
     FC_TRY(add_units(&l, flat, err));
     FC_TRY(add_optim(&l, flat, err));

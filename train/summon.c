@@ -59,7 +59,7 @@ static fc_code list_handles(fc_fsdp_unit *outer, fc_fsdp_summoned *s, fc_error *
         }
     }
     s->handles = calloc(count + 1, sizeof *s->handles);
-    FC_TRY(s->handles ? FC_OK : fc_no_memory(err, outer->name));
+    FC_NEED(s->handles, err, outer->name);
     for (fc_fsdp_unit *u = s->fsdp->units; u; u = u->next) {
         for (fc_fsdp_handle *h = is_within(u, outer, &s->options) ? u->handles : NULL; h; h = h->next) {
             s->handles[s->count++].handle = h;
@@ -134,7 +134,7 @@ fc_code fc_fsdp_summon(fc_fsdp_unit *unit, const fc_fsdp_summon_options *options
                        fc_error *err) {
     fc_fsdp_summoned *s = calloc(1, sizeof *s);
     *out = NULL;
-    FC_TRY(s ? FC_OK : fc_no_memory(err, unit->name));
+    FC_NEED(s, err, unit->name);
     s->fsdp = unit->fsdp;
     s->options = *options;
     fc_code rc = fc_fsdp_note(unit->fsdp, summon(unit, s, err));

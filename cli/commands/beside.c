@@ -72,7 +72,7 @@ fc_code beside_find(const fc_checkpoint *checkpoint, const fc_checkpoint *other,
     }
     out->values = fc_arena_calloc(arena, count, sizeof *out->values);
     out->groups = fc_arena_calloc(arena, count, sizeof *out->groups);
-    FC_TRY(out->values && out->groups ? FC_OK : fc_no_memory(err, checkpoint->path));
+    FC_NEED(out->values && out->groups, err, checkpoint->path);
     list_values(out, all, count, &target);
     make_groups(out, other);
     return FC_OK;

@@ -41,7 +41,7 @@ static fc_code open_reference(exported *x, fc_error *err) {
     const char *path = x->o.like, *slash = strrchr(path, '/');
     if (slash && strcmp(slash, "/config.json") == 0) { /* of the folder that is meant */
         x->o.like = path = fc_arena_strndup(x->arena, path, (size_t)(slash - path) + (slash == path));
-        FC_TRY(path ? FC_OK : fc_no_memory(err, NULL));
+        FC_NEED(path, err, NULL);
     }
     const bool of_hub = slash && strchr(path, '/') == slash && slash > path && slash[1] && *path != '.';
     if (of_hub && access(path, F_OK) != 0) {
@@ -52,7 +52,7 @@ static fc_code open_reference(exported *x, fc_error *err) {
     const fc_open_options how = {
         .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others};
     char *config = fc_arena_printf(x->arena, "%s/config.json", path);
-    FC_TRY(config ? FC_OK : fc_no_memory(err, path));
+    FC_NEED(config, err, path);
     if (access(config, F_OK) != 0) {
         return fc_fail(err, FC_EUSAGE, "--like %s: has no config.json; name the directory of a model of transformers",
                        path);
@@ -110,7 +110,7 @@ static fc_code change_source(void *context, fc_checkpoint **source, fc_convert_o
     FC_TRY(fc_export_open(source, &export, x->arena, &x->report, err));
     if (x->report.found.count > 0) {
         x->reason = recipe_reason(&x->report.found, x->arena);
-        FC_TRY(x->reason ? FC_OK : fc_no_memory(err, NULL));
+        FC_NEED(x->reason, err, NULL);
     }
     FC_TRY(refuse_differences(x, err));
     s->include = s->exclude = s->rename = NULL;

@@ -192,9 +192,7 @@ static fc_code store_list(const parser *p, const option_row *row, const char *te
     if (!list->items) {
         /* Allocates room for every argument, so that the list never has to grow. */
         list->items = calloc((size_t)p->argc + 1, sizeof *list->items);
-        if (!list->items) {
-            return fc_no_memory(p->err, NULL);
-        }
+        FC_NEED(list->items, p->err, NULL);
     }
     list->items[list->count++] = text;
     return FC_OK;

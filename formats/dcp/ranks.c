@@ -96,9 +96,7 @@ static fc_code gather_files(builder *m) {
         total += m->opened[r].nfiles;
     }
     fc_file *files = fc_arena_calloc(m->checkpoint->arena, total, sizeof *files);
-    if (!files || total >= UINT32_MAX) {
-        return fc_no_memory(m->err, m->directory);
-    }
+    FC_NEED(files && total < UINT32_MAX, m->err, m->directory);
     for (size_t r = 0; r < m->ranks; r++) {
         for (size_t i = 0; i < m->opened[r].nfiles; i++) {
             files[at++] = m->opened[r].files[i];
@@ -112,9 +110,8 @@ static fc_code gather_files(builder *m) {
 /* Finds the value called t->name, or makes it without chunks and sets `*made`. */
 static fc_code find_value(builder *m, const fc_tensor *t, size_t rank, value **out, bool *made) {
     const size_t at = fc_name_table_put(m->names, t->name, strlen(t->name), m->count);
-    if (at == FC_NO_NAME || !fc_grow(&m->values, &m->capacity, m->count + 1, sizeof *m->values)) {
-        return fc_no_memory(m->err, m->directory);
-    }
+    FC_NEED(at != FC_NO_NAME && fc_grow(&m->values, &m->capacity, m->count + 1, sizeof *m->values), m->err,
+            m->directory);
     *made = at == m->count;
     *out = &m->values[at];
     if (*made) {
@@ -131,9 +128,7 @@ static fc_code add_chunks(builder *m, value *v, const fc_tensor *t, size_t rank)
     for (size_t i = 0; i < t->nchunks; i++) {
         const size_t n = v->tensor.nchunks, box = 2 * (size_t)t->ndim * sizeof *t->chunks[i].dims;
         const size_t at = fc_name_table_put_child(m->boxes, (uint64_t)(v - m->values), t->chunks[i].dims, box, n);
-        if (at == FC_NO_NAME) {
-            return fc_no_memory(m->err, m->directory);
-        }
+        FC_NEED(at != FC_NO_NAME, m->err, m->directory);
         if (at == n) {
             v->chunks[n] = t->chunks[i];
             v->chunks[n].place.file += m->first_file[rank];

@@ -97,9 +97,7 @@ static fc_code find_chunk(const fc_dcp_builder *b, const fc_tensor *t, fc_pv ind
         *out = &chunks[hint];
         return FC_OK;
     }
-    if (t->nchunks >= UINT32_MAX || !sort_chunks(t, o)) {
-        return fc_no_memory(b->err, b->metadata_path);
-    }
+    FC_NEED(t->nchunks < UINT32_MAX && sort_chunks(t, o), b->err, b->metadata_path);
     size_t at = lower_bound(t, o, offsets);
     if (at == t->nchunks || compare_offsets(chunks[o->chunks[at]].dims, offsets, t->ndim) != 0) {
         format_offsets(offsets, t->ndim, text, sizeof text);

@@ -84,9 +84,7 @@ static fc_code set_tensor(const fc_ds_builder *b, const fc_torch_tensor *d, cons
     t->ndim = d->ndim;
     t->shape = dims + d->ndim;
     fc_chunk *chunk = t->numel > 0 ? next_chunk(t) : NULL;
-    if (t->numel > 0 && !chunk) {
-        return fc_ds_no_memory(b);
-    }
+    FC_NEED(t->numel <= 0 || chunk, b->err, b->checkpoint->path);
     if (chunk) {
         *chunk = fc_torch_chunk(dims, extent, FC_NO_RANK);
     }

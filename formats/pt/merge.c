@@ -118,10 +118,9 @@ static fc_code add_value_chunk(fc_pt_builder *m, fc_pt_value *v, const fc_pt_sha
     FC_NEED(dims && fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks), m->err, m->checkpoint->path);
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
-    if (fc_name_table_put_child(m->boxes, (uint64_t)(v - m->values), dims, 2 * (size_t)v->ndim * sizeof *dims,
-                                v->nchunks) == FC_NO_NAME) {
-        return fc_no_memory(m->err, m->checkpoint->path);
-    }
+    FC_NEED(fc_name_table_put_child(m->boxes, (uint64_t)(v - m->values), dims, 2 * (size_t)v->ndim * sizeof *dims,
+                                    v->nchunks) != FC_NO_NAME,
+            m->err, m->checkpoint->path);
     v->chunks[v->nchunks++] = fc_torch_chunk(dims, extent, (uint32_t)m->rank);
     return FC_OK;
 }

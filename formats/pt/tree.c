@@ -49,9 +49,7 @@ static fc_code nest_value(fc_pt_tree *tree, const fc_target_tensor *t, const fc_
     }
     for (size_t i = 0; i < count; i++) {
         at = tree->nodes[at].item == UINT32_MAX ? child_of(tree, at, &elements[i]) : UINT32_MAX;
-        if (at == 0) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(at != 0, err, NULL);
         if (at == UINT32_MAX) {
             break;
         }

@@ -215,9 +215,7 @@ static fc_code sort_entries(header_reader *r) {
     fc_st_header *h = r->out;
     h->by_name = calloc(h->nentries + 1, sizeof *h->by_name);
     h->by_offset = calloc(h->nentries + 1, sizeof *h->by_offset);
-    if (!h->by_name || !h->by_offset || h->nentries > UINT32_MAX) {
-        return fc_no_memory(r->err, r->path);
-    }
+    FC_NEED(h->by_name && h->by_offset && h->nentries <= UINT32_MAX, r->err, r->path);
     for (size_t i = 0; i < h->nentries; i++) {
         h->by_name[i] = h->by_offset[i] = (uint32_t)i;
     }

@@ -154,9 +154,7 @@ out:
 static fc_code add_digests(const header_builder *m, const char *key, size_t count) {
     size_t length = count * ST_DIGITS;
     char *zeros = malloc(length + 1);
-    if (!zeros) {
-        return out_of_memory(m);
-    }
+    FC_NEED(zeros, m->err, m->target->source->path);
     memset(zeros, '0', length);
     fc_code rc = set_text(m, key, json_stringn_nocheck(zeros, length));
     free(zeros);
@@ -213,9 +211,7 @@ static fc_code write_object_entry(const header_builder *m, const fc_target_tenso
     unsigned char *bytes = NULL;
     size_t size;
     fc_code rc;
-    if (!arena) {
-        return out_of_memory(m);
-    }
+    FC_NEED(arena, m->err, m->target->source->path);
     FC_TRY_GOTO(fc_st_read_object(m->target, t, &bytes, &size, m->err), rc, out);
     FC_TRY_GOTO(fc_checkpoint_object_json(m->target->source, t->source, arena, &json, m->err), rc, out);
     if (asprintf(&key, "%s%s", ST_OBJECT, t->name) < 0) {
@@ -280,9 +276,7 @@ static int compare_tensor_dtypes(const void *a, const void *b, void *context) {
 static fc_code order_tensors(header_builder *m) {
     fc_st_header_out *out = m->out;
     out->order = calloc(m->file->nitems + 1, sizeof *out->order);
-    if (!out->order) {
-        return out_of_memory(m);
-    }
+    FC_NEED(out->order, m->err, m->target->source->path);
     for (size_t i = 0; i < m->file->nitems; i++) {
         const fc_target_tensor *t = tensor_of(m, &m->file->items[i]);
         if (t->source->object) {
@@ -358,9 +352,7 @@ static fc_code write_text(header_builder *m) {
 
 static fc_code print_text(header_builder *m) {
     m->stream = open_memstream(&m->out->text, &m->out->size);
-    if (!m->stream) {
-        return out_of_memory(m);
-    }
+    FC_NEED(m->stream, m->err, m->target->source->path);
     fc_code rc = write_text(m);
     if (fclose(m->stream) != 0 && rc == FC_OK) {
         rc = out_of_memory(m);
@@ -399,9 +391,7 @@ fc_code fc_st_header_make(const fc_st_common *common, fc_target_file *file, bool
     fc_code rc;
     *out = (fc_st_header_out){0};
     m.metadata = json_object();
-    if (!m.metadata) {
-        return out_of_memory(&m);
-    }
+    FC_NEED(m.metadata, err, m.target->source->path);
     FC_TRY_GOTO(order_tensors(&m), rc, out);
     FC_TRY_GOTO(set_offsets(&m), rc, out);
     FC_TRY_GOTO(build_metadata(&m, objects), rc, out);

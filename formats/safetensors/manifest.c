@@ -129,13 +129,13 @@ static fc_code add_chunks(const fc_st_reader *o, const group *g, int64_t *shape,
 }
 
 static fc_code set_path(const fc_st_reader *o, const fc_st_entry *e, fc_tensor *t, fc_error *err) {
-    fc_path_element *flat = e->path ? NULL : fc_arena_alloc(o->checkpoint->arena, sizeof *flat);
-    if (flat) {
+    t->path = (fc_path){e->path, e->path_count};
+    if (!e->path) {
+        fc_path_element *flat = fc_arena_alloc(o->checkpoint->arena, sizeof *flat);
+        FC_NEED(flat, err, o->checkpoint->path);
         *flat = (fc_path_element){e->name, false};
-    } else if (!e->path) {
-        return fc_no_memory(err, o->checkpoint->path);
+        t->path = (fc_path){flat, 1};
     }
-    t->path = e->path ? (fc_path){e->path, e->path_count} : (fc_path){flat, 1};
     return FC_OK;
 }
 

@@ -321,9 +321,7 @@ static fc_code too_much(size_t out_size, fc_error *err) {
 static fc_code inflate_zlib(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size,
                             fc_error *err) {
     z_stream z = {0};
-    if (inflateInit(&z) != Z_OK) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(inflateInit(&z) == Z_OK, err, NULL);
     size_t in_left = in_size, out_left = out_size;
     z.next_in = (Bytef *)in;
     z.next_out = out;
@@ -348,9 +346,7 @@ static fc_code inflate_zlib(const unsigned char *in, size_t in_size, unsigned ch
     if (rc == Z_BUF_ERROR && full) {
         return too_much(out_size, err);
     }
-    if (rc == Z_MEM_ERROR) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(rc != Z_MEM_ERROR, err, NULL);
     return damaged(produced, out_size, err);
 }
 

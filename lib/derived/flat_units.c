@@ -116,9 +116,7 @@ static fc_code find_units(finder *f) {
             FC_TRY(add_unit(f, i, module));
         } else if (!t->object && fc_same_dict(t, f->first)) {
             const char *key = fc_state_key(t), *fqn = fc_unwrapped(f->arena, key, strlen(key));
-            if (!fqn || fc_name_table_put(f->stored, fqn, strlen(fqn), i) == FC_NO_NAME) {
-                return fc_no_memory(f->err, source->path);
-            }
+            FC_NEED(fqn && fc_name_table_put(f->stored, fqn, strlen(fqn), i) != FC_NO_NAME, f->err, source->path);
         }
     }
     return FC_OK;

@@ -295,9 +295,7 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
     const fc_path_element last[3] = {{.key = "param_groups"}, {.key = "0", .is_index = true}, {.key = key}};
     const char *json = NULL;
     size_t at = fc_name_table_put(seen, key, strlen(key), f->count);
-    if (at == FC_NO_NAME) {
-        return fc_no_memory(f->err, f->source->path);
-    }
+    FC_NEED(at != FC_NO_NAME, f->err, f->source->path);
     FC_TRY(fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err));
     if (at == f->count) {
         FC_TRY(fc_flatten_keep(f, w));

@@ -152,7 +152,7 @@ static fc_code take_names(exporter *e, const char **prefix, bool *fits) {
         return FC_OK;
     }
     const fc_name_table *names = fc_export_names(reference->weights, e->arena);
-    FC_TRY(names ? FC_OK : fc_no_memory(e->err, e->target.source->path));
+    FC_NEED(names, e->err, e->target.source->path);
     size_t alike = like_reference(e, names, prefix);
     *fits = alike == e->target.ntensors || alike == reference->weights->ntensors;
     return FC_OK;

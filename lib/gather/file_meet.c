@@ -226,7 +226,7 @@ fc_code fc_meeting_come(const char *path, int rank, int size, int seconds, fc_me
     fc_meeting *m = calloc(1, sizeof *m + strlen(path) + 1);
     fc_code rc;
     *out = NULL;
-    FC_TRY(m ? FC_OK : fc_no_memory(err, path));
+    FC_NEED(m, err, path);
     *m = (fc_meeting){.fd = -1, .rank = rank, .size = size, .seconds = seconds, .start = now_plus(0)};
     memcpy(m->path, path, strlen(path) + 1);
     FC_TRY_GOTO(rank == 0 ? begin_meeting(m, err) : find_file(m, err), rc, failed);

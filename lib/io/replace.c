@@ -57,9 +57,7 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
         return FC_OK;
     }
     char *full = NULL;
-    if (asprintf(&full, "%s/%s", path, name) < 0) {
-        return fc_no_memory(err, path);
-    }
+    FC_NEED(asprintf(&full, "%s/%s", path, name) >= 0, err, path);
     fc_code rc = S_ISREG(st.st_mode) && how->is_own_file ? how->is_own_file(full, name, &own, err) : FC_OK;
     free(full);
     FC_TRY(rc);

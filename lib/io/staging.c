@@ -57,9 +57,7 @@ static lock_state take_lock(int directory, int flags, int *fd) {
 /* Makes the directory and opens it. */
 static fc_code make_directory(const char *parent, const char *name, fc_staging *s, fc_error *err) {
     char *path = NULL;
-    if (asprintf(&path, "%s/.%.*s%sXXXXXX", parent, MOST_NAME, name, suffix) < 0) {
-        return fc_no_memory(err, NULL);
-    }
+    FC_NEED(asprintf(&path, "%s/.%.*s%sXXXXXX", parent, MOST_NAME, name, suffix) >= 0, err, NULL);
     if (!mkdtemp(path)) {
         fc_code rc = fc_fail_errno(err, errno, "%s: cannot create a temporary directory", parent);
         free(path);

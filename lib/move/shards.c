@@ -48,7 +48,7 @@ static fc_code plan_shards(const fc_shards *shards, apart *a, fc_error *err) {
                        shards->format->name);
     }
     a->arena = fc_arena_new();
-    FC_TRY(a->arena ? FC_OK : fc_no_memory(err, shards->source->path));
+    FC_NEED(a->arena, err, shards->source->path);
     FC_TRY(fc_target_new(shards->source, &selection, a->arena, &a->target, &a->report.selected, err));
     return refuse_objects(shards, &a->target, err);
 }
@@ -104,7 +104,7 @@ static fc_code begin_shards(const fc_shards *shards, const fc_work_options *opti
     a->m.move.crc32 = shards->format->target.wants_crc32;
     a->m.move.digests = calloc(a->target.ntensors + 1, sizeof *a->m.move.digests);
     a->m.unmoved = calloc(a->target.ntensors + 1, sizeof *a->m.unmoved);
-    FC_TRY(a->m.move.digests && a->m.unmoved ? FC_OK : fc_no_memory(err, shards->staging));
+    FC_NEED(a->m.move.digests && a->m.unmoved, err, shards->staging);
     return shards->format->writer.create(&a->target, shards->staging, &a->m.writer, err);
 }
 

@@ -73,9 +73,8 @@ fc_code fc_names_add_tied_head(fc_names *names, const fc_checkpoint *checkpoint,
         return FC_OK;
     }
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
-        if (fc_name_table_put(names->table, heads[i], strlen(heads[i]), embedding) == FC_NO_NAME) {
-            return fc_no_memory(err, checkpoint->path);
-        }
+        FC_NEED(fc_name_table_put(names->table, heads[i], strlen(heads[i]), embedding) != FC_NO_NAME, err,
+                checkpoint->path);
     }
     return FC_OK;
 }

@@ -147,9 +147,7 @@ fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindin
     const char *key = spelled ? fc_arena_printf(b->scratch, "%zu %s", rule, spelled) : NULL;
     FC_NEED(key && fc_grow(&b->groups, &b->group_capacity, b->ngroups + 1, sizeof *b->groups), b->err, b->source->path);
     *group = fc_name_table_put(b->group_names, key, strlen(key), b->ngroups);
-    if (*group == FC_NO_NAME) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(*group != FC_NO_NAME, b->err, b->source->path);
     if (*group == b->ngroups) {
         b->groups[b->ngroups++] = (fc_recipe_group){.group = {.rule = r, .bindings = *bindings}};
     }

@@ -109,7 +109,7 @@ fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options
     fc_recipe_matches all = {.names = ""}, some = {.names = ""};
     const size_t count = count_shipped();
     tried *t = fc_arena_calloc(arena, count + 1, sizeof *t);
-    FC_TRY(t ? FC_OK : fc_no_memory(err, NULL));
+    FC_NEED(t, err, NULL);
     for (size_t i = 0; i < count; i++) {
         const char *name = fc_shipped_recipes[i].name;
         bool fits = false;

@@ -35,9 +35,7 @@ static fc_code add_number(const fc_recipe_builder *b, const char *optimizer, jso
     fc_recipe_states *s = b->states;
     const char *key = fc_arena_printf(b->scratch, "%s %lld", optimizer, (long long)number);
     const char *name = fc_arena_strndup(b->scratch, parameter, strlen(parameter));
-    if (!key || !name || s->nparameters > b->target->ntensors) {
-        return fc_recipe_no_memory(b);
-    }
+    FC_NEED(key && name && s->nparameters <= b->target->ntensors, b->err, b->source->path);
     fc_name_table_put(s->numbers, key, strlen(key), s->nparameters);
     s->parameters[s->nparameters++] = name;
     return FC_OK;

@@ -82,7 +82,7 @@ static fc_code read_name(const splitter *s, const char *name, part *p) {
         const char *rest = at + next;
         if (names_adapter) {
             p->adapter = fc_arena_strndup(s->arena, at, len);
-            FC_TRY(p->adapter ? FC_OK : fc_no_memory(s->err, s->source->path));
+            FC_NEED(p->adapter, s->err, s->source->path);
             names_adapter = false;
         } else if (strncmp(at, "base_model.model.", 17) == 0) {
             at += 17;

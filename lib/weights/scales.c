@@ -78,9 +78,7 @@ fc_code fc_scales_as_floats(const fc_computed_block *b, const fc_tensor *scales,
     const bool exponents = scales->dtype == FC_U8;
     unsigned char *raw = exponents ? fc_work_buffer(b->work, 2, count) : NULL;
     *out = fc_work_buffer(b->work, 1, count * sizeof **out);
-    if (!*out || (exponents && !raw)) {
-        return fc_no_memory(err, b->sources[0]->path);
-    }
+    FC_NEED(*out && (!exponents || raw), err, b->sources[0]->path);
     FC_TRY(fc_read_box_crc(b->sources[0], scales, box, exponents ? FC_U8 : FC_F32, exponents ? raw : (void *)*out, NULL,
                            err));
     if (exponents) {

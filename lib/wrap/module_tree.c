@@ -78,9 +78,7 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
         fc_name name = {n.components[i].text, n.components[i].len};
         fc_name whole = {text, (size_t)(name.text + name.len - text)};
         at = add_node(b, at, name, whole, i + 1 == n.count);
-        if (at == 0) {
-            return fc_no_memory(err, NULL);
-        }
+        FC_NEED(at != 0, err, NULL);
     }
     if (b->skip > 0 && b->nodes[0].fqn.len == 0) {
         const fc_fqn_component *last = &n.components[b->skip - 1];

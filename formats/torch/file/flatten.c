@@ -104,9 +104,7 @@ static fc_code end_search(walker *w, bool clean) {
     for (size_t i = 0; clean && i < w->marked.nslots; i++) {
         fc_pv key = fc_pv_map_key(&w->marked, i);
         uint32_t *at = key ? fc_pv_map_at(&w->clean, key) : NULL;
-        if (key && !at) {
-            return fc_no_memory(w->err, w->f->path);
-        }
+        FC_NEED(!key || at, w->err, w->f->path);
         if (at) {
             *at = 1;
         }

@@ -75,9 +75,7 @@ static fc_code record_damaged(const fc_zip *zip, const fc_zip_entry *entry, cons
 static fc_code inflate_record(const fc_zip *zip, const fc_zip_entry *entry, const unsigned char *stored,
                               unsigned char *out, fc_error *err) {
     z_stream z = {0};
-    if (inflateInit2(&z, -MAX_WBITS) != Z_OK) {
-        return fc_no_memory(err, zip->path);
-    }
+    FC_NEED(inflateInit2(&z, -MAX_WBITS) == Z_OK, err, zip->path);
     uint64_t in_left = entry->stored, out_left = entry->size;
     unsigned char extra;
     int state = Z_OK;
