@@ -2,6 +2,7 @@
  * Loads a state: each rank reads the elements of its shards, array by array, from whatever files contain them.
  */
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "train/state.h"
 #include "train/state_list.h"
@@ -19,10 +20,6 @@ typedef struct loading {
 
 /* ---- finding ---- */
 
-static int compare_tensor_names(const void *a, const void *b) {
-    return strcmp((*(const fc_tensor *const *)a)->name, (*(const fc_tensor *const *)b)->name);
-}
-
 /* A flat state of the optimizer has padding at the end, which depends on the number of ranks. */
 static bool tensor_fits(const fc_state_tensor *t, const fc_tensor *source) {
     if (source->object) {
@@ -36,37 +33,30 @@ static bool tensor_fits(const fc_state_tensor *t, const fc_tensor *source) {
 
 static fc_code find_source(loading *l, const fc_tensor *const *sorted, size_t index, fc_error *err) {
     const fc_state_tensor *t = &l->list.tensors[index];
-    const fc_tensor key = {.name = t->name}, *pointer = &key;
-    const fc_tensor *const *found =
-        bsearch(&pointer, sorted, l->from->ntensors, sizeof(fc_tensor *), compare_tensor_names);
+    const fc_tensor *found = fc_find_named(sorted, l->from->ntensors, t->name);
     if (!found) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %s is missing", l->from->path, t->name);
     }
-    l->sources[index] = *found;
-    if (!tensor_fits(t, *found)) {
+    l->sources[index] = found;
+    if (!tensor_fits(t, found)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %s has another shape than in the training step", l->from->path,
                        t->name);
     }
-    const bool casts = t->dtype != (*found)->dtype;
-    if (casts &&
-        (fc_dtype_get(t->dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get((*found)->dtype)->cls != FC_CLASS_FLOAT)) {
+    const bool casts = t->dtype != found->dtype;
+    if (casts && (fc_dtype_get(t->dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get(found->dtype)->cls != FC_CLASS_FLOAT)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: tensor %s is %s and cannot be cast to %s", l->from->path, t->name,
-                       fc_dtype_get((*found)->dtype)->torch_name, fc_dtype_get(t->dtype)->torch_name);
+                       fc_dtype_get(found->dtype)->torch_name, fc_dtype_get(t->dtype)->torch_name);
     }
-    return fc_check_readable(l->from, *found, err);
+    return fc_check_readable(l->from, found, err);
 }
 
 static fc_code find_all(loading *l, fc_error *err) {
     const size_t count = l->from->ntensors;
-    const fc_tensor **sorted = calloc(count + 1, sizeof *sorted);
+    const fc_tensor **sorted = fc_list_named(l->from->tensors, count, sizeof *l->from->tensors);
     fc_code rc = FC_OK;
     l->sources = calloc(l->list.ntensors + 1, sizeof *l->sources);
     l->requests = calloc(l->list.nboxes + 1, sizeof *l->requests);
     FC_TRY_GOTO(sorted && l->sources && l->requests ? FC_OK : fc_no_memory(err, NULL), rc, out);
-    for (size_t i = 0; i < count; i++) {
-        sorted[i] = &l->from->tensors[i];
-    }
-    qsort(sorted, count, sizeof *sorted, compare_tensor_names);
     for (size_t i = 0; i < l->list.ntensors; i++) {
         FC_TRY_GOTO(find_source(l, sorted, i, err), rc, out);
     }

@@ -6,6 +6,7 @@
 #include "base/crc.h"
 #include "base/grow.h"
 #include "fsdpckpt/memory.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "train/state_list.h"
 
@@ -127,15 +128,8 @@ static fc_code add_own(const fc_state_list *list, void *const *memory, any_boxes
 }
 
 static int compare_places(const any_box *a, const any_box *b) {
-    if (a->tensor != b->tensor) {
-        return a->tensor < b->tensor ? -1 : 1;
-    }
-    for (int d = 0; d < 2 * a->tensor->ndim; d++) {
-        if (a->dims[d] != b->dims[d]) {
-            return a->dims[d] < b->dims[d] ? -1 : 1;
-        }
-    }
-    return 0;
+    FC_ORDER_BY(a->tensor, b->tensor);
+    return fc_order_row(a->dims, b->dims, 2 * (size_t)a->tensor->ndim);
 }
 
 /* Of equal boxes, that with data is first. */

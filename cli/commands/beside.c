@@ -4,15 +4,12 @@
 #include "commands/beside.h"
 
 #include "fsdpckpt/export.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int compare_value_names(const void *a, const void *b) {
-    return strcmp(((const beside_value *)a)->name, ((const beside_value *)b)->name);
-}
 
 /* Lists what the model, which has the order of the checkpoint, lacks. */
 static void list_values(beside *b, const fc_target_tensor *all, size_t count, const fc_target *model) {
@@ -24,7 +21,7 @@ static void list_values(beside *b, const fc_target_tensor *all, size_t count, co
             b->values[b->count++] = (beside_value){.name = all[i].name, .object = all[i].source->object != NULL};
         }
     }
-    qsort(b->values, b->count, sizeof *b->values, compare_value_names);
+    qsort(b->values, b->count, sizeof *b->values, fc_order_texts);
 }
 
 static bool has_names(const fc_checkpoint *checkpoint, const char *prefix, size_t len) {
@@ -79,9 +76,7 @@ fc_code beside_find(const fc_checkpoint *checkpoint, const fc_checkpoint *other,
 }
 
 static beside_group *find_group(const beside *b, const char *name) {
-    const beside_value key = {.name = name};
-    const beside_value *value =
-        b->count > 0 ? bsearch(&key, b->values, b->count, sizeof key, compare_value_names) : NULL;
+    const beside_value *value = fc_find_struct(b->values, b->count, sizeof *b->values, name);
     return value && !b->groups[value->group].listed ? &b->groups[value->group] : NULL;
 }
 

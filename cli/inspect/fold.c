@@ -7,6 +7,8 @@
  */
 #include "inspect/fold.h"
 
+#include "fsdpckpt/order.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,12 +89,8 @@ static bool split_name(entry *e, fc_arena *arena) {
 /* Compares all but number `free`. @return 0 if the entries may be joined. */
 static int compare_rest(const entry *a, const entry *b, int free) {
     int by = strcmp(a->frame, b->frame);
-    if (by == 0 && a->places != b->places) {
-        by = a->places < b->places ? -1 : 1;
-    }
-    if (by == 0 && a->kind != b->kind) {
-        by = a->kind < b->kind ? -1 : 1;
-    }
+    by = by ? by : FC_ORDER(a->places, b->places);
+    by = by ? by : FC_ORDER(a->kind, b->kind);
     for (int i = 0; i < a->numbers && by == 0; i++) {
         by = i == free ? 0 : strcmp(a->sets[i], b->sets[i]);
     }

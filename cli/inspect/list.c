@@ -2,6 +2,7 @@
  * Computes the lines of the list: values that look alike are of one kind, and names of one kind that differ only in
  * numbers are folded into one line.
  */
+#include "fsdpckpt/order.h"
 #include "inspect/fold.h"
 #include "inspect/inspect.h"
 
@@ -150,14 +151,10 @@ static int compare_entry_places(const void *x, const void *y) {
 /* Modules with equal numbers of values and bytes are alike. */
 static int compare_entry_contents(const void *x, const void *y) {
     const list_entry *a = x, *b = y;
-    const uint64_t m[] = {a->line.kind != NULL, a->line.tensors, a->line.objects, a->line.bytes};
-    const uint64_t n[] = {b->line.kind != NULL, b->line.tensors, b->line.objects, b->line.bytes};
-    for (int i = 0; i < 4; i++) {
-        if (m[i] != n[i]) {
-            return m[i] < n[i] ? -1 : 1;
-        }
-    }
-    return 0;
+    FC_ORDER_BY(a->line.kind != NULL, b->line.kind != NULL);
+    FC_ORDER_BY(a->line.tensors, b->line.tensors);
+    FC_ORDER_BY(a->line.objects, b->line.objects);
+    return FC_ORDER(a->line.bytes, b->line.bytes);
 }
 
 /* Joins the values below the same module. Kinds of modules are numbered after the kinds of values. */
@@ -203,11 +200,9 @@ static bool list_values(inspection *in, const uint32_t *kind_of, list_entry *all
 
 static int compare_entry_bytes(const void *x, const void *y) {
     const inspect_line *a = x, *b = y;
-    if ((a->tensors == 0) != (b->tensors == 0)) {
-        return (a->tensors == 0) - (b->tensors == 0);
-    }
-    return a->bytes != b->bytes ? (a->bytes < b->bytes) - (a->bytes > b->bytes)
-                                : inspect_compare_names(a->name, b->name);
+    FC_ORDER_BY(a->tensors == 0, b->tensors == 0);
+    FC_ORDER_BY(b->bytes, a->bytes);
+    return inspect_compare_names(a->name, b->name);
 }
 
 /* Folded lines are of one kind, so their totals are those of the first line, multiplied. Objects may differ in size. */

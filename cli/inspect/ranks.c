@@ -4,6 +4,8 @@
  */
 #include "inspect/inspect.h"
 
+#include "fsdpckpt/order.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,16 +197,6 @@ typedef struct box_table {
     size_t width, count; /* numbers in a row; rows */
 } box_table;
 
-static int compare_rows(const void *x, const void *y, void *context) {
-    const int64_t *a = x, *b = y;
-    for (size_t i = 0; i < *(const size_t *)context; i++) {
-        if (a[i] != b[i]) {
-            return a[i] < b[i] ? -1 : 1;
-        }
-    }
-    return 0;
-}
-
 /* Fills in the local boxes of all ranks. @return false if they are unknown. */
 static bool fill_local(const inspection *in, const fc_tensor *t, box_table *table) {
     const fc_placement *placed = inspect_placed(in, t);
@@ -233,22 +225,16 @@ static void fill_chunks(const fc_tensor *t, box_table *table) {
 }
 
 static void sort_table(box_table *table) {
-    qsort_r(table->rows, table->count, table->width * sizeof *table->rows, compare_rows, &table->width);
+    qsort_r(table->rows, table->count, table->width * sizeof *table->rows, fc_order_rows, &table->width);
 }
 
 /* Finds the rows with the box of the chunk: [*from, *end). */
 static void find_rows(const box_table *table, const fc_chunk *chunk, size_t *from, size_t *end) {
-    size_t low = 0, high = table->count, numbers = table->width - 1;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (compare_rows(table->rows + middle * table->width, chunk->dims, &numbers) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    *from = *end = low;
-    while (*end < table->count && compare_rows(table->rows + *end * table->width, chunk->dims, &numbers) == 0) {
+    const size_t numbers = table->width - 1;
+    *from = 0;
+    FC_BISECT(*from, table->count, i, fc_order_row(table->rows + i * table->width, chunk->dims, numbers) < 0);
+    *end = *from;
+    while (*end < table->count && fc_order_row(table->rows + *end * table->width, chunk->dims, numbers) == 0) {
         ++*end;
     }
 }

@@ -3,6 +3,7 @@
  */
 #include "inspect/tree.h"
 
+#include "fsdpckpt/order.h"
 #include "inspect/fold.h"
 
 #include <stdlib.h>
@@ -25,16 +26,9 @@ static int compare_lines(const void *x, const void *y) {
 /* @return the end of the entries from `from` on that have the same component at `at`. */
 static size_t run_end(const walk *w, size_t from, size_t end, size_t at) {
     const char *s = w->sorted[from]->name + at;
-    size_t len = fold_component(s), low = from + 1, high = end;
-    while (low < high) { /* binary search, as the entries are sorted */
-        size_t middle = low + (high - low) / 2;
-        const char *other = w->sorted[middle]->name + at;
-        if (fold_component(other) == len && memcmp(s, other, len) == 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    size_t len = fold_component(s), low = from + 1;
+    FC_BISECT(low, end, i,
+              fold_component(w->sorted[i]->name + at) == len && memcmp(s, w->sorted[i]->name + at, len) == 0);
     return low;
 }
 

@@ -8,6 +8,7 @@
 #include "dcp/stages.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
@@ -23,19 +24,10 @@ static fc_chunk *chunks_of(const fc_tensor *t) {
     return (fc_chunk *)(uintptr_t)t->chunks; /* may be changed while the manifest is built */
 }
 
-static int compare_offsets(const int64_t *a, const int64_t *b, int ndim) {
-    for (int i = 0; i < ndim; i++) {
-        if (a[i] != b[i]) {
-            return a[i] < b[i] ? -1 : 1;
-        }
-    }
-    return 0;
-}
-
 static int compare_chunk_offsets(const void *a, const void *b, void *tensor) {
     const fc_tensor *t = tensor;
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    int c = compare_offsets(t->chunks[x].dims, t->chunks[y].dims, t->ndim);
+    int c = fc_order_row(t->chunks[x].dims, t->chunks[y].dims, (size_t)t->ndim);
     return c ? c : x < y ? -1 : x > y;
 }
 
@@ -56,15 +48,8 @@ static bool sort_chunks(const fc_tensor *t, order *o) {
 
 /* @return the first position in the sorted order whose chunk has `offsets`, or t->nchunks. */
 static size_t lower_bound(const fc_tensor *t, const order *o, const int64_t *offsets) {
-    size_t low = 0, high = t->nchunks;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (compare_offsets(t->chunks[o->chunks[middle]].dims, offsets, t->ndim) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, t->nchunks, middle, fc_order_row(t->chunks[o->chunks[middle]].dims, offsets, (size_t)t->ndim) < 0);
     return low;
 }
 
@@ -93,13 +78,13 @@ static fc_code find_chunk(const fc_dcp_builder *b, const fc_tensor *t, fc_pv ind
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "the offsets of its entry in storage_data are invalid");
     }
     if (fc_pickle_int(b->p, fc_pickle_slot(b->p, index, FC_INDEX_INDEX), &hint) && hint >= 0 &&
-        (uint64_t)hint < t->nchunks && compare_offsets(chunks[hint].dims, offsets, t->ndim) == 0) {
+        (uint64_t)hint < t->nchunks && fc_order_row(chunks[hint].dims, offsets, (size_t)t->ndim) == 0) {
         *out = &chunks[hint];
         return FC_OK;
     }
     FC_NEED(t->nchunks < UINT32_MAX && sort_chunks(t, o), b->err, b->metadata_path);
     size_t at = lower_bound(t, o, offsets);
-    if (at == t->nchunks || compare_offsets(chunks[o->chunks[at]].dims, offsets, t->ndim) != 0) {
+    if (at == t->nchunks || fc_order_row(chunks[o->chunks[at]].dims, offsets, (size_t)t->ndim) != 0) {
         format_offsets(offsets, t->ndim, text, sizeof text);
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has a chunk at %s that is not in state_dict_metadata",
                            text);
@@ -172,7 +157,7 @@ static fc_code share_place(const fc_dcp_builder *b, const fc_tensor *t, fc_chunk
     FC_NEED(sort_chunks(t, o), b->err, b->metadata_path);
     for (size_t at = lower_bound(t, o, chunk->dims); at < t->nchunks; at++) {
         const fc_chunk *other = &t->chunks[o->chunks[at]];
-        if (compare_offsets(other->dims, chunk->dims, t->ndim) != 0) {
+        if (fc_order_row(other->dims, chunk->dims, (size_t)t->ndim) != 0) {
             break;
         }
         if (is_placed(other)) {

@@ -8,6 +8,7 @@
 #include "base/grow.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/path.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
@@ -192,10 +193,8 @@ typedef struct found_file {
 
 static int compare_file_ranks(const void *a, const void *b) {
     const found_file *x = a, *y = b;
-    if (x->role != y->role) {
-        return x->role < y->role ? -1 : 1;
-    }
-    return (x->rank > y->rank) - (x->rank < y->rank);
+    FC_ORDER_BY(x->role, y->role);
+    return FC_ORDER(x->rank, y->rank);
 }
 
 static fc_code refuse_file(const fc_ds_files *files, const char *name, ds_role role, uint32_t model_rank,

@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
@@ -296,15 +297,8 @@ static fc_code add_param_run(const partition *p, const fc_ds_param *param) {
 /* The first of the parameters from `low` to `high`, exclusive, that ends after the start of the partition. */
 static size_t first_param(const partition *p, size_t low, size_t high) {
     const fc_ds_builder *b = p->r->b;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const fc_ds_param *param = &b->params[middle];
-        if (param->start + (b->stage == 3 ? shard_numel(b, param) : param->numel) > p->start) {
-            high = middle;
-        } else {
-            low = middle + 1;
-        }
-    }
+    const fc_ds_param *all = b->params;
+    FC_BISECT(low, high, i, all[i].start + (b->stage == 3 ? shard_numel(b, &all[i]) : all[i].numel) <= p->start);
     return low;
 }
 

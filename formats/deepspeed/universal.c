@@ -11,6 +11,7 @@
 
 #include "base/grow.h"
 #include "checkpoint/path.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -144,15 +145,8 @@ out:
 
 /* The index of the first file of a parameter, or `nvalues`. */
 static size_t first_of(const fc_ds_files *files, const char *name) {
-    size_t low = 0, high = files->nvalues;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (strcmp(files->values[middle].param, name) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, files->nvalues, middle, strcmp(files->values[middle].param, name) < 0);
     return low < files->nvalues && strcmp(files->values[low].param, name) == 0 ? low : files->nvalues;
 }
 

@@ -4,6 +4,7 @@
  */
 #include "base/checked.h"
 #include "checkpoint/path.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/names.h"
 #include "hdf5/reader.h"
@@ -313,22 +314,12 @@ fc_code fc_h5_name_tensor(fc_arena *arena, const fc_h5_dataset *d, bool ours, co
     return tensor->name ? FC_OK : fc_no_memory(err, file);
 }
 
-static int compare_tensor_names(const void *a, const void *b) {
-    const fc_tensor *x = *(const fc_tensor *const *)a, *y = *(const fc_tensor *const *)b;
-    int order = strcmp(x->name, y->name);
-    return order ? order : (x > y) - (x < y);
-}
-
 fc_code fc_h5_check_names(fc_arena *arena, fc_tensor *tensors, size_t count, bool may_rename, const char *file,
                           fc_error *err) {
     fc_code rc = FC_OK;
     bool renamed = false;
-    fc_tensor **sorted = malloc((count + 1) * sizeof *sorted);
+    fc_tensor **sorted = fc_list_named(tensors, count, sizeof *tensors);
     FC_NEED(sorted, err, file);
-    for (size_t i = 0; i < count; i++) {
-        sorted[i] = &tensors[i];
-    }
-    qsort(sorted, count, sizeof *sorted, compare_tensor_names);
     const char *before = count > 0 ? sorted[0]->name : NULL;
     for (size_t i = 1; rc == FC_OK && i < count; i++) {
         if (strcmp(before, sorted[i]->name) != 0) {

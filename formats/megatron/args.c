@@ -4,6 +4,8 @@
  */
 #include "megatron/stages.h"
 
+#include "fsdpckpt/order.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,16 +94,11 @@ fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const fc_mg_args *args
     return FC_OK;
 }
 
-static int compare_ranks(const void *a, const void *b) {
-    const int64_t *x = a, *y = b;
-    return (*x > *y) - (*x < *y);
-}
-
 /* Whether the files record different ranks. Tools that convert checkpoints write the same rank into all. */
 static bool are_distinct(const fc_mg_reader *r, const int64_t *wrote, int64_t *sorted) {
     size_t n = r->grid.count;
     memcpy(sorted, wrote, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, compare_ranks);
+    qsort(sorted, n, sizeof *sorted, fc_order_numbers);
     for (size_t i = 1; i < n; i++) {
         if (sorted[i] == sorted[i - 1]) {
             return false;

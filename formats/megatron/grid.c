@@ -8,6 +8,7 @@
 
 #include "base/grow.h"
 #include "checkpoint/identity.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
@@ -118,10 +119,7 @@ static int compare_rank_places(const void *a, const void *b) {
     static const int order[] = {1, 2, 0};
     const found_rank *x = a, *y = b;
     for (size_t i = 0; i < 3; i++) {
-        int64_t p = x->numbers[order[i]], q = y->numbers[order[i]];
-        if (p != q) {
-            return p < q ? -1 : 1;
-        }
+        FC_ORDER_BY(x->numbers[order[i]], y->numbers[order[i]]);
     }
     return 0;
 }

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "checkpoint/path.h"
 #include "checkpoint/same_name.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -295,12 +296,6 @@ static fc_code join_shared(joiner *j, const group *g) {
 
 /* ---- all tensors ---- */
 
-static int compare_value_names(const void *a, const void *b) {
-    const fc_mg_value *x = *(fc_mg_value *const *)a, *y = *(fc_mg_value *const *)b;
-    int way = strcmp(x->name, y->name);
-    return way != 0 ? way : (x > y) - (x < y);
-}
-
 static fc_code join_groups(joiner *j, fc_mg_value **sorted) {
     size_t n = j->r->nvalues;
     for (size_t i = 0; i < n;) {
@@ -344,16 +339,12 @@ static fc_code list_tensors(const joiner *j) {
 
 fc_code fc_mg_join(fc_mg_reader *r) {
     joiner j = {.r = r};
-    fc_mg_value **sorted = malloc((r->nvalues + 1) * sizeof *sorted);
+    fc_mg_value **sorted = fc_list_named(r->values, r->nvalues, sizeof *r->values);
     j.made = calloc(r->nvalues + 1, sizeof *j.made);
     const int64_t dense = r->grid.tp, experts = r->grid.expert_tp * r->grid.ep;
     j.cells = malloc((size_t)(dense > experts ? dense : experts) * sizeof *j.cells);
     fc_code rc;
     FC_TRY_GOTO(sorted && j.made && j.cells ? FC_OK : fc_mg_no_memory(r), rc, out);
-    for (size_t i = 0; i < r->nvalues; i++) {
-        sorted[i] = &r->values[i];
-    }
-    qsort(sorted, r->nvalues, sizeof *sorted, compare_value_names);
     FC_TRY_GOTO(join_groups(&j, sorted), rc, out);
     rc = list_tensors(&j);
 out:

@@ -8,6 +8,7 @@
 #include "base/grow.h"
 #include "base/text.h"
 #include "checkpoint/folder.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 

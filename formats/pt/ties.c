@@ -6,6 +6,7 @@
 #include "pt/writer.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -25,25 +26,19 @@ typedef struct candidate {
 static int compare_candidate_places(const void *a, const void *b) {
     const candidate *x = a, *y = b;
     const fc_place *p = &x->chunk->place, *q = &y->chunk->place;
-    if (p->file != q->file) {
-        return p->file < q->file ? -1 : 1;
-    }
-    if (p->offset != q->offset) {
-        return p->offset < q->offset ? -1 : 1;
-    }
-    return p->length != q->length ? (p->length < q->length ? -1 : 1) : x->item < y->item ? -1 : 1;
+    FC_ORDER_BY(p->file, q->file);
+    FC_ORDER_BY(p->offset, q->offset);
+    FC_ORDER_BY(p->length, q->length);
+    return FC_ORDER(x->item, y->item);
 }
 
 /* Sorts candidates with larger spans before those that they may contain, and row-major ones before transposed ones. */
 static int compare_candidate_spans(const void *a, const void *b) {
     const candidate *x = a, *y = b;
-    if (x->first != y->first) {
-        return x->first < y->first ? -1 : 1;
-    }
-    if (x->end != y->end) {
-        return x->end > y->end ? -1 : 1;
-    }
-    return x->dense != y->dense ? (x->dense ? -1 : 1) : x->item < y->item ? -1 : 1;
+    FC_ORDER_BY(x->first, y->first);
+    FC_ORDER_BY(y->end, x->end);
+    FC_ORDER_BY(y->dense, x->dense);
+    return FC_ORDER(x->item, y->item);
 }
 
 static bool takes_all(const fc_target_item *item, const fc_tensor *tensor) {

@@ -10,6 +10,7 @@
 #include "base/name_table.h"
 #include "base/text.h"
 #include "checkpoint/folder.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "safetensors/header.h"

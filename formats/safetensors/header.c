@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/stand_in.h"
@@ -158,14 +159,10 @@ static fc_code read_metadata(header_reader *r) {
     return fc_st_json_at_object(&r->json) ? fc_st_json_object(&r->json, read_pair_member, r, r->err) : read_null(r);
 }
 
-static int compare_pair_keys(const void *a, const void *b) {
-    return strcmp(((const fc_st_pair *)a)->key, ((const fc_st_pair *)b)->key);
-}
-
 static fc_code sort_pairs(header_reader *r) {
     fc_st_header *h = r->out;
     if (h->npairs > 1) {
-        qsort(h->pairs, h->npairs, sizeof *h->pairs, compare_pair_keys);
+        qsort(h->pairs, h->npairs, sizeof *h->pairs, fc_order_texts);
     }
     for (size_t i = 1; i < h->npairs; i++) {
         if (strcmp(h->pairs[i - 1].key, h->pairs[i].key) == 0) {
@@ -177,53 +174,35 @@ static fc_code sort_pairs(header_reader *r) {
 }
 
 const char *fc_st_header_value(const fc_st_header *header, const char *key) {
-    fc_st_pair wanted = {key, NULL};
-    const fc_st_pair *found =
-        header->npairs ? bsearch(&wanted, header->pairs, header->npairs, sizeof wanted, compare_pair_keys) : NULL;
+    const fc_st_pair *found = fc_find_struct(header->pairs, header->npairs, sizeof *header->pairs, key);
     return found ? found->value : NULL;
 }
 
 /* ---- the whole ---- */
 
-static int compare_entry_names(const void *a, const void *b, void *entries) {
-    const fc_st_entry *e = entries;
-    return strcmp(e[*(const uint32_t *)a].name, e[*(const uint32_t *)b].name);
-}
-
 static int compare_entry_offsets(const void *a, const void *b, void *entries) {
     const fc_st_entry *e = entries, *x = &e[*(const uint32_t *)a], *y = &e[*(const uint32_t *)b];
-    if (x->begin != y->begin) {
-        return x->begin < y->begin ? -1 : 1;
-    }
-    return x->end != y->end ? (x->end < y->end ? -1 : 1) : strcmp(x->name, y->name);
+    FC_ORDER_BY(x->begin, y->begin);
+    FC_ORDER_BY(x->end, y->end);
+    return strcmp(x->name, y->name);
 }
 
 fc_st_entry *fc_st_header_find(const fc_st_header *header, const char *name) {
-    size_t low = 0, high = header->nentries;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(header->entries[header->by_name[middle]].name, name);
-        if (order == 0) {
-            return &header->entries[header->by_name[middle]];
-        }
-        *(order < 0 ? &low : &high) = order < 0 ? middle + 1 : middle;
-    }
-    return NULL;
+    return fc_find_named(header->by_name, header->nentries, name);
 }
 
 static fc_code sort_entries(header_reader *r) {
     fc_st_header *h = r->out;
-    h->by_name = calloc(h->nentries + 1, sizeof *h->by_name);
+    h->by_name = fc_list_named(h->entries, h->nentries, sizeof *h->entries);
     h->by_offset = calloc(h->nentries + 1, sizeof *h->by_offset);
     FC_NEED(h->by_name && h->by_offset && h->nentries <= UINT32_MAX, r->err, r->path);
     for (size_t i = 0; i < h->nentries; i++) {
-        h->by_name[i] = h->by_offset[i] = (uint32_t)i;
+        h->by_offset[i] = (uint32_t)i;
     }
-    qsort_r(h->by_name, h->nentries, sizeof *h->by_name, compare_entry_names, h->entries);
     qsort_r(h->by_offset, h->nentries, sizeof *h->by_offset, compare_entry_offsets, h->entries);
     for (size_t i = 1; i < h->nentries; i++) {
-        const char *name = h->entries[h->by_name[i]].name;
-        if (strcmp(h->entries[h->by_name[i - 1]].name, name) == 0) {
+        const char *name = h->by_name[i]->name;
+        if (strcmp(h->by_name[i - 1]->name, name) == 0) {
             return entry_fail(r, name, "the name appears twice in the header");
         }
     }

@@ -41,9 +41,9 @@ typedef struct fc_st_pair {
 typedef struct fc_st_header {
     fc_st_entry *entries; /**< malloc'ed, in the order of the header */
     size_t nentries;
-    uint32_t *by_name;   /**< malloc'ed: indexes of entries, sorted by name */
-    uint32_t *by_offset; /**< malloc'ed: indexes of entries, in the order of their data */
-    fc_st_pair *pairs;   /**< malloc'ed, sorted by key */
+    fc_st_entry **by_name; /**< malloc'ed: the entries, sorted by name */
+    uint32_t *by_offset;   /**< malloc'ed: indexes of entries, in the order of their data */
+    fc_st_pair *pairs;     /**< malloc'ed, sorted by key */
     size_t npairs;
     uint64_t start;   /**< Offset of the header in the file: 0 in a safetensors file. */
     uint64_t data;    /**< Offset of the data in the file. */

@@ -5,6 +5,7 @@
 #include "base/grow.h"
 #include "base/text.h"
 #include "checkpoint/path.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "safetensors/files.h"
@@ -45,10 +46,6 @@ static fc_code add_mapped(void *context, const char *name, json_t *value, fc_err
     return good ? FC_OK : fc_no_memory(err, r->path);
 }
 
-static int compare_mapped_names(const void *a, const void *b) {
-    return strcmp(((const fc_st_mapped *)a)->name, ((const fc_st_mapped *)b)->name);
-}
-
 /* Lists each file once, sorted by name, and the index last. */
 static fc_code list_files(index_reader *r, fc_error *err) {
     fc_st_files *out = r->out;
@@ -82,7 +79,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
 
 static fc_code sort_map(const index_reader *r, fc_error *err) {
     fc_st_files *out = r->out;
-    qsort(out->map, r->count, sizeof *out->map, compare_mapped_names);
+    qsort(out->map, r->count, sizeof *out->map, fc_order_texts);
     for (size_t i = 1; i < r->count; i++) {
         if (strcmp(out->map[i - 1].name, out->map[i].name) == 0) {
             return fc_fail(err, FC_ECORRUPT, "%s: weight_map: the name %.256s appears twice", r->path,

@@ -8,6 +8,7 @@
 #include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/own_files.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "read/open_files.h"
@@ -34,25 +35,12 @@ static fc_code fail_missing(const fc_st_reader *o, size_t file, fc_error *err) {
                    o->files.files[file].path, o->files.index->name, count, count == 1 ? "" : "s", example);
 }
 
-static const fc_st_mapped *find_mapped(const fc_st_files *files, const char *name) {
-    size_t low = 0, high = files->nmap;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(files->map[middle].name, name);
-        if (order == 0) {
-            return &files->map[middle];
-        }
-        *(order < 0 ? &low : &high) = order < 0 ? middle + 1 : middle;
-    }
-    return NULL;
-}
-
 static fc_code check_map(const fc_st_reader *o, fc_error *err) {
     const fc_st_files *files = &o->files;
     for (size_t f = 0; f < files->nfiles; f++) {
         for (size_t i = 0; i < o->headers[f].nentries; i++) {
             const char *name = o->headers[f].entries[i].name;
-            const fc_st_mapped *mapped = find_mapped(files, name);
+            const fc_st_mapped *mapped = fc_find_struct(files->map, files->nmap, sizeof *files->map, name);
             if (!mapped) {
                 return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s, but not in the weight_map",
                                files->index->path, name, files->files[f].name);

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "registry.h"

@@ -260,20 +260,3 @@ bool fc_is_json(const char *s, size_t len) {
     skip_space(&j);
     return j.p == j.end;
 }
-
-/* ---- sorted texts ---- */
-
-static int compare_texts(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-void fc_sort_texts(const char **texts, size_t count) {
-    if (count > 1) {
-        qsort(texts, count, sizeof *texts, compare_texts);
-    }
-}
-
-size_t fc_find_text(const char *const *texts, size_t count, const char *text) {
-    const char *const *found = count > 0 ? bsearch(&text, texts, count, sizeof *texts, compare_texts) : NULL;
-    return found ? (size_t)(found - texts) : count;
-}

@@ -1,5 +1,5 @@
 /*
- * Builds JSON text, checks text that comes from a file, and sorts texts.
+ * Builds JSON text, and checks text that comes from a file.
  */
 #pragma once
 
@@ -42,12 +42,6 @@ bool fc_is_plain_text(const char *s, size_t len);
 
 /** Replaces every byte that is not part of valid UTF-8 with a question mark. */
 void fc_make_utf8(char *s);
-
-/** Sorts texts by their bytes. `texts` may be NULL if there are none. */
-void fc_sort_texts(const char **texts, size_t count);
-
-/** @return the index of `text` in sorted texts; `count` if it is not among them. */
-size_t fc_find_text(const char *const *texts, size_t count, const char *text);
 
 /** @return whether `s` is exactly one JSON value (RFC 8259), nested at most 1000 deep. Numbers may have any length. */
 bool fc_is_json(const char *s, size_t len);

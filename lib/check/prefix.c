@@ -3,6 +3,8 @@
  */
 #include "check/check.h"
 
+#include "fsdpckpt/order.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -187,13 +189,9 @@ typedef struct wrapped {
 
 static int compare_wrappers(const void *a, const void *b) {
     const wrapped *x = a, *y = b;
-    if (x->here != y->here) {
-        return x->here < y->here ? -1 : 1;
-    }
-    if (x->there != y->there) {
-        return x->there < y->there ? -1 : 1;
-    }
-    return (x->pair.here > y->pair.here) - (x->pair.here < y->pair.here);
+    FC_ORDER_BY(x->here, y->here);
+    FC_ORDER_BY(x->there, y->there);
+    return FC_ORDER(x->pair.here, y->pair.here);
 }
 
 static size_t find_wrapped(fc_check_run *c, const fc_unpaired *here, const fc_unpaired *there, wrapped *found) {

@@ -5,6 +5,7 @@
 #include "check/check.h"
 
 #include "fsdpckpt/digest.h"
+#include "fsdpckpt/order.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -68,10 +69,8 @@ static size_t group_of(rename_search *m, const char *key) {
 
 static int compare_candidate_groups(const void *a, const void *b) {
     const candidate *x = a, *y = b;
-    if (x->group != y->group) {
-        return x->group < y->group ? -1 : 1;
-    }
-    return (x->index > y->index) - (x->index < y->index);
+    FC_ORDER_BY(x->group, y->group);
+    return FC_ORDER(x->index, y->index);
 }
 
 /* Returns the tensors of a list sorted by group, without those that have no key. */

@@ -5,6 +5,7 @@
 #include "checkpoint/parameters.h"
 
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
@@ -57,17 +58,12 @@ typedef struct candidate {
 
 static int compare_candidate_chunks(const void *a, const void *b) {
     const fc_tensor *x = ((const candidate *)a)->tensor, *y = ((const candidate *)b)->tensor;
-    if (x->nchunks != y->nchunks) {
-        return x->nchunks < y->nchunks ? -1 : 1;
-    }
+    FC_ORDER_BY(x->nchunks, y->nchunks);
     for (size_t i = 0; i < x->nchunks; i++) {
         const fc_place *c = &x->chunks[i].place, *d = &y->chunks[i].place;
-        uint64_t mine[] = {c->file, c->offset, c->length}, other[] = {d->file, d->offset, d->length};
-        for (size_t k = 0; k < sizeof mine / sizeof *mine; k++) {
-            if (mine[k] != other[k]) {
-                return mine[k] < other[k] ? -1 : 1;
-            }
-        }
+        FC_ORDER_BY(c->file, d->file);
+        FC_ORDER_BY(c->offset, d->offset);
+        FC_ORDER_BY(c->length, d->length);
     }
     return 0;
 }

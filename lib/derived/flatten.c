@@ -6,6 +6,7 @@
 #include "base/grow.h"
 #include "checkpoint/path.h"
 #include "derived/flatten_private.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
@@ -45,15 +46,8 @@ static fc_code read_param(const fc_checkpoint *source, const fc_flat_value *o, s
 
 /* Returns the first parameter that ends after element `at`. */
 static size_t first_param(const fc_flat_layout *layout, int64_t at) {
-    size_t low = 0, high = layout->nparams;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (layout->params[mid].offset + layout->params[mid].numel <= at) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, layout->nparams, mid, layout->params[mid].offset + layout->params[mid].numel <= at);
     return low;
 }
 

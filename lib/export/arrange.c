@@ -3,6 +3,7 @@
  */
 #include "export/export.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -30,10 +31,8 @@ bool fc_export_casts(fc_dtype from, fc_dtype to) {
 
 static int in_order(const void *a, const void *b) {
     const fc_target_tensor *x = a, *y = b;
-    if (x->file != y->file) {
-        return x->file < y->file ? -1 : 1;
-    }
-    return (x->source > y->source) - (x->source < y->source);
+    FC_ORDER_BY(x->file, y->file);
+    return FC_ORDER(x->source, y->source);
 }
 
 fc_code fc_export_arrange(void *context, fc_target_tensor *tensors, size_t count, fc_error *err) {

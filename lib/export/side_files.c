@@ -6,6 +6,7 @@
 #include "base/file_name.h"
 #include "base/grow.h"
 #include "base/text.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"

@@ -5,6 +5,7 @@
  */
 #include "flat/flat_boxes.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "sharding/flat_runs.h"
 
@@ -45,16 +46,8 @@ static void add_run(const fc_tensor *flat, size_t chunk, const fc_flat_param *p,
 
 /* @return the first chunk, in the order of offsets, that ends after element `at`. */
 static size_t first_chunk(const fc_tensor *flat, const size_t *order, int64_t at) {
-    size_t low = 0, high = flat->nchunks;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        const int64_t *dims = flat->chunks[order[mid]].dims;
-        if (dims[0] + dims[1] <= at) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, flat->nchunks, mid, flat->chunks[order[mid]].dims[0] + flat->chunks[order[mid]].dims[1] <= at);
     return low;
 }
 
@@ -99,8 +92,8 @@ typedef struct ordered {
 
 static int compare_chunk_starts(const void *a, const void *b) {
     const ordered *x = a, *y = b;
-    return x->start != y->start ? (x->start > y->start) - (x->start < y->start)
-                                : (x->chunk > y->chunk) - (x->chunk < y->chunk);
+    FC_ORDER_BY(x->start, y->start);
+    return FC_ORDER(x->chunk, y->chunk);
 }
 
 size_t *fc_flat_order_chunks(const fc_tensor *flat, fc_arena *arena) {

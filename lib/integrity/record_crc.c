@@ -8,6 +8,7 @@
 #include "base/grow.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/input.h"
@@ -51,17 +52,13 @@ fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, siz
     return FC_OK;
 }
 
-static int in_order(uint64_t a, uint64_t b) {
-    return (a > b) - (a < b);
-}
-
 /* Sorts by record, then by offset; at one offset, empty runs come first. */
 static int compare_run_offsets(const void *a, const void *b) {
     const run *x = a, *y = b;
-    int order = in_order(x->file, y->file);
-    order = order ? order : in_order(x->offset, y->offset);
-    order = order ? order : in_order(x->first, y->first);
-    return order ? order : in_order(x->bytes, y->bytes);
+    FC_ORDER_BY(x->file, y->file);
+    FC_ORDER_BY(x->offset, y->offset);
+    FC_ORDER_BY(x->first, y->first);
+    return FC_ORDER(x->bytes, y->bytes);
 }
 
 /* Adds the bytes [from, to) of the record of `r`. */

@@ -8,6 +8,7 @@
 
 #include "checkpoint/open.h"
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 #include "plan/rename.h"
@@ -85,32 +86,20 @@ out:
     return rc;
 }
 
-static int compare_tensor_names(const void *a, const void *b) {
-    const fc_tensor *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
 static fc_code sort_names(checking *c, fc_error *err) {
     c->by_name = fc_arena_calloc(c->arena, c->made->ntensors, sizeof *c->by_name);
     FC_NEED(c->by_name, err, c->source->path);
     for (size_t i = 0; i < c->made->ntensors; i++) {
         c->by_name[i] = &c->made->tensors[i];
     }
-    qsort(c->by_name, c->made->ntensors, sizeof *c->by_name, compare_tensor_names);
+    qsort(c->by_name, c->made->ntensors, sizeof *c->by_name, fc_order_named);
     return FC_OK;
 }
 
 /* Finds the first value of the target whose name is not before `name`. @return NULL: there is none. */
 static const fc_tensor *find_at_least(const checking *c, const char *name) {
-    size_t low = 0, high = c->made->ntensors;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (strcmp(c->by_name[middle]->name, name) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, c->made->ntensors, middle, strcmp(c->by_name[middle]->name, name) < 0);
     return low < c->made->ntensors ? c->by_name[low] : NULL;
 }
 

@@ -16,6 +16,7 @@
  */
 #include "plan/coverage.h"
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 #include "plan/coverage_private.h"
@@ -31,10 +32,6 @@ enum {
 
 #define PRIME ((UINT64_C(1) << 61) - 1)
 
-static int compare_i64(int64_t a, int64_t b) {
-    return (a > b) - (a < b);
-}
-
 /* Sorts by clipped offsets, the order in which the region is walked. Then by whole boxes, so that replicas become
    neighbours, then by index, so that the first replica leads. */
 static int compare_chunks(const void *pa, const void *pb, void *context) {
@@ -42,19 +39,11 @@ static int compare_chunks(const void *pa, const void *pb, void *context) {
     size_t a = *(const size_t *)pa, b = *(const size_t *)pb;
     int ndim = c->tensor->ndim;
     for (int d = 0; d < ndim; d++) {
-        int order = compare_i64(fc_clipped_low(c, a, d), fc_clipped_low(c, b, d));
-        if (order) {
-            return order;
-        }
+        const int64_t x = fc_clipped_low(c, a, d), y = fc_clipped_low(c, b, d);
+        FC_ORDER_BY(x, y);
     }
-    const int64_t *da = c->tensor->chunks[a].dims, *db = c->tensor->chunks[b].dims;
-    for (int d = 0; d < 2 * ndim; d++) {
-        int order = compare_i64(da[d], db[d]);
-        if (order) {
-            return order;
-        }
-    }
-    return (a > b) - (a < b);
+    const int order = fc_order_row(c->tensor->chunks[a].dims, c->tensor->chunks[b].dims, 2 * (size_t)ndim);
+    return order ? order : FC_ORDER(a, b);
 }
 
 static bool same_box(const fc_tensor *tensor, size_t a, size_t b) {

@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "checkpoint/parameters.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "plan/globs.h"
 
@@ -26,15 +27,8 @@ bool fc_add_component(fc_arena *arena, const char **list, const char *name, size
 
 /* Whether a name of the sorted list begins with the first `len` bytes of `name`. */
 static bool is_kept(const fc_name_list *kept, const char *name, size_t len) {
-    size_t low = 0, high = kept->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (strncmp(kept->names[middle], name, len) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, kept->count, middle, strncmp(kept->names[middle], name, len) < 0);
     return low < kept->count && strncmp(kept->names[low], name, len) == 0;
 }
 

@@ -3,6 +3,7 @@
  * take minutes on a large mesh. But a model has thousands of tensors and few shapes, and tensors with the same shape,
  * element size, placements and owner add the same load, so each kind is laid out once.
  */
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/select.h"
 
@@ -12,32 +13,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int compare_u64(uint64_t a, uint64_t b) {
-    return (a > b) - (a < b);
-}
-
 static int compare_placements(const fc_placement *a, const fc_placement *b, int count) {
-    int order = 0;
-    for (int m = 0; m < count && !order; m++) {
-        order = compare_u64(a[m].kind, b[m].kind);
-        order = order ? order : compare_u64((uint64_t)a[m].dim, (uint64_t)b[m].dim);
-        order = order ? order : compare_u64((uint64_t)a[m].split_factor, (uint64_t)b[m].split_factor);
+    for (int m = 0; m < count; m++) {
+        FC_ORDER_BY(a[m].kind, b[m].kind);
+        FC_ORDER_BY(a[m].dim, b[m].dim);
+        FC_ORDER_BY(a[m].split_factor, b[m].split_factor);
     }
-    return order;
+    return 0;
 }
 
 /* @return 0 for two tensors that add the same load to every rank. */
 static int compare_alike(const void *pa, const void *pb, void *context) {
     const fc_target *target = context;
     const fc_target_tensor *a = &target->tensors[*(const uint32_t *)pa], *b = &target->tensors[*(const uint32_t *)pb];
-    int ndim = a->source->ndim;
-    int order = compare_u64((uint64_t)ndim, (uint64_t)b->source->ndim);
-    for (int d = 0; d < ndim && !order; d++) {
-        order = compare_u64((uint64_t)a->source->shape[d], (uint64_t)b->source->shape[d]);
-    }
-    order = order ? order : compare_u64(fc_dtype_size(a->dtype), fc_dtype_size(b->dtype));
-    order = order ? order : compare_u64(a->owner_offset, b->owner_offset);
-    return order ? order : compare_placements(a->placements, b->placements, target->mesh->ndim);
+    FC_ORDER_BY(a->source->ndim, b->source->ndim);
+    const int order = fc_order_row(a->source->shape, b->source->shape, (size_t)a->source->ndim);
+    FC_ORDER_BY(order, 0);
+    FC_ORDER_BY(fc_dtype_size(a->dtype), fc_dtype_size(b->dtype));
+    FC_ORDER_BY(a->owner_offset, b->owner_offset);
+    return compare_placements(a->placements, b->placements, target->mesh->ndim);
 }
 
 static fc_code too_large(const fc_target *target, fc_error *err) {

@@ -8,6 +8,7 @@
 #include "fsdpckpt/sharding.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
@@ -72,16 +73,6 @@ static bool own_rank(const search *s, const fc_tensor *t, const fc_placement *pl
     return true;
 }
 
-static int compare_boxes(const void *a, const void *b, void *width) {
-    const int64_t *x = a, *y = b;
-    for (size_t i = 0; i < *(const size_t *)width; i++) {
-        if (x[i] != y[i]) {
-            return x[i] < y[i] ? -1 : 1;
-        }
-    }
-    return 0;
-}
-
 /* Whether each chunk is the local box of some rank. */
 static bool any_rank(search *s, const fc_tensor *t, const fc_placement *placements) {
     int64_t coordinate[FC_MAX_MESH_DIMS];
@@ -105,18 +96,11 @@ static bool any_rank(search *s, const fc_tensor *t, const fc_placement *placemen
             return false;
         }
     }
-    qsort_r(s->boxes, ranks, width * sizeof *s->boxes, compare_boxes, &width);
+    qsort_r(s->boxes, ranks, width * sizeof *s->boxes, fc_order_rows, &width);
     for (size_t i = 0; i < t->nchunks; i++) {
-        size_t low = 0, high = ranks;
-        while (low < high) {
-            size_t middle = low + (high - low) / 2;
-            if (compare_boxes(s->boxes + middle * width, t->chunks[i].dims, &width) < 0) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        if (low == ranks || compare_boxes(s->boxes + low * width, t->chunks[i].dims, &width) != 0) {
+        size_t low = 0;
+        FC_BISECT(low, ranks, middle, fc_order_rows(s->boxes + middle * width, t->chunks[i].dims, &width) < 0);
+        if (low == ranks || fc_order_rows(s->boxes + low * width, t->chunks[i].dims, &width) != 0) {
             return false;
         }
     }

@@ -4,6 +4,8 @@
  */
 #include "fsdpckpt/sharding.h"
 
+#include "fsdpckpt/order.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,11 +30,6 @@ static bool reserve(fc_sharding_scratch *scratch, size_t chunks, int ndim) {
     return scratch->capacity >= need && need > 0;
 }
 
-static int compare_offsets(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
 /* Whether the chunk starts at 0 in every dimension but `d`. */
 static bool on_axis(const fc_tensor *t, const fc_chunk *chunk, int d) {
     for (int e = 0; e < t->ndim; e++) {
@@ -55,7 +52,7 @@ static size_t find_axis(const fc_tensor *t, int d, int64_t *values) {
         }
     }
     if (!sorted) {
-        qsort(values, n, sizeof *values, compare_offsets);
+        qsort(values, n, sizeof *values, fc_order_numbers);
     }
     for (size_t i = 0; i < n; i++) {
         if (distinct == 0 || values[distinct - 1] != values[i]) {
@@ -66,15 +63,8 @@ static size_t find_axis(const fc_tensor *t, int d, int64_t *values) {
 }
 
 static bool find_position(const int64_t *values, size_t n, int64_t value, size_t *at) {
-    size_t low = 0, high = n;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (values[middle] < value) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, n, middle, values[middle] < value);
     *at = low;
     return low < n && values[low] == value;
 }

@@ -2,6 +2,7 @@
  * Builds the target from a source's manifest: selects values by glob, renames them, and sets their dtype and
  * placements. Also lists what one rank's file contains. No I/O.
  */
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/replica_owner.h"
 #include "fsdpckpt/select.h"
 
@@ -17,19 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int compare_target_names(const void *a, const void *b) {
-    const fc_target_tensor *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
 /* A source's names are unique, so only renaming can make two of them equal. */
 static fc_code check_unique(const fc_target_tensor *tensors, size_t count, fc_error *err) {
-    const fc_target_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
+    const fc_target_tensor **sorted = fc_list_named(tensors, count, sizeof *tensors);
     FC_NEED(sorted, err, NULL);
-    for (size_t i = 0; i < count; i++) {
-        sorted[i] = &tensors[i];
-    }
-    qsort(sorted, count, sizeof *sorted, compare_target_names);
     fc_code rc = FC_OK;
     for (size_t i = 1; i < count && rc == FC_OK; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
@@ -86,8 +78,8 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
 /* In the order of the sections, and of the source within each. */
 static int compare_sections(const void *a, const void *b) {
     const fc_target_tensor *x = a, *y = b;
-    int by_source = (x->source > y->source) - (x->source < y->source);
-    return x->section != y->section ? (x->section < y->section ? -1 : 1) : by_source;
+    FC_ORDER_BY(x->section, y->section);
+    return FC_ORDER(x->source, y->source);
 }
 
 static fc_code arrange_sections(const fc_checkpoint *source, const fc_selection *selection, fc_target_tensor *tensors,

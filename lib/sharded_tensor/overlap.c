@@ -6,6 +6,7 @@
 #include "fsdpckpt/sharded_tensor/sharding_spec.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -98,22 +99,17 @@ typedef struct order {
     int ndims;
 } order;
 
-static int compare_numbers(int64_t a, int64_t b) {
-    return (a > b) - (a < b);
-}
-
 static int compare_starts(const void *pa, const void *pb, void *context) {
     const order *o = context;
     size_t a = *(const size_t *)pa, b = *(const size_t *)pb;
-    int c = 0;
-    for (int i = 0; i < o->ndims && c == 0; i++) {
-        c = compare_numbers(start_of(&o->shards[a], o->dims[i]), start_of(&o->shards[b], o->dims[i]));
+    for (int i = 0; i < o->ndims; i++) {
+        FC_ORDER_BY(start_of(&o->shards[a], o->dims[i]), start_of(&o->shards[b], o->dims[i]));
     }
     /* In one dimension the shorter comes first: an empty shard does not overlap the shard that starts where it is. */
-    if (c == 0 && o->ndims == 1) {
-        c = compare_numbers(end_of(&o->shards[a], o->dims[0]), end_of(&o->shards[b], o->dims[0]));
+    if (o->ndims == 1) {
+        FC_ORDER_BY(end_of(&o->shards[a], o->dims[0]), end_of(&o->shards[b], o->dims[0]));
     }
-    return c != 0 ? c : (a > b) - (a < b);
+    return FC_ORDER(a, b);
 }
 
 typedef struct pair {

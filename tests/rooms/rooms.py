@@ -24,7 +24,7 @@ TRAINING = ("lib/sharded_tensor", "lib/gather", "train")
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
 
 HEADERS = {
-    "lib/base": "arena atomic decls digest dtype error progress try",
+    "lib/base": "arena atomic decls digest dtype error order progress try",
     "lib/io": "io",
     "lib/sharding": "box layout mesh",
     "lib/checkpoint": "checkpoint format memory seal target",

@@ -3,23 +3,15 @@
  */
 #include "torch/file/file.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static int compare_leaf_names(const void *a, const void *b) {
-    const torch_leaf *const *x = a, *const *y = b;
-    return strcmp((*x)->name, (*y)->name);
-}
-
 fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_error *err) {
-    const torch_leaf **sorted = malloc((leaves->count + 1) * sizeof *sorted);
+    const torch_leaf **sorted = fc_list_named(leaves->items, leaves->count, sizeof *leaves->items);
     FC_NEED(sorted, err, path);
-    for (size_t i = 0; i < leaves->count; i++) {
-        sorted[i] = &leaves->items[i];
-    }
-    qsort(sorted, leaves->count, sizeof *sorted, compare_leaf_names);
     fc_code rc = FC_OK;
     for (size_t i = 1; i < leaves->count && rc == FC_OK; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {

@@ -4,6 +4,8 @@
  */
 #include "torch/file/file.h"
 
+#include "fsdpckpt/order.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,15 +46,8 @@ bool fc_torch_dict_begin(torch_dict *dict, const fc_pickle *p, fc_pv v) {
 }
 
 static fc_pv find_value(const torch_dict *dict, const torch_dict_entry *key) {
-    size_t low = 0, high = dict->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (compare_keys(&dict->entries[middle], key) < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
+    size_t low = 0;
+    FC_BISECT(low, dict->count, middle, compare_keys(&dict->entries[middle], key) < 0);
     return low < dict->count && compare_keys(&dict->entries[low], key) == 0 ? dict->entries[low].value : 0;
 }
 

@@ -7,6 +7,7 @@
 #include "torch/file/file.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 
@@ -106,20 +107,10 @@ static fc_code collect_storages(torch_file *f, uint64_t start, fc_error *err) {
 }
 
 static torch_legacy_storage *find_storage(const torch_file *f, const char *key) {
-    size_t low = 0, high = f->nstorages;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(text_of_key(f->p, f->storages[middle].key), key);
-        if (order == 0) {
-            return &f->storages[middle];
-        }
-        if (order < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return NULL;
+    size_t at = 0;
+    FC_BISECT(at, f->nstorages, middle, strcmp(text_of_key(f->p, f->storages[middle].key), key) < 0);
+    const bool found = at < f->nstorages && strcmp(text_of_key(f->p, f->storages[at].key), key) == 0;
+    return found ? &f->storages[at] : NULL;
 }
 
 /* Finds the bytes of each storage, in the order of the list of keys. */

@@ -5,6 +5,7 @@
 #include "torch/zip/zip.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "torch/zip/window.h"
 
@@ -257,10 +258,6 @@ static fc_code check_local_header(fc_zip *zip, fc_zip_entry *entry, fc_error *er
     return FC_OK;
 }
 
-static int compare_entry_names(const void *a, const void *b) {
-    return strcmp((*(fc_zip_entry *const *)a)->name, (*(fc_zip_entry *const *)b)->name);
-}
-
 static int compare_entry_headers(const void *a, const void *b) {
     uint64_t x = (*(fc_zip_entry *const *)a)->header, y = (*(fc_zip_entry *const *)b)->header;
     return x < y ? -1 : x > y;
@@ -291,7 +288,7 @@ static fc_code check_record_names(fc_zip *zip, fc_error *err) {
                            zip->path, b->header, a->name, same ? "" : " and ", same ? "" : b->name);
         }
     }
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_names);
+    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, fc_order_named);
     return FC_OK;
 }
 
@@ -355,18 +352,5 @@ out:
 }
 
 const fc_zip_entry *fc_zip_find(const fc_zip *zip, const char *name) {
-    size_t low = 0, high = zip->nentries;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(zip->sorted[middle]->name, name);
-        if (order == 0) {
-            return zip->sorted[middle];
-        }
-        if (order < 0) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return NULL;
+    return fc_find_named(zip->sorted, zip->nentries, name);
 }

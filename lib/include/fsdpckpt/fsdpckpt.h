@@ -29,6 +29,7 @@
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/progress.h"
 #include "fsdpckpt/read.h"

@@ -12,8 +12,8 @@ FC_BEGIN_DECLS
 
 /** A value of the target, and the value of the source that it comes from. */
 typedef struct fc_target_tensor {
-    const fc_tensor *source;
     const char *name;
+    const fc_tensor *source;
     fc_path path;
     fc_dtype dtype;                 /**< the type in the target, which differs from the source's after a cast */
     const fc_placement *placements; /**< mesh->ndim entries; NULL if the mesh has no dimensions */

@@ -1,0 +1,68 @@
+/*
+ * Comparisons, sorted lists of texts, and lists of structs sorted by their texts. See order.h.
+ */
+#include "fsdpckpt/order.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int fc_order_row(const int64_t *a, const int64_t *b, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        FC_ORDER_BY(a[i], b[i]);
+    }
+    return 0;
+}
+
+int fc_order_texts(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+int fc_order_named(const void *a, const void *b) {
+    return fc_order_texts(*(const void *const *)a, *(const void *const *)b);
+}
+
+int fc_order_named_places(const void *a, const void *b) {
+    const void *x = *(const void *const *)a, *y = *(const void *const *)b;
+    const int order = fc_order_texts(x, y);
+    return order ? order : FC_ORDER((uintptr_t)x, (uintptr_t)y);
+}
+
+int fc_order_numbers(const void *a, const void *b) {
+    return fc_order_row(a, b, 1);
+}
+
+int fc_order_rows(const void *a, const void *b, void *width) {
+    return fc_order_row(a, b, *(const size_t *)width);
+}
+
+void fc_sort_texts(const char **texts, size_t count) {
+    if (count > 1) {
+        qsort(texts, count, sizeof *texts, fc_order_texts);
+    }
+}
+
+size_t fc_find_text(const char *const *texts, size_t count, const char *text) {
+    const char *const *found = fc_find_struct(texts, count, sizeof *texts, text);
+    return found ? (size_t)(found - texts) : count;
+}
+
+void *fc_find_struct(const void *structs, size_t count, size_t size, const char *text) {
+    return count > 0 ? bsearch(&text, structs, count, size, fc_order_texts) : NULL;
+}
+
+void *fc_find_named(const void *pointers, size_t count, const char *text) {
+    const char *const *key = &text;
+    void *const *found = count > 0 ? bsearch(&key, pointers, count, sizeof *found, fc_order_named) : NULL;
+    return found ? *found : NULL;
+}
+
+void *fc_list_named(const void *structs, size_t count, size_t size) {
+    const void **list = malloc((count + 1) * sizeof *list);
+    for (size_t i = 0; list && i < count; i++) {
+        list[i] = (const char *)structs + i * size;
+    }
+    if (list) {
+        qsort(list, count, sizeof *list, fc_order_named_places);
+    }
+    return list;
+}

@@ -1,0 +1,75 @@
+/*
+ * Sorting and searching by texts and numbers. Elements may be texts, or structs whose first field is the text that
+ * they go by, their name for example.
+ */
+#ifndef FSDPCKPT_ORDER_H
+#define FSDPCKPT_ORDER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fsdpckpt/decls.h"
+
+FC_BEGIN_DECLS
+
+/** The order of two numbers or pointers: negative, 0 or positive. */
+#define FC_ORDER(a, b) (((a) > (b)) - ((a) < (b)))
+
+/** Returns the order of two numbers or pointers from the enclosing function unless they are equal. */
+#define FC_ORDER_BY(a, b)                                                                                              \
+    do {                                                                                                               \
+        if ((a) != (b)) {                                                                                              \
+            return (a) < (b) ? -1 : 1;                                                                                 \
+        }                                                                                                              \
+    } while (0)
+
+/** Moves `low` to the first index of the sorted range [low, high) at which `before`, an expression in `index`, does not
+ * hold, or to `high`. */
+#define FC_BISECT(low, high, index, before)                                                                            \
+    for (size_t fc_high = (high), index; (low) < fc_high;) {                                                           \
+        index = (low) + (fc_high - (low)) / 2;                                                                         \
+        if (before) {                                                                                                  \
+            (low) = index + 1;                                                                                         \
+        } else {                                                                                                       \
+            fc_high = index;                                                                                           \
+        }                                                                                                              \
+    }
+
+/** Compares the first `n` numbers of two rows. */
+int fc_order_row(const int64_t *a, const int64_t *b, size_t n);
+
+/** The functions of this kind have the type of a comparison of qsort. This one compares texts, or structs. */
+int fc_order_texts(const void *a, const void *b);
+
+/** Compares pointers to structs. */
+int fc_order_named(const void *a, const void *b);
+
+/** Compares pointers to structs of one array: by text, then by place. */
+int fc_order_named_places(const void *a, const void *b);
+
+/** Compares numbers of the type int64_t. */
+int fc_order_numbers(const void *a, const void *b);
+
+/** A comparison of qsort_r: rows of `*(size_t *)width` numbers. */
+int fc_order_rows(const void *a, const void *b, void *width);
+
+/** Sorts texts by their bytes. `texts` may be NULL if there are none. */
+void fc_sort_texts(const char **texts, size_t count);
+
+/** @return the index of `text` in sorted texts; `count` if it is not among them. */
+size_t fc_find_text(const char *const *texts, size_t count, const char *text);
+
+/** @return the struct of `text` among `count` structs of `size` bytes, sorted by fc_order_texts, or NULL. */
+void *fc_find_struct(const void *structs, size_t count, size_t size, const char *text);
+
+/** @return the struct of `text` among pointers to structs, sorted by fc_order_named, or NULL. */
+void *fc_find_named(const void *pointers, size_t count, const char *text);
+
+/** @return pointers to `count` structs of `size` bytes, by text and then by place: from malloc, NULL when out of
+ * memory.
+ */
+void *fc_list_named(const void *structs, size_t count, size_t size);
+
+FC_END_DECLS
+
+#endif
