@@ -152,9 +152,10 @@ static help_printer *help_asked_for(int argc, char **argv) {
 static fc_code run_shown(const command *c, const options *o, text_out *out, fc_error *err) {
     fc_progress progress = {.context = NULL};
     cli_notes notes = {.count = 0};
-    cli_call call = {o, out, &progress, progress_now(), &notes, fc_arena_new()};
+    cli_call call = {o, out, &progress, progress_now(), &notes, fc_session_new(), fc_arena_new()};
     progress_view *view = progress_start(&progress, o, call.started);
-    fc_code rc = call.arena ? c->run(&call, err) : fc_no_memory(err, NULL);
+    fc_code rc = call.arena && call.session ? c->run(&call, err) : fc_no_memory(err, NULL);
+    fc_session_free(call.session);
     fc_arena_free(call.arena);
     progress_stop(view);
     for (size_t i = 0; i < notes.count; i++) {

@@ -80,7 +80,8 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
                                  .follow_external = o->follow_external,
                                  .reporter = {source_note},
                                  .others = source_others(call),
-                                 .progress = call->progress};
+                                 .progress = call->progress,
+                                 .session = call->session};
     *out = NULL;
     FC_TRY(o->schema ? fc_check_given(o->schema, "a schema or a checkpoint", err) : FC_OK);
     return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
@@ -160,7 +161,8 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
                            .follow_external = o->follow_external,
                            .reporter = {source_note},
                            .others = source_others(call),
-                           .progress = call->progress};
+                           .progress = call->progress,
+                           .session = call->session};
     fc_checkpoint *model = NULL;
     size_t joined = 0;
     fc_code rc;

@@ -46,7 +46,8 @@ static fc_code open_reference(job *j, fc_error *err) {
     const fc_open_options how = {.headers_only = true,
                                  .follow_external = o->follow_external,
                                  .others = j->how.open.others,
-                                 .progress = j->progress};
+                                 .progress = j->progress,
+                                 .session = j->call->session};
     FC_TRY(fc_check_given(path, o->schema ? "a schema" : "a checkpoint or a schema", err));
     FC_TRY(fc_checkpoint_open_model(path, &how, NULL, &j->reference, err));
     if (o->schema && !j->reference->format->layout_only) {
@@ -88,6 +89,7 @@ static fc_code prepare_check(job *j, fc_error *err) {
     j->how.allow_unexpected = o->allow_unexpected.items;
     j->how.open.follow_external = o->follow_external;
     j->how.open.progress = j->progress;
+    j->how.open.session = j->call->session;
     if (o->json && o->github) {
         return fc_fail(err, FC_EUSAGE, "check: choose one of --json and --github");
     }

@@ -33,7 +33,8 @@ static void prepare_diff(job *j) {
                                   .work = {.threads = (int)o->jobs, .memory = o->memory, .progress = j->call->progress},
                                   .open = {.follow_external = o->follow_external,
                                            .others = source_others(j->call),
-                                           .progress = j->call->progress}};
+                                           .progress = j->call->progress,
+                                           .session = j->call->session}};
 }
 
 static fc_code compare_sources(job *j, fc_error *err) {

@@ -31,6 +31,7 @@ typedef struct exported {
     fc_export_reference reference;
     const char *const *side_files;
     fc_reporter others;
+    fc_session *session;
     fc_export_report report;
     const char *reason; /* why this recipe, for people; NULL: it was named, or there is none */
 } exported;
@@ -50,7 +51,7 @@ static fc_code open_reference(exported *x, fc_error *err) {
                        path, path);
     }
     const fc_open_options how = {
-        .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others};
+        .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others, .session = x->session};
     char *config = fc_arena_printf(x->arena, "%s/config.json", path);
     FC_NEED(config, err, path);
     if (access(config, F_OK) != 0) {
@@ -269,7 +270,8 @@ static fc_code prepare_export(exported *x, fc_error *err) {
 }
 
 static fc_code run_export(cli_call *call, fc_error *err) {
-    exported x = {.given = call->options, .others = source_others(call), .arena = call->arena};
+    exported x = {
+        .given = call->options, .others = source_others(call), .session = call->session, .arena = call->arena};
     cli_call with = *call;
     const job_steps steps = {
         .change = change_source, .print = print_export, .print_json = print_export_json, .context = &x};

@@ -172,7 +172,8 @@ static void add_bad_file(void *context, const char *path, const char *line) {
 
 /* Finds missing and truncated files without opening any. */
 static void find_absent(const char *path, const fc_open_options *how, bad_files *bad) {
-    const fc_check_options what = {.setting_names = hint_settings, .open = {.follow_external = how->follow_external}};
+    const fc_check_options what = {.setting_names = hint_settings,
+                                   .open = {.follow_external = how->follow_external, .session = how->session}};
     fc_checkpoint *checkpoint = NULL;
     fc_report report = {0};
     fc_error ignored;
@@ -216,7 +217,8 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
                                  .context = &damaged,
                                  .reporter = {source_note},
                                  .others = source_others(call),
-                                 .progress = call->progress};
+                                 .progress = call->progress,
+                                 .session = call->session};
     fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {
         find_absent(o->operands[0], &how, &bad);

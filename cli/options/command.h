@@ -26,7 +26,8 @@ typedef struct cli_call {
     fc_progress *progress; /**< shown according to --progress */
     double started;        /**< seconds, from progress_now */
     struct cli_notes *notes;
-    fc_arena *arena; /**< lives as long as the command runs */
+    fc_session *session; /**< for all sources that the command opens */
+    fc_arena *arena;     /**< lives as long as the command runs */
 } cli_call;
 
 /** The help of an option for one command, where it differs from the option table. */

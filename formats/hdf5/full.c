@@ -211,6 +211,6 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *option
     checkpoint->nfiles = 1;
     FC_TRY(fc_identities_take(checkpoint, options, err));
     full f = {checkpoint, options};
-    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build_manifest, &f,
-                            err);
+    return fc_h5_scan_files_by(state->server, checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external,
+                               build_manifest, &f, err);
 }

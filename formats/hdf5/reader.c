@@ -9,6 +9,7 @@
 #include "checkpoint/extent.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
+#include "checkpoint/session.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
@@ -64,6 +65,12 @@ bool fc_h5_probe(const fc_probe *probe) {
     return file_has_signature(probe);
 }
 
+bool fc_h5_has_signature(const char *path) {
+    unsigned char head[512];
+    fc_probe probe = {.path = path, .head = head, .head_size = sizeof head};
+    return fc_read_head(path, head, &probe.head_size, NULL) == FC_OK && file_has_signature(&probe);
+}
+
 fc_code fc_h5_list_checkpoints(const char *directory, fc_listing *out, fc_error *err) {
     const bool found = fc_dir_find(directory, is_own_name, err);
     FC_TRY(err->code);
@@ -114,12 +121,29 @@ static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
     return FC_OK;
 }
 
+static void free_server(void *server) {
+    fc_h5_server_free(server);
+}
+
+/* @return the process of the session; NULL: each file has its own. */
+static fc_h5_server *server_of(fc_session *session, const fc_format *format) {
+    fc_session_part *part = session ? fc_session_part_of(session, format) : NULL;
+    if (part && !part->state) {
+        part->state = fc_h5_server_new();
+        part->release = free_server;
+    }
+    return part ? part->state : NULL;
+}
+
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
     FC_NEED(state, err, checkpoint->path);
     state->follow_external = options->follow_external;
+    state->server = server_of(options->session, checkpoint->format);
     checkpoint->state = state;
-    FC_TRY(open_any(checkpoint, options, err));
+    const fc_code rc = open_any(checkpoint, options, err);
+    state->server = NULL;
+    FC_TRY(rc);
     return prepare_reading(checkpoint, err);
 }
 

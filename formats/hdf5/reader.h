@@ -5,6 +5,7 @@
 
 #include "fsdpckpt/format.h"
 #include "hdf5/reader_process/records.h"
+#include "hdf5/reader_process/server.h"
 #include "hdf5/reader_process/starter.h"
 
 #include <stdatomic.h>
@@ -30,6 +31,7 @@ typedef struct fc_h5_state {
     const int64_t **box_dims; /**< per compressed box: its offsets and sizes; NULL if no box is compressed */
     atomic_bool *known;       /**< by rank: whether the file is known to be the one that index.h5 describes */
     fc_h5_starter starter;    /**< used if a dataset is read through libhdf5 */
+    fc_h5_server *server;     /**< reads headers while the checkpoint is opened; NULL: each file has its process */
 } fc_h5_state;
 
 #define FC_H5_COMPRESSED (UINT64_C(1) << 63)
@@ -54,6 +56,10 @@ const char *fc_h5_missing_note(unsigned missing);
  */
 fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
                          fc_h5_visit visit, void *context, fc_error *err);
+
+/** Like fc_h5_scan_files, in the process of `server` if one process is enough. `server` may be NULL. */
+fc_code fc_h5_scan_files_by(fc_h5_server *server, fc_arena *arena, const char *const *paths, size_t count,
+                            size_t datasets, bool follow_external, fc_h5_visit visit, void *context, fc_error *err);
 
 /**
  * Adds the chunks of one dataset at `base` of a tensor (NULL: the dataset is the whole tensor), written by `rank`. An
@@ -87,6 +93,9 @@ fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, 
 
 /** Stores whether this program wrote the file: its root group has our schema. See fc_own_file. */
 fc_code fc_h5_is_ours(const char *path, bool *ours, fc_error *err);
+
+/** @return whether the file looks like HDF5. */
+bool fc_h5_has_signature(const char *path);
 
 /** Opens one file as a full checkpoint. */
 fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);

@@ -260,6 +260,11 @@ fc_code fc_h5_check_header(const fc_checkpoint *checkpoint, size_t index, fc_err
     return fc_h5_scan_files(checkpoint->arena, &path, 1, 0, false, only_schema, &path, err);
 }
 
+static fc_h5_server *server_of(const sharded_reader *o) {
+    const fc_h5_state *state = o->checkpoint->state;
+    return state->server;
+}
+
 static fc_code read_shards(sharded_reader *o, fc_error *err) {
     fc_checkpoint *checkpoint = o->checkpoint;
     size_t n = (size_t)o->ranks;
@@ -269,7 +274,7 @@ static fc_code read_shards(sharded_reader *o, fc_error *err) {
         paths[i] = checkpoint->files[i + 1].path;
     }
     fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, n);
-    fc_code rc = fc_h5_scan_files(checkpoint->arena, paths, n, o->count, false, read_shard, o, err);
+    fc_code rc = fc_h5_scan_files_by(server_of(o), checkpoint->arena, paths, n, o->count, false, read_shard, o, err);
     free(paths);
     FC_TRY(rc);
     for (size_t i = 0; i < o->count; i++) {
@@ -395,7 +400,7 @@ static fc_code finish_listed(sharded_reader *o, const fc_open_options *options, 
 }
 
 static fc_code finish_walked(sharded_reader *o, const char *path, const fc_open_options *options, fc_error *err) {
-    FC_TRY(fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, read_index, o, err));
+    FC_TRY(fc_h5_scan_files_by(server_of(o), o->checkpoint->arena, &path, 1, 0, false, read_index, o, err));
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
     FC_TRY(fc_identities_take(o->checkpoint, options, err));
     if (!options->follow_external) {

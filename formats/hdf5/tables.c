@@ -84,7 +84,7 @@ fc_code fc_h5_is_ours(const char *path, bool *ours, fc_error *err) {
     fc_arena *arena = NULL;
     *ours = false;
     FC_TRY(has_schema(path, ours, err));
-    if (*ours) {
+    if (*ours || !fc_h5_has_signature(path)) {
         return FC_OK;
     }
     /* Where another program has added many attributes, they are in a heap, which libhdf5 reads. */

@@ -128,6 +128,8 @@ static const attempt attempts[] = {
     {"connect", SYS_connect, {0, ADDRESS(room), 16}},
     {"bind", SYS_bind, {0, ADDRESS(room), 16}},
     {"sendto", SYS_sendto, {0, ADDRESS(room), 1, 0, 0, 0}},
+    {"recvfrom", SYS_recvfrom, {0, ADDRESS(room), 1, 0, 0, 0}},
+    {"recvmsg", SYS_recvmsg, {0, ADDRESS(room), 0}},
     /* programs and processes */
     {"execve", SYS_execve, {ADDRESS(false_command), ADDRESS(no_arguments), 0}},
     {"execveat", SYS_execveat, {AT_FDCWD, ADDRESS(false_command), ADDRESS(no_arguments), 0, 0}},
@@ -185,6 +187,24 @@ static int attempt_all(void *context, int out, fc_h5_shared *shared) {
         }
     }
     return 0;
+}
+
+/* Like attempt_all, but may receive on the socket that it has. It cannot send there. */
+static int attempt_all_but_receiving(void *context, int out, fc_h5_shared *shared) {
+    const int socket = *(const int *)context;
+    pid_t parent = getppid();
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 1};
+    char extra;
+    snprintf(shared->where, sizeof shared->where, "receiving");
+    if (recvmsg(socket, &message, 0) != 1 || room[0] != 'x') {
+        return 9;
+    }
+    snprintf(shared->where, sizeof shared->where, "other calls on the socket");
+    if (sendmsg(socket, &message, 0) != -1 || recv(socket, &extra, 1, MSG_DONTWAIT) != -1 || errno != EPERM ||
+        write(socket, "x", 1) != -1) {
+        return 9;
+    }
+    return attempt_all(&parent, out, shared);
 }
 
 /* Calls that get around the filter by the numbers of other machines end the process. */
@@ -265,6 +285,18 @@ static void every_forbidden_call_is_stopped(void **state) {
         fail_msg("%s", err.message);
     }
     assert_int_equal(access(nowhere, F_OK), -1);
+    int ends[2];
+    fc_h5_child child;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    const fc_h5_job receiving = {
+        .run = attempt_all_but_receiving, .context = &ends[1], .keep = &ends[1], .nkeep = 1, .receives = true};
+    assert_int_equal(send(ends[0], "x", 1, 0), 1);
+    assert_int_equal(fc_h5_child_start(&child, &receiving, &err), FC_OK);
+    if (fc_h5_child_finish(&child, "x.h5", &err) != FC_OK) {
+        fail_msg("%s", err.message);
+    }
+    close(ends[0]);
+    close(ends[1]);
     fc_code rc = run_child(attempt_foreign_numbers, NULL, true, &err);
     if (rc != FC_OK && !strstr(err.message, "killed by a signal")) {
         fail_msg("%s", err.message);

@@ -1,19 +1,20 @@
 /*
  * Runs the reader processes over the files of a checkpoint. libhdf5 needs about 50 µs per dataset, so several processes
- * read ahead while the records of the first one are taken, always in the order of the files.
+ * read ahead while the records of the first one are taken, always in the order of the files. Files that one process
+ * reads anyway are read by the process that the command shares, if it has one (server.c).
  */
 #include "hdf5/reader.h"
 
-#include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/reader_process/scan.h"
+#include "hdf5/reader_process/server.h"
+#include "hdf5/reader_process/take.h"
 #include "io/file.h"
-#include "io/stand_in.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
-enum { FILES_PER_CHILD = 64, CHILDREN = 8, RECORDS_ALLOWED = 16 << 20, PIPE_SIZE = 1 << 20 };
+enum { FILES_PER_CHILD = 64, CHILDREN = 8 };
 
 /* A reader process and its files. */
 typedef struct batch {
@@ -43,7 +44,7 @@ static fc_code start_batch(batch *b, const char *const *paths, size_t first, siz
                      .spin_ms = 5000,
                      .may_open = follow};
     FC_TRY_GOTO(fc_h5_child_start(&b->child, &job, err), rc, out);
-    fcntl(b->child.fd, F_SETPIPE_SZ, PIPE_SIZE); /* limits how far it reads ahead; 64 KiB if this is refused */
+    fcntl(b->child.fd, F_SETPIPE_SZ, FC_H5_PIPE_SIZE); /* limits how far it reads ahead; 64 KiB if this is refused */
 out:
     for (size_t i = 0; i < b->count; i++) {
         close(b->inputs[i].fd);
@@ -51,48 +52,20 @@ out:
     return rc;
 }
 
-/* Takes what a batch's process says of file `i`. `*broken`: the process sent something else, or died. */
-static fc_code take_file(batch *b, size_t i, fc_h5_in *in, fc_arena *arena, fc_h5_visit visit, void *context,
-                         bool *broken, fc_error *reason) {
-    fc_h5_file file;
-    /* The size of a file bounds its records, unless its links multiply, so this bounds the memory. */
-    if (!fc_mul_u64(b->sizes[i], 64, &in->budget) || !fc_add_u64(in->budget, RECORDS_ALLOWED, &in->budget)) {
-        in->budget = UINT64_MAX;
-    }
-    fc_code rc = fc_h5_read_file(in, arena, b->inputs[i].path, b->sizes[i], &file, reason);
-    *broken = rc != FC_OK && reason->message[0] == '\0';
-    if (rc == FC_ECORRUPT && !*broken) {
-        FC_TRY(fc_check_stand_in(b->inputs[i].path, reason));
-    }
-    FC_TRY(rc);
-    file.missing = (unsigned)atomic_load(&b->child.shared->missing);
-    return visit(context, b->first + i, &file, reason);
-}
-
 /* Takes the records of a batch's process, and ends it. */
 static fc_code take_batch(batch *b, fc_arena *arena, fc_h5_visit visit, void *context, fc_error *err) {
     fc_h5_in in = {.child = &b->child};
-    fc_error death, local;
+    fc_error local, *reason = err ? err : &local;
     fc_code rc = FC_OK;
     bool broken = false;
     const char *path = b->inputs[0].path;
     for (size_t i = 0; rc == FC_OK && i < b->count; i++) {
+        fc_h5_file file;
         path = b->inputs[i].path;
-        rc = take_file(b, i, &in, arena, visit, context, &broken, err ? err : &local);
+        rc = fc_h5_take_file(&in, arena, path, b->sizes[i], &file, &broken, reason);
+        rc = rc == FC_OK ? visit(context, b->first + i, &file, reason) : rc;
     }
-    fc_h5_in_free(&in);
-    fc_code end = fc_h5_child_finish(&b->child, path, &death);
-    if (!broken) {
-        return rc;
-    }
-    if (in.over_budget) {
-        return fc_fail(
-            err, FC_ECORRUPT,
-            "%s: corrupt HDF5 file: it lists more than a file of its size can contain (links that multiply?)", path);
-    }
-    return end != FC_OK
-               ? fc_fail(err, death.code, "%s", death.message)
-               : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent invalid records)", path);
+    return fc_h5_end_taking(&in, path, rc, broken, err);
 }
 
 const char *fc_h5_missing_note(unsigned missing) {
@@ -126,9 +99,11 @@ static size_t files_per_child(size_t count, size_t datasets, size_t processes) {
     return share < most ? share : most;
 }
 
-fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
-                         fc_h5_visit visit, void *context, fc_error *err) {
-    size_t ahead = processors(), per_child = files_per_child(count, datasets, ahead), started = 0, next = 0, taken = 0;
+/* Reads the files from number `from` on in processes of their own. */
+static fc_code scan_apart(fc_arena *arena, const char *const *paths, size_t from, size_t count, size_t datasets,
+                          bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
+    size_t ahead = processors(), per_child = files_per_child(count, datasets, ahead), started = 0, taken = 0;
+    size_t next = from;
     fc_code rc = FC_OK;
     batch *ring = fc_arena_calloc(arena, ahead, sizeof *ring);
     FC_NEED(ring, err, paths[0]);
@@ -146,4 +121,35 @@ out:
         fc_h5_child_abandon(&ring[taken % ahead].child);
     }
     return rc;
+}
+
+fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
+                         fc_h5_visit visit, void *context, fc_error *err) {
+    return scan_apart(arena, paths, 0, count, datasets, follow_external, visit, context, err);
+}
+
+/* Reads a file in the process that a command has for all of them. `*available`: whether there is one. */
+static fc_code scan_by_server(fc_h5_server *server, fc_arena *arena, const char *path, bool follow_external,
+                              fc_h5_file *file, bool *available, fc_error *err) {
+    fc_h5_given given = {.path = path, .follow_external = follow_external};
+    FC_TRY(fc_open_input(path, &given.fd, &given.size, err));
+    const fc_code rc = fc_h5_server_read(server, &given, arena, file, available, err);
+    close(given.fd);
+    return rc;
+}
+
+fc_code fc_h5_scan_files_by(fc_h5_server *server, fc_arena *arena, const char *const *paths, size_t count,
+                            size_t datasets, bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
+    bool available = server && count <= files_per_child(count, datasets, processors());
+    fc_error local, *reason = err ? err : &local;
+    size_t done = 0;
+    while (available && done < count) {
+        fc_h5_file file;
+        FC_TRY(scan_by_server(server, arena, paths[done], follow_external, &file, &available, reason));
+        if (available) {
+            FC_TRY(visit(context, done++, &file, reason));
+        }
+    }
+    return done == count ? FC_OK
+                         : scan_apart(arena, paths, done, count, datasets, follow_external, visit, context, err);
 }

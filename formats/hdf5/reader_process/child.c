@@ -36,6 +36,9 @@
 
 enum { CPU_SECONDS = 600, EXTERNAL_FILES = 256, EXIT_NOT_CONFINED = 97, EXIT_NO_MEMORY = 98, MAX_KEEP = 4096 };
 
+/* /dev/null three times, the pipe, the socket, and the descriptor that it receives. */
+enum { RECEIVING_FILES = 6 };
+
 static const uint64_t default_memory = UINT64_C(1) << 30;
 
 /* ---- in the child ---- */
@@ -74,7 +77,7 @@ static void set_limits(const fc_h5_job *job, fc_h5_shared *shared) {
     if (used > 0) {
         limit(RLIMIT_AS, (rlim_t)(used + (job->memory ? job->memory : default_memory)));
     }
-    limit(RLIMIT_NOFILE, job->may_open ? MAX_KEEP + EXTERNAL_FILES : 0);
+    limit(RLIMIT_NOFILE, job->may_open ? MAX_KEEP + EXTERNAL_FILES : job->receives ? RECEIVING_FILES : 0);
 }
 
 /* The parent's handlers make no sense here. A crash must end the process with its signal, and the parent handles ^C. */
@@ -170,6 +173,10 @@ static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     rc |= allow_if(filter, SCMP_SYS(tgkill), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0});
     if (SANITIZED) { /* the sanitizer's runtime calls it before _exit */
         rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sigaltstack), 0);
+    }
+    if (job->receives) {
+        const scmp_datum_t socket = (scmp_datum_t)job->keep[0];
+        rc |= allow_if(filter, SCMP_SYS(recvmsg), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, socket, 0});
     }
     if (job->may_open) {
         const scmp_datum_t writing = O_ACCMODE | O_CREAT | O_TRUNC;
@@ -284,8 +291,7 @@ fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *er
     return FC_OK;
 }
 
-/* @return the processor time that the child has used, in ms; 0 if unknown. */
-static int64_t processor_ms(const fc_h5_child *child) {
+int64_t fc_h5_child_processor_ms(const fc_h5_child *child) {
     clockid_t clock;
     struct timespec t;
     if (clock_getcpuclockid(child->pid, &clock) != 0 || clock_gettime(clock, &t) != 0) {
@@ -301,14 +307,14 @@ static int64_t processor_ms(const fc_h5_child *child) {
  */
 static bool wait_for_bytes(fc_h5_child *child) {
     int step = child->timeout_ms < 1000 ? child->timeout_ms : 1000, still = 0;
-    child->worked_ms = processor_ms(child);
+    child->worked_ms = fc_h5_child_processor_ms(child);
     while (still < child->timeout_ms) {
         struct pollfd p = {child->fd, POLLIN, 0};
         int n = poll(&p, 1, step);
         if (n > 0 || (n < 0 && errno != EINTR)) {
             return true;
         }
-        int64_t worked = processor_ms(child);
+        int64_t worked = fc_h5_child_processor_ms(child);
         uint64_t beats = atomic_load(&child->shared->beats);
         if (beats != child->beats) {
             still = 0;
@@ -401,7 +407,7 @@ fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err) 
     }
     pid_t got;
     int patience = child->timeout_ms / 10 + 1;
-    while ((got = waitpid(child->pid, &status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
+    while ((got = waitpid(child->pid, &status, child->hung ? 0 : WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
         if (patience-- <= 0) {
             child->hung = true;
             kill(child->pid, SIGKILL);

@@ -41,6 +41,7 @@ typedef struct fc_h5_job {
     int timeout_ms;    /**< limit of time without data or a heartbeat; 0: 60 s */
     int spin_ms;       /**< limit of processor time without either; 0: only timeout_ms counts */
     bool may_open;     /**< may open other files for reading (fc_open_options.follow_external) */
+    bool receives;     /**< may receive one descriptor at a time on the socket keep[0] */
     bool not_confined; /**< for tests: no seccomp, so that a child can misbehave */
 } fc_h5_job;
 
@@ -79,6 +80,9 @@ fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err);
 
 /** Kills and reaps a child that is no longer needed. */
 void fc_h5_child_abandon(fc_h5_child *child);
+
+/** @return the processor time that the child has used, in ms; 0 if unknown. */
+int64_t fc_h5_child_processor_ms(const fc_h5_child *child);
 
 /* ---- the steps of starting, also used by starter.c ---- */
 

@@ -14,7 +14,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "hdf5/reader_process/child.h"
 
-enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 4, FC_H5_MAX_RECORD = 256 << 20 };
+enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 4, FC_H5_MAX_RECORD = 256 << 20, FC_H5_PIPE_SIZE = 1 << 20 };
 
 typedef enum fc_h5_tag {
     FC_H5_ROOT = 1,

@@ -416,7 +416,7 @@ void fc_h5_scan_prepare(void *context) {
     }
 }
 
-static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
+bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
     fc_h5_names others = {0};
     fc_h5_capture capture = {.others = scan->follow_external ? &others : NULL};
     fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
@@ -476,7 +476,7 @@ int fc_h5_scan_run(void *context, int fd, fc_h5_shared *shared) {
     const fc_h5_scan *scan = context;
     fc_h5_sink out = {.fd = fd};
     for (size_t i = 0; i < scan->ninputs; i++) {
-        if (!scan_file(scan, &scan->inputs[i], &out, shared)) {
+        if (!fc_h5_scan_file(scan, &scan->inputs[i], &out, shared)) {
             break; /* a FAILURE record was sent */
         }
     }

@@ -25,12 +25,14 @@ typedef struct fc_h5_scan {
     int ndim;
     const int64_t *offsets, *sizes;
     uint64_t bytes; /* size of the box in bytes */
+    int requests;   /* only for fc_h5_serve_run: the socket on which it receives files */
     hid_t driver;   /* set by fc_h5_scan_prepare */
 } fc_h5_scan;
 
 void fc_h5_scan_prepare(void *context);
 int fc_h5_scan_run(void *context, int out, fc_h5_shared *shared);
 int fc_h5_box_run(void *context, int out, fc_h5_shared *shared);
+int fc_h5_serve_run(void *context, int out, fc_h5_shared *shared);
 
 /* ---- shared between the files of the reader process ---- */
 
@@ -49,6 +51,9 @@ typedef struct fc_h5_walk {
     bool index;  /**< our index.h5 of a sharded checkpoint, which contains only mappings */
     bool failed; /**< a FAILURE was sent, so the walk must stop */
 } fc_h5_walk;
+
+/** Sends the records of one file. @return false if it cannot be read; a FAILURE was sent, unless sending failed. */
+bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared);
 
 /** Describes the open dataset at `path` in records. `present` is the set of the schema's attributes that it has. */
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,

@@ -140,6 +140,19 @@ typedef struct fc_checkpoint {
 struct fc_checkpoint;
 struct fc_progress; /* progress.h */
 
+/**
+ * What openings share, if they are given the same session: one confined process reads the headers of all HDF5 files,
+ * instead of one process for each. It is used by one thread at a time, and the thread that first opens a checkpoint
+ * with it must outlive it. Checkpoints may outlive it.
+ */
+typedef struct fc_session fc_session;
+
+/** @return a session, which the caller frees; NULL: out of memory. */
+fc_session *fc_session_new(void);
+
+/** Ends the process. `session` may be NULL. */
+void fc_session_free(fc_session *session);
+
 typedef struct fc_open_options {
     bool headers_only;    /**< do not access data files; their sizes and extents stay unchecked */
     bool follow_external; /**< allow HDF5 external links, external storage and virtual datasets of other files */
@@ -161,6 +174,7 @@ typedef struct fc_open_options {
     /** Counts the files that are opened, in the phase FC_PHASE_OPENING; its `cancel` ends the opening with
      *  FC_EINTERRUPTED. NULL: nothing is counted. Borrowed for the call. */
     struct fc_progress *progress;
+    fc_session *session; /**< NULL: nothing is shared with other openings. Borrowed for the call */
 } fc_open_options;
 
 /**

@@ -1,0 +1,42 @@
+/*
+ * What the openings of one command share. See session.h.
+ */
+#include "checkpoint/session.h"
+
+#include <stdlib.h>
+
+struct fc_session {
+    fc_session_part *parts;
+};
+
+fc_session *fc_session_new(void) {
+    return calloc(1, sizeof(fc_session));
+}
+
+void fc_session_free(fc_session *session) {
+    while (session && session->parts) {
+        fc_session_part *part = session->parts;
+        session->parts = part->next;
+        if (part->state) {
+            part->release(part->state);
+        }
+        free(part);
+    }
+    free(session);
+}
+
+fc_session_part *fc_session_part_of(fc_session *session, const struct fc_format *format) {
+    fc_session_part *part = session->parts;
+    while (part && part->format != format) {
+        part = part->next;
+    }
+    if (!part) {
+        part = calloc(1, sizeof *part);
+        if (part) {
+            part->format = format;
+            part->next = session->parts;
+            session->parts = part;
+        }
+    }
+    return part;
+}
