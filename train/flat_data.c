@@ -3,7 +3,6 @@
  */
 #include "fsdpckpt/train/flat_data.h"
 #include "fsdpckpt/cast.h"
-#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
 #include <string.h>

@@ -1,14 +1,12 @@
 /*
  * Loads a state: each rank reads the elements of its shards, array by array, from whatever files contain them.
  */
-#include "fsdpckpt/cast.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "train/state.h"
 #include "train/state_list.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* A load that runs. */
 typedef struct loading {

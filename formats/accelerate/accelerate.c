@@ -193,7 +193,6 @@ static void accelerate_close(fc_checkpoint *checkpoint) {
     checkpoint->state = NULL;
 }
 
-static const char *const extensions[] = {NULL};
 static const fc_own_file own_files[] = {{"pytorch_model_fsdp_*/.metadata", fc_dcp_is_metadata},
                                         {"pytorch_model_fsdp_*/__*_*.distcp", fc_dcp_is_data},
                                         {"optimizer_*/.metadata", fc_dcp_is_metadata},
@@ -204,7 +203,7 @@ const fc_format fc_format_accelerate = {
     .name = "accelerate",
     .description = "Hugging Face accelerate FSDP checkpoint",
     .directory_sign = "pytorch_model_fsdp_0/.metadata (Hugging Face accelerate)",
-    .extensions = extensions,
+    .extensions = (const char *const[]){NULL},
     .reader =
         {
             .list = accelerate_list,

@@ -5,7 +5,6 @@
 
 #include <ctype.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* torch's own get_state_dict is often saved with "optim", as by most trainers that are read here. */

@@ -15,7 +15,6 @@
 #include "checkpoint/folder.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
-#include "io/file.h"
 
 #include <limits.h>
 #include <string.h>
@@ -120,7 +119,6 @@ static void dcp_close(fc_checkpoint *checkpoint) {
     checkpoint->state = NULL;
 }
 
-static const char *const extensions[] = {NULL};
 static const fc_own_file own_files[] = {{".metadata", fc_dcp_is_metadata}, {"__*_*.distcp", fc_dcp_is_data}, {NULL}};
 
 static const fc_format_notes notes = {fc_dcp_take_notes, fc_dcp_add_notes};
@@ -129,7 +127,7 @@ const fc_format fc_format_dcp = {
     .name = "dcp",
     .description = "PyTorch distributed checkpoint (DCP)",
     .directory_sign = ".metadata (PyTorch DCP)",
-    .extensions = extensions,
+    .extensions = (const char *const[]){NULL},
     .header_name = ".metadata",
     .reader =
         {

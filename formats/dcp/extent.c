@@ -4,7 +4,6 @@
  * its whole archive, which is not opened.
  */
 #include "dcp/extent.h"
-#include "dcp/builder.h"
 #include "dcp/files.h"
 
 #include "fsdpckpt/try.h"

@@ -27,17 +27,8 @@
 /* @return the rank in "__<rank>_<number>.distcp", or FC_NO_RANK. */
 static uint32_t rank_of(const char *name) {
     const char *at = fc_base_name(name);
-    uint64_t rank = 0;
-    if (strncmp(at, "__", 2) != 0 || at[2] < '0' || at[2] > '9') {
-        return FC_NO_RANK;
-    }
-    for (at += 2; *at >= '0' && *at <= '9'; at++) {
-        rank = rank * 10 + (uint64_t)(*at - '0');
-        if (rank >= FC_NO_RANK) {
-            return FC_NO_RANK;
-        }
-    }
-    return *at == '_' ? (uint32_t)rank : FC_NO_RANK;
+    const int64_t rank = fc_take_text(&at, "__") ? fc_take_number(&at, FC_NO_RANK) : -1;
+    return rank >= 0 && *at == '_' ? (uint32_t)rank : FC_NO_RANK;
 }
 
 static fc_code add_data_file(fc_dcp_builder *b, fc_pv path, size_t tensor, uint32_t *file) {

@@ -14,8 +14,6 @@
 #include "sharding/flat_runs.h"
 #include "torch/file/file.h"
 
-#include <string.h>
-
 /* fc_tensor.detail of a tensor that was flattened. */
 typedef struct flattened {
     fc_tensor listed;                  /* as `.metadata` lists it */

@@ -1,15 +1,14 @@
 /*
  * Says which files of a directory are those of a DCP checkpoint, so that a target may replace them.
  */
+#include "checkpoint/folder.h"
 #include "dcp/builder.h"
 #include "dcp/dcp.h"
 
 #include "checkpoint/own_files.h"
 #include "fsdpckpt/try.h"
-#include "io/file.h"
 
 #include <string.h>
-#include <unistd.h>
 
 fc_code fc_dcp_is_metadata(const char *path, bool *is, fc_error *err) {
     fc_pickle *pickle = NULL;
@@ -36,14 +35,9 @@ static bool is_archive(const unsigned char *head, size_t size) {
 fc_code fc_dcp_is_data(const char *path, bool *is, fc_error *err) {
     enum { PAGE = 4096 };
     unsigned char head[2 * PAGE];
-    uint64_t size = 0;
-    size_t at = 0;
-    int fd;
+    size_t n = sizeof head, at = 0;
     *is = false;
-    FC_TRY(fc_open_input(path, &fd, &size, err));
-    const size_t n = size < sizeof head ? (size_t)size : sizeof head;
-    const fc_code rc = fc_pread_full(fd, head, n, 0, path, err);
-    close(fd);
+    const fc_code rc = fc_read_head(path, head, &n, err);
     while (rc == FC_OK && at < n && at < PAGE && head[at] == 0) {
         at++;
     }

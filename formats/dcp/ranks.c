@@ -49,14 +49,9 @@ typedef struct builder {
 
 /* Parses "__<rank>.metadata". */
 static bool parse_name(const char *name, size_t *rank) {
-    char *end;
-    if (strncmp(name, "__", 2) != 0 || name[2] < '0' || name[2] > '9') {
-        return false;
-    }
-    errno = 0;
-    unsigned long long number = strtoull(name + 2, &end, 10);
+    const int64_t number = fc_take_text(&name, "__") ? fc_take_number(&name, FC_NO_RANK) : -1;
     *rank = (size_t)number;
-    return errno == 0 && number < FC_NO_RANK && strcmp(end, ".metadata") == 0;
+    return number >= 0 && strcmp(name, ".metadata") == 0;
 }
 
 fc_code fc_dcp_count_ranks(const char *directory, size_t *ranks, fc_error *err) {

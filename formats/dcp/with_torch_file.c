@@ -3,7 +3,6 @@
  */
 #include "dcp/with_torch_file.h"
 
-#include "base/file_name.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"

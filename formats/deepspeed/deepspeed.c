@@ -132,13 +132,11 @@ static fc_code ds_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     return fc_torch_digest(checkpoint, tensor, index, out, err);
 }
 
-static const char *const extensions[] = {NULL};
-
 const fc_format fc_format_deepspeed = {
     .name = "deepspeed",
     .description = "DeepSpeed checkpoint",
     .directory_sign = "*_model_states.pt (DeepSpeed)",
-    .extensions = extensions,
+    .extensions = (const char *const[]){NULL},
     .reader =
         {
             .list = fc_ds_list_steps,

@@ -24,22 +24,10 @@ enum { MAX_TAG = 255, MAX_RANKS = 1 << 20 };
 
 typedef enum ds_role { DS_OTHER, DS_MODEL, DS_OPTIM, DS_LAYER, DS_EXPERT } ds_role;
 
-/* take_text and take_number consume text or a number at `*s`. */
-static bool take_text(const char **s, const char *text) {
-    size_t n = strlen(text);
-    bool found = strncmp(*s, text, n) == 0;
-    *s += found ? n : 0;
-    return found;
-}
-
-static bool take_number(const char **s, uint32_t *out) {
-    const char *start = *s;
-    uint32_t value = 0;
-    for (; **s >= '0' && **s <= '9' && value < MAX_RANKS; ++*s) {
-        value = value * 10 + (uint32_t)(**s - '0');
-    }
-    *out = value;
-    return *s > start && value < MAX_RANKS;
+static bool take_rank(const char **s, uint32_t *out) {
+    const int64_t rank = fc_take_number(s, MAX_RANKS);
+    *out = (uint32_t)rank;
+    return rank >= 0;
 }
 
 /* "[bf16_|fp16_][zero_pp_rank_3_]mp_rank_00_{model,optim}_states.pt"; without zero_pp_rank `*rank` is UINT32_MAX. */
@@ -53,13 +41,13 @@ static ds_role role_of(const char *name, uint32_t *rank, uint32_t *model_rank) {
     if (strncmp(name, "layer_", 6) == 0 && strstr(name, "-model_states.pt")) {
         return DS_LAYER;
     }
-    if (!take_text(&s, "bf16_")) {
-        take_text(&s, "fp16_");
+    if (!fc_take_text(&s, "bf16_")) {
+        fc_take_text(&s, "fp16_");
     }
-    if (take_text(&s, "zero_pp_rank_") && !(take_number(&s, rank) && take_text(&s, "_"))) {
+    if (fc_take_text(&s, "zero_pp_rank_") && !(take_rank(&s, rank) && fc_take_text(&s, "_"))) {
         return DS_OTHER;
     }
-    if (!take_text(&s, "mp_rank_") || !take_number(&s, model_rank)) {
+    if (!fc_take_text(&s, "mp_rank_") || !take_rank(&s, model_rank)) {
         return DS_OTHER;
     }
     if (strcmp(s, "_model_states.pt") == 0) {

@@ -6,7 +6,6 @@
 #include "deepspeed/stages.h"
 
 #include "base/grow.h"
-#include "base/text.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 

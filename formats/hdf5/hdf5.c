@@ -5,7 +5,6 @@
 #include "hdf5/reader.h"
 #include "registry.h"
 
-static const char *const extensions[] = {".h5", ".hdf5", NULL};
 static const fc_own_file own_files[] = {{"index.h5", fc_h5_is_ours}, {"shard-*-of-*.h5", fc_h5_is_ours}, {NULL}};
 
 static const fc_format_notes notes = {fc_h5_take_notes, fc_h5_add_notes};
@@ -15,7 +14,7 @@ const fc_format fc_format_hdf5 = {
     .description = "HDF5",
     .file_sign = "HDF5",
     .directory_sign = "index.h5 or shard-*.h5 (HDF5)",
-    .extensions = extensions,
+    .extensions = (const char *const[]){".h5", ".hdf5", NULL},
     .reader =
         {
             .probe = fc_h5_probe,

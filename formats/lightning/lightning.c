@@ -26,13 +26,11 @@ static fc_code lightning_open(fc_checkpoint *checkpoint, const fc_open_options *
     return rc;
 }
 
-static const char *const extensions[] = {NULL};
-
 const fc_format fc_format_lightning = {
     .name = "lightning",
     .description = "PyTorch Lightning checkpoint",
     .header_name = ".metadata",
-    .extensions = extensions,
+    .extensions = (const char *const[]){NULL},
     .reader =
         {
             .list = lightning_list,

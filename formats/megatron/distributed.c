@@ -11,7 +11,6 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "fsdpckpt/cast.h"
-#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 

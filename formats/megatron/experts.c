@@ -7,11 +7,11 @@
  */
 #include "megatron/stages.h"
 
+#include "base/file_name.h"
 #include "base/name_table.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_EXPERTS = 1 << 20 };
@@ -42,11 +42,8 @@ fc_mg_expert fc_mg_expert_of(const char *name, size_t *digits, size_t *end, int6
     }
     const char *layer = rest ? skip(rest, "linear_fc1.", "linear_fc2.") : NULL;
     const char *p = module ? module : layer ? skip(layer, "weight", "bias") : NULL, *start = p;
-    *number = 0;
-    for (; p && *p >= '0' && *p <= '9' && *number < MOST_EXPERTS; p++) {
-        *number = *number * 10 + (*p - '0');
-    }
-    if (!p || p == start || *number >= MOST_EXPERTS || *p != (module ? '.' : '\0')) {
+    *number = p ? fc_take_number(&p, MOST_EXPERTS) : -1;
+    if (*number < 0 || *p != (module ? '.' : '\0')) {
         return MG_OTHER_EXPERT;
     }
     *digits = (size_t)(start - name);

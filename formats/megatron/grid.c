@@ -6,6 +6,7 @@
  */
 #include "megatron/grid.h"
 
+#include "base/file_name.h"
 #include "base/grow.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/order.h"
@@ -41,20 +42,15 @@ static bool exists(const char *directory, const char *rank, const char *name, fc
 
 /* Parses the name of a rank's directory and looks for its file. @param err receives an error of looking. */
 static bool parse(const char *directory, const char *name, found_rank *out, fc_error *err) {
-    static const char prefix[] = "mp_rank_";
     static const char *const files[] = {"model_optim_rng.pt", "model_rng.pt"};
-    const char *p = name + sizeof prefix - 1;
+    const char *p = name;
     *out = (found_rank){0};
-    if (strncmp(name, prefix, sizeof prefix - 1) != 0 || strlen(name) >= sizeof out->name) {
+    if (!fc_take_text(&p, "mp_rank_") || strlen(name) >= sizeof out->name) {
         return false;
     }
     for (; out->nnumbers < 3; p++) {
-        const char *start = p;
-        int64_t value = 0;
-        for (; *p >= '0' && *p <= '9' && value < MAX_RANKS; p++) {
-            value = value * 10 + (*p - '0');
-        }
-        if (p == start || value >= MAX_RANKS) {
+        const int64_t value = fc_take_number(&p, MAX_RANKS);
+        if (value < 0) {
             return false;
         }
         out->numbers[out->nnumbers++] = value;

@@ -106,14 +106,12 @@ static fc_code megatron_check_header(const fc_checkpoint *checkpoint, size_t ind
     return is_distributed(checkpoint, NULL) ? FC_OK : fc_torch_check_header(checkpoint, index, err);
 }
 
-static const char *const extensions[] = {NULL};
-
 const fc_format fc_format_megatron = {
     .name = "megatron",
     .description = "Megatron checkpoint",
     .directory_sign = "mp_rank_*/model_optim_rng.pt (Megatron)",
     .header_name = ".metadata",
-    .extensions = extensions,
+    .extensions = (const char *const[]){NULL},
     .reader =
         {
             .list = megatron_list,

@@ -10,7 +10,6 @@
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Numbers the chunks in the order of the layers: first the first chunks of all stages, then the second ones. */

@@ -5,6 +5,8 @@
  */
 #include "megatron/rules.h"
 
+#include "base/file_name.h"
+
 #include <string.h>
 
 enum { MAX_LAYERS = 1 << 20 };
@@ -115,13 +117,10 @@ bool fc_mg_layer(const char *key, size_t *prefix, int64_t *number, size_t *end) 
             continue;
         }
         const char *digits = at + sizeof word - 1, *p = digits;
-        int64_t value = 0;
-        for (; *p >= '0' && *p <= '9' && value < MAX_LAYERS; p++) {
-            value = value * 10 + (*p - '0');
-        }
+        const int64_t value = fc_take_number(&p, MAX_LAYERS);
         /* Layers of multi-token prediction are all on the last stage and keep their numbers. */
         bool predicts = ends_in(key, (size_t)(at - key), mtp);
-        if (p == digits || *p != '.' || value >= MAX_LAYERS || predicts) {
+        if (value < 0 || *p != '.' || predicts) {
             return false;
         }
         *prefix = (size_t)(digits - key);

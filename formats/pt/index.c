@@ -12,7 +12,6 @@
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const char index_end[] = ".bin.index.json";

@@ -104,7 +104,6 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
     return open_model(checkpoint, path, options, err);
 }
 
-static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
 static const fc_own_file own_files[] = {{"model_world_size_*_rank_*.pt", fc_torch_is_file}, {NULL}};
 
 static const fc_format_notes notes = {NULL, NULL}; /* no file of a target lists the others */
@@ -114,7 +113,7 @@ const fc_format fc_format_pt = {
     .description = "PyTorch (torch.save)",
     .file_sign = "torch.save",
     .directory_sign = "*_rank_*.pt, pytorch_model.bin or its .index.json (torch.save)",
-    .extensions = extensions,
+    .extensions = (const char *const[]){".pt", ".pth", ".bin", ".ckpt", NULL},
     .reader =
         {
             .probe = pt_probe,

@@ -5,8 +5,8 @@
  */
 #include "pt/ranks.h"
 
+#include "base/file_name.h"
 #include "base/grow.h"
-#include "base/text.h"
 #include "checkpoint/folder.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
@@ -23,19 +23,14 @@ enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MAX_WIDTH = 8 };
 
 /* @param width receives the number of digits if the number has leading zeros, else 1. */
 static bool parse_number(const char **at, int64_t most, int64_t *out, int *width) {
-    int64_t value = 0;
     const char *p = *at;
-    for (; *p >= '0' && *p <= '9'; p++) {
-        value = value * 10 + (*p - '0');
-        if (value > most || p - *at >= MAX_WIDTH) {
-            return false;
-        }
+    *out = fc_take_number(&p, most + 1);
+    if (*out < 0 || p - *at > MAX_WIDTH) {
+        return false;
     }
     *width = **at == '0' ? (int)(p - *at) : 1;
-    bool any = p != *at;
     *at = p;
-    *out = value;
-    return any;
+    return true;
 }
 
 static bool is_one_of(char c, const char *set) {

@@ -8,7 +8,6 @@
 
 #include "derived/flat_units.h"
 #include "fsdpckpt/try.h"
-#include "fsdpckpt/unflatten.h"
 #include "torch/object/write.h"
 
 #include <errno.h>

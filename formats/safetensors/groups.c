@@ -4,56 +4,36 @@
  */
 #include "safetensors/groups.h"
 
-#include "base/checked.h"
 #include "base/file_name.h"
 #include "base/grow.h"
 #include "base/name_table.h"
-#include "base/text.h"
 #include "checkpoint/folder.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
-#include "safetensors/header.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- names ---- */
 
-/* Consumes decimal digits at `*s`. */
 static bool take_number(const char **s, uint32_t *out) {
-    uint64_t value = 0;
-    const char *start = *s;
-    for (; **s >= '0' && **s <= '9'; ++*s) {
-        value = value * 10 + (uint64_t)(**s - '0');
-        if (value >= FC_NO_RANK) {
-            return false;
-        }
-    }
-    *out = (uint32_t)value;
-    return *s > start;
-}
-
-static bool take_text(const char **s, const char *text) {
-    size_t n = strlen(text);
-    if (strncmp(*s, text, n) != 0) {
-        return false;
-    }
-    *s += n;
-    return true;
+    const int64_t number = fc_take_number(s, FC_NO_RANK);
+    *out = (uint32_t)number;
+    return number >= 0;
 }
 
 bool fc_st_parse_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models) {
     const char *s = name;
-    return take_text(&s, "shard-") && take_number(&s, shard) && take_text(&s, "-model-") && take_number(&s, model) &&
-           take_text(&s, "-of-") && take_number(&s, models) && strcmp(s, ST_EXTENSION) == 0 && *shard > 0 &&
-           *model > 0 && *model <= *models;
+    return fc_take_text(&s, "shard-") && take_number(&s, shard) && fc_take_text(&s, "-model-") &&
+           take_number(&s, model) && fc_take_text(&s, "-of-") && take_number(&s, models) &&
+           strcmp(s, ST_EXTENSION) == 0 && *shard > 0 && *model > 0 && *model <= *models;
 }
 
 bool fc_st_parse_numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count) {
     for (const char *at = strchr(name, '-'); at; at = strchr(at + 1, '-')) {
         const char *s = at + 1;
-        if (take_number(&s, number) && take_text(&s, "-of-") && take_number(&s, count) &&
+        if (take_number(&s, number) && fc_take_text(&s, "-of-") && take_number(&s, count) &&
             strcmp(s, ST_EXTENSION) == 0) {
             *stem = (size_t)(at - name);
             return *number > 0 && *number <= *count;

@@ -3,11 +3,9 @@
  * order, so strings that are equal to those of the previous file are shared with it: the manifest of thousands of files
  * is then mostly boxes.
  */
-#include "fsdpckpt/try.h"
 #include "safetensors/header.h"
 #include "safetensors/kept.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Whether fc_st_header_apply_kept has read all that the member says. */

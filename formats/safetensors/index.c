@@ -3,7 +3,6 @@
  * {"metadata": {…}, "weight_map": {name: file}}.
  */
 #include "base/grow.h"
-#include "base/text.h"
 #include "checkpoint/path.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"

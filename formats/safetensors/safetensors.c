@@ -355,7 +355,6 @@ static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     return FC_OK;
 }
 
-static const char *const extensions[] = {ST_EXTENSION, NULL};
 /* ---- what a target may replace ---- */
 
 static fc_code is_index(const char *path, bool *is, fc_error *err) {
@@ -393,7 +392,7 @@ const fc_format fc_format_safetensors = {
     .description = "safetensors",
     .file_sign = "safetensors",
     .directory_sign = "*.safetensors",
-    .extensions = extensions,
+    .extensions = (const char *const[]){ST_EXTENSION, NULL},
     .reader =
         {
             .probe = fc_st_files_probe,

@@ -6,7 +6,6 @@
 #include "fsdpckpt/format.h"
 
 #include "base/checked.h"
-#include "base/text.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -371,13 +370,11 @@ static fc_code schema_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
     return fc_fail(err, FC_EUSAGE, "%s: tensor %.256s: a schema holds no data", checkpoint->path, tensor->name);
 }
 
-static const char *const extensions[] = {NULL};
-
 const fc_format fc_format_schema = {
     .name = "schema",
     .description = "a schema: names, dtypes and shapes without data",
     .file_sign = "a schema (JSON)",
-    .extensions = extensions,
+    .extensions = (const char *const[]){NULL},
     .layout_only = true,
     .reader =
         {

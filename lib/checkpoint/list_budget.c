@@ -4,7 +4,6 @@
 #include "checkpoint/list_budget.h"
 
 #include "base/checked.h"
-#include "fsdpckpt/try.h"
 
 static const uint64_t always = UINT64_C(192) << 20;
 

@@ -5,8 +5,6 @@
  */
 #include "comm/module_place.h"
 
-#include "fsdpckpt/try.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -8,7 +8,6 @@
 #include "derived/average.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/plan.h"
-#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "plan/names.h"
 #include "plan/tiles.h"

@@ -8,7 +8,6 @@
 #include "derived/flatten_private.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/plan.h"
-#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "read/box.h"
 #include "sharding/flat_runs.h"

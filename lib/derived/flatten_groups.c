@@ -9,7 +9,6 @@
 #include "fsdpckpt/try.h"
 
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- names ---- */

@@ -5,7 +5,6 @@
 #include "export/export.h"
 
 #include "fsdpckpt/try.h"
-#include "fsdpckpt/weights.h"
 #include "recipe/recipe.h"
 #include "weights/adapters.h"
 

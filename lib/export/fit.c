@@ -66,32 +66,20 @@ static fc_code read_config(fit *f) {
 
 /* ---- ties ---- */
 
-/* A tensor that the reference does not have: it may repeat one that it has. */
-static fc_code drop_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor *t) {
+/* A tensor that only one side has may repeat one that both have. The rule drops it, or makes the model's copy of it. */
+static fc_code settle_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor *t, bool drop) {
     const fc_tensor *twin = NULL;
     FC_TRY(fc_export_find_twin(shapes, t, &twin, f->err));
     if (!twin) {
         return FC_OK;
     }
-    const char **from = pair(f, t->name, NULL);
-    FC_NEED(from, f->err, f->reference->weights->path);
+    const char **names = drop ? pair(f, t->name, NULL) : pair(f, twin->name, t->name);
+    FC_NEED(names, f->err, f->reference->weights->path);
     const fc_export_change change = {.name = t->name, .other = twin->name};
-    f->rules[f->nrules++] = (fc_recipe_rule){.kind = FC_RULE_DROP, .from = from, .nfrom = 1};
-    return add_change(f, &f->report->tied, &f->report->ntied, f->model, &change);
-}
-
-/* A tensor that only the reference has: there, it may repeat one that the model has. */
-static fc_code copy_twin(fit *f, const fc_export_shapes *shapes, const fc_tensor *t) {
-    const fc_tensor *twin = NULL;
-    FC_TRY(fc_export_find_twin(shapes, t, &twin, f->err));
-    if (!twin) {
-        return FC_OK;
-    }
-    const char **to = pair(f, twin->name, t->name);
-    FC_NEED(to, f->err, f->reference->weights->path);
-    const fc_export_change change = {.name = t->name, .other = twin->name};
-    f->rules[f->nrules++] = (fc_recipe_rule){.kind = FC_RULE_ADD, .to = to, .nto = 2};
-    return add_change(f, &f->report->copied, &f->report->ncopied, f->reference->weights, &change);
+    f->rules[f->nrules++] = drop ? (fc_recipe_rule){.kind = FC_RULE_DROP, .from = names, .nfrom = 1}
+                                 : (fc_recipe_rule){.kind = FC_RULE_ADD, .to = names, .nto = 2};
+    return drop ? add_change(f, &f->report->tied, &f->report->ntied, f->model, &change)
+                : add_change(f, &f->report->copied, &f->report->ncopied, f->reference->weights, &change);
 }
 
 static fc_code find_ties(fit *f) {
@@ -101,11 +89,11 @@ static fc_code find_ties(fit *f) {
     FC_NEED(known && wanted, f->err, f->reference->weights->path);
     for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
-        FC_TRY(t->object || fc_export_find(f->there, t->name) != FC_NO_NAME ? FC_OK : drop_twin(f, known, t));
+        FC_TRY(t->object || fc_export_find(f->there, t->name) != FC_NO_NAME ? FC_OK : settle_twin(f, known, t, true));
     }
     for (size_t i = 0; i < reference->ntensors; i++) {
         const fc_tensor *t = &reference->tensors[i];
-        FC_TRY(t->object || fc_export_find(f->here, t->name) != FC_NO_NAME ? FC_OK : copy_twin(f, wanted, t));
+        FC_TRY(t->object || fc_export_find(f->here, t->name) != FC_NO_NAME ? FC_OK : settle_twin(f, wanted, t, false));
     }
     return FC_OK;
 }

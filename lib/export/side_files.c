@@ -5,7 +5,6 @@
 
 #include "base/file_name.h"
 #include "base/grow.h"
-#include "base/text.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"

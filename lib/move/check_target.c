@@ -12,7 +12,6 @@
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 #include "plan/rename.h"
-#include "read/tuning.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,6 @@
 #include "base/crc.h"
 #include "base/grow.h"
 #include "checkpoint/memory_data.h"
-#include "fsdpckpt/memory.h"
 #include "fsdpckpt/try.h"
 #include "move/file.h"
 #include "ranks/exchange.h"

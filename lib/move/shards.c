@@ -5,7 +5,6 @@
 #include "fsdpckpt/shards.h"
 
 #include "checkpoint/memory_data.h"
-#include "fsdpckpt/memory.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 #include "move/file.h"

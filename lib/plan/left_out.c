@@ -3,7 +3,6 @@
  */
 #include "plan/left_out.h"
 
-#include "base/text.h"
 #include "checkpoint/parameters.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"

@@ -2,6 +2,7 @@
  * Placements as text, in the form that DTensor users write. HDF5 attributes contain this form, so the parser accepts
  * only it and torch's own repr.
  */
+#include "base/file_name.h"
 #include "fsdpckpt/mesh.h"
 #include "sharding/recorded.h"
 
@@ -45,15 +46,6 @@ int fc_placements_format(int count, const fc_placement *placements, char *buf, i
     return used;
 }
 
-static bool eat(const char **at, const char *text) {
-    size_t len = strlen(text);
-    if (strncmp(*at, text, len) != 0) {
-        return false;
-    }
-    *at += len;
-    return true;
-}
-
 /* A decimal number of at most 18 digits, which an int64_t always holds. */
 static bool eat_number(const char **at, int64_t *out) {
     const char *start = *at;
@@ -68,7 +60,7 @@ static bool eat_number(const char **at, int64_t *out) {
 
 static bool eat_dim(const char **at, fc_placement *p) {
     int64_t dim;
-    eat(at, "dim=");
+    fc_take_text(at, "dim=");
     if (!eat_number(at, &dim) || dim > INT32_MAX) {
         return false;
     }
@@ -78,13 +70,13 @@ static bool eat_dim(const char **at, fc_placement *p) {
 
 static bool eat_strided(const char **at, fc_placement *p) {
     p->kind = FC_STRIDED_SHARD;
-    if (!eat_dim(at, p) || !eat(at, ", ")) {
+    if (!eat_dim(at, p) || !fc_take_text(at, ", ")) {
         return false;
     }
-    if (!eat(at, "sf=")) {
-        eat(at, "split_factor=");
+    if (!fc_take_text(at, "sf=")) {
+        fc_take_text(at, "split_factor=");
     }
-    return eat_number(at, &p->split_factor) && p->split_factor >= 1 && eat(at, ")");
+    return eat_number(at, &p->split_factor) && p->split_factor >= 1 && fc_take_text(at, ")");
 }
 
 static bool eat_partial(const char **at, fc_placement *p) {
@@ -92,33 +84,33 @@ static bool eat_partial(const char **at, fc_placement *p) {
     while (**at >= 'a' && **at <= 'z') {
         (*at)++;
     }
-    return eat(at, ")");
+    return fc_take_text(at, ")");
 }
 
 static bool eat_placement(const char **at, fc_placement *p) {
     *p = (fc_placement){FC_REPLICATE, 0, 0};
-    if (eat(at, "Replicate()")) {
+    if (fc_take_text(at, "Replicate()")) {
         return true;
     }
-    if (eat(at, "Shard(")) {
+    if (fc_take_text(at, "Shard(")) {
         p->kind = FC_SHARD;
-        return eat_dim(at, p) && eat(at, ")");
+        return eat_dim(at, p) && fc_take_text(at, ")");
     }
-    if (eat(at, "_StridedShard(")) {
+    if (fc_take_text(at, "_StridedShard(")) {
         return eat_strided(at, p);
     }
-    return eat(at, "Partial(") && eat_partial(at, p);
+    return fc_take_text(at, "Partial(") && eat_partial(at, p);
 }
 
 bool fc_placements_parse(const char *text, int count, fc_placement *placements) {
     const char *at = text;
-    if (!eat(&at, "[")) {
+    if (!fc_take_text(&at, "[")) {
         return false;
     }
     for (int i = 0; i < count; i++) {
-        if ((i > 0 && !eat(&at, ", ")) || !eat_placement(&at, &placements[i])) {
+        if ((i > 0 && !fc_take_text(&at, ", ")) || !eat_placement(&at, &placements[i])) {
             return false;
         }
     }
-    return eat(&at, "]") && *at == '\0';
+    return fc_take_text(&at, "]") && *at == '\0';
 }

@@ -8,7 +8,6 @@
 #include "checkpoint/list_budget.h"
 #include "checkpoint/same_name.h"
 #include "derived/derived.h"
-#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "read/box.h"
 

@@ -12,7 +12,6 @@
 #include "read/box.h"
 #include "weights/scales.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* Elements that are computed at once, in the first-level cache. */

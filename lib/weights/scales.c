@@ -3,7 +3,6 @@
  */
 #include "weights/scales.h"
 
-#include "base/checked.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"

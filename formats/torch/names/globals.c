@@ -6,8 +6,6 @@
 #include "torch/names/harmless.h"
 #include "torch/names/words.h"
 
-#include <string.h>
-
 typedef struct entry {
     const char *module, *name;
     fc_global_kind kind;

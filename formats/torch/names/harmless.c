@@ -5,8 +5,6 @@
 #include "torch/names/harmless.h"
 #include "torch/names/words.h"
 
-#include <string.h>
-
 /* The attributes of a parameter or tensor: those in __dict__, and perhaps those in slots. */
 #define ATTRIBUTES "[nM([nM][nM])]"
 

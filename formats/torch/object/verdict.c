@@ -6,7 +6,6 @@
 #include "torch/object/item.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static void judge_unknown(const fc_pickle *p, fc_object_verdict *out) {
     out->risk = FC_OBJECT_UNKNOWN;

@@ -8,7 +8,6 @@
 #include "torch/names/harmless.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { MAX_WRAPPERS = 8, MAX_REACH = 8, SLOTS_PER_BYTE = 16 };
 

@@ -27,11 +27,11 @@ FC_BEGIN_DECLS
  * hold, or to `high`. */
 #define FC_BISECT(low, high, index, before)                                                                            \
     for (size_t fc_high = (high), index; (low) < fc_high;) {                                                           \
-        index = (low) + (fc_high - (low)) / 2;                                                                         \
+        (index) = (low) + (fc_high - (low)) / 2;                                                                       \
         if (before) {                                                                                                  \
-            (low) = index + 1;                                                                                         \
+            (low) = (index) + 1;                                                                                       \
         } else {                                                                                                       \
-            fc_high = index;                                                                                           \
+            fc_high = (index);                                                                                         \
         }                                                                                                              \
     }
 
