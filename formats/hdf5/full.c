@@ -1,5 +1,6 @@
 /*
- * Opens one HDF5 file, ours or another program's, as a full checkpoint. Every dataset is a tensor or an object.
+ * Opens one HDF5 file, ours or another program's, as a full checkpoint. Every dataset is a tensor or an object. If the
+ * file has tables (tables.c), nothing else is read.
  *
  * Attributes of other programs (Keras stores the model's configuration in them) become one object named "@attributes"
  * with the encoding "hdf5.attributes": JSON text {"/path": {"name": value}}. So nothing is lost silently, and a
@@ -201,7 +202,8 @@ static fc_code build_manifest(void *context, size_t index, const fc_h5_file *fil
     return fc_h5_check_names(checkpoint->arena, tensors, count, !ours || file->nattributes > 0, path, err);
 }
 
-fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+/* @param walk reads the whole file instead of using its tables. */
+static fc_code open_full(fc_checkpoint *checkpoint, const fc_open_options *options, bool walk, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     FC_NEED(file, err, checkpoint->path);
@@ -211,6 +213,23 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *option
     checkpoint->nfiles = 1;
     FC_TRY(fc_identities_take(checkpoint, options, err));
     full f = {checkpoint, options};
+    bool listed = false;
+    if (!walk) {
+        FC_TRY(fc_h5_open_tables(checkpoint, checkpoint->path, false, &listed, err));
+    }
+    if (listed) {
+        checkpoint->whole = true; /* no other program has changed the file */
+        return FC_OK;
+    }
     return fc_h5_scan_files_by(state->server, checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external,
                                build_manifest, &f, err);
+}
+
+fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    return open_full(checkpoint, options, false, err);
+}
+
+fc_code fc_h5_walk_full(fc_checkpoint *checkpoint, fc_error *err) {
+    const fc_open_options options = {.follow_external = true}; /* links were already checked when it was opened */
+    return open_full(checkpoint, &options, true, err);
 }

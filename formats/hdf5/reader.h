@@ -22,9 +22,9 @@ typedef struct fc_h5_state {
     fc_h5_stored *stored;
     size_t nstored, stored_cap;
     bool follow_external;
-    /* For a checkpoint that was opened from the tables of index.h5 (tables.c). fc_chunk.detail is the row of the box;
+    /* For a checkpoint that was opened from tables (tables.c). fc_chunk.detail is the row of the box;
      * for a compressed box, it also has a filter mask of 4 bits, and FC_H5_COMPRESSED. */
-    const struct fc_h5_file_row *files; /**< by rank; NULL: the files were walked */
+    const struct fc_h5_file_row *files; /**< by rank; NULL: the files were walked. A full file has no rows */
     const struct fc_h5_box_row *boxes;
     const struct fc_h5_grid_row *grids;
     const int64_t *dims;      /**< the table `dims` */
@@ -97,12 +97,18 @@ fc_code fc_h5_is_ours(const char *path, bool *ours, fc_error *err);
 /** @return whether the file looks like HDF5. */
 bool fc_h5_has_signature(const char *path);
 
-/** Opens one file as a full checkpoint. */
+/** Opens one file as a full checkpoint: from its tables if it has them. */
 fc_code fc_h5_open_full(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
-/** Opens a sharded checkpoint from the tables of index.h5 at `path`, except for the names and sizes of its files.
- *  @param used receives whether there are usable tables; if not, nothing was done. */
-fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err);
+/** Like fc_h5_open_full, but ignores the tables. */
+fc_code fc_h5_walk_full(fc_checkpoint *checkpoint, fc_error *err);
+
+/**
+ * Opens a checkpoint from the tables of the file at `path`, except for the names and sizes of its files. @param sharded
+ * whether it is index.h5, or a full file. @param used receives whether there are usable tables; if not, nothing was
+ * done.
+ */
+fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool sharded, bool *used, fc_error *err);
 
 /**
  * Checks that file `index` of checkpoint->files is the one that index.h5 was written with. Reads it only once.

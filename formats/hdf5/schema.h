@@ -46,9 +46,10 @@ typedef enum fc_h5_attribute_type {
 
 /** Where an attribute is used; a set of places is a sum. */
 typedef enum fc_h5_attribute_place {
-    FC_H5_ROOT_OF_ALL = 1,   /**< the root group of every file */
-    FC_H5_ROOT_OF_SHARD = 2, /**< the root group of a shard file */
-    FC_H5_ROOT_OF_INDEX = 4, /**< the root group of index.h5 */
+    FC_H5_ROOT_OF_ALL = 1,    /**< the root group of every file */
+    FC_H5_ROOT_OF_SHARD = 2,  /**< the root group of a shard file */
+    FC_H5_ROOT_OF_INDEX = 4,  /**< the root group of index.h5 */
+    FC_H5_ROOT_OF_FULL = 256, /**< the root group of a full file */
     FC_H5_ANY_GROUP = 8,
     FC_H5_VALUE = 16,       /**< every dataset that is a tensor or an object */
     FC_H5_SHARD_VALUE = 32, /**< a tensor in a shard file */

@@ -436,7 +436,7 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
                        index->path);
     }
     if (!walk) {
-        FC_TRY(fc_h5_open_tables(checkpoint, index->path, &listed, err));
+        FC_TRY(fc_h5_open_tables(checkpoint, index->path, true, &listed, err));
     }
     return listed ? finish_listed(&o, options, err) : finish_walked(&o, index->path, options, err);
 }

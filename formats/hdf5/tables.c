@@ -1,10 +1,11 @@
 /*
- * Opens a sharded checkpoint from the tables of index.h5, without libhdf5: with one read. Every number is checked
- * before it is used. The shard files are not opened; sharded.c compares their sizes, and fc_h5_check_identity checks
- * the identity of a file before its bytes are used.
+ * Opens a sharded checkpoint from the tables of index.h5, or a full file from its own, without libhdf5: with one read.
+ * Every number is checked before it is used. The shard files are not opened; sharded.c compares their sizes, and
+ * fc_h5_check_identity checks the identity of a file before its bytes are used.
  *
- * If there are no tables, or another program has changed the index, the files are walked instead, which is not an
- * error. Damaged tables are an error.
+ * If there are no tables, or another program has changed the file, the files are walked instead, which is not an
+ * error. Such a change is found by the size of the file and by the digest of the object headers. Damaged tables are an
+ * error.
  */
 #include "hdf5/tables_in.h"
 
@@ -29,18 +30,18 @@ enum { MAX_RANKS = 1 << 20, VIEW = 64 << 10 };
 
 /* ---- finding the tables ---- */
 
-/* index.h5, open. */
-typedef struct index_file {
+/* The file with the tables, open. */
+typedef struct listing_file {
     const char *path;
     int fd;
     uint64_t size;
     fc_code read; /* the outcome of the last read */
     fc_error *err;
     unsigned char viewed[VIEW];
-} index_file;
+} listing_file;
 
 static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size) {
-    index_file *f = context;
+    listing_file *f = context;
     if (size > VIEW || !fc_range_within(at, size, f->size)) {
         return NULL;
     }
@@ -48,15 +49,17 @@ static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size
     return f->read == FC_OK ? f->viewed : NULL;
 }
 
-/* Reads an attribute of the root group with 8 bytes. */
-static bool root_number(index_file *f, fc_h5_attribute attribute, uint64_t *value) {
+/* Finds an attribute of the root group with 8 bytes. */
+static bool root_field(listing_file *f, fc_h5_attribute attribute, fc_h5_field *field) {
     const fc_h5_view view = {view_bytes, f};
-    fc_h5_field field;
     uint64_t root;
+    return fc_h5_find_root(&view, &root) && fc_h5_find_field(&view, root, fc_h5_attribute_get(attribute)->name, field);
+}
+
+static bool root_number(listing_file *f, fc_h5_attribute attribute, uint64_t *value) {
+    fc_h5_field field;
     const unsigned char *p = NULL;
-    bool found = fc_h5_find_root(&view, &root) &&
-                 fc_h5_find_field(&view, root, fc_h5_attribute_get(attribute)->name, &field) &&
-                 (p = view_bytes(f, field.value, 8)) != NULL;
+    const bool found = root_field(f, attribute, &field) && (p = view_bytes(f, field.value, 8)) != NULL;
     if (found) {
         memcpy(value, p, 8); /* little-endian, like this machine */
     }
@@ -65,7 +68,7 @@ static bool root_number(index_file *f, fc_h5_attribute attribute, uint64_t *valu
 
 /* Finds the schema in the attributes that the header of the root group has itself. */
 static fc_code has_schema(const char *path, bool *has, fc_error *err) {
-    index_file f = {.path = path, .fd = -1, .err = err};
+    listing_file f = {.path = path, .fd = -1, .err = err};
     uint64_t schema;
     FC_TRY(fc_open_input(path, &f.fd, &f.size, err));
     *has = root_number(&f, FC_H5_A_SCHEMA, &schema);
@@ -97,8 +100,39 @@ fc_code fc_h5_is_ours(const char *path, bool *ours, fc_error *err) {
     return rc;
 }
 
+/* Adds the bytes of the file from `at` to `end` to `*crc`; those of `zero` and the checksum over it count as 0. */
+static bool add_headers(listing_file *f, uint64_t at, uint64_t end, const fc_h5_field *zero, uint64_t *crc) {
+    const uint64_t from[] = {zero->value, zero->check}, to[] = {zero->value + 8, zero->check + 4};
+    while (at < end) {
+        const uint64_t size = end - at < VIEW ? end - at : VIEW;
+        if (!view_bytes(f, at, size)) {
+            return false;
+        }
+        for (size_t i = 0; i < 2; i++) {
+            const uint64_t first = from[i] > at ? from[i] : at, last = to[i] < at + size ? to[i] : at + size;
+            if (first < last) {
+                memset(f->viewed + (first - at), 0, (size_t)(last - first));
+            }
+        }
+        *crc = fc_crc64(*crc, f->viewed, (size_t)size);
+        at += size;
+    }
+    return true;
+}
+
+/* @return false if another program has changed the object headers: an attribute, a name, a shape. */
+static bool headers_unchanged(listing_file *f, uint64_t at, const fc_h5_manifest_row *manifest) {
+    const uint64_t start = manifest->objects[0], end = start + manifest->objects[1];
+    fc_h5_field zero;
+    uint64_t crc = 0;
+    return manifest->file_size == f->size && fc_range_within(start, manifest->objects[1], f->size) && at >= start &&
+           fc_range_within(at, manifest->bytes, end) && root_field(f, FC_H5_A_HEADER_CRC64, &zero) &&
+           add_headers(f, start, at, &zero, &crc) && add_headers(f, at + manifest->bytes, end, &zero, &crc) &&
+           crc == manifest->objects_crc64;
+}
+
 /* @return false if there are no tables of a known version. */
-static bool find_manifest(index_file *f, uint64_t *at, fc_h5_manifest_row *manifest) {
+static bool find_manifest(listing_file *f, uint64_t *at, fc_h5_manifest_row *manifest) {
     uint64_t schema;
     const unsigned char *p;
     if (!root_number(f, FC_H5_A_SCHEMA, &schema) || schema != FC_H5_SCHEMA || !root_number(f, FC_H5_A_TABLES_AT, at) ||
@@ -107,8 +141,8 @@ static bool find_manifest(index_file *f, uint64_t *at, fc_h5_manifest_row *manif
     }
     memcpy(manifest, p, sizeof *manifest);
     return memcmp(manifest->magic, FC_H5_TABLES_MAGIC, sizeof manifest->magic) == 0 &&
-           manifest->version == FC_H5_TABLES_VERSION && manifest->index_size == f->size &&
-           manifest->bytes >= sizeof *manifest && fc_range_within(*at, manifest->bytes, f->size);
+           manifest->version == FC_H5_TABLES_VERSION && manifest->bytes >= sizeof *manifest &&
+           headers_unchanged(f, *at, manifest);
 }
 
 /* ---- reading the tables ---- */
@@ -124,7 +158,7 @@ static const void *table_at(const fc_h5_tables *t, fc_h5_table table, uint64_t r
     return (const unsigned char *)t->manifest + at;
 }
 
-static fc_code load(fc_h5_tables *t, index_file *f, uint64_t at, uint64_t bytes, fc_error *err) {
+static fc_code load(fc_h5_tables *t, listing_file *f, uint64_t at, uint64_t bytes, fc_error *err) {
     unsigned char *data = bytes <= SIZE_MAX ? fc_arena_alloc(t->checkpoint->arena, (size_t)bytes) : NULL;
     FC_NEED(data, err, t->path);
     FC_TRY(fc_pread_full(f->fd, data, (size_t)bytes, at, t->path, err));
@@ -136,7 +170,7 @@ static fc_code load(fc_h5_tables *t, index_file *f, uint64_t at, uint64_t bytes,
     if (found != recorded) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: its tables are damaged: their CRC-64 is %016" PRIx64 ", but %016" PRIx64 " is recorded"
-                       ": restore index.h5, or write the checkpoint again",
+                       ": restore the file, or write the checkpoint again",
                        t->path, found, recorded);
     }
     t->manifest = manifest;
@@ -171,7 +205,7 @@ static fc_code read_mesh(fc_h5_tables *t, fc_error *err) {
     fc_mesh *mesh = &t->checkpoint->mesh;
     const uint64_t ndim = fc_h5_rows(t, FC_H5_T_MESH);
     int64_t ranks = 1;
-    bool ok = ndim >= 1 && ndim <= FC_MAX_MESH_DIMS;
+    bool ok = ndim <= FC_MAX_MESH_DIMS;
     *mesh = (fc_mesh){.ndim = ok ? (int)ndim : 0};
     for (int i = 0; ok && i < mesh->ndim; i++) {
         const fc_h5_mesh_row *row = &t->mesh[i];
@@ -183,7 +217,9 @@ static fc_code read_mesh(fc_h5_tables *t, fc_error *err) {
             mesh->sizes[i] = row->size;
         }
     }
-    return ok && (uint64_t)ranks == fc_h5_rows(t, FC_H5_T_FILES) ? FC_OK : fc_h5_tables_damaged(t, err, "mesh", 0);
+    return ok && (ndim > 0 ? (uint64_t)ranks : 0) == fc_h5_rows(t, FC_H5_T_FILES)
+               ? FC_OK
+               : fc_h5_tables_damaged(t, err, "mesh", 0);
 }
 
 static fc_code read_placements(fc_h5_tables *t, fc_error *err) {
@@ -243,21 +279,23 @@ static bool kinds_are_known(const fc_h5_dataset *d) {
 /* Converts a row to the dataset of index.h5 that it describes. */
 static fc_code read_row(fc_h5_tables *t, uint64_t number, fc_h5_dataset *d, fc_error *err) {
     const fc_h5_tensor_row *row = &t->rows[number];
-    const bool object = row->placements == FC_H5_NO_PLACEMENTS;
+    const fc_dtype dtype = find_dtype(row->dtype);
+    const bool object = dtype == FC_OPAQUE, placed = row->placements != FC_H5_NO_PLACEMENTS;
     int64_t numel;
     *d = (fc_h5_dataset){.kind = object ? FC_H5_OBJECT : FC_H5_TENSOR,
                          .where = FC_H5_ELSEWHERE,
-                         .dtype = find_dtype(row->dtype),
+                         .dtype = dtype,
                          .has_crc64 = true,
                          .crc64 = row->crc64,
                          .owner = -1,
                          .nglobal_shape = -1,
                          .noffsets = -1};
-    bool ok = d->dtype != FC_DTYPE_COUNT && object == (d->dtype == FC_OPAQUE) && row->ndim <= FC_MAX_DIMS &&
-              fc_range_within(row->dims, row->ndim, fc_h5_rows(t, FC_H5_T_DIMS)) &&
-              (object ? row->ndim == 1 && row->encoding > 0
-                      : row->placements < fc_h5_rows(t, FC_H5_T_PLACEMENTS) && row->encoding == 0) &&
-              row->box == t->next && fc_range_within(row->box, row->boxes, fc_h5_rows(t, FC_H5_T_BOXES));
+    bool ok = dtype != FC_DTYPE_COUNT && row->ndim <= FC_MAX_DIMS &&
+              placed == (!object && t->checkpoint->mesh.ndim > 0) &&
+              (!placed || row->placements < fc_h5_rows(t, FC_H5_T_PLACEMENTS)) &&
+              (object ? row->ndim == 1 && row->encoding > 0 : row->encoding == 0) &&
+              fc_range_within(row->dims, row->ndim, fc_h5_rows(t, FC_H5_T_DIMS)) && row->box == t->next &&
+              fc_range_within(row->box, row->boxes, fc_h5_rows(t, FC_H5_T_BOXES));
     if (ok) {
         d->element = fc_dtype_size(d->dtype);
         d->ndim = (int)row->ndim;
@@ -286,7 +324,7 @@ static fc_code read_tensors(fc_h5_tables *t, fc_error *err) {
         FC_TRY_GOTO(read_row(t, i, &datasets[i], err), rc, out);
         FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err), rc, out);
         FC_TRY_GOTO(fc_h5_fill_tensor(checkpoint, &datasets[i], &t->tensors[i], err), rc, out);
-        if (!t->tensors[i].object) {
+        if (t->rows[i].placements != FC_H5_NO_PLACEMENTS) {
             t->tensors[i].placements = t->parsed[t->rows[i].placements];
         }
         FC_TRY_GOTO(fc_h5_tables_boxes(t, &t->tensors[i], t->rows[i].boxes, err), rc, out);
@@ -318,14 +356,15 @@ static fc_code read_tables(fc_h5_tables *t, fc_error *err) {
     return state->known && !t->no_memory ? FC_OK : fc_no_memory(err, t->path);
 }
 
-fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err) {
+fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool sharded, bool *used, fc_error *err) {
     fc_h5_tables t = {.checkpoint = checkpoint, .path = path};
-    index_file f = {.path = path};
+    listing_file f = {.path = path};
     fc_h5_manifest_row manifest;
     uint64_t at;
     *used = false;
     FC_TRY(fc_open_input(path, &f.fd, &f.size, err));
-    *used = find_manifest(&f, &at, &manifest);
+    *used = find_manifest(&f, &at, &manifest) && (manifest.tables[FC_H5_T_MESH][1] > 0) == sharded;
+    t.file_size = f.size;
     fc_code rc = FC_OK;
     if (*used) {
         FC_TRY_GOTO(load(&t, &f, at, manifest.bytes, err), rc, out);

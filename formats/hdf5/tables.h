@@ -1,14 +1,14 @@
 /*
- * The tables of index.h5: the whole manifest of a sharded checkpoint in one block of bytes, so that it opens with one
- * read. docs/HDF5_SCHEMA.md, "Tables", describes them for other programs. These structs are the bytes of their rows,
- * without padding, little-endian. Every change increments FC_H5_TABLES_VERSION.
+ * The tables of index.h5 and of full files: the whole manifest of a checkpoint in one block of bytes, so that it opens
+ * with one read. docs/HDF5_SCHEMA.md, "Tables", describes them for other programs. These structs are the bytes of their
+ * rows, without padding, little-endian. Every change increments FC_H5_TABLES_VERSION.
  */
 #pragma once
 
 #include <assert.h>
 #include <stdint.h>
 
-enum { FC_H5_TABLES_VERSION = 2, FC_H5_TABLES_ALIGN = 64 };
+enum { FC_H5_TABLES_VERSION = 3, FC_H5_TABLES_ALIGN = 64 };
 
 #define FC_H5_TABLES_MAGIC "fsdptabl"
 
@@ -30,29 +30,33 @@ typedef enum fc_h5_table {
 typedef struct fc_h5_manifest_row {
     char magic[8];
     uint64_t version;
-    uint64_t index_size;  /**< size of index.h5 when it was written; a program that changes the file changes its size */
-    uint64_t bytes;       /**< bytes of all tables, from this row on */
-    uint64_t crc64;       /**< their CRC-64, with this field as 0 */
-    uint64_t producer[2]; /**< text: first byte and length */
+    uint64_t file_size; /**< size of the file when it was written */
+    uint64_t bytes;     /**< bytes of all tables, from this row on */
+    uint64_t crc64;     /**< their CRC-64, with this field as 0 */
+    uint64_t
+        objects[2]; /**< the part of the file with all object headers: its offset and bytes. The tables are in it */
+    uint64_t objects_crc64; /**< its CRC-64 without the tables, with header_crc64 and the checksum over it as 0; another
+                               program that changes the file changes this */
+    uint64_t producer[2];   /**< text: first byte and length */
     uint64_t tables[FC_H5_T_COUNT]
                    [2]; /**< per table: offset of its first row from this row in bytes, and the number of rows */
 } fc_h5_manifest_row;
 
-/** `files`: shard files by rank. */
+/** `files`: shard files by rank. A full file has none. */
 typedef struct fc_h5_file_row {
     uint64_t size;
     uint64_t header_crc64;    /**< value of the root attribute with that name … */
     uint64_t header_crc64_at; /**< … and its offset in the file, in bytes */
 } fc_h5_file_row;
 
-/** `mesh`: its dimensions, outermost first. */
+/** `mesh`: its dimensions, outermost first. A full file has none. */
 typedef struct fc_h5_mesh_row {
     char name[16]; /**< padded with NULs */
     int64_t size;
 } fc_h5_mesh_row;
 
 /**
- * `tensors`: tensors and objects in the order of index.h5. Their texts follow each other: path, kinds (one byte per
+ * `tensors`: tensors and objects in the order of the file. Their texts follow each other: path, kinds (one byte per
  * path element), fqn, encoding, json. A length of 0 stands for a missing attribute.
  */
 typedef struct fc_h5_tensor_row {
@@ -62,7 +66,7 @@ typedef struct fc_h5_tensor_row {
     char dtype[16]; /**< torch's name, padded with NULs */
     uint64_t dims;  /**< first number in the table `dims` */
     uint32_t ndim;
-    uint32_t placements; /**< index of a row of `placements`; FC_H5_NO_PLACEMENTS for an object */
+    uint32_t placements; /**< index of a row of `placements`; FC_H5_NO_PLACEMENTS for an object and in a full file */
     uint64_t box, boxes; /**< index of the first row in `boxes`, and the number of rows */
     uint64_t crc64;      /**< CRC-64 of the whole value */
 } fc_h5_tensor_row;
@@ -81,7 +85,7 @@ typedef struct fc_h5_placements_row {
 typedef struct fc_h5_box_row {
     uint64_t offset, length; /**< location in the file in bytes; for a compressed box, a range of rows of `chunks` */
     uint64_t crc64;
-    uint32_t rank; /**< whose file */
+    uint32_t rank; /**< whose file; 0 in a full file */
     uint32_t grid; /**< row of the table `grids`; FC_H5_NO_GRID: not compressed */
 } fc_h5_box_row;
 
@@ -101,7 +105,7 @@ typedef struct fc_h5_chunk_row {
     uint32_t mask; /**< bit i is set: filter i was skipped */
 } fc_h5_chunk_row;
 
-static_assert(sizeof(fc_h5_manifest_row) == 56 + 16 * FC_H5_T_COUNT && sizeof(fc_h5_file_row) == 24 &&
+static_assert(sizeof(fc_h5_manifest_row) == 80 + 16 * FC_H5_T_COUNT && sizeof(fc_h5_file_row) == 24 &&
                   sizeof(fc_h5_mesh_row) == 24 && sizeof(fc_h5_tensor_row) == 88 &&
                   sizeof(fc_h5_placements_row) == 16 && sizeof(fc_h5_box_row) == 32 && sizeof(fc_h5_grid_row) == 16 &&
                   sizeof(fc_h5_chunk_row) == 16,

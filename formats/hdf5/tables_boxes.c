@@ -8,22 +8,32 @@
 #include "fsdpckpt/box.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 fc_code fc_h5_tables_damaged(const fc_h5_tables *t, fc_error *err, const char *what, uint64_t row) {
     if (t->no_memory) {
         return fc_no_memory(err, t->path);
     }
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: its tables are damaged: %s, row %" PRIu64 ": restore index.h5, or write the checkpoint again",
+                   "%s: its tables are damaged: %s, row %" PRIu64 ": restore the file, or write the checkpoint again",
                    t->path, what, row);
+}
+
+static bool is_full(const fc_h5_tables *t) {
+    return t->checkpoint->mesh.ndim == 0;
+}
+
+/* @return the size of the file that has the boxes of `rank`. */
+static uint64_t size_of_file(const fc_h5_tables *t, uint64_t rank) {
+    return is_full(t) ? t->file_size : t->files[rank].size;
 }
 
 /* Writes the box of `rank` into `dims`: the one that the placements give it, or a whole object. */
 static bool box_of(const fc_h5_tables *t, const fc_tensor *tensor, uint64_t rank, int64_t *dims) {
     int64_t coordinate[FC_MAX_MESH_DIMS];
-    if (tensor->object) {
-        dims[0] = 0;
-        dims[1] = tensor->shape[0];
+    if (tensor->object || is_full(t)) {
+        memset(dims, 0, (size_t)tensor->ndim * sizeof *dims);
+        memcpy(dims + tensor->ndim, tensor->shape, (size_t)tensor->ndim * sizeof *dims);
         return true;
     }
     fc_mesh_coordinate(&t->checkpoint->mesh, (int64_t)rank, coordinate);
@@ -58,9 +68,9 @@ static bool add_h5_chunk(fc_h5_tables *t, const fc_chunk *box, const int64_t *un
     int64_t *dims = fc_arena_calloc(t->checkpoint->arena, 2 * (size_t)ndim, sizeof *dims);
     fc_chunk *chunk = &t->chunks[t->nchunks++];
     const int64_t *sizes = box->dims + ndim;
+    const uint64_t size = size_of_file(t, t->boxes[t->next].rank);
     t->no_memory = !dims;
-    if (!dims || row->mask >> nfilters != 0 || row->length == 0 ||
-        !fc_range_within(row->offset, row->length, t->files[box->rank].size)) {
+    if (!dims || row->mask >> nfilters != 0 || row->length == 0 || !fc_range_within(row->offset, row->length, size)) {
         return false;
     }
     *chunk = *box;
@@ -115,20 +125,20 @@ static bool read_compressed(fc_h5_tables *t, const fc_h5_box_row *row, const fc_
 /* Reads a box of `bytes` bytes. */
 static bool read_box(fc_h5_tables *t, const fc_h5_box_row *row, int64_t *dims, int ndim, uint64_t bytes) {
     const fc_chunk chunk = {.dims = dims,
-                            .place = fc_place_bytes(row->rank + 1, row->offset, row->length),
-                            .rank = row->rank,
+                            .place = fc_place_bytes(is_full(t) ? 0 : row->rank + 1, row->offset, row->length),
+                            .rank = is_full(t) ? FC_NO_RANK : row->rank,
                             .detail = t->next};
     if (row->grid != FC_H5_NO_GRID) {
         return read_compressed(t, row, &chunk, ndim);
     }
     t->chunks[t->nchunks++] = chunk;
-    return bytes == row->length && fc_range_within(row->offset, row->length, t->files[row->rank].size);
+    return bytes == row->length && fc_range_within(row->offset, row->length, size_of_file(t, row->rank));
 }
 
 fc_code fc_h5_tables_boxes(fc_h5_tables *t, fc_tensor *tensor, uint64_t count, fc_error *err) {
     const size_t ndim = (size_t)tensor->ndim;
     int64_t *dims = fc_arena_calloc(t->checkpoint->arena, (size_t)count, 2 * ndim * sizeof *dims);
-    const uint64_t first = t->nchunks;
+    const uint64_t first = t->nchunks, ranks = is_full(t) ? 1 : fc_h5_rows(t, FC_H5_T_FILES);
     if (!dims && count > 0) {
         return fc_no_memory(err, t->path);
     }
@@ -136,8 +146,8 @@ fc_code fc_h5_tables_boxes(fc_h5_tables *t, fc_tensor *tensor, uint64_t count, f
         const fc_h5_box_row *row = &t->boxes[t->next];
         const fc_box box = {tensor->ndim, dims, dims + ndim};
         uint64_t bytes;
-        if (row->rank >= fc_h5_rows(t, FC_H5_T_FILES) || (i > 0 && row->rank <= row[-1].rank) ||
-            (tensor->object && i > 0) || !box_of(t, tensor, row->rank, dims) ||
+        if (row->rank >= ranks || (i > 0 && row->rank <= row[-1].rank) || (tensor->object && i > 0) ||
+            !box_of(t, tensor, row->rank, dims) ||
             !fc_mul_u64((uint64_t)fc_box_volume(&box), fc_dtype_size(tensor->dtype), &bytes) || bytes == 0 ||
             (tensor->object && row->grid != FC_H5_NO_GRID) || !read_box(t, row, dims, tensor->ndim, bytes)) {
             return fc_h5_tables_damaged(t, err, "boxes", t->next);

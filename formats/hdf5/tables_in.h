@@ -1,5 +1,5 @@
 /*
- * Shared by tables.c and tables_boxes.c, which read the tables of index.h5.
+ * Shared by tables.c and tables_boxes.c, which read the tables of index.h5 and of full files.
  */
 #pragma once
 
@@ -10,6 +10,7 @@
 typedef struct fc_h5_tables {
     fc_checkpoint *checkpoint;
     const char *path;
+    uint64_t file_size; /**< of the file with the tables */
     const fc_h5_manifest_row *manifest;
     const fc_h5_file_row *files;
     const fc_h5_mesh_row *mesh;

@@ -1,6 +1,6 @@
 /*
- * Verifies the tables of index.h5: opens the checkpoint again by walking all of its files, and compares the tables with
- * the headers of the files.
+ * Verifies the tables: opens the checkpoint again by walking all of its files, and compares the tables with the headers
+ * of the files.
  */
 #include "hdf5/reader.h"
 
@@ -112,6 +112,17 @@ static void compare_listed(const fc_checkpoint *listed, const fc_checkpoint *wal
     }
 }
 
+/* Opens the checkpoint again without its tables. */
+static fc_code walk(const fc_checkpoint *checkpoint, fc_checkpoint *walked, fc_error *err) {
+    const char *index = checkpoint->files[0].path; /* of a sharded checkpoint, it ends in "/index.h5" */
+    if (checkpoint->mesh.ndim == 0) {
+        return fc_h5_walk_full(walked, err);
+    }
+    const char *directory = fc_arena_strndup(walked->arena, index, strlen(index) - sizeof "/index.h5" + 1);
+    FC_NEED(directory, err, checkpoint->path);
+    return fc_h5_walk_sharded(walked, directory, err);
+}
+
 fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings *findings, fc_error *err) {
     const fc_h5_state *state = checkpoint->state;
     if (!state->files) {
@@ -120,13 +131,10 @@ fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings 
     fc_arena *arena = fc_arena_new();
     fc_checkpoint walked = {.format = checkpoint->format, .path = checkpoint->path, .arena = arena};
     walked.state = arena ? fc_arena_calloc(arena, 1, sizeof(fc_h5_state)) : NULL;
-    const char *index = checkpoint->files[0].path; /* ends in "/index.h5" */
-    const char *directory =
-        walked.state ? fc_arena_strndup(arena, index, strlen(index) - sizeof "/index.h5" + 1) : NULL;
     fc_error why;
     fc_code rc;
-    FC_TRY_GOTO(directory ? FC_OK : fc_no_memory(err, checkpoint->path), rc, out);
-    rc = fc_h5_walk_sharded(&walked, directory, &why);
+    FC_TRY_GOTO(walked.state ? FC_OK : fc_no_memory(err, checkpoint->path), rc, out);
+    rc = walk(checkpoint, &walked, &why);
     if (rc == FC_OK) {
         compare_listed(checkpoint, &walked, findings);
     } else if (rc == FC_ENOMEM || rc == FC_EIO) {

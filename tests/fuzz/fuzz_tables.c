@@ -1,6 +1,6 @@
 /*
- * Fuzzes the tables of index.h5: the input changes numbers in the tables of a good checkpoint, whose CRC-64 is then
- * corrected, as an attacker would do. If it opens, it must be consistent.
+ * Fuzzes the tables of index.h5 and of a full file: the input changes numbers in the tables of a good checkpoint, whose
+ * CRC-64 is then corrected, as an attacker would do. If it opens, it must be consistent.
  */
 #include "base/crc.h"
 #include "fsdpckpt/format.h"
@@ -11,21 +11,21 @@
 
 #include <fcntl.h>
 
-enum { ROWS = 67, COLUMNS = 64, KINDS = 2, MOST_EDITS = 16 };
+enum { ROWS = 67, COLUMNS = 64, KINDS = 3, MOST_EDITS = 16 };
 
-/* A checkpoint on disk, and its index.h5 in memory. */
+/* A checkpoint on disk, and the file with its tables in memory. */
 typedef struct made {
     char path[96];
-    int fd; /* of index.h5 */
+    int fd; /* of the file with the tables */
     unsigned char *good, *bytes;
     size_t size, tables; /* `tables`: offset of the tables */
 } made;
 
 static char home[64];
 
-static void load(made *m) {
+static void load(made *m, bool sharded) {
     char index[128];
-    snprintf(index, sizeof index, "%s/index.h5", m->path);
+    snprintf(index, sizeof index, "%s%s", m->path, sharded ? "/index.h5" : "");
     m->fd = open(index, O_RDWR | O_CLOEXEC);
     m->size = (size_t)lseek(m->fd, 0, SEEK_END);
     m->good = malloc(m->size);
@@ -40,7 +40,7 @@ static void load(made *m) {
     m->tables = (size_t)(found - m->good);
 }
 
-/* A plain checkpoint for 2 × 2 ranks, and a compressed one for 3. */
+/* A plain checkpoint for 2 × 2 ranks, a compressed one for 3, and a compressed full file. */
 static void make(made *m, int kind) {
     static const int64_t shape[] = {ROWS, COLUMNS, 3}, origin[3];
     static float data[ROWS * COLUMNS * 3];
@@ -50,8 +50,8 @@ static void make(made *m, int kind) {
         tensors[i] = (fc_memory_tensor){
             .name = fuzz_names[i], .dtype = FC_F32, .ndim = i, .shape = shape, .chunks = &chunk, .nchunks = 1};
     }
-    const fc_mesh mesh = kind ? (fc_mesh){.ndim = 1, .sizes = {3}, .names = {"dp"}}
-                              : (fc_mesh){.ndim = 2, .sizes = {2, 2}, .names = {"dp", "tp"}};
+    static const fc_mesh meshes[KINDS] = {
+        {.ndim = 2, .sizes = {2, 2}, .names = {"dp", "tp"}}, {.ndim = 1, .sizes = {3}, .names = {"dp"}}, {.ndim = 0}};
     const fc_tp_plan *plan = NULL;
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *source = NULL;
@@ -61,14 +61,15 @@ static void make(made *m, int kind) {
         fc_checkpoint_in_memory("fuzz", tensors, 4, &source, &err) != FC_OK) {
         abort();
     }
-    const fc_convert_options how = {.format = fc_format_find("h5"),
-                                    .selection = {.mesh = &mesh, .tp_plan = plan, .compress = kind}};
+    const fc_convert_options how = {
+        .format = fc_format_find("h5"),
+        .selection = {.mesh = &meshes[kind], .tp_plan = kind < 2 ? plan : NULL, .compress = kind > 0}};
     if (fc_convert(source, m->path, &how, NULL, &err) != FC_OK) {
         abort();
     }
     fc_checkpoint_close(source);
     fc_arena_free(arena);
-    load(m);
+    load(m, kind < 2);
 }
 
 /* Changes one number of 1, 2, 4 or 8 bytes. */
@@ -114,7 +115,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     /* Other versions and sizes are read with libhdf5, in a process of its own. */
     const fc_h5_manifest_row *good = (const fc_h5_manifest_row *)(m->good + m->tables);
-    if (manifest->version == good->version && manifest->index_size == good->index_size &&
+    if (manifest->version == good->version && manifest->file_size == good->file_size &&
+        memcmp(manifest->objects, good->objects, sizeof good->objects) == 0 &&
+        manifest->objects_crc64 == good->objects_crc64 &&
         memcmp(manifest->magic, good->magic, sizeof good->magic) == 0 && manifest->bytes == good->bytes) {
         fuzz_open(m->path);
     }

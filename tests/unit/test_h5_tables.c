@@ -1,7 +1,7 @@
 /*
- * The tables of index.h5. A checkpoint opens with exactly their content, inconsistent tables are refused, and no bytes
- * in them, however hostile, make this process read out of bounds. After each change the CRC-64 of the tables is
- * updated, as an attacker would do.
+ * The tables of index.h5 and of full files. A checkpoint opens with exactly their content, inconsistent tables are
+ * refused, and no bytes in them, however hostile, make this process read out of bounds. After each change the CRC-64 of
+ * the tables is updated, as an attacker would do.
  */
 #include "base/crc.h"
 #include "fsdpckpt/checkpoint.h"
@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-/* A sharded checkpoint on disk, and its index.h5 in memory. */
+/* A checkpoint on disk, and the file with its tables in memory: index.h5, or the full file. */
 typedef struct made {
     char path[64], index[96], shard[96];
     unsigned char *bytes, *good;
@@ -69,8 +69,10 @@ static int make(void **state) {
     return 0;
 }
 
-/* Four ranks with two HDF5 chunks or more each of a tensor, one of which does not shrink; and a small tensor. */
-static int make_compressed(void **state) {
+/*
+ * For `mesh`, with two HDF5 chunks or more on each rank of a tensor, one of which does not shrink; and a small tensor.
+ */
+static int make_compressed_for(void **state, const fc_mesh *mesh) {
     enum { ROWS = 1003, COLUMNS = 2000 };
     static const int64_t shape[] = {ROWS, COLUMNS}, origin[2], small_shape[] = {5};
     made *m = calloc(1, sizeof *m);
@@ -88,13 +90,13 @@ static int make_compressed(void **state) {
         random ^= random << 17;
         ((unsigned char *)data)[i] = (unsigned char)random;
     }
-    snprintf(m->index, sizeof m->index, "%s/index.h5", m->path);
+    strcat(m->path, mesh->ndim ? "" : ".h5");
+    snprintf(m->index, sizeof m->index, "%s%s", m->path, mesh->ndim ? "/index.h5" : "");
     snprintf(m->shard, sizeof m->shard, "%s/shard-00001-of-00004.h5", m->path);
     const fc_memory_chunk whole = {origin, shape, NULL, data}, small = {origin, small_shape, NULL, data};
     const fc_memory_tensor tensors[] = {{"large", {NULL, 0}, FC_F32, 2, shape, &whole, 1},
                                         {"small", {NULL, 0}, FC_F32, 1, small_shape, &small, 1}};
-    const fc_mesh mesh = {.ndim = 1, .sizes = {4}, .names = {"dp"}};
-    const fc_convert_options how = {.format = fc_format_find("h5"), .selection = {.mesh = &mesh, .compress = 1}};
+    const fc_convert_options how = {.format = fc_format_find("h5"), .selection = {.mesh = mesh, .compress = 1}};
     if (fc_checkpoint_in_memory("this test", tensors, 2, &source, &err) != FC_OK ||
         fc_convert(source, m->path, &how, NULL, &err) != FC_OK) {
         fail_msg("%s", err.message);
@@ -104,6 +106,16 @@ static int make_compressed(void **state) {
     load(m);
     *state = m;
     return 0;
+}
+
+static int make_compressed(void **state) {
+    const fc_mesh mesh = {.ndim = 1, .sizes = {4}, .names = {"dp"}};
+    return make_compressed_for(state, &mesh);
+}
+
+static int make_full(void **state) {
+    const fc_mesh mesh = {.ndim = 0};
+    return make_compressed_for(state, &mesh);
 }
 
 static int clean(void **state) {
@@ -246,6 +258,19 @@ static void wrong_compressed_boxes_are_refused(void **state) {
     assert_true(try(m));
 }
 
+static void wrong_tables_of_a_full_file_are_refused(void **state) {
+    made *m = *state;
+    assert_true(try(m));
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 0, row->placements = 0, "its tables are damaged: tensors, row 0");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 0, row->boxes = 2, "its tables are damaged: ");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->rank = 1, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->grid = FC_H5_NO_GRID, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 1, row->offset = m->size, "its tables are damaged: boxes, row 1");
+    LIE(FC_H5_T_CHUNKS, fc_h5_chunk_row, 0, row->offset = m->size, "its tables are damaged: boxes, row 0");
+    put(m);
+    assert_true(try(m));
+}
+
 /* Any bytes may be there. */
 static void mutations_are_survived(void **state) {
     made *m = *state;
@@ -268,7 +293,7 @@ static void mutations_are_survived(void **state) {
 
 static void a_flipped_bit_is_found(void **state) {
     made *m = *state;
-    m->bytes[m->tables + 1000] ^= 4;
+    m->bytes[m->tables + 400] ^= 4;
     FILE *f = fopen(m->index, "r+b");
     assert_non_null(f);
     assert_int_equal(fwrite(m->bytes, 1, m->size, f), m->size);
@@ -369,6 +394,10 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_flipped_bit_is_found, make_compressed, clean),
         cmocka_unit_test_setup_teardown(a_shard_of_another_run_is_refused, make_compressed, clean),
         cmocka_unit_test_setup_teardown(verify_compares_compressed_boxes, make_compressed, clean),
+        cmocka_unit_test_setup_teardown(wrong_tables_of_a_full_file_are_refused, make_full, clean),
+        cmocka_unit_test_setup_teardown(mutations_are_survived, make_full, clean),
+        cmocka_unit_test_setup_teardown(a_flipped_bit_is_found, make_full, clean),
+        cmocka_unit_test_setup_teardown(verify_compares_compressed_boxes, make_full, clean),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

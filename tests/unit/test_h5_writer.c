@@ -398,7 +398,7 @@ static void ten_thousand_tensors(void **state) {
     struct stat st;
     assert_int_equal(stat(file.path, &st), 0);
     const int64_t data = 10000 * 1024;
-    assert_true(st.st_size < data + 10000 * 512);
+    assert_true(st.st_size < data + 10000 * (512 + 256)); /* of headers and tables */
     assert_true(file.items[9999].offset == file.items[0].offset + 9999 * 1024);
     format->writer.destroy(&writer);
     h5_made_end(&made);

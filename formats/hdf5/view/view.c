@@ -208,7 +208,7 @@ static fc_code add_storage(view *v, uint32_t index, size_t names, fc_error *err)
         v->next_piece += (uint32_t)value->nbases;
         return map_patches(v, index, first, err);
     default:
-        value->offset = fc_h5_image_contiguous(&v->image, (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype));
+        value->address = fc_h5_image_contiguous(&v->image, (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype));
         return FC_OK;
     }
 }
@@ -285,7 +285,10 @@ static fc_code write_headers(view *v, fc_error *err) {
     FC_TRY_GOTO(fc_h5_image_create(&v->image, err), rc, out);
     rc = fc_h5_image_write(&v->image, NULL, err);
     for (size_t i = 0; i < v->target->ntensors; i++) {
-        v->values[i].offset += v->image.data_at;
+        fc_h5_viewed *value = &v->values[i];
+        if (value->kind == FC_H5_VIEW_COPIED && value->address != SIZE_MAX) {
+            value->offset = fc_h5_load(v->image.objects.data + value->address, 8);
+        }
     }
 out:
     fc_h5_image_free(&v->image);

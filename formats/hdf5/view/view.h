@@ -38,6 +38,8 @@ typedef struct fc_h5_viewed {
     size_t nbases;
     const fc_h5_view_box *patches;
     size_t npatches;
+    size_t
+        address; /**< COPIED: offset of the address of the bytes in fc_h5_image.objects, or SIZE_MAX; set by view.c */
     uint64_t offset; /**< COPIED: offset of the bytes in the file; set by view.c */
 } fc_h5_viewed;
 

@@ -34,6 +34,14 @@ static inline void fc_h5_store(unsigned char *at, uint64_t value, int bytes) {
     }
 }
 
+static inline uint64_t fc_h5_load(const unsigned char *at, int bytes) {
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++) {
+        value |= (uint64_t)at[i] << 8 * i;
+    }
+    return value;
+}
+
 static inline void fc_h5_add_number(fc_h5_buffer *b, uint64_t value, int bytes) {
     unsigned char *at = fc_h5_more(b, (size_t)bytes);
     if (at) {

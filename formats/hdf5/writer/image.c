@@ -6,6 +6,7 @@
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/object_header.h"
+#include "hdf5/tables.h"
 #include "hdf5/writer/image_chunks.h"
 #include "hdf5/writer/types_write.h"
 #include "io/file.h"
@@ -13,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
@@ -284,12 +286,12 @@ static uint64_t align_up(uint64_t at, uint64_t to) {
     return (at + to - 1) / to * to;
 }
 
-uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes) {
+size_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes) {
     fc_h5_buffer *to = &image->objects;
     if (bytes == 0) {
         fc_h5_image_fill(to, LATE_IF_SET, NULL, 0);
         fc_h5_image_add_contiguous(to, FC_H5_UNDEFINED, 0);
-        return 0;
+        return SIZE_MAX;
     }
     const bool large = bytes >= FC_H5_LARGE;
     const uint64_t at = align_up(image->data_size, large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
@@ -298,12 +300,12 @@ uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes) {
     if (to->failed || at < image->data_size || bytes > INT64_MAX - at ||
         !fc_grow(&image->places, &image->places_capacity, image->nplaces + 1, sizeof *image->places)) {
         to->failed = true;
-        return 0;
+        return SIZE_MAX;
     }
     image->places[image->nplaces++] = to->size - 16;
     image->data_size = at + bytes;
     image->data_large |= large;
-    return at;
+    return to->size - 16;
 }
 
 void fc_h5_image_among_headers(fc_h5_image *image, uint64_t address, uint64_t bytes) {
@@ -330,11 +332,7 @@ void fc_h5_image_virtual(fc_h5_image *image, fc_dtype dtype, const fc_h5_heap_id
 static void set_addresses(fc_h5_image *image, const size_t *places, size_t count, uint64_t base) {
     for (size_t i = 0; i < count; i++) {
         unsigned char *field = image->objects.data + places[i];
-        uint64_t at = base;
-        for (int b = 0; b < 8; b++) {
-            at += (uint64_t)field[b] << 8 * b;
-        }
-        fc_h5_store(field, at, 8);
+        fc_h5_store(field, base + fc_h5_load(field, 8), 8);
     }
 }
 
@@ -395,10 +393,33 @@ static const fc_h5_made_object *set_checksums(fc_h5_image *image) {
     return root;
 }
 
+/*
+ * Sets in the tables what depends on all other object headers. header_crc64 and the checksum over it are still 0.
+ */
+static void seal_tables(fc_h5_image *image) {
+    const fc_h5_buffer *objects = &image->objects;
+    unsigned char *row = objects->data + image->tables_at;
+    const size_t end = image->tables_at + image->tables_size;
+    fc_h5_manifest_row manifest;
+    memcpy(&manifest, row, sizeof manifest);
+    manifest.file_size = image->file_size;
+    manifest.objects[0] = image->objects_at;
+    manifest.objects[1] = objects->size;
+    manifest.objects_crc64 =
+        fc_crc64(fc_crc64(0, objects->data, image->tables_at), objects->data + end, objects->size - end);
+    manifest.crc64 = 0;
+    memcpy(row, &manifest, sizeof manifest);
+    manifest.crc64 = fc_crc64(0, row, image->tables_size);
+    memcpy(row, &manifest, sizeof manifest);
+}
+
 /* Sets the digest, for which the digest itself and the checksum over it count as 0 (docs/HDF5_SCHEMA.md, "Digests"). */
 static uint64_t set_digest(fc_h5_image *image, const unsigned char superblock[SUPERBLOCK]) {
     fc_h5_buffer *to = &image->objects;
     const fc_h5_made_object *root = set_checksums(image);
+    if (image->tables_size > 0) {
+        seal_tables(image);
+    }
     uint64_t sum =
         fc_crc64_shift(image->heap_sum, image->heap.size) ^ fc_crc64_bare(image->heap.data, image->heap.size);
     sum = fc_crc64_shift(sum, to->size) ^ fc_crc64_bare(to->data, to->size);

@@ -60,13 +60,14 @@ typedef struct fc_h5_image {
     size_t ninner, inner_capacity;
     struct fc_h5_chunk_index *indexes; /**< chunk indexes */
     size_t nindexes, indexes_capacity;
-    unsigned children;           /**< the most children of a node of a chunk index */
-    size_t extension;            /**< offset of the superblock extension in `objects`, plus 1; 0: none */
-    uint64_t data_size;          /**< bytes of all datasets so far, including gaps */
-    bool data_large;             /**< whether some dataset starts at a page boundary */
-    uint64_t data_at, file_size; /**< file_size grows with every chunk that is placed */
-    uint64_t root;               /**< address of the root group */
-    size_t header_crc64;         /**< offset of the value of header_crc64 in `objects` */
+    unsigned children;             /**< the most children of a node of a chunk index */
+    size_t extension;              /**< offset of the superblock extension in `objects`, plus 1; 0: none */
+    uint64_t data_size;            /**< bytes of all datasets so far, including gaps */
+    bool data_large;               /**< whether some dataset starts at a page boundary */
+    uint64_t data_at, file_size;   /**< file_size grows with every chunk that is placed */
+    uint64_t root;                 /**< address of the root group */
+    size_t header_crc64;           /**< offset of the value of header_crc64 in `objects` */
+    size_t tables_at, tables_size; /**< where the tables are in `objects`; 0 bytes: there are none */
     struct {
         unsigned char *bytes;
         size_t size;
@@ -134,9 +135,10 @@ fc_code fc_h5_image_shape(fc_h5_image *image, fc_dtype dtype, int ndim, const in
 fc_code fc_h5_image_list_shape(fc_h5_image *image, hid_t type, uint64_t count, fc_error *err);
 
 /**
- * Adds the fill value and layout of a contiguous dataset of `bytes` bytes. @return their offset relative to the data.
+ * Adds the fill value and layout of a contiguous dataset of `bytes` bytes. @return the offset in `objects` of their
+ * address, which is known after fc_h5_image_lay_out; SIZE_MAX if there are no bytes.
  */
-uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes);
+size_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes);
 
 /** Like fc_h5_image_contiguous, for a dataset whose bytes are at `address`, among the headers. */
 void fc_h5_image_among_headers(fc_h5_image *image, uint64_t address, uint64_t bytes);

@@ -181,20 +181,12 @@ fc_code fc_h5_image_place(fc_h5_image *image, size_t number, const int64_t *star
     return FC_OK;
 }
 
-static uint64_t load(const unsigned char *at, int bytes) {
-    uint64_t value = 0;
-    for (int i = bytes - 1; i >= 0; i--) {
-        value = value << 8 | at[i];
-    }
-    return value;
-}
-
 fc_h5_chunk_row fc_h5_image_placed(const fc_h5_image *image, size_t number, uint64_t chunk) {
     const fc_h5_chunk_index *index = &image->indexes[number];
     const unsigned char *entry = entry_at(image, index, index->at, chunk);
-    return (fc_h5_chunk_row){.offset = load(entry + key_size(index->grid.ndim), 8),
-                             .length = (uint32_t)load(entry, 4),
-                             .mask = (uint32_t)load(entry + 4, 4)};
+    return (fc_h5_chunk_row){.offset = fc_h5_load(entry + key_size(index->grid.ndim), 8),
+                             .length = (uint32_t)fc_h5_load(entry, 4),
+                             .mask = (uint32_t)fc_h5_load(entry + 4, 4)};
 }
 
 /* ---- nodes ---- */
@@ -205,7 +197,7 @@ static void end_key(const fc_h5_image *image, const fc_h5_chunk_index *index, un
     const unsigned char *last = entry_at(image, index, index->at, index->chunks - 1);
     const size_t place = 8 + 8 * (size_t)(grid->ndim - 1);
     memcpy(key + 8, last + 8, 8 * (size_t)grid->ndim);
-    fc_h5_store(key + place, load(last + place, 8) + (uint64_t)grid->chunk[grid->ndim - 1], 8);
+    fc_h5_store(key + place, fc_h5_load(last + place, 8) + (uint64_t)grid->chunk[grid->ndim - 1], 8);
     fc_h5_store(key + 8 + 8 * (size_t)grid->ndim, grid->element, 8);
 }
 

@@ -12,11 +12,6 @@
 
 #include <stdlib.h>
 
-/* An attribute of the root, for users of h5dump. */
-static const char absent_values[] =
-    "floating-point and complex: NaN; signed integers: the smallest; unsigned integers, float4_e2m1fn_x2 and objects: "
-    "all bits set; bool: -1";
-
 /* An iterator over the distinct boxes of a tensor: walks the mesh dimensions that split it, with the others at 0. */
 typedef struct boxes {
     const fc_mesh *mesh;
@@ -121,45 +116,6 @@ out:
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
-/* The attributes of the root, with the offsets of values that are set later. */
-typedef struct root {
-    fc_h5_buffer messages;
-    size_t crc64, tables, tables_at;
-} root;
-
-static fc_code add_root(index_writer *m, root *r, fc_error *err) {
-    fc_h5_holder holder = {.image = &m->image, .messages = &r->messages};
-    fc_h5_root_attributes(m->w, &holder, -1);
-    r->crc64 = holder.last;
-    fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values);
-    fc_h5_set_number(&holder, FC_H5_A_TABLES, 0);
-    r->tables = holder.last;
-    fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0);
-    r->tables_at = holder.last;
-    return r->messages.failed ? fc_no_memory(err, m->image.path) : FC_OK;
-}
-
-/* Adds the tables and groups after the values, and writes the file. */
-static fc_code finish_index(index_writer *m, fc_error *err) {
-    root r = {{NULL, 0, 0, false}, 0, 0, 0};
-    size_t at = 0;
-    uint64_t group = 0;
-    fc_code rc;
-    FC_TRY_GOTO(add_root(m, &r, err), rc, out);
-    FC_TRY_GOTO(fc_h5_groups_find(&m->groups, &m->image, err), rc, out);
-    fc_h5_image_close_heap(&m->image);
-    FC_TRY_GOTO(fc_h5_tables_add(m->w, m->digests, &m->image, &group, &at, err), rc, out);
-    fc_h5_store(r.messages.data + r.tables, group, 8);
-    fc_h5_store(r.messages.data + r.tables_at, m->image.objects_at + at, 8);
-    FC_TRY_GOTO(fc_h5_groups_make(&m->groups, &m->image, &r.messages, r.crc64, err), rc, out);
-    FC_TRY_GOTO(fc_h5_image_lay_out(&m->image, err), rc, out);
-    fc_h5_tables_seal(&m->image, at);
-    rc = fc_h5_image_write(&m->image, NULL, err);
-out:
-    free(r.messages.data);
-    return rc;
-}
-
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err) {
     index_writer m = {.w = w, .digests = digests};
     const char *path = NULL;
@@ -170,7 +126,10 @@ fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *er
     for (uint32_t i = 0; i < w->target->ntensors; i++) {
         FC_TRY_GOTO(add_index_value(&m, w->tree.order[i], err), rc, out);
     }
-    rc = finish_index(&m, err);
+    FC_TRY_GOTO(fc_h5_make_root(w, &m.image, &m.groups, -1, err), rc, out);
+    FC_TRY_GOTO(fc_h5_image_lay_out(&m.image, err), rc, out);
+    FC_TRY_GOTO(fc_h5_tables_fill(w, digests, &m.image, err), rc, out);
+    rc = fc_h5_image_write(&m.image, NULL, err);
 out:
     fc_h5_groups_free(&m.groups);
     fc_h5_list_free(&m.list);

@@ -1,10 +1,10 @@
 /*
- * Writes the tables of index.h5 from what was recorded about the shard files. For other programs, each table is also a
- * dataset, in a group that only the root attribute `tables` refers to, so that the model in index.h5 does not change.
+ * Writes the tables from what was recorded about the files with data. For other programs, each table is also a
+ * dataset, in a group that only the root attribute `tables` refers to, so that a walk through the file shows the model
+ * alone.
  */
 #include "hdf5/writer/writer.h"
 
-#include "base/crc.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/writer/tables_out.h"
 
@@ -17,6 +17,7 @@
 /* The tables under construction. */
 typedef struct tables {
     const fc_h5_writer *w;
+    const char *path; /* of the file, for messages */
     fc_h5_buffer rows[FC_H5_T_COUNT];
     char (*placements)[FC_H5_PLACEMENTS]; /* the lists that already have a row */
     size_t nplacements, placements_capacity;
@@ -50,14 +51,13 @@ static void add_mesh(tables *t) {
 /* Finds or adds the row of a tensor's placements. Equal lists share a row. */
 static fc_code placements_row(tables *t, const fc_target_tensor *tensor, uint32_t *row, fc_error *err) {
     char text[FC_H5_PLACEMENTS] = "";
-    FC_TRY(fc_h5_placements_text(t->w, tensor, "index.h5", text, err));
+    FC_TRY(fc_h5_placements_text(t->w, tensor, t->path, text, err));
     for (*row = 0; *row < t->nplacements; ++*row) {
         if (strcmp(t->placements[*row], text) == 0) {
             return FC_OK;
         }
     }
-    FC_NEED(fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements), err,
-            "index.h5");
+    FC_NEED(fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements), err, t->path);
     fc_h5_placements_row r = {t->rows[FC_H5_T_TEXT].size, strlen(text)};
     memcpy(t->placements[t->nplacements++], text, sizeof text);
     add_text(t, text);
@@ -82,12 +82,10 @@ static fc_code add_object_row(tables *t, const fc_target_tensor *tensor, fc_h5_t
     FC_TRY(fc_checkpoint_object_json(t->w->target->source, tensor->source, scratch, &json, err));
     row->encoding = add_text(t, tensor->source->object->encoding);
     row->json = add_text(t, json);
-    row->placements = FC_H5_NO_PLACEMENTS;
     return FC_OK;
 }
 
-static fc_code add_tensor_row(tables *t, uint32_t index, uint64_t crc64, const uint64_t *first_box, fc_arena *scratch,
-                              fc_error *err) {
+static fc_code add_tensor_row(tables *t, uint32_t index, const uint64_t *first_box, fc_arena *scratch, fc_error *err) {
     const fc_target_tensor *tensor = &t->w->target->tensors[index];
     const fc_tensor *source = tensor->source;
     const uint32_t node = t->w->tree.leaves[index];
@@ -97,9 +95,9 @@ static fc_code add_tensor_row(tables *t, uint32_t index, uint64_t crc64, const u
                             .ndim = (uint32_t)source->ndim,
                             .box = first_box[0],
                             .boxes = first_box[1] - first_box[0],
-                            .crc64 = crc64};
-    FC_TRY(path ? FC_OK : fc_no_memory(err, "index.h5"));
-    if (!source->object) { /* adds its text before that of the row */
+                            .placements = FC_H5_NO_PLACEMENTS};
+    FC_NEED(path, err, t->path);
+    if (!source->object && t->w->target->mesh->ndim > 0) { /* adds its text before that of the row */
         FC_TRY(placements_row(t, tensor, &row.placements, err));
     }
     const char *dtype = fc_dtype_get(tensor->dtype)->torch_name;
@@ -114,48 +112,34 @@ static fc_code add_tensor_row(tables *t, uint32_t index, uint64_t crc64, const u
     return FC_OK;
 }
 
-/* Sorts the boxes by tensor. `first` receives the index of each tensor's first box, and the end. */
-static fc_code sort_boxes(tables *t, uint64_t *first, fc_error *err) {
+/* Adds empty rows of boxes. `first` receives the row of each tensor's first box, and the end. */
+static fc_code add_boxes(tables *t, uint64_t *first, fc_error *err) {
     const fc_h5_writer *w = t->w;
     const fc_h5_written *written = &w->written;
     const size_t n = w->target->ntensors;
-    uint64_t *next = calloc(n + 1, sizeof *next); /* per tensor: the index of its next box */
-    unsigned char *rows = fc_h5_more(&t->rows[FC_H5_T_BOXES], written->nboxes * sizeof(fc_h5_box_row));
-    if (!next || (!rows && written->nboxes > 0)) {
-        free(next);
-        return fc_no_memory(err, "index.h5");
-    }
+    uint64_t *counts = calloc(n + 1, sizeof *counts);
+    FC_NEED(counts, err, t->path);
     for (size_t i = 0; i < written->nboxes; i++) {
-        next[written->boxes[i].tensor]++;
+        counts[written->boxes[i].tensor]++;
     }
-    uint64_t total = 0;
     for (size_t i = 0; i < n; i++) {
-        const uint64_t count = next[w->tree.order[i]];
-        first[i] = total;
-        next[w->tree.order[i]] = total;
-        total += count;
+        first[i + 1] = first[i] + counts[w->tree.order[i]];
     }
-    first[n] = total;
-    for (size_t i = 0; i < written->nboxes; i++) {
-        const fc_h5_written_box *b = &written->boxes[i];
-        memcpy(rows + next[b->tensor]++ * sizeof b->row, &b->row, sizeof b->row);
-    }
-    free(next);
+    free(counts);
+    fc_h5_add_zeros(&t->rows[FC_H5_T_BOXES], written->nboxes * sizeof(fc_h5_box_row));
     return FC_OK;
 }
 
-static fc_code add_tensors(tables *t, const uint64_t *digests, fc_error *err) {
+static fc_code add_tensors(tables *t, fc_error *err) {
     const fc_h5_writer *w = t->w;
     uint64_t *first = calloc(w->target->ntensors + 1, sizeof *first);
     fc_arena *scratch = NULL;
     fc_code rc;
-    FC_TRY_GOTO(first ? sort_boxes(t, first, err) : fc_no_memory(err, "index.h5"), rc, out);
+    FC_TRY_GOTO(first ? add_boxes(t, first, err) : fc_no_memory(err, t->path), rc, out);
     for (size_t i = 0; i < w->target->ntensors; i++) {
-        const uint32_t tensor = w->tree.order[i];
         fc_arena_free(scratch);
         scratch = fc_arena_new();
-        FC_TRY_GOTO(scratch ? add_tensor_row(t, tensor, digests[tensor], first + i, scratch, err)
-                            : fc_no_memory(err, "index.h5"),
+        FC_TRY_GOTO(scratch ? add_tensor_row(t, w->tree.order[i], first + i, scratch, err) : fc_no_memory(err, t->path),
                     rc, out);
     }
 out:
@@ -173,7 +157,7 @@ static void add_grids(tables *t) {
         row.dims += first;
         fc_h5_add_bytes(&t->rows[FC_H5_T_GRIDS], &row, sizeof row);
     }
-    fc_h5_add_bytes(&t->rows[FC_H5_T_CHUNKS], written->chunks, written->nchunks * sizeof *written->chunks);
+    fc_h5_add_zeros(&t->rows[FC_H5_T_CHUNKS], written->nchunks * sizeof *written->chunks);
 }
 
 /* ---- datasets for other programs ---- */
@@ -221,9 +205,11 @@ static hid_t manifest_type(void) {
     { name, offsetof(fc_h5_manifest_row, tables) + 16 * (table), H5T_STD_U64LE, 2 }
     const field fields[] = {{"magic", offsetof(fc_h5_manifest_row, magic), H5T_C_S1, 8},
                             {"version", offsetof(fc_h5_manifest_row, version), H5T_STD_U64LE, 0},
-                            {"index_size", offsetof(fc_h5_manifest_row, index_size), H5T_STD_U64LE, 0},
+                            {"file_size", offsetof(fc_h5_manifest_row, file_size), H5T_STD_U64LE, 0},
                             {"bytes", offsetof(fc_h5_manifest_row, bytes), H5T_STD_U64LE, 0},
                             {"crc64", offsetof(fc_h5_manifest_row, crc64), H5T_STD_U64LE, 0},
+                            {"objects", offsetof(fc_h5_manifest_row, objects), H5T_STD_U64LE, 2},
+                            {"objects_crc64", offsetof(fc_h5_manifest_row, objects_crc64), H5T_STD_U64LE, 0},
                             {"producer", offsetof(fc_h5_manifest_row, producer), H5T_STD_U64LE, 2},
                             PLACE("files", FC_H5_T_FILES),
                             PLACE("mesh", FC_H5_T_MESH),
@@ -329,9 +315,8 @@ static fc_code add_datasets(const tables *t, fc_h5_image *image, size_t at, cons
     return FC_OK;
 }
 
-fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, uint64_t *group, size_t *at,
-                         fc_error *err) {
-    tables t = {.w = w};
+fc_code fc_h5_tables_add(fc_h5_writer *w, fc_h5_image *image, uint64_t *group, fc_error *err) {
+    tables t = {.w = w, .path = image->path};
     fc_h5_buffer *to = &image->objects;
     fc_h5_manifest_row manifest = {
         .magic = "", .version = FC_H5_TABLES_VERSION, .producer = {0, strlen(FC_H5_PRODUCER)}};
@@ -340,24 +325,24 @@ fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *
     fc_h5_add_bytes(&t.rows[FC_H5_T_FILES], w->written.files, w->written.nfiles * sizeof *w->written.files);
     add_mesh(&t);
     fc_code rc;
-    FC_TRY_GOTO(add_tensors(&t, digests, err), rc, out);
+    FC_TRY_GOTO(add_tensors(&t, err), rc, out);
     add_grids(&t);
     fc_h5_pad(to, FC_H5_TABLES_ALIGN);
-    *at = to->size;
+    const size_t at = image->tables_at = to->size;
     fc_h5_add_zeros(to, sizeof manifest);
     for (int i = 0; i < FC_H5_T_COUNT; i++) {
-        fc_h5_add_zeros(to, (FC_H5_TABLES_ALIGN - (to->size - *at) % FC_H5_TABLES_ALIGN) % FC_H5_TABLES_ALIGN);
-        manifest.tables[i][0] = to->size - *at;
+        fc_h5_add_zeros(to, (FC_H5_TABLES_ALIGN - (to->size - at) % FC_H5_TABLES_ALIGN) % FC_H5_TABLES_ALIGN);
+        manifest.tables[i][0] = to->size - at;
         manifest.tables[i][1] = count_rows(&t, (fc_h5_table)i);
         fc_h5_add_bytes(to, t.rows[i].data, t.rows[i].size);
         if (t.rows[i].failed || to->failed) {
-            rc = fc_no_memory(err, "index.h5");
+            rc = fc_no_memory(err, t.path);
             goto out;
         }
     }
-    manifest.bytes = to->size - *at;
-    memcpy(to->data + *at, &manifest, sizeof manifest);
-    rc = add_datasets(&t, image, *at, &manifest, group, err);
+    manifest.bytes = image->tables_size = to->size - at;
+    memcpy(to->data + at, &manifest, sizeof manifest);
+    rc = add_datasets(&t, image, at, &manifest, group, err);
 out:
     for (int i = 0; i < FC_H5_T_COUNT; i++) {
         free(t.rows[i].data);
@@ -366,13 +351,29 @@ out:
     return rc;
 }
 
-void fc_h5_tables_seal(fc_h5_image *image, size_t at) {
-    unsigned char *row = image->objects.data + at;
+fc_code fc_h5_tables_fill(const fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, fc_error *err) {
+    const fc_h5_written *written = &w->written;
+    unsigned char *start = image->objects.data + image->tables_at;
+    uint64_t *next = calloc(w->target->ntensors + 1, sizeof *next); /* per tensor: the row of its next box */
     fc_h5_manifest_row manifest;
-    memcpy(&manifest, row, sizeof manifest);
-    manifest.index_size = image->file_size;
-    manifest.crc64 = 0;
-    memcpy(row, &manifest, sizeof manifest);
-    manifest.crc64 = fc_crc64(0, row, manifest.bytes);
-    memcpy(row, &manifest, sizeof manifest);
+    FC_NEED(next, err, image->path);
+    memcpy(&manifest, start, sizeof manifest);
+    for (size_t i = 0; i < w->target->ntensors; i++) {
+        const uint32_t tensor = w->tree.order[i];
+        unsigned char *at = start + manifest.tables[FC_H5_T_TENSORS][0] + i * sizeof(fc_h5_tensor_row);
+        fc_h5_tensor_row row;
+        memcpy(&row, at, sizeof row);
+        row.crc64 = digests[tensor];
+        next[tensor] = row.box;
+        memcpy(at, &row, sizeof row);
+    }
+    for (size_t i = 0; i < written->nboxes; i++) {
+        const fc_h5_written_box *b = &written->boxes[i];
+        memcpy(start + manifest.tables[FC_H5_T_BOXES][0] + next[b->tensor]++ * sizeof b->row, &b->row, sizeof b->row);
+    }
+    if (written->nchunks > 0) {
+        memcpy(start + manifest.tables[FC_H5_T_CHUNKS][0], written->chunks, written->nchunks * sizeof *written->chunks);
+    }
+    free(next);
+    return FC_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * Writes the tables of index.h5.
+ * Writes the tables of index.h5 and of full files.
  */
 #pragma once
 
@@ -7,10 +7,15 @@
 
 struct fc_h5_writer;
 
-/** Adds the tables to the image of index.h5, whose heap is closed. @param group receives the address of their group.
- *  @param at receives their offset in image->objects. */
-fc_code fc_h5_tables_add(struct fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, uint64_t *group,
-                         size_t *at, fc_error *err);
+/**
+ * Adds the tables to `image`, whose heap is closed, for the boxes in w->written. Only their numbers must be known by
+ * now, and those of their HDF5 chunks: fc_h5_tables_fill sets what the data decides. @param group receives the address
+ * of the group of the tables.
+ */
+fc_code fc_h5_tables_add(struct fc_h5_writer *w, fc_h5_image *image, uint64_t *group, fc_error *err);
 
-/** Sets the size of index.h5, which must be known by now, and the digest of the tables. */
-void fc_h5_tables_seal(fc_h5_image *image, size_t at);
+/**
+ * Sets the rows of boxes and HDF5 chunks to those in w->written, and the digests of tensors. @param digests those of
+ * target->tensors.
+ */
+fc_code fc_h5_tables_fill(const struct fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, fc_error *err);

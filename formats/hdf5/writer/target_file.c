@@ -48,19 +48,20 @@ static fc_h5_grid grid_of(const fc_target *target, const fc_target_item *item) {
 }
 
 /* Adds the storage of an item. The index of its chunks must already be in the image. */
-static fc_code add_storage(file_writer *m, fc_target_item *item, bool copy, fc_error *err) {
+static fc_code add_storage(file_writer *m, fc_target_item *item, bool copy, fc_h5_item_fields *fields, fc_error *err) {
     if (copy) {
         return add_copy(m, item, err);
     }
     if (item->chunk) {
         fc_h5_image_chunked(m->image, item->offset, m->w->target->compress);
     } else {
-        item->offset = fc_h5_image_contiguous(m->image, fc_target_item_bytes(m->w->target, item));
+        const uint64_t bytes = fc_target_item_bytes(m->w->target, item);
+        fields->address = fc_h5_image_contiguous(m->image, bytes);
     }
     return FC_OK;
 }
 
-static fc_code add_item(file_writer *m, fc_target_item *item, size_t *crc64_at, fc_error *err) {
+static fc_code add_item(file_writer *m, fc_target_item *item, fc_h5_item_fields *fields, fc_error *err) {
     const fc_h5_writer *w = m->w;
     const fc_target_tensor *tensor = &w->target->tensors[item->tensor];
     const int ndim = tensor->source->ndim;
@@ -74,17 +75,17 @@ static fc_code add_item(file_writer *m, fc_target_item *item, size_t *crc64_at, 
             fc_h5_image_add_index(m->image, &grid); /* in the order of the tree, so that the chunks are, too */
     }
     const size_t start = fc_h5_object_begin(m->image);
-    *crc64_at = SIZE_MAX;
+    *fields = (fc_h5_item_fields){SIZE_MAX, SIZE_MAX};
     fc_code rc;
     FC_TRY_GOTO(fc_h5_image_shape(m->image, tensor->dtype, ndim, box.sizes, err), rc, out);
-    FC_TRY_GOTO(add_storage(m, item, copy, err), rc, out);
+    FC_TRY_GOTO(add_storage(m, item, copy, fields, err), rc, out);
     FC_TRY_GOTO(fc_h5_value_attributes(w, &holder, tensor, err), rc, out);
     if (w->target->mesh->ndim > 0 && !tensor->source->object) {
         fc_h5_box_attributes(&holder, tensor, item, copy);
     }
     if (!copy) {
         fc_h5_set_number(&holder, FC_H5_A_CRC64, 0); /* set by fc_h5_finish_file */
-        *crc64_at = holder.last;
+        fields->crc64 = holder.last;
     }
     fc_h5_object_end(m->image, start);
     m->groups.made[w->tree.leaves[item->tensor]] = start + 1;
@@ -118,25 +119,19 @@ static fc_code add_items(file_writer *m, fc_target_file *file, fc_error *err) {
     }
     for (size_t i = 0; i < w->target->ntensors; i++) {
         fc_target_item *item = of_tensor[w->tree.order[i]];
-        FC_TRY_GOTO(item ? add_item(m, item, &w->crc64_at[item - file->items], err) : FC_OK, rc, out);
+        FC_TRY_GOTO(item ? add_item(m, item, &w->fields[item - file->items], err) : FC_OK, rc, out);
     }
 out:
     free(of_tensor);
     return rc;
 }
 
+/* Adds the root and all groups. The tables of a full file get their rows, which fill_tables sets. */
 static fc_code add_root(file_writer *m, const fc_target_file *file, fc_error *err) {
-    fc_h5_buffer root = {NULL, 0, 0, false};
-    fc_h5_holder holder = {.image = m->image, .messages = &root};
-    const int64_t rank = m->w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1;
-    fc_h5_root_attributes(m->w, &holder, rank);
-    fc_code rc;
-    FC_TRY_GOTO(fc_h5_groups_find(&m->groups, m->image, err), rc, out);
-    fc_h5_image_close_heap(m->image);
-    rc = fc_h5_groups_make(&m->groups, m->image, &root, holder.last, err);
-out:
-    free(root.data);
-    return rc;
+    fc_h5_writer *w = m->w;
+    const bool full = w->target->mesh->ndim == 0;
+    FC_TRY(full ? fc_h5_note_boxes(&w->written, w->target, file, m->image, w->fields, err) : FC_OK);
+    return fc_h5_make_root(w, m->image, &m->groups, full ? -1 : (int64_t)file->rank, err);
 }
 
 static fc_code name_file(fc_h5_writer *w, fc_target_file *file, fc_error *err) {
@@ -152,9 +147,8 @@ static fc_code name_file(fc_h5_writer *w, fc_target_file *file, fc_error *err) {
 /* Sets the offsets of contiguous items in the file; the offsets of other items have another meaning. */
 static void set_offsets(const fc_h5_writer *w, fc_target_file *file) {
     for (size_t i = 0; i < file->nitems; i++) {
-        fc_target_item *item = &file->items[i];
-        if (!item->chunk && w->crc64_at[i] != SIZE_MAX && fc_target_item_bytes(w->target, item) > 0) {
-            item->offset += w->image.data_at;
+        if (w->fields[i].address != SIZE_MAX) {
+            file->items[i].offset = fc_h5_load(w->image.objects.data + w->fields[i].address, 8);
         }
     }
 }
@@ -163,13 +157,13 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = writer->state;
     file_writer m = {.w = w, .image = &w->image, .scratch = fc_arena_new()};
     fc_h5_image_free(&w->image);
-    free(w->crc64_at);
-    w->crc64_at = calloc(file->nitems + 1, sizeof *w->crc64_at);
+    free(w->fields);
+    w->fields = calloc(file->nitems + 1, sizeof *w->fields);
     fc_code rc;
     FC_TRY_GOTO(name_file(w, file, err), rc, out);
     fc_h5_image_open(&w->image, file->path);
     FC_TRY_GOTO(fc_h5_groups_new(&w->tree, file->path, &m.groups, err), rc, out);
-    FC_TRY_GOTO(m.scratch && w->crc64_at ? FC_OK : fc_no_memory(err, file->path), rc, out);
+    FC_TRY_GOTO(m.scratch && w->fields ? FC_OK : fc_no_memory(err, file->path), rc, out);
     FC_TRY_GOTO(choose_nodes(&m, file, err), rc, out);
     FC_TRY_GOTO(add_items(&m, file, err), rc, out);
     FC_TRY_GOTO(add_root(&m, file, err), rc, out);
@@ -189,18 +183,35 @@ fc_code fc_h5_place(fc_writer *writer, const fc_target_item *item, const int64_t
     return fc_h5_image_place(&w->image, item->offset, start, raw, size, offset, err);
 }
 
+/* Sets the rows of the tables of a full file. */
+static fc_code fill_tables(fc_h5_writer *w, const fc_target_file *file, fc_error *err) {
+    uint64_t *digests = calloc(w->target->ntensors + 1, sizeof *digests);
+    fc_code rc;
+    FC_TRY_GOTO(digests ? FC_OK : fc_no_memory(err, file->path), rc, out);
+    for (size_t i = 0; i < file->nitems; i++) {
+        digests[file->items[i].tensor] = file->items[i].crc64;
+    }
+    FC_TRY_GOTO(fc_h5_note_boxes(&w->written, w->target, file, &w->image, w->fields, err), rc, out);
+    rc = fc_h5_tables_fill(w, digests, &w->image, err);
+out:
+    free(digests);
+    return rc;
+}
+
 fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = writer->state;
     for (size_t i = 0; i < file->nitems; i++) {
-        if (w->crc64_at[i] != SIZE_MAX) {
-            fc_h5_store(w->image.objects.data + w->crc64_at[i], file->items[i].crc64, 8);
+        if (w->fields[i].crc64 != SIZE_MAX) {
+            fc_h5_store(w->image.objects.data + w->fields[i].crc64, file->items[i].crc64, 8);
         }
     }
+    const bool full = w->target->mesh->ndim == 0;
     fc_h5_file_row row = {.header_crc64_at = w->image.objects_at + w->image.header_crc64};
     fc_code rc;
+    FC_TRY_GOTO(full ? fill_tables(w, file, err) : FC_OK, rc, out);
     FC_TRY_GOTO(fc_h5_image_write(&w->image, &row.header_crc64, err), rc, out);
     row.size = w->image.file_size;
-    rc = w->target->mesh->ndim > 0 ? fc_h5_note_file(&w->written, w->target, file, &w->image, &row, err) : FC_OK;
+    rc = full ? FC_OK : fc_h5_note_file(&w->written, w->target, file, &w->image, w->fields, &row, err);
 out:
     fc_h5_image_free(&w->image);
     return rc;

@@ -86,7 +86,7 @@ void fc_h5_destroy(fc_writer *writer) {
     fc_h5_writer *w = writer->state;
     if (w) {
         fc_h5_image_free(&w->image);
-        free(w->crc64_at);
+        free(w->fields);
         fc_h5_written_free(&w->written);
         fc_arena_free(w->arena);
         writer->state = NULL;

@@ -16,10 +16,9 @@ typedef struct fc_h5_writer {
     const char *layout;  /* the attribute `layout` of the root */
     int64_t ranks;
     fc_h5_tree tree;
-    fc_h5_written written; /* the content of the shard files, for the tables of index.h5 */
-    fc_h5_image image;     /* the file that was reserved last */
-    size_t *crc64_at;      /* per item of the image: offset of its digest in image.objects; SIZE_MAX if another file
-                              stores it */
+    fc_h5_written written;     /* the content of the files with data, for the tables */
+    fc_h5_image image;         /* the file that was reserved last */
+    fc_h5_item_fields *fields; /* per item of the image */
 } fc_h5_writer;
 
 #define FC_H5_PRODUCER "fsdpckpt " FSDPCKPT_VERSION
@@ -37,6 +36,14 @@ fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, 
  * Sets the attributes of the root group, header_crc64 last. @param rank the rank of a shard file; -1 for other files.
  */
 void fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank);
+
+struct fc_h5_groups;
+
+/**
+ * Makes the root group after all values, with its attributes and all groups. A file that describes a whole checkpoint
+ * gets tables. @param rank the rank of a shard file; -1 for other files.
+ */
+fc_code fc_h5_make_root(fc_h5_writer *w, fc_h5_image *image, struct fc_h5_groups *groups, int64_t rank, fc_error *err);
 
 /** Sets the attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,

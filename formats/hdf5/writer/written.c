@@ -1,5 +1,5 @@
 /*
- * Records the content of shard files. A box takes 40 bytes, and each of its HDF5 chunks 16.
+ * Records the content of files. A box takes 40 bytes, and each of its HDF5 chunks 16.
  */
 #include "hdf5/writer/written.h"
 
@@ -62,8 +62,8 @@ static fc_code note_chunks(fc_h5_written *written, const fc_h5_image *image, uin
 }
 
 static fc_code note_box(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
-                        const fc_h5_image *image, const fc_target_item *item, fc_error *err) {
-    fc_h5_box_row row = {.offset = item->offset,
+                        const fc_h5_image *image, const fc_target_item *item, size_t address, fc_error *err) {
+    fc_h5_box_row row = {.offset = address == SIZE_MAX ? 0 : fc_h5_load(image->objects.data + address, 8),
                          .length = fc_target_item_bytes(target, item),
                          .crc64 = item->crc64,
                          .rank = file->rank,
@@ -75,22 +75,34 @@ static fc_code note_box(fc_h5_written *written, const fc_target *target, const f
     return FC_OK;
 }
 
-fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
-                        const fc_h5_image *image, const fc_h5_file_row *row, fc_error *err) {
-    FC_NEED(fc_grow(&written->files, &written->files_capacity, written->nfiles + 1, sizeof *written->files), err,
-            "index.h5");
-    written->files[written->nfiles++] = *row;
+static fc_code add_boxes(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
+                         const fc_h5_image *image, const fc_h5_item_fields *fields, fc_error *err) {
     if (image->nindexes > 0 && !written->last_grid) {
         written->last_grid = calloc(target->ntensors, sizeof *written->last_grid);
-        FC_TRY(written->last_grid ? FC_OK : fc_no_memory(err, "index.h5"));
+        FC_NEED(written->last_grid, err, file->path);
     }
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_item *item = &file->items[i];
         if (item->owned && fc_target_item_bytes(target, item) > 0) {
-            FC_TRY(note_box(written, target, file, image, item, err));
+            FC_TRY(note_box(written, target, file, image, item, fields[i].address, err));
         }
     }
     return FC_OK;
+}
+
+fc_code fc_h5_note_boxes(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
+                         const fc_h5_image *image, const fc_h5_item_fields *fields, fc_error *err) {
+    written->nboxes = written->nchunks = 0;
+    return add_boxes(written, target, file, image, fields, err);
+}
+
+fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
+                        const fc_h5_image *image, const fc_h5_item_fields *fields, const fc_h5_file_row *row,
+                        fc_error *err) {
+    FC_NEED(fc_grow(&written->files, &written->files_capacity, written->nfiles + 1, sizeof *written->files), err,
+            file->path);
+    written->files[written->nfiles++] = *row;
+    return add_boxes(written, target, file, image, fields, err);
 }
 
 bool fc_h5_written_take(fc_h5_written *written, fc_notes *notes) {

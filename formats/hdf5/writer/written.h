@@ -1,5 +1,5 @@
 /*
- * The content of the shard files, recorded as they are made, for the tables of index.h5.
+ * The content of the files with data, recorded as they are made, for the tables.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "hdf5/writer/buffer.h"
 #include "hdf5/writer/image.h"
 
-/** A box that a shard file stores. */
+/** A stored box. */
 typedef struct fc_h5_written_box {
     uint32_t tensor;
     fc_h5_box_row row;
@@ -27,9 +27,24 @@ typedef struct fc_h5_written {
     uint32_t *last_grid;    /**< per tensor: the row of its last box; NULL if no tensor is compressed */
 } fc_h5_written;
 
+/** What is known of an item only when its file is finished: offsets in fc_h5_image.objects. SIZE_MAX: there is none. */
+typedef struct fc_h5_item_fields {
+    size_t crc64;   /**< of its digest; none if another file stores the item */
+    size_t address; /**< of the address of its bytes; none if it has no bytes or is compressed */
+} fc_h5_item_fields;
+
+/**
+ * Sets the boxes to those of the full file `image`. Before its data is written, only their numbers count. The places
+ * are those in the object headers, not those of the items, so that the tables and the headers cannot disagree.
+ * @param fields one per item
+ */
+fc_code fc_h5_note_boxes(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
+                         const fc_h5_image *image, const fc_h5_item_fields *fields, fc_error *err);
+
 /** Records the content of the finished shard file `image`. */
 fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
-                        const fc_h5_image *image, const fc_h5_file_row *row, fc_error *err);
+                        const fc_h5_image *image, const fc_h5_item_fields *fields, const fc_h5_file_row *row,
+                        fc_error *err);
 
 /** The notes of files without compressed boxes; see fc_format_notes. */
 bool fc_h5_written_take(fc_h5_written *written, struct fc_notes *notes);
