@@ -60,6 +60,12 @@ def checked(function: _Function) -> _Function:
     return call  # type: ignore[return-value]
 
 
+def flag(name: str, value: Any) -> bool:
+    """A yes or no of a function that is called too often for `checked`."""
+    given: bool = _read(name, value, [_KINDS["bool"]])
+    return given
+
+
 def _plan(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, list[_Kind]]]:
     """The signature of a function, and the kinds that each parameter may have; none where everything is allowed."""
     import inspect

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from . import _native, _objects
-from ._arguments import checked
+from ._arguments import checked, flag
 from ._dtypes import numpy_dtype
 from ._errors import UsageError
 from ._index import read_axes, select
@@ -98,8 +98,16 @@ class Tensor:
         part: Array = out[selection.view]
         return part
 
-    def numpy(self) -> Array:
-        """Reads the whole tensor, and compares it with its recorded digests."""
+    def numpy(self, *, mmap: bool = False) -> Array:
+        """Reads the whole tensor, and compares it with its recorded digests.
+
+        With `mmap`, the array is a part of the file in memory: nothing is read or compared before it is used, and what is
+        written to the array does not reach the file. `UsageError` if the file has no such elements (docs/PYTHON.md).
+        """
+        if mmap is not False and flag("mmap", mmap):
+            from ._mapped import map_array
+
+            return map_array(self)
         return self[...]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -108,16 +116,22 @@ class Tensor:
         array = self[...]
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def torch(self, index: Any = ...) -> torch.Tensor:
-        """Reads the tensor, or a part of it, as a tensor of PyTorch."""
+    def torch(self, index: Any = ..., *, mmap: bool = False) -> torch.Tensor:
+        """Reads the tensor, or a part of it, as a tensor of PyTorch. With `mmap`, it is a part of the file in memory, as
+        in `numpy`."""
+        import numpy as np
         import torch
 
+        if mmap is not False and flag("mmap", mmap):
+            from ._mapped import map_torch
+
+            return map_torch(self, index)
         out = torch.empty(self.shape if index is ... else (), dtype=getattr(torch, self.torch_dtype))
         if index is ... and out.numel():
             self._read_to([0] * self.ndim, list(self.shape), out.data_ptr(), out.numel() * out.element_size())
         elif index is not ...:
             array = self[index]
-            flat = torch.from_numpy(array.copy().reshape(-1).view("u1"))
+            flat = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view("u1"))
             out = flat.view(out.dtype).reshape(array.shape)
         return out
 

@@ -411,21 +411,22 @@ static PyObject *checkpoint_read_many(PyObject *object, PyObject *args) {
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
-/* The path of value `index`: keys, and for an index into a list or tuple its number. */
-static PyObject *path_of(const checkpoint_object *self, const void *unused, size_t index) {
-    const fc_path *path = &self->target.tensors[index].path;
-    PyObject *list = PyList_New((Py_ssize_t)path->count);
-    (void)unused;
-    for (size_t i = 0; list && i < path->count; i++) {
-        const fc_path_element *e = &path->elements[i];
-        PyObject *key = e->is_index ? PyLong_FromString(e->key, NULL, 10)
-                                    : PyUnicode_DecodeUTF8(e->key, (Py_ssize_t)strlen(e->key), "surrogatepass");
-        if (!key || PyList_SetItem(list, (Py_ssize_t)i, key) != 0) {
-            Py_DECREF(list);
-            list = NULL;
-        }
+static PyObject *checkpoint_map(PyObject *object, PyObject *args) {
+    checkpoint_object *self = (checkpoint_object *)object;
+    Py_ssize_t index;
+    const fc_target_tensor *value = PyArg_ParseTuple(args, "n", &index) ? value_at(self, index) : NULL;
+    if (!value) {
+        return NULL;
     }
-    return list;
+    self->users++;
+    PyObject *mapped = native_map(self->checkpoint, value->source);
+    done_with(self);
+    return mapped;
+}
+
+static PyObject *path_of(const checkpoint_object *self, const void *unused, size_t index) {
+    (void)unused;
+    return native_path(&self->target.tensors[index].path);
 }
 
 static PyObject *checkpoint_paths(PyObject *object, PyObject *unused) {
@@ -468,6 +469,8 @@ static PyMethodDef methods[] = {
      "Reads the box (offsets, sizes) of value i to an address with so many bytes."},
     {"read_many", checkpoint_read_many, METH_VARARGS,
      "Reads boxes, [(i, offsets, sizes, address, bytes), ...], with a number of threads (0: default)."},
+    {"map", checkpoint_map, METH_VARARGS,
+     "Maps value i from its file. Returns (what keeps it, address, bytes, strides in elements); None if it is empty."},
     {"paths", checkpoint_paths, METH_NOARGS, "[[key or index, ...], ...] in the nested state dict"},
     {"object_json", checkpoint_object_json, METH_VARARGS, "Object i as JSON text."},
     {NULL, NULL, 0, NULL},

@@ -65,6 +65,15 @@ PyObject *native_placements(int count, const fc_placement *placements);
 /** Converts what native_placements makes. @return false with an exception set. */
 bool native_read_placements(PyObject *tuples, int count, fc_placement *out);
 
+/** Makes a list of a path in the nested state dict: keys, and for an index into a list or tuple its number. */
+PyObject *native_path(const fc_path *path);
+
+/**
+ * Maps a tensor from its file. Releases the interpreter lock.
+ * @return (what keeps the mapping, address, bytes, strides in elements), or None if the tensor has no elements.
+ */
+PyObject *native_map(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
+
 /** Makes the type Checkpoint and adds it to the module. @return -1 with an exception set. */
 int native_add_checkpoint(PyObject *module);
 

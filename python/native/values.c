@@ -247,3 +247,17 @@ bool native_read_placements(PyObject *tuples, int count, fc_placement *out) {
     }
     return true;
 }
+
+PyObject *native_path(const fc_path *path) {
+    PyObject *list = PyList_New((Py_ssize_t)path->count);
+    for (size_t i = 0; list && i < path->count; i++) {
+        const fc_path_element *e = &path->elements[i];
+        PyObject *key = e->is_index ? PyLong_FromString(e->key, NULL, 10)
+                                    : PyUnicode_DecodeUTF8(e->key, (Py_ssize_t)strlen(e->key), "surrogatepass");
+        if (!key || PyList_SetItem(list, (Py_ssize_t)i, key) != 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+    }
+    return list;
+}

@@ -70,5 +70,26 @@ fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,
                       size_t count, const fc_work_options *options, fc_error *err);
 
+/** The stored elements of a tensor in the memory of this process. */
+typedef struct fc_mapping {
+    void *pages;                  /**< what is mapped; NULL: the tensor has no elements */
+    size_t size;                  /**< its bytes */
+    unsigned char *first;         /**< element (0, …, 0), aligned to the size of an element */
+    uint64_t bytes;               /**< from there to the end of the last element */
+    int64_t strides[FC_MAX_DIMS]; /**< in elements, not negative */
+} fc_mapping;
+
+/**
+ * Maps the elements of `tensor` from their file, privately: what is written to them never reaches the file. They stay
+ * valid when the checkpoint is closed and its file is replaced or removed. A file that is made shorter takes them away:
+ * the system then ends the process with SIGBUS. No digest is compared.
+ * @param out freed by fc_mapping_free.
+ * @return FC_EUSAGE with the reason if the elements are not in one file as they are in memory.
+ */
+fc_code fc_map_tensor(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_mapping *out, fc_error *err);
+
+/** Unmaps the elements. */
+void fc_mapping_free(fc_mapping *mapping);
+
 FC_END_DECLS
 #endif
