@@ -3,29 +3,14 @@
  */
 #include "kept.h"
 
+#include "fsdpckpt/order.h"
 #include "target.h"
 
 #include "fsdpckpt/export.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
-
-static size_t count_names(const char *const *names) {
-    size_t n = 0;
-    while (names && names[n]) {
-        n++;
-    }
-    return n;
-}
-
-bool kept_has(const char *const *names, const char *name) {
-    while (names && *names && strcmp(*names, name) != 0) {
-        names++;
-    }
-    return names && *names;
-}
 
 static fc_code copy_kept(void *context, const char *staging, fc_error *err) {
     const kept_files *kept = context;
@@ -40,11 +25,11 @@ static fc_code list_kept(const char *from, const fc_convert_options *how, fc_are
     const char *const *found;
     size_t n = 0;
     FC_TRY(fc_side_files(from, true, arena, &found, err));
-    const char **names = fc_arena_calloc(arena, count_names(found) + 2, sizeof *names);
+    const char **names = fc_arena_calloc(arena, fc_count_texts(found) + 2, sizeof *names);
     const char *attributes = fc_arena_printf(arena, "%s/%s", from, hub);
     FC_NEED(names && attributes, err, from);
     for (; *found; found++) {
-        if (!kept_has(how->added, *found)) {
+        if (!fc_has_text(how->added, *found)) {
             names[n++] = *found;
         }
     }
@@ -67,7 +52,7 @@ fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena,
     if (!kept->names) {
         return FC_OK;
     }
-    const size_t added = count_names(how->added), more = count_names(kept->names);
+    const size_t added = fc_count_texts(how->added), more = fc_count_texts(kept->names);
     const char **all = fc_arena_calloc(arena, added + more + 1, sizeof *all);
     FC_NEED(all, err, o->output);
     for (size_t i = 0; i < added + more; i++) {

@@ -15,9 +15,6 @@ typedef struct kept_files {
     void *add_context;
 } kept_files;
 
-/** @return whether a list of files, ended by NULL or NULL itself, has one of this name. */
-bool kept_has(const char *const *names, const char *name);
-
 /**
  * With --force onto a directory, for a format with Hugging Face's layout: makes `how` keep the files of the old
  * directory that are not weights, except those that `how` adds itself. `kept` must live as long as `how`.

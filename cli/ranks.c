@@ -11,29 +11,26 @@
 #include <string.h>
 #include <time.h>
 
-/* @return the number of ranks that the launcher announces; 1 without a launcher. Slurm also sets its variables for
- * batch scripts, which are not ranks; only a step with PMIx is. */
-static long launched_ranks(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *value = getenv(names[i]);
-        if (value) {
-            return strtol(value, NULL, 10);
-        }
+/* @return the first variable of a launcher that is set, or that of a step of Slurm with PMIx, or NULL. Slurm also sets
+ * its variables for batch scripts, which are not ranks. */
+static const char *launcher_value(const char *const *names, const char *condition, const char *of_slurm) {
+    const char *value = NULL;
+    for (; *names && !value; names++) {
+        value = getenv(*names);
     }
-    const char *tasks = getenv("PMIX_RANK") ? getenv("SLURM_STEP_NUM_TASKS") : NULL;
-    return tasks ? strtol(tasks, NULL, 10) : 1;
+    return value || !getenv(condition) ? value : getenv(of_slurm);
+}
+
+/* @return the number of ranks that the launcher announces; 1 without a launcher. */
+static long launched_ranks(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", NULL};
+    const char *size = launcher_value(names, "PMIX_RANK", "SLURM_STEP_NUM_TASKS");
+    return size ? strtol(size, NULL, 10) : 1;
 }
 
 bool ranks_is_launched_first(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *value = getenv(names[i]);
-        if (value) {
-            return strcmp(value, "0") == 0;
-        }
-    }
-    const char *rank = getenv("SLURM_STEP_NUM_TASKS") ? getenv("PMIX_RANK") : NULL;
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", NULL};
+    const char *rank = launcher_value(names, "SLURM_STEP_NUM_TASKS", "PMIX_RANK");
     return !rank || strcmp(rank, "0") == 0;
 }
 

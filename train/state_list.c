@@ -47,11 +47,8 @@ static fc_code name_tensor(fc_state_list *out, const fc_path *path, fc_state_ten
 
 static fc_code add_tensor(fc_state_list *out, const fc_path *path, fc_dtype dtype, int ndim, const int64_t *shape,
                           fc_state_tensor **made, fc_error *err) {
-    int64_t *copy = fc_arena_calloc(out->arena, (size_t)ndim + 1, sizeof *copy);
+    int64_t *copy = fc_arena_copy(out->arena, shape, (size_t)ndim, sizeof *copy);
     FC_NEED(copy && fc_grow(&out->tensors, &out->tensor_capacity, out->ntensors + 1, sizeof *out->tensors), err, NULL);
-    if (ndim > 0) {
-        memcpy(copy, shape, (size_t)ndim * sizeof *copy);
-    }
     fc_state_tensor *t = &out->tensors[out->ntensors++];
     *t = (fc_state_tensor){.dtype = dtype, .ndim = ndim, .shape = copy};
     for (int d = 0; d < out->mesh.ndim; d++) {

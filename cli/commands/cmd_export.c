@@ -1,6 +1,7 @@
 /*
  * export: writes the model of a training checkpoint as a directory that transformers and vLLM load.
  */
+#include "fsdpckpt/order.h"
 #include "job.h"
 #include "kept.h"
 #include "options/hint.h"
@@ -143,7 +144,7 @@ static void print_changes(text_out *out, const char *title, const fc_export_chan
 }
 
 static void print_side_files(const exported *x, const char *const *kept, text_out *out) {
-    if (!x->o.like && kept_has(kept, "config.json")) {
+    if (!x->o.like && fc_has_text(kept, "config.json")) {
         return;
     }
     if (!x->o.like) {

@@ -228,11 +228,8 @@ static fc_code list_tensors(const builder *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
     for (size_t i = 0; tensors && i < m->count; i++) {
         const value *v = &m->values[i];
-        fc_chunk *chunks = fc_arena_calloc(m->checkpoint->arena, v->tensor.nchunks, sizeof *chunks);
+        fc_chunk *chunks = fc_arena_copy(m->checkpoint->arena, v->chunks, v->tensor.nchunks, sizeof *chunks);
         FC_NEED(chunks, m->err, m->directory);
-        if (v->tensor.nchunks > 0) {
-            memcpy(chunks, v->chunks, v->tensor.nchunks * sizeof *chunks);
-        }
         tensors[i] = v->tensor;
         tensors[i].chunks = chunks;
     }

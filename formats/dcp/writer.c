@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "torch/object/write.h"
 #include "torch/zip/write.h"
 
@@ -144,21 +145,6 @@ static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *ite
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", w->target->tensors[item->tensor].name);
 }
 
-static fc_code make_file(const char *path, uint64_t size, fc_error *err) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be created", path);
-    }
-    fc_code rc = FC_OK;
-    if (ftruncate(fd, (off_t)size) != 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot have %" PRIu64 " bytes", path, size);
-    }
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: closing failed", path);
-    }
-    return rc;
-}
-
 fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
     char name[FC_DCP_FILE_NAME];
@@ -175,7 +161,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
             FC_TRY(add_item(w, file, &file->items[i], &end, err));
         }
     }
-    return make_file(file->path, end, err);
+    return fc_create_zeros(file->path, end, err);
 }
 
 /* Writes the archive around the data, now that its CRC is known. */

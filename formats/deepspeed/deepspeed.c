@@ -5,16 +5,13 @@
 #include "deepspeed/stages.h"
 
 #include "checkpoint/identity.h"
+#include "checkpoint/path.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/try.h"
-#include "io/file.h"
 #include "registry.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 static fc_code set_tensor(const fc_ds_builder *b, const fc_ds_tensor *from, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
@@ -22,11 +19,8 @@ static fc_code set_tensor(const fc_ds_builder *b, const fc_ds_tensor *from, fc_t
     if (from->object) {
         return fc_torch_object_tensor(from->object, from->object_file, arena, t, b->err);
     }
-    fc_chunk *chunks = fc_arena_calloc(arena, from->nchunks, sizeof *chunks);
+    fc_chunk *chunks = fc_arena_copy(arena, from->chunks, from->nchunks, sizeof *chunks);
     FC_NEED(chunks, b->err, b->checkpoint->path);
-    if (from->nchunks > 0) {
-        memcpy(chunks, from->chunks, from->nchunks * sizeof *chunks);
-    }
     t->dtype = from->dtype == FC_DTYPE_COUNT ? FC_F32 : from->dtype; /* an empty parameter has no chunk to set it */
     t->ndim = from->ndim;
     t->shape = from->shape;
@@ -85,23 +79,12 @@ static fc_code finish_manifest(const fc_ds_builder *b) {
     return set_note(b);
 }
 
-static fc_code check_links(const fc_ds_builder *b) {
-    char root[PATH_MAX];
-    if (!realpath(b->files.directory, root)) {
-        return fc_fail_errno(b->err, errno, "%s: the directory cannot be examined", b->files.directory);
-    }
-    for (size_t i = 0; i < b->files.nfiles; i++) {
-        FC_TRY(fc_check_link(b->files.files[i].path, b->files.files[i].name, root, b->err));
-    }
-    return FC_OK;
-}
-
 static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_ds_builder b = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
     fc_code rc;
     FC_TRY_GOTO(fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err), rc, out);
     if (!options->follow_external) {
-        FC_TRY_GOTO(check_links(&b), rc, out);
+        FC_TRY_GOTO(fc_check_links(b.files.directory, b.files.files, b.files.nfiles, err), rc, out);
     }
     checkpoint->files = b.files.files;
     checkpoint->nfiles = b.files.nfiles;

@@ -2,6 +2,7 @@
  * Adds everything else in the optimizer's file of rank 0: the hyperparameters of the groups and ZeRO's own values.
  */
 #include "deepspeed/stages.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "torch/file/name_list.h"
 
@@ -56,13 +57,6 @@ static fc_code add_groups(const source *r, fc_pv v) {
     return FC_OK;
 }
 
-static bool is_among(const char *const *names, const char *name) {
-    while (*names && strcmp(*names, name) != 0) {
-        names++;
-    }
-    return *names != NULL;
-}
-
 /* Adds the members of a dict except those in `read`, which are read elsewhere. */
 static fc_code add_rest(const source *r, fc_pv dict, const char *const *read, const fc_path_element *prefix,
                         size_t count) {
@@ -72,7 +66,7 @@ static fc_code add_rest(const source *r, fc_pv dict, const char *const *read, co
     memcpy(path, prefix, count * sizeof *path);
     for (size_t i = 0; i + 1 < n; i += 2) {
         FC_TRY(fc_torch_key_element(r->f, pairs[i], r->b->checkpoint->arena, &path[count], r->b->err));
-        if (!is_among(read, path[count].key)) {
+        if (!fc_has_text(read, path[count].key)) {
             FC_TRY(fc_ds_add_values(r->b, r->f, path, count + 1, pairs[i + 1]));
         }
     }

@@ -29,17 +29,6 @@ fc_code fc_h5_name_shards(fc_checkpoint *checkpoint, const char *directory, int6
     return FC_OK;
 }
 
-fc_code fc_h5_check_links(const fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
-    char root[PATH_MAX];
-    if (!realpath(directory, root)) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", directory);
-    }
-    for (size_t i = 0; i < checkpoint->nfiles; i++) {
-        FC_TRY(fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err));
-    }
-    return FC_OK;
-}
-
 fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *err) {
     char expected[64];
     fc_dir dir;

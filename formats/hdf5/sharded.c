@@ -6,6 +6,7 @@
  * With headers_only, the shard files are not accessed and the boxes are computed. Foreign attributes are taken only
  * from index.h5.
  */
+#include "checkpoint/path.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 #include "hdf5/schema.h"
@@ -391,7 +392,7 @@ static fc_code finish_listed(sharded_reader *o, const fc_open_options *options, 
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
     FC_TRY(fc_identities_take(o->checkpoint, options, err));
     if (!options->follow_external) {
-        FC_TRY(fc_h5_check_links(o->checkpoint, o->directory, err));
+        FC_TRY(fc_check_links(o->directory, o->checkpoint->files, o->checkpoint->nfiles, err));
     }
     if (!options->headers_only) {
         FC_TRY(fc_h5_check_directory(o->directory, o->ranks, err));
@@ -404,7 +405,7 @@ static fc_code finish_walked(sharded_reader *o, const char *path, const fc_open_
     FC_TRY(fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err));
     FC_TRY(fc_identities_take(o->checkpoint, options, err));
     if (!options->follow_external) {
-        FC_TRY(fc_h5_check_links(o->checkpoint, o->directory, err));
+        FC_TRY(fc_check_links(o->directory, o->checkpoint->files, o->checkpoint->nfiles, err));
     }
     if (options->headers_only) {
         return compute_all_boxes(o, err);
@@ -428,7 +429,7 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
     checkpoint->nfiles = 1;
     FC_TRY(fc_identities_take(checkpoint, options, err));
     if (!options->follow_external) {
-        FC_TRY(fc_h5_check_links(o.checkpoint, o.directory, err));
+        FC_TRY(fc_check_links(o.directory, o.checkpoint->files, o.checkpoint->nfiles, err));
     }
     if (access(index->path, F_OK) != 0 && errno == ENOENT) { /* the directory was recognised by a shard file */
         return fc_fail(err, FC_ECORRUPT,

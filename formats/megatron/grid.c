@@ -9,12 +9,11 @@
 #include "base/file_name.h"
 #include "base/grow.h"
 #include "checkpoint/identity.h"
+#include "checkpoint/path.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
-#include "io/file.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -161,17 +160,6 @@ static fc_code take_ranks(fc_checkpoint *checkpoint, const found_rank *ranks, si
     return good ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
-static fc_code check_links(const fc_checkpoint *checkpoint, fc_error *err) {
-    char root[PATH_MAX];
-    if (!realpath(checkpoint->path, root)) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
-    }
-    for (size_t i = 0; i < checkpoint->nfiles; i++) {
-        FC_TRY(fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err));
-    }
-    return FC_OK;
-}
-
 fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_mg_grid *out, fc_error *err) {
     found_rank *ranks = NULL;
     size_t count = 0;
@@ -187,7 +175,7 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
     FC_TRY_GOTO(take_ranks(checkpoint, ranks, count, out, err), rc, out);
     FC_TRY_GOTO(fc_identities_take(checkpoint, options, err), rc, out);
     if (!options->follow_external) {
-        rc = check_links(checkpoint, err);
+        rc = fc_check_links(checkpoint->path, checkpoint->files, checkpoint->nfiles, err);
     }
 out:
     free(ranks);

@@ -105,10 +105,9 @@ static fc_code add_shard_chunk(const fc_mg_reader *r, fc_tensor *t, fc_chunk *ch
 
 static fc_code describe_joined(const fc_mg_reader *r, const fc_mg_value *v, int64_t blocks, int64_t shards,
                                fc_tensor *t) {
-    int64_t *shape = fc_arena_calloc(r->checkpoint->arena, (size_t)v->ndim, sizeof *shape);
+    int64_t *shape = fc_arena_copy(r->checkpoint->arena, v->sizes, (size_t)v->ndim, sizeof *shape);
     *t = (fc_tensor){.name = v->name, .path = v->path, .dtype = v->dtype, .ndim = v->ndim, .shape = shape};
     FC_NEED(shape, r->err, r->checkpoint->path);
-    memcpy(shape, v->sizes, (size_t)v->ndim * sizeof *shape);
     if ((shards > 1 && !fc_mul_i64(shape[v->sharding.dim], shards, &shape[v->sharding.dim])) ||
         (blocks > 1 && !fc_mul_i64(shape[0], blocks, &shape[0])) || !fc_torch_shape_fits(v->dtype, v->ndim, shape)) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its size overflows", fc_mg_file(r, v->file), v->name);
@@ -321,10 +320,9 @@ static fc_code list_tensors(const joiner *j) {
             j->made[count++] = j->made[i];
         }
     }
-    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *tensors);
+    fc_tensor *tensors = fc_arena_copy(checkpoint->arena, j->made, count, sizeof *tensors);
     const char *name;
     FC_NEED(tensors, j->r->err, j->r->checkpoint->path);
-    memcpy(tensors, j->made, count * sizeof *tensors);
     FC_TRY(fc_find_same_name(tensors, count, &name, j->r->err));
     if (name) {
         return fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: the name %.256s appears twice", checkpoint->path, name);

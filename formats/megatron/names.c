@@ -73,9 +73,8 @@ static fc_code renumber(fc_mg_reader *r, torch_leaf *leaf, size_t chunk) {
     if (layers == 0 && experts == 0) {
         return FC_OK;
     }
-    fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
+    fc_path_element *elements = fc_arena_copy(arena, leaf->path.elements, leaf->path.count, sizeof *elements);
     FC_NEED(elements, r->err, r->checkpoint->path);
-    memcpy(elements, leaf->path.elements, leaf->path.count * sizeof *elements);
     bool found = false;
     for (size_t i = 0; i < leaf->path.count; i++) {
         fc_path_element *e = &elements[i];

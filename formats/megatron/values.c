@@ -14,12 +14,9 @@ static fc_code read_tensor(const fc_mg_reader *r, fc_pv v, fc_mg_value *value, f
     fc_arena *arena = r->checkpoint->arena;
     fc_torch_tensor t = {0};
     torch_extent *extent = NULL;
-    fc_code rc = fc_torch_find_extent(&r->f, v, &t, arena, &extent, err);
-    int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
-    if (!sizes) {
-        return rc == FC_OK ? fc_no_memory(err, NULL) : rc;
-    }
-    memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
+    FC_TRY(fc_torch_find_extent(&r->f, v, &t, arena, &extent, err));
+    int64_t *sizes = fc_arena_copy(arena, t.sizes, (size_t)t.ndim, sizeof *sizes);
+    FC_NEED(sizes, err, NULL);
     value->extent = extent;
     value->dtype = t.dtype;
     value->ndim = t.ndim;

@@ -3,6 +3,7 @@
  * pytorch_model-00001-of-00003.bin, ... and pytorch_model.bin.index.json. The index has the form of a safetensors index
  * (safetensors/index.c).
  */
+#include "checkpoint/path.h"
 #include "pt/pt.h"
 #include "safetensors/files.h"
 #include "torch/file/file.h"
@@ -100,7 +101,7 @@ fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_o
     FC_TRY_GOTO(fc_identities_add_header(checkpoint, path, options, err), rc, out);
     FC_TRY_GOTO(fc_st_index_read(checkpoint->arena, path, &o.files, err), rc, out);
     if (!options->follow_external) {
-        FC_TRY_GOTO(fc_st_check_links(&o.files, err), rc, out);
+        FC_TRY_GOTO(fc_check_links(o.files.directory, o.files.files, o.files.nfiles, err), rc, out);
     }
     FC_TRY_GOTO(open_files(&o, options), rc, out);
     checkpoint->nfiles++; /* the index */

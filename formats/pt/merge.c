@@ -91,12 +91,10 @@ static bool same_shape(const fc_pt_value *v, const fc_pt_shard *shard) {
 }
 
 static fc_code describe_value(fc_pt_builder *m, fc_pt_value *v, const fc_pt_shard *shard, fc_dtype dtype) {
-    size_t bytes = (size_t)shard->ndim * sizeof *v->shape;
-    int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
-    v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)shard->mesh.ndim, sizeof *v->placements);
+    int64_t *shape = fc_arena_copy(m->checkpoint->arena, shard->shape, (size_t)shard->ndim, sizeof *shape);
+    v->placements =
+        fc_arena_copy(m->checkpoint->arena, shard->placements, (size_t)shard->mesh.ndim, sizeof *v->placements);
     FC_NEED(shape && v->placements, m->err, m->checkpoint->path);
-    memcpy(shape, shard->shape, bytes);
-    memcpy(v->placements, shard->placements, (size_t)shard->mesh.ndim * sizeof *v->placements);
     v->dtype = dtype;
     v->ndim = shard->ndim;
     v->shape = shape;

@@ -6,7 +6,6 @@
 #include "checkpoint/identity.h"
 #include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
-#include "io/file.h"
 #include "pt/merge.h"
 #include "read/open_files.h"
 #include "sharding/recorded.h"
@@ -129,20 +128,6 @@ static fc_code check_missing(const fc_pt_builder *m, const fc_pt_set *set, size_
                                   m->checkpoint->files[at].path, missing, set->ranks);
 }
 
-static fc_code check_links(const fc_pt_builder *m, const fc_open_options *options, size_t first, size_t count) {
-    char root[PATH_MAX];
-    if (options->follow_external) {
-        return FC_OK;
-    }
-    if (!realpath(m->directory, root)) {
-        return fc_fail_errno(m->err, errno, "%s: cannot be examined", m->directory);
-    }
-    for (size_t i = first; i < first + count; i++) {
-        FC_TRY(fc_check_link(m->checkpoint->files[i].path, m->checkpoint->files[i].name, root, m->err));
-    }
-    return FC_OK;
-}
-
 /* Names the files of a set from checkpoint->files[first] on. */
 static fc_code name_files(fc_pt_builder *m, const fc_pt_set *set, fc_file *files) {
     char name[NAME_MAX + 1];
@@ -177,7 +162,9 @@ static fc_code add_set(fc_pt_builder *m, const fc_pt_set *set, bool several, con
     m->checkpoint->nfiles += (size_t)set->ranks;
     FC_TRY(fc_identities_take(m->checkpoint, options, m->err));
     FC_TRY(check_missing(m, set, first));
-    FC_TRY(check_links(m, options, first, (size_t)set->ranks));
+    if (!options->follow_external) {
+        FC_TRY(fc_check_links(m->directory, m->checkpoint->files + first, (size_t)set->ranks, m->err));
+    }
     return read_set(m, set, several, options, first);
 }
 
@@ -203,11 +190,8 @@ static fc_code finish_value(const fc_pt_builder *m, const fc_pt_value *v, fc_ten
     if (v->object) {
         return fc_torch_object_tensor(v->object, v->file, arena, t, m->err);
     }
-    fc_chunk *chunks = fc_arena_alloc(arena, v->nchunks * sizeof *chunks);
+    fc_chunk *chunks = fc_arena_copy(arena, v->chunks, v->nchunks, sizeof *chunks);
     FC_NEED(chunks, m->err, m->checkpoint->path);
-    if (v->nchunks > 0) {
-        memcpy(chunks, v->chunks, v->nchunks * sizeof *chunks);
-    }
     t->dtype = v->dtype;
     t->ndim = v->ndim;
     t->shape = v->shape;

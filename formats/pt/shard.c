@@ -42,30 +42,8 @@ static int numbers(const fc_pickle *p, fc_pv v, int most, int64_t *out) {
     return (int)n;
 }
 
-/* @return a field of an instance, from its __dict__ or from the second half of (__dict__, slots). */
-static fc_pv field(const fc_pickle *p, fc_pv v, const char *name) {
-    const fc_pv *halves;
-    size_t n;
-    fc_pv found = 0;
-    if (fc_pv_typeof(v) != FC_PV_CALL) {
-        return 0;
-    }
-    fc_pv state = fc_pickle_state(p, v);
-    if (fc_pv_typeof(state) == FC_PV_DICT) {
-        return fc_torch_dict_get(p, state, name);
-    }
-    if (fc_pv_typeof(state) != FC_PV_TUPLE) {
-        return 0;
-    }
-    halves = fc_pickle_tuple(p, state, &n);
-    for (size_t i = 0; i < n && !found; i++) {
-        found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_torch_dict_get(p, halves[i], name) : 0;
-    }
-    return found;
-}
-
-/* @return a field of the state in _rebuild_from_type_v2(function, type, arguments, state). */
-static fc_pv wrapped_field(const fc_pickle *p, fc_pv state, const char *name) {
+/* @return a field of a state: a dict or (__dict__, slots), such as the last argument of _rebuild_from_type_v2. */
+static fc_pv state_field(const fc_pickle *p, fc_pv state, const char *name) {
     const fc_pv *halves;
     size_t n;
     fc_pv found = 0;
@@ -79,6 +57,11 @@ static fc_pv wrapped_field(const fc_pickle *p, fc_pv state, const char *name) {
         found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_torch_dict_get(p, halves[i], name) : 0;
     }
     return found;
+}
+
+static fc_pv field(const fc_pickle *p, fc_pv v, const char *name) {
+    const fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
+    return state && fc_pv_typeof(state) != FC_PV_LIST ? state_field(p, state, name) : 0;
 }
 
 /* Reads the sizes of the mesh, from the tensor of its ranks (up to torch 2.8) or from its layout (since then). */
@@ -204,7 +187,7 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, fc_pt_shard *out, fc_e
         return damaged(f, "it is not a DTensor that torch.save wrote", err);
     }
     out->ndim = numbers(p, inner[2], FC_MAX_DIMS, out->shape);
-    fc_pv spec = wrapped_field(p, outer[3], "_spec"), local = wrapped_field(p, outer[3], "_local_tensor");
+    fc_pv spec = state_field(p, outer[3], "_spec"), local = state_field(p, outer[3], "_local_tensor");
     if (out->ndim < 0 || fc_pv_typeof(spec) != FC_PV_CALL || !local) {
         return damaged(f, "it is not a DTensor that torch.save wrote", err);
     }

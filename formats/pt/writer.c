@@ -8,6 +8,7 @@
 
 #include "derived/flat_units.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "torch/object/write.h"
 
 #include <errno.h>
@@ -163,21 +164,6 @@ static fc_code lay_out(pt_writer *w, fc_error *err) {
     return fc_torch_zip_end(&w->zip, err);
 }
 
-static fc_code make_file(const pt_writer *w, fc_error *err) {
-    int fd = open(w->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be created", w->path);
-    }
-    fc_code rc = FC_OK;
-    if (ftruncate(fd, (off_t)w->zip.length) != 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot have %" PRIu64 " bytes", w->path, w->zip.length);
-    }
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: closing failed", w->path);
-    }
-    return rc;
-}
-
 fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     pt_writer *w = writer->state;
     end_file(w);
@@ -197,7 +183,7 @@ fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
         FC_TRY(fc_pt_layout_json(w->target, file, &w->layout, err));
     }
     FC_TRY(lay_out(w, err));
-    return make_file(w, err);
+    return fc_create_zeros(w->path, w->zip.length, err);
 }
 
 fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {

@@ -11,10 +11,7 @@
 #include "base/file_name.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
-#include "io/file.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,9 +73,8 @@ static fc_code check_shards(fc_arena *arena, const fc_st_files *f, const unsigne
                            f->directory, count, m, count);
         }
     }
-    uint32_t *sorted = fc_arena_alloc(arena, f->nfiles * sizeof *sorted), next = 0;
+    uint32_t *sorted = fc_arena_copy(arena, f->ranks, f->nfiles, sizeof *sorted), next = 0;
     FC_NEED(sorted, err, f->directory);
-    memcpy(sorted, f->ranks, f->nfiles * sizeof *sorted);
     qsort(sorted, f->nfiles, sizeof *sorted, compare_file_numbers);
     for (size_t i = 0; i < f->nfiles; i++) {
         if (sorted[i] > next) {
@@ -163,19 +159,6 @@ static fc_code find_in_directory(fc_checkpoint *checkpoint, const fc_st_names *l
     return check_numbers(out, err);
 }
 
-/* ---- links ---- */
-
-fc_code fc_st_check_links(const fc_st_files *f, fc_error *err) {
-    char root[PATH_MAX];
-    if (!realpath(f->directory, root)) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", f->directory);
-    }
-    for (size_t i = 0; i < f->nfiles; i++) {
-        FC_TRY(fc_check_link(f->files[i].path, f->files[i].name, root, err));
-    }
-    return FC_OK;
-}
-
 static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *options, fc_st_files *out,
                               fc_error *err) {
     fc_st_names l = {0};
@@ -198,7 +181,7 @@ fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *optio
     if (is_directory) {
         out->directory = path;
         FC_TRY(open_directory(checkpoint, options, out, err));
-        return options->follow_external ? FC_OK : fc_st_check_links(out, err);
+        return options->follow_external ? FC_OK : fc_check_links(out->directory, out->files, out->nfiles, err);
     }
     if (fc_st_parse_shard_name(name, &shard, &model, &models)) {
         return fc_fail(err, FC_EUSAGE, "%s: this is one rank's shard file; give the path of its directory", path);
@@ -207,7 +190,7 @@ fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *optio
     FC_NEED(out->directory, err, path);
     if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
         FC_TRY(read_index(checkpoint, path, options, out, err));
-        return options->follow_external ? FC_OK : fc_st_check_links(out, err);
+        return options->follow_external ? FC_OK : fc_check_links(out->directory, out->files, out->nfiles, err);
     }
     fc_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     FC_NEED(file, err, path);

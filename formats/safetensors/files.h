@@ -49,6 +49,3 @@ void fc_st_files_free(fc_st_files *files);
 
 /** Reads the index at `path`, whose files are in out->directory. (index.c) */
 fc_code fc_st_index_read(fc_arena *arena, const char *path, fc_st_files *out, fc_error *err);
-
-/** Fails if a file is a link out of the directory. Links in the cache of huggingface_hub are accepted. */
-fc_code fc_st_check_links(const fc_st_files *files, fc_error *err);

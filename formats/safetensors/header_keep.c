@@ -25,12 +25,8 @@ static const char *keep_text(fc_arena *arena, const char *text, const char *befo
 }
 
 static const int64_t *keep_numbers(fc_arena *arena, const int64_t *numbers, const int64_t *before, int count) {
-    const size_t bytes = (size_t)count * sizeof *numbers;
-    if (before && memcmp(numbers, before, bytes) == 0) {
-        return before;
-    }
-    int64_t *copy = fc_arena_alloc(arena, bytes);
-    return copy ? memcpy(copy, numbers, bytes) : NULL;
+    const bool same = before && memcmp(numbers, before, (size_t)count * sizeof *numbers) == 0;
+    return same ? before : fc_arena_copy(arena, numbers, (size_t)count, sizeof *numbers);
 }
 
 static bool same_path(const fc_st_entry *a, const fc_st_entry *b) {

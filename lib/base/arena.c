@@ -110,6 +110,15 @@ void *fc_arena_calloc(fc_arena *arena, size_t count, size_t size) {
     return p;
 }
 
+void *fc_arena_copy(fc_arena *arena, const void *from, size_t count, size_t size) {
+    size_t total;
+    void *p = fc_mul_size(count, size, &total) ? fc_arena_alloc(arena, total) : NULL;
+    if (p && total > 0) {
+        memcpy(p, from, total);
+    }
+    return p;
+}
+
 char *fc_arena_strndup(fc_arena *arena, const char *s, size_t len) {
     size_t size;
     char *p = fc_add_size(len, 1, &size) ? fc_arena_alloc(arena, size) : NULL;

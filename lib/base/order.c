@@ -46,6 +46,21 @@ size_t fc_find_text(const char *const *texts, size_t count, const char *text) {
     return found ? (size_t)(found - texts) : count;
 }
 
+size_t fc_count_texts(const char *const *texts) {
+    size_t count = 0;
+    while (texts && texts[count]) {
+        count++;
+    }
+    return count;
+}
+
+bool fc_has_text(const char *const *texts, const char *text) {
+    while (texts && *texts && strcmp(*texts, text) != 0) {
+        texts++;
+    }
+    return texts && *texts;
+}
+
 void *fc_find_struct(const void *structs, size_t count, size_t size, const char *text) {
     return count > 0 ? bsearch(&text, structs, count, size, fc_order_texts) : NULL;
 }

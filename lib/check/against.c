@@ -4,6 +4,7 @@
  */
 #include "check/check.h"
 
+#include "fsdpckpt/order.h"
 #include "plan/globs.h"
 
 #include <inttypes.h>
@@ -235,10 +236,8 @@ static bool join(against *a, fc_unpaired *here, fc_unpaired *there) {
 
 /* Removes allowed names, and reports globs that match nothing. */
 static void allow(fc_check_run *c, fc_unpaired *list, const char *const *globs, fc_finding_kind idle) {
-    size_t n = 0, kept = 0;
-    while (globs && globs[n]) {
-        n++;
-    }
+    const size_t n = fc_count_texts(globs);
+    size_t kept = 0;
     bool *used = fc_check_alloc(c, n, sizeof *used);
     for (size_t i = 0; used && i < list->count; i++) {
         const char *name = list->names->items[list->items[i]].name;

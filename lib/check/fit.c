@@ -203,15 +203,6 @@ static void check_rules(fit *f) {
     }
 }
 
-static int64_t axis_size(const fc_mesh *mesh, const char *name) {
-    for (int i = 0; i < mesh->ndim; i++) {
-        if (strcmp(mesh->names[i], name) == 0) {
-            return mesh->sizes[i];
-        }
-    }
-    return 1;
-}
-
 static bool is_state(const fc_named *named) {
     return fc_check_after_section(named->name, "state") != NULL;
 }
@@ -227,8 +218,8 @@ static bool is_reported(const fc_named *named, bool only_state) {
 void fc_check_fit(fc_check_run *c) {
     const fc_check_options *o = c->options;
     fit f = {.c = c,
-             .dp = axis_size(o->mesh, "dp"),
-             .tp = axis_size(o->mesh, "tp"),
+             .dp = fc_mesh_size(o->mesh, "dp"),
+             .tp = fc_mesh_size(o->mesh, "tp"),
              .plan = o->tp_plan,
              .seen = fc_name_table_new(c->arena, 3 * c->names.count + 1),
              .alike = fc_check_alloc(c, 3 * c->names.count + 1, sizeof *f.alike)};

@@ -73,14 +73,6 @@ static const fc_format memory = {
         },
 };
 
-static void *copy_array(fc_arena *arena, const void *from, size_t count, size_t size) {
-    void *made = fc_arena_calloc(arena, count, size);
-    if (made && count > 0) {
-        memcpy(made, from, count * size);
-    }
-    return made;
-}
-
 /* Copies the description of a chunk. *kept reports whether the chunk has elements and belongs in the manifest. */
 static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chunk *own, fc_arena *arena, fc_chunk *out,
                          bool *kept, fc_error *err) {
@@ -144,7 +136,7 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
         return fc_fail(err, FC_EUSAGE, "tensor %s: its shape is invalid or too large", t->name);
     }
     const char *name = fc_arena_strndup(arena, t->name, strlen(t->name));
-    int64_t *shape = copy_array(arena, t->shape, (size_t)t->ndim, sizeof *shape);
+    int64_t *shape = fc_arena_copy(arena, t->shape, (size_t)t->ndim, sizeof *shape);
     fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks, sizeof *chunks);
     fc_memory_chunk *own = fc_arena_calloc(arena, t->nchunks, sizeof *own);
     FC_NEED(name && shape && chunks && own, err, t->name);
@@ -229,8 +221,8 @@ void fc_memory_set_data(const fc_checkpoint *checkpoint, size_t index, size_t ch
 fc_code fc_memory_set_layout(fc_checkpoint *checkpoint, const fc_mesh *mesh, const fc_placement *placements,
                              fc_error *err) {
     size_t count = checkpoint->ntensors, width = (size_t)mesh->ndim;
-    fc_tensor *tensors = copy_array(checkpoint->arena, checkpoint->tensors, count, sizeof *tensors);
-    fc_placement *kept = copy_array(checkpoint->arena, placements, count * width, sizeof *kept);
+    fc_tensor *tensors = fc_arena_copy(checkpoint->arena, checkpoint->tensors, count, sizeof *tensors);
+    fc_placement *kept = fc_arena_copy(checkpoint->arena, placements, count * width, sizeof *kept);
     FC_NEED(tensors && kept, err, checkpoint->path);
     for (size_t i = 0; i < count; i++) {
         tensors[i].placements = kept + i * width;

@@ -4,7 +4,12 @@
 #include "checkpoint/path.h"
 
 #include "base/file_name.h"
+#include "fsdpckpt/try.h"
+#include "io/file.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 bool fc_path_spells(const fc_path *path, const char *name) {
@@ -50,12 +55,11 @@ bool fc_path_copy(fc_arena *arena, const fc_path *path, fc_path *out) {
 }
 
 bool fc_path_add_suffix(fc_arena *arena, const char *suffix, const char **name, fc_path *path) {
-    fc_path_element *elements = fc_arena_calloc(arena, path->count, sizeof *elements);
+    fc_path_element *elements = fc_arena_copy(arena, path->elements, path->count, sizeof *elements);
     *name = fc_arena_printf(arena, "%s%s", *name, suffix);
     if (!elements || !*name) {
         return false;
     }
-    memcpy(elements, path->elements, path->count * sizeof *elements);
     fc_path_element *last = &elements[path->count - 1];
     *last = (fc_path_element){.key = fc_arena_printf(arena, "%s%s", last->key, suffix)};
     path->elements = elements;
@@ -66,4 +70,15 @@ bool fc_file_in(fc_arena *arena, const char *directory, const char *name, fc_fil
     out->name = fc_arena_strndup(arena, name, strlen(name));
     out->path = fc_arena_printf(arena, "%s%s%s", directory, fc_ends_with(directory, "/") ? "" : "/", name);
     return out->name && out->path;
+}
+
+fc_code fc_check_links(const char *directory, const fc_file *files, size_t count, fc_error *err) {
+    char root[PATH_MAX];
+    if (!realpath(directory, root)) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", directory);
+    }
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(fc_check_link(files[i].path, files[i].name, root, err));
+    }
+    return FC_OK;
 }

@@ -22,3 +22,6 @@ bool fc_path_add_suffix(fc_arena *arena, const char *suffix, const char **name, 
 
 /** Sets `out` to the file `name` of the directory, in `arena`. @return false when out of memory. */
 bool fc_file_in(fc_arena *arena, const char *directory, const char *name, fc_file *out);
+
+/** Calls fc_check_link for each of the files of `directory`. */
+fc_code fc_check_links(const char *directory, const fc_file *files, size_t count, fc_error *err);

@@ -172,10 +172,9 @@ static fc_code fill_derived(fc_checkpoint *made, fc_arena *arena, const fc_deriv
                             fc_checkpoint *const *sources, size_t count, fc_error *err) {
     const fc_checkpoint *first = sources[0];
     fc_derived *d = fc_arena_calloc(arena, 1, kind->size);
-    fc_checkpoint **copies = fc_arena_calloc(arena, count, sizeof *copies);
+    fc_checkpoint **copies = fc_arena_copy(arena, sources, count, sizeof *copies);
     fc_source_crc **crcs = fc_arena_calloc(arena, 2 * count, sizeof *crcs);
     FC_NEED(d && copies && crcs, err, first->path);
-    memcpy(copies, sources, count * sizeof *copies);
     d->kind = kind;
     d->sources = copies;
     d->count = count;
@@ -219,11 +218,8 @@ void fc_derived_own(fc_checkpoint *derived) {
 }
 
 fc_code fc_derived_set_tensors(fc_checkpoint *derived, const fc_tensor *tensors, size_t count, fc_error *err) {
-    fc_tensor *kept = fc_arena_calloc(derived->arena, count + 1, sizeof *kept);
+    fc_tensor *kept = fc_arena_copy(derived->arena, tensors, count, sizeof *kept);
     FC_NEED(kept, err, derived->path);
-    if (count > 0) {
-        memcpy(kept, tensors, count * sizeof *kept);
-    }
     derived->tensors = kept;
     derived->ntensors = count;
     return FC_OK;

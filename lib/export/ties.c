@@ -39,11 +39,10 @@ static bool add_tensor(fc_export_shapes *shapes, const fc_tensor *t, size_t *ngr
     key_of(t, &key);
     size_t at = fc_name_table_find(shapes->table, (const char *)key.values, key.bytes);
     if (at == FC_NO_NAME) {
-        char *kept = fc_arena_alloc(arena, key.bytes);
+        const char *kept = fc_arena_copy(arena, key.values, key.bytes, 1);
         if (!kept) {
             return false;
         }
-        memcpy(kept, key.values, key.bytes);
         at = fc_name_table_put(shapes->table, kept, key.bytes, (*ngroups)++);
     }
     alike *group = &shapes->groups[at];

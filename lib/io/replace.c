@@ -4,6 +4,7 @@
  */
 #include "io/replace.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -11,7 +12,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,13 +38,6 @@ static fc_code refuse_existing(const char *path, fc_error *err) {
     return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
 }
 
-static bool is_among(const char *name, const char *const *list) {
-    while (list && *list && strcmp(*list, name) != 0) {
-        list++;
-    }
-    return list && *list;
-}
-
 /* @param name relative to the target, as in own_files. @param entry the same in `directory`. */
 static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
                            const char *name, fc_error *err) {
@@ -53,7 +46,7 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
     if (fstatat(directory, entry, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
-    if (S_ISREG(st.st_mode) && is_among(name, how->also)) {
+    if (S_ISREG(st.st_mode) && fc_has_text(how->also, name)) {
         return FC_OK;
     }
     char *full = NULL;

@@ -13,7 +13,6 @@
 #include "ranks/exchange.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- which rank moves a chunk ---- */
 
@@ -84,14 +83,10 @@ static fc_code add_part(parts *p, const fc_target_file *file, size_t index, cons
                         fc_error *err) {
     const fc_target_item *item = &file->items[index];
     const fc_target_tensor *t = &p->m->target->tensors[item->tensor];
-    const size_t bytes = 2 * (size_t)t->source->ndim * sizeof *dims;
-    int64_t *own = fc_arena_alloc(p->arena, bytes + 1);
+    int64_t *own = fc_arena_copy(p->arena, dims, 2 * (size_t)t->source->ndim, sizeof *dims);
     FC_NEED(own && fc_grow(&p->items, &p->capacity, p->count + 1, sizeof *p->items) &&
                 fc_grow(&p->whole, &p->whole_capacity, p->count + 1, sizeof *p->whole),
             err, file->path);
-    if (bytes > 0) {
-        memcpy(own, dims, bytes);
-    }
     p->items[p->count] = *item;
     p->items[p->count].dims = own;
     p->items[p->count].offset += (uint64_t)start * fc_dtype_size(t->dtype);

@@ -3,6 +3,7 @@
  */
 #include "plan/names.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "plan/globs.h"
 
@@ -90,22 +91,14 @@ static fc_code add_name(const side *s, const fc_checkpoint *checkpoint, const fc
     return FC_OK;
 }
 
-static size_t count_globs(const char *const *globs) {
-    size_t n = 0;
-    while (globs && globs[n]) {
-        n++;
-    }
-    return n;
-}
-
 fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_rename *rename,
                       fc_arena *arena, fc_names *out, fc_error *err) {
     size_t n = checkpoint->ntensors;
     side s;
     *out = (fc_names){.items = fc_arena_calloc(arena, n ? n : 1, sizeof *out->items),
                       .table = fc_name_table_new(arena, n + FC_TIED_NAMES)};
-    out->includes = fc_arena_calloc(arena, count_globs(selection ? selection->include : NULL) + 1, sizeof(bool));
-    out->excludes = fc_arena_calloc(arena, count_globs(selection ? selection->exclude : NULL) + 1, sizeof(bool));
+    out->includes = fc_arena_calloc(arena, fc_count_texts(selection ? selection->include : NULL) + 1, sizeof(bool));
+    out->excludes = fc_arena_calloc(arena, fc_count_texts(selection ? selection->exclude : NULL) + 1, sizeof(bool));
     FC_NEED(out->items && out->table && out->includes && out->excludes && prepare(&s, selection, checkpoint, arena),
             err, checkpoint->path);
     for (size_t i = 0; i < n; i++) {

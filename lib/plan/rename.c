@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "checkpoint/path.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "plan/regex_size.h"
 
@@ -151,11 +152,8 @@ out:
 
 fc_code fc_rename_new(const fc_selection *selection, fc_rename **out, fc_error *err) {
     fc_rename *rename = calloc(1, sizeof *rename);
-    size_t count = 0;
+    const size_t count = fc_count_texts(selection->rename);
     *out = NULL;
-    while (selection->rename && selection->rename[count]) {
-        count++;
-    }
     if (rename) {
         rename->rules = calloc(count + 1, sizeof *rename->rules);
     }

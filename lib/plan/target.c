@@ -95,22 +95,12 @@ static fc_code arrange_sections(const fc_checkpoint *source, const fc_selection 
     return FC_OK;
 }
 
-static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
-    for (int i = 0; i < mesh->ndim; i++) {
-        if (strcmp(mesh->names[i], name) == 0) {
-            *size = mesh->sizes[i];
-            return i;
-        }
-    }
-    return -1;
-}
-
 /* With more than one TP rank, a plan that shards no tensor must be the wrong plan. */
 static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const fc_selected *counts, fc_error *err) {
-    int64_t tp = 1;
+    const int64_t tp = fc_mesh_size(target->mesh, "tp");
     const char *like[2] = {"", ""};
     int found = 0;
-    if (mesh_dim_size(target->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_sharded > 0) {
+    if (tp == 1 || counts->tp_sharded > 0) {
         return FC_OK;
     }
     for (size_t i = 0; i < target->ntensors && found < 2; i++) {

@@ -199,13 +199,9 @@ static fc_code begin_part(builder *b, const fc_part *part) {
 }
 
 static fc_code finish(builder *b, fc_tensor *out, const fc_recipe_place **places) {
-    fc_chunk *chunks = fc_arena_calloc(b->arena, b->count + 1, sizeof *chunks);
-    fc_recipe_place *own = fc_arena_calloc(b->arena, b->count + 1, sizeof *own);
+    fc_chunk *chunks = fc_arena_copy(b->arena, b->chunks, b->count, sizeof *chunks);
+    fc_recipe_place *own = fc_arena_copy(b->arena, b->places, b->count, sizeof *own);
     FC_NEED(chunks && own, b->err, b->source->path);
-    if (b->count > 0) {
-        memcpy(chunks, b->chunks, b->count * sizeof *chunks);
-        memcpy(own, b->places, b->count * sizeof *own);
-    }
     out->chunks = chunks;
     out->nchunks = b->count;
     *places = own;

@@ -140,9 +140,8 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_ga
         fc_list_budget_take(t->budget, (uint64_t)count, sizeof(fc_chunk) + 2 * (size_t)t->ndim * sizeof(int64_t), err));
     FC_TRY(fc_list_budget_take(t->budget, t->nparts, sizeof(fc_part), err));
     fc_gathered *g = fc_arena_calloc(arena, 1, sizeof *g);
-    fc_part *parts = fc_arena_calloc(arena, t->nparts, sizeof *parts);
+    fc_part *parts = fc_arena_copy(arena, t->parts, t->nparts, sizeof *parts);
     FC_NEED(g && parts && fc_derived_cut(out, sizes, (size_t)count, arena), err, NULL);
-    memcpy(parts, t->parts, t->nparts * sizeof *parts);
     g->parted = *t;
     g->parted.parts = parts;
     g->parted.budget = NULL; /* blocks are read by many threads, and are small */

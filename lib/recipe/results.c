@@ -70,11 +70,10 @@ fc_code fc_recipe_same_tensor(const fc_recipe_builder *b, const fc_tensor *sourc
 }
 
 fc_code fc_recipe_made_tensor(fc_recipe_builder *b, const fc_parted *parted, fc_tensor *t) {
-    int64_t *shape = fc_arena_calloc(b->out->arena, (size_t)parted->ndim + 1, sizeof *shape);
+    int64_t *shape = fc_arena_copy(b->out->arena, parted->shape, (size_t)parted->ndim, sizeof *shape);
     *t = (fc_tensor){.dtype = parted->dtype, .ndim = parted->ndim, .shape = shape};
     fc_recipe_origin *origin = new_origin(b, t);
     FC_NEED(origin && shape, b->err, b->source->path);
-    memcpy(shape, parted->shape, (size_t)parted->ndim * sizeof *shape);
     if (fc_gather_pays(parted) && !b->source->format->layout_only) {
         origin->from.kind = FC_ORIGIN_COMPUTED;
         return fc_gather_new(parted, b->out->arena, t, &origin->gathered, b->err);

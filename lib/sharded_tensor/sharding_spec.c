@@ -91,9 +91,8 @@ fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_torch_d
             continue;
         }
         if (!copy) {
-            copy = fc_arena_calloc(arena, count, sizeof *copy);
+            copy = fc_arena_copy(arena, spec->as.chunk.placements, count, sizeof *copy);
             FC_NEED(copy, err, NULL);
-            memcpy(copy, spec->as.chunk.placements, count * sizeof *copy);
             out->as.chunk.placements = copy;
         }
         copy[i] = fc_remote_device_of_rank(rank, tensor_device);

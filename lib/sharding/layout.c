@@ -40,7 +40,7 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
     return FC_OK;
 }
 
-static int64_t size_of(const fc_mesh *mesh, const char *name) {
+int64_t fc_mesh_size(const fc_mesh *mesh, const char *name) {
     for (int m = 0; m < mesh->ndim; m++) {
         if (strcmp(mesh->names[m], name) == 0) {
             return mesh->sizes[m];
@@ -50,7 +50,7 @@ static int64_t size_of(const fc_mesh *mesh, const char *name) {
 }
 
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements) {
-    int64_t tp = size_of(mesh, "tp");
+    int64_t tp = fc_mesh_size(mesh, "tp");
     for (int m = 0; m < mesh->ndim; m++) {
         fc_placement p = {FC_REPLICATE, 0, 0};
         if (ndim > 0 && strcmp(mesh->names[m], "dp") == 0) {

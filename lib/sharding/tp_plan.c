@@ -123,13 +123,9 @@ static component read_name(const fc_tp_plan *plan, const char *fqn, name *n) {
 static bool make_pattern(const char *text, fc_arena *arena, fc_tp_pattern *out) {
     name n;
     fc_fqn_split(text, FC_FQN_COMPONENTS, &n);
-    component *components = fc_arena_alloc(arena, (size_t)n.count * sizeof *components);
-    if (!components) {
-        return false;
-    }
-    memcpy(components, n.components, (size_t)n.count * sizeof *components);
+    component *components = fc_arena_copy(arena, n.components, (size_t)n.count, sizeof *components);
     *out = (fc_tp_pattern){components, n.count, literal_count(text), 0};
-    return true;
+    return components != NULL;
 }
 
 const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, size_t count, fc_arena *arena) {

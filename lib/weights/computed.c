@@ -228,9 +228,8 @@ fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const ch
     fc_arena *arena = computed->arena;
     origin *o;
     fc_tensor *t = add_value(computed, like, &o);
-    int64_t *shape = fc_arena_calloc(arena, (size_t)like->ndim + 1, sizeof *shape);
+    int64_t *shape = fc_arena_copy(arena, like->shape, (size_t)like->ndim, sizeof *shape);
     FC_NEED(t && shape, err, computed->path);
-    memcpy(shape, like->shape, (size_t)like->ndim * sizeof *shape);
     t->shape = shape;
     o->from.kind = FC_ORIGIN_COMPUTED;
     o->compute = compute;

@@ -135,22 +135,17 @@ static size_t most_ranks(const fc_low_rank *term, size_t places) {
 }
 
 /* Reads a factor part by part. */
-static fc_code read_left(const factors *f, const fc_low_rank *term, float *left, size_t rank, fc_error *err) {
-    const size_t step = most_ranks(term, f->rows);
+static fc_code read_factor(const factors *f, const fc_low_rank *term, bool right, float *to, size_t rank,
+                           fc_error *err) {
+    const size_t step = most_ranks(term, right ? f->columns : f->rows);
     for (size_t k = 0; k < rank; k += step) {
         const size_t ranks = rank - k < step ? rank - k : step;
-        FC_TRY(read_part(f, term, term->transposed ? term->a : term->b, k, ranks, err));
-        put_left(f, term->transposed, left, rank, k, ranks);
-    }
-    return FC_OK;
-}
-
-static fc_code read_right(const factors *f, const fc_low_rank *term, float *right, size_t rank, fc_error *err) {
-    const size_t step = most_ranks(term, f->columns);
-    for (size_t k = 0; k < rank; k += step) {
-        const size_t ranks = rank - k < step ? rank - k : step;
-        FC_TRY(read_part(f, term, term->transposed ? term->b : term->a, k, ranks, err));
-        (term->transposed ? pack_columns : pack_rows)(f, right, rank, k, ranks);
+        FC_TRY(read_part(f, term, term->transposed != right ? term->a : term->b, k, ranks, err));
+        if (right) {
+            (term->transposed ? pack_columns : pack_rows)(f, to, rank, k, ranks);
+        } else {
+            put_left(f, term->transposed, to, rank, k, ranks);
+        }
     }
     return FC_OK;
 }
@@ -191,8 +186,8 @@ static fc_code read_factors(factors *f, const fc_merged *m, fc_error *err) {
     float *left = f->left, *right = f->right;
     for (size_t i = 0; i < m->nterms; i++) {
         const size_t rank = (size_t)fc_low_rank_of(&m->terms[i]);
-        FC_TRY(read_left(f, &m->terms[i], left, rank, err));
-        FC_TRY(again ? FC_OK : read_right(f, &m->terms[i], right, rank, err));
+        FC_TRY(read_factor(f, &m->terms[i], false, left, rank, err));
+        FC_TRY(again ? FC_OK : read_factor(f, &m->terms[i], true, right, rank, err));
         memset(left + f->rows * rank, 0, FC_LEFT_SPARE * rank * sizeof *left);
         left += (f->rows + FC_LEFT_SPARE) * rank;
         right += f->wide * rank;

@@ -6,11 +6,11 @@
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
+#include "plan/globs.h"
 #include "plan/quantized_values.h"
 #include "read/box.h"
 #include "weights/computed.h"
 
-#include <fnmatch.h>
 #include <math.h>
 #include <string.h>
 
@@ -141,15 +141,6 @@ static fc_code add_pair(fc_checkpoint *out, const fc_tensor *weight, fc_error *e
     return fc_computed_add(out, &scales, name, block, compute_scales, weight, err);
 }
 
-static bool matches(const char *name, const char *const *globs) {
-    for (; *globs; globs++) {
-        if (fnmatch(*globs, name, 0) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Whether a matching value is quantized: matrices, but not norms and biases. */
 static bool is_matrix(const fc_tensor *t) {
     return t->ndim >= 2 && !t->object && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT && fc_dtype_size(t->dtype) > 1;
@@ -162,7 +153,7 @@ static fc_code build_quantized(const fc_checkpoint *source, const char *const *g
     FC_TRY(fc_quantized_values_find(source, out->arena, &values, err));
     for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
-        if (is_matrix(t) && matches(t->name, globs)) {
+        if (is_matrix(t) && fc_globs_match(globs, t->name, NULL)) {
             if (values.of[i].codes != FC_NO_NAME) {
                 return fc_quantized_refuse(source, &values, i,
                                            "another quantization of either would change the weights", err);

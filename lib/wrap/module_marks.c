@@ -4,22 +4,15 @@
  */
 #include "wrap/module_tree.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
 #include <string.h>
 
-static size_t list_length(const char *const *list) {
-    size_t n = 0;
-    while (list && list[n]) {
-        n++;
-    }
-    return n;
-}
-
 /* The names of a group must all be modules, or they are parameters, some of which the checkpoint may lack. */
 static fc_code read_group(fc_tree_builder *b, const char *const *group, uint32_t *nodes, fc_error *err) {
-    size_t count = list_length(group), found = 0, modules = 0, n = 0;
+    size_t count = fc_count_texts(group), found = 0, modules = 0, n = 0;
     for (size_t i = 0; i < count; i++) {
         modules += fc_tree_find_fqn(b, group[i], false) != 0;
         found += fc_tree_find_fqn(b, group[i], true) != 0;
@@ -56,7 +49,7 @@ fc_code fc_tree_read_shared(fc_tree_builder *b, fc_error *err) {
     FC_NEED(b->twins, err, NULL);
     for (b->ntwins = 0; b->ntwins < groups; b->ntwins++) {
         const char *const *group = b->info->shared[b->ntwins];
-        uint32_t *nodes = fc_arena_calloc(b->arena, list_length(group) + 1, sizeof *nodes);
+        uint32_t *nodes = fc_arena_calloc(b->arena, fc_count_texts(group) + 1, sizeof *nodes);
         FC_NEED(nodes, err, NULL);
         FC_TRY(read_group(b, group, nodes, err));
         b->twins[b->ntwins] = nodes;

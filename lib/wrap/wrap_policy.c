@@ -4,23 +4,13 @@
  */
 #include "fsdpckpt/wrap_policy.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "wrap/module_tree.h"
 
-#include <string.h>
-
-static bool is_one_of(const char *class, const char *const *classes) {
-    for (; classes && *classes; classes++) {
-        if (strcmp(class, *classes) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 bool fc_module_is_instance(const fc_module *m, const char *const *classes) {
     for (size_t i = 0; i < m->nclasses; i++) {
-        if (is_one_of(m->classes[i], classes)) {
+        if (fc_has_text(classes, m->classes[i])) {
             return true;
         }
     }
@@ -109,7 +99,7 @@ fc_code fc_wrap_override_mixed_precision(fc_wrap_targets *targets, const char *c
         if (!fc_module_is_instance(module, classes)) {
             continue;
         }
-        if (!is_one_of(module->classes[0], names)) {
+        if (!fc_has_text(names, module->classes[0])) {
             names[count++] = module->classes[0];
         }
         if (is_considered(tree, m)) {

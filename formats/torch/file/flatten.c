@@ -160,12 +160,10 @@ static fc_code add_leaf(walker *w, fc_pv v, torch_leaf_kind kind) {
         return fc_fail(w->err, FC_EUNSUPPORTED, "%s: a name has more than %d bytes: %.64s...", w->f->path, MAX_NAME - 2,
                        w->name);
     }
-    size_t size = w->depth * sizeof(fc_path_element);
-    FC_TRY(fc_torch_unfold(w->f, strlen(w->name) + size, w->err));
-    fc_path_element *elements = fc_arena_alloc(l->arena, size);
+    FC_TRY(fc_torch_unfold(w->f, strlen(w->name) + w->depth * sizeof *w->path, w->err));
+    const fc_path_element *elements = fc_arena_copy(l->arena, w->path, w->depth, sizeof *elements);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
     FC_NEED(elements && name && fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items), w->err, w->f->path);
-    memcpy(elements, w->path, size);
     l->items[l->count++] = (torch_leaf){name, {elements, w->depth}, v, kind};
     w->depth -= root;
     return FC_OK;

@@ -63,10 +63,8 @@ static fc_code make_archive(const torch_file *f, fc_pv v, fc_pickle_copy *copy, 
     FC_TRY(fc_torch_pickle_end(w, err));
     FC_TRY(fc_torch_unfold(f, w->size, err));
     FC_TRY(find_storages(f, copy, arena, object, err));
-    unsigned char *pickle = fc_arena_alloc(arena, w->size);
-    FC_NEED(pickle, err, NULL);
-    memcpy(pickle, w->bytes, w->size);
-    object->pickle = pickle;
+    object->pickle = fc_arena_copy(arena, w->bytes, w->size, 1);
+    FC_NEED(object->pickle, err, NULL);
     object->size = w->size;
     FC_TRY(lay_out_archive(object, zip, err));
     object->length = zip->length;

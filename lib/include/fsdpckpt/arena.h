@@ -24,6 +24,10 @@ void *fc_arena_alloc(fc_arena *arena, size_t size);
 /** Like fc_arena_alloc for `count` × `size` zeroed bytes; NULL also when the product overflows. */
 void *fc_arena_calloc(fc_arena *arena, size_t count, size_t size);
 
+/** @return a copy of `count` elements of `size` bytes, or NULL when out of memory. `from` may be NULL if there are
+ * none. */
+void *fc_arena_copy(fc_arena *arena, const void *from, size_t count, size_t size);
+
 /** @return a NUL-terminated copy of the first `len` bytes of `s`, or NULL when out of memory. */
 char *fc_arena_strndup(fc_arena *arena, const char *s, size_t len);
 

@@ -39,6 +39,9 @@ typedef struct fc_placement {
 /** Returns the number of ranks: the product of the sizes, 1 without dimensions. */
 int64_t fc_mesh_ranks(const fc_mesh *mesh);
 
+/** Returns the size of the dimension called `name`, or 1 if there is none. */
+int64_t fc_mesh_size(const fc_mesh *mesh, const char *name);
+
 /** Computes the coordinate of `rank` (mesh->ndim entries). */
 void fc_mesh_coordinate(const fc_mesh *mesh, int64_t rank, int64_t *coordinate);
 

@@ -5,6 +5,7 @@
 #ifndef FSDPCKPT_ORDER_H
 #define FSDPCKPT_ORDER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -58,6 +59,12 @@ void fc_sort_texts(const char **texts, size_t count);
 
 /** @return the index of `text` in sorted texts; `count` if it is not among them. */
 size_t fc_find_text(const char *const *texts, size_t count, const char *text);
+
+/** @return the number of texts in a list that ends with NULL; 0 if `texts` is NULL. */
+size_t fc_count_texts(const char *const *texts);
+
+/** @return whether `text` is in a list that ends with NULL, or is NULL. */
+bool fc_has_text(const char *const *texts, const char *text);
 
 /** @return the struct of `text` among `count` structs of `size` bytes, sorted by fc_order_texts, or NULL. */
 void *fc_find_struct(const void *structs, size_t count, size_t size, const char *text);
