@@ -202,9 +202,30 @@ def torch_stats(src, dst):
     return all_stats
 
 
+def torch_products(src, dst, model):
+    """The products of a LoRA adapter alone, in memory: the least that merging it adds to a copy."""
+    import torch
+    from safetensors.torch import load_file
+
+    factors = {k: v.float() for k, v in load_file(os.path.join(src, "adapter_model.safetensors")).items()}
+    return lambda: [torch.matmul(factors[k.replace("lora_A", "lora_B")], factors[k]) for k in factors if "lora_A" in k]
+
+
+def torch_transposes(src, dst):
+    """The transposes of large matrices alone, in memory: the least that transposing them adds to a copy."""
+    import h5py
+    import torch
+
+    with h5py.File(src) as f:
+        shapes = [f[k].shape for k in f if f[k].ndim == 2 and not k.endswith(("wk", "wv"))]
+    matrices = [torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes]
+    return lambda: [m.t().contiguous() for m in matrices]
+
+
 PEERS = {f.__name__: f for f in (dcp_to_torch, torch_to_dcp, consolidate_hf, merge_fsdp_weights, zero_to_fp32, ds_to_universal,
                                  read_dcp_metadata, open_h5py, open_safetensors, load_rank_files, merge_rank_files,
-                                 torchtitan_to_hf, transformers_from_meta, peft_merge, torch_dequantize, torch_stats)}
+                                 torchtitan_to_hf, transformers_from_meta, peft_merge, torch_dequantize, torch_stats,
+                                 torch_products, torch_transposes)}
 
 if __name__ == "__main__":
     report = sys.stdout

@@ -71,7 +71,7 @@ def rows_at_once(c, n):
     import numpy as np
     t = c["w"]
     out = np.empty((n, 2), "f4")
-    c._handle().read_many([(t._index, (i, 0), (1, 2), out.ctypes.data + 8 * i, 8) for i in range(n)], 1)
+    c._opened.handle().read_many([(t._index, (i, 0), (1, 2), out.ctypes.data + 8 * i, 8) for i in range(n)], 1)
     assert (out.reshape(-1) == np.arange(2 * n)).all()
 
 
