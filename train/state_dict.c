@@ -158,10 +158,8 @@ fc_code fc_state_dict_make(const fc_fsdp_state *state, fc_state_dict_type type, 
         mine = fill_arrays(dict, state, type, may_borrow, spare, ranks, err);
     }
     FC_TRY_GOTO(fc_comm_agree(ranks, mine, err), rc, failed);
-    rc = dict ? fc_state_gather(&dict->list, dict->memory, ranks, &dict->checkpoint, err) : FC_ENOMEM;
-    if (rc != FC_OK) {
-        goto failed;
-    }
+    FC_TRY_GOTO(dict ? fc_state_gather(&dict->list, dict->memory, ranks, &dict->checkpoint, err) : FC_ENOMEM, rc,
+                failed);
     *out = dict;
     return FC_OK;
 failed:

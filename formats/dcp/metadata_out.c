@@ -9,6 +9,7 @@
 #include "dcp/writer.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { BATCH = 1000 }; /* items that a reader has on its stack at once, as in Python's pickler */
 
@@ -279,10 +279,7 @@ static fc_code write_file(metadata_out *m, const char *path, fc_error *err) {
     rc = fc_torch_pickle_end(&m->w, err);
 out:
     fc_torch_pickle_free(&m->w);
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: closing failed", path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, path, err);
 }
 
 fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, const fc_dcp_item *items, size_t nitems,

@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     PAGE = 4096,       /* data at multiples of this can be written past the page cache */
@@ -192,10 +191,7 @@ fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_err
         }
     }
 out:
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: closing failed", file->path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, file->path, err);
 }
 
 static int compare_item_tensors(const void *a, const void *b) {

@@ -1,6 +1,7 @@
 /*
  * Verifies the records of a torch.save file that are not tensor data, by the CRC-32s of the archive.
  */
+#include "fsdpckpt/try.h"
 #include "pt/pt.h"
 #include "torch/file/file.h"
 #include "verify/report.h"
@@ -57,9 +58,7 @@ fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
             report_risk(&f, &place, findings);
         }
         fc_torch_file_close(&f);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(rc);
         if (covered) {
             count_objects(checkpoint, i, report);
         }

@@ -16,7 +16,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct pt_writer {
     const fc_target *target;
@@ -199,10 +198,7 @@ fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
         return fc_fail_errno(err, errno, "%s: cannot be reopened", w->path);
     }
     fc_code rc = fc_torch_zip_write(&w->zip, fd, w->path, 0, err);
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: closing failed", w->path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, w->path, err);
 }
 
 fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {

@@ -203,10 +203,7 @@ static fc_code write_header(const char *path, const fc_st_header_out *header, fc
         rc = fc_fail_errno(err, errno, "%s: the file cannot be extended to %" PRIu64 " bytes", path, size);
     }
 out:
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: the file cannot be closed", path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, path, err);
 }
 
 fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
@@ -254,10 +251,7 @@ fc_code fc_st_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
     }
     FC_TRY_GOTO(fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, file->path, err), rc, out);
 out:
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: the file cannot be closed", file->path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, file->path, err);
 }
 
 /* ---- the index ---- */

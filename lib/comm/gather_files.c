@@ -69,10 +69,7 @@ done:
     if (in >= 0) {
         close(in);
     }
-    if (out >= 0 && close(out) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be written", to);
-    }
-    return rc;
+    return fc_close_written(out, rc, to, err);
 }
 
 /* The transfer of one rank's files to rank 0, on either side. */
@@ -110,10 +107,7 @@ static fc_code transfer_file(const transfer *t, const fc_sent_file *file, fc_err
             rc = fc_pwrite_full(fd, t->buf, bytes, at, path, err);
         }
     }
-    if (fd >= 0 && close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be written", path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, path, err);
 }
 
 static fc_code transfer_files(const transfer *t, const fc_sent_file *files, size_t count, int rank, fc_error *err) {

@@ -55,9 +55,7 @@ static fc_code try_digests(comparison *c, fc_compared *item, bool *decided, fc_e
     fc_code rc;
     int verdict = compare_digests(c, item, err, &rc);
     *decided = false;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(rc);
     item->wrong_digest = verdict < 0; /* until the data turns out to differ */
     if (verdict > 0 && same_bits_are_equal(c, item) && !c->options->data) {
         item->result = FC_COMPARE_SAME_DIGEST;

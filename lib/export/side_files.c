@@ -125,9 +125,7 @@ static fc_code copy_file(const char *source, const char *target, fc_error *err) 
     FC_TRY_GOTO(to >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", target), rc, out);
     rc = copy_bytes(from, size, source, to, target, err);
 out:
-    if (to >= 0 && close(to) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: the file cannot be closed", target);
-    }
+    rc = fc_close_written(to, rc, target, err);
     if (from >= 0) {
         close(from);
     }

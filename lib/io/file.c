@@ -137,6 +137,13 @@ fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **
     return rc;
 }
 
+fc_code fc_close_written(int fd, fc_code rc, const char *path, fc_error *err) {
+    if (fd >= 0 && close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: closing failed", path);
+    }
+    return rc;
+}
+
 fc_code fc_create_zeros(const char *path, uint64_t size, fc_error *err) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
@@ -146,10 +153,7 @@ fc_code fc_create_zeros(const char *path, uint64_t size, fc_error *err) {
     if (ftruncate(fd, (off_t)size) != 0) {
         rc = fc_fail_errno(err, errno, "%s: cannot have %" PRIu64 " bytes", path, size);
     }
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: closing failed", path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, path, err);
 }
 
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err) {

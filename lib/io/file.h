@@ -34,6 +34,9 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
  */
 fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **text, size_t *size, fc_error *err);
 
+/** Closes a file that was written; it may be -1. @return `rc`, or the code of a failure if that is FC_OK. */
+fc_code fc_close_written(int fd, fc_code rc, const char *path, fc_error *err);
+
 /** Creates a file of `size` zeros. */
 fc_code fc_create_zeros(const char *path, uint64_t size, fc_error *err);
 

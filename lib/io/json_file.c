@@ -51,10 +51,7 @@ fc_code fc_json_load(const char *path, const char *what, const char *example, js
     size_t len = 0;
     json_error_t wrong;
     *out = NULL;
-    fc_code code = read_text(path, what, &text, &len, err);
-    if (code != FC_OK) {
-        return code;
-    }
+    FC_TRY(read_text(path, what, &text, &len, err));
     json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
     free(text);
     if (!root) {

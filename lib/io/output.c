@@ -115,8 +115,5 @@ fc_code fc_output_allocate(const char *path, fc_error *err) {
     } else if (st.st_size > 0 && fallocate(fd, 0, 0, st.st_size) != 0 && !refuses_direct(errno) && errno != EINTR) {
         rc = fc_fail_errno(err, errno, "%s: reserving %" PRIu64 " bytes", path, (uint64_t)st.st_size);
     }
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: writing", path);
-    }
-    return rc;
+    return fc_close_written(fd, rc, path, err);
 }

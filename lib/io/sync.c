@@ -13,6 +13,7 @@
 
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,10 +32,7 @@ fc_code fc_sync_path(int parent, const char *name, const char *shown, fc_error *
     if (fsync(fd) != 0) {
         rc = fc_fail_errno(err, errno, "%s: fsync", shown);
     }
-    if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: close", shown);
-    }
-    return rc;
+    return fc_close_written(fd, rc, shown, err);
 }
 
 /* The files of a directory that remain to be synced, shared by the syncing threads. */

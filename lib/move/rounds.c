@@ -69,11 +69,9 @@ static fc_code place_all(fc_rounds *r, fc_writer *writer, fc_error *err) {
     for (uint64_t i = 0; i < chunks; i++) {
         const fc_target_item *item = r->walk.items[r->walk.next];
         const uint64_t size = r->sizes[i] >> 1;
-        fc_code rc =
-            writer->format->writer.place(writer, item, r->walk.start, r->sizes[i] & 1, size, &r->offsets[i], err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "tensor %s", r->walk.target->tensors[item->tensor].name);
-        }
+        FC_TRY_CONTEXT(
+            writer->format->writer.place(writer, item, r->walk.start, r->sizes[i] & 1, size, &r->offsets[i], err), err,
+            "tensor %s", r->walk.target->tensors[item->tensor].name);
         fc_chunk_walk_step(&r->walk);
     }
     return FC_OK;

@@ -87,10 +87,7 @@ static fc_code arrange_sections(const fc_checkpoint *source, const fc_selection 
     if (!selection->traits || !selection->traits->set_sections) {
         return FC_OK;
     }
-    fc_code rc = selection->traits->set_sections(tensors, count, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "%s", source->path);
-    }
+    FC_TRY_CONTEXT(selection->traits->set_sections(tensors, count, err), err, "%s", source->path);
     qsort(tensors, count, sizeof *tensors, compare_sections);
     return FC_OK;
 }

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/order.h"
+#include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -202,10 +203,7 @@ fc_code fc_validate_non_overlapping_shards_metadata(const fc_shard_metadata *sha
     }
     int ndims = sharded_dims(shards, count, dims);
     if (ndims > 0) {
-        fc_code code = find_overlap(shards, count, dims, ndims, &found, err);
-        if (code != FC_OK) {
-            return code;
-        }
+        FC_TRY(find_overlap(shards, count, dims, ndims, &found, err));
     } else {
         found.found = !empty_at_origin(&shards[0]);
     }

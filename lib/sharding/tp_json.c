@@ -106,11 +106,8 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
 static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
     json_t *root = NULL;
     static const char example[] = "{\"layers.*.self_attn.q_proj\": \"colwise\"}";
-    fc_code code = fc_check_named("TP plan", "plan", path, "known is 'auto'", example, err);
-    if (code != FC_OK) {
-        return code;
-    }
-    code = fc_json_load(path, "a TP plan", example, &root, err);
+    FC_TRY(fc_check_named("TP plan", "plan", path, "known is 'auto'", example, err));
+    fc_code code = fc_json_load(path, "a TP plan", example, &root, err);
     if (code != FC_OK) {
         return code == FC_EIO ? fc_context(err, code, "TP plan") : code;
     }
