@@ -6,6 +6,7 @@
 #include "train/state.h"
 #include "train/state_list.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 /* A load that runs. */
@@ -14,6 +15,7 @@ typedef struct loading {
     fc_state_list list;
     const fc_tensor **sources; /* for each tensor of the list, that of the checkpoint */
     fc_box_request *requests;  /* room for all boxes */
+    fc_work_options how;
 } loading;
 
 /* ---- finding ---- */
@@ -120,7 +122,7 @@ static fc_code read_array(const loading *l, size_t array, void *memory, size_t *
             FC_TRY(read_strided(l, box, &region, to, err));
         }
     }
-    return fc_read_boxes(l->from, NULL, l->requests, count, NULL, err);
+    return fc_read_boxes(l->from, NULL, l->requests, count, &l->how, err);
 }
 
 /* Copies an array to the host, which keeps its padding, fills it and copies it back. */
@@ -158,11 +160,24 @@ static fc_code load_arrays(const loading *l, fc_fsdp *fsdp, fc_error *err) {
     return FC_OK;
 }
 
+/* The ranks may all be on this machine and read the same boxes. */
+static void choose_how(loading *l, const fc_fsdp *fsdp) {
+    const uint64_t replicas = fsdp->replicate ? (uint64_t)fsdp->replicate->size : 1;
+    const uint64_t ranks = (uint64_t)fsdp->shard->size * replicas;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < l->list.narrays; i++) {
+        bytes += fc_array_bytes(&l->list.arrays[i]);
+    }
+    l->how.processes = ranks > INT_MAX ? INT_MAX : (int)ranks;
+    l->how.cached = bytes <= UINT64_MAX / ranks && fc_fits_cache(bytes * ranks);
+}
+
 fc_code fc_fsdp_load(const fc_fsdp_state *state, fc_state_dict_type type, const fc_checkpoint *from, fc_error *err) {
     loading l = {.from = from};
     fc_code rc;
     FC_TRY_GOTO(fc_state_list_new(state, type, true, &l.list, err), rc, out);
     FC_TRY_GOTO(find_all(&l, err), rc, out);
+    choose_how(&l, state->fsdp);
     rc = load_arrays(&l, state->fsdp, err);
 out:
     free(l.sources);

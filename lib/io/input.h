@@ -1,7 +1,8 @@
 /*
  * Reads a file for one worker: cached data is copied from the page cache, the rest is read past it. A checkpoint that
  * is larger than the memory and read once gains nothing from the cache, and filling it costs more CPU than everything
- * else. Measured on ext4 with a cold cache: half the time and a sixth of the CPU.
+ * else. Measured on ext4 with a cold cache: half the time and a sixth of the CPU. Loads of a training program are read
+ * again, so they set cache_only (fc_fits_cache in fsdpckpt/read.h).
  */
 #pragma once
 
@@ -20,7 +21,7 @@ enum {
 typedef struct fc_input {
     const char *path; /* borrowed */
     int fd;           /* -1 when not open. Not shared, because its flags change while it is read. */
-    bool cache_only;  /* reads past the cache are refused, or the kernel does not report what is cached */
+    bool cache_only;  /* reads past the cache are refused or not wanted, or the kernel does not report what is cached */
 } fc_input;
 
 /** Opens the file like fc_open_input. */

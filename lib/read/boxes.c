@@ -34,6 +34,7 @@ typedef struct reading {
     fc_progress *progress; /* may be NULL */
     fc_decoded *decoded;
     int files;            /* open files per worker */
+    bool cached;          /* as in fc_work_options */
     pthread_mutex_t lock; /* guards everything below */
     size_t next;
     active *current; /* the box that still has tiles to hand out */
@@ -193,6 +194,9 @@ static void *run_reader(void *context) {
     fc_error err;
     fc_code rc = fc_source_new(r->checkpoint, r->decoded, FC_SCRATCH_BYTES, r->files, &source, &err);
     if (rc == FC_OK) {
+        if (r->cached) {
+            fc_source_use_cache(source);
+        }
         read_box_tiles(r, source, &err);
     } else {
         pthread_mutex_lock(&r->lock);
@@ -209,7 +213,9 @@ static int choose_read_threads(const fc_box_request *requests, size_t count, con
     for (size_t i = 0; i < count && bytes < FC_MOST_THREADS * (uint64_t)FC_TILE_BYTES; i++) {
         bytes += (uint64_t)fc_box_volume(&requests[i].box) * fc_dtype_size(requests[i].tensor->dtype);
     }
-    return fc_useful_threads(options ? options->threads : 0, bytes, FC_TILE_BYTES / 4);
+    const int wanted = options && options->threads > 0 ? options->threads : 0;
+    return fc_useful_threads(wanted ? wanted : fc_shared_threads(options ? options->processes : 1), bytes,
+                             FC_TILE_BYTES / 4);
 }
 
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,
@@ -219,6 +225,7 @@ fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, co
                  .requests = requests,
                  .count = count,
                  .progress = options ? options->progress : NULL,
+                 .cached = options && options->cached,
                  .decoded = fc_decoded_new(FC_DEFAULT_MEMORY),
                  .files = fc_files_per_worker(threads)};
     fc_chunk_lists *own = lists ? NULL : fc_chunk_lists_new(checkpoint);

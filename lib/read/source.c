@@ -49,6 +49,7 @@ struct fc_source {
     bool elements;       /* with `crc`: also adds the CRC-64s of the elements */
     fc_crc_walk walk;    /* of the overlap being read */
     bool checks_objects; /* whether the format checks objects before they are read */
+    bool cached;         /* whether all reads go through the page cache */
 };
 
 size_t fc_source_overhead(void) {
@@ -90,6 +91,10 @@ void fc_source_check_objects(fc_source *source) {
     source->checks_objects = true;
 }
 
+void fc_source_use_cache(fc_source *source) {
+    source->cached = true;
+}
+
 void fc_source_watch(fc_source *source, fc_source_crc *crc, bool elements) {
     source->crc = crc;
     source->elements = elements;
@@ -121,6 +126,7 @@ static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc
         fc_input_close(&oldest->input);
         return rc;
     }
+    oldest->input.cache_only |= source->cached;
     oldest->file = index;
     oldest->last_use = ++source->clock;
     *out = &oldest->input;
@@ -173,10 +179,8 @@ static void add_window(fc_crc_walk *walk, uint64_t at, const fc_strided *step, c
     } while (i >= 0);
 }
 
-/*
- * Reads one window at `offset` and scatters it. It bypasses the page cache only when every byte is used: the gaps may
- * be needed next.
- */
+/* Reads one window at `offset` and scatters it. It bypasses the page cache only when every byte is used: the gaps may
+   be needed next. */
 static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *step,
                            unsigned char *out, fc_error *err) {
     const uint64_t offset = start + at;
@@ -393,8 +397,7 @@ static fc_code try_claim(fill *f, uint32_t chunk, bool *placed, fc_error *err) {
     return try_overlap(f, &overlap, extent, placed, err);
 }
 
-/* Tries the claimed chunks in their order. Copied ones leave the list; after an error the others stay, to be released.
- */
+/* Tries the claimed chunks in order. Copied ones leave the list; after an error the others stay, to be released. */
 static fc_code try_claimed(fill *f, fc_error *err) {
     int before = f->nclaimed;
     f->nclaimed = 0;
@@ -409,10 +412,8 @@ static fc_code try_claimed(fill *f, fc_error *err) {
     return rc;
 }
 
-/*
- * Copies all claimed chunks. While another worker decodes one chunk, this one decodes the next; it waits only when none
- * is available.
- */
+/* Copies all claimed chunks. While another worker decodes one chunk, this one decodes the next; it waits only when none
+   is available. */
 static fc_code place_claimed(fill *f, fc_error *err) {
     while (f->nclaimed > 0) {
         uint64_t seen = fc_decoded_changes(f->source->decoded);

@@ -31,6 +31,9 @@ size_t fc_source_overhead(void);
  */
 void fc_source_watch(fc_source *source, fc_source_crc *crc, bool elements);
 
+/** Makes all reads go through the page cache. Without it, reads of much that is not cached go past it. */
+void fc_source_use_cache(fc_source *source);
+
 /** Makes the format check each object before its bytes are read. Use it when objects are copied verbatim. */
 void fc_source_check_objects(fc_source *source);
 

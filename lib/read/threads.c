@@ -23,6 +23,11 @@ int fc_default_threads(void) {
     return n > more ? n : more;
 }
 
+int fc_shared_threads(int processes) {
+    const int all = fc_default_threads(), each = processes > 1 ? all / processes : all;
+    return each > FC_THREADS_SHARED ? each : all < FC_THREADS_SHARED ? all : FC_THREADS_SHARED;
+}
+
 int fc_useful_threads(int wanted, uint64_t bytes, uint64_t least) {
     int threads = wanted > 0 ? wanted : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;

@@ -14,6 +14,9 @@ int fc_processors(void);
  */
 int fc_default_threads(void);
 
+/** Returns the default number of workers of each of several processes of this machine that read at once. */
+int fc_shared_threads(int processes);
+
 /**
  * Returns how many threads move `bytes`: `wanted` (0: the default), at most FC_MOST_THREADS, and at most one for each
  * `least` bytes, because less does not justify a thread.

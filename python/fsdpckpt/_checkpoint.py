@@ -296,7 +296,7 @@ class Checkpoint(Mapping[str, Tensor]):
             if out.numel():
                 nbytes = out.numel() * out.element_size()
                 boxes.append((self[name]._index, [0] * out.ndim, list(out.shape), out.data_ptr(), nbytes))
-        native.read_many(boxes, 0)
+        native.read_many(boxes, 0, 1, _native.fits_cache(sum(box[4] for box in boxes)))
         if not nested:
             return state
         values = [state[name] if name in state else self.objects[name] for name in self._names()]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from . import _checkpoint
+from . import _checkpoint, _native
 from ._arguments import checked, threads
 from ._errors import CorruptError, TargetError, UsageError
 from ._save import has_storage
@@ -136,8 +137,10 @@ class HDF5Reader(StorageReader):
             items = held_reads(items, state, self._metadata)
         if self._names:
             items = [self._stored(item) for item in items]
+        ranks = _local_ranks()
+        cached = _is_cached(items, checkpoint, ranks)
         for batch in _batches(items, checkpoint):
-            _read(checkpoint, batch, planner, self.jobs)
+            _read(checkpoint, batch, planner, (self.jobs, ranks, cached))
         for item in items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, io.BytesIO(_archive(checkpoint, item.storage_index.fqn)))
@@ -162,6 +165,23 @@ def _archive(checkpoint: _checkpoint.Checkpoint, name: str) -> bytes:
     return stream.getvalue()
 
 
+def _size(item: ReadItem, checkpoint: _checkpoint.Checkpoint) -> int:
+    return torch.Size(item.lengths).numel() * checkpoint[item.storage_index.fqn].dtype.itemsize
+
+
+def _local_ranks() -> int:
+    """How many ranks load on this machine, at most."""
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun
+    return min(ranks, int(local)) if local.isdigit() and int(local) > 0 else ranks
+
+
+def _is_cached(items: Sequence[ReadItem], checkpoint: _checkpoint.Checkpoint, ranks: int) -> bool:
+    """Whether the ranks of this machine, which may hold the same boxes, read through the page cache."""
+    size = sum(_size(item, checkpoint) for item in items if item.type != LoadItemType.BYTE_IO)
+    return _native.fits_cache(min(size * ranks, sum(tensor.nbytes for tensor in checkpoint.values())))
+
+
 def _batches(items: Sequence[ReadItem], checkpoint: _checkpoint.Checkpoint) -> Iterator[list[ReadItem]]:
     """Lists of items with about _COPIED_AT_ONCE bytes each, in case they must be copied."""
     batch: list[ReadItem] = []
@@ -170,14 +190,14 @@ def _batches(items: Sequence[ReadItem], checkpoint: _checkpoint.Checkpoint) -> I
         if item.type == LoadItemType.BYTE_IO:
             continue
         batch.append(item)
-        size += torch.Size(item.lengths).numel() * checkpoint[item.storage_index.fqn].dtype.itemsize
+        size += _size(item, checkpoint)
         if size >= _COPIED_AT_ONCE:
             yield batch
             batch, size = [], 0
     yield batch
 
 
-def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner: LoadPlanner, jobs: int) -> None:
+def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner: LoadPlanner, how: tuple[int, int, bool]) -> None:
     requests = []
     copies = []
     targets = []
@@ -192,7 +212,7 @@ def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner
         targets.append((item, target))
         nbytes = to.numel() * to.element_size()
         requests.append((tensor._index, tuple(item.storage_offsets), tuple(item.lengths), to.data_ptr(), nbytes))
-    checkpoint._opened.handle().read_many(requests, jobs)
+    checkpoint._opened.handle().read_many(requests, *how)
     for target, made in copies:
         target.copy_(made)
     for item, target in targets:

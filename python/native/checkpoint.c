@@ -365,7 +365,7 @@ typedef struct many {
     checkpoint_object *checkpoint;
     fc_box_request *requests;
     size_t count;
-    int threads;
+    fc_work_options how;
 } many;
 
 static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
@@ -389,7 +389,8 @@ static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
 
 static fc_code read_many_work(void *context, fc_progress *progress, fc_error *err) {
     const many *m = context;
-    const fc_work_options how = {.threads = m->threads, .progress = progress};
+    fc_work_options how = m->how;
+    how.progress = progress;
     return fc_read_boxes(m->checkpoint->checkpoint, m->checkpoint->lists, m->requests, m->count, &how, err);
 }
 
@@ -397,9 +398,11 @@ static PyObject *checkpoint_read_many(PyObject *object, PyObject *args) {
     checkpoint_object *self = (checkpoint_object *)object;
     many m = {.checkpoint = self};
     PyObject *list;
-    if (!PyArg_ParseTuple(args, "Oi", &list, &m.threads) || !is_open(self)) {
+    int cached;
+    if (!PyArg_ParseTuple(args, "Oiip", &list, &m.how.threads, &m.how.processes, &cached) || !is_open(self)) {
         return NULL;
     }
+    m.how.cached = cached != 0;
     fc_arena *arena = fc_arena_new();
     if (!arena) {
         return PyErr_NoMemory();
@@ -468,7 +471,8 @@ static PyMethodDef methods[] = {
     {"read", checkpoint_read, METH_VARARGS,
      "Reads the box (offsets, sizes) of value i to an address with so many bytes."},
     {"read_many", checkpoint_read_many, METH_VARARGS,
-     "Reads boxes, [(i, offsets, sizes, address, bytes), ...], with a number of threads (0: default)."},
+     "Reads boxes, [(i, offsets, sizes, address, bytes), ...], threads (0: default), processes of this machine that "
+     "load together, whether through the page cache."},
     {"map", checkpoint_map, METH_VARARGS,
      "Maps value i from its file. Returns (what keeps it, address, bytes, strides in elements); None if it is empty."},
     {"paths", checkpoint_paths, METH_NOARGS, "[[key or index, ...], ...] in the nested state dict"},

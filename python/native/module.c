@@ -5,6 +5,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/recipe.h"
 
 static PyObject *local_box(PyObject *module, PyObject *args) {
@@ -105,7 +106,14 @@ static PyObject *recipes(PyObject *module, PyObject *unused) {
     return list;
 }
 
+static PyObject *fits_cache(PyObject *module, PyObject *bytes) {
+    const unsigned long long count = PyLong_AsUnsignedLongLong(bytes);
+    (void)module;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(fc_fits_cache(count));
+}
+
 static PyMethodDef functions[] = {
+    {"fits_cache", fits_cache, METH_O, "Whether the page cache should hold so many bytes that are read"},
     {"local_box", local_box, METH_VARARGS, "(offsets, sizes) of a rank: shape, mesh, placements, rank"},
     {"formats", formats, METH_NOARGS, "[(name, extensions, whether it can be written), ...]"},
     {"recipes", recipes, METH_NOARGS, "[(name, JSON text), ...] of the shipped recipes"},

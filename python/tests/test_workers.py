@@ -384,7 +384,7 @@ class Targets(unittest.TestCase):
         address = out.__array_interface__["data"][0]
         handle.read(0, [0, 0], [8, 6], address, 192)
         for wrong in ((address, 191), (address, 193), (address, 0), (0, 192)):
-            for call in (lambda w: handle.read(0, [0, 0], [8, 6], *w), lambda w: handle.read_many([(0, [0, 0], [8, 6], *w)], 1)):
+            for call in (lambda w: handle.read(0, [0, 0], [8, 6], *w), lambda w: handle.read_many([(0, [0, 0], [8, 6], *w)], 1, 1, False)):
                 with self.assertRaises(ValueError):
                     call(wrong)
         row = ("w", ("w",), "float32", None, (2, 3), [(None, None, None, 0, None)])

@@ -26,6 +26,8 @@ typedef struct fc_work_options {
     int threads;           /**< number of workers; 0: enough to keep processors and disk busy */
     uint64_t memory;       /**< bytes of all buffers; 0: 56 MiB */
     fc_progress *progress; /**< may be NULL */
+    int processes; /**< fc_read_boxes: how many load together on this machine and share its processors; 0: one */
+    bool cached;   /**< fc_read_boxes: what is read will be read again, see fc_fits_cache */
 } fc_work_options;
 
 /** A box to read. */
@@ -62,10 +64,18 @@ fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
                        fc_read_visit *visit, void *context, fc_error *err);
 
 /**
+ * Whether a load goes through the page cache. What a training program loads is read again: by other ranks of the
+ * machine that hold the same boxes, and by the next start. So it does, unless the bytes exceed half of the available
+ * memory: then the cache would lose them before they are read again.
+ * @param bytes what all processes of this machine load of the checkpoint, at most its size.
+ */
+bool fc_fits_cache(uint64_t bytes);
+
+/**
  * Reads many boxes with several threads. A box that is the whole tensor, or exactly one of its chunks, is compared with
  * the recorded CRC-64.
  * @param lists   of `checkpoint`; NULL: it makes its own.
- * @param options its threads and progress are used; may be NULL.
+ * @param options its `memory` is not used; may be NULL.
  */
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,
                       size_t count, const fc_work_options *options, fc_error *err);
