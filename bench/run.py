@@ -424,11 +424,11 @@ def torch_version():
     return got.stdout.strip() or "no torch"
 
 
-def write_docs(path, text):
-    old = open(path).read() if os.path.exists(path) else "# Benchmarks\n\n%s\n%s\n" % (BEGIN, END)
-    head, rest = old.split(BEGIN)
+def write_docs(path, text, begin=BEGIN, end=END):
+    old = open(path).read() if os.path.exists(path) else "# Benchmarks\n\n%s\n%s\n" % (begin, end)
+    head, rest = old.split(begin)
     with open(path, "w") as f:
-        f.write(head + BEGIN + "\n" + text + "\n" + END + rest.split(END)[1])
+        f.write(head + begin + "\n" + text + "\n" + end + rest.split(end)[1])
 
 
 def can_make(source, given):

@@ -1,17 +1,29 @@
 #!/usr/bin/env python3
 """torch.distributed.checkpoint with HDF5Writer and HDF5Reader next to FileSystemWriter and FileSystemReader, in turn.
 
-Usage: PYTHONPATH=build/release/python bench/torch_save.py [--dir DIR] [--size BYTES] [--ranks N] [--rounds N]
+Usage: PYTHONPATH=build/release/python bench/torch_save.py [--dir DIR] [--size BYTES] [--rounds N] [--ranks N,N] [--mesh same,other,whole]
+           [--dtype bfloat16,float32] [--tensors large,small] [--every] [--docs FILE]
 
-Each of N gloo ranks on this machine saves its shard (bf16, Shard(0)) of a model of --size bytes and loads it again. Both writers sync
-their files. Times are from a barrier until the last rank is done; the best of the rounds counts. --cold drops the page cache of the
-files before each load. The memory is the highest growth of a rank's resident memory during a save.
+Each gloo rank on this machine saves its rows (Shard(0)) of a model of --size bytes and loads: its rows (same), its columns (other), or
+all of the model (whole). A round of a way is:
+
+    save         to the disk: both writers sync their files
+    just saved   loads what this machine has just saved
+    again        loads it once more
+    cold         loads it after the page cache of its files was dropped
+
+Times are from a barrier until the last rank is done. The ways take turns, and the ratios are those of the medians of the rounds. The
+memory is the highest growth of a rank's resident memory during a save. Without options, the first line of the table is varied in
+one respect in each other line; with --every, all combinations are measured. --docs puts the table into a file, between its markers.
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
+import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -22,25 +34,39 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import run as bench
 from fsdpckpt.torch import HDF5Reader, HDF5Writer
 
-ROWS, COLUMNS = 4096, 2048
+BEGIN, END = "<!-- bench/torch_save: begin -->", "<!-- bench/torch_save: end -->"
+SHAPES = {"large": (4096, 2048), "small": (256, 128)}
+SIZES = {"large": "few large", "small": "many small"}
+ALL = {"ranks": [4, 1, 2, 8], "mesh": ["same", "other", "whole"], "dtype": ["bfloat16", "float32"], "tensors": ["large", "small"]}
+GOALS = {"save": 0.6, "just saved": 1.0, "again": 0.7, "cold": 0.9}
+WAYS = {
+    "hdf5": (HDF5Writer, HDF5Reader),
+    "filesystem": (lambda path: dcp.FileSystemWriter(path, sync_files=True), dcp.FileSystemReader),
+}
 
 
-def make_state(size):
-    """Tensors of 16 MiB, and as many small ones."""
+def make_state(case, size, mesh_of):
+    """Matrices and as many vectors, whose rows, columns or wholes the ranks hold."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    dtype = getattr(torch, case["dtype"])
+    rows, columns = SHAPES[case["tensors"]]
     torch.manual_seed(dist.get_rank())
 
-    def shard(*shape):
-        local = torch.randn(shape[0] // dist.get_world_size(), *shape[1:]).to(torch.bfloat16)
-        return DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    def held(*shape):
+        place = Shard(len(shape) - 1) if mesh_of == "other" else Replicate() if mesh_of == "whole" else Shard(0)
+        local = list(shape)
+        if place.is_shard():
+            local[place.dim] //= dist.get_world_size()
+        return DTensor.from_local(torch.randn(local).to(dtype), mesh, [place], run_check=False)
 
-    count = size // (2 * ROWS * COLUMNS)
-    large = {f"layers.{i}.weight": shard(ROWS, COLUMNS) for i in range(count)}
-    return {"model": large | {f"layers.{i}.norm": shard(COLUMNS) for i in range(count)}, "step": 1}
+    count = max(size // (dtype.itemsize * rows * columns), 1)
+    matrices = {f"layers.{i}.weight": held(rows, columns) for i in range(count)}
+    return {"model": matrices | {f"layers.{i}.norm": held(columns) for i in range(count)}, "step": 1}
 
 
 def resident():
@@ -81,55 +107,91 @@ def drop_cache(folder):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def run(rank, options, folder, results):
+def run_round(way, path, state, target, times):
+    writer, reader = WAYS[way]
+    with Peak() as peak:
+        times["save"].append(timed(lambda: dcp.save(state, storage_writer=writer(path))))
+    for case in ("just saved", "again", "cold"):
+        if case == "cold" and dist.get_rank() == 0:
+            drop_cache(path)
+        times[case].append(timed(lambda: dcp.load(target, storage_reader=reader(path))))
+    if dist.get_rank() == 0:
+        shutil.rmtree(path)
+        os.sync()
+    dist.barrier()
+    return peak.most
+
+
+def run_rank(rank, case, options, folder, results):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=options.ranks)
-    state = make_state(options.size)
-    ways = {
-        "hdf5": (lambda path: HDF5Writer(path), HDF5Reader),
-        "filesystem": (lambda path: dcp.FileSystemWriter(path, sync_files=True), dcp.FileSystemReader),
-    }
-    times = {f"{kind} {name}": [] for kind in ("save", "load") for name in ways}
-    memory = dict.fromkeys(ways, 0)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=case["ranks"])
+    state = make_state(case, options.size, "same")
+    target = make_state(case, options.size, case["mesh"])
+    times = {way: {kind: [] for kind in GOALS} for way in WAYS}
+    memory = dict.fromkeys(WAYS, 0)
     for step in range(options.rounds):
-        for name in sorted(ways, reverse=step % 2 == 1):
-            writer, reader = ways[name]
-            path = os.path.join(folder, f"{name}-{step}")
-            with Peak() as peak:
-                times[f"save {name}"].append(timed(lambda: dcp.save(state, storage_writer=writer(path))))
-            memory[name] = max(memory[name], peak.most)
-            if rank == 0 and options.cold:
-                drop_cache(path)
-            times[f"load {name}"].append(timed(lambda: dcp.load(state, storage_reader=reader(path))))
-            if rank == 0:
-                shutil.rmtree(path)
-            dist.barrier()
-    peaks = [None] * options.ranks
+        for way in sorted(WAYS, reverse=step % 2 == 1):
+            most = run_round(way, os.path.join(folder, f"{way}-{step}"), state, target, times[way])
+            memory[way] = max(memory[way], most)
+    peaks = [None] * case["ranks"]
     dist.all_gather_object(peaks, memory)
     if rank == 0:
-        best = {name: min(seconds) for name, seconds in times.items()}
-        Path(results).write_text(json.dumps([best, {name: max(peak[name] for peak in peaks) for name in ways}]))
+        memory = {way: max(peak[way] for peak in peaks) for way in WAYS}
+        Path(results).write_text(json.dumps([times, memory]))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", help="where to write the checkpoints")
-    parser.add_argument("--size", type=int, default=2 << 30, help="bytes of the model")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cold", action="store_true", help="drop the page cache before each load")
-    options = parser.parse_args()
+def measure(case, options):
+    """Returns the table's line of a case."""
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         results = os.path.join(folder, "results")
-        torch.multiprocessing.spawn(run, (options, folder, results), nprocs=options.ranks)
-        best, memory = json.loads(Path(results).read_text())
-    for kind in ("save", "load"):
-        ours, theirs = best[f"{kind} hdf5"], best[f"{kind} filesystem"]
-        print(f"{kind}: HDF5 {ours:.2f} s, FileSystem {theirs:.2f} s: {ours / theirs:.2f} x")
-    print("memory of a save, per rank: " + ", ".join(f"{name} {most >> 20} MiB" for name, most in memory.items()))
+        torch.multiprocessing.spawn(run_rank, (case, options, folder, results), nprocs=case["ranks"])
+        times, memory = json.loads(Path(results).read_text())
+    cells = [str(case["ranks"]), case["mesh"], case["dtype"], SIZES[case["tensors"]]]
+    for kind in GOALS:
+        ours, theirs = (statistics.median(times[way][kind]) for way in ("hdf5", "filesystem"))
+        cells.append(f"{ours:.2f} / {theirs:.2f} s: {ours / theirs:.2f} ×")
+        if ours / theirs > GOALS[kind]:
+            cells[-1] += " **not yet**"
+    cells.append(f"{memory['hdf5'] >> 20} / {memory['filesystem'] >> 20} MiB")
+    line = "| " + " | ".join(cells) + " |"
+    print(line, file=sys.stderr)
+    return line
+
+
+def choose_cases(options):
+    """The cases that the options name; without --every, those that differ from the first in at most one respect."""
+    values = {name: [type(all_values[0])(value) for value in (getattr(options, name) or "").split(",") if value] or all_values
+              for name, all_values in ALL.items()}
+    cases = [dict(zip(values, row)) for row in itertools.product(*values.values())]
+    for case in cases:
+        if any(case[name] not in all_values for name, all_values in ALL.items() if name != "ranks"):
+            sys.exit(f"torch_save.py: no such case: {case}")
+    one = [case for case in cases if case["ranks"] > 1 or case["mesh"] == "same" or len(values["mesh"]) == 1]
+    return [case for case in one if options.every or sum(case[name] != values[name][0] for name in values) <= 1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--dir", help="where to write the checkpoints")
+    parser.add_argument("--size", type=int, default=512 << 20, help="bytes of the model (default: 512 MiB)")
+    parser.add_argument("--rounds", type=int, default=5)
+    for name, values in ALL.items():
+        parser.add_argument(f"--{name}", help=f"default: {','.join(map(str, values))}")
+    parser.add_argument("--every", action="store_true", help="all combinations")
+    parser.add_argument("--docs", metavar="FILE", help="put the table into this file, between its markers")
+    options = parser.parse_args()
+    lines = [measure(case, options) for case in choose_cases(options)]
+    goals = "".join(f" {kind}, ≤ {goal} × |" for kind, goal in GOALS.items())
+    text = "%s. %d MiB per checkpoint, %d rounds, %s. Each cell: ours / PyTorch's, and the ratio.\n\n" % (
+        bench.machine(os.path.realpath(options.dir or tempfile.gettempdir())), options.size >> 20, options.rounds,
+        time.strftime("%Y-%m-%d", time.gmtime()))
+    text += f"| ranks | mesh | dtype | tensors |{goals} memory of a save |\n{'|---' * 9}|\n" + "\n".join(lines)
+    print(text)
+    if options.docs:
+        bench.write_docs(options.docs, text, BEGIN, END)
 
 
 if __name__ == "__main__":

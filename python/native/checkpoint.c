@@ -311,11 +311,9 @@ static PyObject *checkpoint_layout(PyObject *object, PyObject *unused) {
 
 /* ---- reading ---- */
 
-/*
- * Fills `out` with a box of value `index` and the memory that receives it. `dims` has room for 2 × FC_MAX_DIMS numbers.
- * The caller says how much memory there is: that is compared with the box, because the address tells nothing.
- * @return false with an exception set.
- */
+/* Fills `out` with a box of value `index` and the memory that receives it. `dims` has room for 2 × FC_MAX_DIMS numbers.
+   The caller says how much memory there is: that is compared with the box, because the address tells nothing.
+   @return false with an exception set. */
 static bool read_request(const checkpoint_object *self, PyObject *tuple, int64_t *dims, fc_box_request *out) {
     Py_ssize_t index;
     PyObject *offsets, *sizes;
@@ -388,10 +386,9 @@ static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
 }
 
 static fc_code read_many_work(void *context, fc_progress *progress, fc_error *err) {
-    const many *m = context;
-    fc_work_options how = m->how;
-    how.progress = progress;
-    return fc_read_boxes(m->checkpoint->checkpoint, m->checkpoint->lists, m->requests, m->count, &how, err);
+    many *m = context;
+    m->how.progress = progress;
+    return fc_read_boxes(m->checkpoint->checkpoint, m->checkpoint->lists, m->requests, m->count, &m->how, err);
 }
 
 static PyObject *checkpoint_read_many(PyObject *object, PyObject *args) {
@@ -471,8 +468,8 @@ static PyMethodDef methods[] = {
     {"read", checkpoint_read, METH_VARARGS,
      "Reads the box (offsets, sizes) of value i to an address with so many bytes."},
     {"read_many", checkpoint_read_many, METH_VARARGS,
-     "Reads boxes, [(i, offsets, sizes, address, bytes), ...], threads (0: default), processes of this machine that "
-     "load together, whether through the page cache."},
+     "Reads boxes, [(i, offsets, sizes, address, bytes), ...]: threads or 0, processes on the machine, whether "
+     "cached."},
     {"map", checkpoint_map, METH_VARARGS,
      "Maps value i from its file. Returns (what keeps it, address, bytes, strides in elements); None if it is empty."},
     {"paths", checkpoint_paths, METH_NOARGS, "[[key or index, ...], ...] in the nested state dict"},
