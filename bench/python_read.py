@@ -3,7 +3,8 @@
 
 Usage: PYTHONPATH=build/release/python bench/python_read.py [--dir DIR] [--rounds N]
 
-256 tensors of 2 MiB (bf16). Every program opens the checkpoint anew each time; the page cache is warm, and imports are left out.
+256 tensors of 2 MiB (bf16), and slices of one tensor of 512 MiB (float32) in safetensors. Every program opens the checkpoint anew each
+time; the page cache is warm, and imports are left out.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import fsdpckpt
 
 NAME, ROWS, COLUMNS = "layers.200.w", 1024, 1024
 PART = (slice(100, 116), slice(0, 512))
+LARGE = (32768, 4096)
 
 
 def ours(path, part):
@@ -38,6 +40,38 @@ def by_dcp(path, _):
     dcp.load(state, checkpoint_id=path, no_dist=True)
 
 
+def slices_of(path, rounds):
+    """Seconds of each way to copy each slice of the tensor "w" to memory of its own."""
+    half = LARGE[0] // 2
+    slices = {"1 row": slice(100, 101), "1% of rows": slice(100, 428), "50% of rows": slice(100, 100 + half),
+              "1 column": (slice(None), slice(100, 101)), "1% of columns": (slice(None), slice(100, 140)),
+              "50% of columns": (slice(None), slice(100, 100 + LARGE[1] // 2))}
+
+    def by_safetensors(index, framework):
+        with safetensors.safe_open(path, framework) as file:
+            part = file.get_slice("w")[index]
+            return part.clone() if framework == "pt" else part  # a tensor of PyTorch is a part of the mapped file
+
+    def by_fsdpckpt(index, read):
+        with fsdpckpt.open(path) as checkpoint:
+            return read(checkpoint["w"], index)
+
+    ways = {"safetensors, NumPy": lambda i: by_safetensors(i, "np"), "fsdpckpt t[i]": lambda i: by_fsdpckpt(i, lambda t, i: t[i]),
+            "safetensors, PyTorch": lambda i: by_safetensors(i, "pt"),
+            "fsdpckpt t.torch(i)": lambda i: by_fsdpckpt(i, lambda t, i: t.torch(i)),
+            "fsdpckpt t.torch(i, mmap=True)": lambda i: by_fsdpckpt(i, lambda t, i: t.torch(i, mmap=True).clone())}
+    best = {}
+    for name, index in slices.items():
+        for _ in range(rounds if not name.startswith("50%") else max(rounds // 4, 1)):
+            for way, run in ways.items():
+                began = time.perf_counter()
+                run(index)
+                best[name, way] = min(best.get((name, way), 1e9), time.perf_counter() - began)
+    print(f"\n{'slice of 512 MiB, copied':32}" + "".join(f"{name:>16}" for name in slices) + f"   (best of {rounds}, ms)")
+    for way in ways:
+        print(f"{way:32}" + "".join(f"{best[name, way] * 1e3:16.2f}" for name in slices))
+
+
 def prepare(folder):
     torch.manual_seed(0)
     state = {f"layers.{i}.w": torch.randn(ROWS, COLUMNS).to(torch.bfloat16) for i in range(256)}
@@ -51,7 +85,7 @@ def prepare(folder):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", help="where to write the checkpoints (1.6 GB)")
+    parser.add_argument("--dir", help="where to write the checkpoints (2.7 GB)")
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -78,6 +112,10 @@ def main():
     for job in jobs:
         part = f"{best[job, False] * 1e3:10.2f}" if (job, False) in best else f"{'-':>10}"
         print(f"{job[0]:20} {job[1]:36} {best[job, True] * 1e3:10.2f} {part}")
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        path = os.path.join(folder, "large.safetensors")
+        safetensors.torch.save_file({"w": torch.randn(*LARGE)}, path)
+        slices_of(path, options.rounds)
 
 
 if __name__ == "__main__":

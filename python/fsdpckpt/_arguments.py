@@ -40,22 +40,25 @@ def checked(function: _Function) -> _Function:
     Traceback (most recent call last):
     fsdpckpt._errors.ArgumentError: count= must be an integer or None, not str
     """
-    plans: list[tuple[inspect.Signature, dict[str, list[_Kind]]]] = []  # made at the first call: inspect is slow to import
+    plans: list[_Plan] = []  # made at the first call: inspect is slow to import
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
         __tracebackhide__ = True
         if not plans:
             plans.append(_plan(function))
-        signature, kinds = plans[0]
-        try:
-            bound = signature.bind(*args, **keywords)
-        except TypeError as error:
-            _refuse(ArgumentError, f"{function.__qualname__}(): {error}")
-        for name, value in bound.arguments.items():
-            if kinds[name]:
-                bound.arguments[name] = _read(name, value, kinds[name])
-        return function(*bound.args, **bound.kwargs)
+        plan = plans[0]
+        if not plan.fits(args, keywords):
+            try:
+                plan.signature.bind(*args, **keywords)
+            except TypeError as error:
+                _refuse(ArgumentError, f"{function.__qualname__}(): {error}")
+        kinds = plan.kinds
+        read = [_read(name, value, kinds[name]) if kinds[name] else value for name, value in zip(plan.positional, args)]
+        for name, value in keywords.items():
+            if kinds.get(name):
+                keywords[name] = _read(name, value, kinds[name])
+        return function(*read, **keywords)
 
     return call  # type: ignore[return-value]
 
@@ -66,8 +69,25 @@ def flag(name: str, value: Any) -> bool:
     return given
 
 
-def _plan(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, list[_Kind]]]:
-    """The signature of a function, and the kinds that each parameter may have; none where everything is allowed."""
+class _Plan(NamedTuple):
+    """The parameters of a function, none of which is *args."""
+
+    signature: inspect.Signature
+    kinds: dict[str, list[_Kind]]  # that each parameter may have; none where everything is allowed
+    positional: tuple[str, ...]
+    required: frozenset[str]
+    takes_any: bool  # it has **options
+
+    def fits(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Whether a call has the right arguments; `inspect.Signature.bind` says why not, but takes longer than opening a
+        checkpoint."""
+        given = self.positional[: len(args)]
+        known = self.takes_any or self.kinds.keys() >= keywords.keys()
+        once = len(given) == len(args) and keywords.keys().isdisjoint(given)
+        return known and once and self.required <= keywords.keys() | set(given)
+
+
+def _plan(function: Callable[..., Any]) -> _Plan:
     import inspect
 
     signature = inspect.signature(function)
@@ -75,7 +95,14 @@ def _plan(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, li
     for name, parameter in signature.parameters.items():
         said = "Any" if parameter.annotation is parameter.empty else str(parameter.annotation)
         kinds[name] = [] if said == "Any" else [_KINDS[part] for part in said.split(" | ")]
-    return signature, kinds
+    parameters = signature.parameters.values()
+    return _Plan(
+        signature,
+        kinds,
+        tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD),
+        frozenset(one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD),
+        any(one.kind is one.VAR_KEYWORD for one in parameters),
+    )
 
 
 def _read(name: str, value: Any, kinds: list[_Kind]) -> Any:

@@ -37,9 +37,10 @@ def map_torch(tensor: Tensor, index: Any) -> torch.Tensor:
 
     selection = select(index, tensor.shape)
     whole, stored = _map(tensor)
-    steps = (slice(axis.start, axis.start + axis.span, axis.step) for axis in selection.axes)
-    boxed = whole[(*steps, Ellipsis)]  # with an ellipsis, NumPy returns an array even where no dimension is left
-    part = boxed[selection.view if Ellipsis in selection.view else (*selection.view, Ellipsis)]
+    # With an ellipsis, NumPy returns an array even where no dimension is left.
+    taken: tuple[Any, ...] = (*(slice(axis.start, axis.start + axis.span, axis.step) for axis in selection.axes), Ellipsis)
+    seen = selection.view if Ellipsis in selection.view else (*selection.view, Ellipsis)
+    part = whole[taken][seen]
     dtype = getattr(torch, tensor.torch_dtype)
     if part.size == 0:
         return torch.empty(part.shape, dtype=dtype)
