@@ -28,7 +28,7 @@ from . import _checkpoint, _native
 from ._arguments import checked, threads
 from ._errors import CorruptError, TargetError, UsageError
 from ._save import has_storage
-from ._torch_pieces import PIECES, Piece, directory_of, read_pieces
+from ._torch_chunks import CHUNKS, NamedChunk, directory_of, read_named_chunks
 from ._torch_planner import held_reads
 
 Path = Union[str, "os.PathLike[str]"]
@@ -56,7 +56,7 @@ class HDF5Reader(StorageReader):
         self._options = options
         self._checkpoint: _checkpoint.Checkpoint | None = None
         self._metadata: Metadata | None = None
-        self._names: dict[tuple[str, tuple[int, ...]], str] = {}  # of pieces, by name and offsets
+        self._names: dict[tuple[str, tuple[int, ...]], str] = {}  # of named chunks, by name and offsets
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -92,29 +92,29 @@ class HDF5Reader(StorageReader):
         order = checkpoint._names()
         paths = {name: tuple(path) for name, path in zip(order, checkpoint._opened.handle().paths())}
         self._names = {}
-        if PIECES in checkpoint.objects:
-            order = self._join(read_pieces(checkpoint.objects), order, values, paths)
+        if CHUNKS in checkpoint.objects:
+            order = self._join(read_named_chunks(checkpoint.objects), order, values, paths)
         meta = StorageMeta(checkpoint_id=self.path, load_id=self.load_id)
         self._metadata = Metadata({name: values[name] for name in order}, planner_data=paths, storage_meta=meta)
         return self._metadata
 
     def _join(
-        self, pieces: Mapping[str, Piece], order: Sequence[str], values: dict[str, Any], paths: dict[str, Any]
+        self, chunks: Mapping[str, NamedChunk], order: Sequence[str], values: dict[str, Any], paths: dict[str, Any]
     ) -> list[str]:
         """Makes the tensors that are stored in parts out of these. Returns the names in their order."""
         names: dict[str, None] = {}
         for name in order:
-            piece = pieces.get(name)
-            if piece:
+            named = chunks.get(name)
+            if named:
                 part = values[name]
-                chunk = ChunkStorageMetadata(offsets=torch.Size(piece.offsets), sizes=part.size)
-                whole = TensorStorageMetadata(properties=part.properties, size=torch.Size(piece.shape), chunks=[])
-                values.setdefault(piece.fqn, whole).chunks.append(chunk)
-                paths[piece.fqn] = piece.path or (piece.fqn,)
-                self._names[piece.fqn, piece.offsets] = name
-            if name != PIECES:
-                names[piece.fqn if piece else name] = None
-            if piece or name == PIECES:
+                chunk = ChunkStorageMetadata(offsets=torch.Size(named.offsets), sizes=part.size)
+                whole = TensorStorageMetadata(properties=part.properties, size=torch.Size(named.shape), chunks=[])
+                values.setdefault(named.fqn, whole).chunks.append(chunk)
+                paths[named.fqn] = named.path or (named.fqn,)
+                self._names[named.fqn, named.offsets] = name
+            if name != CHUNKS:
+                names[named.fqn if named else name] = None
+            if named or name == CHUNKS:
                 del values[name], paths[name]
         return list(names)
 
@@ -149,7 +149,7 @@ class HDF5Reader(StorageReader):
         return future
 
     def _stored(self, item: ReadItem) -> ReadItem:
-        """The item with the name of the piece that it reads."""
+        """The item with the name of the named chunk that it reads."""
         index = item.storage_index
         name = self._names.get((index.fqn, tuple(index.offset or ())), index.fqn)
         return dataclasses.replace(item, storage_index=dataclasses.replace(index, fqn=name))

@@ -36,7 +36,7 @@ from . import _checkpoint, _native
 from ._arguments import checked, threads
 from ._errors import Error, SystemFailure, UnsupportedError, UsageError, tell
 from ._shards import Box, Element, Job, Value, find_layout
-from ._torch_pieces import Pieces, Resolver, directory_of
+from ._torch_chunks import NamedChunks, Resolver, directory_of
 from ._torch_planner import LoadPlanner, SavePlanner
 from ._torch_reader import HDF5Reader, Path
 
@@ -52,8 +52,8 @@ class _Task(NamedTuple):
     job: bytes  # Job.packed
     rank: int
     late: bool  # rank 0's file waits for objects that other ranks hold
-    apart: bool  # its plan is of no use to another save: it has pieces, or each rank has a checkpoint of its own
-    pieces: Pieces
+    apart: bool  # its plan is of no use to another save: it has named chunks, or each rank has a checkpoint of its own
+    chunks: NamedChunks
     refusal: str  # see Resolver
 
     @property
@@ -94,7 +94,7 @@ class HDF5Writer(StorageWriter):
 
     def _begin(self) -> None:
         self._coordinates = False
-        self._pieces = Pieces()
+        self._chunks = NamedChunks()
         self._apart: int | None = None  # the rank, if each has a checkpoint of its own
         self._staging: _native.Staging | None = None
         self._job: Job | None = None
@@ -156,13 +156,13 @@ class HDF5Writer(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         assert self.path is not None
         plans = _PLANS.complete(plans)
-        path, pieces, refusal = self.path, Pieces(), ""
+        path, chunks, refusal = self.path, NamedChunks(), ""
         if self._apart is not None:
             path = directory_of(path, self._apart)
-            plans = [pieces.described(pieces.plan(plan)) for plan in plans]
+            plans = [chunks.described(chunks.plan(plan)) for plan in plans]
         split: set[str] = set()
         while True:
-            held = _Held([pieces.described(plans[0]), *plans[1:]] if split else plans)
+            held = _Held([chunks.described(plans[0]), *plans[1:]] if split else plans)
             try:
                 mesh, layout, stored = find_layout(path, held.values, held.boxes, len(plans))
                 break
@@ -172,7 +172,7 @@ class HDF5Writer(StorageWriter):
                 if name in split or name not in {value.name for value in held.values} or self._format != "h5":
                     raise UnsupportedError(refusal) from None
                 split.add(name)
-                plans = [pieces.plan(plan, split) for plan in plans]
+                plans = [chunks.plan(plan, split) for plan in plans]
         if split:
             tell(
                 f"{path}: the chunks of {', '.join(sorted(split))} are not the shards of a mesh: each is stored as a tensor "
@@ -185,12 +185,12 @@ class HDF5Writer(StorageWriter):
         self._job = job
         items, late = held.assign(stored)
         packed = job.packed()
-        apart = bool(pieces) or self._apart is not None
+        apart = bool(chunks) or self._apart is not None
         return [
             dataclasses.replace(
                 plan,
                 items=items[rank],
-                storage_data=_Task(packed, rank, late and rank == 0, apart, pieces, refusal),
+                storage_data=_Task(packed, rank, late and rank == 0, apart, chunks, refusal),
             )
             for rank, plan in enumerate(plans)
         ]
@@ -199,8 +199,8 @@ class HDF5Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: AnyPlanner) -> Future[list[WriteResult]]:
         task: _Task = plan.storage_data
-        resolver = Resolver(task.pieces, planner, task.refusal)
-        self._pieces = task.pieces
+        resolver = Resolver(task.chunks, planner, task.refusal)
+        self._chunks = task.chunks
         objects = {item.index.fqn: _object(item, resolver) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         job = self._job or Job.unpacked(task.job)
         notes = b""
@@ -221,7 +221,7 @@ class HDF5Writer(StorageWriter):
         assert job is not None and staging is not None
         written: list[_Written] = sorted(result.storage_data for row in results for result in row)
         try:
-            _check_complete(job, metadata, written, self._pieces)
+            _check_complete(job, metadata, written, self._chunks)
             for part in written:
                 self._objects.update(part.objects)
             notes = [part.notes for part in written]
@@ -353,9 +353,9 @@ def _dtype(item: WriteItem) -> str | None:
     return str(item.tensor_data.properties.dtype).removeprefix("torch.") if item.tensor_data else None
 
 
-def _check_complete(job: Job, metadata: Metadata, written: list[_Written], pieces: Pieces) -> None:
+def _check_complete(job: Job, metadata: Metadata, written: list[_Written], chunks: NamedChunks) -> None:
     """Finds what a planner whose cached plans are those of another state dict would leave out."""
-    names = pieces.names(value.name for value in job.values)
+    names = chunks.names(value.name for value in job.values)
     expected = set(metadata.state_dict_metadata)
     if names != expected:
         name = min(names ^ expected)
