@@ -1,6 +1,7 @@
 /*
  * Says which files of a directory are those of a DCP checkpoint, so that a target may replace them.
  */
+#include "base/little.h"
 #include "checkpoint/folder.h"
 #include "dcp/builder.h"
 #include "dcp/dcp.h"
@@ -26,8 +27,8 @@ static bool is_archive(const unsigned char *head, size_t size) {
     if (size < HEADER + name || memcmp(head, "PK\3\4", 4) != 0 || memcmp(head + HEADER, first, name) != 0) {
         return false;
     }
-    const size_t length = (size_t)(head[NAME_AT] | head[NAME_AT + 1] << 8);
-    const size_t data = HEADER + name + (size_t)(head[EXTRA_AT] | head[EXTRA_AT + 1] << 8);
+    const size_t length = (size_t)fc_load_little(head + NAME_AT, 2);
+    const size_t data = HEADER + name + (size_t)fc_load_little(head + EXTRA_AT, 2);
     return length == name && head[METHOD_AT] == 0 && head[METHOD_AT + 1] == 0 && data < size && head[data] == PROTO;
 }
 

@@ -2,6 +2,7 @@
  * Checks the start of a data file without libhdf5: whether it is an HDF5 file, and as long as its superblock says. Used
  * for checkpoints that were opened from index.h5 alone.
  */
+#include "base/little.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 
@@ -15,12 +16,6 @@
 
 /* HDF5 file format specification, III.A: superblocks of versions 2 and 3, as fsdpckpt writes them. */
 enum { SUPERBLOCK = 48, VERSION = 8, OFFSET_SIZE = 9, BASE = 12, END = 28 };
-
-static uint64_t read_u64(const unsigned char *bytes) {
-    uint64_t value;
-    memcpy(&value, bytes, sizeof value); /* little-endian, like this machine */
-    return value;
-}
 
 static fc_code too_short(const char *path, uint64_t size, fc_error *err) {
     FC_TRY(fc_check_stand_in(path, err));
@@ -53,11 +48,11 @@ fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
         FC_TRY(fc_check_stand_in(path, err));
         return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: the signature is missing; copy it again", path);
     }
-    bool known = head[VERSION] >= 2 && head[OFFSET_SIZE] == 8 && read_u64(head + BASE) == 0;
-    if (known && read_u64(head + END) > size) {
+    bool known = head[VERSION] >= 2 && head[OFFSET_SIZE] == 8 && fc_load_little(head + BASE, 8) == 0;
+    if (known && fc_load_little(head + END, 8) > size) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: truncated: it has %" PRIu64 " bytes, but its header says %" PRIu64 "; copy it again", path,
-                       size, read_u64(head + END));
+                       size, fc_load_little(head + END, 8));
     }
     return FC_OK;
 }

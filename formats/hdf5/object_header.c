@@ -4,6 +4,7 @@
  */
 #include "hdf5/object_header.h"
 #include "base/checked.h"
+#include "base/little.h"
 
 #include <string.h>
 
@@ -17,14 +18,6 @@ enum {
     MOST_CHUNKS = 64
 };
 
-static uint64_t little(const unsigned char *p, int bytes) {
-    uint64_t value = 0;
-    for (int i = bytes - 1; i >= 0; i--) {
-        value = value << 8 | p[i];
-    }
-    return value;
-}
-
 static uint32_t rotate(uint32_t x, int by) {
     return x << by | x >> (32 - by);
 }
@@ -33,9 +26,9 @@ uint32_t fc_h5_checksum(const unsigned char *p, size_t size) {
     uint32_t a, b, c;
     a = b = c = 0xdeadbeefu + (uint32_t)size;
     for (; size > 12; size -= 12, p += 12) {
-        a += (uint32_t)little(p, 4);
-        b += (uint32_t)little(p + 4, 4);
-        c += (uint32_t)little(p + 8, 4);
+        a += (uint32_t)fc_load_little(p, 4);
+        b += (uint32_t)fc_load_little(p + 4, 4);
+        c += (uint32_t)fc_load_little(p + 8, 4);
         a = (a - c) ^ rotate(c, 4), c += b;
         b = (b - a) ^ rotate(a, 6), a += c;
         c = (c - b) ^ rotate(b, 8), b += a;
@@ -48,9 +41,9 @@ uint32_t fc_h5_checksum(const unsigned char *p, size_t size) {
     }
     unsigned char last[12] = {0};
     memcpy(last, p, size);
-    a += (uint32_t)little(last, 4);
-    b += (uint32_t)little(last + 4, 4);
-    c += (uint32_t)little(last + 8, 4);
+    a += (uint32_t)fc_load_little(last, 4);
+    b += (uint32_t)fc_load_little(last + 4, 4);
+    c += (uint32_t)fc_load_little(last + 8, 4);
     c = (c ^ b) - rotate(b, 14);
     a = (a ^ c) - rotate(c, 11);
     b = (b ^ a) - rotate(a, 25);
@@ -81,7 +74,7 @@ static bool first_chunk(const fc_h5_view *view, uint64_t object, chunk *out) {
     out->start = object;
     out->messages = object + before + (uint64_t)width;
     out->message_head = flags & ORDERED ? 6 : 4;
-    return fc_add_u64(out->messages, little(p + before, width), &out->check);
+    return fc_add_u64(out->messages, fc_load_little(p + before, width), &out->check);
 }
 
 static bool next_chunk(uint64_t at, uint64_t length, int message_head, chunk *out) {
@@ -101,8 +94,8 @@ static bool is_attribute(const unsigned char *p, uint64_t size, const char *name
     if (size < 9 || p[0] != 3) {
         return false;
     }
-    const uint64_t name_size = little(p + 2, 2);
-    *value = 9 + name_size + little(p + 4, 2) + little(p + 6, 2);
+    const uint64_t name_size = fc_load_little(p + 2, 2);
+    *value = 9 + name_size + fc_load_little(p + 4, 2) + fc_load_little(p + 6, 2);
     return name_size == strlen(name) + 1 && *value + 8 == size && memcmp(p + 9, name, name_size) == 0;
 }
 
@@ -123,7 +116,7 @@ static bool search(const fc_h5_view *view, chunks *all, int index, const char *n
             return false;
         }
         const int type = p[0];
-        const uint64_t size = little(p + 1, 2);
+        const uint64_t size = fc_load_little(p + 1, 2);
         if (!fc_range_within(at + head, size, c.check) || !(p = view->bytes(view->context, at + head, size))) {
             return false;
         }
@@ -133,7 +126,8 @@ static bool search(const fc_h5_view *view, chunks *all, int index, const char *n
             return false;
         }
         if (type == CONTINUATION && size >= 16 && all->count < MOST_CHUNKS) {
-            all->count += next_chunk(little(p, 8), little(p + 8, 8), c.message_head, &all->items[all->count]);
+            all->count +=
+                next_chunk(fc_load_little(p, 8), fc_load_little(p + 8, 8), c.message_head, &all->items[all->count]);
         }
         at += head + size;
     }
@@ -154,9 +148,9 @@ bool fc_h5_find_root(const fc_h5_view *view, uint64_t *object) {
     static const unsigned char signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
     const unsigned char *p = view->bytes(view->context, 0, 48);
     if (!p || memcmp(p, signature, sizeof signature) != 0 || (p[8] != 2 && p[8] != 3) || p[9] != 8 ||
-        little(p + 12, 8) != 0) {
+        fc_load_little(p + 12, 8) != 0) {
         return false;
     }
-    *object = little(p + 36, 8);
+    *object = fc_load_little(p + 36, 8);
     return true;
 }

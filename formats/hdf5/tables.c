@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
+#include "base/little.h"
 #include "base/text.h"
 #include "checkpoint/own_files.h"
 #include "fsdpckpt/try.h"
@@ -61,7 +62,7 @@ static bool root_number(listing_file *f, fc_h5_attribute attribute, uint64_t *va
     const unsigned char *p = NULL;
     const bool found = root_field(f, attribute, &field) && (p = view_bytes(f, field.value, 8)) != NULL;
     if (found) {
-        memcpy(value, p, 8); /* little-endian, like this machine */
+        *value = fc_load_little(p, 8);
     }
     return found;
 }

@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/crc.h"
 #include "base/grow.h"
+#include "base/little.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "io/file.h"
@@ -115,14 +116,6 @@ out:
     return rc;
 }
 
-static uint64_t little(const unsigned char *p) {
-    uint64_t value = 0;
-    for (int i = 7; i >= 0; i--) {
-        value = value << 8 | p[i];
-    }
-    return value;
-}
-
 static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file *f, const extent *data, size_t count,
                           struct fc_findings *findings, struct fc_verify_report *report, fc_error *err) {
     const fc_h5_view view = {view_bytes, f};
@@ -136,7 +129,7 @@ static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file
     if (!has) {
         return FC_OK; /* written by another program or an older fsdpckpt, so not covered */
     }
-    recorded = little(p);
+    recorded = fc_load_little(p, 8);
     fc_code rc;
     FC_TRY_GOTO(header_crc(f, data, count, &field, &found, err), rc, out);
     if (found != recorded) {

@@ -9,6 +9,7 @@
 #include "safetensors/header.h"
 
 #include "base/file_name.h"
+#include "base/little.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -19,13 +20,10 @@
 
 /* Whether a file starts with a valid header length and a JSON object. */
 static bool is_header_start(const unsigned char *head, size_t size) {
-    uint64_t length = 0;
     if (size < ST_LENGTH_BYTES + 2) {
         return false;
     }
-    for (int i = ST_LENGTH_BYTES - 1; i >= 0; i--) {
-        length = length << 8 | head[i];
-    }
+    const uint64_t length = fc_load_little(head, ST_LENGTH_BYTES);
     size_t at = ST_LENGTH_BYTES;
     while (at < size && head[at] && strchr(" \t\r\n", head[at])) {
         at++;

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/little.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -293,10 +294,7 @@ static fc_code read_text(const header_reader *r, char **text, uint64_t *size) {
     const bool alone = r->out->start == 0;
     FC_TRY(alone && left < sizeof length ? fc_check_stand_in(r->path, r->err) : FC_OK);
     FC_TRY(fc_pread_full(r->fd, length, sizeof length, r->out->start, r->path, r->err));
-    *size = 0;
-    for (int i = ST_LENGTH_BYTES - 1; i >= 0; i--) {
-        *size = *size << 8 | length[i];
-    }
+    *size = fc_load_little(length, ST_LENGTH_BYTES);
     FC_TRY(alone && (*size > ST_MAX_HEADER || *size == 0) ? fc_check_stand_in(r->path, r->err) : FC_OK);
     if (*size > ST_MAX_HEADER) {
         return fc_fail(r->err, FC_ECORRUPT,

@@ -6,6 +6,7 @@
 
 #include "base/base64.h"
 #include "base/checked.h"
+#include "base/little.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/dtypes.h"
@@ -373,9 +374,7 @@ static fc_code finish_header(const header_builder *m) {
                                  m->target->source->path, length, ST_MAX_HEADER),
                          FC_HINT_EXCLUDE, NULL);
     }
-    for (int i = 0; i < ST_LENGTH_BYTES; i++) {
-        out->text[i] = (char)(length >> (8 * i) & 255);
-    }
+    fc_store_little((unsigned char *)out->text, length, ST_LENGTH_BYTES);
     const char *found = memmem(out->text, out->size, mark, sizeof mark - 1);
     out->digests = found ? (uint64_t)(found - out->text) + sizeof mark - 1 : 0;
     out->digest = fc_st_digest_offset(out->text, out->size);

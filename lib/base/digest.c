@@ -7,6 +7,7 @@
  * remainders with carry-less multiplication at tens of gigabytes per second.
  */
 #include "base/crc.h"
+#include "base/little.h"
 
 #include <zlib.h>
 
@@ -128,9 +129,7 @@ static const uint64_t table[8][256] = {
 };
 
 static uint64_t eight_bytes(uint64_t crc, const unsigned char *p) {
-    for (int i = 0; i < 8; i++) {
-        crc ^= (uint64_t)p[i] << 8 * i;
-    }
+    crc ^= fc_load_little(p, 8);
     return table[7][crc & 255] ^ table[6][crc >> 8 & 255] ^ table[5][crc >> 16 & 255] ^ table[4][crc >> 24 & 255] ^
            table[3][crc >> 32 & 255] ^ table[2][crc >> 40 & 255] ^ table[1][crc >> 48 & 255] ^ table[0][crc >> 56];
 }

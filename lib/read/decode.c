@@ -9,6 +9,7 @@
 #include "read/decode.h"
 
 #include "base/checked.h"
+#include "base/little.h"
 #include "codec/codec.h"
 #include "codec/shuffle.h"
 #include "fsdpckpt/try.h"
@@ -45,7 +46,7 @@ uint32_t fc_fletcher32(const unsigned char *bytes, size_t size) {
 /* The stored checksum is little-endian; HDF5 before 1.6.3 swapped the bytes of each half on some machines. */
 static fc_code check_fletcher(const unsigned char *bytes, size_t size, fc_error *err) {
     const unsigned char *p = bytes + size;
-    uint32_t stored = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    const uint32_t stored = (uint32_t)fc_load_little(p, 4);
     uint32_t swapped = p[1] | (uint32_t)p[0] << 8 | (uint32_t)p[3] << 16 | (uint32_t)p[2] << 24;
     uint32_t sum = fc_fletcher32(bytes, size);
     if (sum != stored && sum != swapped) {

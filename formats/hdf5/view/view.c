@@ -287,7 +287,7 @@ static fc_code write_headers(view *v, fc_error *err) {
     for (size_t i = 0; i < v->target->ntensors; i++) {
         fc_h5_viewed *value = &v->values[i];
         if (value->kind == FC_H5_VIEW_COPIED && value->address != SIZE_MAX) {
-            value->offset = fc_h5_load(v->image.objects.data + value->address, 8);
+            value->offset = fc_load_little(v->image.objects.data + value->address, 8);
         }
     }
 out:

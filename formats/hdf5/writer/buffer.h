@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/grow.h"
+#include "base/little.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,24 +29,10 @@ static inline unsigned char *fc_h5_more(fc_h5_buffer *b, size_t size) {
     return b->data + b->size - size;
 }
 
-static inline void fc_h5_store(unsigned char *at, uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; i++) {
-        at[i] = (unsigned char)(value >> 8 * i);
-    }
-}
-
-static inline uint64_t fc_h5_load(const unsigned char *at, int bytes) {
-    uint64_t value = 0;
-    for (int i = 0; i < bytes; i++) {
-        value |= (uint64_t)at[i] << 8 * i;
-    }
-    return value;
-}
-
 static inline void fc_h5_add_number(fc_h5_buffer *b, uint64_t value, int bytes) {
     unsigned char *at = fc_h5_more(b, (size_t)bytes);
     if (at) {
-        fc_h5_store(at, value, bytes);
+        fc_store_little(at, value, bytes);
     }
 }
 

@@ -62,12 +62,12 @@ static void close_collection(fc_h5_image *image) {
         const size_t left = HEAP_LEAST - size;
         fc_h5_add_zeros(heap, left);
         if (left >= HEAP_OBJECT && !heap->failed) {
-            fc_h5_store(heap->data + image->collection + size + 8, left, 8);
+            fc_store_little(heap->data + image->collection + size + 8, left, 8);
         }
         size = HEAP_LEAST;
     }
     if (!heap->failed) {
-        fc_h5_store(heap->data + image->collection + 8, size, 8);
+        fc_store_little(heap->data + image->collection + 8, size, 8);
     }
     image->collection = SIZE_MAX;
 }
@@ -159,7 +159,7 @@ void fc_h5_object_end(fc_h5_image *image, size_t start) {
         to->failed = true;
         return;
     }
-    fc_h5_store(to->data + start + OBJECT_HEAD - 4, object.end - start - OBJECT_HEAD, 4);
+    fc_store_little(to->data + start + OBJECT_HEAD - 4, object.end - start - OBJECT_HEAD, 4);
     fc_h5_add_zeros(to, CHECKSUM);
     image->made[image->nmade++] = object;
 }
@@ -175,7 +175,7 @@ void fc_h5_message_end(fc_h5_buffer *to, size_t start) {
     const size_t size = to->size - start - MESSAGE_HEAD;
     to->failed |= size > UINT16_MAX;
     if (!to->failed) {
-        fc_h5_store(to->data + start + 1, size, 2);
+        fc_store_little(to->data + start + 1, size, 2);
     }
 }
 
@@ -332,7 +332,7 @@ void fc_h5_image_virtual(fc_h5_image *image, fc_dtype dtype, const fc_h5_heap_id
 static void set_addresses(fc_h5_image *image, const size_t *places, size_t count, uint64_t base) {
     for (size_t i = 0; i < count; i++) {
         unsigned char *field = image->objects.data + places[i];
-        fc_h5_store(field, base + fc_h5_load(field, 8), 8);
+        fc_store_little(field, base + fc_load_little(field, 8), 8);
     }
 }
 
@@ -369,10 +369,10 @@ static void make_superblock(const fc_h5_image *image, unsigned char block[SUPERB
     static const unsigned char start[] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n', 2, 8, 8, 0};
     memset(block, 0, SUPERBLOCK);
     memcpy(block, start, sizeof start);
-    fc_h5_store(block + 20, image->extension ? image->objects_at + image->extension - 1 : FC_H5_UNDEFINED, 8);
-    fc_h5_store(block + 28, image->file_size, 8);
-    fc_h5_store(block + 36, image->root, 8);
-    fc_h5_store(block + 44, fc_h5_checksum(block, SUPERBLOCK - CHECKSUM), CHECKSUM);
+    fc_store_little(block + 20, image->extension ? image->objects_at + image->extension - 1 : FC_H5_UNDEFINED, 8);
+    fc_store_little(block + 28, image->file_size, 8);
+    fc_store_little(block + 36, image->root, 8);
+    fc_store_little(block + 44, fc_h5_checksum(block, SUPERBLOCK - CHECKSUM), CHECKSUM);
 }
 
 /*
@@ -387,8 +387,8 @@ static const fc_h5_made_object *set_checksums(fc_h5_image *image) {
             root = object;
             continue;
         }
-        fc_h5_store(start + (object->end - object->start), fc_h5_checksum(start, object->end - object->start),
-                    CHECKSUM);
+        fc_store_little(start + (object->end - object->start), fc_h5_checksum(start, object->end - object->start),
+                        CHECKSUM);
     }
     return root;
 }
@@ -426,9 +426,9 @@ static uint64_t set_digest(fc_h5_image *image, const unsigned char superblock[SU
     sum = fc_crc64_shift(sum, image->file_size - image->objects_at - to->size);
     sum ^= fc_crc64_shift(fc_crc64_bare(superblock, SUPERBLOCK), image->file_size - SUPERBLOCK);
     const uint64_t digest = fc_crc64_finish(sum, image->file_size);
-    fc_h5_store(to->data + image->header_crc64, digest, 8);
+    fc_store_little(to->data + image->header_crc64, digest, 8);
     unsigned char *start = to->data + root->start;
-    fc_h5_store(start + (root->end - root->start), fc_h5_checksum(start, root->end - root->start), CHECKSUM);
+    fc_store_little(start + (root->end - root->start), fc_h5_checksum(start, root->end - root->start), CHECKSUM);
     return digest;
 }
 

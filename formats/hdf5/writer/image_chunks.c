@@ -169,12 +169,12 @@ fc_code fc_h5_image_place(fc_h5_image *image, size_t number, const int64_t *star
                 (uint64_t)(start[k] / grid->chunk[k]);
     }
     unsigned char *entry = entry_at(image, index, index->at, chunk);
-    fc_h5_store(entry, size, 4);
-    fc_h5_store(entry + 4, raw ? (1u << fc_h5_filters(grid->element)) - 1 : 0, 4);
+    fc_store_little(entry, size, 4);
+    fc_store_little(entry + 4, raw ? (1u << fc_h5_filters(grid->element)) - 1 : 0, 4);
     for (int k = 0; k < grid->ndim; k++) {
-        fc_h5_store(entry + 8 + 8 * (size_t)k, (uint64_t)start[k], 8);
+        fc_store_little(entry + 8 + 8 * (size_t)k, (uint64_t)start[k], 8);
     }
-    fc_h5_store(entry + key_size(grid->ndim), at, 8);
+    fc_store_little(entry + key_size(grid->ndim), at, 8);
     index->placed++;
     image->file_size = at + size;
     *offset = at;
@@ -184,9 +184,9 @@ fc_code fc_h5_image_place(fc_h5_image *image, size_t number, const int64_t *star
 fc_h5_chunk_row fc_h5_image_placed(const fc_h5_image *image, size_t number, uint64_t chunk) {
     const fc_h5_chunk_index *index = &image->indexes[number];
     const unsigned char *entry = entry_at(image, index, index->at, chunk);
-    return (fc_h5_chunk_row){.offset = fc_h5_load(entry + key_size(index->grid.ndim), 8),
-                             .length = (uint32_t)fc_h5_load(entry, 4),
-                             .mask = (uint32_t)fc_h5_load(entry + 4, 4)};
+    return (fc_h5_chunk_row){.offset = fc_load_little(entry + key_size(index->grid.ndim), 8),
+                             .length = (uint32_t)fc_load_little(entry, 4),
+                             .mask = (uint32_t)fc_load_little(entry + 4, 4)};
 }
 
 /* ---- nodes ---- */
@@ -197,8 +197,8 @@ static void end_key(const fc_h5_image *image, const fc_h5_chunk_index *index, un
     const unsigned char *last = entry_at(image, index, index->at, index->chunks - 1);
     const size_t place = 8 + 8 * (size_t)(grid->ndim - 1);
     memcpy(key + 8, last + 8, 8 * (size_t)grid->ndim);
-    fc_h5_store(key + place, fc_h5_load(last + place, 8) + (uint64_t)grid->chunk[grid->ndim - 1], 8);
-    fc_h5_store(key + 8 + 8 * (size_t)grid->ndim, grid->element, 8);
+    fc_store_little(key + place, fc_load_little(last + place, 8) + (uint64_t)grid->chunk[grid->ndim - 1], 8);
+    fc_store_little(key + 8 + 8 * (size_t)grid->ndim, grid->element, 8);
 }
 
 /* Completes the nodes of a level, which has `entries` keys and children. */
@@ -211,10 +211,10 @@ static void finish_level(fc_h5_image *image, const fc_h5_chunk_index *index, siz
         const bool last = i + 1 == nodes;
         const uint64_t used = last ? entries - i * image->children : image->children;
         memcpy(start, signature, sizeof signature);
-        fc_h5_store(start + 5, (uint64_t)level, 1);
-        fc_h5_store(start + 6, used, 2);
-        fc_h5_store(start + 8, i > 0 ? address + (i - 1) * node : FC_H5_UNDEFINED, 8);
-        fc_h5_store(start + 16, last ? FC_H5_UNDEFINED : address + (i + 1) * node, 8);
+        fc_store_little(start + 5, (uint64_t)level, 1);
+        fc_store_little(start + 6, used, 2);
+        fc_store_little(start + 8, i > 0 ? address + (i - 1) * node : FC_H5_UNDEFINED, 8);
+        fc_store_little(start + 16, last ? FC_H5_UNDEFINED : address + (i + 1) * node, 8);
         unsigned char *behind = start + NODE_HEAD + used * (key + 8);
         if (last) {
             end_key(image, index, behind);
@@ -230,7 +230,7 @@ static void add_parents(fc_h5_image *image, const fc_h5_chunk_index *index, size
     for (uint64_t i = 0; i < nodes; i++) {
         unsigned char *entry = entry_at(image, index, at, i);
         memcpy(entry, image->objects.data + below + i * node + NODE_HEAD, key);
-        fc_h5_store(entry + key, image->objects_at + below + i * node, 8);
+        fc_store_little(entry + key, image->objects_at + below + i * node, 8);
     }
 }
 

@@ -90,12 +90,12 @@ static size_t add_block(links *l, const fc_h5_group *group, size_t first, size_t
         record *r = &l->records[i];
         const char *link = group->members[i].link;
         *r = (record){fc_h5_checksum((const unsigned char *)link, strlen(link)), (uint32_t)i, link, {0}};
-        fc_h5_store(r->id + 1, offset + (at - start), OFFSET);
-        fc_h5_store(r->id + 1 + OFFSET, to->size - at, 2);
+        fc_store_little(r->id + 1, offset + (at - start), OFFSET);
+        fc_store_little(r->id + 1 + OFFSET, to->size - at, 2);
     }
     fc_h5_add_zeros(to, block - (to->size - start));
     if (!to->failed) {
-        fc_h5_store(to->data + check, fc_h5_checksum(to->data + start, block), 4);
+        fc_store_little(to->data + check, fc_h5_checksum(to->data + start, block), 4);
     }
     return i;
 }

@@ -119,7 +119,7 @@ void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, cons
 fc_h5_heap_id fc_h5_list_end(fc_h5_list *list, fc_h5_image *image) {
     fc_h5_buffer *b = &list->bytes;
     if (!b->failed) {
-        fc_h5_store(b->data + 1, list->count, 8);
+        fc_store_little(b->data + 1, list->count, 8);
         fc_h5_add_number(b, fc_h5_checksum(b->data, b->size), 4);
     }
     if (b->failed) {

@@ -35,8 +35,8 @@ fc_code fc_h5_make_root(fc_h5_writer *w, fc_h5_image *image, fc_h5_groups *group
     fc_h5_image_close_heap(image);
     if (rank < 0) {
         FC_TRY_GOTO(fc_h5_tables_add(w, image, &group, err), rc, out);
-        fc_h5_store(messages.data + tables, group, 8);
-        fc_h5_store(messages.data + tables_at, image->objects_at + image->tables_at, 8);
+        fc_store_little(messages.data + tables, group, 8);
+        fc_store_little(messages.data + tables_at, image->objects_at + image->tables_at, 8);
     }
     rc = fc_h5_groups_make(groups, image, &messages, crc64, err);
 out:

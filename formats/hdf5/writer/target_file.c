@@ -148,7 +148,7 @@ static fc_code name_file(fc_h5_writer *w, fc_target_file *file, fc_error *err) {
 static void set_offsets(const fc_h5_writer *w, fc_target_file *file) {
     for (size_t i = 0; i < file->nitems; i++) {
         if (w->fields[i].address != SIZE_MAX) {
-            file->items[i].offset = fc_h5_load(w->image.objects.data + w->fields[i].address, 8);
+            file->items[i].offset = fc_load_little(w->image.objects.data + w->fields[i].address, 8);
         }
     }
 }
@@ -202,7 +202,7 @@ fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
     fc_h5_writer *w = writer->state;
     for (size_t i = 0; i < file->nitems; i++) {
         if (w->fields[i].crc64 != SIZE_MAX) {
-            fc_h5_store(w->image.objects.data + w->fields[i].crc64, file->items[i].crc64, 8);
+            fc_store_little(w->image.objects.data + w->fields[i].crc64, file->items[i].crc64, 8);
         }
     }
     const bool full = w->target->mesh->ndim == 0;

@@ -63,7 +63,7 @@ static fc_code note_chunks(fc_h5_written *written, const fc_h5_image *image, uin
 
 static fc_code note_box(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
                         const fc_h5_image *image, const fc_target_item *item, size_t address, fc_error *err) {
-    fc_h5_box_row row = {.offset = address == SIZE_MAX ? 0 : fc_h5_load(image->objects.data + address, 8),
+    fc_h5_box_row row = {.offset = address == SIZE_MAX ? 0 : fc_load_little(image->objects.data + address, 8),
                          .length = fc_target_item_bytes(target, item),
                          .crc64 = item->crc64,
                          .rank = file->rank,

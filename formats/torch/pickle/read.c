@@ -4,6 +4,7 @@
  * so this saves most of the memory.
  */
 #include "base/grow.h"
+#include "base/little.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "torch/pickle/machine.h"
@@ -116,14 +117,6 @@ fc_code fc_pickle_need_slow(fc_pickle_reader *r, size_t n) {
     return FC_OK;
 }
 
-static uint64_t little_endian(const unsigned char *p, int n) {
-    uint64_t v = 0;
-    for (int i = 0; i < n; i++) {
-        v |= (uint64_t)p[i] << (8 * i);
-    }
-    return v;
-}
-
 /*
  * Opcodes that Python executes, but that no pickler of protocol 2 to 5 writes: those of protocols 0 and 1 and the
  * registered extensions. Some call code themselves (INST, OBJ), others could hide a name. torch.save writes none.
@@ -155,7 +148,7 @@ fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument) {
         return unknown_opcode(r);
     }
     FC_TRY(fc_pickle_need(r, (size_t)n));
-    *argument = n == 1 ? *r->at : little_endian(r->at, n);
+    *argument = n == 1 ? *r->at : fc_load_little(r->at, n);
     if (shape & A_SIGNED) {
         *argument = (uint64_t)(int64_t)(int32_t)(uint32_t)*argument;
     }

@@ -3,6 +3,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/little.h"
 #include "torch/names/harmless.h"
 #include "torch/pickle/machine.h"
 
@@ -207,9 +208,7 @@ bool fc_pickle_add_int(fc_pickle *p, int64_t value, fc_pv *out) {
     if (!fc_pickle_add_text(p, FC_PV_BIGINT, 8, out, &bytes)) {
         return false;
     }
-    for (int i = 0; i < 8; i++) {
-        bytes[i] = (unsigned char)((uint64_t)value >> (8 * i));
-    }
+    fc_store_little(bytes, (uint64_t)value, 8);
     return true;
 }
 

@@ -4,6 +4,7 @@
 #include "torch/pickle/write.h"
 
 #include "base/grow.h"
+#include "base/little.h"
 #include "fsdpckpt/box.h"
 #include "io/file.h"
 #include "torch/names/globals.h"
@@ -68,11 +69,9 @@ static void emit_opcode(fc_torch_pickler *w, int op, uint64_t number, int n, con
     unsigned char *p = reserve_bytes(w, 1 + (size_t)n + length);
     if (p) {
         *p++ = (unsigned char)op;
-        for (int i = 0; i < n; i++) {
-            *p++ = (unsigned char)(number >> (8 * i));
-        }
+        fc_store_little(p, number, n);
         if (length > 0) {
-            memcpy(p, bytes, length);
+            memcpy(p + n, bytes, length);
         }
     }
 }
@@ -120,9 +119,7 @@ void fc_torch_pickle_int(fc_torch_pickler *w, int64_t value) {
         emit_opcode(w, FC_PICKLE_BININT, (uint64_t)value, 4, NULL, 0);
     } else {
         unsigned char bytes[8];
-        for (int i = 0; i < 8; i++) {
-            bytes[i] = (unsigned char)((uint64_t)value >> (8 * i));
-        }
+        fc_store_little(bytes, (uint64_t)value, 8);
         fc_torch_pickle_bigint(w, bytes, sizeof bytes);
     }
 }

@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/crc.h"
 #include "base/grow.h"
+#include "base/little.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 
@@ -50,12 +51,6 @@ typedef struct output {
     unsigned char *buffer;
     unsigned char *memory; /* NULL: the output is the file */
 } output;
-
-static void put_number(unsigned char *p, uint64_t value, int bytes) {
-    for (int i = 0; i < bytes; i++) {
-        p[i] = (unsigned char)(value >> (8 * i));
-    }
-}
 
 static uint64_t narrow_number(uint64_t value) {
     return value < UINT32_MAX ? value : UINT32_MAX;
@@ -174,7 +169,7 @@ static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
     for (size_t i = 0; i + 1 < zip->nrecords; i++) {
         names = XXH3_64bits_withSeed(name, full_name(zip, &zip->records[i], name), names);
         unsigned char crc[4];
-        put_number(crc, zip->records[i].crc32, 4);
+        fc_store_little(crc, zip->records[i].crc32, 4);
         contents = XXH3_64bits_withSeed(crc, sizeof crc, contents);
     }
     snprintf(id, ID_SIZE + 1, "%020" PRIu64 "%020" PRIu64, names, contents);
@@ -209,16 +204,16 @@ static unsigned char *reserve_bytes(output *out, size_t size, fc_error *err) {
 
 /* @param stored the second size, which miniz does not know yet when it writes a local header. */
 static void put_extra64(unsigned char *p, const fc_torch_zip_record *r, uint64_t stored) {
-    put_number(p, 1, 2);
-    put_number(p + 2, extra64_size(r) - TAG_SIZE, 2);
+    fc_store_little(p, 1, 2);
+    fc_store_little(p + 2, extra64_size(r) - TAG_SIZE, 2);
     p += TAG_SIZE;
     if (is_wide(r->size)) {
-        put_number(p, r->size, 8);
-        put_number(p + 8, stored, 8);
+        fc_store_little(p, r->size, 8);
+        fc_store_little(p + 8, stored, 8);
         p += 16;
     }
     if (is_wide(r->header)) {
-        put_number(p, r->header, 8);
+        fc_store_little(p, r->header, 8);
     }
 }
 
@@ -236,10 +231,10 @@ static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r
         return FC_EIO;
     }
     memset(p, 0, LOCAL_SIZE);
-    put_number(p, 0x04034b50, 4);
-    put_number(p + 6, flags_of(r), 2);
-    put_number(p + 26, len, 2);
-    put_number(p + 28, extra, 2);
+    fc_store_little(p, 0x04034b50, 4);
+    fc_store_little(p + 6, flags_of(r), 2);
+    fc_store_little(p + 26, len, 2);
+    fc_store_little(p + 28, extra, 2);
     memcpy(p + LOCAL_SIZE, name, len);
     p += LOCAL_SIZE + len;
     if (extra64) {
@@ -247,8 +242,8 @@ static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r
         p += extra64;
     }
     size_t padding = extra - extra64 - TAG_SIZE;
-    put_number(p, 0x4246, 2);
-    put_number(p + 2, padding, 2);
+    fc_store_little(p, 0x4246, 2);
+    fc_store_little(p + 2, padding, 2);
     memset(p + TAG_SIZE, 'Z', padding);
     return FC_OK;
 }
@@ -274,10 +269,10 @@ static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_er
         return FC_EIO;
     }
     if (size) {
-        put_number(p, 0x08074b50, 4);
-        put_number(p + 4, r->crc32, 4);
-        put_number(p + 8, r->size, wide);
-        put_number(p + 8 + wide, r->size, wide);
+        fc_store_little(p, 0x08074b50, 4);
+        fc_store_little(p + 4, r->crc32, 4);
+        fc_store_little(p + 8, r->size, wide);
+        fc_store_little(p + 8 + wide, r->size, wide);
     }
     return FC_OK;
 }
@@ -301,14 +296,14 @@ static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record 
         return FC_EIO;
     }
     memset(p, 0, CENTRAL_SIZE);
-    put_number(p, 0x02014b50, 4);
-    put_number(p + 8, flags_of(r), 2);
-    put_number(p + 16, r->crc32, 4);
-    put_number(p + 20, narrow_number(r->size), 4);
-    put_number(p + 24, narrow_number(r->size), 4);
-    put_number(p + 28, len, 2);
-    put_number(p + 30, extra64, 2);
-    put_number(p + 42, narrow_number(r->header), 4);
+    fc_store_little(p, 0x02014b50, 4);
+    fc_store_little(p + 8, flags_of(r), 2);
+    fc_store_little(p + 16, r->crc32, 4);
+    fc_store_little(p + 20, narrow_number(r->size), 4);
+    fc_store_little(p + 24, narrow_number(r->size), 4);
+    fc_store_little(p + 28, len, 2);
+    fc_store_little(p + 30, extra64, 2);
+    fc_store_little(p + 42, narrow_number(r->header), 4);
     memcpy(p + CENTRAL_SIZE, name, len);
     if (extra64) {
         put_extra64(p + CENTRAL_SIZE + len, r, r->size);
@@ -323,25 +318,25 @@ static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
         return FC_EIO;
     }
     memset(p, 0, END64_SIZE + LOCATOR_SIZE + END_SIZE);
-    put_number(p, 0x06064b50, 4);
-    put_number(p + 4, END64_SIZE - 12, 8);
-    put_number(p + 12, VERSION_MADE, 2);
-    put_number(p + 14, VERSION_ZIP64, 2);
-    put_number(p + 24, zip->nrecords, 8);
-    put_number(p + 32, zip->nrecords, 8);
-    put_number(p + 40, zip->directory_size, 8);
-    put_number(p + 48, zip->end, 8);
+    fc_store_little(p, 0x06064b50, 4);
+    fc_store_little(p + 4, END64_SIZE - 12, 8);
+    fc_store_little(p + 12, VERSION_MADE, 2);
+    fc_store_little(p + 14, VERSION_ZIP64, 2);
+    fc_store_little(p + 24, zip->nrecords, 8);
+    fc_store_little(p + 32, zip->nrecords, 8);
+    fc_store_little(p + 40, zip->directory_size, 8);
+    fc_store_little(p + 48, zip->end, 8);
     p += END64_SIZE;
-    put_number(p, 0x07064b50, 4);
-    put_number(p + 8, zip->end + zip->directory_size, 8);
-    put_number(p + 16, 1, 4);
+    fc_store_little(p, 0x07064b50, 4);
+    fc_store_little(p + 8, zip->end + zip->directory_size, 8);
+    fc_store_little(p + 16, 1, 4);
     p += LOCATOR_SIZE;
     uint64_t count = zip->nrecords < UINT16_MAX ? zip->nrecords : UINT16_MAX;
-    put_number(p, 0x06054b50, 4);
-    put_number(p + 8, count, 2);
-    put_number(p + 10, count, 2);
-    put_number(p + 12, narrow_number(zip->directory_size), 4);
-    put_number(p + 16, narrow_number(zip->end), 4);
+    fc_store_little(p, 0x06054b50, 4);
+    fc_store_little(p + 8, count, 2);
+    fc_store_little(p + 10, count, 2);
+    fc_store_little(p + 12, narrow_number(zip->directory_size), 4);
+    fc_store_little(p + 16, narrow_number(zip->end), 4);
     return FC_OK;
 }
 

@@ -5,6 +5,7 @@
 #include "torch/zip/zip.h"
 
 #include "base/checked.h"
+#include "base/little.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "torch/zip/window.h"
@@ -35,18 +36,6 @@ typedef struct directory {
     uint64_t end;                 /* its end, from the start of the range, in bytes */
 } directory;
 
-static uint16_t get16(const unsigned char *p) {
-    return (uint16_t)(p[0] | p[1] << 8);
-}
-
-static uint32_t get32(const unsigned char *p) {
-    return (uint32_t)get16(p) | (uint32_t)get16(p + 2) << 16;
-}
-
-static uint64_t get64(const unsigned char *p) {
-    return (uint64_t)get32(p) | (uint64_t)get32(p + 4) << 32;
-}
-
 static fc_code damaged_archive(const fc_zip *zip, uint64_t at, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save archive is damaged: %s", zip->path,
                    zip->offset + at, what);
@@ -59,7 +48,8 @@ static fc_code find_end_record(fc_zip *zip, uint64_t *position, fc_error *err) {
         const unsigned char *bytes;
         FC_TRY(fc_zip_view(zip, zip->length - span, span, &bytes, err));
         for (uint64_t i = span - END_SIZE + 1; span >= END_SIZE && i-- > 0;) {
-            if (get32(bytes + i) == end_signature && i + END_SIZE + get16(bytes + i + 20) == span) {
+            if (fc_load_little(bytes + i, 4) == end_signature &&
+                i + END_SIZE + fc_load_little(bytes + i + 20, 2) == span) {
                 *position = zip->length - span + i;
                 return FC_OK;
             }
@@ -88,17 +78,18 @@ static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *en
     unsigned char saved[END_SIZE];
     memcpy(saved, end, sizeof saved); /* the next view may move the window that holds it */
     FC_TRY(fc_zip_view(zip, at, END64_SIZE, &p, err));
-    if (get32(p) != end64_signature || get64(p + 4) != END64_SIZE - 12) {
+    if (fc_load_little(p, 4) != end64_signature || fc_load_little(p + 4, 8) != END64_SIZE - 12) {
         return damaged_archive(zip, at, "the zip64 end record is not at its recorded offset", err);
     }
-    if (get32(p + 16) != 0 || get32(p + 20) != 0 || get64(p + 24) != get64(p + 32)) {
+    if (fc_load_little(p + 16, 4) != 0 || fc_load_little(p + 20, 4) != 0 ||
+        fc_load_little(p + 24, 8) != fc_load_little(p + 32, 8)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts is not supported",
                        zip->path, zip->offset + at);
     }
-    *dir = (directory){get64(p + 32), get64(p + 40), get64(p + 48), at};
-    if (!agrees_with_wide(get16(saved + 10), dir->count, UINT16_MAX) ||
-        !agrees_with_wide(get32(saved + 12), dir->size, UINT32_MAX) ||
-        !agrees_with_wide(get32(saved + 16), dir->offset, UINT32_MAX)) {
+    *dir = (directory){fc_load_little(p + 32, 8), fc_load_little(p + 40, 8), fc_load_little(p + 48, 8), at};
+    if (!agrees_with_wide(fc_load_little(saved + 10, 2), dir->count, UINT16_MAX) ||
+        !agrees_with_wide(fc_load_little(saved + 12, 4), dir->size, UINT32_MAX) ||
+        !agrees_with_wide(fc_load_little(saved + 16, 4), dir->offset, UINT32_MAX)) {
         return damaged_archive(zip, at, "the two end records disagree", err);
     }
     return FC_OK;
@@ -111,14 +102,15 @@ static fc_code read_end(fc_zip *zip, directory *dir, fc_error *err) {
     uint64_t before = at < LOCATOR_SIZE ? 0 : LOCATOR_SIZE;
     FC_TRY(fc_zip_view(zip, at - before, before + END_SIZE, &p, err));
     const unsigned char *end = p + before;
-    if (before && get32(p) == locator_signature) {
+    if (before && fc_load_little(p, 4) == locator_signature) {
         return read_end64(zip, at - LOCATOR_SIZE, end, dir, err);
     }
-    if (get16(end + 4) != 0 || get16(end + 6) != 0 || get16(end + 8) != get16(end + 10)) {
+    if (fc_load_little(end + 4, 2) != 0 || fc_load_little(end + 6, 2) != 0 ||
+        fc_load_little(end + 8, 2) != fc_load_little(end + 10, 2)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a zip archive in several parts is not supported",
                        zip->path, zip->offset + at);
     }
-    *dir = (directory){get16(end + 10), get32(end + 12), get32(end + 16), at};
+    *dir = (directory){fc_load_little(end + 10, 2), fc_load_little(end + 12, 4), fc_load_little(end + 16, 4), at};
     return FC_OK;
 }
 
@@ -126,8 +118,8 @@ static fc_code read_end(fc_zip *zip, directory *dir, fc_error *err) {
 static bool read_extra64(const unsigned char *extra, size_t n, fc_zip_entry *entry, uint64_t *header) {
     uint64_t *wanted[3] = {&entry->size, &entry->stored, header};
     while (n >= 4) {
-        uint16_t tag = get16(extra);
-        size_t size = get16(extra + 2);
+        uint16_t tag = fc_load_little(extra, 2);
+        size_t size = fc_load_little(extra + 2, 2);
         if (size > n - 4) {
             return false;
         }
@@ -137,12 +129,12 @@ static bool read_extra64(const unsigned char *extra, size_t n, fc_zip_entry *ent
                 if (size < 8) {
                     return false;
                 }
-                *wanted[i] = get64(p);
+                *wanted[i] = fc_load_little(p, 8);
                 p += 8;
                 size -= 8;
             }
         }
-        size = get16(extra + 2);
+        size = fc_load_little(extra + 2, 2);
         extra += 4 + size;
         n -= 4 + size;
     }
@@ -151,18 +143,18 @@ static bool read_extra64(const unsigned char *extra, size_t n, fc_zip_entry *ent
 
 /* Checks one entry of the directory. `header` is an offset from the start of the archive. */
 static fc_code parse_central(fc_zip *zip, const unsigned char *p, uint64_t at, fc_zip_entry *entry, fc_error *err) {
-    uint64_t header = get32(p + 42);
-    uint32_t attributes = get32(p + 38);
-    size_t name_len = get16(p + 28);
-    entry->flags = get16(p + 8);
-    entry->method = get16(p + 10);
-    entry->crc = get32(p + 16);
-    entry->stored = get32(p + 20);
-    entry->size = get32(p + 24);
+    uint64_t header = fc_load_little(p + 42, 4);
+    uint32_t attributes = fc_load_little(p + 38, 4);
+    size_t name_len = fc_load_little(p + 28, 2);
+    entry->flags = fc_load_little(p + 8, 2);
+    entry->method = fc_load_little(p + 10, 2);
+    entry->crc = fc_load_little(p + 16, 4);
+    entry->stored = fc_load_little(p + 20, 4);
+    entry->size = fc_load_little(p + 24, 4);
     if (name_len == 0 || memchr(p + CENTRAL_SIZE, 0, name_len)) {
         return damaged_archive(zip, at, "a record's name is empty or contains NUL", err);
     }
-    if (!read_extra64(p + CENTRAL_SIZE + name_len, get16(p + 30), entry, &header)) {
+    if (!read_extra64(p + CENTRAL_SIZE + name_len, fc_load_little(p + 30, 2), entry, &header)) {
         return damaged_archive(zip, at, "a record's extra field is cut off", err);
     }
     if (entry->flags & (FLAG_ENCRYPTED | FLAG_STRONG_ENCRYPTION | FLAG_MASKED)) {
@@ -209,13 +201,14 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
         const unsigned char *record = p + at;
         size_t size = CENTRAL_SIZE;
         if (dir->size - at >= CENTRAL_SIZE) {
-            size += (size_t)get16(record + 28) + get16(record + 30) + get16(record + 32);
+            size += (size_t)fc_load_little(record + 28, 2) + fc_load_little(record + 30, 2) +
+                    fc_load_little(record + 32, 2);
         }
-        if (size > dir->size - at || get32(record) != central_signature) {
+        if (size > dir->size - at || fc_load_little(record, 4) != central_signature) {
             return damaged_archive(zip, start + at, "the central directory is inconsistent", err);
         }
         FC_TRY(parse_central(zip, record, start + at, &zip->entries[i], err));
-        size_t len = get16(record + 28);
+        size_t len = fc_load_little(record + 28, 2);
         memcpy(name, record + CENTRAL_SIZE, len);
         name[len] = '\0';
         zip->entries[i].name = name;
@@ -238,11 +231,12 @@ static fc_code check_local_header(fc_zip *zip, fc_zip_entry *entry, fc_error *er
     }
     FC_TRY(fc_zip_view(zip, at, LOCAL_SIZE + len, &p, err));
     bool descriptor = entry->flags & FLAG_DESCRIPTOR;
-    uint32_t stored = get32(p + 18), size = get32(p + 22);
-    if (get32(p) != local_signature || get16(p + 8) != entry->method || get16(p + 26) != len ||
-        ((get16(p + 6) ^ entry->flags) & (FLAG_ENCRYPTED | FLAG_DESCRIPTOR)) ||
+    uint32_t stored = fc_load_little(p + 18, 4), size = fc_load_little(p + 22, 4);
+    if (fc_load_little(p, 4) != local_signature || fc_load_little(p + 8, 2) != entry->method ||
+        fc_load_little(p + 26, 2) != len ||
+        ((fc_load_little(p + 6, 2) ^ entry->flags) & (FLAG_ENCRYPTED | FLAG_DESCRIPTOR)) ||
         memcmp(p + LOCAL_SIZE, entry->name, len) != 0 ||
-        !(get32(p + 14) == entry->crc || (descriptor && get32(p + 14) == 0)) ||
+        !(fc_load_little(p + 14, 4) == entry->crc || (descriptor && fc_load_little(p + 14, 4) == 0)) ||
         !(agrees_with_wide(stored, entry->stored, UINT32_MAX) || (descriptor && stored == 0)) ||
         !(agrees_with_wide(size, entry->size, UINT32_MAX) || (descriptor && size == 0))) {
         return fc_fail(err, FC_ECORRUPT,
@@ -250,7 +244,7 @@ static fc_code check_local_header(fc_zip *zip, fc_zip_entry *entry, fc_error *er
                        "with the directory",
                        zip->path, entry->header, entry->name);
     }
-    uint64_t data = at + LOCAL_SIZE + len + get16(p + 28);
+    uint64_t data = at + LOCAL_SIZE + len + fc_load_little(p + 28, 2);
     if (!fc_range_within(data, entry->stored, limit)) {
         return damaged_archive(zip, at, "a record runs into the directory", err);
     }
