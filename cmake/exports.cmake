@@ -4,7 +4,8 @@ set(FSDPCKPT_EXPORTS ${PROJECT_BINARY_DIR}/fsdpckpt.map)
 file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/include/fsdpckpt/*.h ${PROJECT_SOURCE_DIR}/lib/include/fsdpckpt/*/*.h
   ${PROJECT_SOURCE_DIR}/train/include/fsdpckpt/train/*.h)
 # fsdpckpt-train, which requires exactly this version, calls these; tests/rooms compares.
-set(names fc_arena_copy fc_crc64 fc_grow fc_notes_add fc_pool_clear fc_pool_give fc_pool_take)
+set(names fc_crc64 fc_grow fc_notes_add fc_pool_clear fc_pool_give fc_pool_take)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${headers})
 foreach(header ${headers})
   file(READ ${header} text)
   string(REGEX MATCHALL "fc_[a-z0-9_]+" words "${text}")
