@@ -108,8 +108,7 @@ out:
 /* A digest covers a whole record, so only the chunk at the start of the record returns it. */
 static fc_code ds_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                          fc_error *err) {
-    if (tensor->object || index == FC_WHOLE_TENSOR ||
-        ((const torch_extent *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
+    if (tensor->object || index == FC_WHOLE_TENSOR || ((const torch_extent *)tensor->chunks[index].data)->first != 0) {
         return FC_OK;
     }
     return fc_torch_digest(checkpoint, tensor, index, out, err);

@@ -264,7 +264,7 @@ static fc_code compare_plain(const fc_pt_builder *m, const fc_pt_value *v, const
     if (v->nchunks == 0) {
         return FC_OK;
     }
-    const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
+    const torch_extent *first = v->chunks[0].data;
     FC_TRY(fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err));
     return same ? FC_OK
                 : fc_advise(m->err,

@@ -8,7 +8,7 @@
 fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                         fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    const torch_extent *extent = (const torch_extent *)(uintptr_t)chunk->detail;
+    const torch_extent *extent = chunk->data;
     (void)checkpoint;
     (void)err;
     memset(out, 0, sizeof *out);
@@ -42,7 +42,7 @@ fc_code fc_torch_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor
     if (tensor->object || index == FC_WHOLE_TENSOR) {
         return FC_OK;
     }
-    const torch_extent *extent = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
+    const torch_extent *extent = tensor->chunks[index].data;
     if (extent->record.crc != 0 && extent->record.method == FC_ZIP_STORED) {
         *out = (fc_digest){.kind = FC_DIGEST_CRC32,
                            .value = extent->record.crc,

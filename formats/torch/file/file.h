@@ -138,7 +138,7 @@ fc_pv fc_torch_dict_find(const torch_dict *dict, const char *key);
 fc_pv fc_torch_dict_find_number(const torch_dict *dict, int64_t key);
 void fc_torch_dict_free(torch_dict *dict);
 
-/** The bytes of one chunk: fc_chunk.detail, in the checkpoint's arena. */
+/** The bytes of one chunk: fc_chunk.data, in the checkpoint's arena. */
 typedef struct torch_extent {
     torch_record record;
     uint64_t first; /**< bytes from the record's start to the first element */
@@ -151,7 +151,7 @@ static inline fc_chunk fc_torch_chunk(const int64_t *dims, const torch_extent *e
     return (fc_chunk){.dims = dims,
                       .place = fc_place_bytes(extent->record.file, extent->record.offset, extent->record.stored),
                       .rank = rank,
-                      .detail = (uint64_t)(uintptr_t)extent};
+                      .data = extent};
 }
 
 /** Decodes the tensor `v` and finds its bytes. Messages do not name the file. */

@@ -177,7 +177,7 @@ out:
 
 fc_code fc_torch_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                       fc_error *err) {
-    const torch_extent *extent = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
+    const torch_extent *extent = tensor->chunks[index].data;
     fc_code rc = tensor->object ? read_object(checkpoint, tensor->detail, buf, err)
                                 : read_record(checkpoint, &extent->record, buf, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "%s %.256s", tensor->object ? "object" : "tensor", tensor->name);

@@ -8,9 +8,7 @@
 
 #include <cuda_runtime_api.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+FC_BEGIN_DECLS
 
 #include "codec/strided.h"
 
@@ -36,6 +34,4 @@ cudaError_t fc_cuda_powers(fc_dtype dtype, const void *data, double p, double we
 /** Returns cudaSuccess if the current GPU can run the compiled kernels. */
 cudaError_t fc_cuda_probe(void);
 
-#ifdef __cplusplus
-}
-#endif
+FC_END_DECLS

@@ -75,8 +75,11 @@ static inline fc_place fc_place_bytes(size_t file, uint64_t offset, uint64_t len
 typedef struct fc_chunk {
     const int64_t *dims; /**< 2 × ndim numbers: offsets in the global tensor, then sizes, in elements */
     fc_place place;
-    uint32_t rank;   /**< the rank that wrote it, or FC_NO_RANK */
-    uint64_t detail; /**< private to the format */
+    uint32_t rank;        /**< the rank that wrote it, or FC_NO_RANK */
+    union {               /* private to the format: */
+        uint64_t detail;  /**< a number, */
+        const void *data; /**< or something in the checkpoint's arena */
+    };
 } fc_chunk;
 
 /** A value that is not a tensor. Its original bytes are the one chunk of a one-dimensional FC_OPAQUE tensor. */
