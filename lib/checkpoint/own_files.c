@@ -6,6 +6,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/replace.h"
 
 #include <errno.h>
 #include <fnmatch.h>
@@ -24,15 +25,6 @@ static fc_code check_named(const fc_format *format, const char *path, const char
     return FC_OK;
 }
 
-/* Whether some file of the format has this name. */
-static bool has_name(const fc_format *format, const char *name) {
-    const fc_own_file *file = format->target.own_files;
-    while (file && file->glob && fnmatch(file->glob, name, FNM_PATHNAME) != 0) {
-        file++;
-    }
-    return file && file->glob;
-}
-
 fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
     struct stat st;
     *own = false;
@@ -41,7 +33,7 @@ fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *
     }
     for (const fc_format *const *f = fc_formats(); *f && !*own; f++) {
         if (st.st_size == 0) {
-            *own = name ? has_name(*f, name) : true;
+            *own = name ? fc_is_target_name((*f)->target.own_files, name) : true;
         } else if (name) {
             FC_TRY(check_named(*f, path, name, own, err));
         } else if ((*f)->target.is_checkpoint) {

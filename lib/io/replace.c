@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -25,6 +26,23 @@ static fc_code check_file(const fc_commit_options *how, const char *path, fc_err
                          "%s: replacing it would delete a file that is not a checkpoint of a format that is written "
                          "here: remove it yourself or name another target",
                          path);
+}
+
+bool fc_is_target_name(const fc_own_file *files, const char *name) {
+    const fc_own_file *file = files;
+    while (file && file->glob && fnmatch(file->glob, name, FNM_PATHNAME) != 0) {
+        file++;
+    }
+    return file && file->glob;
+}
+
+/* The rest of a directory is kept, but not under a name that a file of the target has. */
+static fc_code check_kept(const fc_commit_options *how, const char *path, const char *name, fc_error *err) {
+    return fc_is_target_name(how->names, name)
+               ? fc_fail(err, FC_EUSAGE,
+                         "%s/%s: replacing it would delete a file that this program did not write: move it away first",
+                         path, name)
+               : FC_OK;
 }
 
 /* What keeps a directory from being replaced. */
@@ -57,7 +75,10 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
     if (own && !how->force) {
         return refuse_existing(path, err);
     }
-    return own || how->keep_others ? FC_OK : refuse_entry(path, name, err);
+    if (own) {
+        return FC_OK;
+    }
+    return how->keep_others ? check_kept(how, path, name, err) : refuse_entry(path, name, err);
 }
 
 /* Opens a folder of an open directory for a walk. */
@@ -90,6 +111,7 @@ static fc_code check_child(const fc_commit_options *how, const char *path, const
     }
     bool folder;
     FC_TRY(fc_dir_is_folder(dir, name, &folder, err));
+    FC_TRY(folder && how->keep_others ? check_kept(how, path, name, err) : FC_OK);
     return folder ? check_folder(how, path, dirfd(dir->dir), name, err)
                   : check_entry(how, path, dirfd(dir->dir), name, name, err);
 }

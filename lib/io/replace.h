@@ -11,6 +11,9 @@
  */
 fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_error *err);
 
+/** @return whether a file of the list, which may be NULL, has this name. */
+bool fc_is_target_name(const fc_own_file *files, const char *name);
+
 /**
  * Gives what the directory `old` has and `how` does not replace a second name in the directory `made`, which is about
  * to replace it, durably. @return FC_EUSAGE if `made` has a file of the same name.

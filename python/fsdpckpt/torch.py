@@ -179,7 +179,7 @@ class HDF5Writer(StorageWriter):
                 "of its own; HDF5Reader joins them, the commands do not"
             )
         _make_parents(path)
-        self._staging = _native.Staging(path, force=self.force, bytes=held.bytes)
+        self._staging = _native.Staging(path, self._format, force=self.force, bytes=held.bytes)
         weakref.finalize(self, self._staging.abort)
         job = Job(path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
         self._job = job
@@ -199,6 +199,8 @@ class HDF5Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: AnyPlanner) -> Future[list[WriteResult]]:
         task: _Task = plan.storage_data
+        if task.apart:
+            _drop_plans_of_others(every=False)  # the planner has just cached this one, and FileSystemWriter would use it
         resolver = Resolver(task.chunks, planner, task.refusal)
         self._chunks = task.chunks
         objects = {item.index.fqn: _object(item, resolver) for item in plan.items if item.type == WriteItemType.BYTE_IO}
@@ -325,7 +327,7 @@ _PLANS = _Plans()
 
 
 def _drop_plans_of_others(*, every: bool) -> None:
-    """Drops the plans that planners have cached in saves of another kind: the next save plans anew, on every rank."""
+    """Drops the cached plans that are of no use to another save: the next one plans anew, on every rank."""
     final = getattr(AnyPlanner, "_cached_final_save_plan", {})  # torch 2.6 has no caches
 
     def usable(plan: SavePlan) -> bool:

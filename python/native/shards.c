@@ -325,11 +325,12 @@ typedef struct staging_object {
 } staging_object;
 
 static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"path", "force", "bytes", NULL};
+    static char *names[] = {"path", "format", "force", "bytes", NULL};
     staging_object *self = (staging_object *)object;
     fc_commit_options how = {
         .is_directory = true, .keep_others = true, .is_own_file = fc_is_own_file, .reporter = native_reporter()};
     PyObject *path = NULL;
+    const char *name;
     unsigned long long bytes = 0;
     int force = 0;
     fc_error err = {.code = FC_OK};
@@ -337,11 +338,14 @@ static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
         PyErr_SetString(PyExc_RuntimeError, "the staging directory exists already");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$pK", names, PyUnicode_FSConverter, &path, &force, &bytes)) {
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&s|$pK", names, PyUnicode_FSConverter, &path, &name, &force,
+                                     &bytes)) {
         return -1;
     }
+    const fc_format *format = fc_format_find(name);
     self->target = path;
     how.path = PyBytes_AsString(path);
+    how.names = format ? format->target.own_files : NULL; /* another function refuses an unknown format */
     how.force = force != 0;
     how.bytes = bytes;
     fc_code rc;

@@ -167,17 +167,37 @@ class OneProcess(unittest.TestCase):
 
     def test_files_of_others_without_room_for_them(self):
         import torch
+        import torch.distributed.checkpoint as dcp
 
         ours = STORAGES[1]
         path = self.folder / "step-1"
         path.mkdir()
-        (path / "index.h5").write_text("notes of somebody")
-        for force in (False, True):
-            with self.assertRaisesRegex(BaseException, "index.h5: replacing it would delete .*move it away"):
-                ours.save({"w": torch.ones(2)}, path, force=force)
-        self.assertEqual(os.listdir(self.folder), ["step-1"])
-        self.assertEqual((path / "index.h5").read_text(), "notes of somebody")
-        (path / "index.h5").unlink()
+        asked = []
+
+        class Planner(dcp.DefaultSavePlanner):
+            def resolve_data(self, item):
+                asked.append(item)
+                return super().resolve_data(item)
+
+        def refuses(name):
+            for force in (False, True):
+                with self.assertRaisesRegex(BaseException, f"step-1/{name}: replacing it would delete .*move it away"):
+                    ours.save({"w": torch.ones(2)}, path, force=force, planner=Planner())
+            self.assertEqual(asked, [], "data was read before the save was refused")
+            self.assertEqual(os.listdir(self.folder), ["step-1"])
+
+        for name in ("index.h5", "shard-00000-of-00001.h5"):
+            (path / name).write_text("notes of somebody")
+            refuses(name)
+            self.assertEqual((path / name).read_text(), "notes of somebody")
+            (path / name).unlink()
+            (path / name).mkdir()
+            (path / name / "a").touch()
+            refuses(name)
+            shutil.rmtree(path / name)
+            os.symlink("nowhere", path / name)
+            refuses(name)
+            (path / name).unlink()
         ours.save({"w": torch.ones(2)}, path)
         (path / "notes").touch()
         with self.assertRaisesRegex(BaseException, "exists; force=True replaces it"):
@@ -277,12 +297,15 @@ class OneProcess(unittest.TestCase):
         orders = ((theirs, theirs, ours, ours, theirs), (ours, theirs, ours, ours))
         for number, order in enumerate(orders):
             for step, storage in enumerate(order):
-                for name in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
-                    if step == 0:
-                        getattr(dcp.SavePlanner, f"_cached_{name}").clear()
+                if step == 0:
+                    drop_cached_plans()
                 state = {"w": torch.full((3, 2), float(step)), "n": {"step": step}}
                 planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
                 self.check_trip(storage, state, self.folder / f"{number}-{step}", planner=planner)
+        # Chunks that are no shards of a mesh are stored as tensors of their own, which is in the plans of our saves only.
+        theirs, ours = "theirs", "ours"
+        for order in ((ours, theirs, theirs, ours), (theirs, ours, theirs)):
+            run_ranks(save_odd_chunks_in_turn, order, self.folder / "-".join(order), ranks=2)
 
 
 def save_alone(storage, folder):
@@ -319,6 +342,42 @@ def save_alone(storage, folder):
     sizes = {name: (value.size, value.chunks) for name, value in read.state_dict_metadata.items() if hasattr(value, "size")}
     assert saved.state_dict_metadata.keys() == read.state_dict_metadata.keys()
     return sizes, read.planner_data, sorted(saved.state_dict_metadata)
+
+
+def drop_cached_plans():
+    import torch.distributed.checkpoint as dcp
+
+    for name in ("save_plan", "all_plans", "global_plan", "metadata", "final_save_plan"):
+        getattr(dcp.SavePlanner, f"_cached_{name}").clear()
+
+
+def save_odd_chunks_in_turn(order, folder):
+    """The two storages save chunks of other sizes on each rank, one after the other, with planners that cache their plans."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
+
+    rank = dist.get_rank()
+    storages = {storage.name: storage for storage in STORAGES}
+    drop_cached_plans()
+
+    def odd(value):
+        offset, size = ((0, 4), (4, 1))[rank]
+        return init_from_local_shards([Shard.from_tensor_and_offsets(torch.arange(size) + value, [offset], rank)], 5)
+
+    for step, name in enumerate(order):
+        path = folder / str(step)
+        if rank == 0:
+            os.makedirs(folder, exist_ok=True)
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        state = {"deep": {"odd": odd(10 * step)}, "w": torch.full((2,), float(step)), "step": step}
+        storages[name].save(state, path, planner=planner)
+        again = {"deep": {"odd": odd(-1)}, "w": torch.zeros(2), "step": -1}
+        storages[name].load(again, path)
+        want, got = (x["deep"]["odd"].local_shards()[0].tensor for x in (state, again))
+        assert torch.equal(want, got), (step, name, want, got)
+        assert torch.equal(again["w"], state["w"]) and again["step"] == step, (step, name, again)
 
 
 def save_odd_chunks(storage, folder):

@@ -51,6 +51,9 @@ typedef struct fc_commit_options {
     bool is_directory;
     bool force;       /**< replace an existing target that contains only files that `is_own_file` accepts */
     bool keep_others; /**< for a directory: files that `is_own_file` does not accept are kept next to the new ones */
+    /** With keep_others: the names that files of the target have, ended by one without a glob. A file that has such a
+     *  name, but that `is_own_file` does not accept, is refused before anything is written. NULL: they are unknown. */
+    const fc_own_file *names;
     bool any_content; /**< for a single file: `force` replaces it whatever it contains */
     uint64_t bytes;   /**< bytes that will be written; 0: unknown */
     /** Stores whether `force` may replace the regular file `path`. `name`: its name relative to a target that is a
