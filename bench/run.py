@@ -443,6 +443,13 @@ def list_jobs(jobs):
             print("%-18s   against %s%s" % ("", COMMANDS[peer].title, missing))
 
 
+def measure_training(args):  # has a table of its own
+    line = [sys.executable, os.path.join(HERE, "torch_save.py"), "--rounds", str(args.rounds)]
+    line += [word for option in ("dir", "docs") if getattr(args, option) for word in ("--" + option, getattr(args, option))]
+    environment = {**os.environ, "PYTHONPATH": os.path.join(os.path.dirname(os.path.abspath(args.fsdpckpt)), "..", "python")}
+    return subprocess.run(line, env=environment).returncode
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("fsdpckpt", nargs="?", default="build/release/cli/fsdpckpt")
@@ -450,7 +457,7 @@ def main():
     ap.add_argument("--size", default="2G", help="of a checkpoint (default: 2G)")
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--cold-rounds", type=int, default=3, help="0: no cold cache")
-    ap.add_argument("--only", "--jobs", action="append", default=[], metavar="GLOB", help="jobs to run")
+    ap.add_argument("--only", "--jobs", action="append", default=[], metavar="GLOB", help="jobs to run; training-loop, alone: bench/torch_save.py")
     ap.add_argument("--list", action="store_true", help="print the jobs and their peers, and stop")
     ap.add_argument("--source", action="append", default=[], metavar="NAME=DIR", help="use this input instead of making it")
     ap.add_argument("--docs", metavar="FILE", help="put the table into this file, between its markers")
@@ -458,6 +465,8 @@ def main():
     # Of the same build as the command.
     os.environ["PATH"] += ":" + os.path.join(os.path.dirname(os.path.abspath(args.fsdpckpt)), "..", "bench")
     jobs = {n: j for n, j in JOBS.items() if not args.only or any(fnmatch.fnmatch(n, g) for g in args.only)}
+    if args.only == ["training-loop"]:
+        return measure_training(args)
     if args.list:
         list_jobs(jobs)
         return 0

@@ -399,12 +399,11 @@ static PyObject *checkpoint_read_many(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Oiip", &list, &m.how.threads, &m.how.processes, &cached) || !is_open(self)) {
         return NULL;
     }
-    m.how.cached = cached != 0;
     fc_arena *arena = fc_arena_new();
     if (!arena) {
         return PyErr_NoMemory();
     }
-    self->users++;
+    self->users++, m.how.cached = cached != 0;
     bool done = read_requests(&m, arena, list) && (m.count == 0 || native_run(read_many_work, &m, Py_None));
     done_with(self);
     fc_arena_free(arena);
