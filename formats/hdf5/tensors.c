@@ -3,6 +3,7 @@
  * cover. records.c has checked everything in an fc_h5_dataset against its file.
  */
 #include "base/checked.h"
+#include "base/grow.h"
 #include "checkpoint/path.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
@@ -19,17 +20,9 @@ enum { LIBRARY_BOX = 8 << 20, MAX_LIBRARY_BOXES = 1 << 20 };
 
 /* @return a new chunk with room for its dims, or NULL. */
 static fc_chunk *new_chunk(fc_h5_chunks *chunks, int ndim, int64_t **dims) {
-    if (chunks->count == chunks->cap) {
-        size_t cap = chunks->cap ? 2 * chunks->cap : 1;
-        fc_chunk *items = fc_arena_calloc(chunks->arena, cap, sizeof *items);
-        if (!items) {
-            return NULL;
-        }
-        if (chunks->count > 0) {
-            memcpy(items, chunks->items, chunks->count * sizeof *items);
-        }
-        chunks->items = items;
-        chunks->cap = cap;
+    if (!fc_arena_grow(chunks->arena, &chunks->items, &chunks->cap, chunks->count, chunks->count + 1,
+                       sizeof *chunks->items)) {
+        return NULL;
     }
     *dims = fc_arena_calloc(chunks->arena, 2 * (size_t)ndim, sizeof **dims);
     if (!*dims) {
@@ -225,16 +218,9 @@ static void make_unreadable(fc_h5_dataset *d) {
 
 static fc_code new_stored(fc_checkpoint *checkpoint, const fc_h5_stored *stored, uint64_t *index, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
-    if (state->nstored == state->stored_cap) {
-        size_t cap = state->stored_cap ? 2 * state->stored_cap : 64;
-        fc_h5_stored *grown = cap > UINT32_MAX ? NULL : fc_arena_calloc(checkpoint->arena, cap, sizeof *grown);
-        FC_NEED(grown, err, checkpoint->path);
-        if (state->nstored > 0) {
-            memcpy(grown, state->stored, state->nstored * sizeof *grown);
-        }
-        state->stored = grown;
-        state->stored_cap = cap;
-    }
+    FC_NEED(state->nstored < UINT32_MAX && fc_arena_grow(checkpoint->arena, &state->stored, &state->stored_cap,
+                                                         state->nstored, state->nstored + 1, sizeof *state->stored),
+            err, checkpoint->path);
     *index = state->nstored;
     state->stored[state->nstored++] = *stored;
     return FC_OK;

@@ -1,7 +1,9 @@
 /*
- * Growable lists in malloc'ed memory, for callers that do not know the length in advance.
+ * Growable lists in malloc'ed memory or in an arena, for callers that do not know the length in advance.
  */
 #pragma once
+
+#include "fsdpckpt/arena.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,6 +15,13 @@
  * @return false when out of memory; the list is then unchanged.
  */
 bool fc_grow(void *list, size_t *capacity, size_t needed, size_t size);
+
+/**
+ * Makes room for `needed` elements in a list of an arena that has `count`: at least twice as many as before. The others
+ * are zeros. Old copies stay in the arena, and together are no larger than the new one.
+ * @return false when out of memory; the list is then unchanged.
+ */
+bool fc_arena_grow(fc_arena *arena, void *list, size_t *capacity, size_t count, size_t needed, size_t size);
 
 /** Bytes that are sent to another process. */
 typedef struct fc_notes {

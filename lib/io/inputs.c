@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/io.h"
 
+#include "base/grow.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -33,14 +34,8 @@ static int compare_identities(const void *a, const void *b) {
 }
 
 static bool add_identity(place *p, const struct stat *st) {
-    if (p->count == p->capacity) {
-        size_t capacity = 2 * p->capacity + 16; /* cannot overflow, since the list is already in memory */
-        identity *grown = reallocarray(p->entries, capacity, sizeof *grown);
-        if (!grown) {
-            return false;
-        }
-        p->entries = grown;
-        p->capacity = capacity;
+    if (!fc_grow(&p->entries, &p->capacity, p->count + 1, sizeof *p->entries)) {
+        return false;
     }
     p->entries[p->count++] = (identity){st->st_dev, st->st_ino};
     return true;

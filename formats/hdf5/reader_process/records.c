@@ -282,22 +282,10 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
     if (r->bad || !d || d->kind != FC_H5_TENSOR || d->where != FC_H5_IN_CHUNKS) {
         return false;
     }
-    if (d->chunks_cap - d->nchunks < count) {
-        size_t cap = d->chunks_cap ? 2 * d->chunks_cap : (size_t)count;
-        fc_h5_stored_chunk *grown = fc_arena_calloc(arena, cap, sizeof *grown);
-        if (!grown) {
-            r->no_memory = true;
-            return false;
-        }
-        if (d->nchunks > 0) {
-            memcpy(grown, d->chunks, d->nchunks * sizeof *grown);
-        }
-        d->chunks = grown;
-        d->chunks_cap = cap;
-    }
     int64_t *at = fc_arena_calloc(arena, (size_t)count, (size_t)d->ndim * sizeof *at);
-    r->no_memory = !at;
-    if (!at || d->chunks_cap - d->nchunks < count) {
+    if (!at ||
+        !fc_arena_grow(arena, &d->chunks, &d->chunks_cap, d->nchunks, d->nchunks + (size_t)count, sizeof *d->chunks)) {
+        r->no_memory = true;
         return false;
     }
     for (uint64_t i = 0; i < count; i++, at += d->ndim) {
@@ -317,23 +305,14 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
     return r->at == r->size;
 }
 
-/*
- * @return the next free slot of a growing array in the arena, or NULL with r->no_memory set accordingly. Old copies
- * stay there, and together are no larger than the new one.
- */
+/* @return the next free slot of a growing array in the arena, or NULL with r->no_memory set accordingly. */
 static void *grow(fc_h5_record *r, fc_arena *arena, void **array, size_t *count, size_t *cap, size_t element) {
-    if (*count == *cap) {
-        size_t wider = *cap ? 2 * *cap : 16;
-        void *copy = wider > MAX_TENSORS_PER_FILE ? NULL : fc_arena_calloc(arena, wider, element);
-        if (!copy) {
-            r->no_memory = *count < MAX_TENSORS_PER_FILE;
-            return NULL;
-        }
-        if (*count > 0) {
-            memcpy(copy, *array, *count * element);
-        }
-        *array = copy;
-        *cap = wider;
+    if (*count == MAX_TENSORS_PER_FILE) {
+        return NULL;
+    }
+    if (!fc_arena_grow(arena, array, cap, *count, *count + 1, element)) {
+        r->no_memory = true;
+        return NULL;
     }
     return (unsigned char *)*array + (*count)++ * element;
 }

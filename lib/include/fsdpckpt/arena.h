@@ -1,8 +1,7 @@
 /*
  * An arena: many small allocations that are freed together. Not thread-safe.
  */
-#ifndef FSDPCKPT_ARENA_H
-#define FSDPCKPT_ARENA_H
+#pragma once
 
 #include <stddef.h>
 
@@ -38,4 +37,3 @@ char *fc_arena_printf(fc_arena *arena, const char *fmt, ...) __attribute__((form
 size_t fc_arena_size(const fc_arena *arena);
 
 FC_END_DECLS
-#endif

@@ -1,8 +1,7 @@
 /*
  * The atomic types of <stdatomic.h>, in C and in C++, which has that header only from C++23 on.
  */
-#ifndef FSDPCKPT_ATOMIC_H
-#define FSDPCKPT_ATOMIC_H
+#pragma once
 
 #ifdef __cplusplus
 #include <atomic>
@@ -11,6 +10,4 @@ using std::atomic_uint;
 using std::atomic_uint_fast64_t;
 #else
 #include <stdatomic.h>
-#endif
-
 #endif

@@ -2,8 +2,7 @@
  * Averages of checkpoints: model soups, the mean of the last checkpoints of a run, moving averages.
  * An average is a derived checkpoint: it is computed while it is read.
  */
-#ifndef FSDPCKPT_AVERAGE_H
-#define FSDPCKPT_AVERAGE_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -34,4 +33,3 @@ fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_av
                         fc_checkpoint **out, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -2,8 +2,7 @@
  * Boxes: half-open hyper-rectangles within a global tensor, and their arithmetic. In DCP a box is the offsets and sizes
  * of a ChunkStorageMetadata, or the shard_offsets and shard_sizes of a ShardMetadata.
  */
-#ifndef FSDPCKPT_BOX_H
-#define FSDPCKPT_BOX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -59,4 +58,3 @@ bool fc_row_major_strides(int ndim, const int64_t *sizes, int64_t *strides);
 bool fc_is_row_major(int ndim, const int64_t *sizes, const int64_t *strides);
 
 FC_END_DECLS
-#endif

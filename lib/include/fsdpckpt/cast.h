@@ -1,8 +1,7 @@
 /*
  * Casts between floating-point dtypes, with the results of torch. The only function that changes values.
  */
-#ifndef FSDPCKPT_CAST_H
-#define FSDPCKPT_CAST_H
+#pragma once
 
 #include "fsdpckpt/dtype.h"
 
@@ -17,4 +16,3 @@ FC_BEGIN_DECLS
 void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count);
 
 FC_END_DECLS
-#endif

@@ -3,8 +3,7 @@
  * are compared. The result is a list of findings, each with a kind, the values that it concerns, and one line for a
  * person.
  */
-#ifndef FSDPCKPT_CHECK_H
-#define FSDPCKPT_CHECK_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/layout.h"
@@ -164,4 +163,3 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
                       fc_report *out, fc_error *err);
 
 FC_END_DECLS
-#endif

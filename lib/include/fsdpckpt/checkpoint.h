@@ -4,8 +4,7 @@
  * fc_checkpoint_open turns headers into this manifest. It is immutable and lives in one arena. fc_checkpoint_extent,
  * which is thread-safe, finds the bytes of a chunk.
  */
-#ifndef FSDPCKPT_CHECKPOINT_H
-#define FSDPCKPT_CHECKPOINT_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/box.h"
@@ -372,4 +371,3 @@ fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *t
                              fc_error *err);
 
 FC_END_DECLS
-#endif

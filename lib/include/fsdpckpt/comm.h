@@ -6,8 +6,7 @@
  * Every function is collective: all ranks of the communicator call it in the same order, with sizes that agree. All
  * ranks get the same error if the backend allows it. An error on one rank never leaves the others waiting forever.
  */
-#ifndef FSDPCKPT_COMM_H
-#define FSDPCKPT_COMM_H
+#pragma once
 
 #include "fsdpckpt/atomic.h"
 #include "fsdpckpt/dtype.h"
@@ -102,4 +101,3 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
 fc_code fc_comm_mpi(fc_comm **out, fc_error *err);
 
 FC_END_DECLS
-#endif

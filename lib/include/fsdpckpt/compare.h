@@ -2,8 +2,7 @@
  * Compares the values of two checkpoints of any formats and layouts, tensor by tensor: by the digests that they record,
  * by their bits, or within a tolerance.
  */
-#ifndef FSDPCKPT_COMPARE_H
-#define FSDPCKPT_COMPARE_H
+#pragma once
 
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/select.h"
@@ -121,4 +120,3 @@ const char *fc_element_text(fc_dtype dtype, const void *bytes, char *buf);
 void fc_unravel(int ndim, const int64_t *shape, uint64_t at, int64_t *index);
 
 FC_END_DECLS
-#endif

@@ -1,6 +1,5 @@
 /* The declarations of all public headers stand between these two, so that C++ links them as C. */
-#ifndef FSDPCKPT_DECLS_H
-#define FSDPCKPT_DECLS_H
+#pragma once
 
 #ifdef __cplusplus
 #define FC_BEGIN_DECLS extern "C" {
@@ -8,6 +7,4 @@
 #else
 #define FC_BEGIN_DECLS
 #define FC_END_DECLS
-#endif
-
 #endif

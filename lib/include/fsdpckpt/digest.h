@@ -5,8 +5,7 @@
  * The CRC is CRC-64/XZ (ECMA-182 reflected; init and xorout all ones; the check value of "123456789" is
  * 995DC9BBDF1939FA) over the elements in row-major order, little-endian.
  */
-#ifndef FSDPCKPT_DIGEST_H
-#define FSDPCKPT_DIGEST_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -33,4 +32,3 @@ typedef struct fc_digest {
 } fc_digest;
 
 FC_END_DECLS
-#endif

@@ -1,8 +1,7 @@
 /*
  * Element types with the names that torch uses. Values are moved as bits; only fc_cast changes them.
  */
-#ifndef FSDPCKPT_DTYPE_H
-#define FSDPCKPT_DTYPE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -75,4 +74,3 @@ static inline uint32_t fc_dtype_size(fc_dtype dtype) {
 bool fc_dtype_find(const char *name, size_t len, fc_dtype *out);
 
 FC_END_DECLS
-#endif

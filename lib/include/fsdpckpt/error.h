@@ -5,8 +5,7 @@
  * owns the fc_error. It contains no pointers, so it can be copied between threads and sent between processes. `err` may
  * be NULL if the caller needs only the code.
  */
-#ifndef FSDPCKPT_ERROR_H
-#define FSDPCKPT_ERROR_H
+#pragma once
 
 #include "fsdpckpt/decls.h"
 
@@ -103,4 +102,3 @@ fc_code fc_context(fc_error *err, fc_code code, const char *fmt, ...) __attribut
 int fc_exit_status(fc_code code);
 
 FC_END_DECLS
-#endif

@@ -2,8 +2,7 @@
  * Exporting a model: finding it in a checkpoint of a training run, giving it the names and layouts of another program,
  * and fitting it to a reference, a directory of the model as downloaded from the Hugging Face hub.
  */
-#ifndef FSDPCKPT_EXPORT_H
-#define FSDPCKPT_EXPORT_H
+#pragma once
 
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
@@ -113,4 +112,3 @@ fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, c
 fc_code fc_side_files_copy(const char *from, const char *const *names, const char *to, fc_error *err);
 
 FC_END_DECLS
-#endif

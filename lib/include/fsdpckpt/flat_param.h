@@ -4,8 +4,7 @@
  *
  * The layout is pure arithmetic. train/flat_data.h moves the data.
  */
-#ifndef FSDPCKPT_FLAT_PARAM_H
-#define FSDPCKPT_FLAT_PARAM_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/box.h"
@@ -107,4 +106,3 @@ int64_t fc_flat_shard_padding(const fc_flat_layout *layout, int64_t rank);
 #define FC_FLAT_PADDING_VALUE 42
 
 FC_END_DECLS
-#endif

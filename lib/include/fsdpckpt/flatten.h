@@ -3,8 +3,7 @@
  * unit of a wrap policy. Semantics: _local_post_state_dict_hook in torch/distributed/fsdp/_state_dict_utils.py, and
  * FlatParamHandle in _flat_param.py.
  */
-#ifndef FSDPCKPT_FLATTEN_H
-#define FSDPCKPT_FLATTEN_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/select.h"
@@ -39,4 +38,3 @@ bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
 #define FC_OBJECT_VALUE "fsdpckpt.value"
 
 FC_END_DECLS
-#endif

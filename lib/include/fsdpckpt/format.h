@@ -2,8 +2,7 @@
  * The interface of a format: a reader that turns headers into a manifest, and a writer that turns a target into headers
  * with reserved extents. A format never moves tensor data; lib/move does that for all of them.
  */
-#ifndef FSDPCKPT_FORMAT_H
-#define FSDPCKPT_FORMAT_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/digest.h"
@@ -265,4 +264,3 @@ const fc_format *fc_format_find(const char *name);
 const fc_format *fc_format_of_extension(const char *extension);
 
 FC_END_DECLS
-#endif

@@ -3,8 +3,7 @@
  * train include more: fsdpckpt/sharded_tensor/ (ShardMetadata, sharding specs, DTensors), fsdpckpt/gather/ (devices,
  * arrays, gathers of FSDP and TP shards), and fsdpckpt/train/, the training step, a library of its own.
  */
-#ifndef FSDPCKPT_FSDPCKPT_H
-#define FSDPCKPT_FSDPCKPT_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/atomic.h"
@@ -47,5 +46,3 @@
 #include "fsdpckpt/view.h"
 #include "fsdpckpt/weights.h"
 #include "fsdpckpt/wrap_policy.h"
-
-#endif

@@ -1,8 +1,7 @@
 /*
  * Gathers a checkpoint whose files are spread over the disks of several machines.
  */
-#ifndef FSDPCKPT_GATHER_FILES_H
-#define FSDPCKPT_GATHER_FILES_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 
@@ -17,4 +16,3 @@ FC_BEGIN_DECLS
 fc_code fc_gather_files(fc_comm *comm, const char *source, const char *into, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -1,8 +1,7 @@
 /*
  * Files of a target: the commit, after which either the old target or the complete new one exists.
  */
-#ifndef FSDPCKPT_IO_H
-#define FSDPCKPT_IO_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -113,4 +112,3 @@ void fc_commit_abort(fc_commit *commit);
 fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -3,8 +3,7 @@
  * Semantics: torch.distributed.tensor.parallel (ColwiseParallel, RowwiseParallel), FSDP2's fully_shard on a 2D mesh,
  * and _chunk_dtensor of torch/distributed/tensor/parallel/fsdp.py.
  */
-#ifndef FSDPCKPT_LAYOUT_H
-#define FSDPCKPT_LAYOUT_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
@@ -68,4 +67,3 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements);
 
 FC_END_DECLS
-#endif

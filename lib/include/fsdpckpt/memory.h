@@ -2,8 +2,7 @@
  * Checkpoints in memory: the arrays of a running program as a source for fc_convert. A training program can write every
  * format and layout that the command can, and each rank needs to hold only its own shard.
  */
-#ifndef FSDPCKPT_MEMORY_H
-#define FSDPCKPT_MEMORY_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -53,4 +52,3 @@ fc_code fc_memory_set_layout(fc_checkpoint *checkpoint, const fc_mesh *mesh, con
                              fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -3,8 +3,7 @@
  * Semantics: torch.distributed.device_mesh, torch.distributed.tensor.placement_types and
  * torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
  */
-#ifndef FSDPCKPT_MESH_H
-#define FSDPCKPT_MESH_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -79,4 +78,3 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
 int fc_placements_format(int count, const fc_placement *placements, char *buf, int size);
 
 FC_END_DECLS
-#endif

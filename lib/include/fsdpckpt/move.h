@@ -1,8 +1,7 @@
 /*
  * Moving tensors from a checkpoint to target files: one file, and the conversion as a whole.
  */
-#ifndef FSDPCKPT_MOVE_H
-#define FSDPCKPT_MOVE_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
@@ -73,4 +72,3 @@ fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_conve
                    fc_convert_report *report, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -2,8 +2,7 @@
  * Sorting and searching by texts and numbers. Elements may be texts, or structs whose first field is the text that
  * they go by, their name for example.
  */
-#ifndef FSDPCKPT_ORDER_H
-#define FSDPCKPT_ORDER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -78,5 +77,3 @@ void *fc_find_named(const void *pointers, size_t count, const char *text);
 void *fc_list_named(const void *structs, size_t count, size_t size);
 
 FC_END_DECLS
-
-#endif

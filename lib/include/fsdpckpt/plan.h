@@ -1,8 +1,7 @@
 /*
  * Plans: which chunks of the source cover a box of the target. Pure arithmetic without I/O.
  */
-#ifndef FSDPCKPT_PLAN_H
-#define FSDPCKPT_PLAN_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -47,4 +46,3 @@ fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
                           fc_error *err);
 
 FC_END_DECLS
-#endif

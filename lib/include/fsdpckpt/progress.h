@@ -2,8 +2,7 @@
  * Progress of a job, and the flag that stops it. The job counts; any thread may read the counters, without locks and at
  * no measurable cost. One fc_progress may be used for several calls: opening, then converting.
  */
-#ifndef FSDPCKPT_PROGRESS_H
-#define FSDPCKPT_PROGRESS_H
+#pragma once
 
 #include "fsdpckpt/atomic.h"
 #include "fsdpckpt/error.h"
@@ -71,4 +70,3 @@ void fc_progress_begin(fc_progress *progress, fc_phase phase, fc_counted unit, u
 fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -1,8 +1,7 @@
 /*
  * Reading the tensors of a checkpoint, wherever and however their chunks are stored.
  */
-#ifndef FSDPCKPT_READ_H
-#define FSDPCKPT_READ_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/progress.h"
@@ -102,4 +101,3 @@ fc_code fc_map_tensor(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
 void fc_mapping_free(fc_mapping *mapping);
 
 FC_END_DECLS
-#endif

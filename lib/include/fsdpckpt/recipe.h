@@ -3,8 +3,7 @@
  * derived checkpoint whose chunks are boxes of the source at other strides, so it is read, converted and compared like
  * any other.
  */
-#ifndef FSDPCKPT_RECIPE_H
-#define FSDPCKPT_RECIPE_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/target.h"
@@ -68,4 +67,3 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
                         fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -1,8 +1,7 @@
 /*
  * Who stores a box that several ranks hold: one of them, its owner.
  */
-#ifndef FSDPCKPT_REPLICA_OWNER_H
-#define FSDPCKPT_REPLICA_OWNER_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/mesh.h"
@@ -38,4 +37,3 @@ fc_code fc_held_owners(const fc_checkpoint *source, const fc_mesh *mesh, const f
                        uint32_t *owner_offsets, fc_error *err);
 
 FC_END_DECLS
-#endif

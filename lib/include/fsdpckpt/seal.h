@@ -3,8 +3,7 @@
  * changed. A seal is read when its checkpoint is opened. fc_checkpoint_digest returns its digests of tensors if the
  * format records none, and fc_verify compares every byte of every file with it.
  */
-#ifndef FSDPCKPT_SEAL_H
-#define FSDPCKPT_SEAL_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -39,4 +38,3 @@ fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *o
 void fc_seal_forget(const char *path);
 
 FC_END_DECLS
-#endif

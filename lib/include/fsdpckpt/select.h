@@ -2,8 +2,7 @@
  * Makes a target from the manifest of a source: selects values, renames them, gives each its placements, and computes
  * the content of each shard file. Pure arithmetic.
  */
-#ifndef FSDPCKPT_SELECT_H
-#define FSDPCKPT_SELECT_H
+#pragma once
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
@@ -105,4 +104,3 @@ fc_code fc_target_loads(const fc_target *target, uint64_t *loads, fc_error *err)
 uint64_t fc_target_boxes(const fc_target *target);
 
 FC_END_DECLS
-#endif

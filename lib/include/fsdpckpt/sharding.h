@@ -3,8 +3,7 @@
  * the ranks that wrote them. Also finds the mesh that all tensors of a checkpoint follow. Pure arithmetic on the
  * manifest, linear in the number of chunks except for one sort per dimension.
  */
-#ifndef FSDPCKPT_SHARDING_H
-#define FSDPCKPT_SHARDING_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -72,4 +71,3 @@ fc_code fc_recognise_layout_of(const fc_checkpoint *source, int64_t ranks, fc_ar
                                fc_placement **placements, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -3,8 +3,7 @@
  * directory and returns notes, and one that has the notes of all ranks writes the index. The processes exchange the
  * notes in their own way, as torch.distributed.checkpoint does.
  */
-#ifndef FSDPCKPT_SHARDS_H
-#define FSDPCKPT_SHARDS_H
+#pragma once
 
 #include "fsdpckpt/move.h"
 
@@ -42,4 +41,3 @@ fc_code fc_shards_finish(const fc_shards *shards, const void *const *notes, cons
                          fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -2,8 +2,7 @@
  * Statistics of the values of tensors: mean, standard deviation, extremes, zeros, NaN, infinities and a histogram, from
  * one pass over the data in constant memory.
  */
-#ifndef FSDPCKPT_STATS_H
-#define FSDPCKPT_STATS_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/checkpoint.h"
@@ -61,4 +60,3 @@ fc_code fc_stats_read(const fc_checkpoint *checkpoint, const fc_tensor *const *t
                       const fc_stats_options *options, fc_arena *arena, fc_stats *out, fc_error *err);
 
 FC_END_DECLS
-#endif

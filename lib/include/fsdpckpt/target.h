@@ -2,8 +2,7 @@
  * The target of a conversion: its values, their names and placements, and the content of each target file. Pure
  * arithmetic: it is made from the manifest of a source, and read by the writers of formats and by the engine.
  */
-#ifndef FSDPCKPT_TARGET_H
-#define FSDPCKPT_TARGET_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/mesh.h"
@@ -63,4 +62,3 @@ typedef struct fc_target_file {
 } fc_target_file;
 
 FC_END_DECLS
-#endif

@@ -3,8 +3,7 @@
  * FC_NEED after an allocation), FC_TRY_GOTO where it has. A function that cleans up ends in the label `out`, releases
  * there, and returns rc.
  */
-#ifndef FSDPCKPT_TRY_H
-#define FSDPCKPT_TRY_H
+#pragma once
 
 #include "fsdpckpt/error.h"
 
@@ -43,5 +42,3 @@
             goto label;                                                                                                \
         }                                                                                                              \
     } while (0)
-
-#endif

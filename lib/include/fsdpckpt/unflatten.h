@@ -4,8 +4,7 @@
  * name these parameters; they follow from the names, shapes and order of the model's parameters. Semantics:
  * _local_post_state_dict_hook in torch/distributed/fsdp/_state_dict_utils.py, and FlatParamHandle in _flat_param.py.
  */
-#ifndef FSDPCKPT_UNFLATTEN_H
-#define FSDPCKPT_UNFLATTEN_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/select.h"
@@ -57,4 +56,3 @@ fc_code fc_checkpoint_open_model(const char *path, const fc_open_options *option
                                  fc_checkpoint **out, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -2,8 +2,7 @@
  * Verifying a checkpoint: every check of its bytes that needs no other checkpoint. All defects are reported, not only
  * the first.
  */
-#ifndef FSDPCKPT_VERIFY_H
-#define FSDPCKPT_VERIFY_H
+#pragma once
 
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/read.h"
@@ -60,4 +59,3 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
                   fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -1,8 +1,7 @@
 /*
  * Views: HDF5 files whose datasets are the bytes in the files of another checkpoint of any format.
  */
-#ifndef FSDPCKPT_VIEW_H
-#define FSDPCKPT_VIEW_H
+#pragma once
 
 #include "fsdpckpt/select.h"
 
@@ -35,4 +34,3 @@ fc_code fc_view(const fc_checkpoint *source, const char *target, const fc_view_o
                 fc_error *err);
 
 FC_END_DECLS
-#endif

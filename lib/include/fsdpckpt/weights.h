@@ -4,8 +4,7 @@
  *
  * A source belongs to the new checkpoint after success, and is closed with it; after a failure it remains the caller's.
  */
-#ifndef FSDPCKPT_WEIGHTS_H
-#define FSDPCKPT_WEIGHTS_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -47,4 +46,3 @@ fc_code fc_merge_adapters(fc_checkpoint *source, const fc_adapter *adapters, siz
                           size_t *merged, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -7,8 +7,7 @@
  * "layers.0.attn.wq.weight" is the parameter "weight" of the module "layers.0.attn.wq". fc_model_info adds what names
  * do not show, such as classes, frozen and shared parameters.
  */
-#ifndef FSDPCKPT_WRAP_POLICY_H
-#define FSDPCKPT_WRAP_POLICY_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/dtype.h"
@@ -371,4 +370,3 @@ size_t fc_wrap_file_idle(const fc_wrap_file *file, const char **first);
 const char *fc_sharding_strategy_name(fc_sharding_strategy strategy);
 
 FC_END_DECLS
-#endif

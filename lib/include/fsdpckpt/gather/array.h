@@ -1,8 +1,7 @@
 /*
  * Arrays: the elements of a tensor on one device. An array is a plain value over memory that it owns or borrows.
  */
-#ifndef FSDPCKPT_GATHER_ARRAY_H
-#define FSDPCKPT_GATHER_ARRAY_H
+#pragma once
 
 #include "fsdpckpt/gather/device.h"
 
@@ -47,4 +46,3 @@ fc_code fc_array_copy(const fc_array *dst, const fc_array *src, fc_stream *strea
 fc_code fc_array_clone(const fc_array *src, fc_stream *stream, fc_array *out, fc_error *err);
 
 FC_END_DECLS
-#endif

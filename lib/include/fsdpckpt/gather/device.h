@@ -3,8 +3,7 @@
  * and the sharding of tensors are written once for all devices. A stream does its work in order. On the processor, work
  * is done before the call returns.
  */
-#ifndef FSDPCKPT_GATHER_DEVICE_H
-#define FSDPCKPT_GATHER_DEVICE_H
+#pragma once
 
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/dtype.h"
@@ -95,4 +94,3 @@ fc_code fc_device_cpu(fc_device **out, fc_error *err);
 fc_code fc_device_cuda(int index, fc_device **out, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -3,8 +3,7 @@
  * order their work. A rank waits with fc_comm_wait, not with the device's synchronize, for streams that have
  * collectives; so an error on one rank never leaves the others waiting forever.
  */
-#ifndef FSDPCKPT_GATHER_DEVICE_COMM_H
-#define FSDPCKPT_GATHER_DEVICE_COMM_H
+#pragma once
 
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/gather/device.h"
@@ -92,4 +91,3 @@ fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_
                           fc_error *err);
 
 FC_END_DECLS
-#endif

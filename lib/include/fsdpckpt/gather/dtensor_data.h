@@ -3,8 +3,7 @@
  * these functions for parameters of tensor parallelism: to flatten and unflatten them, to cut them for a sharded state
  * dict, and to gather them when one is loaded. They work on host memory and on GPUs, and are named as in that file.
  */
-#ifndef FSDPCKPT_GATHER_DTENSOR_DATA_H
-#define FSDPCKPT_GATHER_DTENSOR_DATA_H
+#pragma once
 
 #include "fsdpckpt/gather/array.h"
 #include "fsdpckpt/gather/device_comm.h"
@@ -140,4 +139,3 @@ fc_code fc_all_gather_dtensors(const fc_fsdp_tensor *tensors, size_t count, cons
                                fc_stream *stream, fc_array *out, fc_error *err);
 
 FC_END_DECLS
-#endif

@@ -4,8 +4,7 @@
  *
  * Nothing here communicates: a process group is only its rank, its size and its numbering.
  */
-#ifndef FSDPCKPT_SHARDED_TENSOR_DTENSOR_H
-#define FSDPCKPT_SHARDED_TENSOR_DTENSOR_H
+#pragma once
 
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/sharded_tensor/sharding_spec.h"
@@ -131,4 +130,3 @@ fc_code fc_chunk_dtensor(int ndim, const int64_t *shape, const fc_dtensor *tp, c
                          const int64_t *coordinate, fc_dtensor *out, int64_t *offsets, fc_error *err);
 
 FC_END_DECLS
-#endif

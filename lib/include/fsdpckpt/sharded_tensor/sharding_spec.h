@@ -5,8 +5,7 @@
  *
  * All structs are plain values that borrow what they point to. Functions allocate results in the arena that they get.
  */
-#ifndef FSDPCKPT_SHARDED_TENSOR_SHARDING_SPEC_H
-#define FSDPCKPT_SHARDED_TENSOR_SHARDING_SPEC_H
+#pragma once
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/box.h"
@@ -149,4 +148,3 @@ fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_torch_d
                                   fc_arena *arena, fc_sharding_spec *out, fc_error *err);
 
 FC_END_DECLS
-#endif

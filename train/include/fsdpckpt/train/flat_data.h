@@ -2,8 +2,7 @@
  * The data of flat parameters: arrays that are flattened, viewed, cut into shards and padded. flat_param.h has the
  * layout, which decides where elements are.
  */
-#ifndef FSDPCKPT_TRAIN_FLAT_DATA_H
-#define FSDPCKPT_TRAIN_FLAT_DATA_H
+#pragma once
 
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/gather/array.h"
@@ -29,4 +28,3 @@ fc_code fc_flat_shard_view(const fc_flat_layout *layout, const fc_array *shard, 
                            fc_array *out, fc_error *err);
 
 FC_END_DECLS
-#endif

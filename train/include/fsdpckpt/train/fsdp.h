@@ -14,8 +14,7 @@
  * The root's pre-forward is first and its post-forward last; its pre-backward comes before the end of the backward. All
  * ranks make the same calls. Each object is used by one thread. After an error the step cannot continue.
  */
-#ifndef FSDPCKPT_TRAIN_FSDP_H
-#define FSDPCKPT_TRAIN_FSDP_H
+#pragma once
 
 #include "fsdpckpt/gather/dtensor_data.h"
 #include "fsdpckpt/train/flat_data.h"
@@ -349,4 +348,3 @@ fc_code fc_fsdp_handles_state(const fc_fsdp_unit *unit, fc_handle_state *out, fc
 size_t fc_fsdp_memory(const fc_fsdp *fsdp, size_t *peak);
 
 FC_END_DECLS
-#endif

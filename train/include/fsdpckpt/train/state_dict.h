@@ -6,8 +6,7 @@
  * Names are those of torch.distributed.checkpoint.state_dict.get_state_dict: "model.<fqn>" and
  * "optim.state.<fqn>.exp_avg".
  */
-#ifndef FSDPCKPT_TRAIN_STATE_DICT_H
-#define FSDPCKPT_TRAIN_STATE_DICT_H
+#pragma once
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/format.h"
@@ -120,4 +119,3 @@ void fc_fsdp_saver_free(fc_fsdp_saver *saver);
 fc_code fc_fsdp_load(const fc_fsdp_state *state, fc_state_dict_type type, const fc_checkpoint *from, fc_error *err);
 
 FC_END_DECLS
-#endif
