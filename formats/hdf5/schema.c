@@ -5,30 +5,28 @@
 
 #include <string.h>
 
-enum { SHARDS_AND_INDEX = FC_H5_ROOT_OF_SHARD | FC_H5_ROOT_OF_INDEX };
-
 static const fc_h5_attribute_info table[FC_H5_A_COUNT] = {
-    [FC_H5_A_SCHEMA] = {"fsdpckpt_schema", FC_H5_INT, FC_H5_ROOT_OF_ALL},
-    [FC_H5_A_PRODUCER] = {"producer", FC_H5_TEXT, FC_H5_ROOT_OF_ALL},
-    [FC_H5_A_LAYOUT] = {"layout", FC_H5_TEXT, FC_H5_ROOT_OF_ALL},
-    [FC_H5_A_MESH_SHAPE] = {"mesh_shape", FC_H5_INTS, SHARDS_AND_INDEX},
-    [FC_H5_A_MESH_NAMES] = {"mesh_names", FC_H5_TEXTS, SHARDS_AND_INDEX},
-    [FC_H5_A_WORLD_SIZE] = {"world_size", FC_H5_INT, SHARDS_AND_INDEX},
-    [FC_H5_A_RANK] = {"rank", FC_H5_INT, FC_H5_ROOT_OF_SHARD},
-    [FC_H5_A_TABLES] = {"tables", FC_H5_REFERENCE, FC_H5_ROOT_OF_INDEX | FC_H5_ROOT_OF_FULL},
-    [FC_H5_A_TABLES_AT] = {"tables_at", FC_H5_UINT, FC_H5_ROOT_OF_INDEX | FC_H5_ROOT_OF_FULL},
-    [FC_H5_A_MISSING] = {"missing_shards_read_as", FC_H5_TEXT, FC_H5_ROOT_OF_INDEX},
-    [FC_H5_A_HEADER_CRC64] = {"header_crc64", FC_H5_UINT, FC_H5_ROOT_OF_ALL},
-    [FC_H5_A_KIND] = {"kind", FC_H5_TEXT, FC_H5_ANY_GROUP},
-    [FC_H5_A_DTYPE] = {"dtype", FC_H5_TEXT, FC_H5_VALUE},
-    [FC_H5_A_FQN] = {"fqn", FC_H5_TEXT, FC_H5_VALUE},
-    [FC_H5_A_PLACEMENTS] = {"placements", FC_H5_TEXT, FC_H5_SHARD_VALUE | FC_H5_INDEX_VALUE},
-    [FC_H5_A_GLOBAL_SHAPE] = {"global_shape", FC_H5_INTS, FC_H5_SHARD_VALUE},
-    [FC_H5_A_OFFSETS] = {"offsets", FC_H5_INTS, FC_H5_SHARD_VALUE},
-    [FC_H5_A_OWNER] = {"owner", FC_H5_INT, FC_H5_SHARD_VALUE},
-    [FC_H5_A_ENCODING] = {"encoding", FC_H5_TEXT, FC_H5_OBJECT_VALUE},
-    [FC_H5_A_JSON] = {"json", FC_H5_TEXT, FC_H5_OBJECT_VALUE},
-    [FC_H5_A_CRC64] = {"crc64", FC_H5_UINT, FC_H5_VALUE},
+    [FC_H5_A_SCHEMA] = {"fsdpckpt_schema", FC_H5_INT},
+    [FC_H5_A_PRODUCER] = {"producer", FC_H5_TEXT},
+    [FC_H5_A_LAYOUT] = {"layout", FC_H5_TEXT},
+    [FC_H5_A_MESH_SHAPE] = {"mesh_shape", FC_H5_INTS},
+    [FC_H5_A_MESH_NAMES] = {"mesh_names", FC_H5_TEXTS},
+    [FC_H5_A_WORLD_SIZE] = {"world_size", FC_H5_INT},
+    [FC_H5_A_RANK] = {"rank", FC_H5_INT},
+    [FC_H5_A_TABLES] = {"tables", FC_H5_REFERENCE},
+    [FC_H5_A_TABLES_AT] = {"tables_at", FC_H5_UINT},
+    [FC_H5_A_MISSING] = {"missing_shards_read_as", FC_H5_TEXT},
+    [FC_H5_A_HEADER_CRC64] = {"header_crc64", FC_H5_UINT},
+    [FC_H5_A_KIND] = {"kind", FC_H5_TEXT},
+    [FC_H5_A_DTYPE] = {"dtype", FC_H5_TEXT},
+    [FC_H5_A_FQN] = {"fqn", FC_H5_TEXT},
+    [FC_H5_A_PLACEMENTS] = {"placements", FC_H5_TEXT},
+    [FC_H5_A_GLOBAL_SHAPE] = {"global_shape", FC_H5_INTS},
+    [FC_H5_A_OFFSETS] = {"offsets", FC_H5_INTS},
+    [FC_H5_A_OWNER] = {"owner", FC_H5_INT},
+    [FC_H5_A_ENCODING] = {"encoding", FC_H5_TEXT},
+    [FC_H5_A_JSON] = {"json", FC_H5_TEXT},
+    [FC_H5_A_CRC64] = {"crc64", FC_H5_UINT},
 };
 
 const fc_h5_attribute_info *fc_h5_attribute_get(fc_h5_attribute attribute) {

@@ -1,6 +1,6 @@
 /*
- * The table of the schema's attributes (docs/HDF5_SCHEMA.md): their names, their types, and where they are used. The
- * reader and the writer both use it.
+ * The table of the schema's attributes (docs/HDF5_SCHEMA.md): their names and types. The reader and the writer
+ * both use it.
  */
 #pragma once
 
@@ -44,23 +44,9 @@ typedef enum fc_h5_attribute_type {
     FC_H5_REFERENCE /**< an object reference: the address of an object header */
 } fc_h5_attribute_type;
 
-/** Where an attribute is used; a set of places is a sum. */
-typedef enum fc_h5_attribute_place {
-    FC_H5_ROOT_OF_ALL = 1,    /**< the root group of every file */
-    FC_H5_ROOT_OF_SHARD = 2,  /**< the root group of a shard file */
-    FC_H5_ROOT_OF_INDEX = 4,  /**< the root group of index.h5 */
-    FC_H5_ROOT_OF_FULL = 256, /**< the root group of a full file */
-    FC_H5_ANY_GROUP = 8,
-    FC_H5_VALUE = 16,       /**< every dataset that is a tensor or an object */
-    FC_H5_SHARD_VALUE = 32, /**< a tensor in a shard file */
-    FC_H5_INDEX_VALUE = 64, /**< a tensor in index.h5 */
-    FC_H5_OBJECT_VALUE = 128
-} fc_h5_attribute_place;
-
 typedef struct fc_h5_attribute_info {
     const char *name;
     fc_h5_attribute_type type;
-    unsigned where; /**< set of fc_h5_attribute_place */
 } fc_h5_attribute_info;
 
 const fc_h5_attribute_info *fc_h5_attribute_get(fc_h5_attribute attribute);

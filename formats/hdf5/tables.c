@@ -11,12 +11,10 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
-#include "base/little.h"
 #include "base/text.h"
 #include "checkpoint/own_files.h"
 #include "fsdpckpt/try.h"
-#include "hdf5/object_header.h"
-#include "hdf5/schema.h"
+#include "hdf5/header_file.h"
 #include "hdf5/writer/tree.h"
 #include "io/file.h"
 #include "io/stand_in.h"
@@ -27,52 +25,16 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_RANKS = 1 << 20, VIEW = 64 << 10 };
+enum { MAX_RANKS = 1 << 20 };
 
 /* ---- finding the tables ---- */
 
-/* The file with the tables, open. */
-typedef struct listing_file {
-    const char *path;
-    int fd;
-    uint64_t size;
-    fc_code read; /* the outcome of the last read */
-    fc_error *err;
-    unsigned char viewed[VIEW];
-} listing_file;
-
-static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size) {
-    listing_file *f = context;
-    if (size > VIEW || !fc_range_within(at, size, f->size)) {
-        return NULL;
-    }
-    f->read = fc_pread_full(f->fd, f->viewed, (size_t)size, at, f->path, f->err);
-    return f->read == FC_OK ? f->viewed : NULL;
-}
-
-/* Finds an attribute of the root group with 8 bytes. */
-static bool root_field(listing_file *f, fc_h5_attribute attribute, fc_h5_field *field) {
-    const fc_h5_view view = {view_bytes, f};
-    uint64_t root;
-    return fc_h5_find_root(&view, &root) && fc_h5_find_field(&view, root, fc_h5_attribute_get(attribute)->name, field);
-}
-
-static bool root_number(listing_file *f, fc_h5_attribute attribute, uint64_t *value) {
-    fc_h5_field field;
-    const unsigned char *p = NULL;
-    const bool found = root_field(f, attribute, &field) && (p = view_bytes(f, field.value, 8)) != NULL;
-    if (found) {
-        *value = fc_load_little(p, 8);
-    }
-    return found;
-}
-
 /* Finds the schema in the attributes that the header of the root group has itself. */
 static fc_code has_schema(const char *path, bool *has, fc_error *err) {
-    listing_file f = {.path = path, .fd = -1, .err = err};
+    fc_h5_header_file f = {.path = path, .fd = -1, .err = err};
     uint64_t schema;
     FC_TRY(fc_open_input(path, &f.fd, &f.size, err));
-    *has = root_number(&f, FC_H5_A_SCHEMA, &schema);
+    *has = fc_h5_root_number(&f, FC_H5_A_SCHEMA, &schema);
     close(f.fd);
     return f.read;
 }
@@ -102,11 +64,11 @@ fc_code fc_h5_is_ours(const char *path, bool *ours, fc_error *err) {
 }
 
 /* Adds the bytes of the file from `at` to `end` to `*crc`; those of `zero` and the checksum over it count as 0. */
-static bool add_headers(listing_file *f, uint64_t at, uint64_t end, const fc_h5_field *zero, uint64_t *crc) {
+static bool add_headers(fc_h5_header_file *f, uint64_t at, uint64_t end, const fc_h5_field *zero, uint64_t *crc) {
     const uint64_t from[] = {zero->value, zero->check}, to[] = {zero->value + 8, zero->check + 4};
     while (at < end) {
-        const uint64_t size = end - at < VIEW ? end - at : VIEW;
-        if (!view_bytes(f, at, size)) {
+        const uint64_t size = end - at < FC_H5_VIEW ? end - at : FC_H5_VIEW;
+        if (!fc_h5_header_bytes(f, at, size)) {
             return false;
         }
         for (size_t i = 0; i < 2; i++) {
@@ -122,22 +84,22 @@ static bool add_headers(listing_file *f, uint64_t at, uint64_t end, const fc_h5_
 }
 
 /* @return false if another program has changed the object headers: an attribute, a name, a shape. */
-static bool headers_unchanged(listing_file *f, uint64_t at, const fc_h5_manifest_row *manifest) {
+static bool headers_unchanged(fc_h5_header_file *f, uint64_t at, const fc_h5_manifest_row *manifest) {
     const uint64_t start = manifest->objects[0], end = start + manifest->objects[1];
     fc_h5_field zero;
     uint64_t crc = 0;
     return manifest->file_size == f->size && fc_range_within(start, manifest->objects[1], f->size) && at >= start &&
-           fc_range_within(at, manifest->bytes, end) && root_field(f, FC_H5_A_HEADER_CRC64, &zero) &&
+           fc_range_within(at, manifest->bytes, end) && fc_h5_root_field(f, FC_H5_A_HEADER_CRC64, &zero) &&
            add_headers(f, start, at, &zero, &crc) && add_headers(f, at + manifest->bytes, end, &zero, &crc) &&
            crc == manifest->objects_crc64;
 }
 
 /* @return false if there are no tables of a known version. */
-static bool find_manifest(listing_file *f, uint64_t *at, fc_h5_manifest_row *manifest) {
+static bool find_manifest(fc_h5_header_file *f, uint64_t *at, fc_h5_manifest_row *manifest) {
     uint64_t schema;
     const unsigned char *p;
-    if (!root_number(f, FC_H5_A_SCHEMA, &schema) || schema != FC_H5_SCHEMA || !root_number(f, FC_H5_A_TABLES_AT, at) ||
-        !(p = view_bytes(f, *at, sizeof *manifest))) {
+    if (!fc_h5_root_number(f, FC_H5_A_SCHEMA, &schema) || schema != FC_H5_SCHEMA ||
+        !fc_h5_root_number(f, FC_H5_A_TABLES_AT, at) || !(p = fc_h5_header_bytes(f, *at, sizeof *manifest))) {
         return false;
     }
     memcpy(manifest, p, sizeof *manifest);
@@ -159,7 +121,7 @@ static const void *table_at(const fc_h5_tables *t, fc_h5_table table, uint64_t r
     return (const unsigned char *)t->manifest + at;
 }
 
-static fc_code load(fc_h5_tables *t, listing_file *f, uint64_t at, uint64_t bytes, fc_error *err) {
+static fc_code load(fc_h5_tables *t, fc_h5_header_file *f, uint64_t at, uint64_t bytes, fc_error *err) {
     unsigned char *data = bytes <= SIZE_MAX ? fc_arena_alloc(t->checkpoint->arena, (size_t)bytes) : NULL;
     FC_NEED(data, err, t->path);
     FC_TRY(fc_pread_full(f->fd, data, (size_t)bytes, at, t->path, err));
@@ -359,7 +321,7 @@ static fc_code read_tables(fc_h5_tables *t, fc_error *err) {
 
 fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool sharded, bool *used, fc_error *err) {
     fc_h5_tables t = {.checkpoint = checkpoint, .path = path};
-    listing_file f = {.path = path};
+    fc_h5_header_file f = {.path = path};
     fc_h5_manifest_row manifest;
     uint64_t at;
     *used = false;

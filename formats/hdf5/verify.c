@@ -4,13 +4,10 @@
  */
 #include "hdf5/verify.h"
 #include "hdf5/h5.h"
-#include "hdf5/object_header.h"
-#include "hdf5/schema.h"
+#include "hdf5/header_file.h"
 
-#include "base/checked.h"
 #include "base/crc.h"
 #include "base/grow.h"
-#include "base/little.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "io/file.h"
@@ -19,8 +16,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-enum { BLOCK = 256 << 10 };
 
 /* A range of tensor data in a file. */
 typedef struct extent {
@@ -32,15 +27,6 @@ typedef struct extents {
     extent *items;
     size_t count, capacity;
 } extents;
-
-/* The file that is being verified. */
-typedef struct file {
-    const char *path;
-    int fd;
-    uint64_t size;
-    unsigned char *block;  /* BLOCK bytes */
-    unsigned char *viewed; /* the bytes that fc_h5_view returned last */
-} file;
 
 static int compare_extent_places(const void *a, const void *b) {
     const extent *x = a, *y = b;
@@ -75,63 +61,51 @@ static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_er
     return FC_OK;
 }
 
-static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size) {
-    file *f = context;
-    if (size > BLOCK || !fc_range_within(at, size, f->size) ||
-        fc_pread_full(f->fd, f->viewed, (size_t)size, at, f->path, NULL) != FC_OK) {
-        return NULL;
-    }
-    return f->viewed;
-}
-
 /* Adds the bytes from `from` to `to` to the CRC of the file. */
-static fc_code add_range(file *f, uint64_t from, uint64_t to, uint64_t *sum, fc_error *err) {
+static fc_code add_range(fc_h5_header_file *f, uint64_t from, uint64_t to, uint64_t *sum) {
     while (from < to) {
-        size_t size = to - from < BLOCK ? (size_t)(to - from) : BLOCK;
-        FC_TRY(fc_pread_full(f->fd, f->block, size, from, f->path, err));
-        *sum ^= fc_crc64_shift(fc_crc64_bare(f->block, size), f->size - from - size);
+        const size_t size = to - from < FC_H5_VIEW ? (size_t)(to - from) : FC_H5_VIEW;
+        const unsigned char *bytes = fc_h5_header_bytes(f, from, size);
+        if (!bytes) {
+            return f->read;
+        }
+        *sum ^= fc_crc64_shift(fc_crc64_bare(bytes, size), f->size - from - size);
         from += size;
     }
     return FC_OK;
 }
 
 /* Computes the CRC of the file with zeros for its data, for the field, and for the checksum that covers the field. */
-static fc_code header_crc(file *f, const extent *data, size_t count, const fc_h5_field *field, uint64_t *crc,
-                          fc_error *err) {
+static fc_code header_crc(fc_h5_header_file *f, const extent *data, size_t count, const fc_h5_field *field,
+                          uint64_t *crc) {
     uint64_t at = 0, sum = 0;
     fc_code rc = FC_OK;
     for (size_t i = 0; i < count; i++) {
         if (data[i].offset > at) {
-            FC_TRY_GOTO(add_range(f, at, data[i].offset, &sum, err), rc, out);
+            FC_TRY_GOTO(add_range(f, at, data[i].offset, &sum), rc, out);
         }
         uint64_t end = data[i].offset + data[i].length; /* within the file, which the reader has checked */
         at = end > at ? end : at;
     }
-    FC_TRY_GOTO(add_range(f, at, f->size, &sum, err), rc, out);
+    FC_TRY_GOTO(add_range(f, at, f->size, &sum), rc, out);
     /* added twice, so that it cancels */
-    FC_TRY_GOTO(add_range(f, field->value, field->value + 8, &sum, err), rc, out);
-    rc = add_range(f, field->check, field->check + 4, &sum, err);
+    FC_TRY_GOTO(add_range(f, field->value, field->value + 8, &sum), rc, out);
+    rc = add_range(f, field->check, field->check + 4, &sum);
 out:
     *crc = fc_crc64_finish(sum, f->size);
     return rc;
 }
 
-static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file *f, const extent *data, size_t count,
-                          struct fc_findings *findings, struct fc_verify_report *report, fc_error *err) {
-    const fc_h5_view view = {view_bytes, f};
+static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, fc_h5_header_file *f, const extent *data,
+                          size_t count, struct fc_findings *findings, struct fc_verify_report *report) {
     const fc_defect place = {.file = checkpoint->files[number].name};
     fc_h5_field field;
-    uint64_t root, found, recorded;
-    const unsigned char *p = NULL;
-    bool has = fc_h5_find_root(&view, &root) &&
-               fc_h5_find_field(&view, root, fc_h5_attribute_get(FC_H5_A_HEADER_CRC64)->name, &field) &&
-               (p = view_bytes(f, field.value, 8)) != NULL;
-    if (!has) {
+    uint64_t found, recorded;
+    if (!fc_h5_root_field(f, FC_H5_A_HEADER_CRC64, &field) || !fc_h5_root_number(f, FC_H5_A_HEADER_CRC64, &recorded)) {
         return FC_OK; /* written by another program or an older fsdpckpt, so not covered */
     }
-    recorded = fc_load_little(p, 8);
     fc_code rc;
-    FC_TRY_GOTO(header_crc(f, data, count, &field, &found, err), rc, out);
+    FC_TRY_GOTO(header_crc(f, data, count, &field, &found), rc, out);
     if (found != recorded) {
         fc_report_defect(findings, &place,
                          "%s: its headers are damaged: their CRC-64 is %016" PRIx64 ", but %016" PRIx64 " is recorded"
@@ -146,23 +120,21 @@ out:
 fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err) {
     extents all = {0};
-    file f = {.fd = -1, .block = malloc(BLOCK), .viewed = malloc(BLOCK)};
+    fc_error found;
+    fc_h5_header_file f = {.fd = -1, .err = &found};
     fc_code rc;
-    FC_TRY_GOTO(f.block && f.viewed ? list_extents(checkpoint, &all, err) : fc_no_memory(err, checkpoint->path), rc,
-                out);
+    FC_TRY_GOTO(list_extents(checkpoint, &all, err), rc, out);
     size_t next = 0;
     FC_TRY_GOTO(fc_h5_verify_tables(checkpoint, findings, err), rc, out);
     for (uint32_t i = 0; i < checkpoint->nfiles; i++) {
-        fc_error found;
         size_t first = next;
         while (next < all.count && all.items[next].file == i) {
             next++;
         }
         f.path = checkpoint->files[i].path;
         fc_code opened = fc_open_input(f.path, &f.fd, &f.size, &found);
-        opened = opened == FC_OK
-                     ? check_file(checkpoint, i, &f, all.items + first, next - first, findings, report, &found)
-                     : opened;
+        opened =
+            opened == FC_OK ? check_file(checkpoint, i, &f, all.items + first, next - first, findings, report) : opened;
         if (f.fd >= 0) {
             close(f.fd);
             f.fd = -1;
@@ -173,8 +145,6 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
         }
     }
 out:
-    free(f.block);
-    free(f.viewed);
     free(all.items);
     return rc;
 }
