@@ -30,7 +30,17 @@ macro(fsdpckpt_pkg_config name module package lost)
   endif()
 endmacro()
 
-# The same by CMake's own module; the arguments after the fixed ones are for find_package.
+# The same for a library that is linked if it is there: FSDPCKPT_OPTIONAL_LIBRARIES has those, each of which defines
+# FSDPCKPT_HAVE_<name>.
+set(FSDPCKPT_OPTIONAL_LIBRARIES "")
+macro(fsdpckpt_optional name module package lost)
+  fsdpckpt_pkg_config(${name} ${module} ${package} "${lost}")
+  if(${name}_FOUND)
+    list(APPEND FSDPCKPT_OPTIONAL_LIBRARIES ${name})
+  endif()
+endmacro()
+
+# The same as fsdpckpt_pkg_config by CMake's own module; the arguments after the fixed ones are for find_package.
 macro(fsdpckpt_find_package name found package lost)
   if(NOT "${FSDPCKPT_WITH_${name}}" STREQUAL "OFF")
     find_package(${ARGN} QUIET)
@@ -80,9 +90,10 @@ if(FSDPCKPT_TESTS)
   fsdpckpt_pkg_config(CMOCKA cmocka libcmocka-dev "")
   fsdpckpt_find_package(python3 Python3_Interpreter_FOUND python3 "" Python3 COMPONENTS Interpreter)
 endif()
-fsdpckpt_pkg_config(SECCOMP libseccomp libseccomp-dev
+fsdpckpt_optional(SECCOMP libseccomp libseccomp-dev
   "the sandbox of the process that reads HDF5 files, a filter of system calls (libseccomp-dev)")
-fsdpckpt_pkg_config(ISAL libisal libisal-dev "fast gzip; zlib does it, which is slower (libisal-dev)")
+fsdpckpt_optional(ISAL libisal libisal-dev "fast gzip; zlib does it, which is slower (libisal-dev)")
+fsdpckpt_optional(ZSTD libzstd libzstd-dev "checkpoints that are compressed with Zstandard (libzstd-dev)")
 fsdpckpt_find_package(MPI MPI_C_FOUND libopenmpi-dev "mpirun and srun with several ranks (libopenmpi-dev)"
   MPI COMPONENTS C)
 # Python itself is not built for the fuzzers and ThreadSanitizer.

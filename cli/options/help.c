@@ -200,6 +200,7 @@ void help_version(text_out *out) {
                    "zlib      " FEATURE_ZLIB "\n"
                    "jansson   " FEATURE_JANSSON "\n"
                    "ISA-L     " FEATURE_ISAL "\n"
+                   "zstd      " FEATURE_ZSTD "\n"
                    "seccomp   " FEATURE_SECCOMP "\n"
                    "MPI       " FEATURE_MPI "\n"
                    "CUDA      " FEATURE_CUDA "\n"

@@ -1,0 +1,189 @@
+/*
+ * Zstandard by libzstd, whole and as a stream; no other file includes its header.
+ */
+#include "codec/zstd.h"
+#include "fsdpckpt/try.h"
+
+#include <stdlib.h>
+
+#ifdef FSDPCKPT_HAVE_ZSTD
+#include <zstd.h>
+#include <zstd_errors.h>
+
+struct fc_zstd_decoder {
+    ZSTD_DCtx *context;
+};
+
+struct fc_zstd_encoder {
+    ZSTD_CCtx *context;
+};
+
+bool fc_zstd_is_built_in(void) {
+    return true;
+}
+
+/* Returns the error of a call on a stream of someone else's, or FC_OK. */
+static fc_code decoding_error(size_t result, fc_error *err) {
+    if (!ZSTD_isError(result)) {
+        return FC_OK;
+    }
+    switch (ZSTD_getErrorCode(result)) {
+    case ZSTD_error_memory_allocation:
+        return fc_no_memory(err, NULL);
+    case ZSTD_error_frameParameter_windowTooLarge:
+        return fc_fail(err, FC_ECORRUPT, "the zstd frame asks for a window of more than %d MiB",
+                       FC_ZSTD_MOST_WINDOW >> 20);
+    default:
+        return fc_fail(err, FC_ECORRUPT, "the zstd stream is damaged: %s", ZSTD_getErrorName(result));
+    }
+}
+
+/* The same for a call that only lack of memory can end. */
+static fc_code encoding_error(size_t result, fc_error *err) {
+    if (!ZSTD_isError(result)) {
+        return FC_OK;
+    }
+    if (ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation) {
+        return fc_no_memory(err, NULL);
+    }
+    return fc_fail(err, FC_EIO, "zstd cannot compress: %s", ZSTD_getErrorName(result));
+}
+
+fc_code fc_zstd_decoder_new(fc_zstd_decoder **out, fc_error *err) {
+    fc_zstd_decoder *d = calloc(1, sizeof *d);
+    *out = d;
+    FC_NEED(d, err, NULL);
+    d->context = ZSTD_createDCtx();
+    if (!d->context) {
+        free(d);
+        *out = NULL;
+        return fc_no_memory(err, NULL);
+    }
+    return FC_OK;
+}
+
+void fc_zstd_decoder_free(fc_zstd_decoder *d) {
+    if (d) {
+        ZSTD_freeDCtx(d->context);
+        free(d);
+    }
+}
+
+void fc_zstd_decoder_reset(fc_zstd_decoder *d) {
+    ZSTD_DCtx_reset(d->context, ZSTD_reset_session_only);
+}
+
+fc_code fc_zstd_decode_step(fc_zstd_decoder *d, const unsigned char *in, size_t in_size, unsigned char *out,
+                            size_t out_size, fc_zstd_step *step, fc_error *err) {
+    ZSTD_inBuffer from = {in, in_size, 0};
+    ZSTD_outBuffer to = {out, out_size, 0};
+    const size_t left = ZSTD_decompressStream(d->context, &to, &from);
+    FC_TRY(decoding_error(left, err));
+    *step = (fc_zstd_step){.taken = from.pos, .made = to.pos, .finished = left == 0};
+    return FC_OK;
+}
+
+fc_code fc_zstd_decode(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size, fc_error *err) {
+    const size_t made = ZSTD_decompress(out, out_size, in, in_size);
+    if (ZSTD_isError(made) && ZSTD_getErrorCode(made) == ZSTD_error_dstSize_tooSmall) {
+        return fc_fail(err, FC_ECORRUPT, "the zstd stream decodes to more than the %zu bytes that it should", out_size);
+    }
+    FC_TRY(decoding_error(made, err));
+    if (made != out_size) {
+        return fc_fail(err, FC_ECORRUPT, "the zstd stream decodes to %zu bytes instead of %zu", made, out_size);
+    }
+    return FC_OK;
+}
+
+fc_code fc_zstd_encoder_new(int level, fc_zstd_encoder **out, fc_error *err) {
+    fc_zstd_encoder *e = calloc(1, sizeof *e);
+    *out = e;
+    FC_NEED(e, err, NULL);
+    e->context = ZSTD_createCCtx();
+    if (!e->context || ZSTD_isError(ZSTD_CCtx_setParameter(e->context, ZSTD_c_compressionLevel, level))) {
+        fc_zstd_encoder_free(e);
+        *out = NULL;
+        return fc_no_memory(err, NULL);
+    }
+    return FC_OK;
+}
+
+void fc_zstd_encoder_free(fc_zstd_encoder *e) {
+    if (e) {
+        ZSTD_freeCCtx(e->context);
+        free(e);
+    }
+}
+
+fc_code fc_zstd_encoder_begin(fc_zstd_encoder *e, unsigned long long size, fc_error *err) {
+    ZSTD_CCtx_reset(e->context, ZSTD_reset_session_only);
+    return encoding_error(ZSTD_CCtx_setPledgedSrcSize(e->context, size), err);
+}
+
+fc_code fc_zstd_encode_step(fc_zstd_encoder *e, const unsigned char *in, size_t in_size, bool last, unsigned char *out,
+                            size_t out_size, fc_zstd_step *step, fc_error *err) {
+    ZSTD_inBuffer from = {in, in_size, 0};
+    ZSTD_outBuffer to = {out, out_size, 0};
+    const size_t left = ZSTD_compressStream2(e->context, &to, &from, last ? ZSTD_e_end : ZSTD_e_continue);
+    FC_TRY(encoding_error(left, err));
+    *step = (fc_zstd_step){.taken = from.pos, .made = to.pos, .finished = last && left == 0};
+    return FC_OK;
+}
+
+#else
+
+bool fc_zstd_is_built_in(void) {
+    return false;
+}
+
+static fc_code not_built_in(fc_error *err) {
+    return fc_fail(err, FC_EUNSUPPORTED,
+                   "this build has no Zstandard: install libzstd-dev, or libzstd of the system, and build again");
+}
+
+fc_code fc_zstd_decode(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size, fc_error *err) {
+    (void)in, (void)in_size, (void)out, (void)out_size;
+    return not_built_in(err);
+}
+
+fc_code fc_zstd_decoder_new(fc_zstd_decoder **out, fc_error *err) {
+    *out = NULL;
+    return not_built_in(err);
+}
+
+void fc_zstd_decoder_free(fc_zstd_decoder *d) {
+    (void)d;
+}
+
+void fc_zstd_decoder_reset(fc_zstd_decoder *d) {
+    (void)d;
+}
+
+fc_code fc_zstd_decode_step(fc_zstd_decoder *d, const unsigned char *in, size_t in_size, unsigned char *out,
+                            size_t out_size, fc_zstd_step *step, fc_error *err) {
+    (void)d, (void)in, (void)in_size, (void)out, (void)out_size, (void)step;
+    return not_built_in(err);
+}
+
+fc_code fc_zstd_encoder_new(int level, fc_zstd_encoder **out, fc_error *err) {
+    (void)level;
+    *out = NULL;
+    return not_built_in(err);
+}
+
+void fc_zstd_encoder_free(fc_zstd_encoder *e) {
+    (void)e;
+}
+
+fc_code fc_zstd_encoder_begin(fc_zstd_encoder *e, unsigned long long size, fc_error *err) {
+    (void)e, (void)size;
+    return not_built_in(err);
+}
+
+fc_code fc_zstd_encode_step(fc_zstd_encoder *e, const unsigned char *in, size_t in_size, bool last, unsigned char *out,
+                            size_t out_size, fc_zstd_step *step, fc_error *err) {
+    (void)e, (void)in, (void)in_size, (void)last, (void)out, (void)out_size, (void)step;
+    return not_built_in(err);
+}
+
+#endif

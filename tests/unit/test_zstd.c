@@ -1,0 +1,152 @@
+/*
+ * Zstandard against libzstd itself: frames and streams in steps of any size, frames that lie about their length, and a
+ * bomb.
+ */
+#include "codec/zstd.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+
+#include <cmocka.h>
+
+enum { SIZE = 300000, ROOM = 400000, SMALL = 7, LEVEL = 3 };
+
+typedef struct buffers {
+    unsigned char *plain, *packed, *decoded;
+    size_t packed_size;
+} buffers;
+
+/* Bytes that compress, but not to nothing. */
+static int set_up(void **state) {
+    buffers *b = calloc(1, sizeof *b);
+    assert_non_null(b);
+    b->plain = malloc(SIZE);
+    b->packed = malloc(ROOM);
+    b->decoded = malloc(SIZE);
+    assert_true(b->plain && b->packed && b->decoded);
+    for (size_t i = 0; i < SIZE; i++) {
+        b->plain[i] = (unsigned char)((i * 2654435761U >> 13) & (i % 3 ? 0xff : 0x07));
+    }
+    b->packed_size = ZSTD_compress(b->packed, ROOM, b->plain, SIZE, LEVEL);
+    assert_false(ZSTD_isError(b->packed_size));
+    *state = b;
+    return 0;
+}
+
+static int tear_down(void **state) {
+    buffers *b = *state;
+    free(b->plain);
+    free(b->packed);
+    free(b->decoded);
+    free(b);
+    return 0;
+}
+
+static void frame_decodes_to_its_size_only(void **state) {
+    buffers *b = *state;
+    fc_error err;
+    assert_int_equal(fc_zstd_decode(b->packed, b->packed_size, b->decoded, SIZE, &err), FC_OK);
+    assert_memory_equal(b->decoded, b->plain, SIZE);
+    assert_int_equal(fc_zstd_decode(b->packed, b->packed_size, b->decoded, SIZE - 1, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "more than the 299999 bytes"));
+    assert_int_equal(fc_zstd_decode(b->packed, b->packed_size - 1, b->decoded, SIZE, &err), FC_ECORRUPT);
+    size_t little = ZSTD_compress(b->packed, ROOM, b->plain, 1000, LEVEL);
+    assert_int_equal(fc_zstd_decode(b->packed, little, b->decoded, SIZE, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "1000 bytes instead of 300000"));
+}
+
+/* Decodes with `in_step` and `out_step` bytes at a time. @return the decoded bytes; 0 if the stream does not end. */
+static size_t decode_in_steps(const buffers *b, size_t in_step, size_t out_step) {
+    fc_zstd_decoder *decoder;
+    fc_error err;
+    assert_int_equal(fc_zstd_decoder_new(&decoder, &err), FC_OK);
+    size_t in = 0, out = 0;
+    fc_zstd_step step = {0};
+    do {
+        const size_t give = b->packed_size - in < in_step ? b->packed_size - in : in_step;
+        const size_t room = SIZE - out < out_step ? SIZE - out : out_step;
+        assert_int_equal(fc_zstd_decode_step(decoder, b->packed + in, give, b->decoded + out, room, &step, &err),
+                         FC_OK);
+        in += step.taken;
+        out += step.made;
+    } while (!step.finished && (step.taken > 0 || step.made > 0));
+    fc_zstd_decoder_free(decoder);
+    return step.finished ? out : 0;
+}
+
+static void stream_decodes_in_steps_of_any_size(void **state) {
+    buffers *b = *state;
+    const size_t steps[] = {SMALL, 4096, SIZE};
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t k = 0; k < 3; k++) {
+            memset(b->decoded, 0, SIZE);
+            assert_int_equal(decode_in_steps(b, steps[i], steps[k]), SIZE);
+            assert_memory_equal(b->decoded, b->plain, SIZE);
+        }
+    }
+    b->packed_size /= 2;
+    assert_int_equal(decode_in_steps(b, 4096, 4096), 0);
+}
+
+static void damage_and_large_windows_are_refused(void **state) {
+    buffers *b = *state;
+    fc_zstd_decoder *decoder;
+    fc_zstd_step step;
+    fc_error err;
+    assert_int_equal(fc_zstd_decoder_new(&decoder, &err), FC_OK);
+    const unsigned char window[] = {0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa0}; /* its header asks for 1 GiB */
+    assert_int_equal(fc_zstd_decode_step(decoder, window, sizeof window, b->decoded, SIZE, &step, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "window of more than 128 MiB"));
+    fc_zstd_decoder_reset(decoder);
+    assert_int_equal(fc_zstd_decode_step(decoder, b->plain, SIZE, b->decoded, SIZE, &step, &err), FC_ECORRUPT);
+    fc_zstd_decoder_free(decoder);
+}
+
+/* Encodes in steps. @return the size of the frame. */
+static size_t encode_in_steps(const buffers *b, fc_zstd_encoder *encoder, size_t in_step, size_t out_step) {
+    fc_error err;
+    assert_int_equal(fc_zstd_encoder_begin(encoder, SIZE, &err), FC_OK);
+    size_t in = 0, out = 0;
+    for (fc_zstd_step step = {0}; !step.finished;) {
+        const size_t give = SIZE - in < in_step ? SIZE - in : in_step;
+        const size_t room = ROOM - out < out_step ? ROOM - out : out_step;
+        assert_int_equal(
+            fc_zstd_encode_step(encoder, b->plain + in, give, in + give == SIZE, b->packed + out, room, &step, &err),
+            FC_OK);
+        in += step.taken;
+        out += step.made;
+    }
+    return out;
+}
+
+static void encoder_makes_frames_that_libzstd_decodes(void **state) {
+    buffers *b = *state;
+    fc_zstd_encoder *encoder;
+    fc_error err;
+    assert_int_equal(fc_zstd_encoder_new(LEVEL, &encoder, &err), FC_OK);
+    const size_t steps[] = {SIZE, 4096, SMALL};
+    size_t sizes[3];
+    for (size_t i = 0; i < 3; i++) {
+        sizes[i] = encode_in_steps(b, encoder, steps[i], steps[i]);
+        assert_int_equal(ZSTD_getFrameContentSize(b->packed, sizes[i]), SIZE);
+        assert_int_equal(ZSTD_decompress(b->decoded, SIZE, b->packed, sizes[i]), SIZE);
+        assert_memory_equal(b->decoded, b->plain, SIZE);
+    }
+    assert_int_equal(sizes[1], sizes[2]); /* the frame does not depend on the steps of the caller's output */
+    fc_zstd_encoder_free(encoder);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(frame_decodes_to_its_size_only, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(stream_decodes_in_steps_of_any_size, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(damage_and_large_windows_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(encoder_makes_frames_that_libzstd_decodes, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
