@@ -71,7 +71,7 @@ def rows_at_once(c, n):
     import numpy as np
     t = c["w"]
     out = np.empty((n, 2), "f4")
-    c._opened.handle().read_many([(t._index, (i, 0), (1, 2), out.ctypes.data + 8 * i, 8) for i in range(n)], 1)
+    c._opened.handle().read_many([(t._index, (i, 0), (1, 2), out.ctypes.data + 8 * i, 8) for i in range(n)], 1, 1, True)
     assert (out.reshape(-1) == np.arange(2 * n)).all()
 
 
@@ -131,8 +131,8 @@ def main():
         for n in (SMALL, SMALL * TIMES):
             with tempfile.TemporaryDirectory() as d:
                 name = make(d, n)
-                out = subprocess.run([sys.executable, __file__, sys.argv[1], str(case), str(n), os.path.join(d, name)], check=True,
-                                     capture_output=True, text=True, env={**os.environ, "PYTHONPATH": sys.argv[1]}).stdout
+                out = subprocess.run([sys.executable, __file__, sys.argv[1], str(case), str(n), os.path.join(d, name)], check=True, stdout=subprocess.PIPE,
+                                     text=True, env={**os.environ, "PYTHONPATH": sys.argv[1]}).stdout
                 costs.append([float(x) for x in out.split()])
         (small, little), (large, much) = costs
         print(f"{make.__name__}, {read.__name__}: {small:.2f} → {large:.2f} s, {little / 1024:.0f} → {much / 1024:.0f} MiB", flush=True)
