@@ -336,11 +336,13 @@ static void set_addresses(fc_h5_image *image, const size_t *places, size_t count
     }
 }
 
+fc_code fc_h5_image_check(const fc_h5_image *image, fc_error *err) {
+    return image->heap.failed || image->objects.failed ? fc_no_memory(err, image->path) : FC_OK;
+}
+
 fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err) {
     fc_h5_buffer *to = &image->objects;
-    if (image->heap.failed || to->failed) {
-        return fc_no_memory(err, image->path);
-    }
+    FC_TRY(fc_h5_image_check(image, err));
     const uint64_t headers_end = image->objects_at + to->size;
     image->data_at = align_up(headers_end, image->data_large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
     image->file_size = image->data_size ? image->data_at + image->data_size : headers_end;

@@ -164,6 +164,9 @@ typedef struct fc_h5_group {
 
 fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err);
 
+/** Call it before what was added is read. @return FC_ENOMEM if memory ran out, so that something is missing. */
+fc_code fc_h5_image_check(const fc_h5_image *image, fc_error *err);
+
 /** Sets the start of the data, after the headers. `root`, `header_crc64` and all objects must be complete.
  *  @return FC_ENOMEM if the image is incomplete. */
 fc_code fc_h5_image_lay_out(fc_h5_image *image, fc_error *err);

@@ -93,6 +93,7 @@ static fc_code add_boxes(fc_h5_written *written, const fc_target *target, const 
 fc_code fc_h5_note_boxes(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
                          const fc_h5_image *image, const fc_h5_item_fields *fields, fc_error *err) {
     written->nboxes = written->nchunks = 0;
+    FC_TRY(fc_h5_image_check(image, err));
     return add_boxes(written, target, file, image, fields, err);
 }
 
