@@ -15,9 +15,10 @@
 
 enum { NOT_OPENED = -1, REFUSED = -2 };
 
-fc_code fc_output_open(fc_output *output, const char *path, fc_error *err) {
+fc_code fc_output_open(fc_output *output, const char *path, bool cached, fc_error *err) {
     long page = sysconf(_SC_PAGESIZE);
     output->path = path;
+    output->cached = cached;
     output->block = page > FC_OUTPUT_BLOCK ? (size_t)page : FC_OUTPUT_BLOCK;
     output->direct = NOT_OPENED;
     output->fd = open(path, O_WRONLY | O_CLOEXEC);
@@ -79,7 +80,20 @@ static fc_code write_direct(fc_output *output, const unsigned char *bytes, size_
     return FC_OK;
 }
 
+/* The request to begin with the disk is only a hint: file systems without it write at the fsync. */
+static fc_code write_cached(const fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset,
+                            fc_error *err) {
+    FC_TRY(fc_pwrite_full(output->fd, bytes, size, offset, output->path, err));
+    if (size >= FC_OUTPUT_DIRECT_LEAST) {
+        (void)sync_file_range(output->fd, (off_t)offset, (off_t)size, SYNC_FILE_RANGE_WRITE);
+    }
+    return FC_OK;
+}
+
 fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, fc_error *err) {
+    if (output->cached) {
+        return write_cached(output, bytes, size, offset, err);
+    }
     size_t block = output->block;
     size_t head = (size_t)(-offset % block);
     bool aligned = (uintptr_t)bytes % block == offset % block;

@@ -55,6 +55,7 @@ typedef struct compressor {
     fc_writer *writer;
     fc_progress *progress;          /* may be NULL */
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
+    bool cached;                    /* see fc_work_options */
     fc_compress_sizes sizes;
     fc_decoded *decoded;
     pthread_mutex_t lock; /* guards all fields below, and the writer */
@@ -369,7 +370,7 @@ static fc_code worker_init(worker *w, fc_error *err) {
     FC_TRY(fc_source_new(p->target->source, p->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(s->threads), &w->source,
                          err));
     fc_source_check_objects(w->source);
-    FC_TRY(fc_output_open(&w->output, p->file->path, err));
+    FC_TRY(fc_output_open(&w->output, p->file->path, p->cached, err));
     w->deflater = fc_deflater_new(p->target->compress);
     w->read = fc_pages_new(fc_compress_read_size(s));
     w->cast = s->casts ? fc_pages_new(s->chunk) : NULL;
@@ -464,7 +465,8 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
                     .file = file,
                     .writer = writer,
                     .progress = options->work.progress,
-                    .recorded = options->recorded};
+                    .recorded = options->recorded,
+                    .cached = options->work.cached};
     *stored = 0;
     fc_compress_survey(target, file, &p.sizes);
     if (p.sizes.chunks == 0) {

@@ -25,6 +25,7 @@ typedef struct engine {
     fc_budget budget;
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
     bool casts;                     /* some item changes its dtype, so workers need a second buffer */
+    bool cached;                    /* see fc_work_options */
     fc_queue queue;
     fc_decoded *decoded;
     atomic_bool stop;
@@ -168,7 +169,7 @@ static fc_code move_tiles(worker *w, fc_error *err) {
     const engine *e = w->engine;
     FC_TRY(fc_source_new(e->target->source, e->decoded, e->budget.window, e->budget.files, &w->source, err));
     fc_source_check_objects(w->source);
-    FC_TRY(fc_output_open(&w->output, e->file->path, err));
+    FC_TRY(fc_output_open(&w->output, e->file->path, e->cached, err));
     return move_batches(w, err);
 }
 
@@ -235,6 +236,7 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
                      fc_error *err) {
     engine e = {.target = target, .file = file, .progress = options ? options->work.progress : NULL};
     e.recorded = options ? options->recorded : NULL;
+    e.cached = options && options->work.cached;
     uint64_t bytes = owned_bytes(target, file, &e.casts);
     const fc_worker_needs needs = {.sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch)};
     FC_TRY(

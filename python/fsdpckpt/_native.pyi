@@ -83,6 +83,7 @@ def write_shard(
     *,
     trust_objects: bool = ...,
     jobs: int = ...,
+    cached: bool = ...,
     update: Callable[[str, str, int, int], object] | None = ...,
 ) -> bytes: ...
 def write_index(

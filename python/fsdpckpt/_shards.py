@@ -58,11 +58,12 @@ class Job(NamedTuple):
         objects: Mapping[str, bytes],
         fetch: Callable[[list[str]], list[int]],
         jobs: int,
+        cached: bool,
     ) -> bytes:
         """Writes the file of a rank. Returns the notes for `finish`.
 
         `boxes` are those that the rank stores. `fetch` gets names and returns the addresses of their elements, which are
-        row-major there. It may free those of the call before.
+        row-major there. It may free those of the call before. With `cached`, the file stays in the page cache.
         """
         return _native.write_shard(
             self.path,
@@ -76,6 +77,7 @@ class Job(NamedTuple):
             _FETCHED_AT_ONCE,
             trust_objects=self.trust_objects,
             jobs=jobs,
+            cached=cached,
         )
 
     def finish(self, notes: Sequence[bytes], objects: Mapping[str, bytes]) -> None:

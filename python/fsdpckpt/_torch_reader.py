@@ -137,7 +137,7 @@ class HDF5Reader(StorageReader):
             items = held_reads(items, state, self._metadata)
         if self._names:
             items = [self._stored(item) for item in items]
-        ranks = _local_ranks()
+        ranks = local_ranks()
         cached = _is_cached(items, checkpoint, ranks)
         for batch in _batches(items, checkpoint):
             _read(checkpoint, batch, planner, (self.jobs, ranks, cached))
@@ -169,8 +169,8 @@ def _size(item: ReadItem, checkpoint: _checkpoint.Checkpoint) -> int:
     return torch.Size(item.lengths).numel() * checkpoint[item.storage_index.fqn].dtype.itemsize
 
 
-def _local_ranks() -> int:
-    """How many ranks load on this machine, at most."""
+def local_ranks() -> int:
+    """How many ranks load or save on this machine, at most."""
     ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     local = os.environ.get("LOCAL_WORLD_SIZE", "")  # of torchrun
     return min(ranks, int(local)) if local.isdigit() and int(local) > 0 else ranks

@@ -38,7 +38,7 @@ from ._errors import Error, SystemFailure, UnsupportedError, UsageError, tell
 from ._shards import Box, Element, Job, Value, find_layout
 from ._torch_chunks import NamedChunks, Resolver, directory_of
 from ._torch_planner import LoadPlanner, SavePlanner
-from ._torch_reader import HDF5Reader, Path
+from ._torch_reader import HDF5Reader, Path, local_ranks
 
 __all__ = ["HDF5Reader", "HDF5Writer", "LoadPlanner", "SavePlanner"]
 
@@ -213,9 +213,8 @@ class HDF5Writer(StorageWriter):
         if self._coordinates:
             self._objects = objects
             objects = {}
-        size = sum(item.tensor_storage_size() or 0 for item in plan.items)
         future: Future[list[WriteResult]] = Future()
-        future.set_result([WriteResult(MetadataIndex(""), size, _Written(task.rank, notes, objects))])
+        future.set_result([WriteResult(MetadataIndex(""), _size(plan), _Written(task.rank, notes, objects))])
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -376,6 +375,10 @@ def _object(item: WriteItem, planner: Resolver) -> bytes:
     return data.getvalue()
 
 
+def _size(plan: SavePlan) -> int:
+    return sum(item.tensor_storage_size() or 0 for item in plan.items)
+
+
 def _write(job: Job, rank: int, plan: SavePlan, planner: Resolver, objects: dict[str, bytes], jobs: int) -> bytes:
     items = {item.index.fqn: item for item in plan.items if item.type != WriteItemType.BYTE_IO}
     kept: list[torch.Tensor] = []  # what the addresses of the last call point into
@@ -387,7 +390,8 @@ def _write(job: Job, rank: int, plan: SavePlan, planner: Resolver, objects: dict
 
     chunks = {name: _planned(item).chunk for name, item in items.items()}
     boxes = {name: Box(rank, tuple(chunk.offsets), tuple(chunk.sizes)) for name, chunk in chunks.items()}
-    return job.write(rank, boxes, objects if rank == 0 else {}, fetch, jobs)
+    cached = _native.fits_cache(_size(plan) * local_ranks())
+    return job.write(rank, boxes, objects if rank == 0 else {}, fetch, jobs, cached)
 
 
 def _planned(item: WriteItem) -> TensorWriteData:

@@ -239,18 +239,19 @@ static fc_code write_work(void *context, fc_progress *progress, fc_error *err) {
 
 PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keywords) {
     static char *names[] = {"path",  "staging",     "format",        "values", "mesh",   "layout", "rank",
-                            "fetch", "batch_bytes", "trust_objects", "jobs",   "update", NULL};
+                            "fetch", "batch_bytes", "trust_objects", "jobs",   "cached", "update", NULL};
     shards_request r = {.arena = NULL};
     PyObject *rows, *pairs, *layout, *update = Py_None, *notes = NULL;
     const char *format;
     unsigned long long batch = 0;
-    int trust = 0;
+    int trust = 0, cached = 0;
     (void)module;
-    if (PyArg_ParseTupleAndKeywords(args, keywords, "O&O&sOOOkOK|$piO", names, PyUnicode_FSConverter, &r.path,
+    if (PyArg_ParseTupleAndKeywords(args, keywords, "O&O&sOOOkOK|$pipO", names, PyUnicode_FSConverter, &r.path,
                                     PyUnicode_FSConverter, &r.staging, &format, &rows, &pairs, &layout, &r.rank,
-                                    &r.fetch, &batch, &trust, &r.work.threads, &update) &&
+                                    &r.fetch, &batch, &trust, &r.work.threads, &cached, &update) &&
         read_common(&r, format, rows, pairs, layout)) {
         r.shards.trust_objects = trust != 0;
+        r.work.cached = cached != 0;
         r.shards.fetch = fetch;
         r.shards.context = &r;
         r.shards.batch_bytes = batch;

@@ -1,5 +1,5 @@
-"""What HDF5Reader leaves in the page cache: a checkpoint that fits is read from the disk once, and a larger one is read past the
-cache. Nothing is timed: mincore(2) tells which pages are cached, and /proc/self/io what was read from the disk."""
+"""What HDF5Writer and HDF5Reader leave in the page cache: a checkpoint that fits is read from the disk at most once, and a larger one
+is saved and read past the cache. Nothing is timed: mincore(2) tells which pages are cached, and /proc/self/io what was read from the disk."""
 
 import ctypes
 import fcntl
@@ -104,6 +104,19 @@ class PageCache(unittest.TestCase):
         self.load()
         self.assertLess(read_from_disk() - before, MATRIX)
 
+    def test_what_was_saved_is_not_read_from_the_disk(self):
+        save(self.state, self.path, force=True)
+        self.assertGreater(held(self.path), 0.95)
+        before = read_from_disk()
+        self.load()
+        self.assertLess(read_from_disk() - before, MATRIX)
+
+    def test_what_does_not_fit_is_saved_past_the_cache(self):
+        with mock.patch("fsdpckpt._native.fits_cache", return_value=False) as fits:
+            save(self.state, self.path, force=True)
+        self.assertEqual([call.args[0] for call in fits.call_args_list], [COUNT * MATRIX])
+        self.assertLess(held(self.path), 0.3)
+
     def test_a_state_dict_is_read_once(self):
         import fsdpckpt
 
@@ -119,19 +132,19 @@ class PageCache(unittest.TestCase):
     def test_the_bytes_of_all_ranks_count_up_to_the_checkpoint(self):
         with mock.patch("fsdpckpt._native.fits_cache", return_value=False) as fits:
             for ranks in (8, 2):
-                with mock.patch("fsdpckpt._torch_reader._local_ranks", return_value=ranks):
+                with mock.patch("fsdpckpt._torch_reader.local_ranks", return_value=ranks):
                     load({"layers.0": zeroed(self.state["layers.0"])}, self.path)
         self.assertEqual([call.args[0] for call in fits.call_args_list], [COUNT * MATRIX, 2 * MATRIX])
 
     def test_torchrun_tells_how_many_ranks_a_machine_has(self):
-        from fsdpckpt._torch_reader import _local_ranks
+        from fsdpckpt._torch_reader import local_ranks
 
         with mock.patch("torch.distributed.is_initialized", return_value=True):
             with mock.patch("torch.distributed.get_world_size", return_value=8):
                 for told, ranks in (("2", 2), ("16", 8), ("", 8), ("0", 8), ("x", 8)):
                     with mock.patch.dict(os.environ, LOCAL_WORLD_SIZE=told):
-                        self.assertEqual(_local_ranks(), ranks)
-        self.assertEqual(_local_ranks(), 1)
+                        self.assertEqual(local_ranks(), ranks)
+        self.assertEqual(local_ranks(), 1)
 
     def test_ranks_that_hold_the_same_read_it_from_the_disk_once(self):
         # A process of its own, because this one has threads, which a fork does not copy.

@@ -110,7 +110,7 @@ static void random_runs(void **state) {
         fc_error err;
         fs.shorts = i % 3 == 1 ? 512 * 5 : i % 3 == 2 ? 4096 * 3 : 0;
         assert_int_equal(fc_output_allocate(path, &err), FC_OK);
-        assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
+        assert_int_equal(fc_output_open(&output, path, false, &err), FC_OK);
         put_everything(&output);
         assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
         assert_arrived();
@@ -118,12 +118,23 @@ static void random_runs(void **state) {
     assert_true(fs.direct > 0 || !takes_direct());
 }
 
+static void cached_output_uses_the_cache(void **state) {
+    (void)state;
+    fc_output output;
+    fc_error err;
+    assert_int_equal(fc_output_open(&output, path, true, &err), FC_OK);
+    put_everything(&output);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
+    assert_int_equal(fs.direct, 0);
+    assert_arrived();
+}
+
 static void refused_direct_writes_use_the_cache(void **state) {
     (void)state;
     fc_output output;
     fc_error err;
     fs.refuse = EINVAL;
-    assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
+    assert_int_equal(fc_output_open(&output, path, false, &err), FC_OK);
     put_everything(&output);
     assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_int_equal(fs.direct, 0);
@@ -138,7 +149,7 @@ static void failed_write_is_reported(void **state) {
         skip();
     }
     fs.refuse = ENOSPC;
-    assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
+    assert_int_equal(fc_output_open(&output, path, false, &err), FC_OK);
     assert_int_equal(put(&output, 1 << 20, 100, 0, &err), FC_EIO);
     assert_non_null(strstr(err.message, "writing at offset 4096: No space left on device"));
     assert_non_null(strstr(err.message, path));
@@ -150,7 +161,7 @@ static void small_and_unaligned(void **state) {
     (void)state;
     fc_output output;
     fc_error err;
-    assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
+    assert_int_equal(fc_output_open(&output, path, false, &err), FC_OK);
     assert_int_equal(put(&output, FC_OUTPUT_DIRECT_LEAST - 1, 4096, 0, &err), FC_OK);
     assert_int_equal(put(&output, FC_OUTPUT_DIRECT_LEAST + 4094, (1 << 20) + 1, 0, &err), FC_OK);
     assert_int_equal(put(&output, 1 << 20, 2 << 20, 8, &err), FC_OK);
@@ -164,7 +175,7 @@ static void missing_file_is_reported(void **state) {
     (void)state;
     fc_output output;
     fc_error err;
-    assert_int_equal(fc_output_open(&output, "/tmp/fc-output-none/x", &err), FC_EIO);
+    assert_int_equal(fc_output_open(&output, "/tmp/fc-output-none/x", false, &err), FC_EIO);
     assert_non_null(strstr(err.message, "/tmp/fc-output-none/x: cannot be written: No such file"));
     assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_int_equal(fc_output_allocate("/tmp/fc-output-none/x", &err), FC_EIO);
@@ -173,6 +184,7 @@ static void missing_file_is_reported(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(random_runs, setup, teardown),
+        cmocka_unit_test_setup_teardown(cached_output_uses_the_cache, setup, teardown),
         cmocka_unit_test_setup_teardown(refused_direct_writes_use_the_cache, setup, teardown),
         cmocka_unit_test_setup_teardown(failed_write_is_reported, setup, teardown),
         cmocka_unit_test_setup_teardown(small_and_unaligned, setup, teardown),

@@ -26,7 +26,8 @@ typedef struct fc_work_options {
     uint64_t memory;       /**< bytes of all buffers; 0: 56 MiB */
     fc_progress *progress; /**< may be NULL */
     int processes; /**< fc_read_boxes: how many load together on this machine and share its processors; 0: one */
-    bool cached;   /**< fc_read_boxes: what is read will be read again, see fc_fits_cache */
+    bool cached;   /**< fc_read_boxes, fc_convert, fc_shards_write: what is read or written will be read again, see
+                      fc_fits_cache */
 } fc_work_options;
 
 /** A box to read. */
@@ -63,10 +64,11 @@ fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
                        fc_read_visit *visit, void *context, fc_error *err);
 
 /**
- * Whether a load goes through the page cache. What a training program loads is read again: by other ranks of the
- * machine that hold the same boxes, and by the next start. So it does, unless the bytes exceed half of the available
- * memory: then the cache would lose them before they are read again.
- * @param bytes what all processes of this machine load of the checkpoint, at most its size.
+ * Whether a load or a save goes through the page cache. What a training program loads is read again: by other ranks of
+ * the machine that hold the same boxes, and by the next start. What it saves is read by an evaluation, a copy or the
+ * next start. So it does, unless the bytes exceed half of the available memory: then the cache would lose them before
+ * they are read again.
+ * @param bytes what all processes of this machine load or save of the checkpoint, at most its size.
  */
 bool fc_fits_cache(uint64_t bytes);
 
