@@ -36,6 +36,26 @@ def torch_to_dcp(src, dst):
     return lambda: torch_save_to_dcp(src, dst)
 
 
+def isal_inflate(src, dst):
+    from concurrent.futures import ThreadPoolExecutor
+
+    import h5py
+    from isal import isal_zlib
+
+    chunks = []
+    with h5py.File(src) as file:
+        file.visititems(lambda _, x: chunks.extend(
+            x.id.read_direct_chunk(x.id.get_chunk_info(i).chunk_offset)[1] for i in range(x.id.get_num_chunks())
+        ) if isinstance(x, h5py.Dataset) and x.chunks else None)
+
+    def inflate():
+        with ThreadPoolExecutor(2) as pool:
+            for _ in pool.map(lambda chunk: len(isal_zlib.decompress(chunk)), chunks):
+                pass
+
+    return inflate
+
+
 def merge_fsdp_weights(src, dst):
     from accelerate.utils import merge_fsdp_weights as merge
 
@@ -225,7 +245,7 @@ def torch_transposes(src, dst):
 PEERS = {f.__name__: f for f in (dcp_to_torch, torch_to_dcp, consolidate_hf, merge_fsdp_weights, zero_to_fp32, ds_to_universal,
                                  read_dcp_metadata, open_h5py, open_safetensors, load_rank_files, merge_rank_files,
                                  torchtitan_to_hf, transformers_from_meta, peft_merge, torch_dequantize, torch_stats,
-                                 torch_products, torch_transposes)}
+                                 torch_products, torch_transposes, isal_inflate)}
 
 if __name__ == "__main__":
     report = sys.stdout

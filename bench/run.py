@@ -26,7 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MAKE_LLAMA = os.path.join(HERE, "make_llama.py")
 MAKE_WEIGHTS = os.path.join(HERE, "make_weights.py")
 MAKE_BIG = os.path.join(HERE, "..", "tests", "corpus", "make_big.py")
-BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
+MARKERS = "<!-- bench/run%s: begin -->", "<!-- bench/run%s: end -->"
 PEAK_MIB = 64
 WRITTEN = 1.05  # × the output: more is a temporary copy
 
@@ -44,6 +44,7 @@ SOURCES = {
     "many": "{python} {here}/make_many.py {dir}",
     "many-full": "{ours} consolidate {many} -o {dir} --to h5 -q",
     "many-h5": "{ours} reshard {many-full} -o {dir} --dp 8 -q",
+    "eight": "sh -c 'mkdir {dir} && for i in 1 2 3 4 5 6 7 8; do {python} {here}/make_many.py {dir}/$i.h5 12; done'",
     "many-dcp": "{ours} reshard {many} -o {dir} --dp 8 --to dcp -q",
     "dense": "sh -c '{python} {here}/make_schema.py dense --optimizer > {dir}'",
     "weights": "{python} {make_weights} {dir} --size {size}",
@@ -111,6 +112,8 @@ COMMANDS = {
                         "{python} {here}/peers.py torch_products {src} {dst} {llama}", rounds=2, synced=None),
     "transposes": Command("torch: the transposes alone, in memory", "weights",
                           "{python} {here}/peers.py torch_transposes {src} {dst}", rounds=2, synced=None),
+    "inflate": Command("ISA-L: inflating alone, in memory, 2 threads", "packed", "{python} {here}/peers.py isal_inflate {src} {dst}",
+                       rounds=2, synced=None, needs="isal"),
     "torch-fp8": library("torch: code × scale, loaded and saved", "fp8", "torch_dequantize"),
     "cat-llama": Command("`cat`", "llama", "sh -c 'cat {src}/model.safetensors > /dev/null'", synced=None),
     "torch-stats": theirs("torch: the same numbers of each tensor", "llama", "{python} {here}/peers.py torch_stats {src} {dst}"),
@@ -191,6 +194,9 @@ JOBS = {
     "inspect-h5": Job(Command("`inspect` of 1,000 tensors in 8 shards, HDF5", "many-h5", "{ours} inspect {src}", 20),
                       [within(0.010)]),
     "inspect-h5-full": Job(Command("the same, one HDF5 file", "many-full", "{ours} inspect {src}", 20), [within(0.010)]),
+    "inspect-h5py": Job(Command("the same, one HDF5 file by h5py", "many", "{ours} inspect {src}", 20), [within(0.040)]),
+    "average-h5py": Job(Command("`average --dry-run` of 8 HDF5 files by h5py", "eight",
+                                "sh -c '{ours} average {src}/*.h5 -o {dst}.h5 --dry-run'", 20), [within(0.040)]),
     "check-h5": Job(Command("`check` of 1,000 tensors in 8 shards, HDF5", "many-h5", "{ours} check {src} -q", 20),
                     [within(0.010)]),
     "check-h5-full": Job(Command("the same, one HDF5 file", "many-full", "{ours} check {src} -q", 20), [within(0.010)]),
@@ -209,7 +215,8 @@ JOBS = {
                                    "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
                            [faster("h5repack-chunks", 10), same_size("h5repack-chunks", 0.02)]),
     "decompress": Job(Command("consolidate what h5repack compressed", "packed",
-                              "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none", 8)]),
+                              "{ours} consolidate {src} -o {dst}.h5 -q"),
+                      [faster("h5repack-none", 8), compared_with("inflate")]),
     "reshard-packed": Job(Command("reshard what h5repack compressed to tp 2 × dp 4", "packed",
                                   "{ours} reshard {src} -o {dst} --tp 2 --dp 4 -q"), []),
     "recipe-rope": Job(Command("RoPE permutation by a recipe", "weights",
@@ -424,7 +431,7 @@ def torch_version():
     return got.stdout.strip() or "no torch"
 
 
-def write_docs(path, text, begin=BEGIN, end=END):
+def write_docs(path, text, begin, end):
     old = open(path).read() if os.path.exists(path) else "# Benchmarks\n\n%s\n%s\n" % (begin, end)
     head, rest = old.split(begin)
     with open(path, "w") as f:
@@ -461,6 +468,7 @@ def main():
     ap.add_argument("--list", action="store_true", help="print the jobs and their peers, and stop")
     ap.add_argument("--source", action="append", default=[], metavar="NAME=DIR", help="use this input instead of making it")
     ap.add_argument("--docs", metavar="FILE", help="put the table into this file, between its markers")
+    ap.add_argument("--part", metavar="NAME", help="of the file: the markers have this name, so that a run of a few jobs keeps the others")
     args = ap.parse_args()
     # Of the same build as the command.
     os.environ["PATH"] += ":" + os.path.join(os.path.dirname(os.path.abspath(args.fsdpckpt)), "..", "bench")
@@ -491,7 +499,7 @@ def main():
             text += "\n\nCold cache, %d rounds:\n\n%s" % (args.cold_rounds, table(jobs, results))
     print(text)
     if args.docs:
-        write_docs(args.docs, text)
+        write_docs(args.docs, text, *(marker % (" " + args.part if args.part else "") for marker in MARKERS))
     return 0
 
 
