@@ -12,7 +12,8 @@ all of the model (whole). A round of a way is:
     again        loads it once more
     cold         loads it after the page cache of its files was dropped
 
-Times are from a barrier until the last rank is done. The ways take turns, and the ratios are those of the medians of the rounds. The
+Times are from a barrier until the last rank is done. The ways take turns, and the ratios are those of the medians of the rounds; one
+more round comes before them, which does not count. The
 memory is the highest growth of a rank's resident memory during a save. Without options, the first line of the table is varied in
 one respect in each other line; with --every, all combinations are measured. --docs puts the table into a file, between its markers.
 """
@@ -131,9 +132,10 @@ def run_rank(rank, case, options, folder, results):
     target = make_state(case, options.size, case["mesh"])
     times = {way: {kind: [] for kind in GOALS} for way in WAYS}
     memory = dict.fromkeys(WAYS, 0)
-    for step in range(options.rounds):
+    for step in range(-1, options.rounds):  # the first, in which memory is new to the processes or to the machine, does not count
+        counted = times if step >= 0 else {way: {kind: [] for kind in GOALS} for way in WAYS}
         for way in sorted(WAYS, reverse=step % 2 == 1):
-            most = run_round(way, os.path.join(folder, f"{way}-{step}"), state, target, times[way])
+            most = run_round(way, os.path.join(folder, f"{way}-{step}"), state, target, counted[way])
             memory[way] = max(memory[way], most)
     peaks = [None] * case["ranks"]
     dist.all_gather_object(peaks, memory)
