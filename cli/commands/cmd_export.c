@@ -53,13 +53,17 @@ static fc_code open_reference(exported *x, fc_error *err) {
     const fc_open_options how = {
         .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others, .session = x->session};
     char *config = fc_arena_printf(x->arena, "%s/config.json", path);
+    bool has_weights = false;
     FC_NEED(config, err, path);
     if (access(config, F_OK) != 0) {
         return fc_fail(err, FC_EUSAGE, "--like %s: has no config.json; name the directory of a model of transformers",
                        path);
     }
-    FC_TRY_CONTEXT(fc_checkpoint_open(path, &how, &x->weights, err), err,
-                   "--like compares with the weights next to config.json");
+    FC_TRY(fc_has_weights(path, &has_weights, err));
+    if (has_weights) {
+        FC_TRY_CONTEXT(fc_checkpoint_open(path, &how, &x->weights, err), err,
+                       "--like compares with the weights next to config.json");
+    }
     FC_TRY(fc_side_files(path, x->o.follow_external, x->arena, &x->side_files, err));
     x->reference = (fc_export_reference){.weights = x->weights,
                                          .config = config,
@@ -117,9 +121,11 @@ static fc_code change_source(void *context, fc_checkpoint **source, fc_convert_o
     s->include = s->exclude = s->rename = NULL;
     s->strip_prefix = NULL;
     *left_out = x->report.place.left_out;
-    if (x->o.like) {
+    if (x->weights) {
         s->arrange = fc_export_arrange;
         s->arrange_context = &x->reference;
+    }
+    if (x->o.like) {
         how->add_files = copy_side_files;
         how->add_context = x;
         how->added = x->side_files;
@@ -159,6 +165,20 @@ static void print_side_files(const exported *x, const char *const *kept, text_ou
     text_puts(out, "\n");
 }
 
+/* Says what the model was compared with, where --like has no weights. */
+static void print_checked(const exported *x, text_out *out) {
+    const fc_export_fit_report *fit = &x->report.fit;
+    if (!x->o.like || x->weights) {
+        return;
+    }
+    text_puts(out, "checked:  ");
+    for (size_t i = 0; i < fit->nchecked; i++) {
+        text_printf(out, "%s%s", i > 0 ? ", " : "", fit->checked[i]);
+    }
+    text_printf(out, "%s of config.json; --like has no weights to compare names and shapes with\n",
+                fit->nchecked > 0 ? "" : "nothing");
+}
+
 static void print_export(const void *context, const char *const *kept, text_out *out) {
     const exported *x = context;
     const fc_export_report *r = &x->report;
@@ -187,6 +207,7 @@ static void print_export(const void *context, const char *const *kept, text_out 
     print_changes(out, "tied:     ", r->fit.tied, r->fit.ntied);
     print_changes(out, "tied:     ", r->fit.copied, r->fit.ncopied);
     print_changes(out, "trimmed:  ", r->fit.trimmed, r->fit.ntrimmed);
+    print_checked(x, out);
     if (r->fit.cast > 0) {
         text_printf(out, "dtypes:   %zu tensors were converted\n", r->fit.cast);
     }
@@ -241,6 +262,7 @@ static void print_export_json(const void *context, json_out *j) {
     json_changes(j, "copied", r->fit.copied, r->fit.ncopied);
     json_changes(j, "trimmed", r->fit.trimmed, r->fit.ntrimmed);
     JSON_UINTS(j, {"cast", r->fit.cast}, {"merged", r->merged});
+    jw_member_strings(j, "checked", r->fit.checked, r->fit.nchecked);
     jw_member_strings(j, "side_files", x->side_files, x->side_files ? SIZE_MAX : 0);
     jw_close(j, '}');
 }
@@ -256,17 +278,18 @@ static fc_code prepare_export(exported *x, fc_error *err) {
                        "name a directory",
                        x->o.output);
     }
-    if (x->o.like && (option_given(x->given, OPT_DTYPE) || x->o.dtype_for.count)) {
-        return fc_fail(err, FC_EUSAGE, "export: with --like, dtypes come from the reference; omit --%s",
-                       option_given(x->given, OPT_DTYPE) ? "dtype" : "dtype-for");
-    }
     if (x->o.like && option_given(x->given, OPT_QUANTIZE)) {
         return fc_fail(err, FC_EUSAGE, "export: --quantize cannot be combined with --like; export in two steps");
     }
-    if (!x->o.max_shard_size) { /* with a reference, its files decide */
-        x->o.max_shard_size = x->o.like ? INT64_MAX : hub_file_bytes;
+    FC_TRY(x->o.like ? open_reference(x, err) : FC_OK);
+    if (x->weights && (option_given(x->given, OPT_DTYPE) || x->o.dtype_for.count)) {
+        return fc_fail(err, FC_EUSAGE, "export: the weights of --like decide on dtypes; omit --%s",
+                       option_given(x->given, OPT_DTYPE) ? "dtype" : "dtype-for");
     }
-    return x->o.like ? open_reference(x, err) : FC_OK;
+    if (!x->o.max_shard_size) { /* with the weights of a reference, its files decide */
+        x->o.max_shard_size = x->weights ? INT64_MAX : hub_file_bytes;
+    }
+    return FC_OK;
 }
 
 static fc_code run_export(cli_call *call, fc_error *err) {
@@ -322,8 +345,10 @@ const command command_export = {
         "torch.compile and trainers add to names; applies the recipe that fits; and writes a directory of safetensors "
         "with the index of Hugging Face.\n\nWith --like, the result is compared with that model before anything is "
         "written. Tied weights are stored as many times as in that model, and rows that pad the vocabulary are left "
-        "out. A name or a shape that differs otherwise is an error. Its other files, such as the configuration and the "
-        "tokenizer, are copied.\n\nWith --force, files of an existing DST that are not weights are kept. DST appears "
+        "out. A name or a shape that differs otherwise is an error. If the directory has no weights, the result is "
+        "compared with its config.json: the vocabulary, the number of layers, whether the head is tied. Its other "
+        "files, such as the configuration and the tokenizer, are copied.\n\nWith --force, files of an existing DST "
+        "that are not weights are kept. DST appears "
         "under its name only when it is complete and on disk.",
     .helps = helps,
     .examples = examples,

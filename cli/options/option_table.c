@@ -279,7 +279,7 @@ const option_row option_table[OPT_COUNT] = {
          .help = "directory of the model, as downloaded from the Hugging Face hub: names, dtypes, tied weights, the "
                  "size of the vocabulary, "
                  "which file holds which tensor, and all files but the weights come from there. Any other difference "
-                 "is an error"},
+                 "is an error. Its weights may be absent"},
     [OPT_AGAINST] =
         {.name = "against",
          .kind = KIND_TEXT,

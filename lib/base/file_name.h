@@ -21,6 +21,13 @@ static inline bool fc_ends_with(const char *s, const char *end) {
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
+/** Returns whether the file `path` is an index of files that end in `extension`: "model.safetensors.index.json", or
+ * that of a variant, "model.safetensors.index.fp16.json". */
+static inline bool fc_is_index_of(const char *path, const char *extension) {
+    const char *at = strstr(fc_base_name(path), extension);
+    return at && strstr(at, ".index.") && fc_ends_with(at, ".json");
+}
+
 /** Steps over `text` if it is at `*at`. @return whether it is. */
 static inline bool fc_take_text(const char **at, const char *text) {
     const size_t n = strlen(text);

@@ -147,7 +147,7 @@ static fc_code take_names(exporter *e, const char **prefix, bool *fits) {
     const fc_export_reference *reference = e->options->reference;
     *prefix = before_hub_names(e);
     *fits = false;
-    if (!reference) {
+    if (!reference || !reference->weights) {
         return FC_OK;
     }
     const fc_name_table *names = fc_export_names(reference->weights, e->arena);
@@ -188,7 +188,8 @@ static const char *find_adapter_name(const fc_checkpoint *c) {
 
 /* Whether the names of the reference are those of a model with an adapter, as some on the hub have. */
 static bool reference_has_adapter(const exporter *e) {
-    return e->options->reference && find_adapter_name(e->options->reference->weights);
+    const fc_export_reference *reference = e->options->reference;
+    return reference && reference->weights && find_adapter_name(reference->weights);
 }
 
 static fc_code refuse_adapter(const exporter *e, const char *name) {

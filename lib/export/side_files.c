@@ -5,6 +5,7 @@
 
 #include "base/file_name.h"
 #include "base/grow.h"
+#include "checkpoint/folder.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
@@ -30,14 +31,14 @@ typedef struct lister {
 
 /* The endings of files with weights, and of lists of such files. */
 static bool is_weights(const char *name) {
-    static const char *const ends[] = {".safetensors", ".bin",    ".pt",      ".pth",       ".ckpt",       ".h5",
-                                       ".msgpack",     ".gguf",   ".onnx",    ".onnx_data", ".index.json", ".ot",
-                                       ".distcp",      ".tflite", ".mlmodel", NULL};
+    static const char *const ends[] = {".safetensors", ".bin",     ".pt",     ".pth",     ".ckpt",
+                                       ".h5",          ".msgpack", ".gguf",   ".onnx",    ".onnx_data",
+                                       ".ot",          ".distcp",  ".tflite", ".mlmodel", NULL};
     const char *const *end = ends;
     while (*end && !fc_ends_with(name, *end)) {
         end++;
     }
-    return *end != NULL;
+    return *end != NULL || fc_is_index_of(name, "");
 }
 
 static fc_code add_file(lister *l, const char *folder, const char *name) {
@@ -80,6 +81,16 @@ static fc_code list(lister *l, const char *folder) { // NOLINT(misc-no-recursion
     }
 out:
     return fc_dir_close(&dir, rc, l->err);
+}
+
+fc_code fc_has_weights(const char *path, bool *has, fc_error *err) {
+    fc_listing listing = {.arena = fc_arena_new()};
+    fc_error own;
+    FC_NEED(listing.arena, err, path);
+    const fc_code rc = fc_folder_list(path, NULL, &listing, err ? err : &own);
+    *has = listing.count > 0;
+    fc_arena_free(listing.arena);
+    return rc;
 }
 
 fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, const char *const **out, fc_error *err) {

@@ -48,5 +48,12 @@ enum { FC_TIED_NAMES = 2 };
  */
 fc_code fc_names_add_tied_head(fc_names *names, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err);
 
+/** Whether transformers calls the embedding of a language model so, or its head; in any module. */
+bool fc_is_embedding_name(const char *name);
+bool fc_is_head_name(const char *name);
+
+/** Whether a class of transformers with this name has a language model's head. */
+bool fc_class_has_head(const char *name);
+
 /** @return the index of `name`, or FC_NO_NAME. */
 size_t fc_names_find(const fc_names *names, const char *name);

@@ -14,6 +14,28 @@ static const char *const heads[] = {"lm_head.weight", "embed_out.weight"};
 static const char *const embeddings[] = {"embed_tokens.weight", "wte.weight", "word_embeddings.weight",
                                          "embed_in.weight"};
 
+/* Whether a name is one of the list, alone or as its last components. */
+static bool ends_with_one_of(const char *name, const char *const *list, size_t count) {
+    bool is = false;
+    for (size_t i = 0; i < count && !is; i++) {
+        const size_t n = strlen(name), m = strlen(list[i]);
+        is = fc_ends_with(name, list[i]) && (n == m || name[n - m - 1] == '.');
+    }
+    return is;
+}
+
+bool fc_is_embedding_name(const char *name) {
+    return ends_with_one_of(name, embeddings, sizeof embeddings / sizeof *embeddings);
+}
+
+bool fc_is_head_name(const char *name) {
+    return ends_with_one_of(name, heads, sizeof heads / sizeof *heads);
+}
+
+bool fc_class_has_head(const char *name) {
+    return strstr(name, "ForCausalLM") || strstr(name, "LMHeadModel") || strstr(name, "ForConditionalGeneration");
+}
+
 /* Whether a model of this configuration has a head, and does not say that it is a tensor of its own. */
 static bool may_tie(const char *config, fc_arena *arena) {
     const char *file;
@@ -24,8 +46,7 @@ static bool may_tie(const char *config, fc_arena *arena) {
     }
     const json_t *text = json_object_get(root, "text_config");
     const char *model = json_string_value(json_array_get(json_object_get(root, "architectures"), 0));
-    const bool has_head = model && (strstr(model, "ForCausalLM") || strstr(model, "LMHeadModel") ||
-                                    strstr(model, "ForConditionalGeneration"));
+    const bool has_head = model && fc_class_has_head(model);
     const bool own = json_is_false(json_object_get(root, "tie_word_embeddings")) ||
                      json_is_false(json_object_get(text, "tie_word_embeddings"));
     json_decref(root);
@@ -46,12 +67,8 @@ static fc_code find_config(const char *path, fc_arena *arena, const char **out, 
 
 static size_t find_embedding(const fc_names *names) {
     for (size_t i = 0; i < names->count; i++) {
-        for (size_t e = 0; e < sizeof embeddings / sizeof *embeddings; e++) {
-            const size_t n = strlen(names->items[i].name), m = strlen(embeddings[e]);
-            if (fc_ends_with(names->items[i].name, embeddings[e]) &&
-                (n == m || names->items[i].name[n - m - 1] == '.')) {
-                return i;
-            }
+        if (fc_is_embedding_name(names->items[i].name)) {
+            return i;
         }
     }
     return FC_NO_NAME;

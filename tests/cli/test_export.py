@@ -296,6 +296,85 @@ class LikeReference(Export):
             self.assertEqual(self.exported(), sides["to"])
 
 
+class LikeConfiguration(Export):
+    """--like names a directory without weights."""
+
+    def bare(self, **config):
+        ref = self.path("bare")
+        shutil.rmtree(ref, ignore_errors=True)
+        os.makedirs(ref)
+        for name, text in (("config.json", json.dumps(config)), ("tokenizer.json", "{}"), ("training_args.bin", "x")):
+            with open(os.path.join(ref, name), "w", encoding="utf-8") as f:
+                f.write(text)
+        return ref
+
+    def check(self, tensors, *options, expect=None, **config):
+        self.source({"model." + n: t for n, t in tensors.items()})
+        args = ("export", "in.safetensors", "-o", "out", "-f", "--like", self.bare(**config), *options)
+        report = json.loads(self.ok(*args, "--json"))["model"]
+        self.assertEqual(self.exported(), tensors if expect is None else expect)
+        self.assertEqual(report["side_files"], ["config.json", "tokenizer.json"])
+        self.assertIn(", ".join(report["checked"]) or "nothing", self.ok(*args))
+        return report
+
+    def refused(self, tensors, *contains, **config):
+        self.source(tensors)
+        self.fails(2, "export", "in.safetensors", "-o", "none", "--like", self.bare(**config), contains=contains)
+        self.assertNotIn("none", self.listing())
+
+    def test_names_dtypes_and_files_are_those_of_the_source(self):
+        report = self.check(self.model(), vocab_size=12, num_hidden_layers=1, tie_word_embeddings=False,
+                            architectures=["LlamaForCausalLM"])
+        self.assertEqual(report["checked"], ["tie_word_embeddings", "vocab_size", "num_hidden_layers"])
+        self.assertEqual(self.check(self.model())["checked"], [])
+        self.check(self.model(), "--dtype", "bf16", "--max-shard-size", "100B",
+                   expect={n: as_bf16(t) for n, t in self.model().items()})
+        self.assertTrue(os.path.exists(self.path("out", "model.safetensors.index.json")))
+
+    def test_recipe(self):
+        here = os.path.join(RECIPES, "torchtitan-llama3")
+        ref = self.bare()
+        shutil.copy(os.path.join(here, "config.json"), ref)
+        self.ok("export", os.path.join(here, "from.safetensors"), "-o", "out", "--like", ref)
+        self.assertEqual(self.exported(), safetensors_file.read(os.path.join(here, "to.safetensors")))
+
+    def test_vocabulary(self):
+        padded = {**self.model(), "model.embed_tokens.weight": floats(16, 4), "lm_head.weight": floats(16, 4, start=130)}
+        report = self.check(padded, expect=self.model(), vocab_size=12)
+        self.assertEqual([(t["name"], t["from"], t["to"]) for t in report["trimmed"]],
+                         [("model.embed_tokens.weight", 16, 12), ("lm_head.weight", 16, 12)])
+        self.refused(self.model(), "12 rows, and vocab_size of config.json is 13", vocab_size=13)
+        # The embedding alone has more rows in Llama 3.2 Vision.
+        self.assertEqual(self.check({**padded, "lm_head.weight": floats(12, 4)}, text_config={"vocab_size": 12})["trimmed"], [])
+
+    def test_tied_weights(self):
+        causal = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 12}
+        model = {**self.model(), "lm_head.weight": self.model()["model.embed_tokens.weight"]}
+        stored = {n: t for n, t in model.items() if n != "lm_head.weight"}
+        report = self.check(model, expect=stored, tie_word_embeddings=True, **causal)
+        self.assertEqual(report["tied"], [{"name": "lm_head.weight", "same_as": "model.embed_tokens.weight"}])
+        self.check(stored, tie_word_embeddings=True, **causal)
+        padded = {**model, "model.embed_tokens.weight": floats(16, 4), "lm_head.weight": floats(16, 4)}
+        self.check(padded, expect=stored, tie_word_embeddings=True, **causal)
+        self.check(model, **causal)  # the class decides, which is not known
+        self.refused(self.model(), "lm_head.weight is not equal to model.embed_tokens.weight", tie_word_embeddings=True, **causal)
+        self.refused(stored, "lm_head.weight, is missing", tie_word_embeddings=False, **causal)
+        self.check(stored, tie_word_embeddings=False, architectures=["Qwen2Model"])
+
+    def test_layers(self):
+        layers = lambda *numbers: {"model.layers.%d.mlp.up_proj.weight" % n: floats(6, 4) for n in numbers}
+        self.check(layers(0, 1, 2), num_hidden_layers=3)
+        self.check(layers(0, 1, 2), num_hidden_layers=2, num_nextn_predict_layers=1)
+        self.refused(layers(0, 1, 2), "model.layers has 3 layers, and config.json says 2", num_hidden_layers=2)
+        self.refused(layers(0, 1, 2), "model.layers has 3 layers, and config.json says 4", num_hidden_layers=4)
+        self.refused(layers(0, 2), "model.layers.1 is missing", num_hidden_layers=3)
+
+    def test_quantized(self):
+        config = {"quantization_config": {"quant_method": "fp8"}}
+        self.refused(self.model(), "config.json has a quantization_config, but no weight is quantized", **config)
+        self.check({**self.model(), "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [6, 4], bytes(24))}, **config)
+
+
 class Targets(Export):
     def test_dry_run_and_force(self):
         self.source(self.model())

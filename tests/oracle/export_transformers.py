@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tiny models of each family of transformers, trained for one step with FSDP2 on two ranks and exported like a directory that save_pretrained
-wrote. from_pretrained of the result gives the logits of the trained model.
+wrote, then like its configuration alone. from_pretrained of the results gives the logits of the trained model.
 
 usage: export_transformers.py FSDPCKPT       exit 77 without torch and transformers
 """
@@ -92,6 +92,25 @@ def case(program, family, home):
     must(not torch.equal(before, want), family, "the step changed nothing")
     with torch.no_grad():
         must(torch.allclose(loaded.eval()(input_ids=IDS).logits, want, atol=1e-4), family, "logits of the loaded model")
+    without_weights(program, family, home, loaded.state_dict())
+
+
+def without_weights(program, family, home, want):
+    """The same with a reference that has only its configuration and tokenizer."""
+    bare, ref = os.path.join(home, "bare"), os.path.join(home, "ref")
+    for name in os.listdir(ref):
+        if ".safetensors" in name:
+            os.remove(os.path.join(ref, name))
+    argv = (program, "export", os.path.join(home, "dcp"), "-o", bare, "--like", ref, "--dtype", "bf16", "--max-shard-size",
+            FAMILIES[family][1])
+    if family == "GPT2":  # nanoGPT's has the same names, and its matrices are transposed
+        must("transposed once too often" in must_run(*argv, ok=(2,)).stderr, "a transposed model was written")
+        argv += ("--recipe", "none")
+    must_run(*argv)
+    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(bare, dtype=torch.float32, output_loading_info=True)
+    must(not any(told.values()), family, "without weights", told)
+    got = loaded.state_dict()
+    must(got.keys() == want.keys() and all(torch.equal(got[n], want[n]) for n in want), family, "without weights")
 
 
 def main():

@@ -41,7 +41,7 @@ fc_code fc_model_only(fc_checkpoint **source, fc_arena *arena, fc_model_place *p
 
 /** The model as it should become. */
 typedef struct fc_export_reference {
-    const fc_checkpoint *weights;     /**< opened with its data */
+    const fc_checkpoint *weights;     /**< opened with its data; NULL: only the configuration is known */
     const char *config;               /**< its config.json; NULL: none */
     bool other_files;                 /**< its files need not hold the same tensors as those of the export */
     const char *const *setting_names; /**< as in fc_check_options */
@@ -62,6 +62,8 @@ typedef struct fc_export_fit_report {
     size_t cast;                    /**< number of tensors whose dtype changes */
     const char *const *differences; /**< what remains different, one line each */
     size_t ndifferences;
+    const char *const *checked; /**< without weights: the keys of config.json that the model was compared with */
+    size_t nchecked;
 } fc_export_fit_report;
 
 typedef struct fc_export_options {
@@ -96,11 +98,14 @@ fc_code fc_export_open(fc_checkpoint **source, const fc_export_options *options,
                        fc_error *err);
 
 /**
- * The fc_selection.arrange of an export: each tensor gets the dtype of its namesake in the reference, and the files get
- * the same tensors as the reference's files.
+ * The fc_selection.arrange of an export to a reference with weights: each tensor gets the dtype of its namesake in the
+ * reference, and the files get the same tensors as the reference's files.
  * @param context an fc_export_reference.
  */
 fc_code fc_export_arrange(void *context, fc_target_tensor *tensors, size_t count, fc_error *err);
+
+/** Stores whether the directory `path` has weights, so that they can be opened, or be found to be damaged. */
+fc_code fc_has_weights(const char *path, bool *has, fc_error *err);
 
 /**
  * Lists the files of the directory `path` that are not weights, relative to it, ended by NULL.
