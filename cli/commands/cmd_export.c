@@ -50,6 +50,11 @@ static fc_code open_reference(exported *x, fc_error *err) {
                        "--like %s: is not a local directory; download the model first: hf download %s --local-dir DIR",
                        path, path);
     }
+    const char *snapshot = NULL;
+    FC_TRY(fc_hub_snapshot(path, x->arena, &snapshot, err));
+    if (snapshot) {
+        x->o.like = path = snapshot;
+    }
     const fc_open_options how = {
         .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others, .session = x->session};
     char *config = fc_arena_printf(x->arena, "%s/config.json", path);

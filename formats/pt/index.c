@@ -15,8 +15,6 @@
 
 #include <string.h>
 
-static const char index_end[] = ".bin.index.json";
-
 /* The state while the files are read. */
 typedef struct index_reader {
     fc_checkpoint *checkpoint;
@@ -29,7 +27,7 @@ typedef struct index_reader {
 } index_reader;
 
 bool fc_pt_is_index(const char *path) {
-    return fc_ends_with(path, index_end);
+    return fc_is_index_of(path, ".bin");
 }
 
 static fc_code read_files(index_reader *o) {

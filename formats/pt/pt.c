@@ -29,6 +29,17 @@ static const struct {
               {"diffusion_pytorch_model.bin", FC_LISTED_MODEL_PT},
               {"adapter_model.bin", FC_LISTED_OTHER}};
 
+/* Lists the indexes of variants, such as pytorch_model.bin.index.fp16.json. */
+static fc_code list_variants(const char *directory, fc_listing *out, fc_error *err) {
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        const bool is = fc_pt_is_index(name) && !fc_ends_with(name, ".bin.index.json");
+        rc = is ? fc_listing_add(out, name, name, FC_LISTED_COPY, err) : FC_OK;
+    }
+    return fc_dir_close(&dir, rc, err);
+}
+
 static fc_code pt_list(const char *directory, fc_listing *out, fc_error *err) {
     char path[PATH_MAX];
     FC_TRY(fc_pt_list_sets(directory, out, err));
@@ -40,7 +51,7 @@ static fc_code pt_list(const char *directory, fc_listing *out, fc_error *err) {
         FC_TRY(err->code);
         FC_TRY(found ? fc_listing_add(out, name, name, models[i].role, err) : FC_OK);
     }
-    return FC_OK;
+    return list_variants(directory, out, err);
 }
 
 static bool pt_probe(const fc_probe *probe) {

@@ -32,7 +32,7 @@ static bool is_header_start(const unsigned char *head, size_t size) {
 }
 
 bool fc_st_files_probe(const fc_probe *probe) {
-    return fc_ends_with(probe->path, ST_EXTENSION) || fc_ends_with(probe->path, ST_INDEX_EXTENSION) ||
+    return fc_ends_with(probe->path, ST_EXTENSION) || fc_is_index_of(probe->path, ST_EXTENSION) ||
            is_header_start(probe->head, probe->head_size);
 }
 
@@ -141,7 +141,7 @@ static fc_code find_in_directory(fc_checkpoint *checkpoint, const fc_st_names *l
     const char *group = checkpoint->group ? checkpoint->group : "";
     fc_file index;
     uint32_t shard, model, models;
-    if (fc_ends_with(group, ST_INDEX_EXTENSION)) {
+    if (fc_is_index_of(group, ST_EXTENSION)) {
         return fc_file_in(arena, out->directory, group, &index) ? read_index(checkpoint, index.path, options, out, err)
                                                                 : fc_no_memory(err, out->directory);
     }
@@ -186,7 +186,7 @@ fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *optio
     }
     out->directory = name == path ? "." : fc_arena_strndup(arena, path, (size_t)(name - path));
     FC_NEED(out->directory, err, path);
-    if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
+    if (fc_is_index_of(name, ST_EXTENSION)) {
         FC_TRY(read_index(checkpoint, path, options, out, err));
         return options->follow_external ? FC_OK : fc_check_links(out->directory, out->files, out->nfiles, err);
     }

@@ -132,7 +132,7 @@ static fc_code set_groups(fc_arena *arena, fc_st_names *l, const char *directory
 /* ---- the directory ---- */
 
 static fc_code add_name(fc_arena *arena, const char *directory, const char *name, fc_st_names *out, fc_error *err) {
-    const bool index = fc_ends_with(name, ST_INDEX_EXTENSION);
+    const bool index = fc_is_index_of(name, ST_EXTENSION);
     if (name[0] == '.' || (!index && !fc_ends_with(name, ST_EXTENSION))) {
         return FC_OK;
     }
@@ -182,6 +182,11 @@ static size_t stem_of(const char *name) {
     return fc_st_parse_numbered_name(name, &stem, &number, &count) ? stem : (size_t)(strstr(name, ST_EXTENSION) - name);
 }
 
+/* Whether an index is that of a variant, such as model.safetensors.index.fp16.json, whose files have another stem. */
+static bool is_variant(const char *name) {
+    return !fc_ends_with(name, ST_EXTENSION) && !fc_ends_with(name, ST_INDEX_EXTENSION);
+}
+
 static bool is_stem(const char *name, size_t stem, const char *text) {
     const size_t n = strlen(text);
     return stem == n && strncmp(name, text, n) == 0;
@@ -197,7 +202,7 @@ static fc_listed_role role_of(const char *name) {
     const size_t stem = stem_of(name);
     uint32_t shard, model, count;
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        if (is_stem(name, stem, models[i])) {
+        if (is_stem(name, stem, models[i]) && !is_variant(name)) {
             return FC_LISTED_MODEL;
         }
     }
@@ -218,7 +223,7 @@ static void mark_all(const lister *l) {
 /* Whether all files are numbered ones with the stem of the only index, so that it need not be read yet. */
 static bool is_plain_index(const lister *l, const char *index) {
     const size_t stem = stem_of(index);
-    bool is = l->names.nindexes == 1 && l->names.count > 0;
+    bool is = l->names.nindexes == 1 && l->names.count > 0 && !is_variant(index);
     for (size_t i = 0; i < l->names.count && is; i++) {
         const char *name = l->names.names[i];
         is = stem_of(name) == stem && strncmp(name, index, stem) == 0 && name[stem] == '-' &&
@@ -259,7 +264,8 @@ static bool is_left_over(const lister *l, const char *name) {
     const size_t stem = stem_of(name);
     bool is = false;
     for (size_t i = 0; i < l->names.nindexes && !is && strstr(name, "-of-"); i++) {
-        is = stem_of(l->names.indexes[i]) == stem && strncmp(l->names.indexes[i], name, stem) == 0;
+        const char *index = l->names.indexes[i];
+        is = stem_of(index) == stem && strncmp(index, name, stem) == 0 && !is_variant(index);
     }
     return is;
 }

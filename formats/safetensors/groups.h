@@ -11,7 +11,7 @@ typedef struct fc_st_names {
     const char **names;  /**< *.safetensors, sorted */
     const char **groups; /**< of each name, the fc_listed.name of the checkpoint that its name puts it into */
     size_t count, capacity;
-    const char **indexes; /**< *.safetensors.index.json, sorted */
+    const char **indexes; /**< *.safetensors.index.json, and those of variants, sorted */
     size_t nindexes, index_capacity;
 } fc_st_names;
 

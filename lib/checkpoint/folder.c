@@ -237,7 +237,7 @@ static bool is_run_state(const char *name) {
 /* Whether an entry is a file of the index `name`: model-00001-of-00002.safetensors of model.safetensors.index.json. */
 static bool is_indexed(const char *name, const char *entry) {
     char glob[NAME_MAX + 2];
-    const char *end = strstr(name, ".index.json"), *extension = end;
+    const char *end = fc_is_index_of(name, "") ? strstr(name, ".index.") : NULL, *extension = end;
     while (extension && extension > name && *--extension != '.') {
     }
     if (!end) {

@@ -58,6 +58,7 @@ typedef struct source {
     const fc_listed *chosen; /* of a directory; NULL: none was found, or the path is a file */
     fc_listing listing;      /* what is in the directory; its arena owns the members above */
     bool named;              /* the path has the name of one of the directory's checkpoints */
+    const char *cache;       /* the path that was given, a model in the cache of huggingface_hub; NULL: it is not */
 } source;
 
 /* Copies `path` without the trailing slashes that completion adds, because messages show files as PATH/NAME. */
@@ -124,6 +125,17 @@ static const char *directory_of_glob(fc_arena *arena, const char *path, const ch
     return strchr(*glob, '*') ? directory_of(arena, path) : NULL;
 }
 
+/* Looks into the snapshot of a model in the cache of huggingface_hub, or into any other directory. */
+static fc_code look_into_given(source *s, const fc_format *only, fc_error *err) {
+    const char *snapshot;
+    FC_TRY(fc_hub_snapshot(s->path, s->listing.arena, &snapshot, err));
+    if (snapshot) {
+        s->cache = s->path;
+        s->path = snapshot;
+    }
+    return look_into(s, NULL, only, err);
+}
+
 /* Finds out what `path` means. @param s zeroed; the caller frees the arena of the listing. */
 static fc_code locate(const char *path, const fc_format *only, source *s, fc_error *err) {
     const char *glob = NULL;
@@ -132,7 +144,7 @@ static fc_code locate(const char *path, const fc_format *only, source *s, fc_err
     s->path = s->listing.arena ? clean_path(s->listing.arena, path) : NULL;
     FC_NEED(s->path, err, path);
     if (stat(path, &st) == 0) {
-        return S_ISDIR(st.st_mode) ? look_into(s, NULL, only, err) : look_at_file(s, only, err);
+        return S_ISDIR(st.st_mode) ? look_into_given(s, only, err) : look_at_file(s, only, err);
     }
     const int errnum = errno;
     const char *directory = directory_of_glob(s->listing.arena, s->path, &glob);
@@ -231,6 +243,11 @@ static fc_code open_source(const source *s, const fc_open_options *how, fc_check
     }
     if (rc == FC_OK && s->chosen && !s->named && how->others.report) {
         rc = fc_folder_report(checkpoint, s->path, &s->listing, s->chosen, &how->others, err);
+    }
+    if (rc == FC_OK && s->cache && how->others.report) {
+        fc_error line;
+        fc_fail(&line, FC_OK, "%s: reads the snapshot of refs/main, %s", s->cache, s->path);
+        how->others.report(how->others.context, line.message);
     }
     if (rc != FC_OK) {
         fc_checkpoint_close(checkpoint);

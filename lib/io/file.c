@@ -4,6 +4,7 @@
 #include "io/file.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/hub_cache.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -37,18 +38,6 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) 
     return FC_OK;
 }
 
-/* The cache of huggingface_hub: <model>/snapshots/<revision>/ holds links to <model>/blobs/<hash>. */
-static bool is_hub_blob(const char *target, const char *root) {
-    char blobs[PATH_MAX];
-    const char *revision = strrchr(root, '/');
-    size_t n = revision ? (size_t)(revision - root) : 0, name = strlen("/snapshots");
-    if (n < name || strncmp(root + n - name, "/snapshots", name) != 0) {
-        return false;
-    }
-    int length = snprintf(blobs, sizeof blobs, "%.*s/blobs/", (int)(n - name), root);
-    return length > 0 && (size_t)length < sizeof blobs && strncmp(target, blobs, (size_t)length) == 0;
-}
-
 fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err) {
     struct stat st;
     char target[PATH_MAX];
@@ -59,7 +48,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
     if (!realpath(path, target)) {
         return FC_OK; /* opening the file will report that it is missing */
     }
-    if (is_hub_blob(target, root)) {
+    if (fc_is_hub_blob(target, root)) {
         return FC_OK;
     }
     if (strncmp(target, root, n) == 0 && (target[n] == '/' || (n == 1 && root[0] == '/'))) {

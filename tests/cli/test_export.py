@@ -414,24 +414,39 @@ class Targets(Export):
 
     def test_links_of_the_hub_cache(self):
         self.source(self.model())
-        ref = self.reference([self.model()], "blobs")
-        os.makedirs(self.path("snapshots", "1"))
+        os.makedirs(self.path("models--a--b", "snapshots", "1f"))
+        os.makedirs(self.path("models--a--b", "refs"))
+        ref = self.reference([self.model()], os.path.join("models--a--b", "blobs"))
+        shutil.rmtree(os.path.join(ref, "additional_chat_templates"))
+        snapshot = os.path.join("models--a--b", "snapshots", "1f")
         for name in os.listdir(ref):
-            os.symlink(os.path.join("..", "..", "blobs", name), self.path("snapshots", "1", name))
-        self.ok("export", "in.safetensors", "-o", "out", "--like", "snapshots/1")
+            os.symlink(os.path.join("..", "..", "blobs", name), self.path(snapshot, name))
+        self.ok("export", "in.safetensors", "-o", "out", "--like", snapshot)
         self.assertFalse(os.path.islink(self.path("out", "config.json")))
         self.assertEqual(self.exported(), self.model())
+        self.fails(2, "export", "in.safetensors", "-o", "root", "--like", "models--a--b", contains=["without refs/main"])
+        with open(self.path("models--a--b", "refs", "main"), "w", encoding="utf-8") as f:
+            f.write("1f")
+        self.ok("export", "in.safetensors", "-o", "root", "--like", "models--a--b")
+        self.assertEqual(self.exported("root"), self.model())
         os.makedirs(self.path("private"))
-        with open(self.path("private", "key"), "w", encoding="utf-8") as f:
-            f.write("secret")
-        for link, to in (("tokenizer_config.json", "../../private/key"), ("chat_templates", "../../private"),
-                         ("vocab.txt", "../../blobs/../private/key")):
-            os.symlink(to, self.path("snapshots", "1", link))
-            self.fails(3, "export", "in.safetensors", "-o", "leak", "--like", "snapshots/1",
+        os.makedirs(self.path("models--a--b", "blobs", "inner"))
+        for path in ("private/key", "models--a--b/blobs/inner/key", "models--a--b/key"):
+            with open(self.path(path), "w", encoding="utf-8") as f:
+                f.write("secret")
+        for link, to in (("tokenizer_config.json", "../../../private/key"), ("chat_templates", "../../../private"),
+                         ("vocab.txt", "../../blobs/../../private/key"), ("vocab.json", "../../blobs/inner/key"),
+                         ("added_tokens.json", "../../key"), ("x.json", "../../refs/main"), ("y", "../../blobs")):
+            os.symlink(to, self.path(snapshot, link))
+            self.fails(3, "export", "in.safetensors", "-o", "leak", "--like", snapshot,
                        contains=[link, "a symbolic link that leads out of the checkpoint", "--follow-external allows it"])
-            os.remove(self.path("snapshots", "1", link))
-        os.symlink("../../private/key", self.path("snapshots", "1", "merges.txt"))
-        self.ok("export", "in.safetensors", "-o", "leak", "--like", "snapshots/1", "--follow-external")
+            os.remove(self.path(snapshot, link))
+        os.symlink("../../../private/key", self.path(snapshot, "merges.txt"))
+        self.ok("export", "in.safetensors", "-o", "leak", "--like", snapshot, "--follow-external")
+        os.remove(self.path(snapshot, "merges.txt"))
+        os.rename(self.path("models--a--b"), self.path("plain"))  # not a cache
+        self.fails(3, "export", "in.safetensors", "-o", "leak2", "--like", "plain/snapshots/1f",
+                   contains=["leads out of the checkpoint"])
 
     def test_damage_is_found(self):
         self.ok("reshard", self.source(self.model()), "-o", "ranks", "--dp", "2")

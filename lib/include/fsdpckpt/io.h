@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
 
 #include <stdbool.h>
@@ -37,6 +38,13 @@ fc_code fc_check_given(const char *path, const char *what, fc_error *err);
  */
 fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
                        fc_error *err);
+
+/**
+ * If the directory `path` is a model in the cache of huggingface_hub, models--OWNER--NAME/, finds the snapshot that its
+ * refs/main names.
+ * @param out receives the path of the snapshot, in `arena`; NULL if it is another directory.
+ */
+fc_code fc_hub_snapshot(const char *path, fc_arena *arena, const char **out, fc_error *err);
 
 /** Receives lines for people about files that an earlier run left behind. All members NULL: they are not reported. */
 typedef struct fc_reporter {
