@@ -33,10 +33,39 @@ typedef struct exported {
     fc_reporter others;
     fc_session *session;
     fc_export_report report;
-    const char *reason; /* why this recipe, for people; NULL: it was named, or there is none */
+    const char *found_adapter; /* adapter_config.json next to the source; NULL: none, or it was named */
+    bool found;                /* the reference was found next to the source, and its weights are not used */
+    const char *reason;        /* why this recipe, for people; NULL: it was named, or there is none */
 } exported;
 
 /* ---- the reference ---- */
+
+/* Finds a file in the folder SRC. Of verl's dist_ckpt/ with Megatron's checkpoint, it is in the folder above. */
+static fc_code find_beside(const exported *x, const char *name, const char **out, fc_error *err) {
+    const char *source = x->o.noperands == 1 ? x->o.operands[0] : "";
+    size_t len = strlen(source);
+    while (len > 1 && source[len - 1] == '/') {
+        len--;
+    }
+    const bool megatron = len >= 9 && strncmp(source + len - 9, "dist_ckpt", 9) == 0;
+    const char *path = fc_arena_printf(x->arena, "%.*s/%s%s", (int)len, source, megatron ? "../" : "", name);
+    FC_NEED(path, err, NULL);
+    *out = access(path, F_OK) == 0 ? path : NULL;
+    return FC_OK;
+}
+
+/* verl saves the configuration and the tokenizer in huggingface/, and the configuration of LoRA in lora_adapter/, next
+   to the files of ranks. */
+static fc_code find_reference(exported *x, fc_error *err) {
+    const char *config = NULL;
+    FC_TRY(x->o.like || option_given(x->given, OPT_QUANTIZE) ? FC_OK
+                                                             : find_beside(x, "huggingface/config.json", &config, err));
+    if (config) {
+        x->o.like = config;
+        x->found = true;
+    }
+    return x->o.adapter_config ? FC_OK : find_beside(x, "lora_adapter/adapter_config.json", &x->found_adapter, err);
+}
 
 static fc_code open_reference(exported *x, fc_error *err) {
     const char *path = x->o.like, *slash = strrchr(path, '/');
@@ -64,7 +93,7 @@ static fc_code open_reference(exported *x, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "--like %s: has no config.json; name the directory of a model of transformers",
                        path);
     }
-    FC_TRY(fc_has_weights(path, &has_weights, err));
+    FC_TRY(x->found ? FC_OK : fc_has_weights(path, &has_weights, err));
     if (has_weights) {
         FC_TRY_CONTEXT(fc_checkpoint_open(path, &how, &x->weights, err), err,
                        "--like compares with the weights next to config.json");
@@ -110,7 +139,8 @@ static fc_code change_source(void *context, fc_checkpoint **source, fc_convert_o
                                 .reverse = x->o.reverse,
                                 .config = x->o.config,
                                 .reference = x->o.like ? &x->reference : NULL,
-                                .adapter_config = x->o.adapter_config};
+                                .adapter_config = x->o.adapter_config ? x->o.adapter_config : x->found_adapter,
+                                .adapter_optional = x->found_adapter != NULL};
     if (!export.config && x->o.like) {
         export.config = x->reference.config;
     }
@@ -167,6 +197,10 @@ static void print_side_files(const exported *x, const char *const *kept, text_ou
         text_puts(out, name == x->side_files ? "" : ", ");
         text_name(out, *name);
     }
+    if (x->found) {
+        text_puts(out, ", from ");
+        text_name(out, x->o.like);
+    }
     text_puts(out, "\n");
 }
 
@@ -180,8 +214,8 @@ static void print_checked(const exported *x, text_out *out) {
     for (size_t i = 0; i < fit->nchecked; i++) {
         text_printf(out, "%s%s", i > 0 ? ", " : "", fit->checked[i]);
     }
-    text_printf(out, "%s of config.json; --like has no weights to compare names and shapes with\n",
-                fit->nchecked > 0 ? "" : "nothing");
+    text_printf(out, "%s of config.json; %s no weights to compare names and shapes with\n",
+                fit->nchecked > 0 ? "" : "nothing", x->found ? "there are" : "--like has");
 }
 
 static void print_export(const void *context, const char *const *kept, text_out *out) {
@@ -207,7 +241,10 @@ static void print_export(const void *context, const char *const *kept, text_out 
     }
     text_puts(out, "\n");
     if (r->merged > 0) {
-        text_printf(out, "merged:   the adapter, into %zu weights\n", r->merged);
+        text_printf(out, "merged:   the adapter, into %zu weights", r->merged);
+        text_puts(out, x->found_adapter ? "; its configuration is " : "");
+        text_name(out, x->found_adapter ? x->found_adapter : "");
+        text_puts(out, "\n");
     }
     print_changes(out, "tied:     ", r->fit.tied, r->fit.ntied);
     print_changes(out, "tied:     ", r->fit.copied, r->fit.ncopied);
@@ -283,6 +320,7 @@ static fc_code prepare_export(exported *x, fc_error *err) {
                        "name a directory",
                        x->o.output);
     }
+    FC_TRY(find_reference(x, err));
     if (x->o.like && option_given(x->given, OPT_QUANTIZE)) {
         return fc_fail(err, FC_EUSAGE, "export: --quantize cannot be combined with --like; export in two steps");
     }

@@ -249,6 +249,30 @@ static fc_code add_tp_shard(fc_pt_builder *m, const torch_leaf *leaf, int dim) {
     return fc_is_empty(shard.ndim, shard.sizes) ? FC_OK : add_value_chunk(m, v, &shard, extent);
 }
 
+/* Whether a value is the state of a parameter that its optimizer only numbers, and one-dimensional: a shard of one of
+   FSDP1's flat parameters. */
+static bool is_flat_state(const fc_pt_value *v) {
+    const fc_path_element *e = v->path.count >= 3 ? &v->path.elements[v->path.count - 3] : NULL;
+    return e && v->ndim == 1 && strcmp(e[0].key, "state") == 0 && e[1].is_number;
+}
+
+static fc_code refuse_unequal(const fc_pt_builder *m, const fc_pt_value *v) {
+    if (is_flat_state(v)) {
+        return fc_fail(m->err, FC_EUNSUPPORTED,
+                       "%s: optimizer state under a number, which differs between ranks, as that of FSDP1's flat "
+                       "parameters: no file says which parameters are in it; save FSDP.optim_state_dict(model, "
+                       "optimizer), or convert the model alone",
+                       m->f->path);
+    }
+    return fc_advise(
+        m->err,
+        fc_fail(m->err, FC_EUNSUPPORTED,
+                "%s: this plain tensor differs from that of rank 0 and is not a copy, and no file says how "
+                "the ranks' shards fit together",
+                m->f->path),
+        FC_HINT_SHARDED_BY_TP, NULL);
+}
+
 /* Compares a plain tensor with that of rank 0, from which `v` was made. */
 static fc_code compare_plain(const fc_pt_builder *m, const fc_pt_value *v, const fc_pt_shard *shard, fc_dtype dtype,
                              const torch_extent *extent) {
@@ -266,13 +290,7 @@ static fc_code compare_plain(const fc_pt_builder *m, const fc_pt_value *v, const
     }
     const torch_extent *first = v->chunks[0].data;
     FC_TRY(fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err));
-    return same ? FC_OK
-                : fc_advise(m->err,
-                            fc_fail(m->err, FC_EUNSUPPORTED,
-                                    "%s: this plain tensor differs from that of rank 0 and is not a copy, and no file "
-                                    "says how the ranks' shards fit together",
-                                    m->f->path),
-                            FC_HINT_SHARDED_BY_TP, NULL);
+    return same ? FC_OK : refuse_unequal(m, v);
 }
 
 /* Adds a plain tensor without a layout. It must be equal on all ranks, or they cannot be merged. */

@@ -226,13 +226,16 @@ static fc_code merge_adapter(exporter *e, fc_checkpoint **source) {
 /* A recipe that was named may be for the names of adapters; the names that it makes are checked. */
 static fc_code handle_adapter(exporter *e, fc_checkpoint **source) {
     const char *name = adapter_name(&e->target);
+    if (!name && (!e->options->adapter_config || e->options->adapter_optional)) {
+        return FC_OK;
+    }
     if (e->options->adapter_config) {
         return name ? merge_adapter(e, source)
                     : fc_fail(e->err, FC_EUSAGE, "%s: the model has no LoRA adapter inside that could be merged",
                               (*source)->path);
     }
     const bool named = e->options->recipe && !recipe_is(e, "auto") && !recipe_is(e, "none");
-    return name && !named && !reference_has_adapter(e) ? refuse_adapter(e, name) : FC_OK;
+    return !named && !reference_has_adapter(e) ? refuse_adapter(e, name) : FC_OK;
 }
 
 static fc_code check_no_adapter(const exporter *e, const fc_checkpoint *made) {

@@ -26,6 +26,7 @@ def holder(count):
 
 
 A, B = bytes(range(96)), bytes(range(95)) + b"x"
+NUMBERED = "optimizer state under a number, which differs between ranks"
 COPY, SHAPE, PLAN = "is not a copy, and no file says", "whose dtype or shape differs between ranks", "does not match those of earlier ranks"
 FEW, LACKS = "only 1 of 2 ranks' files contain it", "not all files of lower ranks have this tensor"
 
@@ -83,8 +84,8 @@ STATES = [
     (lambda d: group(d).update(params=[0, 1]), 5, UNKNOWN),
     (lambda d: group(d).update(params=(0,)), 5, UNKNOWN),
     (lambda d: d.pop("param_groups"), 5, UNKNOWN),
-    (lambda d: d["state"].update({1: dict(state(d))}), 5, COPY),
-    (lambda d: d["state"].update({-1: dict(state(d))}), 5, COPY),
+    (lambda d: d["state"].update({1: dict(state(d))}), 5, NUMBERED),
+    (lambda d: d["state"].update({-1: dict(state(d))}), 5, NUMBERED),
     (lambda d: state(d).update(exp_avg=(1,)), 0, ""),
     (lambda d: state(d).update(exp_avg=state(d)["step"]), 0, ""),
     (lambda d: d.update(other=[1]), 0, ""),

@@ -75,6 +75,7 @@ typedef struct fc_export_options {
     const fc_export_reference *reference; /**< NULL: none */
     const char *adapter_config; /**< adapter_config.json of the LoRA adapter that the model has inside, or its folder:
                                    it is merged. NULL: such a model is an error */
+    bool adapter_optional;      /**< adapter_config was found, not named: a model without an adapter is no error */
 } fc_export_options;
 
 /** What fc_export_open has done. In the caller's arena. */
