@@ -10,6 +10,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/identity.h"
 #include "checkpoint/session.h"
+#include "codec/filter.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
@@ -162,8 +163,8 @@ static const fc_h5_stored *stored_of(const fc_checkpoint *checkpoint, const fc_c
 /* Sets how the bytes of a stored chunk are decoded: raw, or through the filters. */
 static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, uint32_t mask, const char *path,
                                fc_extent *out, fc_error *err) {
-    uint64_t whole = d->element, extra = 0;
-    bool deflated = false, any = false;
+    uint64_t whole = d->element, extra = 0, smallest = UINT64_MAX;
+    bool any = false;
     for (int k = 0; k < d->ndim; k++) {
         if (!fc_mul_u64(whole, (uint64_t)d->chunk[k], &whole)) {
             whole = UINT64_MAX;
@@ -171,14 +172,19 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, ui
         }
     }
     for (uint32_t i = 0; i < d->nfilters; i++) {
+        const fc_filter *filter = &d->filters[i];
         bool active = !(mask >> i & 1);
         any |= active;
-        deflated |= active && d->filters[i] == 1;
-        extra += active && d->filters[i] == 3 ? 4 : 0;
-        out->filters.ids[i] = d->filters[i];
+        extra += active && filter->id == FC_FILTER_FLETCHER32 ? 4 : 0;
+        if (active && fc_filter_compresses(filter)) {
+            const uint32_t most = fc_filter_find(filter->id)->most_smaller;
+            smallest = most ? whole / most : 0;
+        }
+        out->filters.items[i] = *filter;
     }
-    /* Deflate expands at most 1032-fold; without deflate the stored size is known. */
-    if (whole > UINT32_MAX || (deflated ? whole / 1032 > chunk->place.length : chunk->place.length != whole + extra)) {
+    /* Without compression the stored size is known. */
+    if (whole > UINT32_MAX ||
+        (smallest != UINT64_MAX ? smallest > chunk->place.length : chunk->place.length != whole + extra)) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: corrupt HDF5 file: dataset /%s: the chunk at offset %" PRIu64 " has %" PRIu64
                        " bytes, which cannot be a chunk of %" PRIu64 " bytes",
@@ -207,8 +213,8 @@ static fc_h5_dataset listed_dataset(const fc_h5_state *state, const fc_tensor *t
     const fc_h5_grid_row *grid = &state->grids[state->boxes[box_of(chunk)].grid];
     fc_h5_dataset d = *(const fc_h5_dataset *)tensor->detail;
     d.chunk = state->dims + grid->dims;
-    memcpy(d.filters, grid->filters, sizeof d.filters);
-    for (d.nfilters = 0; d.nfilters < sizeof d.filters && d.filters[d.nfilters]; d.nfilters++) {
+    for (d.nfilters = 0; d.nfilters < sizeof grid->filters && grid->filters[d.nfilters]; d.nfilters++) {
+        d.filters[d.nfilters] = (fc_filter){.id = grid->filters[d.nfilters]};
     }
     return d;
 }

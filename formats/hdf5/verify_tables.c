@@ -42,7 +42,8 @@ static bool same_encoding(const fc_checkpoint *a, const fc_tensor *x, const fc_c
         return true;
     }
     return p.codec == q.codec && p.decoded == q.decoded && p.filters.count == q.filters.count &&
-           p.filters.mask == q.filters.mask && memcmp(p.filters.ids, q.filters.ids, p.filters.count) == 0 &&
+           p.filters.mask == q.filters.mask &&
+           memcmp(p.filters.items, q.filters.items, p.filters.count * sizeof *p.filters.items) == 0 &&
            (x->ndim == 0 || memcmp(p.strides, q.strides, (size_t)x->ndim * sizeof *p.strides) == 0);
 }
 

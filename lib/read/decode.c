@@ -1,23 +1,22 @@
 /*
- * Undoes HDF5 filter pipelines in memory: deflate, shuffle and fletcher32. Every number here may come from a hostile
- * file.
+ * Undoes HDF5 filter pipelines in memory: the filters of lib/codec/filter.h and fletcher32. Every number here may come
+ * from a hostile file.
  *
  * A pipeline is listed in the order in which it was applied, so decoding goes from its end to its start. The result of
- * inflating must have the decoded size plus 4 bytes per fletcher32. A pipeline with a second deflate, which no program
- * writes, therefore fails as damaged.
+ * a compression must have the decoded size plus 4 bytes per fletcher32. A pipeline with a second compression, which no
+ * program writes, therefore fails as damaged.
  */
 #include "read/decode.h"
 
 #include "base/checked.h"
 #include "base/little.h"
-#include "codec/codec.h"
-#include "codec/shuffle.h"
+#include "codec/filter.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-enum { DEFLATE = 1, SHUFFLE = 2, FLETCHER32 = 3, CHECKSUM_SIZE = 4 };
+enum { CHECKSUM_SIZE = 4 };
 
 uint32_t fc_fletcher32(const unsigned char *bytes, size_t size) {
     uint32_t a = 0, b = 0;
@@ -62,13 +61,13 @@ static bool applied(const fc_filters *filters, int i) {
 }
 
 /*
- * Computes the size that inflating must give when deflate is filter `i`: the elements and the checksums of earlier
+ * Computes the size before filter `i`, a compression, was applied: that of the elements and the checksums of earlier
  * filters.
  */
-static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
+static bool uncompressed_size(const fc_extent *extent, int i, uint64_t *size) {
     *size = extent->decoded;
     for (int j = 0; j < i; j++) {
-        if (applied(&extent->filters, j) && extent->filters.ids[j] == FLETCHER32 &&
+        if (applied(&extent->filters, j) && extent->filters.items[j].id == FC_FILTER_FLETCHER32 &&
             !fc_add_u64(*size, CHECKSUM_SIZE, size)) {
             return false;
         }
@@ -78,24 +77,30 @@ static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
 
 /* Computes the size after undoing filter `i` on `size` bytes. Returns false when the sizes are invalid. */
 static bool undone_size(const fc_extent *extent, int i, uint64_t size, uint64_t *out) {
-    *out = size;
-    switch (extent->filters.ids[i]) {
-    case DEFLATE:
-        return inflated_size(extent, i, out);
-    case FLETCHER32:
+    const fc_filter *filter = &extent->filters.items[i];
+    if (filter->id == FC_FILTER_FLETCHER32) {
         *out = size - CHECKSUM_SIZE;
         return size >= CHECKSUM_SIZE;
-    default:
-        return true;
     }
+    *out = size;
+    return !fc_filter_compresses(filter) || uncompressed_size(extent, i, out);
+}
+
+/* Computes the bytes that undoing filter `i` needs besides its result of `size` bytes. */
+static uint64_t scratch_size(const fc_extent *extent, int i, uint64_t size) {
+    const fc_filter_info *info = fc_filter_find(extent->filters.items[i].id);
+    return info && info->needs_scratch && fc_filter_compresses(&extent->filters.items[i]) ? size : 0;
 }
 
 bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes) {
     uint64_t total = extent->length, size = extent->length;
-    for (int i = extent->filters.count - 1; i > 0; i--) {
-        if (applied(&extent->filters, i) &&
-            (!undone_size(extent, i, size, &size) ||
-             (extent->filters.ids[i] != FLETCHER32 && !fc_add_u64(total, size, &total)))) {
+    for (int i = extent->filters.count - 1; i >= 0; i--) {
+        if (!applied(&extent->filters, i)) {
+            continue;
+        }
+        /* The results of filter 0 and of a checksum's removal need no room of their own. */
+        if (!undone_size(extent, i, size, &size) || !fc_add_u64(total, scratch_size(extent, i, size), &total) ||
+            (i > 0 && extent->filters.items[i].id != FC_FILTER_FLETCHER32 && !fc_add_u64(total, size, &total))) {
             return false;
         }
     }
@@ -106,7 +111,8 @@ bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes) {
 bool fc_decode_gives_planes(const fc_extent *extent, uint32_t element) {
     const fc_filters *f = &extent->filters;
     return extent->codec == FC_CODEC_FILTERED && element > 1 && extent->first % element == 0 && f->count == 2 &&
-           f->mask == 0 && f->ids[0] == SHUFFLE && f->ids[1] == DEFLATE;
+           f->mask == 0 && f->items[0].id == FC_FILTER_SHUFFLE && fc_filter_compresses(&f->items[1]) &&
+           scratch_size(extent, 1, 1) == 0;
 }
 
 /* Bytes on their way through the pipeline, and where in the workspace the next step may write. */
@@ -116,30 +122,22 @@ typedef struct stage {
     unsigned char *next;
 } stage;
 
-/* Undoes filter `i` into `out`, or in place when it only removes a checksum. */
+/* Undoes filter `i` into `out`, or in place when it only removes a checksum. What needs scratch uses the free end of
+   the workspace. */
 static fc_code undo_filter(const fc_extent *extent, int i, uint32_t element, stage *s, unsigned char *out,
                            fc_error *err) {
     uint64_t size;
     if (!undone_size(extent, i, s->size, &size)) {
         return fc_fail(err, FC_ECORRUPT, "the chunk has only %zu bytes, too few for its checksum", s->size);
     }
-    fc_code rc = FC_OK;
-    switch (extent->filters.ids[i]) {
-    case FLETCHER32:
+    const fc_filter *filter = &extent->filters.items[i];
+    fc_code rc;
+    if (filter->id == FC_FILTER_FLETCHER32) {
         rc = check_fletcher(s->bytes, (size_t)size, err);
         out = s->bytes;
-        break;
-    case SHUFFLE:
-        fc_unshuffle(s->bytes, out, (size_t)size, element);
-        break;
-    case DEFLATE:
-        rc = fc_inflate(s->bytes, s->size, out, (size_t)size, err);
-        break;
-    default:
-        return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d is not supported", extent->filters.ids[i]);
-    }
-    if (out == s->next) {
-        s->next += size;
+    } else {
+        s->next += out == s->next ? size : 0;
+        rc = fc_filter_undo(filter, s->bytes, s->size, element, s->next, out, (size_t)size, err);
     }
     s->bytes = out;
     s->size = (size_t)size;
@@ -153,7 +151,8 @@ fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uin
         if (!applied(&extent->filters, i)) {
             continue;
         }
-        if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size != extent->decoded) {
+        if (i == 0 && !fc_filter_compresses(&extent->filters.items[0]) &&
+            extent->filters.items[0].id != FC_FILTER_FLETCHER32 && s.size != extent->decoded) {
             break; /* it would overflow `out` */
         }
         /* Filter 0 was applied to the elements, so undoing it writes directly to `out`. */

@@ -1,6 +1,5 @@
 /*
- * Decodes stored chunks (HDF5's deflate, shuffle and fletcher32), and caches decoded chunks for all workers within a
- * memory limit.
+ * Decodes stored chunks (HDF5's filters), and caches decoded chunks for all workers within a memory limit.
  */
 #pragma once
 
@@ -14,7 +13,7 @@
 bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes);
 
 /**
- * Returns whether the filters are exactly shuffle and deflate. Inflating then yields byte planes, and
+ * Returns whether the filters are exactly shuffle and a compression. Undoing the latter then yields byte planes, and
  * fc_strided_unshuffle takes the elements from them, which saves a pass over the chunk. `element` is the bytes per
  * element.
  */

@@ -4,30 +4,32 @@
  * plane by plane.
  */
 #include "read/decode_lean.h"
+#include "codec/filter.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <string.h>
 #include <zlib.h>
 
-enum { DEFLATE = 1, SHUFFLE = 2 };
+enum { OTHER = 9 };
 
 static bool applied(const fc_extent *extent, int i) {
     return !(extent->filters.mask >> i & 1);
 }
 
-/* Returns the applied filters, in order, as one number: 21 for shuffle, then deflate. */
+/* Returns the applied filters, in order, as one number: 21 for shuffle, then deflate. All but the first three are 9. */
 static int pipeline(const fc_extent *extent) {
     int ids = 0;
     for (int i = 0; i < extent->filters.count; i++) {
-        ids = applied(extent, i) ? ids * 10 + extent->filters.ids[i] : ids;
+        const int id = extent->filters.items[i].id;
+        ids = applied(extent, i) ? ids * 10 + (id < OTHER ? id : OTHER) : ids;
     }
     return ids;
 }
 
 bool fc_decode_lean_can(const fc_extent *extent) {
     int ids = pipeline(extent);
-    return ids == DEFLATE || ids == SHUFFLE * 10 + DEFLATE;
+    return ids == FC_FILTER_DEFLATE || ids == FC_FILTER_SHUFFLE * 10 + FC_FILTER_DEFLATE;
 }
 
 /* Moves `size` bytes, which start at `at` in the shuffled chunk, to their elements. */
@@ -52,7 +54,7 @@ static void put(const unsigned char *in, uint64_t at, size_t size, uint64_t coun
 
 fc_code fc_decode_lean(const fc_extent *extent, fc_stored_fn read, void *context, unsigned char *window,
                        size_t window_size, uint32_t element, unsigned char *out, fc_error *err) {
-    const bool shuffled = pipeline(extent) != DEFLATE;
+    const bool shuffled = pipeline(extent) != FC_FILTER_DEFLATE;
     const size_t half = window_size / 2 < 1 << 30 ? window_size / 2 : 1 << 30;
     const uint64_t count = shuffled ? extent->decoded / element : 0;
     uint64_t at = 0, done = 0;

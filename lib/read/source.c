@@ -346,7 +346,7 @@ static fc_code place_overlap(fill *f, const fc_overlap *overlap, const fc_extent
     const fc_dtype_info *type = fc_dtype_get(tensor->dtype);
     fc_strided copy;
     uint64_t start;
-    if (extent->filters.count > sizeof extent->filters.ids) {
+    if (extent->filters.count > sizeof extent->filters.items / sizeof *extent->filters.items) {
         return fc_fail(err, FC_EUNSUPPORTED, "offset %" PRIu64 ": %d HDF5 filters are not supported", extent->offset,
                        extent->filters.count);
     }

@@ -4,7 +4,7 @@
 #include "read/stored_chunk.h"
 
 #include "base/checked.h"
-#include "codec/codec.h"
+#include "codec/filter.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "read/decode_lean.h"
@@ -67,7 +67,8 @@ static fc_code read_and_decode(const fc_decode_plan *plan, const fc_extent *exte
     } else {
         FC_TRY(fc_input_read(input, workspace, length, extent->offset, buffers->window, buffers->window_size, err));
     }
-    return plan->planes ? fc_inflate(workspace, length, out, (size_t)extent->decoded, err)
+    return plan->planes ? fc_filter_undo(&extent->filters.items[1], workspace, length, element, NULL, out,
+                                         (size_t)extent->decoded, err)
                         : fc_decode_filters(extent, workspace, element, out, err);
 }
 

@@ -142,7 +142,7 @@ static inline void fake_filter(fake *f, fc_extent *extent, const unsigned char *
     unsigned char *out = malloc(length);
     assert_non_null(out);
     assert_int_equal(compress2(out, &length, bytes, size, 1), Z_OK);
-    extent->filters = (fc_filters){{1}, 1, 0};
+    extent->filters = (fc_filters){.items = {{.id = 1}}, .count = 1};
     extent->offset = fake_append(f, (int)extent->file, out, length);
     extent->length = length;
     free(out);

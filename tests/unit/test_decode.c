@@ -46,7 +46,9 @@ static fc_extent extent_of(size_t length, size_t decoded, int count, const uint8
     fc_extent extent = {.codec = FC_CODEC_FILTERED, .length = length, .decoded = decoded};
     extent.filters.count = (uint8_t)count;
     extent.filters.mask = mask;
-    memcpy(extent.filters.ids, ids, (size_t)count);
+    for (int i = 0; i < count; i++) {
+        extent.filters.items[i].id = ids[i];
+    }
     return extent;
 }
 

@@ -139,9 +139,9 @@ static void parent_checks_every_chunk(void **state) {
     assert_int_equal(decode_dataset(&chunked, 990, 10, 91), FC_ECORRUPT);
     assert_int_equal(decode_dataset(&chunked, 990, 10, 100), FC_ECORRUPT);
     REFUSE(chunked,
-           (d.nfilters = 2, d.filters[0] = d.filters[1] = 1)); /* no useful limit for what deflate gives twice */
-    REFUSE(chunked, (d.nfilters = 1, d.filters[0] = 4));
-    REFUSE(chunked, (d.nfilters = 1, d.filters[0] = 0));
+           (d.nfilters = 2, d.filters[0].id = d.filters[1].id = 1)); /* no useful limit for what deflate gives twice */
+    REFUSE(chunked, (d.nfilters = 1, d.filters[0].id = 4));
+    REFUSE(chunked, (d.nfilters = 1, d.filters[0].id = 0));
     REFUSE(chunked, d.bytes.size = 2);
     REFUSE(chunked, d.chunk = NULL);
     REFUSE(chunked, d.chunk = (const int64_t[]){0});

@@ -163,7 +163,7 @@ static void damaged_chunk_is_named(void **state) {
     fake_chunk *chunk = &j.f->details[0].details[0];
     unsigned char bytes[64] = {0x78, 0x01, 0xff, 0xff};
     chunk->extent.codec = FC_CODEC_FILTERED;
-    chunk->extent.filters = (fc_filters){{1}, 1, 0};
+    chunk->extent.filters = (fc_filters){.items = {{.id = 1}}, .count = 1};
     chunk->extent.offset = fake_append(j.f, (int)chunk->extent.file, bytes, sizeof bytes);
     chunk->extent.length = sizeof bytes;
     assert_int_equal(job_run(&j), FC_ECORRUPT);

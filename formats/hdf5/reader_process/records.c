@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "base/text.h"
+#include "codec/filter.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -193,16 +194,18 @@ bool fc_h5_path_is_sane(const fc_h5_dataset *d) {
     return elements == d->lists.size;
 }
 
-/* Whether the filters are those that the engine decodes: shuffle, fletcher32, and deflate at most once. */
+/* Whether the filters are those that the engine decodes, with at most one compression. */
 static bool filters_are_sane(const fc_h5_dataset *d) {
-    int deflates = 0;
+    int compressions = 0;
     for (uint32_t i = 0; i < d->nfilters; i++) {
-        if (d->filters[i] < 1 || d->filters[i] > 3) {
+        const fc_filter *filter = &d->filters[i];
+        if ((filter->id != FC_FILTER_FLETCHER32 && !fc_filter_find(filter->id)) || filter->inner > 3 ||
+            filter->block % 8 != 0) {
             return false;
         }
-        deflates += d->filters[i] == 1;
+        compressions += fc_filter_compresses(filter);
     }
-    return deflates <= 1;
+    return compressions <= 1;
 }
 
 /* Checks the numbers of a dataset before they are used in computations. */
@@ -262,7 +265,9 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     }
     d->nfilters = (uint8_t)get_at_most(r, FC_H5_MAX_FILTERS);
     for (uint32_t i = 0; i < d->nfilters; i++) {
-        d->filters[i] = (uint8_t)get_at_most(r, UINT8_MAX);
+        d->filters[i].id = (uint16_t)get_at_most(r, UINT16_MAX);
+        d->filters[i].inner = (uint16_t)get_at_most(r, UINT16_MAX);
+        d->filters[i].block = (uint32_t)get_at_most(r, UINT32_MAX);
     }
     d->dtype_name = keep_text(r, arena);
     d->placements = keep_text(r, arena);

@@ -72,7 +72,7 @@ typedef struct fc_h5_dataset {
     fc_h5_bytes bytes;
     const int64_t *chunk; /**< ndim entries for IN_CHUNKS; for BY_LIBRARY the unit of decoding */
     uint8_t nfilters;     /**< IN_CHUNKS: the filters that the engine decodes */
-    uint8_t filters[FC_H5_MAX_FILTERS];
+    fc_filter filters[FC_H5_MAX_FILTERS];
     fc_h5_stored_chunk *chunks; /**< IN_CHUNKS, in the order of the file */
     size_t nchunks, chunks_cap;
     /* Our own attributes (docs/HDF5_SCHEMA.md); NULL, or a count of -1, for those that the dataset lacks. */

@@ -119,7 +119,9 @@ void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *d) {
     put_i64s(out, d->chunk ? d->ndim : -1, d->chunk);
     fc_h5_put_u64(out, d->nfilters);
     for (uint32_t i = 0; i < d->nfilters; i++) {
-        fc_h5_put_u64(out, d->filters[i]);
+        fc_h5_put_u64(out, d->filters[i].id);
+        fc_h5_put_u64(out, d->filters[i].inner);
+        fc_h5_put_u64(out, d->filters[i].block);
     }
     fc_h5_put_text(out, d->dtype_name);
     fc_h5_put_text(out, d->placements);

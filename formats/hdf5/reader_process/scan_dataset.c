@@ -3,6 +3,7 @@
  * bytes. scan_chunks.c lists its chunks.
  */
 #include "base/checked.h"
+#include "codec/filter.h"
 #include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/reader_process/types_read.h"
@@ -62,63 +63,84 @@ void fc_h5_scan_elsewhere(fc_h5_walk *walk, const char *path, const unsigned cha
 
 /* ---- filters ---- */
 
-static bool engine_decodes(uint32_t filter) {
-    return filter == H5Z_FILTER_DEFLATE || filter == H5Z_FILTER_SHUFFLE || filter == H5Z_FILTER_FLETCHER32;
-}
-
 /* @return the name of a filter by its number in The HDF Group's registry, for files that do not contain the name. */
 static const char *filter_name(uint32_t id) {
+    const fc_filter_info *info = fc_filter_find(id);
     switch (id) {
-    case 32000:
-        return "lzf";
-    case 32001:
-        return "blosc";
-    case 32004:
-        return "lz4";
-    case 32008:
-        return "bitshuffle";
+    case 307:
+        return "bzip2";
     case 32013:
         return "zfp";
-    case 32015:
-        return "zstd";
+    case 32017:
+        return "sz";
+    case 32024:
+        return "sz3";
     case 32026:
         return "blosc2";
     case H5Z_FILTER_SZIP:
         return "szip";
     default:
-        return "a filter";
+        return info ? info->name : "a filter";
     }
 }
 
-/* Reads the filter pipeline into the record. @return false, after a report, if it cannot be decoded. */
+/* A filter of the pipeline as the file has it. */
+typedef struct stored_filter {
+    H5Z_filter_t id;
+    unsigned values[16];
+    size_t nvalues;
+    char name[128];
+    bool known;          /* the engine can undo it */
+    const char *lacking; /* the Debian package that this build lacks for that; NULL: none */
+} stored_filter;
+
+static void read_filter(const description *d, int i, stored_filter *f, fc_filter *filter) {
+    unsigned flags, config = 0;
+    *f = (stored_filter){.nvalues = sizeof f->values / sizeof *f->values};
+    f->id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &f->nvalues, f->values, sizeof f->name, f->name, &config);
+    f->name[sizeof f->name - 1] = '\0';
+    f->nvalues = f->nvalues < sizeof f->values / sizeof *f->values ? f->nvalues : sizeof f->values / sizeof *f->values;
+    /* A filter may have been made for elements of another size than those of the dataset. */
+    f->known = f->id >= 0 && fc_filter_parse((uint32_t)f->id, f->values, f->nvalues, d->record.element, filter);
+    f->lacking = f->known ? fc_filter_lacking(filter) : NULL;
+    f->known = f->known && !f->lacking;
+}
+
+static void refuse_filter(const description *d, const stored_filter *f) {
+    const char *name = f->id >= 32000 || !f->name[0] ? filter_name((uint32_t)f->id) : f->name;
+    char reason[128] = "which cannot be decoded:";
+    if (f->lacking) {
+        snprintf(reason, sizeof reason, "for which this build lacks a library: build it with the package %s, or",
+                 f->lacking);
+    }
+    fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, FC_EUNSUPPORTED,
+                          "compressed with %s (HDF5 filter %d), %s rewrite it with gzip or uncompressed", name,
+                          (int)f->id, reason);
+}
+
+/* Reads the filter pipeline into the record. The engine undoes it; else libhdf5 does, if it has all of its filters.
+   @return false, after a report, if neither can. */
 static bool read_filters(description *d, bool *library) {
-    int n = H5Pget_nfilters(d->dcpl), deflates = 0;
-    *library = n > FC_H5_MAX_FILTERS;
+    int n = H5Pget_nfilters(d->dcpl), compressions = 0;
+    stored_filter lacking, f;
+    bool lacks = false;
+    *library = n > FC_H5_MAX_FILTERS || d->record.dtype == FC_OPAQUE;
     for (int i = 0; i < n; i++) {
-        char name[128] = "";
-        unsigned flags, config = 0;
-        unsigned values[1] = {0};
-        size_t nvalues = 1;
-        H5Z_filter_t id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, values, sizeof name, name, &config);
-        if (id >= 0 && engine_decodes((uint32_t)id)) {
-            deflates += id == H5Z_FILTER_DEFLATE;
-            /* The engine shuffles elements of the dataset's type, but the filter may have another size. */
-            *library |= id == H5Z_FILTER_SHUFFLE && (nvalues != 1 || values[0] != d->record.element);
-            *library |= deflates > 1; /* nested deflate would break the engine's bound on the expanded size */
-            if (i < FC_H5_MAX_FILTERS) {
-                d->record.filters[d->record.nfilters++] = (uint8_t)id;
-            }
-            continue;
+        fc_filter filter;
+        read_filter(d, i, &f, &filter);
+        if (f.id < 0 || H5Zfilter_avail(f.id) <= 0) {
+            lacking = f;
+            lacks = true;
         }
-        *library = true;
-        if (id < 0 || H5Zfilter_avail(id) <= 0) {
-            name[sizeof name - 1] = '\0';
-            fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, FC_EUNSUPPORTED,
-                                  "compressed with %s (HDF5 filter %d), which this libhdf5 cannot decode: rewrite it "
-                                  "with gzip or uncompressed",
-                                  id >= 32000 || !name[0] ? filter_name((uint32_t)id) : name, (int)id);
-            return false;
+        compressions += f.known && fc_filter_compresses(&filter);
+        *library |= !f.known || compressions > 1; /* the size between two compressions is unknown */
+        if (f.known && i < FC_H5_MAX_FILTERS) {
+            d->record.filters[d->record.nfilters++] = filter;
         }
+    }
+    if (*library && lacks) {
+        refuse_filter(d, &lacking);
+        return false;
     }
     return n >= 0;
 }

@@ -265,7 +265,7 @@ static inline uint64_t fc_chunk_data_bytes(const fc_tensor *tensor, const fc_chu
 typedef enum fc_codec {
     FC_CODEC_RAW,      /**< the file contains the elements */
     FC_CODEC_INLINE,   /**< like RAW, but in memory at `bytes` */
-    FC_CODEC_FILTERED, /**< HDF5 filter pipeline: deflate, shuffle, fletcher32 (see fc_filters) */
+    FC_CODEC_FILTERED, /**< HDF5 filter pipeline: compression, shuffle, fletcher32 (see fc_filters) */
     FC_CODEC_FORMAT,   /**< only the format can decode it: fc_format_reader.read */
     FC_CODEC_COMPUTED  /**< computed from other values by fc_format_reader.read: there are no stored bytes */
 } fc_codec;
@@ -275,12 +275,18 @@ static inline bool fc_codec_is_read_by_format(fc_codec codec) {
     return codec == FC_CODEC_FORMAT || codec == FC_CODEC_COMPUTED;
 }
 
+/** One HDF5 filter, with the parameters that its result does not say itself. */
+typedef struct fc_filter {
+    uint16_t id;    /**< in The HDF Group's registry: 1 deflate, 2 shuffle, 3 fletcher32, 32000 lzf … */
+    uint16_t inner; /**< bitshuffle: how its blocks are compressed, as in its parameters; 0: not, or another filter */
+    uint32_t block; /**< bitshuffle that does not compress: elements per block; 0: the default, or another filter */
+} fc_filter;
+
 /** An HDF5 filter pipeline that the engine decodes itself, in the order of writing. */
 typedef struct fc_filters {
-    uint8_t
-        ids[4];    /**< HDF5 filter ids: 1 deflate, 2 shuffle, 3 fletcher32; decoding goes from the last to the first */
-    uint8_t count; /**< number of filters in ids */
-    uint32_t mask; /**< HDF5's filter mask: if bit i is set, ids[i] was skipped for this chunk */
+    fc_filter items[4]; /**< decoding goes from the last to the first */
+    uint8_t count;      /**< number of filters in items */
+    uint32_t mask;      /**< HDF5's filter mask: if bit i is set, items[i] was skipped for this chunk */
 } fc_filters;
 
 /**
