@@ -12,6 +12,7 @@
 #include "checkpoint/path.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
+#include "pt/sharding.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -130,7 +131,9 @@ static fc_code check_local(const fc_pt_builder *m, const fc_pt_shard *shard, con
         return FC_OK;
     }
     for (int i = 0; same && i < t->ndim; i++) {
-        same = t->sizes[i] == shard->sizes[i] + (i == 0 ? shard->padding : 0);
+        same = shard->within
+                   ? fc_range_within((uint64_t)shard->inside[i], (uint64_t)shard->sizes[i], (uint64_t)t->sizes[i])
+                   : t->sizes[i] == shard->sizes[i] + (i == 0 ? shard->padding : 0);
     }
     return same ? FC_OK
                 : fc_fail(m->err, FC_ECORRUPT,
@@ -154,6 +157,9 @@ static fc_code add_shard(fc_pt_builder *m, const torch_leaf *leaf, const fc_pt_s
         fc_torch_find_extent(m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err),
         m->err, "%s", m->f->path);
     FC_TRY(check_local(m, shard, &t));
+    for (int i = 0; i < t.ndim && shard->within; i++) { /* the tensor fits its file, so this does not overflow */
+        extent->first += (uint64_t)shard->inside[i] * (uint64_t)extent->strides[i] * fc_dtype_size(t.dtype);
+    }
     if (made) {
         FC_TRY(describe_value(m, v, shard, t.dtype));
     }
@@ -341,6 +347,66 @@ static fc_code find_tp_dim(const fc_pt_builder *m, const torch_leaf *leaf, int *
     return FC_OK;
 }
 
+static bool is_everywhere(const fc_pt_shard *shard) {
+    bool all = shard->mesh.ndim > 0;
+    for (int i = 0; i < shard->mesh.ndim; i++) {
+        all = all && shard->placements[i].kind == FC_REPLICATE;
+    }
+    return all;
+}
+
+/* Adds a tensor whose boxes metadata.pkl lists. A plain tensor that every rank saved with torch.save was listed without
+ * anybody comparing the ranks. */
+static fc_code add_described(fc_pt_builder *m, const torch_leaf *leaf, fc_pv how) {
+    fc_pt_shard shard;
+    const size_t n = fc_pt_sharding_count(m->sharding, how);
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(fc_pt_sharding_shard(m->sharding, how, m->rank, i, &shard, m->err));
+        if (!m->f->described && is_everywhere(&shard)) {
+            return add_plain(m, leaf);
+        }
+        shard.local = leaf->v;
+        FC_TRY(add_shard(m, leaf, &shard));
+    }
+    return FC_OK;
+}
+
+/* Checks that a DTensor is the one of this rank: a number in the name of a file may be that of a step. */
+static fc_code check_coordinate(const fc_pt_builder *m, const fc_pt_shard *shard) {
+    int64_t own[FC_MAX_MESH_DIMS];
+    if (!m->set->numbered || !shard->in_mesh || fc_mesh_ranks(&shard->mesh) != m->set->ranks) {
+        return FC_OK;
+    }
+    fc_mesh_coordinate(&shard->mesh, m->rank, own);
+    return memcmp(own, shard->coordinate, (size_t)shard->mesh.ndim * sizeof *own) == 0
+               ? FC_OK
+               : fc_fail(m->err, FC_ECORRUPT,
+                         "%s: its DTensors are not those of rank %" PRId64
+                         ": the file was renamed, or the number in its name is that of a step: give the path of a "
+                         "directory with the files of one step, called model_<rank>.pt",
+                         m->f->path, m->rank);
+}
+
+/* Compares the box of a DTensor with what metadata.pkl says of it. */
+static fc_code check_described(const fc_pt_builder *m, const torch_leaf *leaf, const fc_pt_shard *own) {
+    fc_pt_shard said;
+    const fc_pv how = m->sharding && m->set->listed
+                          ? fc_pt_sharding_find(m->sharding, m->set->name, leaf->name + m->item_name, m->rank)
+                          : 0;
+    if (!how || fc_pt_sharding_count(m->sharding, how) != 1) {
+        return FC_OK;
+    }
+    FC_TRY(fc_pt_sharding_shard(m->sharding, how, m->rank, 0, &said, m->err));
+    const bool same =
+        fc_same_sizes(own->ndim, own->shape, said.ndim, said.shape) &&
+        fc_same_sizes(own->ndim, own->sizes, said.ndim, said.sizes) &&
+        (fc_is_empty(own->ndim, own->sizes) || fc_same_sizes(own->ndim, own->offsets, said.ndim, said.offsets));
+    return same ? FC_OK
+                : fc_fail(m->err, FC_ECORRUPT,
+                          "%s: the file says another part of the tensor than %s: they are of two saves", m->f->path,
+                          m->sharding->path);
+}
+
 /* A tensor of the rank: what it is follows from the optimizer's numbers, our layout record, or the TP plan. */
 static fc_code merge_tensor(fc_pt_builder *m, const torch_leaf *leaf) {
     fc_pt_shard shard;
@@ -357,6 +423,12 @@ static fc_code merge_tensor(fc_pt_builder *m, const torch_leaf *leaf) {
             return add_shard(m, leaf, &shard);
         }
     }
+    fc_pv how = m->sharding && m->set->listed
+                    ? fc_pt_sharding_find(m->sharding, m->set->name, leaf->name + m->item_name, m->rank)
+                    : 0;
+    if (how) {
+        return add_described(m, leaf, how);
+    }
     int dim = -1;
     if (m->tp_plan) {
         FC_TRY(find_tp_dim(m, leaf, &dim));
@@ -371,6 +443,8 @@ static fc_code merge_leaf(fc_pt_builder *m, const torch_leaf *leaf) {
         return merge_object(m, leaf);
     case TORCH_DTENSOR:
         FC_TRY(fc_pt_dtensor_shard(m->f, leaf->v, &shard, m->err));
+        FC_TRY(check_coordinate(m, &shard));
+        FC_TRY(check_described(m, leaf, &shard));
         return add_shard(m, leaf, &shard);
     case TORCH_SHARDED_TENSOR:
         return add_sharded(m, leaf);

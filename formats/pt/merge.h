@@ -47,7 +47,10 @@ typedef struct fc_pt_builder {
     const torch_file *f;  /* the current file */
     int64_t rank;
     const fc_pt_layout *layout; /* layout record of the current file */
-    uint64_t *flat;             /* malloc'ed: file offsets of the storages of the file's flat parameters */
+    const fc_pt_set *set;       /* the set of the current file */
+    size_t item_name; /* bytes of its name and a dot, with which the names of its leaves begin; 0: they do not */
+    struct fc_pt_sharding *sharding; /* metadata.pkl of torch_checkpointing, or NULL */
+    uint64_t *flat;                  /* malloc'ed: file offsets of the storages of the file's flat parameters */
     size_t nflat, flat_capacity;
     fc_pt_flat *flats; /* malloc'ed: the flat parameters of the last set with flat parameters, in its order */
     size_t nflats, flats_capacity;

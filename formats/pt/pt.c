@@ -2,7 +2,9 @@
  * The torch.save format (`.pt`, `.pth`, `.bin`, `.ckpt`): its table, and how it is recognised.
  */
 #include "pt/pt.h"
+#include "pt/as_torch.h"
 #include "pt/ranks.h"
+#include "pt/sharding.h"
 #include "pt/writer.h"
 
 #include "registry.h"
@@ -43,6 +45,10 @@ static fc_code list_variants(const char *directory, fc_listing *out, fc_error *e
 static fc_code pt_list(const char *directory, fc_listing *out, fc_error *err) {
     char path[PATH_MAX];
     FC_TRY(fc_pt_list_sets(directory, out, err));
+    const bool described = fc_pt_sharding_is_in(directory, err);
+    FC_TRY(err->code);
+    FC_TRY(described ? fc_listing_add(out, FC_PT_SHARDING, FC_PT_SHARDING, FC_LISTED_TRAINING, err)
+                     : fc_pt_list_numbered(directory, out, err));
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         struct stat st;
         const char *name = models[i].name;
@@ -54,9 +60,18 @@ static fc_code pt_list(const char *directory, fc_listing *out, fc_error *err) {
     return list_variants(directory, out, err);
 }
 
+static bool is_sharding(const char *path) {
+    return strcmp(fc_base_name(path), FC_PT_SHARDING) == 0;
+}
+
 static bool pt_probe(const fc_probe *probe) {
-    return fc_pt_is_index(probe->path) || fc_torch_is_zip(probe->head, probe->head_size) ||
+    return fc_pt_is_index(probe->path) || is_sharding(probe->path) || fc_torch_is_zip(probe->head, probe->head_size) ||
            fc_torch_is_legacy(probe->head, probe->head_size) || fc_torch_is_tar(probe->head, probe->head_size);
+}
+
+static const char *directory_of(const fc_checkpoint *checkpoint, const char *base) {
+    const size_t n = (size_t)(base - checkpoint->path);
+    return n == 0 ? "." : fc_arena_strndup(checkpoint->arena, checkpoint->path, n == 1 ? 1 : n - 1);
 }
 
 /*
@@ -69,8 +84,7 @@ static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *opt
     fc_arena *arena = checkpoint->arena;
     fc_pt_group_of(base, name, group);
     checkpoint->group = fc_arena_strndup(arena, group, strlen(group));
-    size_t n = (size_t)(base - checkpoint->path);
-    const char *directory = n == 0 ? "." : fc_arena_strndup(arena, checkpoint->path, n == 1 ? 1 : n - 1);
+    const char *directory = directory_of(checkpoint, base);
     const char *only = fc_arena_strndup(arena, base, name->name);
     return directory && only && checkpoint->group ? fc_pt_open_ranks(checkpoint, directory, only, options, err)
                                                   : fc_no_memory(err, checkpoint->path);
@@ -93,6 +107,9 @@ static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *
         return fc_fail(err, FC_ECORRUPT, "%s: the directory holds no torch.save files of ranks, and no index",
                        checkpoint->path);
     }
+    if (is_sharding(group)) {
+        return fc_pt_open_sharding(checkpoint, checkpoint->path, options, err);
+    }
     if (strchr(group, '*')) {
         return fc_pt_open_ranks(checkpoint, checkpoint->path, NULL, options, err);
     }
@@ -109,6 +126,10 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
         FC_TRY(open_directory(checkpoint, options, err));
         return fc_note_other_files(checkpoint, path, err);
     }
+    if (is_sharding(path)) {
+        const char *directory = directory_of(checkpoint, base);
+        return directory ? fc_pt_open_sharding(checkpoint, directory, options, err) : fc_no_memory(err, path);
+    }
     if (fc_pt_parse_rank_name(base, &name) && name.ranks > 0) {
         return open_set_of(checkpoint, options, base, &name, err);
     }
@@ -123,14 +144,16 @@ const fc_format fc_format_pt = {
     .name = "pt",
     .description = "PyTorch (torch.save)",
     .file_sign = "torch.save",
-    .directory_sign = "*_rank_*.pt, pytorch_model.bin or its .index.json (torch.save)",
+    .directory_sign =
+        "*_rank_*.pt, *_<rank>.pt with DTensors, pytorch_model.bin or its .index.json (torch.save), metadata.pkl "
+        "(torch_checkpointing)",
     .extensions = (const char *const[]){".pt", ".pth", ".bin", ".ckpt", NULL},
     .reader =
         {
             .probe = pt_probe,
             .list = pt_list,
             .open = pt_open,
-            .check_header = fc_torch_check_header,
+            .check_header = fc_pt_check_header,
             .extent = fc_torch_extent,
             .read = fc_torch_read,
             .object_json = fc_torch_object_json,

@@ -6,7 +6,9 @@
 #include "checkpoint/identity.h"
 #include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
+#include "pt/as_torch.h"
 #include "pt/merge.h"
+#include "pt/sharding.h"
 #include "read/open_files.h"
 #include "sharding/recorded.h"
 
@@ -27,6 +29,9 @@
 static bool is_merged(const fc_pt_set *set) {
     static const char *const own[] = {"extra", "rng", "random", "data"};
     bool merged = strstr(set->head, "_world_size_") == NULL;
+    if (set->listed) {
+        return true;
+    }
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         merged = merged && strstr(set->name, own[i]) == NULL;
     }
@@ -74,14 +79,15 @@ static fc_code open_file(void *context, size_t index, void *slot, fc_error *err)
     const set_reader *r = context;
     rank_file *file = slot;
     const char *path = r->m->checkpoint->files[r->first + index].path;
+    const int64_t rank = fc_pt_set_owner(r->set, index);
     fc_path prefix;
     file->f.fd = -1;
     file->scratch = fc_arena_new();
     FC_NEED(file->scratch, err, path);
     file->leaves.arena = file->scratch;
-    FC_TRY(make_prefix(r, file->scratch, (int64_t)index, &prefix, err));
-    FC_TRY(fc_torch_file_open(path, (uint32_t)(r->first + index), &file->f, err));
-    FC_TRY(fc_pt_layout_load(&file->f, (int64_t)index, r->set->ranks, &file->layout, err));
+    FC_TRY(make_prefix(r, file->scratch, rank, &prefix, err));
+    FC_TRY(fc_pt_open_as_torch(path, (uint32_t)(r->first + index), &file->f, err));
+    FC_TRY(fc_pt_layout_load(&file->f, rank, r->set->ranks, &file->layout, err));
     file->leaves.alone = r->set->alone || file->layout.root; /* our own files have objects of every kind */
     FC_TRY(fc_torch_flatten(&file->f, &prefix, &file->leaves, err));
     return fc_torch_check_names(path, &file->leaves, err);
@@ -91,7 +97,9 @@ static fc_code merge_file(void *context, size_t index, void *slot, fc_error *err
     const set_reader *r = context;
     rank_file *file = slot;
     fc_pt_builder *m = r->m;
-    m->rank = (int64_t)index;
+    m->rank = fc_pt_set_owner(r->set, index);
+    m->set = r->set;
+    m->item_name = r->several && r->set->name[0] ? strlen(r->set->name) + 1 : 0;
     m->scratch = file->scratch;
     m->f = &file->f;
     m->layout = &file->layout;
@@ -116,9 +124,9 @@ static void close_file(void *slot) {
 
 static fc_code check_missing(const fc_pt_builder *m, const fc_pt_set *set, size_t first) {
     size_t missing = 0, at = 0;
-    for (int64_t r = 0; r < set->ranks; r++) {
-        if (access(m->checkpoint->files[first + (size_t)r].path, F_OK) != 0 && errno == ENOENT) {
-            at = missing++ ? at : first + (size_t)r;
+    for (size_t i = first; i < first + fc_pt_set_files(set); i++) {
+        if (access(m->checkpoint->files[i].path, F_OK) != 0 && errno == ENOENT) {
+            at = missing++ ? at : i;
         }
     }
     return missing == 0 ? FC_OK
@@ -131,9 +139,13 @@ static fc_code check_missing(const fc_pt_builder *m, const fc_pt_set *set, size_
 /* Names the files of a set from checkpoint->files[first] on. */
 static fc_code name_files(fc_pt_builder *m, const fc_pt_set *set, fc_file *files) {
     char name[NAME_MAX + 1];
-    for (int64_t r = 0; r < set->ranks; r++) {
-        snprintf(name, sizeof name, "%s%0*" PRId64 "%s", set->head, set->width, r, set->tail);
-        FC_NEED(fc_file_in(m->checkpoint->arena, m->directory, name, &files[r]), m->err, m->checkpoint->path);
+    for (size_t i = 0; i < fc_pt_set_files(set); i++) {
+        if (set->files) {
+            snprintf(name, sizeof name, "%s", set->files[i]);
+        } else {
+            snprintf(name, sizeof name, "%s%0*zu%s", set->head, set->width, i, set->tail);
+        }
+        FC_NEED(fc_file_in(m->checkpoint->arena, m->directory, name, &files[i]), m->err, m->checkpoint->path);
     }
     return FC_OK;
 }
@@ -143,13 +155,13 @@ static fc_code read_set(fc_pt_builder *m, const fc_pt_set *set, bool several, co
                         size_t first) {
     const size_t first_value = m->count;
     set_reader r = {m, set, options, first, several};
-    const fc_file_opener how = {.count = (size_t)set->ranks,
+    const fc_file_opener how = {.count = fc_pt_set_files(set),
                                 .slot_size = sizeof(rank_file),
                                 .context = &r,
                                 .open = open_file,
                                 .take = merge_file,
                                 .close = close_file};
-    fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, (uint64_t)set->ranks);
+    fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, fc_pt_set_files(set));
     FC_TRY(fc_open_files(&how, m->err));
     return fc_pt_check_shards(m, first_value, set->ranks);
 }
@@ -159,11 +171,11 @@ static fc_code add_set(fc_pt_builder *m, const fc_pt_set *set, bool several, con
     size_t first = m->checkpoint->nfiles;
     m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
     FC_TRY(name_files(m, set, files + first));
-    m->checkpoint->nfiles += (size_t)set->ranks;
+    m->checkpoint->nfiles += fc_pt_set_files(set);
     FC_TRY(fc_identities_take(m->checkpoint, options, m->err));
     FC_TRY(check_missing(m, set, first));
     if (!options->follow_external) {
-        FC_TRY(fc_check_links(m->directory, m->checkpoint->files + first, (size_t)set->ranks, m->err));
+        FC_TRY(fc_check_links(m->directory, m->checkpoint->files + first, fc_pt_set_files(set), m->err));
     }
     return read_set(m, set, several, options, first);
 }
@@ -339,20 +351,52 @@ out:
     return rc;
 }
 
+/* Makes the manifest of `nsets` sets. @param extra the number of further files that the list has room for. */
+static fc_code open_sets(fc_pt_builder *m, const fc_pt_set *sets, size_t nsets, size_t extra, const char *only,
+                         const fc_open_options *options) {
+    size_t total = extra;
+    for (size_t i = 0; i < nsets; i++) {
+        total += fc_pt_set_files(&sets[i]);
+    }
+    fc_file *files = fc_arena_calloc(m->checkpoint->arena, total, sizeof *files);
+    FC_NEED(files, m->err, m->checkpoint->path);
+    m->checkpoint->files = files;
+    fc_code rc = begin_tables(m);
+    rc = rc == FC_OK ? add_sets(m, sets, nsets, only, options, files) : rc;
+    free_builder(m);
+    return rc;
+}
+
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
     fc_pt_builder m = {.checkpoint = checkpoint, .directory = directory, .err = err};
     fc_pt_set *sets = NULL;
-    size_t nsets = 0, total = 0;
+    size_t nsets = 0;
     FC_TRY(fc_pt_find_sets(directory, checkpoint->group, checkpoint->arena, &sets, &nsets, err));
-    for (size_t i = 0; i < nsets; i++) {
-        total += (size_t)sets[i].ranks;
-    }
-    fc_file *files = fc_arena_calloc(checkpoint->arena, total, sizeof *files);
-    FC_NEED(files, m.err, m.checkpoint->path);
-    checkpoint->files = files;
-    fc_code rc = begin_tables(&m);
-    rc = rc == FC_OK ? add_sets(&m, sets, nsets, only, options, files) : rc;
-    free_builder(&m);
+    return open_sets(&m, sets, nsets, 0, only, options);
+}
+
+fc_code fc_pt_open_sharding(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
+                            fc_error *err) {
+    fc_pt_sharding sharding = {0};
+    fc_pt_builder m = {.checkpoint = checkpoint, .directory = directory, .sharding = &sharding, .err = err};
+    fc_pt_set *sets = NULL;
+    size_t nsets = 0;
+    fc_code rc;
+    const char *path = fc_arena_printf(checkpoint->arena, "%s/" FC_PT_SHARDING, directory);
+    FC_NEED(path, err, checkpoint->path);
+    FC_TRY(fc_identities_add_header(checkpoint, path, options, err));
+    FC_TRY_GOTO(fc_pt_sharding_load(path, checkpoint->arena, &sharding, err), rc, out);
+    FC_TRY_GOTO(fc_pt_sharding_sets(&sharding, directory, &sets, &nsets, err), rc, out);
+    FC_TRY_GOTO(open_sets(&m, sets, nsets, 1, NULL, options), rc, out);
+    fc_file *files = (fc_file *)(uintptr_t)checkpoint->files; /* the list that open_sets made */
+    FC_TRY_GOTO(fc_file_in(checkpoint->arena, directory, FC_PT_SHARDING, &files[checkpoint->nfiles])
+                    ? FC_OK
+                    : fc_no_memory(err, path),
+                rc, out);
+    checkpoint->nfiles++;
+    checkpoint->producer = "torch_checkpointing";
+out:
+    fc_pt_sharding_free(&sharding);
     return rc;
 }

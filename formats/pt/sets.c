@@ -98,6 +98,25 @@ bool fc_pt_parse_rank_name(const char *file, fc_pt_rank_name *out) {
     return known && out->name < MAX_NAME && (out->ranks == 0 || out->rank < out->ranks);
 }
 
+bool fc_pt_parse_numbered(const char *file, fc_pt_rank_name *out) {
+    static const char *const tails[] = {".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json"};
+    const char *tail = NULL;
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
+        tail = fc_ends_with(file, tails[i]) ? file + strlen(file) - strlen(tails[i]) : tail;
+    }
+    const char *digits = tail;
+    while (digits && digits > file && digits[-1] >= '0' && digits[-1] <= '9') {
+        digits--;
+    }
+    *out = (fc_pt_rank_name){.tail = tail};
+    if (!tail || digits == tail || digits < file + 2 || !is_one_of(digits[-1], "_-.") ||
+        fc_pt_parse_rank_name(file, out)) {
+        return false;
+    }
+    *out = (fc_pt_rank_name){.name = (size_t)(digits - file) - 1, .head = (size_t)(digits - file), .tail = tail};
+    return parse_number(&digits, MAX_RANKS, &out->rank, &out->width) && out->name < MAX_NAME;
+}
+
 /* ---- groups ---- */
 
 /* The parts of one training. Sets whose names differ in nothing else belong together. */
@@ -124,6 +143,11 @@ static const char *find_part(const char *file, size_t size, size_t *which) {
         }
     }
     return NULL;
+}
+
+bool fc_pt_has_tensors(const char *set) {
+    size_t which = 0;
+    return find_part(set, strlen(set), &which) && which < PARTS_WITH_TENSORS;
 }
 
 void fc_pt_group_of(const char *file, const fc_pt_rank_name *name, char group[NAME_MAX + 1]) {
@@ -236,6 +260,9 @@ fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *aren
         fc_pt_rank_name name;
         fc_pt_parse_rank_name(names[i], &name);
         FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
+    }
+    if (*count == 0) {
+        FC_TRY_GOTO(fc_pt_find_numbered(directory, group, arena, out, count, err), rc, out);
     }
     qsort(*out, *count, sizeof **out, compare_sets);
     rc = check_counts(directory, *out, *count, err);

@@ -9,6 +9,8 @@
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static fc_code damaged(const torch_file *f, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: the pickled tensor is damaged: %s", f->path, what);
@@ -196,6 +198,8 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, fc_pt_shard *out, fc_e
     if (!fc_pt_shard_sane(out)) {
         return damaged(f, "its size or its placements are invalid", err);
     }
+    out->in_mesh = in_mesh;
+    memcpy(out->coordinate, coordinate, sizeof coordinate);
     if (!in_mesh) {
         return FC_OK;
     }
@@ -259,4 +263,32 @@ fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, fc_pt_sh
         }
     }
     return FC_OK;
+}
+
+/* Whether a leaf is a shard of a tensor, other shards of which are in other files. */
+static bool has_other_parts(const torch_file *f, const torch_leaf *leaf) {
+    fc_pt_shard shard;
+    fc_error ignored; /* a damaged file shows nothing */
+    if (leaf->kind == TORCH_DTENSOR) {
+        return fc_pt_dtensor_shard(f, leaf->v, &shard, &ignored) == FC_OK && fc_mesh_ranks(&shard.mesh) > 1;
+    }
+    return leaf->kind == TORCH_SHARDED_TENSOR && fc_pt_sharded_shard(f, leaf->v, 0, &shard, &ignored) == FC_OK &&
+           !(shard.local && fc_same_sizes(shard.ndim, shard.shape, shard.ndim, shard.sizes));
+}
+
+bool fc_pt_holds_shards(const char *path) {
+    torch_file f;
+    fc_error ignored;
+    torch_leaves leaves = {.arena = fc_arena_new(), .alone = true};
+    bool found = false;
+    if (leaves.arena && fc_torch_file_open(path, 0, &f, &ignored) == FC_OK) {
+        const bool good = fc_torch_flatten(&f, NULL, &leaves, &ignored) == FC_OK;
+        for (size_t i = 0; good && i < leaves.count && !found; i++) {
+            found = has_other_parts(&f, &leaves.items[i]);
+        }
+        fc_torch_file_close(&f);
+    }
+    free(leaves.items);
+    fc_arena_free(leaves.arena);
+    return found;
 }

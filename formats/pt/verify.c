@@ -1,8 +1,11 @@
 /*
  * Verifies the records of a torch.save file that are not tensor data, by the CRC-32s of the archive.
  */
+#include "base/file_name.h"
 #include "fsdpckpt/try.h"
+#include "pt/as_torch.h"
 #include "pt/pt.h"
+#include "pt/sharding.h"
 #include "torch/file/file.h"
 #include "verify/report.h"
 
@@ -41,18 +44,18 @@ static void report_risk(const torch_file *f, const fc_defect *place, struct fc_f
 fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err) {
     for (uint32_t i = 0; i < checkpoint->nfiles; i++) {
-        if (fc_pt_is_index(checkpoint->files[i].path)) {
-            continue; /* the index, which was compared with the files when it was read */
+        if (fc_pt_is_index(checkpoint->files[i].path) || strcmp(checkpoint->files[i].name, FC_PT_SHARDING) == 0) {
+            continue; /* an index, which was compared with the files when it was read */
         }
         const fc_defect place = {.file = checkpoint->files[i].name};
         torch_file f;
         fc_error found;
-        fc_code rc = fc_torch_file_open(checkpoint->files[i].path, i, &f, &found);
+        fc_code rc = fc_pt_open_as_torch(checkpoint->files[i].path, i, &f, &found);
         if (rc != FC_OK) {
             fc_report_defect(findings, &place, "%s", found.message);
             continue;
         }
-        bool covered = f.pickle == NULL; /* a legacy file has no CRCs */
+        bool covered = f.pickle == NULL; /* legacy files, safetensors and JSON have no CRCs */
         rc = covered ? fc_torch_check_records(&f.item, false, &place, findings, &covered, err) : FC_OK;
         if (f.p->risk == FC_RISK_RUNS && !has_unsafe_object(checkpoint, i)) {
             report_risk(&f, &place, findings);

@@ -76,6 +76,7 @@ static fc_code look_into(source *s, const char *wanted, const fc_format *only, f
         return fc_fail_errno(err, errno, "%s: cannot enter the directory", s->path);
     }
     FC_TRY(wanted ? FC_OK : fc_check_disguised(s->path, err));
+    s->listing.wanted = wanted;
     FC_TRY(fc_folder_list(s->path, only, &s->listing, err));
     FC_TRY(fc_folder_choose(s->path, &s->listing, wanted, &s->chosen, err));
     s->named = wanted != NULL;

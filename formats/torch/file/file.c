@@ -101,6 +101,23 @@ failed:
     return rc;
 }
 
+fc_code fc_torch_file_describe(const char *path, uint32_t index, const unsigned char *bytes, size_t size, torch_file *f,
+                               fc_error *err) {
+    const fc_pickle_source source = {path, 0, size, -1, bytes};
+    int fd;
+    fc_code rc;
+    *f = (torch_file){.path = path, .index = index, .fd = -1, .described = true};
+    FC_TRY(fc_open_input(path, &fd, &f->size, err));
+    f->fd = fd;
+    FC_TRY_GOTO(fc_pickle_load(&source, FC_PICKLE_ITEM, &f->pickle, err), rc, failed);
+    f->p = f->pickle;
+    FC_TRY_GOTO(allow_unfolding(f, err), rc, failed);
+    return FC_OK;
+failed:
+    fc_torch_file_close(f);
+    return rc;
+}
+
 fc_code fc_torch_is_file(const char *path, bool *is, fc_error *err) {
     torch_file f;
     const fc_code rc = fc_own_if_read(fc_torch_file_open(path, 0, &f, err), is);
@@ -138,8 +155,23 @@ void fc_torch_file_close(torch_file *f) {
     *f = (torch_file){.fd = -1};
 }
 
+/* The storage of a file that a pickle describes. */
+static fc_code described_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
+    size_t n;
+    const uint64_t offset = strtoull(fc_pickle_bytes(f->p, tensor->storage_key, &n), NULL, 10);
+    if (!fc_range_within(offset, tensor->storage_bytes, f->size)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the data of a tensor ends after the end of the file",
+                       f->path, offset);
+    }
+    *out = (torch_record){offset, tensor->storage_bytes, tensor->storage_bytes, 0, FC_ZIP_STORED, f->index};
+    return FC_OK;
+}
+
 fc_code fc_torch_file_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
     const fc_zip_entry *entry;
+    if (f->described) {
+        return described_storage(f, tensor, out, err);
+    }
     if (f->pickle) {
         return fc_torch_legacy_storage(f, tensor, out, err);
     }

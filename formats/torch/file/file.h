@@ -37,6 +37,7 @@ typedef struct torch_file {
     torch_legacy_storage *storages; /**< owned; of a legacy file */
     size_t nstorages;
     const fc_pickle *p; /**< the pickle of the state dict, in either kind of file */
+    bool described;     /**< a file of another kind, which `pickle` describes: see fc_torch_file_describe */
     bool swap;          /**< whether the elements are big-endian */
     uint64_t *left;     /**< owned; the budget that fc_torch_unfold has left, shared with copies of this struct */
 } torch_file;
@@ -54,6 +55,13 @@ fc_code fc_torch_is_file(const char *path, bool *is, fc_error *err);
 /** Opens `path` and loads its pickle. After a failure nothing is left open. */
 fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_error *err);
 void fc_torch_file_close(torch_file *f);
+
+/**
+ * Opens a file of another kind, whose content the pickle `bytes` describes: the key of a storage is the offset of its
+ * first byte in the file. After a failure nothing is left open.
+ */
+fc_code fc_torch_file_describe(const char *path, uint32_t index, const unsigned char *bytes, size_t size, torch_file *f,
+                               fc_error *err);
 
 /**
  * Counts `bytes` of names and objects that are made from the pickle. They are about as long as the pickle, unless they

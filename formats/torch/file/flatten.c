@@ -436,7 +436,8 @@ fc_code fc_torch_flatten(const torch_file *f, const fc_path *prefix, torch_leave
     fc_code rc = FC_OK;
     fc_pv_type root = fc_pv_typeof(f->p->root);
     bool module = leaves->alone && is_module(f->p, f->p->root);
-    if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module &&
+    const bool named = prefix && prefix->count > 0; /* then a single value has a name */
+    if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module && !named &&
         leaf_kind_of(f->p, f->p->root) == TORCH_OBJECT) {
         FC_TRY_GOTO(refuse_whole(&w, f->p->root), rc, out);
     }

@@ -59,7 +59,7 @@ static bool has_shards(const torch_leaves *leaves) {
 fc_code fc_torch_fail_shard(const char *path, const char *leaf, fc_error *err) {
     return fc_fail(err, FC_EUNSUPPORTED,
                    "%s: %.256s: it is one rank's shard: give the path of the directory with the files of all ranks, "
-                   "which must be called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
+                   "which must be called <name>_<r>.pt, <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
                    path, leaf);
 }
 

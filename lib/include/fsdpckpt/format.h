@@ -45,6 +45,7 @@ typedef struct fc_listed {
 typedef struct fc_listing {
     fc_arena *arena;
     const struct fc_format *format; /**< the format that is asked */
+    const char *wanted; /**< the name that the caller gave, such as "model_*.pt"; NULL: the directory was given */
     fc_listed *items;
     size_t count, capacity;
 } fc_listing;
