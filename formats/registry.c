@@ -9,6 +9,7 @@
 #include "io/file.h"
 #include "safetensors/kept.h"
 #include "torch/object/item.h"
+#include "torch/object/sparse.h"
 #include "torch/object/verdict.h"
 
 #include <stdlib.h>
@@ -60,6 +61,8 @@ const fc_object_encoding *fc_object_encoding_find(const char *name) {
         {"hdf5.string", NULL, NULL, text_json, text_json_memory},
         {ST_METADATA_ENCODING, NULL, NULL, text_json, text_json_memory},
         {"hdf5.attributes", NULL, NULL, text_json, text_json_memory},
+        {FC_TORCH_SPARSE, NULL, NULL, text_json, text_json_memory},
+        {"hdf5.bytes", NULL, NULL, NULL, NULL}, /* their type is recorded next to them */
     };
     for (size_t i = 0; i < sizeof encodings / sizeof *encodings; i++) {
         if (strcmp(name, encodings[i].name) == 0) {

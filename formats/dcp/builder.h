@@ -27,6 +27,8 @@ typedef struct fc_dcp_builder {
     uint64_t nchunks;
     fc_dcp_file *files; /* malloc'ed; the second tag of a path's string is its index here, plus 1 */
     size_t nfiles, files_capacity;
+    size_t *to_open; /* malloc'ed: the indices of the values that fc_dcp_open_items looks into, ascending */
+    size_t nto_open, to_open_capacity;
     fc_error *err;
 } fc_dcp_builder;
 
@@ -46,6 +48,12 @@ typedef struct fc_dcp_chunks {
     size_t count;
     uint32_t first_file;
 } fc_dcp_chunks;
+
+/** Whether the item of a chunk was opened with the checkpoint: fc_tensor.detail and fc_chunk.data are those of
+ *  torch/file/file.h. */
+static inline bool fc_dcp_is_opened(const fc_tensor *tensor, size_t index) {
+    return tensor->object ? tensor->detail && !tensor->object->refusal : tensor->chunks[index].detail > DCP_LOST;
+}
 
 /** Loads the pickle of `.metadata`. The caller frees it. */
 fc_code fc_dcp_load_metadata(const char *path, fc_pickle **out, fc_error *err);

@@ -4,11 +4,12 @@
  * its whole archive, which is not opened.
  */
 #include "dcp/extent.h"
+#include "dcp/builder.h"
 #include "dcp/files.h"
 
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
-#include "torch/object/item.h"
+#include "torch/file/file.h"
 #include "verify/report.h"
 
 #include <inttypes.h>
@@ -132,12 +133,16 @@ static void take_box(const fc_tensor *tensor, size_t index, const fc_dcp_listed 
 fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
                             fc_digest *digest, struct fc_findings *findings, fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    memset(extent, 0, sizeof *extent);
-    extent->codec = FC_CODEC_RAW;
-    extent->file = chunk->place.file;
     if (digest) {
         *digest = (fc_digest){.kind = FC_DIGEST_NONE};
     }
+    if (fc_dcp_is_opened(tensor, index)) {
+        FC_TRY(digest ? fc_torch_digest(checkpoint, tensor, index, digest, err) : FC_OK);
+        return fc_torch_extent(checkpoint, tensor, index, extent, err);
+    }
+    memset(extent, 0, sizeof *extent);
+    extent->codec = FC_CODEC_RAW;
+    extent->file = chunk->place.file;
     if (tensor->object) {
         extent->offset = chunk->place.offset;
         extent->length = extent->decoded = chunk->place.length;
@@ -168,6 +173,9 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
     if (tensor->object || index == FC_WHOLE_TENSOR) {
         return FC_OK;
     }
+    if (fc_dcp_is_opened(tensor, index)) {
+        return fc_torch_digest(checkpoint, tensor, index, out, err);
+    }
     const sought only = {.digest = out};
     const fc_dcp_listed listed = fc_dcp_find_listed(tensor, index);
     fc_code rc = look_into(checkpoint, listed.tensor, &listed.chunk, &only, err);
@@ -176,6 +184,9 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
 
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err) {
+    if (fc_dcp_is_opened(object, 0)) {
+        return fc_torch_object_json(checkpoint, object, arena, json, err);
+    }
     if (object->nchunks == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: object %.256s has no bytes", checkpoint->path, object->name);
     }

@@ -40,7 +40,8 @@ static fc_code build_manifest(fc_dcp_builder *b, bool of_rank) {
         return FC_OK; /* the ranks' metadata is compared first: all ranks must list a value in the same way */
     }
     FC_TRY(fc_dcp_refuse_classes(b));
-    return fc_dcp_restore_flattened(b, root);
+    FC_TRY(fc_dcp_restore_flattened(b, root));
+    return fc_dcp_open_items(b);
 }
 
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
@@ -57,5 +58,6 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
 out:
     fc_pickle_free(pickle);
     free(b.files);
+    free(b.to_open);
     return rc;
 }

@@ -57,7 +57,7 @@ static fc_code refuse_value(const fc_dcp_builder *b, fc_tensor *t, const char *r
     return FC_OK;
 }
 
-static fc_code read_layout(const fc_dcp_builder *b, fc_tensor *t, fc_pv layout) {
+static fc_code read_layout(fc_dcp_builder *b, fc_tensor *t, fc_pv layout) {
     size_t n, length;
     if (fc_pv_typeof(layout) != FC_PV_CALL) { /* torch.serialization._get_layout("torch.strided") */
         return FC_OK;
@@ -66,13 +66,14 @@ static fc_code read_layout(const fc_dcp_builder *b, fc_tensor *t, fc_pv layout) 
     if (n == 1 && fc_pickle_is_str(b->p, arg[0], "torch.strided")) {
         return FC_OK;
     }
+    FC_TRY(fc_dcp_open_later(b, t));
     return refuse_value(
         b, t,
         fc_arena_printf(b->checkpoint->arena, "only dense tensors are supported, this one is %.64s",
                         n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &length) : "not"));
 }
 
-static fc_code read_dtype(const fc_dcp_builder *b, fc_tensor *t, fc_pv properties) {
+static fc_code read_dtype(fc_dcp_builder *b, fc_tensor *t, fc_pv properties) {
     char name[128] = "?";
     uint32_t aux;
     if (!fc_pickle_is_object(b->p, properties, FC_CLASS_TENSOR_PROPERTIES)) {
@@ -181,6 +182,7 @@ fc_code fc_dcp_refuse_tensor(const fc_dcp_builder *b, fc_tensor *tensor, const f
 
 static fc_code read_tensor(fc_dcp_builder *b, fc_tensor *t, fc_pv v) {
     if (fc_pickle_is_object(b->p, v, FC_CLASS_BYTES_STORAGE)) {
+        FC_TRY(fc_pickle_slot(b->p, v, FC_BYTES_ENCODING) ? fc_dcp_open_later(b, t) : FC_OK);
         return make_object(b, t);
     }
     FC_TRY(fc_dcp_check_class(b, t->name, v));

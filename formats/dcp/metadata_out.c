@@ -10,6 +10,7 @@
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "torch/object/write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -123,6 +124,20 @@ static fc_code write_chunk(metadata_out *m, const fc_dcp_item *item, fc_error *e
     return FC_OK;
 }
 
+/* Writes the entry of an object. torch ignores an attribute, which says that the object is one of another format. */
+static void write_object(metadata_out *m, const char *encoding) {
+    metadata_class(m, "BytesStorageMetadata");
+    if (strcmp(encoding, FC_TORCH_OBJECT) == 0) {
+        fc_torch_pickle_tuple(&m->w, 0);
+        fc_torch_pickle_op(&m->w, FC_PICKLE_NEWOBJ);
+        return;
+    }
+    begin_instance(m);
+    fc_torch_pickle_often(&m->w, "fsdpckpt_encoding");
+    fc_torch_pickle_str(&m->w, encoding);
+    end_instance(m);
+}
+
 /*
  * Writes the entry of a tensor in state_dict_metadata. `*next` is the index of its first item, and is set to that of
  * the next tensor.
@@ -131,9 +146,7 @@ static fc_code write_tensor(metadata_out *m, uint32_t tensor, size_t *next, fc_e
     const fc_target_tensor *t = &m->target->tensors[tensor];
     size_t outer = m->batched;
     if (t->source->object) {
-        metadata_class(m, "BytesStorageMetadata");
-        fc_torch_pickle_tuple(&m->w, 0);
-        fc_torch_pickle_op(&m->w, FC_PICKLE_NEWOBJ);
+        write_object(m, t->source->object->encoding);
         (*next)++;
         return FC_OK;
     }

@@ -1,8 +1,8 @@
 /*
  * The stages in which load.c makes the manifest, in their order, and what a stage uses of earlier ones. manifest.c
  * makes tensors and chunks from `.metadata`, storage.c locates each chunk, files.c manages the data files, misplaced.c
- * corrects wrong boxes, safetensors.c locates chunks in safetensors, classes.c finds unreadable tensors, and
- * flattened.c restores shapes.
+ * corrects wrong boxes, safetensors.c locates chunks in safetensors, classes.c finds unreadable tensors, flattened.c
+ * restores shapes, and items.c looks into the items of objects of other formats and of sparse tensors.
  */
 #pragma once
 
@@ -32,8 +32,17 @@ fc_code fc_dcp_place_in_safetensors(fc_dcp_builder *b);
 /** Lists tensors of subclasses as unreadable values. Call it after fc_dcp_place_in_safetensors. */
 fc_code fc_dcp_refuse_classes(fc_dcp_builder *b);
 
-/** Gives the tensors that Megatron flattened their shapes and boxes. Call it last. */
+/** Gives the tensors that Megatron flattened their shapes and boxes. Call it after fc_dcp_refuse_classes. */
 fc_code fc_dcp_restore_flattened(const fc_dcp_builder *b, fc_pv metadata);
+
+/** Notes that fc_dcp_open_items looks into the item of `tensor`. */
+fc_code fc_dcp_open_later(fc_dcp_builder *b, const fc_tensor *tensor);
+
+/**
+ * Makes objects of other formats what they were, and sparse tensors their parts. Items that are missing or damaged stay
+ * as they are, and are reported when they are read. Call it last: tensors get other indices.
+ */
+fc_code fc_dcp_open_items(fc_dcp_builder *b);
 
 /** Converts a torch.Size or tuple of exactly `ndim` numbers >= 0 into `out`. */
 bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out);

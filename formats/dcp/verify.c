@@ -91,7 +91,7 @@ fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *o
                              struct fc_verify_report *report, fc_error *err) {
     bool covered = object->nchunks > 0 && object->chunks[0].detail == DCP_ARCHIVE;
     FC_TRY(covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK);
-    if (object->detail) {
+    if (object->object->refusal && object->detail) {
         FC_TRY(check_chunks(checkpoint, object, findings, &covered, err));
     }
     if (covered) {

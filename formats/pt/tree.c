@@ -6,6 +6,7 @@
 
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
+#include "torch/object/sparse.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -39,10 +40,14 @@ static uint32_t child_of(fc_pt_tree *tree, uint32_t parent, const fc_path_elemen
     return made;
 }
 
-static fc_code nest_value(fc_pt_tree *tree, const fc_target_tensor *t, const fc_path_element *flat, uint32_t item,
+static bool is_sparse_rest(const fc_target_tensor *t) {
+    return t->source->object && strcmp(t->source->object->encoding, FC_TORCH_SPARSE) == 0;
+}
+
+static fc_code nest_value(fc_pt_tree *tree, const fc_target_tensor *t, const fc_path *path, uint32_t item,
                           fc_error *err) {
-    const fc_path_element *elements = t->path.count ? t->path.elements : flat;
-    size_t count = t->path.count ? t->path.count : 1;
+    const fc_path_element *elements = path->elements;
+    const size_t count = path->count;
     uint32_t at = 0;
     if (count > MAX_DEPTH) {
         return fc_fail(err, FC_EUNSUPPORTED, "%.256s: nested more than %d levels deep", t->name, MAX_DEPTH);
@@ -58,22 +63,62 @@ static fc_code nest_value(fc_pt_tree *tree, const fc_target_tensor *t, const fc_
         return fc_fail(err, FC_EUNSUPPORTED, "%.256s: another value has the same place in the state dict", t->name);
     }
     tree->nodes[at].item = item;
+    if (is_sparse_rest(t)) {
+        tree->nodes[tree->nodes[at].parent].sparse = item + 1;
+    }
+    return FC_OK;
+}
+
+/* Lists the names of the sparse tensors whose parts have new names, which are not nested. */
+static fc_code list_flat_sparse(const fc_target *target, const fc_target_file *file, fc_arena *scratch,
+                                fc_name_table **out, fc_error *err) {
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
+        const char *dot = is_sparse_rest(t) && t->path.count <= 1 ? strrchr(t->name, '.') : NULL;
+        if (!dot) {
+            continue;
+        }
+        *out = *out ? *out : fc_name_table_new(scratch, 16);
+        FC_NEED(*out && fc_name_table_put(*out, t->name, (size_t)(dot - t->name), i) != FC_NO_NAME, err, NULL);
+    }
+    return FC_OK;
+}
+
+/* Makes the path of a value without nesting: its name, or the name of a sparse tensor and that of its part. */
+static fc_code split_flat_name(const char *name, const fc_name_table *sparse, fc_arena *scratch,
+                               fc_path_element elements[2], fc_path *path, fc_error *err) {
+    const char *dot = sparse ? strrchr(name, '.') : NULL;
+    const size_t n = dot ? (size_t)(dot - name) : 0;
+    const bool part = dot && fc_name_table_find(sparse, name, n) != FC_NO_NAME;
+    if (!part && path->count == 1) {
+        return FC_OK;
+    }
+    elements[0].key = part ? fc_arena_strndup(scratch, name, n) : name;
+    elements[1].key = part ? dot + 1 : NULL;
+    *path = (fc_path){elements, part ? 2 : 1};
+    FC_NEED(elements[0].key, err, NULL);
     return FC_OK;
 }
 
 fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, fc_pt_tree *tree, fc_error *err) {
     *tree = (fc_pt_tree){0};
-    tree->flat = calloc(file->nitems + 1, sizeof *tree->flat);
+    tree->flat = calloc(file->nitems + 1, 2 * sizeof *tree->flat);
     tree->scratch = fc_arena_new();
     tree->children = tree->scratch ? fc_name_table_new(tree->scratch, file->nitems) : NULL;
     FC_NEED(tree->flat && tree->children &&
                 fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes),
             err, NULL);
     tree->nodes[tree->count++] = (fc_pt_node){.item = UINT32_MAX};
+    fc_name_table *sparse = NULL;
+    FC_TRY(list_flat_sparse(target, file, tree->scratch, &sparse, err));
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
-        tree->flat[i].key = t->name;
-        FC_TRY(nest_value(tree, t, &tree->flat[i], (uint32_t)i, err));
+        fc_path_element *flat = &tree->flat[2 * i];
+        fc_path path = t->path;
+        if (path.count <= 1) {
+            FC_TRY(split_flat_name(t->name, sparse, tree->scratch, flat, &path, err));
+        }
+        FC_TRY(nest_value(tree, t, &path, (uint32_t)i, err));
     }
     return FC_OK;
 }
@@ -90,6 +135,7 @@ typedef struct emitter {
     const fc_pt_tree *tree;
     fc_torch_pickler *w;
     fc_pt_leaf_fn leaf;
+    fc_pt_sparse_fn sparse;
     void *context;
     fc_error *err;
 } emitter;
@@ -172,14 +218,19 @@ static fc_code emit_dict(emitter *e, const fc_pt_node *n) {
 /* The recursion is as deep as the paths, which fc_pt_tree_build limits. */
 static fc_code emit(emitter *e, uint32_t node) {
     const fc_pt_node *n = &e->tree->nodes[node];
+    bool written = false;
+    FC_TRY(n->sparse ? e->sparse(e->context, e->w, node, &written, e->err) : FC_OK);
+    if (written) {
+        return FC_OK;
+    }
     if (n->item != UINT32_MAX) {
         return e->leaf(e->context, e->w, n->item, e->err);
     }
     return is_sequence(e->tree, n) ? emit_sequence(e, n) : emit_dict(e, n);
 }
 
-fc_code fc_pt_tree_write(const fc_pt_tree *tree, fc_torch_pickler *w, fc_pt_leaf_fn leaf, void *context,
-                         fc_error *err) {
-    emitter e = {tree, w, leaf, context, err};
+fc_code fc_pt_tree_write(const fc_pt_tree *tree, fc_torch_pickler *w, fc_pt_leaf_fn leaf, fc_pt_sparse_fn sparse,
+                         void *context, fc_error *err) {
+    emitter e = {tree, w, leaf, sparse, context, err};
     return emit(&e, 0);
 }

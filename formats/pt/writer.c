@@ -27,7 +27,8 @@ typedef struct pt_writer {
     fc_target_file *file;
     const char *path;
     fc_pt_tie *ties;
-    uint64_t *numbers; /* per item: number of its data record; a view has that of its root */
+    const fc_pt_tree *tree; /* while its pickle is written */
+    uint64_t *numbers;      /* per item: number of its data record; a view has that of its root */
     uint64_t nstored;
     fc_torch_pickler pickler;
     fc_torch_zip zip;
@@ -131,12 +132,19 @@ static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_
     return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", t->name);
 }
 
+static fc_code write_sparse(void *context, fc_torch_pickler *p, uint32_t node, bool *written, fc_error *err) {
+    pt_writer *w = context;
+    return fc_pt_write_sparse(w->target, w->file, w->tree, node, p, write_tensor, w, written, err);
+}
+
 static fc_code write_pickle(pt_writer *w, fc_error *err) {
     fc_pt_tree tree;
     fc_torch_pickle_begin(&w->pickler, 2);
     fc_code rc;
     FC_TRY_GOTO(fc_pt_tree_build(w->target, w->file, &tree, err), rc, out);
-    rc = fc_pt_tree_write(&tree, &w->pickler, write_leaf, w, err);
+    w->tree = &tree;
+    rc = fc_pt_tree_write(&tree, &w->pickler, write_leaf, write_sparse, w, err);
+    w->tree = NULL;
 out:
     fc_pt_tree_free(&tree);
     return rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;

@@ -1,7 +1,7 @@
 /*
  * The torch.save writer: writer.c lays out a file and writes its headers, tree.c nests the values by their paths and
- * writes the pickle, ties.c finds values that share bytes, sharded_out.c writes ShardedTensors, and layout.c writes the
- * layout record of a rank's file.
+ * writes the pickle, ties.c finds values that share bytes, sharded_out.c writes ShardedTensors, sparse_out.c writes
+ * sparse tensors, and layout.c writes the layout record of a rank's file.
  */
 #pragma once
 
@@ -28,13 +28,14 @@ typedef struct fc_pt_node {
     uint32_t parent;
     uint32_t first, last, next; /* children, sibling; 0: none, as 0 is the root */
     uint32_t nchildren;
-    uint32_t item; /* index into file->items for a leaf, else UINT32_MAX */
+    uint32_t item;   /* index into file->items for a leaf, else UINT32_MAX */
+    uint32_t sparse; /* of a sparse tensor: the item that says what it is apart from its parts, plus 1; else 0 */
 } fc_pt_node;
 
 typedef struct fc_pt_tree {
     fc_pt_node *nodes;
     size_t count, capacity;
-    fc_path_element *flat; /* the names of values without a path, as paths */
+    fc_path_element *flat; /* two per item: the paths of values without nesting */
     fc_arena *scratch;
     fc_name_table *children; /* in `scratch`; from the parent, the kind of the key and the key to the node */
 } fc_pt_tree;
@@ -45,7 +46,15 @@ void fc_pt_tree_free(fc_pt_tree *tree);
 
 /** Writes the nested values into `w`; `leaf` writes an item. */
 typedef fc_code (*fc_pt_leaf_fn)(void *context, fc_torch_pickler *w, uint32_t item, fc_error *err);
-fc_code fc_pt_tree_write(const fc_pt_tree *tree, fc_torch_pickler *w, fc_pt_leaf_fn leaf, void *context, fc_error *err);
+/** Writes the sparse tensor of a node. `written` receives false if the file does not have all of its parts. */
+typedef fc_code (*fc_pt_sparse_fn)(void *context, fc_torch_pickler *w, uint32_t node, bool *written, fc_error *err);
+fc_code fc_pt_tree_write(const fc_pt_tree *tree, fc_torch_pickler *w, fc_pt_leaf_fn leaf, fc_pt_sparse_fn sparse,
+                         void *context, fc_error *err);
+
+/** For an fc_pt_sparse_fn. @param dense writes a dense tensor. */
+typedef void (*fc_pt_dense_fn)(void *context, fc_torch_pickler *w, uint32_t item);
+fc_code fc_pt_write_sparse(const fc_target *target, const fc_target_file *file, const fc_pt_tree *tree, uint32_t node,
+                           fc_torch_pickler *w, fc_pt_dense_fn dense, void *context, bool *written, fc_error *err);
 
 /**
  * Writes a flat parameter as FSDP1's _local_post_state_dict_hook does: a ShardedTensor with this rank's shard, or

@@ -117,7 +117,7 @@ static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_o
     if ((t->encoding != NULL) != (t->dtype == FC_OPAQUE) || (t->encoding && (t->ndim != 1 || t->nchunks != 1))) {
         return fc_fail(err, FC_EUSAGE, "tensor %s: an object is opaque and has one dimension and one chunk", t->name);
     }
-    if (t->encoding && !encoding) {
+    if (t->encoding && (!encoding || !encoding->json_memory)) {
         return fc_fail(err, FC_EUSAGE, "object %s: its encoding '%s' is unknown", t->name, t->encoding);
     }
     if (encoding) {

@@ -118,7 +118,7 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
         return reader->object_json(checkpoint, object, arena, json, err);
     }
     const fc_object_encoding *encoding = fc_object_encoding_find(object->object->encoding);
-    if (!encoding) {
+    if (!encoding || !encoding->json) {
         return describe_encoding(checkpoint, object, arena, json, err);
     }
     FC_TRY_CONTEXT(decode_object(encoding, checkpoint, object, arena, json, err), err, "object %.256s", object->name);
@@ -180,8 +180,9 @@ fc_code fc_checkpoint_check_object_json(const fc_checkpoint *checkpoint, const f
                                         fc_error *err) {
     const fc_format_reader *reader = &checkpoint->format->reader;
     const char *recorded = NULL, *value = NULL;
-    if (!reader->records_json || !object->object || object->object->refusal ||
-        !fc_object_encoding_find(object->object->encoding)) {
+    const fc_object_encoding *encoding =
+        object->object && !object->object->refusal ? fc_object_encoding_find(object->object->encoding) : NULL;
+    if (!reader->records_json || !encoding || !encoding->json) {
         return FC_OK;
     }
     FC_TRY(fc_checkpoint_object_json(checkpoint, object, arena, &value, err));

@@ -35,7 +35,7 @@ def torch_save(path, unreadable):
         at, keys = state, name.split(".")
         for key in keys[:-1]:
             at = at.setdefault(key, {})
-        at[keys[-1]] = torch.eye(3).to_sparse()
+        at[keys[-1]] = torch.empty(3, device="meta")
     torch.save(state, path)
 
 

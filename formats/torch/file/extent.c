@@ -15,7 +15,14 @@ fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor
     out->file = chunk->place.file;
     out->offset = chunk->place.offset;
     out->length = chunk->place.length;
-    if (tensor->object) {
+    const torch_object *object = tensor->object ? tensor->detail : NULL;
+    if (object && object->encoding) {
+        *out = (fc_extent){.codec = FC_CODEC_INLINE, .bytes = object->pickle, .length = object->size};
+        out->decoded = object->size;
+        out->strides[0] = 1;
+        return FC_OK;
+    }
+    if (object) {
         out->codec = FC_CODEC_FORMAT;
         out->decoded = (uint64_t)tensor->shape[0];
         out->strides[0] = 1;

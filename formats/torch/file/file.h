@@ -176,14 +176,17 @@ fc_code fc_torch_same_extent(const fc_checkpoint *checkpoint, fc_dtype dtype, in
 
 /**
  * A value that is not a tensor: fc_tensor.detail, in the checkpoint's arena. Like those of any object, its bytes are a
- * torch.save archive of this value alone, which is made when they are read.
+ * torch.save archive of this value alone, which is made when they are read. An object of another format has its own
+ * bytes.
  */
 typedef struct torch_object {
-    const unsigned char *pickle; /**< data.pkl of the archive */
+    const char *encoding;        /**< of an object of another format; NULL: a torch.save archive */
+    const char *json;            /**< of an object of another format whose bytes are not JSON: what it is, for people */
+    const unsigned char *pickle; /**< data.pkl of the archive, or the bytes of an object of another format */
     size_t size;
     torch_record *storages; /**< the storages of the tensors within the value */
     size_t nstorages;
-    uint64_t length; /**< size of the archive in bytes */
+    uint64_t length; /**< size of the object in bytes */
 } torch_object;
 
 fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch_object **out, fc_error *err);

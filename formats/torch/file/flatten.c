@@ -6,6 +6,8 @@
  * The values of a pickle may be shared and may contain themselves, so depth and number are bounded.
  */
 #include "torch/file/file.h"
+#include "torch/object/kept.h"
+#include "torch/object/sparse.h"
 #include "torch/pickle/copy.h"
 
 #include "base/grow.h"
@@ -231,10 +233,26 @@ static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     return true;
 }
 
-/* A dict with keys that a path cannot contain is kept whole; so is a dict subclass, unless it contains tensors. */
+/* Whether the dict stands for an object of another format. */
+static fc_code is_kept(walker *w, fc_pv v, bool *is) {
+    fc_torch_kept kept;
+    uint64_t spent;
+    FC_TRY(fc_torch_find_kept(w->p, v, w->leaves->arena, &kept, &spent, w->err));
+    *is = kept.encoding != NULL;
+    return fc_torch_unfold(w->f, spent, w->err);
+}
+
+/*
+ * A dict with keys that a path cannot contain is kept whole; so is a dict subclass, unless it contains tensors, and a
+ * dict that stands for an object of another format.
+ */
 static fc_code walk_dict(walker *w, fc_pv v) {
     size_t n;
-    bool found = true;
+    bool found = true, kept = false;
+    FC_TRY(w->depth > 0 ? is_kept(w, v, &kept) : FC_OK);
+    if (kept) {
+        return add_leaf(w, v, TORCH_OBJECT);
+    }
     const fc_pv *pairs = fc_pickle_items(w->p, v, &n);
     bool plain = has_plain_keys(w->p, pairs, n);
     fc_pv cls = fc_pickle_container_of(w->p, v)->cls;
@@ -405,10 +423,28 @@ static fc_code take_module(walker *w, fc_pv v) {
     return l->modules > 1 || l->module_class ? FC_OK : fc_no_memory(w->err, w->f->path);
 }
 
+/* Adds the parts of a sparse tensor, and what it is apart from them. */
+static fc_code walk_sparse(walker *w, fc_pv v, const fc_torch_sparse *sparse) {
+    for (size_t i = 0; i < sparse->layout->nparts; i++) {
+        FC_TRY(walk_below(w, (fc_path_element){.key = sparse->layout->keys[i]}, sparse->parts[i]));
+    }
+    if (w->depth == MAX_DEPTH) {
+        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: nested more than %d levels deep", w->f->path, MAX_DEPTH);
+    }
+    w->path[w->depth++] = (fc_path_element){.key = FC_TORCH_SPARSE_KEY};
+    fc_code rc = add_leaf(w, v, TORCH_OBJECT);
+    w->depth--;
+    return rc;
+}
+
 static fc_code walk_value(walker *w, fc_pv v) {
     torch_leaf_kind kind = leaf_kind_of(w->p, v);
+    fc_torch_sparse sparse;
     if (w->visits-- == 0) {
         return fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values", w->f->path);
+    }
+    if (kind == TORCH_TENSOR && fc_torch_sparse_decode(w->p, v, &sparse, NULL) == FC_OK) {
+        return walk_sparse(w, v, &sparse);
     }
     if (kind != TORCH_OBJECT) {
         return add_leaf(w, v, kind);

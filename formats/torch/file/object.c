@@ -5,6 +5,8 @@
  * unknown class) are copied into the archive.
  */
 #include "torch/file/file.h"
+#include "torch/object/kept.h"
+#include "torch/object/sparse.h"
 #include "torch/pickle/copy.h"
 
 #include "base/checked.h"
@@ -71,19 +73,47 @@ static fc_code make_archive(const torch_file *f, fc_pv v, fc_pickle_copy *copy, 
     return FC_OK;
 }
 
+/* Finds an object of another format, or what a sparse tensor is apart from its parts. */
+static fc_code find_kept(const torch_file *f, fc_pv v, fc_arena *arena, fc_torch_kept *kept, fc_error *err) {
+    fc_torch_sparse sparse;
+    uint64_t spent;
+    FC_TRY(fc_torch_find_kept(f->p, v, arena, kept, &spent, err));
+    FC_TRY(fc_torch_unfold(f, spent + 1, err));
+    if (!kept->encoding && fc_torch_sparse_decode(f->p, v, &sparse, NULL) == FC_OK) {
+        const char *text = fc_torch_sparse_text(&sparse, arena);
+        FC_NEED(text, err, NULL);
+        *kept = (fc_torch_kept){FC_TORCH_SPARSE, (const unsigned char *)text, strlen(text), NULL};
+    }
+    return FC_OK;
+}
+
+/* Keeps the bytes of an object of another format. */
+static fc_code keep_bytes(const fc_torch_kept *kept, fc_arena *arena, torch_object *object, fc_error *err) {
+    object->encoding = kept->encoding;
+    object->json = kept->json;
+    object->pickle = fc_arena_copy(arena, kept->bytes, kept->size, 1);
+    FC_NEED(object->pickle, err, NULL);
+    object->size = kept->size;
+    object->length = kept->size;
+    return FC_OK;
+}
+
 fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch_object **out, fc_error *err) {
     fc_torch_pickler w;
     fc_torch_zip zip = {0};
     fc_pickle_copy copy = {.p = f->p, .w = &w};
-    torch_object *object = fc_arena_calloc(arena, 1, sizeof *object);
+    fc_torch_kept kept;
+    torch_object *object = *out = fc_arena_calloc(arena, 1, sizeof *object);
     FC_NEED(object, err, NULL);
-    FC_TRY(fc_torch_unfold(f, 1, err));
+    FC_TRY(find_kept(f, v, arena, &kept, err));
+    if (kept.encoding) {
+        return keep_bytes(&kept, arena, object, err);
+    }
     fc_torch_pickle_begin(&w, 2);
     fc_code rc = make_archive(f, v, &copy, &zip, arena, object, err);
     fc_torch_zip_free(&zip);
     fc_pickle_copy_free(&copy);
     fc_torch_pickle_free(&w);
-    *out = object;
     return rc;
 }
 
@@ -106,7 +136,14 @@ static fc_code make_tensor(const fc_object *object, const void *detail, int64_t 
 
 fc_code fc_torch_object_tensor(const torch_object *object, uint32_t file, fc_arena *arena, fc_tensor *t,
                                fc_error *err) {
-    return make_tensor(&torch_save_object, object, (int64_t)object->length, file, arena, t, err);
+    fc_object *kept = object->encoding ? fc_arena_calloc(arena, 1, sizeof *kept) : NULL;
+    if (object->encoding) {
+        FC_NEED(kept, err, NULL);
+        kept->encoding = object->encoding;
+    }
+    FC_TRY(make_tensor(kept ? kept : &torch_save_object, object, (int64_t)object->length, file, arena, t, err));
+    t->nchunks = object->length > 0;
+    return FC_OK;
 }
 
 fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
@@ -183,9 +220,19 @@ fc_code fc_torch_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
     return rc == FC_OK ? rc : fc_context(err, rc, "%s %.256s", tensor->object ? "object" : "tensor", tensor->name);
 }
 
+/* The JSON of an object of another format: its bytes, unless nothing decodes them. */
+static fc_code json_of_kept(const torch_object *object, fc_arena *arena, const char **json, fc_error *err) {
+    *json = object->json ? object->json : fc_arena_strndup(arena, (const char *)object->pickle, object->size);
+    FC_NEED(*json, err, NULL);
+    return FC_OK;
+}
+
 static fc_code json_of(const fc_checkpoint *checkpoint, const torch_object *object, fc_arena *arena, const char **json,
                        fc_error *err) {
     fc_pickle *p = NULL;
+    if (object->encoding) {
+        return json_of_kept(object, arena, json, err);
+    }
     fc_pickle_source source = {checkpoint->path, 0, object->size, -1, object->pickle};
     FC_TRY(fc_pickle_load(&source, FC_PICKLE_ITEM, &p, err));
     fc_code rc = fc_torch_json_root(p, object->size, arena, json, err);

@@ -16,7 +16,9 @@ enum {
 };
 
 bool fc_torch_same_object(const torch_object *a, const torch_object *b) {
-    bool same = a->size == b->size && a->nstorages == b->nstorages && memcmp(a->pickle, b->pickle, a->size) == 0;
+    bool same = !a->encoding == !b->encoding && a->size == b->size && a->nstorages == b->nstorages &&
+                memcmp(a->pickle, b->pickle, a->size) == 0 && (!a->encoding || strcmp(a->encoding, b->encoding) == 0) &&
+                !a->json == !b->json && (!a->json || strcmp(a->json, b->json) == 0);
     for (size_t i = 0; same && i < a->nstorages; i++) {
         same = a->storages[i].size == b->storages[i].size && a->storages[i].crc == b->storages[i].crc &&
                a->storages[i].crc != 0;

@@ -59,6 +59,7 @@ enum {
     FC_METADATA_MEGATRON /**< mcore_data, which Megatron-Core adds */
 };
 enum { FC_TENSOR_PROPERTIES, FC_TENSOR_SIZE, FC_TENSOR_CHUNKS };
+enum { FC_BYTES_ENCODING /**< fsdpckpt_encoding, which fsdpckpt adds for an object of another format */ };
 enum { FC_CHUNK_OFFSETS, FC_CHUNK_SIZES };
 enum { FC_PROPERTIES_DTYPE, FC_PROPERTIES_LAYOUT };
 enum { FC_INDEX_FQN, FC_INDEX_OFFSET, FC_INDEX_INDEX };
@@ -69,7 +70,8 @@ typedef enum fc_rebuild {
     FC_REBUILD_TENSOR_V3,
     FC_REBUILD_PARAMETER,
     FC_REBUILD_FROM_TYPE,
-    FC_REBUILD_OTHER /**< sparse, quantized, meta, nested …: known, but not decoded */
+    FC_REBUILD_SPARSE,
+    FC_REBUILD_OTHER /**< quantized, meta, nested …: known, but not decoded */
 } fc_rebuild;
 
 /** Looks up `module`.`name` in the allowlist. @return its kind, or FC_GLOBAL_UNKNOWN if it is not listed. */

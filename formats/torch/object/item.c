@@ -221,19 +221,23 @@ static fc_pv rebuilt_with(const fc_pickle *p, fc_pv v, fc_pv *cls) {
 
 /* Reports the kind of a tensor that is not dense. */
 static fc_code refuse_tensor(const fc_pickle *p, fc_pv v, fc_error *err) {
+    static const char nested[] = "a nested tensor, which torch.load(weights_only=True) refuses, too: save the list of "
+                                 "tensors that unbind() gives";
     static const struct {
         const char *function, *what;
     } kinds[] = {
         {"_rebuild_sparse_tensor", "a sparse tensor"},
         {"_rebuild_sparse_csr_tensor", "a sparse tensor"},
         {"_rebuild_qtensor", "a quantized tensor"},
-        {"_rebuild_nested_tensor", "a nested tensor"},
+        {"_rebuild_nested_tensor", nested},
+        {"_rebuild_njt", nested},
         {"_rebuild_meta_tensor_no_storage", "a tensor on the device meta, which has no data"},
     };
     char name[256] = "?";
     const char *what = "a tensor of an unknown kind";
     fc_pv cls, function = rebuilt_with(p, v, &cls);
-    if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
+    const bool jagged = fc_pickle_is_global(p, function, NULL, "_rebuild_njt");
+    if (fc_pv_typeof(cls) == FC_PV_GLOBAL && !jagged) {
         fc_pickle_global_name(p, cls, name, sizeof name);
         return fc_fail(err, FC_EUNSUPPORTED,
                        "only dense tensors are supported, this one is a %s, which only that class can rebuild", name);
@@ -276,6 +280,13 @@ static fc_code unwrap_call(const fc_pickle *p, fc_pv v, uint32_t *which, const f
         }
     }
     return malformed_tensor("it is wrapped too many times", err);
+}
+
+const fc_pv *fc_torch_sparse_arguments(const fc_pickle *p, fc_pv v, size_t *n) {
+    uint32_t which = FC_REBUILD_OTHER;
+    const fc_pv *args = NULL;
+    const bool is = fc_torch_is_tensor(p, v) && unwrap_call(p, v, &which, &args, n, NULL) == FC_OK;
+    return is && which == FC_REBUILD_SPARSE ? args : NULL;
 }
 
 /* Decodes ('storage', class, key, location, number of elements). */

@@ -76,6 +76,9 @@ bool fc_torch_is_tensor(const fc_pickle *p, fc_pv v);
  */
 fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out, fc_error *err);
 
+/** @return the arguments of the function that rebuilds a sparse tensor; NULL: `v` is another value. */
+const fc_pv *fc_torch_sparse_arguments(const fc_pickle *p, fc_pv v, size_t *n);
+
 /** Reads a storage's persistent id: sets only storage_key and storage_bytes of `out`. */
 fc_code fc_torch_storage_decode(const fc_pickle *p, fc_pv persid, fc_torch_tensor *out, fc_error *err);
 

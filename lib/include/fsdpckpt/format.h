@@ -232,7 +232,8 @@ fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *
 
 /**
  * How objects of one fc_object.encoding are decoded, and examined for code that loading them would execute. `examine`
- * and `examine_memory` are NULL for encodings that cannot execute anything.
+ * and `examine_memory` are NULL for encodings that cannot execute anything, `json` and `json_memory` for bytes that
+ * nothing here decodes.
  */
 typedef struct fc_object_encoding {
     const char *name; /**< fc_object.encoding */
