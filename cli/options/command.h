@@ -44,9 +44,9 @@ typedef struct command {
     const char *const *examples; /**< pairs of a command line and its explanation, NULL-terminated */
     const char *synopsis;        /**< required options for the usage line, such as "-o DST"; or NULL */
     const option_help *helps;    /**< the last one has no help; NULL: none */
-    uint64_t takes;              /**< TAKES bits */
-    uint64_t usual;              /**< TAKES bits of the options that most people use, at most ten: -h shows them */
-    uint64_t needs;              /**< TAKES bits of options that are required without --dry-run */
+    option_set takes;            /**< TAKES bits */
+    option_set usual;            /**< TAKES bits of the options that most people use, at most ten: -h shows them */
+    option_set needs;            /**< TAKES bits of options that are required without --dry-run */
     fc_code (*run)(cli_call *call, fc_error *err);
 } command;
 

@@ -167,7 +167,7 @@ void help_command(text_out *out, const command *c) {
     print_usage(out, c);
     wrap_text(out, c->description, 0, 0);
     for (int g = 0; g < OPTION_GROUPS; g++) {
-        uint64_t members = option_group_of(g, c->takes);
+        option_set members = option_group_of(g, c->takes);
         if (members) {
             text_printf(out, "\n%s:\n", option_groups[g].title);
         }

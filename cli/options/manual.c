@@ -116,7 +116,7 @@ static void write_man_command(text_out *out, const command *c) {
     write_roff(out, c->description);
     text_puts(out, "\n.SH OPTIONS\n");
     for (int g = 0; g < OPTION_GROUPS; g++) {
-        uint64_t members = option_group_of(g, c->takes);
+        option_set members = option_group_of(g, c->takes);
         if (members) {
             text_printf(out, ".SS %s\n", option_groups[g].title);
         }

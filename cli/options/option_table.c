@@ -394,8 +394,8 @@ const option_group option_groups[OPTION_GROUPS] = {
                    TAKES(OPT_HTML) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_JSON) | TAKES_COMMON},
 };
 
-uint64_t option_group_of(int i, uint64_t takes) {
-    uint64_t others = 0;
+option_set option_group_of(int i, option_set takes) {
+    option_set others = 0;
     for (int g = 0; g < OPTION_GROUPS - 1; g++) {
         others |= option_groups[g].members;
     }

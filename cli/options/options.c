@@ -17,7 +17,7 @@
 /* The state of parsing, for storing values and reporting errors. */
 typedef struct parser {
     const char *command;
-    uint64_t takes;
+    option_set takes;
     options *out;
     int argc;
     char *const *argv;
@@ -300,7 +300,7 @@ static fc_code parse_letters(parser *p, const char *arg) {
     return FC_OK;
 }
 
-fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t takes, options *out, fc_error *err) {
+fc_code options_parse(int argc, char *const *argv, const char *of, option_set takes, options *out, fc_error *err) {
     parser p = {of, takes, out, argc, argv, 0, err};
     bool only_operands = false;
     memset(out, 0, sizeof *out);

@@ -80,8 +80,11 @@ typedef enum option_id {
     OPT_COUNT
 } option_id;
 
-/** The bit of an option in option sets such as command.takes. */
-#define TAKES(id) (UINT64_C(1) << (id))
+/** A set of options, one bit each. */
+__extension__ typedef unsigned __int128 option_set;
+
+/** The set of one option. */
+#define TAKES(id) ((option_set)1 << (id))
 
 /** The options that every command takes. */
 #define TAKES_COMMON                                                                                                   \
@@ -135,7 +138,7 @@ extern const option_row option_table[OPT_COUNT];
 /** Options that --help and the man pages show together. */
 typedef struct option_group {
     const char *title;
-    uint64_t members; /**< TAKES bits */
+    option_set members; /**< TAKES bits */
 } option_group;
 
 enum { OPTION_GROUPS = 6 };
@@ -143,7 +146,7 @@ enum { OPTION_GROUPS = 6 };
 extern const option_group option_groups[OPTION_GROUPS];
 
 /** @return the options of group `i` that are in the set `takes`. */
-uint64_t option_group_of(int i, uint64_t takes);
+option_set option_group_of(int i, option_set takes);
 
 typedef struct option_list {
     const char **items; /**< NULL-terminated; NULL when the option was not given */
@@ -155,7 +158,7 @@ typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI } comm_mode;
 
 /** The parsed command line. Strings are borrowed from argv. */
 typedef struct options {
-    uint64_t given; /**< TAKES bits of the options on the command line */
+    option_set given; /**< TAKES bits of the options on the command line */
     /* conversions, inspect */
     const char *output, *to, *tp_plan, *recipe, *config, *adapter_config, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
@@ -207,7 +210,7 @@ static inline bool option_given(const options *o, option_id id) {
  * @param takes   the set of allowed options.
  * @param out     pass it to options_free, even after a failure.
  */
-fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t takes, options *out, fc_error *err);
+fc_code options_parse(int argc, char *const *argv, const char *of, option_set takes, options *out, fc_error *err);
 void options_free(options *o);
 
 /** @return the option called `name` (len bytes), or OPT_COUNT. */

@@ -74,7 +74,7 @@ static void put_operands(text_out *out, const command *c, bool declare) {
 }
 
 static void put_signature(text_out *out, const command *c) {
-    uint64_t takes = c->takes & ~NOT_PYTHON;
+    option_set takes = c->takes & ~NOT_PYTHON;
     text_printf(out, "\n\n@checked\ndef %s(\n    ", c->name);
     put_operands(out, c, true);
     text_puts(out, c->takes & TAKES(OPT_OUTPUT) ? "output: Path | None = None, " : "");
@@ -90,7 +90,7 @@ static void put_signature(text_out *out, const command *c) {
 }
 
 static void put_docstring(text_out *out, const command *c) {
-    uint64_t takes = c->takes & ~NOT_PYTHON;
+    option_set takes = c->takes & ~NOT_PYTHON;
     text_puts(out, "    \"\"\"");
     put_text(out, c->summary);
     text_puts(out, ".\n\n    ");
@@ -110,7 +110,7 @@ static void put_docstring(text_out *out, const command *c) {
 }
 
 static void put_body(text_out *out, const command *c) {
-    uint64_t takes = c->takes & ~NOT_PYTHON;
+    option_set takes = c->takes & ~NOT_PYTHON;
     text_printf(out, "    return run(\n        \"%s\",\n        [", c->name);
     put_operands(out, c, false);
     text_puts(out, "],\n        {");

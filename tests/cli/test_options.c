@@ -17,7 +17,7 @@
 static const uint64_t all = (UINT64_C(1) << OPT_COUNT) - 1;
 
 /* Parses words separated by single blanks; "''" stands for an empty one. */
-static fc_code parse(const char *line, uint64_t takes, options *o, fc_error *err) {
+static fc_code parse(const char *line, option_set takes, options *o, fc_error *err) {
     static char text[512];
     char *argv[32];
     int argc = 0;
