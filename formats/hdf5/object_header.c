@@ -1,6 +1,6 @@
 /*
- * Reads object headers of version 2 as bytes (HDF5 File Format Specification 3.0, IV.A.1.b): finds the value of an
- * attribute by its name. The file may be damaged, so every number is checked.
+ * Reads object headers of version 2 as bytes (HDF5 File Format Specification 3.0, IV.A.1.b): their messages, and the
+ * value of an attribute by its name. The file may be damaged, so every number is checked.
  */
 #include "hdf5/object_header.h"
 #include "base/checked.h"
@@ -13,7 +13,6 @@ enum {
     PHASES = 0x10,     /* flag: it has limits for the storage of attributes */
     ORDERED = 0x04,    /* flag: each message has a creation order */
     CONTINUATION = 16, /* message types */
-    ATTRIBUTE = 12,
     CHECKSUM = 4,
     MOST_CHUNKS = 64
 };
@@ -105,43 +104,62 @@ typedef struct chunks {
     int count;
 } chunks;
 
-/* Searches the messages of chunk `index`. @return false if the search is over. */
-static bool search(const fc_h5_view *view, chunks *all, int index, const char *name, fc_h5_field *out, bool *found) {
+/* Visits the messages of chunk `index`. @return false if the walk is over. */
+static bool visit_chunk(const fc_h5_view *view, chunks *all, int index, fc_h5_message_fn visit, void *context) {
     const chunk c = all->items[index];
     const uint64_t head = (uint64_t)c.message_head;
-    uint64_t at = c.messages, value;
+    uint64_t at = c.messages;
     while (c.check >= head && at <= c.check - head) { /* the rest is a gap */
         const unsigned char *p = view->bytes(view->context, at, head);
         if (!p) {
             return false;
         }
-        const int type = p[0];
-        const uint64_t size = fc_load_little(p + 1, 2);
-        if (!fc_range_within(at + head, size, c.check) || !(p = view->bytes(view->context, at + head, size))) {
+        fc_h5_message m = {.type = p[0], .flags = p[3], .at = at + head, .start = c.start, .check = c.check};
+        m.size = fc_load_little(p + 1, 2);
+        if (!fc_range_within(m.at, m.size, c.check) || !(m.bytes = view->bytes(view->context, m.at, m.size))) {
             return false;
         }
-        if (type == ATTRIBUTE && is_attribute(p, size, name, &value)) {
-            *out = (fc_h5_field){at + head + value, c.start, c.check};
-            *found = true;
+        if (m.type == CONTINUATION && m.size >= 16 && all->count < MOST_CHUNKS) {
+            all->count += next_chunk(fc_load_little(m.bytes, 8), fc_load_little(m.bytes + 8, 8), c.message_head,
+                                     &all->items[all->count]);
+        } else if (!visit(context, &m)) {
             return false;
         }
-        if (type == CONTINUATION && size >= 16 && all->count < MOST_CHUNKS) {
-            all->count +=
-                next_chunk(fc_load_little(p, 8), fc_load_little(p + 8, 8), c.message_head, &all->items[all->count]);
-        }
-        at += head + size;
+        at += head + m.size;
     }
     return true;
 }
 
-bool fc_h5_find_field(const fc_h5_view *view, uint64_t object, const char *name, fc_h5_field *out) {
+void fc_h5_each_message(const fc_h5_view *view, uint64_t object, fc_h5_message_fn visit, void *context) {
     chunks all = {.count = 1};
-    bool found = false;
     if (first_chunk(view, object, &all.items[0])) {
-        for (int i = 0; i < all.count && search(view, &all, i, name, out, &found); i++) {
+        for (int i = 0; i < all.count && visit_chunk(view, &all, i, visit, context); i++) {
         }
     }
-    return found;
+}
+
+/* An attribute that is searched for. */
+typedef struct wanted {
+    const char *name;
+    fc_h5_field *out;
+    bool found;
+} wanted;
+
+static bool is_wanted(void *context, const fc_h5_message *m) {
+    wanted *w = context;
+    uint64_t value;
+    if (m->type != FC_H5_ATTRIBUTE_MESSAGE || !is_attribute(m->bytes, m->size, w->name, &value)) {
+        return true;
+    }
+    *w->out = (fc_h5_field){m->at + value, m->start, m->check};
+    w->found = true;
+    return false;
+}
+
+bool fc_h5_find_field(const fc_h5_view *view, uint64_t object, const char *name, fc_h5_field *out) {
+    wanted w = {name, out, false};
+    fc_h5_each_message(view, object, is_wanted, &w);
+    return w.found;
 }
 
 bool fc_h5_find_root(const fc_h5_view *view, uint64_t *object) {

@@ -1,5 +1,6 @@
 /*
- * Finds the value of an attribute in a file, in object headers as bytes. Uses the file format, not libhdf5.
+ * Reads object headers of a file as bytes: their messages, and the value of an attribute. Uses the file format, not
+ * libhdf5.
  */
 #pragma once
 
@@ -18,6 +19,22 @@ typedef struct fc_h5_view {
     const unsigned char *(*bytes)(void *context, uint64_t at, uint64_t size);
     void *context;
 } fc_h5_view;
+
+enum { FC_H5_TYPE_MESSAGE = 3, FC_H5_LAYOUT_MESSAGE = 8, FC_H5_ATTRIBUTE_MESSAGE = 12 };
+
+/** A message of an object header of version 2. */
+typedef struct fc_h5_message {
+    int type, flags;
+    const unsigned char *bytes; /**< valid until the view is used again */
+    uint64_t at, size;          /**< where the bytes are in the file */
+    uint64_t start, check;      /**< as in fc_h5_field */
+} fc_h5_message;
+
+/** @return false to end the walk. */
+typedef bool (*fc_h5_message_fn)(void *context, const fc_h5_message *message);
+
+/** Visits the messages of the object whose header is at `object`, as far as they can be read. Safe on any bytes. */
+void fc_h5_each_message(const fc_h5_view *view, uint64_t object, fc_h5_message_fn visit, void *context);
 
 /** Finds the 8-byte attribute `name` of the object whose header is at `object`. Safe on any bytes. */
 bool fc_h5_find_field(const fc_h5_view *view, uint64_t object, const char *name, fc_h5_field *out);

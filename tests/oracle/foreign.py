@@ -136,19 +136,19 @@ def every_entry_was_named():
 
 
 def newer_hdf5():
-    """What HDF5 2.0 writes that libhdf5 1.10 cannot read."""
+    """What HDF5 2.0 writes that libhdf5 1.10 cannot read (h5_newer.py has what is read nevertheless)."""
     if h5py.version.hdf5_version_tuple < (2, 0, 0):
         print("note: this h5py writes no files of HDF5 2.0")
         return
-    makers = {"compressed": lambda f: f.create_dataset("x", data=np.zeros((90, 90)), chunks=(10, 10), compression=1),
-              "bool": lambda f: f.create_dataset("x", data=np.zeros(9, bool)),
-              "attribute": lambda f: f.create_dataset("x", data=np.zeros(3)).attrs.update(c=1j)}
+    pair = np.zeros(90, [("a", "i4"), ("b", "f8")])
+    makers = {"compressed": lambda f: f.create_dataset("x", data=pair, chunks=(10,), compression=1),
+              "attributes": lambda f: f.create_dataset("x", data=np.zeros(3)).attrs.update({f"c{i}": 1j for i in range(20)})}
     for name, make in makers.items():
         with h5py.File(name + ".h5", "w", libver="latest") as f:
             make(f)
         r = subprocess.run([FSDPCKPT, "consolidate", name + ".h5", "-o", "out.h5", "-q"], capture_output=True, text=True)
         readable = r.returncode == 0  # with a libhdf5 of version 2
-        check(readable or (r.returncode == 5 and "a newer HDF5 wrote it" in r.stderr and "libver" in r.stderr
+        check(readable or (r.returncode == 5 and "libver" in r.stderr
                            and r.stderr.count("\n") == 1), f"{name}: exit {r.returncode}: {r.stderr}")
         with h5py.File(name + ".h5", "w", libver=("earliest", "v110")) as f:  # what the message advises
             make(f)

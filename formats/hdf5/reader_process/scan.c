@@ -341,6 +341,12 @@ static bool is_usable(trail *t, const char *name, size_t length) {
 static void open_and_visit(trail *t, hid_t group, const fc_h5_link *link) {
     /* Opens it by its address, because looking up the name again takes longer. */
     const bool hard = link->type == H5L_TYPE_HARD;
+    fc_h5_walk *walk = t->walk;
+    const size_t patches = walk->source->patches->count;
+    walk->newer = (fc_h5_newer){0};
+    if (hard && walk->superblock >= 2 && !walk->ours) {
+        fc_h5_newer_patch(walk->source, link->address, &walk->newer);
+    }
     const hid_t object = hard ? H5Oopen_by_addr(group, link->address) : H5Oopen(group, link->name, H5P_DEFAULT);
     if (object >= 0) {
         visit_object(t, object);
@@ -353,6 +359,7 @@ static void open_and_visit(trail *t, hid_t group, const fc_h5_link *link) {
             hard ? "it cannot be opened by this libhdf5 (%s)" : "a link whose target does not exist (%s)", why);
     }
     H5Eclear2(H5E_DEFAULT);
+    walk->source->patches->count = patches;
 }
 
 /* @return false when the walk must stop. */
@@ -419,8 +426,10 @@ void fc_h5_scan_prepare(void *context) {
 bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
     fc_h5_names others = {0};
     fc_h5_capture capture = {.others = scan->follow_external ? &others : NULL};
-    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
+    fc_h5_patches patches = {0};
+    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture, &patches};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
+    walk.source = &source;
     walk.file = H5I_INVALID_HID;
     unsigned char head[9]; /* the signature, and the version of the superblock */
     walk.superblock = pread(input->fd, head, sizeof head, 0) == sizeof head ? head[8] : 0;
@@ -431,6 +440,10 @@ bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sin
     trail *t = fc_h5_child_calloc(1, sizeof *t);
     char *path = fc_h5_child_calloc(1, MAX_PATH_BYTES);
     snprintf(shared->where, sizeof shared->where, "the superblock");
+    uint64_t address;
+    if (fc_h5_newer_root(&source, &address)) {
+        fc_h5_newer_patch(&source, address, &walk.newer);
+    }
     walk.file = fapl < 0 ? H5I_INVALID_HID : H5Fopen(input->path, H5F_ACC_RDONLY, fapl);
     if (walk.file < 0 || H5Oget_info2(walk.file, &info, H5O_INFO_BASIC) < 0) {
         char why[256];
@@ -458,6 +471,7 @@ bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sin
     }
 out:
     fc_h5_free_others(&others);
+    free(patches.items);
     free(path);
     free(t);
     if (root >= 0) {

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "hdf5/reader_process/newer.h"
 #include "hdf5/reader_process/records.h"
 #include "hdf5/reader_process/vfd.h"
 #include "hdf5/schema.h"
@@ -42,6 +43,8 @@ typedef struct fc_h5_walk {
     fc_h5_sink *out;
     fc_h5_shared *shared;
     fc_h5_capture *capture;
+    const fc_h5_source *source;
+    fc_h5_newer newer; /**< of the object that is visited */
     const char *file_path;
     unsigned superblock; /**< its version */
     hid_t file;
@@ -58,6 +61,14 @@ bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sin
 /** Describes the open dataset at `path` in records. `present` is the set of the schema's attributes that it has. */
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
                         bool in_other_file, uint32_t present);
+
+/**
+ * Reads the filter pipeline of a dataset into its record, which has its type, path and lists. The engine undoes the
+ * filters; else libhdf5 does, if it has all of them.
+ * @param library receives whether libhdf5 must.
+ * @return false, after a report, if neither can.
+ */
+bool fc_h5_scan_filters(fc_h5_walk *walk, hid_t dcpl, fc_h5_dataset *d, bool *library);
 
 /** Records an unreadable dataset and the reason. */
 void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
@@ -95,6 +106,7 @@ typedef struct fc_h5_chunked {
     hid_t dataset, space;
     int ndim;
     const hsize_t *dims, *chunk;
+    const fc_h5_chunk_index *index; /**< NULL: libhdf5 reads its index */
 } fc_h5_chunked;
 
 /** How to list its chunks. */
@@ -102,6 +114,7 @@ typedef enum fc_h5_way {
     FC_H5_NO_CHUNKS, /**< no chunk is stored */
     FC_H5_BY_GRID,
     FC_H5_BY_NUMBER,
+    FC_H5_BY_INDEX,   /**< libhdf5 would misread the index */
     FC_H5_TOO_SPARSE, /**< neither way is fast enough */
     FC_H5_DAMAGED
 } fc_h5_way;

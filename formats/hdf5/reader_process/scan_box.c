@@ -231,7 +231,11 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
     char why[600] = "";
     fc_h5_sink out = {.fd = fd};
     fc_h5_capture capture = {0};
-    fc_h5_source source = {scan->inputs->path, scan->inputs->fd, &scan->inputs->st, scan->follow_external, &capture};
+    fc_h5_source source = {.path = scan->inputs->path,
+                           .fd = scan->inputs->fd,
+                           .st = &scan->inputs->st,
+                           .may_open = scan->follow_external,
+                           .capture = &capture};
     fc_h5_walk walk = {.out = &out};
     unsigned char *bytes = NULL;
     snprintf(shared->where, sizeof shared->where, "dataset /%s", scan->dataset);

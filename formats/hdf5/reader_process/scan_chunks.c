@@ -3,8 +3,10 @@
  *
  * libhdf5 1.10 has two ways. By number, it walks the whole index for each chunk, and ignores the user block. By grid
  * position, it finds a chunk at once, but returns only its size. So the size is queried by position, and the driver
- * sees the offset when the bytes of the chunk are requested (see fc_h5_capture).
+ * sees the offset when the bytes of the chunk are requested (see fc_h5_capture). Indexes of HDF5 2.0 are read without
+ * it.
  */
+#include "hdf5/reader_process/chunk_index.h"
 #include "hdf5/reader_process/scan.h"
 
 #include <string.h>
@@ -31,6 +33,24 @@ static void end_chunks(chunk_list *list) {
     fc_h5_end(out);
 }
 
+/* Adds a chunk to the open record. */
+static bool add_chunk(chunk_list *list, const fc_h5_indexed_chunk *c) {
+    fc_h5_sink *out = list->d->walk->out;
+    fc_h5_put_u64(out, c->address);
+    fc_h5_put_u64(out, c->size);
+    fc_h5_put_u64(out, c->mask);
+    for (int k = 0; k < list->d->ndim; k++) {
+        fc_h5_put_u64(out, c->at[k]);
+    }
+    list->found++;
+    if (++list->count == FC_H5_CHUNKS_PER_RECORD) {
+        end_chunks(list);
+        atomic_fetch_add(&list->d->walk->shared->beats, 1);
+        begin_chunks(list);
+    }
+    return !out->failed;
+}
+
 /* Finds the chunk at `at`, if it is stored, and adds it. @return false when the index is damaged. */
 static bool note_chunk(chunk_list *list, const hsize_t *at) {
     const fc_h5_chunked *d = list->d;
@@ -54,20 +74,8 @@ static bool note_chunk(chunk_list *list, const hsize_t *at) {
     if (rc < 0 || !capture->hit || capture->size != size) {
         return false;
     }
-    fc_h5_sink *out = d->walk->out;
-    fc_h5_put_u64(out, capture->address);
-    fc_h5_put_u64(out, size);
-    fc_h5_put_u64(out, mask);
-    for (int k = 0; k < d->ndim; k++) {
-        fc_h5_put_u64(out, at[k]);
-    }
-    list->found++;
-    if (++list->count == FC_H5_CHUNKS_PER_RECORD) {
-        end_chunks(list);
-        atomic_fetch_add(&d->walk->shared->beats, 1);
-        begin_chunks(list);
-    }
-    return !out->failed;
+    const fc_h5_indexed_chunk c = {capture->address, size, mask, at};
+    return add_chunk(list, &c);
 }
 
 /* Queries every chunk of the grid, which is fast for each. */
@@ -105,10 +113,26 @@ static bool list_by_number(chunk_list *list, hsize_t stored) {
     return true;
 }
 
+static bool add_indexed(void *context, const fc_h5_indexed_chunk *c) {
+    return add_chunk(context, c);
+}
+
+/* Reads the index as bytes. */
+static bool list_by_index(chunk_list *list) {
+    const fc_h5_chunked *d = list->d;
+    hsize_t most[H5S_MAX_RANK];
+    const fc_h5_chunk_grid grid = {d->ndim, d->dims, most, d->chunk};
+    return H5Sget_simple_extent_dims(d->space, NULL, most) == d->ndim &&
+           fc_h5_index_walk(d->walk->source, d->index, &grid, add_indexed, list);
+}
+
 fc_h5_way fc_h5_choose_way(const fc_h5_chunked *d, hsize_t *stored) {
     const double by_grid_cost = 0.5e-6, by_number_cost = 50e-9, patience = 120; /* seconds, measured on 1.10.8 */
     double grid = 1;
     *stored = 0;
+    if (d->index) {
+        return FC_H5_BY_INDEX;
+    }
     for (int k = 0; k < d->ndim; k++) {
         grid *= (double)((d->dims[k] - 1) / d->chunk[k] + 1);
     }
@@ -129,8 +153,13 @@ fc_h5_way fc_h5_choose_way(const fc_h5_chunked *d, hsize_t *stored) {
 bool fc_h5_send_chunks(const fc_h5_chunked *d, fc_h5_way way, hsize_t stored) {
     chunk_list list = {.d = d};
     begin_chunks(&list);
-    bool ok = way == FC_H5_BY_GRID ? list_by_grid(&list) : list_by_number(&list, stored);
+    bool ok = way == FC_H5_BY_INDEX  ? list_by_index(&list)
+              : way == FC_H5_BY_GRID ? list_by_grid(&list)
+                                     : list_by_number(&list, stored);
     end_chunks(&list);
+    if (way == FC_H5_BY_INDEX) {
+        return ok && !d->walk->capture->failed;
+    }
     /* libhdf5 also reports "not stored" if it cannot read the index, and missing chunks would become fill values. */
     return ok && list.found == stored && !d->walk->capture->failed;
 }

@@ -3,7 +3,6 @@
  * bytes. scan_chunks.c lists its chunks.
  */
 #include "base/checked.h"
-#include "codec/filter.h"
 #include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/reader_process/types_read.h"
@@ -16,6 +15,9 @@
 
 enum { MAX_TEXT_OBJECT = 16 << 20, MAX_FILL = 64 };
 
+#define SAVE_AGAIN                                                                                                     \
+    "HDF5 2.0 compressed it, and libhdf5 cannot read that; save it again with libver=(\"earliest\", \"v110\")"
+
 /* The dataset that is described, and buffers that the record borrows. */
 typedef struct description {
     fc_h5_walk *walk;
@@ -25,6 +27,7 @@ typedef struct description {
     bool plain;      /* whether it has elements, which are stored at `address` without chunks or filters */
     haddr_t address; /* HADDR_UNDEF: its bytes are not in one place of this file */
     fc_h5_dataset record;
+    fc_h5_chunk_index index; /* its kind is not 0 if libhdf5 would misread the index of chunks */
     hsize_t dims[H5S_MAX_RANK], chunk[H5S_MAX_RANK + 1];
     int64_t shape[FC_MAX_DIMS], chunk64[FC_MAX_DIMS], global_shape[FC_MAX_DIMS], offsets[FC_MAX_DIMS];
     uint64_t total; /* bytes of all elements */
@@ -59,90 +62,6 @@ void fc_h5_scan_elsewhere(fc_h5_walk *walk, const char *path, const unsigned cha
     fc_h5_dataset d = {
         .path = path, .lists = {lists, nlists}, .where = FC_H5_ELSEWHERE, .code = FC_EUNSUPPORTED, .message = message};
     put_unreadable(walk, &d);
-}
-
-/* ---- filters ---- */
-
-/* @return the name of a filter by its number in The HDF Group's registry, for files that do not contain the name. */
-static const char *filter_name(uint32_t id) {
-    const fc_filter_info *info = fc_filter_find(id);
-    switch (id) {
-    case 307:
-        return "bzip2";
-    case 32013:
-        return "zfp";
-    case 32017:
-        return "sz";
-    case 32024:
-        return "sz3";
-    case 32026:
-        return "blosc2";
-    case H5Z_FILTER_SZIP:
-        return "szip";
-    default:
-        return info ? info->name : "a filter";
-    }
-}
-
-/* A filter of the pipeline as the file has it. */
-typedef struct stored_filter {
-    H5Z_filter_t id;
-    unsigned values[16];
-    size_t nvalues;
-    char name[128];
-    bool known;          /* the engine can undo it */
-    const char *lacking; /* the Debian package that this build lacks for that; NULL: none */
-} stored_filter;
-
-static void read_filter(const description *d, int i, stored_filter *f, fc_filter *filter) {
-    unsigned flags, config = 0;
-    *f = (stored_filter){.nvalues = sizeof f->values / sizeof *f->values};
-    f->id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &f->nvalues, f->values, sizeof f->name, f->name, &config);
-    f->name[sizeof f->name - 1] = '\0';
-    f->nvalues = f->nvalues < sizeof f->values / sizeof *f->values ? f->nvalues : sizeof f->values / sizeof *f->values;
-    /* A filter may have been made for elements of another size than those of the dataset. */
-    f->known = f->id >= 0 && fc_filter_parse((uint32_t)f->id, f->values, f->nvalues, d->record.element, filter);
-    f->lacking = f->known ? fc_filter_lacking(filter) : NULL;
-    f->known = f->known && !f->lacking;
-}
-
-static void refuse_filter(const description *d, const stored_filter *f) {
-    const char *name = f->id >= 32000 || !f->name[0] ? filter_name((uint32_t)f->id) : f->name;
-    char reason[128] = "which cannot be decoded:";
-    if (f->lacking) {
-        snprintf(reason, sizeof reason, "for which this build lacks a library: build it with the package %s, or",
-                 f->lacking);
-    }
-    fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, FC_EUNSUPPORTED,
-                          "compressed with %s (HDF5 filter %d), %s rewrite it with gzip or uncompressed", name,
-                          (int)f->id, reason);
-}
-
-/* Reads the filter pipeline into the record. The engine undoes it; else libhdf5 does, if it has all of its filters.
-   @return false, after a report, if neither can. */
-static bool read_filters(description *d, bool *library) {
-    int n = H5Pget_nfilters(d->dcpl), compressions = 0;
-    stored_filter lacking, f;
-    bool lacks = false;
-    *library = n > FC_H5_MAX_FILTERS || d->record.dtype == FC_OPAQUE;
-    for (int i = 0; i < n; i++) {
-        fc_filter filter;
-        read_filter(d, i, &f, &filter);
-        if (f.id < 0 || H5Zfilter_avail(f.id) <= 0) {
-            lacking = f;
-            lacks = true;
-        }
-        compressions += f.known && fc_filter_compresses(&filter);
-        *library |= !f.known || compressions > 1; /* the size between two compressions is unknown */
-        if (f.known && i < FC_H5_MAX_FILTERS) {
-            d->record.filters[d->record.nfilters++] = filter;
-        }
-    }
-    if (*library && lacks) {
-        refuse_filter(d, &lacking);
-        return false;
-    }
-    return n >= 0;
 }
 
 /* ---- the record ---- */
@@ -338,11 +257,20 @@ static bool locate_data(description *d, bool in_other_file, const char **text) {
         for (int k = 0; k < r->ndim; k++) {
             d->chunk64[k] = (int64_t)d->chunk[k];
         }
-        if (!read_filters(d, &library)) {
+        if (!fc_h5_scan_filters(d->walk, d->dcpl, &d->record, &library)) {
             return false;
         }
     }
     const int indirect = indirection_of(d);
+    const bool by_library = in_other_file || indirect != 0 || library || (object && layout == H5D_CHUNKED);
+    if (by_library && d->walk->newer.is_newer && layout == H5D_CHUNKED) {
+        refuse_plainly(d, FC_EUNSUPPORTED, SAVE_AGAIN);
+        return false;
+    }
+    if (d->index.kind) {
+        r->where = FC_H5_IN_CHUNKS;
+        return true;
+    }
     d->walk->capture->failed = false;
     const hsize_t stored = H5Dget_storage_size(d->dataset); /* also 0 if the index cannot be read */
     if (d->walk->capture->failed) {
@@ -356,7 +284,7 @@ static bool locate_data(description *d, bool in_other_file, const char **text) {
         *text = "its bytes cannot be read (%s)";
         return read_inline(d);
     }
-    if (in_other_file || indirect != 0 || library || (object && layout == H5D_CHUNKED)) {
+    if (by_library) {
         r->where = FC_H5_BY_LIBRARY;
         return true;
     }
@@ -399,7 +327,8 @@ static void send_record(description *d) {
     bool has_unit = r->where == FC_H5_IN_CHUNKS || (r->where == FC_H5_BY_LIBRARY && r->kind == FC_H5_TENSOR);
     r->chunk = has_unit ? d->chunk64 : NULL;
     hsize_t stored = 0;
-    fc_h5_chunked chunked = {d->walk, d->dataset, d->space, r->ndim, d->dims, d->chunk};
+    fc_h5_chunked chunked = {
+        d->walk, d->dataset, d->space, r->ndim, d->dims, d->chunk, d->index.kind ? &d->index : NULL};
     fc_h5_way way = r->where == FC_H5_IN_CHUNKS ? fc_h5_choose_way(&chunked, &stored) : FC_H5_NO_CHUNKS;
     if (way == FC_H5_TOO_SPARSE) {
         refuse_plainly(d, FC_EUNSUPPORTED, "it has too many scattered chunks to list");
@@ -437,6 +366,10 @@ static void describe_dataset(description *d, bool in_other_file) {
     if (type.cls == FC_H5_STRINGS && indirect == 2) {
         /* It was opened without the prefix for its files, so libhdf5 would silently read nothing. */
         refuse_plainly(d, FC_EUNSUPPORTED, "text in external files cannot be read");
+        return;
+    }
+    if (type.cls == FC_H5_STRINGS && d->index.kind) {
+        refuse_plainly(d, FC_EUNSUPPORTED, SAVE_AGAIN);
         return;
     }
     if (type.cls == FC_H5_STRINGS) {
@@ -491,6 +424,8 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
     d->plain = has_elements && d->address != HADDR_UNDEF && H5Dget_storage_size(dataset) > 0;
     const bool needs_properties = !d->mapped && !d->plain;
     d->dcpl = needs_properties ? H5Dget_create_plist(dataset) : H5I_INVALID_HID;
+    /* Without filters, the index is one that libhdf5 can read. */
+    d->index = d->dcpl >= 0 && H5Pget_nfilters(d->dcpl) > 0 ? walk->newer.index : (fc_h5_chunk_index){0};
     if (d->type < 0 || d->space < 0 || (d->dcpl < 0 && needs_properties)) {
         refuse_dataset(d, FC_ECORRUPT, "its header is corrupt (%s)");
     } else {

@@ -3,6 +3,7 @@
  */
 #include "hdf5/reader_process/vfd.h"
 
+#include "base/checked.h"
 #include "hdf5/reader_process/child.h"
 
 #include <errno.h>
@@ -143,14 +144,14 @@ static haddr_t vfd_get_eof(const H5FD_t *pub, H5FD_mem_t type) {
 }
 
 /* Reads `size` bytes, which must be within the file. */
-static bool read_range(vfd_file *file, haddr_t address, size_t size, unsigned char *at) {
+static bool read_bytes(int fd, fc_h5_capture *capture, haddr_t address, size_t size, unsigned char *at) {
     while (size > 0) {
-        ssize_t n = pread(file->fd, at, size, (off_t)address);
+        ssize_t n = pread(fd, at, size, (off_t)address);
         if (n < 0 && errno == EINTR) {
             continue;
         }
         if (n <= 0) {
-            file->source->capture->errnum = n < 0 ? errno : EIO;
+            capture->errnum = n < 0 ? errno : EIO;
             return false;
         }
         at += n;
@@ -158,6 +159,28 @@ static bool read_range(vfd_file *file, haddr_t address, size_t size, unsigned ch
         size -= (size_t)n;
     }
     return true;
+}
+
+static bool read_range(const vfd_file *file, haddr_t address, size_t size, unsigned char *at) {
+    return read_bytes(file->fd, file->source->capture, address, size, at);
+}
+
+bool fc_h5_vfd_read(const fc_h5_source *source, uint64_t at, size_t size, unsigned char *bytes) {
+    return fc_range_within(at, size, (uint64_t)source->st->st_size) &&
+           read_bytes(source->fd, source->capture, at, size, bytes);
+}
+
+/* Puts the patches into bytes that were read. */
+static void patch(const vfd_file *file, haddr_t address, size_t size, unsigned char *bytes) {
+    const fc_h5_patches *p = file->source->patches;
+    for (size_t i = 0; p && !file->close_fd && i < p->count; i++) {
+        for (uint32_t k = 0; k < p->items[i].size; k++) {
+            const uint64_t at = p->items[i].at + k;
+            if (at >= address && at - address < size) {
+                bytes[at - address] = p->items[i].bytes[k];
+            }
+        }
+    }
 }
 
 /* @return the window that contains the bytes; NULL if none does. */
@@ -223,6 +246,9 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
     }
     /* A read past the end means damage; it must not give zeros. */
     bool good = address <= file->eof && size <= file->eof - address && read_some(file, type, address, size, buffer);
+    if (good && type != H5FD_MEM_DRAW) {
+        patch(file, address, size, buffer);
+    }
     capture->failed |= !good;
     return good ? 0 : -1;
 }

@@ -31,6 +31,19 @@ typedef struct fc_h5_capture {
 /** Adds the name of another file that is read, unless the list has it. NULL does nothing. */
 void fc_h5_note_other(struct fc_h5_names *others, const char *name);
 
+/** Bytes that libhdf5 sees instead of those of the file. */
+typedef struct fc_h5_patch {
+    uint64_t at;
+    uint32_t size;
+    unsigned char bytes[4];
+} fc_h5_patch;
+
+/** The patches of headers. The user frees `items`. */
+typedef struct fc_h5_patches {
+    fc_h5_patch *items;
+    size_t count, cap;
+} fc_h5_patches;
+
 /** A file for the driver. It must outlive every HDF5 file opened through it. */
 typedef struct fc_h5_source {
     const char *path; /**< the name to pass to H5Fopen */
@@ -38,7 +51,11 @@ typedef struct fc_h5_source {
     const struct stat *st; /**< the attributes of fd, because the confined process cannot call fstat */
     bool may_open;         /**< whether other names may be opened from the file system */
     fc_h5_capture *capture;
+    fc_h5_patches *patches; /**< NULL: none */
 } fc_h5_source;
+
+/** Reads bytes of the source as they are in the file. @return false if it has no such bytes. */
+bool fc_h5_vfd_read(const fc_h5_source *source, uint64_t at, size_t size, unsigned char *bytes);
 
 /** Registers the driver. @return its id, or a negative number. */
 hid_t fc_h5_vfd_register(void);

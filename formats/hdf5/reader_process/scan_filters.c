@@ -1,0 +1,87 @@
+/*
+ * In the reader process: describes the filters of a dataset.
+ */
+#include "codec/filter.h"
+#include "hdf5/reader_process/scan.h"
+
+#include <stdio.h>
+
+/* @return the name of a filter by its number in The HDF Group's registry, for files that do not contain the name. */
+static const char *filter_name(uint32_t id) {
+    const fc_filter_info *info = fc_filter_find(id);
+    switch (id) {
+    case 307:
+        return "bzip2";
+    case 32013:
+        return "zfp";
+    case 32017:
+        return "sz";
+    case 32024:
+        return "sz3";
+    case 32026:
+        return "blosc2";
+    case H5Z_FILTER_SZIP:
+        return "szip";
+    default:
+        return info ? info->name : "a filter";
+    }
+}
+
+/* A filter of the pipeline as the file has it. */
+typedef struct stored_filter {
+    H5Z_filter_t id;
+    unsigned values[16];
+    size_t nvalues;
+    char name[128];
+    bool known;          /* the engine can undo it */
+    const char *lacking; /* the Debian package that this build lacks for that; NULL: none */
+} stored_filter;
+
+static void read_filter(hid_t dcpl, int i, uint32_t element, stored_filter *f, fc_filter *filter) {
+    unsigned flags, config = 0;
+    *f = (stored_filter){.nvalues = sizeof f->values / sizeof *f->values};
+    f->id = H5Pget_filter2(dcpl, (unsigned)i, &flags, &f->nvalues, f->values, sizeof f->name, f->name, &config);
+    f->name[sizeof f->name - 1] = '\0';
+    f->nvalues = f->nvalues < sizeof f->values / sizeof *f->values ? f->nvalues : sizeof f->values / sizeof *f->values;
+    /* A filter may have been made for elements of another size than those of the dataset. */
+    f->known = f->id >= 0 && fc_filter_parse((uint32_t)f->id, f->values, f->nvalues, element, filter);
+    f->lacking = f->known ? fc_filter_lacking(filter) : NULL;
+    f->known = f->known && !f->lacking;
+}
+
+static void refuse_filter(fc_h5_walk *walk, const fc_h5_dataset *d, const stored_filter *f) {
+    const char *name = f->id >= 32000 || !f->name[0] ? filter_name((uint32_t)f->id) : f->name;
+    char reason[128] = "which cannot be decoded:";
+    if (f->lacking) {
+        snprintf(reason, sizeof reason, "for which this build lacks a library: build it with the package %s, or",
+                 f->lacking);
+    }
+    fc_h5_scan_unreadable(walk, d->path, d->lists.data, d->lists.size, FC_EUNSUPPORTED,
+                          "compressed with %s (HDF5 filter %d), %s rewrite it with gzip or uncompressed", name,
+                          (int)f->id, reason);
+}
+
+bool fc_h5_scan_filters(fc_h5_walk *walk, hid_t dcpl, fc_h5_dataset *d, bool *library) {
+    int n = H5Pget_nfilters(dcpl), compressions = 0;
+    stored_filter lacking, f;
+    bool lacks = false;
+    *library = n > FC_H5_MAX_FILTERS || d->dtype == FC_OPAQUE;
+    for (int i = 0; i < n; i++) {
+        fc_filter filter;
+        read_filter(dcpl, i, d->element, &f, &filter);
+        if (f.id < 0 || H5Zfilter_avail(f.id) <= 0) {
+            lacking = f;
+            lacks = true;
+        }
+        compressions += f.known && fc_filter_compresses(&filter);
+        *library |= !f.known || compressions > 1; /* the size between two compressions is unknown */
+        if (f.known && i < FC_H5_MAX_FILTERS) {
+            d->filters[d->nfilters++] = filter;
+        }
+    }
+    if (*library && lacks) {
+        refuse_filter(walk, d, &lacking);
+        return false;
+    }
+    return n >= 0;
+}
