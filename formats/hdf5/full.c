@@ -52,16 +52,15 @@ out:
     return rc;
 }
 
-/* Makes a dataset for the attributes, which is in no file. */
-static fc_code attributes_dataset(fc_arena *arena, const char *path, const fc_h5_file *file, fc_h5_dataset **out,
-                                  fc_error *err) {
+/* Makes a dataset for JSON text, which is in no dataset of the file. */
+static fc_code text_dataset(fc_arena *arena, const char *path, fc_h5_bytes text, fc_h5_dataset **out, fc_error *err) {
     static const unsigned char no_list[1];
     fc_h5_dataset *d = *out = fc_arena_calloc(arena, 1, sizeof *d);
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
     FC_NEED(d && shape, err, path);
-    FC_TRY(join_attributes(arena, path, file, &d->bytes, err));
+    d->bytes = text;
     shape[0] = (int64_t)d->bytes.size;
-    d->path = "@attributes";
+    d->path = path;
     d->lists = (fc_h5_bytes){no_list, 1};
     d->kind = FC_H5_OBJECT;
     d->where = FC_H5_IN_RECORD;
@@ -123,13 +122,14 @@ static fc_code check_encoding(fc_checkpoint *checkpoint, fc_h5_dataset *d, fc_er
     return rc;
 }
 
-static fc_code add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, bool ours, fc_tensor *tensor, fc_error *err) {
-    const char *path = checkpoint->files[0].path;
+fc_code fc_h5_add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t file, bool ours, fc_tensor *tensor,
+                          fc_error *err) {
+    const char *path = checkpoint->files[file].path;
     fc_h5_chunks chunks = {.arena = checkpoint->arena};
     FC_TRY(ours ? fc_h5_check_dtype(d, path, err) : FC_OK);
     FC_TRY(ours ? check_encoding(checkpoint, d, err) : FC_OK);
     fc_code rc;
-    FC_TRY_GOTO(fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err), rc, out);
+    FC_TRY_GOTO(fc_h5_add_chunks(checkpoint, d, file, NULL, FC_NO_RANK, &chunks, err), rc, out);
     FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, d, ours, path, tensor, err), rc, out);
 out:
     tensor->chunks = chunks.items;
@@ -138,9 +138,16 @@ out:
 }
 
 fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err) {
+    fc_h5_bytes text = {NULL, 0};
+    FC_TRY(join_attributes(checkpoint->arena, checkpoint->path, file, &text, err));
+    return fc_h5_add_text(checkpoint, "@attributes", text, tensor, err);
+}
+
+fc_code fc_h5_add_text(fc_checkpoint *checkpoint, const char *path, fc_h5_bytes text, fc_tensor *tensor,
+                       fc_error *err) {
     fc_h5_dataset *d;
-    FC_TRY(attributes_dataset(checkpoint->arena, checkpoint->path, file, &d, err));
-    return add_dataset(checkpoint, d, false, tensor, err);
+    FC_TRY(text_dataset(checkpoint->arena, path, text, &d, err));
+    return fc_h5_add_dataset(checkpoint, d, 0, false, tensor, err);
 }
 
 /* The checkpoint that is built of one file. */
@@ -186,7 +193,7 @@ static fc_code build_manifest(void *context, size_t index, const fc_h5_file *fil
         if (view && strncmp(file->datasets[i].path, FC_H5_VIEW_PIECES "/", sizeof FC_H5_VIEW_PIECES) == 0) {
             continue; /* the sources of its virtual datasets */
         }
-        FC_TRY(add_dataset(checkpoint, &file->datasets[i], ours, &tensors[count++], err));
+        FC_TRY(fc_h5_add_dataset(checkpoint, &file->datasets[i], 0, ours, &tensors[count++], err));
     }
     if (file->nattributes > 0) {
         FC_TRY(fc_h5_add_attributes(checkpoint, file, &tensors[count++], err));

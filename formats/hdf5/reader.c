@@ -13,6 +13,7 @@
 #include "codec/filter.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
+#include "hdf5/keras.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/tables.h"
 #include "io/directory.h"
@@ -63,7 +64,7 @@ static bool is_own_name(const char *name) {
 }
 
 bool fc_h5_probe(const fc_probe *probe) {
-    return file_has_signature(probe);
+    return file_has_signature(probe) || fc_keras_is_index(probe) || fc_keras_is_archive(probe);
 }
 
 bool fc_h5_has_signature(const char *path) {
@@ -96,6 +97,15 @@ static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *option
     FC_TRY(fc_is_directory(checkpoint->path, &is_directory, err));
     if (is_directory) {
         return fc_h5_open_sharded(checkpoint, checkpoint->path, options, err);
+    }
+    unsigned char head[4096];
+    fc_probe probe = {.path = checkpoint->path, .head = head, .head_size = sizeof head};
+    FC_TRY(fc_read_head(checkpoint->path, head, &probe.head_size, err));
+    if (fc_keras_is_index(&probe)) {
+        return fc_keras_open_index(checkpoint, options, err);
+    }
+    if (fc_keras_is_archive(&probe)) {
+        return fc_keras_open_archive(checkpoint, options, err);
     }
     if (is_named(checkpoint->path, "index.h5")) {
         const char *directory = directory_of(checkpoint->arena, checkpoint->path);
@@ -387,7 +397,7 @@ static void make_box_job(void *context, const fc_h5_request *request, int input,
         box->offsets[k] = chunk->dims[k] - (stored->base ? stored->base[k] : 0);
     }
     box->keep = input;
-    box->input = (fc_h5_input){.path = checkpoint->files[stored->file].path, .fd = input};
+    box->input = (fc_h5_input){.path = checkpoint->files[stored->file].path, .fd = input, .span = state->span};
     box->scan = (fc_h5_scan){.inputs = &box->input,
                              .ninputs = 1,
                              .follow_external = state->follow_external,

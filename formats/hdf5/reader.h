@@ -31,6 +31,7 @@ typedef struct fc_h5_state {
     const int64_t **box_dims; /**< per compressed box: its offsets and sizes; NULL if no box is compressed */
     atomic_bool *known;       /**< by rank: whether the file is known to be the one that index.h5 describes */
     fc_h5_starter starter;    /**< used if a dataset is read through libhdf5 */
+    fc_h5_span span;          /**< where the HDF5 file is in its file; the length is 0 if it is all of it */
     fc_h5_server *server;     /**< reads headers while the checkpoint is opened; NULL: each file has its process */
 } fc_h5_state;
 
@@ -61,6 +62,10 @@ fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count
 fc_code fc_h5_scan_files_by(fc_h5_server *server, fc_arena *arena, const char *const *paths, size_t count,
                             size_t datasets, bool follow_external, fc_h5_visit visit, void *context, fc_error *err);
 
+/** Like fc_h5_scan_files_by for one file, whose HDF5 file is at `span`. Offsets are from its start. */
+fc_code fc_h5_scan_span(fc_h5_server *server, fc_arena *arena, const char *path, const fc_h5_span *span,
+                        bool follow_external, fc_h5_visit visit, void *context, fc_error *err);
+
 /**
  * Adds the chunks of one dataset at `base` of a tensor (NULL: the dataset is the whole tensor), written by `rank`. An
  * object and an unreadable dataset become one chunk.
@@ -87,6 +92,13 @@ fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *datase
 
 /** @return FC_ECORRUPT if the attribute `dtype` of one of our datasets contradicts its HDF5 type. */
 fc_code fc_h5_check_dtype(const fc_h5_dataset *dataset, const char *path, fc_error *err);
+
+/** Makes `tensor` a dataset of file `file`. `ours`: this program wrote it. */
+fc_code fc_h5_add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *dataset, uint32_t file, bool ours,
+                          fc_tensor *tensor, fc_error *err);
+
+/** Makes `tensor` an object called `path` with JSON text. Both are in the checkpoint's arena, or static. */
+fc_code fc_h5_add_text(fc_checkpoint *checkpoint, const char *path, fc_h5_bytes text, fc_tensor *tensor, fc_error *err);
 
 /** Makes `tensor` the object with the file's foreign attributes, see full.c. */
 fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err);

@@ -1,9 +1,11 @@
 """HDF5 files of other programs, which need more than stock libhdf5: every command on what those programs wrote, with the truth next
 to it, and on damaged copies."""
 
+import hashlib
 import json
 import os
 import shutil
+import zipfile
 
 import harness
 
@@ -22,10 +24,10 @@ class Others(harness.Case):
     def every_command(self, source):
         """Converts the source in every way, and compares the results with it."""
         self.ok("consolidate", source, "-o", "full.h5", "-q")
-        self.ok("consolidate", source, "-o", "full.safetensors", "--exclude", "@attributes", "-q")
+        self.ok("consolidate", source, "-o", "full.safetensors", "--exclude", "@*", "-q")
         self.ok("reshard", source, "-o", "dp2", "--to", "dcp", "--dp", "2", "-q")
         for target in ("full.h5", "full.safetensors", "dp2"):
-            self.ok("diff", source, target, "--exclude", "@attributes", "-q")
+            self.ok("diff", source, target, "--exclude", "@*", "-q")
             self.ok("verify", target, "-q")
         self.ok("verify", source, "-q")
         self.ok("check", source, "--against", "full.h5", "-q")
@@ -71,6 +73,112 @@ class Filters(Others):
                        contains=["compressed with %s (HDF5 filter %d), which cannot be decoded: rewrite it with gzip" % (name, number)])
         self.fails(5, "consolidate", source, "-o", "y.h5", "--include", "f4.blosc-snappy", contains=["Blosc compressed it with Snappy"])
         self.ok("consolidate", source, "-o", "y.h5", "--include", "f4.plain", "-q")
+
+
+class Keras(Others):
+    """tests/corpus/make_keras.py"""
+
+    HOME = os.path.join(os.path.dirname(harness.CORPUS), "keras")
+    SHARDS = ["sharded_%05d.weights.h5" % i for i in range(3)]
+
+    def take(self, *names):
+        for name in names:
+            shutil.copy(os.path.join(self.HOME, name), self.dir)
+
+    def index(self, change):
+        """The index of the shards after `change`."""
+        self.take("sharded.weights.json", *self.SHARDS)
+        with open(self.path("sharded.weights.json")) as f:
+            index = json.load(f)
+        change(index["weight_map"])
+        with open(self.path("sharded.weights.json"), "w") as f:
+            json.dump(index, f)
+
+    def archive(self, change, method=zipfile.ZIP_STORED):
+        """The archive with `change` made to its members."""
+        with zipfile.ZipFile(os.path.join(self.HOME, "model.keras")) as old:
+            members = {i.filename: old.read(i) for i in old.infolist()}
+        change(members)
+        with zipfile.ZipFile(self.path("x.keras"), "w", method) as new:
+            for name, data in members.items():
+                new.writestr(name, data)
+
+    def test_every_command(self):
+        for name in ("model.keras", "sharded.weights.json"):
+            self.every_command(os.path.join(self.HOME, name))
+            shutil.rmtree(self.path("dp2"))
+            for made in ("full.h5", "full.safetensors"):
+                os.remove(self.path(made))
+
+    def test_elements_are_those_of_the_model(self):
+        with open(os.path.join(self.HOME, "expected.json")) as f:
+            expected = json.load(f)
+        for source in ("model.keras", "sharded.weights.json", "model.weights.h5"):
+            source = os.path.join(self.HOME, source)
+            listed = {t["name"]: t for t in json.loads(self.ok("inspect", source, "--json"))["tensors"]}
+            self.assertEqual(set(listed), set(expected))
+            for name, want in expected.items():
+                self.assertEqual((listed[name]["dtype"], listed[name]["shape"]), (want["dtype"], want["shape"]))
+                self.assertEqual(hashlib.sha256(self.raw(source, name)).hexdigest(), want["sha256"], name)
+
+    def test_the_configuration_is_kept(self):
+        source = os.path.join(self.HOME, "model.keras")
+        with zipfile.ZipFile(source) as archive:
+            config = json.loads(archive.read("config.json"))
+        self.assertEqual(json.loads(self.ok("extract", source, "@config.json", "--to", "json")), config)
+        self.assertIn("3.15.1", self.ok("extract", source, "@metadata.json", "--to", "json"))
+        for source in (source, os.path.join(self.HOME, "sharded.weights.json")):
+            attributes = json.loads(self.ok("extract", source, "@attributes", "--to", "json"))
+            self.assertEqual(attributes["/layers/dense_1/vars"], {"name": "second"})
+
+    def test_an_index_with_one_file_per_group(self):
+        def flatten(groups):  # as older versions wrote it
+            for group in groups:
+                groups[group] = groups[group][0]
+
+        self.index(flatten)
+        self.ok("inspect", "sharded.weights.json")
+
+    def test_lies_of_an_index(self):
+        for file, text in (("../sharded_00000.weights.h5", "the index may be hostile"), ("/etc/passwd", "the index may be hostile"),
+                           ("sharded_00007.weights.h5", "which is missing"), ("sharded_00001.weights.h5", "but it is not"), (7, "not a string")):
+            self.index(lambda groups: groups.update({"/layers/dense/vars": [file]}))
+            self.fails(3, "inspect", "sharded.weights.json", contains=["sharded.weights.json", text])
+        self.index(dict.clear)
+        self.fails(3, "inspect", "sharded.weights.json", contains=["weight_map is missing or empty"])
+        with open(self.path("sharded.weights.json"), "a") as f:
+            f.write("x")
+        self.fails(3, "inspect", "sharded.weights.json", contains=["not JSON"])
+        self.index(lambda groups: None)
+        shutil.copy(self.path("sharded_00001.weights.h5"), self.path("sharded_00002.weights.h5"))
+        self.fails(3, "inspect", "sharded.weights.json", contains=["is in another file of the index, too"])
+
+    def test_archives_that_cannot_be_read_in_place(self):
+        self.archive(lambda members: None, zipfile.ZIP_DEFLATED)
+        self.fails(5, "inspect", "x.keras", contains=["model.weights.h5 is compressed in the archive: unzip it"])
+        self.archive(lambda members: members.update({"assets/words.txt": b"a"}))
+        self.fails(5, "inspect", "x.keras", contains=["assets/words.txt", "unzip it, and use its model.weights.h5"])
+        self.archive(lambda members: members.pop("model.weights.h5"))
+        self.fails(3, "inspect", "x.keras", contains=["without model.weights.h5"])
+        self.archive(lambda members: members.update({"config.json": b"{"}))
+        self.fails(3, "inspect", "x.keras", contains=["config.json is damaged: not JSON"])
+
+    def test_damaged_archives(self):
+        self.archive(lambda members: members.update({"model.weights.h5": members["model.weights.h5"][:9000]}))
+        self.fails(3, "inspect", "x.keras", contains=["x.keras", "truncated"])
+        self.archive(lambda members: members.update({"model.weights.h5": b"no"}))
+        self.fails(3, "inspect", "x.keras", contains=["x.keras"])
+        self.take("model.keras")
+        os.truncate(self.path("model.keras"), 20000)
+        self.fails(3, "inspect", "model.keras", contains=["model.keras"])
+
+    def test_chunks_in_an_archive(self):
+        """Filters, and datasets that libhdf5 decodes, at their places in the archive."""
+        for corpus in ("h5-layouts.h5", "h5-packed.h5"):
+            with open(os.path.join(harness.CORPUS, corpus), "rb") as f:
+                data = f.read()
+            self.archive(lambda members: members.update({"model.weights.h5": data}))
+            self.ok("diff", "x.keras", os.path.join(harness.CORPUS, corpus), "--exclude", "@*", "-q")
 
 
 if __name__ == "__main__":

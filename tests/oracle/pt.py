@@ -262,7 +262,7 @@ def refusals(program, home, corpus):
     numpy.savez(home / "arrays.npz", a=numpy.ones(3))
     refused(program, home / "arrays.npz", 5, "NumPy archive")
     with zipfile.ZipFile(home / "model.keras", "w") as archive:
-        for name in "metadata.json", "config.json", "model.weights.h5":
+        for name in "model.weights.h5", "metadata.json", "config.json":  # another order than Keras'
             archive.writestr(name, "{}")
     refused(program, home / "model.keras", 5, "use its model.weights.h5")
     import tarfile

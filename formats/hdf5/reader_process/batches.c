@@ -25,7 +25,8 @@ typedef struct batch {
     size_t first, count;
 } batch;
 
-static fc_code start_batch(batch *b, const char *const *paths, size_t first, size_t count, bool follow, fc_error *err) {
+static fc_code start_batch(batch *b, const char *const *paths, size_t first, size_t count, const fc_h5_span *span,
+                           bool follow, fc_error *err) {
     int keep[FILES_PER_CHILD];
     fc_code rc = FC_OK;
     b->first = first;
@@ -33,6 +34,8 @@ static fc_code start_batch(batch *b, const char *const *paths, size_t first, siz
         fc_h5_input *input = &b->inputs[b->count];
         input->path = paths[first + b->count];
         FC_TRY_GOTO(fc_open_input(input->path, &input->fd, &b->sizes[b->count], err), rc, out);
+        input->span = *span;
+        b->sizes[b->count] = span->length ? span->length : b->sizes[b->count];
         keep[b->count] = input->fd;
     }
     b->scan = (fc_h5_scan){.inputs = b->inputs, .ninputs = b->count, .follow_external = follow};
@@ -99,9 +102,11 @@ static size_t files_per_child(size_t count, size_t datasets, size_t processes) {
     return share < most ? share : most;
 }
 
+static const fc_h5_span whole = {0, 0};
+
 /* Reads the files from number `from` on in processes of their own. */
-static fc_code scan_apart(fc_arena *arena, const char *const *paths, size_t from, size_t count, size_t datasets,
-                          bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
+static fc_code scan_apart(fc_arena *arena, const char *const *paths, size_t from, size_t count, const fc_h5_span *span,
+                          size_t datasets, bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
     size_t ahead = processors(), per_child = files_per_child(count, datasets, ahead), started = 0, taken = 0;
     size_t next = from;
     fc_code rc = FC_OK;
@@ -110,7 +115,7 @@ static fc_code scan_apart(fc_arena *arena, const char *const *paths, size_t from
     while (taken < started || next < count) {
         while (next < count && started - taken < ahead) {
             size_t n = count - next < per_child ? count - next : per_child;
-            FC_TRY_GOTO(start_batch(&ring[started % ahead], paths, next, n, follow_external, err), rc, out);
+            FC_TRY_GOTO(start_batch(&ring[started % ahead], paths, next, n, span, follow_external, err), rc, out);
             started++;
             next += n;
         }
@@ -125,31 +130,43 @@ out:
 
 fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
                          fc_h5_visit visit, void *context, fc_error *err) {
-    return scan_apart(arena, paths, 0, count, datasets, follow_external, visit, context, err);
+    return scan_apart(arena, paths, 0, count, &whole, datasets, follow_external, visit, context, err);
 }
 
 /* Reads a file in the process that a command has for all of them. `*available`: whether there is one. */
-static fc_code scan_by_server(fc_h5_server *server, fc_arena *arena, const char *path, bool follow_external,
-                              fc_h5_file *file, bool *available, fc_error *err) {
-    fc_h5_given given = {.path = path, .follow_external = follow_external};
+static fc_code scan_by_server(fc_h5_server *server, fc_arena *arena, const char *path, const fc_h5_span *span,
+                              bool follow_external, fc_h5_file *file, bool *available, fc_error *err) {
+    fc_h5_given given = {.path = path, .follow_external = follow_external, .span = *span};
     FC_TRY(fc_open_input(path, &given.fd, &given.size, err));
+    given.size = span->length ? span->length : given.size;
     const fc_code rc = fc_h5_server_read(server, &given, arena, file, available, err);
     close(given.fd);
     return rc;
 }
 
-fc_code fc_h5_scan_files_by(fc_h5_server *server, fc_arena *arena, const char *const *paths, size_t count,
-                            size_t datasets, bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
+static fc_code scan_by(fc_h5_server *server, fc_arena *arena, const char *const *paths, size_t count,
+                       const fc_h5_span *span, size_t datasets, bool follow_external, fc_h5_visit visit, void *context,
+                       fc_error *err) {
     bool available = server && count <= files_per_child(count, datasets, processors());
     fc_error local, *reason = err ? err : &local;
     size_t done = 0;
     while (available && done < count) {
         fc_h5_file file;
-        FC_TRY(scan_by_server(server, arena, paths[done], follow_external, &file, &available, reason));
+        FC_TRY(scan_by_server(server, arena, paths[done], span, follow_external, &file, &available, reason));
         if (available) {
             FC_TRY(visit(context, done++, &file, reason));
         }
     }
     return done == count ? FC_OK
-                         : scan_apart(arena, paths, done, count, datasets, follow_external, visit, context, err);
+                         : scan_apart(arena, paths, done, count, span, datasets, follow_external, visit, context, err);
+}
+
+fc_code fc_h5_scan_files_by(fc_h5_server *server, fc_arena *arena, const char *const *paths, size_t count,
+                            size_t datasets, bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
+    return scan_by(server, arena, paths, count, &whole, datasets, follow_external, visit, context, err);
+}
+
+fc_code fc_h5_scan_span(fc_h5_server *server, fc_arena *arena, const char *path, const fc_h5_span *span,
+                        bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
+    return scan_by(server, arena, &path, 1, span, 0, follow_external, visit, context, err);
 }

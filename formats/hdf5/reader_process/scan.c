@@ -105,37 +105,6 @@ void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) {
 
 /* ---- attributes ---- */
 
-/* @return a list of strings, joined with newlines; the caller frees it. */
-static char *read_names(hid_t object, const char *name) {
-    char *joined = NULL, **values = NULL;
-    if (H5Aexists(object, name) <= 0) {
-        return NULL;
-    }
-    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
-    hid_t space = H5Aget_space(attribute), type = H5Aget_type(attribute);
-    hssize_t n = H5Sget_simple_extent_npoints(space);
-    if (H5Tis_variable_str(type) > 0 && n > 0 && n <= FC_MAX_MESH_DIMS) {
-        values = fc_h5_child_calloc((size_t)n, sizeof *values);
-        if (H5Aread(attribute, type, values) >= 0) {
-            size_t size = 1;
-            for (hssize_t i = 0; i < n; i++) {
-                size += (values[i] ? strlen(values[i]) : 0) + 1;
-            }
-            joined = fc_h5_child_calloc(1, size);
-            for (hssize_t i = 0; i < n; i++) {
-                strcat(joined, i ? "\n" : "");
-                strcat(joined, values[i] ? values[i] : "");
-            }
-            H5Dvlen_reclaim(type, space, H5P_DEFAULT, values);
-        }
-    }
-    free(values);
-    H5Tclose(type);
-    H5Sclose(space);
-    H5Aclose(attribute);
-    return joined;
-}
-
 typedef struct attributes {
     fc_text text;     /* foreign attributes as JSON */
     uint32_t present; /* the schema's attributes that are present: a set of fc_h5_attribute */
@@ -205,7 +174,7 @@ static bool send_root(fc_h5_walk *walk) {
     if (walk->ours) {
         layout = fc_h5_attribute_text(walk->file, name_of(FC_H5_A_LAYOUT));
         producer = fc_h5_attribute_text(walk->file, name_of(FC_H5_A_PRODUCER));
-        names = read_names(walk->file, name_of(FC_H5_A_MESH_NAMES));
+        names = fc_h5_read_names(walk->file, name_of(FC_H5_A_MESH_NAMES));
         root.rank = fc_h5_read_i64s(walk->file, name_of(FC_H5_A_RANK), &rank, 1) == 1 ? rank : -1;
         root.world_size = fc_h5_read_i64s(walk->file, name_of(FC_H5_A_WORLD_SIZE), &world, 1) == 1 ? world : -1;
         walk->copies = root.world_size >= 0;
@@ -420,6 +389,9 @@ void fc_h5_scan_prepare(void *context) {
         if (fstat(scan->inputs[i].fd, &scan->inputs[i].st) != 0) {
             scan->inputs[i].st = (struct stat){0};
         }
+        if (scan->inputs[i].span.length > 0) {
+            scan->inputs[i].st.st_size = (off_t)scan->inputs[i].span.length;
+        }
     }
 }
 
@@ -427,12 +399,14 @@ bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sin
     fc_h5_names others = {0};
     fc_h5_capture capture = {.others = scan->follow_external ? &others : NULL};
     fc_h5_patches patches = {0};
-    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture, &patches};
+    fc_h5_source source = {input->path, input->fd, &input->st,        scan->follow_external,
+                           &capture,    &patches,  input->span.offset};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
     walk.source = &source;
     walk.file = H5I_INVALID_HID;
     unsigned char head[9]; /* the signature, and the version of the superblock */
-    walk.superblock = pread(input->fd, head, sizeof head, 0) == sizeof head ? head[8] : 0;
+    uint64_t address;
+    walk.superblock = pread(input->fd, head, sizeof head, (off_t)input->span.offset) == sizeof head ? head[8] : 0;
     H5O_info_t info;
     bool ok = false;
     hid_t root = H5I_INVALID_HID;
@@ -440,7 +414,6 @@ bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sin
     trail *t = fc_h5_child_calloc(1, sizeof *t);
     char *path = fc_h5_child_calloc(1, MAX_PATH_BYTES);
     snprintf(shared->where, sizeof shared->where, "the superblock");
-    uint64_t address;
     if (fc_h5_newer_root(&source, &address)) {
         fc_h5_newer_patch(&source, address, &walk.newer);
     }

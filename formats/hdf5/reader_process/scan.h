@@ -13,7 +13,8 @@
 typedef struct fc_h5_input {
     const char *path;
     int fd;
-    struct stat st; /**< set by fc_h5_scan_prepare */
+    struct stat st; /**< set by fc_h5_scan_prepare. Its size is that of the HDF5 file */
+    fc_h5_span span;
 } fc_h5_input;
 
 /** A job for fc_h5_child_start: the context of fc_h5_scan_run and fc_h5_box_run. */

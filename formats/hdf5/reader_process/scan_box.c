@@ -235,7 +235,8 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
                            .fd = scan->inputs->fd,
                            .st = &scan->inputs->st,
                            .may_open = scan->follow_external,
-                           .capture = &capture};
+                           .capture = &capture,
+                           .base = scan->inputs->span.offset};
     fc_h5_walk walk = {.out = &out};
     unsigned char *bytes = NULL;
     snprintf(shared->where, sizeof shared->where, "dataset /%s", scan->dataset);

@@ -102,6 +102,8 @@ static bool send_file(const fc_h5_server *server, const fc_h5_given *given) {
     if (length >= sizeof request.path || fstat(given->fd, &request.st) != 0) {
         return false;
     }
+    request.span = given->span;
+    request.st.st_size = (off_t)given->size;
     memcpy(request.path, given->path, length + 1);
     struct iovec bytes = {&request, offsetof(fc_h5_file_request, path) + length + 1};
     struct msghdr message = {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "hdf5/reader_process/records.h"
+#include "hdf5/reader_process/vfd.h"
 
 #include <limits.h>
 #include <sys/stat.h>
@@ -19,11 +20,13 @@ typedef struct fc_h5_given {
     int fd;
     uint64_t size;
     bool follow_external;
+    fc_h5_span span; /**< `size` is its length, unless that is 0 */
 } fc_h5_given;
 
 /** A request, in one message with the descriptor: the attributes of the file, and its path with the final NUL. */
 typedef struct fc_h5_file_request {
     struct stat st;
+    fc_h5_span span;
     char path[PATH_MAX];
 } fc_h5_file_request;
 

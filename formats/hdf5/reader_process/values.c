@@ -3,6 +3,7 @@
  */
 #include "hdf5/reader_process/values.h"
 
+#include "fsdpckpt/mesh.h"
 #include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/types_read.h"
 
@@ -284,4 +285,34 @@ int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t 
     H5Sclose(space);
     H5Aclose(attribute);
     return count;
+}
+
+char *fc_h5_read_names(hid_t object, const char *name) {
+    char *joined = NULL, **values = NULL;
+    if (H5Aexists(object, name) <= 0) {
+        return NULL;
+    }
+    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
+    hid_t space = H5Aget_space(attribute), type = H5Aget_type(attribute);
+    hssize_t n = H5Sget_simple_extent_npoints(space);
+    if (H5Tis_variable_str(type) > 0 && n > 0 && n <= FC_MAX_MESH_DIMS) {
+        values = fc_h5_child_calloc((size_t)n, sizeof *values);
+        if (H5Aread(attribute, type, values) >= 0) {
+            size_t size = 1;
+            for (hssize_t i = 0; i < n; i++) {
+                size += (values[i] ? strlen(values[i]) : 0) + 1;
+            }
+            joined = fc_h5_child_calloc(1, size);
+            for (hssize_t i = 0; i < n; i++) {
+                strcat(joined, i ? "\n" : "");
+                strcat(joined, values[i] ? values[i] : "");
+            }
+            H5Dvlen_reclaim(type, space, H5P_DEFAULT, values);
+        }
+    }
+    free(values);
+    H5Tclose(type);
+    H5Sclose(space);
+    H5Aclose(attribute);
+    return joined;
 }

@@ -33,3 +33,6 @@ bool fc_h5_read_u64(hid_t object, const char *name, uint64_t *value);
  * too long.
  */
 int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t max);
+
+/** @return the strings of an attribute, joined with newlines, which the caller frees; NULL if it has none. */
+char *fc_h5_read_names(hid_t object, const char *name);

@@ -162,12 +162,13 @@ static bool read_bytes(int fd, fc_h5_capture *capture, haddr_t address, size_t s
 }
 
 static bool read_range(const vfd_file *file, haddr_t address, size_t size, unsigned char *at) {
-    return read_bytes(file->fd, file->source->capture, address, size, at);
+    const uint64_t base = file->close_fd ? 0 : file->source->base;
+    return read_bytes(file->fd, file->source->capture, base + address, size, at);
 }
 
 bool fc_h5_vfd_read(const fc_h5_source *source, uint64_t at, size_t size, unsigned char *bytes) {
     return fc_range_within(at, size, (uint64_t)source->st->st_size) &&
-           read_bytes(source->fd, source->capture, at, size, bytes);
+           read_bytes(source->fd, source->capture, source->base + at, size, bytes);
 }
 
 /* Puts the patches into bytes that were read. */

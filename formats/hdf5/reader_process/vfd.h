@@ -44,14 +44,21 @@ typedef struct fc_h5_patches {
     size_t count, cap;
 } fc_h5_patches;
 
+/** Where an HDF5 file is in another file. */
+typedef struct fc_h5_span {
+    uint64_t offset, length; /**< in bytes; a length of 0 is the whole file */
+} fc_h5_span;
+
 /** A file for the driver. It must outlive every HDF5 file opened through it. */
 typedef struct fc_h5_source {
     const char *path; /**< the name to pass to H5Fopen */
     int fd;
-    const struct stat *st; /**< the attributes of fd, because the confined process cannot call fstat */
+    const struct stat *st; /**< the attributes of fd, because the confined process cannot call fstat. Its size is that
+                              of the HDF5 file */
     bool may_open;         /**< whether other names may be opened from the file system */
     fc_h5_capture *capture;
     fc_h5_patches *patches; /**< NULL: none */
+    uint64_t base;          /**< offset of the HDF5 file in the file */
 } fc_h5_source;
 
 /** Reads bytes of the source as they are in the file. @return false if it has no such bytes. */
