@@ -12,6 +12,7 @@
 #include "dcp/dcp.h"
 #include "dcp/extent.h"
 #include "dcp/files.h"
+#include "dcp/packed.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 
@@ -211,6 +212,7 @@ const fc_format fc_format_accelerate = {
             .close = accelerate_close,
             .rest = fc_dcp_rest,
             .extent = fc_dcp_extent,
+            .read = fc_dcp_read,
             .object_json = fc_dcp_object_json,
             .digest = fc_dcp_digest,
             .check_object = fc_dcp_check_object,

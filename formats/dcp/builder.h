@@ -36,7 +36,8 @@ typedef struct fc_dcp_builder {
 enum {
     DCP_ARCHIVE,  /* a torch.save archive. If fc_dcp_in_safetensors, an item of safetensors whose file is missing */
     DCP_IN_PLACE, /* in safetensors: the chunk's offset and length are those of its data */
-    DCP_LOST      /* missing; only in a refused tensor */
+    DCP_LOST,     /* missing; only in a refused tensor */
+    DCP_PACKED    /* a zstd stream of a torch.save archive: see packed.h */
 };
 
 /**

@@ -7,6 +7,7 @@
  * read, for the same reason.
  */
 #include "dcp/extent.h"
+#include "dcp/packed.h"
 #include "dcp/stages.h"
 
 #include "base/checked.h"
@@ -27,9 +28,9 @@ static bool is_short(const fc_tensor *tensor) {
     const fc_chunk *chunk = &tensor->chunks[0];
     int64_t elements;
     uint64_t bytes, least;
-    return fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
-           fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) &&
-           fc_add_u64(bytes, LEAST_ARCHIVE, &least) && chunk->place.length < least;
+    return fc_dcp_is_packed(chunk) || (fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
+                                       fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) &&
+                                       fc_add_u64(bytes, LEAST_ARCHIVE, &least) && chunk->place.length < least);
 }
 
 static bool is_in_archive(const fc_tensor *tensor) {
@@ -40,7 +41,7 @@ static bool is_in_archive(const fc_tensor *tensor) {
 static bool is_refused(int fd, const char *path, const fc_chunk *chunk, fc_error *why) {
     fc_torch_item item;
     fc_torch_tensor ignored;
-    if (fc_torch_item_open(fd, path, chunk->place.offset, chunk->place.length, &item, NULL) != FC_OK) {
+    if (fc_dcp_open_item(fd, path, chunk, &item, NULL) != FC_OK) {
         return false;
     }
     fc_code rc = fc_torch_tensor_decode(item.pickle, item.pickle->root, &ignored, why);

@@ -7,6 +7,7 @@
 #include "checkpoint/other_files.h"
 #include "dcp/extent.h"
 #include "dcp/files.h"
+#include "dcp/packed.h"
 #include "dcp/writer.h"
 
 #include "registry.h"
@@ -137,6 +138,7 @@ const fc_format fc_format_dcp = {
             .close = dcp_close,
             .rest = fc_dcp_rest,
             .extent = fc_dcp_extent,
+            .read = fc_dcp_read,
             .object_json = fc_dcp_object_json,
             .digest = fc_dcp_digest,
             .check_object = fc_dcp_check_object,

@@ -6,6 +6,7 @@
 #include "dcp/extent.h"
 #include "dcp/builder.h"
 #include "dcp/files.h"
+#include "dcp/packed.h"
 
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
@@ -37,8 +38,20 @@ static fc_code find_storage(const fc_tensor *tensor, const fc_chunk *chunk, cons
     return fc_torch_item_storage(item, t, storage, err);
 }
 
-static void describe_extent(const fc_torch_item *item, const fc_torch_tensor *t, const fc_zip_entry *storage,
+/* The extent of a compressed item: its decoded bytes, from the first one to the last one of the tensor. */
+static void describe_packed(const fc_chunk *chunk, const fc_torch_tensor *t, const fc_zip_entry *storage,
                             fc_extent *out) {
+    const uint64_t before = storage->data - chunk->place.offset;
+    out->codec = FC_CODEC_FORMAT;
+    out->offset = chunk->place.offset;
+    out->length = chunk->place.length;
+    out->decoded = before + storage->size;
+    out->first = before + t->first;
+    out->crc32 = 0; /* fc_dcp_read compares it */
+}
+
+static void describe_extent(const fc_torch_item *item, const fc_chunk *chunk, const fc_torch_tensor *t,
+                            const fc_zip_entry *storage, fc_extent *out) {
     out->offset = storage->data;
     out->length = storage->size;
     out->decoded = storage->size;
@@ -48,6 +61,9 @@ static void describe_extent(const fc_torch_item *item, const fc_torch_tensor *t,
     out->swap = item->big_endian && fc_dtype_get(t->dtype)->swap_size > 1;
     out->crc32 = storage->crc; /* 0 if torch was told not to compute it */
     memcpy(out->strides, t->strides, sizeof out->strides);
+    if (fc_dcp_is_packed(chunk)) {
+        describe_packed(chunk, t, storage, out);
+    }
 }
 
 /* What the caller wants to know about a chunk's archive. NULL members are not wanted. */
@@ -84,9 +100,9 @@ static fc_code look_into_item(const fc_checkpoint *checkpoint, const fc_tensor *
     }
     FC_TRY(find_storage(tensor, chunk, item, &t, &storage, err));
     if (out->extent) {
-        describe_extent(item, &t, storage, out->extent);
+        describe_extent(item, chunk, &t, storage, out->extent);
     }
-    if (out->digest && storage->crc != 0) {
+    if (out->digest && storage->crc != 0 && !fc_dcp_is_packed(chunk)) {
         *out->digest = (fc_digest){
             .kind = FC_DIGEST_CRC32, .value = storage->crc, .offset = storage->data, .length = storage->stored};
     }
@@ -99,11 +115,16 @@ static fc_code look_into_archive(const fc_checkpoint *checkpoint, const fc_tenso
     fc_torch_item item;
     int fd;
     FC_TRY(fc_dcp_acquire(checkpoint, chunk->place.file, &fd, err));
-    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, chunk->place.length);
     fc_code rc;
-    FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
-                                        chunk->place.length, bytes, &item, err),
-                rc, out);
+    if (fc_dcp_is_packed(chunk)) {
+        FC_TRY_GOTO(fc_dcp_open_packed(fd, checkpoint->files[chunk->place.file].path, chunk, &item, err), rc, out);
+    } else {
+        unsigned char *bytes =
+            fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, chunk->place.length);
+        FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
+                                            chunk->place.length, bytes, &item, err),
+                    rc, out);
+    }
     rc = look_into_item(checkpoint, tensor, chunk, &item, out, err);
     fc_torch_item_close(&item);
 out:
@@ -144,8 +165,10 @@ fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *te
     extent->codec = FC_CODEC_RAW;
     extent->file = chunk->place.file;
     if (tensor->object) {
+        extent->codec = fc_dcp_is_packed(chunk) ? FC_CODEC_FORMAT : FC_CODEC_RAW;
         extent->offset = chunk->place.offset;
-        extent->length = extent->decoded = chunk->place.length;
+        extent->length = chunk->place.length;
+        extent->decoded = (uint64_t)tensor->shape[0];
         extent->strides[0] = 1;
         return FC_OK;
     }
@@ -178,8 +201,19 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
     }
     const sought only = {.digest = out};
     const fc_dcp_listed listed = fc_dcp_find_listed(tensor, index);
+    if (fc_dcp_is_packed(&listed.chunk)) {
+        return FC_OK;
+    }
     fc_code rc = look_into(checkpoint, listed.tensor, &listed.chunk, &only, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
+}
+
+static fc_code packed_json(int fd, const char *path, const fc_chunk *chunk, fc_arena *arena, const char **json,
+                           fc_error *err) {
+    unsigned char *bytes;
+    uint64_t size;
+    FC_TRY(fc_dcp_unpack(fd, path, chunk, &bytes, &size, err));
+    return fc_torch_json_memory(bytes, size, path, arena, json, err);
 }
 
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
@@ -193,8 +227,10 @@ fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obj
     const fc_chunk *chunk = &object->chunks[0];
     int fd;
     FC_TRY_CONTEXT(fc_dcp_acquire(checkpoint, chunk->place.file, &fd, err), err, "object %.256s", object->name);
-    fc_code rc = fc_torch_json_range(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
-                                     chunk->place.length, arena, json, err);
+    const char *path = checkpoint->files[chunk->place.file].path;
+    fc_code rc = fc_dcp_is_packed(chunk)
+                     ? packed_json(fd, path, chunk, arena, json, err)
+                     : fc_torch_json_range(fd, path, chunk->place.offset, chunk->place.length, arena, json, err);
     fc_dcp_release(checkpoint, chunk->place.file);
     FC_TRY_CONTEXT(rc, err, "object %.256s", object->name);
     return FC_OK;

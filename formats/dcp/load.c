@@ -3,6 +3,7 @@
  */
 #include "checkpoint/identity.h"
 #include "dcp/dcp.h"
+#include "dcp/packed.h"
 #include "dcp/stages.h"
 #include "fsdpckpt/try.h"
 
@@ -34,6 +35,7 @@ static fc_code build_manifest(fc_dcp_builder *b, bool of_rank) {
     b->checkpoint->tensors = b->tensors;
     b->checkpoint->ntensors = b->ntensors;
     FC_TRY(fc_dcp_finish_files(b));
+    FC_TRY(fc_dcp_measure_objects(b));
     FC_TRY(fc_dcp_move_misplaced(b));
     FC_TRY(fc_dcp_place_in_safetensors(b));
     if (of_rank) {

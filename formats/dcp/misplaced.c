@@ -5,6 +5,7 @@
  * the chunks get the boxes that their ranks held. Rows are lost if several ranks had boxes that were said to be empty,
  * because DCP stores only one of these.
  */
+#include "dcp/packed.h"
 #include "dcp/stages.h"
 
 #include "fsdpckpt/mesh.h"
@@ -132,7 +133,7 @@ static int64_t stored_rows(const fc_dcp_builder *b, const fc_tensor *t, const fc
     if (fc_open_input(path, &fd, &size, NULL) != FC_OK) {
         return -1;
     }
-    if (fc_torch_item_open(fd, path, chunk->place.offset, chunk->place.length, &item, NULL) == FC_OK) {
+    if (fc_dcp_open_item(fd, path, chunk, &item, NULL) == FC_OK) {
         if (fc_torch_tensor_decode(item.pickle, item.pickle->root, &stored, NULL) == FC_OK && stored.ndim == t->ndim) {
             rows = stored.sizes[d];
         }

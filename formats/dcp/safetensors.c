@@ -30,7 +30,8 @@ typedef struct placing {
 bool fc_dcp_in_safetensors(const fc_tensor *tensor, const fc_chunk *chunk) {
     int64_t elements;
     uint64_t bytes;
-    return !tensor->object && fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
+    return !tensor->object && chunk->detail != DCP_PACKED &&
+           fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
            fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) && bytes == chunk->place.length;
 }
 

@@ -8,12 +8,14 @@
 #include "dcp/stages.h"
 
 #include "base/checked.h"
+#include "codec/zstd.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The numbers of a tensor's chunks sorted by offsets, if the hints are wrong. */
 typedef struct order {
@@ -93,7 +95,15 @@ static fc_code find_chunk(const fc_dcp_builder *b, const fc_tensor *t, fc_pv ind
     return FC_OK;
 }
 
-static fc_code check_transforms(const fc_dcp_builder *b, const fc_tensor *t, fc_pv transforms) {
+/* The extension ZStandard of torch: "stream.zstd/1", or a later version that says that it is compatible. */
+static bool is_zstd(const char *name) {
+    static const char zstd[] = "stream.zstd/1";
+    const size_t n = sizeof zstd - 1;
+    return strncmp(name, zstd, n) == 0 && (name[n] == '\0' || name[n] == '.');
+}
+
+/* @param packed receives whether the item is a zstd stream. */
+static fc_code check_transforms(const fc_dcp_builder *b, const fc_tensor *t, fc_pv transforms, bool *packed) {
     size_t n = 0, length;
     const fc_pv *items = NULL;
     const char *name = "?";
@@ -109,6 +119,13 @@ static fc_code check_transforms(const fc_dcp_builder *b, const fc_tensor *t, fc_
     }
     if (items && fc_pv_typeof(items[0]) == FC_PV_STR) {
         name = fc_pickle_bytes(b->p, items[0], &length);
+    }
+    *packed = n == 1 && is_zstd(name);
+    if (*packed && !fc_zstd_is_built_in()) {
+        return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "it is compressed with zstd, and this build has no libzstd");
+    }
+    if (*packed) {
+        return FC_OK;
     }
     return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name,
                        "it was saved with the extension %.64s, which is not supported; save it without _extensions",
@@ -129,7 +146,8 @@ static fc_code place_chunk(fc_dcp_builder *b, size_t tensor, fc_chunk *chunk, fc
         !fc_add_i64(offset, length, &end)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its entry in storage_data is invalid");
     }
-    FC_TRY(check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS)));
+    bool packed = false;
+    FC_TRY(check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS), &packed));
     if (is_placed(chunk) && t->object && t->object->refusal) {
         return FC_OK; /* a refused tensor with several chunks, which are not read */
     }
@@ -141,6 +159,7 @@ static fc_code place_chunk(fc_dcp_builder *b, size_t tensor, fc_chunk *chunk, fc
                            &file));
     chunk->place = fc_place_bytes(file, (uint64_t)offset, (uint64_t)length);
     chunk->rank = b->files[file].rank;
+    chunk->detail = packed ? DCP_PACKED : chunk->detail;
     if (t->object) { /* an object is as long as its item */
         *(int64_t *)(uintptr_t)t->shape = length;
         ((int64_t *)(uintptr_t)chunk->dims)[1] = length;

@@ -6,10 +6,25 @@
 #include "dcp/extent.h"
 #include "dcp/files.h"
 
+#include "dcp/packed.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "torch/object/item.h"
 #include "verify/report.h"
+
+/* Opens the whole archive of an item at an open file. */
+static fc_code open_whole(int fd, const fc_checkpoint *checkpoint, const fc_chunk *chunk, fc_torch_item *archive,
+                          fc_error *err) {
+    const char *path = checkpoint->files[chunk->place.file].path;
+    uint64_t length = chunk->place.length;
+    unsigned char *bytes = NULL;
+    if (fc_dcp_is_packed(chunk)) {
+        FC_TRY(fc_dcp_unpack(fd, path, chunk, &bytes, &length, err));
+    } else {
+        bytes = fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, length);
+    }
+    return fc_torch_item_open_read(fd, path, chunk->place.offset, length, bytes, archive, err);
+}
 
 /* Checks the records of the item at an open file. */
 static fc_code check_open_item(int fd, const fc_checkpoint *checkpoint, const fc_tensor *object, const fc_chunk *chunk,
@@ -19,9 +34,7 @@ static fc_code check_open_item(int fd, const fc_checkpoint *checkpoint, const fc
         .file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->place.offset};
     fc_torch_item archive;
     fc_error found;
-    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, chunk->place.length);
-    fc_code rc =
-        fc_torch_item_open_read(fd, file->path, chunk->place.offset, chunk->place.length, bytes, &archive, &found);
+    fc_code rc = open_whole(fd, checkpoint, chunk, &archive, &found);
     if (rc != FC_OK) {
         *covered = false; /* already reported when the object was decoded; refused objects are not decoded */
         if (object->object->refusal && rc == FC_ECORRUPT) {
@@ -58,10 +71,7 @@ fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *ob
     fc_code rc;
     int fd;
     FC_TRY(fc_dcp_acquire(checkpoint, chunk->place.file, &fd, err));
-    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->place.file, chunk->place.offset, chunk->place.length);
-    FC_TRY_GOTO(fc_torch_item_open_read(fd, checkpoint->files[chunk->place.file].path, chunk->place.offset,
-                                        chunk->place.length, bytes, &archive, err),
-                rc, out);
+    FC_TRY_GOTO(open_whole(fd, checkpoint, chunk, &archive, err), rc, out);
     rc = fc_torch_check_archive(&archive, err);
     fc_torch_item_close(&archive);
 out:
@@ -89,7 +99,8 @@ static fc_code check_chunks(const fc_checkpoint *checkpoint, const fc_tensor *ob
 
 fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
                              struct fc_verify_report *report, fc_error *err) {
-    bool covered = object->nchunks > 0 && object->chunks[0].detail == DCP_ARCHIVE;
+    bool covered =
+        object->nchunks > 0 && (object->chunks[0].detail == DCP_ARCHIVE || fc_dcp_is_packed(&object->chunks[0]));
     FC_TRY(covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK);
     if (object->object->refusal && object->detail) {
         FC_TRY(check_chunks(checkpoint, object, findings, &covered, err));

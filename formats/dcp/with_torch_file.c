@@ -106,6 +106,12 @@ fc_code fc_dcp_extent_with_file(const fc_checkpoint *checkpoint, const fc_tensor
                                       : fc_torch_extent(checkpoint, tensor, index, out, err);
 }
 
+fc_code fc_dcp_read_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                              fc_error *err) {
+    return is_dcp(checkpoint, tensor) ? fc_format_dcp.reader.read(checkpoint, tensor, index, buf, err)
+                                      : fc_torch_read(checkpoint, tensor, index, buf, err);
+}
+
 fc_code fc_dcp_object_json_with_file(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                      const char **json, fc_error *err) {
     return is_dcp(checkpoint, object) ? fc_format_dcp.reader.object_json(checkpoint, object, arena, json, err)

@@ -22,6 +22,8 @@ fc_code fc_dcp_open_with_file(fc_checkpoint *checkpoint, const char *name, bool 
 void fc_dcp_close_with_file(fc_checkpoint *checkpoint);
 fc_code fc_dcp_extent_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                                 fc_error *err);
+fc_code fc_dcp_read_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                              fc_error *err);
 fc_code fc_dcp_object_json_with_file(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                      const char **json, fc_error *err);
 fc_code fc_dcp_digest_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,

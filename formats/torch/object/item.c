@@ -166,6 +166,30 @@ fc_code fc_torch_item_open_file(int fd, const char *path, uint64_t length, fc_to
     return read_item(item, err);
 }
 
+/* Whether a small record of an open head is not there as a whole. */
+static bool ends_later(const fc_zip *zip) {
+    bool later = false;
+    for (size_t i = 0; i < zip->nentries; i++) {
+        const fc_zip_entry *e = &zip->entries[i];
+        later = later || (!strstr(e->name, "/data/") &&
+                          (e->stored > zip->head.size || e->data - zip->offset + e->stored > zip->head.size));
+    }
+    return later;
+}
+
+fc_code fc_torch_item_open_head(const char *path, uint64_t offset, unsigned char *bytes, size_t size,
+                                fc_torch_item *item, bool *short_of, fc_error *err) {
+    *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_PICKLE};
+    *short_of = false;
+    FC_TRY(fc_zip_open_head(path, offset, bytes, size, &item->zip, err));
+    *short_of = ends_later(&item->zip);
+    if (*short_of) {
+        fc_torch_item_close(item);
+        return FC_OK;
+    }
+    return read_item(item, err);
+}
+
 void fc_torch_item_close(fc_torch_item *item) {
     fc_pickle_free(item->pickle);
     item->pickle = NULL;

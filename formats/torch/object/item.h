@@ -60,6 +60,13 @@ fc_code fc_torch_item_open_memory(unsigned char *bytes, uint64_t length, const c
 /** Like fc_torch_item_open, for a whole `.pt` file. Its data.pkl may be as large as that of a million tensors. */
 fc_code fc_torch_item_open_file(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err);
 
+/**
+ * Opens the beginning of an archive, as fc_zip_open_head does. @param short_of receives whether its pickle ends after
+ * these bytes; then `item` is closed.
+ */
+fc_code fc_torch_item_open_head(const char *path, uint64_t offset, unsigned char *bytes, size_t size,
+                                fc_torch_item *item, bool *short_of, fc_error *err);
+
 /** Frees the content of `item`, which may be zeroed. */
 void fc_torch_item_close(fc_torch_item *item);
 

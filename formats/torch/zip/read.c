@@ -12,7 +12,7 @@
 #include <zlib.h>
 
 fc_code fc_zip_load(fc_zip *zip, fc_zip_window *window, uint64_t at, uint64_t size, fc_error *err) {
-    if (size > SIZE_MAX - 1 || !fc_range_within(at, size, zip->length)) {
+    if (zip->fd < 0 || size > SIZE_MAX - 1 || !fc_range_within(at, size, zip->length)) {
         return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save archive is damaged: it is too short",
                        zip->path, zip->offset);
     }

@@ -20,6 +20,7 @@ enum {
     END64_SIZE = 56,
     CENTRAL_SIZE = 46,
     LOCAL_SIZE = 30,
+    DESCRIPTOR_SIZE = 16,
     MAX_COMMENT = 65535,
     WHOLE = 64 * 1024, /* bytes; archives up to this size are read at once */
     EDGE = 4096        /* bytes at both ends of larger archives: the pickle and the directory of a DCP item */
@@ -28,7 +29,7 @@ enum {
 enum { FLAG_ENCRYPTED = 1 << 0, FLAG_DESCRIPTOR = 1 << 3, FLAG_STRONG_ENCRYPTION = 1 << 6, FLAG_MASKED = 1 << 13 };
 
 static const uint32_t end_signature = 0x06054b50, locator_signature = 0x07064b50, end64_signature = 0x06064b50,
-                      central_signature = 0x02014b50, local_signature = 0x04034b50;
+                      central_signature = 0x02014b50, local_signature = 0x04034b50, descriptor_signature = 0x08074b50;
 
 /* The location of the central directory, according to the end record. */
 typedef struct directory {
@@ -309,6 +310,13 @@ static fc_code check_records(fc_zip *zip, fc_error *err) {
     return check_record_names(zip, err);
 }
 
+static fc_code read_directory(fc_zip *zip, fc_error *err) {
+    directory dir = {0, 0, 0, 0};
+    FC_TRY(read_end(zip, &dir, err));
+    FC_TRY(read_central(zip, &dir, err));
+    return check_records(zip, err);
+}
+
 fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_zip *zip, fc_error *err) {
     return fc_zip_open_read(fd, path, offset, length, NULL, zip, err);
 }
@@ -316,12 +324,7 @@ fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, 
 fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes, fc_zip *zip,
                          fc_error *err) {
     uint64_t end;
-    directory dir = {0, 0, 0, 0};
-    *zip = (fc_zip){0};
-    zip->path = path;
-    zip->fd = fd;
-    zip->offset = offset;
-    zip->length = length;
+    *zip = (fc_zip){.path = path, .fd = fd, .offset = offset, .length = length};
     if (!fc_add_u64(offset, length, &end) || end > INT64_MAX) {
         free(bytes);
         return damaged_archive(zip, 0, "its offset or length is invalid", err);
@@ -335,10 +338,102 @@ fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t len
         FC_TRY_GOTO(fc_zip_load(zip, &zip->tail, length - EDGE, EDGE, err), rc, out);
         FC_TRY_GOTO(fc_zip_load(zip, &zip->head, 0, EDGE, err), rc, out);
     }
-    FC_TRY_GOTO(read_end(zip, &dir, err), rc, out);
-    FC_TRY_GOTO(read_central(zip, &dir, err), rc, out);
-    FC_TRY_GOTO(check_records(zip, err), rc, out);
+    rc = read_directory(zip, err);
 out:
+    if (rc != FC_OK) {
+        fc_zip_close(zip);
+    }
+    return rc;
+}
+
+fc_code fc_zip_open_windows(const char *path, uint64_t offset, uint64_t length, fc_zip_window head, fc_zip_window tail,
+                            fc_zip *zip, fc_error *err) {
+    *zip = (fc_zip){.path = path, .fd = -1, .offset = offset, .length = length, .head = head, .tail = tail};
+    const fc_code rc = read_directory(zip, err);
+    if (rc != FC_OK) {
+        fc_zip_close_windows(zip);
+    }
+    return rc;
+}
+
+void fc_zip_close_windows(fc_zip *zip) {
+    zip->head.bytes = zip->tail.bytes = NULL;
+    fc_zip_close(zip);
+}
+
+/*
+ * Finds the sizes of a record from the descriptor after its data, as torch.save writes them into a stream that it
+ * cannot rewind. `*next` receives the place after it. @return false if the head has none that fits.
+ */
+static bool find_descriptor(const fc_zip *zip, uint64_t data, fc_zip_entry *entry, uint64_t *next) {
+    const unsigned char *bytes = zip->head.bytes;
+    for (uint64_t at = data; at + DESCRIPTOR_SIZE <= zip->head.size; at++) {
+        const uint64_t length = at - data;
+        if (fc_load_little(bytes + at, 4) == descriptor_signature && fc_load_little(bytes + at + 8, 4) == length &&
+            fc_load_little(bytes + at + 12, 4) == length) {
+            entry->crc = fc_load_little(bytes + at + 4, 4);
+            entry->stored = entry->size = length;
+            *next = at + DESCRIPTOR_SIZE;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Reads the local header at `*at` of the head, and advances to the next. `*end` is set if none is there as a whole, or
+ * if this one is the last that can be found. */
+static fc_code take_local_header(fc_zip *zip, uint64_t *at, char *name, bool *end, fc_error *err) {
+    const unsigned char *p = zip->head.bytes + *at;
+    const uint64_t left = zip->head.size - *at;
+    fc_zip_entry *entry = &zip->entries[zip->nentries];
+    uint64_t ignored = 0, next = 0;
+    *end = left < LOCAL_SIZE || fc_load_little(p, 4) != local_signature;
+    const size_t name_len = *end ? 0 : fc_load_little(p + 26, 2), extra_len = *end ? 0 : fc_load_little(p + 28, 2);
+    if (*end || left < LOCAL_SIZE + name_len + extra_len) {
+        *end = true;
+        return FC_OK;
+    }
+    const uint64_t data = *at + LOCAL_SIZE + name_len + extra_len;
+    *entry = (fc_zip_entry){.name = name,
+                            .data = zip->offset + data,
+                            .stored = fc_load_little(p + 18, 4),
+                            .size = fc_load_little(p + 22, 4),
+                            .header = zip->offset + *at,
+                            .crc = fc_load_little(p + 14, 4),
+                            .method = fc_load_little(p + 8, 2),
+                            .flags = fc_load_little(p + 6, 2)};
+    memcpy(name, p + LOCAL_SIZE, name_len);
+    name[name_len] = '\0';
+    bool good = name_len > 0 && !memchr(name, 0, name_len);
+    if (good && entry->flags & FLAG_DESCRIPTOR) {
+        *end = strstr(name, "/data/") || !find_descriptor(zip, data, entry, &next);
+        entry->size = entry->stored = *end ? FC_ZIP_UNKNOWN : entry->size;
+    } else {
+        good = good && read_extra64(p + LOCAL_SIZE + name_len, extra_len, entry, &ignored) &&
+               (entry->method != FC_ZIP_STORED || entry->stored == entry->size) &&
+               fc_add_u64(data, entry->stored, &next) && next <= INT64_MAX - zip->offset;
+    }
+    zip->sorted[zip->nentries++] = entry;
+    *at = next;
+    return good ? FC_OK : damaged_archive(zip, entry->header - zip->offset, "the header of a record is invalid", err);
+}
+
+fc_code fc_zip_open_head(const char *path, uint64_t offset, unsigned char *bytes, size_t size, fc_zip *zip,
+                         fc_error *err) {
+    *zip = (fc_zip){.path = path, .fd = -1, .offset = offset, .length = size, .head = {bytes, offset, size}};
+    const size_t most = size / LOCAL_SIZE + 1;
+    zip->entries = calloc(most, sizeof *zip->entries);
+    zip->sorted = calloc(most, sizeof *zip->sorted);
+    zip->names = malloc(size + most);
+    fc_code rc = zip->entries && zip->sorted && zip->names ? FC_OK : fc_no_memory(err, path);
+    bool end = false;
+    char *name = zip->names;
+    for (uint64_t at = 0; rc == FC_OK && !end && at < size;) {
+        rc = take_local_header(zip, &at, name, &end, err);
+        name += strlen(name) + 1;
+    }
+    rc = rc == FC_OK && zip->nentries == 0 ? damaged_archive(zip, 0, "it does not begin with a record", err) : rc;
+    rc = rc == FC_OK ? check_record_names(zip, err) : rc;
     if (rc != FC_OK) {
         fc_zip_close(zip);
     }

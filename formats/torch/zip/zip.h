@@ -17,6 +17,9 @@ enum { FC_ZIP_STORED = 0, FC_ZIP_DEFLATED = 8 };
 /** Deflate compresses at most 1032 to 1. A larger declared size must be wrong, and is not allocated. */
 enum { FC_ZIP_MAX_RATIO = 1040 };
 
+/** The size of a record that is only known when the archive was read to its end. */
+#define FC_ZIP_UNKNOWN (UINT64_MAX / 2)
+
 /** One record. */
 typedef struct fc_zip_entry {
     const char *name; /**< NUL-terminated; contains no other NUL */
@@ -61,6 +64,23 @@ fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, 
  * after a failure. NULL: reads them like fc_zip_open.
  */
 fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes, fc_zip *zip,
+                         fc_error *err);
+
+/**
+ * Like fc_zip_open, for an archive of which only its beginning and its end are in memory. Both are borrowed, and may
+ * overlap. Close it with fc_zip_close_windows.
+ */
+fc_code fc_zip_open_windows(const char *path, uint64_t offset, uint64_t length, fc_zip_window head, fc_zip_window tail,
+                            fc_zip *zip, fc_error *err);
+void fc_zip_close_windows(fc_zip *zip);
+
+/**
+ * Reads the local headers in the first `size` bytes of an archive whose end was not read: those of all records that
+ * begin there, the last of which may end after them. A record with the data of a tensor is the last if its header does
+ * not say its size, which is FC_ZIP_UNKNOWN then. Nothing is compared with the directory.
+ * @param bytes malloc'ed; freed by fc_zip_close, or here after a failure.
+ */
+fc_code fc_zip_open_head(const char *path, uint64_t offset, unsigned char *bytes, size_t size, fc_zip *zip,
                          fc_error *err);
 
 /** Frees the content of `zip`, which may be zeroed. */
