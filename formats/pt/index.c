@@ -27,7 +27,8 @@ typedef struct index_reader {
 } index_reader;
 
 bool fc_pt_is_index(const char *path) {
-    return fc_is_index_of(path, ".bin");
+    /* the index of ColossalAI's optimizer has numbers of parameters */
+    return fc_is_index_of(path, ".bin") && strncmp(fc_base_name(path), "pytorch_optim.", 14) != 0;
 }
 
 static fc_code read_files(index_reader *o) {

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MAX_WIDTH = 8 };
@@ -37,11 +38,18 @@ static bool is_one_of(char c, const char *set) {
     return c != '\0' && strchr(set, c) != NULL;
 }
 
-/* @return the last "rank" in a name, or NULL. */
-static const char *last_rank(const char *file) {
+/* The words before the number of a rank: also fairseq2's sdp_00.pt, and metaseq's reshard-model_part-0.pt. */
+static const char *const words[] = {"rank", "sdp", "model_part"};
+
+/* @param len receives the length of the word.
+ *  @return the last such word in a name, or NULL. */
+static const char *last_rank(const char *file, size_t *len) {
     const char *last = NULL;
-    for (const char *at = file; (at = strstr(at, "rank")) != NULL; at++) {
-        last = at;
+    for (size_t i = 0; i < sizeof words / sizeof *words && !last; i++) {
+        *len = strlen(words[i]);
+        for (const char *at = file; (at = strstr(at, words[i])) != NULL; at++) {
+            last = at;
+        }
     }
     return last;
 }
@@ -75,7 +83,8 @@ static bool parse_consolidated(const char *file, fc_pt_rank_name *out) {
 
 bool fc_pt_parse_rank_name(const char *file, fc_pt_rank_name *out) {
     static const char *const tails[] = {".pt", ".pth", ".bin", ".ckpt"};
-    const char *word = last_rank(file), *at = word;
+    size_t len = 0;
+    const char *word = last_rank(file, &len), *at = word;
     bool known = false;
     if (parse_consolidated(file, out)) {
         return true;
@@ -84,7 +93,7 @@ bool fc_pt_parse_rank_name(const char *file, fc_pt_rank_name *out) {
     if (!word || (word > file && !is_one_of(word[-1], "_-."))) {
         return false;
     }
-    at += 4;
+    at += len;
     at += is_one_of(*at, "_-");
     out->head = (size_t)(at - file);
     out->name = (size_t)(word - file) - (word > file);
@@ -194,6 +203,18 @@ static fc_code add_to_sets(const char *directory, const char *file, const fc_pt_
     return FC_OK;
 }
 
+/* Whether a name is a link to something else than a file of a rank: Composer's latest-rank0.pt leads to a folder with a
+   sharded checkpoint, or to a file in it. */
+static bool leads_elsewhere(const char *directory, const char *file) {
+    char path[PATH_MAX], target[PATH_MAX];
+    fc_pt_rank_name name;
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/%s", directory, file) < PATH_MAX && lstat(path, &st) == 0 &&
+           S_ISLNK(st.st_mode) && realpath(path, target) && stat(target, &st) == 0 &&
+           (S_ISDIR(st.st_mode) || fc_ends_with(target, ".distcp")) &&
+           !fc_pt_parse_rank_name(fc_base_name(target), &name);
+}
+
 /* Whether `file` is that of a rank in the group. @param group NULL: any group. */
 static bool is_in_group(const char *file, const char *group) {
     fc_pt_rank_name name;
@@ -214,7 +235,7 @@ static fc_code list_group_files(const char *directory, const char *group, fc_are
     *count = 0;
     fc_code rc = fc_dir_open(&dir, directory, err);
     for (const char *file; rc == FC_OK && (file = fc_dir_next(&dir)) != NULL;) {
-        if (!is_in_group(file, group)) {
+        if (!is_in_group(file, group) || leads_elsewhere(directory, file)) {
             continue;
         }
         if (!fc_grow(&names, &capacity, *count + 1, sizeof *names) ||
@@ -246,6 +267,23 @@ static fc_code check_counts(const char *directory, const fc_pt_set *sets, size_t
     return FC_OK;
 }
 
+/* fairseq2 has model/pp_00/tp_00/sdp_00.pt. What several stages or tensor-parallel ranks have is not described. */
+static fc_code check_fairseq2(const char *directory, const fc_pt_set *sets, size_t count, fc_error *err) {
+    static const char *const others[] = {"../tp_01", "../../pp_01"};
+    char path[PATH_MAX];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        if (count > 0 && strncmp(sets[0].head, "sdp_", 4) == 0 &&
+            snprintf(path, sizeof path, "%s/%s", directory, others[i]) < PATH_MAX && access(path, F_OK) == 0) {
+            return fc_fail(
+                err, FC_EUNSUPPORTED,
+                "%s: a checkpoint of fairseq2 with tensor or pipeline parallelism, whose files do not say how "
+                "tensors are sharded; save it with fairseq2's save_hugging_face_model",
+                directory);
+        }
+    }
+    return FC_OK;
+}
+
 fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, fc_pt_set **out, size_t *count,
                         fc_error *err) {
     const char **names = NULL;
@@ -265,7 +303,8 @@ fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *aren
         FC_TRY_GOTO(fc_pt_find_numbered(directory, group, arena, out, count, err), rc, out);
     }
     qsort(*out, *count, sizeof **out, compare_sets);
-    rc = check_counts(directory, *out, *count, err);
+    FC_TRY_GOTO(check_counts(directory, *out, *count, err), rc, out);
+    rc = check_fairseq2(directory, *out, *count, err);
 out:
     free(names);
     return rc;

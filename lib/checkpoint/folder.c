@@ -19,7 +19,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEAD_SIZE = 4096, MOST_BELOW = 9, MOST_NAMED = 6, TEXT_SIZE = 512 };
+enum { HEAD_SIZE = 4096, MOST_NAMED = 6, TEXT_SIZE = 512 };
+
+/* How far a search below a directory goes. */
+enum { MOST_LOOKED = 10000, MOST_DEPTH = 3 };
 
 /* ---- recognising ---- */
 
@@ -303,17 +306,97 @@ fc_code fc_folder_report(const fc_checkpoint *checkpoint, const char *directory,
     return FC_OK;
 }
 
-void fc_folder_list_below(const char *directory, char *text, size_t size) {
+/* ---- below ---- */
+
+/* Whether an entry holds what trainers write next to a model, whatever it is in: optimizer/, train/rank0.pt,
+ * recipe_state.pt.
+ */
+static bool is_beside_model(const char *name) {
+    static const char *const starts[] = {
+        "optim",   "sched",    "lr_sched",          "training_args", "random_states", "rng_",         "scaler",
+        "sampler", "dl_state", "custom_checkpoint", "extra_state",   "dataloader",    "pytorch_optim"};
+    static const char *const stems[] = {"train",          "trainer",     "data",          "meta",
+                                        "args",           "random",      "trainer_state", "recipe_state",
+                                        "running_states", "data_reader", "rng",           "train_state"};
+    const size_t n = strcspn(name, ".");
+    bool is = false;
+    for (size_t i = 0; i < sizeof starts / sizeof *starts && !is; i++) {
+        is = strncmp(name, starts[i], strlen(starts[i])) == 0;
+    }
+    for (size_t i = 0; i < sizeof stems / sizeof *stems && !is; i++) {
+        is = strlen(stems[i]) == n && strncmp(name, stems[i], n) == 0;
+    }
+    return is;
+}
+
+/* Whether the name of a file says that it is one of several. */
+static bool is_part(const char *name) {
+    static const char *const signs[] = {"rank", "shard", "part", "stage",        "layer",
+                                        "zero", "-of-",  "_of_", "consolidated."};
+    bool is = false;
+    for (size_t i = 0; i < sizeof signs / sizeof *signs && !is; i++) {
+        is = strstr(name, signs[i]) != NULL;
+    }
+    return is;
+}
+
+/* A search in progress. */
+typedef struct search {
+    fc_inner *out;
+    fc_arena *arena;
+    const char *root; /* where the search began */
+    size_t looked;    /* entries so far */
+} search;
+
+static bool add_inner(const search *s, const char *path, bool model) {
+    const char *copy = fc_arena_strndup(s->arena, path, strlen(path));
+    if (s->out->count < FC_MOST_INNER) {
+        s->out->paths[s->out->count] = copy;
+    }
+    s->out->count++;
+    if (model) {
+        s->out->model = s->out->model ? s->out->model : copy;
+        s->out->models++;
+    }
+    return copy != NULL;
+}
+
+/* Whether a link leads to something else in the directory, which is found there: a trainer's link to the last step. */
+static bool leads_into(const char *root, const char *path) {
+    char whole[PATH_MAX], target[PATH_MAX];
+    const char *real = realpath(root, whole);
+    const size_t n = real ? strlen(real) : 0;
+    return real && realpath(path, target) && strncmp(target, real, n) == 0 && target[n] == '/';
+}
+
+/* Looks at the entries of `directory`, and of the folders in it that are no checkpoints. @return false: out of memory.
+ */
+static bool look_below(search *s, const char *directory, int depth) { // NOLINT(misc-no-recursion): few levels
     struct dirent **entries = NULL;
-    int n = scandir(directory, &entries, NULL, alphasort), found = 0; /* an error: no hint */
+    bool good = true;
+    const int n = scandir(directory, &entries, NULL, alphasort); /* an error: nothing is found there */
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         char path[PATH_MAX];
-        if (name[0] != '.' && found < MOST_BELOW && snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX &&
-            format_of(path, name)) {
-            fc_append_name(text, size, ", ", ++found == MOST_BELOW ? "..." : name);
+        struct stat st;
+        const bool beside = is_beside_model(name);
+        if (name[0] != '.' && s->looked++ < MOST_LOOKED && good &&
+            snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX && lstat(path, &st) == 0) {
+            const bool is = format_of(path, name) != NULL && !(S_ISLNK(st.st_mode) && leads_into(s->root, path));
+            s->out->links += is && S_ISLNK(st.st_mode);
+            good = !is || add_inner(s, path, !beside && (S_ISDIR(st.st_mode) || !is_part(name)));
+            good = good && (is || beside || !S_ISDIR(st.st_mode) || depth == 0 || look_below(s, path, depth - 1));
         }
         free(entries[i]);
     }
     free(entries);
+    return good;
+}
+
+fc_code fc_folder_look_below(const char *directory, fc_arena *arena, fc_inner *out, fc_error *err) {
+    search s = {.out = out, .arena = arena, .root = directory};
+    *out = (fc_inner){.count = 0};
+    FC_NEED(look_below(&s, directory, MOST_DEPTH), err, directory);
+    out->all = s.looked < MOST_LOOKED;
+    return FC_OK;
 }

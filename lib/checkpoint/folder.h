@@ -30,9 +30,19 @@ fc_code fc_folder_choose(const char *directory, const fc_listing *listing, const
 fc_code fc_folder_report(const fc_checkpoint *checkpoint, const char *directory, const fc_listing *listing,
                          const fc_listed *chosen, const fc_reporter *reporter, fc_error *err);
 
-/** Appends the names of the checkpoints one level below `directory` to `text`: trainers put the model and the optimizer
- *  in folders of their own. */
-void fc_folder_list_below(const char *directory, char *text, size_t size);
+enum { FC_MOST_INNER = 9 };
+
+/** Checkpoints below a directory that is none itself: trainers put the model and the optimizer in folders of their own.
+ */
+typedef struct fc_inner {
+    const char *paths[FC_MOST_INNER]; /**< the first of them */
+    const char *model;                /**< the first that has a model, by its name; NULL: none */
+    size_t count, models, links;      /**< how many there are, have a model, and are links */
+    bool all;                         /**< whether everything was looked at */
+} fc_inner;
+
+/** Looks for checkpoints below `directory`. `arena` owns the paths. */
+fc_code fc_folder_look_below(const char *directory, fc_arena *arena, fc_inner *out, fc_error *err);
 
 /** Adds a checkpoint of the asked format. One name is one checkpoint: that of the first format. */
 fc_code fc_listing_add(fc_listing *listing, const char *name, const char *file, fc_listed_role role, fc_error *err);

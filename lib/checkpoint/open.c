@@ -26,11 +26,13 @@
 
 enum { HEAD_SIZE = 4096 };
 
-/* Fails with a hint: the checkpoints one level below, or else the signs that the formats look for. */
-static fc_code fail_unknown(const char *path, bool is_directory, fc_error *err) {
+/* Fails with a hint: the checkpoints below a directory, or else the signs that the formats look for.
+   @param inner NULL: the path is a file. */
+static fc_code fail_unknown(const char *path, const fc_inner *inner, fc_error *err) {
+    const bool is_directory = inner != NULL;
     char signs[512] = "", below[512] = "";
-    if (is_directory) {
-        fc_folder_list_below(path, below, sizeof below);
+    for (size_t i = 0; inner && i < inner->count && i < FC_MOST_INNER; i++) {
+        fc_append_name(below, sizeof below, ", ", i + 1 < FC_MOST_INNER ? inner->paths[i] + strlen(path) + 1 : "...");
     }
     if (below[0]) {
         return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but it contains checkpoints: %s; name one of them",
@@ -58,7 +60,7 @@ typedef struct source {
     const fc_listed *chosen; /* of a directory; NULL: none was found, or the path is a file */
     fc_listing listing;      /* what is in the directory; its arena owns the members above */
     bool named;              /* the path has the name of one of the directory's checkpoints */
-    const char *cache;       /* the path that was given, a model in the cache of huggingface_hub; NULL: it is not */
+    const char *outer;       /* the path that was given, if `path` was found below it; else NULL */
 } source;
 
 /* Copies `path` without the trailing slashes that completion adds, because messages show files as PATH/NAME. */
@@ -81,7 +83,7 @@ static fc_code look_into(source *s, const char *wanted, const fc_format *only, f
     FC_TRY(fc_folder_choose(s->path, &s->listing, wanted, &s->chosen, err));
     s->named = wanted != NULL;
     s->format = s->chosen ? s->chosen->format : only;
-    return s->format ? FC_OK : fail_unknown(s->path, true, err);
+    return FC_OK;
 }
 
 static const char *directory_of(fc_arena *arena, const char *path) {
@@ -114,7 +116,7 @@ static fc_code look_at_file(source *s, const fc_format *only, fc_error *err) {
         s->format = fc_recognise_file(s->path, head, size);
     }
     if (!s->format) {
-        return fail_unknown(s->path, false, err);
+        return fail_unknown(s->path, NULL, err);
     }
     const char *header = only ? NULL : s->format->header_name;
     return header && strcmp(header, fc_base_name(s->path)) == 0 ? look_around(s, err) : FC_OK;
@@ -126,15 +128,33 @@ static const char *directory_of_glob(fc_arena *arena, const char *path, const ch
     return strchr(*glob, '*') ? directory_of(arena, path) : NULL;
 }
 
+/* Enters the only checkpoint with a model below a directory that is none itself. */
+static fc_code look_below(source *s, fc_error *err) {
+    fc_inner inner;
+    struct stat st;
+    FC_TRY(fc_folder_look_below(s->path, s->listing.arena, &inner, err));
+    if (inner.models != 1 || inner.links > 0 || !inner.all || fc_check_foreign(s->path, true, err) != FC_OK) {
+        return fail_unknown(s->path, &inner, err);
+    }
+    s->outer = s->outer ? s->outer : s->path;
+    s->path = inner.model;
+    if (stat(s->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        return look_at_file(s, NULL, err);
+    }
+    FC_TRY(look_into(s, NULL, NULL, err));
+    return s->format ? FC_OK : fail_unknown(s->path, &inner, err);
+}
+
 /* Looks into the snapshot of a model in the cache of huggingface_hub, or into any other directory. */
 static fc_code look_into_given(source *s, const fc_format *only, fc_error *err) {
     const char *snapshot;
     FC_TRY(fc_hub_snapshot(s->path, s->listing.arena, &snapshot, err));
     if (snapshot) {
-        s->cache = s->path;
+        s->outer = s->path;
         s->path = snapshot;
     }
-    return look_into(s, NULL, only, err);
+    FC_TRY(look_into(s, NULL, only, err));
+    return s->format ? FC_OK : look_below(s, err);
 }
 
 /* Finds out what `path` means. @param s zeroed; the caller frees the arena of the listing. */
@@ -151,7 +171,7 @@ static fc_code locate(const char *path, const fc_format *only, source *s, fc_err
     const char *directory = directory_of_glob(s->listing.arena, s->path, &glob);
     if (errnum == ENOENT && directory && stat(directory, &st) == 0 && S_ISDIR(st.st_mode)) {
         s->path = directory;
-        return look_into(s, glob, only, err);
+        return look_into(s, glob, only, err); /* finds it, or fails */
     }
     return errnum == ENOENT || errnum == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory%s", path,
                                                            strstr(path, "://") ? "; copy or mount it first" : "")
@@ -245,9 +265,9 @@ static fc_code open_source(const source *s, const fc_open_options *how, fc_check
     if (rc == FC_OK && s->chosen && !s->named && how->others.report) {
         rc = fc_folder_report(checkpoint, s->path, &s->listing, s->chosen, &how->others, err);
     }
-    if (rc == FC_OK && s->cache && how->others.report) {
+    if (rc == FC_OK && s->outer && how->others.report) {
         fc_error line;
-        fc_fail(&line, FC_OK, "%s: reads the snapshot of refs/main, %s", s->cache, s->path);
+        fc_fail(&line, FC_OK, "%s: reads %s", s->outer, s->path);
         how->others.report(how->others.context, line.message);
     }
     if (rc != FC_OK) {

@@ -46,6 +46,24 @@ static const struct {
      "a folder of a nanotron checkpoint: convert the checkpoint with nanotron's "
      "examples/llama/convert_nanotron_to_hf.py",
      true},
+    {"model-rank-*-part-*.safetensors",
+     "the sharded_state of vLLM: each rank has parts of q, k and v, and of gate and up, in one tensor: use the model "
+     "that "
+     "it was made from",
+     true},
+    {"rank1.safetensors",
+     "files of ranks, as TensorRT-LLM's convert_checkpoint.py makes them: each has parts of q, k and v in one tensor: "
+     "use "
+     "the model that it was made from",
+     true},
+    {"checkpoint*-shard[0-9]*.pt",
+     "flat shards of fairscale's FullyShardedDataParallel (fairseq, metaseq): merge them with its "
+     "consolidate_shard_weights, or with metaseq.scripts.reshard_fsdp",
+     true},
+    {"pytorch_optim.bin.index.json",
+     "an optimizer of ColossalAI, whose index has numbers, and no names, of parameters: convert the model, which is in "
+     "another folder, or one pytorch_optim-*.bin",
+     false},
     {"checkpoint_metadata.json",
      "a nanotron checkpoint: convert it with nanotron's examples/llama/convert_nanotron_to_hf.py", false},
     {"_CHECKPOINT_METADATA", "an Orbax checkpoint (JAX): load it with Orbax, and save its arrays as safetensors",
