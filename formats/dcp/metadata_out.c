@@ -7,6 +7,7 @@
  * wrong after the checkpoint is moved.
  */
 #include "dcp/writer.h"
+#include "fsdpckpt/flatten.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -127,7 +128,7 @@ static fc_code write_chunk(metadata_out *m, const fc_dcp_item *item, fc_error *e
 /* Writes the entry of an object. torch ignores an attribute, which says that the object is one of another format. */
 static void write_object(metadata_out *m, const char *encoding) {
     metadata_class(m, "BytesStorageMetadata");
-    if (strcmp(encoding, FC_TORCH_OBJECT) == 0) {
+    if (strcmp(encoding, FC_TORCH_OBJECT) == 0 || strcmp(encoding, FC_OBJECT_VALUE) == 0) {
         fc_torch_pickle_tuple(&m->w, 0);
         fc_torch_pickle_op(&m->w, FC_PICKLE_NEWOBJ);
         return;

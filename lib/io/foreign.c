@@ -7,9 +7,10 @@
 
 #include <dirent.h>
 #include <fnmatch.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
-
-#define HUB "use the safetensors of the same model, or load it with transformers and call save_pretrained"
+#include <unistd.h>
 
 /* Files by their first bytes. */
 static const struct {
@@ -31,11 +32,18 @@ static const struct {
      "it is TensorFlow's list of checkpoints: load one with TensorFlow, and save its variables as "
      "safetensors"},
     {0, 4, "\x0c\xdb\x3a\x2a",
-     "it is an OCDBT file of Orbax (JAX): load it with Orbax, and save its arrays as safetensors"},
+     "it is an OCDBT file of Orbax (JAX), which only TensorStore reads: give the path of the checkpoint"},
     {0, 4, "PAR1", "it is a Parquet file: load it, and save a dict of tensors"},
     {0, 6, "ARROW1", "it is an Arrow file: load it, and save a dict of tensors"},
     {0, 10, "MATLAB 5.0", "it is a MATLAB file of version 5: save it with -v7.3, which is HDF5"},
 };
+
+/* TensorStore is a C++ library that Debian does not have. What this advises can be read. */
+#define ORBAX                                                                                                          \
+    "an Orbax checkpoint (JAX), which only TensorStore reads: write flax.serialization.msgpack_serialize("             \
+    "orbax.checkpoint.PyTreeCheckpointer().restore(FOLDER)) to a file that ends in .msgpack, which can be read"
+
+static const char orbax_mark[] = "_CHECKPOINT_METADATA";
 
 /* Files by their names. A directory that contains one is of that format. `disguised`: each file alone can be read. */
 static const struct {
@@ -66,16 +74,14 @@ static const struct {
      false},
     {"checkpoint_metadata.json",
      "a nanotron checkpoint: convert it with nanotron's examples/llama/convert_nanotron_to_hf.py", false},
-    {"_CHECKPOINT_METADATA", "an Orbax checkpoint (JAX): load it with Orbax, and save its arrays as safetensors",
-     false},
-    {"manifest.ocdbt", "an Orbax checkpoint (JAX): load it with Orbax, and save its arrays as safetensors", false},
-    {"_METADATA", "an Orbax checkpoint (JAX): load it with Orbax, and save its arrays as safetensors", false},
+    {orbax_mark, ORBAX, false},
+    {"manifest.ocdbt", ORBAX, false},
+    {"_METADATA", ORBAX, false},
     {"saved_model.pb", "a TensorFlow SavedModel: load it with TensorFlow, and save its variables as safetensors",
      false},
     {"*.data-0*-of-0*", "a TensorFlow checkpoint: load it with TensorFlow, and save its variables as safetensors",
      false},
     {"*ckpt*.index", "a TensorFlow checkpoint: load it with TensorFlow, and save its variables as safetensors", false},
-    {"*.msgpack", "a msgpack file of Flax (JAX): " HUB, false},
     {"*.onnx", "an ONNX model, which is a program: use the model that it was made from", false},
     {"*.gguf", "a GGUF file of llama.cpp: use the model that it was made from", false},
     {"*.npy", "NumPy arrays: load them, and save a dict of tensors", false},
@@ -84,22 +90,6 @@ static const struct {
     {".zgroup", "a Zarr store: load it, and save a dict of tensors", false},
     {"zarr.json", "a Zarr store: load it, and save a dict of tensors", false},
 };
-
-/* A map of msgpack, with at least one member, whose first key is a text. */
-static bool is_msgpack(const unsigned char *head, size_t size) {
-    const size_t key = head[0] == 0xde ? 3 : head[0] == 0xdf ? 5 : head[0] > 0x80 && head[0] <= 0x8f ? 1 : 0;
-    if (key == 0 || size < key + 3) {
-        return false;
-    }
-    const bool is_short = head[key] > 0xa0 && head[key] <= 0xbf, is_long = head[key] == 0xd9;
-    const size_t text = key + 1 + (is_long ? 1 : 0), length = is_long ? head[key + 1] : head[key] & 0x1f;
-    for (size_t i = 0; i < length; i++) {
-        if (text + i >= size || head[text + i] < ' ' || head[text + i] == 0x7f) {
-            return false;
-        }
-    }
-    return is_short || (is_long && length > 0);
-}
 
 const char *fc_name_foreign_content(const char *head, size_t size) {
     for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
@@ -112,8 +102,7 @@ const char *fc_name_foreign_content(const char *head, size_t size) {
     if (size >= 3 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5 && head[2] != '\x8a') {
         return "it is a pickle of Python's own: load it, and save a dict of its tensors with torch.save";
     }
-    return is_msgpack((const unsigned char *)head, size) ? "it is a msgpack file, as Flax (JAX) writes them: " HUB
-                                                         : NULL;
+    return NULL;
 }
 
 /* @return the first entry for a file of this name; -1: none */
@@ -142,13 +131,33 @@ static int find_in_directory(const char *path, bool disguised) {
     return best;
 }
 
+/* Whether the directory has the steps of Orbax's CheckpointManager. @return the entry; -1: it has none */
+static int find_steps(const char *path) {
+    char file[PATH_MAX];
+    DIR *directory = opendir(path);
+    const struct dirent *entry;
+    bool found = false;
+    while (directory && !found && (entry = readdir(directory))) {
+        found = entry->d_name[0] != '.' &&
+                snprintf(file, sizeof file, "%s/%s/%s", path, entry->d_name, orbax_mark) < (int)sizeof file &&
+                access(file, F_OK) == 0;
+    }
+    if (directory) {
+        closedir(directory);
+    }
+    return found ? find_name(orbax_mark, false) : -1;
+}
+
 /* @param found -1: FC_OK */
 static fc_code fail_foreign(const char *path, int found, fc_error *err) {
     return found < 0 ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "%s: not supported: %s", path, names[found].what);
 }
 
 fc_code fc_check_foreign(const char *path, bool is_directory, fc_error *err) {
-    const int found = is_directory ? find_in_directory(path, false) : find_name(fc_base_name(path), false);
+    int found = is_directory ? find_in_directory(path, false) : find_name(fc_base_name(path), false);
+    if (is_directory && found < 0) {
+        found = find_steps(path);
+    }
     return fail_foreign(path, found, err);
 }
 

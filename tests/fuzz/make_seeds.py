@@ -57,6 +57,7 @@ def main():
                 start = archive.find(b"\x80\x02")
                 write(out, "pickle", archive[start:archive.find(b"PK\1\2", start)])
     torch_files(corpus, out)
+    flax_files(corpus, out)
     texts(corpus, out)
 
 
@@ -70,6 +71,13 @@ def torch_files(corpus, out):
                 if data[:2] == b"PK":
                     start = data.find(b"\x80\x02")
                     write(out, "pt", data[start:data.find(b"PK\7\x08", start)])
+
+
+def flax_files(corpus, out):
+    for folder, _, names in sorted(os.walk(os.path.join(corpus, "flax"))):
+        for name in sorted(names):
+            if name.endswith(".msgpack"):
+                write(out, "flax", read(folder, name))
 
 
 def texts(corpus, out):

@@ -31,17 +31,6 @@ told = []  # all messages
 DIGITS = struct.pack("<3f", 1, 2, 3)
 
 
-def msgpack(value):
-    """The encoding of dicts, texts, small integers and bytes, as flax.serialization.msgpack_serialize makes it."""
-    if isinstance(value, dict):
-        head = bytes([0x80 | len(value)]) if len(value) < 16 else b"\xde" + struct.pack(">H", len(value))
-        return head + b"".join(msgpack(k) + msgpack(v) for k, v in value.items())
-    if isinstance(value, str):
-        raw = value.encode()
-        return (bytes([0xa0 | len(raw)]) if len(raw) < 32 else b"\xd9" + bytes([len(raw)])) + raw
-    return b"\xc4" + bytes([len(value)]) + value if isinstance(value, bytes) else bytes([value])
-
-
 def gguf():
     name = b"blk.0.attn_q.weight"
     head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 3, 0, 0)
@@ -56,9 +45,6 @@ CONTENTS = {
     "ocdbt": (b"\x0c\xdb\x3a\x2a" + bytes(80), "Orbax"), "parquet": (b"PAR1" + bytes(80) + b"PAR1", "Parquet"),
     "arrow": (b"ARROW1\0\0" + bytes(80), "Arrow"), "matlab": (b"MATLAB 5.0 MAT-file, Platform: GLNXA64" + bytes(90), "MATLAB"),
     "pickle": (pickle.dumps({"w": [1.0]}), "Python's own"),
-    "flax": (msgpack({"params": {"dense": {"kernel": DIGITS}}, "step": 7}), "Flax"),
-    "flax-many": (msgpack({f"layer_{i}": DIGITS for i in range(20)}), "Flax"),
-    "flax-long": (msgpack({"a_long_name_of_a_layer_of_the_model": DIGITS}), "Flax"),
 }
 # Paths in a directory that is a checkpoint, and words of the message. The content says nothing.
 DIRECTORIES = {
@@ -72,7 +58,7 @@ DIRECTORIES = {
     "tf": (["checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"], "TensorFlow checkpoint"),
     "tf1": (["model.ckpt.index"], "TensorFlow checkpoint"),
     "saved_model": (["saved_model.pb", "variables/variables.index"], "SavedModel"),
-    "flax": (["config.json", "flax_model.msgpack"], "Flax"), "onnx": (["config.json", "model.onnx"], "ONNX"),
+    "onnx": (["config.json", "model.onnx"], "ONNX"),
     "llama": (["model-q4.gguf"], "llama.cpp"), "npy": (["w.npy"], "NumPy"), "npz": (["w.npz"], "NumPy"),
     "zarr": ([".zarray", "0.0"], "Zarr"), "zarr-group": ([".zgroup", "w/.zarray"], "Zarr"), "zarr3": (["zarr.json", "c/0"], "Zarr"),
 }

@@ -67,6 +67,12 @@ def pretrained(**how):
     return place
 
 
+def flax(home, name):
+    """What flax wrote, under a name of its own."""
+    data = (CORPUS / "flax" / "alone.msgpack").read_bytes()
+    (home / "flax_model.msgpack").write_bytes(b"\x81" + bytes([0xa0 + len(name)]) + name.encode() + data)
+
+
 def h5(home, name):
     torch.save(tensors(name), home / "x")
     must_run(PROGRAM, "reshard", home / "x", "-o", home / "out", "--to", "h5", "--dp", "2", "-q")
@@ -122,6 +128,7 @@ COPY = {
     "Mistral": (st("consolidated.safetensors"), "consolidated.safetensors"),
     "Llama": (pt("consolidated.00.pth", "consolidated.01.pth"), "consolidated.*.pth"),
     "parts": (st("weights.00.safetensors", "weights.01.safetensors"), "weights.*.safetensors"),
+    "Flax": (flax, "flax_model.msgpack"),
     "some": (st("some.safetensors"), "some.safetensors"),
     "other": (st("other.safetensors"), "other.safetensors"),
     "optimizer": (pt("optim_world_size_5_rank_0.pt", *["optim_world_size_5_rank_%d.pt" % r for r in range(1, 5)]),

@@ -17,7 +17,7 @@ import sys
 ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/integrity lib/read lib/ranks
 lib/move lib/flat lib/wrap lib/derived lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify
 formats/torch/names formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors
-formats/dcp formats/pt formats/hdf5 formats/schema formats/accelerate formats/lightning formats/deepspeed
+formats/dcp formats/pt formats/hdf5 formats/schema formats/flax formats/accelerate formats/lightning formats/deepspeed
 formats/megatron formats cli/output cli/options cli cli/inspect cli/commands
 lib/sharded_tensor lib/gather train""".split()
 TRAINING = ("lib/sharded_tensor", "lib/gather", "train")

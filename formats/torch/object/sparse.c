@@ -81,7 +81,7 @@ static bool fits_compressed(const fc_torch_sparse *s, const fc_torch_tensor *com
 }
 
 static fc_code check_parts(const fc_pickle *p, const fc_torch_sparse *s, fc_error *err) {
-    fc_torch_tensor parts[FC_SPARSE_MOST_PARTS];
+    fc_torch_tensor parts[FC_SPARSE_MOST_PARTS] = {{0}};
     for (size_t i = 0; i < s->layout->nparts; i++) {
         FC_TRY(fc_torch_tensor_decode(p, s->parts[i], &parts[i], err));
     }

@@ -5,6 +5,7 @@
  */
 #include "torch/object/write.h"
 
+#include "base/base64.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
@@ -32,19 +33,66 @@ static void write_tuple(const decoding *d, const json_t *array, int depth) {
     fc_torch_pickle_op(d->w, FC_PICKLE_TUPLE);
 }
 
-/* Writes an object that stands for a tuple, or for a number that JSON does not have. */
+static double real_of(const json_t *number) {
+    const char *text = json_string_value(json_object_get(number, "$float"));
+    return !text                       ? json_number_value(number)
+           : strcmp(text, "nan") == 0  ? (double)NAN
+           : strcmp(text, "-inf") == 0 ? -(double)INFINITY
+                                       : (double)INFINITY;
+}
+
+/* Writes an integer above INT64_MAX. */
+static void write_big(const decoding *d, const char *digits) {
+    unsigned char bytes[9] = {0}; /* two's complement; the last byte is the sign */
+    const uint64_t value = strtoull(digits, NULL, 10);
+    for (size_t i = 0; i < 8; i++) {
+        bytes[i] = (unsigned char)(value >> (8 * i));
+    }
+    fc_torch_pickle_bigint(d->w, bytes, sizeof bytes);
+}
+
+static void write_complex(const decoding *d, const json_t *parts) {
+    fc_torch_pickle_global(d->w, "__builtin__", "complex");
+    for (size_t i = 0; i < 2; i++) {
+        fc_torch_pickle_float(d->w, real_of(json_array_get(parts, i)));
+    }
+    fc_torch_pickle_tuple(d->w, 2);
+    fc_torch_pickle_op(d->w, FC_PICKLE_REDUCE);
+}
+
+/* @return false: the text is not base64. */
+static bool write_base64(const decoding *d, const json_t *text) {
+    const size_t length = json_string_length(text);
+    unsigned char *bytes = malloc(length / 4 * 3 + 3);
+    size_t n = 0;
+    if (!bytes) {
+        d->w->failed = fc_no_memory(&d->w->error, NULL);
+        return true;
+    }
+    const bool good = fc_base64_decode(json_string_value(text), length, bytes, &n);
+    if (good) {
+        fc_torch_pickle_bytes(d->w, bytes, n);
+    }
+    free(bytes);
+    return good;
+}
+
+/* Writes an object that stands for a value that JSON does not have. @return false: it stands for itself. */
 static bool write_typed(const decoding *d, const json_t *object, int depth) {
-    const json_t *tuple = json_object_get(object, "$tuple");
-    const char *number = json_string_value(json_object_get(object, "$float"));
-    if (!d->typed || json_object_size(object) != 1 || (!tuple && !number)) {
+    const json_t *value = json_object_iter_value(json_object_iter((json_t *)(uintptr_t)object));
+    if (!d->typed || json_object_size(object) != 1) {
         return false;
     }
-    if (tuple) {
-        write_tuple(d, tuple, depth);
+    if (json_object_get(object, "$tuple")) {
+        write_tuple(d, value, depth);
+    } else if (json_object_get(object, "$float") && json_is_string(value)) {
+        fc_torch_pickle_float(d->w, real_of(object));
+    } else if (json_object_get(object, "$int") && json_is_string(value)) {
+        write_big(d, json_string_value(value));
+    } else if (json_object_get(object, "$complex") && json_array_size(value) == 2) {
+        write_complex(d, value);
     } else {
-        fc_torch_pickle_float(d->w, strcmp(number, "nan") == 0    ? (double)NAN
-                                    : strcmp(number, "-inf") == 0 ? -(double)INFINITY
-                                                                  : (double)INFINITY);
+        return json_object_get(object, "$bytes") && json_is_string(value) && write_base64(d, value);
     }
     return true;
 }
