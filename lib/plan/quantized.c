@@ -13,7 +13,7 @@ static const fc_quantizer quantizers[] = {
     {".weight", ".scale_weight", FC_CODES_SCALED, "ComfyUI"},
     {"_blocks", "_scales", FC_CODES_TRANSPOSED, "GPT-OSS"},
     {".weight", ".scales", FC_CODES_OTHER, "MLX"},
-    {"_packed", "_scale", FC_CODES_OTHER, "compressed-tensors"},
+    {"_packed", "_scale", FC_CODES_SCALED, "compressed-tensors"},
     {".qweight", ".scales", FC_CODES_OTHER, "GPTQ or AWQ"},
     {".weight", ".SCB", FC_CODES_OTHER, "bitsandbytes"},
     {".weight", ".weight.absmax", FC_CODES_OTHER, "bitsandbytes"},

@@ -12,7 +12,7 @@ enum {
     FC_COMPUTED_EDGE = 480         /**< rows and columns of a block of a matrix that is transposed */
 };
 
-enum { FC_WORK_BUFFERS = 4 };
+enum { FC_WORK_BUFFERS = 5 };
 
 /** Buffers that are kept from block to block, so that their pages are mapped once. One worker uses them at a time. */
 typedef struct fc_work {

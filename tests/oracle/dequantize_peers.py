@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """--dequantize and --quantize against the code of the packages whose checkpoints they read, bit for bit: Transformers (blocks of fp8,
-MXFP4 of GPT-OSS) and compressed-tensors (fp8 and int8 per tensor, channel and group).
+MXFP4 of GPT-OSS) and compressed-tensors (fp8 and int8 per tensor, channel and group; packed integers and four-bit floats with
+scales of every size). tests/cli/test_quantized.py compares whole models.
 
 usage: dequantize_peers.py FSDPCKPT        exit 77 without these packages
 """
@@ -14,7 +15,9 @@ warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 try:
     import torch
-    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
     from safetensors.torch import load_file, save_file
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
@@ -59,6 +62,57 @@ def of_compressed_tensors(stored, want):
         want[name + ".weight"] = dequantize(codes, scales, None, args, dtype=torch.bfloat16)
 
 
+def packed(stored, want, name, form, tensors, **args):
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
+    want[name + ".weight"] = BaseCompressor.get_value_from_registry(form).decompress(dict(tensors), scheme)["weight"]
+    stored.update({"%s.%s" % (name, key): t.clone().contiguous() for key, t in tensors.items()})
+
+
+def all_bits(dtype, *shape):
+    """Finite numbers of every size."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    limits = torch.iinfo(integers)
+    numbers = torch.randint(limits.min, limits.max, shape, dtype=integers).view(dtype)
+    return torch.where(numbers.float().isfinite(), numbers.float(), 1.0).to(dtype)
+
+
+def integers(bits, *shape):
+    return torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), shape, dtype=torch.int8)
+
+
+def of_packed_integers(stored, want, dtype):
+    for bits in range(1, 9):
+        for front in ((70,), (3, 70)):
+            codes, zeros = integers(bits, *front, 96), integers(bits, *front, 3)
+            tensors = {"weight_packed": pack_to_int32(codes, bits), "weight_shape": torch.tensor(codes.shape),
+                       "weight_zero_point": pack_to_int32(zeros, bits, packed_dim=0), "weight_scale": all_bits(dtype, *front, 3)}
+            packed(stored, want, "i%d.%d" % (bits, len(front)), "pack-quantized", tensors, num_bits=bits, type="int", strategy="group",
+                   group_size=32, symmetric=False)
+
+
+def of_packed_floats(stored, want):
+    codes, exponents = torch.randint(0, 256, (255, 16), dtype=torch.uint8), torch.arange(255, dtype=torch.uint8).reshape(255, 1)
+    packed(stored, want, "mxfp4", "mxfp4-pack-quantized", {"weight_packed": codes, "weight_scale": exponents}, num_bits=4, type="float",
+           strategy="group", group_size=32)
+    for i, divisor in enumerate((torch.tensor([1e-30]), torch.tensor(3.7), torch.tensor([1e30]), torch.tensor([0.37]))):
+        packed(stored, want, "nvfp4%d" % i, "nvfp4-pack-quantized",
+               {"weight_packed": codes, "weight_scale": all_bits(torch.float8_e4m3fn, 255, 2), "weight_global_scale": divisor},
+               num_bits=4, type="float", strategy="tensor_group", group_size=16)
+
+
+def check_packed(tool, path):
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")):
+        stored, want = {}, {}
+        of_packed_integers(stored, want, dtype)
+        if dtype == torch.bfloat16:
+            of_packed_floats(stored, want)
+        save_file(stored, path("p.safetensors"))
+        must_run(tool, "consolidate", path("p.safetensors"), "-o", path("p.out.safetensors"), "--dequantize", short, "-q", "-f")
+        got = load_file(path("p.out.safetensors"))
+        must(sorted(got) == sorted(want), sorted(got), sorted(want))
+        must_equal(want, {name: got[name] for name in want}, short)
+
+
 class Quantizer:
     """What Fp8Quantize reads of a quantizer."""
 
@@ -89,6 +143,7 @@ def main():
         got = load_file(out)
         must(sorted(got) == sorted(want), sorted(got), sorted(want))
         must_equal(want, {name: got[name] for name in want})
+        check_packed(tool, lambda name: os.path.join(home, name))
         check_quantize(tool, lambda name: os.path.join(home, name))
     print("%d weights are those of Transformers and compressed-tensors" % len(want))
     return 0

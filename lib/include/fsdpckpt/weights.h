@@ -11,12 +11,11 @@
 FC_BEGIN_DECLS
 
 /**
- * Turns quantized weights, which are stored as codes and scales, into numbers of `dtype`: code × scale in float32,
- * rounded once. Scales are per tensor, per channel or per block; four-bit codes are those of MXFP4. Scales of
- * activations are left out.
+ * Turns quantized weights, which are stored as codes and scales, into numbers of `dtype`: (code - zero point) × scale
+ * in float32, rounded once. Scales of activations are left out.
  * @param config the model's config.json, or its folder, which has the size of the blocks if they do not divide a
- *               weight evenly and are not 128 × 128; NULL: none.
- * @return FC_EUSAGE if the source has no quantized weights; FC_EUNSUPPORTED for codes that need more than one scale.
+ *               weight evenly and are not 128 × 128, and of packed integers where several fit; NULL: none.
+ * @return FC_EUSAGE if the source has no quantized weights; FC_EUNSUPPORTED for layouts that are not known.
  */
 fc_code fc_dequantize(fc_checkpoint *source, fc_dtype dtype, const char *config, fc_checkpoint **out, fc_error *err);
 

@@ -1,0 +1,115 @@
+"""--dequantize of models that quantizers saved (tests/corpus/make_quantized.py): the weights are those that the same package
+computes, bit for bit, from every layout. And what is missing or does not fit is one line."""
+
+import json
+import os
+import shutil
+
+import harness
+import safetensors_file
+
+QUANTIZED = os.path.join(harness.CORPUS, "..", "quantized")
+# Types of this program for those of safetensors.
+SHORT = {"F32": "f32", "BF16": "bf16", "F16": "f16"}
+
+
+def cases():
+    return sorted(os.listdir(QUANTIZED))
+
+
+class Quantized(harness.Case):
+    def source(self, case):
+        return os.path.join(QUANTIZED, case, "model.safetensors")
+
+    def weights(self, case):
+        """The weights, and the type that the package gives to those that were quantized."""
+        stored = safetensors_file.read(self.source(case))
+        want = safetensors_file.read(os.path.join(QUANTIZED, case, "weights.safetensors"))
+        computed = {kind for name, (kind, _, data) in want.items() if name not in stored or stored[name][2] != data}
+        self.assertEqual(len(computed), 1, case)
+        return want, SHORT[computed.pop()]
+
+    def equal(self, path, want):
+        got = safetensors_file.read(path)
+        self.assertEqual(sorted(got), sorted(want))
+        for name in want:
+            self.assertEqual(got[name][:2], want[name][:2], name)
+            self.assertTrue(got[name][2] == want[name][2], name)
+
+    def test_the_weights_are_the_package_s(self):
+        self.assertGreater(len(cases()), 0)
+        for case in cases():
+            with self.subTest(case):
+                want, kind = self.weights(case)
+                self.ok("consolidate", self.source(case), "-o", "w.safetensors", "--dequantize", kind, "-f")
+                self.equal(self.path("w.safetensors"), want)
+
+    def test_every_layout(self):
+        for case in cases():
+            with self.subTest(case):
+                want, kind = self.weights(case)
+                config = os.path.join(QUANTIZED, case, "config.json")
+                self.ok("reshard", self.source(case), "-o", "dcp", "--to", "dcp", "--dp", "3", "-f")
+                self.ok("reshard", "dcp", "-o", "h5", "--dp", "2", "--dequantize", kind, "--config", config, "-f")
+                self.ok("consolidate", "h5", "-o", "w.safetensors", "-f")
+                self.equal(self.path("w.safetensors"), want)
+
+    def without(self, case, part, says):
+        tensors = safetensors_file.read(self.source(case))
+        name = sorted(n for n in tensors if n.endswith(part))[0]
+        del tensors[name]
+        os.makedirs(self.path("m"), exist_ok=True)
+        safetensors_file.write(self.path("m/model.safetensors"), tensors)
+        shutil.copy(os.path.join(QUANTIZED, case, "config.json"), self.path("m/config.json"))
+        self.fails(5, "consolidate", "m/model.safetensors", "-o", "w.safetensors", "--dequantize", "bf16", contains=[says])
+        self.assertEqual(self.listing(), ["m"])
+
+    def test_missing_parts(self):
+        for case, part, says in (("ct-int4-groups", ".weight_shape", "there is no l.k.weight_shape next to it"),
+                                 ("ct-int4-groups", ".weight_packed", "is a part of a quantized weight, but the codes"),
+                                 ("ct-int4-groups", ".weight_scale", "is a part of a quantized weight, but the scales"),
+                                 ("ct-int1", ".weight_zero_point", "it is not symmetric, and there is no a.weight_zero_point"),
+                                 ("ct-nvfp4", ".weight_global_scale", "there is no a.weight_global_scale next to it")):
+            with self.subTest(case + part):
+                self.without(case, part, says)
+
+    def changed(self, case, part, edit, status=5):
+        tensors = safetensors_file.read(self.source(case))
+        name = sorted(n for n in tensors if n.endswith(part))[0]
+        tensors[name] = edit(*tensors[name])
+        safetensors_file.write(self.path("m.safetensors"), tensors)
+        return self.fails(status, "consolidate", "m.safetensors", "-o", "w.safetensors", "--dequantize", "bf16")
+
+    def test_parts_that_do_not_fit(self):
+        number = lambda value: value.to_bytes(8, "little", signed=True)
+        for case, part, edit, says in (
+                ("ct-int4-groups", ".weight_shape", lambda k, s, d: (k, s, d[:8] + number(1 << 40)), "no size from 1 to 8 bits"),
+                ("ct-int4-groups", ".weight_shape", lambda k, s, d: (k, s, number(-1) + d[8:]), "-1 elements along dimension 0"),
+                ("ct-int4-groups", ".weight_shape", lambda k, s, d: (k, s, number(1 << 62) + d[8:]), "elements along dimension 0"),
+                ("ct-int4-groups", ".weight_scale", lambda k, s, d: (k, [len(d) // 2, 1], d), "does not fit its scales"),
+                ("ct-nvfp4", ".weight_scale", lambda k, s, d: (k, [len(d), 1], d), "does not fit a.weight_scale"),
+                ("ct-int1", ".weight_zero_point", lambda k, s, d: (k, [s[1], s[0]], d), "does not fit a.weight_zero_point")):
+            with self.subTest(case + part):
+                error = self.changed(case, part, edit)
+                self.assertIn(says, error if isinstance(error, str) else error.stderr)
+
+    def test_the_configuration_decides_where_several_sizes_fit(self):
+        """One word holds 8 columns of 1 to 4 bits."""
+        tensors = {"a.weight_packed": ("I32", [2, 1], bytes(range(8))), "a.weight_scale": ("F32", [2, 1], bytes(8)),
+                   "a.weight_shape": ("I64", [2], (2).to_bytes(8, "little") + (8).to_bytes(8, "little"))}
+        os.mkdir(self.path("m"))
+        safetensors_file.write(self.path("m/model.safetensors"), tensors)
+        argv = "consolidate", "m/model.safetensors", "-o", "w.safetensors", "--dequantize", "bf16", "-f"
+        self.fails(5, *argv, contains=["are integers of several sizes: the model's config.json says which"])
+        for bits, fails in ((4, False), (5, True)):
+            groups = {"g": {"weights": {"num_bits": bits, "type": "int"}}}
+            with open(self.path("m/config.json"), "w") as f:
+                json.dump({"text_config": {"quantization_config": {"config_groups": groups}}}, f)
+            if fails:
+                self.fails(5, *argv, contains=["no size that quantization_config"])
+            else:
+                self.ok(*argv)
+
+
+if __name__ == "__main__":
+    harness.main()

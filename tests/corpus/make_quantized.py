@@ -1,0 +1,181 @@
+"""Makes tests/corpus/quantized: small quantized models as their packages save them, and the weights that the same package computes of
+them.
+
+usage: make_quantized.py OUT [CASE...]
+
+Each folder has model.safetensors and config.json, and weights.safetensors: what the package's own decompression gives.
+Packages: compressed-tensors 0.20.0 (pip install --no-deps compressed-tensors loguru). ct-columns, which must be named, needs 0.12.2.
+"""
+import json
+import os
+import sys
+
+import torch
+from safetensors.torch import save_file
+
+VERSIONS = []
+
+
+# ---- compressed-tensors ----
+
+def model(linears, dtype, seed=0):
+    """A model of linear layers: {name: (rows, columns)}."""
+    torch.manual_seed(seed)
+    root = torch.nn.Module()
+    for name, (rows, columns) in linears.items():
+        at = root
+        *folders, last = name.split(".")
+        for folder in folders:
+            if not hasattr(at, folder):
+                at.add_module(folder, torch.nn.Module())
+            at = getattr(at, folder)
+        at.add_module(last, torch.nn.Linear(columns, rows, bias=last == "gate").to(dtype))
+    root.norm = torch.nn.LayerNorm(8).to(dtype)
+    return root
+
+
+def set_scales(root, spread):
+    """Random scales, of sizes that differ by factors of 4^spread, and zero points."""
+    for module in root.modules():
+        scheme = getattr(module, "quantization_scheme", None)
+        if scheme is None:
+            continue
+        scale, zero = module.weight_scale, getattr(module, "weight_zero_point", None)
+        exponents = torch.randint(-spread, spread + 1, scale.shape)
+        if scheme.weights.scale_dtype == torch.uint8 or scheme.weights.type == "float" and scheme.weights.group_size == 32:
+            values = torch.pow(2.0, exponents)
+        else:
+            values = (torch.rand(scale.shape) + 0.5) * torch.pow(4.0, exponents) * 0.01
+        if hasattr(module, "weight_global_scale"):
+            values = values.clamp(2 ** -6, 448)
+            module.weight_global_scale.data = torch.tensor([37.3])
+        scale.data = values.to(scale.dtype)
+        if zero is not None and not scheme.weights.symmetric:
+            half = 1 << (scheme.weights.num_bits - 1)
+            zero.data = torch.randint(-half, half, zero.shape).to(zero.dtype)
+        # Codes of every size: the weight is a multiple of its scale.
+        factor = values if not hasattr(module, "weight_global_scale") else values / 37.3
+        while factor.ndim < 2:
+            factor = factor.unsqueeze(-1)
+        rows, columns = module.weight.shape
+        full = factor.repeat_interleave(-(-rows // factor.shape[0]), 0)[:rows]
+        full = full.repeat_interleave(-(-columns // full.shape[1]), 1)[:, :columns]
+        reach = 1 << (scheme.weights.num_bits - 1)
+        module.weight.data = ((torch.rand(rows, columns) * 2 - 1) * reach * full).to(module.weight.dtype)
+
+
+def compressed(groups, linears, dtype=torch.bfloat16, ignore=(), spread=2, seed=0):
+    """(stored tensors, weights, quantization_config)"""
+    import tempfile
+    import compressed_tensors
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+
+    root = model(linears, dtype, seed)
+    apply_quantization_config(root, QuantizationConfig(config_groups=groups, ignore=list(ignore)))
+    set_scales(root, spread)
+    compressor = ModelCompressor.from_pretrained_model(root)
+    compressor.compress_model(root)
+    stored = {name: t.detach().clone().contiguous() for name, t in root.state_dict().items()}
+    with tempfile.TemporaryDirectory() as home:
+        compressor.update_config(home)
+        with open(os.path.join(home, "config.json")) as f:
+            config = json.load(f)
+    compressor.decompress_model(root)
+    got = root.state_dict()
+    want = {name: t.detach().clone().contiguous() for name, t in got.items()
+            if not name.split(".")[-1].startswith(("weight_", "input_", "output_"))}
+    VERSIONS.append("compressed-tensors " + compressed_tensors.__version__)
+    return stored, want, config
+
+
+def weights(bits, strategy, kind="int", **more):
+    args = {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True}
+    args.update(more)
+    return args
+
+
+def group(targets, args, inputs=None):
+    return {"targets": targets, "weights": args, "input_activations": inputs}
+
+
+def asymmetric(bits, strategy, **more):
+    return weights(bits, strategy, symmetric=False, **more)
+
+
+def compressed_cases():
+    eight = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    eight_floats = dict(eight, type="float")
+    mixed = {"attn": group(["re:.*attn.*"], asymmetric(4, "group", group_size=16)), "mlp": group(["re:.*up$"], weights(8, "channel")),
+             "down": group(["re:.*down$"], asymmetric(3, "channel"))}
+    layers = {"attn.q": (12, 32), "attn.k": (9, 48), "mlp.up": (9, 37), "mlp.down": (11, 45), "head": (4, 8), "mlp.gate": (4, 8)}
+    yield "ct-int4-groups", lambda **k: compressed({"a": group(["Linear"], weights(4, "group", group_size=32))},
+                                                   {"l.q": (5, 64), "l.k": (3, 96), "head": (4, 8)}, ignore=["head"], **k)
+    yield "ct-mixed", lambda **k: compressed(mixed, layers, ignore=["head", "re:.*gate"], **k)
+    for dtype in (torch.float16, torch.float32):
+        yield "ct-int8-tensor-" + str(dtype)[6:], lambda d=dtype, **k: compressed(
+            {"a": group(["re:.*down"], weights(8, "tensor")), "b": group(["re:.*up"], asymmetric(8, "group", group_size=8))},
+            {"down": (5, 13), "up": (6, 24)}, dtype=d, **k)
+    for bits in (1, 6):
+        yield "ct-int%d" % bits, lambda b=bits, **k: compressed({"a": group(["Linear"], asymmetric(b, "channel"))}, {"a": (34, 45)}, **k)
+    yield "ct-w8a8-int", lambda **k: compressed({"a": group(["re:a.*"], weights(8, "channel"), eight),
+                                                 "b": group(["re:b.*"], asymmetric(8, "channel"), eight)},
+                                                {"a1": (9, 20), "b1": (8, 12)}, **k)
+    yield "ct-w8a8-float", lambda **k: compressed({"a": group(["re:a.*"], weights(8, "channel", "float"), eight_floats),
+                                                   "b": group(["re:b.*"], weights(8, "tensor", "float"), eight_floats),
+                                                   "c": group(["re:c.*"], weights(8, "block", "float", block_structure=[16, 16]),
+                                                              eight_floats)}, {"a1": (9, 20), "b1": (8, 12), "c1": (40, 50)}, **k)
+    yield "ct-w8-naive", lambda **k: compressed({"a": group(["Linear"], weights(8, "group", "float", group_size=100))}, {"a": (5, 200)}, **k)
+    yield "ct-nvfp4", lambda **k: compressed({"a": group(["Linear"], weights(4, "tensor_group", "float", group_size=16))},
+                                             {"a": (5, 32), "b": (3, 64), "head": (4, 16)}, ignore=["head"], **k)
+    yield "ct-mxfp4", lambda **k: compressed({"a": group(["Linear"], weights(4, "group", "float", group_size=32))},
+                                             {"a": (5, 32), "b": (3, 64)}, **k)
+    yield "ct-mxfp8", lambda **k: compressed({"a": group(["Linear"], weights(8, "group", "float", group_size=32, scale_dtype="torch.uint8"))},
+                                             {"a": (5, 32), "b": (3, 64)}, **k)
+
+
+def columns_case():
+    """Which group each column has (actorder), as versions before 0.18 wrote it: pip install --no-deps compressed-tensors==0.12.2."""
+    import compressed_tensors
+    from compressed_tensors.compressors.quantized_compressors.pack_quantized import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs
+
+    torch.manual_seed(1)
+    args = QuantizationArgs(num_bits=4, strategy="group", group_size=16, actorder="group")
+    stored, want = {}, {}
+    for name, columns in (("a", torch.randperm(48) // 16), ("b", torch.full((48,), -1))):
+        scale = ((torch.rand(6, 3) + 0.5) * 0.01).bfloat16()
+        packed = PackedQuantizationCompressor().compress_weight(
+            weight=torch.randn(6, 48).bfloat16() * 0.05, scale=scale, zero_point=None, g_idx=columns.int(), quantization_args=args)
+        packed = {"weight_" + key.replace("weight_", ""): t.contiguous() for key, t in packed.items()}
+        packed.update(weight_scale=scale, weight_g_idx=columns.int())
+        want[name + ".weight"] = PackedQuantizationCompressor().decompress_weight(packed, quantization_args=args).contiguous()
+        stored.update({"%s.%s" % (name, key): t for key, t in packed.items()})
+    VERSIONS.append("compressed-tensors " + compressed_tensors.__version__)
+    groups = {"g": {"targets": ["Linear"], "weights": json.loads(args.model_dump_json())}}
+    return stored, want, {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}}
+
+
+def cases():
+    yield "ct-columns", columns_case
+    yield from compressed_cases()
+
+
+def main():
+    out, only = sys.argv[1], sys.argv[2:]
+    for name, make in cases():
+        if not any(name.startswith(o) for o in only) if only else name == "ct-columns":
+            continue
+        stored, want, config = make()
+        folder = os.path.join(out, name)
+        os.makedirs(folder, exist_ok=True)
+        save_file(stored, os.path.join(folder, "model.safetensors"))
+        save_file(want, os.path.join(folder, "weights.safetensors"), {"by": VERSIONS[-1]})
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(config, f, indent=1, sort_keys=True)
+            f.write("\n")
+        print(name, sum(os.path.getsize(os.path.join(folder, n)) for n in os.listdir(folder)), VERSIONS[-1])
+
+
+if __name__ == "__main__":
+    main()
