@@ -358,11 +358,27 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     return rc;
 }
 
+/* Gives the values the names and shapes that the format of the target wants. */
+static fc_code adapt_source(job *j, fc_error *err) {
+    fc_selection *s = &j->how.selection;
+    if (!j->how.format->target.adapt) {
+        return FC_OK;
+    }
+    if (option_given(j->o, OPT_POLICY)) {
+        return fc_fail(err, FC_EUSAGE, "--policy: the format '%s' has no flat parameters", j->how.format->name);
+    }
+    FC_TRY(j->how.format->target.adapt(&j->source, s, &j->left_out, err));
+    s->include = s->exclude = s->rename = NULL;
+    s->strip_prefix = NULL;
+    return FC_OK;
+}
+
 /* Replaces the source by what the command, or else --recipe, and --quantize make of it. */
 static fc_code change_source(job *j, fc_error *err) {
     const job_steps *s = j->steps;
     FC_TRY(s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err));
-    return weights_quantize(j->o, &j->source, err);
+    FC_TRY(weights_quantize(j->o, &j->source, err));
+    return adapt_source(j, err);
 }
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {

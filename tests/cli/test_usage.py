@@ -47,7 +47,7 @@ class Usage(harness.Case):
             return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
 
         formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("the extension of -o):\n")[1].split("'fsd")[0], re.M)
-        self.assertEqual(sorted(formats), ["accelerate", "dcp", "h5", "pt", "safetensors"])
+        self.assertEqual(sorted(formats), ["accelerate", "dcp", "h5", "pt", "safetensors", "torch_dist"])
         for command in ("consolidate", "reshard", "convert", "average"):
             self.assertIn("format of DST, one of accelerate, dcp, h5, pt or safetensors", meaning(command, "to"))
             self.assertNotIn("npy", meaning(command, "to"))

@@ -127,7 +127,8 @@ def build(case):
         add_bias_linear=False, add_qkv_bias=case.get("qkv_bias", False), normalization="RMSNorm", gated_linear_unit=True,
         activation_func=torch.nn.functional.silu, use_cpu_initialization=True, qk_layernorm=case.get("qk_norm", False),
         tensor_model_parallel_size=case.get("tp", 1), pipeline_model_parallel_size=case.get("pp", 1),
-        pipeline_dtype=torch.bfloat16, params_dtype=torch.bfloat16, bf16=True, sequence_parallel=False, **moe, **latent)
+        pipeline_dtype=torch.bfloat16, params_dtype=torch.bfloat16, bf16=True,
+        sequence_parallel=case.get("tp", 1) > 1 and case.get("ep", 1) > 1, **moe, **latent)
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     last = {"mtp_block_spec": get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)} if latent else {}
     return config, GPTModel(

@@ -12,8 +12,9 @@
 
 FC_BEGIN_DECLS
 
-struct fc_comm;     /* comm.h */
-struct fc_findings; /* verify.h */
+struct fc_comm;      /* comm.h */
+struct fc_findings;  /* verify.h */
+struct fc_selection; /* select.h */
 struct fc_verify_report;
 
 /** The file that a probe examines. It opens and changes nothing else. */
@@ -143,6 +144,12 @@ typedef struct fc_format_target {
     fc_code (*is_checkpoint)(const char *path, bool *is, fc_error *err);
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
+    /**
+     * Replaces `*source` by a checkpoint that owns it and has the values that `selection` chooses, under the names and
+     * with the shapes that the format wants. fc_convert does not call it. NULL: any names and shapes are good.
+     * @param left_out adds the number of values that the selection leaves out.
+     */
+    fc_code (*adapt)(fc_checkpoint **source, const struct fc_selection *selection, size_t *left_out, fc_error *err);
     /** Sets the `section` of each value. A section is a checkpoint of its own within the target: values of two sections
      * are never in one file, and each section has its own index. Refuses values that the format has no place for. NULL:
      * a target has one section. */

@@ -1,0 +1,325 @@
+/*
+ * Gives the values of any source the names and shapes that megatron-core looks for in a torch_dist checkpoint. It names
+ * parameters after their modules, but stores those of all layers as one tensor, unless the layers differ, and those of
+ * all experts of a layer. That is a recipe, made for the model at hand. Then the values are added that its loader
+ * needs: an `_extra_state` for each module that Transformer Engine may implement, and what describes the content.
+ */
+#include "torch_dist/torch_dist.h"
+
+#include "base/grow.h"
+#include "checkpoint/path.h"
+#include "derived/derived.h"
+#include "fsdpckpt/flatten.h"
+#include "fsdpckpt/select.h"
+#include "fsdpckpt/try.h"
+#include "recipe/recipe.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char shard[] = "/shard_"; /* in the keys of megatron-core's sharded objects */
+
+bool fc_dist_is_state(const char *name) {
+    return strncmp(name, "optimizer.", strlen("optimizer.")) == 0 || strncmp(name, "optim.", strlen("optim.")) == 0;
+}
+
+bool fc_dist_is_common(const fc_target_tensor *t) {
+    return t->source->object && !strstr(t->name, shard);
+}
+
+/* ---- the recipe ---- */
+
+static bool append_operation(json_t *operations, const char *name, json_t *value) {
+    json_t *operation = json_object();
+    return json_object_set_new(operation, name, value) == 0 && json_array_append_new(operations, operation) == 0;
+}
+
+/* The rule of a kind; json_null if its name and shape stay. @return NULL when out of memory. */
+static json_t *make_rule(const fc_dist_layers *l, const fc_dist_kind *k) {
+    const bool alike = l->stacks[k->stack].alike;
+    const fc_dist_parameter *p = &k->like;
+    json_t *to = json_sprintf("%.*s%s%s", (int)p->prefix, p->from, alike ? "" : "{n}.", p->module);
+    json_t *operations = json_array(), *rule = json_object();
+    bool ok = to && operations && rule;
+    if (ok && p->transposed) {
+        ok = append_operation(operations, "transpose", json_pack("[ii]", 1, 2));
+    }
+    for (int i = 0; i < alike + (p->expert >= 0); i++) {
+        ok = ok && append_operation(operations, "stack", json_integer(0));
+    }
+    const bool same = ok && json_array_size(operations) == 0 && strcmp(json_string_value(to), p->from) == 0;
+    ok = ok && json_object_set_new(rule, "from", json_string(p->from)) == 0 && json_object_set(rule, "to", to) == 0 &&
+         (json_array_size(operations) == 0 || json_object_set(rule, "operations", operations) == 0);
+    json_decref(to);
+    json_decref(operations);
+    if (!ok || same) {
+        json_decref(rule);
+        return ok ? json_null() : NULL;
+    }
+    return rule;
+}
+
+/* Makes the recipe as text. `*text` stays NULL if nothing changes; the caller frees it. */
+static fc_code make_recipe(const fc_dist_layers *l, char **text, fc_error *err) {
+    json_t *rules = json_array();
+    bool ok = rules;
+    for (size_t i = 0; ok && i < l->nkinds; i++) {
+        json_t *rule = make_rule(l, &l->kinds[i]);
+        ok = rule && (json_is_null(rule) || json_array_append_new(rules, rule) == 0);
+    }
+    const bool some = ok && json_array_size(rules) > 0;
+    json_t *recipe = some ? json_pack("{sssissssso}", "fsdpckpt", "recipe", "schema", 1, "description",
+                                      "the keys of megatron-core", "others", "keep", "rules", rules)
+                          : NULL;
+    *text = recipe ? json_dumps(recipe, JSON_COMPACT) : NULL;
+    if (!some) {
+        json_decref(rules);
+    }
+    json_decref(recipe);
+    return ok && (!some || *text) ? FC_OK : fc_no_memory(err, NULL);
+}
+
+static fc_code apply_recipe(fc_checkpoint **source, const fc_target *target, const fc_dist_layers *l, fc_arena *arena,
+                            fc_error *err) {
+    char *text = NULL;
+    const fc_recipe *recipe = NULL;
+    fc_checkpoint *made = NULL;
+    FC_TRY(make_recipe(l, &text, err));
+    if (!text) {
+        return FC_OK;
+    }
+    fc_code rc = fc_recipe_parse("torch_dist", text, strlen(text), NULL, arena, &recipe, err);
+    rc = rc == FC_OK ? fc_recipe_apply(*source, target, recipe, &made, err) : rc;
+    free(text);
+    if (rc == FC_OK) {
+        *source = made;
+    }
+    return rc;
+}
+
+/* ---- the values of the result ---- */
+
+typedef struct adapting {
+    fc_checkpoint *source, *out;
+    fc_tensor *values;
+    size_t count, capacity;
+    fc_error *err;
+} adapting;
+
+static fc_code add_value(adapting *a, const fc_tensor *t) {
+    FC_NEED(fc_grow(&a->values, &a->capacity, a->count + 1, sizeof *a->values), a->err, a->source->path);
+    a->values[a->count++] = *t;
+    return FC_OK;
+}
+
+static fc_code keep_value(adapting *a, const fc_target_tensor *w) {
+    fc_arena *arena = a->out->arena;
+    fc_tensor t = *w->source;
+    fc_origin *origin = fc_arena_calloc(arena, 1, sizeof *origin);
+    t.name = fc_arena_strndup(arena, w->name, strlen(w->name));
+    const fc_path_element flat = {.key = t.name};
+    const fc_path path = fc_dist_is_common(w) ? w->path : (fc_path){&flat, 1};
+    FC_NEED(origin && t.name && fc_path_copy(arena, &path, &t.path), a->err, a->source->path);
+    *origin = (fc_origin){.kind = FC_ORIGIN_KEPT, .tensor = w->source};
+    t.detail = origin;
+    return add_value(a, &t);
+}
+
+/* Adds an object whose value is `json`, which is static or in the arena of the result. */
+static fc_code add_text(adapting *a, const char *name, const char *json) {
+    static const fc_object object = {.encoding = FC_OBJECT_VALUE};
+    fc_arena *arena = a->out->arena;
+    struct made {
+        fc_origin origin;
+        fc_path_element path;
+        fc_chunk chunk;
+        int64_t dims[2], shape;
+    } *m = fc_arena_calloc(arena, 1, sizeof *m);
+    FC_NEED(m && name, a->err, a->source->path);
+    m->origin = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
+    m->path.key = name;
+    m->shape = m->dims[1] = (int64_t)strlen(json);
+    m->chunk = (fc_chunk){.dims = m->dims, .rank = FC_NO_RANK};
+    const fc_tensor t = {.name = name,
+                         .path = {&m->path, 1},
+                         .dtype = FC_OPAQUE,
+                         .ndim = 1,
+                         .shape = &m->shape,
+                         .chunks = &m->chunk,
+                         .nchunks = a->source->format->layout_only ? 0 : 1,
+                         .object = &object,
+                         .detail = &m->origin};
+    return add_value(a, &t);
+}
+
+/* Adds the `_extra_state` of a module. The key has the number of the layer, or counts it among those of the tensor. */
+static fc_code add_extra_state(adapting *a, const fc_dist_stack *s, int64_t layer, const char *module, int64_t expert,
+                               int64_t experts) {
+    fc_arena *arena = a->out->arena;
+    const char *name = s->alike
+                           ? fc_arena_printf(arena, "%.*s%s", (int)s->length, s->prefix, module)
+                           : fc_arena_printf(arena, "%.*s%" PRId64 ".%s", (int)s->length, s->prefix, layer, module);
+    const char *at = "", *of = "";
+    if (s->alike && name) {
+        at = fc_arena_printf(arena, "%" PRId64 "%s", layer, expert >= 0 ? "." : "");
+        of = fc_arena_printf(arena, "%" PRId64 "%s", s->layers, expert >= 0 ? "." : "");
+    }
+    if (expert >= 0 && at && of) {
+        at = fc_arena_printf(arena, "%s%" PRId64, at, expert);
+        of = fc_arena_printf(arena, "%s%" PRId64, of, experts);
+    } else if (!s->alike) {
+        at = "0";
+        of = "1";
+    }
+    name = name && at && of ? fc_arena_printf(arena, "%s._extra_state%s%s_%s", name, shard, at, of) : NULL;
+    return add_text(a, name, "[null]"); /* megatron-core stores a list of the object */
+}
+
+/* The module of a weight that is a linear layer, or NULL. */
+static const char *linear_module(fc_arena *arena, const char *module) {
+    static const char weight[] = ".weight";
+    const size_t n = strlen(module), w = sizeof weight - 1;
+    if (n < w || strcmp(module + n - w, weight) != 0) {
+        return "";
+    }
+    const char *name = fc_arena_strndup(arena, module, n - w);
+    const char *dot = name ? strrchr(name, '.') : NULL, *last = dot ? dot + 1 : name;
+    const bool linear = name && (strncmp(last, "linear_", strlen("linear_")) == 0 || strcmp(last, "eh_proj") == 0);
+    return linear || !name ? name : "";
+}
+
+/* Adds what Transformer Engine's modules of a parameter look for. */
+static fc_code add_states_of(adapting *a, const fc_dist_layers *l, size_t value, const fc_tensor *tensor) {
+    static const char projection[] = "self_attention.linear_proj";
+    const fc_dist_kind *k = &l->kinds[l->kind_of[value]];
+    const fc_dist_parameter *p = &l->parameters[value];
+    const fc_dist_stack *s = &l->stacks[k->stack];
+    const char *module = linear_module(a->out->arena, p->module);
+    FC_NEED(module, a->err, a->source->path);
+    if (!*module) {
+        return FC_OK;
+    }
+    const int64_t experts = p->grouped ? tensor->shape[0] : 0;
+    for (int64_t e = 0; e < experts; e++) {
+        FC_TRY(add_extra_state(a, s, p->layer, module, e, experts));
+    }
+    FC_TRY(p->grouped ? FC_OK : add_extra_state(a, s, p->layer, module, p->expert, k->experts));
+    const size_t n = strlen(module), q = sizeof projection - 1;
+    if (n < q || strcmp(module + n - q, projection) != 0) {
+        return FC_OK;
+    }
+    module = fc_arena_printf(a->out->arena, "%.*sself_attention.core_attention", (int)(n - q), module);
+    return module ? add_extra_state(a, s, p->layer, module, -1, 0) : fc_no_memory(a->err, a->source->path);
+}
+
+/* Whether the result has a value of this name, or with names below it. */
+static bool has_value(const adapting *a, const char *name) {
+    const size_t n = strlen(name);
+    for (size_t i = 0; i < a->count; i++) {
+        const char *own = a->values[i].name;
+        if (strncmp(own, name, n) == 0 && (own[n] == '\0' || own[n] == '.')) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Adds what describes the content, unless the source has it. */
+static fc_code add_description(adapting *a, bool alike) {
+    const struct {
+        const char *name, *json;
+    } all[] = {{"checkpoint_version", "3.0"},
+               {"iteration", "0"},
+               {"content_metadata",
+                alike
+                    ? "{\"singleton_local_shards\": false, \"chained_optim_avoid_prefix\": true, "
+                      "\"distrib_optim_sharding_type\": \"fully_reshardable\"}"
+                    : "{\"non_homogeneous_layers\": true, \"singleton_local_shards\": false, "
+                      "\"chained_optim_avoid_prefix\": true, \"distrib_optim_sharding_type\": \"fully_reshardable\"}"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        FC_TRY(has_value(a, all[i].name) ? FC_OK : add_text(a, all[i].name, all[i].json));
+    }
+    return FC_OK;
+}
+
+/* @param l without kinds: the names were megatron-core's already, and the source describes them. */
+static fc_code add_values(adapting *a, const fc_target *target, const fc_dist_layers *l, const fc_target *changed) {
+    bool alike = true;
+    for (size_t i = 0; i < changed->ntensors; i++) {
+        FC_TRY(keep_value(a, &changed->tensors[i]));
+    }
+    for (size_t i = 0; l->kinds && i < target->ntensors; i++) {
+        FC_TRY(l->kind_of[i] == SIZE_MAX ? FC_OK : add_states_of(a, l, i, target->tensors[i].source));
+    }
+    for (size_t i = 0; i < l->nstacks; i++) {
+        const bool predicts = strncmp(l->stacks[i].prefix, "mtp.", 4) == 0;
+        alike = alike && (l->stacks[i].alike || predicts);
+    }
+    FC_TRY(l->kinds ? add_description(a, alike) : FC_OK);
+    return fc_derived_set_tensors(a->out, a->values, a->count, a->err);
+}
+
+/* ---- the whole ---- */
+
+static const fc_derived_kind adapted_kind = {.size = sizeof(fc_derived)};
+
+/* Whether the names are those of a torch_dist checkpoint already. */
+static bool has_keys(const fc_target *target) {
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const char *name = target->tensors[i].name, *layers = strstr(name, ".layers.");
+        const char first = layers ? layers[strlen(".layers.")] : '0';
+        if (strstr(name, shard) || strstr(name, ".experts.experts.") || first < '0' || first > '9') {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The ranks' files have the model under "model". */
+static bool has_model(const fc_checkpoint *source) {
+    for (size_t i = 0; i < source->ntensors; i++) {
+        const char *name = source->tensors[i].name;
+        if (strncmp(name, "model.decoder.", strlen("model.decoder.")) == 0 ||
+            strncmp(name, "model.embedding.", strlen("model.embedding.")) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *arena, size_t *left_out,
+                     fc_error *err) {
+    fc_selected counts;
+    fc_target target, changed;
+    fc_dist_layers layers = {0};
+    FC_TRY(fc_target_new(*source, how, arena, &target, &counts, err));
+    *left_out += counts.left_out;
+    changed = target;
+    if (!has_keys(&target)) {
+        const fc_selection all = {0};
+        const fc_checkpoint *before = *source;
+        FC_TRY(fc_dist_find_layers(&target, arena, &layers, err));
+        FC_TRY(apply_recipe(source, &target, &layers, arena, err));
+        FC_TRY(*source == before ? FC_OK : fc_target_new(*source, &all, arena, &changed, &counts, err));
+    }
+    adapting a = {.source = *source, .err = err};
+    FC_TRY(fc_derived_new(&adapted_kind, source, 1, &a.out, err));
+    a.out->mesh = a.source->mesh;
+    const fc_code rc = add_values(&a, &target, &layers, &changed);
+    free(a.values);
+    return fc_derived_finish(a.out, rc, source);
+}
+
+fc_code fc_dist_adapt(fc_checkpoint **source, const fc_selection *selection, size_t *left_out, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    const fc_selection how = {.include = selection->include,
+                              .exclude = selection->exclude,
+                              .strip_prefix =
+                                  selection->strip_prefix || !has_model(*source) ? selection->strip_prefix : "model.",
+                              .rename = selection->rename};
+    fc_code rc = arena ? adapt(source, &how, arena, left_out, err) : fc_no_memory(err, (*source)->path);
+    fc_arena_free(arena);
+    return rc;
+}

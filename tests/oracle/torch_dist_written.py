@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""torch_dist that we write, against what megatron-core itself saved of the same models (tests/corpus/make_megatron_models.py):
+keys, shapes, types and bytes, as torch's reader loads both. oracle.torch_dist_load gives them to megatron-core.
+
+usage: torch_dist_written.py FSDPCKPT CORPUS       exit 77 without torch or safetensors
+"""
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+
+try:
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from checks import check, finish, run
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+# The corpus is of Megatron's own layers, which need no GPU, and recipes make the names of Transformer Engine's.
+EXPERTS = [("layers.pre_mlp_layernorm.", "layers.mlp.linear_fc1.layer_norm_")]
+LATENT = [("linear_q_up_proj.layer_norm_", "q_layernorm."), ("linear_kv_up_proj.layer_norm_", "kv_layernorm."),
+          ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")]
+CASES = (("llama", "megatron-llama", []), ("qwen3-moe", "megatron-qwen-moe", EXPERTS),
+         ("qwen2-moe", "megatron-qwen-moe", EXPERTS), ("mixtral", "megatron-mixtral", EXPERTS),
+         ("deepseek", "megatron-deepseek-v3", LATENT))
+
+
+def read(folder):
+    """All values of a directory: tensors, and the lists that stand for sharded objects."""
+    reader = dcp.FileSystemReader(folder)
+    metadata = reader.read_metadata()
+    state = {k: torch.empty(v.size, dtype=v.properties.dtype) for k, v in metadata.state_dict_metadata.items()
+             if isinstance(v, TensorStorageMetadata)}
+    _load_state_dict(state, reader, planner=dcp.DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+    for index, place in metadata.storage_data.items():
+        if index.fqn not in state:
+            with open(os.path.join(folder, place.relative_path), "rb") as f:
+                f.seek(place.offset)
+                state[index.fqn] = torch.load(io.BytesIO(f.read(place.length)), weights_only=False)
+    return state
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a.contiguous().view(torch.uint8),
+                                                                        b.contiguous().view(torch.uint8))
+    return isinstance(a, list) and isinstance(b, list) and str(a) == str(b)
+
+
+def compare(what, own, made, names=(), exact=False):
+    """Compares the model, and with `exact` all values."""
+    want, got = read(own), {}
+    for key, value in read(made).items():
+        for ours, theirs in names:
+            key = key.replace(ours, theirs)
+        got[key] = value
+    model = {k for k in want if exact or not k.startswith("optimizer.")}
+    extra = {k for k in got if k not in model and not (not exact and ".core_attention._extra_state/" in k)}
+    # Transformer Engine's classes have this object, and Megatron's own, of which the corpus is, do not.
+    extra = {k for k in extra if exact or not k.split("._extra_state/")[0].endswith("eh_proj")}
+    check(not model - set(got), "%s: missing %s" % (what, sorted(model - set(got))))
+    check(not extra, "%s: not megatron-core's: %s" % (what, sorted(extra)))
+    wrong = [k for k in model & set(got) if not same(want[k], got[k])]
+    check(not wrong and len(model) > 9, "%s: differ: %s" % (what, wrong))
+
+
+def common(folder):
+    return torch.load(os.path.join(folder, "common.pt"), weights_only=False)
+
+
+def check_files(what, own, made):
+    description = [json.load(open(os.path.join(f, "metadata.json"))) for f in (own, made)]
+    check(description[0] == description[1], "%s: metadata.json: %s" % (what, description))
+    values = common(made)
+    content = values["content_metadata"]
+    layered = any(".layers.0." in k for k in read(own) if k.startswith("decoder."))
+    check(content.get("non_homogeneous_layers", False) == layered and content["singleton_local_shards"] is False,
+          "%s: content_metadata: %s" % (what, content))
+    check(values["checkpoint_version"] == 3.0 and "iteration" in values, "%s: common.pt: %s" % (what, values))
+
+
+def check_case(program, home, folder, name, recipe, names):
+    case = os.path.join(folder, "megatron-dist-" + name)
+    own, hub = os.path.join(case, "torch_dist"), os.path.join(case, "to.safetensors")
+    how = ["--to", "torch_dist", "--recipe", recipe, "--reverse", "--config", case, "-q"]
+    for kind, command in (("full", ["convert"]), ("3 files", ["reshard", "--dp", "3"]),
+                          ("dp 2, tp 2", ["reshard", "--dp", "2", "--tp", "2"])):
+        made = os.path.join(home, name + kind.replace(", ", "-").replace(" ", ""))
+        what = "%s, %s" % (name, kind)
+        if "--tp" in command:  # a plan for Megatron's names
+            plan = os.path.join(home, "plan.json")
+            with open(plan, "w") as f:
+                json.dump({"output_layer": "colwise"}, f)
+            command = command + ["--tp-plan", plan]
+        run(program, command[0], hub, "-o", made, *command[1:], *how)
+        run(program, "verify", made, "-q")
+        compare(what, own, made, names)
+        check_files(what, own, made)
+        shutil.rmtree(made)
+    if os.path.isdir(os.path.join(case, "ranks")):
+        made = os.path.join(home, name + "-ranks")
+        run(program, "consolidate", os.path.join(case, "ranks"), "-o", made, "--to", "torch_dist", "-q")
+        compare(name + ", from ranks", own, made)
+        values = common(made)
+        check(values["iteration"] == 10 and type(values["args"]).__name__ == "Namespace", "%s: %s" % (name, values))
+
+
+def check_another(program, home, own):
+    """From a torch_dist of another mesh: every value stays."""
+    made = os.path.join(home, "another")
+    run(program, "reshard", own, "-o", made, "--dp", "2", "--to", "torch_dist", "-q")
+    compare("another mesh", own, made, exact=True)
+    before, after = common(own), common(made)
+    check(all(str(after[k]) == str(v) for k, v in before.items()), "common.pt: %s and %s" % (before, after))
+    run(program, "reshard", own, "-o", made, "--dp", "3", "--to", "torch_dist", "--force", "-q")
+    check(sorted(os.listdir(made)) == [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp", "common.pt",
+                                       "metadata.json"], "--force: %s" % sorted(os.listdir(made)))
+    with open(os.path.join(made, "metadata.json"), "w") as f:
+        f.write('{"of": "another program"}')
+    run(program, "reshard", own, "-o", made, "--dp", "3", "--to", "torch_dist", "--force", "-q", ok=2)
+
+
+def main():
+    program, corpus = sys.argv[1:3]
+    folder = os.path.join(corpus, "recipes")
+    with tempfile.TemporaryDirectory() as home:
+        for name, recipe, names in CASES:
+            check_case(program, home, folder, name, recipe, names)
+        check_another(program, home, os.path.join(folder, "megatron-dist-llama", "torch_dist"))
+    return finish("torch_dist_written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
