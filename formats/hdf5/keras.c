@@ -6,7 +6,7 @@
  */
 #include "hdf5/keras.h"
 
-#include "base/checked.h"
+#include "base/crc.h"
 #include "base/file_name.h"
 #include "base/grow.h"
 #include "base/name_table.h"
@@ -19,6 +19,7 @@
 #include "io/directory.h"
 #include "io/file.h"
 #include "torch/zip/zip.h"
+#include "verify/report.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -299,7 +300,7 @@ static fc_code add_text(joining *j, fc_zip *zip, const fc_zip_entry *entry, fc_e
 }
 
 /* Finds the HDF5 file, and keeps config.json and metadata.json. */
-static fc_code read_members(joining *j, fc_zip *zip, fc_h5_span *span, fc_error *err) {
+static fc_code read_members(joining *j, fc_zip *zip, fc_h5_state *state, fc_error *err) {
     const fc_zip_entry *entry = fc_zip_find(zip, weights);
     for (size_t i = 0; i < zip->nentries; i++) {
         const char *name = zip->entries[i].name;
@@ -316,7 +317,8 @@ static fc_code read_members(joining *j, fc_zip *zip, fc_h5_span *span, fc_error 
                        "%s: offset %llu: %s is compressed in the archive: unzip it, and use that file", zip->path,
                        (unsigned long long)entry->data, weights);
     }
-    *span = (fc_h5_span){entry->data, entry->size};
+    state->span = (fc_h5_span){entry->data, entry->size};
+    state->span_crc = entry->crc;
     for (size_t i = 0; i < zip->nentries; i++) {
         FC_TRY(&zip->entries[i] == entry ? FC_OK : add_text(j, zip, &zip->entries[i], err));
     }
@@ -339,7 +341,7 @@ fc_code fc_keras_open_archive(fc_checkpoint *checkpoint, const fc_open_options *
     FC_TRY(begin(&j, checkpoint, err));
     FC_TRY(fc_open_input(checkpoint->path, &fd, &size, err));
     FC_TRY_GOTO(fc_zip_open(fd, checkpoint->path, 0, size, &zip, err), rc, out);
-    rc = read_members(&j, &zip, &state->span, err);
+    rc = read_members(&j, &zip, state, err);
     j.base = state->span.offset;
 out:
     fc_zip_close(&zip);
@@ -348,4 +350,44 @@ out:
     FC_TRY(fc_h5_scan_span(state->server, checkpoint->arena, checkpoint->path, &state->span, state->follow_external,
                            add_file, &j, err));
     return end(&j, err);
+}
+
+/* Computes the CRC-32 of a range. */
+static fc_code range_crc(int fd, const char *path, const fc_h5_span *span, uint32_t *crc, fc_error *err) {
+    enum { BLOCK = 1 << 20 };
+    fc_code rc = FC_OK;
+    unsigned char *block = malloc(BLOCK);
+    FC_NEED(block, err, path);
+    *crc = 0;
+    for (uint64_t done = 0; done < span->length && rc == FC_OK; done += BLOCK) {
+        const uint64_t left = span->length - done;
+        const size_t n = left < BLOCK ? (size_t)left : BLOCK;
+        rc = fc_pread_full(fd, block, n, span->offset + done, path, err);
+        *crc = rc == FC_OK ? fc_crc32(*crc, block, n) : 0;
+    }
+    free(block);
+    return rc;
+}
+
+fc_code fc_keras_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                        fc_error *err) {
+    const fc_h5_state *state = checkpoint->state;
+    uint32_t crc = 0;
+    int fd;
+    if (state->span.length == 0) {
+        return FC_OK;
+    }
+    FC_TRY(fc_identity_open(checkpoint, 0, &fd, err));
+    const char *path = checkpoint->files[0].path;
+    const fc_code rc = range_crc(fd, path, &state->span, &crc, err);
+    close(fd);
+    FC_TRY(rc);
+    if (crc != state->span_crc) {
+        const fc_defect place = {.file = checkpoint->files[0].name, .has_offset = true, .offset = state->span.offset};
+        fc_report_defect(findings, &place,
+                         "%s: offset %llu: %s is damaged: its CRC-32 is %08x, but %08x is recorded; copy it again",
+                         path, (unsigned long long)state->span.offset, weights, crc, state->span_crc);
+    }
+    report->headers_digested++;
+    return FC_OK;
 }

@@ -16,3 +16,9 @@ fc_code fc_keras_open_index(fc_checkpoint *checkpoint, const fc_open_options *op
 
 /** Opens the HDF5 file in an archive, where it must be stored, and keeps the other members as objects. */
 fc_code fc_keras_open_archive(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+
+/** Compares the HDF5 file in an archive with its CRC-32, for fc_format_verifier.verify. Nothing to do without an
+ * archive.
+ */
+fc_code fc_keras_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                        fc_error *err);

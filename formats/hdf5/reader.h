@@ -32,6 +32,7 @@ typedef struct fc_h5_state {
     atomic_bool *known;       /**< by rank: whether the file is known to be the one that index.h5 describes */
     fc_h5_starter starter;    /**< used if a dataset is read through libhdf5 */
     fc_h5_span span;          /**< where the HDF5 file is in its file; the length is 0 if it is all of it */
+    uint32_t span_crc;        /**< the CRC-32 that is recorded for it */
     fc_h5_server *server;     /**< reads headers while the checkpoint is opened; NULL: each file has its process */
 } fc_h5_state;
 

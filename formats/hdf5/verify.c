@@ -5,6 +5,7 @@
 #include "hdf5/verify.h"
 #include "hdf5/h5.h"
 #include "hdf5/header_file.h"
+#include "hdf5/keras.h"
 
 #include "base/crc.h"
 #include "base/grow.h"
@@ -123,6 +124,7 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
     fc_error found;
     fc_h5_header_file f = {.fd = -1, .err = &found};
     fc_code rc;
+    FC_TRY(fc_keras_verify(checkpoint, findings, report, err));
     FC_TRY_GOTO(list_extents(checkpoint, &all, err), rc, out);
     size_t next = 0;
     FC_TRY_GOTO(fc_h5_verify_tables(checkpoint, findings, err), rc, out);

@@ -55,7 +55,10 @@ static const fc_format *format_of(const char *path, const char *name) {
     if (stat(path, &st) != 0) {
         return NULL;
     }
-    if (S_ISREG(st.st_mode) && (fc_holds_data(name) || fc_ends_with(name, ".h5")) && !fc_ends_with(name, ".distcp")) {
+    if (S_ISREG(st.st_mode) &&
+        (fc_holds_data(name) || fc_ends_with(name, ".h5") || fc_ends_with(name, ".keras") ||
+         fc_ends_with(name, ".weights.json")) &&
+        !fc_ends_with(name, ".distcp")) {
         return fc_read_head(path, head, &size, NULL) == FC_OK ? fc_recognise_file(path, head, size) : NULL;
     }
     if (S_ISDIR(st.st_mode)) {

@@ -172,6 +172,20 @@ class Keras(Others):
         os.truncate(self.path("model.keras"), 20000)
         self.fails(3, "inspect", "model.keras", contains=["model.keras"])
 
+    def test_verify_compares_the_crc_of_the_archive(self):
+        self.take("model.keras")
+        place = json.loads(self.ok("inspect", "model.keras", "--tensor", "layers.dense.vars.0", "--json"))["chunks"][0]["offset"]
+        with self.flipped(self.path("model.keras"), place):
+            p = self.run_tool("verify", "model.keras")
+            self.assertEqual(p.returncode, 1)
+            self.assertIn("model.weights.h5 is damaged: its CRC-32 is", p.stdout + p.stderr)
+        self.ok("verify", "model.keras")
+
+    def test_a_folder_names_the_index(self):
+        line = self.fails(3, "inspect", self.HOME)
+        for name in ("model.keras", "sharded.weights.json"):
+            self.assertIn(name, line)
+
     def test_chunks_in_an_archive(self):
         """Filters, and datasets that libhdf5 decodes, at their places in the archive."""
         for corpus in ("h5-layouts.h5", "h5-packed.h5"):
