@@ -26,7 +26,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_INDEX = 64 << 20, MOST_MEMBER = 64 << 20 };
+enum { MOST_INDEX = 8 << 20, MOST_MEMBER = 64 << 20 };
 
 static const char index_end[] = ".weights.json", weights[] = "model.weights.h5";
 
@@ -54,10 +54,12 @@ typedef struct joining {
     fc_checkpoint *checkpoint;
     fc_tensor *tensors;
     size_t count, capacity;
-    fc_h5_file attributes; /* only its attributes are used */
-    fc_name_table *groups; /* with attributes */
-    fc_name_table *paths;  /* of all datasets */
-    uint64_t base;         /* of the HDF5 file in its file */
+    fc_h5_file attributes;  /* only its attributes are used */
+    fc_name_table *groups;  /* with attributes */
+    fc_name_table *paths;   /* of all datasets */
+    fc_name_table *members; /* the groups with datasets of each file, as children of its number plus 1 */
+    const fc_open_options *options;
+    uint64_t base; /* of the HDF5 file in its file */
 } joining;
 
 static fc_code new_tensor(joining *j, fc_tensor **out, fc_error *err) {
@@ -107,19 +109,29 @@ static fc_code add_file(void *context, size_t index, const fc_h5_file *file, fc_
         if (number != j->count) {
             return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is in another file of the index, too", path, d->path);
         }
+        const char *slash = strrchr(d->path, '/');
+        FC_NEED(fc_name_table_put_child(j->members, index + 1, d->path, slash ? (size_t)(slash - d->path) : 0, 0) !=
+                    FC_NO_NAME,
+                err, path);
         FC_TRY(new_tensor(j, &tensor, err));
         shift(d, j->base);
         FC_TRY(fc_h5_add_dataset(j->checkpoint, d, (uint32_t)index, false, tensor, err));
+    }
+    for (size_t i = 0; i < file->nothers; i++) {
+        FC_TRY(fc_identities_add_header(j->checkpoint, file->others[i], j->options, err));
     }
     j->checkpoint->note = fc_h5_missing_note(file->missing);
     return add_attributes(j, file, err);
 }
 
-static fc_code begin(joining *j, fc_checkpoint *checkpoint, fc_error *err) {
+static fc_code begin(joining *j, fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
-    *j = (joining){
-        .checkpoint = checkpoint, .groups = fc_name_table_new(arena, 64), .paths = fc_name_table_new(arena, 64)};
-    return j->groups && j->paths ? FC_OK : fc_no_memory(err, checkpoint->path);
+    *j = (joining){.checkpoint = checkpoint,
+                   .groups = fc_name_table_new(arena, 64),
+                   .paths = fc_name_table_new(arena, 64),
+                   .members = fc_name_table_new(arena, 64),
+                   .options = options};
+    return j->groups && j->paths && j->members ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 static fc_code end(joining *j, fc_error *err) {
@@ -143,6 +155,7 @@ typedef struct listed {
     const char **names;
     size_t count, capacity;
     const char *directory;
+    const fc_name_table *members; /* of joining */
 } listed;
 
 /* Calls `visit` for each file of a group. */
@@ -210,20 +223,12 @@ static fc_code list_files(listed *l, fc_error *err) {
 
 /* Checks that a file has a dataset of the group. Names of groups begin with "/". */
 static fc_code check_group(listed *l, const char *group, const char *file, fc_error *err) {
-    const size_t number = fc_find_text(l->names, l->count, file), n = strlen(group);
-    const fc_checkpoint *checkpoint = l->checkpoint;
-    const char *prefix = group + (group[0] == '/');
-    const size_t length = n - (size_t)(prefix - group);
-    for (size_t i = 0; i < checkpoint->ntensors; i++) {
-        const fc_tensor *t = &checkpoint->tensors[i];
-        const char *path = ((const fc_h5_dataset *)t->detail)->path;
-        if (strncmp(path, prefix, length) == 0 && path[length] == '/' &&
-            (t->nchunks == 0 || t->chunks[0].place.file == number)) {
-            return FC_OK;
-        }
-    }
-    return fc_fail(err, FC_ECORRUPT, "%s: the index says that group %.256s is in %.128s, but it is not",
-                   checkpoint->path, group, file);
+    const size_t number = fc_find_text(l->names, l->count, file);
+    const char *path = group + (group[0] == '/');
+    return fc_name_table_find_child(l->members, number + 1, path, strlen(path)) != FC_NO_NAME
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: the index says that group %.256s is in %.128s, but it is not",
+                         l->checkpoint->path, group, file);
 }
 
 static fc_code open_listed(listed *l, const json_t *map, const fc_open_options *options, fc_error *err) {
@@ -241,10 +246,11 @@ static fc_code open_listed(listed *l, const json_t *map, const fc_open_options *
     for (size_t i = 0; i < l->count; i++) {
         paths[i] = checkpoint->files[i].path;
     }
-    FC_TRY(begin(&j, checkpoint, err));
+    FC_TRY(begin(&j, checkpoint, options, err));
     FC_TRY(fc_h5_scan_files_by(state->server, checkpoint->arena, paths, l->count, 0, state->follow_external, add_file,
                                &j, err));
     FC_TRY(end(&j, err));
+    l->members = j.members;
     return each_file(l, map, check_group, err);
 }
 
@@ -338,7 +344,7 @@ fc_code fc_keras_open_archive(fc_checkpoint *checkpoint, const fc_open_options *
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     FC_TRY(fc_identities_take(checkpoint, options, err));
-    FC_TRY(begin(&j, checkpoint, err));
+    FC_TRY(begin(&j, checkpoint, options, err));
     FC_TRY(fc_open_input(checkpoint->path, &fd, &size, err));
     FC_TRY_GOTO(fc_zip_open(fd, checkpoint->path, 0, size, &zip, err), rc, out);
     rc = read_members(&j, &zip, state, err);
