@@ -56,6 +56,18 @@ class Filters(Others):
                 if name.startswith(group):
                     self.assertEqual(self.raw(self.SOURCE, name), plain, name)
 
+    def test_text_and_compounds_equal_the_plain_ones(self):
+        source = os.path.join(harness.CORPUS, "h5-filters-objects.h5")
+        names = [o["name"] for o in json.loads(self.ok("inspect", source, "--json"))["objects"]]
+        self.assertEqual(len(names), 2 * 7)
+        for group in ("text", "pair"):
+            plain = self.raw(source, group + ".plain")
+            for name in names:
+                if name.startswith(group):
+                    self.assertEqual(self.raw(source, name), plain, name)
+        self.ok("consolidate", source, "-o", "objects.h5", "-q")
+        self.ok("diff", source, "objects.h5", "-q")
+
     def test_damage_is_found(self):
         shutil.copy(self.SOURCE, self.path("x.h5"))
         for name, where in (("f4.lzf", 0), ("f4.lz4", 7), ("f4.zstd", 0), ("f4.bitshuffle-lz4", 7), ("f4.blosc-lz4-byte", 4),

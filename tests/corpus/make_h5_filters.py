@@ -1,4 +1,4 @@
-"""Makes good/h5-filters.h5 and unsupported/h5-filters.h5 again, with h5py and hdf5plugin: make_h5_filters.py [FOLDER]
+"""Makes good/h5-filters.h5, good/h5-filters-objects.h5 and unsupported/h5-filters.h5 again, with h5py and hdf5plugin: make_h5_filters.py [FOLDER]
 
 good: for each dtype the group has `plain`, the truth, and the same array through each filter that is decoded. unsupported: the same
 array through filters that are not. Written with h5py 3.16.0 (HDF5 2.0.0) and hdf5plugin 7.1.0.
@@ -53,5 +53,18 @@ def create(name, dtypes, cases):
                 f.create_dataset(f"{dtype}/{case}", data=array(dtype), chunks=(30, 33), **options)
 
 
+def objects():
+    """What only libhdf5 can read, through one filter of each kind."""
+    values = {"text": np.array([b"word%d" % (i % 7) for i in range(300)]),
+              "pair": np.array([(i % 9, i / 2) for i in range(300)], [("a", "<i4"), ("b", "<f8")])}
+    with h5py.File(os.path.join(HERE, "good/h5-filters-objects.h5"), "w", libver=("v110", "v110")) as f:
+        for group, data in values.items():
+            f[f"{group}/plain"] = data
+            for case, options in decoded():
+                if case in ("lzf-shuffle-fletcher32", "zstd", "lz4", "bitshuffle", "bitshuffle-lz4", "blosc-zlib-byte"):
+                    f.create_dataset(f"{group}/{case}", data=data, chunks=(128,), **options)
+
+
+objects()
 create("good/h5-filters.h5", ("f4", "f2"), decoded)
 create("unsupported/h5-filters.h5", ("f4",), refused)

@@ -71,6 +71,9 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
  */
 bool fc_h5_scan_filters(fc_h5_walk *walk, hid_t dcpl, fc_h5_dataset *d, bool *library);
 
+/** Registers filters that libhdf5 lacks. */
+void fc_h5_lend_filters(void);
+
 /** Records an unreadable dataset and the reason. */
 void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
                            const char *fmt, ...) __attribute__((format(printf, 6, 7)));
