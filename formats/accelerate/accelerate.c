@@ -213,6 +213,7 @@ const fc_format fc_format_accelerate = {
             .rest = fc_dcp_rest,
             .extent = fc_dcp_extent,
             .read = fc_dcp_read,
+            .read_part = fc_dcp_read_part,
             .object_json = fc_dcp_object_json,
             .digest = fc_dcp_digest,
             .check_object = fc_dcp_check_object,

@@ -3,6 +3,7 @@
  * descriptors. Older versions of torch write one file per item, so there may be many thousands.
  */
 #include "dcp/files.h"
+#include "dcp/packed_stream.h"
 #include "dcp/stages.h"
 
 #include "base/checked.h"
@@ -160,7 +161,13 @@ struct fc_dcp_state {
     open_file *open;
     size_t nopen, capacity; /* exceeds MAX_OPEN only while all are in use */
     uint64_t clock;
+    fc_dcp_streams *streams;
 };
+
+fc_dcp_streams *fc_dcp_streams_of(const fc_checkpoint *checkpoint) {
+    const fc_dcp_state *state = checkpoint->state;
+    return state->streams;
+}
 
 fc_dcp_state *fc_dcp_state_new(size_t nfiles) {
     fc_dcp_state *state = calloc(1, sizeof *state);
@@ -168,7 +175,9 @@ fc_dcp_state *fc_dcp_state_new(size_t nfiles) {
         return NULL;
     }
     state->slots = calloc(nfiles + 1, sizeof *state->slots);
-    if (!state->slots || pthread_mutex_init(&state->lock, NULL) != 0) {
+    state->streams = fc_dcp_streams_new();
+    if (!state->slots || !state->streams || pthread_mutex_init(&state->lock, NULL) != 0) {
+        fc_dcp_streams_free(state->streams);
         free(state->slots);
         free(state);
         return NULL;
@@ -209,6 +218,7 @@ void fc_dcp_state_free(fc_dcp_state *state) {
         free_windows(&state->open[i]);
     }
     pthread_mutex_destroy(&state->lock);
+    fc_dcp_streams_free(state->streams);
     free(state->open);
     free(state->slots);
     free(state);

@@ -10,6 +10,9 @@ typedef struct fc_dcp_state fc_dcp_state;
 fc_dcp_state *fc_dcp_state_new(size_t nfiles);
 void fc_dcp_state_free(fc_dcp_state *state);
 
+/** @return the open streams of compressed items. */
+struct fc_dcp_streams *fc_dcp_streams_of(const fc_checkpoint *checkpoint);
+
 /** An fc_format_reader.rest: closes the descriptors that are not acquired, and frees what was read ahead. */
 void fc_dcp_rest(const fc_checkpoint *checkpoint);
 

@@ -2,10 +2,9 @@
  * Decodes items that are zstd streams: see packed.h. A stream must be one frame that ends where the item ends, because
  * PyTorch reads no further than the first one. What it decodes to is checked like any archive before it is used.
  */
-#include "dcp/packed.h"
+#include "dcp/packed_stream.h"
 
 #include "base/crc.h"
-#include "codec/zstd.h"
 #include "dcp/extent.h"
 #include "dcp/files.h"
 #include "dcp/stages.h"
@@ -18,36 +17,25 @@
 #include <unistd.h>
 
 enum {
-    BLOCK = 128 << 10,   /* bytes; the most that a block of a frame decodes to */
     MOST_HEAD = 1 << 20, /* bytes; the pickle of a tensor takes a few hundred */
     MOST_TAIL = 64 << 10 /* bytes after a tensor's data: two small records and the directory */
 };
 
-/* A stream that is decoded part by part. */
-typedef struct stream {
-    int fd;
-    const char *path;
-    uint64_t at, end; /* the compressed bytes that were not read yet */
-    fc_zstd_decoder *decoder;
-    unsigned char *in; /* BLOCK bytes */
-    size_t taken, filled;
-    bool finished;
-} stream;
-
-static fc_code stream_begin(stream *s, int fd, const char *path, const fc_chunk *chunk, fc_error *err) {
-    *s = (stream){.fd = fd, .path = path, .at = chunk->place.offset, .end = chunk->place.offset + chunk->place.length};
+fc_code fc_dcp_stream_begin(fc_dcp_stream *s, int fd, const char *path, const fc_chunk *chunk, fc_error *err) {
+    *s = (fc_dcp_stream){
+        .fd = fd, .path = path, .at = chunk->place.offset, .end = chunk->place.offset + chunk->place.length};
     FC_TRY(fc_zstd_decoder_new(&s->decoder, err));
-    s->in = malloc(BLOCK);
+    s->in = malloc(FC_DCP_BLOCK);
     return s->in ? FC_OK : fc_no_memory(err, path);
 }
 
-static void stream_free(stream *s) {
+void fc_dcp_stream_free(fc_dcp_stream *s) {
     fc_zstd_decoder_free(s->decoder);
     free(s->in);
 }
 
-static fc_code refill(stream *s, fc_error *err) {
-    const size_t n = s->end - s->at < BLOCK ? (size_t)(s->end - s->at) : BLOCK;
+static fc_code refill(fc_dcp_stream *s, fc_error *err) {
+    const size_t n = s->end - s->at < FC_DCP_BLOCK ? (size_t)(s->end - s->at) : FC_DCP_BLOCK;
     if (n == 0) {
         return fc_fail(err, FC_ECORRUPT, "the zstd stream is cut off");
     }
@@ -58,8 +46,7 @@ static fc_code refill(stream *s, fc_error *err) {
     return FC_OK;
 }
 
-/* Decodes up to `size` bytes. `*made` is less only at the end of the stream. */
-static fc_code stream_read(stream *s, unsigned char *out, size_t size, size_t *made, fc_error *err) {
+fc_code fc_dcp_stream_read(fc_dcp_stream *s, unsigned char *out, size_t size, size_t *made, fc_error *err) {
     *made = 0;
     while (*made < size && !s->finished) {
         fc_zstd_step step;
@@ -84,11 +71,11 @@ static fc_code at_item(const char *path, const fc_chunk *chunk, fc_code rc, fc_e
 /* ---- objects ---- */
 
 /* Decodes a stream into memory that grows with it. */
-static fc_code unpack(stream *s, unsigned char **bytes, uint64_t *size, fc_error *err) {
+static fc_code unpack(fc_dcp_stream *s, unsigned char **bytes, uint64_t *size, fc_error *err) {
     size_t capacity = 0, made = 0;
     *size = 0;
     while (!s->finished) {
-        const size_t wanted = capacity ? 2 * capacity : BLOCK;
+        const size_t wanted = capacity ? 2 * capacity : FC_DCP_BLOCK;
         if (wanted > 2 * (size_t)FC_DCP_MOST_OBJECT) {
             return fc_fail(err, FC_EUNSUPPORTED, "an object that decodes to more than %d MiB",
                            FC_DCP_MOST_OBJECT >> 20);
@@ -96,7 +83,7 @@ static fc_code unpack(stream *s, unsigned char **bytes, uint64_t *size, fc_error
         unsigned char *larger = realloc(*bytes, wanted);
         FC_NEED(larger, err, s->path);
         *bytes = larger;
-        FC_TRY(stream_read(s, *bytes + capacity, wanted - capacity, &made, err));
+        FC_TRY(fc_dcp_stream_read(s, *bytes + capacity, wanted - capacity, &made, err));
         *size += made;
         capacity = wanted;
     }
@@ -107,11 +94,11 @@ static fc_code unpack(stream *s, unsigned char **bytes, uint64_t *size, fc_error
 
 fc_code fc_dcp_unpack(int fd, const char *path, const fc_chunk *chunk, unsigned char **bytes, uint64_t *size,
                       fc_error *err) {
-    stream s;
+    fc_dcp_stream s;
     *bytes = NULL;
-    fc_code rc = stream_begin(&s, fd, path, chunk, err);
+    fc_code rc = fc_dcp_stream_begin(&s, fd, path, chunk, err);
     rc = rc == FC_OK ? unpack(&s, bytes, size, err) : rc;
-    stream_free(&s);
+    fc_dcp_stream_free(&s);
     if (rc != FC_OK) {
         free(*bytes);
         *bytes = NULL;
@@ -173,12 +160,12 @@ static bool has_data(const fc_torch_item *item) {
     return has;
 }
 
-static fc_code read_head(stream *s, const fc_chunk *chunk, size_t size, fc_torch_item *item, bool *more,
+static fc_code read_head(fc_dcp_stream *s, const fc_chunk *chunk, size_t size, fc_torch_item *item, bool *more,
                          fc_error *err) {
     unsigned char *bytes = malloc(size);
     size_t made = 0;
     FC_NEED(bytes, err, s->path);
-    const fc_code rc = stream_read(s, bytes, size, &made, err);
+    const fc_code rc = fc_dcp_stream_read(s, bytes, size, &made, err);
     if (rc != FC_OK) {
         free(bytes);
         return at_item(s->path, chunk, rc, err);
@@ -196,11 +183,11 @@ fc_code fc_dcp_open_packed(int fd, const char *path, const fc_chunk *chunk, fc_t
     bool more = true;
     fc_code rc = FC_OK;
     *item = (fc_torch_item){0};
-    for (size_t size = BLOCK / 2; rc == FC_OK && more && size <= MOST_HEAD; size *= 4) {
-        stream s;
-        rc = at_item(path, chunk, stream_begin(&s, fd, path, chunk, err), err);
+    for (size_t size = FC_DCP_BLOCK / 2; rc == FC_OK && more && size <= MOST_HEAD; size *= 4) {
+        fc_dcp_stream s;
+        rc = at_item(path, chunk, fc_dcp_stream_begin(&s, fd, path, chunk, err), err);
         rc = rc == FC_OK ? read_head(&s, chunk, size, item, &more, err) : rc;
-        stream_free(&s);
+        fc_dcp_stream_free(&s);
         if (rc != FC_OK || more) {
             fc_torch_item_close(item);
         }
@@ -228,50 +215,57 @@ static bool lists_same(const fc_zip *whole, const fc_zip *head) {
     return same;
 }
 
-/* Checks the whole archive, whose parts are in memory: up to the end of `record`, and the last `end.size` bytes. */
+/* Checks the whole archive, whose parts are in memory: its beginning, and its last bytes. */
 static fc_code check_archive(const char *path, const fc_chunk *chunk, const fc_zip_window *start,
-                             const fc_zip_window *end, const fc_zip *head, const fc_zip_entry *record, fc_error *err) {
+                             const fc_zip_window *end, const fc_zip *head, const fc_zip_entry *record, uint32_t crc,
+                             fc_error *err) {
     const uint64_t offset = chunk->place.offset;
     fc_zip zip;
     FC_TRY(fc_zip_open_windows(path, offset, end->offset + end->size - offset, *start, *end, &zip, err));
     const bool same = lists_same(&zip, head);
     const fc_zip_entry *entry = fc_zip_find(&zip, record->name);
-    const bool good = same && (entry->crc == 0 ||
-                               fc_crc32(0, start->bytes + (entry->data - offset), (size_t)entry->size) == entry->crc);
+    const bool good = same && (entry->crc == 0 || entry->crc == crc);
     fc_zip_close_windows(&zip);
     return good ? FC_OK
-                : fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the decoded item is damaged: %s", path, offset,
+                : fc_fail(err, FC_ECORRUPT, "the decoded item is damaged: %s",
                           same ? "its CRC-32 does not match" : "its directory disagrees with its records");
 }
 
-/* Decodes up to the end of the tensor's record into `buf`, and the rest into memory of its own. */
-static fc_code read_tensor(int fd, const char *path, const fc_chunk *chunk, const fc_zip *head,
-                           const fc_zip_entry *record, unsigned char *buf, fc_error *err) {
-    enum { OVERLAP = 4096 }; /* so that the last bytes of the archive are in one place */
-    const size_t size = (size_t)(record->data - chunk->place.offset + record->size);
-    const size_t overlap = size < OVERLAP ? size : OVERLAP;
-    size_t made = 0, more = 0;
-    stream s;
-    unsigned char *tail = malloc(OVERLAP + MOST_TAIL);
-    fc_code rc = stream_begin(&s, fd, path, chunk, err);
-    FC_TRY_GOTO(rc == FC_OK && !tail ? fc_no_memory(err, path) : rc, rc, out);
-    FC_TRY_GOTO(stream_read(&s, buf, size, &made, err), rc, out);
-    memcpy(tail, buf + size - overlap, made == size ? overlap : 0);
-    FC_TRY_GOTO(made == size ? stream_read(&s, tail + overlap, MOST_TAIL, &more, err) : FC_OK, rc, out);
-    if (made < size || !s.finished) {
-        rc = fc_fail(err, FC_ECORRUPT, "the zstd stream decodes to %s than its archive has",
-                     made < size ? "fewer bytes" : "many more bytes");
+fc_code fc_dcp_check_tail(fc_dcp_stream *s, const fc_chunk *chunk, const fc_zip *head, const fc_zip_entry *record,
+                          const fc_zip_window *start, const unsigned char *last, size_t nlast, uint32_t crc,
+                          fc_error *err) {
+    size_t more = 0;
+    unsigned char *tail = malloc(nlast + MOST_TAIL);
+    FC_NEED(tail, err, s->path);
+    memcpy(tail, last, nlast);
+    fc_code rc = fc_dcp_stream_read(s, tail + nlast, MOST_TAIL, &more, err);
+    if (rc == FC_OK && !s->finished) {
+        rc = fc_fail(err, FC_ECORRUPT, "the zstd stream decodes to many more bytes than its archive has");
     }
-out:
-    stream_free(&s);
-    rc = at_item(path, chunk, rc, err);
-    if (rc == FC_OK) {
-        const fc_zip_window start = {buf, chunk->place.offset, size};
-        const fc_zip_window end = {tail, chunk->place.offset + size - overlap, overlap + more};
-        rc = check_archive(path, chunk, &start, &end, head, record, err);
-    }
+    const fc_zip_window end = {tail, record->data + record->size - nlast, nlast + more};
+    rc = rc == FC_OK ? check_archive(s->path, chunk, start, &end, head, record, crc, err) : rc;
     free(tail);
     return rc;
+}
+
+/* Decodes up to the end of the tensor's record into `buf`, and checks the rest. */
+static fc_code read_tensor(int fd, const char *path, const fc_chunk *chunk, const fc_zip *head,
+                           const fc_zip_entry *record, unsigned char *buf, fc_error *err) {
+    const size_t data = (size_t)(record->data - chunk->place.offset), size = data + (size_t)record->size;
+    const size_t nlast = size < FC_DCP_LAST ? size : FC_DCP_LAST;
+    const fc_zip_window start = {buf, chunk->place.offset, size};
+    size_t made = 0;
+    fc_dcp_stream s;
+    fc_code rc = fc_dcp_stream_begin(&s, fd, path, chunk, err);
+    rc = rc == FC_OK ? fc_dcp_stream_read(&s, buf, size, &made, err) : rc;
+    if (rc == FC_OK && made < size) {
+        rc = fc_fail(err, FC_ECORRUPT, "the zstd stream decodes to fewer bytes than its archive has");
+    }
+    rc = rc == FC_OK ? fc_dcp_check_tail(&s, chunk, head, record, &start, buf + size - nlast, nlast,
+                                         fc_crc32(0, buf + data, (size_t)record->size), err)
+                     : rc;
+    fc_dcp_stream_free(&s);
+    return at_item(path, chunk, rc, err);
 }
 
 static fc_code read_chunk(int fd, const char *path, const fc_chunk *chunk, unsigned char *buf, fc_error *err) {

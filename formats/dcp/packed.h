@@ -1,7 +1,7 @@
 /*
  * Items that DCP's extension ZStandard compressed: each is a zstd stream of a torch.save archive. A stream can only be
  * decoded from its start. The first bytes of an archive say where its tensor is, so a few blocks are enough for an
- * extent, and a chunk is decoded as a whole when it is read.
+ * extent. A chunk is decoded as a whole, or if it does not fit the memory, part by part.
  */
 #pragma once
 
@@ -37,3 +37,7 @@ fc_code fc_dcp_open_item(int fd, const char *path, const fc_chunk *chunk, fc_tor
 
 /** fc_format_reader.read. */
 fc_code fc_dcp_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
+
+/** fc_format_reader.read_part. (packed_stream.c) */
+fc_code fc_dcp_read_part(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, uint64_t at, void *buf,
+                         size_t size, fc_error *err);

@@ -112,6 +112,17 @@ fc_code fc_dcp_read_with_file(const fc_checkpoint *checkpoint, const fc_tensor *
                                       : fc_torch_read(checkpoint, tensor, index, buf, err);
 }
 
+/* A deflated record of a torch.save file is only decoded as a whole. */
+fc_code fc_dcp_read_part_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, uint64_t at,
+                                   void *buf, size_t size, fc_error *err) {
+    return is_dcp(checkpoint, tensor)
+               ? fc_format_dcp.reader.read_part(checkpoint, tensor, index, at, buf, size, err)
+               : fc_advise(err,
+                           fc_fail(err, FC_EUNSUPPORTED,
+                                   "%s: a compressed record is larger than the memory for decoding", checkpoint->path),
+                           FC_HINT_MEMORY, NULL);
+}
+
 fc_code fc_dcp_object_json_with_file(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                      const char **json, fc_error *err) {
     return is_dcp(checkpoint, object) ? fc_format_dcp.reader.object_json(checkpoint, object, arena, json, err)

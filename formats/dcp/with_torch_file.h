@@ -24,6 +24,8 @@ fc_code fc_dcp_extent_with_file(const fc_checkpoint *checkpoint, const fc_tensor
                                 fc_error *err);
 fc_code fc_dcp_read_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                               fc_error *err);
+fc_code fc_dcp_read_part_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, uint64_t at,
+                                   void *buf, size_t size, fc_error *err);
 fc_code fc_dcp_object_json_with_file(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                      const char **json, fc_error *err);
 fc_code fc_dcp_digest_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,

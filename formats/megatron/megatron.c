@@ -121,6 +121,7 @@ const fc_format fc_format_megatron = {
             .rest = fc_dcp_rest,
             .extent = fc_dcp_extent_with_file,
             .read = fc_dcp_read_with_file,
+            .read_part = fc_dcp_read_part_with_file,
             .object_json = fc_dcp_object_json_with_file,
             .digest = fc_dcp_digest_with_file,
             .check_object = fc_dcp_check_object_with_file,

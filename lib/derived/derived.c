@@ -72,6 +72,21 @@ static fc_code derived_read(const fc_checkpoint *checkpoint, const fc_tensor *te
     return d->sources[0]->format->reader.read(d->sources[0], from, index, buf, err);
 }
 
+/* Never called for a computed chunk. */
+static fc_code derived_read_part(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, uint64_t at,
+                                 void *buf, size_t size, fc_error *err) {
+    fc_derived *d = checkpoint->state;
+    const fc_origin *o = tensor->detail;
+    const fc_tensor *from = o->kind == FC_ORIGIN_PLACED ? d->kind->locate(tensor, index, &index) : o->tensor;
+    const fc_format_reader *reader = &d->sources[0]->format->reader;
+    return reader->read_part ? reader->read_part(d->sources[0], from, index, at, buf, size, err)
+                             : fc_advise(err,
+                                         fc_fail(err, FC_EUNSUPPORTED,
+                                                 "%s: a compressed chunk is larger than the memory for decoding",
+                                                 d->sources[0]->path),
+                                         FC_HINT_MEMORY, NULL);
+}
+
 static fc_code derived_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                    const char **json, fc_error *err) {
     const fc_origin *o = object->detail;
@@ -157,6 +172,7 @@ static fc_format make_format(const fc_derived_kind *kind, const fc_format *of) {
         .rest = derived_rest,
         .extent = derived_extent,
         .read = derived_read,
+        .read_part = derived_read_part,
         .object_json = of->reader.object_json ? derived_object_json : NULL,
         .digest = derived_digest,
         .check_object = of->reader.check_object ? derived_check_object : NULL,

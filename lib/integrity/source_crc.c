@@ -146,6 +146,25 @@ void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes,
     walk->bytes += size;
 }
 
+void fc_crc_walk_add_strided(fc_crc_walk *walk, uint64_t at, const fc_strided *step, const unsigned char *bytes) {
+    int64_t index[FC_MAX_DIMS] = {0}, run = step->unit, src = 0;
+    int n = step->n, i;
+    for (; n > 0 && step->axes[n - 1].src == run; n--) {
+        run *= step->axes[n - 1].size;
+    }
+    do {
+        fc_crc_walk_add(walk, at + (uint64_t)src, bytes + src, (size_t)run);
+        for (i = n - 1; i >= 0; i--) {
+            src += step->axes[i].src;
+            if (++index[i] < step->axes[i].size) {
+                break;
+            }
+            src -= index[i] * step->axes[i].src;
+            index[i] = 0;
+        }
+    } while (i >= 0);
+}
+
 static chunk_sum *sum_of(fc_source_crc *crc, const fc_tensor *tensor, size_t chunk) {
     return &crc->sums[crc->first[tensor - crc->tensors] + chunk];
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "base/crc.h"
+#include "codec/strided.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/comm.h"
 
@@ -83,6 +84,12 @@ void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk,
 
 /** Adds `size` bytes that are `at` bytes after the start of the stored ones. */
 void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes, size_t size);
+
+/**
+ * Adds the source bytes of a copy, the first of which is `at` bytes after the start of the chunk. Runs that are
+ * contiguous in the source may be longer than those of the copy.
+ */
+void fc_crc_walk_add_strided(fc_crc_walk *walk, uint64_t at, const fc_strided *step, const unsigned char *bytes);
 
 /** Adds the collected bytes to the chunk's sum. Thread-safe. */
 void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,

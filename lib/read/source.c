@@ -15,6 +15,7 @@
 #include "io/input.h"
 #include "plan/box_text.h"
 #include "read/stored_chunk.h"
+#include "read/streamed.h"
 #include "read/tuning.h"
 #include "read/window.h"
 
@@ -156,29 +157,6 @@ static bool is_plain(const fc_extent *extent) {
     return extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
 }
 
-/*
- * Adds the source bytes of a window, which starts `at` bytes after the start of the chunk, to the walk. Runs that are
- * contiguous in the source may be longer than those of the copy.
- */
-static void add_window(fc_crc_walk *walk, uint64_t at, const fc_strided *step, const unsigned char *bytes) {
-    int64_t index[FC_MAX_DIMS] = {0}, run = step->unit, src = 0;
-    int n = step->n, i;
-    for (; n > 0 && step->axes[n - 1].src == run; n--) {
-        run *= step->axes[n - 1].size;
-    }
-    do {
-        fc_crc_walk_add(walk, at + (uint64_t)src, bytes + src, (size_t)run);
-        for (i = n - 1; i >= 0; i--) {
-            src += step->axes[i].src;
-            if (++index[i] < step->axes[i].size) {
-                break;
-            }
-            src -= index[i] * step->axes[i].src;
-            index[i] = 0;
-        }
-    } while (i >= 0);
-}
-
 /* Reads one window at `offset` and scatters it. It bypasses the page cache only when every byte is used: the gaps may
    be needed next. */
 static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *step,
@@ -200,7 +178,7 @@ static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, u
     }
     fc_strided_copy(step, bytes, out);
     if (source->walk.wanted) {
-        add_window(&source->walk, at, step, bytes);
+        fc_crc_walk_add_strided(&source->walk, at, step, bytes);
     }
     return FC_OK;
 }
@@ -243,6 +221,11 @@ static fc_code read_strided(fc_source *source, fc_input *input, uint64_t start, 
 static fc_decode_plan plan_of(const fc_source *source, const fc_tensor *tensor, const fc_extent *extent) {
     return fc_decode_plan_choose(extent, fc_dtype_size(tensor->dtype), source->scratch_size,
                                  fc_decoded_limit(source->decoded));
+}
+
+/* Whether a chunk that does not fit the memory for decoding is decoded part by part. */
+static bool is_streamed(const fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
+    return fc_can_stream(source->checkpoint, tensor, chunk, extent, fc_decoded_limit(source->decoded));
 }
 
 /* Reads and decodes a whole chunk; an fc_decode_fn. */
@@ -297,6 +280,9 @@ static fc_code copy_overlap(fc_source *source, const fc_tensor *tensor, size_t c
     }
     if (extent->codec == FC_CODEC_RAW) {
         return copy_plain(source, tensor, chunk, extent, start, copy, out, err);
+    }
+    if (is_streamed(source, tensor, chunk, extent)) {
+        return fc_copy_streamed(source->checkpoint, tensor, chunk, start, copy, out, err);
     }
     const unsigned char *bytes = NULL;
     const fc_decode_plan plan = plan_of(source, tensor, extent);
@@ -431,7 +417,7 @@ static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error 
     fill *f = context;
     const fc_extent *extent = NULL;
     FC_TRY(resolve_extent(f->source, f->tensor, overlap->chunk, &extent, err)); /* formats name the tensor themselves */
-    if (is_plain(extent)) {
+    if (is_plain(extent) || is_streamed(f->source, f->tensor, overlap->chunk, extent)) {
         bool placed;
         return try_overlap(f, overlap, extent, &placed, err);
     }

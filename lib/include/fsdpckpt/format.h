@@ -58,8 +58,8 @@ typedef struct fc_writer {
 } fc_writer;
 
 /**
- * Turns headers into a manifest. All functions are re-entrant; several threads may call `extent`, `read`, `digest` and
- * `check_object` at once.
+ * Turns headers into a manifest. All functions are re-entrant; several threads may call `extent`, `read`, `read_part`,
+ * `digest` and `check_object` at once.
  */
 typedef struct fc_format_reader {
     /** Returns whether the file looks like this format. Has no side effects. NULL: no file does. */
@@ -84,6 +84,10 @@ typedef struct fc_format_reader {
     /** Decodes an FC_CODEC_FORMAT chunk into `buf`, which has room for fc_extent.decoded bytes. NULL: the format has no
      *  such chunks. */
     fc_code (*read)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
+    /** Decodes `size` bytes from byte `at` on of those that `read` would give, for chunks that are larger than the
+     *  memory for decoding. A part that begins where another one ended is cheap. NULL: such chunks are refused. */
+    fc_code (*read_part)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, uint64_t at, void *buf,
+                         size_t size, fc_error *err);
     /** Decodes an object for fc_checkpoint_object_json. NULL: the format has no objects. */
     fc_code (*object_json)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err);
