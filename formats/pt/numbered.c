@@ -33,7 +33,7 @@ typedef struct found_sets {
 } found_sets;
 
 static bool is_pickled(const char *tail) {
-    return strcmp(tail, ".json") != 0 && strcmp(tail, ".safetensors") != 0;
+    return !fc_ends_with(tail, ".json") && !fc_ends_with(tail, ".safetensors");
 }
 
 static fc_code new_set(found_sets *s, const char *file, const fc_pt_rank_name *name, const char *pattern) {
@@ -66,7 +66,8 @@ static fc_code add_numbered(found_sets *s, const char *file) {
     fc_pt_set *set = &s->sets[at == FC_NO_NAME ? s->count - 1 : at];
     set->found++;
     set->first = set->first || name.rank == 0;
-    set->ranks = name.rank >= set->ranks ? name.rank + 1 : set->ranks;
+    set->counted = set->counted || name.ranks > 0;
+    set->ranks = name.ranks > 0 ? name.ranks : name.rank >= set->ranks ? name.rank + 1 : set->ranks;
     set->width = name.width > set->width ? name.width : set->width;
     return FC_OK;
 }
@@ -110,7 +111,7 @@ static const char *first_file(const found_sets *s, const fc_pt_set *set) {
 /* Whether a set may have large files of another kind: lines of a log, not an item. */
 static bool is_large_json(const found_sets *s, const fc_pt_set *set) {
     struct stat st;
-    const char *path = strcmp(set->tail, ".json") == 0 ? first_file(s, set) : NULL;
+    const char *path = fc_ends_with(set->tail, ".json") ? first_file(s, set) : NULL;
     return path && stat(path, &st) == 0 && st.st_size > MAX_JSON;
 }
 

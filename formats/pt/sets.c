@@ -68,6 +68,16 @@ static bool take_world_size(const char *file, size_t *size, int64_t *ranks) {
            *size > 0;
 }
 
+/* Takes the number of ranks of "rank_0_of_8" and "rank-0-of-8", if it follows that of the rank. */
+static bool take_of(const char *at, int64_t *ranks) {
+    int width;
+    if (!is_one_of(at[0], "_-") || strncmp(at + 1, "of", 2) != 0 || !is_one_of(at[3], "_-")) {
+        return true;
+    }
+    at += 4;
+    return *ranks == 0 && parse_number(&at, MAX_RANKS, ranks, &width) && *at == '.';
+}
+
 /* Parses "consolidated.03.pth", the name of Llama's model-parallel files. */
 static bool parse_consolidated(const char *file, fc_pt_rank_name *out) {
     static const char before[] = "consolidated.";
@@ -101,10 +111,22 @@ bool fc_pt_parse_rank_name(const char *file, fc_pt_rank_name *out) {
         return false;
     }
     out->tail = at;
+    if (!take_of(at, &out->ranks)) {
+        return false;
+    }
+    at = out->ranks > 0 && *at != '.' ? strrchr(at, '.') : at;
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
         known = known || strcmp(at, tails[i]) == 0;
     }
     return known && out->name < MAX_NAME && (out->ranks == 0 || out->rank < out->ranks);
+}
+
+/* @return the first of the digits before `end`, which may be NULL. */
+static const char *first_digit(const char *file, const char *end) {
+    while (end && end > file && end[-1] >= '0' && end[-1] <= '9') {
+        end--;
+    }
+    return end;
 }
 
 bool fc_pt_parse_numbered(const char *file, fc_pt_rank_name *out) {
@@ -113,9 +135,10 @@ bool fc_pt_parse_numbered(const char *file, fc_pt_rank_name *out) {
     for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
         tail = fc_ends_with(file, tails[i]) ? file + strlen(file) - strlen(tails[i]) : tail;
     }
-    const char *digits = tail;
-    while (digits && digits > file && digits[-1] >= '0' && digits[-1] <= '9') {
-        digits--;
+    const char *digits = first_digit(file, tail);
+    if (digits && digits > file + 5 && strncmp(digits - 3, "of", 2) == 0) { /* model_0_of_8.pt */
+        tail = digits - 4;
+        digits = first_digit(file, tail);
     }
     *out = (fc_pt_rank_name){.tail = tail};
     if (!tail || digits == tail || digits < file + 2 || !is_one_of(digits[-1], "_-.") ||
@@ -123,7 +146,8 @@ bool fc_pt_parse_numbered(const char *file, fc_pt_rank_name *out) {
         return false;
     }
     *out = (fc_pt_rank_name){.name = (size_t)(digits - file) - 1, .head = (size_t)(digits - file), .tail = tail};
-    return parse_number(&digits, MAX_RANKS, &out->rank, &out->width) && out->name < MAX_NAME;
+    return parse_number(&digits, MAX_RANKS, &out->rank, &out->width) && take_of(tail, &out->ranks) &&
+           out->name < MAX_NAME && (out->ranks == 0 || out->rank < out->ranks);
 }
 
 /* ---- groups ---- */

@@ -77,6 +77,23 @@ def every_command_reads_the_corpus(program, home, corpus):
     must_be(home / "named.pt", {k[1:]: v for k, v in truth_of(corpus, "tc-default").items() if k[0] == "model"}, "model_*.pt")
 
 
+def other_names_are_read(program, home, corpus):
+    """Separators, leading zeros, and names with the number of ranks, which shows that the last file is missing."""
+    for i, name in enumerate(("model-%d.pt", "ckpt.%02d.pth", "model_%d_of_3.pt", "model-%05d-of-00003.bin", "rank_%d_of_3.pt",
+                              "run_rank-%08d-of-00000003.pth")):
+        loose = home / ("loose%d" % i)
+        loose.mkdir()
+        for rank in range(3):
+            shutil.copyfile(corpus / "pt" / "loop" / ("model_%d.pt" % rank), loose / (name % rank))
+        must_run(program, "consolidate", loose, "-o", home / "loose.pt", "-q", "--force")
+        must_be(home / "loose.pt", truth_of(corpus, "loop"), name)
+        (loose / (name % 2)).unlink()
+        if "of" in name:
+            refused(program, loose, 3, name % 2, "missing")
+        else:
+            must_run(program, "consolidate", loose, "-o", home / "loose.pt", "-q", "--force", ok=(3,))
+
+
 def steps_are_not_ranks(program, home, corpus):
     """Plain tensors do not show what the number is. A pattern says that it is a rank."""
     for name, other in (("same", 0.0), ("differ", 1.0)):
@@ -198,5 +215,5 @@ def older_metadata_is_read(program, home, corpus):
 
 
 if __name__ == "__main__":
-    sys.exit(run_tests([every_command_reads_the_corpus, steps_are_not_ranks, missing_files_are_named, metadata_is_not_trusted,
+    sys.exit(run_tests([every_command_reads_the_corpus, other_names_are_read, steps_are_not_ranks, missing_files_are_named, metadata_is_not_trusted,
                         other_kinds_of_files_are_not_trusted, older_metadata_is_read]))
