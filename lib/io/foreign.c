@@ -51,9 +51,7 @@ static const struct {
     bool disguised;
 } names[] = {
     {"*_pp-rank-*-of-*_tp-rank-*-of-*.safetensors",
-     "a folder of a nanotron checkpoint: convert the checkpoint with nanotron's "
-     "examples/llama/convert_nanotron_to_hf.py",
-     true},
+     "a folder of a nanotron checkpoint: give the path of the one that has checkpoint_metadata.json", true},
     {"model-rank-*-part-*.safetensors",
      "the sharded_state of vLLM: each rank has parts of q, k and v, and of gate and up, in one tensor: use the model "
      "that "
@@ -72,8 +70,6 @@ static const struct {
      "an optimizer of ColossalAI, whose index has numbers, and no names, of parameters: convert the model, which is in "
      "another folder, or one pytorch_optim-*.bin",
      false},
-    {"checkpoint_metadata.json",
-     "a nanotron checkpoint: convert it with nanotron's examples/llama/convert_nanotron_to_hf.py", false},
     {orbax_mark, ORBAX, false},
     {"manifest.ocdbt", ORBAX, false},
     {"_METADATA", ORBAX, false},

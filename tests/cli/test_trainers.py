@@ -87,5 +87,101 @@ class Verl(Trainers):
                          safetensors_file.read(self.path(run, "expected.safetensors")))
 
 
+def put(path, tensors, **metadata):
+    """Writes a safetensors file with members of `__metadata__`."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    at, header, data = 0, {"__metadata__": metadata}, b""
+    for name, (dtype, shape, raw) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(raw)]}
+        at, data = at + len(raw), data + raw
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def numbers(*values):
+    return struct.pack("<%df" % len(values), *values)
+
+
+class Nanotron(Trainers):
+    def step(self):
+        return self.folder("nanotron", "tp2pp2")
+
+    def expected(self):
+        return safetensors_file.read(os.path.join(CORPUS, "nanotron", "expected.safetensors"))
+
+    def test_the_model(self):
+        run = self.step()
+        for source in (run, f"{run}/checkpoint_metadata.json"):
+            out = self.ok("consolidate", source, "-o", "model.safetensors", "-f")
+            self.assertEqual(safetensors_file.read(self.path("model.safetensors")), self.expected())
+        self.assertIn("13 tensors", out)
+        for to in ("dcp", "pt", "h5"):
+            self.ok("reshard", run, "-o", "x", "--to", to, "--dp", "3", "-f")
+            self.ok("diff", "x", run)
+            shutil.rmtree(self.path("x"))
+        os.mkdir(self.path(run, "optimizer"))
+        self.assertIn("the optimizer of nanotron", self.ok("inspect", run))
+        os.rename(self.path(run), self.path("10"))
+        os.mkdir(self.path("all"))
+        os.rename(self.path("10"), self.path("all", "10"))
+        self.assertIn("all: reads all/10\n", self.run_tool("inspect", "all").stderr)
+
+    def test_missing_files(self):
+        run = self.step()
+        qkv = os.path.join(run, "model", "model", "decoder", "0", "pp_block", "attn", "qkv_proj")
+        os.remove(self.path(qkv, "model_weight_pp-rank-0-of-2_tp-rank-0-of-2.safetensors"))
+        self.fails(3, "inspect", run, contains=["model.decoder.0.pp_block.attn.qkv_proj.weight has 1 files", "there are 2", "files are missing"])
+        shutil.rmtree(self.path(run, "model"))
+        os.mkdir(self.path(run, "model"))
+        self.fails(3, "inspect", run, contains=["model/ has no model_*.safetensors"])
+
+    def shards(self, *pairs, shape="(2, 4)", name="w", **more):
+        """Two shards of two columns each, of a tensor of two rows."""
+        shutil.rmtree(self.path("run"), ignore_errors=True)
+        for rank, pair in enumerate(pairs):
+            put(self.path("run", "model", f"model_{name}_pp-rank-0-of-1_tp-rank-{rank}-of-{len(pairs)}.safetensors"),
+                {"data": ("F32", [2, 2], numbers(*(10 * rank + i for i in range(4)))), **more}, version="1.5", unsharded_shape=shape,
+                local_global_slices_pairs=pair)
+        with open(self.path("run", "checkpoint_metadata.json"), "w") as f:
+            f.write("{}")
+
+    def test_slices_of_a_shard_along_the_last_dimension(self):
+        half = "None,None,None|%d,%d,None#None,None,None|%d,%d,None"
+        pairs = [";".join((half % (0, 1, r, r + 1), half % (1, 2, 2 + r, 3 + r))) for r in range(2)]
+        self.shards(*pairs, _no_weight_decay=("BOOL", [], b"\1"))
+        self.ok("consolidate", "run", "-o", "w.safetensors")
+        want = ("F32", [2, 4], numbers(0, 10, 1, 11, 2, 12, 3, 13))
+        self.assertEqual(safetensors_file.read(self.path("w.safetensors")), {"w": want})
+        self.shards(*(p.replace("None,None,None", "0,2,1") for p in pairs), shape="(np.int64(2), np.int64(4))")
+        self.ok("consolidate", "run", "-o", "w.safetensors", "-f")
+        self.assertEqual(safetensors_file.read(self.path("w.safetensors")), {"w": want})
+
+    def test_hostile_metadata(self):
+        all_of, first, second = "None,None,None", "None,None,None|None,None,None#None,None,None|0,2,None", "None,None,None|None,None,None#None,None,None|2,4,None"
+        self.shards(first, second)
+        self.ok("inspect", "run")
+        for pair in ("", "x", first + ";x", first.replace("0,2", "0,2,3"), first.replace("0,2,None", "0,2,2"), first.replace("0,2", "3,5"),
+                     first.replace("0,2", "2,0"), first.replace("0,2", "0,99999999999999999999"), first.replace("0,2", "-2,0"), all_of,
+                     first.replace("|", ""), first.replace("0,2", "0,1"), first + ";" + second, first + ";" + first):
+            with self.subTest(pair):
+                self.shards(pair, second)
+                self.fails(3, "consolidate", "run", "-o", "none.h5")
+        for shape in ("", "(2, 4", "2, 4", "(2)", "(2, 4, 1)", "(2, -4)", "(2, 4)x", "(np.int64(2, 4)", "(2, 2)",
+                      "(2147483646, 2147483646)", "(" + "1, " * 99 + ")"):
+            with self.subTest(shape):
+                self.shards(first, second, shape=shape)
+                self.fails(3, "consolidate", "run", "-o", "none.h5")
+        self.shards(first, first)
+        self.fails(3, "consolidate", "run", "-o", "none.h5")
+        self.shards(first, second, other=("F32", [1], bytes(4)))
+        self.fails(3, "inspect", "run", contains=["should have one tensor, called data"])
+        self.assertEqual(self.listing(), ["run"])
+        self.shards(first, second)
+        for rank in range(2):
+            put(self.path("run", "model", f"model_w_pp-rank-0-of-1_tp-rank-{rank}-of-2.safetensors"), {"data": ("F32", [2, 2], bytes(16))})
+        self.fails(5, "inspect", "run", contains=["a shard without local_global_slices_pairs"])
+
+
 if __name__ == "__main__":
     harness.main()

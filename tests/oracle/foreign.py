@@ -52,7 +52,6 @@ DIRECTORIES = {
     "tensorrt-llm": (["config.json", "rank0.safetensors", "rank1.safetensors"], "TensorRT-LLM"),
     "metaseq": (["checkpoint_last-model_part-0-shard0.pt", "checkpoint_last-model_part-0-shard1.pt"], "fairscale's"),
     "colossalai": (["pytorch_optim.bin.index.json", "pytorch_optim-00001.bin", "pytorch_optim_group.bin"], "an optimizer of ColossalAI"),
-    "nanotron": (["checkpoint_metadata.json", "config.yaml", "model/x"], "convert_nanotron_to_hf.py"),
     "orbax": (["_CHECKPOINT_METADATA", "default/manifest.ocdbt"], "Orbax"), "orbax-item": (["manifest.ocdbt", "d/1"], "Orbax"),
     "orbax-old": (["_METADATA", "params.kernel/.zarray"], "Orbax"),
     "tf": (["checkpoint", "ckpt-1.index", "ckpt-1.data-00000-of-00001"], "TensorFlow checkpoint"),

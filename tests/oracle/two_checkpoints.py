@@ -110,6 +110,7 @@ TRAINING = {
     "Megatron run": (copy("megatron-ranks", "tp2-gpt"), "iter_0000010"),
     "verl": (pt(*["%s_world_size_2_rank_%d.pt" % (s, r) for s in ("model", "optim", "extra_state") for r in (0, 1)]),
              "*_world_size_2_rank_*.pt"),
+    "nanotron": (copy("nanotron", "tp2pp2"), "checkpoint_metadata.json"),
     "verl of 3": (pt(*["model_world_size_3_rank_%d.pt" % r for r in range(3)]), "*_world_size_3_rank_*.pt"),
 }
 MODEL = {
