@@ -246,7 +246,7 @@ static fc_code read_chunks(fc_flax_walk *w, joining *j) {
     }
     const uint64_t count = head.length;
     for (uint64_t i = 0; i < count; i++) {
-        array chunk;
+        array chunk = {.known = false};
         FC_TRY(read_chunk(w, i, &chunk));
         FC_TRY(join_chunk(w, j, &chunk, i, count));
     }

@@ -115,8 +115,8 @@ static bool is_short(unsigned char byte, fc_mp_head *out) {
 
 /* Sign-extends a number of `bytes` bytes. */
 static int64_t signed_of(uint64_t number, size_t bytes) {
-    const unsigned shift = (unsigned)(64 - 8 * bytes);
-    return (int64_t)(number << shift) >> shift;
+    const uint64_t sign = UINT64_C(1) << ((8 * bytes - 1) & 63);
+    return (int64_t)((number ^ sign) - sign);
 }
 
 static fc_code read_long(fc_mp_reader *r, const opcode *op, unsigned char byte, fc_mp_head *out, fc_error *err) {

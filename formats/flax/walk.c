@@ -86,7 +86,7 @@ static fc_code read_key(fc_flax_walk *w, fc_path_element *key) {
 
 fc_code fc_flax_expect_key(fc_flax_walk *w, const char *wanted) {
     const uint64_t start = w->r.at;
-    fc_path_element key;
+    fc_path_element key = {.key = ""};
     FC_TRY(read_key(w, &key));
     return !key.is_number && strcmp(key.key, wanted) == 0
                ? FC_OK
@@ -108,7 +108,7 @@ static fc_code walk_below(fc_flax_walk *w, const fc_path_element *element) {
 static fc_code walk_map(fc_flax_walk *w, const fc_mp_head *head) {
     for (uint64_t i = 0; i < head->length; i++) {
         const uint64_t start = w->r.at;
-        fc_path_element key;
+        fc_path_element key = {.key = ""};
         FC_TRY(read_key(w, &key));
         if (!key.is_number && strcmp(key.key, chunked_key) == 0) {
             return i == 0 ? fc_flax_add_chunked(w, head->length)

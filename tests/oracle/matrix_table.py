@@ -1,10 +1,61 @@
 #!/usr/bin/env python3
-"""The table of conversions, which the matrix test runs and docs/FORMATS.md shows.
+"""The tables of docs/FORMATS.md: what is read and written, and what converts to what, which the matrix test runs.
 
-    matrix_table.py docs/FORMATS.md           exit 1 if the table in the page differs
-    matrix_table.py --write docs/FORMATS.md   update the table in the page
+    matrix_table.py docs/FORMATS.md              exit 1 if a table in the page differs, or a row has no test
+    matrix_table.py --write docs/FORMATS.md      update the tables in the page
+    matrix_table.py --installed docs/FORMATS.md  exit 1 if this Python, with which the tests run, lacks a version that the table says
+
+A new row needs a line in ROWS, and nothing else.
 """
+import glob
+import importlib.metadata
+import os
+import re
 import sys
+
+CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "corpus")
+TESTS = os.path.join(CORPUS, "..")
+
+# What is read or written: (what, "read" or "read, written", what it was tested with, the page that has more, a test).
+# What it was tested with is a list of
+#   "torch good/dcp-torch{}-*"   the versions are in the names of folders of tests/corpus
+#   "h5py==3.16.0"               the tests use this package, or tests/corpus/README.md says which version wrote its files
+#   "torch before 1.6"           other words
+ROWS = [
+    ("PyTorch DCP", "read, written", ["torch good/dcp-torch{}-*"], None, "oracle/matrix.py"),
+    ("DCP with tensors in safetensors", "read", ["torch==2.15.0"], None, "oracle/dcp_safetensors.py"),
+    ("DCP with the extension ZStandard", "read", ["torch dcp-zstd-torch{}"], "FORMATS.md#other-sources", "oracle/dcp_zstd.py"),
+    ("`torch.save`, one file", "read, written", ["torch==2.15.0", "the format of torch before 1.6"], "TORCH_SAVE.md", "oracle/pt.py"),
+    ("`torch.save`, one file per rank: plain tensors", "read, written", ["torch==2.15.0"], "TORCH_SAVE.md#one-file-per-rank",
+     "cli/test_pt_ranks.py"),
+    ("`torch.save`, one file per rank: DTensors, ShardedTensors (verl)", "read", ["torch pt/*-torch{}"],
+     "TORCH_SAVE.md#one-file-per-rank", "oracle/pt_ranks.py"),
+    ("FSDP1's flat parameters (`LOCAL_STATE_DICT`)", "read, written", ["torch pt/fsdp1-*local-torch{}"],
+     "TORCH_SAVE.md#flat-parameters-fsdp1-local_state_dict", "oracle/flat_state.py"),
+    ("`pytorch_model.bin.index.json`", "read", ["transformers==5.23.0"], "TORCH_SAVE.md#several-files-and-an-index", "oracle/pt.py"),
+    ("torch_checkpointing, and `_experimental` of torch", "read", ["torch_checkpointing==0.1.1", "torch==2.15.0"],
+     "TORCH_SAVE.md#torch_checkpointing", "oracle/numbered.py"),
+    ("safetensors: one file, `model.safetensors.index.json`, one file per rank", "read, written", ["safetensors==0.8.0", "torch==2.15.0"],
+     "SAFETENSORS.md", "oracle/safetensors_write.py"),
+    ("HDF5 of this schema", "read, written", ["h5py==3.16.0"], "HDF5_SCHEMA.md", "oracle/matrix.py"),
+    ("HDF5 of h5py, Keras, PyTables", "read", ["h5py==3.16.0"], "HDF5_SCHEMA.md#files-of-other-programs", "oracle/h5_read.py"),
+    ("HDF5 that is compressed with lzf, zstd, lz4, bitshuffle or Blosc", "read", ["h5py==3.16.0", "hdf5plugin==7.1.0"],
+     "HDF5_SCHEMA.md#files-of-other-programs", "cli/test_h5_others.py"),
+    ("Keras: `.keras`, `.weights.h5`, `.weights.json` with its shards", "read", ["Keras==3.15.1"],
+     "HDF5_SCHEMA.md#files-of-other-programs", "cli/test_h5_others.py"),
+    ("FSDP folders of accelerate and the Hugging Face Trainer", "read, written", ["accelerate==1.15.0", "transformers==5.23.0"],
+     "TRAINERS.md#hugging-face-accelerate-and-trainer", "oracle/accelerate_fsdp.py"),
+    ("PyTorch Lightning and Fabric", "read", ["lightning==2.6.6"], "TRAINERS.md#pytorch-lightning", "oracle/lightning_read.py"),
+    ("DeepSpeed ZeRO-1 to 3, and universal checkpoints", "read", ["deepspeed deepspeed/{}-*"], "TRAINERS.md#deepspeed",
+     "oracle/deepspeed_read.py"),
+    ("Megatron `torch_dist`", "read, written", ["megatron-core megatron/torch_dist-{}"], "TRAINERS.md#megatron", "oracle/megatron_read.py"),
+    ("Megatron `mp_rank_XX`", "read", ["megatron-core==0.16.1"], "TRAINERS.md#megatron", "oracle/megatron_read.py"),
+    ("nanotron: the model", "read", ["nanotron 0.4"], "TRAINERS.md#nanotron", "cli/test_trainers.py"),
+    ("folders of verl, OLMo-core, torchtune, LitGPT, Composer, fairseq2 and others", "read", ["as their source says"], "TRAINERS.md#other-trainers",
+     "cli/test_trainers.py"),
+    ("Flax: `flax_model.msgpack`, with an index or without, `flax.serialization.to_bytes`", "read", ["flax==0.12.8"], None,
+     "oracle/flax_read.py"),
+]
 
 # name of --to, name for people, what writes or reads it
 FORMATS = [
@@ -24,11 +75,51 @@ LAYOUTS = [
     ("HSDP+TP", "dcp-torch2.15.0-hsdp-tp", ["--replicas", "2", "--dp", "2", "--tp", "2"]),
 ]
 
-BEGIN, END = "<!-- matrix: made by tests/oracle/matrix_table.py -->\n", "<!-- end of matrix -->\n"
+MARKS = {name: ("<!-- %s: made by tests/oracle/matrix_table.py -->\n" % name, "<!-- end of %s -->\n" % name) for name in ("formats", "matrix")}
 
 
-def table():
-    """The text between the two marks in the page."""
+class Wrong(Exception):
+    """A row that does not say what the tests do."""
+
+
+def numbers(version):
+    return [int(n) for n in re.findall(r"\d+", version)]
+
+
+def versions_in(pattern):
+    """The versions in the names of folders, at {} of a pattern."""
+    head, tail = pattern.split("{}")
+    form = ".*".join(map(re.escape, head.split("*"))) + r"(\d+\.\d+\.\d+)" + ".*".join(map(re.escape, tail.split("*")))
+    names = (os.path.relpath(p, CORPUS) for p in glob.glob(os.path.join(CORPUS, head + "*" + tail)))
+    found = {m.group(1) for m in (re.fullmatch(form, name) for name in names) if m}
+    if not found:
+        raise Wrong("no folder of tests/corpus is called %s" % pattern)
+    return sorted(found, key=numbers)
+
+
+def tested_with(row):
+    """The text of a row: each package with its versions."""
+    text = []
+    for item in row[2]:
+        package, _, pattern = item.partition(" ")
+        if "{}" in pattern:
+            text.append("%s %s" % (package, ", ".join(versions_in(pattern))))
+        else:
+            text.append(item.replace("==", " "))
+    return "; ".join(text)
+
+
+def format_table():
+    lines = ["| format | | tested with | more |", "|---|---|---|---|"]
+    for row in ROWS:
+        what, how, _, page, test = row
+        if not os.path.isfile(os.path.join(TESTS, test)):
+            raise Wrong("%s: there is no tests/%s" % (what, test))
+        lines.append("| %s | %s | %s | %s |" % (what, how, tested_with(row), "[%s](%s)" % (page.split("#")[0], page) if page else ""))
+    return "\n".join(lines) + "\n"
+
+
+def matrix():
     sharded = ", ".join(name for name, _, _ in LAYOUTS[1:])
     lines = ["| from \\ to | " + " | ".join("`--to %s`" % name for name, _, _ in FORMATS) + " |",
              "|---" * (len(FORMATS) + 1) + "|"]
@@ -41,24 +132,56 @@ def table():
     return "\n".join(lines) + "\n"
 
 
-def split(text):
-    """Splits the page into the text before, between and after the marks."""
-    before, rest = text.split(BEGIN, 1)
-    between, after = rest.split(END, 1)
-    return before + BEGIN, between, END + after
+def replace(text, name, table):
+    """The page with another text between the two marks."""
+    begin, end = MARKS[name]
+    before, rest = text.split(begin, 1)
+    _, after = rest.split(end, 1)
+    return before + begin + table + end + after
+
+
+def check_packages():
+    """Each version is that of an installed package or an older one, or the README of the corpus says that it wrote the files."""
+    with open(os.path.join(CORPUS, "README.md"), encoding="utf-8") as f:
+        readme = f.read()
+    compared = 0
+    for package, version in sorted({tuple(item.split("==")) for row in ROWS for item in row[2] if "==" in item}):
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found = None
+        if "%s %s" % (package, version) in readme:
+            continue
+        if found:
+            compared += 1
+            if numbers(found)[:2] < numbers(version)[:2]:
+                raise Wrong("%s: the table says %s, but the tests run with %s" % (package, version, found))
+            if numbers(found)[:2] > numbers(version)[:2]:
+                print("note: these tests run with %s %s; the table says %s" % (package, found, version))
+        else:
+            raise Wrong("%s %s is neither installed nor in tests/corpus/README.md" % (package, version))
+    return compared
 
 
 def main():
-    path = sys.argv[-1]
-    with open(path, encoding="utf-8") as f:
-        before, between, after = split(f.read())
-    if between == table():
-        return 0
-    if "--write" in sys.argv:
+    path, write = sys.argv[-1], "--write" in sys.argv
+    try:
+        if "--installed" in sys.argv:
+            compared = check_packages()
+            print("%d packages have the version of the table" % compared)
+            return 0 if compared else 77
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        made = replace(replace(text, "formats", format_table()), "matrix", matrix())
+    except Wrong as e:
+        print(e)
+        return 1
+    if write and made != text:
         with open(path, "w", encoding="utf-8") as f:
-            f.write(before + table() + after)
+            f.write(made)
+    if made == text or write:
         return 0
-    print("%s: the table differs from that of %s; run it with --write" % (path, sys.argv[0]))
+    print("%s: a table differs from that of %s; run it with --write" % (path, sys.argv[0]))
     return 1
 
 

@@ -94,12 +94,12 @@ fc_code fc_torch_sparse_decode(const fc_pickle *p, fc_pv v, fc_torch_sparse *out
     size_t n = 0, members = 0;
     const fc_pv *args = fc_torch_sparse_arguments(p, v, &n);
     *out = (fc_torch_sparse){.layout = args && n == 2 ? layout_of(p, args[0]) : NULL, .coalesced = -1};
-    if (!out->layout) {
+    if (!args || !out->layout) {
         return fc_fail(err, FC_EUNSUPPORTED, "it is no sparse tensor of a known layout");
     }
     const fc_pv *data = fc_pv_typeof(args[1]) == FC_PV_TUPLE ? fc_pickle_tuple(p, args[1], &members) : NULL;
     const size_t nparts = out->layout->nparts, most = nparts + (is_coo(out->layout) ? 2 : 1);
-    if (members < nparts + 1 || members > most || !read_sparse_size(p, data[nparts], out)) {
+    if (!data || members < nparts + 1 || members > most || !read_sparse_size(p, data[nparts], out)) {
         return bad_sparse("its size or one of its parts is missing", err);
     }
     memcpy(out->parts, data, nparts * sizeof *data);
