@@ -15,8 +15,8 @@ static const fc_quantizer quantizers[] = {
     {".weight", ".scales", FC_CODES_OTHER, "MLX"},
     {"_packed", "_scale", FC_CODES_SCALED, "compressed-tensors"},
     {".qweight", ".scales", FC_CODES_OTHER, "GPTQ or AWQ"},
-    {".weight", ".SCB", FC_CODES_OTHER, "bitsandbytes"},
-    {".weight", ".weight.absmax", FC_CODES_OTHER, "bitsandbytes"},
+    {".weight", ".SCB", FC_CODES_SCALED, "bitsandbytes"},
+    {"", ".absmax", FC_CODES_BLOCKWISE, "bitsandbytes"},
 };
 enum { QUANTIZERS = sizeof quantizers / sizeof *quantizers };
 
@@ -38,8 +38,11 @@ fc_quantized fc_quantized_find(const fc_checkpoint *source, const fc_name_table 
     const fc_tensor *t = &source->tensors[index];
     const size_t len = strlen(t->name);
     char buf[1024];
-    for (int i = 0; can_be_codes(t) && i < QUANTIZERS; i++) {
+    for (int i = 0; !t->object && i < QUANTIZERS; i++) {
         const fc_quantizer *q = &quantizers[i];
+        if (q->kind != FC_CODES_BLOCKWISE && !can_be_codes(t)) { /* bitsandbytes may store bytes as other types */
+            continue;
+        }
         const size_t end = strlen(q->codes);
         if (len < end || strcmp(t->name + len - end, q->codes) != 0) {
             continue;

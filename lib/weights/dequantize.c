@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "derived/derived.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
 #include "io/json_file.h"
@@ -17,7 +18,11 @@
 /* ---- which tensors ---- */
 
 /* What belongs to codes besides their scales, after the beginning that both names share. */
-static const char *const companions[] = {"_zero_point", "_shape", "_g_idx", "_global_scale", "_scale_2"};
+static const char *const companions[] = {"_zero_point", "_shape", "_g_idx", "_global_scale", "_scale_2",
+                                         /* of bitsandbytes */
+                                         ".quant_map", ".nested_absmax", ".nested_quant_map",
+                                         ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4",
+                                         ".weight_format"};
 /* Scales of activations, after the name of the module. */
 static const char *const activations[] = {".input_scale",       ".output_scale",     ".input_scale_ub",
                                           ".activation_scale",  ".input_zero_point", ".output_zero_point",
@@ -138,15 +143,16 @@ static fc_code find_pairs(fc_dequantizer *f) {
 
 /* Fails if a part of a quantized weight is without the rest. */
 static fc_code check_alone(const fc_dequantizer *f, const fc_tensor *t) {
-    static const char *const parts[] = {".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx",
-                                        ".weight_global_scale"};
+    static const char *const parts[] = {".weight_packed",       ".weight_scale", ".weight_zero_point", ".weight_g_idx",
+                                        ".weight_global_scale", ".absmax",       ".quant_map",         ".nested_absmax",
+                                        ".nested_quant_map",    ".SCB"};
     const size_t len = strlen(t->name);
     for (size_t i = 0; !t->object && i < sizeof parts / sizeof *parts; i++) {
         const size_t end = strlen(parts[i]);
         if (len >= end && strcmp(t->name + len - end, parts[i]) == 0) {
             return fc_fail(f->err, FC_EUNSUPPORTED,
-                           "%s: tensor %.256s is a part of a quantized weight, but %s of the weight %s not here",
-                           f->source->path, t->name, i == 0 ? "the scales" : "the codes", "are");
+                           "%s: tensor %.256s is a part of a quantized weight, but %s are not here", f->source->path,
+                           t->name, i == 0 ? "its scales" : "codes with scales that it belongs to");
         }
     }
     return FC_OK;
@@ -160,6 +166,8 @@ static fc_code check_others(const fc_dequantizer *f) {
         if (!f->found[i].quantizer && !f->dropped[i]) {
             FC_TRY(check_alone(f, &f->source->tensors[i]));
         }
+    }
+    for (size_t i = 0; i < f->source->ntensors; i++) {
         if (values.of[i].codes == i && !f->found[i].quantizer && !f->dropped[i]) {
             return fc_quantized_refuse(f->source, &values, i, "this layout cannot be dequantized", f->err);
         }
@@ -171,7 +179,23 @@ static fc_code check_others(const fc_dequantizer *f) {
 
 /* Whether each byte of these codes holds two. int8 with inverse scales is what Transformers reads as such pairs. */
 static bool are_pairs(const fc_tensor *codes, const fc_quantizer *q) {
-    return codes->dtype == FC_F4_E2M1FN_X2 || (codes->dtype == FC_I8 && strcmp(q->scales, "_scale") != 0);
+    return codes->dtype == FC_F4_E2M1FN_X2 ||
+           (codes->dtype == FC_I8 && strcmp(q->scales, "_scale") != 0 && strcmp(q->scales, ".SCB") != 0);
+}
+
+/* bitsandbytes divides by 127 like this: scales are the largest magnitude of a row. */
+static const float LARGEST_INVERSE = 7.874015718698502e-3F;
+
+/* Old versions of bitsandbytes could save codes in orders for certain GPUs, and say so in a number. */
+static fc_code check_format(const fc_dequantizer *f, const fc_tensor *codes) {
+    static const int64_t start[1] = {0};
+    const fc_tensor *t = fc_dequantizer_near(f, codes->name, 6, "weight_format");
+    unsigned char format = 0;
+    if (t && !t->object && t->dtype == FC_U8 && t->ndim == 0 && !f->source->format->layout_only) {
+        const fc_box box = {0, start, start};
+        FC_TRY(fc_read_box(f->source, t, &box, FC_U8, &format, f->err));
+    }
+    return format == 0 ? FC_OK : fc_dequantizer_refuse(f, codes, "it is not in row-major order (%.256s)", t->name);
 }
 
 /* Finds the form of codes that are not packed, and the shape of the weight. */
@@ -192,6 +216,10 @@ static fc_code fit_plain(const fc_dequantizer *f, const fc_quantized *q, fc_scal
                       strcmp(q->quantizer->scales, "_scale") == 0 &&
                       memcmp(w->scales->shape, shape, (size_t)last * sizeof *shape) == 0 &&
                       shape[last] % w->scales->shape[last] == 0 && f->blocks[1] == 0;
+    if (strcmp(q->quantizer->scales, ".SCB") == 0) {
+        w->factor = LARGEST_INVERSE;
+        return check_format(f, codes);
+    }
     return fc_packed_zeros(f, w, 0);
 }
 
@@ -251,6 +279,8 @@ static fc_code add_weight(const fc_dequantizer *f, size_t index) {
     switch (q->quantizer->kind) {
     case FC_CODES_SCALED:
         return add_scaled(f, q, w);
+    case FC_CODES_BLOCKWISE:
+        return fc_blockwise_add(f, codes, w->scales);
     case FC_CODES_TRANSPOSED:
         FC_TRY(fc_computed_shares(f->out, 0, w->scales, f->err));
         return add_transposed(f, codes, q, w);

@@ -38,5 +38,8 @@ fc_code fc_dequantizer_refuse(const fc_dequantizer *d, const fc_tensor *codes, c
  */
 fc_code fc_packed_fit(const fc_dequantizer *d, fc_scaled *w, size_t end, int64_t *shape);
 
+/** Adds a weight of bitsandbytes, whose four-bit codes are in blocks. */
+fc_code fc_blockwise_add(const fc_dequantizer *d, const fc_tensor *codes, const fc_tensor *scales);
+
 /** Finds zero points of codes that are int8. */
 fc_code fc_packed_zeros(const fc_dequantizer *d, fc_scaled *w, size_t end);

@@ -101,6 +101,9 @@ static void compute_row(const fc_computed_block *b, const fc_scale_box *all, int
         } else {
             scale_blocks(values, count, &s, per_column ? from + i : 0);
         }
+        for (size_t k = 0; w->factor != 0 && k < count; k++) {
+            values[k] *= w->factor;
+        }
         fc_cast(FC_F32, values, b->tensor->dtype, out + (size_t)i * element, count);
     }
 }

@@ -66,9 +66,14 @@ class Quantized(harness.Case):
 
     def test_missing_parts(self):
         for case, part, says in (("ct-int4-groups", ".weight_shape", "there is no l.k.weight_shape next to it"),
-                                 ("ct-int4-groups", ".weight_packed", "is a part of a quantized weight, but the codes"),
-                                 ("ct-int4-groups", ".weight_scale", "is a part of a quantized weight, but the scales"),
+                                 ("ct-int4-groups", ".weight_packed", "is a part of a quantized weight, but codes with scales"),
+                                 ("ct-int4-groups", ".weight_scale", "is a part of a quantized weight, but its scales"),
                                  ("ct-int1", ".weight_zero_point", "it is not symmetric, and there is no a.weight_zero_point"),
+                                 ("bnb-nf4", ".quant_map", "there is no a.weight.quant_map of 16 float32"),
+                                 ("bnb-nf4", "__nf4", "there is no a.weight.quant_state.bitsandbytes__nf4 next to it"),
+                                 ("bnb-nf4", "a.weight.absmax", "is a part of a quantized weight, but codes with scales"),
+                                 ("bnb-nf4-nested", ".nested_absmax", "there are no a.weight.nested_absmax of 1 and nested"),
+                                 ("bnb-int8", ".weight", "is a part of a quantized weight, but codes with scales"),
                                  ("ct-nvfp4", ".weight_global_scale", "there is no a.weight_global_scale next to it")):
             with self.subTest(case + part):
                 self.without(case, part, says)
@@ -88,6 +93,12 @@ class Quantized(harness.Case):
                 ("ct-int4-groups", ".weight_shape", lambda k, s, d: (k, s, number(1 << 62) + d[8:]), "elements along dimension 0"),
                 ("ct-int4-groups", ".weight_scale", lambda k, s, d: (k, [len(d) // 2, 1], d), "does not fit its scales"),
                 ("ct-nvfp4", ".weight_scale", lambda k, s, d: (k, [len(d), 1], d), "does not fit a.weight_scale"),
+                ("bnb-nf4", "a.weight", lambda k, s, d: (k, [len(d) // 2, 2], d), "should have one column and 180 rows"),
+                ("bnb-nf4", "a.weight.absmax", lambda k, s, d: (k, [1], d[:4]), "a.weight.absmax should have 6 elements"),
+                ("bnb-nf4", "a.weight.quant_state.bitsandbytes__nf4", lambda k, s, d: (k, s, b"{" * len(d)), "is no JSON"),
+                ("bnb-nf4", "a.weight.quant_state.bitsandbytes__nf4", lambda k, s, d: (k, s, d.replace(b"[9, 40]", b"[-9, 4]")),
+                 "the shape in its quant_state is"),
+                ("bnb-int8", ".weight_format", lambda k, s, d: (k, s, b"\1"), "it is not in row-major order (l.weight_format)"),
                 ("ct-int1", ".weight_zero_point", lambda k, s, d: (k, [s[1], s[0]], d), "does not fit a.weight_zero_point")):
             with self.subTest(case + part):
                 error = self.changed(case, part, edit)

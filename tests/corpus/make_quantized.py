@@ -5,6 +5,7 @@ usage: make_quantized.py OUT [CASE...]
 
 Each folder has model.safetensors and config.json, and weights.safetensors: what the package's own decompression gives.
 Packages: compressed-tensors 0.20.0 (pip install --no-deps compressed-tensors loguru). ct-columns, which must be named, needs 0.12.2.
+bitsandbytes 0.50.2 (on a CPU).
 """
 import json
 import os
@@ -156,9 +157,58 @@ def columns_case():
     return stored, want, {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}}
 
 
+# ---- bitsandbytes ----
+
+def four_bits(shapes, dtype, kind, nested, storage=torch.uint8, size=64, seed=2):
+    import bitsandbytes
+    torch.manual_seed(seed)
+    root = torch.nn.Module()
+    for name, (rows, columns) in shapes.items():
+        layer = bitsandbytes.nn.Linear4bit(columns, rows, bias=name == "a", quant_type=kind, compress_statistics=nested, quant_storage=storage)
+        layer.weight.blocksize = size
+        layer.weight.data = torch.randn(rows, columns) * torch.exp(torch.randn(rows, 1) * 3)
+        root.add_module(name, layer.to(dtype))
+    root.norm = torch.nn.LayerNorm(8).to(dtype)
+    root = root.to("cpu")  # which quantizes
+    want = {name: t.detach() for name, t in root.state_dict().items() if name.endswith("bias") or name.startswith("norm")}
+    for name in shapes:
+        weight = getattr(root, name).weight
+        want[name + ".weight"] = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
+    stored = {name: t.detach() for name, t in root.state_dict().items()}
+    assert any(name.endswith(".absmax") for name in stored)
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind,
+                                      "bnb_4bit_use_double_quant": nested}}
+    VERSIONS.append("bitsandbytes " + bitsandbytes.__version__)
+    return stored, want, config
+
+
+def eight_bits(dtype, seed=3):
+    import bitsandbytes
+    torch.manual_seed(seed)
+    layer = bitsandbytes.nn.Linear8bitLt(23, 11, has_fp16_weights=False).to(dtype)
+    layer.weight.data, layer.weight.SCB, _ = bitsandbytes.functional.int8_vectorwise_quant(
+        (torch.randn(11, 23) * torch.exp(torch.randn(11, 1) * 3)).half())
+    stored = {"l." + name: t.detach() for name, t in layer.state_dict().items()}
+    assert "l.SCB" in stored
+    want = {"l.bias": stored["l.bias"], "l.weight": bitsandbytes.functional.int8_vectorwise_dequant(stored["l.weight"], stored["l.SCB"])}
+    VERSIONS.append("bitsandbytes " + bitsandbytes.__version__)
+    return stored, want, {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+
+
+def bitsandbytes_cases():
+    shapes = {"a": (9, 40), "b": (3, 7)}
+    yield "bnb-nf4", lambda: four_bits(shapes, torch.bfloat16, "nf4", False)
+    yield "bnb-nf4-nested", lambda: four_bits(dict(shapes, c=(64, 34)), torch.float16, "nf4", True)
+    # Rows of whole blocks: of others the package makes the code 8, which is 0 in quant_map, -0 on a CPU.
+    yield "bnb-fp4-nested", lambda: four_bits({"a": (5, 64), "b": (3, 7)}, torch.float32, "fp4", True)
+    yield "bnb-nf4-stored-as-bf16", lambda: four_bits({"a": (9, 40)}, torch.bfloat16, "nf4", True, torch.bfloat16)
+    yield "bnb-int8", lambda: eight_bits(torch.float32)
+
+
 def cases():
     yield "ct-columns", columns_case
     yield from compressed_cases()
+    yield from bitsandbytes_cases()
 
 
 def main():
@@ -169,6 +219,7 @@ def main():
         stored, want, config = make()
         folder = os.path.join(out, name)
         os.makedirs(folder, exist_ok=True)
+        stored, want = ({name: t.clone().contiguous() for name, t in tensors.items()} for tensors in (stored, want))
         save_file(stored, os.path.join(folder, "model.safetensors"))
         save_file(want, os.path.join(folder, "weights.safetensors"), {"by": VERSIONS[-1]})
         with open(os.path.join(folder, "config.json"), "w") as f:

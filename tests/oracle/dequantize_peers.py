@@ -113,6 +113,30 @@ def check_packed(tool, path):
         must_equal(want, {name: got[name] for name in want}, short)
 
 
+def check_bitsandbytes(tool, path):
+    """Weights that are computed in several blocks, of which those of 7 columns begin within a byte of codes."""
+    try:
+        import bitsandbytes.functional as peer
+    except ImportError:
+        return print("without bitsandbytes")
+    for dtype, short in ((torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.float32, "f32")):
+        stored, want = {}, {}
+        for name, shape, kind, nested in (("a", (100003, 7), "nf4", True), ("b", (3, 1, 300001), "nf4", False), ("c", (700, 640), "fp4", True)):
+            codes, state = peer.quantize_4bit(torch.randn(shape, dtype=dtype) * torch.exp(torch.randn(1) * 3).to(dtype), quant_type=kind,
+                                              compress_statistics=nested)
+            if kind == "fp4":  # the sign of its zero depends on the processor
+                codes = torch.where(codes >> 4 == 8, codes & 15, codes)
+                codes = torch.where(codes & 15 == 8, codes & 240, codes)
+            stored[name] = codes
+            stored.update({"%s.%s" % (name, key): t for key, t in state.as_dict(packed=True).items()})
+            want[name] = peer.dequantize_4bit(codes, state)
+        save_file(stored, path("b.safetensors"))
+        must_run(tool, "consolidate", path("b.safetensors"), "-o", path("b.out.safetensors"), "--dequantize", short, "-q", "-f")
+        got = load_file(path("b.out.safetensors"))
+        must(sorted(got) == sorted(want), sorted(got), sorted(want))
+        must_equal(want, {name: got[name] for name in want}, short)
+
+
 class Quantizer:
     """What Fp8Quantize reads of a quantizer."""
 
@@ -143,6 +167,7 @@ def main():
         got = load_file(out)
         must(sorted(got) == sorted(want), sorted(got), sorted(want))
         must_equal(want, {name: got[name] for name in want})
+        check_bitsandbytes(tool, lambda name: os.path.join(home, name))
         check_packed(tool, lambda name: os.path.join(home, name))
         check_quantize(tool, lambda name: os.path.join(home, name))
     print("%d weights are those of Transformers and compressed-tensors" % len(want))
