@@ -21,14 +21,13 @@ const option_row option_table[OPT_COUNT] = {
                     .arg = "DST",
                     .offset = FIELD(output),
                     .help = "write the new checkpoint to DST, which must not exist unless --force is given"},
-    [OPT_TO] =
-        {.name = "to",
-         .kind = KIND_TEXT,
-         .arg = "FORMAT",
-         .offset = FIELD(to),
-         .help =
-             "format of DST, one of accelerate, dcp, h5, pt or safetensors (default: from the extension of DST, see "
-             "'fsdpckpt --help'; h5 for a directory of one file per rank without an extension)"},
+    [OPT_TO] = {.name = "to",
+                .kind = KIND_TEXT,
+                .arg = "FORMAT",
+                .offset = FIELD(to),
+                .help = "format of DST, one of accelerate, dcp, h5, pt, safetensors or torch_dist (default: from the "
+                        "extension of DST, see "
+                        "'fsdpckpt --help'; h5 for a directory of one file per rank without an extension)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",

@@ -7,8 +7,10 @@
 #include "torch_dist/torch_dist.h"
 
 #include "base/grow.h"
+#include "base/name_table.h"
 #include "checkpoint/path.h"
 #include "derived/derived.h"
+#include "derived/optim_name.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
@@ -16,10 +18,12 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const char shard[] = "/shard_"; /* in the keys of megatron-core's sharded objects */
+static const char content[] = "content_metadata";
 
 bool fc_dist_is_state(const char *name) {
     return strncmp(name, "optimizer.", strlen("optimizer.")) == 0 || strncmp(name, "optim.", strlen("optim.")) == 0;
@@ -105,11 +109,13 @@ typedef struct adapting {
     fc_checkpoint *source, *out;
     fc_tensor *values;
     size_t count, capacity;
+    fc_name_table *names; /* of the values */
     fc_error *err;
 } adapting;
 
 static fc_code add_value(adapting *a, const fc_tensor *t) {
     FC_NEED(fc_grow(&a->values, &a->capacity, a->count + 1, sizeof *a->values), a->err, a->source->path);
+    FC_NEED(fc_name_table_put(a->names, t->name, strlen(t->name), a->count) != FC_NO_NAME, a->err, a->source->path);
     a->values[a->count++] = *t;
     return FC_OK;
 }
@@ -174,7 +180,9 @@ static fc_code add_extra_state(adapting *a, const fc_dist_stack *s, int64_t laye
         of = "1";
     }
     name = name && at && of ? fc_arena_printf(arena, "%s._extra_state%s%s_%s", name, shard, at, of) : NULL;
-    return add_text(a, name, "[null]"); /* megatron-core stores a list of the object */
+    FC_NEED(name, a->err, a->source->path);
+    const bool known = fc_name_table_find(a->names, name, strlen(name)) != FC_NO_NAME; /* another recipe has kept it */
+    return known ? FC_OK : add_text(a, name, "[null]"); /* megatron-core stores a list of the object */
 }
 
 /* The module of a weight that is a linear layer, or NULL. */
@@ -226,29 +234,51 @@ static bool has_value(const adapting *a, const char *name) {
     return false;
 }
 
-/* Adds what describes the content, unless the source has it. */
+/* Adds what describes the content. */
 static fc_code add_description(adapting *a, bool alike) {
     const struct {
         const char *name, *json;
     } all[] = {{"checkpoint_version", "3.0"},
                {"iteration", "0"},
-               {"content_metadata",
-                alike
-                    ? "{\"singleton_local_shards\": false, \"chained_optim_avoid_prefix\": true, "
-                      "\"distrib_optim_sharding_type\": \"fully_reshardable\"}"
-                    : "{\"non_homogeneous_layers\": true, \"singleton_local_shards\": false, "
-                      "\"chained_optim_avoid_prefix\": true, \"distrib_optim_sharding_type\": \"fully_reshardable\"}"}};
+               {content, alike ? "{\"singleton_local_shards\": false, \"chained_optim_avoid_prefix\": true, "
+                                 "\"distrib_optim_sharding_type\": \"fully_reshardable\"}"
+                               : "{\"non_homogeneous_layers\": true, \"singleton_local_shards\": false, "
+                                 "\"chained_optim_avoid_prefix\": true, "
+                                 "\"distrib_optim_sharding_type\": \"fully_reshardable\"}"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         FC_TRY(has_value(a, all[i].name) ? FC_OK : add_text(a, all[i].name, all[i].json));
     }
     return FC_OK;
 }
 
+/* Whether the value says how another checkpoint has stored the layers. */
+static bool is_content(const fc_target_tensor *w) {
+    const size_t n = sizeof content - 1;
+    return strncmp(w->name, content, n) == 0 && (w->name[n] == '\0' || w->name[n] == '.');
+}
+
+/* An optimizer of torch's has no place: megatron-core's groups need what torch does not record. */
+static fc_code check_state(const adapting *a, const fc_target_tensor *w) {
+    const fc_optim_name n = fc_optim_name_of(w);
+    if (w->source->object || n.kind != FC_OPTIM_STATE || n.key_first) {
+        return FC_OK;
+    }
+    fc_code rc = fc_fail(a->err, FC_EUNSUPPORTED,
+                         "%s: tensor %.256s: torch_dist needs the optimizer under megatron-core's names, "
+                         "optimizer.state.<key>.<parameter>",
+                         a->source->path, w->name);
+    char glob[64];
+    snprintf(glob, sizeof glob, "%.*s*", (int)strcspn(w->name, "."), w->name);
+    return fc_advise(a->err, rc, FC_HINT_EXCLUDE, glob);
+}
+
 /* @param l without kinds: the names were megatron-core's already, and the source describes them. */
 static fc_code add_values(adapting *a, const fc_target *target, const fc_dist_layers *l, const fc_target *changed) {
     bool alike = true;
     for (size_t i = 0; i < changed->ntensors; i++) {
-        FC_TRY(keep_value(a, &changed->tensors[i]));
+        const fc_target_tensor *w = &changed->tensors[i];
+        FC_TRY(check_state(a, w));
+        FC_TRY(l->kinds && is_content(w) ? FC_OK : keep_value(a, w));
     }
     for (size_t i = 0; l->kinds && i < target->ntensors; i++) {
         FC_TRY(l->kind_of[i] == SIZE_MAX ? FC_OK : add_states_of(a, l, i, target->tensors[i].source));
@@ -265,12 +295,14 @@ static fc_code add_values(adapting *a, const fc_target *target, const fc_dist_la
 
 static const fc_derived_kind adapted_kind = {.size = sizeof(fc_derived)};
 
-/* Whether the names are those of a torch_dist checkpoint already. */
+/* Whether tensors have megatron-core's keys already. */
 static bool has_keys(const fc_target *target) {
     for (size_t i = 0; i < target->ntensors; i++) {
         const char *name = target->tensors[i].name, *layers = strstr(name, ".layers.");
         const char first = layers ? layers[strlen(".layers.")] : '0';
-        if (strstr(name, shard) || strstr(name, ".experts.experts.") || first < '0' || first > '9') {
+        if (!target->tensors[i].source->object &&
+            (strstr(name, ".experts.experts.") || first < '0' || first > '9' ||
+             strncmp(name, "optimizer.distributed.", strlen("optimizer.distributed.")) == 0)) {
             return true;
         }
     }
@@ -304,7 +336,8 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
         FC_TRY(apply_recipe(source, &target, &layers, arena, err));
         FC_TRY(*source == before ? FC_OK : fc_target_new(*source, &all, arena, &changed, &counts, err));
     }
-    adapting a = {.source = *source, .err = err};
+    adapting a = {.source = *source, .names = fc_name_table_new(arena, changed.ntensors), .err = err};
+    FC_NEED(a.names, err, (*source)->path);
     FC_TRY(fc_derived_new(&adapted_kind, source, 1, &a.out, err));
     a.out->mesh = a.source->mesh;
     const fc_code rc = add_values(&a, &target, &layers, &changed);

@@ -4,6 +4,7 @@
 #include "derived/optim_name.h"
 
 #include "checkpoint/parameters.h"
+#include "sharding/fqn.h"
 
 #include <string.h>
 
@@ -19,6 +20,30 @@ static fc_optim_kind section(const char *text, size_t len) {
     return len == 5 && memcmp(text, "state", len) == 0           ? FC_OPTIM_STATE
            : len == 12 && memcmp(text, "param_groups", len) == 0 ? FC_OPTIM_GROUP
                                                                  : FC_OPTIM_NONE;
+}
+
+/* Finds a key of Megatron-Core's optimizers at the start of a name's rest. */
+static const char *leading_key(const char *rest) {
+    static const char *const keys[] = {"param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"};
+    const size_t len = strcspn(rest, ".");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (strlen(keys[i]) == len && memcmp(keys[i], rest, len) == 0 && rest[len] == '.') {
+            return keys[i];
+        }
+    }
+    return NULL;
+}
+
+/* Splits Megatron-Core's "optimizer.state.exp_avg.layers.0.weight". A torch spelling ends in a key. */
+static void put_key_first(fc_optim_name *n) {
+    const char *key = n->kind == FC_OPTIM_STATE ? leading_key(n->text) : NULL;
+    if (key && !fc_fqn_is_state_key((fc_fqn_component){n->key, strlen(n->key)})) {
+        n->key = key;
+        n->text += strlen(key) + 1;
+        n->len = strlen(n->text);
+        n->is_number = all_digits(n->text, n->len);
+        n->key_first = true;
+    }
 }
 
 /* Splits a name such as "optim.state.layers.0.weight.exp_avg". All of it, or its end, is in one path element. */
@@ -38,6 +63,7 @@ static fc_optim_name name_of_text(const char *text, size_t levels) {
         }
         at += len + (at[len] == '.');
     }
+    put_key_first(&n);
     return n;
 }
 
@@ -59,7 +85,7 @@ fc_optim_name fc_optim_name_of(const fc_target_tensor *w) {
     if (n.kind == FC_OPTIM_NONE) {
         n = w->path.count > 0 ? name_of_text(e[w->path.count - 1].key, w->path.count - 1) : name_of_text(w->name, 0);
     }
-    if ((n.kind == FC_OPTIM_STATE && !fc_is_optimizer_state(w->name)) ||
+    if ((n.kind == FC_OPTIM_STATE && !n.key_first && !fc_is_optimizer_state(w->name)) ||
         (n.kind == FC_OPTIM_GROUP && !w->source->object)) {
         n.kind = FC_OPTIM_NONE;
     }

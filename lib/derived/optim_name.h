@@ -1,6 +1,6 @@
 /*
  * Names of an optimizer's values: which parameter or group a value belongs to, in every spelling of torch's state
- * dicts.
+ * dicts, and in Megatron-Core's.
  */
 #pragma once
 
@@ -20,6 +20,7 @@ typedef struct fc_optim_name {
     const char *text; /**< the parameter, or the group's number; `len` bytes */
     size_t len;
     bool is_number;  /**< whether `text` is a number */
+    bool key_first;  /**< the key is before the parameter, as in Megatron's "optimizer.state.exp_avg.<parameter>" */
     const char *key; /**< "exp_avg", "lr"; NULL: nested deeper */
 } fc_optim_name;
 

@@ -74,8 +74,9 @@ static fc_code name_state(const fc_recipe_builder *b, const fc_recipe_state *s, 
         return fc_recipe_set_path(b, to, n->levels + 3, t);
     }
     const char *rest = path->count > 0 ? path->elements[n->levels].key : s->value->name;
-    to[n->levels].key = fc_arena_printf(b->scratch, "%.*s%s%s.%s.%s", (int)n->extra, rest, n->extra > 0 ? "." : "",
-                                        section(s), parameter, n->key);
+    to[n->levels].key =
+        fc_arena_printf(b->scratch, "%.*s%s%s.%s.%s", (int)n->extra, rest, n->extra > 0 ? "." : "", section(s),
+                        n->key_first ? n->key : parameter, n->key_first ? parameter : n->key);
     return to[n->levels].key ? fc_recipe_set_path(b, to, n->levels + 1, t) : fc_recipe_no_memory(b);
 }
 

@@ -56,8 +56,7 @@ void fc_fqn_split(const char *text, int most, fc_fqn *out) {
     }
 }
 
-/* The keys that torch.optim's optimizers keep for each parameter. */
-static bool is_state_key(component p) {
+bool fc_fqn_is_state_key(component p) {
     static const char *const keys[] = {
         "step",      "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
         "acc_delta", "grad_avg", "sum",        "exp_inf",        "mu_product",      "prev",
@@ -83,7 +82,7 @@ component fc_fqn_take_state_key(fc_fqn *n) {
     }
     component last = n->components[n->count - 1];
     bool parameter = fc_fqn_is(last, "weight") || fc_fqn_is(last, "bias");
-    if (is_state_key(last) || (optim && state && !parameter)) {
+    if (fc_fqn_is_state_key(last) || (optim && state && !parameter)) {
         n->count--;
         return last;
     }

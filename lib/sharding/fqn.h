@@ -32,6 +32,9 @@ bool fc_fqn_is_one_of(fc_fqn_component p, const char *const *texts, size_t count
  */
 void fc_fqn_split(const char *text, int most, fc_fqn *out);
 
+/** @return whether the component is a key that torch.optim's optimizers keep for each parameter. */
+bool fc_fqn_is_state_key(fc_fqn_component p);
+
 /**
  * Removes the key from a name of optimizer state, "optim.state.<parameter>.<key>" in any of its spellings, so that the
  * name ends with that of the parameter.
