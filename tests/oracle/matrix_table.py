@@ -51,7 +51,7 @@ ROWS = [
     ("Megatron `torch_dist`", "read, written", ["megatron-core megatron/torch_dist-{}"], "TRAINERS.md#megatron", "oracle/megatron_read.py"),
     ("Megatron `mp_rank_XX`", "read", ["megatron-core==0.16.1"], "TRAINERS.md#megatron", "oracle/megatron_read.py"),
     ("nanotron: the model", "read", ["nanotron 0.4"], "TRAINERS.md#nanotron", "cli/test_trainers.py"),
-    ("folders of verl, OLMo-core, torchtune, LitGPT, Composer, fairseq2 and others", "read", ["as their source says"], "TRAINERS.md#other-trainers",
+    ("folders of verl, OLMo-core, torchtune, LitGPT, Composer, fairseq2 and others", "read", ["folders rebuilt from the sources of these packages"], "TRAINERS.md#other-trainers",
      "cli/test_trainers.py"),
     ("Flax: `flax_model.msgpack`, with an index or without, `flax.serialization.to_bytes`", "read", ["flax==0.12.8"], None,
      "oracle/flax_read.py"),
