@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Folders as trainers leave them: the only model inside is read, or one line has the reason and what to do.
 
-torch writes all files. The layouts are those of the sources of fairseq2 0.6 (checkpoint/manager.py), OLMo-core 2.4 (train/checkpoint.py),
-OLMo 0.6, torchtune 0.7 (_checkpointer.py), LitGPT 0.5, Composer 0.32 (checkpoint_saver.py), ColossalAI 0.5 (checkpoint_io/utils.py),
-metaseq, NeMo-RL, Ray Train 2 and nanoGPT.
+torch writes all files. The layouts of fairseq2 (checkpoint/manager.py), ColossalAI (checkpoint_io/utils.py), OLMo-core
+(train/checkpoint.py), torchtune (_checkpointer.py) and Composer (checkpoint_saver.py) are those of their sources; those of OLMo, LitGPT,
+metaseq, NeMo-RL, Ray Train and nanoGPT are as their users know them.
 
 usage: trainer_folders.py FSDPCKPT CORPUS       exit 77 without torch and safetensors
 """
