@@ -37,7 +37,7 @@ enum {
     DCP_ARCHIVE,  /* a torch.save archive. If fc_dcp_in_safetensors, an item of safetensors whose file is missing */
     DCP_IN_PLACE, /* in safetensors: the chunk's offset and length are those of its data */
     DCP_LOST,     /* missing; only in a refused tensor */
-    DCP_PACKED    /* a zstd stream of a torch.save archive: see packed.h */
+    DCP_PACKED    /* a zstd stream of a torch.save archive: see packed.h. The last one: see fc_dcp_is_opened */
 };
 
 /**
@@ -53,7 +53,7 @@ typedef struct fc_dcp_chunks {
 /** Whether the item of a chunk was opened with the checkpoint: fc_tensor.detail and fc_chunk.data are those of
  *  torch/file/file.h. */
 static inline bool fc_dcp_is_opened(const fc_tensor *tensor, size_t index) {
-    return tensor->object ? tensor->detail && !tensor->object->refusal : tensor->chunks[index].detail > DCP_LOST;
+    return tensor->object ? tensor->detail && !tensor->object->refusal : tensor->chunks[index].detail > DCP_PACKED;
 }
 
 /** Loads the pickle of `.metadata`. The caller frees it. */

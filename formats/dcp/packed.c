@@ -10,6 +10,7 @@
 #include "dcp/stages.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "torch/file/file.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -292,6 +293,9 @@ static fc_code read_object(int fd, const char *path, const fc_tensor *tensor, co
 }
 
 fc_code fc_dcp_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
+    if (fc_dcp_is_opened(tensor, index)) {
+        return fc_torch_read(checkpoint, tensor, index, buf, err);
+    }
     const fc_dcp_listed listed = fc_dcp_find_listed(tensor, index);
     const uint32_t file = listed.chunk.place.file;
     const char *path = checkpoint->files[file].path;

@@ -138,6 +138,8 @@ static fc_code write_json(const char *path, fc_torch_pickler *w, fc_error *err) 
     value = json_loadb((const char *)text, size, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
     if (value) {
         write_value(value, w);
+    } else if (json_error_code(&why) <= json_error_out_of_memory) { /* or unknown: jansson does not always say it */
+        rc = fc_no_memory(err, path);
     } else {
         rc = fc_fail(err, FC_ECORRUPT, "%s: line %d: not JSON: %s; NaN and Infinity, which Python writes, are not JSON",
                      path, why.line, why.text);

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/text.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
@@ -54,17 +55,31 @@ static fc_code item_of(fc_pt_sharding *s, const char *name, size_t *index, fc_er
 }
 
 /* Joins the keys and indexes of a path by dots, as torch_checkpointing does. */
-static char *join_path(fc_arena *arena, const json_t *list, size_t from) {
-    char *name = fc_arena_strndup(arena, "", 0);
-    for (size_t i = from; name && i < json_array_size(list); i++) {
+static fc_code join_path(const fc_pt_sharding *s, const json_t *list, size_t from, char **out, fc_error *err) {
+    *out = fc_arena_strndup(s->arena, "", 0);
+    for (size_t i = from; i < json_array_size(list); i++) {
         const json_t *key = json_array_get(list, i);
-        const char *dot = i > from ? "." : "";
-        name = json_is_string(key) ? fc_arena_printf(arena, "%s%s%s", name, dot, json_string_value(key))
-               : json_is_integer(key)
-                   ? fc_arena_printf(arena, "%s%s%" JSON_INTEGER_FORMAT, name, dot, json_integer_value(key))
-                   : NULL;
+        const char *before = *out ? *out : "", *dot = i > from ? "." : "";
+        if (!json_is_string(key) && !json_is_integer(key)) {
+            return damaged(s, "the path of a tensor is invalid", err);
+        }
+        *out = json_is_string(key)
+                   ? fc_arena_printf(s->arena, "%s%s%s", before, dot, json_string_value(key))
+                   : fc_arena_printf(s->arena, "%s%s%" JSON_INTEGER_FORMAT, before, dot, json_integer_value(key));
+        FC_NEED(*out, err, s->path);
     }
-    return name;
+    return *out ? FC_OK : fc_no_memory(err, s->path);
+}
+
+/* Parses the key of a tensor, a JSON list. The caller releases it. */
+static fc_code parse_path(const fc_pt_sharding *s, fc_pv key, json_t **list, fc_error *err) {
+    size_t length = 0;
+    const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(s->p, key, &length) : "";
+    *list = json_loadb(text, length, 0, NULL);
+    if (!*list && fc_is_json(text, length)) {
+        return fc_no_memory(err, s->path);
+    }
+    return json_is_array(*list) ? FC_OK : damaged(s, "the path of a tensor is invalid", err);
 }
 
 static fc_code note_ranks(fc_pt_sharding *s, fc_pt_item *item, fc_pv ranks, fc_error *err) {
@@ -102,24 +117,29 @@ static fc_code add_tensor(fc_pt_sharding *s, size_t item, const char *name, fc_p
     return FC_OK;
 }
 
-/* Adds the tensors of a dict whose keys are JSON lists. @param item of all of them; FC_NO_NAME: each key begins with
- * its own. */
+/* Adds a tensor under its key. @param item FC_NO_NAME: the key begins with its own. */
+static fc_code add_keyed(fc_pt_sharding *s, size_t item, const json_t *key, fc_pv list, fc_pv *last, fc_error *err) {
+    char *name;
+    const bool own = item == FC_NO_NAME;
+    if (own) {
+        const char *of = json_string_value(json_array_get(key, 0));
+        FC_TRY(of ? item_of(s, of, &item, err) : damaged(s, "the path of a tensor is invalid", err));
+        *last = 0;
+    }
+    FC_TRY(join_path(s, key, own ? 1 : 0, &name, err));
+    return add_tensor(s, item, name, list, last, err);
+}
+
+/* Adds the tensors of a dict whose keys are JSON lists. @param item of all of them, or FC_NO_NAME */
 static fc_code add_tensors(fc_pt_sharding *s, size_t item, fc_pv dict, fc_error *err) {
-    size_t n, length;
+    size_t n;
     fc_pv last = 0;
     const fc_pv *pairs = pairs_of(s, dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        const char *text = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(s->p, pairs[i], &length) : NULL;
-        json_t *list = text ? json_loadb(text, length, 0, NULL) : NULL;
-        const size_t from = item == FC_NO_NAME ? 1 : 0;
-        const char *name = json_is_array(list) ? join_path(s->arena, list, from) : NULL;
-        const char *own = from ? json_string_value(json_array_get(list, 0)) : "";
-        size_t at = item;
-        fc_code rc = name && own ? FC_OK : damaged(s, "the path of a tensor is invalid", err);
-        rc = rc == FC_OK && from ? item_of(s, own, &at, err) : rc;
-        last = from ? 0 : last;
-        rc = rc == FC_OK ? add_tensor(s, at, name, pairs[i + 1], &last, err) : rc;
-        json_decref(list);
+        json_t *key = NULL;
+        fc_code rc = parse_path(s, pairs[i], &key, err);
+        rc = rc == FC_OK ? add_keyed(s, item, key, pairs[i + 1], &last, err) : rc;
+        json_decref(key);
         FC_TRY(rc);
     }
     return FC_OK;
