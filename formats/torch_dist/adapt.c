@@ -25,6 +25,8 @@
 static const char shard[] = "/shard_"; /* in the keys of megatron-core's sharded objects */
 static const char content[] = "content_metadata";
 
+enum { MOST_GROUPED = 4096 }; /* experts in one tensor, each of which gets an object */
+
 bool fc_dist_is_state(const char *name) {
     return strncmp(name, "optimizer.", strlen("optimizer.")) == 0 || strncmp(name, "optim.", strlen("optim.")) == 0;
 }
@@ -209,7 +211,11 @@ static fc_code add_states_of(adapting *a, const fc_dist_layers *l, size_t value,
     if (!*module) {
         return FC_OK;
     }
-    const int64_t experts = p->grouped ? tensor->shape[0] : 0;
+    const int64_t experts = p->grouped && tensor->ndim > 0 ? tensor->shape[0] : 0;
+    if (experts > MOST_GROUPED) {
+        return fc_fail(a->err, FC_EUNSUPPORTED, "%s: tensor %.256s: more than %d experts in one matrix",
+                       a->source->path, tensor->name, MOST_GROUPED);
+    }
     for (int64_t e = 0; e < experts; e++) {
         FC_TRY(add_extra_state(a, s, p->layer, module, e, experts));
     }

@@ -158,6 +158,14 @@ def check_optimizer(program, home, case):
     check(str(common(own)["optimizer"]) == str(common(back)["optimizer"]), "common.pt: %s" % common(back))
 
 
+def check_many_experts(program, home):
+    """A shape cannot ask for any number of objects."""
+    source = os.path.join(home, "many.pt")
+    torch.save({"decoder.layers.0.mlp.experts.weight1": torch.empty(1 << 40, 0, 4)}, source)
+    r = run(program, "convert", source, "-o", os.path.join(home, "many"), "--to", "torch_dist", "-q", ok=5)
+    check("more than 4096 experts" in r.stderr, r.stderr)
+
+
 def check_torch_optimizer(program, home, ranks):
     """What has no place in torch_dist is refused by name."""
     made = os.path.join(home, "torch-optimizer")
@@ -175,6 +183,7 @@ def main():
             check_case(program, home, folder, name, recipe, names)
         check_optimizer(program, home, os.path.join(folder, "megatron-dist-llama"))
         check_torch_optimizer(program, home, os.path.join(corpus, "megatron-ranks", "tp2-llama-fp32"))
+        check_many_experts(program, home)
         check_another(program, home, os.path.join(folder, "megatron-dist-llama", "torch_dist"))
     return finish("torch_dist_written")
 
