@@ -76,19 +76,17 @@ static fc_code parse_dtype_rule(const char *text, fc_arena *arena, fc_dtype_rule
     return rule->glob ? FC_OK : fc_no_memory(err, NULL);
 }
 
-/* --dtype and --dtype-for */
-static fc_code choose_dtypes(job *j, fc_error *err) {
-    const option_list *list = &j->o->dtype_for;
-    fc_selection *s = &j->how.selection;
-    s->cast = option_given(j->o, OPT_DTYPE);
-    s->dtype = j->o->dtype;
-    fc_dtype_rule *rules = fc_arena_calloc(j->call->arena, list->count + 1, sizeof *rules);
+fc_code job_choose_dtypes(const cli_call *call, fc_selection *selection, fc_error *err) {
+    const option_list *list = &call->options->dtype_for;
+    selection->cast = option_given(call->options, OPT_DTYPE);
+    selection->dtype = call->options->dtype;
+    fc_dtype_rule *rules = fc_arena_calloc(call->arena, list->count + 1, sizeof *rules);
     FC_NEED(rules, err, NULL);
     for (size_t i = 0; i < list->count; i++) {
-        FC_TRY(parse_dtype_rule(list->items[i], j->call->arena, &rules[i], err));
+        FC_TRY(parse_dtype_rule(list->items[i], call->arena, &rules[i], err));
     }
-    s->dtype_rules = rules;
-    s->ndtype_rules = list->count;
+    selection->dtype_rules = rules;
+    selection->ndtype_rules = list->count;
     return FC_OK;
 }
 
@@ -105,7 +103,7 @@ static fc_code prepare_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.work.threads = (int)o->jobs;
     j->how.work.memory = o->memory;
     j->how.work.progress = j->call->progress;
-    FC_TRY(choose_dtypes(j, err));
+    FC_TRY(job_choose_dtypes(j->call, &j->how.selection, err));
     FC_TRY(target_format(o, spec != NULL, &j->how.format, err));
     FC_TRY(choose_split(j, spec != NULL, err));
     if (!spec) {

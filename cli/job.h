@@ -30,3 +30,6 @@ fc_code job_run_steps(cli_call *call, const fc_layout_spec *spec, const job_step
 
 /** Like job_run, with the layout of the source. */
 fc_code job_keep_layout(cli_call *call, fc_error *err);
+
+/** Adds what --dtype and --dtype-for say to a selection. */
+fc_code job_choose_dtypes(const cli_call *call, fc_selection *selection, fc_error *err);

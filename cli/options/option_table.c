@@ -3,6 +3,7 @@
  */
 #include "options/options.h"
 
+#include "fsdpckpt/delta.h"
 #include "fsdpckpt/seal.h"
 
 #include <stddef.h>
@@ -10,6 +11,8 @@
 static const char *const progress_choices[] = {"auto", "always", "never", "json", NULL};
 static const char *const color_choices[] = {"auto", "always", "never", NULL};
 static const char *const sort_choices[] = {"source", "name", "size", NULL};
+static const char *const encoding_choices[] = {"xor", "overwrite", "auto", NULL};
+static const char *const checksum_choices[] = {"xxh3-128", "adler32", "blake3", NULL};
 static const char *const comm_choices[] = {"auto", "none", "mpi", NULL};
 
 #define FIELD(name) offsetof(options, name)
@@ -334,6 +337,40 @@ const option_row option_table[OPT_COUNT] = {
                        .kind = KIND_FLAG,
                        .offset = FIELD(equal_nan),
                        .help = "treat NaN as equal to NaN, with any bits"},
+    [OPT_ENCODING] = {.name = "encoding",
+                      .kind = KIND_CHOICE,
+                      .arg = "ENCODING",
+                      .offset = FIELD(encoding),
+                      .choices = encoding_choices,
+                      .help = "how changed bytes are stored: xor (the default; smaller as a rule, but a program that "
+                              "applies it twice undoes it), overwrite (positions and new values, for tensors below 4 "
+                              "GiB), or auto (whichever is smaller)"},
+    [OPT_CHECKSUM] = {.name = "checksum",
+                      .kind = KIND_CHOICE,
+                      .arg = "CHECKSUM",
+                      .offset = FIELD(checksum),
+                      .choices = checksum_choices,
+                      .help =
+                          "checksum of each tensor's new bytes: xxh3-128 (the default) or adler32; blake3 is part of "
+                          "the format, but not of this build"},
+    [OPT_LEVEL] = {.name = "level",
+                   .kind = KIND_NUMBER,
+                   .arg = "N",
+                   .offset = FIELD(level),
+                   .max = FC_DELTA_MOST_LEVEL,
+                   .help = "zstd level 1 (the default) to 9"},
+    [OPT_NUMBER] = {.name = "number",
+                    .kind = KIND_INDEX,
+                    .arg = "N",
+                    .offset = FIELD(number),
+                    .max = FC_DELTA_MOST_NUMBER,
+                    .help = "the number of the new version (default: from the name weight_vNNNNNN of DST)"},
+    [OPT_BASE] = {.name = "base",
+                  .kind = KIND_INDEX,
+                  .arg = "N",
+                  .offset = FIELD(base),
+                  .max = FC_DELTA_MOST_NUMBER,
+                  .help = "the number of the version that it changes (default: the one before)"},
     [OPT_POLICY] = {.name = "policy",
                     .kind = KIND_TEXT,
                     .arg = "POLICY",
@@ -380,7 +417,8 @@ const option_row option_table[OPT_COUNT] = {
 const option_group option_groups[OPTION_GROUPS] = {
     {"Target", TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_COMPRESS) |
                    TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_RANK) |
-                   TAKES(OPT_SEAL)},
+                   TAKES(OPT_SEAL) | TAKES(OPT_ENCODING) | TAKES(OPT_CHECKSUM) | TAKES(OPT_LEVEL) | TAKES(OPT_NUMBER) |
+                   TAKES(OPT_BASE)},
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |

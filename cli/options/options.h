@@ -65,6 +65,11 @@ typedef enum option_id {
     OPT_JUNIT,
     OPT_GITHUB,
     OPT_SEAL,
+    OPT_ENCODING,
+    OPT_CHECKSUM,
+    OPT_LEVEL,
+    OPT_NUMBER,
+    OPT_BASE,
     OPT_DATA,
     OPT_RTOL,
     OPT_ATOL,
@@ -183,6 +188,10 @@ typedef struct options {
     option_list allow_missing, allow_unexpected;
     double rtol, atol;
     bool github, data, equal_nan, seal;
+    /* deltas */
+    int encoding, checksum; /**< fc_delta_encoding, fc_delta_checksum */
+    int64_t level;          /**< 0: not given */
+    int64_t number, base;   /**< valid if OPT_NUMBER and OPT_BASE were given */
     /* units */
     const char *policy, *classes;
     option_list ignore;

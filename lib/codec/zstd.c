@@ -6,6 +6,13 @@
 
 #include <stdlib.h>
 
+size_t fc_zstd_encoder_memory(int level) {
+    /* KiB, as ZSTD_estimateCStreamSize of libzstd 1.5.4 has them; that function is not in the shared library's API */
+    static const size_t most[] = {0, 1340, 2048, 3580, 4860, 5890, 5890, 8960, 8960, 17200};
+    const size_t levels = sizeof most / sizeof *most;
+    return most[level < 1 ? 1 : (size_t)level < levels ? (size_t)level : levels - 1] << 10;
+}
+
 #ifdef FSDPCKPT_HAVE_ZSTD
 #include <zstd.h>
 #include <zstd_errors.h>

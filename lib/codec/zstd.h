@@ -59,6 +59,9 @@ typedef struct fc_zstd_encoder fc_zstd_encoder;
 fc_code fc_zstd_encoder_new(int level, fc_zstd_encoder **out, fc_error *err);
 void fc_zstd_encoder_free(fc_zstd_encoder *encoder);
 
+/** Returns the most bytes that an encoder of this level, at most 9, holds. */
+size_t fc_zstd_encoder_memory(int level);
+
 /** Begins a new frame of `size` bytes, which its header records. What was begun before is dropped. */
 fc_code fc_zstd_encoder_begin(fc_zstd_encoder *encoder, unsigned long long size, fc_error *err);
 

@@ -68,6 +68,12 @@ fc_code fc_portions_begin(fc_portions *portions, const fc_portions_side *sides, 
     return FC_OK;
 }
 
+void fc_portions_begin_tiles(fc_portions *portions, const fc_box *box, int64_t limit) {
+    fc_portions_free(portions);
+    *portions = (fc_portions){.box = *box, .limit = limit};
+    fc_tiles_begin(&portions->tiles, box, limit, 1);
+}
+
 void fc_portions_free(fc_portions *portions) {
     free(portions->met);
     *portions = (fc_portions){0};

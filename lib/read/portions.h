@@ -45,6 +45,9 @@ typedef struct fc_portions {
 fc_code fc_portions_begin(fc_portions *portions, const fc_portions_side *sides, int nsides, const fc_box *box,
                           int64_t limit, fc_error *err);
 
+/** The same for tiles in row-major order, whatever repeats. */
+void fc_portions_begin_tiles(fc_portions *portions, const fc_box *box, int64_t limit);
+
 /** Returns the next portion. @param any receives false when none is left */
 fc_code fc_portions_next(fc_portions *portions, fc_portion *out, bool *any, fc_error *err);
 

@@ -26,6 +26,13 @@ typedef struct active {
     max_align_t state[];
 } active;
 
+/* Which tiles are next. The workers share one, or each has its own. */
+typedef struct cursor {
+    active *current;      /* the item that still has tiles to hand out */
+    fc_portions portions; /* of the current tensors */
+    uint64_t at;          /* in the current stored bytes */
+} cursor;
+
 typedef struct scanner {
     const fc_scan *scan;
     fc_progress *progress; /* may be NULL */
@@ -33,9 +40,7 @@ typedef struct scanner {
     fc_decoded *decoded[FC_SCAN_SIDES];
     pthread_mutex_t lock; /* guards the fields below, and the items */
     size_t next;
-    active *current;      /* the item that still has tiles to hand out */
-    fc_portions portions; /* of the current tensors */
-    uint64_t at;          /* in the current stored bytes */
+    cursor shared;
     bool stop;
     fc_code code;
     fc_error error;
@@ -45,7 +50,8 @@ typedef struct worker {
     scanner *scanner;
     fc_source *sources[FC_SCAN_SIDES];
     unsigned char *buffers[FC_SCAN_SIDES];
-    active *of; /* the item of the tile */
+    cursor own, *cursor; /* `own`, or the shared one */
+    active *of;          /* the item of the tile */
     fc_portion portion;
     fc_scan_tile tile;
     uint64_t counted; /* bytes of the tile, in the progress */
@@ -80,8 +86,16 @@ static void scan_drop_item(scanner *s, active *a) {
     free(a);
 }
 
+static void scan_leave_item(scanner *s, cursor *c) {
+    active *a = c->current;
+    c->current = NULL;
+    if (a) {
+        scan_drop_item(s, a);
+    }
+}
+
 /* Proves that the chunks of each side cover the item exactly once. */
-static fc_code scan_cover_item(scanner *s, active *a, fc_error *err) {
+static fc_code scan_cover_item(scanner *s, cursor *c, active *a, fc_error *err) {
     const fc_scan *scan = s->scan;
     const fc_scan_item *item = &a->item;
     fc_portions_side sides[FC_SCAN_SIDES];
@@ -96,11 +110,15 @@ static fc_code scan_cover_item(scanner *s, active *a, fc_error *err) {
         element = fc_dtype_size(t->dtype) > element ? fc_dtype_size(t->dtype) : element;
     }
     const size_t bytes = item->large_tiles ? s->budget.large_tile : s->budget.tile;
-    return fc_portions_begin(&s->portions, sides, scan->sides, &item->box, (int64_t)(bytes / element), err);
+    if (scan->in_order) {
+        fc_portions_begin_tiles(&c->portions, &item->box, (int64_t)(bytes / element));
+        return FC_OK;
+    }
+    return fc_portions_begin(&c->portions, sides, scan->sides, &item->box, (int64_t)(bytes / element), err);
 }
 
 /* Makes the next item the current one. */
-static void scan_open_item(scanner *s) {
+static void scan_open_item(scanner *s, cursor *c) {
     const fc_scan *scan = s->scan;
     active *a = calloc(1, sizeof *a + scan->state);
     fc_error err;
@@ -114,20 +132,21 @@ static void scan_open_item(scanner *s) {
     fc_code rc = scan->begin(scan->context, &a->item, &err);
     a->begun = rc == FC_OK;
     if (rc == FC_OK && a->item.tensors[0]) {
-        rc = scan_cover_item(s, a, &err);
+        rc = scan_cover_item(s, c, a, &err);
     }
     if (rc != FC_OK) {
         scan_fail_item(s, a, rc, &err);
         scan_drop_item(s, a);
         return;
     }
-    s->at = 0;
-    s->current = a;
+    c->at = 0;
+    c->current = a;
 }
 
 /* Takes the next tile of the current item. Returns false when none is left. */
 static bool scan_next_tile(scanner *s, worker *w) {
-    active *a = s->current;
+    cursor *c = w->cursor;
+    active *a = c->current;
     fc_scan_item *item = &a->item;
     bool any = false;
     fc_error err;
@@ -135,13 +154,13 @@ static bool scan_next_tile(scanner *s, worker *w) {
     w->tile =
         (fc_scan_tile){.item = item, .bytes = {w->buffers[0], w->buffers[1]}, .times = 1, .scratch = w->tile.scratch};
     if (!item->tensors[0]) {
-        const uint64_t left = item->length - s->at;
-        w->tile.at = s->at;
+        const uint64_t left = item->length - c->at;
+        w->tile.at = c->at;
         w->tile.size = left < s->budget.tile ? (size_t)left : s->budget.tile;
-        s->at += w->counted = w->tile.size;
+        c->at += w->counted = w->tile.size;
         return w->tile.size > 0;
     }
-    fc_code rc = fc_portions_next(&s->portions, &w->portion, &any, &err);
+    fc_code rc = fc_portions_next(&c->portions, &w->portion, &any, &err);
     if (rc != FC_OK) {
         scan_fail_item(s, a, rc, &err);
     }
@@ -161,24 +180,23 @@ static bool scan_next_tile(scanner *s, worker *w) {
 
 /* Takes the next tile of any item. Returns false at the end. */
 static bool scan_take_tile(scanner *s, worker *w) {
+    cursor *c = w->cursor;
     fc_error err;
     fc_code rc = fc_progress_count(s->progress, 0, &err);
     if (rc != FC_OK) {
         scan_stop(s, rc, &err);
     }
     while (!s->stop) {
-        if (s->current && scan_next_tile(s, w)) {
-            s->current->users++;
+        if (c->current && scan_next_tile(s, w)) {
+            c->current->users++;
             return true;
         }
-        if (s->current) {
-            active *a = s->current;
-            s->current = NULL;
-            scan_drop_item(s, a);
+        if (c->current) {
+            scan_leave_item(s, c);
         } else if (s->next == s->scan->count) {
             return false;
         } else {
-            scan_open_item(s);
+            scan_open_item(s, c);
         }
     }
     return false;
@@ -239,6 +257,7 @@ static fc_code scan_prepare_worker(worker *w, fc_error *err) {
 static void *run_scanner(void *context) {
     scanner *s = context;
     worker w = {.scanner = s};
+    w.cursor = s->scan->in_order ? &w.own : &s->shared;
     fc_error err;
     fc_code rc = scan_prepare_worker(&w, &err);
     pthread_mutex_lock(&s->lock);
@@ -251,7 +270,9 @@ static void *run_scanner(void *context) {
         pthread_mutex_lock(&s->lock);
         scan_give_back(s, &w, rc, &err);
     }
+    scan_leave_item(s, &w.own); /* stopped early */
     pthread_mutex_unlock(&s->lock);
+    fc_portions_free(&w.own.portions);
     for (int i = 0; i < s->scan->sides; i++) {
         fc_source_free(w.sources[i]);
         fc_pages_free(w.buffers[i], s->budget.large_tile);
@@ -262,7 +283,7 @@ static void *run_scanner(void *context) {
 
 fc_code fc_scan_run(const fc_scan *scan, const fc_work_options *options, fc_error *err) {
     scanner s = {.scan = scan, .progress = options ? options->progress : NULL};
-    const fc_worker_needs needs = {.sources = scan->sides, .tiles = scan->sides, .extra = scan->scratch};
+    const fc_worker_needs needs = {.sources = scan->sides, .tiles = scan->sides, .extra = scan->scratch + scan->extra};
     const int threads = fc_useful_threads(options ? options->threads : 0, scan->total, FC_TILE_BYTES / 2);
     fc_code rc;
     FC_TRY(fc_budget_divide(options, threads, &needs, &s.budget, err));
@@ -273,10 +294,8 @@ fc_code fc_scan_run(const fc_scan *scan, const fc_work_options *options, fc_erro
     }
     pthread_mutex_init(&s.lock, NULL);
     fc_threads_run(s.budget.threads, run_scanner, &s);
-    if (s.current) { /* stopped early */
-        scan_drop_item(&s, s.current);
-    }
-    fc_portions_free(&s.portions);
+    scan_leave_item(&s, &s.shared); /* stopped early */
+    fc_portions_free(&s.shared.portions);
     pthread_mutex_destroy(&s.lock);
     rc = s.code;
     if (rc != FC_OK && err) {

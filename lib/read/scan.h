@@ -43,9 +43,11 @@ typedef struct fc_scan {
     bool check_objects;                 /**< see fc_source_check_objects */
     fc_phase phase;                     /**< for the progress, which counts bytes up to `total` */
     uint64_t total;
+    bool in_order; /**< one worker looks at all tiles of an item, in row-major order; equal elements are read each */
     bool counts_stored;    /**< the progress counts one of equal elements, not all */
     uint64_t *read;        /**< the size of each tile is added to it; may be NULL */
     size_t state, scratch; /**< bytes for each item, and for each worker */
+    size_t extra;          /**< bytes that the caller holds for each worker in addition */
     void *context;         /**< passed to all functions */
     /** Fills the rest of an item. Only one thread at a time. */
     fc_code (*begin)(void *context, fc_scan_item *item, fc_error *err);

@@ -179,6 +179,8 @@ def written(documents, work):
     documents.must("conversion", "convert", TRAIN, "-o", at("dcp"), "--to", "dcp", "--json")
     documents.must("conversion", "average", TRAIN, TRAIN, "-o", at("mean.pt"), "--include", "model.*", "--json")
     exported(documents, work)
+    documents.must("delta", "delta", TRAIN, TRAIN, "-o", at("weight_v000001"), "--json", "--include", "model.norm.bias", "--rename",
+                   "s/bias/weight/")
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
     documents.must("inspect", "inspect", at("mesh"), "--json", "--stats")
     documents.must("tensor", "inspect", TRAIN, "--tensor", "model.norm.weight", "--stats", "--json")

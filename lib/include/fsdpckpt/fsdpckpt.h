@@ -15,6 +15,7 @@
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/compare.h"
 #include "fsdpckpt/decls.h"
+#include "fsdpckpt/delta.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"

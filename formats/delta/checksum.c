@@ -1,0 +1,57 @@
+/*
+ * XXH3 and Adler-32 of the bytes of tensors. See checksum.h.
+ */
+#include "delta/checksum.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <zlib.h>
+
+static const char *const names[] = {
+    [FC_DELTA_XXH3_128] = "xxh3-128", [FC_DELTA_ADLER32] = "adler32", [FC_DELTA_BLAKE3] = "blake3"};
+
+const char *fc_delta_checksum_name(fc_delta_checksum checksum) {
+    return names[checksum];
+}
+
+bool fc_delta_checksum_find(const char *name, fc_delta_checksum *out) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i], name) == 0) {
+            *out = (fc_delta_checksum)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+fc_code fc_delta_checksum_check(fc_delta_checksum kind, const char *path, fc_error *err) {
+    return kind == FC_DELTA_BLAKE3 ? fc_fail(err, FC_EUNSUPPORTED,
+                                             "%s: this build cannot compute blake3, which has no C library in Debian "
+                                             "12; publish with xxh3-128 or adler32",
+                                             path)
+                                   : FC_OK;
+}
+
+void fc_delta_sum_begin(fc_delta_sum *sum, fc_delta_checksum kind) {
+    sum->kind = kind;
+    sum->adler = adler32(0, NULL, 0);
+    XXH3_128bits_reset(&sum->xxh3);
+}
+
+void fc_delta_sum_add(fc_delta_sum *sum, const unsigned char *bytes, size_t size) {
+    if (sum->kind == FC_DELTA_ADLER32) {
+        sum->adler = adler32_z(sum->adler, bytes, size);
+    } else {
+        XXH3_128bits_update(&sum->xxh3, bytes, size);
+    }
+}
+
+void fc_delta_sum_end(const fc_delta_sum *sum, char digits[FC_DELTA_DIGITS]) {
+    if (sum->kind == FC_DELTA_ADLER32) {
+        snprintf(digits, FC_DELTA_DIGITS, "%08lx", sum->adler);
+    } else {
+        const XXH128_hash_t hash = XXH3_128bits_digest(&sum->xxh3);
+        snprintf(digits, FC_DELTA_DIGITS, "%016" PRIx64 "%016" PRIx64, (uint64_t)hash.high64, (uint64_t)hash.low64);
+    }
+}

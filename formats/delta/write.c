@@ -1,0 +1,175 @@
+/*
+ * The files of a delta: one safetensors file in which each tensor is a frame, and the index. See write.h.
+ */
+#include "delta/write.h"
+
+#include "base/checked.h"
+#include "base/little.h"
+#include "delta/version.h"
+#include "fsdpckpt/try.h"
+#include "io/file.h"
+#include "safetensors/files.h"
+#include "safetensors/header.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 8, BLOCK = 256 << 10 };
+
+static const char data_name[] = "model-00001-of-00001" ST_EXTENSION;
+
+static uint64_t frame_size(const fc_delta_content *c, size_t i) {
+    return c->members[i].found->frames[c->encoding].size;
+}
+
+/* ---- JSON ---- */
+
+/* Writes a text as a JSON string. */
+static bool put_text(FILE *out, const char *text) {
+    json_t *value = json_string(text);
+    const bool good = value && json_dumpf(value, out, JSON_ENCODE_ANY) == 0;
+    json_decref(value);
+    return good;
+}
+
+static bool put_checksums(FILE *out, const fc_delta_content *c) {
+    bool good = fputs("{\"__metadata__\":{", out) >= 0;
+    for (size_t i = 0; good && i < c->count; i++) {
+        good = (i == 0 || fputc(',', out) != EOF) && put_text(out, c->members[i].name) &&
+               fprintf(out, ":\"%s\"", c->members[i].found->checksum) > 0;
+    }
+    return good && fputc('}', out) != EOF;
+}
+
+static bool put_entries(FILE *out, const fc_delta_content *c, uint64_t *data) {
+    bool good = true;
+    *data = 0;
+    for (size_t i = 0; good && i < c->count; i++) {
+        const uint64_t size = frame_size(c, i), begin = *data;
+        good = fc_add_u64(begin, size, data) && fputc(',', out) != EOF && put_text(out, c->members[i].name) &&
+               fprintf(out, ":{\"dtype\":\"U8\",\"shape\":[%" PRIu64 "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
+                       size, begin, *data) > 0;
+    }
+    return good && fputc('}', out) != EOF;
+}
+
+/* Builds the header of the data file, with its length in front. @param text malloc'ed */
+static fc_code make_header(const fc_delta_content *c, char **text, size_t *size, fc_error *err) {
+    static const char no_length[ST_LENGTH_BYTES];
+    uint64_t data;
+    FILE *out = open_memstream(text, size);
+    FC_NEED(out, err, NULL);
+    bool good = fwrite(no_length, 1, sizeof no_length, out) == sizeof no_length && put_checksums(out, c) &&
+                put_entries(out, c, &data);
+    for (long end = ftell(out); good && end % ALIGNMENT != 0; end++) {
+        good = fputc(' ', out) != EOF;
+    }
+    FC_NEED(fclose(out) == 0 && good, err, NULL);
+    if (*size - ST_LENGTH_BYTES > ST_MAX_HEADER) {
+        return fc_fail(err, FC_EUNSUPPORTED, "the header of the delta would have %zu bytes, but the format allows %d",
+                       *size - ST_LENGTH_BYTES, ST_MAX_HEADER);
+    }
+    fc_store_little((unsigned char *)*text, *size - ST_LENGTH_BYTES, ST_LENGTH_BYTES);
+    return FC_OK;
+}
+
+static bool put_index(FILE *out, const fc_delta_content *c) {
+    bool good =
+        fprintf(out,
+                "{\n  \"metadata\": {\n    \"" DELTA_VERSION "\": \"%06" PRId64 "\",\n    \"" DELTA_BASE
+                "\": \"%06" PRId64 "\",\n    \"" DELTA_ENCODING "\": \"%s\",\n    \"" DELTA_COMPRESSION
+                "\": \"" DELTA_ZSTD "\",\n    \"" DELTA_CHECKSUM "\": \"%s\"\n  },\n  \"weight_map\": {",
+                c->number, c->base, fc_delta_encoding_name(c->encoding), fc_delta_checksum_name(c->checksum)) > 0;
+    for (size_t i = 0; good && i < c->count; i++) {
+        good = fputs(i == 0 ? "\n    " : ",\n    ", out) >= 0 && put_text(out, c->members[i].name) &&
+               fprintf(out, ": \"%s\"", data_name) > 0;
+    }
+    return good && fputs(c->count > 0 ? "\n  }\n}\n" : "}\n}\n", out) >= 0;
+}
+
+static fc_code make_index(const fc_delta_content *c, char **text, size_t *size, fc_error *err) {
+    FILE *out = open_memstream(text, size);
+    FC_NEED(out, err, NULL);
+    const bool good = put_index(out, c);
+    FC_NEED(fclose(out) == 0 && good, err, NULL);
+    return FC_OK;
+}
+
+/* ---- files ---- */
+
+static fc_code create_file(const char *folder, const char *name, char **path, int *fd, fc_error *err) {
+    if (asprintf(path, "%s/%s", folder, name) < 0) {
+        *path = NULL;
+        return fc_no_memory(err, folder);
+    }
+    *fd = open(*path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return *fd < 0 ? fc_fail_errno(err, errno, "%s: the file cannot be created", *path) : FC_OK;
+}
+
+static fc_code copy_frames(int fd, const char *path, uint64_t to, const fc_delta_content *c, fc_error *err) {
+    unsigned char *buffer = malloc(BLOCK);
+    fc_code rc;
+    FC_NEED(buffer, err, path);
+    for (size_t i = 0; i < c->count; i++) {
+        const fc_delta_frame *frame = &c->members[i].found->frames[c->encoding];
+        for (uint64_t at = 0; at < frame->size;) {
+            const size_t some = frame->size - at < BLOCK ? (size_t)(frame->size - at) : BLOCK;
+            FC_TRY_GOTO(fc_delta_frame_read(frame, c->encoding, at, buffer, some, err), rc, out);
+            FC_TRY_GOTO(fc_pwrite_full(fd, buffer, some, to, path, err), rc, out);
+            at += some;
+            to += some;
+        }
+    }
+    rc = FC_OK;
+out:
+    free(buffer);
+    return rc;
+}
+
+static fc_code write_data(const char *folder, const fc_delta_content *c, fc_error *err) {
+    char *header = NULL, *path = NULL;
+    size_t size = 0;
+    int fd = -1;
+    fc_code rc;
+    FC_TRY_GOTO(make_header(c, &header, &size, err), rc, out);
+    FC_TRY_GOTO(create_file(folder, data_name, &path, &fd, err), rc, out);
+    FC_TRY_GOTO(fc_pwrite_full(fd, header, size, 0, path, err), rc, out);
+    rc = copy_frames(fd, path, size, c, err);
+out:
+    rc = fc_close_written(fd, rc, path, err);
+    free(header);
+    free(path);
+    return rc;
+}
+
+static fc_code write_index(const char *folder, const fc_delta_content *c, fc_error *err) {
+    char *text = NULL, *path = NULL;
+    size_t size = 0;
+    int fd = -1;
+    fc_code rc;
+    FC_TRY_GOTO(make_index(c, &text, &size, err), rc, out);
+    FC_TRY_GOTO(create_file(folder, ST_INDEX_NAME, &path, &fd, err), rc, out);
+    rc = fc_pwrite_full(fd, text, size, 0, path, err);
+out:
+    rc = fc_close_written(fd, rc, path, err);
+    free(text);
+    free(path);
+    return rc;
+}
+
+fc_code fc_delta_write_files(const char *path, const fc_delta_content *content, fc_error *err) {
+    FC_TRY(content->count > 0 ? write_data(path, content, err) : FC_OK);
+    return write_index(path, content, err);
+}
+
+fc_code fc_delta_is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
+    (void)path, (void)err;
+    *own = name && (strcmp(name, ST_INDEX_NAME) == 0 || fnmatch("model-*-of-*" ST_EXTENSION, name, FNM_PATHNAME) == 0);
+    return FC_OK;
+}

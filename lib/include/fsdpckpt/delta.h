@@ -1,0 +1,71 @@
+/*
+ * Deltas: what changed between two versions of a model, in the form that slime, miles and SGLang exchange.
+ * docs/DELTA.md describes the files.
+ */
+#pragma once
+
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/read.h"
+#include "fsdpckpt/select.h"
+
+FC_BEGIN_DECLS
+
+/** How the changed bytes of a tensor are stored. */
+typedef enum fc_delta_encoding {
+    FC_DELTA_XOR,       /**< all of its bytes, new ^ old */
+    FC_DELTA_OVERWRITE, /**< the positions of the changed bytes, and their new values */
+    FC_DELTA_AUTO       /**< for fc_delta_write: the one of both that makes the smaller delta */
+} fc_delta_encoding;
+
+/** The checksum of a tensor's new bytes. */
+typedef enum fc_delta_checksum { FC_DELTA_XXH3_128, FC_DELTA_ADLER32, FC_DELTA_BLAKE3 } fc_delta_checksum;
+
+/** Stands for a number that follows from another. */
+#define FC_DELTA_NO_NUMBER (-1)
+
+/** Returns the name that the files use, such as "xxh3-128". */
+const char *fc_delta_encoding_name(fc_delta_encoding encoding);
+const char *fc_delta_checksum_name(fc_delta_checksum checksum);
+
+/** The highest level of zstd, whose memory fits, and the largest number of a version. */
+enum { FC_DELTA_MOST_LEVEL = 9, FC_DELTA_MOST_NUMBER = 999999999 };
+
+/** The options of fc_delta_write. Zeroed memory is not enough: set `number` and `base`. */
+typedef struct fc_delta_options {
+    fc_selection selection; /**< chooses, renames and casts the values of the new version; it has no mesh */
+    fc_delta_encoding encoding;
+    fc_delta_checksum checksum;
+    int level;      /**< zstd level 1 … FC_DELTA_MOST_LEVEL; 0: 1 */
+    int64_t number; /**< FC_DELTA_NO_NUMBER: from the name of the directory, weight_vNNNNNN */
+    int64_t base;   /**< the version that the delta changes; FC_DELTA_NO_NUMBER: number - 1 */
+    bool force;     /**< replace an existing version */
+    /** Other files that are read, so the delta must not replace them; ended by NULL. NULL: none. */
+    const char *const *inputs;
+    fc_reporter reporter; /**< receives a line for each killed run that was cleaned up */
+    fc_work_options work;
+} fc_delta_options;
+
+/** What fc_delta_write wrote. */
+typedef struct fc_delta_report {
+    int64_t number, base;
+    fc_delta_encoding encoding; /**< never FC_DELTA_AUTO */
+    size_t tensors;             /**< tensors of the new version that were compared */
+    size_t changed;             /**< those of them that are in the delta */
+    size_t by_digest;           /**< those that recorded digests prove to be equal, so that they were not read */
+    size_t objects;             /**< objects of the new version; a delta has none */
+    size_t only_old;            /**< tensors that only the old version has; they stay as they are */
+    uint64_t bytes;             /**< of all tensors that were compared */
+    uint64_t changed_bytes;     /**< those that differ */
+    uint64_t stored_bytes;      /**< of the frames */
+} fc_delta_report;
+
+/**
+ * Writes the delta from `old` to `changed` to the directory `path`. Each selected tensor of `changed` must be in `old`,
+ * under the same name and with the same dtype and shape. The bytes do not depend on the number of threads.
+ * @return FC_EUSAGE for a tensor that differs in more than its values; FC_EUNSUPPORTED without libzstd, for a checksum
+ * that this build lacks, and for a tensor of 4 GiB with FC_DELTA_OVERWRITE.
+ */
+fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, const char *path,
+                       const fc_delta_options *options, fc_delta_report *report, fc_error *err);
+
+FC_END_DECLS
