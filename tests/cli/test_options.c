@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-static const uint64_t all = (UINT64_C(1) << OPT_COUNT) - 1;
+static const option_set all = TAKES(OPT_COUNT) - 1;
 
 /* Parses words separated by single blanks; "''" stands for an empty one. */
 static fc_code parse(const char *line, option_set takes, options *o, fc_error *err) {
