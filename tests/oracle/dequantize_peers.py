@@ -114,7 +114,7 @@ def check_packed(tool, path):
 
 
 def check_bitsandbytes(tool, path):
-    """Weights that are computed in several blocks, of which those of 7 columns begin within a byte of codes."""
+    """Weights that are computed in several blocks; those of 7 columns begin within a byte of codes."""
     try:
         import bitsandbytes.functional as peer
     except ImportError:

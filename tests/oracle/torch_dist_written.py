@@ -63,7 +63,7 @@ def compare(what, own, made, names=(), exact=False, trimmed=None):
         state.update({k: v[:trimmed] for k, v in state.items() if k.endswith(("word_embeddings.weight", "output_layer.weight"))})
     model = {k for k in want if exact or not k.startswith("optimizer.")}
     extra = {k for k in got if k not in model and ".core_attention._extra_state/" not in k}
-    # Transformer Engine's classes have this object, and Megatron's own, of which the corpus is, do not.
+    # Transformer Engine's classes have this object. The corpus was made with Megatron's own, which do not.
     extra = {k for k in extra if exact or not k.split("._extra_state/")[0].endswith("eh_proj")}
     check(not model - set(got), "%s: missing %s" % (what, sorted(model - set(got))))
     check(not extra, "%s: not megatron-core's: %s" % (what, sorted(extra)))

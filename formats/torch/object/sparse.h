@@ -43,6 +43,6 @@ char *fc_torch_sparse_text(const fc_torch_sparse *sparse, fc_arena *arena);
 /** Reads the bytes of the object; sets no parts. @return FC_ECORRUPT. */
 fc_code fc_torch_sparse_parse(const char *text, size_t size, fc_torch_sparse *out, fc_error *err);
 
-/** Writes the tensor, of which `part` writes part number `index`. */
+/** Writes the tensor; `part` writes its part number `index`. */
 typedef void (*fc_sparse_part_fn)(void *context, fc_torch_pickler *w, size_t index);
 void fc_torch_sparse_write(const fc_torch_sparse *sparse, fc_torch_pickler *w, fc_sparse_part_fn part, void *context);
