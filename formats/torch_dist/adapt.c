@@ -315,6 +315,23 @@ static bool has_keys(const fc_target *target) {
     return false;
 }
 
+/* Refuses the names of the hub, which would become keys that megatron-core does not look for. */
+static fc_code refuse_hub_names(const fc_target *target, fc_error *err) {
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const char *name = target->tensors[i].name;
+        if (strncmp(name, "model.layers.", strlen("model.layers.")) == 0) {
+            return fc_advise(
+                err,
+                fc_fail(err, FC_EUSAGE,
+                        "%s: tensor %s has a name of the Hugging Face hub, which Megatron does not load: a "
+                        "recipe makes its own",
+                        target->source->path, name),
+                FC_HINT_RECIPE, NULL);
+        }
+    }
+    return FC_OK;
+}
+
 /* The ranks' files have the model under "model". */
 static bool has_model(const fc_checkpoint *source) {
     for (size_t i = 0; i < source->ntensors; i++) {
@@ -338,6 +355,7 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
     if (!has_keys(&target)) {
         const fc_selection all = {0};
         const fc_checkpoint *before = *source;
+        FC_TRY(refuse_hub_names(&target, err));
         FC_TRY(fc_dist_find_layers(&target, arena, &layers, err));
         FC_TRY(apply_recipe(source, &target, &layers, arena, err));
         FC_TRY(*source == before ? FC_OK : fc_target_new(*source, &all, arena, &changed, &counts, err));
@@ -349,6 +367,10 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
     const fc_code rc = add_values(&a, &target, &layers, &changed);
     free(a.values);
     return fc_derived_finish(a.out, rc, source);
+}
+
+bool fc_dist_is_adapted(const fc_checkpoint *source) {
+    return fc_derived_of(source, &adapted_kind) != NULL;
 }
 
 fc_code fc_dist_adapt(fc_checkpoint **source, const fc_selection *selection, size_t *left_out, fc_error *err) {

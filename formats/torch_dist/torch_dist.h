@@ -51,5 +51,8 @@ bool fc_dist_is_common(const fc_target_tensor *t);
 /** Whether the name is that of an optimizer's value. */
 bool fc_dist_is_state(const char *name);
 
+/** Whether the checkpoint is what fc_dist_adapt made. */
+bool fc_dist_is_adapted(const fc_checkpoint *source);
+
 /** Implements fc_format_target.adapt. */
 fc_code fc_dist_adapt(fc_checkpoint **source, const struct fc_selection *selection, size_t *left_out, fc_error *err);

@@ -178,6 +178,8 @@ class Save(unittest.TestCase):
             fsdpckpt.save(one, self.folder / "file", progress=None)
         with self.assertRaisesRegex(ValueError, "no format is called 'x'"):
             fsdpckpt.save(one, self.folder / "file", to="x", progress=None)
+        with self.assertRaisesRegex(fsdpckpt.UnsupportedError, "save it as dcp, and convert that"):
+            fsdpckpt.save(one, self.folder / "file", to="torch_dist", progress=None)
         fsdpckpt.save(one, self.folder / "a.h5", progress=None)
         with self.assertRaisesRegex(fsdpckpt.UsageError, "force=True"):
             fsdpckpt.save(one, self.folder / "a.h5", progress=None)

@@ -166,6 +166,14 @@ def check_many_experts(program, home):
     check("more than 4096 experts" in r.stderr, r.stderr)
 
 
+def check_hub_names(program, home):
+    """Without a recipe, the keys would be those of no model of Megatron."""
+    source, made = os.path.join(home, "named.pt"), os.path.join(home, "named")
+    torch.save({"model.layers.0.mlp.up_proj.weight": torch.zeros(4, 2)}, source)
+    r = run(program, "convert", source, "-o", made, "--to", "torch_dist", "-q", ok=2)
+    check("a name of the Hugging Face hub" in r.stderr and "--recipe" in r.stderr and not os.path.exists(made), r.stderr)
+
+
 def check_torch_optimizer(program, home, ranks):
     """What has no place in torch_dist is refused by name."""
     made = os.path.join(home, "torch-optimizer")
@@ -184,6 +192,7 @@ def main():
         check_optimizer(program, home, os.path.join(folder, "megatron-dist-llama"))
         check_torch_optimizer(program, home, os.path.join(corpus, "megatron-ranks", "tp2-llama-fp32"))
         check_many_experts(program, home)
+        check_hub_names(program, home)
         check_another(program, home, os.path.join(folder, "megatron-dist-llama", "torch_dist"))
     return finish("torch_dist_written")
 
