@@ -100,10 +100,9 @@ const option_row option_table[OPT_COUNT] = {
          .kind = KIND_DTYPE,
          .arg = "TYPE",
          .offset = FIELD(dequantize),
-         .help =
-             "turn quantized weights, which SRC stores as codes and scales, into numbers of TYPE: fp8, int8, packed "
-             "integers, NVFP4 and MXFP4, with scales per tensor, channel, group or block (see docs/WEIGHTS.md). It "
-             "comes before --include and all other options about names"},
+         .help = "turn quantized weights, which SRC stores as codes and scales, into numbers of TYPE: fp8, int8, "
+                 "packed integers of compressed-tensors, GPTQ and AWQ, NVFP4, MXFP4, and NF4 and FP4 of bitsandbytes "
+                 "(see docs/WEIGHTS.md). It comes before --include and all other options about names"},
     [OPT_QUANTIZE] = {.name = "quantize",
                       .kind = KIND_LIST,
                       .arg = "GLOB",

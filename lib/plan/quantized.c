@@ -14,7 +14,7 @@ static const fc_quantizer quantizers[] = {
     {"_blocks", "_scales", FC_CODES_TRANSPOSED, "GPT-OSS"},
     {".weight", ".scales", FC_CODES_OTHER, "MLX"},
     {"_packed", "_scale", FC_CODES_SCALED, "compressed-tensors"},
-    {".qweight", ".scales", FC_CODES_OTHER, "GPTQ or AWQ"},
+    {".qweight", ".scales", FC_CODES_GROUPED, "GPTQ or AWQ"},
     {".weight", ".SCB", FC_CODES_SCALED, "bitsandbytes"},
     {"", ".absmax", FC_CODES_BLOCKWISE, "bitsandbytes"},
 };

@@ -14,6 +14,7 @@ typedef struct fc_quantizer {
         FC_CODES_SCALED,     /**< each code times the scale of its block, in row-major order */
         FC_CODES_TRANSPOSED, /**< blocks of four-bit floats; the last two dimensions of the weight are exchanged */
         FC_CODES_BLOCKWISE,  /**< blocks of codes in row-major order, whatever their rows */
+        FC_CODES_GROUPED,    /**< words of codes with zero points for groups of columns; the weight is transposed */
         FC_CODES_OTHER       /**< they need more than one multiplication */
     } kind;
     const char *by; /**< who stores them like that */

@@ -22,7 +22,9 @@ static const char *const companions[] = {"_zero_point", "_shape", "_g_idx", "_gl
                                          /* of bitsandbytes */
                                          ".quant_map", ".nested_absmax", ".nested_quant_map",
                                          ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4",
-                                         ".weight_format"};
+                                         ".weight_format",
+                                         /* of GPTQ and AWQ */
+                                         ".qzeros", ".g_idx"};
 /* Scales of activations, after the name of the module. */
 static const char *const activations[] = {".input_scale",       ".output_scale",     ".input_scale_ub",
                                           ".activation_scale",  ".input_zero_point", ".output_zero_point",
@@ -39,7 +41,8 @@ static const json_t *part_of_config(const json_t *root) {
             return inner ? inner : part;
         }
     }
-    return NULL;
+    return json_is_integer(json_object_get(root, "bits")) ? root
+                                                          : NULL; /* quantize_config.json of GPTQ is such a part */
 }
 
 /* The size of blocks, if the model's configuration has it: {"quantization_config": {"weight_block_size": [128, 128]}},
@@ -143,9 +146,19 @@ static fc_code find_pairs(fc_dequantizer *f) {
 
 /* Fails if a part of a quantized weight is without the rest. */
 static fc_code check_alone(const fc_dequantizer *f, const fc_tensor *t) {
-    static const char *const parts[] = {".weight_packed",       ".weight_scale", ".weight_zero_point", ".weight_g_idx",
-                                        ".weight_global_scale", ".absmax",       ".quant_map",         ".nested_absmax",
-                                        ".nested_quant_map",    ".SCB"};
+    static const char *const parts[] = {".weight_packed",
+                                        ".weight_scale",
+                                        ".weight_zero_point",
+                                        ".weight_g_idx",
+                                        ".weight_global_scale",
+                                        ".absmax",
+                                        ".quant_map",
+                                        ".nested_absmax",
+                                        ".nested_quant_map",
+                                        ".SCB",
+                                        ".qweight",
+                                        ".qzeros",
+                                        ".g_idx"};
     const size_t len = strlen(t->name);
     for (size_t i = 0; !t->object && i < sizeof parts / sizeof *parts; i++) {
         const size_t end = strlen(parts[i]);
@@ -281,6 +294,8 @@ static fc_code add_weight(const fc_dequantizer *f, size_t index) {
         return add_scaled(f, q, w);
     case FC_CODES_BLOCKWISE:
         return fc_blockwise_add(f, codes, w->scales);
+    case FC_CODES_GROUPED:
+        return fc_grouped_add(f, codes, w->scales, strlen(q->quantizer->codes));
     case FC_CODES_TRANSPOSED:
         FC_TRY(fc_computed_shares(f->out, 0, w->scales, f->err));
         return add_transposed(f, codes, q, w);

@@ -41,5 +41,8 @@ fc_code fc_packed_fit(const fc_dequantizer *d, fc_scaled *w, size_t end, int64_t
 /** Adds a weight of bitsandbytes, whose four-bit codes are in blocks. */
 fc_code fc_blockwise_add(const fc_dequantizer *d, const fc_tensor *codes, const fc_tensor *scales);
 
+/** Adds a weight of GPTQ or AWQ. @param end the length of ".qweight" at the end of the name of the codes. */
+fc_code fc_grouped_add(const fc_dequantizer *d, const fc_tensor *codes, const fc_tensor *scales, size_t end);
+
 /** Finds zero points of codes that are int8. */
 fc_code fc_packed_zeros(const fc_dequantizer *d, fc_scaled *w, size_t end);

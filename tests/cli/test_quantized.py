@@ -74,6 +74,9 @@ class Quantized(harness.Case):
                                  ("bnb-nf4", "a.weight.absmax", "is a part of a quantized weight, but codes with scales"),
                                  ("bnb-nf4-nested", ".nested_absmax", "there are no a.weight.nested_absmax of 1 and nested"),
                                  ("bnb-int8", ".weight", "is a part of a quantized weight, but codes with scales"),
+                                 ("gptq-int4", ".qzeros", "there is no .qzeros of type int32 next to it"),
+                                 ("awq", ".scales", "is a part of a quantized weight, but"),
+                                 ("gptq-int4", ".qweight", "is a part of a quantized weight, but"),
                                  ("ct-nvfp4", ".weight_global_scale", "there is no a.weight_global_scale next to it")):
             with self.subTest(case + part):
                 self.without(case, part, says)
@@ -99,10 +102,42 @@ class Quantized(harness.Case):
                 ("bnb-nf4", "a.weight.quant_state.bitsandbytes__nf4", lambda k, s, d: (k, s, d.replace(b"[9, 40]", b"[-9, 4]")),
                  "the shape in its quant_state is"),
                 ("bnb-int8", ".weight_format", lambda k, s, d: (k, s, b"\1"), "it is not in row-major order (l.weight_format)"),
+                ("gptq-int4", ".qweight", lambda k, s, d: (k, s, d), "whether GPTQ's zero points are one less is said by"),
+                ("gptq-int4", ".scales", lambda k, s, d: (k, [s[0] * 2, s[1] // 2], d), "with 6 rows"),
+                ("gptq-int4", ".qweight", lambda k, s, d: (k, [s[0] * 2, s[1] // 2], d), "not those of AWQ's GEMM"),
+                ("gptq-int4", ".g_idx", lambda k, s, d: (k, [s[0] - 1], d[4:]), "l.g_idx should have 96 elements"),
                 ("ct-int1", ".weight_zero_point", lambda k, s, d: (k, [s[1], s[0]], d), "does not fit a.weight_zero_point")):
             with self.subTest(case + part):
                 error = self.changed(case, part, edit)
                 self.assertIn(says, error if isinstance(error, str) else error.stderr)
+
+    def test_gptq_is_what_the_configuration_says(self):
+        for config, says in (({"quant_method": "awq"}, "but the model's config.json says 'awq'"),
+                             ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin' is not known"),
+                             ({"bits": 3}, "but the model's config.json says 'other bits'"), ({"bits": 4}, None)):
+            with self.subTest(config):
+                with open(self.path("quantize_config.json"), "w") as f:
+                    json.dump(config, f)
+                argv = ("consolidate", self.source("gptq-int4"), "-o", "w.safetensors", "--dequantize", "f16", "--config",
+                        "quantize_config.json")
+                if says:
+                    if "quant_method" in config:
+                        with open(self.path("quantize_config.json"), "w") as f:
+                            json.dump({"quantization_config": config}, f)
+                    self.fails(5, *argv, contains=[says])
+                else:
+                    self.ok(*argv)
+                    self.equal(self.path("w.safetensors"), self.weights("gptq-int4")[0])
+
+    def test_a_group_that_is_not_there(self):
+        tensors = safetensors_file.read(self.source("gptq-int4"))
+        kind, shape, data = tensors["l.g_idx"]
+        tensors["l.g_idx"] = kind, shape, data[:40] + (3).to_bytes(4, "little") + data[44:]
+        os.mkdir(self.path("m"))
+        safetensors_file.write(self.path("m/model.safetensors"), tensors)
+        shutil.copy(os.path.join(QUANTIZED, "gptq-int4", "config.json"), self.path("m/config.json"))
+        self.fails(3, "consolidate", "m/model.safetensors", "-o", "w.safetensors", "--dequantize", "f16",
+                   contains=["l.g_idx says that column 10 is of group 3, but there are 3"])
 
     def test_the_configuration_decides_where_several_sizes_fit(self):
         """One word holds 8 columns of 1 to 4 bits."""

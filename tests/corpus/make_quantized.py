@@ -5,7 +5,8 @@ usage: make_quantized.py OUT [CASE...]
 
 Each folder has model.safetensors and config.json, and weights.safetensors: what the package's own decompression gives.
 Packages: compressed-tensors 0.20.0 (pip install --no-deps compressed-tensors loguru). ct-columns, which must be named, needs 0.12.2.
-bitsandbytes 0.50.2 (on a CPU).
+bitsandbytes 0.50.2 (on a CPU). auto-gptq 0.7.1 and autoawq 0.2.9 need a GPU: pip download --no-deps, unpack both into one folder, and name
+it in $QUANTIZED_PACKAGES.
 """
 import json
 import os
@@ -205,10 +206,73 @@ def bitsandbytes_cases():
     yield "bnb-int8", lambda: eight_bits(torch.float32)
 
 
+# ---- GPTQ and AWQ: the modules of the packages, without what needs a GPU ----
+
+def module_of(*path):
+    """A file of a package that cannot be imported as a whole: unpack its wheel or sdist into $QUANTIZED_PACKAGES."""
+    import glob
+    import importlib.util
+    spec = importlib.util.spec_from_file_location("module", glob.glob(os.path.join(os.environ["QUANTIZED_PACKAGES"], *path))[0])
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def words(*shape):
+    return torch.randint(-2 ** 31, 2 ** 31, shape, dtype=torch.int64).to(torch.int32)
+
+
+def gptq_layer(bits, columns, rows, size, order, dtype):
+    """(stored, weight): random codes. Zero points are never the largest code, after which implementations differ."""
+    layer = module_of("auto_gptq", "nn_modules", "qlinear", "qlinear_cuda.py").QuantLinear(bits, size, columns, rows, False,
+                                                                                       weight_dtype=dtype)
+    layer.qweight.copy_(words(*layer.qweight.shape))
+    even = {2: 0x55555555, 3: 0, 4: 0x11111111, 8: 0x01010101}[bits]
+    layer.qzeros.copy_(words(*layer.qzeros.shape) & ~even)
+    layer.scales.copy_((torch.rand(layer.scales.shape) + 0.5) * torch.pow(4.0, torch.randint(-3, 3, layer.scales.shape)) * 0.01)
+    if order:
+        layer.g_idx.copy_(layer.g_idx[torch.randperm(columns)])
+    stored = {name: t.clone() for name, t in layer.state_dict().items()}
+    return stored, layer(torch.eye(columns, dtype=dtype)).t(), even
+
+
+def gptq(bits, order, dtype=torch.float16, second=False, columns=96, rows=32, seed=4):
+    torch.manual_seed(seed)
+    stored, want, even = gptq_layer(bits, columns, rows, 32, order, dtype)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": order, "sym": False, "checkpoint_format": "gptq"}
+    if second:  # what GPTQModel's convert_gptq_v1_to_v2_format makes of it
+        config["checkpoint_format"] = "gptq_v2"
+        stored["qzeros"] += even
+    norm = {"norm.weight": torch.ones(8, dtype=dtype)}
+    VERSIONS.append("auto-gptq 0.7.1, qlinear_cuda.py")
+    return {**{"l." + name: t for name, t in stored.items()}, **norm}, {"l.weight": want, **norm}, {"quantization_config": config}
+
+
+def awq(columns=64, rows=24, size=32, seed=5):
+    torch.manual_seed(seed)
+    stored = {"qweight": words(columns, rows // 8), "qzeros": words(columns // size, rows // 8),
+              "scales": ((torch.rand(columns // size, rows) + 0.5) * 0.01).half()}
+    want = module_of("autoawq*", "awq", "utils", "packing_utils.py").dequantize_gemm(
+        stored["qweight"], stored["qzeros"], stored["scales"], 4, size).t()
+    norm = {"norm.weight": torch.ones(8).half()}
+    config = {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": True, "version": "gemm"}
+    VERSIONS.append("autoawq 0.2.9, packing_utils.py")
+    return {**{"l." + name: t for name, t in stored.items()}, **norm}, {"l.weight": want, **norm}, {"quantization_config": config}
+
+
+def unpacked_cases():
+    for bits in (2, 3, 4, 8):
+        yield "gptq-int%d" % bits, lambda b=bits: gptq(b, b != 2)
+    yield "gptq-v2", lambda: gptq(4, False, torch.bfloat16, True)
+    yield "awq", awq
+
+
 def cases():
     yield "ct-columns", columns_case
     yield from compressed_cases()
     yield from bitsandbytes_cases()
+    if "QUANTIZED_PACKAGES" in os.environ:
+        yield from unpacked_cases()
 
 
 def main():

@@ -151,7 +151,7 @@ def check_refusals(tool, path):
     packed = torch.zeros(4, 4, dtype=torch.int32)
     for name, tensors, status, words in (
             ("none", {"a.weight": torch.ones(3)}, 2, "has no quantized weights"),
-            ("gptq", {"a.qweight": packed, "a.scales": torch.ones(1, 4)}, 5, "as GPTQ or AWQ stores them"),
+            ("gptq", {"a.qweight": packed, "a.scales": torch.ones(1, 4)}, 5, "they are no int32 matrix"),
             ("nvfp4", {"a.weight": torch.zeros(4, 4, dtype=torch.uint8), "a.weight_scale": torch.ones(4, 1),
                        "a.weight_scale_2": torch.ones(())}, 5, "a.weight_scale_2 besides its scales"),
             ("shape", {"a.weight": codes(torch.float8_e4m3fn, 10, 10), "a.weight_scale": torch.ones(3, 1)}, 5,
