@@ -160,6 +160,18 @@ static bool is_matrix(const fc_tensor *t, fc_dtype_class cls, int64_t rows, int6
            t->shape[1] == columns;
 }
 
+/* @return the bits of each of `count` codes that fill `words` words; 0: none that GPTQ has. */
+static int bits_of(int64_t words, int64_t count) {
+    static const int known[] = {2, 3, 4, 8};
+    int64_t have, want;
+    for (size_t i = 0; fc_mul_i64(words, WORD_BITS, &have) && i < sizeof known / sizeof *known; i++) {
+        if (fc_mul_i64(count, known[i], &want) && have == want) {
+            return known[i];
+        }
+    }
+    return 0;
+}
+
 static fc_code fit_shapes(const fc_dequantizer *d, grouped *w, int64_t *shape) {
     const fc_tensor *codes = w->codes;
     const int64_t *scales = w->scales->shape;
@@ -174,10 +186,8 @@ static fc_code fit_shapes(const fc_dequantizer *d, grouped *w, int64_t *shape) {
                                      (long long)scales[0]);
     }
     w->awq = codes->shape[1] != scales[1];
-    for (w->bits = 2; w->bits < 8 && w->zeros->shape[1] * WORD_BITS != scales[1] * w->bits;) {
-        w->bits = w->bits == 4 ? 8 : w->bits + 1;
-    }
-    const bool fits = w->zeros->shape[1] * WORD_BITS == scales[1] * w->bits;
+    w->bits = bits_of(w->zeros->shape[1], scales[1]);
+    const bool fits = w->bits > 0;
     if (!fits || (w->awq && (w->bits != AWQ_BITS || codes->shape[1] != w->zeros->shape[1]))) {
         return fc_dequantizer_refuse(d, codes,
                                      "the shapes of it, .scales and .qzeros are not those of GPTQ with 2, 3, 4 or 8 "
