@@ -51,6 +51,13 @@ class Delta(harness.Case):
             weight_sync.write_file(self.path(folder, f"model-{k + 1:05d}-of-{files:05d}.safetensors"), {"format": "pt"},
                                    {name: tensors[name] for name in names[k::files]})
 
+    def contents(self, folder):
+        found = {}
+        for name in os.listdir(self.path(folder)):
+            with open(self.path(folder, name), "rb") as f:
+                found[name] = f.read()
+        return found
+
     def setUp(self):
         super().setUp()
         self.old, self.new = model(1), changed(model(1), 2)
@@ -98,8 +105,7 @@ class Delta(harness.Case):
             for jobs, memory in ((1, "1M"), (8, "64M")):
                 self.ok("delta", "old", "new", "-o", "updates/weight_v000001", "-q", "--force", "--encoding", encoding, "-j", jobs,
                         "--memory", memory)
-                written.append([open(self.path("updates/weight_v000001", n), "rb").read()
-                                for n in sorted(os.listdir(self.path("updates/weight_v000001")))])
+                written.append(self.contents("updates/weight_v000001"))
             self.assertEqual(*written)
 
     def test_from_shards_of_a_trainer(self):
