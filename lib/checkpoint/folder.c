@@ -372,11 +372,28 @@ static bool leads_into(const char *root, const char *path) {
     return real && realpath(path, target) && strncmp(target, real, n) == 0 && target[n] == '/';
 }
 
+/* Whether a file in the directory says which step is the last one. If that step cannot be read, no other one is meant.
+ */
+static bool names_a_step(const char *directory) {
+    static const char *const names[] = {"latest", "latest_checkpointed_iteration.txt"};
+    bool is = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names && !is; i++) {
+        char path[PATH_MAX];
+        struct stat st;
+        is = snprintf(path, sizeof path, "%s/%s", directory, names[i]) < PATH_MAX && lstat(path, &st) == 0 &&
+             S_ISREG(st.st_mode);
+    }
+    return is;
+}
+
 /* Looks at the entries of `directory`, and of the folders in it that are no checkpoints. @return false: out of memory.
  */
 static bool look_below(search *s, const char *directory, int depth) { // NOLINT(misc-no-recursion): few levels
     struct dirent **entries = NULL;
     bool good = true;
+    if (names_a_step(directory)) {
+        return true;
+    }
     const int n = scandir(directory, &entries, NULL, alphasort); /* an error: nothing is found there */
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;

@@ -72,10 +72,12 @@ class Logs(harness.Case):
         self.harmless("reshard", a, "-o", "r2", "--dp", "2", "--dry-run", "--rank", "1")
         self.harmless("reshard", a, "-o", "r2", "--dp", "2", "--dry-run", "--rank", "1", "--json")
         self.harmless("average", a, b, "-o", "::error::m.h5")
+        self.harmless("delta", a, b, "-o", "::error::d", "--number", "1")
+        self.harmless("delta", a, a, "-o", "::error::weight_v000001", "--json")
         self.harmless("average", a, c, "-o", "::error::n.h5")
         with open(self.path(c), "r+b") as f:
             f.truncate(200)
-        formats = {"accelerate", "dcp", "h5", "pt", "safetensors"}
+        formats = {"accelerate", "dcp", "h5", "pt", "safetensors", "torch_dist"}
         known = [n for n in re.findall(r"^  ([a-z][a-z0-9]*) ", self.run_tool("--help").stdout, re.MULTILINE) if n not in formats]
         self.assertTrue(len(known) > 10 and set(known) <= self.seen | {"help"}, set(known) - self.seen)
         for command in known:
