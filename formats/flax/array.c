@@ -31,6 +31,19 @@ static fc_code bad_array(const fc_flax_walk *w, uint64_t at, const char *what) {
     return fc_mp_fail(&w->r, at, FC_ECORRUPT, text, w->err);
 }
 
+/* Reads the size of dimension `i`. Sizes of more dimensions than tensors have are only checked. */
+static fc_code read_size(fc_flax_walk *w, array *a, uint64_t i, uint64_t start) {
+    fc_mp_head head;
+    FC_TRY(fc_mp_next(&w->r, &head, w->err));
+    if (head.kind != FC_MP_INT || head.integer < 0) {
+        return bad_array(w, start, "a size is not an integer >= 0");
+    }
+    if (i < FC_MAX_DIMS) {
+        a->sizes[i] = head.integer;
+    }
+    return FC_OK;
+}
+
 static fc_code read_sizes(fc_flax_walk *w, array *a) {
     const uint64_t start = w->r.at;
     fc_mp_head head;
@@ -40,13 +53,7 @@ static fc_code read_sizes(fc_flax_walk *w, array *a) {
     }
     a->ndim = head.length;
     for (uint64_t i = 0; i < a->ndim; i++) {
-        FC_TRY(fc_mp_next(&w->r, &head, w->err));
-        if (head.kind != FC_MP_INT || head.integer < 0) {
-            return bad_array(w, start, "a size is not an integer >= 0");
-        }
-        if (i < FC_MAX_DIMS) {
-            a->sizes[i] = head.integer;
-        }
+        FC_TRY(read_size(w, a, i, start));
     }
     return FC_OK;
 }
@@ -159,13 +166,7 @@ static fc_code read_shape(fc_flax_walk *w, array *a) {
     for (uint64_t i = 0; i < a->ndim; i++) {
         snprintf(key, sizeof key, "%" PRIu64, i);
         FC_TRY(fc_flax_expect_key(w, key));
-        FC_TRY(fc_mp_next(&w->r, &head, w->err));
-        if (head.kind != FC_MP_INT || head.integer < 0) {
-            return bad_array(w, start, "a size is not an integer >= 0");
-        }
-        if (i < FC_MAX_DIMS) {
-            a->sizes[i] = head.integer;
-        }
+        FC_TRY(read_size(w, a, i, start));
     }
     return FC_OK;
 }
