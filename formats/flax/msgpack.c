@@ -61,7 +61,7 @@ static fc_code read_number(fc_mp_reader *r, size_t bytes, uint64_t *out, fc_erro
 }
 
 static fc_code read_float(fc_mp_reader *r, size_t bytes, double *out, fc_error *err) {
-    uint64_t bits;
+    uint64_t bits = 0;
     FC_TRY(read_number(r, bytes, &bits, err));
     if (bytes == 4) {
         float single;
@@ -75,7 +75,7 @@ static fc_code read_float(fc_mp_reader *r, size_t bytes, double *out, fc_error *
 }
 
 static fc_code read_extension(fc_mp_reader *r, fc_mp_head *out, fc_error *err) {
-    uint64_t type;
+    uint64_t type = 0;
     FC_TRY(read_number(r, 1, &type, err));
     out->extension = type < 128 ? (int)type : (int)type - 256;
     return FC_OK;
@@ -137,7 +137,7 @@ static fc_code read_long(fc_mp_reader *r, const opcode *op, unsigned char byte, 
 }
 
 static fc_code read_head(fc_mp_reader *r, uint64_t start, fc_mp_head *out, fc_error *err) {
-    unsigned char byte;
+    unsigned char byte = 0;
     FC_TRY(fc_mp_read(r, &byte, 1, err));
     if (is_short(byte, out)) {
         return FC_OK;

@@ -102,7 +102,7 @@ static fc_code add_file(void *context, size_t index, const fc_h5_file *file, fc_
         return fc_fail(err, FC_EUNSUPPORTED, "%s: fsdpckpt wrote it, and not Keras: give the path of that file", path);
     }
     for (size_t i = 0; i < file->ndatasets; i++) {
-        fc_tensor *tensor;
+        fc_tensor *tensor = NULL;
         fc_h5_dataset *d = &file->datasets[i];
         const size_t number = fc_name_table_put(j->paths, d->path, strlen(d->path), j->count);
         FC_NEED(number != FC_NO_NAME, err, path);
@@ -137,7 +137,7 @@ static fc_code begin(joining *j, fc_checkpoint *checkpoint, const fc_open_option
 static fc_code end(joining *j, fc_error *err) {
     fc_checkpoint *checkpoint = j->checkpoint;
     if (j->attributes.nattributes > 0) {
-        fc_tensor *tensor;
+        fc_tensor *tensor = NULL;
         FC_TRY(new_tensor(j, &tensor, err));
         FC_TRY(fc_h5_add_attributes(checkpoint, &j->attributes, tensor, err));
     }
@@ -285,7 +285,7 @@ out:
 /* Keeps a member of JSON text as an object. */
 static fc_code add_text(joining *j, fc_zip *zip, const fc_zip_entry *entry, fc_error *err) {
     fc_arena *arena = j->checkpoint->arena;
-    fc_tensor *tensor;
+    fc_tensor *tensor = NULL;
     unsigned char *bytes = NULL;
     if (entry->size > MOST_MEMBER) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: %s is too large: unzip it, and use its %s", zip->path, entry->name,
