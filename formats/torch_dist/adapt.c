@@ -166,22 +166,17 @@ static fc_code add_text(adapting *a, const char *name, const char *json) {
 static fc_code add_extra_state(adapting *a, const fc_dist_stack *s, int64_t layer, const char *module, int64_t expert,
                                int64_t experts) {
     fc_arena *arena = a->out->arena;
-    const char *name = s->alike
-                           ? fc_arena_printf(arena, "%.*s%s", (int)s->length, s->prefix, module)
-                           : fc_arena_printf(arena, "%.*s%" PRId64 ".%s", (int)s->length, s->prefix, layer, module);
-    const char *at = "", *of = "";
-    if (s->alike && name) {
-        at = fc_arena_printf(arena, "%" PRId64 "%s", layer, expert >= 0 ? "." : "");
-        of = fc_arena_printf(arena, "%" PRId64 "%s", s->layers, expert >= 0 ? "." : "");
+    char number[24] = "", at[64] = "0", of[64] = "1";
+    snprintf(number, sizeof number, s->alike ? "" : "%" PRId64 ".", layer);
+    if (expert >= 0 && s->alike) {
+        snprintf(at, sizeof at, "%" PRId64 ".%" PRId64, layer, expert);
+        snprintf(of, sizeof of, "%" PRId64 ".%" PRId64, s->layers, experts);
+    } else if (expert >= 0 || s->alike) {
+        snprintf(at, sizeof at, "%" PRId64, s->alike ? layer : expert);
+        snprintf(of, sizeof of, "%" PRId64, s->alike ? s->layers : experts);
     }
-    if (expert >= 0 && at && of) {
-        at = fc_arena_printf(arena, "%s%" PRId64, at, expert);
-        of = fc_arena_printf(arena, "%s%" PRId64, of, experts);
-    } else if (!s->alike) {
-        at = "0";
-        of = "1";
-    }
-    name = name && at && of ? fc_arena_printf(arena, "%s._extra_state%s%s_%s", name, shard, at, of) : NULL;
+    const char *name = fc_arena_printf(arena, "%.*s%s%s._extra_state%s%s_%s", (int)s->length, s->prefix, number, module,
+                                       shard, at, of);
     FC_NEED(name, a->err, a->source->path);
     const bool known = fc_name_table_find(a->names, name, strlen(name)) != FC_NO_NAME; /* another recipe has kept it */
     return known ? FC_OK : add_text(a, name, "[null]"); /* megatron-core stores a list of the object */

@@ -144,9 +144,9 @@ fc_code fc_recipe_find_group(fc_recipe_builder *b, size_t rule, fc_recipe_bindin
     const fc_recipe_rule *r = &b->recipe->rules[rule];
     unbind_inner(r, bindings, numbers);
     const char *spelled = fc_recipe_spell(r->from[0], bindings, b->scratch);
-    const char *key = spelled ? fc_arena_printf(b->scratch, "%zu %s", rule, spelled) : NULL;
-    FC_NEED(key && fc_grow(&b->groups, &b->group_capacity, b->ngroups + 1, sizeof *b->groups), b->err, b->source->path);
-    *group = fc_name_table_put(b->group_names, key, strlen(key), b->ngroups);
+    FC_NEED(spelled && fc_grow(&b->groups, &b->group_capacity, b->ngroups + 1, sizeof *b->groups), b->err,
+            b->source->path);
+    *group = fc_name_table_put_child(b->group_names, rule, spelled, strlen(spelled), b->ngroups);
     FC_NEED(*group != FC_NO_NAME, b->err, b->source->path);
     if (*group == b->ngroups) {
         b->groups[b->ngroups++] = (fc_recipe_group){.group = {.rule = r, .bindings = *bindings}};
@@ -160,7 +160,8 @@ static fc_code add_input(fc_recipe_builder *b, size_t rule, size_t pattern, fc_r
     size_t at = 0;
     FC_TRY(fc_recipe_find_group(b, rule, bindings, input.numbers, &at));
     fc_group *g = &b->groups[at].group;
-    FC_NEED(fc_grow(&g->inputs, &g->capacity, g->ninputs + 1, sizeof *g->inputs), b->err, b->source->path);
+    FC_NEED(fc_arena_grow(b->scratch, &g->inputs, &g->capacity, g->ninputs, g->ninputs + 1, sizeof *g->inputs), b->err,
+            b->source->path);
     g->inputs[g->ninputs++] = input;
     return FC_OK;
 }
@@ -317,7 +318,6 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
     fc_code rc = b.scratch ? fc_recipe_derived_new(source, &b.out, err) : fc_no_memory(err, source->path);
     rc = rc == FC_OK ? build_tensors(&b) : rc;
     for (size_t i = 0; i < b.ngroups; i++) {
-        free(b.groups[i].group.inputs);
         free(b.groups[i].states);
     }
     free(b.groups);

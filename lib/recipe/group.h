@@ -22,7 +22,7 @@ typedef struct fc_group_output {
 typedef struct fc_group {
     const fc_recipe_rule *rule;
     fc_recipe_bindings bindings; /**< of the variables that both sides have */
-    fc_group_input *inputs;      /**< from malloc */
+    fc_group_input *inputs;      /**< in an arena */
     size_t ninputs, capacity;
     fc_list_budget *budget; /**< of the tensors that it makes; NULL: they are not counted */
 } fc_group;

@@ -132,38 +132,45 @@ bool fc_recipe_mentions(const char *pattern, const char *variable, size_t len) {
     return false;
 }
 
-/* Writes the digits of a variable of a pattern. @return their number. */
-static size_t write_digits(char *to, const fc_recipe_binding *bound, uint64_t offset) {
+/* Spells the value of a variable of a pattern. @return its digits, which may be in `buffer`. */
+static const char *spell_digits(const fc_recipe_binding *bound, uint64_t offset, char buffer[MOST_DIGITS + 1],
+                                size_t *len) {
     if (bound->offset == offset) {
-        memcpy(to, bound->digits, bound->ndigits);
-        return bound->ndigits;
+        *len = bound->ndigits;
+        return bound->digits;
     }
     const uint64_t number = fc_recipe_number_of(bound);
     const int n =
-        snprintf(to, MOST_DIGITS + 1, "%" PRIu64, number > UINT64_MAX - offset ? UINT64_MAX : number + offset);
-    return n > 0 ? (size_t)n : 0;
+        snprintf(buffer, MOST_DIGITS + 1, "%" PRIu64, number > UINT64_MAX - offset ? UINT64_MAX : number + offset);
+    *len = n > 0 ? (size_t)n : 0;
+    return buffer;
 }
 
-const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc_arena *arena) {
-    size_t size = strlen(pattern) + 1;
-    for (size_t i = 0; i < b->count; i++) { /* a variable may occur several times */
-        size += (b->all[i].ndigits + MOST_DIGITS) * (strlen(pattern) / 3 + 1);
-    }
-    char *out = fc_arena_alloc(arena, size), *to = out;
-    while (out && *pattern) {
-        const char *at = pattern;
-        size_t len = 0;
+/* Spells a pattern at `to`, without a NUL. NULL: only counts. @return the number of bytes. */
+static size_t spell_pattern(const char *pattern, const fc_recipe_bindings *b, char *to) {
+    char buffer[MOST_DIGITS + 1];
+    size_t total = 0;
+    while (*pattern) {
+        const char *at = pattern, *piece = pattern;
+        size_t len = 0, npiece = 1;
         const char *variable = *pattern == '{' ? fc_recipe_next_variable(&at, &len) : NULL;
         const fc_recipe_binding *bound = variable ? fc_recipe_bound(b, variable, len) : NULL;
         if (bound) {
-            to += write_digits(to, bound, offset_of(variable, len));
-            pattern = at;
-        } else {
-            *to++ = *pattern++;
+            piece = spell_digits(bound, offset_of(variable, len), buffer, &npiece);
         }
+        if (to) {
+            memcpy(to + total, piece, npiece);
+        }
+        total += npiece;
+        pattern = bound ? at : pattern + 1;
     }
+    return total;
+}
+
+const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc_arena *arena) {
+    char *out = fc_arena_alloc(arena, spell_pattern(pattern, b, NULL) + 1);
     if (out) {
-        *to = '\0';
+        out[spell_pattern(pattern, b, out)] = '\0';
     }
     return out;
 }

@@ -32,8 +32,11 @@ fc_code fc_recipe_set_name(const fc_recipe_builder *b, const char *name, fc_tens
 
 fc_code fc_recipe_set_path(const fc_recipe_builder *b, const fc_path_element *elements, size_t count, fc_tensor *t) {
     fc_arena *arena = b->out->arena;
+    t->name = NULL;
     const bool copied = fc_path_copy(arena, &(fc_path){elements, count}, &t->path);
-    t->name = copied ? fc_path_spell(arena, &t->path, '.') : NULL;
+    if (copied) {
+        t->name = count == 1 ? t->path.elements[0].key : fc_path_spell(arena, &t->path, '.');
+    }
     return t->name ? FC_OK : fc_recipe_no_memory(b);
 }
 
