@@ -35,6 +35,7 @@ typedef struct fc_st_files {
     fc_st_mapped *map;    /**< ST_INDEX: malloc'ed, sorted by name; else NULL. */
     size_t nmap;
     const char *index_metadata; /**< The index's metadata without the sizes, as JSON text; NULL if there is none. */
+    bool may_be_empty;          /**< Set it to accept an index that maps no tensor. */
     bool has_total;             /**< The index has a total_size. */
     int64_t total;              /**< total_size, bytes. */
     bool assumed;               /* several files, but neither an index nor their names tell how many there should be */

@@ -51,7 +51,9 @@ static fc_code list_files(index_reader *r, fc_error *err) {
     const char **names = calloc(r->count + 1, sizeof *names);
     size_t n = 0;
     FC_NEED(names, err, r->path);
-    memcpy(names, r->files, r->count * sizeof *names);
+    if (r->count > 0) {
+        memcpy(names, r->files, r->count * sizeof *names);
+    }
     fc_sort_texts(names, r->count);
     for (size_t i = 0; i < r->count; i++) {
         if (n == 0 || strcmp(names[n - 1], names[i]) != 0) {
@@ -78,7 +80,9 @@ static fc_code list_files(index_reader *r, fc_error *err) {
 
 static fc_code sort_map(const index_reader *r, fc_error *err) {
     fc_st_files *out = r->out;
-    qsort(out->map, r->count, sizeof *out->map, fc_order_texts);
+    if (r->count > 0) {
+        qsort(out->map, r->count, sizeof *out->map, fc_order_texts);
+    }
     for (size_t i = 1; i < r->count; i++) {
         if (strcmp(out->map[i - 1].name, out->map[i].name) == 0) {
             return fc_fail(err, FC_ECORRUPT, "%s: weight_map: the name %.256s appears twice", r->path,
@@ -134,7 +138,9 @@ static fc_code parse(index_reader *r, fc_st_json *json, fc_error *err) {
         FC_TRY(rc);
     }
     FC_TRY(fc_st_json_end(json, err));
-    return r->count > 0 ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the weight_map is missing or empty", r->path);
+    return r->count > 0 || (mapped && r->out->may_be_empty)
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: the weight_map is missing or empty", r->path);
 }
 
 fc_code fc_st_index_read(fc_arena *arena, const char *path, fc_st_files *out, fc_error *err) {

@@ -2,15 +2,44 @@
  * Zstandard by libzstd, whole and as a stream; no other file includes its header.
  */
 #include "codec/zstd.h"
+#include "base/little.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 size_t fc_zstd_encoder_memory(int level) {
     /* KiB, as ZSTD_estimateCStreamSize of libzstd 1.5.4 has them; that function is not in the shared library's API */
     static const size_t most[] = {0, 1340, 2048, 3580, 4860, 5890, 5890, 8960, 8960, 17200};
     const size_t levels = sizeof most / sizeof *most;
     return most[level < 1 ? 1 : (size_t)level < levels ? (size_t)level : levels - 1] << 10;
+}
+
+/* As RFC 8878, 3.1.1 has it: libzstd exports no function for this. */
+bool fc_zstd_frame(const unsigned char *in, size_t in_size, uint64_t *window, uint64_t *content) {
+    static const unsigned char magic[] = {0x28, 0xb5, 0x2f, 0xfd};
+    static const int id_bytes[] = {0, 1, 2, 4}, content_bytes[] = {0, 2, 4, 8};
+    size_t at = sizeof magic + 1;
+    if (in_size < at + 1 || memcmp(in, magic, sizeof magic) != 0) {
+        return false;
+    }
+    const unsigned descriptor = in[sizeof magic], size_flag = descriptor >> 6;
+    const bool single = descriptor >> 5 & 1;
+    const int bytes = size_flag == 0 && single ? 1 : content_bytes[size_flag];
+    if (!single) {
+        const unsigned w = in[at++];
+        const uint64_t base = UINT64_C(1) << (10 + (w >> 3));
+        *window = base + base / 8 * (w & 7);
+    }
+    at += (size_t)id_bytes[descriptor & 3];
+    if (in_size < at + (size_t)bytes) {
+        return false;
+    }
+    *content = bytes == 0 ? UINT64_MAX : fc_load_little(in + at, bytes) + (bytes == 2 ? 256 : 0);
+    if (single) {
+        *window = *content;
+    }
+    return true;
 }
 
 #ifdef FSDPCKPT_HAVE_ZSTD

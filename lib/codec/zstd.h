@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum {
     FC_ZSTD_MOST_WINDOW = 1 << 27 /**< bytes; that of `zstd -d` without --long, and all that levels up to 22 need */
@@ -22,6 +23,14 @@ bool fc_zstd_is_built_in(void);
  * @return FC_ECORRUPT if they are damaged or have another size, FC_EUNSUPPORTED, FC_ENOMEM.
  */
 fc_code fc_zstd_decode(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size, fc_error *err);
+
+/**
+ * Reads the header of a frame.
+ * @param window  receives how many bytes of window its decoder needs.
+ * @param content receives the size of what it decodes to; UINT64_MAX if the header does not say it.
+ * @return false if `in` does not begin with the whole header of a frame, which has at most 18 bytes.
+ */
+bool fc_zstd_frame(const unsigned char *in, size_t in_size, uint64_t *window, uint64_t *content);
 
 /** A part of a stream: what was taken of the input and what was put into the output. */
 typedef struct fc_zstd_step {

@@ -107,6 +107,32 @@ static void damage_and_large_windows_are_refused(void **state) {
     fc_zstd_decoder_free(decoder);
 }
 
+/* Whether the frame of `size` bytes says its size, and a window that is as large as libzstd's or the content. */
+static void check_frame_header(const buffers *b, size_t size) {
+    uint64_t window, content;
+    const size_t made = ZSTD_compress(b->packed, ROOM, b->plain, size, LEVEL);
+    assert_true(fc_zstd_frame(b->packed, made < 18 ? made : 18, &window, &content));
+    assert_int_equal(content, ZSTD_getFrameContentSize(b->packed, made));
+    assert_int_equal(content, size);
+    assert_true(window >= size || window >= 1 << 17);
+    assert_false(fc_zstd_frame(b->packed, 5, &window, &content));
+}
+
+static void headers_of_frames_are_read(void **state) {
+    const buffers *b = *state;
+    const unsigned char large[] = {0x28, 0xb5, 0x2f, 0xfd, 0x00, 0xa1};
+    uint64_t window, content;
+    for (size_t size = 0; size <= 256; size++) {
+        check_frame_header(b, size);
+    }
+    check_frame_header(b, 65535 + 256);
+    check_frame_header(b, SIZE);
+    assert_true(fc_zstd_frame(large, sizeof large, &window, &content));
+    assert_int_equal(window, (1 << 30) + (1 << 27));
+    assert_int_equal(content, UINT64_MAX);
+    assert_false(fc_zstd_frame(b->plain, 18, &window, &content));
+}
+
 /* Encodes in steps. @return the size of the frame. */
 static size_t encode_in_steps(const buffers *b, fc_zstd_encoder *encoder, size_t in_step, size_t out_step) {
     fc_error err;
@@ -146,6 +172,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(frame_decodes_to_its_size_only, set_up, tear_down),
         cmocka_unit_test_setup_teardown(stream_decodes_in_steps_of_any_size, set_up, tear_down),
         cmocka_unit_test_setup_teardown(damage_and_large_windows_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(headers_of_frames_are_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(encoder_makes_frames_that_libzstd_decodes, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
