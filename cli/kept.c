@@ -14,17 +14,22 @@
 
 static fc_code copy_kept(void *context, const char *staging, fc_error *err) {
     const kept_files *kept = context;
+    bool removed;
     FC_TRY(kept->add_files ? kept->add_files(kept->add_context, staging, err) : FC_OK);
-    return fc_side_files_copy(kept->from, kept->names, staging, err);
+    FC_TRY(fc_side_files_copy(kept->from, kept->names, staging, err));
+    return kept->dequantized && fc_has_text(kept->names, "config.json")
+               ? fc_side_config_dequantize(staging, kept->dtype, &removed, err)
+               : FC_OK;
 }
 
 /* Lists the files of the old directory that the new one lacks. The hub puts .gitattributes into each. */
-static fc_code list_kept(const char *from, const fc_convert_options *how, fc_arena *arena, const char *const **out,
-                         fc_error *err) {
+static fc_code list_kept(const kept_files *kept, const fc_convert_options *how, fc_arena *arena,
+                         const char *const **out, fc_error *err) {
+    const char *from = kept->from;
     static const char hub[] = ".gitattributes";
     const char *const *found;
     size_t n = 0;
-    FC_TRY(fc_side_files(from, true, arena, &found, err));
+    FC_TRY(fc_side_files(from, true, kept->dequantized, arena, &found, err));
     const char **names = fc_arena_calloc(arena, fc_count_texts(found) + 2, sizeof *names);
     const char *attributes = fc_arena_printf(arena, "%s/%s", from, hub);
     FC_NEED(names && attributes, err, from);
@@ -41,14 +46,18 @@ static fc_code list_kept(const char *from, const fc_convert_options *how, fc_are
 }
 
 fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena, kept_files *kept, fc_error *err) {
-    *kept = (kept_files){.from = o->output, .add_files = how->add_files, .add_context = how->add_context};
+    *kept = (kept_files){.from = o->output,
+                         .dequantized = option_given(o, OPT_DEQUANTIZE),
+                         .dtype = o->dequantize,
+                         .add_files = how->add_files,
+                         .add_context = how->add_context};
     if (!o->force || !o->output || !how->format->writer.split || !target_is_directory(o->output)) {
         return FC_OK;
     }
     if (access(o->output, F_OK) != 0) {
         return FC_OK; /* a name that ends with "/" */
     }
-    FC_TRY(list_kept(o->output, how, arena, &kept->names, err));
+    FC_TRY(list_kept(kept, how, arena, &kept->names, err));
     if (!kept->names) {
         return FC_OK;
     }

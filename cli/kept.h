@@ -9,8 +9,10 @@
 #include "fsdpckpt/move.h"
 
 typedef struct kept_files {
-    const char *from;                                                        /**< the old directory */
-    const char *const *names;                                                /**< ended by NULL; NULL: there are none */
+    const char *from;         /**< the old directory */
+    const char *const *names; /**< ended by NULL; NULL: there are none */
+    bool dequantized;         /**< the weights are; what config.json says of quantization is left out */
+    fc_dtype dtype;           /**< of weights that were dequantized */
     fc_code (*add_files)(void *context, const char *staging, fc_error *err); /**< what `how` had before */
     void *add_context;
 } kept_files;

@@ -11,6 +11,7 @@
 
 #include "fsdpckpt/export.h"
 #include "fsdpckpt/try.h"
+#include "fsdpckpt/weights.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -35,6 +36,7 @@ typedef struct exported {
     fc_export_report report;
     const char *found_adapter; /* adapter_config.json next to the source; NULL: none, or it was named */
     bool found;                /* the reference was found next to the source, and its weights are not used */
+    bool unquantized;          /* what config.json says of quantization was removed */
     const char *reason;        /* why this recipe, for people; NULL: it was named, or there is none */
 } exported;
 
@@ -65,6 +67,16 @@ static fc_code find_reference(exported *x, fc_error *err) {
         x->found = true;
     }
     return x->o.adapter_config ? FC_OK : find_beside(x, "lora_adapter/adapter_config.json", &x->found_adapter, err);
+}
+
+/* If the weights of the reference are quantized, the result is compared with what they stand for. */
+static fc_code dequantize_reference(exported *x, const char *config, bool *dequantized, fc_error *err) {
+    fc_checkpoint *made = NULL;
+    fc_error own = {0};
+    const fc_code rc = fc_dequantize(x->weights, x->o.dequantize, config, &made, &own);
+    *dequantized = rc == FC_OK;
+    x->weights = made ? made : x->weights;
+    return rc == FC_OK || rc == FC_EUSAGE ? FC_OK : fc_fail(err, rc, "--like: %s", own.message);
 }
 
 static fc_code open_reference(exported *x, fc_error *err) {
@@ -98,17 +110,21 @@ static fc_code open_reference(exported *x, fc_error *err) {
         FC_TRY_CONTEXT(fc_checkpoint_open(path, &how, &x->weights, err), err,
                        "--like compares with the weights next to config.json");
     }
-    FC_TRY(fc_side_files(path, x->o.follow_external, x->arena, &x->side_files, err));
+    bool dequantized = option_given(x->given, OPT_DEQUANTIZE);
+    FC_TRY(dequantized && x->weights ? dequantize_reference(x, config, &dequantized, err) : FC_OK);
+    FC_TRY(fc_side_files(path, x->o.follow_external, dequantized, x->arena, &x->side_files, err));
     x->reference = (fc_export_reference){.weights = x->weights,
                                          .config = config,
-                                         .other_files = option_given(x->given, OPT_MAX_SHARD_SIZE),
+                                         .dequantized = dequantized,
+                                         .other_files = dequantized || option_given(x->given, OPT_MAX_SHARD_SIZE),
                                          .setting_names = hint_settings};
     return FC_OK;
 }
 
 static fc_code copy_side_files(void *context, const char *staging, fc_error *err) {
-    const exported *x = context;
-    return fc_side_files_copy(x->o.like, x->side_files, staging, err);
+    exported *x = context;
+    FC_TRY(fc_side_files_copy(x->o.like, x->side_files, staging, err));
+    return x->reference.dequantized ? fc_side_config_dequantize(staging, x->o.dequantize, &x->unquantized, err) : FC_OK;
 }
 
 /* Reports what is different from the reference, and fails if anything is. */
@@ -201,7 +217,7 @@ static void print_side_files(const exported *x, const char *const *kept, text_ou
         text_puts(out, ", from ");
         text_name(out, x->o.like);
     }
-    text_puts(out, "\n");
+    text_puts(out, x->unquantized ? "\nconfig:   without what config.json said of quantization\n" : "\n");
 }
 
 /* Says what the model was compared with, where --like has no weights. */
@@ -330,7 +346,7 @@ static fc_code prepare_export(exported *x, fc_error *err) {
                        option_given(x->given, OPT_DTYPE) ? "dtype" : "dtype-for");
     }
     if (!x->o.max_shard_size) { /* with the weights of a reference, its files decide */
-        x->o.max_shard_size = x->weights ? INT64_MAX : hub_file_bytes;
+        x->o.max_shard_size = x->weights && !x->reference.dequantized ? INT64_MAX : hub_file_bytes;
     }
     return FC_OK;
 }

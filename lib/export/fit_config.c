@@ -246,7 +246,7 @@ static fc_code check_quantized(fc_fit *f) {
         const fc_tensor *t = &f->model->tensors[i];
         codes = codes || (!t->object && t->ndim > 1 && !fc_export_casts(t->dtype, FC_F32));
     }
-    if (!f->facts.quantized) {
+    if (!f->facts.quantized || f->reference->dequantized) {
         return FC_OK;
     }
     note_checked(f, "quantization_config");

@@ -10,6 +10,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "plan/quantized_config.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,6 +23,7 @@
 
 typedef struct lister {
     const char *root;
+    bool dequantized;
     const char *real_root; /* realpath() of it; NULL: links may lead anywhere */
     fc_arena *arena;
     const char **names; /* malloc'ed */
@@ -62,7 +64,8 @@ static fc_code list(lister *l, const char *folder) { // NOLINT(misc-no-recursion
     fc_code rc;
     FC_TRY_GOTO(here ? fc_dir_open(&dir, here, l->err) : fc_no_memory(l->err, l->root), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        if (name[0] == '.' || is_weights(name) || snprintf(path, sizeof path, "%s/%s", here, name) >= PATH_MAX) {
+        if (name[0] == '.' || is_weights(name) || (l->dequantized && fc_is_quantizer_file(name)) ||
+            snprintf(path, sizeof path, "%s/%s", here, name) >= PATH_MAX) {
             continue;
         }
         if (stat(path, &st) != 0) {
@@ -93,9 +96,10 @@ fc_code fc_has_weights(const char *path, bool *has, fc_error *err) {
     return rc;
 }
 
-fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, const char *const **out, fc_error *err) {
+fc_code fc_side_files(const char *path, bool follow_external, bool dequantized, fc_arena *arena,
+                      const char *const **out, fc_error *err) {
     char real_root[PATH_MAX];
-    lister l = {.root = path, .arena = arena, .err = err};
+    lister l = {.root = path, .dequantized = dequantized, .arena = arena, .err = err};
     fc_code rc;
     if (!follow_external) {
         l.real_root = realpath(path, real_root);

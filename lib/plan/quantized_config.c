@@ -18,6 +18,15 @@ enum { MOST_FOLDERS = 64 };
 static const char *const own_files[] = {"hf_quant_config.json", "quantize_config.json", "quant_config.json",
                                         "quanto_qmap.json"};
 
+bool fc_is_quantizer_file(const char *name) {
+    for (size_t i = 0; i < sizeof own_files / sizeof *own_files; i++) {
+        if (strcmp(name, own_files[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* Whether a configuration, or that of the language model in it, has the member that quantizers add. */
 static bool says_quantized(const char *path, fc_arena *arena) {
     static const char *const members[] = {"quantization_config", "compression_config"};

@@ -1,5 +1,5 @@
 /*
- * Finds the file next to a checkpoint that says that its weights are quantized.
+ * The files next to a checkpoint that say that its weights are quantized.
  */
 #pragma once
 
@@ -11,3 +11,6 @@
  * @return FC_ENOMEM. A file that cannot be read says nothing.
  */
 fc_code fc_quantized_config_find(const fc_checkpoint *source, fc_arena *arena, const char **out, fc_error *err);
+
+/** Returns whether only quantizers write a file of this name, such as hf_quant_config.json. */
+bool fc_is_quantizer_file(const char *name);

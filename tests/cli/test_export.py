@@ -375,6 +375,74 @@ class LikeConfiguration(Export):
         self.check({**self.model(), "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [6, 4], bytes(24))}, **config)
 
 
+class Dequantized(Export):
+    """What config.json says of quantization does not hold for weights that were dequantized."""
+    CODES = {"model.norm.weight": floats(4), "model.layers.0.mlp.up_proj.weight": ("F8_E4M3", [6, 4], bytes(24)),
+             "model.layers.0.mlp.up_proj.weight_scale_inv": ("F32", [1, 1], b"\0\0\x80?")}
+    WANT = {"model.norm.weight": floats(4), "model.layers.0.mlp.up_proj.weight": ("F32", [6, 4], bytes(96))}
+    # Before and after. All other bytes stay.
+    TEXTS = ((b'{"quantization_config": {"a": ["}", {}]}}', b'{}'),
+             (b'{\n  "quantization_config": {"a": 1},\n  "eps": 1e-05\n}\n', b'{\n  \n  "eps": 1e-05\n}\n'),
+             (b'{"eps": 1e-05, "compression_config": {"dtype": "x"} }', b'{"eps": 1e-05 }'),
+             (b'{"quantization_config": {}, "compression_config": null, "a": 1}', b'{  "a": 1}'),
+             (b'{"a": "\\"{", "quantization_config": 1, "torch_dtype": "bfloat16", "b": [true]}',
+              b'{"a": "\\"{", "torch_dtype": "float32", "b": [true]}'),
+             (b'{"text_config": {"dtype": "float16", "quantization_config": {}}, "vision_config": {"dtype": "float16"}, "dtype": null}',
+              b'{"text_config": {"dtype": "float32"}, "vision_config": {"dtype": "float16"}, "dtype": null}'))
+
+    def written(self, folder, text=None):
+        path = self.path(folder, "config.json")
+        if text is not None:
+            os.makedirs(self.path(folder), exist_ok=True)
+            with open(path, "wb") as f:
+                f.write(text)
+        with open(path, "rb") as f:
+            return f.read()
+
+    def test_the_configuration_of_the_reference(self):
+        self.source(self.CODES)
+        for before, after in self.TEXTS:
+            self.written("bare", before)
+            for name in ("hf_quant_config.json", "tokenizer.json"):
+                with open(self.path("bare", name), "w", encoding="utf-8") as f:
+                    f.write("{}")
+            out = self.ok("export", "in.safetensors", "-o", "out", "-f", "--like", "bare", "--dequantize", "f32")
+            self.assertEqual(self.written("out"), after)
+            self.assertEqual("without what config.json said of quantization" in out, b"_config" in before.split(b"vision")[0])
+            self.assertEqual(sorted(os.listdir(self.path("out"))), ["config.json", "model.safetensors", "tokenizer.json"])
+            self.assertEqual(self.exported(), self.WANT)
+
+    def test_the_configuration_that_force_keeps(self):
+        self.source(self.CODES)
+        for command in (("export",), ("consolidate", "--to", "safetensors")):
+            self.ok(*command, "in.safetensors", "-o", "kept/", "-f", "--dequantize", "f32")
+            self.written("kept", self.TEXTS[4][0])
+            self.ok(*command, "in.safetensors", "-o", "kept/", "-f", "--dequantize", "f32")
+            self.assertEqual(self.written("kept"), self.TEXTS[4][1])
+            self.written("kept", self.TEXTS[4][0])
+            self.ok(*command, "in.safetensors", "-o", "kept/", "-f")
+            self.assertEqual(self.written("kept"), self.TEXTS[4][0])
+
+    def test_a_reference_with_weights(self):
+        self.source(self.CODES)
+        ref = self.reference([self.CODES])
+        self.written(ref, self.TEXTS[4][0])
+        self.ok("export", "in.safetensors", "-o", "out", "--like", ref, "--dequantize", "f32")
+        self.assertEqual((self.exported(), self.written("out")), (self.WANT, self.TEXTS[4][1]))
+        ref = self.reference([{**self.WANT, "model.norm.weight": as_bf16(floats(4))}], "plain")  # decides on dtypes
+        self.written(ref, b'{"torch_dtype": "bfloat16"}')
+        self.ok("export", "in.safetensors", "-o", "out", "-f", "--like", ref, "--dequantize", "f32")
+        self.assertEqual(self.written("out"), b'{"torch_dtype": "bfloat16"}')
+
+    def test_no_json(self):
+        self.source(self.CODES)
+        self.ok("export", "in.safetensors", "-o", "kept", "--dequantize", "f32")
+        for text in (b'{"a": 1, "a": 2}', b"[]", b"{"):
+            self.written("kept", text)
+            self.fails(2, "export", "in.safetensors", "-o", "kept", "-f", "--dequantize", "f32",
+                       contains=["is no JSON object, so what it says of quantization cannot be removed"])
+
+
 class Targets(Export):
     def test_dry_run_and_force(self):
         self.source(self.model())

@@ -43,6 +43,7 @@ fc_code fc_model_only(fc_checkpoint **source, fc_arena *arena, fc_model_place *p
 typedef struct fc_export_reference {
     const fc_checkpoint *weights;     /**< opened with its data; NULL: only the configuration is known */
     const char *config;               /**< its config.json; NULL: none */
+    bool dequantized;                 /**< what its configuration says of quantization does not hold */
     bool other_files;                 /**< its files need not hold the same tensors as those of the export */
     const char *const *setting_names; /**< as in fc_check_options */
 } fc_export_reference;
@@ -111,10 +112,20 @@ fc_code fc_has_weights(const char *path, bool *has, fc_error *err);
 /**
  * Lists the files of the directory `path` that are not weights, relative to it, ended by NULL.
  * @param follow_external whether links may lead out of it: see fc_check_link.
+ * @param dequantized     leave out files that only say how weights are quantized, such as hf_quant_config.json.
  */
-fc_code fc_side_files(const char *path, bool follow_external, fc_arena *arena, const char *const **out, fc_error *err);
+fc_code fc_side_files(const char *path, bool follow_external, bool dequantized, fc_arena *arena,
+                      const char *const **out, fc_error *err);
 
 /** Copies these files from one directory to another one. */
 fc_code fc_side_files_copy(const char *from, const char *const *names, const char *to, fc_error *err);
+
+/**
+ * Changes config.json in `folder`, if it is there: what says how weights are quantized is removed, and the dtype of the
+ * model becomes `dtype`, if config.json has one. All other bytes stay.
+ * @param dtype   FC_OPAQUE: it stays.
+ * @param removed receives whether there was something about quantization.
+ */
+fc_code fc_side_config_dequantize(const char *folder, fc_dtype dtype, bool *removed, fc_error *err);
 
 FC_END_DECLS
