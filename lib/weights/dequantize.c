@@ -26,9 +26,11 @@ static const char *const companions[] = {"_zero_point", "_shape", "_g_idx", "_gl
                                          /* of GPTQ and AWQ */
                                          ".qzeros", ".g_idx"};
 /* Scales of activations, after the name of the module. */
-static const char *const activations[] = {".input_scale",       ".output_scale",     ".input_scale_ub",
-                                          ".activation_scale",  ".input_zero_point", ".output_zero_point",
-                                          ".input_global_scale"};
+static const char *const activations[] = {".input_scale",        ".output_scale",     ".input_scale_ub",
+                                          ".activation_scale",   ".input_zero_point", ".output_zero_point",
+                                          ".input_global_scale", ".k_scale",          ".v_scale"};
+/* What the inputs of a module are multiplied with before its weight. */
+static const char *const smoothing[] = {".pre_quant_scale", ".smooth_scale"};
 
 /* Finds the part of the configuration about quantization. */
 static const json_t *part_of_config(const json_t *root) {
@@ -91,13 +93,28 @@ fc_code fc_dequantizer_refuse(const fc_dequantizer *f, const fc_tensor *codes, c
 
 /* Codes that have more than scales which this layout does not have. */
 static fc_code check_more(const fc_dequantizer *f, const fc_tensor *codes, size_t end) {
-    static const char *const others[] = {"_scale_2", "_global_scale"};
-    for (size_t i = 0; end == 0 && i < sizeof others / sizeof *others; i++) {
+    static const char *const others[] = {"_global_scale", "_scale_2"};
+    const size_t count = codes->dtype == FC_U8 ? 1 : 2; /* pairs of four-bit floats have it in ModelOpt */
+    for (size_t i = 0; end == 0 && i < count; i++) {
         const fc_tensor *more = fc_dequantizer_near(f, codes->name, 0, others[i]);
         if (more) {
             return fc_fail(f->err, FC_EUNSUPPORTED,
                            "%s: tensor %.256s has %.256s besides its scales, which cannot be dequantized",
                            f->source->path, codes->name, more->name);
+        }
+    }
+    return FC_OK;
+}
+
+/* The weight alone is not what the module multiplies with. @param less the length of the end of the name. */
+static fc_code check_smoothing(const fc_dequantizer *f, const fc_tensor *codes, size_t less) {
+    for (size_t i = 0; i < sizeof smoothing / sizeof *smoothing; i++) {
+        const fc_tensor *t = fc_dequantizer_near(f, codes->name, less, smoothing[i]);
+        if (t) {
+            return fc_dequantizer_refuse(f, codes,
+                                         "%.256s multiplies the inputs of the module, and a model that is not "
+                                         "quantized does not have it",
+                                         t->name);
         }
     }
     return FC_OK;
@@ -139,6 +156,7 @@ static fc_code find_pairs(fc_dequantizer *f) {
         drop_near(f, name, end, companions, sizeof companions / sizeof *companions);
         if (len > packed + module && memcmp(name + len - packed - module, weight, module) == 0) {
             drop_near(f, name, packed + module, activations, sizeof activations / sizeof *activations);
+            FC_TRY(check_smoothing(f, &f->source->tensors[i], packed + module));
         }
     }
     return FC_OK;
@@ -217,6 +235,9 @@ static fc_code fit_plain(const fc_dequantizer *f, const fc_quantized *q, fc_scal
     const int last = codes->ndim - 1;
     const bool floats = fc_dtype_get(codes->dtype)->cls == FC_CLASS_FLOAT;
     memcpy(shape, codes->shape, (size_t)codes->ndim * sizeof *shape);
+    if (codes->dtype == FC_U8 && strcmp(q->quantizer->scales, "_scale") == 0) {
+        return fc_modelopt_fit(f, w, shape);
+    }
     w->form = are_pairs(codes, q->quantizer) ? FC_FORM_PAIRS : FC_FORM_WHOLE;
     if (!floats && w->form == FC_FORM_WHOLE && codes->dtype != FC_I8) {
         return refuse_codes(f, codes, q->quantizer);

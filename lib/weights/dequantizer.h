@@ -44,5 +44,8 @@ fc_code fc_blockwise_add(const fc_dequantizer *d, const fc_tensor *codes, const 
 /** Adds a weight of GPTQ or AWQ. @param end the length of ".qweight" at the end of the name of the codes. */
 fc_code fc_grouped_add(const fc_dequantizer *d, const fc_tensor *codes, const fc_tensor *scales, size_t end);
 
+/** Finds the rest of a weight whose codes are pairs of four-bit floats in bytes named X, as ModelOpt stores them. */
+fc_code fc_modelopt_fit(const fc_dequantizer *d, fc_scaled *w, int64_t *shape);
+
 /** Finds zero points of codes that are int8. */
 fc_code fc_packed_zeros(const fc_dequantizer *d, fc_scaled *w, size_t end);

@@ -164,6 +164,20 @@ static fc_code fit_words(const fc_dequantizer *d, fc_scaled *w, size_t end, int6
     return fc_packed_zeros(d, w, end);
 }
 
+/* Finds the one number that all scales share. */
+static fc_code find_general(const fc_dequantizer *d, fc_scaled *w, size_t end, const char *name, bool needed) {
+    int64_t count;
+    w->general = fc_dequantizer_near(d, w->codes->name, end, name);
+    if (needed && !w->general) {
+        return fc_dequantizer_refuse(d, w->codes, "there is no %.*s%s next to it", (int)(strlen(w->codes->name) - end),
+                                     w->codes->name, name);
+    }
+    return w->general && (w->general->object || fc_dtype_get(w->general->dtype)->cls != FC_CLASS_FLOAT ||
+                          !fc_numel(w->general->ndim, w->general->shape, &count) || count != 1)
+               ? refuse_fit(d, w->codes, w->general)
+               : FC_OK;
+}
+
 /* Four-bit floats. Blocks tell them from six-bit ones, which four of version 0.20's formats have in common. */
 static fc_code fit_pairs(const fc_dequantizer *d, fc_scaled *w, size_t end, int64_t *shape) {
     const fc_tensor *codes = w->codes, *scales = w->scales;
@@ -178,17 +192,33 @@ static fc_code fit_pairs(const fc_dequantizer *d, fc_scaled *w, size_t end, int6
     w->form = FC_FORM_PAIRS;
     w->equal_blocks = true;
     w->largest_is_infinite = exponents;
-    w->general = fc_dequantizer_near(d, codes->name, end, "_global_scale");
     w->general_divides = true;
-    int64_t count;
-    if (!exponents && !w->general) {
-        return fc_dequantizer_refuse(d, codes, "there is no %.*s_global_scale next to it",
-                                     (int)(strlen(codes->name) - end), codes->name);
+    return find_general(d, w, end, "_global_scale", !exponents);
+}
+
+fc_code fc_modelopt_fit(const fc_dequantizer *d, fc_scaled *w, int64_t *shape) {
+    const fc_tensor *codes = w->codes, *scales = w->scales;
+    const int last = codes->ndim - 1;
+    const bool exponents = scales->dtype == FC_U8;
+    if (!exponents && scales->dtype != FC_F8_E4M3FN) {
+        return fc_dequantizer_refuse(d, codes,
+                                     "bytes with scales of type %s are four-bit integers of ModelOpt's AWQ, "
+                                     "which cannot be dequantized",
+                                     fc_dtype_get(scales->dtype)->torch_name);
     }
-    return w->general && (w->general->object || fc_dtype_get(w->general->dtype)->cls != FC_CLASS_FLOAT ||
-                          !fc_numel(w->general->ndim, w->general->shape, &count) || count != 1)
-               ? refuse_fit(d, codes, w->general)
-               : FC_OK;
+    if (last < 1 || scales->ndim != codes->ndim || !fc_mul_i64(codes->shape[last], 2, &shape[last]) ||
+        scales->shape[last] < 1 || shape[last] % scales->shape[last] != 0) {
+        return refuse_fit(d, codes, scales);
+    }
+    const int64_t block = shape[last] / scales->shape[last];
+    if (block != MXFP4_BLOCK && (exponents || block != NVFP4_BLOCK)) {
+        return refuse_fit(d, codes, scales);
+    }
+    w->form = FC_FORM_PAIRS;
+    w->equal_blocks = true;
+    w->largest_is_infinite = exponents;
+    w->zero_is_positive = !exponents;
+    return find_general(d, w, 0, "_scale_2", !exponents);
 }
 
 fc_code fc_packed_fit(const fc_dequantizer *d, fc_scaled *w, size_t end, int64_t *shape) {

@@ -38,6 +38,7 @@ static void codes_as_floats(const fc_scaled *w, const unsigned char *row, size_t
         for (size_t i = 0; i < count; i++) {
             const unsigned char both = row[(at + i) / 2];
             out[i] = fc_four_bit_floats[(at + i) % 2 == 0 ? both & 15 : both >> 4];
+            out[i] = w->zero_is_positive ? out[i] + 0.0F : out[i];
         }
     } else if (w->codes->dtype == FC_I8) {
         for (size_t i = 0; i < count; i++) {

@@ -25,6 +25,7 @@ typedef struct fc_scaled {
     int ndim;
     int64_t block[FC_MAX_DIMS]; /**< elements of the weight along each of these dimensions that share a scale */
     bool equal_blocks;          /**< blocks are equal parts of a dimension */
+    bool zero_is_positive;      /**< the code of -0 is 0 */
     bool largest_is_infinite;   /**< the exponent 255 of a scale is infinity, not NaN */
     float factor;               /**< of each product of code and scale; 0: none */
     const fc_tensor *zeros;   /**< one per scale, subtracted from codes; NULL: none. int8, or int32 words along the next

@@ -77,6 +77,7 @@ class Quantized(harness.Case):
                                  ("gptq-int4", ".qzeros", "there is no .qzeros of type int32 next to it"),
                                  ("awq", ".scales", "is a part of a quantized weight, but"),
                                  ("gptq-int4", ".qweight", "is a part of a quantized weight, but"),
+                                 ("modelopt-nvfp4", "down_proj.weight_scale_2", "there is no model.layers.0.mlp.down_proj.weight_scale_2 next to it"),
                                  ("ct-nvfp4", ".weight_global_scale", "there is no a.weight_global_scale next to it")):
             with self.subTest(case + part):
                 self.without(case, part, says)
@@ -96,6 +97,10 @@ class Quantized(harness.Case):
                 ("ct-int4-groups", ".weight_shape", lambda k, s, d: (k, s, number(1 << 62) + d[8:]), "elements along dimension 0"),
                 ("ct-int4-groups", ".weight_scale", lambda k, s, d: (k, [len(d) // 2, 1], d), "does not fit its scales"),
                 ("ct-nvfp4", ".weight_scale", lambda k, s, d: (k, [len(d), 1], d), "does not fit a.weight_scale"),
+                ("modelopt-nvfp4", "down_proj.weight_scale", lambda k, s, d: (k, [s[0] * 2, s[1] // 2], d), "does not fit"),
+                ("modelopt-nvfp4", "down_proj.weight_scale", lambda k, s, d: (k, [s[0] // 2, s[1] * 2], d), "does not fit"),
+                ("modelopt-nvfp4", "down_proj.weight_scale_2", lambda k, s, d: (k, [2], d * 2), "does not fit"),
+                ("modelopt-mxfp4", "down_proj.weight_scale", lambda k, s, d: ("F32", s, d * 4), "four-bit integers of ModelOpt's AWQ"),
                 ("bnb-nf4", "a.weight", lambda k, s, d: (k, [len(d) // 2, 2], d), "should have one column and 180 rows"),
                 ("bnb-nf4", "a.weight.absmax", lambda k, s, d: (k, [1], d[:4]), "a.weight.absmax should have 6 elements"),
                 ("bnb-nf4", "a.weight.quant_state.bitsandbytes__nf4", lambda k, s, d: (k, s, b"{" * len(d)), "is no JSON"),
@@ -110,6 +115,13 @@ class Quantized(harness.Case):
             with self.subTest(case + part):
                 error = self.changed(case, part, edit)
                 self.assertIn(says, error if isinstance(error, str) else error.stderr)
+
+    def test_weights_that_are_not_what_their_module_multiplies_with(self):
+        tensors = safetensors_file.read(self.source("modelopt-int8"))
+        tensors["model.layers.0.mlp.down_proj.pre_quant_scale"] = "BF16", [32], bytes(64)
+        safetensors_file.write(self.path("m.safetensors"), tensors)
+        self.fails(5, "consolidate", "m.safetensors", "-o", "w.safetensors", "--dequantize", "bf16",
+                   contains=["down_proj.pre_quant_scale multiplies the inputs of the module, and"])
 
     def test_gptq_is_what_the_configuration_says(self):
         for config, says in (({"quant_method": "awq"}, "but the model's config.json says 'awq'"),

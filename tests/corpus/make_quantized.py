@@ -6,7 +6,7 @@ usage: make_quantized.py OUT [CASE...]
 Each folder has model.safetensors and config.json, and weights.safetensors: what the package's own decompression gives.
 Packages: compressed-tensors 0.20.0 (pip install --no-deps compressed-tensors loguru). ct-columns, which must be named, needs 0.12.2.
 bitsandbytes 0.50.2 (on a CPU). auto-gptq 0.7.1 and autoawq 0.2.9 need a GPU: pip download --no-deps, unpack both into one folder, and name
-it in $QUANTIZED_PACKAGES.
+it in $QUANTIZED_PACKAGES. modelopt-* need nvidia-modelopt 0.47.0 with pulp, omegaconf, scipy and requests (on a CPU).
 """
 import json
 import os
@@ -267,10 +267,63 @@ def unpacked_cases():
     yield "awq", awq
 
 
+# ---- ModelOpt ----
+
+def modelopt(config, dtype):
+    """A tiny Llama as export_hf_checkpoint writes it. The weights are those of the package's own tensors in `dtype`."""
+    import tempfile
+    import modelopt as package
+    import modelopt.torch.quantization as mtq
+    import transformers
+    from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.quantization.qtensor import FP8QTensor, INT8QTensor, MXFP4QTensor, MXFP8QTensor, NVFP4QTensor
+    from safetensors.torch import load_file
+    torch.manual_seed(6)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=8, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        bos_token_id=0, eos_token_id=1, tie_word_embeddings=False, architectures=["LlamaForCausalLM"])).to(torch.bfloat16).eval()
+    model = mtq.quantize(model, getattr(mtq, config), lambda m: m(torch.arange(8)[None]))
+    with tempfile.TemporaryDirectory() as home:
+        export_hf_checkpoint(model, export_dir=home)
+        stored = {name: t for name, t in load_file(os.path.join(home, "model.safetensors")).items()
+                  if any(part in name for part in ("k_proj", "down_proj", "norm", "embed"))}  # the rest has the same layout
+        with open(os.path.join(home, "config.json")) as f:
+            quantization = json.load(f)["quantization_config"]
+    want = {}
+    for name, t in stored.items():
+        scale, second = stored.get(name + "_scale"), stored.get(name + "_scale_2")
+        if scale is None:
+            want.update({} if "_scale" in name else {name: t})
+            continue
+        if t.dtype == torch.uint8:
+            kind, size = (MXFP4QTensor, 32) if second is None else (NVFP4QTensor, t.shape[1] * 2 // scale.shape[1])
+            made = kind((t.shape[0], t.shape[1] * 2), torch.bfloat16, t)
+            want[name] = made.dequantize(dtype, scale=scale, double_scale=second, block_sizes={-1: size})
+        elif scale.dtype == torch.uint8:
+            want[name] = MXFP8QTensor(t.shape, torch.bfloat16, t).dequantize(dtype, scale=scale)
+        else:
+            kind = INT8QTensor if t.dtype == torch.int8 else FP8QTensor
+            want[name] = kind(t.shape, torch.bfloat16, t).dequantize(dtype, scale=scale[:, None] if scale.ndim else scale)
+        assert want[name].dtype == dtype and want[name].count_nonzero() > t.numel() / 2
+    VERSIONS.append("nvidia-modelopt " + package.__version__)
+    return stored, want, {"quantization_config": quantization}
+
+
+def modelopt_cases():
+    # FP8 in bfloat16 is rounded twice by the package, NVFP4 is not.
+    for name, config, dtype in (("nvfp4", "NVFP4_DEFAULT_CFG", torch.bfloat16), ("w4a16-nvfp4", "W4A16_NVFP4_CFG", torch.float32),
+                                ("w4a8-nvfp4", "W4A8_NVFP4_FP8_CFG", torch.bfloat16), ("mxfp4", "MXFP4_DEFAULT_CFG", torch.bfloat16),
+                                ("mxfp8", "MXFP8_DEFAULT_CFG", torch.bfloat16), ("fp8", "FP8_DEFAULT_CFG", torch.float32),
+                                ("fp8-channel", "FP8_PER_CHANNEL_PER_TOKEN_CFG", torch.float32),
+                                ("int8", "INT8_WEIGHT_ONLY_CFG", torch.float32)):
+        yield "modelopt-" + name, lambda c=config, d=dtype: modelopt(c, d)
+
+
 def cases():
     yield "ct-columns", columns_case
     yield from compressed_cases()
     yield from bitsandbytes_cases()
+    yield from modelopt_cases()
     if "QUANTIZED_PACKAGES" in os.environ:
         yield from unpacked_cases()
 

@@ -152,8 +152,10 @@ def check_refusals(tool, path):
     for name, tensors, status, words in (
             ("none", {"a.weight": torch.ones(3)}, 2, "has no quantized weights"),
             ("gptq", {"a.qweight": packed, "a.scales": torch.ones(1, 4)}, 5, "they are no int32 matrix"),
-            ("nvfp4", {"a.weight": torch.zeros(4, 4, dtype=torch.uint8), "a.weight_scale": torch.ones(4, 1),
-                       "a.weight_scale_2": torch.ones(())}, 5, "a.weight_scale_2 besides its scales"),
+            ("awq", {"a.weight": torch.zeros(2, 8, dtype=torch.uint8), "a.weight_scale": torch.ones(4, 1)}, 5,
+             "are four-bit integers of ModelOpt's AWQ"),
+            ("second", {"a.weight": codes(torch.float8_e4m3fn, 4, 4), "a.weight_scale": torch.ones(4, 1),
+                        "a.weight_scale_2": torch.ones(())}, 5, "a.weight_scale_2 besides its scales"),
             ("shape", {"a.weight": codes(torch.float8_e4m3fn, 10, 10), "a.weight_scale": torch.ones(3, 1)}, 5,
              "does not fit its scales"),
             ("mxfp4", {"a_blocks": torch.zeros(4, 4, 2, 15, dtype=torch.uint8),
