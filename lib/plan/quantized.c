@@ -15,6 +15,9 @@ static const fc_quantizer quantizers[] = {
     {".weight", ".scales", FC_CODES_OTHER, "MLX"},
     {"_packed", "_scale", FC_CODES_SCALED, "compressed-tensors"},
     {".qweight", ".scales", FC_CODES_GROUPED, "GPTQ or AWQ"},
+    {"_qdata", "_scale", FC_CODES_SCALED, "torchao"},
+    {"._data._data", "._scale", FC_CODES_OTHER, "quanto (without the shape of the weight)"},
+    {"._data", "._scale", FC_CODES_SCALED, "quanto"},
     {".weight", ".SCB", FC_CODES_SCALED, "bitsandbytes"},
     {"", ".absmax", FC_CODES_BLOCKWISE, "bitsandbytes"},
 };

@@ -17,7 +17,7 @@ typedef struct fc_quantizer {
         FC_CODES_GROUPED,    /**< words of codes with zero points for groups of columns; the weight is transposed */
         FC_CODES_OTHER       /**< they need more than one multiplication */
     } kind;
-    const char *by; /**< who stores them like that */
+    const char *by; /**< who stores them like that; the names of torchao's weights differ in more than the end */
 } fc_quantizer;
 
 /** A pair of codes and scales of one checkpoint. */

@@ -181,6 +181,17 @@ fc_code fc_computed_keep(fc_checkpoint *computed, const fc_tensor *tensor, fc_er
     return fc_computed_keep_as(computed, tensor, NULL, err);
 }
 
+fc_code fc_computed_text(fc_checkpoint *computed, const fc_tensor *object, const char *text, fc_error *err) {
+    const int64_t size = (int64_t)strlen(text);
+    origin *o;
+    fc_tensor *t = add_value(computed, object, &o);
+    int64_t *shape = fc_arena_copy(computed->arena, &size, 1, sizeof *shape);
+    FC_NEED(t && shape, err, computed->path);
+    t->shape = shape;
+    o->from = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = text};
+    return fc_derived_cut(t, &size, 1, computed->arena) ? FC_OK : fc_no_memory(err, computed->path);
+}
+
 void fc_computed_run(const fc_tensor *like, int64_t *block) {
     int64_t room = FC_COMPUTED_BLOCK / (int64_t)fc_dtype_size(like->dtype);
     for (int d = like->ndim - 1; d >= 0; d--) {

@@ -55,6 +55,9 @@ fc_code fc_computed_keep(fc_checkpoint *computed, const fc_tensor *tensor, fc_er
 /** Adds a value of the first source under another name, which is copied. */
 fc_code fc_computed_keep_as(fc_checkpoint *computed, const fc_tensor *tensor, const char *name, fc_error *err);
 
+/** Adds an object of the first source with another value: `text`, which must live as long as the checkpoint. */
+fc_code fc_computed_text(fc_checkpoint *computed, const fc_tensor *object, const char *text, fc_error *err);
+
 /**
  * Adds a tensor that is computed.
  * @param like    its name (copied unless `name` is given), path, dtype, ndim and shape; the rest is ignored.

@@ -19,6 +19,8 @@
 
 /* What belongs to codes besides their scales, after the beginning that both names share. */
 static const char *const companions[] = {"_zero_point", "_shape", "_g_idx", "_global_scale", "_scale_2",
+                                         /* of torchao, for activations */
+                                         "_act_quant_scale", "_act_quant_zero_point",
                                          /* of bitsandbytes */
                                          ".quant_map", ".nested_absmax", ".nested_quant_map",
                                          ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4",
@@ -30,7 +32,7 @@ static const char *const activations[] = {".input_scale",        ".output_scale"
                                           ".activation_scale",   ".input_zero_point", ".output_zero_point",
                                           ".input_global_scale", ".k_scale",          ".v_scale"};
 /* What the inputs of a module are multiplied with before its weight. */
-static const char *const smoothing[] = {".pre_quant_scale", ".smooth_scale"};
+static const char *const smoothing[] = {".pre_quant_scale", ".smooth_scale", "_act_pre_scale"};
 
 /* Finds the part of the configuration about quantization. */
 static const json_t *part_of_config(const json_t *root) {
@@ -127,6 +129,15 @@ static fc_code refuse_codes(const fc_dequantizer *f, const fc_tensor *codes, con
                    f->source->path, codes->name, fc_dtype_get(codes->dtype)->torch_name, q->by);
 }
 
+/* Whether the name of the weight is that of the codes without the end. */
+static bool is_renamed(const fc_quantizer *q) {
+    return q->kind == FC_CODES_SCALED && *q->codes && strcmp(q->codes, ".weight") != 0;
+}
+
+static bool is_of_torchao(const fc_quantizer *q) {
+    return strcmp(q->codes, "_qdata") == 0;
+}
+
 /* Drops the values called `name` without `less` bytes at its end, but with one of `ends`. */
 static void drop_near(const fc_dequantizer *f, const char *name, size_t less, const char *const *ends, size_t count) {
     for (size_t i = 0; i < count; i++) {
@@ -149,7 +160,7 @@ static fc_code find_pairs(fc_dequantizer *f) {
             continue;
         }
         const size_t end = strlen(q->codes), len = strlen(name);
-        const size_t packed = strcmp(q->codes, "_packed") == 0 ? end : 0;
+        const size_t packed = is_renamed(q) ? end : 0;
         f->count++;
         f->dropped[f->found[i].scales] = true;
         FC_TRY(check_more(f, &f->source->tensors[i], end));
@@ -158,6 +169,7 @@ static fc_code find_pairs(fc_dequantizer *f) {
             drop_near(f, name, packed + module, activations, sizeof activations / sizeof *activations);
             FC_TRY(check_smoothing(f, &f->source->tensors[i], packed + module));
         }
+        FC_TRY(is_of_torchao(q) ? check_smoothing(f, &f->source->tensors[i], end) : FC_OK);
     }
     return FC_OK;
 }
@@ -210,8 +222,8 @@ static fc_code check_others(const fc_dequantizer *f) {
 
 /* Whether each byte of these codes holds two. int8 with inverse scales is what Transformers reads as such pairs. */
 static bool are_pairs(const fc_tensor *codes, const fc_quantizer *q) {
-    return codes->dtype == FC_F4_E2M1FN_X2 ||
-           (codes->dtype == FC_I8 && strcmp(q->scales, "_scale") != 0 && strcmp(q->scales, ".SCB") != 0);
+    return codes->dtype == FC_F4_E2M1FN_X2 || (codes->dtype == FC_I8 && !is_renamed(q) &&
+                                               strcmp(q->scales, "_scale") != 0 && strcmp(q->scales, ".SCB") != 0);
 }
 
 /* bitsandbytes divides by 127 like this: scales are the largest magnitude of a row. */
@@ -235,7 +247,7 @@ static fc_code fit_plain(const fc_dequantizer *f, const fc_quantized *q, fc_scal
     const int last = codes->ndim - 1;
     const bool floats = fc_dtype_get(codes->dtype)->cls == FC_CLASS_FLOAT;
     memcpy(shape, codes->shape, (size_t)codes->ndim * sizeof *shape);
-    if (codes->dtype == FC_U8 && strcmp(q->quantizer->scales, "_scale") == 0) {
+    if (codes->dtype == FC_U8 && strcmp(q->quantizer->scales, "_scale") == 0 && !is_renamed(q->quantizer)) {
         return fc_modelopt_fit(f, w, shape);
     }
     w->form = are_pairs(codes, q->quantizer) ? FC_FORM_PAIRS : FC_FORM_WHOLE;
@@ -254,7 +266,7 @@ static fc_code fit_plain(const fc_dequantizer *f, const fc_quantized *q, fc_scal
         w->factor = LARGEST_INVERSE;
         return check_format(f, codes);
     }
-    return fc_packed_zeros(f, w, 0);
+    return fc_packed_zeros(f, w, is_of_torchao(q->quantizer) ? strlen(q->quantizer->codes) : 0);
 }
 
 /* Adds a weight whose elements are in the order of its codes. */
@@ -262,9 +274,13 @@ static fc_code add_scaled(const fc_dequantizer *f, const fc_quantized *q, fc_sca
     int64_t shape[FC_MAX_DIMS], block[FC_MAX_DIMS];
     const size_t end = strlen(q->quantizer->codes);
     const bool packed = strcmp(q->quantizer->codes, "_packed") == 0;
-    const char *name = packed ? fc_arena_strndup(f->scratch, w->codes->name, strlen(w->codes->name) - end) : NULL;
+    const char *name = is_of_torchao(q->quantizer) ? fc_torchao_name(f, w->codes->name, end)
+                       : is_renamed(q->quantizer)
+                           ? fc_arena_strndup(f->scratch, w->codes->name, strlen(w->codes->name) - end)
+                           : NULL;
     fc_tensor like = *w->codes;
-    FC_NEED(name || !packed, f->err, f->source->path);
+    FC_NEED(name || !is_renamed(q->quantizer), f->err, f->source->path);
+    FC_TRY(is_of_torchao(q->quantizer) ? fc_torchao_check(f, w, name) : FC_OK);
     FC_TRY(packed ? fc_packed_fit(f, w, end, shape) : fit_plain(f, q, w, shape));
     FC_TRY_CONTEXT(fc_scaled_fit(w, shape, f->blocks, f->err), f->err, "%s", f->source->path);
     const fc_tensor *const shared[] = {w->scales, w->zeros, w->columns, w->general};
@@ -334,11 +350,14 @@ static fc_code build_dequantized(fc_dequantizer *f, const char *config) {
     if (config) {
         FC_TRY(read_config(f, config));
     }
+    FC_TRY(fc_torchao_read(f));
     FC_TRY(find_pairs(f));
     FC_TRY(check_others(f));
     for (size_t i = 0; i < count; i++) {
         if (f->found[i].quantizer) {
             FC_TRY(add_weight(f, i));
+        } else if (i == f->described) {
+            FC_TRY(fc_torchao_keep_rest(f));
         } else if (!f->dropped[i]) {
             FC_TRY(fc_computed_keep(f->out, &f->source->tensors[i], f->err));
         }
@@ -352,11 +371,13 @@ fc_code fc_dequantize(fc_checkpoint *source, fc_dtype dtype, const char *config,
         return fc_fail(err, FC_EUSAGE, "quantized weights cannot become %s, which has too few bits without scales",
                        fc_dtype_get(dtype)->torch_name);
     }
-    fc_dequantizer f = {.source = source, .dtype = dtype, .err = err};
+    fc_dequantizer f = {.source = source, .dtype = dtype, .described = FC_NO_NAME, .err = err};
     FC_TRY(fc_computed_new(&source, 1, source->ntensors, &f.out, err));
     f.scratch = fc_arena_new();
     fc_code rc = f.scratch ? build_dequantized(&f, config) : fc_no_memory(err, source->path);
     json_decref(f.root);
+    json_decref(f.metadata);
+    json_decref(f.classes);
     fc_arena_free(f.scratch);
     return fc_derived_finish(f.out, rc, out);
 }

@@ -18,6 +18,9 @@ typedef struct fc_dequantizer {
     fc_dtype dtype;
     json_t *root;         /* the model's configuration; NULL: none */
     const json_t *config; /* its "quantization_config"; NULL: none */
+    json_t *metadata;     /* the object __metadata__, without the classes of torchao; NULL: none */
+    json_t *classes;      /* of torchao, by the names of weights; NULL: unknown */
+    size_t described;     /* index of that object, or FC_NO_NAME */
     int64_t blocks[2];    /* sizes of blocks in the configuration; 0: unknown */
     fc_quantized *found;  /* one per value of the source */
     bool *dropped;        /* one per value of the source */
@@ -46,6 +49,18 @@ fc_code fc_grouped_add(const fc_dequantizer *d, const fc_tensor *codes, const fc
 
 /** Finds the rest of a weight whose codes are pairs of four-bit floats in bytes named X, as ModelOpt stores them. */
 fc_code fc_modelopt_fit(const fc_dequantizer *d, fc_scaled *w, int64_t *shape);
+
+/** Reads which classes of torchao the weights had. */
+fc_code fc_torchao_read(fc_dequantizer *d);
+
+/** Adds what the object __metadata__ has besides these classes. */
+fc_code fc_torchao_keep_rest(fc_dequantizer *d);
+
+/** @return the name of the weight whose codes are called `codes`; NULL when out of memory. */
+const char *fc_torchao_name(const fc_dequantizer *d, const char *codes, size_t end);
+
+/** @return FC_EUNSUPPORTED for classes whose values are not codes times scales. */
+fc_code fc_torchao_check(const fc_dequantizer *d, const fc_scaled *w, const char *name);
 
 /** Finds zero points of codes that are int8. */
 fc_code fc_packed_zeros(const fc_dequantizer *d, fc_scaled *w, size_t end);

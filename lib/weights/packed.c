@@ -111,6 +111,12 @@ fc_code fc_packed_zeros(const fc_dequantizer *d, fc_scaled *w, size_t end) {
                                            (int)(strlen(w->codes->name) - end), w->codes->name)
                    : FC_OK;
     }
+    if (fc_dtype_get(zeros->dtype)->cls == FC_CLASS_FLOAT) {
+        return fc_dequantizer_refuse(d, w->codes,
+                                     "the zero points %.256s are of type %s, as in torchao's Int4Tensor, "
+                                     "which cannot be dequantized",
+                                     zeros->name, fc_dtype_get(zeros->dtype)->torch_name);
+    }
     const bool packed = w->form == FC_FORM_WORDS && zeros->dtype == FC_I32;
     if (zeros->object || zeros->ndim != n || (packed ? n < 2 : zeros->dtype != FC_I8)) {
         return refuse_fit(d, w->codes, zeros);

@@ -116,6 +116,38 @@ class Quantized(harness.Case):
                 error = self.changed(case, part, edit)
                 self.assertIn(says, error if isinstance(error, str) else error.stderr)
 
+    def test_what_torchao_says_is_removed(self):
+        """Other members of __metadata__ stay, and a class that is not known is refused."""
+        tensors, said = safetensors_file.read(self.source("torchao-int8")), {"title": "a model"}
+        with open(self.source("torchao-int8"), "rb") as f:
+            said.update(json.loads(f.read(int.from_bytes(f.read(8), "little")))["__metadata__"])
+        safetensors_file.write(self.path("m.safetensors"), tensors, said)
+        argv = "m.safetensors", "-o", "w.safetensors", "--dequantize", "bf16", "-f", "-q"
+        self.ok("consolidate", *argv)
+        self.equal(self.path("w.safetensors"), self.weights("torchao-int8")[0])
+        with open(self.path("w.safetensors"), "rb") as f:
+            kept = json.loads(f.read(int.from_bytes(f.read(8), "little")))["__metadata__"]
+        self.assertEqual({key: text for key, text in kept.items() if "fsdpckpt" not in key}, {"format": "pt", "title": "a model"})
+        said["a.weight"] = said["a.weight"].replace("Int8Tensor", "NVFP4Tensor")
+        safetensors_file.write(self.path("m.safetensors"), tensors, said)
+        self.fails(5, "consolidate", *argv, contains=["a._weight_qdata holds quantized codes: they are torchao's NVFP4Tensor, which"])
+
+    def test_layouts_of_torchao_and_quanto_that_are_not_known(self):
+        for tensors, says in (
+                ({"a._weight_qdata": ("I8", [4, 8], bytes(32)), "a._weight_scale": ("BF16", [1, 4], bytes(8)),
+                  "a._weight_zero_point": ("BF16", [1, 4], bytes(8))}, "the zero points a._weight_zero_point are of type bfloat16"),
+                ({"a._weight_qdata": ("F8_E4M3", [4, 32], bytes(128)), "a._weight_scale": ("F8_E8M0", [4, 1], bytes(4))},
+                 "they are torchao's MXTensor or NVFP4Tensor, which"),
+                ({"a._weight_qdata": ("U8", [4, 16], bytes(64)), "a._weight_scale": ("F8_E4M3", [4, 2], bytes(8))},
+                 "holds codes of type uint8 as torchao stores them, which cannot be dequantized"),
+                ({"a._weight_qdata": ("I8", [4, 8], bytes(32)), "a._weight_scale": ("F32", [4, 1], bytes(16)),
+                  "a._weight_act_pre_scale": ("F32", [8], bytes(32))}, "a._weight_act_pre_scale multiplies the inputs"),
+                ({"a.weight._data._data": ("U8", [4, 8], bytes(32)), "a.weight._scale": ("BF16", [8, 1], bytes(16)),
+                  "a.weight._shift": ("BF16", [8, 1], bytes(16))},
+                 "holds codes of type uint8 as quanto (without the shape of the weight) stores them, which cannot")):
+            safetensors_file.write(self.path("m.safetensors"), tensors)
+            self.fails(5, "consolidate", "m.safetensors", "-o", "w.safetensors", "--dequantize", "bf16", contains=[says])
+
     def test_weights_that_are_not_what_their_module_multiplies_with(self):
         tensors = safetensors_file.read(self.source("modelopt-int8"))
         tensors["model.layers.0.mlp.down_proj.pre_quant_scale"] = "BF16", [32], bytes(64)

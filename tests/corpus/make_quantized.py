@@ -7,6 +7,7 @@ Each folder has model.safetensors and config.json, and weights.safetensors: what
 Packages: compressed-tensors 0.20.0 (pip install --no-deps compressed-tensors loguru). ct-columns, which must be named, needs 0.12.2.
 bitsandbytes 0.50.2 (on a CPU). auto-gptq 0.7.1 and autoawq 0.2.9 need a GPU: pip download --no-deps, unpack both into one folder, and name
 it in $QUANTIZED_PACKAGES. modelopt-* need nvidia-modelopt 0.47.0 with pulp, omegaconf, scipy and requests (on a CPU).
+torchao-* need torchao 0.18.0, quanto-* optimum-quanto 0.2.7.
 """
 import json
 import os
@@ -319,11 +320,85 @@ def modelopt_cases():
         yield "modelopt-" + name, lambda c=config, d=dtype: modelopt(c, d)
 
 
+# ---- torchao ----
+
+def spread_linears(dtype, shapes):
+    root = torch.nn.Module()
+    for name, (rows, columns) in shapes.items():
+        layer = torch.nn.Linear(columns, rows, bias=name == "a").to(dtype)
+        layer.weight.data *= torch.exp(torch.randn(rows, 1) * 3).to(dtype)
+        root.add_module(name, layer)
+    root.norm = torch.nn.LayerNorm(8).to(dtype)
+    return root
+
+
+def torchao(config, dtype, seed=7):
+    """As transformers saves it: torchao takes its tensors apart, and describes them in __metadata__."""
+    import torchao as package
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    torch.manual_seed(seed)
+    root = spread_linears(dtype, {"a": (9, 64), "b": (3, 32)})
+    package.quantization.quantize_(root, config)
+    values = {name: t.detach() for name, t in root.state_dict().items()}
+    stored, described = flatten_tensor_state_dict(values)
+    want = {name: t.dequantize() if hasattr(t, "dequantize") and type(t) is not torch.Tensor else t for name, t in values.items()}
+    assert type(values["a.weight"]) is not torch.Tensor and want["a.weight"].dtype == dtype
+    VERSIONS.append("torchao " + package.__version__)
+    return stored, want, {"quantization_config": {"quant_method": "torchao"}}, dict(described, format="pt")
+
+
+def torchao_cases():
+    def configs(name, **args):
+        from torchao import quantization
+        return getattr(quantization, name)(**args)
+
+    def groups(size):
+        from torchao.quantization import PerGroup
+        return PerGroup(size)
+    for name, make, dtype in (
+            ("int8", lambda: configs("Int8WeightOnlyConfig"), torch.bfloat16),
+            ("w8a8", lambda: configs("Int8DynamicActivationInt8WeightConfig"), torch.float16),
+            ("float8", lambda: configs("Float8WeightOnlyConfig"), torch.bfloat16),
+            ("intx4", lambda: configs("IntxWeightOnlyConfig", weight_dtype=torch.int4, granularity=groups(16)), torch.bfloat16),
+            ("intx6", lambda: configs("Int8DynamicActivationIntxWeightConfig", weight_dtype=torch.int6, weight_granularity=groups(32),
+                                      weight_mapping_type=asymmetric_type()), torch.float32)):
+        yield "torchao-" + name, lambda m=make, d=dtype: torchao(m(), d)
+
+
+def asymmetric_type():
+    from torchao.quantization import MappingType
+    return MappingType.ASYMMETRIC
+
+
+# ---- quanto ----
+
+def quanto(kind, dtype, seed=8):
+    from importlib.metadata import version
+    import optimum.quanto as package
+    torch.manual_seed(seed)
+    root = spread_linears(dtype, {"a": (9, 40), "b": (3, 7)})
+    package.quantize(root, weights=getattr(package, kind))
+    package.freeze(root)
+    stored = {name: t.detach() for name, t in root.state_dict().items()}
+    want = {name: t for name, t in stored.items() if name.endswith("bias") or name.startswith("norm")}
+    want.update({name + ".weight": getattr(root, name).weight.dequantize().detach() for name in "ab"})
+    assert "a.weight._scale" in stored and want["a.weight"].dtype == dtype
+    VERSIONS.append("optimum-quanto " + version("optimum-quanto"))
+    return stored, want, {"quantization_config": {"quant_method": "quanto", "weights": kind}}
+
+
+def quanto_cases():
+    for kind, dtype in (("qint8", torch.bfloat16), ("qfloat8", torch.float16), ("qfloat8_e5m2", torch.float32)):
+        yield "quanto-" + kind, lambda k=kind, d=dtype: quanto(k, d)
+
+
 def cases():
     yield "ct-columns", columns_case
     yield from compressed_cases()
     yield from bitsandbytes_cases()
     yield from modelopt_cases()
+    yield from torchao_cases()
+    yield from quanto_cases()
     if "QUANTIZED_PACKAGES" in os.environ:
         yield from unpacked_cases()
 
@@ -333,11 +408,11 @@ def main():
     for name, make in cases():
         if not any(name.startswith(o) for o in only) if only else name == "ct-columns":
             continue
-        stored, want, config = make()
+        stored, want, config, *metadata = make()
         folder = os.path.join(out, name)
         os.makedirs(folder, exist_ok=True)
         stored, want = ({name: t.clone().contiguous() for name, t in tensors.items()} for tensors in (stored, want))
-        save_file(stored, os.path.join(folder, "model.safetensors"))
+        save_file(stored, os.path.join(folder, "model.safetensors"), *metadata)
         save_file(want, os.path.join(folder, "weights.safetensors"), {"by": VERSIONS[-1]})
         with open(os.path.join(folder, "config.json"), "w") as f:
             json.dump(config, f, indent=1, sort_keys=True)
