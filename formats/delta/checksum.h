@@ -8,7 +8,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { FC_DELTA_DIGITS = 33 }; /**< with the final NUL */
+enum { FC_DELTA_DIGITS = 65 }; /**< those of blake3, with the final NUL */
 
 /** Sums up bytes in order. It is aligned as XXH3 wants it. */
 typedef struct fc_delta_sum {

@@ -275,7 +275,9 @@ fc_code fc_delta_encoder_add(fc_delta_encoder *e, const unsigned char *old, cons
                              fc_error *err) {
     while (size > 0) {
         const size_t some = size < BLOCK ? size : BLOCK;
-        fc_delta_sum_add(&e->sum, changed, some);
+        if (!e->how.no_checksum) {
+            fc_delta_sum_add(&e->sum, changed, some);
+        }
         if (memcmp(old, changed, some) != 0) {
             FC_TRY(add_changed(e, old, changed, some, err));
         } else if (e->changed > 0 && e->sinks[FC_DELTA_XOR]) {
@@ -284,6 +286,31 @@ fc_code fc_delta_encoder_add(fc_delta_encoder *e, const unsigned char *old, cons
         e->at += some;
         old += some;
         changed += some;
+        size -= some;
+    }
+    return FC_OK;
+}
+
+/* Keeps the new bytes that a map of 0 and 1 marks. */
+static fc_code spill_marked(fc_delta_encoder *e, const unsigned char *bytes, const unsigned char *marks, size_t size,
+                            fc_error *err) {
+    const unsigned char *end = marks + size;
+    for (const unsigned char *at = marks; (at = memchr(at, 1, (size_t)(end - at))) != NULL; at++) {
+        FC_TRY(spill_byte(e, e->at + (uint64_t)(at - marks), bytes[at - marks], err));
+        e->changed++;
+    }
+    e->at += size;
+    return FC_OK;
+}
+
+fc_code fc_delta_encoder_add_known(fc_delta_encoder *e, const unsigned char *changes, const unsigned char *changed,
+                                   size_t size, fc_error *err) {
+    while (size > 0) {
+        const size_t some = size < BLOCK ? size : BLOCK;
+        FC_TRY(changed ? spill_marked(e, changes, changed, some, err)
+                       : fc_delta_encoder_add(e, zeros, changes, some, err));
+        changes += some;
+        changed = changed ? changed + some : NULL;
         size -= some;
     }
     return FC_OK;
@@ -303,7 +330,9 @@ static fc_code end_overwrite(fc_delta_encoder *e, fc_delta_frame *frame, fc_erro
 
 fc_code fc_delta_encoder_end(fc_delta_encoder *e, fc_delta_found *found, fc_error *err) {
     *found = (fc_delta_found){.changed_bytes = e->changed};
-    fc_delta_sum_end(&e->sum, found->checksum);
+    if (!e->how.no_checksum) {
+        fc_delta_sum_end(&e->sum, found->checksum);
+    }
     if (e->changed > 0 && e->sinks[FC_DELTA_XOR]) {
         FC_TRY(sink_end(e->sinks[FC_DELTA_XOR], e, &found->frames[FC_DELTA_XOR], err));
     }

@@ -30,6 +30,7 @@ typedef struct fc_delta_how {
     fc_delta_encoding encoding;
     fc_delta_checksum checksum;
     int level;
+    bool no_checksum; /**< the checksum is known already: fc_delta_found.checksum is not set */
 } fc_delta_how;
 
 /** @param number differs between the encoders of one directory. @param out receives the encoder, also on failure. */
@@ -45,6 +46,14 @@ void fc_delta_encoder_begin(fc_delta_encoder *encoder, const char *name, uint64_
 /** Adds the next `size` bytes of both versions. */
 fc_code fc_delta_encoder_add(fc_delta_encoder *encoder, const unsigned char *old, const unsigned char *changed,
                              size_t size, fc_error *err);
+
+/**
+ * Adds what is known to change in the next `size` bytes.
+ * @param changes xor: new ^ old; overwrite: the new bytes.
+ * @param changed overwrite: 1 for each byte that changes, else 0; xor: NULL.
+ */
+fc_code fc_delta_encoder_add_known(fc_delta_encoder *encoder, const unsigned char *changes,
+                                   const unsigned char *changed, size_t size, fc_error *err);
 
 /** Ends the tensor. */
 fc_code fc_delta_encoder_end(fc_delta_encoder *encoder, fc_delta_found *found, fc_error *err);

@@ -13,7 +13,6 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
-#include "io/commit.h"
 #include "plan/names.h"
 #include "read/box.h"
 #include "read/scan.h"
@@ -293,10 +292,11 @@ static fc_delta_encoding choose_encoding(const maker *m, uint64_t *stored) {
     return wanted;
 }
 
-static fc_code write_changed(maker *m, const char *path, fc_error *err) {
+/* Lists what changed. */
+static fc_code list_changed(maker *m, fc_delta_content *content, fc_error *err) {
     fc_delta_report *r = m->report;
     fc_delta_member *members = fc_arena_calloc(m->arena, m->count + 1, sizeof *members);
-    FC_NEED(members, err, path);
+    FC_NEED(members, err, m->changed->path);
     for (size_t i = 0; i < m->count; i++) {
         const pair *p = &m->pairs[i];
         if (p->found.changed_bytes > 0) {
@@ -306,40 +306,27 @@ static fc_code write_changed(maker *m, const char *path, fc_error *err) {
     }
     qsort(members, r->changed, sizeof *members, fc_order_texts);
     r->encoding = choose_encoding(m, &r->stored_bytes);
-    const fc_delta_content content = {.number = r->number,
-                                      .base = r->base,
-                                      .encoding = r->encoding,
-                                      .checksum = m->options->checksum,
-                                      .members = members,
-                                      .count = r->changed};
-    return fc_delta_write_files(path, &content, err);
+    *content = (fc_delta_content){.number = r->number,
+                                  .base = r->base,
+                                  .encoding = r->encoding,
+                                  .checksum = m->options->checksum,
+                                  .members = members,
+                                  .count = r->changed};
+    return FC_OK;
 }
 
-static fc_code make_delta(maker *m, const char *path, fc_error *err) {
-    const fc_delta_options *o = m->options;
-    const fc_commit_options how = {.path = path,
-                                   .is_directory = true,
-                                   .force = o->force,
-                                   .is_own_file = fc_delta_is_own_file,
-                                   .forbidden = fc_checkpoint_forbidden(m->old) | fc_checkpoint_forbidden(m->changed),
-                                   .reporter = o->reporter};
-    fc_commit *commit = NULL, *scratch = NULL;
-    fc_code rc;
-    FC_TRY(fc_commit_begin(&how, &commit, err));
-    FC_TRY_GOTO(fc_commit_scratch(path, &scratch, err), rc, out);
-    m->how.directory = fc_commit_path(scratch);
-    FC_TRY_GOTO(read_pairs(m, err), rc, out);
-    FC_TRY_GOTO(write_changed(m, fc_commit_path(commit), err), rc, out);
-    fc_commit_count(commit, o->work.progress);
-    rc = fc_commit_finish(commit, err);
-    commit = NULL;
-out:
-    fc_commit_abort(commit);
+static fc_code make_content(void *context, const char *scratch, fc_delta_content *content, fc_error *err) {
+    maker *m = context;
+    m->how.directory = scratch;
+    FC_TRY(read_pairs(m, err));
+    return list_changed(m, content, err);
+}
+
+static void free_encoders(void *context) {
+    const maker *m = context;
     for (int i = 0; i < m->nencoders; i++) {
         fc_delta_encoder_free(m->encoders[i]);
     }
-    fc_commit_abort(scratch);
-    return rc;
 }
 
 static fc_code check_request(maker *m, const char *path, fc_error *err) {
@@ -375,7 +362,16 @@ fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, c
     FC_TRY_GOTO(m.arena ? FC_OK : fc_no_memory(err, path), rc, out);
     FC_TRY_GOTO(check_request(&m, path, err), rc, out);
     FC_TRY_GOTO(pair_tensors(&m, err), rc, out);
-    rc = make_delta(&m, path, err);
+    const fc_delta_publication publication = {.path = path,
+                                              .force = options->force,
+                                              .forbidden =
+                                                  fc_checkpoint_forbidden(old) | fc_checkpoint_forbidden(changed),
+                                              .reporter = options->reporter,
+                                              .progress = options->work.progress,
+                                              .context = &m,
+                                              .make = make_content,
+                                              .release = free_encoders};
+    rc = fc_delta_publish(&publication, err);
 out:
     pthread_mutex_destroy(&m.lock);
     fc_arena_free(m.arena);

@@ -7,6 +7,7 @@
 #include "base/little.h"
 #include "delta/version.h"
 #include "fsdpckpt/try.h"
+#include "io/commit.h"
 #include "io/file.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
@@ -132,44 +133,67 @@ out:
     return rc;
 }
 
-static fc_code write_data(const char *folder, const fc_delta_content *c, fc_error *err) {
-    char *header = NULL, *path = NULL;
-    size_t size = 0;
+/* Writes a file: its text, then frames. @param c NULL: no frames follow */
+static fc_code write_file(const char *folder, const char *name, const char *text, size_t size,
+                          const fc_delta_content *c, fc_error *err) {
+    char *path = NULL;
     int fd = -1;
     fc_code rc;
-    FC_TRY_GOTO(make_header(c, &header, &size, err), rc, out);
-    FC_TRY_GOTO(create_file(folder, data_name, &path, &fd, err), rc, out);
-    FC_TRY_GOTO(fc_pwrite_full(fd, header, size, 0, path, err), rc, out);
-    rc = copy_frames(fd, path, size, c, err);
+    FC_TRY_GOTO(create_file(folder, name, &path, &fd, err), rc, out);
+    FC_TRY_GOTO(fc_pwrite_full(fd, text, size, 0, path, err), rc, out);
+    rc = c ? copy_frames(fd, path, size, c, err) : FC_OK;
 out:
     rc = fc_close_written(fd, rc, path, err);
+    free(path);
+    return rc;
+}
+
+/* Writes the data file, if there are members, and the index. */
+static fc_code write_files(const char *folder, const fc_delta_content *c, fc_error *err) {
+    char *header = NULL, *index = NULL;
+    size_t size = 0;
+    fc_code rc = FC_OK;
+    if (c->count > 0) {
+        FC_TRY_GOTO(make_header(c, &header, &size, err), rc, out);
+        FC_TRY_GOTO(write_file(folder, data_name, header, size, c, err), rc, out);
+    }
+    FC_TRY_GOTO(make_index(c, &index, &size, err), rc, out);
+    rc = write_file(folder, ST_INDEX_NAME, index, size, NULL, err);
+out:
     free(header);
-    free(path);
+    free(index);
     return rc;
 }
 
-static fc_code write_index(const char *folder, const fc_delta_content *c, fc_error *err) {
-    char *text = NULL, *path = NULL;
-    size_t size = 0;
-    int fd = -1;
-    fc_code rc;
-    FC_TRY_GOTO(make_index(c, &text, &size, err), rc, out);
-    FC_TRY_GOTO(create_file(folder, ST_INDEX_NAME, &path, &fd, err), rc, out);
-    rc = fc_pwrite_full(fd, text, size, 0, path, err);
-out:
-    rc = fc_close_written(fd, rc, path, err);
-    free(text);
-    free(path);
-    return rc;
-}
+/* ---- publishing ---- */
 
-fc_code fc_delta_write_files(const char *path, const fc_delta_content *content, fc_error *err) {
-    FC_TRY(content->count > 0 ? write_data(path, content, err) : FC_OK);
-    return write_index(path, content, err);
-}
-
-fc_code fc_delta_is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
+/* A delta can replace another version in a directory of its name. */
+static fc_code is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
     (void)path, (void)err;
     *own = name && (strcmp(name, ST_INDEX_NAME) == 0 || fnmatch("model-*-of-*" ST_EXTENSION, name, FNM_PATHNAME) == 0);
     return FC_OK;
+}
+
+fc_code fc_delta_publish(const fc_delta_publication *p, fc_error *err) {
+    const fc_commit_options how = {.path = p->path,
+                                   .is_directory = true,
+                                   .force = p->force,
+                                   .is_own_file = is_own_file,
+                                   .forbidden = p->forbidden,
+                                   .reporter = p->reporter};
+    fc_delta_content content = {0};
+    fc_commit *commit = NULL, *scratch = NULL;
+    fc_code rc;
+    FC_TRY(fc_commit_begin(&how, &commit, err));
+    FC_TRY_GOTO(fc_commit_scratch(p->path, &scratch, err), rc, out);
+    FC_TRY_GOTO(p->make(p->context, fc_commit_path(scratch), &content, err), rc, out);
+    FC_TRY_GOTO(write_files(fc_commit_path(commit), &content, err), rc, out);
+    fc_commit_count(commit, p->progress);
+    rc = fc_commit_finish(commit, err);
+    commit = NULL;
+out:
+    fc_commit_abort(commit);
+    p->release(p->context);
+    fc_commit_abort(scratch);
+    return rc;
 }

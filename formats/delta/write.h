@@ -20,8 +20,19 @@ typedef struct fc_delta_content {
     size_t count;
 } fc_delta_content;
 
-/** Writes the data file, if there are members, and the index to the empty directory `path`. */
-fc_code fc_delta_write_files(const char *path, const fc_delta_content *content, fc_error *err);
+/** What makes the content of a delta, and how it is published. */
+typedef struct fc_delta_publication {
+    const char *path;
+    bool force;         /**< replace an existing version */
+    unsigned forbidden; /**< fc_commit_options.forbidden */
+    fc_reporter reporter;
+    fc_progress *progress;
+    void *context;
+    /** Makes the content, with the files of encoders in the directory `scratch`. */
+    fc_code (*make)(void *context, const char *scratch, fc_delta_content *content, fc_error *err);
+    /** Frees the encoders, also after a failure. */
+    void (*release)(void *context);
+} fc_delta_publication;
 
-/** fc_commit_options.is_own_file: a delta can replace another version in a directory of its name. */
-fc_code fc_delta_is_own_file(const char *path, const char *name, bool *own, fc_error *err);
+/** Writes the files of a delta, which appear under their name when they are complete. */
+fc_code fc_delta_publish(const fc_delta_publication *publication, fc_error *err);

@@ -268,27 +268,27 @@ bool fc_checkpoint_identity(const fc_checkpoint *checkpoint, size_t index, fc_fi
     return true;
 }
 
-/* The permission bits that a path does not have. */
-static unsigned lacking(const char *path) {
+unsigned fc_path_forbidden(const char *path) {
     struct stat st;
     if (stat(path, &st) != 0) {
         return 0; /* there is nothing to copy from it */
     }
     const unsigned mode = st.st_mode & 0777U;
     if (!S_ISDIR(st.st_mode)) {
-        return 0777U & ~mode;
+        return 0777U & ~mode &
+               ~(unsigned)S_IRUSR; /* whoever makes the copy could read it, perhaps as a member of a group */
     }
     return (mode & S_IXGRP ? 0U : 070U) | (mode & S_IXOTH ? 0U : 07U);
 }
 
 unsigned fc_checkpoint_forbidden(const fc_checkpoint *checkpoint) {
     const struct fc_identities *all = checkpoint->identities;
-    unsigned bits = lacking(checkpoint->path);
+    unsigned bits = fc_path_forbidden(checkpoint->path);
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
-        bits |= lacking(checkpoint->files[i].path);
+        bits |= fc_path_forbidden(checkpoint->files[i].path);
     }
     for (const header *h = all ? all->headers : NULL; h; h = h->next) {
-        bits |= h->file.path ? lacking(h->file.path) : 0;
+        bits |= h->file.path ? fc_path_forbidden(h->file.path) : 0;
     }
-    return bits & ~(unsigned)S_IRUSR; /* whoever makes the copy could read the source, perhaps as a member of a group */
+    return bits;
 }

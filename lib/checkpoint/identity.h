@@ -43,6 +43,9 @@ fc_code fc_files_gather(fc_checkpoint *made, const fc_file *own, fc_checkpoint *
  */
 fc_code fc_checkpoint_check_inputs(const fc_checkpoint *source, struct fc_comm *comm, fc_error *err);
 
+/** Returns fc_checkpoint_forbidden of one file, or of a directory that has it. */
+unsigned fc_path_forbidden(const char *path);
+
 /** Opens file `index` like fc_open_input and checks that it is still the same, unchanged. */
 fc_code fc_identity_open(const fc_checkpoint *checkpoint, size_t index, int *fd, fc_error *err);
 

@@ -74,6 +74,9 @@ class Logs(harness.Case):
         self.harmless("average", a, b, "-o", "::error::m.h5")
         self.harmless("delta", a, b, "-o", "::error::d", "--number", "1")
         self.harmless("delta", a, a, "-o", "::error::weight_v000001", "--json")
+        for more in ((), ("--force", "--json")):
+            self.harmless("fold", "::error::d", "-o", "::error::f", *more)
+        self.harmless("fold", "::error::d", "-o", "::error::weight_v000009")
         self.harmless("average", a, c, "-o", "::error::n.h5")
         with open(self.path(c), "r+b") as f:
             f.truncate(200)

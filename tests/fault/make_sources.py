@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Writes the sources of the fault tests that the corpus lacks: quantized weights, a LoRA adapter, a model's reference,
 recipes (the pieces of one are so small that they are gathered), a TP plan, a wrap policy, HDF5 shards with and without valid
-tables, compressed and sealed, a torch.save file with objects of many kinds, and files of ranks that differ in an object.
+tables, compressed and sealed, a torch.save file with objects of many kinds, files of ranks that differ in an object, and
+directories of deltas.
 
 usage: make_sources.py DIRECTORY FSDPCKPT CORPUS
 """
+import ctypes.util
 import json
 import os
 import shutil
@@ -113,11 +115,30 @@ def make_shards(out, tool, corpus):
     subprocess.run([tool, "verify", "--seal", listed], check=True, stdout=subprocess.DEVNULL)
 
 
+def make_versions(out):
+    """Three deltas of each encoding, and the model that they change."""
+    if not ctypes.util.find_library("zstd") or not ctypes.util.find_library("xxhash"):
+        return
+    import weight_sync
+    models = [{"a.weight": bytes(300), "b.weight": bytes(80), "c.weight": bytes(40)}]
+    for k in range(3):
+        models.append({**models[-1], "a.weight": bytes([k]) * 300, "bc"[k % 2] + ".weight": bytes([7 + k]) * (40 if k % 2 else 80)})
+    for encoding in ("xor", "overwrite"):
+        os.makedirs(os.path.join(out, encoding))
+        for k in range(3):
+            weight_sync.write_version(os.path.join(out, encoding, f"weight_v{k + 1:06d}"), models[k], models[k + 1], k + 1,
+                                      encoding=encoding)
+    os.mkdir(os.path.join(out, "versioned"))
+    weight_sync.write_file(os.path.join(out, "versioned", "model.safetensors"), None,
+                           {name: ("U8", [len(data)], data) for name, data in models[0].items()})
+
+
 def main():
     out, tool, corpus = sys.argv[1:]
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
     make_shards(out, tool, corpus)
+    make_versions(out)
     model = {"model.embed_tokens.weight": ("F32", [6, 4]), "model.layers.0.mlp.up_proj.weight": ("F32", [3, 4]),
              "model.norm.weight": ("F32", [4])}
     objects(os.path.join(out, "objects.pt"))

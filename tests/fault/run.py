@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 NO_TARGET = ("inspect", "check", "diff", "verify", "schema", "units", "recipes")
-HAS_JOBS = ("inspect", "consolidate", "reshard", "convert", "export", "average", "diff", "verify", "delta")
+HAS_JOBS = ("inspect", "consolidate", "reshard", "convert", "export", "average", "diff", "verify", "delta", "fold")
 HANG = 600  # seconds; only a hang takes this long, even on a busy machine
 LAUNCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "mpi", "launch.sh")
 # Sets the variables before "--" on one rank, and runs the rest.

@@ -181,6 +181,7 @@ def written(documents, work):
     exported(documents, work)
     documents.must("delta", "delta", TRAIN, TRAIN, "-o", at("weight_v000001"), "--json", "--include", "model.norm.bias", "--rename",
                    "s/bias/weight/")
+    documents.must("fold", "fold", at("weight_v000001"), "-o", at("folded"), "--json")
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
     documents.must("inspect", "inspect", at("mesh"), "--json", "--stats")
     documents.must("tensor", "inspect", TRAIN, "--tensor", "model.norm.weight", "--stats", "--json")

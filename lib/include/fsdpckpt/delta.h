@@ -68,4 +68,35 @@ typedef struct fc_delta_report {
 fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, const char *path,
                        const fc_delta_options *options, fc_delta_report *report, fc_error *err);
 
+/** The options of fc_delta_fold. Zeroed memory has the defaults. */
+typedef struct fc_fold_options {
+    int level;            /**< zstd level 1 … FC_DELTA_MOST_LEVEL; 0: 1 */
+    bool force;           /**< replace an existing version */
+    fc_reporter reporter; /**< receives a line for each killed run that was cleaned up */
+    fc_work_options work;
+} fc_fold_options;
+
+/** What fc_delta_fold wrote. */
+typedef struct fc_fold_report {
+    int64_t number, base; /**< the last version, and the base of the first one */
+    fc_delta_encoding encoding;
+    fc_delta_checksum checksum;
+    size_t deltas;          /**< that were folded */
+    size_t tensors;         /**< that some of them change */
+    size_t changed;         /**< those of them that differ between the base and the last version */
+    uint64_t changed_bytes; /**< of them; with overwrite those that some delta stores */
+    uint64_t source_bytes;  /**< of the frames that were read */
+    uint64_t stored_bytes;  /**< of the frames that were written */
+} fc_fold_report;
+
+/**
+ * Writes the deltas of a chain as one delta, without the model. The checksums are those of the chain.
+ * @param sources the folders of the versions, in any order; or one directory of versions, of which those are folded
+ *                that lead to the version that the name of `path` says, or to the newest one.
+ * @param path    the directory to write. If its name says a number, it is that of the last version.
+ * @return FC_EUSAGE if the versions are no chain of one encoding; FC_EUNSUPPORTED without libzstd.
+ */
+fc_code fc_delta_fold(const char *const *sources, size_t count, const char *path, const fc_fold_options *options,
+                      fc_fold_report *report, fc_error *err);
+
 FC_END_DECLS

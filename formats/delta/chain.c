@@ -1,0 +1,221 @@
+/*
+ * Finds the deltas of a chain, and the tensors that they change. See chain.h.
+ */
+#include "delta/chain.h"
+
+#include "delta/version.h"
+#include "fsdpckpt/io.h"
+#include "fsdpckpt/order.h"
+#include "fsdpckpt/try.h"
+#include "io/directory.h"
+#include "safetensors/files.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- a directory of versions ---- */
+
+/* A directory of versions is neither named like a version, nor has it an index. */
+static fc_code is_directory_of_versions(const char *path, bool *is, fc_error *err) {
+    char index[PATH_MAX];
+    fc_error missing = {FC_OK};
+    *is = false;
+    if (fc_delta_number_of(path) != FC_DELTA_NO_NUMBER) {
+        return FC_OK;
+    }
+    *is = !fc_find_in(path, ST_INDEX_NAME, index, &missing);
+    if (missing.code != FC_OK && err) {
+        *err = missing;
+    }
+    return missing.code;
+}
+
+/* Refuses versions between those of the chain that are not part of it. */
+static fc_code check_no_fork(const fc_delta_versions *all, const fc_delta_links *links, fc_error *err) {
+    const int64_t first = links->versions[0]->number;
+    size_t at = 0;
+    for (size_t i = 0; i < all->count; i++) {
+        const fc_delta_version *v = &all->versions[i];
+        while (at + 1 < links->count && links->versions[at]->number < v->number) {
+            at++;
+        }
+        if (v->number > first && v->number < links->versions[links->count - 1]->number &&
+            links->versions[at]->number != v->number) {
+            return fc_fail(err, FC_EUSAGE,
+                           "%s: version %" PRId64 " does not lead to version %" PRId64
+                           ": the versions fork there; name those to fold",
+                           all->path, v->number, links->versions[links->count - 1]->number);
+        }
+    }
+    return FC_OK;
+}
+
+/* A base that is missing is that of the model, unless the directory has earlier versions. */
+static fc_code check_no_gap(const fc_delta_versions *all, const fc_delta_version *first, fc_error *err) {
+    const fc_delta_version *oldest = &all->versions[0];
+    if (oldest->number >= first->base || oldest == first) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUSAGE,
+                   "%s: version %" PRId64 " changes version %" PRId64
+                   ", which is not there; name the versions to fold, from %" PRId64 " on or up to %" PRId64,
+                   all->path, first->number, first->base, first->number, first->base - 1);
+}
+
+static void reverse_links(fc_delta_links *links) {
+    for (size_t i = 0; i < links->count / 2; i++) {
+        fc_delta_version *swapped = links->versions[i];
+        links->versions[i] = links->versions[links->count - 1 - i];
+        links->versions[links->count - 1 - i] = swapped;
+    }
+}
+
+/* Goes back over the bases, to a full version or to one that is not there. */
+static fc_code find_in_directory(fc_arena *arena, const char *path, int64_t wanted, fc_delta_links *out,
+                                 fc_error *err) {
+    fc_delta_versions all;
+    FC_TRY(fc_delta_versions_list(arena, path, &all, err));
+    if (wanted == FC_DELTA_NO_NUMBER) {
+        wanted = all.versions[all.count - 1].number;
+    }
+    out->versions = fc_arena_calloc(arena, all.count, sizeof *out->versions);
+    FC_NEED(out->versions, err, path);
+    fc_delta_version *v = fc_delta_versions_find(&all, wanted);
+    if (!v) {
+        return fc_fail(err, FC_EUSAGE, "%s: there is no version %" PRId64, path, wanted);
+    }
+    for (; v && v->base != FC_DELTA_NO_NUMBER; v = fc_delta_versions_find(&all, v->base)) {
+        out->versions[out->count++] = v;
+    }
+    if (out->count == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: version %" PRId64 " is a full version, so there is no delta to fold", path,
+                       wanted);
+    }
+    reverse_links(out);
+    FC_TRY(v ? FC_OK : check_no_gap(&all, out->versions[0], err));
+    return check_no_fork(&all, out, err);
+}
+
+/* ---- versions that are named ---- */
+
+static int order_links(const void *a, const void *b) {
+    const fc_delta_version *x = *(fc_delta_version *const *)a, *y = *(fc_delta_version *const *)b;
+    FC_ORDER_BY(x->number, y->number);
+    return strcmp(x->path, y->path);
+}
+
+static fc_code open_named(fc_arena *arena, const char *const *sources, size_t count, fc_delta_links *out,
+                          fc_error *err) {
+    fc_delta_version *versions = fc_arena_calloc(arena, count, sizeof *versions);
+    out->versions = fc_arena_calloc(arena, count, sizeof *out->versions);
+    FC_NEED(versions && out->versions, err, sources[0]);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(fc_delta_version_open(arena, sources[i], &versions[i], err));
+        out->versions[out->count++] = &versions[i];
+    }
+    qsort(out->versions, count, sizeof *out->versions, order_links);
+    return FC_OK;
+}
+
+static fc_code check_link(const fc_delta_version *v, const fc_delta_version *before, fc_error *err) {
+    if (v->base == FC_DELTA_NO_NUMBER) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: this is a full version, which needs none before it; fold only the versions after it",
+                       v->path);
+    }
+    if (!before) {
+        return FC_OK;
+    }
+    if (v->number == before->number) {
+        return fc_fail(err, FC_EUSAGE, "%s and %s: both are version %" PRId64 "; name one of them", before->path,
+                       v->path, v->number);
+    }
+    if (v->base == before->base) {
+        return fc_fail(err, FC_EUSAGE, "%s and %s: both change version %" PRId64 "; name those of one chain",
+                       before->path, v->path, v->base);
+    }
+    if (v->base != before->number) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: it changes version %" PRId64 ", but the version before it is %" PRId64
+                       "; name the versions between them too, or fold up to version %" PRId64,
+                       v->path, v->base, before->number, before->number);
+    }
+    if (v->encoding != before->encoding) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: its encoding is %s, that of %s is %s, and only the model tells what both make; fold the "
+                       "versions of each encoding on their own",
+                       v->path, fc_delta_encoding_name(v->encoding), before->path,
+                       fc_delta_encoding_name(before->encoding));
+    }
+    if (v->checksum != before->checksum) {
+        return fc_fail(
+            err, FC_EUSAGE, "%s: its checksums are %s, those of %s are %s; fold the versions of each kind on their own",
+            v->path, fc_delta_checksum_name(v->checksum), before->path, fc_delta_checksum_name(before->checksum));
+    }
+    return FC_OK;
+}
+
+fc_code fc_delta_links_find(fc_arena *arena, const char *const *sources, size_t count, int64_t wanted,
+                            fc_delta_links *out, fc_error *err) {
+    bool directory = false;
+    *out = (fc_delta_links){NULL, 0};
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(fc_check_given(sources[i], "a delta", err));
+    }
+    FC_TRY(count == 1 ? is_directory_of_versions(sources[0], &directory, err) : FC_OK);
+    FC_TRY(directory ? find_in_directory(arena, sources[0], wanted, out, err)
+                     : open_named(arena, sources, count, out, err));
+    for (size_t i = 0; i < out->count; i++) {
+        FC_TRY(check_link(out->versions[i], i > 0 ? out->versions[i - 1] : NULL, err));
+    }
+    for (size_t i = 0; i < out->count; i++) {
+        FC_TRY(fc_delta_version_read(arena, out->versions[i], err));
+    }
+    return FC_OK;
+}
+
+/* ---- tensors ---- */
+
+/* A frame, sorted by the name of its tensor and by its version. */
+typedef struct frame {
+    const char *name;
+    size_t version;
+    const fc_delta_tensor *tensor;
+} frame;
+
+static int order_frames(const void *a, const void *b) {
+    const frame *x = a, *y = b;
+    const int order = strcmp(x->name, y->name);
+    return order != 0 ? order : FC_ORDER(x->version, y->version);
+}
+
+fc_code fc_delta_links_tensors(fc_arena *arena, const fc_delta_links *links, fc_delta_link **out, size_t *count,
+                               fc_error *err) {
+    size_t total = 0, at = 0;
+    for (size_t i = 0; i < links->count; i++) {
+        total += links->versions[i]->ntensors;
+    }
+    frame *frames = fc_arena_calloc(arena, total + 1, sizeof *frames);
+    const fc_delta_version **versions = fc_arena_calloc(arena, total + 1, sizeof *versions);
+    const fc_delta_tensor **tensors = fc_arena_calloc(arena, total + 1, sizeof *tensors);
+    *out = fc_arena_calloc(arena, total + 1, sizeof **out);
+    *count = 0;
+    FC_NEED(frames && versions && tensors && *out, err, NULL);
+    for (size_t i = 0; i < links->count; i++) {
+        for (size_t k = 0; k < links->versions[i]->ntensors; k++) {
+            const fc_delta_tensor *t = &links->versions[i]->tensors[k];
+            frames[at++] = (frame){t->name, i, t};
+        }
+    }
+    qsort(frames, total, sizeof *frames, order_frames);
+    for (size_t i = 0; i < total; i++) {
+        versions[i] = links->versions[frames[i].version];
+        tensors[i] = frames[i].tensor;
+        if (i == 0 || strcmp(frames[i].name, frames[i - 1].name) != 0) {
+            (*out)[(*count)++] = (fc_delta_link){frames[i].name, versions + i, tensors + i, 0};
+        }
+        (*out)[*count - 1].count++;
+    }
+    return FC_OK;
+}
