@@ -370,6 +370,12 @@ const option_row option_table[OPT_COUNT] = {
                   .offset = FIELD(base),
                   .max = FC_DELTA_MOST_NUMBER,
                   .help = "the number of the version that it changes (default: the one before)"},
+    [OPT_UP_TO] = {.name = "up-to",
+                   .kind = KIND_INDEX,
+                   .arg = "N",
+                   .offset = FIELD(up_to),
+                   .max = FC_DELTA_MOST_NUMBER,
+                   .help = "the version that MODEL gets (default: the newest)"},
     [OPT_POLICY] = {.name = "policy",
                     .kind = KIND_TEXT,
                     .arg = "POLICY",
@@ -417,7 +423,7 @@ const option_group option_groups[OPTION_GROUPS] = {
     {"Target", TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_COMPRESS) |
                    TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_RANK) |
                    TAKES(OPT_SEAL) | TAKES(OPT_ENCODING) | TAKES(OPT_CHECKSUM) | TAKES(OPT_LEVEL) | TAKES(OPT_NUMBER) |
-                   TAKES(OPT_BASE)},
+                   TAKES(OPT_BASE) | TAKES(OPT_UP_TO)},
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |

@@ -70,6 +70,7 @@ typedef enum option_id {
     OPT_LEVEL,
     OPT_NUMBER,
     OPT_BASE,
+    OPT_UP_TO,
     OPT_DATA,
     OPT_RTOL,
     OPT_ATOL,
@@ -189,9 +190,9 @@ typedef struct options {
     double rtol, atol;
     bool github, data, equal_nan, seal;
     /* deltas */
-    int encoding, checksum; /**< fc_delta_encoding, fc_delta_checksum */
-    int64_t level;          /**< 0: not given */
-    int64_t number, base;   /**< valid if OPT_NUMBER and OPT_BASE were given */
+    int encoding, checksum;      /**< fc_delta_encoding, fc_delta_checksum */
+    int64_t level;               /**< 0: not given */
+    int64_t number, base, up_to; /**< valid if OPT_NUMBER, OPT_BASE and OPT_UP_TO were given */
     /* units */
     const char *policy, *classes;
     option_list ignore;

@@ -309,9 +309,6 @@ fc_code fc_delta_decoder_end(fc_delta_decoder *d, bool check, fc_error *err) {
     uint64_t position;
     if (d->encoding == FC_DELTA_OVERWRITE) {
         FC_TRY(peek_position(d, &there, &position, err));
-        FC_TRY(stream_end(d, d->streams[1], err));
-    } else {
-        FC_TRY(stream_end(d, d->streams[0], err));
     }
     if (there) {
         return fc_fail(err, FC_ECORRUPT,
@@ -319,6 +316,7 @@ fc_code fc_delta_decoder_end(fc_delta_decoder *d, bool check, fc_error *err) {
                        ", but the tensor has %" PRIu64,
                        d->path, d->tensor->name, position, d->bytes);
     }
+    FC_TRY(stream_end(d, d->streams[d->encoding == FC_DELTA_OVERWRITE ? 1 : 0], err));
     fc_delta_sum_end(&d->sum, digits);
     if (check && strcasecmp(digits, d->tensor->checksum) != 0) {
         return fc_fail(err, FC_ECORRUPT,

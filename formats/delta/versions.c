@@ -83,7 +83,12 @@ static fc_code read_kind(fc_arena *arena, fc_delta_version *v, fc_error *err) {
         if (missing.code != FC_OK && err) {
             *err = missing;
         }
-        return missing.code;
+        return missing.code != FC_OK || fc_find_in(v->path, "model" ST_EXTENSION, path, &missing)
+                   ? missing.code
+                   : fc_fail(err, FC_ECORRUPT,
+                             "%s: the version has neither " ST_INDEX_NAME " nor model" ST_EXTENSION
+                             ": it is being written, or incomplete",
+                             v->path);
     }
     FC_TRY_GOTO(read_delta_index(arena, v, &files, err), rc, out);
     if (files.index_metadata) {

@@ -26,6 +26,7 @@ typedef struct fc_delta_version {
     const fc_delta_tensor *tensors; /**< sorted by name */
     size_t ntensors;
     uint64_t stored_bytes; /**< of all frames */
+    size_t window;         /**< the largest that a frame needs; set by the caller */
 } fc_delta_version;
 
 /** The versions of a directory, by number. */

@@ -43,6 +43,13 @@ class Jobs(unittest.TestCase):
                                               follow_external=True).ok if name != "view.h5" else True)
         plan = fsdpckpt.reshard(TRAIN, dp=2, dry_run=True)
         self.assertTrue(plan.dry_run)
+        fsdpckpt.delta(self.folder / "full.h5", TRAIN, self.folder / "weight_v000001", include="model.norm.bias",
+                       rename="s/.*/norm.weight/")
+        fsdpckpt.consolidate(self.folder / "full.h5", self.folder / "local", to="safetensors", max_shard_size="1M")
+        applied = fsdpckpt.apply(self.folder, self.folder / "local", up_to=1)
+        self.assertEqual((applied["from_version"], applied["version"], applied["changed"]), (0, 1, 1))
+        with fsdpckpt.open(self.folder / "local") as local, fsdpckpt.open(TRAIN) as source:
+            self.assertEqual(local["norm.weight"].numpy().tobytes(), source["model.norm.bias"].numpy().tobytes())
         self.assertGreater(len(fsdpckpt.units(TRAIN, include="model.*").units), 0)
 
     def test_a_file_that_was_asked_for_is_no_directory(self):

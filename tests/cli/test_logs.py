@@ -77,6 +77,8 @@ class Logs(harness.Case):
         for more in ((), ("--force", "--json")):
             self.harmless("fold", "::error::d", "-o", "::error::f", *more)
         self.harmless("fold", "::error::d", "-o", "::error::weight_v000009")
+        for more in (("--dry-run",), ("--json",), ()):
+            self.harmless("apply", "::error::updates", "::error::model", *more)
         self.harmless("average", a, c, "-o", "::error::n.h5")
         with open(self.path(c), "r+b") as f:
             f.truncate(200)

@@ -182,6 +182,9 @@ def written(documents, work):
     documents.must("delta", "delta", TRAIN, TRAIN, "-o", at("weight_v000001"), "--json", "--include", "model.norm.bias", "--rename",
                    "s/bias/weight/")
     documents.must("fold", "fold", at("weight_v000001"), "-o", at("folded"), "--json")
+    tool("consolidate", TRAIN, "-o", at("local"), "--to", "safetensors", "--max-shard-size", "1M", "-q")
+    documents.must("apply", "apply", work, at("local"), "--json", "--dry-run")
+    documents.must("apply", "apply", work, at("local"), "--json")
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
     documents.must("inspect", "inspect", at("mesh"), "--json", "--stats")
     documents.must("tensor", "inspect", TRAIN, "--tensor", "model.norm.weight", "--stats", "--json")

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/select.h"
 
@@ -98,5 +99,36 @@ typedef struct fc_fold_report {
  */
 fc_code fc_delta_fold(const char *const *sources, size_t count, const char *path, const fc_fold_options *options,
                       fc_fold_report *report, fc_error *err);
+
+/** The options of fc_delta_apply. Zeroed memory is not enough: set `up_to` and `base`. */
+typedef struct fc_delta_apply_options {
+    int64_t up_to;        /**< the version that the model gets; FC_DELTA_NO_NUMBER: the newest */
+    int64_t base;         /**< the version of a model that does not say its own; FC_DELTA_NO_NUMBER: 0 */
+    bool dry_run;         /**< reads headers only, and writes nothing */
+    fc_reporter reporter; /**< receives a line when another process has the lock */
+    fc_work_options work;
+} fc_delta_apply_options;
+
+/** What fc_delta_apply did, or with `dry_run` what it would do. */
+typedef struct fc_delta_apply_report {
+    int64_t from, to;       /**< the version that the model had and the one that it has; equal: nothing to do */
+    int64_t replayed;       /**< the version that an earlier run had not put in place; FC_DELTA_NO_NUMBER: none */
+    int64_t full;           /**< the full version that replaced the model first; FC_DELTA_NO_NUMBER: none */
+    size_t deltas;          /**< how many were applied */
+    size_t tensors;         /**< how many changed in them */
+    uint64_t stored_bytes;  /**< of the frames */
+    uint64_t bytes;         /**< of the tensors that changed, each of which is read once */
+    uint64_t changed_bytes; /**< of the model; not known with dry_run, and of a full version */
+} fc_delta_apply_report;
+
+/**
+ * Brings the model in the folder `model` to another version, in place, with the versions in the directory `updates`.
+ * The checksum of every changed tensor is compared before anything of the model is written. A run that is killed, or
+ * whose machine loses power, leaves the old version, or a journal with which the next call completes the new one.
+ * @return FC_ECORRUPT for a version that is missing or damaged, or does not fit the model, which then stays as it was;
+ * FC_EUSAGE for a model that is newer, or whose files are links.
+ */
+fc_code fc_delta_apply(const char *updates, const char *model, const fc_delta_apply_options *options,
+                       fc_delta_apply_report *report, fc_error *err);
 
 FC_END_DECLS

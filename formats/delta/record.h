@@ -1,0 +1,26 @@
+/*
+ * The records of a journal, as they are stored.
+ */
+#pragma once
+
+#include "delta/journal.h"
+
+#define JOURNAL_MAGIC "fcjrnl01"
+
+enum {
+    JOURNAL_MAGIC_BYTES = 8,
+    /* kind, file, offset, size, length of what follows: 4, 4, 8, 4 and 4 bytes, little endian */
+    JOURNAL_HEADER = 24,
+    JOURNAL_LAST = 24, /* digest of everything before the last record, 16 bytes, and the version */
+    /* A change is a gap, a length, each of at most 3 bytes, and its bytes; two changes are at least GAP bytes apart. */
+    JOURNAL_GAP = 4,
+    JOURNAL_MOST = FC_JOURNAL_BLOCK + FC_JOURNAL_BLOCK / JOURNAL_GAP * 6
+};
+
+typedef enum journal_kind {
+    JOURNAL_FILE = 1, /* the name of the next file */
+    JOURNAL_CHANGES,
+    JOURNAL_REPLACES,
+    JOURNAL_REMOVES,
+    JOURNAL_END
+} journal_kind;

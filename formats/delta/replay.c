@@ -1,0 +1,345 @@
+/*
+ * Reads a journal, and brings the model to its version. See journal.h.
+ *
+ * The whole journal is read and compared with its digest before the first byte of the model is written, so what follows
+ * checks only that a journal, which could be someone else's, writes to no other files.
+ */
+#include "base/checked.h"
+#include "base/little.h"
+#include "delta/checksum.h"
+#include "delta/journal.h"
+#include "delta/record.h"
+#include "fsdpckpt/try.h"
+#include "io/directory.h"
+#include "io/file.h"
+#include "io/sync.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct record {
+    journal_kind kind;
+    uint32_t file, size, length;
+    uint64_t offset;
+} record;
+
+typedef struct replay {
+    const char *model;
+    char path[PATH_MAX]; /* of the journal */
+    int fd;
+    uint64_t size, at; /* bytes of the journal, and where the next record is */
+    int *files;        /* malloc'ed: the files of the model, in the order of their numbers */
+    size_t nfiles;
+    int64_t version;
+    unsigned char bytes[JOURNAL_MOST + 1]; /* what follows the header of the current record */
+    unsigned char block[FC_JOURNAL_BLOCK]; /* a place of the model */
+} replay;
+
+static fc_code join(char out[PATH_MAX], const char *model, const char *folder, const char *name, fc_error *err) {
+    const int n = snprintf(out, PATH_MAX, "%s/%s%s%s", model, folder, *folder ? "/" : "", name);
+    return n < PATH_MAX ? FC_OK : fc_fail(err, FC_EUSAGE, "%s: the path is too long", model);
+}
+
+/* ---- reading ---- */
+
+/* Reads the next record. @return false where the rest is not one. */
+static bool next_record(replay *r, record *out, fc_code *rc, fc_error *err) {
+    unsigned char header[JOURNAL_HEADER];
+    if (!fc_range_within(r->at, sizeof header, r->size)) {
+        return false;
+    }
+    *rc = fc_pread_full(r->fd, header, sizeof header, r->at, r->path, err);
+    *out = (record){.kind = (journal_kind)fc_load_little(header, 4),
+                    .file = (uint32_t)fc_load_little(header + 4, 4),
+                    .offset = fc_load_little(header + 8, 8),
+                    .size = (uint32_t)fc_load_little(header + 16, 4),
+                    .length = (uint32_t)fc_load_little(header + 20, 4)};
+    if (*rc != FC_OK || out->length > JOURNAL_MOST || !fc_range_within(r->at + sizeof header, out->length, r->size)) {
+        return false;
+    }
+    *rc = fc_pread_full(r->fd, r->bytes, out->length, r->at + sizeof header, r->path, err);
+    r->bytes[out->length] = '\0';
+    r->at += sizeof header + out->length;
+    return *rc == FC_OK;
+}
+
+/* Computes the digest of the first `size` bytes. */
+static fc_code digest_journal(replay *r, uint64_t size, unsigned char out[16], fc_error *err) {
+    XXH3_state_t *state = XXH3_createState();
+    XXH128_canonical_t digest;
+    fc_code rc = state ? FC_OK : fc_no_memory(err, r->path);
+    if (state) {
+        XXH3_128bits_reset(state);
+    }
+    for (uint64_t at = 0; rc == FC_OK && at < size;) {
+        const size_t some = size - at < sizeof r->block ? (size_t)(size - at) : sizeof r->block;
+        rc = fc_pread_full(r->fd, r->block, some, at, r->path, err);
+        if (rc == FC_OK) {
+            XXH3_128bits_update(state, r->block, some);
+        }
+        at += some;
+    }
+    if (rc == FC_OK) {
+        XXH128_canonicalFromHash(&digest, XXH3_128bits_digest(state));
+        memcpy(out, digest.digest, sizeof digest.digest);
+    }
+    XXH3_freeState(state);
+    return rc;
+}
+
+/* Finds out whether the journal is complete. */
+static fc_code check_complete(replay *r, bool *complete, fc_error *err) {
+    enum { LAST = JOURNAL_HEADER + JOURNAL_LAST, DIGEST = 16 };
+    unsigned char digest[DIGEST], magic[JOURNAL_MAGIC_BYTES];
+    record last;
+    fc_code rc = FC_OK;
+    *complete = false;
+    if (r->size < JOURNAL_MAGIC_BYTES + LAST) {
+        return FC_OK;
+    }
+    FC_TRY(fc_pread_full(r->fd, magic, sizeof magic, 0, r->path, err));
+    r->at = r->size - LAST;
+    if (memcmp(magic, JOURNAL_MAGIC, sizeof magic) != 0 || !next_record(r, &last, &rc, err) ||
+        last.kind != JOURNAL_END || last.offset != r->size - LAST || last.length != JOURNAL_LAST) {
+        return rc;
+    }
+    FC_TRY(digest_journal(r, r->size - LAST, digest, err));
+    *complete = memcmp(digest, r->bytes, DIGEST) == 0;
+    r->version = (int64_t)fc_load_little(r->bytes + DIGEST, 8);
+    return FC_OK;
+}
+
+/* @param there is set to whether there is a journal, which is then open. */
+static fc_code replay_open(replay *r, bool *there, bool *complete, fc_error *err) {
+    *there = *complete = false;
+    FC_TRY(join(r->path, r->model, "", SYNC_JOURNAL, err));
+    fc_error missing = {FC_OK};
+    if (!fc_path_exists(r->path, NULL, &missing)) {
+        return missing.code == FC_OK ? FC_OK : fc_fail(err, missing.code, "%s", missing.message);
+    }
+    *there = true;
+    FC_TRY(fc_open_input(r->path, &r->fd, &r->size, err));
+    return check_complete(r, complete, err);
+}
+
+static void replay_close(replay *r) {
+    for (size_t i = 0; i < r->nfiles; i++) {
+        close(r->files[i]);
+    }
+    if (r->fd >= 0) {
+        close(r->fd);
+    }
+    free(r->files);
+    free(r);
+}
+
+static replay *replay_new(const char *model) {
+    replay *r = calloc(1, sizeof *r);
+    if (r) {
+        r->model = model;
+        r->fd = -1;
+    }
+    return r;
+}
+
+fc_code fc_journal_look(const char *model, int64_t *version, fc_error *err) {
+    replay *r = replay_new(model);
+    bool there, complete;
+    FC_NEED(r, err, model);
+    const fc_code rc = replay_open(r, &there, &complete, err);
+    *version = rc == FC_OK && complete ? r->version : -1;
+    replay_close(r);
+    return rc;
+}
+
+/* ---- replaying ---- */
+
+static fc_code journal_fail(const replay *r, const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: %s: the journal is not of fsdpckpt; remove it if the model is whole", r->path,
+                   what);
+}
+
+/* A name of a file in the model itself. */
+static fc_code check_name(const replay *r, const char *name, uint32_t length, fc_error *err) {
+    const bool good = length > 0 && strlen(name) == length && name[0] != '.' && !strchr(name, '/');
+    return good ? FC_OK : journal_fail(r, "a name leads out of the model", err);
+}
+
+static fc_code replay_file(replay *r, const record *e, fc_error *err) {
+    const char *name = (const char *)r->bytes;
+    char path[PATH_MAX];
+    int *more = realloc(r->files, (r->nfiles + 1) * sizeof *more);
+    FC_NEED(more, err, r->path);
+    r->files = more;
+    FC_TRY(check_name(r, name, e->length, err));
+    FC_TRY(join(path, r->model, "", name, err));
+    const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: the file cannot be opened", path);
+    }
+    r->files[r->nfiles++] = fd;
+    return FC_OK;
+}
+
+/* Reads a number of put_varint. @return false if it does not end in time. */
+static bool take_varint(const unsigned char *bytes, size_t size, size_t *at, size_t *out) {
+    *out = 0;
+    for (int shift = 0; *at < size && shift < 28; shift += 7) {
+        const unsigned char byte = bytes[(*at)++];
+        *out |= (size_t)(byte & 127) << shift;
+        if (byte < 128) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Stores the new bytes in the block. @param first, end receive the range of them in it. */
+static bool patch(replay *r, const record *e, size_t *first, size_t *end) {
+    size_t at = 0, place = 0;
+    *first = e->size;
+    *end = 0;
+    while (at < e->length) {
+        size_t gap, length;
+        if (!take_varint(r->bytes, e->length, &at, &gap) || !take_varint(r->bytes, e->length, &at, &length) ||
+            !fc_range_within(place, gap, e->size) || !fc_range_within(place + gap, length, e->size) ||
+            !fc_range_within(at, length, e->length)) {
+            return false;
+        }
+        place += gap;
+        memcpy(r->block + place, r->bytes + at, length);
+        *first = *end == 0 ? place : *first;
+        place += length;
+        at += length;
+        *end = place;
+    }
+    return true;
+}
+
+static fc_code replay_changes(replay *r, const record *e, fc_error *err) {
+    size_t first, end;
+    if (e->file >= r->nfiles || e->size > sizeof r->block) {
+        return journal_fail(r, "a record is damaged", err);
+    }
+    FC_TRY(fc_pread_full(r->files[e->file], r->block, e->size, e->offset, r->model, err));
+    if (!patch(r, e, &first, &end)) {
+        return journal_fail(r, "a record is damaged", err);
+    }
+    return end > first
+               ? fc_pwrite_full(r->files[e->file], r->block + first, end - first, e->offset + first, r->model, err)
+               : FC_OK;
+}
+
+/* An earlier replay may have done this already. */
+static fc_code replay_names(replay *r, const record *e, fc_error *err) {
+    const char *name = (const char *)r->bytes;
+    char from[PATH_MAX], to[PATH_MAX];
+    FC_TRY(check_name(r, name, e->length, err));
+    FC_TRY(join(from, r->model, SYNC_STAGED, name, err));
+    FC_TRY(join(to, r->model, "", name, err));
+    const int done = e->kind == JOURNAL_REPLACES ? rename(from, to) : unlinkat(AT_FDCWD, to, 0);
+    return done == 0 || errno == ENOENT ? FC_OK
+                                        : fc_fail_errno(err, errno, "%s: the file cannot be %s", to,
+                                                        e->kind == JOURNAL_REPLACES ? "replaced" : "removed");
+}
+
+static fc_code replay_record(replay *r, const record *e, fc_error *err) {
+    switch (e->kind) {
+    case JOURNAL_FILE:
+        return replay_file(r, e, err);
+    case JOURNAL_CHANGES:
+        return replay_changes(r, e, err);
+    case JOURNAL_REPLACES:
+    case JOURNAL_REMOVES:
+        return replay_names(r, e, err);
+    default:
+        return journal_fail(r, "a record is of an unknown kind", err);
+    }
+}
+
+static fc_code write_state(const replay *r, fc_error *err) {
+    char path[PATH_MAX], made[PATH_MAX], text[64], folder[PATH_MAX];
+    FC_TRY(join(path, r->model, "", SYNC_STATE, err));
+    FC_TRY(join(made, r->model, "", SYNC_STATE ".new", err));
+    FC_TRY(join(folder, r->model, "", SYNC_FOLDER, err));
+    const int size = snprintf(text, sizeof text, "{\"version\": \"%06" PRId64 "\"}", r->version);
+    int fd = open(made, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: the file cannot be created", made);
+    }
+    fc_code rc = fc_pwrite_full(fd, text, (size_t)size, 0, made, err);
+    if (rc == FC_OK && fsync(fd) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: fsync", made);
+    }
+    FC_TRY(fc_close_written(fd, rc, made, err));
+    if (rename(made, path) != 0) {
+        return fc_fail_errno(err, errno, "%s: the file cannot be replaced", path);
+    }
+    return fc_sync_path(AT_FDCWD, folder, folder, err);
+}
+
+static fc_code remove_journal(const replay *r, fc_error *err) {
+    char folder[PATH_MAX];
+    FC_TRY(join(folder, r->model, "", SYNC_FOLDER, err));
+    if (unlinkat(AT_FDCWD, r->path, 0) != 0) {
+        return fc_fail_errno(err, errno, "%s: the file cannot be removed", r->path);
+    }
+    return fc_sync_path(AT_FDCWD, folder, folder, err);
+}
+
+/* Everything of the model must be on the disk before the state says so. */
+static fc_code sync_model(const replay *r, fc_progress *progress, fc_error *err) {
+    fc_progress_begin(progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, r->nfiles + 1);
+    for (size_t i = 0; i < r->nfiles; i++) {
+        if (fsync(r->files[i]) != 0) {
+            return fc_fail_errno(err, errno, "%s: fsync", r->model);
+        }
+        (void)fc_progress_count(progress, 1, NULL);
+    }
+    return fc_sync_path(AT_FDCWD, r->model, r->model, err);
+}
+
+static fc_code replay_all(replay *r, fc_progress *progress, fc_error *err) {
+    const uint64_t records = r->size - JOURNAL_HEADER - JOURNAL_LAST;
+    record e;
+    fc_code rc = FC_OK;
+    fc_progress_begin(progress, FC_PHASE_COPYING, FC_COUNTED_BYTES, records);
+    r->at = JOURNAL_MAGIC_BYTES;
+    while (r->at < records) {
+        const uint64_t before = r->at;
+        if (!next_record(r, &e, &rc, err)) {
+            return rc != FC_OK ? rc : journal_fail(r, "a record is damaged", err);
+        }
+        FC_TRY(replay_record(r, &e, err));
+        (void)fc_progress_count(progress, r->at - before, NULL); /* it must end, whatever the user wants */
+    }
+    FC_TRY(sync_model(r, progress, err));
+    return write_state(r, err);
+}
+
+fc_code fc_journal_replay(const char *model, int64_t *version, fc_progress *progress, fc_error *err) {
+    replay *r = replay_new(model);
+    bool there, complete;
+    fc_code rc;
+    *version = -1;
+    FC_NEED(r, err, model);
+    FC_TRY_GOTO(replay_open(r, &there, &complete, err), rc, out);
+    if (complete) {
+        rc = replay_all(r, progress, err);
+        if (rc != FC_OK) {
+            rc = fc_context(err, rc, "%s: the new version is in %s, and the next run goes on", model, SYNC_JOURNAL);
+            goto out;
+        }
+        *version = r->version;
+    }
+    rc = there ? remove_journal(r, err) : FC_OK;
+out:
+    replay_close(r);
+    return rc;
+}
