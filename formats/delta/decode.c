@@ -217,12 +217,24 @@ fc_code fc_delta_decoder_begin(fc_delta_decoder *d, const fc_delta_version *vers
     return d->encoding == FC_DELTA_OVERWRITE ? begin_overwrite(d, err) : FC_OK;
 }
 
+/* Word by word: compilers that do not vectorize are several times as slow with bytes. */
+static void xor_bytes(unsigned char *restrict bytes, const unsigned char *restrict difference, size_t size) {
+    size_t i = 0;
+    for (uint64_t a, b; i + sizeof a <= size; i += sizeof a) {
+        memcpy(&a, bytes + i, sizeof a);
+        memcpy(&b, difference + i, sizeof b);
+        a ^= b;
+        memcpy(bytes + i, &a, sizeof a);
+    }
+    for (; i < size; i++) {
+        bytes[i] ^= difference[i];
+    }
+}
+
 static fc_code decode_xor(fc_delta_decoder *d, unsigned char *bytes, unsigned char *changed, size_t size,
                           fc_error *err) {
     FC_TRY(stream_need(d, d->streams[0], d->block, size, err));
-    for (size_t i = 0; i < size; i++) {
-        bytes[i] ^= d->block[i];
-    }
+    xor_bytes(bytes, d->block, size);
     for (size_t i = 0; changed && i < size; i++) {
         changed[i] |= d->block[i] != 0;
     }

@@ -141,7 +141,7 @@ static size_t find_change(const unsigned char *old, const unsigned char *made, s
         memcpy(&a, old + at, sizeof a);
         memcpy(&b, made + at, sizeof b);
         if (a != b) {
-            break;
+            return at + (size_t)__builtin_ctzll(a ^ b) / 8; /* little endian, as everywhere here */
         }
     }
     while (at < size && old[at] == made[at]) {

@@ -222,6 +222,15 @@ static bool patch(replay *r, const record *e, size_t *first, size_t *end) {
     return true;
 }
 
+/* Lets the disk begin with a part of the file that is complete, as a rule, while the next one is made. The places of a
+   tensor come in order. */
+static void begin_writing(int fd, uint64_t offset, uint64_t size) {
+    const uint64_t part = UINT64_C(4) << 20, last = (offset + size) / part;
+    if (offset / part != last) {
+        (void)sync_file_range(fd, (off64_t)((last - 1) * part), (off64_t)part, SYNC_FILE_RANGE_WRITE);
+    }
+}
+
 static fc_code replay_changes(replay *r, const record *e, fc_error *err) {
     size_t first, end;
     if (e->file >= r->nfiles || e->size > sizeof r->block) {
@@ -231,9 +240,11 @@ static fc_code replay_changes(replay *r, const record *e, fc_error *err) {
     if (!patch(r, e, &first, &end)) {
         return journal_fail(r, "a record is damaged", err);
     }
-    return end > first
+    FC_TRY(end > first
                ? fc_pwrite_full(r->files[e->file], r->block + first, end - first, e->offset + first, r->model, err)
-               : FC_OK;
+               : FC_OK);
+    begin_writing(r->files[e->file], e->offset, e->size);
+    return FC_OK;
 }
 
 /* An earlier replay may have done this already. */
