@@ -36,7 +36,8 @@ fc_code fc_journal_new(const char *model, fc_journal **out, fc_error *err);
 /** Closes the journal, and removes it unless it was committed. NULL is allowed. */
 void fc_journal_free(fc_journal *journal);
 
-/** Adds a file of the model, whose bytes will change. @param number receives its number in the journal. */
+/** Adds a file of the model, whose bytes will change, before anything else is added. @param number receives its number
+ * in the journal. */
 fc_code fc_journal_file(fc_journal *journal, const char *name, uint32_t *number, fc_error *err);
 
 /**

@@ -18,7 +18,7 @@ enum {
 };
 
 typedef enum journal_kind {
-    JOURNAL_FILE = 1, /* the name of the next file */
+    JOURNAL_FILE = 1, /* the name of the next file; these come first */
     JOURNAL_CHANGES,
     JOURNAL_REPLACES,
     JOURNAL_REMOVES,

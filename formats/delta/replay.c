@@ -13,15 +13,19 @@
 #include "io/directory.h"
 #include "io/file.h"
 #include "io/sync.h"
+#include "read/threads.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { LEAST_PER_THREAD = 1 << 20 }; /* bytes of the journal */
 
 typedef struct record {
     journal_kind kind;
@@ -262,8 +266,6 @@ static fc_code replay_names(replay *r, const record *e, fc_error *err) {
 
 static fc_code replay_record(replay *r, const record *e, fc_error *err) {
     switch (e->kind) {
-    case JOURNAL_FILE:
-        return replay_file(r, e, err);
     case JOURNAL_CHANGES:
         return replay_changes(r, e, err);
     case JOURNAL_REPLACES:
@@ -316,20 +318,86 @@ static fc_code sync_model(const replay *r, fc_progress *progress, fc_error *err)
     return fc_sync_path(AT_FDCWD, r->model, r->model, err);
 }
 
-static fc_code replay_all(replay *r, fc_progress *progress, fc_error *err) {
-    const uint64_t records = r->size - JOURNAL_HEADER - JOURNAL_LAST;
+/* The records that the workers share. */
+typedef struct replay_job {
+    replay *replay; /* where the next record is; each worker has a copy for what it reads */
+    uint64_t end;
+    fc_progress *progress;
+    pthread_mutex_t lock; /* guards replay->at and what follows */
+    fc_code code;
+    fc_error error;
+} replay_job;
+
+/* Takes the next record. @return false at the end, or after an error of any worker. */
+static bool take_record(replay_job *job, replay *w, record *out, fc_code *rc, fc_error *err) {
+    pthread_mutex_lock(&job->lock);
+    const bool more = job->code == FC_OK && job->replay->at < job->end;
+    if (more) {
+        w->at = job->replay->at;
+        if (!next_record(w, out, rc, err) && *rc == FC_OK) {
+            *rc = journal_fail(w, "a record is damaged", err);
+        }
+        (void)fc_progress_count(job->progress, w->at - job->replay->at,
+                                NULL); /* it must end, whatever the user wants */
+        job->replay->at = w->at;
+    }
+    pthread_mutex_unlock(&job->lock);
+    return more && *rc == FC_OK;
+}
+
+static void *replay_records(void *context) {
+    replay_job *job = context;
+    replay *w = malloc(sizeof *w);
     record e;
+    fc_error err = {FC_OK};
+    fc_code rc = w ? FC_OK : fc_no_memory(&err, job->replay->path);
+    if (w) {
+        *w = *job->replay;
+    }
+    while (rc == FC_OK && take_record(job, w, &e, &rc, &err)) {
+        rc = replay_record(w, &e, &err);
+    }
+    free(w);
+    if (rc != FC_OK) {
+        pthread_mutex_lock(&job->lock);
+        if (job->code == FC_OK) {
+            job->code = rc;
+            job->error = err;
+        }
+        pthread_mutex_unlock(&job->lock);
+    }
+    return NULL;
+}
+
+/* The files come first. Opens them. */
+static fc_code replay_files(replay *r, uint64_t end, fc_error *err) {
     fc_code rc = FC_OK;
-    fc_progress_begin(progress, FC_PHASE_COPYING, FC_COUNTED_BYTES, records);
+    record e;
     r->at = JOURNAL_MAGIC_BYTES;
-    while (r->at < records) {
-        const uint64_t before = r->at;
+    for (uint64_t at = r->at; at < end; at = r->at) {
         if (!next_record(r, &e, &rc, err)) {
             return rc != FC_OK ? rc : journal_fail(r, "a record is damaged", err);
         }
-        FC_TRY(replay_record(r, &e, err));
-        (void)fc_progress_count(progress, r->at - before, NULL); /* it must end, whatever the user wants */
+        if (e.kind != JOURNAL_FILE) {
+            r->at = at;
+            return FC_OK;
+        }
+        FC_TRY(replay_file(r, &e, err));
     }
+    return FC_OK;
+}
+
+static fc_code replay_all(replay *r, fc_progress *progress, fc_error *err) {
+    replay_job job = {.replay = r, .end = r->size - JOURNAL_HEADER - JOURNAL_LAST, .progress = progress};
+    FC_TRY(replay_files(r, job.end, err));
+    fc_progress_begin(progress, FC_PHASE_COPYING, FC_COUNTED_BYTES, job.end);
+    pthread_mutex_init(&job.lock, NULL);
+    fc_threads_run(fc_useful_threads(fc_processors(), job.end, LEAST_PER_THREAD), replay_records, &job);
+    pthread_mutex_destroy(&job.lock);
+    if (job.code != FC_OK && err) {
+        *err = job.error;
+    }
+    FC_TRY(job.code);
     FC_TRY(sync_model(r, progress, err));
     return write_state(r, err);
 }

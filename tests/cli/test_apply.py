@@ -135,6 +135,15 @@ class Apply(harness.Case):
         self.has(1)
         self.assertEqual({**self.contents(), ".weight_sync/state.json": None}, {**before, ".weight_sync/state.json": None})
 
+    def test_a_journal_that_several_threads_replay(self):
+        rng, size = random.Random(3), 5_000_000
+        self.tensors = {name: ("U8", [size], rng.randbytes(size)) for name in "ab"}
+        self.raw = [{name: data for name, (_, _, data) in self.tensors.items()}, {name: rng.randbytes(size) for name in "ab"}]
+        self.save("large", self.raw[0], files=1)
+        weight_sync.write_version(self.path("updates/weight_v000001"), *self.raw, 1)
+        self.ok("apply", "updates", "large", "-q")
+        self.has(1, "large")
+
     def test_a_full_version_in_the_middle(self):
         for number in (1, 3, 4):
             self.version(number)
