@@ -17,6 +17,9 @@ fc_code recipe_check_options(const options *o, fc_error *err) {
     if (!o->recipe && o->reverse) {
         return fc_fail(err, FC_EUSAGE, "--reverse needs --recipe");
     }
+    if (o->delta.count == 0 && option_given(o, OPT_UP_TO)) {
+        return fc_fail(err, FC_EUSAGE, "--up-to needs --delta with a directory of versions");
+    }
     return !o->recipe && !option_given(o, OPT_DEQUANTIZE) && o->config
                ? fc_fail(err, FC_EUSAGE, "--config needs --recipe, or --dequantize where the command takes it")
                : FC_OK;
@@ -83,7 +86,8 @@ static fc_code change_source(const options *o, bool headers_only, fc_checkpoint 
 }
 
 bool recipe_changes(const options *o) {
-    return (o->given & (TAKES(OPT_RECIPE) | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) | TAKES(OPT_ADAPTER))) != 0;
+    return (o->given & (TAKES(OPT_DELTA) | TAKES(OPT_RECIPE) | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) |
+                        TAKES(OPT_ADAPTER))) != 0;
 }
 
 fc_code recipe_open(cli_call *call, options *rest, const char *path, bool headers_only, fc_checkpoint **out,

@@ -1,16 +1,25 @@
 /*
- * --dequantize, --adapter and --quantize: see weights.h.
+ * --delta, --dequantize, --adapter and --quantize: see weights.h.
  */
 #include "weights.h"
 
 #include "source.h"
 
+#include "fsdpckpt/delta.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+static fc_code patch_source(const options *o, fc_checkpoint **source, fc_error *err) {
+    fc_checkpoint *made = NULL;
+    FC_TRY(fc_delta_patch(*source, (const char *const *)o->delta.items, o->delta.count,
+                          option_given(o, OPT_UP_TO) ? o->up_to : FC_DELTA_NO_NUMBER, &made, err));
+    *source = made;
+    return FC_OK;
+}
 
 static fc_code dequantize_source(const options *o, fc_arena *arena, fc_checkpoint **source, fc_error *err) {
     const char *config = NULL;
@@ -52,6 +61,7 @@ fc_code weights_compute(const options *o, fc_checkpoint **source, fc_error *err)
     fc_arena *arena = fc_arena_new();
     fc_code rc;
     FC_TRY_GOTO(arena ? FC_OK : fc_no_memory(err, NULL), rc, out);
+    FC_TRY_GOTO(o->delta.count > 0 ? patch_source(o, source, err) : FC_OK, rc, out);
     FC_TRY_GOTO(option_given(o, OPT_DEQUANTIZE) ? dequantize_source(o, arena, source, err) : FC_OK, rc, out);
     rc = o->adapter.count > 0 ? merge_adapters(o, arena, source, err) : FC_OK;
 out:

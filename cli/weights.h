@@ -1,5 +1,5 @@
 /*
- * --dequantize, --adapter and --quantize: replaces weights of a source by what is computed from them.
+ * --delta, --dequantize, --adapter and --quantize: replaces weights of a source by what is computed from them.
  */
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** --dequantize and --adapter: replaces `*source`, before its values are selected and renamed. */
+/** --delta, --dequantize and --adapter, in this order: replaces `*source`, before its values are selected and renamed. */
 fc_code weights_compute(const options *o, fc_checkpoint **source, fc_error *err);
 
 /** --quantize: replaces `*source`, after the recipe. */

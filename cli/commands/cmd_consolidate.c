@@ -37,7 +37,7 @@ const command command_consolidate = {
     .helps = helps,
     .examples = examples,
     .synopsis = "-o DST",
-    .takes = TAKES_CONVERSION | TAKES_COMPUTED | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_TP_PLAN),
+    .takes = TAKES_CONVERSION | TAKES_COMPUTED | TAKES_DELTA | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_TP_PLAN),
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_DTYPE) | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_ADAPTER) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),
     .needs = TAKES(OPT_OUTPUT),

@@ -30,7 +30,7 @@ const command command_convert = {
     .examples = examples,
     .synopsis = "-o DST --to FORMAT",
     .helps = helps,
-    .takes = TAKES_CONVERSION | TAKES_COMPUTED | TAKES(OPT_TP_PLAN),
+    .takes = TAKES_CONVERSION | TAKES_COMPUTED | TAKES_DELTA | TAKES(OPT_TP_PLAN),
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_RECIPE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),
     .needs = TAKES(OPT_OUTPUT),

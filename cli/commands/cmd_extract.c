@@ -221,7 +221,7 @@ const command command_extract = {
         "status.\n\nNAME is the name after --strip-prefix and --rename.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) |
+    .takes = TAKES_COMMON | TAKES_RECIPE | TAKES_DELTA | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) |
              TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
              TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
              TAKES(OPT_TP_PLAN),

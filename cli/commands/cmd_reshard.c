@@ -70,7 +70,7 @@ const command command_reshard = {
         "no data. --rank R then shows the plan of one rank.",
     .examples = examples,
     .synopsis = "-o DST --dp N [--tp N]",
-    .takes = TAKES_CONVERSION | TAKES_COMPUTED | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
+    .takes = TAKES_CONVERSION | TAKES_COMPUTED | TAKES_DELTA | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
              TAKES(OPT_TP_PLAN) | TAKES(OPT_RANK) | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE),
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
              TAKES(OPT_TP_PLAN) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN),

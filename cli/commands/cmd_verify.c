@@ -5,8 +5,10 @@
 #include "options/command.h"
 #include "options/hint.h"
 #include "output/json_out.h"
+#include "recipe.h"
 #include "signals.h"
 #include "source.h"
+#include "weights.h"
 
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
@@ -232,12 +234,30 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     return rc;
 }
 
+/* Opens the source with the deltas applied. */
+static fc_code open_patched(const cli_call *call, fc_checkpoint **out, fc_error *err) {
+    const options *o = call->options;
+    if (o->seal) {
+        return fc_fail(err, FC_EUSAGE,
+                       "verify: --seal records the digests of files, and --delta changes what they "
+                       "hold: seal the model without it");
+    }
+    FC_TRY(source_open(call, o->operands[0], false, out, err));
+    const fc_code rc = weights_compute(o, out, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
 static fc_code run_verify(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
     verify_output p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
-    FC_TRY(open_source(call, &checkpoint, err));
+    FC_TRY(recipe_check_options(o, err));
+    FC_TRY((o->delta.count > 0 ? open_patched : open_source)(call, &checkpoint, err));
     source_report(o, checkpoint);
     begin_json(&p, checkpoint);
     fc_code rc;
@@ -279,11 +299,12 @@ const command command_verify = {
         "itself is never changed. From then on verify, diff and conversions use this seal, and verify compares every "
         "byte of every file with it.\n\nPrints every defect with its file, offset and tensor, then a summary of the "
         "data that the digests cover and do not cover. The exit status is 0 if there are no defects, 1 if there are "
-        "defects, and 3 if SRC cannot be opened.",
+        "defects, and 3 if SRC cannot be opened.\n\nWith --delta, what the deltas make of SRC is read and "
+        "compared with their checksums.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SEAL) |
-             TAKES(OPT_FORCE) | TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES_DELTA | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) |
+             TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .usual = TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JOBS) | TAKES(OPT_JSON),
     .run = run_verify,
 };

@@ -110,6 +110,13 @@ const option_row option_table[OPT_COUNT] = {
                       .help = "turn the floating-point matrices that match GLOB into f8_e4m3fn codes with a scale for "
                               "each block of 128 x 128, in NAME_scale_inv, as DeepSeek stores them (repeatable). GLOB "
                               "matches names in SRC, or those that --recipe makes"},
+    [OPT_DELTA] = {.name = "delta",
+                   .kind = KIND_LIST,
+                   .arg = "DIR",
+                   .offset = FIELD(delta),
+                   .help = "read SRC with deltas applied: DIR is a version that 'fsdpckpt delta' or another program "
+                           "wrote (repeatable), or a directory of versions. It comes before all other options about "
+                           "tensors"},
     [OPT_ADAPTER] = {.name = "adapter",
                      .kind = KIND_LIST,
                      .arg = "DIR[=W]",
@@ -375,7 +382,7 @@ const option_row option_table[OPT_COUNT] = {
                    .arg = "N",
                    .offset = FIELD(up_to),
                    .max = FC_DELTA_MOST_NUMBER,
-                   .help = "the version that MODEL gets (default: the newest)"},
+                   .help = "the last version of the directory of versions that is used (default: the newest)"},
     [OPT_POLICY] = {.name = "policy",
                     .kind = KIND_TEXT,
                     .arg = "POLICY",
@@ -427,8 +434,8 @@ const option_group option_groups[OPTION_GROUPS] = {
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
-                              TAKES(OPT_RENAME) | TAKES_COMPUTED | TAKES(OPT_ADAPTER_CONFIG) | TAKES(OPT_WEIGHTS) |
-                              TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
+                              TAKES(OPT_RENAME) | TAKES_DELTA | TAKES_COMPUTED | TAKES(OPT_ADAPTER_CONFIG) |
+                              TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
     {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_LIKE) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},

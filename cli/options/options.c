@@ -330,6 +330,7 @@ void options_free(options *o) {
     free(o->dtype_for.items);
     free(o->quantize.items);
     free(o->adapter.items);
+    free(o->delta.items);
     free(o->allow_missing.items);
     free(o->allow_unexpected.items);
     free(o->ignore.items);

@@ -29,6 +29,7 @@ typedef enum option_id {
     OPT_DTYPE_FOR,
     OPT_DEQUANTIZE,
     OPT_QUANTIZE,
+    OPT_DELTA,
     OPT_ADAPTER,
     OPT_ADAPTER_CONFIG,
     OPT_RECIPE,
@@ -111,6 +112,8 @@ __extension__ typedef unsigned __int128 option_set;
 #define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG))
 /** The options of commands that apply a recipe to SRC, or compute weights of it. */
 #define TAKES_COMPUTED (TAKES_RECIPE | TAKES(OPT_DEQUANTIZE) | TAKES(OPT_QUANTIZE) | TAKES(OPT_ADAPTER))
+/** The options of commands that read SRC with deltas applied. */
+#define TAKES_DELTA (TAKES(OPT_DELTA) | TAKES(OPT_UP_TO))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -171,7 +174,7 @@ typedef struct options {
     int64_t rank;                   /**< valid if OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
     uint64_t max_shard_size;        /**< 0: not given */
-    option_list include, exclude, rename, dtype_for, quantize, adapter;
+    option_list include, exclude, rename, dtype_for, quantize, adapter, delta;
     fc_dtype dtype;      /**< valid if OPT_DTYPE was given */
     fc_dtype dequantize; /**< valid if OPT_DEQUANTIZE was given */
     int compress;        /**< 0: none */

@@ -141,18 +141,6 @@ static fc_code check_link(const fc_delta_version *v, const fc_delta_version *bef
                        "; name the versions between them too, or fold up to version %" PRId64,
                        v->path, v->base, before->number, before->number);
     }
-    if (v->encoding != before->encoding) {
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: its encoding is %s, that of %s is %s, and only the model tells what both make; fold the "
-                       "versions of each encoding on their own",
-                       v->path, fc_delta_encoding_name(v->encoding), before->path,
-                       fc_delta_encoding_name(before->encoding));
-    }
-    if (v->checksum != before->checksum) {
-        return fc_fail(
-            err, FC_EUSAGE, "%s: its checksums are %s, those of %s are %s; fold the versions of each kind on their own",
-            v->path, fc_delta_checksum_name(v->checksum), before->path, fc_delta_checksum_name(before->checksum));
-    }
     return FC_OK;
 }
 

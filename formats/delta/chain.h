@@ -5,7 +5,7 @@
 
 #include "delta/versions.h"
 
-/** Consecutive deltas of one encoding and one checksum, the oldest first. Everything is in an arena. */
+/** Consecutive deltas, the oldest first. Everything is in an arena. */
 typedef struct fc_delta_links {
     fc_delta_version **versions;
     size_t count;

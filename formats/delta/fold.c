@@ -331,10 +331,30 @@ static fc_code check_sources(const folder *f, const char *path, unsigned *forbid
     return fc_check_inputs(path, inputs, "a delta that is folded", err);
 }
 
+/* Only the model tells what two encodings make together, and the index has one kind of checksum. */
+static fc_code check_alike(const fc_delta_version *before, const fc_delta_version *v, fc_error *err) {
+    if (v->encoding != before->encoding) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: its encoding is %s, that of %s is %s, and only the model tells what both make; fold the "
+                       "versions of each encoding on their own",
+                       v->path, fc_delta_encoding_name(v->encoding), before->path,
+                       fc_delta_encoding_name(before->encoding));
+    }
+    if (v->checksum != before->checksum) {
+        return fc_fail(
+            err, FC_EUSAGE, "%s: its checksums are %s, those of %s are %s; fold the versions of each kind on their own",
+            v->path, fc_delta_checksum_name(v->checksum), before->path, fc_delta_checksum_name(before->checksum));
+    }
+    return FC_OK;
+}
+
 static fc_code fold_all(folder *f, const char *const *sources, size_t count, const char *path, fc_error *err) {
     fc_fold_report *r = f->report;
     unsigned forbidden = 0;
     FC_TRY(fc_delta_links_find(f->arena, sources, count, fc_delta_number_of(path), &f->links, err));
+    for (size_t i = 1; i < f->links.count; i++) {
+        FC_TRY(check_alike(f->links.versions[i - 1], f->links.versions[i], err));
+    }
     const fc_delta_version *first = f->links.versions[0], *last = f->links.versions[f->links.count - 1];
     *r = (fc_fold_report){.number = last->number,
                           .base = first->base,

@@ -292,3 +292,12 @@ fc_derived *fc_derived_of(const fc_checkpoint *checkpoint, const fc_derived_kind
     fc_derived *d = checkpoint->state;
     return d->kind == kind ? d : NULL;
 }
+
+bool fc_derived_checks(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
+    if (checkpoint->format->reader.close != derived_close) {
+        return false;
+    }
+    const fc_derived *d = checkpoint->state;
+    const fc_origin *o = tensor->detail;
+    return d->kind->checks_computed && o->kind == FC_ORIGIN_COMPUTED;
+}

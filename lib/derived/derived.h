@@ -45,6 +45,7 @@ typedef struct fc_derived_kind {
      *  members are NULL if CRCs are not collected, or if the chunk was read before. */
     fc_code (*compute)(fc_derived *derived, const fc_tensor *tensor, size_t index, fc_source_crc *const *crcs,
                        void *buf, fc_error *err);
+    bool checks_computed; /**< check_inputs compares every computed value that was read with a checksum of its own */
     /** Compares with their digests what the collected CRCs do not cover. The ranks divide the work. */
     fc_code (*check_inputs)(const fc_checkpoint *checkpoint, const fc_comm *comm, fc_error *err);
     void (*free)(fc_derived *derived); /**< frees what is not in the arena */
@@ -90,6 +91,9 @@ fc_code fc_derived_record_reads(const fc_checkpoint *derived, const fc_tensor *t
 /** Cuts a tensor with elements into `count` blocks of the sizes `block`, fewer at the edges, which become its chunks.
  *  @return false when out of memory. */
 bool fc_derived_cut(fc_tensor *tensor, const int64_t *block, size_t count, fc_arena *arena);
+
+/** Returns whether a value has a checksum that only fc_checkpoint_check_inputs compares. */
+bool fc_derived_checks(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
 
 /** @return the state of a checkpoint that is derived and of this kind, else NULL. */
 fc_derived *fc_derived_of(const fc_checkpoint *checkpoint, const fc_derived_kind *kind);

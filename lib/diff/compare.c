@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/compare.h"
 
+#include "checkpoint/identity.h"
 #include "diff/compare_data.h"
 #include "diff/values.h"
 #include "fsdpckpt/digest.h"
@@ -271,6 +272,10 @@ static fc_code finish_comparison(comparison *c, fc_error *err) {
         judge_pair(c, &r->items[i]);
         compare_objects(c, &r->items[i]);
         count_result(r, &r->items[i]);
+    }
+    if (!c->stopped) {
+        FC_TRY(fc_checkpoint_check_inputs(c->a, NULL, err));
+        FC_TRY(fc_checkpoint_check_inputs(c->b, NULL, err));
     }
     FC_TRY(fc_checkpoint_unchanged(c->a, err));
     return fc_checkpoint_unchanged(c->b, err);

@@ -5,6 +5,8 @@
 #include "verify/regions.h"
 
 #include "base/crc.h"
+#include "checkpoint/identity.h"
+#include "derived/derived.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
@@ -287,6 +289,33 @@ out:
     return rc;
 }
 
+/* Compares what a derived checkpoint has read of others, unless a defect explains why some of that is missing. */
+static fc_code verify_inputs(const fc_checkpoint *checkpoint, fc_findings *findings, fc_verify_report *out,
+                             fc_error *err) {
+    const fc_defect place = {NULL};
+    fc_error found;
+    if (findings->count > 0) {
+        return FC_OK;
+    }
+    const fc_code rc = fc_checkpoint_check_inputs(checkpoint, NULL, &found);
+    if (rc == FC_ECORRUPT) {
+        fc_report_defect(findings, &place, "%s", found.message);
+    } else if (rc != FC_OK) {
+        *err = found;
+        return rc;
+    }
+    for (size_t i = 0; i < checkpoint->ntensors && rc == FC_OK; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        const fc_box whole = {t->ndim, NULL, t->shape};
+        if (t->nchunks > 0 && fc_derived_checks(checkpoint, t)) {
+            out->digested++;
+            out->undigested--;
+            out->undigested_bytes -= (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
+        }
+    }
+    return FC_OK;
+}
+
 fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *options,
                   void (*report)(void *context, const fc_defect *defect), void *context, fc_verify_report *out,
                   fc_error *err) {
@@ -303,6 +332,7 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
     if (checkpoint->format->verifier.verify) {
         FC_TRY_GOTO(checkpoint->format->verifier.verify(checkpoint, &findings, out, err), rc, out);
     }
+    FC_TRY_GOTO(verify_inputs(checkpoint, &findings, out, err), rc, out);
     rc = fc_checkpoint_unchanged(checkpoint, err);
 out:
     out->defects = findings.count;

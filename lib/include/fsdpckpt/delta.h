@@ -131,4 +131,15 @@ typedef struct fc_delta_apply_report {
 fc_code fc_delta_apply(const char *updates, const char *model, const fc_delta_apply_options *options,
                        fc_delta_apply_report *report, fc_error *err);
 
+/**
+ * Makes the checkpoint that `source` is with the deltas of a chain applied. They are applied while it is read, block by
+ * block. The checksum of a tensor is compared when all of it was read, at the latest by fc_convert before it commits.
+ * @param source belongs to the new checkpoint after success; after a failure it remains the caller's.
+ * @param paths  the folders of the versions, or one directory of versions; see fc_delta_fold.
+ * @param up_to  the last version of that directory; FC_DELTA_NO_NUMBER: the newest.
+ * @return FC_EUSAGE if the versions are no chain; FC_ECORRUPT if they do not fit `source`.
+ */
+fc_code fc_delta_patch(fc_checkpoint *source, const char *const *paths, size_t count, int64_t up_to,
+                       fc_checkpoint **out, fc_error *err);
+
 FC_END_DECLS
