@@ -402,6 +402,8 @@ def open(
     recipe: Path | None = None,
     reverse: bool = False,
     config: Path | None = None,
+    delta: Sequence[Path] | Path | None = None,
+    up_to: int | None = None,
     follow_external: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint of any format and layout. Only its headers are read.
@@ -415,7 +417,13 @@ def open(
     shipped recipe (`recipes` lists them), "auto" for the only one that fits, or a JSON file.
     `reverse` applies it in the other direction, and `config` is the model's config.json or its folder, by default the
     one in the checkpoint's folder.
+
+    `delta` is a directory of versions that `delta` or another program wrote, or some of its versions: the checkpoint
+    is then the model with these changes, which are applied while it is read. `up_to` is the number of the last version,
+    by default the newest. Reading a whole tensor compares its checksum.
     """
+    if delta is None and up_to is not None:
+        raise UsageError("up_to= needs delta=")
     if recipe is None and (reverse or config is not None):
         raise UsageError(("reverse=" if reverse else "config=") + " needs recipe=")
     if recipe is not None and config is None:
@@ -436,8 +444,17 @@ def open(
         recipe=recipe,
         reverse=reverse,
         config=config,
+        delta=_paths(delta),
+        up_to=-1 if up_to is None else up_to,
         follow_external=follow_external,
     )
+
+
+def _paths(value: Sequence[Path] | Path | None) -> list[str] | None:
+    if value is None:
+        return None
+    several = [value] if isinstance(value, (str, bytes, os.PathLike)) else value
+    return [os.path.abspath(os.fsdecode(path)) for path in several]
 
 
 def _config_of(path: str) -> str | None:

@@ -63,6 +63,8 @@ static const fc_target_tensor *value_at(const checkpoint_object *self, Py_ssize_
 typedef struct open_request {
     const char *path, *schema, *tp_plan, *recipe, *config;
     int headers_only, follow_external, reverse, model_only;
+    const char *const *delta; /* NULL: none */
+    long long up_to;
     fc_selection selection;
 } open_request;
 
@@ -111,6 +113,20 @@ static fc_code apply_recipe(const open_request *r, checkpoint_object *self, fc_e
     return fc_target_new(made, &everything, self->arena, &self->target, &counts, err);
 }
 
+/* Replaces the checkpoint by what it is with the deltas applied. */
+static fc_code apply_deltas(const open_request *r, checkpoint_object *self, fc_error *err) {
+    fc_checkpoint *made = NULL;
+    size_t count = 0;
+    while (r->delta[count]) {
+        count++;
+    }
+    if (count > 0) {
+        FC_TRY(fc_delta_patch(self->checkpoint, r->delta, count, r->up_to, &made, err));
+        self->checkpoint = made;
+    }
+    return FC_OK;
+}
+
 /* Opens the checkpoint and selects values. Runs without the interpreter lock. */
 static fc_code open_request_run(const open_request *r, checkpoint_object *self, fc_error *err) {
     fc_selected counts;
@@ -119,6 +135,7 @@ static fc_code open_request_run(const open_request *r, checkpoint_object *self, 
         fc_model_place place;
         FC_TRY(fc_model_only(&self->checkpoint, self->arena, &place, err));
     }
+    FC_TRY(r->delta ? apply_deltas(r, self, err) : FC_OK);
     if (self->checkpoint->ntensors > 0) {
         FC_TRY(fc_target_new(self->checkpoint, &r->selection, self->arena, &self->target, &counts, err));
     }
@@ -128,21 +145,22 @@ static fc_code open_request_run(const open_request *r, checkpoint_object *self, 
 }
 
 static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"path",    "headers_only", "follow_external", "schema", "tp_plan",
-                            "include", "exclude",      "strip_prefix",    "rename", "recipe",
-                            "reverse", "config",       "model_only",      NULL};
+    static char *names[] = {"path",       "headers_only", "follow_external", "schema", "tp_plan", "include",
+                            "exclude",    "strip_prefix", "rename",          "recipe", "reverse", "config",
+                            "model_only", "delta",        "up_to",           NULL};
     checkpoint_object *self = (checkpoint_object *)object;
-    open_request r = {.path = NULL};
+    open_request r = {.path = NULL, .up_to = FC_DELTA_NO_NUMBER};
     PyObject *path = NULL, *schema = NULL, *recipe = NULL, *config = NULL;
-    PyObject *include = Py_None, *exclude = Py_None, *rename = Py_None;
+    PyObject *include = Py_None, *exclude = Py_None, *rename = Py_None, *delta = Py_None;
     if (self->arena) {
         PyErr_SetString(PyExc_RuntimeError, "the checkpoint is already open");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppO&zOOzOO&pO&p", names, PyUnicode_FSConverter, &path,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppO&zOOzOO&pO&pOL", names, PyUnicode_FSConverter, &path,
                                      &r.headers_only, &r.follow_external, native_optional_path, &schema, &r.tp_plan,
                                      &include, &exclude, &r.selection.strip_prefix, &rename, native_optional_path,
-                                     &recipe, &r.reverse, native_optional_path, &config, &r.model_only)) {
+                                     &recipe, &r.reverse, native_optional_path, &config, &r.model_only, &delta,
+                                     &r.up_to)) {
         return -1;
     }
     r.path = PyBytes_AsString(path);
@@ -153,7 +171,7 @@ static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords)
     bool ready = self->arena || (PyErr_NoMemory(), false);
     ready = ready && r.path && native_strings(include, self->arena, &r.selection.include) &&
             native_strings(exclude, self->arena, &r.selection.exclude) &&
-            native_strings(rename, self->arena, &r.selection.rename);
+            native_strings(rename, self->arena, &r.selection.rename) && native_strings(delta, self->arena, &r.delta);
     if (ready) {
         fc_error err = {.code = FC_OK};
         fc_code rc;
