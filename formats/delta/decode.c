@@ -32,6 +32,7 @@ struct fc_delta_decoder {
     fc_delta_sum sum;
     const fc_delta_tensor *tensor;
     fc_delta_encoding encoding;
+    bool no_checksum;
     uint64_t bytes, at;         /* the size of the tensor, and where its next byte is */
     int fd;                     /* of `path`; -1: none is open */
     const char *path;           /* borrowed */
@@ -212,6 +213,7 @@ fc_code fc_delta_decoder_begin(fc_delta_decoder *d, const fc_delta_version *vers
     d->encoding = version->encoding;
     d->bytes = bytes;
     d->at = 0;
+    d->no_checksum = false;
     fc_delta_sum_begin(&d->sum, version->checksum);
     FC_TRY(stream_begin(&d->streams[0], tensor, err));
     return d->encoding == FC_DELTA_OVERWRITE ? begin_overwrite(d, err) : FC_OK;
@@ -229,6 +231,10 @@ static void xor_bytes(unsigned char *restrict bytes, const unsigned char *restri
     for (; i < size; i++) {
         bytes[i] ^= difference[i];
     }
+}
+
+void fc_delta_decoder_skip_checksum(fc_delta_decoder *d) {
+    d->no_checksum = true;
 }
 
 static fc_code decode_xor(fc_delta_decoder *d, unsigned char *bytes, unsigned char *changed, size_t size,
@@ -300,7 +306,9 @@ fc_code fc_delta_decode(fc_delta_decoder *d, unsigned char *bytes, unsigned char
         const size_t some = size < BLOCK ? size : BLOCK;
         FC_TRY(d->encoding == FC_DELTA_XOR ? decode_xor(d, bytes, changed, some, err)
                                            : decode_overwrite(d, bytes, changed, some, err));
-        fc_delta_sum_add(&d->sum, bytes, some);
+        if (!d->no_checksum) {
+            fc_delta_sum_add(&d->sum, bytes, some);
+        }
         d->at += some;
         bytes += some;
         changed = changed ? changed + some : NULL;

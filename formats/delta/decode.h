@@ -34,6 +34,9 @@ fc_code fc_delta_window(const fc_delta_tensor *tensor, size_t *window, uint64_t 
 fc_code fc_delta_decoder_begin(fc_delta_decoder *decoder, const fc_delta_version *version,
                                const fc_delta_tensor *tensor, uint64_t bytes, fc_error *err);
 
+/** Lets the decoder compute no checksum of the tensor that it has begun. */
+void fc_delta_decoder_skip_checksum(fc_delta_decoder *decoder);
+
 /**
  * Gives the next `size` bytes of the tensor their new values.
  * @param bytes   receives the new bytes; holds the old ones.

@@ -173,6 +173,7 @@ static fc_code begin_frames(const fold_worker *w, const folded *f, fc_error *err
             FC_TRY(fc_delta_decoder_new(&w->decoders[i], err));
         }
         FC_TRY(fc_delta_decoder_begin(w->decoders[i], f->link->versions[i], f->link->tensors[i], f->bytes, err));
+        fc_delta_decoder_skip_checksum(w->decoders[i]);
     }
     return FC_OK;
 }

@@ -19,6 +19,7 @@
 
 enum {
     SKIP = 64 << 10,
+    NEAR = 8 << 20,           /* bytes between two blocks of which the later one waits */
     READER_MEMORY = 24 << 20, /* of all readers, if one is smaller */
     MOST_READER = 64 << 20
 };
@@ -71,27 +72,51 @@ static fc_patch_reader *pick_idle(fc_patched *p, const fc_patched_tensor *of, ui
     return found;
 }
 
-/* Waits for a reader while all are in use. @return NULL: out of memory. */
-static fc_patch_reader *take_reader(fc_patched *p, const fc_patched_tensor *of, uint64_t at) {
+/* Whether a worker computes an earlier block that is near: the reader that it leaves serves this one. */
+static bool is_turn(const fc_patched *p, const fc_patch_turn *turn) {
+    for (const fc_patch_turn *t = p->turns; t; t = t->next) {
+        if (t->of == turn->of && t->at < turn->at && turn->at - t->at <= NEAR) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void begin_turn(fc_patched *p, fc_patch_turn *turn) {
     pthread_mutex_lock(&p->lock);
-    fc_patch_reader *r = pick_idle(p, of, at);
-    while (!r && p->readers == p->most_readers) {
+    turn->next = p->turns;
+    p->turns = turn;
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* @param r NULL: none was taken */
+static void end_turn(fc_patched *p, const fc_patch_turn *turn, fc_patch_reader *r) {
+    pthread_mutex_lock(&p->lock);
+    fc_patch_turn **at = &p->turns;
+    while (*at != turn) {
+        at = &(*at)->next;
+    }
+    *at = turn->next;
+    if (r) {
+        r->next = p->idle;
+        p->idle = r;
+    }
+    pthread_cond_broadcast(&p->given);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Waits for its turn, and for a reader while all are in use. @return NULL: out of memory. */
+static fc_patch_reader *take_reader(fc_patched *p, const fc_patch_turn *turn) {
+    fc_patch_reader *r = NULL;
+    pthread_mutex_lock(&p->lock);
+    while (!is_turn(p, turn) || (!(r = pick_idle(p, turn->of, turn->at)) && p->readers == p->most_readers)) {
         pthread_cond_wait(&p->given, &p->lock);
-        r = pick_idle(p, of, at);
     }
     if (!r && (r = new_reader(p->links.count)) != NULL) {
         p->readers++;
     }
     pthread_mutex_unlock(&p->lock);
     return r;
-}
-
-static void give_reader(fc_patched *p, fc_patch_reader *r) {
-    pthread_mutex_lock(&p->lock);
-    r->next = p->idle;
-    p->idle = r;
-    pthread_cond_signal(&p->given);
-    pthread_mutex_unlock(&p->lock);
 }
 
 static fc_code begin_reader(fc_patch_reader *r, const fc_patched_tensor *t, fc_error *err) {
@@ -102,6 +127,7 @@ static fc_code begin_reader(fc_patch_reader *r, const fc_patched_tensor *t, fc_e
             FC_TRY(fc_delta_decoder_new(&r->decoders[i], err));
         }
         FC_TRY(fc_delta_decoder_begin(r->decoders[i], t->link->versions[i], t->link->tensors[i], t->bytes, err));
+        fc_delta_decoder_skip_checksum(r->decoders[i]);
     }
     return FC_OK;
 }
@@ -147,14 +173,17 @@ fc_code fc_patched_block(fc_derived *derived, const fc_tensor *tensor, size_t in
     fc_patched *p = (fc_patched *)derived;
     const fc_patched_tensor *t = tensor->detail;
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
-    const uint64_t at = fc_patched_offset(tensor, index);
+    fc_patch_turn turn = {.of = t, .at = fc_patched_offset(tensor, index)};
     const size_t size = (size_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
-    FC_TRY(fc_read_box_crc(derived->sources[0], t->from.tensor, &box, tensor->dtype, buf, crcs[0], err));
-    fc_patch_reader *r = take_reader(p, t, at);
-    FC_NEED(r, err, tensor->name);
-    const fc_code rc = patch_at(r, t, at, buf, size, err);
-    give_reader(p, r);
-    return rc == FC_OK ? fc_patched_sum(p, t->state, at, buf, size, err) : rc;
+    fc_patch_reader *r = NULL;
+    begin_turn(p, &turn);
+    fc_code rc = fc_read_box_crc(derived->sources[0], t->from.tensor, &box, tensor->dtype, buf, crcs[0], err);
+    if (rc == FC_OK) {
+        r = take_reader(p, &turn);
+        rc = r ? patch_at(r, t, turn.at, buf, size, err) : fc_no_memory(err, tensor->name);
+    }
+    end_turn(p, &turn, r);
+    return rc == FC_OK ? fc_patched_sum(p, t->state, turn.at, buf, size, err) : rc;
 }
 
 static void free_patched(fc_derived *derived) {

@@ -40,13 +40,21 @@ typedef struct fc_patch_kept {
     unsigned char *bytes; /**< from malloc */
 } fc_patch_kept;
 
+/** A block that a worker computes. Blocks of one tensor take their turns in order, so that one reader serves them. */
+typedef struct fc_patch_turn {
+    const fc_patched_tensor *of;
+    uint64_t at;
+    struct fc_patch_turn *next;
+} fc_patch_turn;
+
 /** fc_checkpoint.state. */
 typedef struct fc_patched {
     fc_derived base;
     fc_arena *headers; /**< owns the links */
     fc_delta_links links;
     pthread_mutex_t lock; /**< guards all that follows */
-    pthread_cond_t given; /**< a reader became idle */
+    pthread_cond_t given; /**< a turn is over, and its reader is idle */
+    fc_patch_turn *turns;
     fc_patch_reader *idle;
     size_t readers, most_readers;
     fc_patched_state *states; /**< of the tensors that were read */
