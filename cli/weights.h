@@ -7,7 +7,8 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** --delta, --dequantize and --adapter, in this order: replaces `*source`, before its values are selected and renamed. */
+/** --delta, --dequantize and --adapter, in this order: replaces `*source`, before its values are selected and renamed.
+ */
 fc_code weights_compute(const options *o, fc_checkpoint **source, fc_error *err);
 
 /** --quantize: replaces `*source`, after the recipe. */

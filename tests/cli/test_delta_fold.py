@@ -43,6 +43,13 @@ class Fold(harness.Case):
             weight_sync.write_version(self.version(folder, number), self.models[number - 1], self.models[number], number,
                                       encoding=encoding, checksum=checksum, **how)
 
+    def contents(self, folder):
+        found = {}
+        for name in os.listdir(self.path(folder)):
+            with open(self.path(folder, name), "rb") as f:
+                found[name] = f.read()
+        return found
+
     def version(self, folder, number):
         return self.path(folder, f"weight_v{number:06d}")
 
@@ -144,7 +151,7 @@ class Fold(harness.Case):
             written = []
             for jobs, memory in ((1, "8M"), (8, "64M")):
                 self.ok("fold", encoding, "-o", "x", "-q", "--force", "-j", jobs, "--memory", memory)
-                written.append([open(self.path("x", name), "rb").read() for name in sorted(os.listdir(self.path("x")))])
+                written.append(self.contents("x"))
             self.assertEqual(*written)
         self.fails(2, "fold", "xor", "-o", "y", "--memory", "1M", contains=["4 deltas at once need", "--memory"])
 
