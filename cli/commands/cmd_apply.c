@@ -87,6 +87,7 @@ static fc_code run_apply(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
+    {OPT_UP_TO, "the version that MODEL gets (default: the newest)"},
     {OPT_BASE, "the version of a MODEL that has no .weight_sync/state.json (default: 0, the base of the run)"},
     {OPT_DRY_RUN, "read headers only, and print which versions would be applied and how much would be read; write "
                   "nothing"},

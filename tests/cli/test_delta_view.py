@@ -164,7 +164,7 @@ class View(harness.Case):
                  ("a truncated frame", weight_sync.compress(bytes(range(size)))[:-3], "xor", "truncated"),
                  ("no frame", b"not zstd, but long enough", "xor", "no zstd frame"),
                  ("bytes after it", weight_sync.compress(bytes(size)) + b"x", "xor", "bytes follow"),
-                 ("a position outside", weight_sync.compress(struct.pack("<2I", 1, size) + b"x"), "overwrite", "the frame"),
+                 ("a position outside", weight_sync.compress(struct.pack("<2I", 1, size) + b"x"), "overwrite", f"position {size}"),
                  ("more positions than bytes", weight_sync.compress(struct.pack("<2I", size + 1, 1) + b"x"), "overwrite", "changes"),
                  ("fewer values", weight_sync.compress(struct.pack("<3I", 2, 1, 2) + b"x"), "overwrite", "shorter"),
                  ("another checksum", weight_sync.compress(bytes(size)), "xor", "the checksum of the new bytes is")]
