@@ -149,8 +149,9 @@ static fc_code keep_value(joiner *j, const fc_mg_value *v, const char *name, con
         return make_tensor(j->r, &one, 1, 1, &whole, made);
     }
     *made = (fc_tensor){.name = name, .path = *path};
-    return v->refusal ? fc_torch_refused_tensor(v->refusal, v->file, j->r->checkpoint->arena, made, j->r->err)
-                      : fc_torch_object_tensor(v->object, v->file, j->r->checkpoint->arena, made, j->r->err);
+    return v->refusal
+               ? fc_torch_refused_tensor(v->refusal, FC_HINT_NONE, v->file, j->r->checkpoint->arena, made, j->r->err)
+               : fc_torch_object_tensor(v->object, v->file, j->r->checkpoint->arena, made, j->r->err);
 }
 
 /* ---- values that are not joined ---- */

@@ -183,13 +183,7 @@ static fc_code add_set(fc_pt_builder *m, const fc_pt_set *set, bool several, con
 /* ---- the manifest ---- */
 
 static fc_code refuse_tensor(const fc_pt_builder *m, const fc_pt_value *v, fc_tensor *t) {
-    FC_TRY(fc_torch_refused_tensor(v->refusal, v->file, m->checkpoint->arena, t, m->err));
-    fc_object *object = fc_arena_alloc(m->checkpoint->arena, sizeof *object);
-    FC_NEED(object, m->err, m->checkpoint->path);
-    *object = *t->object;
-    object->hint = v->hint;
-    t->object = object;
-    return FC_OK;
+    return fc_torch_refused_tensor(v->refusal, v->hint, v->file, m->checkpoint->arena, t, m->err);
 }
 
 static fc_code finish_value(const fc_pt_builder *m, const fc_pt_value *v, fc_tensor *t) {

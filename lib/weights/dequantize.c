@@ -169,7 +169,10 @@ static fc_code find_pairs(fc_dequantizer *f) {
             drop_near(f, name, packed + module, activations, sizeof activations / sizeof *activations);
             FC_TRY(check_smoothing(f, &f->source->tensors[i], packed + module));
         }
-        FC_TRY(is_of_torchao(q) ? check_smoothing(f, &f->source->tensors[i], end) : FC_OK);
+        if (is_of_torchao(q)) {
+            FC_TRY(check_smoothing(f, &f->source->tensors[i], end));
+            FC_TRY(fc_torchao_drop_whole(f, name, end));
+        }
     }
     return FC_OK;
 }

@@ -59,6 +59,9 @@ fc_code fc_torchao_keep_rest(fc_dequantizer *d);
 /** @return the name of the weight whose codes are called `codes`; NULL when out of memory. */
 const char *fc_torchao_name(const fc_dequantizer *d, const char *codes, size_t end);
 
+/** Drops the unreadable value that a pickle has of the weight besides its codes. */
+fc_code fc_torchao_drop_whole(const fc_dequantizer *d, const char *codes, size_t end);
+
 /** @return FC_EUNSUPPORTED for classes whose values are not codes times scales. */
 fc_code fc_torchao_check(const fc_dequantizer *d, const fc_scaled *w, const char *name);
 

@@ -81,6 +81,15 @@ const char *fc_torchao_name(const fc_dequantizer *d, const char *codes, size_t e
     return name;
 }
 
+fc_code fc_torchao_drop_whole(const fc_dequantizer *d, const char *codes, size_t end) {
+    const char *name = fc_torchao_name(d, codes, end);
+    const size_t at = name ? fc_name_table_find(d->names, name, strlen(name)) : FC_NO_NAME;
+    if (at != FC_NO_NAME && d->source->tensors[at].object && d->source->tensors[at].object->refusal) {
+        d->dropped[at] = true;
+    }
+    return name ? FC_OK : fc_no_memory(d->err, d->source->path);
+}
+
 fc_code fc_torchao_check(const fc_dequantizer *d, const fc_scaled *w, const char *name) {
     const char *type = json_string_value(json_object_get(d->classes, name));
     bool known = !type && w->scales->dtype != FC_U8 && w->scales->dtype != FC_F8_E8M0FNU;

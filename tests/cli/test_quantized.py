@@ -116,6 +116,24 @@ class Quantized(harness.Case):
                 error = self.changed(case, part, edit)
                 self.assertIn(says, error if isinstance(error, str) else error.stderr)
 
+    def test_classes_that_were_pickled(self):
+        cases_of_pt = [case for case in cases() if os.path.exists(os.path.join(QUANTIZED, case, "model.pt"))]
+        self.assertEqual(len(cases_of_pt), 5)
+        for case in cases_of_pt:
+            with self.subTest(case):
+                want, kind = self.weights(case)
+                source = os.path.join(QUANTIZED, case, "model.pt")
+                self.ok("consolidate", source, "-o", "w.safetensors", "--dequantize", kind, "-f")
+                self.equal(self.path("w.safetensors"), want)
+                self.ok("reshard", source, "-o", "ranks", "--to", "dcp", "--dp", "2", "--dequantize", kind, "-f")
+                self.ok("consolidate", "ranks", "-o", "w.safetensors", "-f")
+                self.equal(self.path("w.safetensors"), want)
+                error = self.fails(5, "consolidate", source, "-o", "no.pt", contains=["which only that class can rebuild"])
+                self.assertIn("; compute the weights with --dequantize\n", error)
+                listed = {t["name"]: t for t in json.loads(self.ok("inspect", source, "--json"))["tensors"]}
+                stored = safetensors_file.read(self.source(case))
+                self.assertEqual({name: t["shape"] for name, t in listed.items()}, {name: t[1] for name, t in stored.items()})
+
     def test_what_torchao_says_is_removed(self):
         """Other members of __metadata__ stay, and a class that is not known is refused."""
         tensors, said = safetensors_file.read(self.source("torchao-int8")), {"title": "a model"}

@@ -3,7 +3,7 @@ them.
 
 usage: make_quantized.py OUT [CASE...]
 
-Each folder has model.safetensors and config.json, and weights.safetensors: what the package's own decompression gives.
+Each folder has model.safetensors (and model.pt, if the package's tensors are classes of its own) and config.json, and weights.safetensors: what the package's own decompression gives.
 Packages: compressed-tensors 0.20.0 (pip install --no-deps compressed-tensors loguru). ct-columns, which must be named, needs 0.12.2.
 bitsandbytes 0.50.2 (on a CPU). auto-gptq 0.7.1 and autoawq 0.2.9 need a GPU: pip download --no-deps, unpack both into one folder, and name
 it in $QUANTIZED_PACKAGES. modelopt-* need nvidia-modelopt 0.47.0 with pulp, omegaconf, scipy and requests (on a CPU).
@@ -344,7 +344,7 @@ def torchao(config, dtype, seed=7):
     want = {name: t.dequantize() if hasattr(t, "dequantize") and type(t) is not torch.Tensor else t for name, t in values.items()}
     assert type(values["a.weight"]) is not torch.Tensor and want["a.weight"].dtype == dtype
     VERSIONS.append("torchao " + package.__version__)
-    return stored, want, {"quantization_config": {"quant_method": "torchao"}}, dict(described, format="pt")
+    return stored, want, {"quantization_config": {"quant_method": "torchao"}}, dict(described, format="pt"), values
 
 
 def torchao_cases():
@@ -408,11 +408,13 @@ def main():
     for name, make in cases():
         if not any(name.startswith(o) for o in only) if only else name == "ct-columns":
             continue
-        stored, want, config, *metadata = make()
+        stored, want, config, *more = make()
         folder = os.path.join(out, name)
         os.makedirs(folder, exist_ok=True)
         stored, want = ({name: t.clone().contiguous() for name, t in tensors.items()} for tensors in (stored, want))
-        save_file(stored, os.path.join(folder, "model.safetensors"), *metadata)
+        save_file(stored, os.path.join(folder, "model.safetensors"), *more[:1])
+        for values in more[1:]:
+            torch.save(values, os.path.join(folder, "model.pt"))
         save_file(want, os.path.join(folder, "weights.safetensors"), {"by": VERSIONS[-1]})
         with open(os.path.join(folder, "config.json"), "w") as f:
             json.dump(config, f, indent=1, sort_keys=True)

@@ -26,6 +26,17 @@ static int compare_entries(const void *a, const void *b) {
     return order ? order : (x->place < y->place) - (x->place > y->place);
 }
 
+fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
+    size_t n;
+    const fc_pv *pairs = fc_pickle_items(p, dict, &n);
+    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* Python keeps the last of several values for a key */
+        if (fc_pickle_is_str(p, pairs[i - 2], key)) {
+            return pairs[i - 1];
+        }
+    }
+    return 0;
+}
+
 bool fc_torch_dict_begin(torch_dict *dict, const fc_pickle *p, fc_pv v) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(p, v, &n) : NULL;

@@ -196,7 +196,8 @@ bool fc_torch_same_object(const torch_object *a, const torch_object *b);
 fc_code fc_torch_object_tensor(const torch_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
 
 /** Fills `t` as an unreadable value; `reason` is copied. */
-fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
+fc_code fc_torch_refused_tensor(const char *reason, fc_hint hint, uint32_t file, fc_arena *arena, fc_tensor *t,
+                                fc_error *err);
 
 /**
  * Sets checkpoint->risk if loading the file would run code: torch.load of a whole file makes every call in it, even if

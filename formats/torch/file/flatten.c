@@ -8,6 +8,7 @@
 #include "torch/file/file.h"
 #include "torch/object/kept.h"
 #include "torch/object/sparse.h"
+#include "torch/object/torchao.h"
 #include "torch/pickle/copy.h"
 
 #include "base/grow.h"
@@ -41,17 +42,6 @@ typedef struct walker {
     char *name; /* MAX_NAME bytes */
     fc_error *err;
 } walker;
-
-fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
-    size_t n;
-    const fc_pv *pairs = fc_pickle_items(p, dict, &n);
-    for (size_t i = n / 2 * 2; i >= 2; i -= 2) { /* Python keeps the last of several values for a key */
-        if (fc_pickle_is_str(p, pairs[i - 2], key)) {
-            return pairs[i - 1];
-        }
-    }
-    return 0;
-}
 
 /* Whether `v` is a wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
 static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
@@ -437,7 +427,20 @@ static fc_code walk_sparse(walker *w, fc_pv v, const fc_torch_sparse *sparse) {
     return rc;
 }
 
+/* Adds the parts of a tensor of torchao. */
+static fc_code walk_torchao(walker *w, const fc_torchao *found) {
+    fc_path_element *last = &w->path[w->depth - 1], whole = *last;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < found->count; i++) {
+        *last = (fc_path_element){.key = fc_torchao_key(whole.key, found->keys[i], w->leaves->arena)};
+        rc = last->key ? add_leaf(w, found->parts[i], TORCH_TENSOR) : fc_no_memory(w->err, w->f->path);
+    }
+    *last = whole;
+    return rc;
+}
+
 static fc_code walk_value(walker *w, fc_pv v) {
+    fc_torchao found;
     torch_leaf_kind kind = leaf_kind_of(w->p, v);
     fc_torch_sparse sparse;
     if (w->visits-- == 0) {
@@ -445,6 +448,9 @@ static fc_code walk_value(walker *w, fc_pv v) {
     }
     if (kind == TORCH_TENSOR && fc_torch_sparse_decode(w->p, v, &sparse, NULL) == FC_OK) {
         return walk_sparse(w, v, &sparse);
+    }
+    if (kind == TORCH_TENSOR && w->depth > 0 && fc_torchao_find(w->p, v, &found)) {
+        FC_TRY(walk_torchao(w, &found));
     }
     if (kind != TORCH_OBJECT) {
         return add_leaf(w, v, kind);

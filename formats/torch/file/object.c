@@ -146,11 +146,12 @@ fc_code fc_torch_object_tensor(const torch_object *object, uint32_t file, fc_are
     return FC_OK;
 }
 
-fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
+fc_code fc_torch_refused_tensor(const char *reason, fc_hint hint, uint32_t file, fc_arena *arena, fc_tensor *t,
+                                fc_error *err) {
     fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     const char *copy = fc_arena_strndup(arena, reason, strlen(reason));
     FC_NEED(object && copy, err, NULL);
-    *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = copy};
+    *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = copy, .hint = hint};
     return make_tensor(object, NULL, 1, file, arena, t, err); /* not empty, so that reading it reports the reason */
 }
 

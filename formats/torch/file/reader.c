@@ -74,7 +74,7 @@ static fc_code make_tensor(const fc_checkpoint *checkpoint, const torch_file *f,
     }
     fc_code rc = read_leaf(checkpoint, f, leaf, out, &why);
     if (rc == FC_EUNSUPPORTED) {
-        return fc_torch_refused_tensor(why.message, f->index, checkpoint->arena, out, err);
+        return fc_torch_refused_tensor(why.message, why.hint, f->index, checkpoint->arena, out, err);
     }
     return rc == FC_OK ? rc : fc_fail(err, rc, "%s: %.256s: %s", f->path, leaf->name, why.message);
 }

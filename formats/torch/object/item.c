@@ -3,6 +3,7 @@
  * their strides. The bytes themselves are not read.
  */
 #include "torch/object/item.h"
+#include "torch/object/torchao.h"
 
 #include "base/checked.h"
 #include "base/file_name.h"
@@ -260,11 +261,13 @@ static fc_code refuse_tensor(const fc_pickle *p, fc_pv v, fc_error *err) {
     char name[256] = "?";
     const char *what = "a tensor of an unknown kind";
     fc_pv cls, function = rebuilt_with(p, v, &cls);
+    fc_torchao ao;
     const bool jagged = fc_pickle_is_global(p, function, NULL, "_rebuild_njt");
     if (fc_pv_typeof(cls) == FC_PV_GLOBAL && !jagged) {
         fc_pickle_global_name(p, cls, name, sizeof name);
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "only dense tensors are supported, this one is a %s, which only that class can rebuild", name);
+        fc_fail(err, FC_EUNSUPPORTED,
+                "only dense tensors are supported, this one is a %s, which only that class can rebuild", name);
+        return fc_torchao_find(p, v, &ao) ? fc_advise(err, FC_EUNSUPPORTED, FC_HINT_DEQUANTIZE, NULL) : FC_EUNSUPPORTED;
     }
     if (fc_pv_typeof(function) == FC_PV_GLOBAL) {
         fc_pickle_global_name(p, function, name, sizeof name);
