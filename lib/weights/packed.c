@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-enum { MOST_BITS = 8, WORD_BITS = 32, NVFP4_BLOCK = 16, MXFP4_BLOCK = 32 };
+enum { MOST_BITS = 8, WORD_BITS = 32, NVFP4_BLOCK = 16, MXFP4_BLOCK = 32, SIX_BITS_BYTES = 24 };
 
 static fc_code refuse_fit(const fc_dequantizer *d, const fc_tensor *codes, const fc_tensor *other) {
     static const int64_t start[FC_MAX_DIMS];
@@ -170,6 +170,16 @@ static fc_code fit_words(const fc_dequantizer *d, fc_scaled *w, size_t end, int6
     return fc_packed_zeros(d, w, end);
 }
 
+/* Refuses bytes that do not fit as pairs of four-bit floats. Six-bit ones have 24 bytes for each exponent. */
+static fc_code refuse_bytes(const fc_dequantizer *d, const fc_tensor *codes, const fc_tensor *scales) {
+    const int last = codes->ndim - 1;
+    const bool six = last >= 0 && scales->ndim == codes->ndim && scales->shape[last] > 0 &&
+                     codes->shape[last] % SIX_BITS_BYTES == 0 &&
+                     codes->shape[last] / SIX_BITS_BYTES == scales->shape[last];
+    return six ? fc_dequantizer_refuse(d, codes, "they are six-bit floats (MXFP6), which cannot be dequantized")
+               : refuse_fit(d, codes, scales);
+}
+
 /* Finds the one number that all scales share. */
 static fc_code find_general(const fc_dequantizer *d, fc_scaled *w, size_t end, const char *name, bool needed) {
     int64_t count;
@@ -193,7 +203,7 @@ static fc_code fit_pairs(const fc_dequantizer *d, fc_scaled *w, size_t end, int6
     int64_t columns;
     if (last < 1 || scales->ndim != codes->ndim || !fc_mul_i64(codes->shape[last], 2, &shape[last]) ||
         !fc_mul_i64(scales->shape[last], block, &columns) || columns != shape[last]) {
-        return refuse_fit(d, codes, scales);
+        return refuse_bytes(d, codes, scales);
     }
     w->form = FC_FORM_PAIRS;
     w->equal_blocks = true;
@@ -205,7 +215,7 @@ static fc_code fit_pairs(const fc_dequantizer *d, fc_scaled *w, size_t end, int6
 fc_code fc_modelopt_fit(const fc_dequantizer *d, fc_scaled *w, int64_t *shape) {
     const fc_tensor *codes = w->codes, *scales = w->scales;
     const int last = codes->ndim - 1;
-    const bool exponents = scales->dtype == FC_U8;
+    const bool exponents = scales->dtype == FC_U8 || scales->dtype == FC_F8_E8M0FNU;
     if (!exponents && scales->dtype != FC_F8_E4M3FN) {
         return fc_dequantizer_refuse(d, codes,
                                      "bytes with scales of type %s are four-bit integers of ModelOpt's AWQ, "
@@ -214,11 +224,11 @@ fc_code fc_modelopt_fit(const fc_dequantizer *d, fc_scaled *w, int64_t *shape) {
     }
     if (last < 1 || scales->ndim != codes->ndim || !fc_mul_i64(codes->shape[last], 2, &shape[last]) ||
         scales->shape[last] < 1 || shape[last] % scales->shape[last] != 0) {
-        return refuse_fit(d, codes, scales);
+        return refuse_bytes(d, codes, scales);
     }
     const int64_t block = shape[last] / scales->shape[last];
     if (block != MXFP4_BLOCK && (exponents || block != NVFP4_BLOCK)) {
-        return refuse_fit(d, codes, scales);
+        return refuse_bytes(d, codes, scales);
     }
     w->form = FC_FORM_PAIRS;
     w->equal_blocks = true;

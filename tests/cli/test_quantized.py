@@ -150,8 +150,11 @@ class Quantized(harness.Case):
         safetensors_file.write(self.path("m.safetensors"), tensors, said)
         self.fails(5, "consolidate", *argv, contains=["a._weight_qdata holds quantized codes: they are torchao's NVFP4Tensor, which"])
 
-    def test_layouts_of_torchao_and_quanto_that_are_not_known(self):
+    def test_layouts_that_are_not_known(self):
         for tensors, says in (
+                ({"a.weight_packed": ("U8", [4, 48], bytes(192)), "a.weight_scale": ("U8", [4, 2], bytes(8))},
+                 "a.weight_packed holds quantized codes: they are six-bit floats (MXFP6), which cannot be dequantized"),
+                ({"a.weight": ("U8", [4, 24], bytes(96)), "a.weight_scale": ("F8_E8M0", [4, 1], bytes(4))}, "they are six-bit floats"),
                 ({"a._weight_qdata": ("I8", [4, 8], bytes(32)), "a._weight_scale": ("BF16", [1, 4], bytes(8)),
                   "a._weight_zero_point": ("BF16", [1, 4], bytes(8))}, "the zero points a._weight_zero_point are of type bfloat16"),
                 ({"a._weight_qdata": ("F8_E4M3", [4, 32], bytes(128)), "a._weight_scale": ("F8_E8M0", [4, 1], bytes(4))},
