@@ -55,6 +55,9 @@ ROWS = [
      "cli/test_trainers.py"),
     ("Flax: `flax_model.msgpack`, with an index or without, `flax.serialization.to_bytes`", "read", ["flax==0.12.8"], None,
      "oracle/flax_read.py"),
+    ("quantized weights, with `--dequantize`", "read",
+     ["compressed-tensors==0.20.0", "bitsandbytes==0.50.2", "auto-gptq==0.7.1", "autoawq==0.2.9", "nvidia-modelopt==0.47.0", "torchao==0.18.0",
+      "optimum-quanto==0.2.7", "transformers==5.23.0"], "WEIGHTS.md#from-codes-and-scales-to-numbers", "cli/test_quantized.py"),
 ]
 
 # name of --to, name for people, what writes or reads it
