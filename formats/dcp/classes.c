@@ -63,15 +63,25 @@ static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tens
     return refused;
 }
 
+/* A class of torchao whose parts are listed, too. */
+static fc_code open_parts(fc_dcp_builder *b, fc_tensor *tensor) {
+    fc_object *object = fc_arena_copy(b->checkpoint->arena, tensor->object, 1, sizeof *object);
+    FC_NEED(object, b->err, b->metadata_path);
+    object->hint = FC_HINT_DEQUANTIZE;
+    tensor->object = object;
+    return fc_dcp_open_later(b, tensor);
+}
+
 /* Keeps the locations of all chunks for verify. */
-static fc_code refuse_class(const fc_dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
+static fc_code refuse_class(fc_dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
     fc_arena *arena = b->checkpoint->arena;
     fc_dcp_chunks *chunks = fc_arena_alloc(arena, sizeof *chunks);
     FC_NEED(chunks, b->err, b->metadata_path);
     *chunks = (fc_dcp_chunks){tensor->chunks, tensor->nchunks, tensor->chunks[0].place.file};
     tensor->detail = chunks;
-    return fc_dcp_refuse_tensor(b, tensor, &chunks->chunks[0],
-                                fc_arena_strndup(arena, why->message, strlen(why->message)));
+    FC_TRY(fc_dcp_refuse_tensor(b, tensor, &chunks->chunks[0],
+                                fc_arena_strndup(arena, why->message, strlen(why->message))));
+    return why->hint == FC_HINT_DEQUANTIZE && chunks->count == 1 ? open_parts(b, tensor) : FC_OK;
 }
 
 /* Whether some short archive contains a subclass. */

@@ -1,16 +1,19 @@
 /*
  * Values whose items are opened together with the checkpoint, because `.metadata` does not say enough of them: objects
- * of other formats, whose bytes are in a pickle (torch/object/kept.h), and sparse tensors, which become their parts
- * (torch/object/sparse.h). There are few of them.
+ * of other formats, whose bytes are in a pickle (torch/object/kept.h), sparse tensors, which become their parts
+ * (torch/object/sparse.h), and tensors of torchao, which get their parts besides (torch/object/torchao.h). There are
+ * few of them.
  */
 #include "dcp/stages.h"
 
 #include "base/grow.h"
 #include "checkpoint/same_name.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "torch/file/file.h"
 #include "torch/object/sparse.h"
+#include "torch/object/torchao.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -90,10 +93,36 @@ static fc_code add_sparse(const fc_dcp_builder *b, const torch_file *f, const fc
     return FC_OK;
 }
 
+/* Adds a tensor of torchao, and its parts next to it. */
+static fc_code add_torchao(const fc_dcp_builder *b, const torch_file *f, const fc_torchao *found, const fc_tensor *of,
+                           list *out) {
+    fc_arena *arena = b->checkpoint->arena;
+    const size_t n = of->path.count;
+    out->tensors[out->count++] = *of;
+    for (size_t i = 0; i < found->count; i++) {
+        fc_tensor *made = &out->tensors[out->count++];
+        fc_path_element *elements = fc_arena_calloc(arena, n + 1, sizeof *elements);
+        const char *name = fc_torchao_key(of->name, found->keys[i], arena);
+        FC_NEED(elements && name, b->err, b->metadata_path);
+        if (n > 0) {
+            memcpy(elements, of->path.elements, n * sizeof *elements);
+            elements[n - 1].key = fc_torchao_key(elements[n - 1].key, found->keys[i], arena);
+            FC_NEED(elements[n - 1].key, b->err, b->metadata_path);
+        }
+        *made = (fc_tensor){.name = name, .path = {elements, n}};
+        FC_TRY(add_dense(b, f, found->parts[i], of, made));
+    }
+    return FC_OK;
+}
+
 /* Adds what the open item of `of` is. */
 static fc_code add_item_value(const fc_dcp_builder *b, const torch_file *f, const fc_tensor *of, list *out) {
     fc_torch_sparse sparse;
+    fc_torchao found;
     torch_object *object = NULL;
+    if (of->object->refusal && fc_torchao_find(f->p, f->p->root, &found)) {
+        return add_torchao(b, f, &found, of, out);
+    }
     if (of->object->refusal) {
         FC_TRY(fc_torch_sparse_decode(f->p, f->p->root, &sparse, b->err));
         return add_sparse(b, f, &sparse, of, out);
@@ -127,7 +156,12 @@ out:
 }
 
 static bool is_one_item(const fc_tensor *t) {
-    return t->object && t->nchunks == 1 && !t->detail && t->chunks[0].detail == DCP_ARCHIVE;
+    return t->object && t->nchunks == 1 && (!t->detail || t->object->hint == FC_HINT_DEQUANTIZE) &&
+           t->chunks[0].detail == DCP_ARCHIVE;
+}
+
+static int in_order(const void *a, const void *b) {
+    return FC_ORDER(*(const size_t *)a, *(const size_t *)b);
 }
 
 static fc_code add_all(const fc_dcp_builder *b, list *out) {
@@ -150,18 +184,19 @@ static fc_code add_all(const fc_dcp_builder *b, list *out) {
 }
 
 fc_code fc_dcp_open_items(fc_dcp_builder *b) {
-    const size_t most = b->ntensors + b->nto_open * FC_SPARSE_MOST_PARTS;
+    const size_t most = b->ntensors + b->nto_open * FC_TORCHAO_MOST; /* more than a sparse tensor has */
     const char *twice = NULL;
     list all = {0};
     if (b->nto_open == 0) {
         return FC_OK;
     }
+    qsort(b->to_open, b->nto_open, sizeof *b->to_open, in_order); /* classes.c noted some later */
     all.tensors = fc_arena_calloc(b->checkpoint->arena, most, sizeof *all.tensors);
     FC_NEED(all.tensors, b->err, b->metadata_path);
     FC_TRY(add_all(b, &all));
     FC_TRY(fc_find_same_name(all.tensors, all.count, &twice, b->err));
     if (twice) {
-        return fc_dcp_fail(b, FC_EUNSUPPORTED, twice, "a part of a sparse tensor and another value have this name");
+        return fc_dcp_fail(b, FC_EUNSUPPORTED, twice, "a part of a tensor and another value have this name");
     }
     b->checkpoint->tensors = b->tensors = all.tensors;
     b->checkpoint->ntensors = b->ntensors = all.count;

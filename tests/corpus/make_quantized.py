@@ -3,7 +3,8 @@ them.
 
 usage: make_quantized.py OUT [CASE...]
 
-Each folder has model.safetensors (and model.pt, if the package's tensors are classes of its own) and config.json, and weights.safetensors: what the package's own decompression gives.
+Each folder has model.safetensors and config.json, and weights.safetensors: what the package's own decompression gives. Those of torchao
+have model.pt or dcp, too, with its classes.
 Packages: compressed-tensors 0.20.0 (pip install --no-deps compressed-tensors loguru). ct-columns, which must be named, needs 0.12.2.
 bitsandbytes 0.50.2 (on a CPU). auto-gptq 0.7.1 and autoawq 0.2.9 need a GPU: pip download --no-deps, unpack both into one folder, and name
 it in $QUANTIZED_PACKAGES. modelopt-* need nvidia-modelopt 0.47.0 with pulp, omegaconf, scipy and requests (on a CPU).
@@ -14,6 +15,7 @@ import os
 import sys
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 VERSIONS = []
@@ -332,12 +334,13 @@ def spread_linears(dtype, shapes):
     return root
 
 
-def torchao(config, dtype, seed=7):
+def torchao(config, dtype, large, seed=7):
     """As transformers saves it: torchao takes its tensors apart, and describes them in __metadata__."""
     import torchao as package
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
     torch.manual_seed(seed)
-    root = spread_linears(dtype, {"a": (9, 64), "b": (3, 32)})
+    # The codes of DCP must be shorter than the archive of a plain tensor, by which the class is found.
+    root = spread_linears(dtype, {"a": (48 if large else 9, 64), "b": (3, 32)})
     package.quantization.quantize_(root, config)
     values = {name: t.detach() for name, t in root.state_dict().items()}
     stored, described = flatten_tensor_state_dict(values)
@@ -362,7 +365,7 @@ def torchao_cases():
             ("intx4", lambda: configs("IntxWeightOnlyConfig", weight_dtype=torch.int4, granularity=groups(16)), torch.bfloat16),
             ("intx6", lambda: configs("Int8DynamicActivationIntxWeightConfig", weight_dtype=torch.int6, weight_granularity=groups(32),
                                       weight_mapping_type=asymmetric_type()), torch.float32)):
-        yield "torchao-" + name, lambda m=make, d=dtype: torchao(m(), d)
+        yield "torchao-" + name, lambda m=make, d=dtype, n=name: torchao(m(), d, n in ("int8", "float8"))
 
 
 def asymmetric_type():
@@ -415,6 +418,8 @@ def main():
         save_file(stored, os.path.join(folder, "model.safetensors"), *more[:1])
         for values in more[1:]:
             torch.save(values, os.path.join(folder, "model.pt"))
+            if name in ("torchao-int8", "torchao-float8"):  # dcp.save fails with intx, which lacks aten.is_pinned in torchao 0.18.0
+                dcp.save(values, checkpoint_id=os.path.join(folder, "dcp"))
         save_file(want, os.path.join(folder, "weights.safetensors"), {"by": VERSIONS[-1]})
         with open(os.path.join(folder, "config.json"), "w") as f:
             json.dump(config, f, indent=1, sort_keys=True)
