@@ -6,6 +6,7 @@
  */
 #include "torch_dist/torch_dist.h"
 
+#include "base/file_name.h"
 #include "base/grow.h"
 #include "base/name_table.h"
 #include "checkpoint/path.h"
@@ -327,6 +328,22 @@ static fc_code refuse_hub_names(const fc_target *target, fc_error *err) {
     return FC_OK;
 }
 
+/* Refuses SwiGLU's halves as Megatron-FSDP stores them: megatron-core looks for one tensor. */
+static fc_code refuse_halves(const fc_target *target, fc_error *err) {
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const char *name = target->tensors[i].name, *at = strstr(name, ".linear_fc1.");
+        if (at && !target->tensors[i].source->object && (fc_ends_with(at, "_w") || fc_ends_with(at, "_v"))) {
+            return fc_advise(err,
+                             fc_fail(err, FC_EUNSUPPORTED,
+                                     "%s: tensor %.256s is half of what torch_dist has as one tensor: a recipe to the "
+                                     "names of the Hugging Face hub joins the halves, and its reverse gives Megatron's",
+                                     target->source->path, name),
+                             FC_HINT_RECIPE, NULL);
+        }
+    }
+    return FC_OK;
+}
+
 /* The ranks' files have the model under "model". */
 static bool has_model(const fc_checkpoint *source) {
     for (size_t i = 0; i < source->ntensors; i++) {
@@ -351,6 +368,7 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
         const fc_selection all = {0};
         const fc_checkpoint *before = *source;
         FC_TRY(refuse_hub_names(&target, err));
+        FC_TRY(refuse_halves(&target, err));
         FC_TRY(fc_dist_find_layers(&target, arena, &layers, err));
         FC_TRY(apply_recipe(source, &target, &layers, arena, err));
         FC_TRY(*source == before ? FC_OK : fc_target_new(*source, &all, arena, &changed, &counts, err));

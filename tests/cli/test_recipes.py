@@ -1,6 +1,7 @@
 """--recipe: shipped recipes against what the converters of their packages made (tests/corpus/make_recipes.py), from and to
 every layout."""
 
+import glob
 import hashlib
 import json
 import os
@@ -62,6 +63,19 @@ def stacked(tensors, pattern, name, number):
     for new, parts in groups.items():
         parts = [t for _, t in sorted(parts, key=lambda p: p[0])]
         made[new] = (parts[0][0], [len(parts), *parts[0][1]], b"".join(t[2] for t in parts))
+    return made
+
+
+def halved(tensors, name):
+    """Gives the halves of each expert's linear_fc1 names of their own."""
+    made = {}
+    for old, (dtype, shape, data) in tensors.items():
+        found = re.fullmatch(r"(.*\.mlp\.experts\.)linear_fc1\.weight(\d+)", old)
+        for i, half in enumerate("wv" if found else ()):
+            part = data[i * len(data) // 2:(i + 1) * len(data) // 2]
+            made[found.expand(name) + "_" + half] = (dtype, [shape[0] // 2, *shape[1:]], part)
+        if not found:
+            made[old] = (dtype, shape, data)
     return made
 
 
@@ -141,6 +155,42 @@ class Shipped(harness.Case):
         shutil.copytree(os.path.join(here, "weights"), self.path("cut/weights"))
         os.truncate(self.path("cut/weights/common.pt"), 100)
         self.fails(3, "inspect", "cut", contains=["cut/weights/common.pt"])
+
+    def test_checkpoint_of_megatron_fsdp(self):
+        """fsdp_dtensor is DCP with wrappers before the names, fp32 masters as weights, and gate and up apart."""
+        for folder, recipe in DISTRIBUTED[:2]:
+            here = os.path.join(RECIPES, "megatron-dist-" + folder)
+            hub = safetensors_file.read(os.path.join(here, "to.safetensors"))
+            for case in sorted(glob.glob(os.path.join(here, "fsdp_dtensor-*", ""))):
+                with self.subTest(case):
+                    self.ok("export", case, "-o", "out", "--force", "--recipe", recipe, "--config", here, "--dtype", "bf16")
+                    self.assertEqual(safetensors_file.read(self.path("out", "model.safetensors")), hub)
+                    self.ok("consolidate", case, "-o", "m.safetensors", "--force", "-q", "--model-only", "--recipe", recipe,
+                            "--config", here, "--dtype", "bf16")
+                    self.assertEqual(safetensors_file.read(self.path("m.safetensors")), hub)
+                    with open(case.rstrip("/") + ".json", encoding="utf-8") as f:
+                        want = {name: tuple(t[1:]) for name, t in json.load(f).items()}
+                    self.ok("reshard", case, "-o", "again", "--to", "dcp", "--dp", "3", "--force", "-q")
+                    for source in (case, "again"):
+                        self.ok("consolidate", source, "-o", "all.safetensors", "--force", "-q")
+                        got = {name: (t[1], hashlib.sha256(t[2]).hexdigest())
+                               for name, t in safetensors_file.read(self.path("all.safetensors")).items()}
+                        self.assertEqual(got, want)
+                    for given in ((), ("--model-only",)):
+                        self.fails(5, "reshard", case, "-o", "td", "--to", "torch_dist", "--dp", "2", *given,
+                                   contains=["_w is half of what torch_dist has as one tensor"])
+
+    def test_halves_of_experts(self):
+        """Megatron-FSDP's names of gate and up, for grouped experts and others."""
+        for folder, recipe in (("mixtral", "megatron-mixtral"), ("qwen2-moe", "megatron-qwen-moe"),
+                               ("deepseek", "megatron-deepseek-v3")):
+            here = os.path.join(RECIPES, "megatron-dist-" + folder)
+            source = safetensors_file.read(os.path.join(here, "from.safetensors"))
+            target = safetensors_file.read(os.path.join(here, "to.safetensors"))
+            for name in (r"\1linear_fc1.weight\2", r"\1local_experts.\2.linear_fc1.weight"):
+                with self.subTest(folder, name=name):
+                    safetensors_file.write(self.path("v.safetensors"), halved(source, name))
+                    self.check("v.safetensors", target, "--recipe", recipe, "--config", here)
 
     def test_model_of_the_config_decides(self):
         """Mixtral and Qwen-MoE have the same names in Megatron."""

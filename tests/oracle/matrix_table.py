@@ -49,6 +49,8 @@ ROWS = [
     ("DeepSpeed ZeRO-1 to 3, and universal checkpoints", "read", ["deepspeed deepspeed/{}-*"], "TRAINERS.md#deepspeed",
      "oracle/deepspeed_read.py"),
     ("Megatron `torch_dist`", "read, written", ["megatron-core megatron/torch_dist-{}"], "TRAINERS.md#megatron", "oracle/megatron_read.py"),
+    ("Megatron-FSDP's `fsdp_dtensor`; also resharded to DCP", "read",
+     ["megatron-core recipes/megatron-dist-llama/fsdp_dtensor-{}"], "TRAINERS.md#megatron", "cli/test_recipes.py"),
     ("Megatron `mp_rank_XX`", "read", ["megatron-core==0.16.1"], "TRAINERS.md#megatron", "oracle/megatron_read.py"),
     ("nanotron: the model", "read", ["nanotron 0.4"], "TRAINERS.md#nanotron", "cli/test_trainers.py"),
     ("folders of verl, OLMo-core, torchtune, LitGPT, Composer, fairseq2 and others", "read", ["folders rebuilt from the sources of these packages"], "TRAINERS.md#other-trainers",

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Checkpoints of Megatron-FSDP (--ckpt-format fsdp_dtensor) that we resharded, loaded by real megatron-core (gloo, CPU) into its
+FullyShardedDataParallel and distributed optimizer. Each rank must have what it has after it loaded the original.
+
+usage: fsdp_dtensor_load.py FSDPCKPT CORPUS       exit 77 without megatron-core
+"""
+import glob
+import hashlib
+import os
+import socket
+import sys
+import tempfile
+import traceback
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "corpus"))
+try:
+    import megatron.core
+    import torch
+    import torch.distributed.checkpoint as dcp
+    import torch.multiprocessing as mp
+    import make_fsdp_dtensor as maker
+    import make_megatron_models as models
+    import make_megatron_ranks as ranks
+    from checks import check, finish, run
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+
+def flatten(value, name=""):
+    if isinstance(value, dict):
+        for k, v in value.items():
+            yield from flatten(v, name + "/" + str(k))
+    else:
+        yield name, value
+
+
+def digest(value):
+    if not isinstance(value, torch.Tensor):
+        return value
+    t = value.to_local() if hasattr(value, "to_local") else value
+    return hashlib.sha256(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def loaded(case, wrapped, optimizer, folder):
+    """What a rank has after the load."""
+    state = maker.make_state(case, wrapped, optimizer)
+    for name, value in flatten(state):
+        if hasattr(value, "to_local"):
+            value.to_local().fill_(7)
+    groups = state["optimizer"]["param_to_group_meta"]
+    state["optimizer"]["param_to_group_meta"] = {p: {k: None for k in maker.GROUPS} for p in groups}
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
+    untouched = [name for name, v in flatten(state) if hasattr(v, "to_local") and v.to_local().numel() and (v.to_local() == 7).all()]
+    assert not untouched, untouched
+    return {name: digest(value) for name, value in flatten(state)}
+
+
+def on_rank(rank, port, name, own, ours, failures):
+    try:
+        case = {"vp": None, **models.CASES[name], **maker.MESHES[name]}
+        maker.begin(rank, port, case)
+        config, model = models.build(case)
+        wrapped = maker.wrap(case, config, model)
+        optimizer = maker.make_optimizer(wrapped)
+        want = loaded(case, wrapped, optimizer, own)
+        for folder in ours:
+            got = loaded(case, wrapped, optimizer, folder)
+            if got != want or not want:
+                failures.put("rank %d: %s: %s" % (rank, folder, sorted(n for n in want if got.get(n) != want[n])))
+    except Exception:  # noqa: BLE001
+        failures.put("rank %d: %s" % (rank, traceback.format_exc()))
+
+
+def can_hold_experts():
+    """Whether Megatron-FSDP of this version has meshes for experts, as in 0.16."""
+    from megatron.core.distributed.fsdp.src.megatron_fsdp import FSDPDistributedIndex
+    return hasattr(FSDPDistributedIndex, "get_expert_dp_group")
+
+
+def main():
+    program, corpus = sys.argv[1:3]
+    for own in sorted(glob.glob(os.path.join(corpus, "recipes", "megatron-dist-*", "fsdp_dtensor-*", ""))):
+        name = os.path.basename(os.path.dirname(own[:-1]))[len("megatron-dist-"):]
+        if "experts" in models.CASES[name] and not can_hold_experts():
+            continue
+        with tempfile.TemporaryDirectory() as home, socket.socket() as s:
+            ours = [os.path.join(home, n) for n in ("one", "three")]
+            run(program, "reshard", own, "-o", ours[0], "--to", "dcp", "--dp", "1", "-q")
+            run(program, "reshard", own, "-o", ours[1], "--to", "dcp", "--dp", "3", "-q")
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+            s.close()
+            failures = mp.get_context("spawn").SimpleQueue()
+            count = ranks.ranks_of({**models.CASES[name], **maker.MESHES[name]})
+            mp.spawn(on_rank, args=(port, name, own, ours, failures), nprocs=count)
+            while not failures.empty():
+                check(False, "%s: %s" % (name, failures.get()))
+    return finish("fsdp_dtensor_load, megatron-core " + megatron.core.__version__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
