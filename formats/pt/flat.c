@@ -42,9 +42,9 @@ fc_code fc_pt_find_flat(fc_pt_builder *m, const torch_leaves *leaves) {
     return FC_OK;
 }
 
-static fc_code add_flat(fc_pt_builder *m, int64_t ranks) {
+fc_code fc_pt_add_flat(fc_pt_builder *m, int64_t ranks, fc_pt_flat **out) {
     FC_NEED(fc_grow(&m->flats, &m->flats_capacity, m->nflats + 1, sizeof *m->flats), m->err, m->checkpoint->path);
-    fc_pt_flat *flat = &m->flats[m->nflats++];
+    fc_pt_flat *flat = *out = &m->flats[m->nflats++];
     *flat = (fc_pt_flat){.ranks = ranks,
                          .offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *flat->offsets)};
     for (int64_t r = 0; flat->offsets && r < ranks; r++) {
@@ -55,6 +55,7 @@ static fc_code add_flat(fc_pt_builder *m, int64_t ranks) {
 
 fc_code fc_pt_note_flats(fc_pt_builder *m, const torch_leaves *leaves, int64_t ranks) {
     size_t n = 0;
+    fc_pt_flat *added;
     for (size_t i = 0; i < leaves->count; i++) {
         fc_pt_shard own;
         if (!is_flat(&leaves->items[i])) {
@@ -63,7 +64,7 @@ fc_code fc_pt_note_flats(fc_pt_builder *m, const torch_leaves *leaves, int64_t r
         FC_TRY(fc_pt_sharded_shard(m->f, leaves->items[i].v, 0, &own, m->err));
         m->nflats = m->rank == 0 && n == 0 ? 0 : m->nflats; /* from an earlier set */
         if (m->rank == 0) {
-            FC_TRY(add_flat(m, ranks));
+            FC_TRY(fc_pt_add_flat(m, ranks, &added));
         }
         fc_pt_flat *flat = n < m->nflats ? &m->flats[n++] : NULL;
         if (flat && own.local && own.ndim == 1) {
@@ -75,17 +76,23 @@ fc_code fc_pt_note_flats(fc_pt_builder *m, const torch_leaves *leaves, int64_t r
     return FC_OK;
 }
 
-void fc_pt_match_numbers(fc_pt_builder *m, const torch_leaves *leaves) {
-    size_t groups = 0, count = 0;
+size_t fc_pt_count_numbers(const fc_pt_builder *m, const torch_leaves *leaves, size_t *count) {
+    size_t groups = 0;
+    *count = 0;
     for (size_t i = 0; i < leaves->count; i++) {
         const fc_path *path = &leaves->items[i].path;
         if (path->count >= 3 && strcmp(path->elements[path->count - 1].key, "params") == 0 &&
             strcmp(path->elements[path->count - 3].key, "param_groups") == 0 &&
             fc_pv_typeof(leaves->items[i].v) == FC_PV_LIST) {
-            fc_pickle_items(m->f->p, leaves->items[i].v, &count);
+            fc_pickle_items(m->f->p, leaves->items[i].v, count);
             groups++;
         }
     }
+    return groups;
+}
+
+void fc_pt_match_numbers(fc_pt_builder *m, const torch_leaves *leaves) {
+    size_t count, groups = fc_pt_count_numbers(m, leaves, &count);
     m->numbered = m->nflats > 0;
     m->numbers_fit = groups == 1 && count == m->nflats;
 }

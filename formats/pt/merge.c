@@ -72,6 +72,10 @@ static fc_code merge_object(fc_pt_builder *m, const torch_leaf *leaf) {
     bool made;
     fc_pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     FC_NEED(v, m->err, m->checkpoint->path);
+    if (fc_pt_is_group(m, &leaf->path)) {
+        v->file = made ? m->f->index : v->file;
+        return made ? fc_pt_name_group(m, &v->object) : FC_OK;
+    }
     FC_TRY(fc_torch_object_new(m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err));
     if (!made && v->object && fc_torch_same_object(v->object, object)) {
         return FC_OK;
@@ -266,8 +270,9 @@ static fc_code refuse_unequal(const fc_pt_builder *m, const fc_pt_value *v) {
     if (is_flat_state(v)) {
         return fc_fail(m->err, FC_EUNSUPPORTED,
                        "%s: optimizer state under a number, which differs between ranks, as that of FSDP1's flat "
-                       "parameters: no file says which parameters are in it; save FSDP.optim_state_dict(model, "
-                       "optimizer), or convert the model alone",
+                       "parameters, and no model in one folder with it has flat parameters of these sizes, one for the "
+                       "root and one for each layer: save FSDP.optim_state_dict(model, optimizer), or convert the "
+                       "model alone",
                        m->f->path);
     }
     return fc_advise(

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/name_table.h"
+#include "fsdpckpt/flat_param.h"
 #include "pt/ranks.h"
 
 /* A value of the merged checkpoint. */
@@ -48,7 +49,10 @@ typedef struct fc_pt_builder {
     int64_t rank;
     const fc_pt_layout *layout; /* layout record of the current file */
     const fc_pt_set *set;       /* the set of the current file */
-    size_t item_name; /* bytes of its name and a dot, with which the names of its leaves begin; 0: they do not */
+    size_t item_name;      /* bytes of its name and a dot, with which the names of its leaves begin; 0: they do not */
+    fc_flat_layout *units; /* what the numbers of an optimizer stand for, if it follows from the model; else NULL */
+    size_t nunits;
+    const char *optimizer;           /* the set of this optimizer, or "" if its names do not begin with it */
     struct fc_pt_sharding *sharding; /* metadata.pkl of torch_checkpointing, or NULL */
     uint64_t *flat;                  /* malloc'ed: file offsets of the storages of the file's flat parameters */
     size_t nflat, flat_capacity;
@@ -69,11 +73,28 @@ fc_code fc_pt_find_flat(fc_pt_builder *m, const torch_leaves *leaves);
 
 /** Records how the flat parameters of a file are sharded, if it has any. @param ranks of the set */
 fc_code fc_pt_note_flats(fc_pt_builder *m, const torch_leaves *leaves, int64_t ranks);
+/** Adds a flat parameter of which no rank has a shard yet. */
+fc_code fc_pt_add_flat(fc_pt_builder *m, int64_t ranks, fc_pt_flat **out);
+/** @return the number of groups of the optimizers in this file. @param count receives the parameters of the last one */
+size_t fc_pt_count_numbers(const fc_pt_builder *m, const torch_leaves *leaves, size_t *count);
 /** Finds out whether this file is an optimizer's state_dict() of exactly these flat parameters, in one group. */
 void fc_pt_match_numbers(fc_pt_builder *m, const torch_leaves *leaves);
 /** Finds the shard of a leaf of such a file. `*is` is false for a leaf that is sharded differently. The local tensor is
  *  longer than the shard by the padding. */
 fc_code fc_pt_state_shard(const fc_pt_builder *m, const torch_leaf *leaf, fc_pt_shard *out, bool *is, fc_error *err);
+
+/** If the current file is an optimizer of FSDP1's flat parameters, and the model's files, which were read before, have
+ *  the parameters, finds out which parameters are in which flat one. (units.c) */
+fc_code fc_pt_infer_units(fc_pt_builder *m, const torch_leaves *leaves);
+/** @return the layout of the flat parameter whose state a value is, or NULL for any other value. */
+const fc_flat_layout *fc_pt_unit_of(const fc_pt_builder *m, const fc_pt_value *v);
+/** Divides the state `flat` of a flat parameter. @param out receives one tensor for each of unit->params */
+fc_code fc_pt_divide_state(const fc_pt_builder *m, const fc_pt_value *v, const fc_tensor *flat,
+                           const fc_flat_layout *unit, fc_tensor *out);
+/** @return whether it is the path of the list of numbers in the group of that optimizer, and the list of names for it.
+ */
+bool fc_pt_is_group(const fc_pt_builder *m, const fc_path *path);
+fc_code fc_pt_name_group(const fc_pt_builder *m, const torch_object **out);
 
 /** Call it after the last file of a set of `ranks`, whose values start at `first`. Checks that every rank had a shard
  * of each tensor that is sharded according to the plan. */

@@ -106,6 +106,7 @@ static fc_code merge_file(void *context, size_t index, void *slot, fc_error *err
     FC_TRY(fc_torch_note_risk(m->checkpoint, &file->f, err));
     FC_TRY(fc_pt_find_flat(m, &file->leaves));
     FC_TRY(fc_pt_note_flats(m, &file->leaves, r->set->ranks));
+    FC_TRY(fc_pt_infer_units(m, &file->leaves));
     fc_pt_match_numbers(m, &file->leaves);
     for (size_t i = 0; i < file->leaves.count; i++) {
         FC_TRY_CONTEXT(fc_pt_merge_leaf(m, &file->leaves.items[i]), err, "%s: %.256s", m->directory,
@@ -220,8 +221,28 @@ static fc_code place_plain(const fc_pt_builder *m, const fc_pt_value *v, fc_tens
     return placements ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
+/* Makes the tensors of a value: one, or the state of each parameter in a flat one. */
+static fc_code finish_tensors(const fc_pt_builder *m, const fc_pt_value *v, fc_tensor *tensors, size_t *n) {
+    const fc_flat_layout *unit = fc_pt_unit_of(m, v);
+    fc_tensor whole = {0}, *t = unit ? &whole : &tensors[*n];
+    FC_TRY(finish_value(m, v, t));
+    FC_TRY(place_plain(m, v, t));
+    FC_TRY(unit ? fc_pt_divide_state(m, v, t, unit, &tensors[*n]) : FC_OK);
+    *n += unit ? unit->nparams : 1;
+    return FC_OK;
+}
+
+static size_t count_tensors(const fc_pt_builder *m) {
+    size_t n = 0;
+    for (size_t i = 0; i < m->count; i++) {
+        const fc_flat_layout *unit = fc_pt_unit_of(m, &m->values[i]);
+        n += unit ? unit->nparams : 1;
+    }
+    return n;
+}
+
 static fc_code finish_manifest(fc_pt_builder *m) {
-    fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
+    fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, count_tensors(m), sizeof *tensors);
     FC_NEED(tensors, m->err, m->checkpoint->path);
     for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions; the others are its submeshes */
         if (m->values[i].mesh.ndim > m->checkpoint->mesh.ndim) {
@@ -232,8 +253,7 @@ static fc_code finish_manifest(fc_pt_builder *m) {
     fc_code rc = FC_OK;
     for (size_t i = 0; i < m->count; i++) {
         if (!m->values[i].view) {
-            FC_TRY_GOTO(finish_value(m, &m->values[i], &tensors[n]), rc, out);
-            FC_TRY_GOTO(place_plain(m, &m->values[i], &tensors[n++]), rc, out);
+            FC_TRY_GOTO(finish_tensors(m, &m->values[i], tensors, &n), rc, out);
         }
     }
 out:

@@ -31,7 +31,7 @@ class Verl(Trainers):
         return safetensors_file.read(self.path(out, "model.safetensors"))
 
     def test_one_command(self):
-        for case in ("fsdp1", "fsdp2"):
+        for case in ("fsdp1", "fsdp1-tied", "fsdp2"):
             with self.subTest(case):
                 run = self.folder("verl", case)
                 out = self.ok("export", f"{run}/actor/", "-o", "hub", "-f")
@@ -62,12 +62,14 @@ class Verl(Trainers):
         self.assertEqual(report["model"]["side_files"], ["config.json", "tokenizer.json"])
 
     def test_lora(self):
-        run = self.folder("verl", "fsdp2-lora")
-        p = self.run_tool("export", f"{run}/actor", "-o", "hub")
-        self.assertEqual(p.returncode, 0, p.stderr)
-        self.assertIn("and not lora_adapter (safetensors)", p.stderr)
-        self.assert_near(self.exported(), safetensors_file.read(self.path(run, "expected.safetensors")))
-        self.assertIn(f"into 4 weights; its configuration is {run}/actor/lora_adapter/adapter_config.json\n", p.stdout)
+        for case in ("fsdp1-lora", "fsdp2-lora"):
+            with self.subTest(case):
+                run = self.folder("verl", case)
+                p = self.run_tool("export", f"{run}/actor", "-o", "hub", "-f")
+                self.assertEqual(p.returncode, 0, p.stderr)
+                self.assertIn("and not lora_adapter (safetensors)", p.stderr)
+                self.assert_near(self.exported(), safetensors_file.read(self.path(run, "expected.safetensors")))
+                self.assertIn(f"into 4 weights; its configuration is {run}/actor/lora_adapter/adapter_config.json\n", p.stdout)
         # Without its configuration, alpha is unknown.
         shutil.rmtree(self.path(run, "actor", "lora_adapter"))
         self.fails(2, "export", f"{run}/actor", "-o", "none", contains=["belongs to a LoRA adapter", "--adapter-config FILE"])
@@ -79,9 +81,30 @@ class Verl(Trainers):
                    contains=["has no LoRA adapter inside"])
 
     def test_the_optimizer_of_flat_parameters(self):
-        run = self.folder("verl", "fsdp1")
-        self.fails(5, "consolidate", f"{run}/actor", "-o", "all.pt",
-                   contains=["optimizer state under a number", "FSDP1's flat parameters", "FSDP.optim_state_dict"])
+        for case in ("fsdp1", "fsdp1-lora", "fsdp1-tied"):
+            with self.subTest(case):
+                run = self.folder("verl", case)
+                shutil.rmtree(self.path(run, "actor", "lora_adapter"), ignore_errors=True)  # a line says that it is not read
+                state = ["--include", "optim.state.*", "--strip-prefix", "optim.state."]
+                self.ok("consolidate", f"{run}/actor", "-o", "state.safetensors", "-f", *state)
+                self.assertEqual(safetensors_file.read(self.path("state.safetensors")),
+                                 safetensors_file.read(self.path(run, "optimizer.safetensors")))
+                for to in ("dcp", "h5", "pt"):
+                    self.ok("reshard", f"{run}/actor", "-o", "x", "--to", to, "--dp", "3", "-f")
+                    self.ok("diff", "x", f"{run}/actor")
+                    shutil.rmtree(self.path("x"))
+                self.ok("verify", f"{run}/actor")
+
+    def test_an_optimizer_whose_flat_parameters_are_unknown(self):
+        """The optimizer of another model, and an optimizer without its model, are refused, and the model is not affected."""
+        run, other = self.folder("verl", "fsdp1"), self.folder("verl", "fsdp1-lora", to="other")
+        alone = [f"{run}/actor/optim_world_size_2_rank_0.pt", "-o", "all.pt"]
+        said = ["optimizer state under a number", "FSDP1's flat parameters", "FSDP.optim_state_dict", "in one folder"]
+        self.fails(5, "consolidate", *alone, contains=said)
+        for rank in range(2):
+            name = f"optim_world_size_2_rank_{rank}.pt"
+            shutil.copy(self.path(other, "actor", name), self.path(run, "actor", name))
+        self.fails(5, "consolidate", f"{run}/actor", "-o", "all.pt", contains=said)
         self.ok("consolidate", f"{run}/actor", "-o", "model.safetensors", "--include", "model.*", "--strip-prefix", "model.")
         self.assertEqual(safetensors_file.read(self.path("model.safetensors")),
                          safetensors_file.read(self.path(run, "expected.safetensors")))

@@ -391,8 +391,31 @@ def unreadable_values_stop_only_themselves(program, home, corpus):
     must_run(program, "diff", run, home / "model.pt", "--include", "model.*")
 
 
+def verl_flat_optimizer_loads(program, home, corpus):
+    """The optimizer of FSDP1's flat parameters becomes one of the parameters: torch loads it into the model of the configuration."""
+    from safetensors.torch import load_file
+    from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for case in ("fsdp1", "fsdp1-tied"):
+        run, file = corpus / "verl" / case, home / (case + ".pt")
+        must_run(program, "consolidate", run / "actor", "-o", file)
+        saved = load(file)["optim"]
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(run / "actor" / "huggingface"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+        set_optimizer_state_dict(model, optimizer, saved)
+        want = load_file(run / "optimizer.safetensors")
+        got = {"%s.%s" % (n, k): t for n, p in model.named_parameters() for k, t in optimizer.state[p].items()}
+        must(set(got) == set(want), set(got) ^ set(want))
+        for name, value in want.items():
+            must_equal(value, got[name], name)
+        must(optimizer.param_groups[0]["lr"] == saved["param_groups"][0]["lr"] != 1.0, "learning rate")
+        steps = {s["step"].untyped_storage().data_ptr() for s in saved["state"].values()}
+        must(len(steps) == len(saved["state"]), "torch changes steps in place, so none may share memory")
+
+
 if __name__ == "__main__":
     sys.exit(run_tests([reads_one_file_per_rank, reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index,
                         reads_metadata_of_ranks, writes_one_file_per_rank, reads_empty_shards,
                         local_tensors_load_into_fsdp2, reads_the_file_of_one_gpu,
-                        keeps_odd_objects_of_ranks, refuses_one_file_per_rank, unreadable_values_stop_only_themselves]))
+                        keeps_odd_objects_of_ranks, refuses_one_file_per_rank, unreadable_values_stop_only_themselves, verl_flat_optimizer_loads]))

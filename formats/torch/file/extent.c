@@ -28,6 +28,8 @@ fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor
         out->strides[0] = 1;
         return FC_OK;
     }
+    out->offset = extent->record.offset; /* also of a copy of a number, which has no place of its own */
+    out->length = extent->record.stored;
     out->codec = extent->record.method == FC_ZIP_STORED ? FC_CODEC_RAW : FC_CODEC_FORMAT;
     out->decoded = extent->record.size;
     out->crc32 = extent->record.method == FC_ZIP_STORED ? extent->record.crc
