@@ -142,6 +142,11 @@ const option_row option_table[OPT_COUNT] = {
                      .kind = KIND_FLAG,
                      .offset = FIELD(reverse),
                      .help = "apply the recipe in the other direction"},
+    [OPT_INFER] = {.name = "infer",
+                   .kind = KIND_FLAG,
+                   .offset = FIELD(infer),
+                   .help = "find the recipe that turns the checkpoint A into the checkpoint B, which has the same "
+                           "weights, and prove it: what it makes of A is compared with B, bit for bit"},
     [OPT_CONFIG] = {.name = "config",
                     .kind = KIND_TEXT,
                     .arg = "FILE",
@@ -434,8 +439,9 @@ const option_group option_groups[OPTION_GROUPS] = {
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
-                              TAKES(OPT_RENAME) | TAKES_DELTA | TAKES_COMPUTED | TAKES(OPT_ADAPTER_CONFIG) |
-                              TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
+                              TAKES(OPT_RENAME) | TAKES_DELTA | TAKES_COMPUTED | TAKES(OPT_INFER) |
+                              TAKES(OPT_ADAPTER_CONFIG) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) |
+                              TAKES(OPT_TENSOR)},
     {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_LIKE) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
                                  TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},

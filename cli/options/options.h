@@ -34,6 +34,7 @@ typedef enum option_id {
     OPT_ADAPTER_CONFIG,
     OPT_RECIPE,
     OPT_REVERSE,
+    OPT_INFER,
     OPT_CONFIG,
     OPT_COMPRESS,
     OPT_MAX_SHARD_SIZE,
@@ -183,7 +184,7 @@ typedef struct options {
     int comm;            /**< comm_mode */
     const char *weights;
     bool local, take_first;
-    bool trust_objects, reverse, model_only;
+    bool trust_objects, reverse, infer, model_only;
     bool force, dry_run, tree, all, stats, headers_only, follow_external;
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */

@@ -294,14 +294,14 @@ static fc_code add_note(const fc_recipe *recipe, fc_checkpoint *derived, fc_erro
     return derived->note ? FC_OK : fc_no_memory(err, derived->path);
 }
 
-/* Converts dtypes, and lets the result own the source. */
+/* Converts dtypes, and lets the result own the source unless it only borrows it. */
 static fc_code complete(const fc_recipe *recipe, fc_checkpoint *derived, fc_checkpoint *source, fc_checkpoint **out,
                         fc_error *err) {
     fc_checkpoint *made = derived;
     derived->mesh = recipe->keeps_mesh ? source->mesh : derived->mesh;
     fc_code rc = add_note(recipe, derived, err);
     rc = rc == FC_OK ? fc_recipe_cast(recipe, &made, err) : rc;
-    rc = rc == FC_OK ? fc_recipe_derived_own(derived, err) : rc;
+    rc = rc == FC_OK && !recipe->borrows ? fc_recipe_derived_own(derived, err) : rc;
     if (rc != FC_OK) {
         fc_checkpoint_close(made);
         return rc;

@@ -215,7 +215,7 @@ static fc_code check_patterns(const reader *r, const fc_recipe_rule *rule) {
 }
 
 static fc_code read_map(const reader *r, const json_t *object, fc_recipe_rule *rule) {
-    static const char *const known[] = {"from", "to", "operations", "when", NULL};
+    static const char *const known[] = {"from", "to", "operations", "when", "note", NULL};
     const json_t *from = json_object_get(object, "from"), *to = json_object_get(object, "to");
     FC_TRY(check_keys(r, object, known));
     if (!from || !to) {
@@ -228,7 +228,7 @@ static fc_code read_map(const reader *r, const json_t *object, fc_recipe_rule *r
 
 /* "drop" leaves a tensor out, and "add" makes a second one. Each is the inverse of the other. */
 static fc_code read_extra(const reader *r, const json_t *object, bool drop, fc_recipe_rule *rule, bool *skip) {
-    static const char *const known[] = {"drop", "add", "same_as", "when", NULL};
+    static const char *const known[] = {"drop", "add", "same_as", "when", "note", NULL};
     const char **names = fc_arena_calloc(r->arena, 3, sizeof *names);
     FC_TRY(check_keys(r, object, known));
     FC_NEED(names, r->err, r->recipe->label);

@@ -64,6 +64,7 @@ struct fc_recipe {
     bool keeps_others; /**< tensors that no rule takes stay as they are */
     bool keeps_mesh;   /**< it has no rules, so the mesh and the placements of the source stay */
     bool headers_only; /**< as in fc_recipe_options */
+    bool borrows;      /**< the source of the result stays the caller's */
     const struct fc_recipe_config *config;
     const char *config_path; /**< NULL: none was given */
 };

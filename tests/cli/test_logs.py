@@ -62,6 +62,8 @@ class Logs(harness.Case):
             self.harmless("units", a, *more)
         self.harmless("recipes")
         self.harmless("recipes", NAMES[0])
+        for pair in ((a, b), (a, c), (c, a)):
+            self.harmless("recipes", "--infer", *pair)
         jobs = (("consolidate", "::error::o.h5"), ("reshard", "::error::r", "--dp", "2"), ("convert", "::error::t.h5"),
                 ("export", "::error::e"), ("export", "::error::f", "--like", "::error::none"))
         for command, target, *layout in jobs:

@@ -113,6 +113,8 @@ def recipes(documents):
     """The shipped recipes, and one with everything that they do not use."""
     for line in subprocess.run([PROGRAM, "recipes"], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines():
         documents.must("recipe", "recipes", line.split()[0])
+    meta = [os.path.join(CORPUS, "recipes", "meta-llama", side + ".safetensors") for side in ("from", "to")]
+    documents.must("recipe", "recipes", "--infer", *meta, "-q")
     documents.validate({"fsdpckpt": "recipe", "schema": 1, "sizes": {"n": ["a", "b / 2"]}, "rules": [
         {"from": ["a", "b"], "to": "c", "operations": [{"stack": 0}, {"concatenate": 1, "sizes": ["n", "1"]}]},
         {"from": "d", "to": ["e", "f"], "operations": {"chunk": 0}}, {"add": "g", "same_as": "c"},

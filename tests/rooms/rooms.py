@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/integrity lib/read lib/ranks
-lib/move lib/flat lib/wrap lib/derived lib/weights lib/recipe lib/stats lib/diff lib/check lib/export lib/verify
+lib/move lib/flat lib/wrap lib/derived lib/weights lib/recipe lib/stats lib/diff lib/infer lib/check lib/export lib/verify
 formats/torch/names formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors
 formats/dcp formats/pt formats/hdf5 formats/schema formats/flax formats/accelerate formats/lightning formats/deepspeed
 formats/nanotron formats/megatron formats/torch_dist formats/delta formats cli/output cli/options cli cli/inspect cli/commands
@@ -40,6 +40,7 @@ HEADERS = {
     "lib/recipe": "recipe",
     "lib/stats": "stats",
     "lib/diff": "compare",
+    "lib/infer": "infer",
     "lib/check": "check",
     "lib/export": "export",
     "lib/verify": "verify",

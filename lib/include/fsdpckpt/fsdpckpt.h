@@ -24,6 +24,7 @@
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/gather_files.h"
+#include "fsdpckpt/infer.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/memory.h"

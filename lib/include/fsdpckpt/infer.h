@@ -1,0 +1,46 @@
+/*
+ * Finds the recipe that turns one checkpoint into another one of the same weights, and proves it (docs/RECIPES.md).
+ */
+#pragma once
+
+#include "fsdpckpt/read.h"
+
+FC_BEGIN_DECLS
+
+typedef struct fc_infer_options {
+    const char *config; /**< the model's config.json, or its folder: sizes get its names; NULL: none */
+    fc_work_options work;
+} fc_infer_options;
+
+/** A tensor that the recipe does not explain. */
+typedef struct fc_unexplained {
+    const char *name;
+    const fc_tensor *tensor;
+    bool in_a;           /**< of A, else of B */
+    const char *nearest; /**< the tensor of the other side, of the same shape, whose name is most alike; NULL: none */
+    bool differs;        /**< whether `first` is the first element at which the two differ */
+    uint64_t first;
+} fc_unexplained;
+
+typedef struct fc_infer_report {
+    const char *recipe; /**< JSON; NULL: these are not the same weights */
+    size_t rules;
+    size_t tensors;             /**< of B */
+    size_t explained;           /**< of these: the recipe makes them bit for bit */
+    uint64_t elements, agree;   /**< of B, and of the tensors that the recipe makes */
+    const char *const *dropped; /**< tensors of A that the recipe leaves out */
+    size_t ndropped;
+    const char *const *guesses; /**< lines about names that are interchangeable */
+    size_t nguesses;
+    const fc_unexplained *unexplained;
+    size_t nunexplained;
+} fc_infer_report;
+
+/**
+ * Finds and proves the recipe that turns `a` into `b`. That there is none is a result, not an error.
+ * @param arena owns what `report` points to and what does not belong to the checkpoints.
+ */
+fc_code fc_recipe_infer(fc_checkpoint *a, const fc_checkpoint *b, const fc_infer_options *options, fc_arena *arena,
+                        fc_infer_report *report, fc_error *err);
+
+FC_END_DECLS
