@@ -30,14 +30,14 @@ LOSES = re.compile(r"(that|which) is read: name another target")
 # What each option gets. LOSSY ones make a target that is not the source, KEEPING ones do not; the others depend on the command
 # or cannot be used here.
 LOSSY = {"dtype": ["bf16"], "dtype-for": ["m.w.weight=bf16"], "model-only": [], "include": ["m.*"], "exclude": ["m.b"], "strip-prefix": ["m"],
-         "rename": ["s/^m/n/"], "dequantize": ["bf16"], "quantize": ["m.w.weight"], "adapter": ["../adapter"], "recipe": ["../drop.json"]}
+         "rename": ["s/^m/n/"], "dequantize": ["bf16"], "quantize": ["m.w.weight"], "adapter": ["../adapter"], "delta": ["../updates"], "recipe": ["../drop.json"]}
 KEEPING = {"jobs": ["2"], "memory": ["8M"], "progress": ["never"], "color": ["never"], "comm": ["none"], "follow-external": [],
            "trust-objects": [], "json": [], "quiet": [], "verbose": []}
 OTHERS = {"output": None, "force": None, "help": None, "version": None, "to": ["h5"], "dp": ["3"], "tp": ["2"], "replicas": ["2"],
           "compress": ["1"], "max-shard-size": ["1MB"], "dry-run": [], "rank": ["0"], "tp-plan": ["../plan.json"], "policy": ["always"],
           "classes": ["../classes.json"], "ignore": ["m"], "reverse": [], "config": ["../adapter"], "adapter-config": ["../adapter/adapter_config.json"],
           "schema": ["../schema.json"],
-          "local": [], "like": ["../hub"], "weights": ["1,0"], "take-first": []}
+          "local": [], "like": ["../hub"], "weights": ["1,0"], "take-first": [], "up-to": ["1"]}
 # command, its input, the options that name the same layout again
 CASES = [("consolidate", "a.h5", []), ("consolidate", "a.safetensors", []), ("consolidate", "a.pt", []),
          ("reshard", "a.sharded", ["--dp", "2"]), ("reshard", "a.dcp", ["--to", "dcp", "--dp", "2"]),
@@ -65,6 +65,9 @@ def prepare(program, home):
     must_run(program, "reshard", at("a.pt"), "-o", at("a.ranks"), "--to", "pt", "--dp", "2")
     save_file({**tensors, "m.q.weight": code, "m.q.weight_scale_inv": torch.ones(1, 1)}, at("a.safetensors"), {"note": "mine"})
     must_run(program, "export", at("a.pt"), "-o", at("hub"), "--include", "m.*")
+    save_file({**tensors, "m.b": tensors["m.b"] + 1}, at("next.safetensors"))
+    os.mkdir(at("updates"))
+    must_run(program, "delta", at("hub"), at("next.safetensors"), "-o", at("updates/weight_v000001"))
     write_adapter(at("adapter"), {"m.w.lora_A.weight": torch.ones(2, 128), "m.w.lora_B.weight": torch.ones(128, 2)}, r=2, lora_alpha=2)
     write(at("adapter/config.json"), {})
     write(at("drop.json"), {"fsdpckpt": "recipe", "schema": 1, "rules": [{"drop": "m.b"}], "others": "keep"})
