@@ -352,7 +352,9 @@ static void *replay_records(void *context) {
     fc_error err = {FC_OK};
     fc_code rc = w ? FC_OK : fc_no_memory(&err, job->replay->path);
     if (w) {
+        pthread_mutex_lock(&job->lock); /* another worker may have begun */
         *w = *job->replay;
+        pthread_mutex_unlock(&job->lock);
     }
     while (rc == FC_OK && take_record(job, w, &e, &rc, &err)) {
         rc = replay_record(w, &e, &err);

@@ -168,7 +168,9 @@ static fc_code add_extra_state(adapting *a, const fc_dist_stack *s, int64_t laye
                                int64_t experts) {
     fc_arena *arena = a->out->arena;
     char number[24] = "", at[64] = "0", of[64] = "1";
-    snprintf(number, sizeof number, s->alike ? "" : "%" PRId64 ".", layer);
+    if (!s->alike) {
+        snprintf(number, sizeof number, "%" PRId64 ".", layer);
+    }
     if (expert >= 0 && s->alike) {
         snprintf(at, sizeof at, "%" PRId64 ".%" PRId64, layer, expert);
         snprintf(of, sizeof of, "%" PRId64 ".%" PRId64, s->layers, experts);
