@@ -79,7 +79,8 @@ static fc_code measure_shards(const search *s, const torch_leaves *leaves, int64
         const size_t number = number_of(&leaf->path);
         *are = leaf->kind == TORCH_TENSOR && number < s->count;
         if (*are) {
-            FC_TRY(fc_torch_tensor_decode(s->m->f->p, leaf->v, &t, s->m->err));
+            FC_TRY_CONTEXT(fc_torch_tensor_decode(s->m->f->p, leaf->v, &t, s->m->err), s->m->err, "%s: %.256s",
+                           s->m->f->path, leaf->name);
         }
         if (!*are || t.ndim == 0) {
             continue;

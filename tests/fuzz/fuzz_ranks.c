@@ -50,7 +50,8 @@ static const char *const names[] = {"deepspeed/0.19.8-zero1-bf16",
                                     "megatron-ranks/tp2ep2-grouped",
                                     "megatron-ranks/tp2dp2-distributed",
                                     "megatron-ranks/pp2ep2-moe",
-                                    "pt/fsdp2-torch2.15.0"};
+                                    "pt/fsdp2-torch2.15.0",
+                                    "verl/fsdp1/actor"};
 enum { NAMES = sizeof names / sizeof *names };
 
 static char home[64];
