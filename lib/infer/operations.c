@@ -109,7 +109,7 @@ static fc_code add_rearrange(const solver *v, sketch *k, int at, const char *lef
     return FC_OK;
 }
 
-/* Tries all orders of three axes of one dimension, of which the first and another one have sizes. */
+/* Tries all orders of three axes of one dimension. The sizes of the first and of another one are known. */
 static fc_code try_orders(const solver *v, int at, const char *x, const char *y, const char *z) {
     static const int orders[][3] = {{0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     const char *const axes[] = {x, y, z};
@@ -273,7 +273,7 @@ static fc_code solve_one(const solver *v) {
 
 /* ---- one tensor becomes several ---- */
 
-/* The size of a part along dimension `at` of the one tensor, of which `x` and `y` are exchanged in the part. */
+/* The size along dimension `at` of the part of the one tensor whose dimensions `x` and `y` are exchanged. */
 static int64_t extent_of(const solver *v, int part, int at, int x, int y) {
     const int d = at == x ? y : at == y ? x : at;
     return v->parts[part][d - v->base];

@@ -92,7 +92,7 @@ typedef struct fc_fold_report {
 
 /**
  * Writes the deltas of a chain as one delta, without the model. The checksums are those of the chain.
- * @param sources the folders of the versions, in any order; or one directory of versions, of which those are folded
+ * @param sources the folders of the versions, in any order; or one directory of versions, where fold takes those
  *                that lead to the version that the name of `path` says, or to the newest one.
  * @param path    the directory to write. If its name says a number, it is that of the last version.
  * @return FC_EUSAGE if the versions are no chain of one encoding; FC_EUNSUPPORTED without libzstd.
