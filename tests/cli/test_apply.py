@@ -11,56 +11,20 @@ import threading
 import time
 import unittest
 
+import delta_case
 import harness
 import weight_sync
 
-SHAPES = {"layers.0.w": ("BF16", [300, 401]), "layers.1.w": ("BF16", [300, 20]), "codes.qweight": ("I32", [64, 32]),
-          "fp8": ("F8_E4M3", [33, 7]), "packed": ("U8", [40, 5]), "scalar": ("F32", []), "none": ("F32", [0, 4]), "same": ("F16", [100])}
-SIZES = {"BF16": 2, "I32": 4, "F8_E4M3": 1, "U8": 1, "F32": 4, "F16": 2}
+SHAPES = delta_case.shapes(300, 401)
 
 
-def model(seed):
-    """{name: (dtype, shape, bytes)}"""
-    rng, made = random.Random(seed), {}
-    for name, (dtype, shape) in SHAPES.items():
-        size = SIZES[dtype]
-        for dim in shape:
-            size *= dim
-        made[name] = (dtype, shape, rng.randbytes(size))
-    return made
-
-
-def changed(tensors, seed, names=("layers.0.w", "codes.qweight", "fp8", "packed", "scalar")):
-    """Changes some bytes of some tensors, as a training step does."""
-    rng, made = random.Random(seed), dict(tensors)
-    for name in names:
-        data = bytearray(made[name])
-        for _ in range(len(data) // 50 + 1):
-            data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
-        made[name] = bytes(data)
-    return made
-
-
-class Apply(harness.Case):
-    def save(self, folder, versions, files=2):
+class Apply(delta_case.Case):
+    def save(self, folder, version, files=2):
         """A model in several files, with an index as transformers writes it."""
-        os.makedirs(self.path(folder))
-        names, weight_map = list(versions), {}
-        for k in range(files):
-            file = f"model-{k + 1:05d}-of-{files:05d}.safetensors"
-            weight_sync.write_file(self.path(folder, file), {"format": "pt"}, {name: self.tensors[name][:2] + (versions[name],)
-                                                                               for name in names[k::files]})
-            weight_map.update(dict.fromkeys(names[k::files], file))
-        if files > 1:
-            with open(self.path(folder, "model.safetensors.index.json"), "w") as f:
-                json.dump({"metadata": {"total_size": 1}, "weight_map": weight_map}, f)
+        super().save(folder, delta_case.typed(version, self.shapes), files, index=True)
 
     def contents(self, folder="model"):
-        found = {}
-        for directory, _, names in os.walk(self.path(folder)):
-            for name in names:
-                with open(os.path.join(directory, name), "rb") as f:
-                    found[os.path.relpath(os.path.join(directory, name), self.path(folder))] = f.read()
+        found = super().contents(folder)
         found.pop(".weight_sync/lock", None)
         return found
 
@@ -78,10 +42,10 @@ class Apply(harness.Case):
 
     def setUp(self):
         super().setUp()
-        self.tensors = model(1)
-        self.raw = [{name: data for name, (_, _, data) in self.tensors.items()}]
+        self.shapes = SHAPES
+        self.raw = [delta_case.random_model(SHAPES, 1)]
         for seed in range(2, 7):
-            self.raw.append(changed(self.raw[-1], seed))
+            self.raw.append(delta_case.changed(self.raw[-1], seed))
         self.save("model", self.raw[0])
 
     def test_chains_give_the_bytes_of_each_version(self):
@@ -137,8 +101,8 @@ class Apply(harness.Case):
 
     def test_a_journal_that_several_threads_replay(self):
         rng, size = random.Random(3), 5_000_000
-        self.tensors = {name: ("U8", [size], rng.randbytes(size)) for name in "ab"}
-        self.raw = [{name: data for name, (_, _, data) in self.tensors.items()}, {name: rng.randbytes(size) for name in "ab"}]
+        self.shapes = {name: ("U8", [size]) for name in "ab"}
+        self.raw = [{name: rng.randbytes(size) for name in "ab"} for _ in range(2)]
         self.save("large", self.raw[0], files=1)
         weight_sync.write_version(self.path("updates/weight_v000001"), *self.raw, 1)
         self.ok("apply", "updates", "large", "-q")
@@ -196,7 +160,7 @@ class Apply(harness.Case):
 
     def test_another_base_fails_the_checksum(self):
         self.version(1)
-        other = changed(self.raw[0], 99, names=["fp8"])
+        other = delta_case.changed(self.raw[0], 99, names=["fp8"])
         shutil.rmtree(self.path("model"))
         self.save("model", other)
         self.refused(3, contains=["tensor fp8", "checksum", "another base"])

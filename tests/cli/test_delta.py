@@ -2,65 +2,25 @@
 
 import json
 import os
-import random
 import unittest
 
+import delta_case
 import harness
 import weight_sync
+from delta_case import raw
 
 TRAIN = harness.corpus("dcp-torch2.15.0-train")
-SHAPES = {"layers.0.w": ("BF16", [700, 801]), "layers.1.w": ("BF16", [300, 20]), "codes.qweight": ("I32", [64, 32]),
-          "fp8": ("F8_E4M3", [33, 7]), "packed": ("U8", [40, 5]), "scalar": ("F32", []), "none": ("F32", [0, 4]),
-          "same": ("F16", [100])}
-SIZES = {"BF16": 2, "I32": 4, "F8_E4M3": 1, "U8": 1, "F32": 4, "F16": 2}
+SHAPES = delta_case.shapes(700, 801)
 
 
-def model(seed):
-    """{name: (dtype, shape, bytes)}"""
-    rng, made = random.Random(seed), {}
-    for name, (dtype, shape) in SHAPES.items():
-        size = SIZES[dtype]
-        for dim in shape:
-            size *= dim
-        made[name] = (dtype, shape, rng.randbytes(size))
-    return made
-
-
-def changed(tensors, seed, names=("layers.0.w", "codes.qweight", "fp8", "packed", "scalar"), share=50):
-    """Changes some bytes of some tensors, as a training step does."""
-    rng, made = random.Random(seed), dict(tensors)
-    for name in names:
-        dtype, shape, data = made[name]
-        data = bytearray(data)
-        for _ in range(len(data) // share + 1):
-            data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
-        data[-1] ^= 1
-        made[name] = (dtype, shape, bytes(data))
-    return made
-
-
-def raw(tensors):
-    return {name: data for name, (_, _, data) in tensors.items()}
-
-
-class Delta(harness.Case):
-    def save(self, folder, tensors, files=1):
-        os.mkdir(self.path(folder))
-        names = list(tensors)
-        for k in range(files):
-            weight_sync.write_file(self.path(folder, f"model-{k + 1:05d}-of-{files:05d}.safetensors"), {"format": "pt"},
-                                   {name: tensors[name] for name in names[k::files]})
-
-    def contents(self, folder):
-        found = {}
-        for name in os.listdir(self.path(folder)):
-            with open(self.path(folder, name), "rb") as f:
-                found[name] = f.read()
-        return found
+class Delta(delta_case.Case):
+    def changed(self, tensors, seed, **how):
+        return delta_case.typed(delta_case.changed(raw(tensors), seed, **how), tensors)
 
     def setUp(self):
         super().setUp()
-        self.old, self.new = model(1), changed(model(1), 2)
+        self.old = delta_case.typed(delta_case.random_model(SHAPES, 1), SHAPES)
+        self.new = self.changed(self.old, 2)
         self.save("old", self.old)
         self.save("new", self.new)
         os.mkdir(self.path("updates"))
@@ -88,7 +48,7 @@ class Delta(harness.Case):
                                  weight_sync.encode(encoding, self.old[name][2], self.new[name][2]), name)
 
     def test_auto_takes_the_smaller_encoding(self):
-        self.save("few", changed(self.old, 3, names=["layers.0.w"], share=10**9))
+        self.save("few", self.changed(self.old, 3, names=["layers.0.w"], share=10**9))
         sizes = {}
         for encoding in ("xor", "overwrite", "auto"):
             found = json.loads(self.ok("delta", "old", "few", "-o", "updates/weight_v000001", "--json", "--force", "--encoding",
@@ -113,7 +73,7 @@ class Delta(harness.Case):
         self.ok("consolidate", TRAIN, "-o", "hub.safetensors", "-q", "--model-only", "--rename", "s/^/x./", "--dtype", "bf16")
         target = weight_sync.read_file(self.path("hub.safetensors"))[1]
         base = {name: (entry["dtype"], entry["shape"], data) for name, (entry, data) in target.items()}
-        stale = changed(base, 5, names=list(base)[:3])
+        stale = self.changed(base, 5, names=list(base)[:3])
         self.save("base", stale, files=2)
         self.ok("delta", "base", TRAIN, "-o", "updates/weight_v000001", "-q", "--model-only", "--rename", "s/^/x./", "--dtype", "bf16")
         found = raw(stale)

@@ -7,34 +7,27 @@ import shutil
 import struct
 import unittest
 
-import harness
+import delta_case
 import weight_sync
 
 SIZES = {"layers.0.w": 300_001, "layers.1.w": 70_000, "fp8": 231, "scalar": 4, "one": 1, "none": 0, "same": 200}
 
 
-def step(model, seed, names):
-    """Changes some bytes of some tensors."""
-    rng, made = random.Random(seed), dict(model)
-    for name in names:
-        data = bytearray(made[name])
-        for _ in range(len(data) // 60 + 1):
-            data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
-        made[name] = bytes(data)
-    return made
+def flat(model):
+    return {name: ("U8", [len(data)], data) for name, data in model.items()}
 
 
-class Fold(harness.Case):
+class Fold(delta_case.Case):
     def setUp(self):
         super().setUp()
         rng = random.Random(1)
         first = {name: rng.randbytes(size) for name, size in SIZES.items()}
         os.mkdir(self.path("out"))
         self.models = {2: first}
-        self.models[3] = step(first, 3, ["layers.0.w", "layers.1.w", "scalar", "fp8"])
-        self.models[4] = step(self.models[3], 4, ["layers.0.w", "one"])
+        self.models[3] = delta_case.changed(first, 3, ["layers.0.w", "layers.1.w", "scalar", "fp8"])
+        self.models[4] = delta_case.changed(self.models[3], 4, ["layers.0.w", "one"])
         self.models[5] = dict(self.models[4])
-        self.models[6] = step(self.models[5], 6, ["layers.0.w", "layers.1.w", "one"])
+        self.models[6] = delta_case.changed(self.models[5], 6, ["layers.0.w", "layers.1.w", "one"])
         self.models[6]["scalar"] = first["scalar"]  # again as in the base
 
     def write(self, folder, numbers, encoding="xor", checksum="xxh3-128", **how):
@@ -42,13 +35,6 @@ class Fold(harness.Case):
         for number in numbers:
             weight_sync.write_version(self.version(folder, number), self.models[number - 1], self.models[number], number,
                                       encoding=encoding, checksum=checksum, **how)
-
-    def contents(self, folder):
-        found = {}
-        for name in os.listdir(self.path(folder)):
-            with open(self.path(folder, name), "rb") as f:
-                found[name] = f.read()
-        return found
 
     def version(self, folder, number):
         return self.path(folder, f"weight_v{number:06d}")
@@ -87,13 +73,8 @@ class Fold(harness.Case):
                 self.assertEqual(data[4 + 4 * count:], bytes(self.models[6][name][i] for i in sorted(touched)))
 
     def test_our_own_deltas(self):
-        for n in (4, 6):
-            os.mkdir(self.path(f"m{n}"))
-            weight_sync.write_file(self.path(f"m{n}/model.safetensors"), None,
-                                   {name: ("U8", [len(data)], data) for name, data in self.models[n].items()})
-        os.mkdir(self.path("m2"))
-        weight_sync.write_file(self.path("m2/model.safetensors"), None,
-                               {name: ("U8", [len(data)], data) for name, data in self.models[2].items()})
+        for n in (2, 4, 6):
+            self.save(f"m{n}", flat(self.models[n]))
         for encoding in ("xor", "overwrite"):
             os.mkdir(self.path(encoding))
             self.ok("delta", "m2", "m4", "-o", f"{encoding}/weight_v000004", "--base", "2", "-q", "--encoding", encoding)
@@ -116,8 +97,7 @@ class Fold(harness.Case):
         self.assertEqual(numbers("out/weight_v000005"), (2, 5))
         shutil.rmtree(self.version("updates", 4))  # a full version in the middle
         os.mkdir(self.version("updates", 4))
-        weight_sync.write_file(os.path.join(self.version("updates", 4), "model.safetensors"), None,
-                               {name: ("U8", [len(data)], data) for name, data in self.models[4].items()})
+        weight_sync.write_file(os.path.join(self.version("updates", 4), "model.safetensors"), None, flat(self.models[4]))
         self.assertEqual(numbers("mine"), (4, 6))
         self.fails(2, "fold", "updates", "-o", "out/weight_v000004", contains=["version 4 is a full version"])
         self.fails(2, "fold", "updates", "-o", "out/weight_v000009", contains=["there is no version 9"])

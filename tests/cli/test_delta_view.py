@@ -2,55 +2,43 @@
 with fsdpckpt, and so is the model that should come out."""
 
 import json
+import math
 import os
 import random
 import struct
 import unittest
 
-import harness
+import delta_case
 import weight_sync
 
-SHAPES = {"layers.0.w": ("BF16", [500, 801]), "layers.1.w": ("BF16", [30, 20]), "codes.qweight": ("I32", [64, 32]),
-          "fp8": ("F8_E4M3", [33, 7]), "packed": ("U8", [40, 5]), "scalar": ("F32", []), "none": ("F32", [0, 4]),
-          "same": ("F16", [100])}
-SIZES = {"BF16": 2, "I32": 4, "F8_E4M3": 1, "U8": 1, "F32": 4, "F16": 2}
+SHAPES = delta_case.shapes(500, 801)
 
 
 def finite(rng, dtype, count):
     """Bytes without NaN, which diff would report as different."""
-    data = bytearray(rng.randbytes(count * SIZES[dtype]))
+    data = bytearray(rng.randbytes(count * delta_case.SIZES[dtype]))
     if dtype in ("BF16", "F16", "F32"):
-        for i in range(SIZES[dtype] - 1, len(data), SIZES[dtype]):
+        for i in range(delta_case.SIZES[dtype] - 1, len(data), delta_case.SIZES[dtype]):
             data[i] &= 0x3b
     return bytes(data)
 
 
-class View(harness.Case):
+class View(delta_case.Case):
     def setUp(self):
         super().setUp()
         rng = random.Random(1)
-        count = {name: 1 for name in SHAPES}
-        for name, (_, shape) in SHAPES.items():
-            for dim in shape:
-                count[name] *= dim
+        count = {name: math.prod(shape) for name, (_, shape) in SHAPES.items()}
         self.models = [{name: finite(rng, SHAPES[name][0], count[name]) for name in SHAPES}]
         for names in (["layers.0.w", "codes.qweight", "scalar"], ["layers.0.w", "fp8", "packed", "layers.1.w"], ["layers.0.w", "fp8"]):
             model = dict(self.models[-1])
             for name in names:
-                size, data = SIZES[SHAPES[name][0]], bytearray(model[name])
+                size, data = delta_case.SIZES[SHAPES[name][0]], bytearray(model[name])
                 for k in [count[name] - 1, *(rng.randrange(count[name]) for _ in range(count[name] // 50))]:
                     data[k * size:(k + 1) * size] = finite(rng, SHAPES[name][0], 1)
                 model[name] = bytes(data)
             self.models.append(model)
         for k, model in enumerate(self.models):
-            self.save(f"model{k}", model)
-
-    def save(self, folder, model):
-        os.mkdir(self.path(folder))
-        names = sorted(model)
-        for k in range(2):
-            weight_sync.write_file(self.path(folder, f"model-{k + 1:05d}-of-00002.safetensors"), {"format": "pt"},
-                                   {name: (*SHAPES[name], model[name]) for name in names[k::2]})
+            self.save(f"model{k}", delta_case.typed(model, SHAPES), files=2)
 
     def updates(self, folder, encodings=("xor", "xor", "xor"), checksum="xxh3-128"):
         os.mkdir(self.path(folder))
@@ -145,7 +133,7 @@ class View(harness.Case):
 
     def test_what_does_not_fit(self):
         updates = self.updates("updates")
-        self.save("small", {name: data for name, data in self.models[0].items() if name != "fp8"})
+        self.save("small", delta_case.typed({name: data for name, data in self.models[0].items() if name != "fp8"}, SHAPES), files=2)
         self.fails(3, "inspect", "small", "--delta", updates, contains=["it changes tensor fp8, which small does not have"])
         self.fails(2, "inspect", "model0", "--up-to", "3", contains=["--up-to needs --delta"])
         self.fails(2, "inspect", "model0", "--delta", updates, "--up-to", "9", contains=["there is no version 9"])
@@ -156,7 +144,7 @@ class View(harness.Case):
                    contains=["weight_v000002"])
         os.mkdir(self.path(updates, "weight_v000004"))
         weight_sync.write_file(self.path(updates, "weight_v000004", "model.safetensors"), None,
-                               {name: (*SHAPES[name], data) for name, data in self.models[3].items()})
+                               delta_case.typed(self.models[3], SHAPES))
         self.fails(2, "inspect", "model0", "--delta", updates, contains=["version 4 is a full version"])
 
     def test_lying_frames(self):
