@@ -9,6 +9,7 @@
 #include "signals.h"
 #include "source.h"
 #include "target.h"
+#include "versions.h"
 
 #include <string.h>
 
@@ -107,6 +108,13 @@ static fc_code run_inspect(cli_call *call, fc_error *err) {
     if (o->html) {
         FC_TRY(target_check(o->html, &target_html, err));
     }
+    bool versions;
+    FC_TRY(versions_meant(call,
+                          TAKES(OPT_JSON) | TAKES(OPT_TENSOR) | TAKES(OPT_STATS) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY),
+                          &versions, err));
+    if (versions) {
+        return versions_inspect(call, err);
+    }
     fc_checkpoint *checkpoint = NULL;
     options rest;
     FC_TRY(recipe_open(call, &rest, o->operands[0], o->headers_only, &checkpoint, err));
@@ -145,6 +153,8 @@ static const char *const examples[] = {
     "the names only; the data files may be absent",
     "fsdpckpt inspect ckpt/ --stats",
     "mean, deviation, extremes and NaN of every tensor; this reads all data",
+    "fsdpckpt inspect updates/ --stats",
+    "versions of a model: what each stores, and what share it changes",
     NULL,
 };
 
@@ -152,9 +162,12 @@ const command command_inspect = {
     .name = "inspect",
     .operands = "SRC",
     .summary = "show the contents and the layout of a checkpoint",
-    .description = "Shows the format, the layout, the files and every tensor of SRC with its type, its shape and the "
-                   "grid of its chunks. Reads headers only, and the few bytes of the objects (step, lr, ...), which "
-                   "are decoded without executing anything. With --stats it reads all data, once.",
+    .description =
+        "Shows the format, the layout, the files and every tensor of SRC with its type, its shape and the "
+        "grid of its chunks. Reads headers only, and the few bytes of the objects (step, lr, ...), which "
+        "are decoded without executing anything. With --stats it reads all data, once.\n\nIf SRC is a delta or "
+        "a directory of versions, it shows the versions with what each stores, and --stats also what share of "
+        "the bytes and elements each changes; --tensor does so for one tensor.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES_COMPUTED | TAKES_DELTA | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) |

@@ -192,7 +192,7 @@ static fc_code check_folders(applier *a, const char *updates, fc_error *err) {
     if (!fc_zstd_is_built_in()) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: deltas need libzstd, and this build has none", updates);
     }
-    return fc_delta_versions_list(a->arena, updates, &a->versions, err);
+    return fc_delta_versions_list(a->arena, updates, NULL, &a->versions, err);
 }
 
 fc_code fc_delta_apply(const char *updates, const char *model, const fc_delta_apply_options *options,

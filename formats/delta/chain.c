@@ -31,70 +31,39 @@ static fc_code is_directory_of_versions(const char *path, bool *is, fc_error *er
     return missing.code;
 }
 
-/* Refuses versions between those of the chain that are not part of it. */
-static fc_code check_no_fork(const fc_delta_versions *all, const fc_delta_links *links, fc_error *err) {
-    const int64_t first = links->versions[0]->number;
-    size_t at = 0;
-    for (size_t i = 0; i < all->count; i++) {
-        const fc_delta_version *v = &all->versions[i];
-        while (at + 1 < links->count && links->versions[at]->number < v->number) {
-            at++;
-        }
-        if (v->number > first && v->number < links->versions[links->count - 1]->number &&
-            links->versions[at]->number != v->number) {
-            return fc_fail(err, FC_EUSAGE,
-                           "%s: version %" PRId64 " does not lead to version %" PRId64
-                           ": the versions fork there; name those to fold",
-                           all->path, v->number, links->versions[links->count - 1]->number);
-        }
-    }
-    return FC_OK;
-}
-
-/* A base that is missing is that of the model, unless the directory has earlier versions. */
-static fc_code check_no_gap(const fc_delta_versions *all, const fc_delta_version *first, fc_error *err) {
-    const fc_delta_version *oldest = &all->versions[0];
-    if (oldest->number >= first->base || oldest == first) {
-        return FC_OK;
-    }
-    return fc_fail(err, FC_EUSAGE,
-                   "%s: version %" PRId64 " changes version %" PRId64
-                   ", which is not there; name the versions to fold, from %" PRId64 " on or up to %" PRId64,
-                   all->path, first->number, first->base, first->number, first->base - 1);
-}
-
-static void reverse_links(fc_delta_links *links) {
-    for (size_t i = 0; i < links->count / 2; i++) {
-        fc_delta_version *swapped = links->versions[i];
-        links->versions[i] = links->versions[links->count - 1 - i];
-        links->versions[links->count - 1 - i] = swapped;
-    }
-}
-
 /* Goes back over the bases, to a full version or to one that is not there. */
 static fc_code find_in_directory(fc_arena *arena, const char *path, int64_t wanted, fc_delta_links *out,
                                  fc_error *err) {
     fc_delta_versions all;
-    FC_TRY(fc_delta_versions_list(arena, path, &all, err));
+    FC_TRY(fc_delta_versions_list(arena, path, NULL, &all, err));
     if (wanted == FC_DELTA_NO_NUMBER) {
         wanted = all.versions[all.count - 1].number;
     }
     out->versions = fc_arena_calloc(arena, all.count, sizeof *out->versions);
     FC_NEED(out->versions, err, path);
-    fc_delta_version *v = fc_delta_versions_find(&all, wanted);
-    if (!v) {
+    fc_delta_version *last = fc_delta_versions_find(&all, wanted), *end;
+    if (!last) {
         return fc_fail(err, FC_EUSAGE, "%s: there is no version %" PRId64, path, wanted);
     }
-    for (; v && v->base != FC_DELTA_NO_NUMBER; v = fc_delta_versions_find(&all, v->base)) {
-        out->versions[out->count++] = v;
-    }
+    out->count = fc_delta_walk_back(&all, last, out->versions, &end);
     if (out->count == 0) {
         return fc_fail(err, FC_EUSAGE, "%s: version %" PRId64 " is a full version, so there is no delta to fold", path,
                        wanted);
     }
-    reverse_links(out);
-    FC_TRY(v ? FC_OK : check_no_gap(&all, out->versions[0], err));
-    return check_no_fork(&all, out, err);
+    const fc_delta_version *first = out->versions[0];
+    if (!end && fc_delta_is_gap(&all, first)) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: version %" PRId64 " changes version %" PRId64
+                       ", which is not there; name the versions to fold, from %" PRId64 " on or up to %" PRId64,
+                       path, first->number, first->base, first->number, first->base - 1);
+    }
+    size_t at = 0;
+    const fc_delta_version *fork = fc_delta_next_fork(&all, out->versions, out->count, &at);
+    return fork ? fc_fail(err, FC_EUSAGE,
+                          "%s: version %" PRId64 " does not lead to version %" PRId64
+                          ": the versions fork there; name those to fold",
+                          path, fork->number, wanted)
+                : FC_OK;
 }
 
 /* ---- versions that are named ---- */

@@ -323,6 +323,10 @@ fc_code fc_delta_next_position(fc_delta_decoder *d, uint64_t *position, fc_error
     return peek_position(d, &there, position, err);
 }
 
+void fc_delta_decoder_skip_to(fc_delta_decoder *d, uint64_t at) {
+    d->at = at;
+}
+
 fc_code fc_delta_decoder_end(fc_delta_decoder *d, bool check, fc_error *err) {
     char digits[FC_DELTA_DIGITS];
     bool there = false;

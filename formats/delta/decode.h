@@ -51,5 +51,8 @@ fc_code fc_delta_decode(fc_delta_decoder *decoder, unsigned char *bytes, unsigne
  */
 fc_code fc_delta_next_position(fc_delta_decoder *decoder, uint64_t *position, fc_error *err);
 
+/** Goes on to `at`, which is not behind the next position: the bytes between do not change. Only for overwrite. */
+void fc_delta_decoder_skip_to(fc_delta_decoder *decoder, uint64_t at);
+
 /** Checks that the frame ends with the tensor. @param check compares the checksum of the new bytes. */
 fc_code fc_delta_decoder_end(fc_delta_decoder *decoder, bool check, fc_error *err);

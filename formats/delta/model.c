@@ -79,8 +79,12 @@ static fc_code add_sync_tensors(fc_arena *arena, fc_sync_model *m, fc_sync_file 
             rc = fc_no_memory(err, m->path);
             goto out;
         }
-        m->tensors[m->ntensors++] = (fc_sync_tensor){
-            .name = e->name, .file = file, .offset = header.data + e->begin, .size = e->end - e->begin, .place = i};
+        m->tensors[m->ntensors++] = (fc_sync_tensor){.name = e->name,
+                                                     .file = file,
+                                                     .offset = header.data + e->begin,
+                                                     .size = e->end - e->begin,
+                                                     .element = e->stored->bits % 8 == 0 ? e->stored->bits / 8 : 0,
+                                                     .place = i};
     }
 out:
     fc_st_header_free(&header);

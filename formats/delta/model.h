@@ -24,6 +24,7 @@ typedef struct fc_sync_tensor {
     const char *name;
     fc_sync_file *file;
     uint64_t offset, size; /**< of its bytes in the file */
+    uint32_t element;      /**< bytes of an element; 0: elements are no whole bytes */
     bool changes;          /**< set by the caller */
     size_t place;          /**< in the order of the file's data */
 } fc_sync_tensor;

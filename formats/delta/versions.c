@@ -133,23 +133,54 @@ static int order_versions(const void *a, const void *b) {
     return strcmp(x->path, y->path);
 }
 
-static fc_code add_version(fc_arena *arena, const char *name, fc_delta_versions *v, size_t *capacity, fc_error *err) {
+fc_code fc_delta_keep_damage(const fc_delta_damage *damage, fc_delta_version *v, fc_code rc, fc_error *err) {
+    if (rc == FC_OK || !damage || rc == FC_ENOMEM || rc == FC_EIO || rc == FC_EINTERRUPTED) {
+        return rc;
+    }
+    v->damaged = true;
+    damage->report(damage->context, v, err->message);
+    return FC_OK;
+}
+
+static fc_code add_version(fc_arena *arena, const char *name, const fc_delta_damage *damage, fc_delta_versions *v,
+                           size_t *capacity, fc_error *err) {
     if (fc_delta_number_of(name) == FC_DELTA_NO_NUMBER) {
         return FC_OK;
     }
     const char *path = fc_arena_printf(arena, "%s/%s", v->path, name);
     FC_NEED(path && fc_arena_grow(arena, &v->versions, capacity, v->count, v->count + 1, sizeof *v->versions), err,
             v->path);
-    return fc_delta_version_open(arena, path, &v->versions[v->count++], err);
+    fc_delta_version *added = &v->versions[v->count++];
+    const fc_code rc = fc_delta_version_open(arena, path, added, err);
+    added->number = fc_delta_number_of(name); /* whatever its index says */
+    return fc_delta_keep_damage(damage, added, rc, err);
 }
 
-fc_code fc_delta_versions_list(fc_arena *arena, const char *path, fc_delta_versions *out, fc_error *err) {
+/* Two folders may have one number: weight_v000001 and weight_v0000001. */
+static fc_code drop_same_number(const fc_delta_damage *damage, fc_delta_versions *v, fc_error *err) {
+    size_t count = v->count > 0;
+    for (size_t i = 1; i < v->count; i++) {
+        fc_delta_version *kept = &v->versions[count - 1], *other = &v->versions[i];
+        if (kept->number != other->number) {
+            v->versions[count++] = *other;
+            continue;
+        }
+        const fc_code rc = fc_fail(err, FC_ECORRUPT, "%s: version %" PRId64 " is there twice, as %s and as %s", v->path,
+                                   kept->number, strrchr(kept->path, '/') + 1, strrchr(other->path, '/') + 1);
+        FC_TRY(fc_delta_keep_damage(damage, other, rc, err));
+    }
+    v->count = count;
+    return FC_OK;
+}
+
+fc_code fc_delta_versions_list(fc_arena *arena, const char *path, const fc_delta_damage *damage, fc_delta_versions *out,
+                               fc_error *err) {
     size_t capacity = 0;
     fc_dir dir;
     *out = (fc_delta_versions){.path = path};
     fc_code rc = fc_dir_open(&dir, path, err);
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = add_version(arena, name, out, &capacity, err);
+        rc = add_version(arena, name, damage, out, &capacity, err);
     }
     FC_TRY(fc_dir_close(&dir, rc, err));
     if (out->count == 0) {
@@ -157,20 +188,53 @@ fc_code fc_delta_versions_list(fc_arena *arena, const char *path, fc_delta_versi
                        path);
     }
     qsort(out->versions, out->count, sizeof *out->versions, order_versions);
-    for (size_t i = 1; i < out->count; i++) {
-        if (out->versions[i - 1].number == out->versions[i].number) {
-            return fc_fail(err, FC_ECORRUPT, "%s: version %" PRId64 " is there twice, as %s and as %s", path,
-                           out->versions[i].number, strrchr(out->versions[i - 1].path, '/') + 1,
-                           strrchr(out->versions[i].path, '/') + 1);
-        }
-    }
-    return FC_OK;
+    return drop_same_number(damage, out, err);
 }
 
 fc_delta_version *fc_delta_versions_find(const fc_delta_versions *versions, int64_t number) {
     size_t low = 0;
     FC_BISECT(low, versions->count, i, versions->versions[i].number < number)
     return low < versions->count && versions->versions[low].number == number ? &versions->versions[low] : NULL;
+}
+
+static void reverse_versions(fc_delta_version **list, size_t count) {
+    for (size_t i = 0; i < count / 2; i++) {
+        fc_delta_version *swapped = list[i];
+        list[i] = list[count - 1 - i];
+        list[count - 1 - i] = swapped;
+    }
+}
+
+size_t fc_delta_walk_back(const fc_delta_versions *versions, fc_delta_version *last, fc_delta_version **chain,
+                          fc_delta_version **end) {
+    size_t count = 0;
+    fc_delta_version *v = last;
+    for (; v && v->base != FC_DELTA_NO_NUMBER; v = fc_delta_versions_find(versions, v->base)) {
+        chain[count++] = v;
+    }
+    reverse_versions(chain, count);
+    *end = v;
+    return count;
+}
+
+const fc_delta_version *fc_delta_next_fork(const fc_delta_versions *versions, fc_delta_version *const *chain,
+                                           size_t count, size_t *at) {
+    size_t member = 0;
+    for (; *at < versions->count; ++*at) {
+        const fc_delta_version *v = &versions->versions[*at];
+        while (member + 1 < count && chain[member]->number < v->number) {
+            member++;
+        }
+        if (v->number > chain[0]->base && v->number < chain[count - 1]->number && chain[member]->number != v->number) {
+            ++*at;
+            return v;
+        }
+    }
+    return NULL;
+}
+
+bool fc_delta_is_gap(const fc_delta_versions *versions, const fc_delta_version *first) {
+    return versions->versions[0].number < first->base;
 }
 
 fc_code fc_delta_versions_chain(fc_arena *arena, const fc_delta_versions *versions, int64_t from, int64_t wanted,
@@ -203,11 +267,7 @@ fc_code fc_delta_versions_chain(fc_arena *arena, const fc_delta_versions *versio
                        ": the versions fork there, or the model is that of another run",
                        versions->path, above, at, from);
     }
-    for (size_t i = 0; i < *count / 2; i++) {
-        fc_delta_version *swapped = list[i];
-        list[i] = list[*count - 1 - i];
-        list[*count - 1 - i] = swapped;
-    }
+    reverse_versions(list, *count);
     return FC_OK;
 }
 
@@ -277,6 +337,7 @@ fc_code fc_delta_version_read(fc_arena *arena, fc_delta_version *v, fc_error *er
     FC_TRY_GOTO(tensors ? FC_OK : fc_no_memory(err, v->path), rc, out);
     FC_TRY_GOTO(check_no_others(v, &files, err), rc, out);
     v->tensors = tensors;
+    v->nfiles = files.nfiles;
     v->ntensors = 0;
     v->stored_bytes = 0;
     for (uint32_t i = 0; i < files.nfiles; i++) {

@@ -142,4 +142,102 @@ fc_code fc_delta_apply(const char *updates, const char *model, const fc_delta_ap
 fc_code fc_delta_patch(fc_checkpoint *source, const char *const *paths, size_t count, int64_t up_to,
                        fc_checkpoint **out, fc_error *err);
 
+/* ---- looking at versions ---- */
+
+/** What a path is. */
+typedef enum fc_delta_place {
+    FC_DELTA_NOWHERE, /**< no delta; it may be a checkpoint, such as a full version */
+    FC_DELTA_VERSION, /**< a delta */
+    FC_DELTA_VERSIONS /**< a directory of versions */
+} fc_delta_place;
+
+/** Finds out whether a path is a delta or a directory of versions. */
+fc_code fc_delta_recognise(const char *path, fc_delta_place *out, fc_error *err);
+
+/** Stands for a size that no header says. */
+#define FC_DELTA_UNKNOWN UINT64_MAX
+
+/** Whether the checksum of a tensor was compared, and if not why. */
+typedef enum fc_delta_compared {
+    FC_DELTA_NOT_COMPARED, /**< it was not to be, or could not because of damage */
+    FC_DELTA_COMPARED,
+    FC_DELTA_NEEDS_MODEL,  /**< no full version leads to the delta, so only the model has the bytes */
+    FC_DELTA_NEEDS_MEMORY, /**< too many deltas follow the full version */
+    FC_DELTA_NEEDS_BLAKE3, /**< this build cannot compute the checksum */
+    FC_DELTA_COMPARED_COUNT
+} fc_delta_compared;
+
+/** The frame of one tensor in a delta. */
+typedef struct fc_delta_changed {
+    const char *name;
+    uint64_t stored_bytes;
+    uint64_t bytes;            /**< of the tensor, which a frame of xor or a full version says; FC_DELTA_UNKNOWN */
+    uint32_t element_bytes;    /**< which a full version says; 0: unknown */
+    bool decoded;              /**< all of it, without a defect; what follows is set then */
+    uint64_t changed_bytes;    /**< with overwrite those that are stored */
+    uint64_t changed_elements; /**< if element_bytes is not 0 */
+    fc_delta_compared compared;
+} fc_delta_changed;
+
+/** One version. */
+typedef struct fc_delta_seen {
+    const char *path;
+    int64_t number;
+    int64_t base; /**< FC_DELTA_NO_NUMBER: a full version, or one whose index is damaged */
+    bool damaged; /**< its headers cannot be read; what follows is not set then */
+    fc_delta_encoding encoding;
+    fc_delta_checksum checksum;
+    fc_delta_changed *frames; /**< sorted by name; NULL: a full version */
+    size_t tensors, files;
+    uint64_t stored_bytes; /**< of the frames, or of the tensors of a full version */
+} fc_delta_seen;
+
+typedef struct fc_delta_survey {
+    fc_delta_seen *versions; /**< by number, in the arena of the caller */
+    size_t count;
+    uint64_t bytes_read;
+} fc_delta_survey;
+
+typedef enum fc_delta_fault_kind {
+    FC_DELTA_DAMAGED,   /**< the headers of a version cannot be read, or its files do not fit its index */
+    FC_DELTA_GAP,       /**< its base is not there */
+    FC_DELTA_FORK,      /**< it is not part of the chain of a later version */
+    FC_DELTA_BAD_FRAME, /**< a frame is damaged, or does not fit its tensor */
+    FC_DELTA_BAD_SUM    /**< the checksum is not that of the new bytes */
+} fc_delta_fault_kind;
+
+/** Something that is wrong. Its strings are valid during the call only. */
+typedef struct fc_delta_fault {
+    fc_delta_fault_kind kind;
+    const char *path;    /**< of the version; of the file for a frame */
+    int64_t number;      /**< of the version */
+    int64_t other;       /**< FC_DELTA_GAP: the base; FC_DELTA_FORK: the later version */
+    const char *tensor;  /**< of a frame; else NULL */
+    uint64_t offset;     /**< of a frame in its file */
+    const char *message; /**< one line */
+} fc_delta_fault;
+
+/** How much fc_delta_look reads. */
+typedef enum fc_delta_depth {
+    FC_DELTA_HEADERS,  /**< the headers of all files */
+    FC_DELTA_SIZES,    /**< and the first bytes of each frame */
+    FC_DELTA_FRAMES,   /**< and all frames */
+    FC_DELTA_CHECKSUMS /**< and the full versions, to compare what the deltas make of them with the checksums */
+} fc_delta_depth;
+
+typedef struct fc_delta_look_options {
+    fc_delta_depth depth;
+    void (*report)(void *context, const fc_delta_fault *fault); /**< called by one thread at a time */
+    void *context;
+    fc_work_options work;
+} fc_delta_look_options;
+
+/**
+ * Looks at a delta or at all versions of a directory, as far as that is possible without the model. What is wrong with
+ * them is reported and is no error. The data of full versions are not verified.
+ * @return FC_ECORRUPT if `path` has no versions; FC_EUNSUPPORTED without libzstd.
+ */
+fc_code fc_delta_look(const char *path, const fc_delta_look_options *options, fc_arena *arena, fc_delta_survey *out,
+                      fc_error *err);
+
 FC_END_DECLS

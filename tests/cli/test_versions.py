@@ -1,0 +1,147 @@
+"""inspect, check and verify for a delta and a directory of versions. weight_sync.py, which shares no code with fsdpckpt, writes them
+and knows the bytes of each version."""
+
+import json
+import os
+import unittest
+
+import delta_case
+import weight_sync
+
+SHAPES = delta_case.shapes(300, 401)
+
+
+def elements(name, model):
+    return len(model[name]) // delta_case.SIZES[SHAPES[name][0]]
+
+
+def changed_elements(name, a, b):
+    size = delta_case.SIZES[SHAPES[name][0]]
+    return sum(a[name][i:i + size] != b[name][i:i + size] for i in range(0, len(a[name]), size))
+
+
+class Versions(delta_case.Case):
+    def setUp(self):
+        super().setUp()
+        self.raw = [delta_case.random_model(SHAPES, 1)]
+        for seed in range(2, 7):
+            self.raw.append(delta_case.changed(self.raw[-1], seed, names=delta_case.CHANGED[:seed]))
+
+    def delta(self, number, folder="updates", **how):
+        """Adds a delta to a directory of versions. Those with an odd number have positions."""
+        how = {"encoding": ("xor", "overwrite")[number % 2], "checksum": ("xxh3-128", "adler32")[number // 2 % 2], "files": 2, **how}
+        weight_sync.write_version(self.path(folder, f"weight_v{number:06d}"), self.raw[how.get("base", number - 1)], self.raw[number],
+                                  number, **how)
+
+    def full(self, number, folder="updates"):
+        self.save(f"{folder}/weight_v{number:06d}", delta_case.typed(self.raw[number], SHAPES), files=2, index=True)
+
+    def frames(self, number, folder="updates"):
+        return {name: frame for name, (frame, _) in weight_sync.read_version(self.path(folder, f"weight_v{number:06d}"))[1].items()}
+
+    # ---- inspect ----
+
+    def expected(self, number, sized=True, typed=True, stats=True):
+        """{name: amounts} of a delta, as the bytes of the two versions tell them."""
+        old, new = self.raw[number - 1], self.raw[number]
+        return {name: {"bytes": len(new[name]) if sized else None, "elements": elements(name, new) if typed else None,
+                       "stored_bytes": len(frame),
+                       "changed_bytes": sum(a != b for a, b in zip(old[name], new[name], strict=True)) if stats else None,
+                       "changed_elements": changed_elements(name, old, new) if stats and typed else None}
+                for name, frame in self.frames(number).items()}
+
+    def inspected(self, *args):
+        document = json.loads(self.ok("inspect", *args, "--json"))
+        for version in document["versions"]:
+            if version["kind"] == "delta":  # the numbers of a version are the sums of those of its tensors
+                for key in ("bytes", "elements", "stored_bytes", "changed_bytes", "changed_elements"):
+                    amounts = [change[key] for change in version["changes"]]
+                    self.assertEqual(version[key], None if None in amounts else sum(amounts), key)
+        return document, {version["version"]: {change.pop("name"): change for change in version["changes"]}
+                          for version in document["versions"]}
+
+    def test_what_each_version_changes(self):
+        for number in (1, 2, 4, 5):
+            self.delta(number)
+        self.full(3)
+        document, changes = self.inspected("updates", "--stats")
+        for number in (1, 2, 4, 5):
+            self.assertEqual(changes[number], self.expected(number))
+        self.assertEqual(document["faults"], [])
+        self.assertEqual([(v["version"], v["kind"], v["base_version"], v["delta_encoding"], v["checksum_format"], v["files"])
+                          for v in document["versions"]],
+                         [(1, "delta", 0, "overwrite", "xxh3-128", 2), (2, "delta", 1, "xor", "adler32", 2), (3, "full", None, None, None, 2),
+                          (4, "delta", 3, "xor", "xxh3-128", 2), (5, "delta", 4, "overwrite", "xxh3-128", 2)])
+        whole = sum(map(len, self.raw[3].values()))
+        self.assertEqual((document["versions"][2]["tensors"], document["versions"][2]["bytes"]), (len(SHAPES), whole))
+        _, changes = self.inspected("updates")
+        self.assertEqual(changes[5], self.expected(5, stats=False))
+
+    def test_without_a_full_version(self):
+        """Frames of xor say how large a tensor is, those of overwrite do not. Neither knows its dtype."""
+        self.delta(1)
+        _, changes = self.inspected("updates", "--stats")
+        self.assertEqual(changes[1], self.expected(1, sized=False, typed=False))
+        self.delta(2)
+        _, changes = self.inspected("updates", "--stats")
+        self.assertEqual(changes[1], self.expected(1, typed=False))
+        self.assertEqual(changes[2], self.expected(2, typed=False))
+
+    def test_one_version_and_one_tensor(self):
+        for number in (2, 3):
+            self.delta(number)
+        self.full(1)
+        _, changes = self.inspected("updates/weight_v000002", "--stats")
+        self.assertEqual(changes, {2: self.expected(2, typed=False)})
+        _, changes = self.inspected("updates", "--stats", "--tensor", "fp8")
+        self.assertEqual(changes, {1: {}, 2: {"fp8": self.expected(2)["fp8"]}, 3: {"fp8": self.expected(3)["fp8"]}})
+        self.fails(2, "inspect", "updates", "--tensor", "fp9", contains=["no tensor or object 'fp9'", "did you mean 'fp8'"])
+
+    def test_text(self):
+        for number in (1, 2):
+            self.delta(number)
+        self.full(3)
+        lines = self.ok("inspect", "updates", "--stats").splitlines()
+        self.assertEqual(lines[0].split("  ")[0], "VERSION")
+        stored = [sum(map(len, self.frames(number).values())) for number in (1, 2)]
+        size = sum(len(self.raw[1][name]) for name in self.frames(1))
+        self.assertEqual(lines[1].split()[:4], ["1", "0", "overwrite", str(len(self.frames(1)))])
+        self.assertIn(f"{size / stored[0]:.1f}", lines[1].split())
+        amounts = self.expected(1).values()
+        for part, whole in (("changed_bytes", "bytes"), ("changed_elements", "elements")):
+            self.assertIn(f"{100 * sum(a[part] for a in amounts) / sum(a[whole] for a in amounts):.3g} %", lines[1])
+        self.assertEqual(lines[3].split()[:4], ["3", "-", "full", str(len(SHAPES))])
+        self.assertIn("updates: 2 deltas, ", lines[-1])
+        self.assertIn("; 1 full version, ", lines[-1])
+        alone = self.ok("inspect", "updates/weight_v000002")
+        for name in self.frames(2):
+            self.assertIn(f"  {name}\n", alone)
+        self.assertEqual(self.ok("inspect", "updates", "-q"), "")
+        self.assertNotIn("delta", self.ok("inspect", "updates/weight_v000003"))  # an ordinary checkpoint
+
+    def test_an_empty_delta(self):
+        self.raw[1] = self.raw[0]
+        self.delta(1)
+        document, changes = self.inspected("updates", "--stats")
+        self.assertEqual((changes, document["versions"][0]["stored_bytes"]), ({1: {}}, 0))
+        self.assertIn("1 delta, 0 bytes", self.ok("inspect", "updates/weight_v000001"))
+
+    def test_inspect_shows_what_is_wrong(self):
+        for number in (1, 2, 4):
+            self.delta(number)
+        shown = self.ok("inspect", "updates")
+        self.assertIn("weight_v000004: version 4 changes version 3, which is not there", shown)
+        os.mkdir(self.path("updates/weight_v000003"))
+        run = self.run_tool("inspect", "updates")
+        self.assertEqual((run.returncode, run.stdout.splitlines()[3].split()), (3, ["3", "-", "damaged", *["-"] * 4]))
+        self.assertIn("weight_v000003: the version has neither", run.stderr)
+
+    def test_options_of_checkpoints(self):
+        self.delta(1)
+        for folder, what in (("updates", "directory of versions"), ("updates/weight_v000001", "delta")):
+            for option in (["--tree"], ["--model-only"], ["--recipe", "auto"], ["--include", "x"]):
+                self.fails(2, "inspect", folder, *option, contains=[f"this is a {what}", f"{option[0]} does not apply", "--delta"])
+
+
+if __name__ == "__main__":
+    unittest.main()
