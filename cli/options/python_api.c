@@ -57,6 +57,11 @@ static const char *annotation(option_kind kind) {
     }
 }
 
+/* The function takes state dicts as operands, too. */
+static bool takes_states(const command *c) {
+    return strcmp(c->name, "delta") == 0;
+}
+
 /* Writes the operands: "SRC" and "A B" as parameters, "SRC SRC..." as one sequence. */
 static void put_operands(text_out *out, const command *c, bool declare) {
     if (strstr(c->operands, "...")) {
@@ -68,7 +73,7 @@ static void put_operands(text_out *out, const command *c, bool declare) {
         for (size_t i = 0; i < length; i++) {
             text_printf(out, "%c", tolower((unsigned char)at[i]));
         }
-        text_puts(out, declare ? ": Path, " : ", ");
+        text_puts(out, !declare ? ", " : takes_states(c) ? ": Path | Mapping[str, Any], " : ": Path, ");
         at += length + (at[length] == ' ');
     }
 }
@@ -95,7 +100,11 @@ static void put_docstring(text_out *out, const command *c) {
     put_text(out, c->summary);
     text_puts(out, ".\n\n    ");
     put_text(out, c->description);
-    text_puts(out, "\n\n    Args:\n");
+    text_puts(out, takes_states(c)
+                       ? "\n\n    Either side may be a state dict of NumPy arrays or PyTorch tensors, or an open "
+                         "checkpoint.\n"
+                       : "\n");
+    text_puts(out, "\n    Args:\n");
     for (int id = 0; id < OPT_COUNT; id++) {
         if (takes & TAKES(id)) {
             text_puts(out, "        ");
@@ -111,7 +120,7 @@ static void put_docstring(text_out *out, const command *c) {
 
 static void put_body(text_out *out, const command *c) {
     option_set takes = c->takes & ~NOT_PYTHON;
-    text_printf(out, "    return run(\n        \"%s\",\n        [", c->name);
+    text_printf(out, "    return %s(\n        \"%s\",\n        [", takes_states(c) ? "run_delta" : "run", c->name);
     put_operands(out, c, false);
     text_puts(out, "],\n        {");
     text_puts(out, c->takes & TAKES(OPT_OUTPUT) ? "\"output\": output, " : "");
@@ -146,8 +155,10 @@ void python_api(text_out *out) {
     text_puts(out,
               "\"\"\"The commands of fsdpckpt as functions. CMake generates this file from the option table.\"\"\"\n\n"
               "from __future__ import annotations\n\n"
-              "from collections.abc import Sequence\n\n"
+              "from collections.abc import Mapping, Sequence\n"
+              "from typing import Any\n\n"
               "from ._arguments import checked\n"
+              "from ._delta import run_delta\n"
               "from ._run import Path, Progress, Report, Strings, Text, run\n\n__all__ = [\n");
     for (const command *const *c = command_table; *c; c++) {
         if (is_function(*c)) {

@@ -1,13 +1,11 @@
 /*
- * Makes a delta: pairs the tensors of two versions by name, reads both sides of each pair that digests do not prove to
- * be equal, and writes what differs.
+ * Finds what changed between two checkpoints: pairs their tensors by name, and reads both sides of each pair that
+ * digests do not prove to be equal. See part.h.
  */
 #include "base/checked.h"
+#include "base/grow.h"
 #include "checkpoint/identity.h"
-#include "codec/zstd.h"
-#include "delta/encode.h"
-#include "delta/version.h"
-#include "delta/write.h"
+#include "delta/part.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/order.h"
@@ -37,19 +35,14 @@ typedef struct pair {
 } pair;
 
 typedef struct maker {
+    fc_delta_part *part;
     const fc_checkpoint *old, *changed;
-    const fc_delta_options *options;
-    fc_delta_how how;
-    fc_delta_report *report;
     fc_arena *arena;
     fc_target target; /* the new version: names, dtypes */
     fc_names names;   /* of the old one */
     pair *pairs;      /* to read, the largest first */
     size_t count;
     fc_scan scan;
-    pthread_mutex_t lock; /* guards the list of encoders */
-    fc_delta_encoder *encoders[FC_MOST_THREADS];
-    int nencoders;
 } maker;
 
 /* What a worker keeps between two tiles. */
@@ -109,32 +102,40 @@ static fc_code add_pair(maker *m, const fc_target_tensor *t, const fc_tensor *ol
     FC_TRY(check_alike(m, &p, err));
     if (!fc_numel(old->ndim, old->shape, &elements) ||
         !fc_mul_u64((uint64_t)elements, fc_dtype_size(p.dtype), &p.bytes) ||
-        !fc_add_u64(m->report->bytes, p.bytes, &m->report->bytes)) {
+        !fc_add_u64(m->part->report.bytes, p.bytes, &m->part->report.bytes)) {
         return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", m->old->path);
     }
-    m->report->tensors++;
+    m->part->report.tensors++;
     FC_TRY(same_digest(m, &p, &same, err));
-    m->report->by_digest += same;
+    m->part->report.by_digest += same;
     if (!same && p.bytes > 0) {
         m->pairs[m->count++] = p;
     }
     return FC_OK;
 }
 
-/* Whether a tensor is tied to one that the old version has: then it has no bytes of its own there. */
-static bool is_tied(const maker *m, const size_t *same_as, size_t i) {
-    return same_as[i] != i && fc_names_find(&m->names, m->target.tensors[same_as[i]].name) != FC_NO_NAME;
-}
-
-static fc_code find_ties(const maker *m, const size_t **out, fc_error *err) {
-    const fc_tensor **tensors = fc_arena_calloc(m->arena, m->target.ntensors + 1, sizeof *tensors);
-    size_t *same_as = fc_arena_calloc(m->arena, m->target.ntensors + 1, sizeof *same_as);
-    FC_NEED(tensors && same_as, err, m->changed->path);
-    for (size_t i = 0; i < m->target.ntensors; i++) {
+/*
+ * Finds which tensors are tied to one that the old version has: they need no bytes of their own there.
+ * @param out one flag for each tensor of the target
+ */
+static fc_code find_ties(const maker *m, const bool **out, fc_error *err) {
+    const size_t count = m->target.ntensors;
+    const fc_tensor **tensors = fc_arena_calloc(m->arena, count + 1, sizeof *tensors);
+    size_t *same_as = fc_arena_calloc(m->arena, count + 1, sizeof *same_as);
+    bool *held = fc_arena_calloc(m->arena, count + 1, sizeof *held);
+    FC_NEED(tensors && same_as && held, err, m->changed->path);
+    for (size_t i = 0; i < count; i++) {
         tensors[i] = m->target.tensors[i].source;
     }
-    *out = same_as;
-    return fc_find_ties(m->changed, tensors, m->target.ntensors, same_as, err);
+    FC_TRY(fc_find_ties(m->changed, tensors, count, same_as, err));
+    for (size_t i = 0; i < count; i++) {
+        held[same_as[i]] = held[same_as[i]] || fc_names_find(&m->names, m->target.tensors[i].name) != FC_NO_NAME;
+    }
+    for (size_t i = 0; i < count; i++) {
+        held[i] = held[same_as[i]]; /* the first of each group says it for all */
+    }
+    *out = held;
+    return FC_OK;
 }
 
 static int order_pairs(const void *a, const void *b) {
@@ -143,32 +144,31 @@ static int order_pairs(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-static fc_code pair_tensors(maker *m, fc_error *err) {
-    const fc_delta_options *o = m->options;
-    const size_t *same_as = NULL;
+static fc_code pair_tensors(maker *m, const fc_selection *selection, fc_error *err) {
+    const bool *tied = NULL;
     fc_selected counts;
     size_t met = 0;
-    FC_TRY(fc_target_new(m->changed, &o->selection, m->arena, &m->target, &counts, err));
+    FC_TRY(fc_target_new(m->changed, selection, m->arena, &m->target, &counts, err));
     FC_TRY(fc_names_make(m->old, NULL, NULL, m->arena, &m->names, err));
-    FC_TRY(find_ties(m, &same_as, err));
+    FC_TRY(find_ties(m, &tied, err));
     m->pairs = fc_arena_calloc(m->arena, m->target.ntensors + 1, sizeof *m->pairs);
     FC_NEED(m->pairs, err, m->changed->path);
     for (size_t i = 0; i < m->target.ntensors; i++) {
         const fc_target_tensor *t = &m->target.tensors[i];
         const size_t at = fc_names_find(&m->names, t->name);
         if (t->source->object) {
-            m->report->objects++;
+            m->part->report.objects++;
         } else if (at != FC_NO_NAME) {
             met++;
             FC_TRY(add_pair(m, t, m->names.items[at].tensor, err));
-        } else if (!is_tied(m, same_as, i)) {
+        } else if (!tied[i]) {
             return no_partner(m, t->name, err);
         }
     }
     for (size_t i = 0; i < m->old->ntensors; i++) {
-        m->report->only_old += !m->old->tensors[i].object;
+        m->part->report.only_old += !m->old->tensors[i].object;
     }
-    m->report->only_old -= met;
+    m->part->report.only_old -= met;
     qsort(m->pairs, m->count, sizeof *m->pairs, order_pairs);
     return FC_OK;
 }
@@ -185,16 +185,6 @@ static fc_code delta_begin_pair(void *context, fc_scan_item *item, fc_error *err
     item->box = (fc_box){p->old->ndim, origin, p->old->shape};
     item->large_tiles = fc_gains_from_large_tiles(m->old, p->old) || fc_gains_from_large_tiles(m->changed, p->changed);
     return FC_OK;
-}
-
-/* Gives a worker an encoder. */
-static fc_code take_encoder(maker *m, delta_worker *w, fc_error *err) {
-    pthread_mutex_lock(&m->lock);
-    const int number = m->nencoders++;
-    pthread_mutex_unlock(&m->lock);
-    const fc_code rc = fc_delta_encoder_new(&m->how, number, &m->encoders[number], err);
-    w->encoder = m->encoders[number];
-    return rc;
 }
 
 /* Casts the new bytes of a tile block by block, and adds them. */
@@ -216,7 +206,7 @@ static fc_code delta_add_tile(void *context, const fc_scan_tile *tile, fc_error 
     uint64_t *done = tile->item->state; /* bytes */
     delta_worker *w = tile->scratch;
     const size_t bytes = tile->count * fc_dtype_size(p->dtype);
-    FC_TRY(w->encoder ? FC_OK : take_encoder(m, w, err));
+    FC_TRY(w->encoder ? FC_OK : fc_delta_take_encoder(m->part, &w->encoder, err));
     if (*done == 0) {
         fc_delta_encoder_begin(w->encoder, p->name, p->bytes);
     }
@@ -249,7 +239,7 @@ static fc_code read_pairs(maker *m, fc_error *err) {
                    .phase = FC_PHASE_COMPARING,
                    .state = sizeof(uint64_t),
                    .scratch = sizeof(delta_worker),
-                   .extra = fc_delta_encoder_memory(&m->how),
+                   .extra = fc_delta_encoder_memory(&m->part->how),
                    .context = m,
                    .begin = delta_begin_pair,
                    .look = delta_add_tile,
@@ -261,7 +251,7 @@ static fc_code read_pairs(maker *m, fc_error *err) {
     for (int i = 0; i < 2; i++) {
         FC_TRY_GOTO(fc_source_crc_new(sides[i], sides[i]->tensors, sides[i]->ntensors, &s->crcs[i], err), rc, out);
     }
-    FC_TRY_GOTO(fc_scan_run(s, &m->options->work, err), rc, out);
+    FC_TRY_GOTO(fc_scan_run(s, &m->part->options.work, err), rc, out);
     for (int i = 0; i < 2; i++) {
         FC_TRY_GOTO(check_side(sides[i], s->crcs[i], err), rc, out);
     }
@@ -271,109 +261,37 @@ out:
     return rc;
 }
 
-/* ---- writing ---- */
+/* ---- the whole ---- */
 
-/* Chooses the encoding with the smaller frames, of those that all changed tensors have. */
-static fc_delta_encoding choose_encoding(const maker *m, uint64_t *stored) {
-    uint64_t sizes[FC_DELTA_ENCODINGS] = {0};
-    bool complete[FC_DELTA_ENCODINGS] = {true, true};
-    for (size_t i = 0; i < m->count; i++) {
-        const fc_delta_found *found = &m->pairs[i].found;
-        for (int e = 0; e < FC_DELTA_ENCODINGS && found->changed_bytes > 0; e++) {
-            sizes[e] += found->frames[e].size;
-            complete[e] = complete[e] && found->frames[e].in;
-        }
-    }
-    const bool smaller = sizes[FC_DELTA_OVERWRITE] < sizes[FC_DELTA_XOR];
-    const fc_delta_encoding wanted = m->options->encoding != FC_DELTA_AUTO     ? m->options->encoding
-                                     : complete[FC_DELTA_OVERWRITE] && smaller ? FC_DELTA_OVERWRITE
-                                                                               : FC_DELTA_XOR;
-    *stored = sizes[wanted];
-    return wanted;
-}
-
-/* Lists what changed. */
-static fc_code list_changed(maker *m, fc_delta_content *content, fc_error *err) {
-    fc_delta_report *r = m->report;
-    fc_delta_member *members = fc_arena_calloc(m->arena, m->count + 1, sizeof *members);
-    FC_NEED(members, err, m->changed->path);
+/* Keeps what changed. */
+static fc_code keep_changed(const maker *m, fc_error *err) {
+    fc_delta_part *part = m->part;
     for (size_t i = 0; i < m->count; i++) {
         const pair *p = &m->pairs[i];
         if (p->found.changed_bytes > 0) {
-            members[r->changed++] = (fc_delta_member){p->name, &p->found};
-            r->changed_bytes += p->found.changed_bytes;
+            const char *name = fc_arena_strndup(part->arena, p->name, strlen(p->name));
+            fc_delta_found *found = fc_arena_copy(part->arena, &p->found, 1, sizeof *found);
+            FC_NEED(name && found &&
+                        fc_arena_grow(part->arena, &part->members, &part->capacity, part->report.changed,
+                                      part->report.changed + 1, sizeof *part->members),
+                    err, m->changed->path);
+            part->members[part->report.changed++] = (fc_delta_member){name, found};
+            part->report.changed_bytes += found->changed_bytes;
         }
     }
-    qsort(members, r->changed, sizeof *members, fc_order_texts);
-    r->encoding = choose_encoding(m, &r->stored_bytes);
-    *content = (fc_delta_content){.number = r->number,
-                                  .base = r->base,
-                                  .encoding = r->encoding,
-                                  .checksum = m->options->checksum,
-                                  .members = members,
-                                  .count = r->changed};
     return FC_OK;
 }
 
-static fc_code make_content(void *context, const char *scratch, fc_delta_content *content, fc_error *err) {
-    maker *m = context;
-    m->how.directory = scratch;
-    FC_TRY(read_pairs(m, err));
-    return list_changed(m, content, err);
-}
-
-static void free_encoders(void *context) {
-    const maker *m = context;
-    for (int i = 0; i < m->nencoders; i++) {
-        fc_delta_encoder_free(m->encoders[i]);
-    }
-}
-
-static fc_code check_request(maker *m, const char *path, fc_error *err) {
-    const fc_delta_options *o = m->options;
-    const fc_checkpoint *sides[] = {m->old, m->changed};
-    if (!fc_zstd_is_built_in()) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: deltas need libzstd, and this build has none", path);
-    }
-    FC_TRY(fc_delta_checksum_check(o->checksum, path, err));
-    FC_TRY(fc_delta_choose_numbers(path, &m->report->number, &m->report->base, err));
-    for (int i = 0; i < 2; i++) {
-        if (sides[i]->format->layout_only) {
-            return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to compare", sides[i]->path);
-        }
-        FC_TRY(fc_checkpoint_spare(sides[i], path, false, err));
-    }
-    return o->inputs ? fc_check_inputs(path, o->inputs, "a file", err) : FC_OK;
-}
-
-fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, const char *path,
-                       const fc_delta_options *options, fc_delta_report *report, fc_error *err) {
-    maker m = {.old = old,
-               .changed = changed,
-               .options = options,
-               .how = {.encoding = options->encoding,
-                       .checksum = options->checksum,
-                       .level = options->level ? options->level : 1},
-               .report = report,
-               .arena = fc_arena_new()};
+fc_code fc_delta_part_add(fc_delta_part *part, const fc_checkpoint *old, const fc_checkpoint *changed,
+                          const fc_selection *selection, fc_error *err) {
+    maker m = {.part = part, .old = old, .changed = changed, .arena = fc_arena_new()};
     fc_code rc;
-    *report = (fc_delta_report){.number = options->number, .base = options->base};
-    pthread_mutex_init(&m.lock, NULL);
-    FC_TRY_GOTO(m.arena ? FC_OK : fc_no_memory(err, path), rc, out);
-    FC_TRY_GOTO(check_request(&m, path, err), rc, out);
-    FC_TRY_GOTO(pair_tensors(&m, err), rc, out);
-    const fc_delta_publication publication = {.path = path,
-                                              .force = options->force,
-                                              .forbidden =
-                                                  fc_checkpoint_forbidden(old) | fc_checkpoint_forbidden(changed),
-                                              .reporter = options->reporter,
-                                              .progress = options->work.progress,
-                                              .context = &m,
-                                              .make = make_content,
-                                              .release = free_encoders};
-    rc = fc_delta_publish(&publication, err);
+    part->taken = 0;
+    FC_TRY_GOTO(m.arena ? FC_OK : fc_no_memory(err, changed->path), rc, out);
+    FC_TRY_GOTO(pair_tensors(&m, selection, err), rc, out);
+    FC_TRY_GOTO(read_pairs(&m, err), rc, out);
+    rc = keep_changed(&m, err);
 out:
-    pthread_mutex_destroy(&m.lock);
     fc_arena_free(m.arena);
     return rc;
 }

@@ -23,7 +23,8 @@
 
 enum { ALIGNMENT = 8, BLOCK = 256 << 10 };
 
-static const char data_name[] = "model-00001-of-00001" ST_EXTENSION;
+/* The name of file `file` of `files`, counted from 1. */
+#define DATA_NAME "model-%05u-of-%05u" ST_EXTENSION
 
 static uint64_t frame_size(const fc_delta_content *c, size_t i) {
     return c->members[i].found->frames[c->encoding].size;
@@ -80,26 +81,18 @@ static fc_code make_header(const fc_delta_content *c, char **text, size_t *size,
     return FC_OK;
 }
 
-static bool put_index(FILE *out, const fc_delta_content *c) {
+static bool put_index(FILE *out, const fc_delta_index *x) {
     bool good =
         fprintf(out,
                 "{\n  \"metadata\": {\n    \"" DELTA_VERSION "\": \"%06" PRId64 "\",\n    \"" DELTA_BASE
                 "\": \"%06" PRId64 "\",\n    \"" DELTA_ENCODING "\": \"%s\",\n    \"" DELTA_COMPRESSION
                 "\": \"" DELTA_ZSTD "\",\n    \"" DELTA_CHECKSUM "\": \"%s\"\n  },\n  \"weight_map\": {",
-                c->number, c->base, fc_delta_encoding_name(c->encoding), fc_delta_checksum_name(c->checksum)) > 0;
-    for (size_t i = 0; good && i < c->count; i++) {
-        good = fputs(i == 0 ? "\n    " : ",\n    ", out) >= 0 && put_text(out, c->members[i].name) &&
-               fprintf(out, ": \"%s\"", data_name) > 0;
+                x->number, x->base, fc_delta_encoding_name(x->encoding), fc_delta_checksum_name(x->checksum)) > 0;
+    for (size_t i = 0; good && i < x->count; i++) {
+        good = fputs(i == 0 ? "\n    " : ",\n    ", out) >= 0 && put_text(out, x->entries[i].name) &&
+               fprintf(out, ": \"" DATA_NAME "\"", x->entries[i].file, x->files) > 0;
     }
-    return good && fputs(c->count > 0 ? "\n  }\n}\n" : "}\n}\n", out) >= 0;
-}
-
-static fc_code make_index(const fc_delta_content *c, char **text, size_t *size, fc_error *err) {
-    FILE *out = open_memstream(text, size);
-    FC_NEED(out, err, NULL);
-    const bool good = put_index(out, c);
-    FC_NEED(fclose(out) == 0 && good, err, NULL);
-    return FC_OK;
+    return good && fputs(x->count > 0 ? "\n  }\n}\n" : "}\n}\n", out) >= 0;
 }
 
 /* ---- files ---- */
@@ -148,27 +141,53 @@ out:
     return rc;
 }
 
+fc_code fc_delta_write_data(const char *folder, const fc_delta_content *c, unsigned file, unsigned files,
+                            fc_error *err) {
+    char *header = NULL, name[sizeof "model-4294967295-of-4294967295" ST_EXTENSION];
+    size_t size = 0;
+    snprintf(name, sizeof name, DATA_NAME, file, files);
+    fc_code rc = make_header(c, &header, &size, err);
+    rc = rc == FC_OK ? write_file(folder, name, header, size, c, err) : rc;
+    free(header);
+    return rc;
+}
+
+fc_code fc_delta_write_index(const char *folder, const fc_delta_index *index, fc_error *err) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    FC_NEED(out, err, folder);
+    const bool good = put_index(out, index);
+    fc_code rc = fclose(out) == 0 && good ? FC_OK : fc_no_memory(err, folder);
+    rc = rc == FC_OK ? write_file(folder, ST_INDEX_NAME, text, size, NULL, err) : rc;
+    free(text);
+    return rc;
+}
+
 /* Writes the data file, if there are members, and the index. */
 static fc_code write_files(const char *folder, const fc_delta_content *c, fc_error *err) {
-    char *header = NULL, *index = NULL;
-    size_t size = 0;
-    fc_code rc = FC_OK;
-    if (c->count > 0) {
-        FC_TRY_GOTO(make_header(c, &header, &size, err), rc, out);
-        FC_TRY_GOTO(write_file(folder, data_name, header, size, c, err), rc, out);
+    fc_delta_entry *entries = calloc(c->count + 1, sizeof *entries);
+    fc_code rc;
+    FC_NEED(entries, err, folder);
+    for (size_t i = 0; i < c->count; i++) {
+        entries[i] = (fc_delta_entry){c->members[i].name, 1};
     }
-    FC_TRY_GOTO(make_index(c, &index, &size, err), rc, out);
-    rc = write_file(folder, ST_INDEX_NAME, index, size, NULL, err);
-out:
-    free(header);
-    free(index);
+    const fc_delta_index index = {.number = c->number,
+                                  .base = c->base,
+                                  .encoding = c->encoding,
+                                  .checksum = c->checksum,
+                                  .entries = entries,
+                                  .count = c->count,
+                                  .files = 1};
+    rc = c->count > 0 ? fc_delta_write_data(folder, c, 1, 1, err) : FC_OK;
+    rc = rc == FC_OK ? fc_delta_write_index(folder, &index, err) : rc;
+    free(entries);
     return rc;
 }
 
 /* ---- publishing ---- */
 
-/* A delta can replace another version in a directory of its name. */
-static fc_code is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
+fc_code fc_delta_is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
     (void)path, (void)err;
     *own = name && (strcmp(name, ST_INDEX_NAME) == 0 || fnmatch("model-*-of-*" ST_EXTENSION, name, FNM_PATHNAME) == 0);
     return FC_OK;
@@ -178,7 +197,7 @@ fc_code fc_delta_publish(const fc_delta_publication *p, fc_error *err) {
     const fc_commit_options how = {.path = p->path,
                                    .is_directory = true,
                                    .force = p->force,
-                                   .is_own_file = is_own_file,
+                                   .is_own_file = fc_delta_is_own_file,
                                    .forbidden = p->forbidden,
                                    .reporter = p->reporter};
     fc_delta_content content = {0};

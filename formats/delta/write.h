@@ -20,6 +20,10 @@ typedef struct fc_delta_content {
     size_t count;
 } fc_delta_content;
 
+/** Writes the data file `file` of `files`, counted from 1, which has all members. */
+fc_code fc_delta_write_data(const char *folder, const fc_delta_content *content, unsigned file, unsigned files,
+                            fc_error *err);
+
 /** What makes the content of a delta, and how it is published. */
 typedef struct fc_delta_publication {
     const char *path;

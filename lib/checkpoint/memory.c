@@ -139,7 +139,8 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
     int64_t *shape = fc_arena_copy(arena, t->shape, (size_t)t->ndim, sizeof *shape);
     fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks, sizeof *chunks);
     fc_memory_chunk *own = fc_arena_calloc(arena, t->nchunks, sizeof *own);
-    FC_NEED(name && shape && chunks && own, err, t->name);
+    const char *tied_to = t->tied_to ? fc_arena_strndup(arena, t->tied_to, strlen(t->tied_to)) : NULL;
+    FC_NEED(name && shape && chunks && own && !t->tied_to == !tied_to, err, t->name);
     FC_TRY(add_object(t, arena, &object, err));
     size_t count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
@@ -154,6 +155,7 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
                        .chunks = chunks,
                        .nchunks = count,
                        .object = object,
+                       .tied_to = tied_to,
                        .detail = own};
     return copy_path(t, name, arena, &out->path, err);
 }

@@ -25,6 +25,7 @@ class Checkpoint:
         model_only: bool = ...,
         delta: Sequence[str] | None = ...,
         up_to: int = ...,
+        rows: Sequence[Row] | None = ...,
     ) -> None: ...
     def close(self) -> None: ...
     def about(self) -> tuple[str, str | None, str | None]: ...
@@ -65,8 +66,8 @@ def save(
     update: Callable[[str, str, int, int], object] | None = ...,
 ) -> dict[str, Any]: ...
 
-# (name, path, dtype, encoding, shape, [(offsets, sizes, strides, address, rank), ...])
-Row = tuple[str, Sequence[object], str | None, str | None, Sequence[int], Sequence[tuple[object, ...]]]
+# (name, path, dtype, encoding, shape, [(offsets, sizes, strides, address, rank), ...]), and maybe the name it is tied to
+Row = tuple[Any, ...]
 Layout = Sequence[tuple[Placements, int]]
 
 def layout(path: str, values: Sequence[Row], ranks: int, /) -> tuple[
@@ -98,4 +99,37 @@ def write_index(
     notes: tuple[bytes, ...],
     trust_objects: bool,
     /,
+) -> None: ...
+
+# (encoding, checksum, level, number, base, jobs, memory)
+How = tuple[str, str, int, int, int, int, int]
+
+def delta(
+    old: Checkpoint,
+    new: Checkpoint,
+    path: str,
+    how: How,
+    *,
+    force: bool = ...,
+    cast: str | None = ...,
+    update: Callable[[str, str, int, int], object] | None = ...,
+) -> tuple[dict[str, int], str, int]: ...
+
+class DeltaPart:
+    def __init__(self, path: str, how: How, /) -> None: ...
+    def add(
+        self,
+        native: object,
+        old: Checkpoint,
+        new: Checkpoint,
+        cast: str | None,
+        update: Callable[[str, str, int, int], object] | None,
+        /,
+    ) -> None: ...
+    def found(self) -> tuple[dict[str, int], list[str], int, int, bool]: ...
+    def write(self, encoding: str, folder: str, file: int, files: int, /) -> None: ...
+    def close(self) -> None: ...
+
+def delta_index(
+    folder: str, number: int, base: int, encoding: str, checksum: str, entries: list[tuple[str, int]], files: int, /
 ) -> None: ...

@@ -3,37 +3,36 @@
  * that closes it does not wait for them, the last of them frees it. All counting happens under the interpreter lock.
  */
 #include "native.h"
+#include "opening.h"
+#include "rows.h"
 #include "work.h"
 
 #include "fsdpckpt/fsdpckpt.h"
-#include "fsdpckpt/try.h"
 
 #include <string.h>
 
 typedef struct checkpoint_object {
-    PyObject_HEAD fc_checkpoint *checkpoint; /* NULL: closed */
-    fc_arena *arena;                         /* owns the selection */
-    fc_target target;                        /* the selected values */
-    fc_chunk_lists *lists;                   /* of the checkpoint */
-    size_t users;                            /* calls that work without the interpreter lock */
+    PyObject_HEAD native_opened opened; /* its checkpoint is NULL: closed */
+    fc_chunk_lists *lists;              /* of the checkpoint */
+    size_t users;                       /* calls that work without the interpreter lock */
     bool closed;
 } checkpoint_object;
 
 static void release(checkpoint_object *self) {
     if (self->closed && self->users == 0) {
         fc_chunk_lists_free(self->lists);
-        fc_checkpoint_close(self->checkpoint);
-        fc_arena_free(self->arena);
+        fc_checkpoint_close(self->opened.checkpoint);
+        fc_arena_free(self->opened.arena);
         self->lists = NULL;
-        self->checkpoint = NULL;
-        self->arena = NULL;
+        self->opened.checkpoint = NULL;
+        self->opened.arena = NULL;
     }
 }
 
 /* Ends the use that a call began. Nothing stays open after the last one. */
 static void done_with(checkpoint_object *self) {
     if (--self->users == 0) {
-        fc_checkpoint_rest(self->checkpoint);
+        fc_checkpoint_rest(self->opened.checkpoint);
     }
     release(self);
 }
@@ -51,131 +50,70 @@ static const fc_target_tensor *value_at(const checkpoint_object *self, Py_ssize_
     if (!is_open(self)) {
         return NULL;
     }
-    if (index < 0 || (size_t)index >= self->target.ntensors) {
+    if (index < 0 || (size_t)index >= self->opened.target.ntensors) {
         PyErr_SetString(PyExc_IndexError, "no such value");
         return NULL;
     }
-    return &self->target.tensors[index];
+    return &self->opened.target.tensors[index];
 }
 
 /* ---- opening ---- */
 
-typedef struct open_request {
-    const char *path, *schema, *tp_plan, *recipe, *config;
-    int headers_only, follow_external, reverse, model_only;
-    const char *const *delta; /* NULL: none */
-    long long up_to;
-    fc_selection selection;
-} open_request;
-
-static fc_code open_source(const open_request *r, fc_arena *arena, fc_checkpoint **out, fc_error *err) {
-    fc_open_options how = {.headers_only = r->headers_only != 0,
-                           .follow_external = r->follow_external != 0,
-                           .reporter = native_reporter(),
-                           .others = native_reporter()};
-    fc_checkpoint *model = NULL;
-    fc_code rc = r->tp_plan ? fc_tp_plan_load(r->tp_plan, arena, &how.tp_plan, err) : FC_OK;
-    if (rc == FC_OK && r->schema) {
-        const fc_open_options names = {.headers_only = true,
-                                       .follow_external = how.follow_external,
-                                       .reporter = native_reporter(),
-                                       .others = native_reporter()};
-        rc = fc_checkpoint_open_model(r->schema, &names, NULL, &model, err);
+/* Copies what the checkpoint keeps of the arguments. @return false with an exception set. */
+static bool keep_arguments(native_open_request *r, fc_arena *arena, PyObject *include, PyObject *exclude,
+                           PyObject *rename, PyObject *delta, PyObject *rows) {
+    const char *prefix = r->selection.strip_prefix;
+    if (prefix) {
+        r->selection.strip_prefix = fc_arena_strndup(arena, prefix, strlen(prefix));
     }
-    rc = rc == FC_OK ? fc_checkpoint_open_model(r->path, &how, model, out, err) : rc;
-    fc_checkpoint_close(model);
-    return rc;
+    if (prefix && !r->selection.strip_prefix) {
+        PyErr_NoMemory();
+        return false;
+    }
+    return native_strings(include, arena, &r->selection.include) &&
+           native_strings(exclude, arena, &r->selection.exclude) &&
+           native_strings(rename, arena, &r->selection.rename) && native_strings(delta, arena, &r->delta) &&
+           (rows == Py_None ||
+            (native_rows(rows, arena, &r->rows, &r->nrows) && native_rows_have_data(r->rows, r->nrows)));
 }
 
-/* Loads the recipe, or finds the only one that fits. */
-static fc_code load_recipe(const open_request *r, const fc_recipe_options *how, checkpoint_object *self,
-                           const fc_recipe **out, fc_error *err) {
-    fc_recipe_matches found;
-    if (strcmp(r->recipe, "auto") != 0) {
-        return fc_recipe_load(r->recipe, how, self->arena, out, err);
-    }
-    FC_TRY(fc_recipe_find_only(&self->target, how, self->arena, &found, err));
-    *out = found.recipe;
-    return FC_OK;
-}
-
-/* Replaces the checkpoint by what the recipe makes of its selected values, and selects all of that. */
-static fc_code apply_recipe(const open_request *r, checkpoint_object *self, fc_error *err) {
-    static const fc_selection everything;
-    const fc_recipe_options how = {
-        .reverse = r->reverse != 0, .config = r->config, .headers_only = r->headers_only != 0};
-    const fc_recipe *recipe = NULL;
-    fc_checkpoint *made = NULL;
-    fc_selected counts;
-    FC_TRY(load_recipe(r, &how, self, &recipe, err));
-    FC_TRY(fc_recipe_apply(self->checkpoint, &self->target, recipe, &made, err));
-    self->checkpoint = made;
-    return fc_target_new(made, &everything, self->arena, &self->target, &counts, err);
-}
-
-/* Replaces the checkpoint by what it is with the deltas applied. */
-static fc_code apply_deltas(const open_request *r, checkpoint_object *self, fc_error *err) {
-    fc_checkpoint *made = NULL;
-    size_t count = 0;
-    while (r->delta[count]) {
-        count++;
-    }
-    if (count > 0) {
-        FC_TRY(fc_delta_patch(self->checkpoint, r->delta, count, r->up_to, &made, err));
-        self->checkpoint = made;
-    }
-    return FC_OK;
-}
-
-/* Opens the checkpoint and selects values. Runs without the interpreter lock. */
-static fc_code open_request_run(const open_request *r, checkpoint_object *self, fc_error *err) {
-    fc_selected counts;
-    FC_TRY(open_source(r, self->arena, &self->checkpoint, err));
-    if (r->model_only) {
-        fc_model_place place;
-        FC_TRY(fc_model_only(&self->checkpoint, self->arena, &place, err));
-    }
-    FC_TRY(r->delta ? apply_deltas(r, self, err) : FC_OK);
-    if (self->checkpoint->ntensors > 0) {
-        FC_TRY(fc_target_new(self->checkpoint, &r->selection, self->arena, &self->target, &counts, err));
-    }
-    FC_TRY(r->recipe ? apply_recipe(r, self, err) : FC_OK);
-    self->lists = fc_chunk_lists_new(self->checkpoint);
-    return self->lists ? FC_OK : fc_no_memory(err, r->path);
+/* Runs without the interpreter lock. */
+static fc_code open_values(const native_open_request *r, checkpoint_object *self, fc_error *err) {
+    const fc_code rc = native_open(r, &self->opened, err);
+    self->lists = rc == FC_OK ? fc_chunk_lists_new(self->opened.checkpoint) : NULL;
+    return rc != FC_OK || self->lists ? rc : fc_no_memory(err, r->path);
 }
 
 static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {
     static char *names[] = {"path",       "headers_only", "follow_external", "schema", "tp_plan", "include",
                             "exclude",    "strip_prefix", "rename",          "recipe", "reverse", "config",
-                            "model_only", "delta",        "up_to",           NULL};
+                            "model_only", "delta",        "up_to",           "rows",   NULL};
     checkpoint_object *self = (checkpoint_object *)object;
-    open_request r = {.path = NULL, .up_to = FC_DELTA_NO_NUMBER};
+    native_open_request r = {.path = NULL, .up_to = FC_DELTA_NO_NUMBER};
     PyObject *path = NULL, *schema = NULL, *recipe = NULL, *config = NULL;
-    PyObject *include = Py_None, *exclude = Py_None, *rename = Py_None, *delta = Py_None;
-    if (self->arena) {
+    PyObject *include = Py_None, *exclude = Py_None, *rename = Py_None, *delta = Py_None, *rows = Py_None;
+    if (self->opened.arena) {
         PyErr_SetString(PyExc_RuntimeError, "the checkpoint is already open");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppO&zOOzOO&pO&pOL", names, PyUnicode_FSConverter, &path,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|$ppO&zOOzOO&pO&pOLO", names, PyUnicode_FSConverter, &path,
                                      &r.headers_only, &r.follow_external, native_optional_path, &schema, &r.tp_plan,
                                      &include, &exclude, &r.selection.strip_prefix, &rename, native_optional_path,
                                      &recipe, &r.reverse, native_optional_path, &config, &r.model_only, &delta,
-                                     &r.up_to)) {
+                                     &r.up_to, &rows)) {
         return -1;
     }
     r.path = PyBytes_AsString(path);
     r.schema = schema ? PyBytes_AsString(schema) : NULL;
     r.recipe = recipe ? PyBytes_AsString(recipe) : NULL;
     r.config = config ? PyBytes_AsString(config) : NULL;
-    self->arena = fc_arena_new();
-    bool ready = self->arena || (PyErr_NoMemory(), false);
-    ready = ready && r.path && native_strings(include, self->arena, &r.selection.include) &&
-            native_strings(exclude, self->arena, &r.selection.exclude) &&
-            native_strings(rename, self->arena, &r.selection.rename) && native_strings(delta, self->arena, &r.delta);
+    self->opened.arena = fc_arena_new();
+    bool ready = self->opened.arena || (PyErr_NoMemory(), false);
+    ready = ready && r.path && keep_arguments(&r, self->opened.arena, include, exclude, rename, delta, rows);
     if (ready) {
         fc_error err = {.code = FC_OK};
         fc_code rc;
-        Py_BEGIN_ALLOW_THREADS rc = open_request_run(&r, self, &err);
+        Py_BEGIN_ALLOW_THREADS rc = open_values(&r, self, &err);
         Py_END_ALLOW_THREADS ready = rc == FC_OK || native_raise(&err);
     }
     Py_XDECREF(config);
@@ -202,10 +140,21 @@ static PyObject *checkpoint_close(PyObject *object, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+const native_opened *native_opened_of(PyObject *module, PyObject *object) {
+    PyObject *type = PyObject_GetAttrString(module, "Checkpoint");
+    const int is_one = type ? PyObject_IsInstance(object, type) : -1;
+    Py_XDECREF(type);
+    if (is_one != 1) {
+        return is_one == 0 ? (PyErr_SetString(PyExc_TypeError, "not a Checkpoint"), NULL) : NULL;
+    }
+    const checkpoint_object *self = (const checkpoint_object *)object;
+    return is_open(self) ? &self->opened : NULL;
+}
+
 /* ---- what the headers say ---- */
 
 static PyObject *entry(const checkpoint_object *self, const void *unused, size_t index) {
-    const fc_target_tensor *value = &self->target.tensors[index];
+    const fc_target_tensor *value = &self->opened.target.tensors[index];
     const fc_tensor *t = value->source;
     (void)unused;
     /* A key of a state dict may be any Python string, with lone surrogates, too. */
@@ -235,7 +184,7 @@ static PyObject *list_of(checkpoint_object *self, size_t count, make_item *make,
 static PyObject *checkpoint_entries(PyObject *object, PyObject *unused) {
     checkpoint_object *self = (checkpoint_object *)object;
     (void)unused;
-    return is_open(self) ? list_of(self, self->target.ntensors, entry, NULL) : NULL;
+    return is_open(self) ? list_of(self, self->opened.target.ntensors, entry, NULL) : NULL;
 }
 
 static PyObject *checkpoint_about(PyObject *object, PyObject *unused) {
@@ -244,7 +193,7 @@ static PyObject *checkpoint_about(PyObject *object, PyObject *unused) {
     if (!is_open(self)) {
         return NULL;
     }
-    const fc_checkpoint *c = self->checkpoint;
+    const fc_checkpoint *c = self->opened.checkpoint;
     return Py_BuildValue("(sNN)", c->format->name, native_text(c->producer), native_text(c->note));
 }
 
@@ -254,7 +203,7 @@ static PyObject *checkpoint_identity(PyObject *object, PyObject *unused) {
     PyObject *list = is_open(self) ? PyList_New(0) : NULL;
     fc_file_identity file;
     (void)unused;
-    for (size_t i = 0; list && fc_checkpoint_identity(self->checkpoint, i, &file); i++) {
+    for (size_t i = 0; list && fc_checkpoint_identity(self->opened.checkpoint, i, &file); i++) {
         PyObject *row = Py_BuildValue("(NKKKLL)", native_text(file.path), (unsigned long long)file.device,
                                       (unsigned long long)file.inode, (unsigned long long)file.size,
                                       (long long)file.modified, (long long)file.changed);
@@ -270,7 +219,7 @@ static PyObject *checkpoint_identity(PyObject *object, PyObject *unused) {
 static PyObject *chunk_tuple(const checkpoint_object *self, const void *context, size_t index) {
     const fc_tensor *tensor = context;
     const fc_chunk *chunk = &tensor->chunks[index];
-    const fc_checkpoint *c = self->checkpoint;
+    const fc_checkpoint *c = self->opened.checkpoint;
     fc_box box = fc_chunk_box(tensor, chunk);
     const fc_file *file = fc_chunk_file(c, chunk);
     PyObject *rank = chunk->rank == FC_NO_RANK ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(chunk->rank);
@@ -288,15 +237,15 @@ static PyObject *checkpoint_chunks(PyObject *object, PyObject *args) {
 /* ---- how it is sharded ---- */
 
 static fc_code find_layout(checkpoint_object *self, fc_mesh *mesh, fc_placement **placements, fc_error *err) {
-    size_t count = self->target.ntensors;
-    const fc_tensor **tensors = fc_arena_calloc(self->arena, count + 1, sizeof *tensors);
+    size_t count = self->opened.target.ntensors;
+    const fc_tensor **tensors = fc_arena_calloc(self->opened.arena, count + 1, sizeof *tensors);
     if (!tensors) {
-        return fc_no_memory(err, self->checkpoint->path);
+        return fc_no_memory(err, self->opened.checkpoint->path);
     }
     for (size_t i = 0; i < count; i++) {
-        tensors[i] = self->target.tensors[i].source;
+        tensors[i] = self->opened.target.tensors[i].source;
     }
-    return fc_recognise_layout(self->checkpoint, count, tensors, self->arena, mesh, placements, err);
+    return fc_recognise_layout(self->opened.checkpoint, count, tensors, self->opened.arena, mesh, placements, err);
 }
 
 typedef struct layout {
@@ -319,11 +268,11 @@ static PyObject *checkpoint_layout(PyObject *object, PyObject *unused) {
     if (!is_open(self)) {
         return NULL;
     }
-    fc_code rc = self->target.ntensors > 0 ? find_layout(self, &l.mesh, &l.placements, &err) : FC_OK;
+    fc_code rc = self->opened.target.ntensors > 0 ? find_layout(self, &l.mesh, &l.placements, &err) : FC_OK;
     if (rc != FC_OK) {
         return native_raise(&err);
     }
-    PyObject *list = list_of(self, self->target.ntensors, placements_of, &l);
+    PyObject *list = list_of(self, self->opened.target.ntensors, placements_of, &l);
     return list ? Py_BuildValue("(NN)", native_mesh_pairs(&l.mesh), list) : NULL;
 }
 
@@ -371,7 +320,7 @@ static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
     fc_error err = {.code = FC_OK};
     fc_code rc;
     self->users++;
-    Py_BEGIN_ALLOW_THREADS rc = fc_read_box_listed(self->checkpoint, self->lists, &r, &err);
+    Py_BEGIN_ALLOW_THREADS rc = fc_read_box_listed(self->opened.checkpoint, self->lists, &r, &err);
     Py_END_ALLOW_THREADS done_with(self);
     return rc == FC_OK ? Py_NewRef(Py_None) : native_raise(&err);
 }
@@ -406,7 +355,7 @@ static bool read_requests(many *m, fc_arena *arena, PyObject *list) {
 static fc_code read_many_work(void *context, fc_progress *progress, fc_error *err) {
     many *m = context;
     m->how.progress = progress;
-    return fc_read_boxes(m->checkpoint->checkpoint, m->checkpoint->lists, m->requests, m->count, &m->how, err);
+    return fc_read_boxes(m->checkpoint->opened.checkpoint, m->checkpoint->lists, m->requests, m->count, &m->how, err);
 }
 
 static PyObject *checkpoint_read_many(PyObject *object, PyObject *args) {
@@ -436,20 +385,20 @@ static PyObject *checkpoint_map(PyObject *object, PyObject *args) {
         return NULL;
     }
     self->users++;
-    PyObject *mapped = native_map(self->checkpoint, value->source);
+    PyObject *mapped = native_map(self->opened.checkpoint, value->source);
     done_with(self);
     return mapped;
 }
 
 static PyObject *path_of(const checkpoint_object *self, const void *unused, size_t index) {
     (void)unused;
-    return native_path(&self->target.tensors[index].path);
+    return native_path(&self->opened.target.tensors[index].path);
 }
 
 static PyObject *checkpoint_paths(PyObject *object, PyObject *unused) {
     checkpoint_object *self = (checkpoint_object *)object;
     (void)unused;
-    return is_open(self) ? list_of(self, self->target.ntensors, path_of, NULL) : NULL;
+    return is_open(self) ? list_of(self, self->opened.target.ntensors, path_of, NULL) : NULL;
 }
 
 static PyObject *checkpoint_object_json(PyObject *object, PyObject *args) {
@@ -467,7 +416,7 @@ static PyObject *checkpoint_object_json(PyObject *object, PyObject *args) {
     fc_error err = {.code = FC_OK};
     fc_code rc;
     self->users++;
-    Py_BEGIN_ALLOW_THREADS rc = fc_checkpoint_object_json(self->checkpoint, value->source, arena, &json, &err);
+    Py_BEGIN_ALLOW_THREADS rc = fc_checkpoint_object_json(self->opened.checkpoint, value->source, arena, &json, &err);
     Py_END_ALLOW_THREADS done_with(self);
     PyObject *text = rc == FC_OK ? PyUnicode_FromString(json) : native_raise(&err);
     fc_arena_free(arena);

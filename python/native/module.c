@@ -124,12 +124,16 @@ static PyMethodDef functions[] = {
      "Writes the files of one rank, and returns its notes."},
     {"write_index", native_write_index, METH_VARARGS,
      "path, staging, format, values, mesh, layout, notes of all ranks, trust_objects"},
+    {"delta", NATIVE_KEYWORDS(native_delta), METH_VARARGS | METH_KEYWORDS,
+     "Writes a delta. Returns (counts, encoding, bytes of the frames)."},
+    {"delta_index", native_delta_index, METH_VARARGS,
+     "Writes the index of a delta: folder, number, base, encoding, checksum, [(name, file), ...], number of files"},
     {"placements", placements, METH_VARARGS, "The placements of reshard: name, ndim, mesh, tp_plan"},
     {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *module) {
-    return native_add_checkpoint(module) == 0 && native_add_staging(module) == 0
+    return native_add_checkpoint(module) == 0 && native_add_staging(module) == 0 && native_add_delta_part(module) == 0
                ? PyModule_AddStringConstant(module, "version", FSDPCKPT_VERSION)
                : -1;
 }

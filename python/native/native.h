@@ -80,8 +80,13 @@ int native_add_checkpoint(PyObject *module);
 /** Makes the type Staging and adds it to the module. @return -1 with an exception set. */
 int native_add_staging(PyObject *module);
 
+/** Makes the type DeltaPart and adds it to the module. @return -1 with an exception set. */
+int native_add_delta_part(PyObject *module);
+
 /* Functions of the module. */
 PyObject *native_save(PyObject *module, PyObject *args, PyObject *keywords);
 PyObject *native_layout(PyObject *module, PyObject *args);
 PyObject *native_write_shard(PyObject *module, PyObject *args, PyObject *keywords);
 PyObject *native_write_index(PyObject *module, PyObject *args);
+PyObject *native_delta(PyObject *module, PyObject *args, PyObject *keywords);
+PyObject *native_delta_index(PyObject *module, PyObject *args);

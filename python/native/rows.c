@@ -146,9 +146,10 @@ static bool read_row(void *context, PyObject *row, Py_ssize_t index) {
     const row_reader *r = context;
     fc_memory_tensor *out = &r->tensors[index];
     PyObject *name, *path, *shape, *chunks;
-    const char *dtype, *encoding;
+    const char *dtype, *encoding, *tied_to = NULL;
     bool good = true;
-    if (!PyTuple_Check(row) || !PyArg_ParseTuple(row, "UOzzOO", &name, &path, &dtype, &encoding, &shape, &chunks)) {
+    if (!PyTuple_Check(row) ||
+        !PyArg_ParseTuple(row, "UOzzOO|z", &name, &path, &dtype, &encoding, &shape, &chunks, &tied_to)) {
         return false;
     }
     Py_ssize_t ndim = PySequence_Size(shape);
@@ -157,6 +158,11 @@ static bool read_row(void *context, PyObject *row, Py_ssize_t index) {
     }
     out->ndim = (int)ndim;
     out->name = keep(r->arena, name);
+    out->tied_to = tied_to ? fc_arena_strndup(r->arena, tied_to, strlen(tied_to)) : NULL;
+    if (tied_to && !out->tied_to) {
+        PyErr_NoMemory();
+        return false;
+    }
     out->shape = out->name ? integers(r->arena, shape, out->ndim, NULL, &good) : NULL;
     return out->shape && good && read_path(r->arena, path, &out->path) && read_dtype(r->arena, dtype, encoding, out) &&
            read_chunks(r->arena, chunks, out);

@@ -1,5 +1,6 @@
 /*
- * Values in memory, as Python describes them: a row is (name, path, dtype or None, encoding or None, shape, chunks).
+ * Values in memory, as Python describes them: a row is (name, path, dtype or None, encoding or None, shape, chunks),
+ * and may end with the name of an earlier tensor that is the same memory, or None.
  */
 #pragma once
 

@@ -6,6 +6,7 @@
 #include "rows.h"
 #include "work.h"
 
+#include "fsdpckpt/delta.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/plan.h"
@@ -344,6 +345,10 @@ static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
         return -1;
     }
     const fc_format *format = fc_format_find(name);
+    if (strcmp(name, "delta") == 0) {
+        how.keep_others = false;
+        how.is_own_file = fc_delta_is_own_file;
+    }
     self->target = path;
     how.path = PyBytes_AsString(path);
     how.names = format ? format->target.own_files : NULL; /* another function refuses an unknown format */

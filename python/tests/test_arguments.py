@@ -84,7 +84,7 @@ class Arguments(unittest.TestCase):
         for name, function in self.functions.items():
             parameters = inspect.signature(function).parameters.values()
             needed = {
-                p.name: GOOD[p.annotation] for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+                p.name: GOOD[p.annotation.split(" | ")[0]] for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD
             }
             for parameter in parameters:
                 if parameter.kind is not parameter.VAR_KEYWORD:

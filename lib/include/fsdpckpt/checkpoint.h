@@ -102,8 +102,8 @@ typedef struct fc_tensor {
     size_t nchunks;
     const fc_placement *placements; /**< one per mesh dimension; NULL if the format does not record them */
     const fc_object *object;        /**< NULL for a tensor */
-    const char *tied_to; /**< in a schema: the name of the tensor that this one is tied to; NULL: none. In other
-                            formats, see fc_find_ties */
+    const char *tied_to; /**< in a schema or in memory: the earlier tensor that this one is tied to; NULL: none. In
+                            other formats, see fc_find_ties */
     const void *detail;  /**< private to the format */
     bool keeps_dtype;    /**< its dtype was chosen: fc_selection.cast leaves it alone */
 } fc_tensor;

@@ -69,6 +69,69 @@ typedef struct fc_delta_report {
 fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, const char *path,
                        const fc_delta_options *options, fc_delta_report *report, fc_error *err);
 
+/**
+ * A part of a delta that several processes write: the tensors that one of them compares. Each has one part, writes a
+ * data file of it, and one writes the index at the end.
+ */
+typedef struct fc_delta_part fc_delta_part;
+
+/**
+ * Begins a part. Frames are kept in files next to `path`, until fc_delta_part_free.
+ * @param path    the directory that the delta will be; its name may tell the number.
+ * @param options `selection`, `force`, `inputs` and `reporter` are ignored.
+ */
+fc_code fc_delta_part_new(const char *path, const fc_delta_options *options, fc_delta_part **out, fc_error *err);
+void fc_delta_part_free(fc_delta_part *part);
+
+/**
+ * Compares the tensors of `changed` that `selection` chooses with those of `old`, as fc_delta_write does. It may be
+ * called again with other tensors, when those of the call before are gone.
+ */
+fc_code fc_delta_part_add(fc_delta_part *part, const fc_checkpoint *old, const fc_checkpoint *changed,
+                          const fc_selection *selection, fc_error *err);
+
+/** Sets the progress that the next calls count in; NULL: none. */
+void fc_delta_part_count(fc_delta_part *part, fc_progress *progress);
+
+/** Returns what was found so far, without `encoding` and `stored_bytes`. */
+const fc_delta_report *fc_delta_part_report(const fc_delta_part *part);
+
+/** Returns the name of changed tensor `index`, in any order. */
+const char *fc_delta_part_name(const fc_delta_part *part, size_t index);
+
+/** Adds up the frames of an encoding. @return whether every changed tensor has one. */
+bool fc_delta_part_size(const fc_delta_part *part, fc_delta_encoding encoding, uint64_t *bytes);
+
+/** Chooses an encoding for all parts. @param can_overwrite whether every changed tensor has such a frame. */
+fc_delta_encoding fc_delta_choose_encoding(fc_delta_encoding wanted, uint64_t xor_bytes, uint64_t overwrite_bytes,
+                                           bool can_overwrite);
+
+/** Writes data file `file` of `files`, counted from 1, to the directory `folder`. */
+fc_code fc_delta_part_write(fc_delta_part *part, fc_delta_encoding encoding, const char *folder, unsigned file,
+                            unsigned files, fc_error *err);
+
+/** A changed tensor, and the data file that has its frame. */
+typedef struct fc_delta_entry {
+    const char *name;
+    unsigned file; /**< counted from 1 */
+} fc_delta_entry;
+
+/** What the index of a delta says. */
+typedef struct fc_delta_index {
+    int64_t number, base;
+    fc_delta_encoding encoding;
+    fc_delta_checksum checksum;
+    const fc_delta_entry *entries; /**< sorted by name */
+    size_t count;
+    unsigned files;
+} fc_delta_index;
+
+/** Writes the index to the directory `folder`, which the processes share. */
+fc_code fc_delta_write_index(const char *folder, const fc_delta_index *index, fc_error *err);
+
+/** For fc_commit_options.is_own_file: a delta may replace another version in a directory of its name. */
+fc_code fc_delta_is_own_file(const char *path, const char *name, bool *own, fc_error *err);
+
 /** The options of fc_delta_fold. Zeroed memory has the defaults. */
 typedef struct fc_fold_options {
     int level;            /**< zstd level 1 … FC_DELTA_MOST_LEVEL; 0: 1 */

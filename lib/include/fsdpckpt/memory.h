@@ -28,6 +28,7 @@ typedef struct fc_memory_tensor {
     /** Of an object, which has the dtype FC_OPAQUE, one dimension and one chunk: a name that fc_object_encoding_find
      *  knows. NULL for a tensor. */
     const char *encoding;
+    const char *tied_to; /**< an earlier tensor that is the same memory, for fc_find_ties; NULL: none */
 } fc_memory_tensor;
 
 /**
