@@ -45,6 +45,8 @@ static const char *const examples[] = {
     "a copy to change, for --recipe mine.json",
     "fsdpckpt recipes --infer step-1000/ Llama-3.1-8B/ -o mine.json",
     "the recipe that turns one checkpoint into another one of the same weights",
+    "fsdpckpt recipes --infer step-1000/ --config config.json -o mine.json",
+    "a proposal from the names alone",
     NULL,
 };
 
@@ -61,7 +63,7 @@ static const option_help helps[] = {
 
 const command command_recipes = {
     .name = "recipes",
-    .operands = "[NAME|A B]",
+    .operands = "[NAME|A [B]]",
     .summary = "list the shipped recipes, print one, or find one",
     .description =
         "A recipe describes the names and tensor layouts of one program as those of another one, such as "
@@ -70,7 +72,9 @@ const command command_recipes = {
         "and the recipe that turns A into B is written to standard output or to -o. It has one rule for all "
         "layers and experts, and names of config.json as sizes if that file is next to B or A. It is applied "
         "to A, and the result is compared with B. The exit status is 1 if something is left that the recipe "
-        "does not explain, which is listed with the nearest tensor of the other side.",
+        "does not explain, which is listed with the nearest tensor of the other side.\n\nWithout B, a recipe is "
+        "proposed from the names and shapes of A, with the rules of the shipped recipes. It is not proven. The exit "
+        "status is 1 if no rule takes some of the tensors, which are listed.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_INFER) | TAKES(OPT_OUTPUT) | TAKES(OPT_FORCE) | TAKES(OPT_CONFIG) |

@@ -114,14 +114,62 @@ static fc_code find_recipe(job *j, fc_error *err) {
     return rc;
 }
 
+/* ---- from names alone ---- */
+
+static void report_left(const job *j) {
+    const fc_infer_report *r = &j->report;
+    for (size_t i = 0; i < r->nunexplained && i < MOST_LISTED; i++) {
+        const fc_unexplained *u = &r->unexplained[i];
+        text_report("no rule: %s%s%s", u->name, u->why ? "; the nearest does not fit: " : "", u->why ? u->why : "");
+    }
+    if (r->nunexplained > MOST_LISTED) {
+        text_report("no rule: and %zu more", r->nunexplained - MOST_LISTED);
+    }
+}
+
+static void report_base(const fc_infer_report *r) {
+    text_report("the names are those of %s%s%s%s%s%s", r->base, r->also ? ", or of " : "", r->also ? r->also : "",
+                r->model && !r->for_model ? ", which is not for the model '" : "",
+                r->model && !r->for_model ? r->model : "", r->model && !r->for_model ? "'" : "");
+}
+
+static fc_code show_proposal(const job *j, fc_error *err) {
+    const fc_infer_report *r = &j->report;
+    FC_TRY(out_result(j->call, j->a, 0, write_recipe, (void *)j, err));
+    if (!j->call->options->quiet) {
+        report_base(r);
+        report_names("left out: ", r->dropped, r->ndropped);
+        report_names("a guess: ", r->guesses, r->nguesses);
+        report_left(j);
+        text_report("not proven: %zu rules take %zu of %zu tensors by their names; "
+                    "'fsdpckpt recipes --infer A B' proves a recipe with the same weights as B",
+                    r->rules, r->explained, r->tensors);
+    }
+    err->message[0] = '\0'; /* of a rule that was tried */
+    return r->nunexplained == 0 ? FC_OK : FC_EFOUND;
+}
+
+static fc_code propose_recipe(job *j, fc_error *err) {
+    const options *o = j->call->options;
+    const char *config = NULL;
+    FC_TRY(source_config(o, j->a, j->call->arena, &config, err));
+    FC_TRY(fc_recipe_propose(j->a, config, j->call->arena, &j->report, err));
+    return show_proposal(j, err);
+}
+
 fc_code recipes_infer(cli_call *call, fc_error *err) {
     const options *o = call->options;
     job j = {.call = call};
     fc_code rc;
-    if (o->noperands != 2) {
+    if (o->noperands == 0) {
         return fc_fail(err, FC_EUSAGE,
                        "--infer needs two checkpoints of the same weights: "
-                       "fsdpckpt recipes --infer A B -o mine.json");
+                       "fsdpckpt recipes --infer A B -o mine.json; or one, for a proposal from its names");
+    }
+    if (o->noperands == 1) {
+        FC_TRY_GOTO(source_open(call, o->operands[0], true, &j.a, err), rc, out);
+        rc = propose_recipe(&j, err);
+        goto out;
     }
     FC_TRY_GOTO(source_open(call, o->operands[0], false, &j.a, err), rc, out);
     FC_TRY_GOTO(source_open(call, o->operands[1], false, &j.b, err), rc, out);

@@ -146,7 +146,8 @@ const option_row option_table[OPT_COUNT] = {
                    .kind = KIND_FLAG,
                    .offset = FIELD(infer),
                    .help = "find the recipe that turns the checkpoint A into the checkpoint B, which has the same "
-                           "weights, and prove it: what it makes of A is compared with B, bit for bit"},
+                           "weights, and prove it: what it makes of A is compared with B, bit for bit; without B, "
+                           "propose one from the names of A"},
     [OPT_CONFIG] = {.name = "config",
                     .kind = KIND_TEXT,
                     .arg = "FILE",

@@ -23,7 +23,7 @@ static bool has_word(const char *text, const char *name) {
     return false;
 }
 
-static bool op_mentions(const fc_recipe_op *op, const char *name) {
+bool fc_search_mentions(const fc_recipe_op *op, const char *name) {
     bool found = has_word(op->left, name) || has_word(op->right, name);
     for (const char *const *t = op->sizes; t && *t && !found; t++) {
         found = has_word(*t, name);
@@ -35,7 +35,7 @@ static bool op_mentions(const fc_recipe_op *op, const char *name) {
 static bool is_used(const fc_search *s, const char *name, int depth) { // NOLINT(misc-no-recursion): three levels
     for (size_t r = 0; r < s->recipe.nrules; r++) {
         for (size_t i = 0; i < s->recipe.rules[r].nops; i++) {
-            if (op_mentions(&s->recipe.rules[r].ops[i], name)) {
+            if (fc_search_mentions(&s->recipe.rules[r].ops[i], name)) {
                 return true;
             }
         }
@@ -79,7 +79,12 @@ static json_t *op_of(const fc_recipe_op *op) {
     const char *name = op->kind == FC_OP_SPLIT && !op->sizes ? "chunk" : names[op->kind];
     json_t *object = json_object();
     if (op->kind == FC_OP_REARRANGE) {
-        json_object_set_new(object, name, json_sprintf("%s -> %s", op->left, op->right));
+        const char *right = op->right + strspn(op->right, " ");
+        size_t left = strlen(op->left);
+        while (left > 0 && op->left[left - 1] == ' ') {
+            left--;
+        }
+        json_object_set_new(object, name, json_sprintf("%.*s -> %s", (int)left, op->left, right));
     } else if (op->kind == FC_OP_TRANSPOSE) {
         json_object_set_new(object, name, json_pack("[i, i]", op->dim, op->other));
     } else {

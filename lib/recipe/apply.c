@@ -11,19 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A condition with an unknown name does not hold. */
-static fc_code evaluate_conditions(fc_recipe_builder *b) {
-    b->applies = fc_arena_calloc(b->scratch, b->recipe->nrules + 1, sizeof *b->applies);
-    FC_NEED(b->applies, b->err, b->recipe->label);
-    for (size_t i = 0; i < b->recipe->nrules; i++) {
-        const char *when = b->recipe->rules[i].when, *unknown = NULL;
+fc_code fc_recipe_conditions(const fc_recipe *recipe, fc_arena *arena, bool **out, fc_error *err) {
+    bool *applies = fc_arena_calloc(arena, recipe->nrules + 1, sizeof *applies);
+    FC_NEED(applies, err, recipe->label);
+    for (size_t i = 0; i < recipe->nrules; i++) {
+        const char *when = recipe->rules[i].when, *unknown = NULL;
         int64_t value = 1;
-        fc_code rc = when ? fc_recipe_evaluate(b->recipe, when, &value, &unknown, b->err) : FC_OK;
+        fc_code rc = when ? fc_recipe_evaluate(recipe, when, &value, &unknown, err) : FC_OK;
         if (rc != FC_OK && !unknown) {
             return rc;
         }
-        b->applies[i] = rc == FC_OK && value != 0;
+        applies[i] = rc == FC_OK && value != 0;
     }
+    *out = applies;
     return FC_OK;
 }
 
@@ -61,7 +61,7 @@ static fc_code is_taken(const fc_recipe_builder *b, const fc_target_tensor *w, b
 fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, const fc_target_tensor **untaken,
                             fc_error *err) {
     fc_recipe_builder b = {.recipe = recipe, .scratch = fc_arena_new(), .err = err};
-    fc_code rc = b.scratch ? evaluate_conditions(&b) : fc_no_memory(err, NULL);
+    fc_code rc = b.scratch ? fc_recipe_conditions(recipe, b.scratch, &b.applies, err) : fc_no_memory(err, NULL);
     *untaken = NULL;
     for (size_t i = 0; i < target->ntensors && rc == FC_OK && !*untaken; i++) {
         bool taken = false;
@@ -269,7 +269,7 @@ static fc_code check_names(const fc_recipe_builder *b) {
 static fc_code build_tensors(fc_recipe_builder *b) {
     b->group_names = fc_name_table_new(b->scratch, b->target->ntensors + 1);
     FC_NEED(b->group_names, b->err, b->source->path);
-    FC_TRY(evaluate_conditions(b));
+    FC_TRY(fc_recipe_conditions(b->recipe, b->scratch, &b->applies, b->err));
     FC_TRY(fc_recipe_begin_states(b));
     for (size_t i = 0; i < b->target->ntensors; i++) {
         FC_TRY(give(b, &b->target->tensors[i]));

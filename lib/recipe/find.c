@@ -45,7 +45,7 @@ static bool same_model(const char *a, const char *b) {
            strcmp(b, "ForConditionalGeneration") == 0;
 }
 
-static bool is_for(const fc_recipe *recipe, const char *model) {
+bool fc_recipe_is_for(const fc_recipe *recipe, const char *model) {
     for (const char *const *m = recipe->models; m && *m; m++) {
         if (same_model(*m, model)) {
             return true;
@@ -116,7 +116,7 @@ fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options
         FC_TRY(try_recipe(name, options, target, arena, &t[i], &fits, err));
         const fc_recipe_config *config = t[i].recipe->config;
         FC_TRY(fits ? add_match(&all, t[i].recipe, name, arena, err) : FC_OK);
-        if (fits && config && config->model && is_for(t[i].recipe, config->model)) {
+        if (fits && config && config->model && fc_recipe_is_for(t[i].recipe, config->model)) {
             some.model = config->model;
             some.model_key = config->model_key;
             FC_TRY(add_match(&some, t[i].recipe, name, arena, err));

@@ -390,8 +390,10 @@ static fc_code make(const char *label, const json_t *root, const fc_recipe_optio
     if (options && options->config) {
         FC_TRY(fc_recipe_load_config(recipe, options->config, arena, err));
     }
-    FC_TRY(fc_recipe_place_offsets(recipe, arena, err));
-    FC_TRY(r.reverse ? list_lost(&r) : FC_OK);
+    if (!options || !options->as_written) {
+        FC_TRY(fc_recipe_place_offsets(recipe, arena, err));
+        FC_TRY(r.reverse ? list_lost(&r) : FC_OK);
+    }
     *out = recipe;
     return FC_OK;
 }

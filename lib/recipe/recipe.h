@@ -94,6 +94,9 @@ fc_code fc_recipe_load_config(fc_recipe *recipe, const char *path, fc_arena *are
 fc_code fc_recipe_evaluate(const fc_recipe *recipe, const char *expression, int64_t *out, const char **unknown,
                            fc_error *err);
 
+/** Sets `*out`, in the arena, to whether the "when" of each rule holds. One with an unknown name does not. */
+fc_code fc_recipe_conditions(const fc_recipe *recipe, fc_arena *arena, bool **out, fc_error *err);
+
 /** Finds the size `name` (len bytes) of recipe->sizes. @return false when there is none; err stays unset. */
 bool fc_recipe_has_size(const fc_recipe *recipe, const char *name, size_t len);
 
@@ -158,6 +161,9 @@ fc_code fc_recipe_takes_all(const fc_recipe *recipe, const fc_target *target, co
  */
 fc_code fc_recipe_find(const fc_target *target, const fc_recipe_options *options, fc_arena *arena,
                        fc_recipe_matches *out, fc_error *err);
+
+/** @return whether the recipe is for a model, by its model_type or the class in its architectures. */
+bool fc_recipe_is_for(const fc_recipe *recipe, const char *model);
 
 /** Fails because several recipes fit. */
 fc_code fc_recipe_several(const fc_target *target, const fc_recipe_options *options, const fc_recipe_matches *found,

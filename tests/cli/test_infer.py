@@ -1,5 +1,5 @@
 """recipes --infer: the shipped recipes are found again, from what the converters of their packages made
-(tests/corpus/make_recipes.py), and are as general."""
+(tests/corpus/make_recipes.py), and are as general. From names alone, recipes are proposed that do the same."""
 
 import json
 import os
@@ -149,9 +149,79 @@ class Infer(harness.Case):
                    contains=["these are not the same weights: 1.6 % of the elements agree"])
         self.assertFalse(os.path.exists(self.path("m.json")))
 
+    def propose(self, source, folder, rc=0):
+        p = self.run_tool("recipes", "--infer", source, "--config", os.path.join(RECIPES, folder), "-o", "mine.json", "--force")
+        self.assertEqual(p.returncode, rc, p.stderr)
+        self.assertIn("not proven: ", p.stderr)
+        with open(self.path("mine.json"), encoding="utf-8") as f:
+            recipe = json.load(f)
+        self.assertTrue(recipe["description"].startswith("not proven"), recipe["description"])
+        return recipe, p.stderr
+
+    def test_from_names_alone(self):
+        """The proposal does what the shipped recipe does, which was compared with the package."""
+        for folder in FOLDERS:
+            with self.subTest(folder):
+                rules = self.propose(side(folder, "from"), folder)[0]["rules"]
+                if folder != "megatron-dist-qwen3-moe":  # its config.json does not name the model, so its hub may be Mixtral's
+                    self.assertEqual(self.convert(side(folder, "from"), "mine.json", "--config", os.path.join(RECIPES, folder)),
+                                     safetensors_file.read(side(folder, "to")))
+                self.assertFalse(any("note" in rule for rule in rules), rules)
+
+    def test_a_name_that_nobody_knows(self):
+        for folder in ("torchtitan-llama3", "megatron-qwen-moe", "olmo-core"):
+            with self.subTest(folder):
+                tensors = safetensors_file.read(side(folder, "from"))
+                tensors["layers.1.mystery.weight"] = ("F32", [2], b"\0" * 8)
+                safetensors_file.write(self.path("a.safetensors"), tensors)
+                err = self.propose("a.safetensors", folder, rc=1)[1]
+                self.assertIn("no rule: layers.1.mystery.weight\n", err)
+                self.assertIn(f"take {len(tensors) - 1} of {len(tensors)} tensors", err)
+                self.fails(2, "consolidate", "a.safetensors", "-o", "no.safetensors", "--recipe", "mine.json", "--config",
+                           os.path.join(RECIPES, folder), contains=["takes 'layers.1.mystery.weight'"])
+
+    def test_shapes_that_do_not_fit(self):
+        tensors = safetensors_file.read(side("litgpt-llama", "from"))
+        name = "transformer.h.1.attn.qkv.weight"
+        dtype, shape, data = tensors[name]
+        row = len(data) // shape[0]
+        tensors[name] = (dtype, [shape[0] - 1, *shape[1:]], data[:-row])
+        safetensors_file.write(self.path("a.safetensors"), tensors)
+        self.assertIn("no rule: transformer.h.0.attn.qkv.weight; the nearest does not fit: ", self.propose("a.safetensors", "litgpt-llama", rc=1)[1])
+        self.fails(2, "recipes", "--infer", "a.safetensors", contains=["needs 'num_attention_heads' of the model's config.json"])
+
+    def test_names_that_are_nearly_known(self):
+        want = safetensors_file.read(side("torchtitan-llama3", "to"))
+        for front, layers in (("module.", "module.layers"), ("", "decoder.blocks")):
+            with self.subTest(layers):
+                tensors = {front + n if not n.startswith("layers.") else layers + n[len("layers"):]: t
+                           for n, t in safetensors_file.read(side("torchtitan-llama3", "from")).items()}
+                safetensors_file.write(self.path("a.safetensors"), tensors)
+                rules = self.propose("a.safetensors", "torchtitan-llama3")[0]["rules"]
+                notes = [rule.get("note") for rule in rules if "layers" in rule["from"] or "blocks" in rule["from"]]
+                self.assertEqual(set(notes), {"a guess: the name is nearly one of torchtitan-llama3"})
+                config = os.path.join(RECIPES, "torchtitan-llama3")
+                self.assertEqual(self.convert("a.safetensors", "mine.json", "--config", config), want)
+
+    def test_names_of_several_recipes(self):
+        """A dense layer in a mixture of experts, and biases, which two recipes of Megatron have; another one knows none of the names."""
+        tensors = safetensors_file.read(side("megatron-qwen-moe", "from"))
+        tensors["decoder.layers.0.mlp.linear_fc1.weight_w"] = ("F32", [2], b"\0" * 8)
+        safetensors_file.write(self.path("a.safetensors"), tensors)
+        rules, err = self.propose("a.safetensors", "megatron-qwen-moe")
+        self.assertEqual(rules["rules"][-1], {
+            "from": "decoder.layers.{n}.mlp.linear_fc1.weight_w", "to": "model.layers.{n}.mlp.gate_proj.weight",
+            "note": "a guess: the name is one of megatron-deepseek-v3"})
+        self.assertIn("a guess: decoder.layers.{n}.mlp.linear_fc1.weight_w", err)
+
+    def test_names_of_the_hub(self):
+        self.fails(2, "recipes", "--infer", side("torchtitan-llama3", "to"), contains=["the names are those of the model hub already", "'torchtitan-llama3'"])
+        safetensors_file.write(self.path("a.safetensors"), {"x.y": ("F32", [2], b"\0" * 8)})
+        self.fails(2, "recipes", "--infer", "a.safetensors", contains=["no shipped recipe has one of its names"])
+
     def test_wrong_use(self):
         a, b = side("nanogpt", "from"), side("nanogpt", "to")
-        self.fails(2, "recipes", "--infer", a, contains=["--infer needs two checkpoints"])
+        self.fails(2, "recipes", "--infer", contains=["--infer needs two checkpoints"])
         self.fails(2, "recipes", a, b, contains=["two checkpoints need --infer"])
         self.fails(2, "recipes", "nanogpt", "-o", "x.json", contains=["--output needs --infer"])
         with open(self.path("x.json"), "w", encoding="utf-8") as f:

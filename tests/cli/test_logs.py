@@ -49,7 +49,7 @@ class Logs(harness.Case):
             self.harmless("check", a, *more)
         found = self.harmless("schema", a)
         self.assertIn(NAMES[3], json.dumps(json.loads(found), ensure_ascii=False))
-        for pair in ((a, b), (a, c), (c, a)):
+        for pair in ((a, b), (a, c), (c, a), (a,)):
             for more in ((), ("--json",), ("-v",), ("--data",), ("--rtol", "1e-9")):
                 self.harmless("diff", *pair, *more)
         self.harmless("view", a, "-o", "::error::v.h5")
@@ -62,7 +62,7 @@ class Logs(harness.Case):
             self.harmless("units", a, *more)
         self.harmless("recipes")
         self.harmless("recipes", NAMES[0])
-        for pair in ((a, b), (a, c), (c, a)):
+        for pair in ((a, b), (a, c), (c, a), (a,)):
             self.harmless("recipes", "--infer", *pair)
         jobs = (("consolidate", "::error::o.h5"), ("reshard", "::error::r", "--dp", "2"), ("convert", "::error::t.h5"),
                 ("export", "::error::e"), ("export", "::error::f", "--like", "::error::none"))

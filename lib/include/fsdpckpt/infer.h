@@ -1,5 +1,6 @@
 /*
- * Finds the recipe that turns one checkpoint into another one of the same weights, and proves it (docs/RECIPES.md).
+ * Finds the recipe that turns one checkpoint into another one of the same weights, and proves it; or proposes one from
+ * names alone (docs/RECIPES.md).
  */
 #pragma once
 
@@ -18,6 +19,7 @@ typedef struct fc_unexplained {
     const fc_tensor *tensor;
     bool in_a;           /**< of A, else of B */
     const char *nearest; /**< the tensor of the other side, of the same shape, whose name is most alike; NULL: none */
+    const char *why;     /**< of a proposal: why the only rule for it does not fit; NULL: there is none */
     bool differs;        /**< whether `first` is the first element at which the two differ */
     uint64_t first;
 } fc_unexplained;
@@ -34,6 +36,10 @@ typedef struct fc_infer_report {
     size_t nguesses;
     const fc_unexplained *unexplained;
     size_t nunexplained;
+    const char *base;  /**< of a proposal: the shipped recipe that fits best */
+    const char *also;  /**< others that fit as well, for people; NULL: none */
+    const char *model; /**< of the configuration; NULL: it names none */
+    bool for_model;    /**< whether `base` is for it */
 } fc_infer_report;
 
 /**
@@ -42,5 +48,14 @@ typedef struct fc_infer_report {
  */
 fc_code fc_recipe_infer(fc_checkpoint *a, const fc_checkpoint *b, const fc_infer_options *options, fc_arena *arena,
                         fc_infer_report *report, fc_error *err);
+
+/**
+ * Proposes a recipe for the tensors of `a` from their names and shapes, with the rules of the shipped recipes. Nothing
+ * of it is proven. In the report, `tensors` and `explained` count those of `a` without optimizer state.
+ * @param config as in fc_infer_options.
+ * @return FC_EUSAGE if no shipped recipe has one of the names, or if they are those of the model hub already.
+ */
+fc_code fc_recipe_propose(fc_checkpoint *a, const char *config, fc_arena *arena, fc_infer_report *report,
+                          fc_error *err);
 
 FC_END_DECLS

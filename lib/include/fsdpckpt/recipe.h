@@ -16,6 +16,7 @@ typedef struct fc_recipe_options {
     bool reverse;       /**< from the recipe's second names and layouts to the first */
     const char *config; /**< the model's config.json, or its folder; NULL: none */
     bool headers_only;  /**< as in fc_open_options: steps of joined parameters are then not compared */
+    bool as_written;    /**< keep expressions in patterns: the recipe is for reading, and cannot be applied */
 } fc_recipe_options;
 
 /**
