@@ -15,13 +15,11 @@ fc_code fc_recipe_conditions(const fc_recipe *recipe, fc_arena *arena, bool **ou
     bool *applies = fc_arena_calloc(arena, recipe->nrules + 1, sizeof *applies);
     FC_NEED(applies, err, recipe->label);
     for (size_t i = 0; i < recipe->nrules; i++) {
-        const char *when = recipe->rules[i].when, *unknown = NULL;
+        const char *when = recipe->rules[i].when;
         int64_t value = 1;
-        fc_code rc = when ? fc_recipe_evaluate(recipe, when, &value, &unknown, err) : FC_OK;
-        if (rc != FC_OK && !unknown) {
-            return rc;
-        }
-        applies[i] = rc == FC_OK && value != 0;
+        bool known = true;
+        FC_TRY(when ? fc_recipe_evaluate_known(recipe, when, &value, &known, err) : FC_OK);
+        applies[i] = known && value != 0;
     }
     *out = applies;
     return FC_OK;

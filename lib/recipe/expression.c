@@ -198,8 +198,24 @@ static fc_code evaluate(parser *p, const char *text, int64_t *out) { // NOLINT(m
 fc_code fc_recipe_evaluate(const fc_recipe *recipe, const char *expression, int64_t *out, const char **unknown,
                            fc_error *err) {
     int names = 0;
-    parser p = {.recipe = recipe, .text = expression, .at = expression, .names = &names, .err = err};
+    fc_error failed = {.code = FC_OK}; /* also of alternatives that another one replaces */
+    parser p = {.recipe = recipe, .text = expression, .at = expression, .names = &names, .err = &failed};
     fc_code rc = evaluate(&p, expression, out);
     *unknown = p.unknown;
+    if (rc != FC_OK && err) {
+        *err = failed;
+    }
     return rc;
+}
+
+fc_code fc_recipe_evaluate_known(const fc_recipe *recipe, const char *expression, int64_t *out, bool *known,
+                                 fc_error *err) {
+    const char *unknown = NULL;
+    fc_error failed = {.code = FC_OK};
+    fc_code rc = fc_recipe_evaluate(recipe, expression, out, &unknown, &failed);
+    *known = rc == FC_OK;
+    if (rc != FC_OK && !unknown && err) {
+        *err = failed;
+    }
+    return unknown ? FC_OK : rc;
 }

@@ -182,13 +182,12 @@ static fc_code place_offset(const fc_recipe *recipe, const char *variable, size_
                             const char **out, bool *known, fc_arena *arena, fc_error *err) {
     const char *expression = fc_arena_strndup(arena, variable + len + 1, (size_t)(close - variable) - len - 1);
     const fc_recipe_binding literal = {.digits = variable, .ndigits = strspn(variable, "0123456789")};
-    const char *unknown = NULL;
     int64_t value = 0;
+    FC_NEED(expression, err, NULL);
     *out = expression;
-    fc_code rc = expression ? fc_recipe_evaluate(recipe, expression, &value, &unknown, err) : fc_no_memory(err, NULL);
-    *known = rc == FC_OK;
+    FC_TRY(fc_recipe_evaluate_known(recipe, expression, &value, known, err));
     if (!*known) {
-        return unknown ? FC_OK : rc;
+        return FC_OK;
     }
     if (value < 0 || value > INT32_MAX) {
         return fc_fail(err, FC_EUSAGE, "%s: '%s' is %lld, which is not the number of a layer", recipe->label,

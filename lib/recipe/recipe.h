@@ -94,6 +94,10 @@ fc_code fc_recipe_load_config(fc_recipe *recipe, const char *path, fc_arena *are
 fc_code fc_recipe_evaluate(const fc_recipe *recipe, const char *expression, int64_t *out, const char **unknown,
                            fc_error *err);
 
+/** The same, but a name without a value is no error. Sets `*known` to whether all names have one. */
+fc_code fc_recipe_evaluate_known(const fc_recipe *recipe, const char *expression, int64_t *out, bool *known,
+                                 fc_error *err);
+
 /** Sets `*out`, in the arena, to whether the "when" of each rule holds. One with an unknown name does not. */
 fc_code fc_recipe_conditions(const fc_recipe *recipe, fc_arena *arena, bool **out, fc_error *err);
 

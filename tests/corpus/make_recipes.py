@@ -47,7 +47,7 @@ def write(folder, source, target, config):
     os.makedirs(folder, exist_ok=True)
     save_file(clones(source), os.path.join(folder, "from.safetensors"))
     save_file(clones(target), os.path.join(folder, "to.safetensors"))
-    if config["model_type"] != "llama" and "architectures" in config:
+    if config["model_type"] != "llama" and config.get("architectures") == LLAMA["architectures"]:
         name = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3", "gpt_oss": "GptOss",
                 "mixtral": "Mixtral", "llama4_text": "Llama4", "olmo": "Olmo", "olmo2": "Olmo2",
                 "flex_olmo": "FlexOlmo"}[config["model_type"]]
