@@ -5,6 +5,7 @@
 #include "deepspeed/stages.h"
 
 #include "checkpoint/identity.h"
+#include "checkpoint/parameters.h"
 #include "checkpoint/path.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/try.h"
@@ -12,6 +13,16 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
+
+/* Whether a value is a number, such as a step, which DeepSpeed keeps for many parameters at once. */
+static bool is_number_of_state(const fc_tensor *t) {
+    int64_t numel = 1;
+    for (int d = 0; d < t->ndim; d++) {
+        numel = t->shape[d] == 1 ? numel : 0;
+    }
+    return numel == 1 && t->path.count == 4 && strcmp(t->path.elements[1].key, "state") == 0;
+}
 
 static fc_code set_tensor(const fc_ds_builder *b, const fc_ds_tensor *from, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
@@ -26,7 +37,7 @@ static fc_code set_tensor(const fc_ds_builder *b, const fc_ds_tensor *from, fc_t
     t->shape = from->shape;
     t->chunks = chunks;
     t->nchunks = from->nchunks;
-    return FC_OK;
+    return is_number_of_state(t) && !fc_untie(t, arena) ? fc_no_memory(b->err, b->checkpoint->path) : FC_OK;
 }
 
 /* Returns a note about names without data; "" if there are none, NULL when out of memory. */

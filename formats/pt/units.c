@@ -5,6 +5,7 @@
  * each shard has the size that follows. flat.c then reads the state, and here it is divided among the parameters.
  */
 #include "base/name_table.h"
+#include "checkpoint/parameters.h"
 #include "checkpoint/path.h"
 #include "flat/flat_boxes.h"
 #include "fsdpckpt/try.h"
@@ -362,26 +363,15 @@ static fc_code place_chunks(const fc_pt_builder *m, const fc_flat_position *posi
     return FC_OK;
 }
 
-/* A single number belongs to each parameter. Torch's optimizers change it in place, so no two are the same bytes. */
-static fc_code copy_number(const fc_pt_builder *m, const fc_tensor *flat, fc_tensor *t) {
-    fc_chunk *chunk = fc_arena_copy(m->checkpoint->arena, flat->chunks, flat->nchunks, sizeof *chunk);
-    FC_NEED(chunk, m->err, m->checkpoint->path);
-    *t = *flat;
-    t->chunks = chunk;
-    for (size_t i = 0; i < flat->nchunks; i++) {
-        chunk[i].place = (fc_place){.kind = FC_PLACE_FILE, .file = chunk[i].place.file};
-    }
-    return FC_OK;
-}
-
 fc_code fc_pt_divide_state(const fc_pt_builder *m, const fc_pt_value *v, const fc_tensor *flat,
                            const fc_flat_layout *unit, fc_tensor *out) {
     size_t *order = fc_flat_order_chunks(flat, m->tables);
     FC_NEED(order, m->err, m->checkpoint->path);
     for (size_t i = 0; i < unit->nparams; i++) {
         const fc_flat_position *positions = NULL;
-        if (flat->ndim == 0) {
-            FC_TRY(copy_number(m, flat, &out[i]));
+        if (flat->ndim == 0) { /* a number belongs to each parameter */
+            out[i] = *flat;
+            FC_NEED(fc_untie(&out[i], m->checkpoint->arena), m->err, m->checkpoint->path);
         } else {
             FC_TRY(fc_flat_boxes(flat, order, &unit->params[i], m->checkpoint->arena, &out[i], &positions, m->err));
             FC_TRY(place_chunks(m, positions, &out[i]));

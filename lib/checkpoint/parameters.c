@@ -1,6 +1,7 @@
 /*
  * Finds out from names and types which values of a checkpoint are parameters, and from the location of their bytes
- * which parameters are tied. The module tree of wrap policies and flat parameters need this. Reads only the manifest.
+ * which parameters are tied; makes values that are not. The module tree of wrap policies and flat parameters need this.
+ * Reads only the manifest.
  */
 #include "checkpoint/parameters.h"
 
@@ -174,4 +175,17 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
     }
     free(sorted);
     return FC_OK;
+}
+
+bool fc_untie(fc_tensor *t, fc_arena *arena) {
+    fc_chunk *chunks = fc_arena_copy(arena, t->chunks, t->nchunks, sizeof *chunks);
+    if (t->object || !chunks) {
+        return t->object || t->nchunks == 0;
+    }
+    for (size_t i = 0; i < t->nchunks; i++) {
+        const fc_place none = {.kind = FC_PLACE_FILE, .file = chunks[i].place.file};
+        chunks[i].place = chunks[i].place.kind == FC_PLACE_BYTES ? none : chunks[i].place;
+    }
+    t->chunks = chunks;
+    return true;
 }

@@ -5,6 +5,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "checkpoint/parameters.h"
 #include "checkpoint/path.h"
 #include "checkpoint/same_name.h"
 #include "derived/derived.h"
@@ -189,6 +190,7 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
             b->count++;
         } else {
             FC_TRY(keep_value(b, index));
+            FC_NEED(fc_untie(t, b->out->arena), b->err, b->source->path);
         }
         FC_TRY(name_value(b, state, at, model->members[u->members[i]].key, t));
     }

@@ -5,7 +5,6 @@
 #include "recipe/derived.h"
 
 #include "fsdpckpt/comm.h"
-#include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "read/box.h"
 
@@ -38,12 +37,7 @@ static void place_box(const fc_tensor *tensor, size_t index, fc_extent *extent) 
 static fc_code compute_value(fc_derived *derived, const fc_tensor *tensor, size_t index, fc_source_crc *const *crcs,
                              void *buf, fc_error *err) {
     const fc_recipe_origin *o = tensor->detail;
-    const fc_checkpoint *source = derived->sources[0];
-    if (o->gathered) {
-        return fc_gather_read(source, tensor, o->gathered, index, crcs[0], buf, err);
-    }
-    const fc_box all = fc_chunk_box(tensor, &tensor->chunks[index]);
-    return fc_read_box(source, o->from.tensor, &all, tensor->dtype, buf, err);
+    return fc_gather_read(derived->sources[0], tensor, o->gathered, index, crcs[0], buf, err);
 }
 
 /* Reads a tensor of the source again if a CRC-64 of it is recorded, which compares it. */

@@ -2,6 +2,7 @@
  * Makes the values of a recipe's result: see builder.h.
  */
 #include "base/grow.h"
+#include "checkpoint/parameters.h"
 #include "checkpoint/path.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/format.h"
@@ -102,11 +103,7 @@ static fc_code one_chunk(fc_recipe_builder *b, fc_tensor *t) {
 
 fc_code fc_recipe_second_tensor(fc_recipe_builder *b, const fc_tensor *source, fc_tensor *t) {
     FC_TRY(fc_recipe_same_tensor(b, source, t));
-    if (source->object || source->nchunks == 0) {
-        return FC_OK;
-    }
-    ((fc_recipe_origin *)(uintptr_t)t->detail)->from.kind = FC_ORIGIN_COMPUTED;
-    return one_chunk(b, t);
+    return fc_untie(t, b->out->arena) ? FC_OK : fc_recipe_no_memory(b);
 }
 
 fc_code fc_recipe_object(fc_recipe_builder *b, const char *json, fc_tensor *t) {

@@ -66,6 +66,9 @@ def good_case(program, case, home):
         names = [n for g in groups for n in g["params"]]
         check(len(groups) == 2 and groups[0]["weight_decay"] == 0.1 and groups[1]["lr"] == 0.01 and
               sorted(names) == sorted(state["optim"]["state"]), case + ": param_groups")
+        # An optimizer changes its steps in place.
+        places = [s["step"].data_ptr() for s in state["optim"]["state"].values() if isinstance(s["step"], torch.Tensor)]
+        check(len(set(places)) == len(places), case + ": steps share memory")
     listed = json.loads(run(program, "inspect", case, "--json").stdout)
     check({t["name"] for t in listed["tensors"]} == set(found), case + ": inspect")
 

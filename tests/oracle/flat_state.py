@@ -224,6 +224,26 @@ def case_in(home, case):
             command("diff", f"{home}/{case}.dcp", f"{home}/out.h5", "--schema", schema)
 
 
+def resumed(case, values, states, path):
+    """A plain AdamW that loads the state steps twice, as one that has copies of every value."""
+    steps = []
+    for copies in (False, True):
+        model = CASES[case][0]()
+        model.load_state_dict(values)
+        named = dict(model.named_parameters())
+        optimizer = torch.optim.AdamW(named.values(), lr=0.1, foreach=False)
+        state = {i: {key: value.clone() if copies else value for key, value in states[name].items()}
+                 for i, name in enumerate(named)}
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        for _ in range(2):
+            for p in named.values():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        steps.append([optimizer.state[p]["step"].item() for p in named.values()])
+        values, states = torch.load(path)["model"], torch.load(path)["optim"]["state"]
+    check(steps[0] == steps[1] == [3.0] * len(steps[0]), f"{case} steps {steps}")
+
+
 def optimizer_in(home, case):
     schema = f"{home}/{case}.json"
     if CASES[case][2].get("ignore"):
@@ -238,6 +258,8 @@ def optimizer_in(home, case):
         # torch's optim_state_dict sorts the keys; the shard files keep the optimizer's order
         check_equal(values, by_name(got["optim"]["state"][name]), f"{case} {name}")
     check_equal(kept(truth["model"]), got["model"], case)
+    if case in THOROUGH:
+        resumed(case, got["model"], got["optim"]["state"], f"{home}/out.pt")
     # Without a schema the parameters stay flat, each in one tensor.
     command("consolidate", f"{home}/{case}.opt", "-o", f"{home}/out.pt", "--force")
     flat = torch.load(f"{home}/out.pt")
