@@ -105,6 +105,9 @@ static fc_code prepare_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.work.progress = j->call->progress;
     FC_TRY(job_choose_dtypes(j->call, &j->how.selection, err));
     FC_TRY(target_format(o, spec != NULL, &j->how.format, err));
+    if (j->how.format->target.adapt && option_given(o, OPT_POLICY)) {
+        return fc_fail(err, FC_EUSAGE, "--policy: the format '%s' has no flat parameters", j->how.format->name);
+    }
     FC_TRY(choose_split(j, spec != NULL, err));
     if (!spec) {
         return FC_OK;
@@ -356,27 +359,22 @@ static fc_code apply_recipe(job *j, fc_error *err) {
     return rc;
 }
 
-/* Gives the values the names and shapes that the format of the target wants. */
-static fc_code adapt_source(job *j, fc_error *err) {
-    fc_selection *s = &j->how.selection;
-    if (!j->how.format->target.adapt) {
-        return FC_OK;
-    }
-    if (option_given(j->o, OPT_POLICY)) {
-        return fc_fail(err, FC_EUSAGE, "--policy: the format '%s' has no flat parameters", j->how.format->name);
-    }
-    FC_TRY(j->how.format->target.adapt(&j->source, s, &j->left_out, err));
-    s->include = s->exclude = s->rename = NULL;
-    s->strip_prefix = NULL;
-    return FC_OK;
-}
-
 /* Replaces the source by what the command, or else --recipe, and --quantize make of it. */
 static fc_code change_source(job *j, fc_error *err) {
     const job_steps *s = j->steps;
     FC_TRY(s->change ? s->change(s->context, &j->source, &j->how, &j->left_out, err) : apply_recipe(j, err));
-    FC_TRY(weights_quantize(j->o, &j->source, err));
-    return adapt_source(j, err);
+    return weights_quantize(j->o, &j->source, err);
+}
+
+/* --rank: prints the plan of one rank. */
+static fc_code show_rank(const job *j, text_out *out, fc_error *err) {
+    fc_selection selection = j->how.selection;
+    fc_checkpoint *adapted = NULL;
+    size_t left_out = 0;
+    FC_TRY(fc_target_adapt(j->source, j->how.format, &selection, &left_out, &adapted, err));
+    const fc_code rc = plan_rank(adapted ? adapted : j->source, &selection, (uint32_t)j->o->rank, j->o->json, out, err);
+    fc_checkpoint_close(adapted);
+    return rc;
 }
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
@@ -393,7 +391,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
         report_mesh(j);
     }
     if (option_given(o, OPT_RANK)) {
-        return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
+        return speaks ? show_rank(j, out, err) : FC_OK;
     }
     FC_TRY(convert_source(j, err));
     if (!speaks) {

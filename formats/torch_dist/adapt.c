@@ -388,14 +388,25 @@ bool fc_dist_is_adapted(const fc_checkpoint *source) {
     return fc_derived_of(source, &adapted_kind) != NULL;
 }
 
-fc_code fc_dist_adapt(fc_checkpoint **source, const fc_selection *selection, size_t *left_out, fc_error *err) {
+fc_code fc_dist_adapt(const fc_checkpoint *source, const fc_selection *selection, size_t *left_out, fc_checkpoint **out,
+                      fc_error *err) {
     fc_arena *arena = fc_arena_new();
+    fc_checkpoint *made = (fc_checkpoint *)(uintptr_t)source; /* never changed or closed */
+    *out = NULL;
     const fc_selection how = {.include = selection->include,
                               .exclude = selection->exclude,
                               .strip_prefix =
-                                  selection->strip_prefix || !has_model(*source) ? selection->strip_prefix : "model.",
+                                  selection->strip_prefix || !has_model(source) ? selection->strip_prefix : "model.",
                               .rename = selection->rename};
-    fc_code rc = arena ? adapt(source, &how, arena, left_out, err) : fc_no_memory(err, (*source)->path);
+    const fc_code rc = arena ? adapt(&made, &how, arena, left_out, err) : fc_no_memory(err, source->path);
     fc_arena_free(arena);
+    if (made != source) {
+        fc_derived_lend(made, source);
+    }
+    if (rc == FC_OK) {
+        *out = made;
+    } else if (made != source) {
+        fc_checkpoint_close(made);
+    }
     return rc;
 }

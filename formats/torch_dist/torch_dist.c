@@ -66,7 +66,7 @@ static fc_code divide_values(dist_writer *w, const fc_target *target, fc_error *
 }
 
 static fc_code dist_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
-    if (!fc_dist_is_adapted(target->source)) { /* fc_convert and saves do not call fc_format_target.adapt */
+    if (!fc_dist_is_adapted(target->source)) { /* fc_shards_write does not call fc_format_target.adapt */
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: cannot be written as torch_dist directly: save it as dcp, and convert that",
                        target->source->path);

@@ -55,4 +55,5 @@ bool fc_dist_is_state(const char *name);
 bool fc_dist_is_adapted(const fc_checkpoint *source);
 
 /** Implements fc_format_target.adapt. */
-fc_code fc_dist_adapt(fc_checkpoint **source, const struct fc_selection *selection, size_t *left_out, fc_error *err);
+fc_code fc_dist_adapt(const fc_checkpoint *source, const struct fc_selection *selection, size_t *left_out,
+                      fc_checkpoint **out, fc_error *err);

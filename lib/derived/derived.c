@@ -233,6 +233,14 @@ void fc_derived_own(fc_checkpoint *derived) {
     ((fc_derived *)derived->state)->owned = true;
 }
 
+void fc_derived_lend(fc_checkpoint *derived, const fc_checkpoint *source) {
+    fc_derived *d = derived->state;
+    while (d->sources[0] != source) {
+        d = d->sources[0]->state;
+    }
+    d->owned = false;
+}
+
 fc_code fc_derived_set_tensors(fc_checkpoint *derived, const fc_tensor *tensors, size_t count, fc_error *err) {
     fc_tensor *kept = fc_arena_copy(derived->arena, tensors, count, sizeof *kept);
     FC_NEED(kept, err, derived->path);

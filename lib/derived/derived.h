@@ -74,6 +74,9 @@ fc_code fc_derived_new(const fc_derived_kind *kind, fc_checkpoint *const *source
 /** Lets fc_checkpoint_close of `derived` close its sources. */
 void fc_derived_own(fc_checkpoint *derived);
 
+/** Lets fc_checkpoint_close of `derived`, which was made of `source` in one or more steps, not close `source`. */
+void fc_derived_lend(fc_checkpoint *derived, const fc_checkpoint *source);
+
 /** Gives `derived` a copy of a list of values that were made. */
 fc_code fc_derived_set_tensors(fc_checkpoint *derived, const fc_tensor *tensors, size_t count, fc_error *err);
 

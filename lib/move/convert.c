@@ -300,6 +300,10 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
+    if (options->own_shards && options->format->target.adapt) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be written as %s directly: save it as dcp, and convert that",
+                       source->path, options->format->name);
+    }
     if (options->own_shards && options->comm && options->selection.compress) {
         return fc_fail(err, FC_EUSAGE, "%s: with its data in the memory of %d ranks, the target must be uncompressed",
                        source->path, options->comm->size);
@@ -383,9 +387,22 @@ static size_t count_reshaped(const fc_target *target, const fc_format_target *tr
     return count;
 }
 
+/* Selects the values. @param adapted receives what the format makes of the source, for fc_checkpoint_close, or NULL */
+static fc_code select_values(const fc_checkpoint *source, const fc_convert_options *options, fc_arena *arena,
+                             fc_checkpoint **adapted, fc_target *target, fc_selected *selected, fc_error *err) {
+    fc_selection selection = options->selection;
+    size_t left_out = 0;
+    selection.traits = &options->format->target;
+    FC_TRY(fc_target_adapt(source, options->format, &selection, &left_out, adapted, err));
+    FC_TRY(fc_target_new(*adapted ? *adapted : source, &selection, arena, target, selected, err));
+    selected->left_out += left_out;
+    return FC_OK;
+}
+
 /* Plans on each rank, before the target is touched. */
 static fc_code plan_conversion(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
-                               fc_arena *arena, fc_target *target, fc_convert_report *report, fc_error *err) {
+                               fc_arena *arena, fc_checkpoint **adapted, fc_target *target, fc_convert_report *report,
+                               fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
     fc_progress_begin(options->work.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
     if (options->selection.compress && !options->format->writer.place) {
@@ -396,9 +413,8 @@ static fc_code plan_conversion(const fc_checkpoint *source, const char *path, co
     }
     FC_NEED(arena, err, NULL);
     report->memory = options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY;
-    fc_selection selection = options->selection;
-    selection.traits = &options->format->target;
-    FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
+    FC_TRY(select_values(source, options, arena, adapted, target, &report->selected, err));
+    source = target->source;
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));
         FC_TRY(check_name(target, path, options->format, err));
@@ -417,16 +433,18 @@ fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_conve
                    fc_convert_report *report, fc_error *err) {
     fc_convert_report local;
     fc_target target = {0};
+    fc_checkpoint *adapted = NULL;
     if (!report) {
         report = &local;
     }
     memset(report, 0, sizeof *report);
     fc_arena *arena = fc_arena_new();
-    fc_code mine = plan_conversion(source, path, options, arena, &target, report, err);
+    fc_code mine = plan_conversion(source, path, options, arena, &adapted, &target, report, err);
     fc_code rc = fc_ranks_compare(options->comm, mine, &target, err);
     if (mine == FC_OK && rc == FC_OK) {
         rc = write_target(&target, path, options, report, err);
     }
     fc_arena_free(arena);
+    fc_checkpoint_close(adapted);
     return rc;
 }

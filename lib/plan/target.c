@@ -201,6 +201,18 @@ static fc_code keep_layout(fc_target *target, fc_arena *arena, fc_placement **pl
     return fc_recognise_layout(target->source, target->ntensors, sources, arena, mesh, placements, err);
 }
 
+fc_code fc_target_adapt(const fc_checkpoint *source, const fc_format *format, fc_selection *selection, size_t *left_out,
+                        fc_checkpoint **out, fc_error *err) {
+    *out = NULL;
+    if (!format->target.adapt) {
+        return FC_OK;
+    }
+    FC_TRY(format->target.adapt(source, selection, left_out, out, err));
+    selection->include = selection->exclude = selection->rename = NULL;
+    selection->strip_prefix = NULL;
+    return FC_OK;
+}
+
 fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_target *out,
                       fc_selected *counts, fc_error *err) {
     static const fc_mesh no_mesh = {0};

@@ -178,8 +178,6 @@ class Save(unittest.TestCase):
             fsdpckpt.save(one, self.folder / "file", progress=None)
         with self.assertRaisesRegex(ValueError, "no format is called 'x'"):
             fsdpckpt.save(one, self.folder / "file", to="x", progress=None)
-        with self.assertRaisesRegex(fsdpckpt.UnsupportedError, "save it as dcp, and convert that"):
-            fsdpckpt.save(one, self.folder / "file", to="torch_dist", progress=None)
         fsdpckpt.save(one, self.folder / "a.h5", progress=None)
         with self.assertRaisesRegex(fsdpckpt.UsageError, "force=True"):
             fsdpckpt.save(one, self.folder / "a.h5", progress=None)
@@ -191,6 +189,18 @@ class Save(unittest.TestCase):
         with self.assertRaisesRegex(fsdpckpt.UsageError, "a.b.*twice"):
             fsdpckpt.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, self.folder / "s.h5", progress=None)
         self.assertEqual(os.listdir(self.folder), ["a.h5"])
+
+    def test_torch_dist_gets_the_keys_of_megatron_core(self):
+        import torch
+        from torch.distributed.checkpoint import FileSystemReader
+
+        layers = {f"decoder.layers.{n}.mlp.linear_fc2.weight": torch.full((2, 3), float(n)) for n in range(2)}
+        fsdpckpt.save(layers, self.folder / "dist", to="torch_dist", progress=None)
+        saved = FileSystemReader(self.folder / "dist").read_metadata().state_dict_metadata
+        self.assertEqual(tuple(saved["decoder.layers.mlp.linear_fc2.weight"].size), (2, 2, 3))
+        with fsdpckpt.open(self.folder / "dist") as checkpoint:
+            value = checkpoint["decoder.layers.mlp.linear_fc2.weight"][:]
+            self.assertEqual(value.tolist(), torch.stack(list(layers.values())).tolist())
 
     def test_progress_and_what_it_raises(self):
         import numpy as np

@@ -149,11 +149,12 @@ typedef struct fc_format_target {
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
     /**
-     * Replaces `*source` by a checkpoint that owns it and has the values that `selection` chooses, under the names and
-     * with the shapes that the format wants. fc_convert does not call it. NULL: any names and shapes are good.
+     * Makes a checkpoint of the values that `selection` chooses, under the names and with the shapes that the format
+     * wants. It reads `source`, which must outlive it. fc_target_adapt calls it. NULL: any names and shapes are good.
      * @param left_out adds the number of values that the selection leaves out.
      */
-    fc_code (*adapt)(fc_checkpoint **source, const struct fc_selection *selection, size_t *left_out, fc_error *err);
+    fc_code (*adapt)(const fc_checkpoint *source, const struct fc_selection *selection, size_t *left_out,
+                     fc_checkpoint **out, fc_error *err);
     /** Sets the `section` of each value. A section is a checkpoint of its own within the target: values of two sections
      * are never in one file, and each section has its own index. Refuses values that the format has no place for. NULL:
      * a target has one section. */

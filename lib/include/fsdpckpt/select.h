@@ -72,6 +72,15 @@ fc_code fc_list_left_out(const fc_checkpoint *source, const fc_selection *select
                          fc_error *err);
 
 /**
+ * Gives the values of `source` the names and shapes that a format wants (fc_format_target.adapt). fc_convert does it.
+ * @param selection of what it says about values, everything is done then, and removed from it.
+ * @param left_out  adds the number of values that the selection leaves out.
+ * @param out       for fc_checkpoint_close, before `source` is closed; NULL: the format wants no others.
+ */
+fc_code fc_target_adapt(const fc_checkpoint *source, const fc_format *format, fc_selection *selection, size_t *left_out,
+                        fc_checkpoint **out, fc_error *err);
+
+/**
  * Selects values of `source`, renames them and gives each its placements.
  * @param arena owns the result, and must outlive `out`.
  * @return FC_EUSAGE if nothing is selected; if a glob of `include`, the prefix, a rule of `rename` or one of
