@@ -27,7 +27,7 @@ static void print_xml(text_out *out, const char *s) {
     }
 }
 
-/* Whether this kind of finding was checked: some kinds need a reference or a mesh. */
+/* Whether this kind of finding was checked: some kinds need a reference, a mesh or versions. */
 static bool was_checked(const check_view *c, int kind) {
     if (kind >= FC_FOUND_UNEVEN) {
         return c->mesh;
@@ -35,7 +35,7 @@ static bool was_checked(const check_view *c, int kind) {
     if (kind >= FC_FOUND_MISSING) {
         return c->reference != NULL;
     }
-    return true;
+    return kind < FC_FOUND_VERSION_DAMAGED || c->versions;
 }
 
 static void print_messages(text_out *out, const check_view *c, int kind) {

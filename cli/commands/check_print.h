@@ -13,6 +13,7 @@ typedef struct check_view {
     const char *reference; /**< NULL: none */
     const char *schema;    /**< the schema file that annotations point at; NULL: none */
     bool mesh;             /**< whether a mesh was checked */
+    bool versions;         /**< whether versions of a model were checked */
     const fc_report *report;
     beside *beside[2]; /**< of the checkpoint and of the reference, for the text; NULL: every value has a line */
 } check_view;

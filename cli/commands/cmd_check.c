@@ -9,6 +9,7 @@
 #include "recipe.h"
 #include "source.h"
 #include "target.h"
+#include "versions.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
@@ -29,6 +30,7 @@ typedef struct job {
     fc_report report;
     const cli_call *call;
     fc_progress *progress;
+    bool versions; /* SRC is a delta or a directory of versions */
 } job;
 
 static fc_code open_reference(job *j, fc_error *err) {
@@ -124,6 +126,7 @@ static fc_code show_report(const job *j, text_out *out, fc_error *err) {
                     .reference = j->reference ? j->reference->path : NULL,
                     .schema = o->schema,
                     .mesh = j->how.mesh != NULL,
+                    .versions = j->versions,
                     .report = &j->report};
     beside sides[2];
     if (j->checkpoint && j->reference && !o->verbose && !o->json && !o->github) {
@@ -154,13 +157,16 @@ static fc_code run_check(cli_call *call, fc_error *err) {
     options rest;
     fc_code rc;
     FC_TRY(recipe_check_options(j.o, err));
+    FC_TRY(versions_meant(call, TAKES(OPT_JSON) | TAKES(OPT_GITHUB) | TAKES(OPT_JUNIT) | TAKES(OPT_FORCE), &j.versions,
+                          err));
     if (recipe_changes(j.o) || j.o->model_only) { /* damage is then an error, not a finding */
         FC_TRY(recipe_open(call, &rest, j.o->operands[0], true, &j.checkpoint, err));
         j.o = call->options;
     }
     FC_TRY_GOTO(prepare_check(&j, err), rc, out);
-    rc = j.checkpoint ? fc_check(j.checkpoint, &j.how, call->arena, &j.report, err)
-                      : fc_check_path(j.o->operands[0], &j.how, call->arena, &j.checkpoint, &j.report, err);
+    rc = j.versions     ? fc_delta_check(j.o->operands[0], &j.how, call->arena, &j.report, err)
+         : j.checkpoint ? fc_check(j.checkpoint, &j.how, call->arena, &j.report, err)
+                        : fc_check_path(j.o->operands[0], &j.how, call->arena, &j.checkpoint, &j.report, err);
     FC_TRY_GOTO(rc, rc, out);
     FC_TRY_GOTO(show_report(&j, call->out, err), rc, out);
     rc = j.report.errors > 0 ? FC_EFOUND : FC_OK;
@@ -201,7 +207,10 @@ const command command_check = {
                    "optimizer state belongs to parameters; with --against or --schema, that names, shapes and dtypes "
                    "are the expected ones; and with --dp, --tp and --replicas, that SRC fits that mesh. Reports all "
                    "findings in one run, each with the option that fixes it, if there is one. Reads headers only, "
-                   "which takes milliseconds; verify checks the data.\n\nThe exit status is 1 if there are errors, and "
+                   "which takes milliseconds; verify checks the data.\n\nIn a directory of versions it finds those "
+                   "that are damaged or "
+                   "incomplete, whose base is missing, or that do not lead to the newest one.\n\nThe exit status is 1 "
+                   "if there are errors, and "
                    "0 if there are only warnings or no findings. --strip-prefix and --rename apply to SRC and show "
                    "what would remain after a conversion with them; globs match names before or after renaming.",
     .examples = examples,

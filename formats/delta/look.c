@@ -119,8 +119,8 @@ static fc_code look_at_headers(fc_delta_looking *l, fc_delta_version *v, fc_delt
     FC_NEED(seen->path, err, v->path);
     FC_TRY(fc_progress_count(l->options->work.progress, 0, err));
     if (!v->damaged) {
-        const fc_code rc = v->base == FC_DELTA_NO_NUMBER ? read_full_version(l, looked, err)
-                                                         : fc_delta_version_read(l->headers, v, err);
+        seen->full = v->base == FC_DELTA_NO_NUMBER;
+        const fc_code rc = seen->full ? read_full_version(l, looked, err) : fc_delta_version_read(l->headers, v, err);
         FC_TRY(fc_delta_keep_damage(&damage, v, rc, err));
     }
     seen->damaged = v->damaged;
@@ -129,7 +129,7 @@ static fc_code look_at_headers(fc_delta_looking *l, fc_delta_version *v, fc_delt
         looked->full = NULL;
         return FC_OK;
     }
-    return v->base == FC_DELTA_NO_NUMBER ? FC_OK : list_frames(l, v, seen, err);
+    return seen->full ? FC_OK : list_frames(l, v, seen, err);
 }
 
 static fc_code look_at_all_headers(fc_delta_looking *l, fc_delta_survey *out, fc_error *err) {

@@ -116,7 +116,11 @@ fc_code fc_delta_version_open(fc_arena *arena, const char *path, fc_delta_versio
     if (!is_folder) {
         return fc_fail(err, FC_EUSAGE, "%s: this is not the folder of a version", path);
     }
-    FC_TRY(read_kind(arena, out, err));
+    const fc_code rc = read_kind(arena, out, err);
+    if (rc != FC_OK) {
+        out->base = FC_DELTA_NO_NUMBER; /* it may be any number, and those who go back over the bases rely on it */
+        return rc;
+    }
     return out->number != FC_DELTA_NO_NUMBER
                ? FC_OK
                : fc_fail(err, FC_EUSAGE,

@@ -129,8 +129,7 @@ const char *fc_check_others(fc_check_run *c, uint64_t count) {
     return count > 1 ? fc_check_text(c, " and %" PRIu64 " more", count - 1) : "";
 }
 
-/* Fills the report. */
-static void sum_up(const fc_check_run *c, fc_report *out) {
+void fc_check_sum_up(const fc_check_run *c, fc_report *out) {
     out->findings = c->findings;
     out->count = c->count;
     out->allowed = c->allowed;
@@ -173,7 +172,7 @@ static fc_code run(fc_check_run *c, fc_report *out, fc_error *err) {
     FC_TRY(list_names(c, &reference, err));
     if (c->options->only_mesh) {
         fc_check_fit(c);
-        sum_up(c, out);
+        fc_check_sum_up(c, out);
         return FC_OK;
     }
     bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* reported as a finding of its own */
@@ -192,7 +191,7 @@ static fc_code run(fc_check_run *c, fc_report *out, fc_error *err) {
     if (c->options->mesh) {
         fc_check_fit(c);
     }
-    sum_up(c, out);
+    fc_check_sum_up(c, out);
     return FC_OK;
 }
 
@@ -252,6 +251,6 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
         return err ? (*err = why, rc) : rc;
     }
     add_unreadable(&c, path, why.message); /* does nothing if it was reported for one of the files */
-    sum_up(&c, out);
+    fc_check_sum_up(&c, out);
     return finish(&c, FC_OK, err);
 }

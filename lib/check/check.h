@@ -26,6 +26,9 @@ typedef struct fc_check_run {
 /** Adds a copy of `finding` with its message. A count of 0 becomes 1. */
 void fc_check_add(fc_check_run *c, const fc_finding *finding);
 
+/** Fills the report, at the end. */
+void fc_check_sum_up(const fc_check_run *c, fc_report *out);
+
 /** Keeps a failure of the system: no memory, or an I/O error. @return whether `rc` is one. */
 bool fc_check_failed(fc_check_run *c, fc_code rc, const fc_error *why);
 

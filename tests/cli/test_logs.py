@@ -81,6 +81,8 @@ class Logs(harness.Case):
         self.harmless("fold", "::error::d", "-o", "::error::weight_v000009")
         for more in ((), ("--stats",), ("--json",), ("--tree",), ("--tensor", NAMES[0])):
             self.harmless("inspect", "::error::d", *more)
+        for more in ((), ("--json",), ("--github",), ("--junit", "::error::d.xml")):
+            self.harmless("check", "::error::d", *more)
         for more in (("--dry-run",), ("--json",), ()):
             self.harmless("apply", "::error::updates", "::error::model", *more)
         self.harmless("average", a, c, "-o", "::error::n.h5")

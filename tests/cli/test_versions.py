@@ -3,6 +3,7 @@ and knows the bytes of each version."""
 
 import json
 import os
+import shutil
 import unittest
 
 import delta_case
@@ -136,9 +137,106 @@ class Versions(delta_case.Case):
         self.assertEqual((run.returncode, run.stdout.splitlines()[3].split()), (3, ["3", "-", "damaged", *["-"] * 4]))
         self.assertIn("weight_v000003: the version has neither", run.stderr)
 
+    # ---- check ----
+
+    def found(self, status=1):
+        """[(kind, name)] of the errors that check reports."""
+        run = self.run_tool("check", "updates", "--json")
+        self.assertEqual((run.returncode, run.stderr), (status, ""))
+        document = json.loads(run.stdout)
+        errors = [f for f in document["findings"] if f["severity"] == "error"]
+        self.assertEqual((document["ok"], document["errors"]), (not errors, len(errors)))
+        return [(f["kind"], os.path.relpath(f["name"], "updates"), f["message"]) for f in errors]
+
+    def kinds(self, status=1):
+        return [(kind, name) for kind, name, _ in self.found(status)]
+
+    def test_check_of_a_chain(self):
+        for number in (1, 2, 4, 5):
+            self.delta(number)
+        self.full(3)
+        self.assertEqual(self.kinds(0), [])
+        tensors = sum(len(self.frames(number)) for number in (1, 2, 4, 5)) + len(SHAPES)
+        self.assertIn(f"headers are valid: 0 errors, 1 warning; {tensors} tensors", self.ok("check", "updates"))
+        self.assertIn("headers are valid: 0 errors", self.ok("check", "updates/weight_v000004"))
+
+    def test_check_finds_gaps(self):
+        for number in (4, 5):
+            self.delta(number)
+        self.assertEqual(self.kinds(0), [])  # version 3 is that of the model
+        for number in (1, 2):
+            self.delta(number)
+        self.assertEqual([(kind, name) for kind, name, _ in self.found()], [("version-gap", "weight_v000004")])
+        self.assertIn("version 4 changes version 3, which is not there; publish it, or a full version above it", self.found()[0][2])
+        self.full(3)
+        self.assertEqual(self.kinds(0), [])
+
+    def test_check_finds_forks(self):
+        """Two runs: 1, 2, 3 and 1, 4, 5. And version 2 and 3 that both change 1, without a version 1."""
+        for number, base in ((1, 0), (2, 1), (3, 2), (4, 1), (5, 4)):
+            self.delta(number, base=base)
+        self.assertEqual(self.kinds(), [("version-fork", "weight_v000002"), ("version-fork", "weight_v000003")])
+        self.assertIn("version 3 does not lead to version 5: the versions fork there; keep the versions of one run", self.found()[1][2])
+        for number in (1, 4, 5):
+            shutil.rmtree(self.path(f"updates/weight_v{number:06d}"))
+        shutil.rmtree(self.path("updates/weight_v000003"))
+        self.delta(3, base=1)
+        self.assertEqual(self.kinds(), [("version-fork", "weight_v000002")])
+        self.fails(2, "fold", "updates", "-o", "x", contains=["version 2 does not lead to version 3: the versions fork there"])
+
+    def test_check_finds_damage(self):
+        for number in (1, 2, 4):
+            self.delta(number)
+        self.full(3)
+        file = "model-00001-of-00002.safetensors"
+        cases = (("weight_v000001/" + file, None, "maps 2 tensors, but"), ("weight_v000002/model.safetensors.index.json", "{", "index.json"),
+                 ("weight_v000003/" + file, None, "missing"), ("weight_v000004/" + file, "", file))
+        for name, content, text in cases:
+            with self.subTest(name):
+                path = self.path("updates", name)
+                with open(path, "rb") as f:
+                    before = f.read()
+                os.remove(path)
+                if content is not None:
+                    with open(path, "w") as f:
+                        f.write(content)
+                found = self.found()
+                self.assertEqual([name.split("/")[0] for _, name, _ in found], [name.split("/")[0]], found)
+                self.assertIn(name.split("/")[0], found[0][2])
+                with open(path, "wb") as f:
+                    f.write(before)
+        os.mkdir(self.path("updates/weight_v000005"))
+        shutil.copytree(self.path("updates/weight_v000001"), self.path("updates/weight_v0000001"))
+        self.assertEqual([(name, message.split(": ", 1)[1]) for _, name, message in self.found()],
+                         [("weight_v000001", "version 1 is there twice, as weight_v0000001 and as weight_v000001"),
+                          ("weight_v000005", "the version has neither model.safetensors.index.json nor model.safetensors: it is being "
+                           "written, or incomplete")])
+
+    def test_check_of_what_is_unsupported(self):
+        self.delta(1)
+        folder = self.path("updates/weight_v000001")
+        names = dict.fromkeys(self.frames(1), "model-00000-of-00002.safetensors")
+        for more in ({"delta_encoding": "rle"}, {"compression_format": "lz4"}, {"base_version": "000001"}):
+            weight_sync.write_index(folder, names, 1, **more)
+            self.assertEqual([(kind, name) for kind, name, _ in self.found()], [("version-damaged", "weight_v000001")], more)
+
+    def test_check_writes_junit_and_annotations(self):
+        for number in (1, 3):
+            self.delta(number)
+        run = self.run_tool("check", "updates", "--junit", "report.xml", "--github")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("::error title=fsdpckpt check%3A version-gap::updates/weight_v000003: version 3 changes", run.stdout)
+        with open(self.path("report.xml"), encoding="utf-8") as f:
+            self.assertIn('<failure type="version-gap"', f.read())
+        self.save("model", delta_case.typed(self.raw[0], SHAPES))
+        self.ok("check", "model", "--junit", "model.xml", "-q")
+        with open(self.path("model.xml"), encoding="utf-8") as f:
+            self.assertNotIn("version-gap", f.read())
+
     def test_options_of_checkpoints(self):
         self.delta(1)
         for folder, what in (("updates", "directory of versions"), ("updates/weight_v000001", "delta")):
+            self.fails(2, "check", folder, "--against", "x", contains=[f"this is a {what}", "--against does not apply"])
             for option in (["--tree"], ["--model-only"], ["--recipe", "auto"], ["--include", "x"]):
                 self.fails(2, "inspect", folder, *option, contains=[f"this is a {what}", f"{option[0]} does not apply", "--delta"])
 

@@ -21,6 +21,7 @@ logging.disable(logging.WARNING)
 try:
     import torch
     import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
@@ -382,6 +383,33 @@ def integer_dtype():
     against({**model(), "ids": torch.arange(4, dtype=torch.int32)}, {**model(), "ids": torch.arange(4)})
 
 
+# ---- check: versions of a model ----
+
+def versions(*numbers, bases={}):
+    """Deltas of a model that changes a little in each version."""
+    os.mkdir("updates")
+    states = [model()]
+    for number in range(1, max(numbers) + 1):
+        states.append({k: v + number / 8 if "norm" in k else v for k, v in states[-1].items()})
+    for number, state in enumerate(states):
+        os.mkdir("v%d" % number)
+        save_file(state, "v%d/model.safetensors" % number)
+    for number in numbers:
+        base = bases.get(number, number - 1)
+        tool("delta", "v%d" % base, "v%d" % number, "-o", "updates/weight_v%06d" % number, "--base", str(base), "-q")
+
+
+def version_cut():
+    versions(1, 2)
+    path = "updates/weight_v000002/model-00001-of-00001.safetensors"
+    os.truncate(path, os.path.getsize(path) - 10)
+
+
+def version_begun():
+    versions(1)
+    os.mkdir("updates/weight_v000002")
+
+
 # ---- check: for a mesh ----
 
 def plan(rules):
@@ -423,6 +451,11 @@ CHECKS = [
     ("param_groups lists layers that do not exist", "check ckpt", unknown_member),
     ("The same in a flattened optimizer", "check ckpt", unknown_member_flattened),
     ("param_groups forgets a parameter", "check ckpt", no_member),
+    ("# Versions of a model", None, None),
+    ("A version was deleted", "check updates", lambda: versions(1, 2, 4)),
+    ("The trainer was started again from version 1", "check updates", lambda: versions(1, 2, 3, bases={3: 1})),
+    ("A file of a version was cut off", "check updates", version_cut),
+    ("A version is still being copied", "check updates", version_begun),
     ("# Against a reference", None, None),
     ("A tensor is missing", "check ckpt --schema model.json", lambda: against(model(norm_weight=None), model())),
     ("A layer is missing", "check ckpt --schema model.json",

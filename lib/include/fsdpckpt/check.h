@@ -34,6 +34,10 @@ typedef enum fc_finding_kind {
     FC_FOUND_STATE_INCOMPLETE, /**< a parameter lacks a state that others have */
     FC_FOUND_GROUP_ORPHAN,     /**< param_groups lists a missing parameter */
     FC_FOUND_GROUP_STATE,      /**< a parameter has state and is in no group */
+    /* Versions of a model: fc_delta_check. */
+    FC_FOUND_VERSION_DAMAGED, /**< the headers of a version are damaged, or files are missing */
+    FC_FOUND_VERSION_GAP,     /**< the base of a version is missing */
+    FC_FOUND_VERSION_FORK,    /**< a version does not lead to a later one */
     /* Against a reference. */
     FC_FOUND_MISSING,
     FC_FOUND_MISSING_OBJECT,

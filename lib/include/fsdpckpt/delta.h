@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "fsdpckpt/check.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/read.h"
@@ -246,7 +247,8 @@ typedef struct fc_delta_changed {
 typedef struct fc_delta_seen {
     const char *path;
     int64_t number;
-    int64_t base; /**< FC_DELTA_NO_NUMBER: a full version, or one whose index is damaged */
+    int64_t base; /**< FC_DELTA_NO_NUMBER: a full version, or one whose index cannot be read */
+    bool full;    /**< a full version */
     bool damaged; /**< its headers cannot be read; what follows is not set then */
     fc_delta_encoding encoding;
     fc_delta_checksum checksum;
@@ -302,5 +304,13 @@ typedef struct fc_delta_look_options {
  */
 fc_code fc_delta_look(const char *path, const fc_delta_look_options *options, fc_arena *arena, fc_delta_survey *out,
                       fc_error *err);
+
+/**
+ * Checks a delta or a directory of versions by headers, like fc_check_path: gaps, forks, and what is damaged or
+ * missing.
+ * @param options `setting_names` and `open` are used.
+ */
+fc_code fc_delta_check(const char *path, const fc_check_options *options, fc_arena *arena, fc_report *out,
+                       fc_error *err);
 
 FC_END_DECLS
