@@ -8,6 +8,7 @@
 #include "recipe.h"
 #include "signals.h"
 #include "source.h"
+#include "versions.h"
 #include "weights.h"
 
 #include "fsdpckpt/check.h"
@@ -257,6 +258,11 @@ static fc_code run_verify(cli_call *call, fc_error *err) {
     fc_verify_report report;
     verify_output p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
     FC_TRY(recipe_check_options(o, err));
+    bool versions;
+    FC_TRY(versions_meant(call, TAKES(OPT_JSON) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY), &versions, err));
+    if (versions) {
+        return versions_verify(call, err);
+    }
     FC_TRY((o->delta.count > 0 ? open_patched : open_source)(call, &checkpoint, err));
     source_report(o, checkpoint);
     begin_json(&p, checkpoint);
@@ -284,6 +290,8 @@ static const char *const examples[] = {
     "every defect with its file, offset and tensor",
     "fsdpckpt verify --seal ckpt/",
     "record digests of a checkpoint that has none, for later comparisons",
+    "fsdpckpt verify updates/",
+    "the versions of a model, without the model",
     NULL,
 };
 
@@ -300,7 +308,9 @@ const command command_verify = {
         "byte of every file with it.\n\nPrints every defect with its file, offset and tensor, then a summary of the "
         "data that the digests cover and do not cover. The exit status is 0 if there are no defects, 1 if there are "
         "defects, and 3 if SRC cannot be opened.\n\nWith --delta, what the deltas make of SRC is read and "
-        "compared with their checksums.",
+        "compared with their checksums. Without a model, verify checks a delta or a directory of versions as far as "
+        "that is possible: it decodes every frame, verifies full versions, compares the checksums of the deltas that "
+        "follow one, and says what it could not check.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES_DELTA | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) |

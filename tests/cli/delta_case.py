@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import struct
 
 import harness
 import weight_sync
@@ -67,3 +68,37 @@ class Case(harness.Case):
                 with open(os.path.join(directory, name), "rb") as f:
                     found[os.path.relpath(os.path.join(directory, name), self.path(folder))] = f.read()
         return found
+
+    def put_frame(self, version, name, frame, checksum=None):
+        """Stores another frame of a tensor in a delta, and perhaps another checksum."""
+        for file in os.listdir(version):
+            path = os.path.join(version, file)
+            metadata, tensors = weight_sync.read_file(path) if file.endswith(".safetensors") else ({}, {})
+            if name in tensors:
+                frames = {**{key: data for key, (_, data) in tensors.items()}, name: frame}
+                weight_sync.write_file(path, {**metadata, name: checksum or metadata[name]},
+                                       {key: ("U8", [len(data)], data) for key, data in frames.items()})
+
+
+def lying_frames(size):
+    """(what, frame, encoding, what is said of it) for a tensor of `size` bytes."""
+    good = weight_sync.compress(bytes(size))
+
+    def positions(count, *at, values):
+        return weight_sync.compress(struct.pack(f"<{len(at) + 1}I", count, *at) + values)
+
+    return [("a frame that is shorter", weight_sync.compress(bytes(size - 1)), "xor", f"the frame has {size - 1} bytes"),
+            ("a frame that is longer", weight_sync.compress(bytes(size + 1)), "xor", f"the frame has {size + 1} bytes"),
+            ("a bomb", weight_sync.compress(bytes(1 << 28)), "xor", "the frame has 268435456 bytes"),
+            ("a truncated frame", weight_sync.compress(bytes(i % 251 for i in range(size)))[:-3], "xor", "truncated"),
+            ("no frame", b"not zstd, but long enough", "xor", "no zstd frame"), ("no bytes", b"", "xor", "no zstd frame"),
+            ("bytes after it", good + b"x", "xor", "bytes follow"),
+            ("a position outside", positions(1, size, values=b"x"), "overwrite", f"position {size}"),
+            ("the last position", positions(1, 2**32 - 1, values=b"x"), "overwrite", "position 4294967295"),
+            ("more positions than bytes", positions(size + 1, 1, values=b"x"), "overwrite", "changes"),
+            ("fewer positions", positions(3, 1, values=b""), "overwrite", "shorter"),
+            ("fewer values", positions(2, 1, 2, values=b"x"), "overwrite", "shorter"),
+            ("more values", positions(1, 1, values=b"xy"), "overwrite", "longer"),
+            ("positions that go back", positions(2, 5, 4, values=b"xy"), "overwrite", "ascending order"),
+            ("a position twice", positions(2, 5, 5, values=b"xy"), "overwrite", "ascending order"),
+            ("a count that is cut", weight_sync.compress(b"\1"), "overwrite", "shorter")]

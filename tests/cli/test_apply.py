@@ -180,12 +180,10 @@ class Apply(delta_case.Case):
         shutil.rmtree(self.path("updates"), True)
         folder = self.path("updates/weight_v000001")
         weight_sync.write_version(folder, self.raw[0], self.raw[1], 1, encoding=encoding)
-        file = os.path.join(folder, "model-00000-of-00001.safetensors")
-        metadata, tensors = weight_sync.read_file(file)
-        frames = {name: data for name, (_, data) in tensors.items()}
-        frames["fp8"] = raw(frames["fp8"]) if raw else weight_sync.compress(change(weight_sync.decompress(frames["fp8"])))
-        weight_sync.write_file(file, metadata, {name: ("U8", [len(frame)], frame) for name, frame in frames.items()})
-        return metadata, frames
+        frame = weight_sync.read_version(folder)[1]["fp8"][0]
+        self.put_frame(folder, "fp8", raw(frame) if raw else weight_sync.compress(change(weight_sync.decompress(frame))))
+        metadata, tensors = weight_sync.read_file(os.path.join(folder, "model-00000-of-00001.safetensors"))
+        return metadata, {name: data for name, (_, data) in tensors.items()}
 
     def test_lying_frames_change_nothing(self):
         size = len(self.raw[0]["fp8"])

@@ -83,6 +83,8 @@ class Logs(harness.Case):
             self.harmless("inspect", "::error::d", *more)
         for more in ((), ("--json",), ("--github",), ("--junit", "::error::d.xml")):
             self.harmless("check", "::error::d", *more)
+        for more in ((), ("--json",), ("--seal",)):
+            self.harmless("verify", "::error::d", *more)
         for more in (("--dry-run",), ("--json",), ()):
             self.harmless("apply", "::error::updates", "::error::model", *more)
         self.harmless("average", a, c, "-o", "::error::n.h5")

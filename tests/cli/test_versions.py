@@ -25,7 +25,7 @@ class Versions(delta_case.Case):
     def setUp(self):
         super().setUp()
         self.raw = [delta_case.random_model(SHAPES, 1)]
-        for seed in range(2, 7):
+        for seed in range(2, 8):
             self.raw.append(delta_case.changed(self.raw[-1], seed, names=delta_case.CHANGED[:seed]))
 
     def delta(self, number, folder="updates", **how):
@@ -233,9 +233,168 @@ class Versions(delta_case.Case):
         with open(self.path("model.xml"), encoding="utf-8") as f:
             self.assertNotIn("version-gap", f.read())
 
+    # ---- verify ----
+
+    def verified(self, path="updates", *args, status=0):
+        run = self.run_tool("verify", path, "--json", *args)
+        self.assertEqual((run.returncode, run.stderr), (status, ""))
+        return json.loads(run.stdout)
+
+    def chain(self):
+        for number in (1, 2, 4, 5):
+            self.delta(number)
+        self.full(3)
+        return {number: len(self.frames(number)) for number in (1, 2, 4, 5)}
+
+    def test_verify_says_what_it_could_not_check(self):
+        """The deltas 4 and 5 follow the full version 3, so their checksums are compared. Those of 1 and 2 need the model."""
+        count = self.chain()
+        report = self.verified()
+        self.assertEqual(report["defects"], [])
+        self.assertEqual(report["tensors"], sum(count.values()) + len(SHAPES))
+        whole = json.loads(self.ok("verify", "updates/weight_v000003", "--json"))
+        self.assertEqual((report["with_digest"], report["without_digest"]),
+                         (count[4] + count[5] + whole["with_digest"], count[1] + count[2] + whole["without_digest"]))
+        unread = sum(len(self.raw[0][name]) for number in (1, 2) for name in self.frames(number))
+        self.assertEqual(report["bytes_without_digest"], unread + whole["bytes_without_digest"])
+        self.assertIn(f"the checksums of {count[1] + count[2]} frames need the model: verify MODEL --delta updates --up-to 2",
+                      report["unverified"])
+        text = self.ok("verify", "updates")
+        self.assertIn(f"decoded: {sum(count.values())} of {sum(count.values())} frames\n", text)
+        self.assertIn(f"covered by checksums: what {count[4] + count[5]} of {sum(count.values())} frames make\n", text)
+        self.assertTrue(text.endswith("no defects\n"))
+        alone = self.ok("verify", "updates/weight_v000005")
+        self.assertIn(f"the checksums of {count[5]} frames need the model: verify MODEL --delta updates/weight_v000005 ", alone)
+        for more in (("-j", 1), ("-j", 8, "--memory", "64M")):
+            self.assertEqual(self.verified("updates", *more), report)
+
+    def test_verify_compares_checksums(self):
+        """A frame that is good, but makes other bytes: only those who have the bytes of the base can tell."""
+        self.chain()
+        for number in (2, 4, 5):
+            with self.subTest(number=number):
+                folder = self.path(f"updates/weight_v{number:06d}")
+                frame, checksum = weight_sync.read_version(folder)[1]["codes.qweight"]
+                self.put_frame(folder, "codes.qweight", frame, "0" * len(checksum))
+                report = self.verified(status=0 if number == 2 else 1)
+                defects = [(d["file"].split("/")[0], d["tensor"]) for d in report["defects"]]
+                self.assertEqual(defects, [] if number == 2 else [(f"weight_v{number:06d}", "codes.qweight")])
+                self.assertTrue(all("the checksum of the new bytes is" in d["message"] for d in report["defects"]))
+                self.put_frame(folder, "codes.qweight", frame, checksum)
+        other = bytearray(self.raw[3]["fp8"])
+        other[3] ^= 1
+        self.raw[3] = {**self.raw[3], "fp8": bytes(other)}
+        shutil.rmtree(self.path("updates/weight_v000003"))
+        self.full(3)  # that of another run: one defect for the tensor, not one for each delta
+        report = self.verified(status=1)
+        self.assertEqual([(d["file"].split("/")[0], d["tensor"]) for d in report["defects"]], [("weight_v000004", "fp8")])
+
+    def test_verify_finds_lying_frames(self):
+        """With and without a full version, which says how large the tensor is."""
+        size = len(self.raw[0]["fp8"])
+        for known in (True, False):
+            if known:
+                self.full(3)
+            for what, frame, encoding, text in delta_case.lying_frames(size):
+                if not known and (encoding == "overwrite" and text.startswith(("position", "changes")) or text.startswith("the frame has")):
+                    continue
+                with self.subTest(what, known=known):
+                    for number in (4, 5):
+                        self.delta(number, encoding=encoding)
+                    self.put_frame(self.path("updates/weight_v000004"), "fp8", frame)
+                    report = self.verified(status=1)
+                    told = {(d["file"].split("/")[0], d["tensor"]): d for d in report["defects"]}
+                    self.assertEqual(list(told), [("weight_v000004", "fp8")])
+                    defect = told["weight_v000004", "fp8"]
+                    self.assertIn(text, defect["message"])
+                    with open(self.path("updates", defect["file"]), "rb") as f:
+                        f.seek(defect["offset"])
+                        self.assertEqual(f.read(len(frame)), frame)
+                    frames = len(self.frames(4)) + len(self.frames(5))
+                    whole = json.loads(self.ok("verify", "updates/weight_v000003", "--json"))["with_digest"] if known else 0
+                    self.assertEqual(report["with_digest"], frames - 2 + whole if known else 0)  # fp8 of version 5 cannot be compared
+                    for number in (4, 5):
+                        shutil.rmtree(self.path(f"updates/weight_v{number:06d}"))
+            shutil.rmtree(self.path("updates"))
+
+    def test_sizes_of_one_encoding_limit_the_positions_of_the_other(self):
+        size = len(self.raw[0]["fp8"])
+        self.delta(2, encoding="overwrite")
+        self.delta(3, encoding="xor")
+        self.put_frame(self.path("updates/weight_v000002"), "fp8", weight_sync.compress(b"\1\0\0\0" + size.to_bytes(4, "little") + b"x"))
+        defects = self.verified(status=1)["defects"]
+        self.assertEqual([(d["file"].split("/")[0], d["tensor"]) for d in defects], [("weight_v000002", "fp8")])
+        self.assertIn(f"position {size}, but the tensor has {size}", defects[0]["message"])
+        self.delta(4, encoding="xor")
+        self.put_frame(self.path("updates/weight_v000004"), "fp8", weight_sync.compress(bytes(size + 4)))
+        defects = self.verified(status=1)["defects"]
+        self.assertIn(f"the frame has {size + 4} bytes, but the tensor has {size} in updates/weight_v000003/", defects[1]["message"])
+
+    def test_frames_without_a_size(self):
+        """Programs that write a frame as a stream do not say its size. A full version does."""
+        self.delta(4, encoding="xor")
+        data = weight_sync.decompress(self.frames(4)["fp8"])
+        self.put_frame(self.path("updates/weight_v000004"), "fp8", b"\x28\xb5\x2f\xfd\0\x38" + (len(data) << 3 | 1).to_bytes(3, "little") + data)
+        self.assertIn("1 frame does not say how many bytes the tensor has", self.ok("verify", "updates"))
+        self.full(3)
+        text = self.ok("verify", "updates")
+        self.assertNotIn("how many bytes", text)
+        self.assertIn("covered by checksums: what 5 of 5 frames make", text)
+
+    def test_verify_finds_gaps_and_damage(self):
+        for number in (1, 2, 4):
+            self.delta(number)
+        self.full(3)
+        os.truncate(self.path("updates/weight_v000003/model-00002-of-00002.safetensors"), 3000)
+        os.mkdir(self.path("updates/weight_v000005"))
+        self.delta(6, base=5)
+        defects = self.verified(status=1)["defects"]
+        self.assertEqual([d["file"] for d in defects], ["weight_v000003", "weight_v000005"])
+        for number in (3, 5):
+            shutil.rmtree(self.path(f"updates/weight_v{number:06d}"))
+        self.assertEqual([(d["file"], d["message"].split(": ", 1)[1]) for d in self.verified(status=1)["defects"]],
+                         [("weight_v000004", "version 4 changes version 3, which is not there"),
+                          ("weight_v000006", "version 6 changes version 5, which is not there")])
+
+    def test_verify_reads_full_versions(self):
+        """A full version that fsdpckpt wrote has digests."""
+        self.save("model", delta_case.typed(self.raw[3], SHAPES))
+        os.mkdir(self.path("updates"))
+        self.ok("consolidate", "model", "-o", "updates/weight_v000003", "--to", "safetensors", "--max-shard-size", "1M", "-q")
+        self.delta(4)
+        self.assertEqual(self.verified()["without_digest"], 0)
+        path = self.path("updates/weight_v000003/model.safetensors")
+        path = path if os.path.exists(path) else self.path("updates/weight_v000003/model-00001-of-00001.safetensors")
+        with open(path, "rb") as f:
+            at = f.read().index(self.raw[3]["layers.1.w"])
+        with self.flipped(path, at):
+            defects = self.verified(status=1)["defects"]
+            self.assertEqual([(d["file"], d["tensor"]) for d in defects], [(os.path.relpath(path, self.path("updates")), "layers.1.w")])
+
+    def test_a_long_chain_after_a_full_version(self):
+        """What does not fit into memory at once is decoded, and not compared."""
+        for number in (4, 5):
+            self.delta(number)
+        self.full(3)
+        count = len(self.frames(4)) + len(self.frames(5))
+        text = self.ok("verify", "updates", "--memory", "1M")
+        self.assertIn(f"decoded: {count} of {count} frames", text)
+        self.assertIn("because too many deltas follow a full version: raise --memory", text)
+
+    def test_blake3(self):
+        self.delta(4, checksum="adler32")
+        self.full(3)
+        names = {name: file for file in os.listdir(self.path("updates/weight_v000004")) if file.endswith(".safetensors")
+                 for name in weight_sync.read_file(self.path("updates/weight_v000004", file))[1]}
+        weight_sync.write_index(self.path("updates/weight_v000004"), names, 4, checksum="blake3")
+        self.assertIn(f"the checksums of {len(names)} frames: this build cannot compute blake3", self.ok("verify", "updates"))
+        self.ok("inspect", "updates", "--stats")
+        self.ok("check", "updates")
+
     def test_options_of_checkpoints(self):
         self.delta(1)
         for folder, what in (("updates", "directory of versions"), ("updates/weight_v000001", "delta")):
+            self.fails(2, "verify", folder, "--seal", contains=[f"this is a {what}", "--seal does not apply"])
             self.fails(2, "check", folder, "--against", "x", contains=[f"this is a {what}", "--against does not apply"])
             for option in (["--tree"], ["--model-only"], ["--recipe", "auto"], ["--include", "x"]):
                 self.fails(2, "inspect", folder, *option, contains=[f"this is a {what}", f"{option[0]} does not apply", "--delta"])

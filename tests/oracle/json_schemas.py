@@ -189,6 +189,7 @@ def written(documents, work):
     documents.must("apply", "apply", work, at("local"), "--json")
     documents.must("versions", "inspect", work, "--json", "--stats")
     documents.must("versions", "inspect", at("weight_v000001"), "--json")
+    documents.must("verify", "verify", work, "--json")
     os.mkdir(at("weight_v000003"))
     documents.must("versions", "inspect", work, "--json", ok=(3,))
     os.rmdir(at("weight_v000003"))
