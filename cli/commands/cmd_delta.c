@@ -98,6 +98,9 @@ out:
 static const option_help helps[] = {
     {OPT_OUTPUT, "write the delta to the directory DST, such as updates/weight_v000007; --force replaces a version"},
     {OPT_CONFIG, RECIPE_CONFIG_HELP},
+    {OPT_DELTA, "read NEW with deltas applied: DIR is a version (repeatable), or a directory of versions. With OLD as "
+                "NEW this makes "
+                "one delta of a chain, whatever its encodings"},
     {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
     {OPT_RECIPE,
      "give the tensors of NEW the names and layouts of OLD: the name of a shipped recipe (see 'fsdpckpt recipes'), a "
@@ -132,9 +135,9 @@ const command command_delta = {
     .helps = helps,
     .synopsis = "-o DST",
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES_NAMES | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES_COMPUTED |
-             TAKES(OPT_TP_PLAN) | TAKES(OPT_SCHEMA) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FORCE) |
-             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON) | TAKES(OPT_ENCODING) | TAKES(OPT_CHECKSUM) |
-             TAKES(OPT_LEVEL) | TAKES(OPT_NUMBER) | TAKES(OPT_BASE),
+             TAKES_DELTA | TAKES(OPT_TP_PLAN) | TAKES(OPT_SCHEMA) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |
+             TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON) | TAKES(OPT_ENCODING) |
+             TAKES(OPT_CHECKSUM) | TAKES(OPT_LEVEL) | TAKES(OPT_NUMBER) | TAKES(OPT_BASE),
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_RECIPE) | TAKES(OPT_DTYPE) | TAKES(OPT_ENCODING) |
              TAKES(OPT_CHECKSUM) | TAKES(OPT_BASE) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .needs = TAKES(OPT_OUTPUT),

@@ -31,8 +31,27 @@ static fc_code is_directory_of_versions(const char *path, bool *is, fc_error *er
     return missing.code;
 }
 
+/* Leaves out the deltas that the model has already; the next one must change what it has. */
+static fc_code leave_out(fc_delta_links *links, const char *path, int64_t last, int64_t have, fc_error *err) {
+    while (links->count > 0 && links->versions[0]->number <= have) {
+        links->versions++;
+        links->count--;
+    }
+    if (last < have) {
+        return fc_fail(err, FC_EUSAGE, "%s: the model has version %" PRId64 ", which is later than version %" PRId64,
+                       path, have, last);
+    }
+    const fc_delta_version *first = links->count > 0 ? links->versions[0] : NULL;
+    return !first || first->base == have
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: it changes version %" PRId64 ", but the model has version %" PRId64
+                         "; name the versions that follow %" PRId64 ", or read a full version with the deltas after it",
+                         first->path, first->base, have, have);
+}
+
 /* Goes back over the bases, to a full version or to one that is not there. */
-static fc_code find_in_directory(fc_arena *arena, const char *path, int64_t wanted, fc_delta_links *out,
+static fc_code find_in_directory(fc_arena *arena, const char *path, int64_t wanted, int64_t have, fc_delta_links *out,
                                  fc_error *err) {
     fc_delta_versions all;
     FC_TRY(fc_delta_versions_list(arena, path, NULL, &all, err));
@@ -46,12 +65,15 @@ static fc_code find_in_directory(fc_arena *arena, const char *path, int64_t want
         return fc_fail(err, FC_EUSAGE, "%s: there is no version %" PRId64, path, wanted);
     }
     out->count = fc_delta_walk_back(&all, last, out->versions, &end);
+    FC_TRY(have == FC_DELTA_NO_NUMBER ? FC_OK : leave_out(out, path, wanted, have, err));
     if (out->count == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: version %" PRId64 " is a full version, so there is no delta to fold", path,
-                       wanted);
+        return wanted == have
+                   ? FC_OK
+                   : fc_fail(err, FC_EUSAGE, "%s: version %" PRId64 " is a full version, so no delta leads to it", path,
+                             wanted);
     }
     const fc_delta_version *first = out->versions[0];
-    if (!end && fc_delta_is_gap(&all, first)) {
+    if (have == FC_DELTA_NO_NUMBER && !end && fc_delta_is_gap(&all, first)) {
         return fc_fail(err, FC_EUSAGE,
                        "%s: version %" PRId64 " changes version %" PRId64
                        ", which is not there; name the versions to fold, from %" PRId64 " on or up to %" PRId64,
@@ -113,7 +135,7 @@ static fc_code check_link(const fc_delta_version *v, const fc_delta_version *bef
     return FC_OK;
 }
 
-fc_code fc_delta_links_find(fc_arena *arena, const char *const *sources, size_t count, int64_t wanted,
+fc_code fc_delta_links_find(fc_arena *arena, const char *const *sources, size_t count, int64_t wanted, int64_t have,
                             fc_delta_links *out, fc_error *err) {
     bool directory = false;
     *out = (fc_delta_links){NULL, 0};
@@ -121,10 +143,13 @@ fc_code fc_delta_links_find(fc_arena *arena, const char *const *sources, size_t 
         FC_TRY(fc_check_given(sources[i], "a delta", err));
     }
     FC_TRY(count == 1 ? is_directory_of_versions(sources[0], &directory, err) : FC_OK);
-    FC_TRY(directory ? find_in_directory(arena, sources[0], wanted, out, err)
+    FC_TRY(directory ? find_in_directory(arena, sources[0], wanted, have, out, err)
                      : open_named(arena, sources, count, out, err));
     for (size_t i = 0; i < out->count; i++) {
         FC_TRY(check_link(out->versions[i], i > 0 ? out->versions[i - 1] : NULL, err));
+    }
+    if (!directory && have != FC_DELTA_NO_NUMBER) {
+        FC_TRY(leave_out(out, sources[0], out->versions[out->count - 1]->number, have, err));
     }
     for (size_t i = 0; i < out->count; i++) {
         FC_TRY(fc_delta_version_read(arena, out->versions[i], err));

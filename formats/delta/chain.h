@@ -23,8 +23,10 @@ typedef struct fc_delta_link {
  * Finds the deltas that are folded, and reads their headers.
  * @param sources see fc_delta_fold.
  * @param wanted  the last version in a directory of versions; FC_DELTA_NO_NUMBER: the newest one.
+ * @param have    the version that the deltas are applied to: those up to it are left out, and there may be none;
+ *                FC_DELTA_NO_NUMBER: unknown.
  */
-fc_code fc_delta_links_find(fc_arena *arena, const char *const *sources, size_t count, int64_t wanted,
+fc_code fc_delta_links_find(fc_arena *arena, const char *const *sources, size_t count, int64_t wanted, int64_t have,
                             fc_delta_links *out, fc_error *err);
 
 /** Lists the tensors that the deltas change, by name. @param out receives them, in the arena. */

@@ -352,7 +352,7 @@ static fc_code check_alike(const fc_delta_version *before, const fc_delta_versio
 static fc_code fold_all(folder *f, const char *const *sources, size_t count, const char *path, fc_error *err) {
     fc_fold_report *r = f->report;
     unsigned forbidden = 0;
-    FC_TRY(fc_delta_links_find(f->arena, sources, count, fc_delta_number_of(path), &f->links, err));
+    FC_TRY(fc_delta_links_find(f->arena, sources, count, fc_delta_number_of(path), FC_DELTA_NO_NUMBER, &f->links, err));
     for (size_t i = 1; i < f->links.count; i++) {
         FC_TRY(check_alike(f->links.versions[i - 1], f->links.versions[i], err));
     }

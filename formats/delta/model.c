@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
+#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -171,6 +172,38 @@ fc_code fc_sync_version(const char *model, int64_t base, int64_t *version, fc_er
                        (long long)base);
     }
     return FC_OK;
+}
+
+fc_code fc_sync_known_version(const char *path, int64_t *version, fc_error *err) {
+    char model[PATH_MAX], state[PATH_MAX];
+    fc_error missing = {FC_OK};
+    bool is_folder = false;
+    int64_t journal = -1;
+    *version = FC_DELTA_NO_NUMBER;
+    if (!fc_path_exists(path, NULL, &missing)) {
+        return FC_OK; /* a checkpoint in memory */
+    }
+    FC_TRY(fc_is_directory(path, &is_folder, err));
+    const char *slash = is_folder ? NULL : strrchr(path, '/');
+    const int length = is_folder ? (int)strlen(path) : slash ? (int)(slash + 1 - path) : 0;
+    if (snprintf(model, sizeof model, "%.*s", length, path) >= PATH_MAX) {
+        return FC_OK; /* there is no such folder */
+    }
+    if (model[0] == '\0') {
+        memcpy(model, ".", sizeof ".");
+    }
+    if (!fc_find_in(model, SYNC_FOLDER, state, &missing)) {
+        return missing.code == FC_OK ? FC_OK : fc_fail(err, missing.code, "%s", missing.message);
+    }
+    FC_TRY(fc_journal_look(model, &journal, err));
+    if (journal >= 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: an earlier run of apply has not put all of version %" PRId64
+                       " in place, so the files may have bytes of two versions: run apply again first",
+                       model, journal);
+    }
+    return fc_find_in(model, SYNC_STATE, state, &missing) ? fc_sync_version(model, FC_DELTA_NO_NUMBER, version, err)
+                                                          : FC_OK;
 }
 
 static fc_code make_sync_folder(const char *model, fc_error *err) {

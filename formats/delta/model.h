@@ -51,6 +51,13 @@ fc_code fc_sync_file_check(const fc_sync_file *file, fc_error *err);
 fc_code fc_sync_version(const char *model, int64_t base, int64_t *version, fc_error *err);
 
 /**
+ * Reads the version that the state of a model says. @param path the folder of the model, or a file in it.
+ * @param version FC_DELTA_NO_NUMBER: it has no state.
+ * @return FC_EUSAGE if a run of apply did not complete a version, so that the files may have bytes of two.
+ */
+fc_code fc_sync_known_version(const char *path, int64_t *version, fc_error *err);
+
+/**
  * Takes the lock of a model, and waits for whoever has it. Makes `.weight_sync` if the model does not have it.
  * @param fd receives the descriptor, which holds the lock until the caller closes it; -1 on failure.
  */

@@ -4,11 +4,13 @@
 #include "delta/part.h"
 
 #include "codec/zstd.h"
+#include "delta/model.h"
 #include "delta/version.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,6 +171,18 @@ static fc_code check_sides(const maker *m, const char *path, const fc_delta_opti
     return o->inputs ? fc_check_inputs(path, o->inputs, "a file", err) : FC_OK;
 }
 
+/* OLD may say which version it is. */
+static fc_code choose_base(const char *old, int64_t *base, fc_error *err) {
+    int64_t known;
+    FC_TRY(fc_sync_known_version(old, &known, err));
+    if (known != FC_DELTA_NO_NUMBER && *base != FC_DELTA_NO_NUMBER && *base != known) {
+        return fc_fail(err, FC_EUSAGE, "%s: the model has version %" PRId64 ", not version %" PRId64, old, known,
+                       *base);
+    }
+    *base = known != FC_DELTA_NO_NUMBER ? known : *base;
+    return FC_OK;
+}
+
 fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, const char *path,
                        const fc_delta_options *options, fc_delta_report *report, fc_error *err) {
     maker m = {.old = old, .changed = changed, .selection = &options->selection};
@@ -181,8 +195,11 @@ fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, c
                                               .context = &m,
                                               .make = make_content,
                                               .release = release};
+    fc_delta_options own = *options;
     fc_code rc;
-    FC_TRY_GOTO(part_begin(&m.part, path, options, err), rc, out);
+    *report = (fc_delta_report){.number = own.number};
+    FC_TRY(choose_base(old->path, &own.base, err));
+    FC_TRY_GOTO(part_begin(&m.part, path, &own, err), rc, out);
     FC_TRY_GOTO(check_sides(&m, path, options, err), rc, out);
     rc = fc_delta_publish(&publication, err);
 out:

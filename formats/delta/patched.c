@@ -9,6 +9,7 @@
 #include "checkpoint/list_budget.h"
 #include "checkpoint/same_name.h"
 #include "codec/zstd.h"
+#include "delta/model.h"
 #include "fsdpckpt/try.h"
 #include "read/box.h"
 #include "weights/computed.h"
@@ -382,7 +383,9 @@ static fc_code patch_opened(patcher *m, fc_checkpoint **opened, size_t count, fc
 static fc_code patch_source(patcher *m, fc_arena *headers, const char *const *paths, size_t count, int64_t up_to,
                             fc_checkpoint **out, fc_error *err) {
     fc_delta_links links;
-    FC_TRY(fc_delta_links_find(headers, paths, count, up_to, &links, err));
+    int64_t have;
+    FC_TRY(fc_sync_known_version(m->source->path, &have, err));
+    FC_TRY(fc_delta_links_find(headers, paths, count, up_to, have, &links, err));
     for (size_t i = 0; i < links.count; i++) {
         FC_TRY(fc_delta_checksum_check(links.versions[i]->checksum, links.versions[i]->path, err));
     }

@@ -69,6 +69,12 @@ class Case(harness.Case):
                     found[os.path.relpath(os.path.join(directory, name), self.path(folder))] = f.read()
         return found
 
+    def set_state(self, model, number):
+        """Gives a model the state of a version, as SGLang writes it."""
+        os.makedirs(self.path(model, ".weight_sync"), exist_ok=True)
+        with open(self.path(model, ".weight_sync/state.json"), "w") as f:
+            json.dump({"version": f"{number:06d}"}, f)
+
     def put_frame(self, version, name, frame, checksum=None):
         """Stores another frame of a tensor in a delta, and perhaps another checksum."""
         for file in os.listdir(version):

@@ -198,7 +198,8 @@ fc_code fc_delta_apply(const char *updates, const char *model, const fc_delta_ap
 /**
  * Makes the checkpoint that `source` is with the deltas of a chain applied. They are applied while it is read, block by
  * block. The checksum of a tensor is compared when all of it was read, at the latest by fc_convert before it commits.
- * @param source belongs to the new checkpoint after success; after a failure it remains the caller's.
+ * @param source belongs to the new checkpoint after success; after a failure it remains the caller's. If its folder has
+ * the state that fc_delta_apply writes, the deltas that it has already are left out.
  * @param paths  the folders of the versions, or one directory of versions; see fc_delta_fold.
  * @param up_to  the last version of that directory; FC_DELTA_NO_NUMBER: the newest.
  * @return FC_EUSAGE if the versions are no chain; FC_ECORRUPT if they do not fit `source`.
